@@ -17,7 +17,7 @@ import numpy as np
 
 from dptrain.comm import current
 from dptrain.comm.hierarchy import HierarchicalCollectives
-from dptrain.program.cost.hardware import exchanged
+from dptrain.program.cost.hardware import inter_node_traffic
 
 ROUNDS = 15
 
@@ -76,7 +76,7 @@ def main() -> None:
                     if first:
                         sent = sum(comm.allgather(0 if together._column is None else together._column.nbytes))
                     flat[:] = 1
-            predicted = exchanged(name, 4 * elements, len(comm._nodes), columns).nbytes * len(comm._nodes)
+            predicted = inter_node_traffic(name, 4 * elements, len(comm._nodes), columns).nbytes * len(comm._nodes)
             if comm.rank == 0:
                 ratios = [hierarchical / other for hierarchical, other in zip(times[True], times[False], strict=True)]
                 middle, (low, *_, high) = statistics.median(ratios), statistics.quantiles(ratios, n=4)

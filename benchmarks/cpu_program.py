@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 from dptrain import ops
 from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.program.dims import Dim
-from dptrain.program.execute import Executable, HostMemory
+from dptrain.program.execute import HostMemory, ReferenceExecutable
 from dptrain.program.program import ROWS, Program, trace
 from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Array, Tensor, Variable
@@ -90,7 +90,7 @@ def main() -> None:
     )
     for hidden, batch in ((128, 32), (128, 128), (128, 1024), (512, 32), (512, 128), (512, 1024)):
         compiled = CompiledExecutable(program(batch, hidden), HostMemory(), arrays, threads=options.threads)
-        plain = Executable(program(batch, hidden), HostMemory(), arrays)
+        plain = ReferenceExecutable(program(batch, hidden), HostMemory(), arrays)
         steps = max(5, 6400 // batch)
         starts = [n * batch % (SAMPLES - batch) for n in range(steps)]
         rounds: list[tuple[float, float, float]] = []

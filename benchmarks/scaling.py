@@ -96,16 +96,16 @@ def started(ranks: int, options: argparse.Namespace) -> dict[str, Any]:
 def predicted(rounds: dict[int, dict[str, Any]], cores: int) -> dict[str, dict[int, float]]:
     """Return the predicted seconds of a step by network and ranks, from one round's rates."""
     from dptrain.cli.measuring import Rates
-    from dptrain.cli.scaling import cpu_machine, of_model
+    from dptrain.cli.scaling import cpu_hardware, of_model
     from dptrain.program.cost.hardware import Link
 
     own_rates, link = rounds[1]["rates"], rounds[2]["rates"]["link"]
     rates = Rates(own_rates["flops"], own_rates["bandwidth"], None)
     seconds = {}
     for name, (hidden, batch, _) in NETWORKS.items():
-        machine = cpu_machine(rates, max(rounds), cores, link=Link(**link))
+        hardware = cpu_hardware(rates, max(rounds), cores, link=Link(**link))
         data_parallel = of_model(model_of(hidden), batch, dtype="uint8")[0]
-        seconds[name] = {ranks: data_parallel.predict(ranks, batch, machine).seconds for ranks in rounds}
+        seconds[name] = {ranks: data_parallel.predict(ranks, batch, hardware).seconds for ranks in rounds}
     return seconds
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.comm.base import Communicator, HandOvers, Mail, pack, unpack
+from dptrain.comm.base import Communicator, Mail, PointToPoint, pack, unpack
 from dptrain.comm.mesh import MeshCommunicator
 from dptrain.comm.node_sum import tree_sum
 
@@ -76,8 +76,8 @@ class ThreadCommunicator(Communicator):
         assert [one.size for one in mine] == list(out_counts)
         np.copyto(out, np.concatenate(mine))
 
-    def hand_overs(self, ticks: int) -> HandOvers:
-        return _HandOvers(self.rank, self.meeting)
+    def point_to_point(self, ticks: int) -> PointToPoint:
+        return _ThreadPointToPoint(self.rank, self.meeting)
 
     def group(self, ranks: Sequence[int]) -> Communicator:
         if self.rank == ranks[0]:
@@ -108,16 +108,16 @@ class ThreadCommunicator(Communicator):
         return np.empty(shape, dtype), True
 
 
-class _HandOvers(HandOvers):
+class _ThreadPointToPoint(PointToPoint):
     """Arrays that threads hand to others."""
 
     def __init__(self, rank: int, meeting: _Meeting) -> None:
         self._rank, self._handed = rank, meeting.handed
 
-    def give(self, rank: int, array: Any, tag: int) -> None:
+    def send(self, rank: int, array: Any, tag: int) -> None:
         self._handed[self._rank, rank, tag].put(array.copy())
 
-    def take(self, rank: int, out: Any, tag: int, tick: int) -> None:
+    def receive(self, rank: int, out: Any, tag: int, tick: int) -> None:
         np.copyto(out, self._handed[rank, self._rank, tag].get(timeout=_PATIENCE))
 
     def finish(self) -> None:

@@ -14,7 +14,7 @@ from dptrain.program.passes import PRECISIONS
 from dptrain.registry.names import not_there
 from dptrain.runtime.extras import pip_install
 
-__all__ = ["Backend", "Place", "create", "tries_gpu"]
+__all__ = ["Backend", "DeviceAssignment", "create", "tries_gpu"]
 
 # Keras' names in `keras.backend`, and the modules, above this one, that have them.
 _KERAS = {
@@ -32,7 +32,7 @@ if not TYPE_CHECKING:  # for which any name would do
 
 
 @dataclass(frozen=True)
-class Place:
+class DeviceAssignment:
     """Where a process runs, and which GPU it has been given there.
 
     Attributes:
@@ -54,7 +54,7 @@ def create(
     threads: int,
     jit_compile: Literal["auto"] | bool = "auto",
     *,
-    place: Place | None = None,
+    place: DeviceAssignment | None = None,
     gpu_select: str = "mask",
     precision: str = "float32",
     gemm: str = "dptrain",
@@ -93,7 +93,7 @@ def create(
     without = ""
     if tries_gpu(device, dtype):
         try:
-            return _cuda(policy, place or Place(), gpu_select, precision, (gemm, conv), cuda_graph)
+            return _cuda(policy, place or DeviceAssignment(), gpu_select, precision, (gemm, conv), cuda_graph)
         except DeviceError as error:
             if device == "cuda":
                 raise DeviceError(f"--device cuda: {error}") from error
@@ -127,7 +127,12 @@ def _installed(package: str) -> bool:
 
 
 def _cuda(
-    policy: DTypePolicy, place: Place, gpu_select: str, precision: str, providers: tuple[str, str], cuda_graph: bool
+    policy: DTypePolicy,
+    place: DeviceAssignment,
+    gpu_select: str,
+    precision: str,
+    providers: tuple[str, str],
+    cuda_graph: bool,
 ) -> Backend:
     if place.trouble is not None:
         raise DeviceError(place.trouble)

@@ -10,9 +10,9 @@ import numpy.typing as npt
 from dptrain.backend.transfers import Buffer as Buffer
 from dptrain.backend.transfers import Exchange, Staging
 from dptrain.backend.transfers import HostArray as HostArray
-from dptrain.comm.base import Communicator, HandOvers
+from dptrain.comm.base import Communicator, PointToPoint
 from dptrain.comm.mesh import STAGE
-from dptrain.program.pipeline.send_recv import Link
+from dptrain.program.pipeline.send_recv import Channel
 from dptrain.program.program import Program
 from dptrain.program.tensor import Variable
 
@@ -162,16 +162,18 @@ class Backend(ABC):
     def part(self, comm: Communicator) -> None:
         """Give back what joins the devices of these ranks; nothing that meets them is executed any more. Collective."""
 
-    def hand_overs(self, comm: Communicator, links: Sequence[Link], sizes: Sequence[int], ticks: int) -> HandOvers:
+    def point_to_point(
+        self, comm: Communicator, channels: Sequence[Channel], sizes: Sequence[int], ticks: int
+    ) -> PointToPoint:
         """Return what hands tensors of one step from stage to stage. Collective over the ranks of all stages.
 
         Args:
             comm: the ranks.
-            links: between the stages.
+            channels: between the stages.
             sizes: the most bytes of an item of each, alike on all ranks.
-            ticks: as of `Communicator.hand_overs`.
+            ticks: as of `Communicator.point_to_point`.
         """
-        return comm.along(STAGE).hand_overs(ticks)
+        return comm.along(STAGE).point_to_point(ticks)
 
     def made(self, executable: Executable) -> Mapping[str, Buffer]:
         """Return what the last step of an executable made, by name, where it lies on the device until the next one."""

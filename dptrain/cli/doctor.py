@@ -30,7 +30,7 @@ from threadpoolctl import threadpool_info
 from dptrain import backend as backends
 from dptrain import comm as comms
 from dptrain import ops
-from dptrain.backend import Backend, Place
+from dptrain.backend import Backend, DeviceAssignment
 from dptrain.backend.base import amount
 from dptrain.backend.cpu.compile import compiler, native_cache
 from dptrain.backend.cuda import cublaslt, cudnn
@@ -450,7 +450,7 @@ CHECKS: dict[str, list[Callable[[Context], list[Row]]]] = {
 }
 
 
-def try_gpu(context: Context, place: Place) -> tuple[Row, Backend | None]:
+def try_gpu(context: Context, place: DeviceAssignment) -> tuple[Row, Backend | None]:
     """Open this rank's GPU and compute an op on it."""
     label = "one op"
     if place.trouble is not None:

@@ -7,7 +7,7 @@ import numpy as np
 from dptrain.cli.building import build_model
 from dptrain.cli.config import Config
 from dptrain.cli.mesh import lengths_of, mesh_of
-from dptrain.cli.scaling import machine_of, report, with_device
+from dptrain.cli.scaling import hardware_of, report, with_device
 from dptrain.cli.scaling_options import read_options
 from dptrain.cli.user_code import custom_objects
 from dptrain.comm import Communicator
@@ -25,7 +25,7 @@ def explain(config: Config, comm: Communicator, parsed: argparse.Namespace) -> i
     machine = None
     if scaling is not None:
         config = comm.agree("command line", lambda: with_device(config, scaling))
-        machine = machine_of(config, scaling, comm)
+        machine = hardware_of(config, scaling, comm)
     options = {"kernels": parsed.kernels, "code": parsed.code}
     if parsed.run is not None:
         objects = custom_objects(parsed.custom_objects, comm)

@@ -16,9 +16,9 @@ from dptrain.comm import Communicator
 from dptrain.errors import ConfigError
 from dptrain.models import Model
 from dptrain.models.explaining import program_of
-from dptrain.program.cost.cost_model import Prediction
-from dptrain.program.cost.hardware import Link, Machine
-from dptrain.program.cost.parallelism import modes, whole
+from dptrain.program.cost.cost_model import StepPrediction
+from dptrain.program.cost.hardware import Hardware, Link
+from dptrain.program.cost.parallelism import kinds_of_parallelism, unplaced
 from dptrain.program.cost.scaling import Scaling
 from dptrain.program.explain import COLUMNS
 from dptrain.program.passes import with_precision
@@ -67,7 +67,7 @@ def with_device(config: Config, options: ScalingOptions) -> Config:
     return replace(config, device="cuda") if config.device == "auto" and about_gpus else config
 
 
-def machine_of(config: Config, options: ScalingOptions, comm: Communicator) -> tuple[Machine, str]:
+def hardware_of(config: Config, options: ScalingOptions, comm: Communicator) -> tuple[Hardware, str]:
     """Return the machine to predict for, and where its numbers come from; measures a CPU's missing ones. Collective."""
     if config.device == "cuda":
         return _of_gpus(options, config.precision)
@@ -79,31 +79,31 @@ def machine_of(config: Config, options: ScalingOptions, comm: Communicator) -> t
         rates = measured(CpuBackend(threads=threads, jit_compile=config.jit_compile), comm)
     rates = replace(rates, flops=options.flops or rates.flops, bandwidth=options.bandwidth or rates.bandwidth)
     cores = usable_cores()
-    machine = cpu_machine(
+    hardware = cpu_hardware(
         rates,
         options.node or cores,
         cores / threads,
         link=_link(options.link, rates.link or _CPU_LINK),
         network=_link(options.network, _NETWORKS["cpu"]),
     )
-    return machine, f"{_plural(threads, 'thread')} of a CPU, {'stated' if stated else 'measured here'}"
+    return hardware, f"{_plural(threads, 'thread')} of a CPU, {'stated' if stated else 'measured here'}"
 
 
-def cpu_machine(
+def cpu_hardware(
     rates: Rates, node: int, cores: float, link: Link = _CPU_LINK, network: Link = _NETWORKS["cpu"]
-) -> Machine:
+) -> Hardware:
     """Return a machine of CPUs: a node has `node` ranks and `cores` that compute at full speed."""
     flops = {"float32": rates.flops}
-    return Machine(flops, rates.bandwidth, 0.0, 0.0, _STEP, node, link, network, None, cores, False, hierarchical=True)
+    return Hardware(flops, rates.bandwidth, 0.0, 0.0, _STEP, node, link, network, None, cores, False, hierarchical=True)
 
 
-def _of_gpus(options: ScalingOptions, precision: str) -> tuple[Machine, str]:
+def _of_gpus(options: ScalingOptions, precision: str) -> tuple[Hardware, str]:
     from dptrain.backend.cuda.roofline import GPUS, GRAPH_SECONDS, NODE_SECONDS
 
     gpu = next(candidate for candidate in GPUS if candidate.name == (options.gpu or "H100"))
     names = {"FP32": "float32", "TF32": "tf32", "half": "half"}
     rates = {names[unit]: options.flops or _REACHED_BY_PRODUCTS * peak for unit, peak in gpu.peaks.items()}
-    machine = Machine(
+    hardware = Hardware(
         rates,
         options.bandwidth or gpu.bandwidth,
         NODE_SECONDS,
@@ -114,7 +114,7 @@ def _of_gpus(options: ScalingOptions, precision: str) -> tuple[Machine, str]:
         _link(options.network, _NETWORKS["cuda"]),
         gpu.memory,
     )
-    return machine, f"{gpu.name}, SXM, by its data sheet"
+    return hardware, f"{gpu.name}, SXM, by its data sheet"
 
 
 def _link(stated: Stated | None, default: Link) -> Link:
@@ -128,12 +128,12 @@ def of_model(
 ) -> list[Scaling]:
     """Return a compiled model's training step in all parallel modes; `bucket_mb` is 10^6 bytes a message."""
     _check_type_of_gradients(model._compile_arguments.get("comm_dtype"))
-    program = whole(program_of(model, batch_size, dtype=dtype))
+    program = unplaced(program_of(model, batch_size, dtype=dtype))
     if model._device_options.get("device") == "cuda":
         program = with_precision(program, model._device_options.get("precision", "float32"), "half")
     slots = {weight: list(model.optimizer._slots_of(weight).values()) for weight in model.trainable_weights}
     nbytes = None if bucket_mb is None else int(1e6 * bucket_mb)
-    return [Scaling(program, mode, slots, nbytes) for mode in modes(program, slots)]
+    return [Scaling(program, parallelism, slots, nbytes) for parallelism in kinds_of_parallelism(program, slots)]
 
 
 def _check_type_of_gradients(comm_dtype: str | None) -> None:
@@ -143,57 +143,57 @@ def _check_type_of_gradients(comm_dtype: str | None) -> None:
 
 
 def report(
-    model: Model, config: Config, options: ScalingOptions, machine: Machine, source: str, dtype: str | None
+    model: Model, config: Config, options: ScalingOptions, hardware: Hardware, source: str, dtype: str | None
 ) -> str:
     """Return advice and tables for all modes; `source` says where the machine's numbers come from."""
     batch = config.train.batch_size
-    ways = of_model(model, batch, dtype=dtype, bucket_mb=config.bucket_mb)
-    if machine.hierarchical:  # as data parallelism is
-        ways = [way for way in ways if way.mode.way != "hierarchical"]
+    scalings = of_model(model, batch, dtype=dtype, bucket_mb=config.bucket_mb)
+    if hardware.hierarchical:  # as data parallelism is
+        scalings = [scaling for scaling in scalings if scaling.parallelism.scheme != "hierarchical"]
 
     def rows(ranks: int) -> int:
         return batch * ranks if options.weak else batch
 
-    alone = ways[0].predict(1, rows(1), machine)
-    predictions = [[way.predict(ranks, rows(ranks), machine) for way in ways] for ranks in options.ranks]
-    best = [_best(of_ranks, machine) for of_ranks in predictions]
+    alone = scalings[0].predict(1, rows(1), hardware)
+    predictions = [[scaling.predict(ranks, rows(ranks), hardware) for scaling in scalings] for ranks in options.ranks]
+    best = [_best(of_ranks, hardware) for of_ranks in predictions]
     parameters = sum(size(weight.shape) for weight in model.trainable_weights)
     kind = f"weak scaling, {batch} rows a rank" if options.weak else f"strong scaling, global batch {batch}"
     lines = []
-    for text in _advice([prediction for prediction in best if prediction is not None], alone, ways[0], machine):
+    for text in _advice([prediction for prediction in best if prediction is not None], alone, scalings[0], hardware):
         lines += _filled(text)
     lines += [
         "",
         *_filled(f"will it scale: train step of {model.name!r}, {parameters:,} trained parameters, {kind}"),
         *_filled("predicted from operations, bytes and messages of the placed program, not measured (docs/scaling.md)"),
-        *_filled(f"machine: {source}; {_shown(machine)}"),
+        *_filled(f"machine: {source}; {_shown(hardware)}"),
     ]
     for of_mode in zip(*predictions, strict=True):
         name = of_mode[0].mode
-        source = _NODE_FIRST if machine.hierarchical and name == "data parallel" else _ABOUT[name]
-        lines += ["", f"{name}: {source}", *_table(of_mode, alone, best, machine)]
+        source = _NODE_FIRST if hardware.hierarchical and name == "data parallel" else _ABOUT[name]
+        lines += ["", f"{name}: {source}", *_table(of_mode, alone, best, hardware)]
     lines += ["", *_filled(_LEGEND)]
     return "\n".join(lines)
 
 
-def _best(of_ranks: Sequence[Prediction], machine: Machine) -> Prediction | None:
+def _best(of_ranks: Sequence[StepPrediction], hardware: Hardware) -> StepPrediction | None:
     """Return the fastest mode that fits into memory, the first among equals; None if none fits."""
-    fitting = [prediction for prediction in of_ranks if _fits(prediction, machine)]
+    fitting = [prediction for prediction in of_ranks if _fits(prediction, hardware)]
     least = min((prediction.seconds for prediction in fitting), default=0.0)
     return next((prediction for prediction in fitting if prediction.seconds <= _ALIKE * least), None)
 
 
-def _fits(prediction: Prediction, machine: Machine) -> bool:
-    return machine.memory is None or prediction.memory.total <= machine.memory
+def _fits(prediction: StepPrediction, hardware: Hardware) -> bool:
+    return hardware.memory is None or prediction.memory.total <= hardware.memory
 
 
-def _advice(best: Sequence[Prediction], alone: Prediction, plain: Scaling, machine: Machine) -> Iterator[str]:
+def _advice(best: Sequence[StepPrediction], alone: StepPrediction, plain: Scaling, hardware: Hardware) -> Iterator[str]:
     """Yield advice, given each number of ranks' best mode, one rank's, and the data-parallel step."""
     if not best:
-        yield f"No mode fits into {_bytes(machine.memory or 0)} a rank: take a smaller model or batch, or more ranks."
+        yield f"No mode fits into {_bytes(hardware.memory or 0)} a rank: take a smaller model or batch, or more ranks."
         return
-    if not _fits(alone, machine):
-        needed, most = _bytes(alone.memory.total), _bytes(machine.memory or 0)
+    if not _fits(alone, hardware):
+        needed, most = _bytes(alone.memory.total), _bytes(hardware.memory or 0)
         yield f"One rank would need {needed} of {most}: it takes {best[0].ranks} at least, with {best[0].mode}."
     worth = [prediction for prediction in best if prediction.efficiency(alone) >= _WORTH]
     chosen = worth[-1] if worth else best[0]
@@ -214,19 +214,19 @@ def _advice(best: Sequence[Prediction], alone: Prediction, plain: Scaling, machi
             steps = f"{_time(fewer.seconds)} a step on {fewer.ranks}, {_time(more.seconds)} on {more.ranks}"
             yield f"More than {_plural(fewer.ranks, 'rank')} for one training gain nothing: {steps}."
             break
-    group, widest = (alone if _fits(alone, machine) else best[0]), best[-1]
+    group, widest = (alone if _fits(alone, hardware) else best[0]), best[-1]
     runs = widest.ranks // group.ranks
-    speed = runs * group.speed * machine.busy(group.ranks) / machine.busy(widest.ranks)
+    speed = runs * group.speed * hardware.busy(group.ranks) / hardware.busy(widest.ranks)
     if runs > 1 and speed > _GAIN * widest.speed:
         yield (
             f"Independent runs use them better: a sweep of {runs} runs (seeds, settings), each on "
             f"{_plural(group.ranks, 'rank')}, trains {_digits(speed / widest.speed)} times the samples/s of one run on "
             f"{widest.ranks}."
         )
-    if (idle := plain.idle(alone.rows, machine)) > _IDLE:
+    if (idle := plain.idle(alone.rows, hardware)) > _IDLE:
         yield f"This step leaves a GPU idle for {idle:.0%} of the time: several runs on each, in packs, use it better."
     if any(prediction.mode.startswith("hierarchical") for prediction in best):
-        same = plain.predict(chosen.ranks, chosen.rows, machine)
+        same = plain.predict(chosen.ranks, chosen.rows, hardware)
         yield (
             "dptrain sums node first with --comm host; NCCL chooses its way itself, and a step takes up to "
             f"{_time(same.seconds)} on {_plural(same.ranks, 'rank')} where that is one ring."
@@ -234,11 +234,11 @@ def _advice(best: Sequence[Prediction], alone: Prediction, plain: Scaling, machi
 
 
 def _table(
-    of_mode: Sequence[Prediction], alone: Prediction, best: Sequence[Prediction | None], machine: Machine
+    of_mode: Sequence[StepPrediction], alone: StepPrediction, best: Sequence[StepPrediction | None], hardware: Hardware
 ) -> list[str]:
     rows: list[tuple[str, ...]] = [_HEADS]
     for prediction, first in zip(of_mode, best, strict=True):
-        mark = "*" if prediction is first else "" if _fits(prediction, machine) else "!"
+        mark = "*" if prediction is first else "" if _fits(prediction, hardware) else "!"
         sizes = (
             prediction.memory.weights,
             prediction.memory.gradients,
@@ -264,17 +264,17 @@ def _table(
     return ["  ".join(cell.rjust(n) for cell, n in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def _shown(machine: Machine) -> str:
+def _shown(hardware: Hardware) -> str:
     """Format a machine's numbers as options."""
-    rates = ", ".join(f"{name} {rate / 1e9:,.0f}" for name, rate in machine.rates.items())
-    memory = "" if machine.memory is None else f", {_bytes(machine.memory)} a rank"
+    rates = ", ".join(f"{name} {rate / 1e9:,.0f}" for name, rate in hardware.rates.items())
+    memory = "" if hardware.memory is None else f", {_bytes(hardware.memory)} a rank"
     links = [
         f"{name} {_bytes(link.bandwidth)}/s, {1e6 * link.latency:.3g} us"
-        for name, link in (("link", machine.link), ("network of a node", machine.network))
+        for name, link in (("link", hardware.link), ("network of a node", hardware.network))
     ]
     return (
-        f"products reach {rates} Gflop/s, memory {_bytes(machine.bandwidth)}/s{memory}; "
-        f"{_plural(machine.node, 'rank')} a node; {'; '.join(links)}"
+        f"products reach {rates} Gflop/s, memory {_bytes(hardware.bandwidth)}/s{memory}; "
+        f"{_plural(hardware.node, 'rank')} a node; {'; '.join(links)}"
     )
 
 

@@ -37,24 +37,24 @@ class Mail(NamedTuple):
     content: bytes  # bytes beside it
 
 
-class HandOvers(ABC):
+class PointToPoint(ABC):
     """Point-to-point transfers of arrays between ranks of a group, in an order that all of them know.
 
     That order is a clock: its ticks say when a rank waits for what, so that hang detection can tell the rank that is
     late from those that wait for it. Not collective, except that every rank of the group makes and finishes one.
     """
 
-    on_device = False  # whether arrays are a device's, where what is queued after `give` and `take` runs after them
+    on_device = False  # whether arrays are a device's, where what is queued after `send` and `receive` runs after them
 
     @abstractmethod
-    def give(self, rank: int, array: Any, tag: int) -> None:
+    def send(self, rank: int, array: Any, tag: int) -> None:
         """Send a contiguous array without waiting; one on the host must not change until `finish`.
 
         `tag`, below 32768, tells it from other arrays for this rank that are under way.
         """
 
     @abstractmethod
-    def take(self, rank: int, out: Any, tag: int, tick: int) -> None:
+    def receive(self, rank: int, out: Any, tag: int, tick: int) -> None:
         """Receive what a rank gave with this tag, due by `tick`: after the tick at which it was given."""
 
     @abstractmethod
@@ -143,7 +143,7 @@ class Communicator(ABC):
                 reduced(list(received), out[begin : begin + mine], over)
 
     @abstractmethod
-    def hand_overs(self, ticks: int) -> HandOvers:
+    def point_to_point(self, ticks: int) -> PointToPoint:
         """Return point-to-point transfers; every rank of the job opens as many `ticks` at the same time."""
 
     @abstractmethod

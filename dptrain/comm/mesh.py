@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.comm.base import Array, Communicator, HandOvers, Mail
+from dptrain.comm.base import Array, Communicator, Mail, PointToPoint
 from dptrain.comm.node import NodeMessages
 from dptrain.errors import ConfigError
 
@@ -111,8 +111,8 @@ class MeshCommunicator(Communicator):
     def reduce_scatter(self, parts: Array, out: Array, counts: Sequence[int], over: str = "sum") -> None:
         self._comm.reduce_scatter(parts, out, counts, over)
 
-    def hand_overs(self, ticks: int) -> HandOvers:
-        return self._comm.hand_overs(ticks)
+    def point_to_point(self, ticks: int) -> PointToPoint:
+        return self._comm.point_to_point(ticks)
 
     def group(self, ranks: Sequence[int]) -> Communicator:
         return self._comm.group(ranks)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from dptrain.comm import hierarchy, node
-from dptrain.comm.base import Array, Communicator, HandOvers, Mail, pack, unpack
+from dptrain.comm.base import Array, Communicator, Mail, PointToPoint, pack, unpack
 from dptrain.comm.cuda_aware import why_not
 from dptrain.comm.node import rounds
 from dptrain.comm.node_sum import is_half, tree_sum
@@ -257,9 +257,9 @@ class MpiCommunicator(Communicator):
         with self._meeting(Collective.REDUCE_SCATTER, parts, counts):
             shared.reduce_scatter(parts, out, counts, over)
 
-    def hand_overs(self, ticks: int) -> HandOvers:
+    def point_to_point(self, ticks: int) -> PointToPoint:
         """Send and receive by MPI."""
-        return _HandOvers(self._world, self._record, self._group, ticks)
+        return _MpiPointToPoint(self._world, self._record, self._group, ticks)
 
     @property
     def _step(self) -> int:
@@ -399,7 +399,7 @@ class _Column:
         self._ranks.Alltoallv([memory, *_counted(places), MPI.BYTE], [out, *received, MPI.BYTE])
 
 
-class _HandOvers(HandOvers):
+class _MpiPointToPoint(PointToPoint):
     """Point-to-point transfers by `MPI_Isend` and `MPI_Recv`.
 
     Ranks that wait here have not entered the same number of collectives: a record's position follows the clock. Between
@@ -411,14 +411,14 @@ class _HandOvers(HandOvers):
         self._begin, self._ticks = record.position, ticks
         self._sent: list[tuple[MPI.Request, Array]] = []
 
-    def give(self, rank: int, array: Array, tag: int) -> None:
+    def send(self, rank: int, array: Array, tag: int) -> None:
         self._sent = [pending for pending in self._sent if not pending[0].Test()]
         flat = _bits(array.reshape(-1))
         for start in range(0, max(flat.size, 1), _MAX_COUNT):
             piece = flat[start : start + _MAX_COUNT]
             self._sent.append((self._world.Isend(piece, dest=rank, tag=tag), piece))
 
-    def take(self, rank: int, out: Array, tag: int, tick: int) -> None:
+    def receive(self, rank: int, out: Array, tag: int, tick: int) -> None:
         flat = _bits(out.reshape(-1))
         with self._at(tick):
             for start in range(0, max(flat.size, 1), _MAX_COUNT):

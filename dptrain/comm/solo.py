@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.comm.base import Array, Communicator, HandOvers, Mail, pack, unpack
+from dptrain.comm.base import Array, Communicator, Mail, PointToPoint, pack, unpack
 from dptrain.errors import ConfigError
 
 
@@ -37,7 +37,7 @@ class SoloCommunicator(Communicator):
         """Copy the only part."""
         np.copyto(out, parts)
 
-    def hand_overs(self, ticks: int) -> HandOvers:
+    def point_to_point(self, ticks: int) -> PointToPoint:
         """Refuse: there is no other rank."""
         raise ConfigError("hand-overs: expected several ranks, and there is one")
 

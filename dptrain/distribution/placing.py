@@ -64,7 +64,7 @@ def layout_of(variable: Variable, slot_of: Variable | None = None) -> Axes | Non
     """Return the mesh axis or None for each axis of a variable; None without a distribution.
 
     A slot of its weight's shape lies as the weight does, any other one is replicated. A layout of fewer axes leaves the
-    last ones whole; one of more is refused where it is used, see `program.sharding.local.Place.check`.
+    last ones whole; one of more is refused where it is used, see `program.sharding.local.MeshPosition.check`.
     """
     current = distribution()
     if current is None:

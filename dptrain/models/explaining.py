@@ -18,15 +18,15 @@ from dptrain.program import tree
 from dptrain.program.body import with_steps
 from dptrain.program.codegen.fuse import fuse
 from dptrain.program.codegen.kernels import Call, Kernel, Loop
-from dptrain.program.codegen.memory import Plan
+from dptrain.program.codegen.memory import MemoryPlan
 from dptrain.program.dims import Dim
 from dptrain.program.explain import COLUMNS, messages_of, names_of, shown, table, wrapped, wrapped_code
 from dptrain.program.explain import explain as tables
-from dptrain.program.lowering import Convolution, HostCall, lowering_of
+from dptrain.program.lowering import ConvolutionLowering, HostCall, lowering_of
 from dptrain.program.passes import first_of_equals, rewritten, with_half_factors, without_all_reduce
 from dptrain.program.program import Program, trace
 from dptrain.program.shapes import Shape, size
-from dptrain.program.sharding.local import Place, localized
+from dptrain.program.sharding.local import MeshPosition, localized
 from dptrain.program.sharding.mesh import BATCH, Axes, PlacedProgram
 from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Drawn, Tensor, Variable
@@ -117,7 +117,7 @@ def explain(
 class _Shared:
     """How variables are divided among the ranks of a mesh."""
 
-    place: Place  # of the rank with the largest parts
+    place: MeshPosition  # of the rank with the largest parts
     layouts: Mapping[Variable, Axes]  # of sharded variables
     parts: Mapping[Variable, Variable]  # this rank's parts of them, without values
 
@@ -158,7 +158,7 @@ def _shared(model: "Model", program: Program, mesh: Mesh | None) -> _Shared | No
     """Return how a mesh's ranks divide a program's variables; None where each has all of them."""
     if mesh is None:
         return None
-    rank = Place(mesh.lengths, {name: length - 1 for name, length in mesh.lengths.items()})
+    rank = MeshPosition(mesh.lengths, {name: length - 1 for name, length in mesh.lengths.items()})
     layouts = layouts_of(model, program.state, rank, _shards(model), mesh.layout)
     parts = {}
     for variable, axes in layouts.items():
@@ -186,7 +186,7 @@ class _OnDevice:
     device: str  # "CPU" or "GPU"
     kernels: list[tuple[str, str]]  # kind and ops of each
     code: str  # of all kernels
-    memory: Plan  # of intermediate results
+    memory: MemoryPlan  # of intermediate results
     in_place: int  # number of new values written over the old ones
     costs: Callable[[], list[str]] = list  # returns lines about the kernels' costs
     on_host: tuple[str, ...] = ()  # ops that the host computes for a GPU
@@ -237,7 +237,7 @@ def _on_device(model: "Model", program: PlacedProgram, rows: int) -> _OnDevice:
         )
         convolution = lowering_of(kernel.tensors[0]) if isinstance(kernel, Call) else None
         by = ""
-        if isinstance(convolution, Convolution):
+        if isinstance(convolution, ConvolutionLowering):
             by = f", {_IMPLEMENTATIONS[convolution.implementation(kernel.tensors[0])]}"
         return space + ", ".join(ops) + by
 

@@ -15,7 +15,7 @@ from dptrain.ops.manipulation import reshape, transpose, transpose_to
 from dptrain.ops.reduction import softmax
 from dptrain.ops.reduction import sum as sum_over
 from dptrain.program.gradient import gradients
-from dptrain.program.lowering import Attention
+from dptrain.program.lowering import AttentionLowering
 from dptrain.program.onnx_graph import OnnxGraph, Value
 from dptrain.program.op import Op, op
 from dptrain.program.shapes import Shape, is_one, size
@@ -86,7 +86,7 @@ def _operations(made: Tensor) -> int:
     shape=lambda query, key, value, *mask, scale, is_causal: (*query[:3], value[3]),
     letters=_letters,
     dtype=lambda query, key, value, *mask, scale, is_causal: common_dtype(query, key, value),
-    lowering=Attention(_composed, gradient=False),
+    lowering=AttentionLowering(_composed, gradient=False),
     operations=_operations,
 )
 def attend_heads(*inputs: Array, scale: float, is_causal: bool, out: Array) -> None:
@@ -141,7 +141,7 @@ ATTEND_GRADIENTS = Op(
     lambda dy, query, key, value, *mask, scale, is_causal: [query, key, value],
     linear="each",
     linear_in=(0,),
-    lowering=Attention(_composed_gradients, gradient=True),
+    lowering=AttentionLowering(_composed_gradients, gradient=True),
     has_values=True,
 )
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.ops.common import common_dtype, first_dtype
-from dptrain.program.lowering import Convolution, Windows
+from dptrain.program.lowering import ConvolutionLowering, Windows
 from dptrain.program.onnx_graph import OnnxGraph, Value, refusal
 from dptrain.program.op import op
 from dptrain.program.shapes import size
@@ -64,7 +64,7 @@ def _convolution(image: int, places: int, kernel: int) -> dict[str, Any]:
         _, y, k = windows.shapes(made)
         return 2 * size(y) * size(k[:-1])
 
-    windows = Convolution(image, places, kernel)
+    windows = ConvolutionLowering(image, places, kernel)
     return {"dtype": common_dtype, "linear": "each", "lowering": windows, "operations": operations}
 
 

@@ -40,7 +40,7 @@ def _segment_shape(values: Shape, places: Shape, *, length: int) -> Shape:
 @op(
     shape=_segment_shape,
     letters=_segment_letters(False),
-    joins="max",
+    partial_reduce="max",
     dtype=lambda values, places, *, length: values,
     lowering=HostCall(),
 )

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from dptrain.errors import ConfigError
 from dptrain.ops.common import broadcast_shape, common_dtype, elementwise, first_dtype, unbroadcast
-from dptrain.program.codegen.index_expr import extent
+from dptrain.program.codegen.index_expr import numel
 from dptrain.program.codegen.views import IndexMap, aligned_axes, identity, key_maps, marked
 from dptrain.program.dims import Dim, quotient
 from dptrain.program.lowering import Element, Insert, Join, ViewMap
@@ -76,7 +76,7 @@ def _reshape_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[st
     each rank's part becomes its part of `(2, 3n)`.
     """
 
-    count: Callable[[Shape], Any] = extent if None not in (row_axis(shapes[0]), row_axis(out)) else size
+    count: Callable[[Shape], Any] = numel if None not in (row_axis(shapes[0]), row_axis(out)) else size
 
     def places(shape: Shape) -> list[Any]:
         before = [count(shape[:axis]) for axis in range(len(shape))]
@@ -138,7 +138,7 @@ def reshape(x: Any, newshape: Sequence[int] | int) -> Tensor:
 
 def _as_many(shape: Shape, old: Shape) -> bool:
     """Whether two shapes may have the same number of elements."""
-    if is_open((*shape, *old)) or extent(shape) == extent(old):
+    if is_open((*shape, *old)) or numel(shape) == numel(old):
         return True
     return math.prod(map(int, shape)) == math.prod(map(int, old))
 

@@ -105,7 +105,7 @@ def _reduced_onnx(graph: OnnxGraph, kind: str, made: Tensor, x: Value) -> Value:
 @op(
     shape=_reduced_shape,
     letters=_letters,
-    joins="max",
+    partial_reduce="max",
     dtype=common_dtype,
     lowering=Reduction("max"),
     operations=_of_all,

@@ -282,7 +282,7 @@ class HostMemory:
         np.copyto(self.array(variable), value)
 
 
-class Executable:
+class ReferenceExecutable:
     """A program for one number of rows, executed many times.
 
     Args:

@@ -11,7 +11,7 @@ from dptrain.errors import ConfigError
 from dptrain.program.dims import Dim
 from dptrain.program.lowering import Insert, lowering_of
 from dptrain.program.operand import METHODS, OPERATORS
-from dptrain.program.tensor import Node, Tensor, Variable, constant, note_of_weights
+from dptrain.program.tensor import Node, Tensor, Variable, constant, note_weight_gradients
 from dptrain.program.types import is_floating
 
 
@@ -55,7 +55,7 @@ def gradients(target: Tensor, sources: Sequence[Tensor], gradient: Any = None) -
     seed = OPERATORS["fill"](shape=target.shape, value=1.0, dtype=target.dtype.name) if gradient is None else gradient
     found = pulled_back({target: constant(seed, target.dtype)}, sources)
     weights = {one: one.variable for one in sources if one.variable is not None and one.variable.trainable}
-    note_of_weights({found[one]: variable for one, variable in weights.items() if one in found})
+    note_weight_gradients({found[one]: variable for one, variable in weights.items() if one in found})
     return [found.get(one) for one in sources]
 
 

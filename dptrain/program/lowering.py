@@ -133,7 +133,7 @@ class Windows:
 
 
 @dataclass(frozen=True)
-class Convolution(Windows):
+class ConvolutionLowering(Windows):
     """Sums of products over windows of images: a product of two matrices, the first of which is in memory nowhere.
 
     With images (B, H, W, I), places (B, P, Q, O) and a kernel (R, S, I, O), by what the op makes:
@@ -223,7 +223,7 @@ class Repeat:
 
 
 @dataclass(frozen=True, eq=False)
-class Attention:
+class AttentionLowering:
     """Attention without the matrix of scores, by the kernel of a CPU.
 
     Attributes:
@@ -242,7 +242,7 @@ class HostCall:
 
 
 # What reads its operands in an order of its own, so that they must lie in memory whole.
-WHOLE = Scatter, Windows, Attention
+WHOLE = Scatter, Windows, AttentionLowering
 
 Lowering = (
     Element
@@ -255,10 +255,10 @@ Lowering = (
     | Join
     | RandomBits
     | Windows
-    | Convolution
+    | ConvolutionLowering
     | UserKernel
     | Repeat
-    | Attention
+    | AttentionLowering
     | HostCall
 )
 

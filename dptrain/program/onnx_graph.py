@@ -41,7 +41,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Node:
+class OnnxNode:
     """One operator.
 
     Attributes:
@@ -66,7 +66,7 @@ class OnnxGraph:
     """
 
     def __init__(self) -> None:
-        self.nodes: list[Node] = []
+        self.nodes: list[OnnxNode] = []
         self.constants: dict[str, Array] = {}
         self._batch: tuple[Value, int] | None = None  # an input, and its axis that counts the rows
         self._rows: dict[int, Value] = {}
@@ -89,7 +89,7 @@ class OnnxGraph:
 
     def node(self, kind: str, *inputs: Value, dtype: npt.DTypeLike | None = None, **attributes: Any) -> Value:
         """Add a node and return its output, whose type is the first input's unless it is told."""
-        made = Node(kind, tuple(one.name for one in inputs), f"/{kind.lower()}_{len(self.nodes)}", attributes)
+        made = OnnxNode(kind, tuple(one.name for one in inputs), f"/{kind.lower()}_{len(self.nodes)}", attributes)
         self.nodes.append(made)
         return Value(made.output, np.dtype(inputs[0].dtype if dtype is None else dtype))
 

@@ -104,7 +104,7 @@ class Op:
         dtype: Callable[..., npt.DTypeLike],
         linear: Linear | None = None,
         linear_in: tuple[int, ...] | None = None,
-        joins: Literal["sum", "max"] = "sum",
+        partial_reduce: Literal["sum", "max"] = "sum",
         by_row: bool = False,
         ends_gradients: bool = False,
         lowering: Lowering | None = None,
@@ -119,7 +119,7 @@ class Op:
         self.has_values = has_values
         self.name = compute.__name__
         self.compute, self.shape, self.dtype = compute, shape, dtype
-        self.linear, self.linear_in, self.joins = linear, linear_in, joins
+        self.linear, self.linear_in, self.partial_reduce = linear, linear_in, partial_reduce
         self.lowering, self.is_view = lowering, isinstance(lowering, ViewMap)
         self.by_row, self.ends_gradients = by_row, ends_gradients
         self.expensive, self.quotient, self.operations = expensive, quotient, operations

@@ -14,7 +14,7 @@ import numpy as np
 
 from dptrain.program.codegen.views import marked
 from dptrain.program.dims import Dim
-from dptrain.program.lowering import Convolution, Element, Product, Reduction, ViewMap, axes_of, lowering_of
+from dptrain.program.lowering import ConvolutionLowering, Element, Product, Reduction, ViewMap, axes_of, lowering_of
 from dptrain.program.operand import OPERATORS
 from dptrain.program.program import Program
 from dptrain.program.sharding.mesh import ALL_REDUCE, PlacedProgram
@@ -80,7 +80,7 @@ def with_precision(program: Program, precision: str, of_halves: str = "float32")
     """
 
     def chosen(one: Tensor) -> Tensor:
-        if not isinstance(lowering_of(one), Product | Convolution) or one.dtype != np.float32:
+        if not isinstance(lowering_of(one), Product | ConvolutionLowering) or one.dtype != np.float32:
             return one
         own, factors = precision, list(one.inputs)
         if (halves := _half_factors(one)) is not None:

@@ -40,8 +40,8 @@ class Program:
     updates: Mapping[Variable, Tensor]
     derived: "Program | None" = None
     rows: int = 0
-    for_one_size: bool = False
-    of_weights: Mapping[Tensor, Variable] = field(default_factory=dict)
+    shape_specialised: bool = False
+    weight_gradients: Mapping[Tensor, Variable] = field(default_factory=dict)
     lowered: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -91,16 +91,16 @@ def trace(function: Callable[..., Mapping[str, Any]], inputs: Mapping[str, tuple
     updates = {variable: leaf.inputs[0] for variable, leaf in seen.written.items()}
     derived = _derived(outputs, seen)
     own = {name: one for name, one in outputs.items() if name not in derived.outputs}
-    of_weights = seen.of_weights
+    weight_gradients = seen.weight_gradients
     if has_loops([*own.values(), *updates.values()]):
         new = trimmed([*own.values(), *updates.values()])
         own = {name: new[one] for name, one in own.items()}
         updates = {variable: new[one] for variable, one in updates.items()}
-        of_weights = {new[one]: variable for one, variable in of_weights.items() if one in new}
+        weight_gradients = {new[one]: variable for one, variable in weight_gradients.items() if one in new}
     sizes = [n.size for shape, _ in inputs.values() for n in shape if isinstance(n, Dim) and n.size is not None]
     rows = sizes[0].number if sizes else 0
     asked = any(one.asked for one in sizes)
-    return Program(data, seen.read, own, updates, derived, rows, asked, of_weights)
+    return Program(data, seen.read, own, updates, derived, rows, asked, weight_gradients)
 
 
 def _derived(outputs: Mapping[str, Tensor], seen: Trace) -> Program:

@@ -6,7 +6,7 @@ from typing import Any
 
 from dptrain.program.body import Body, body_of, has_body
 from dptrain.program.gradient import topological
-from dptrain.program.lowering import Attention, Repeat, in_order, lowering_of
+from dptrain.program.lowering import AttentionLowering, Repeat, in_order, lowering_of
 from dptrain.program.operand import OPERATORS
 from dptrain.program.passes import rewritten
 from dptrain.program.program import ROWS, Program
@@ -57,7 +57,7 @@ def unrolled(program: Program, only: Node | None = None) -> Program:
         program,
         outputs={name: new[one] for name, one in program.outputs.items()},
         updates={variable: new[one] for variable, one in program.updates.items()},
-        of_weights={new[one]: variable for one, variable in program.of_weights.items() if one in new},
+        weight_gradients={new[one]: variable for one, variable in program.weight_gradients.items() if one in new},
         derived=None if program.derived is None else unrolled(program.derived),
     )
 
@@ -68,7 +68,7 @@ def without_attention(program: Program) -> Program:
 
     def change(tensor: Tensor) -> Tensor:
         lowering = lowering_of(tensor)
-        if not isinstance(lowering, Attention):
+        if not isinstance(lowering, AttentionLowering):
             return tensor
         if tensor.node not in made:
             made[tensor.node] = lowering.composed(tensor.inputs, tensor.attributes)

@@ -21,7 +21,7 @@ CONSTANTS = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
-class Structure:
+class ProgramStructure:
     """A program without its variables and seeds.
 
     Attributes:
@@ -35,7 +35,7 @@ class Structure:
     seeds: Sequence[int]
 
 
-def structure_of(program: Program) -> Structure | None:
+def structure_of(program: Program) -> ProgramStructure | None:
     """Return a program's structure; None where it holds what cannot be compared, or constants of many bytes."""
     seeds: dict[int, int] = {}
     given = {one: ("input", name) for name, one in program.inputs.items()}
@@ -52,10 +52,10 @@ def structure_of(program: Program) -> Structure | None:
         tuple(_key(one) for one in program.state.values()),
         tuple((name, numbers[one]) for name, one in program.outputs.items()),
         tuple((order[variable], numbers[one]) for variable, one in program.updates.items()),
-        program.rows if program.for_one_size else None,
+        program.rows if program.shape_specialised else None,
         (program.bucket_bytes, bool(program.layouts)) if isinstance(program, PlacedProgram) else None,
     )
-    return Structure(key, variables, list(seeds))
+    return ProgramStructure(key, variables, list(seeds))
 
 
 def _nodes(tensors: Sequence[Tensor], given: Mapping[Tensor, Any], seeds: dict[int, int]) -> Hashable | None:
@@ -115,7 +115,7 @@ def to_be_kept(program: Program) -> Program:
     for one in program.tensors:
         if one.op is None and one.value is not None and one not in stand_ins:
             stand_ins[one] = Tensor(None, (), one.attributes, one.shape, one.dtype, one.value.copy(), one.name)
-    made = replace(program, derived=None, of_weights={})
+    made = replace(program, derived=None, weight_gradients={})
     if isinstance(made, PlacedProgram):
         made = replace(made, placements={}, summed=frozenset())
     made = rewritten(made, lambda one: stand_ins.get(one, one))

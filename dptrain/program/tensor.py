@@ -638,7 +638,7 @@ class Trace:
 
     def __init__(self) -> None:
         self.applied: list[Tensor] = []
-        self.of_weights: dict[Tensor, Variable] = {}
+        self.weight_gradients: dict[Tensor, Variable] = {}
         self.read: dict[Variable, Tensor] = {}
         self.written: dict[Variable, Tensor] = {}
         self.gradients: dict[Variable, Tensor] = {}
@@ -715,11 +715,11 @@ def note_applied(gradients: Sequence[Tensor]) -> None:
         trace.applied += gradients
 
 
-def note_of_weights(gradients: Mapping[Tensor, Variable]) -> None:
+def note_weight_gradients(gradients: Mapping[Tensor, Variable]) -> None:
     """Note gradients in trainable variables; outside of a trace nothing."""
     trace = TRACE.get()
     if trace is not None:
-        trace.of_weights |= gradients
+        trace.weight_gradients |= gradients
 
 
 def applied_gradients() -> list[Tensor]:
@@ -728,15 +728,15 @@ def applied_gradients() -> list[Tensor]:
     return [] if trace is None else list(trace.applied)
 
 
-def hold(unless: Tensor) -> None:
+def update_if(condition: Tensor) -> None:
     """Let all variables that this trace has assigned keep the values that they had before the step.
 
     Args:
-        unless: a number; where it is true, they get what they were assigned.
+        condition: a number; where it is true, they get what they were assigned.
     """
     trace = TRACE.get()
     assert trace is not None
-    behind, stack = set(), [unless]
+    behind, stack = set(), [condition]
     while stack:
         one = stack.pop()
         if id(one) not in behind:
@@ -745,9 +745,9 @@ def hold(unless: Tensor) -> None:
     for variable, leaf in list(trace.written.items()):
         old = trace.placeholder_of(variable)
         if id(leaf) in behind:  # it has been read on the way to the decision
-            trace.write(variable, OPERATORS["select"](unless, leaf, old))
+            trace.write(variable, OPERATORS["select"](condition, leaf, old))
         else:  # what has been read of it since, such as a metric's result, is that of what is kept
-            leaf.inputs = (OPERATORS["select"](unless, leaf.inputs[0], old),)
+            leaf.inputs = (OPERATORS["select"](condition, leaf.inputs[0], old),)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import numpy as np
 
 from dptrain.errors import ConfigError
 from dptrain.program import tree
-from dptrain.program.onnx_graph import Node, OnnxGraph, Value
+from dptrain.program.onnx_graph import OnnxGraph, OnnxNode, Value
 from dptrain.program.program import Program
 from dptrain.program.tensor import Tensor
 from dptrain.runtime.extras import pip_install
@@ -131,7 +131,7 @@ def model_of(program: Program, inputs: Mapping[str, str], outputs: Mapping[str, 
             values[tensor] = graph.constant(tensor.numpy())
     results = {path: program.outputs[path] for path in outputs}
     for path, tensor in results.items():  # under their own names, whatever made them
-        graph.nodes.append(Node("Identity", (values[tensor].name,), outputs[path], {}))
+        graph.nodes.append(OnnxNode("Identity", (values[tensor].name,), outputs[path], {}))
     nodes = _needed(graph.nodes, set(outputs.values()))
     read = {each for node in nodes for each in node.inputs}
     return onnx.helper.make_model(
@@ -149,7 +149,7 @@ def model_of(program: Program, inputs: Mapping[str, str], outputs: Mapping[str, 
     )
 
 
-def _needed(nodes: Sequence[Node], names: set[str]) -> list[Node]:
+def _needed(nodes: Sequence[OnnxNode], names: set[str]) -> list[OnnxNode]:
     """Return the nodes that values of these names need, in order."""
     needed = []
     for node in reversed(nodes):
@@ -159,7 +159,7 @@ def _needed(nodes: Sequence[Node], names: set[str]) -> list[Node]:
     return needed[::-1]
 
 
-def _node(onnx: ModuleType, node: Node) -> Any:
+def _node(onnx: ModuleType, node: OnnxNode) -> Any:
     """Return onnx's node; types among attributes become onnx's numbers of them."""
     attributes = {
         name: onnx.helper.np_dtype_to_tensor_dtype(value) if isinstance(value, np.dtype) else value

@@ -105,7 +105,7 @@ def prediction(model: Any, length: int | None = None) -> Program:
     program = unrolled(trace(predicted, inputs))
     if missing := [name for name in tree.leaves(model._prediction) if name not in program.outputs]:
         raise ConfigError(f"not supported: output {missing[0]!r} does not depend on the inputs")
-    if program.for_one_size:
+    if program.shape_specialised:
         raise ConfigError(
             "not supported: a prediction in whose program the number of rows is a number of Python's; compute with "
             "x.shape[0] in ops alone"

@@ -40,10 +40,10 @@ def open_backend(
     return backend
 
 
-def find_place(comm: Communicator, device: str, dtype: str, share_gpu: bool) -> backends.Place:
+def find_place(comm: Communicator, device: str, dtype: str, share_gpu: bool) -> backends.DeviceAssignment:
     """Return the GPU of this rank, agreed with the ranks of its node. Collective."""
     if comm.size == 1:
-        return backends.Place(comm.host)
+        return backends.DeviceAssignment(comm.host)
     # A rank alone on its node takes the first GPU that it sees; asking the driver costs tenths of a second.
     looks = comm.local_size > 1 and backends.tries_gpu(device, dtype)
     node_gpus = comm.allgather([comm.node, visible_gpus() if looks else []])
@@ -51,10 +51,10 @@ def find_place(comm: Communicator, device: str, dtype: str, share_gpu: bool) -> 
     try:
         chosen = assign([node_gpus[rank][1] for rank in ranks], ranks, share_gpu, comm.host)
     except DeviceError as error:
-        return backends.Place(comm.host, trouble=str(error))
+        return backends.DeviceAssignment(comm.host, trouble=str(error))
     names = [node_gpus[rank][1][number : number + 1] for rank, number in zip(ranks, chosen, strict=True)]
     mine = ranks.index(comm.rank)
-    return backends.Place(comm.host, chosen[mine], sharers=names.count(names[mine]))
+    return backends.DeviceAssignment(comm.host, chosen[mine], sharers=names.count(names[mine]))
 
 
 def check_devices(comm: Communicator, backend: Backend, share_gpu: bool) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from dptrain import ops
 from dptrain.errors import ConfigError
-from dptrain.program.tensor import Tensor, Variable, applied_gradients, hold, is_tracing
+from dptrain.program.tensor import Tensor, Variable, applied_gradients, is_tracing, update_if
 
 # Steps before a norm is judged, and after which the mean and the variance forget: of 100 of them they keep a third.
 _FIRST, _MEMORY = 20, 100
@@ -53,7 +53,7 @@ class StepGuard:
             squares = [ops.sum(ops.square(ops.cast(grad, "float64"))) for grad in gradients]
             norm = ops.sqrt(sum(squares[1:], squares[0]))
             good, follow = self._judge(norm)
-            hold(good)
+            update_if(good)
             self.skipped.assign_add(ops.cast(ops.logical_not(good), "int64"))
             follow()
             return logs

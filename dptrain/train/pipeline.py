@@ -8,14 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.backend.base import Backend, Buffer, Executable
-from dptrain.comm.base import HandOvers
+from dptrain.comm.base import PointToPoint
 from dptrain.comm.mesh import STAGE, MeshCommunicator
 from dptrain.comm.parts import cut
 from dptrain.program.codegen.memory import nbytes
-from dptrain.program.pipeline.order import Turn
-from dptrain.program.pipeline.schedule import Course
-from dptrain.program.pipeline.send_recv import HandOver, Link, links_of
-from dptrain.program.pipeline.subgraphs import FIRST, Piece, with_parts
+from dptrain.program.pipeline.order import Task
+from dptrain.program.pipeline.schedule import PipelineSchedule
+from dptrain.program.pipeline.send_recv import Channel, SendRecv, channels_of
+from dptrain.program.pipeline.subgraphs import FIRST, Subgraph, with_parts
 from dptrain.program.program import ROWS, Program
 from dptrain.program.shapes import local
 from dptrain.program.sharding.mesh import OWN_PART, PlacedProgram
@@ -32,7 +32,7 @@ class PipelineExecutable:
 
     def __init__(
         self,
-        course: Course,
+        schedule: PipelineSchedule,
         program: PlacedProgram,
         backend: Backend,
         arrays: Mapping[str, Buffer],
@@ -43,31 +43,31 @@ class PipelineExecutable:
         alone: bool,
         parts: Mapping[Variable, Variable],
     ) -> None:
-        self._course, self._backend, self._arrays = course, backend, arrays
+        self._schedule, self._backend, self._arrays = schedule, backend, arrays
         self._comm = None if alone else comm
         self._mesh, self._results = comm, set(program.outputs)
-        own_turns = [turn for turn in course.turns if turn.piece.stage == comm.coordinates[STAGE]]
+        own_tasks = [task for task in schedule.tasks if task.subgraph.stage == comm.coordinates[STAGE]]
         self._programs = {
-            piece: with_parts(piece.program, parts).for_rows(program.rows)
-            for piece in {turn.piece: None for turn in own_turns}
+            subgraph: with_parts(subgraph.program, parts).for_rows(program.rows)
+            for subgraph in {task.subgraph: None for task in own_tasks}
         }
-        self._turns = own_turns
-        self._cuts = cut(0, rows, course.microbatches)
+        self._tasks = own_tasks
+        self._cuts = cut(0, rows, schedule.microbatches)
         self._whole, self._first_row = (0, rows), first_row
-        self._each = {piece for piece, count in _counted(course.turns).items() if count > 1}
-        self._links, self._stage = links_of(course.turns), comm.coordinates[STAGE]
-        self._takes: dict[Turn, list[tuple[int, HandOver]]] = {turn: [] for turn in own_turns}
-        for link in self._links:
-            for item in link.items if link.target == self._stage else []:
-                self._takes[item.taker].append((link.source, item))
+        self._each = {subgraph for subgraph, count in _counted(schedule.tasks).items() if count > 1}
+        self._channels, self._stage = channels_of(schedule.tasks), comm.coordinates[STAGE]
+        self._receives: dict[Task, list[tuple[int, SendRecv]]] = {task: [] for task in own_tasks}
+        for channel in self._channels:
+            for item in channel.items if channel.target == self._stage else []:
+                self._receives[item.receiver].append((channel.source, item))
         most = -(-program.rows // comm.replicas)  # as many on each replica: rings of slots are alike
-        self._sizes = [self._bytes(link, most, -(-most // course.microbatches)) for link in self._links]
-        self._read = {name for piece in self._programs for name in piece.program.inputs}
+        self._sizes = [self._bytes(channel, most, -(-most // schedule.microbatches)) for channel in self._channels]
+        self._read = {name for subgraph in self._programs for name in subgraph.program.inputs}
         self._on_host, self._on_device = _OnHost(backend), _OnDevice(backend)
-        self._prepared: dict[tuple[Piece, int, int], tuple[Executable, dict[str, Buffer]]] = {}
-        self._moments = {piece: _reads_first_row(program_) for piece, program_ in self._programs.items()}
-        for turn in own_turns:
-            self._prepare(turn)
+        self._prepared: dict[tuple[Subgraph, int, int], tuple[Executable, dict[str, Buffer]]] = {}
+        self._moments = {subgraph: _reads_first_row(program_) for subgraph, program_ in self._programs.items()}
+        for task in own_tasks:
+            self._prepare(task)
         self.nbytes = self._prepared_bytes()
         self._sources: dict[str, Mapping[str, Array]] = {}
         self.outputs: Mapping[str, Array] = _Results(self._sources)
@@ -75,25 +75,26 @@ class PipelineExecutable:
     def _prepared_bytes(self) -> int:
         return sum(executable.nbytes for executable, _ in self._prepared.values()) + self._on_device.nbytes
 
-    def _bytes(self, link: Link, rows: int, rows_of_each: int) -> int:
-        """Return the bytes of the largest item of a link."""
+    def _bytes(self, channel: Channel, rows: int, rows_of_each: int) -> int:
+        """Return the bytes of the largest item of a channel."""
         return max(
             nbytes(
-                item.giver.piece.program.outputs[item.name], rows_of_each if item.giver.piece in self._each else rows
+                item.sender.subgraph.program.outputs[item.name],
+                rows_of_each if item.sender.subgraph in self._each else rows,
             )
-            for item in link.items
+            for item in channel.items
         )
 
-    def _rows(self, turn: Turn) -> tuple[int, int]:
-        """Return first and last row, in the replica's batch, of a turn."""
-        return self._cuts[turn.microbatch] if turn.piece in self._each else self._whole
+    def _rows(self, task: Task) -> tuple[int, int]:
+        """Return first and last row, in the replica's batch, of a task."""
+        return self._cuts[task.microbatch] if task.subgraph in self._each else self._whole
 
-    def _prepare(self, turn: Turn) -> tuple[Executable, dict[str, Buffer]]:
-        start, stop = self._rows(turn)
-        first = self._first_row + start if self._moments[turn.piece] else 0
-        key = turn.piece, stop - start, first
+    def _prepare(self, task: Task) -> tuple[Executable, dict[str, Buffer]]:
+        start, stop = self._rows(task)
+        first = self._first_row + start if self._moments[task.subgraph] else 0
+        key = task.subgraph, stop - start, first
         if key not in self._prepared:
-            program = self._programs[turn.piece]
+            program = self._programs[task.subgraph]
             buffers = {
                 name: self._backend.empty(local(tensor.shape, stop - start), tensor.dtype)
                 for name, tensor in program.inputs.items()
@@ -107,66 +108,66 @@ class PipelineExecutable:
     def run(self, starts: Sequence[int] = (0,)) -> None:
         """Execute the step once for each start row in the input `program.ROWS`. Collective."""
         for start in starts:
-            hand_overs = self._backend.hand_overs(self._mesh, self._links, self._sizes, self._course.ticks)
-            values = self._on_device if hand_overs.on_device else self._on_host
+            p2p = self._backend.point_to_point(self._mesh, self._channels, self._sizes, self._schedule.ticks)
+            values = self._on_device if p2p.on_device else self._on_host
             values_by_microbatch: list[dict[str, Any]] = [{} for _ in self._cuts]
-            for turn in self._turns:
-                self._execute(turn, start, values_by_microbatch, hand_overs, values)
-            hand_overs.finish()
+            for task in self._tasks:
+                self._execute(task, start, values_by_microbatch, p2p, values)
+            p2p.finish()
         self.nbytes = self._prepared_bytes()
 
     def _execute(
         self,
-        turn: Turn,
+        task: Task,
         start: int,
         values_by_microbatch: list[dict[str, Any]],
-        hand_overs: HandOvers,
+        p2p: PointToPoint,
         values: "_Values",
     ) -> None:
-        piece, (begin, _), stored = turn.piece, self._rows(turn), values_by_microbatch[turn.microbatch]
-        for source, item in self._takes[turn]:
-            first, last = self._rows(item.giver)
-            like = item.giver.piece.program.outputs[item.name]
+        subgraph, (begin, _), stored = task.subgraph, self._rows(task), values_by_microbatch[task.microbatch]
+        for source, item in self._receives[task]:
+            first, last = self._rows(item.sender)
+            like = item.sender.subgraph.program.outputs[item.name]
             received = values_by_microbatch[item.microbatch][item.name] = values.empty(
                 local(like.shape, last - first), like.dtype
             )
-            hand_overs.take(source, received, self._tag(item.microbatch, item.name), turn.tick)
-        executable, buffers = self._prepare(turn)
+            p2p.receive(source, received, self._tag(item.microbatch, item.name), task.tick)
+        executable, buffers = self._prepare(task)
         for name, buffer in buffers.items():
             if name == FIRST:
-                values.tell(buffer, turn.microbatch == 0)
+                values.tell(buffer, task.microbatch == 0)
             else:
                 values.load(buffer, stored[name])
-        executable.run([start + begin] if ROWS in piece.program.inputs else [0])
+        executable.run([start + begin] if ROWS in subgraph.program.inputs else [0])
         outputs = values.outputs_of(executable)
-        for name, stages in piece.gives.items():
+        for name, stages in subgraph.sends.items():
             for stage in stages:
-                hand_overs.give(stage, outputs[name], self._tag(turn.microbatch, name))
+                p2p.send(stage, outputs[name], self._tag(task.microbatch, name))
         for name in outputs:
-            if name in self._read and name not in piece.drops:
+            if name in self._read and name not in subgraph.frees:
                 stored[name] = values.keep(outputs[name])
-        for name in piece.drops:
+        for name in subgraph.frees:
             if name in stored:
                 values.drop(stored.pop(name))
-        results = [name for name in piece.program.outputs if name in self._results]
+        results = [name for name in subgraph.program.outputs if name in self._results]
         if results:
             self._sources |= dict.fromkeys(results, values.results(executable, outputs))
 
     def _tag(self, microbatch: int, name: str) -> int:
-        tags = self._course.tags
+        tags = self._schedule.tags
         return (microbatch * len(tags) + tags[name]) % _TAGS
 
     def close(self) -> None:
-        """Release the prepared pieces."""
+        """Release the prepared subgraphs."""
         for executable, _ in self._prepared.values():
             executable.close()
         self._on_device.clear()
 
 
-def _counted(turns: Sequence[Turn]) -> dict[Piece, int]:
-    counts: dict[Piece, int] = {}
-    for turn in turns:
-        counts[turn.piece] = counts.get(turn.piece, 0) + 1
+def _counted(tasks: Sequence[Task]) -> dict[Subgraph, int]:
+    counts: dict[Subgraph, int] = {}
+    for task in tasks:
+        counts[task.subgraph] = counts.get(task.subgraph, 0) + 1
     return counts
 
 
@@ -176,7 +177,7 @@ def _reads_first_row(program: Program) -> bool:
 
 
 class _Values(ABC):
-    """Storage of the tensors that a stage's pieces pass to each other."""
+    """Storage of the tensors that a stage's subgraphs pass to each other."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -187,19 +188,19 @@ class _Values(ABC):
 
     @abstractmethod
     def load(self, buffer: Buffer, value: Any) -> None:
-        """Copy a value into an input of a piece."""
+        """Copy a value into an input of a subgraph."""
 
     @abstractmethod
     def tell(self, buffer: Buffer, truth: bool) -> None:
-        """Write a truth value into an input of a piece."""
+        """Write a truth value into an input of a subgraph."""
 
     @abstractmethod
     def outputs_of(self, executable: Executable) -> Mapping[str, Any]:
-        """Return a piece's contiguous outputs, valid until it runs again unless kept."""
+        """Return a subgraph's contiguous outputs, valid until it runs again unless kept."""
 
     @abstractmethod
     def keep(self, value: Any) -> Any:
-        """Return a value that later pieces can read."""
+        """Return a value that later subgraphs can read."""
 
     @abstractmethod
     def drop(self, value: Any) -> None:
@@ -207,7 +208,7 @@ class _Values(ABC):
 
     @abstractmethod
     def results(self, executable: Executable, outputs: Mapping[str, Any]) -> Mapping[str, Array]:
-        """Return results of a piece that runs once a step, on the host."""
+        """Return results of a subgraph that runs once a step, on the host."""
 
 
 class _OnHost(_Values):

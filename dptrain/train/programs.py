@@ -29,7 +29,7 @@ from dptrain.program.body import with_steps
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
 from dptrain.program.passes import rewritten
-from dptrain.program.pipeline.schedule import Course, course_of, microbatches_of
+from dptrain.program.pipeline.schedule import PipelineSchedule, microbatches_of, schedule_of
 from dptrain.program.pipeline.stage_assignment import cut_into_stages
 from dptrain.program.program import ROWS, Program, trace
 from dptrain.program.sharding import messages
@@ -178,10 +178,10 @@ class Programs:
             sent: dict[str, Any] = {"bucket_bytes": self._bucket_bytes, "comm_dtype": self._comm_dtype}
             placed = place(program, step.totals, **sent) if whole else self._of_rank(program, step.totals, sent)
             if self._has_stages:
-                self._course(placed, self.comm.replicas == 1)  # now: an error in it is one of all ranks
+                self._schedule(placed, self.comm.replicas == 1)  # now: an error in it is one of all ranks
             depends = self._has_stages or _depends_on_batches(program, placed, step.totals)
             traced = _Traced(names, depends)
-            if not program.for_one_size:
+            if not program.shape_specialised:
                 self._any_size_cache[any_size] = placed, traced
             self._accessed |= dict.fromkeys(program.state)
         self._traced[placed] = traced
@@ -222,23 +222,25 @@ class Programs:
     ) -> Executable:
         sharding, alone = self.sharding, comm is None or comm.replicas == 1
         assert sharding is not None
-        course, parts = self._course(program, alone), sharding.parts(sharding.owners(program.state))
-        self._sums |= dict.fromkeys(course.sums)
+        schedule, parts = self._schedule(program, alone), sharding.parts(sharding.owners(program.state))
+        self._sums |= dict.fromkeys(schedule.accumulators)
         place: dict[str, Any] = {"rows": rows, "first_row": first_row, "alone": alone, "parts": parts}
-        return PipelineExecutable(course, program, self.backend, arrays, comm=sharding.comm, **place)
+        return PipelineExecutable(schedule, program, self.backend, arrays, comm=sharding.comm, **place)
 
-    def _course(self, program: PlacedProgram, alone: bool) -> Course:
+    def _schedule(self, program: PlacedProgram, alone: bool) -> PipelineSchedule:
         """Return the pipeline schedule of a step."""
         assert self.sharding is not None
-        microbatches = self._microbatches_of(program.rows) if program.of_weights else 1
+        microbatches = self._microbatches_of(program.rows) if program.weight_gradients else 1
         key = "pipeline", microbatches, alone
         if key not in program.lowered:
             owners = self.sharding.owners(program.state)
-            program.lowered[key] = course_of(program, owners, self.sharding.stages, microbatches, alone=alone)
-        course: Course = program.lowered[key]
-        if course.why_whole and self._microbatches is not None:
-            raise ConfigError(f"microbatches = {self._microbatches}: {course.why_whole}; leave it out, or choose 1")
-        return course
+            program.lowered[key] = schedule_of(program, owners, self.sharding.stages, microbatches, alone=alone)
+        schedule: PipelineSchedule = program.lowered[key]
+        if schedule.why_undivided and self._microbatches is not None:
+            raise ConfigError(
+                f"microbatches = {self._microbatches}: {schedule.why_undivided}; leave it out, or choose 1"
+            )
+        return schedule
 
     def local(self, variables: Iterable[Variable]) -> list[Variable]:
         """Return this rank's variables in memory: the parts of the sharded ones."""
@@ -265,7 +267,7 @@ class Programs:
             return False
         placed, traced = self._placed_and_traced(step, batch, batch_rows)
         if traced.by_row is None:
-            traced.by_row = _computes_rows(placed) and not placed.for_one_size
+            traced.by_row = _computes_rows(placed) and not placed.shape_specialised
         return traced.by_row
 
     def depends_on_batches(self, step: Step, batch: BatchSpec, batch_rows: int) -> bool:
@@ -571,7 +573,7 @@ def _depends_on_batches(program: Program, placed: PlacedProgram, totals: Collect
     counts_batches = bool(placed.updates.keys() - placed.summed)
     draws = any(tensor.op is not None and tensor.op.by_row for tensor in with_steps(placed.tensors))
     return (
-        program.for_one_size
+        program.shape_specialised
         or counts_batches
         or draws
         or messages.count(placed) > 0

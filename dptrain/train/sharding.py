@@ -11,7 +11,7 @@ from dptrain.comm.mesh import BATCH, STAGE, MeshCommunicator
 from dptrain.distribution.placing import layout_of
 from dptrain.optimizers.base import Optimizer
 from dptrain.program.pipeline.stage_assignment import with_slots
-from dptrain.program.sharding.local import Place
+from dptrain.program.sharding.local import MeshPosition
 from dptrain.program.sharding.mesh import Axes
 from dptrain.program.sharding.messages import whole_of
 from dptrain.program.tensor import Array, Variable
@@ -41,7 +41,7 @@ class Owner(Protocol):
 def layouts_of(
     owner: Owner,
     variables: Iterable[Variable],
-    place: Place,
+    place: MeshPosition,
     shards: Sharded | None,
     requested: Callable[[Variable, Variable | None], Axes | None],
 ) -> dict[Variable, Axes]:
@@ -84,7 +84,7 @@ class Sharding:
 
     def __init__(self, comm: MeshCommunicator, owner: Owner, shards: Sharded | None) -> None:
         self.comm, self._owner, self._shards = comm, owner, shards
-        self.place = Place(comm.lengths, comm.coordinates)
+        self.place = MeshPosition(comm.lengths, comm.coordinates)
         self._parts: dict[Variable, Variable] = {}
         self._homes: dict[Variable, Home] = {}
         self._stages: dict[Variable, int] = {}  # of weights

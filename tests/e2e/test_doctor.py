@@ -350,7 +350,7 @@ def test_a_gpu_that_computes_wrongly(monkeypatch):
     context.pycuda = (0, "1")
     for kind, state in ((CpuBackend, "ok"), (Wrong, "bad")):
         monkeypatch.setattr(doctor.backends, "create", lambda *_, made=kind, **__: made())
-        row, backend = doctor.try_gpu(context, doctor.Place())
+        row, backend = doctor.try_gpu(context, doctor.DeviceAssignment())
         assert (row.state, backend is None) == (state, state == "bad")
 
 

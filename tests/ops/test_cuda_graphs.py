@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from dptrain.backend.cuda.graphs import Graph, capture
+from dptrain.backend.cuda.graphs import CudaGraph, capture
 from dptrain.errors import DeviceError
 from tests.ops.conftest import no_cuda
 
@@ -170,7 +170,7 @@ def test_a_closed_graph_is_not_launched(streams):
     graph.launch(streams[0])
     graph.close()
     graph.close()
-    for dead in (graph, Graph()):
+    for dead in (graph, CudaGraph()):
         with pytest.raises(DeviceError, match="a CUDA graph is launched after it was closed"):
             dead.launch(streams[0])
 

@@ -12,7 +12,7 @@ from dptrain.backend.cuda.compose import Composition
 from dptrain.layers import Layer
 from dptrain.ops.common import broadcast_shape, elementwise, first_dtype, floating_dtype
 from dptrain.program.codegen.fuse import fuse
-from dptrain.program.codegen.index_expr import after
+from dptrain.program.codegen.index_expr import offset_by
 from dptrain.program.codegen.kernels import Loop
 from dptrain.program.codegen.views import IndexMap
 from dptrain.program.dims import Dim
@@ -81,7 +81,7 @@ backwards_op = Op(
     dtype=first_dtype,
     linear="each",
     lowering=ViewMap(
-        lambda made: [*map(IndexMap, range(made.ndim - 1)), IndexMap(made.ndim - 1, after((N - 1, 0)), -1)]
+        lambda made: [*map(IndexMap, range(made.ndim - 1)), IndexMap(made.ndim - 1, offset_by((N - 1, 0)), -1)]
     ),
 )
 
@@ -103,7 +103,7 @@ tallest_op = Op(
     tallest,
     shape=lambda shape, *, axis: shape[1:],
     letters="rc->c",
-    joins="max",
+    partial_reduce="max",
     dtype=first_dtype,
     lowering=Reduction("max"),
     ends_gradients=True,

@@ -10,7 +10,7 @@ import pytest
 from dptrain.backend.cpu import compile as compiling
 from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.program.dims import Dim
-from dptrain.program.execute import Executable, HostMemory, evaluate
+from dptrain.program.execute import HostMemory, ReferenceExecutable, evaluate
 from dptrain.program.program import ROWS, Program
 from dptrain.program.sharding.mesh import PlacedProgram
 from dptrain.program.sharding.placement import place
@@ -86,9 +86,9 @@ def joined(case: Case, found: Sequence[Mapping[str, Array]], rank: int) -> dict[
     return whole
 
 
-def by_numpy(program: Program, values: Mapping[str, Array], **place: Any) -> Executable:
+def by_numpy(program: Program, values: Mapping[str, Array], **place: Any) -> ReferenceExecutable:
     """Return a program prepared for NumPy."""
-    return Executable(program, HostMemory(), values, **place)
+    return ReferenceExecutable(program, HostMemory(), values, **place)
 
 
 def compiled(threads: int = 1, join: bool = True) -> Make:

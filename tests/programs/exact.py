@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.program.body import body_of, has_body
-from dptrain.program.lowering import Convolution, Repeat, lowering_of
+from dptrain.program.lowering import ConvolutionLowering, Repeat, lowering_of
 from dptrain.program.program import Program
 from dptrain.program.tensor import Array, Tensor, Variable, tracing
 from dptrain.program.types import is_half
@@ -225,7 +225,7 @@ def _is_computed(tensor: Tensor) -> bool:
 def _is_tiled(tensor: Tensor) -> bool:
     """Whether a CPU computes a convolution in tiles, in which pixels take part whose sum is 0."""
     lowering = lowering_of(tensor)
-    return isinstance(lowering, Convolution) and lowering.implementation(tensor) == "winograd"
+    return isinstance(lowering, ConvolutionLowering) and lowering.implementation(tensor) == "winograd"
 
 
 def _around(images: Array) -> Array:

@@ -6,7 +6,7 @@ from itertools import pairwise, permutations
 import numpy as np
 
 from dptrain.program.dims import Dim
-from dptrain.program.lowering import Convolution, HostCall
+from dptrain.program.lowering import ConvolutionLowering, HostCall
 from dptrain.program.program import Program
 from dptrain.program.sharding.messages import stages
 from dptrain.program.sharding.placement import place
@@ -82,7 +82,7 @@ def _of_tensor(one: Tensor) -> Iterator[str]:
         yield from ["dilation of height"] if height > 1 and shapes[1][0] > 1 else []
         yield from ["dilation of width"] if width > 1 and shapes[1][1] > 1 else []
     if name in ("conv2d", "conv2d_input") and shapes[1][:2] == (3, 3) and min(shapes[1][2:]) >= 32:
-        assert isinstance(one.op.lowering, Convolution)
+        assert isinstance(one.op.lowering, ConvolutionLowering)
         tiled = one.op.lowering.implementation(one) == "winograd"
         yield f"{name} of many channels {'in tiles' if tiled else 'as patches'}"
     if name == "conv2d_input" and max(one.attributes["strides"]) > 1:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.backend.cpu.compiled import CompiledExecutable
-from dptrain.program.codegen.kernels import Kernel, Loop, Product, Repeat
+from dptrain.program.codegen.kernels import Kernel, Loop, ProductKernel, RepeatKernel
 from dptrain.program.execute import _Loop
 from dptrain.program.program import ROWS
 from dptrain.program.shapes import local
@@ -42,22 +42,24 @@ class InterpretedExecutable(CompiledExecutable):
         if starts:
             self.outputs = {name: view.copy() for name, view in self._results.items()}
 
-    def _repeat(self, kernel: Repeat) -> None:
+    def _repeat(self, kernel: RepeatKernel) -> None:
         made = next(iter(kernel.values.values()))
         out = {number: self._array(one) for number, one in kernel.values.items()}
         inputs = [self._strided(view, one) for view, one in zip(kernel.reads, made.inputs, strict=True)]
         _Loop(made, out, self._batch_rows, self._rows, self._first_row, None).execute(inputs)
 
     def _execute(self, kernel: Kernel) -> None:
-        if isinstance(kernel, Repeat):
+        if isinstance(kernel, RepeatKernel):
             self._repeat(kernel)
             return
         members = kernel.members if isinstance(kernel, Loop) else [kernel]
         for one in members:
-            tensor = one.product if isinstance(one, Product) else one.tensor
+            tensor = one.product if isinstance(one, ProductKernel) else one.tensor
             reads = [self.fused.views[read] for read in tensor.inputs] if isinstance(kernel, Loop) else kernel.reads
             inputs = [self._strided(view, read) for view, read in zip(reads, tensor.inputs, strict=True)]
-            if isinstance(kernel, Product):  # halves give the bits of their copies, where NumPy would round each sum
+            if isinstance(
+                kernel, ProductKernel
+            ):  # halves give the bits of their copies, where NumPy would round each sum
                 inputs = [one.astype(np.float32) if is_half(one.dtype) else one for one in inputs]
             assert tensor.op is not None
             assert tensor.op is not OWN_PART

@@ -10,7 +10,7 @@ from dptrain.comm.mesh import BATCH, MeshCommunicator
 from dptrain.program.dims import Dim
 from dptrain.program.execute import HostMemory
 from dptrain.program.program import Program
-from dptrain.program.sharding.local import Place, localized
+from dptrain.program.sharding.local import MeshPosition, localized
 from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Array, Variable
 from tests.programs.case import Case
@@ -29,7 +29,7 @@ class _OfRank:
         summands: names of those that ranks along `BATCH` have summands of.
     """
 
-    place: Place
+    place: MeshPosition
     values: dict[str, Array]
     summands: frozenset[str]
 
@@ -49,7 +49,7 @@ def run_on_mesh(case: Case, make: Make, traced_for: int | None = None) -> dict[s
     other = case if traced_for is None else replace(case, lengths={**case.lengths, "n": traced_for})
 
     def work(comm: MeshCommunicator) -> _OfRank:
-        at, replica, program = Place(comm.lengths, comm.coordinates), comm.replica, other.trace()
+        at, replica, program = MeshPosition(comm.lengths, comm.coordinates), comm.replica, other.trace()
         layouts = {one: case.layouts[one.name] for one in program.state if one.name in case.layouts}
         parts = {one: Variable(one.numpy()[at.key(one.shape, axes)], one.name) for one, axes in layouts.items()}
         summed = [one for one in program.state if one.name in case.summed]
@@ -105,7 +105,7 @@ def wrong_on_mesh(case: Case, *, compiles: bool) -> str:
     except Exception as error:
         return f"trace: {type(error).__name__}: {error}"
     ways: dict[str, Callable[[], Mapping[str, Array]]] = {"NumPy on a mesh": lambda: run_on_mesh(case, by_numpy)}
-    if not program.for_one_size:
+    if not program.shape_specialised:
         ways["NumPy on a mesh, for other rows"] = lambda: run_on_mesh(case, by_numpy, case.rows + 3)
     ways["fused on a mesh"] = lambda: run_on_mesh(case, interpreted)
     if compiles:

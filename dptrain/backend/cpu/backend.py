@@ -38,11 +38,11 @@ def wants_compiled(choice: bool | Literal["auto"]) -> bool | None:
     return bool(choice) if choice != "auto" else {"0": False, "1": True}.get(os.environ.get("DPTRAIN_JIT_COMPILE", ""))
 
 
-class NumpyExecutable(execute.Executable):
+class NumpyExecutable(execute.ReferenceExecutable):
     """Ops by NumPy in the floating-point environment of a GPU, in which denormals are zero."""
 
     def run(self, starts: Sequence[int] = (0,)) -> None:
-        """See `execute.Executable`."""
+        """See `execute.ReferenceExecutable`."""
         with flush_to_zero():
             super().run(starts)
 

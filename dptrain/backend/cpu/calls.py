@@ -4,12 +4,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from dptrain.program.codegen.cpp import ctype, extents, has_types, place_text
-from dptrain.program.codegen.index_expr import NOWHERE, Axis, after, along, extent, merged
+from dptrain.program.codegen.cpp import ctype, has_types, index_text, numel_text
+from dptrain.program.codegen.index_expr import ZERO_INDEX, Axis, numel, offset_by, ravel, symbol
 from dptrain.program.codegen.kernels import Call
 from dptrain.program.codegen.views import View, key_maps, part_of
 from dptrain.program.dims import Dim
-from dptrain.program.lowering import Attention, Convolution, Insert, Join, RandomBits, Scatter, Windows, lowering_of
+from dptrain.program.lowering import (
+    AttentionLowering,
+    ConvolutionLowering,
+    Insert,
+    Join,
+    RandomBits,
+    Scatter,
+    Windows,
+    lowering_of,
+)
 from dptrain.program.shapes import Shape, is_one, row_axis
 from dptrain.program.tensor import Tensor
 
@@ -55,7 +64,7 @@ def call_text(call: Call, numbers: Numbers, epilogue: Callable[[], Epilogue | No
         return _joined(call, numbers)
     if isinstance(op.lowering, Insert):
         scalar, part = ctype(tensor.dtype), part_of(tensor, key_maps(tensor.attributes["key"]), tensor.inputs[0].ndim)
-        fill = f"  dp_fill<{scalar}>({numbers.address(tensor, True)}, {extents(tensor.shape)}, 0);\n"
+        fill = f"  dp_fill<{scalar}>({numbers.address(tensor, True)}, {numel_text(tensor.shape)}, 0);\n"
         return fill + _copied(part, call.reads[0], tensor.inputs[0].shape, numbers)
     if not all(view.is_whole(one.shape) for view, one in zip(call.reads, tensor.inputs, strict=True)):
         return None
@@ -65,41 +74,41 @@ def call_text(call: Call, numbers: Numbers, epilogue: Callable[[], Epilogue | No
         return None
     pointers = [numbers.address(view.root, False) for view in call.reads]
     made = arguments.format(*pointers, out=numbers.address(tensor, True))
-    takes = isinstance(op.lowering, Convolution) and op.lowering.makes != "kernel"
+    takes = isinstance(op.lowering, ConvolutionLowering) and op.lowering.makes != "kernel"
     then = epilogue() if takes else None
     return f"  {made};\n" if then is None else f"  {then.after(f'{made[:-1]}, then)')}\n"
 
 
 def _copied(to: View, of: View, shape: Shape, numbers: Numbers) -> str:
     """Return loops that copy elements from one view to another, both read along the same axes."""
-    indices = [along(Axis(f"i{axis}", extent((n,)))) for axis, n in enumerate(shape)]
+    indices = [symbol(Axis(f"i{axis}", numel((n,)))) for axis, n in enumerate(shape)]
     lines = [
-        f"{'  ' * depth}for (int64_t i{axis} = 0; i{axis} < {extents((shape[axis],))}; ++i{axis})\n"
+        f"{'  ' * depth}for (int64_t i{axis} = 0; i{axis} < {numel_text((shape[axis],))}; ++i{axis})\n"
         for depth, axis in enumerate((axis for axis, n in enumerate(shape) if not is_one(n)), 1)
     ]
     indent = "  " * (len(lines) + 1)
     if lines:
         lines.insert(-1, "DP_LOOP\n")
     target, source = (
-        f"({numbers.address(one.root, one is to)})[{place_text(one.place.at(indices))}]" for one in (to, of)
+        f"({numbers.address(one.root, one is to)})[{index_text(one.place.at(indices))}]" for one in (to, of)
     )
     return f"{''.join(lines)}{indent}{target} = {source};\n"
 
 
 def _joined(call: Call, numbers: Numbers) -> str:
     tensor, axis = call.tensor, call.tensor.attributes["axis"]
-    start, lines = NOWHERE, []
+    start, lines = ZERO_INDEX, []
     for view, one in zip(call.reads, tensor.inputs, strict=True):
-        axes = [along(Axis(n)) for n in range(tensor.ndim)]
+        axes = [symbol(Axis(n)) for n in range(tensor.ndim)]
         axes[axis] += start
-        lines.append(_copied(View(tensor, merged(axes, tensor.shape)), view, one.shape, numbers))
-        start += after(extent(one.shape[axis : axis + 1]))
+        lines.append(_copied(View(tensor, ravel(axes, tensor.shape)), view, one.shape, numbers))
+        start += offset_by(numel(one.shape[axis : axis + 1]))
     return "".join(lines)
 
 
 def _random_bits(call: Call, numbers: Numbers) -> str:
     own = call.tensor.attributes
-    rows, features = (extents((n,)) for n in own["shape"])
+    rows, features = (numel_text((n,)) for n in own["shape"])
     counted = row_axis(call.tensor.shape)
     first = f"first_row * {_scale(call.tensor.shape[counted])}" if counted is not None else "0"
     seed = numbers.seed(int(own["seed"]))
@@ -116,7 +125,7 @@ def _scale(n: int) -> int:
 def _add_rows(call: Call, numbers: Numbers) -> str:
     values, places = call.tensor.inputs
     length, *rest = call.tensor.shape
-    sizes = [extents((length,)), extents(rest), extents(places.shape)]
+    sizes = [numel_text((length,)), numel_text(rest), numel_text(places.shape)]
     types = f"{ctype(values.dtype)}, {ctype(places.dtype)}"
     return f"dp_add_rows<{types}>(c, {{out}}, {sizes[0]}, {sizes[1]}, {{0}}, {{1}}, {sizes[2]})"
 
@@ -130,10 +139,10 @@ def _windows(call: Call, numbers: Numbers) -> str | None:
     if any(one.dtype != tensor.dtype for one in tensor.inputs) or (kernel and tensor.dtype.kind != "f"):
         return None
     window = f"dp_Window{{{{{', '.join(map(str, op.lowering.numbers(tensor)))}}}}}"
-    sizes = ", ".join([extents(image[:1]), *(extents((n,)) for n in kernel[2:] or image[3:])])
+    sizes = ", ".join([numel_text(image[:1]), *(numel_text((n,)) for n in kernel[2:] or image[3:])])
     given = ", ".join(f"{{{n}}}" for n in range(len(tensor.inputs)))
     types = ctype(tensor.dtype)
-    if not isinstance(op.lowering, Convolution):
+    if not isinstance(op.lowering, ConvolutionLowering):
         channels = image[3]
         # Of other numbers, compilers make code of single elements where they know them; pooling has vectors of its own.
         known = not isinstance(channels, Dim) and not (kernel and channels % 8)
@@ -147,16 +156,18 @@ def _attention(call: Call, numbers: Numbers) -> str | None:
     """Of a gradient, only the values that are read are computed."""
     tensor = call.tensor
     lowering, inputs = lowering_of(tensor), tensor.inputs
-    assert isinstance(lowering, Attention)
+    assert isinstance(lowering, AttentionLowering)
     count = 4 if lowering.gradient else 3
     if tensor.dtype.name not in ("float32", "float64") or any(one.dtype != tensor.dtype for one in inputs[:count]):
         return None
     scalar, (q, k, v) = ctype(tensor.dtype), inputs[count - 3 : count]
-    sizes = ", ".join(extents((n,)) for n in (q.shape[0], q.shape[2], q.shape[1], k.shape[1], q.shape[3], v.shape[3]))
+    sizes = ", ".join(
+        numel_text((n,)) for n in (q.shape[0], q.shape[2], q.shape[1], k.shape[1], q.shape[3], v.shape[3])
+    )
     mask = "dp_Mask{nullptr, 0, 0, 0, 0}"
     if len(inputs) > count:
         shape = inputs[count].shape
-        pitches = ["0" if is_one(n) else extents(shape[axis + 1 :]) for axis, n in enumerate(shape)]
+        pitches = ["0" if is_one(n) else numel_text(shape[axis + 1 :]) for axis, n in enumerate(shape)]
         mask = f"dp_Mask{{{{(const bool *){{{count}}}, {', '.join(pitches)}}}}}"
     else:
         mask = mask.replace("{", "{{").replace("}", "}}")
@@ -173,6 +184,6 @@ _ARGUMENTS: dict[type, Callable[[Call, Numbers], str | None]] = {
     RandomBits: _random_bits,
     Scatter: _add_rows,
     Windows: _windows,
-    Convolution: _windows,
-    Attention: _attention,
+    ConvolutionLowering: _windows,
+    AttentionLowering: _attention,
 }

@@ -25,14 +25,24 @@ from dptrain.program.codegen.cpp import (
     Ex,
     ctype,
     element,
-    extents,
+    index_text,
     known_number,
     length_text,
     literal,
-    place_text,
+    numel_text,
 )
-from dptrain.program.codegen.index_expr import NOTHING, NOWHERE, ONE, Axis, Place, after, along, extent, times
-from dptrain.program.codegen.kernels import Call, Fused, Kernel, Loop, Member, Product, Repeat
+from dptrain.program.codegen.index_expr import (
+    NOTHING,
+    ONE,
+    ZERO_INDEX,
+    Axis,
+    IndexExpr,
+    numel,
+    numel_product,
+    offset_by,
+    symbol,
+)
+from dptrain.program.codegen.kernels import Call, Fused, Kernel, Loop, LoopMember, ProductKernel, RepeatKernel
 from dptrain.program.codegen.statements import Statements
 from dptrain.program.codegen.views import View, marked, matrix, space_of, whole
 from dptrain.program.dims import Dim
@@ -206,11 +216,11 @@ class _Writer:
                 called = f"dp_rows(c, {given}, {name}, {loop.parts}, {loop.operations});"
             else:
                 called = f"{name}(c, {given});"
-        elif isinstance(kernel, Repeat):
+        elif isinstance(kernel, RepeatKernel):
             called = f"{self._repeat(kernel)}(c);"
         else:
             then = partial(self._epilogue, kernel, follower, numbers)
-            if isinstance(kernel, Product):
+            if isinstance(kernel, ProductKernel):
                 body: str | None = self._product(kernel, numbers, then())
             else:
                 body = call_text(kernel, numbers, then)
@@ -219,7 +229,7 @@ class _Writer:
             called = f"{self._define(body)}(c, {self._give(numbers)});"
         return called if self._is_needed(kernel) else f"if (last) {called}"
 
-    def _repeat(self, kernel: Repeat) -> str:
+    def _repeat(self, kernel: RepeatKernel) -> str:
         """Write the function of a loop's steps; return its name.
 
         It moves pointers: to the slices of a step, to where it stacks what it makes, and from a carry to the next one.
@@ -290,7 +300,7 @@ class _Writer:
         """Whether a kernel is executed in every step, not in the last alone."""
         return any(tensor in self.fused.every_step for tensor in kernel.tensors)
 
-    def _epilogue(self, kernel: Product | Call, loop: Kernel | None, numbers: Numbers) -> Epilogue | None:
+    def _epilogue(self, kernel: ProductKernel | Call, loop: Kernel | None, numbers: Numbers) -> Epilogue | None:
         """Write the function of a loop that the threads of a product or of a convolution can go on with.
 
         Args:
@@ -302,9 +312,9 @@ class _Writer:
             What computes the kernel and then the loop; None where a part of the loop needs more than that part of it.
         """
         tensor = kernel.tensor
-        if not isinstance(loop, Loop) or (isinstance(kernel, Product) and kernel.product.ndim != 2):
+        if not isinstance(loop, Loop) or (isinstance(kernel, ProductKernel) and kernel.product.ndim != 2):
             return None
-        number, power = extent(tensor.shape[1:])
+        number, power = numel(tensor.shape[1:])
         if not power and number < _WIDE:
             return None
         if space_of(loop.space) != marked(tensor.shape) or self._is_needed(loop) != self._is_needed(kernel):
@@ -317,7 +327,7 @@ class _Writer:
             return None
         self.code.epilogues.add(loop)
         name, ending = self._define_loop(text)
-        given, rows = numbers.call(text.numbers), extents(tensor.shape[:1])
+        given, rows = numbers.call(text.numbers), numel_text(tensor.shape[:1])
         if ending is not None:
             return Epilogue(f"dp_then_summed<{name}, {ending}>(c, {given}, {rows}, {text.operations}, {text.summed}, ")
         return Epilogue(f"dp_then<{name}>(c, {given}, {rows}, {text.operations}, ")
@@ -346,7 +356,7 @@ class _Writer:
         moves = []
         for variable, new in self.fused.updates.items():  # what does not lie in the state itself
             old = self.fused.program.state[variable]
-            to, of, size = self.slot(old), self.slot(new), f"{extents(old.shape)} * {old.dtype.itemsize}"
+            to, of, size = self.slot(old), self.slot(new), f"{numel_text(old.shape)} * {old.dtype.itemsize}"
             moves.append(f"  if (c.p[{to}] != c.p[{of}]) memcpy(c.p[{to}], c.p[{of}], {size});\n")
         return (
             f'extern "C" void moves(Context &c) {{\n{"".join(moves)}}}\n\n'
@@ -373,11 +383,11 @@ class _Writer:
         self.code.seeds.append(value)
         return len(self.code.seeds) - 1
 
-    def _product(self, product: Product, numbers: Numbers, epilogue: Epilogue | None) -> str:
+    def _product(self, product: ProductKernel, numbers: Numbers, epilogue: Epilogue | None) -> str:
         tensor, (x1, x2) = product.product, product.reads
         a, b = tensor.inputs
         rank = tensor.ndim
-        m, n, k = (extent(shape) for shape in (tensor.shape[-2:-1], tensor.shape[-1:], a.shape[-1:]))
+        m, n, k = (numel(shape) for shape in (tensor.shape[-2:-1], tensor.shape[-1:], a.shape[-1:]))
         axes = [
             [
                 axis + rank - one.ndim if axis >= one.ndim - 2 or not is_one(one.shape[axis]) else None
@@ -394,24 +404,24 @@ class _Writer:
         # Batches of rows that meet one matrix are rows of one batch.
         adds = product.tensor is not tensor
         while not adds and outer and strides[1][outer[-1]] == NOTHING and not of_a[0]:
-            if strides[0][outer[-1]] != times(of_a[1], m):
+            if strides[0][outer[-1]] != numel_product(of_a[1], m):
                 break
-            m = times(m, extent((tensor.shape[outer.pop()],)))
+            m = numel_product(m, numel((tensor.shape[outer.pop()],)))
         # Matrices whose lines follow each other are one.
         step = x1.strides(a.ndim)[-1], x2.strides(b.ndim)[-2]
-        while adds and outer and all(strides[n][outer[-1]] == times(step[n], k) for n in range(2)):
-            k = times(k, extent((tensor.shape[outer.pop()],)))
+        while adds and outer and all(strides[n][outer[-1]] == numel_product(step[n], k) for n in range(2)):
+            k = numel_product(k, numel((tensor.shape[outer.pop()],)))
         lines, indent = [], "  "
         target, adding = numbers.address(product.tensor, True), "true" if adds and outer else "false"
         if adds and outer:
-            lines.append(f"  dp_fill<{ctype(tensor.dtype)}>({target}, {extents(product.tensor.shape)}, 0);\n")
+            lines.append(f"  dp_fill<{ctype(tensor.dtype)}>({target}, {numel_text(product.tensor.shape)}, 0);\n")
         for axis in outer:
-            length = extents((tensor.shape[axis],))
+            length = numel_text((tensor.shape[axis],))
             lines.append(f"{indent}for (int64_t k{axis} = 0; k{axis} < {length}; ++k{axis})\n")
             indent += "  "
-        first = [along(Axis(f"k{axis}")) if axis in outer else NOWHERE for axis in range(rank)]
-        pointers = [f"{numbers.address(view.root, False)} + {place_text(view.place.at(first))}" for view in reads]
-        pointers.append(target if adds else f"{target} + {place_text(whole(tensor).place.at(first))}")
+        first = [symbol(Axis(f"k{axis}")) if axis in outer else ZERO_INDEX for axis in range(rank)]
+        pointers = [f"{numbers.address(view.root, False)} + {index_text(view.place.at(first))}" for view in reads]
+        pointers.append(target if adds else f"{target} + {index_text(whole(tensor).place.at(first))}")
         settings = ", ".join(
             (str(of_a[0]).lower(), str(of_b[0]).lower(), *map(length_text, (m, n, k))),
         )
@@ -445,26 +455,26 @@ class _LoopText(Statements):
         self.numbers, self._loop = numbers, loop
         self._stored = numbers.writer.code.stored
         self._rank, self._row = len(loop.space), len(loop.space) - 1
-        self._lengths = [extent((n,)) for n in loop.space]
+        self._lengths = [numel((n,)) for n in loop.space]
         self._outer = list(range(self._rank - 1))
         self._passes, self._pass = loop.passes(), -1
         self._blocked = _is_blocked(loop)
         self._buffers = self._buffered()
-        self._values: dict[Member, Ex] = {}
+        self._values: dict[LoopMember, Ex] = {}
         self._begin, self._end, self._bottom = list[str](), list[str](), list[str]()
-        self._offsets: dict[Member, int] = {}
+        self._offsets: dict[LoopMember, int] = {}
         self.summed = 0
         for member in loop.members:
             if self._is_summed(member):
                 self._offsets[member] = self.summed
-                self.summed += -(-extent(member.tensor.shape)[0] * member.tensor.dtype.itemsize // 64) * 64
+                self.summed += -(-numel(member.tensor.shape)[0] * member.tensor.dtype.itemsize // 64) * 64
         if all(one.kind == "map" and not _is_by_last(one) for one in loop.members):
             self._collapse(1 if by_row else 0)
         self._start = [
-            along(Axis(f"k{axis}", self._lengths[axis], _ROW)) if axis in self._outer else NOWHERE
+            symbol(Axis(f"k{axis}", self._lengths[axis], _ROW)) if axis in self._outer else ZERO_INDEX
             for axis in range(self._rank)
         ]
-        self._places = [*self._start[:-1], along(Axis("j", self._lengths[self._row], _ELEMENT))] if self._rank else []
+        self._places = [*self._start[:-1], symbol(Axis("j", self._lengths[self._row], _ELEMENT))] if self._rank else []
 
     def text(self) -> str:
         """Return the body of its function."""
@@ -506,7 +516,7 @@ class _LoopText(Statements):
         lines = []
         for member, place in self._offsets.items():
             tensor, scalar = member.tensor, ctype(member.tensor.dtype)
-            size, start = extent(tensor.shape)[0], self._first(member)
+            size, start = numel(tensor.shape)[0], self._first(member)
             lines.append(f"  {scalar} *w{place} = {self.numbers.address(tensor, True)};\n")
             lines.append(f"  dp_fill<{scalar}>(w{place}, {size}, {start});\n")
             lines.append("  for (int64_t q = 0; q < blocks; ++q) {\n")
@@ -518,16 +528,16 @@ class _LoopText(Statements):
     @property
     def rows(self) -> str:
         """The length of its first axis."""
-        return extents(self._loop.space[:1])
+        return numel_text(self._loop.space[:1])
 
     @property
     def ranged(self) -> bool:
         """Whether its function is told which part it executes."""
         return self.summed > 0 or self.shared_axis is not None
 
-    def _is_summed(self, member: Member) -> bool:
+    def _is_summed(self, member: LoopMember) -> bool:
         """Whether a member is a sum that is made of those of blocks of rows, which other members do not change."""
-        number, power = extent(member.tensor.shape)
+        number, power = numel(member.tensor.shape)
         return self._rank > 1 and member.kind == "sum" and 0 not in member.axes and not power and 0 < number <= _SUMMED
 
     @property
@@ -586,11 +596,11 @@ class _LoopText(Statements):
                     found.add(read.tensor)
         return found
 
-    def _takes(self, member: Member) -> bool:
+    def _takes(self, member: LoopMember) -> bool:
         """Whether a member reduces along a row."""
         return member.inner and (member.kind == "reduce" or (member.kind == "sum" and self._row not in member.axes))
 
-    def _lies(self, member: Member, read: Member) -> bool:
+    def _lies(self, member: LoopMember, read: LoopMember) -> bool:
         """Whether a reduction finds a row of another member side by side in memory."""
         stored = read.tensor in self._stored and _accumulated(member) == read.tensor.dtype
         return stored and read.view.strides(self._rank)[self._row] == ONE
@@ -601,14 +611,16 @@ class _LoopText(Statements):
         arrays += [one.view.strides(self._rank) for one in self._loop.members]
         for axis in reversed(range(first, self._rank - 1)):
             inner = axis + 1
-            if all(one[axis] == times(one[inner], extent(self._loop.space[inner : inner + 1])) for one in arrays):
+            if all(
+                one[axis] == numel_product(one[inner], numel(self._loop.space[inner : inner + 1])) for one in arrays
+            ):
                 last = next(n for n in (*self._outer, self._row) if n >= inner)
-                self._lengths[last] = times(self._lengths[last], self._lengths[axis])
+                self._lengths[last] = numel_product(self._lengths[last], self._lengths[axis])
                 self._outer.remove(axis)
 
     # What is read
 
-    def _number(self, member: Member) -> int:
+    def _number(self, member: LoopMember) -> int:
         return self.numbers.name(member.tensor)
 
     def _array(self, root: Tensor, *, written: bool = False) -> str:
@@ -624,7 +636,7 @@ class _LoopText(Statements):
         """Return where a block of a row lies whose elements lie side by side."""
         return f"{self._array(view.root, written=written)} + {self.at(view.place.at(self._start)).text} + jb"
 
-    def _read(self, root: Tensor, place: Place) -> Ex:
+    def _read(self, root: Tensor, place: IndexExpr) -> Ex:
         """Return an element in memory."""
         at = self.at(place)
         return self.let(ctype(root.dtype), f"{_bytes(root, self._array(root))}[{at.text}]", self._at_least(at))
@@ -646,7 +658,7 @@ class _LoopText(Statements):
 
     # What is computed
 
-    def _add(self, member: Member, taken: list[str]) -> None:
+    def _add(self, member: LoopMember, taken: list[str]) -> None:
         if member.kind in ("reduce", "sum"):
             self._reduce(member, taken)
             return
@@ -659,39 +671,39 @@ class _LoopText(Statements):
             self.write(f"{ctype(tensor.dtype)} r{self._number(member)}[{size}];", depth=_TOP)
             self.write(f"r{self._number(member)}[j - jb] = {found.text};")
 
-    def _mapped(self, member: Member) -> str:
+    def _mapped(self, member: LoopMember) -> str:
         last = member.axes[-1] if member.axes else None
         operands = [self._value(view) for view in member.reads]
         return element(member.tensor, operands, _number, "0" if last is None else self.at(self._places[last]).text)
 
-    def _gathered(self, member: Member) -> str:
+    def _gathered(self, member: LoopMember) -> str:
         table, places = member.reads
         batch, shape = _batch_of(member), table.root.shape
-        known = length_text(extent(shape[batch : batch + 1]))
-        length, step = known if batch else self.numbers.table(table.root), extent(shape[batch + 1 :])
+        known = length_text(numel(shape[batch : batch + 1]))
+        length, step = known if batch else self.numbers.table(table.root), numel(shape[batch + 1 :])
         asked, array = self._value(places), self._array(table.root)
         row = self.let("Index", f"dp_row({asked.text}, {length}, c.outside)", self._at_least(asked), "i")
         axis = self._outer[-1] if self._outer else None
         by_row = member.inner and asked.depth == _ROW and not batch
         if by_row and axis is not None and places.strides(self._rank)[axis] == ONE:
-            following = self.at(places.place.at(self._places) + after(ONE)).text
+            following = self.at(places.place.at(self._places) + offset_by(ONE)).text
             coming = f"dp_row({self._array(places.root)}[{following}], {length}, c.outside)"
             prefetched = f"dp_prefetch({array} + {coming} * {length_text(step)}, {length_text(step)});"
             self.write(f"if (k{axis} + 1 < {length_text(self._lengths[axis])}) {prefetched}", depth=_PASS)
-        place = along(Axis(row.text, None, row.depth)).times(step) + table.place.at(self._places)
+        place = symbol(Axis(row.text, None, row.depth)).times(step) + table.place.at(self._places)
         return f"{array}[{self.at(place).text}]"
 
-    def _store(self, member: Member, value: Ex) -> None:
+    def _store(self, member: LoopMember, value: Ex) -> None:
         """Write what a member is into memory, if it has any."""
         if member.tensor in self._stored:
             array = _bytes(member.tensor, self._array(member.tensor, written=True), written=True)
             self.write(f"{self._target(member, array)} = {value.text};")
         self._values[member] = value
 
-    def _target(self, member: Member, array: str) -> str:
+    def _target(self, member: LoopMember, array: str) -> str:
         return f"{array}[{self.at(member.view.place.at(self._places)).text}]"
 
-    def _reduce(self, member: Member, taken: list[str]) -> None:
+    def _reduce(self, member: LoopMember, taken: list[str]) -> None:
         own, join = self._number(member), _join(member)
         dtype = _accumulated(member)
         if not self._takes(member):
@@ -708,7 +720,7 @@ class _LoopText(Statements):
         self.write(f"{declared};", depth=_PASS)
         taken.append(f"s{own}.add({self._vector(member, dtype)}, m);")
 
-    def _complete(self, member: Member) -> None:
+    def _complete(self, member: LoopMember) -> None:
         """Write what a reduction along a row has made."""
         total, kind = f"s{self._number(member)}.total()", ctype(member.tensor.dtype)
         if member.kind == "sum":
@@ -716,7 +728,7 @@ class _LoopText(Statements):
         else:
             self._store(member, self.let(kind, f"({kind}){total}", _PASS, "t")._replace(computed=True))
 
-    def _vector(self, member: Member, dtype: DType) -> str:
+    def _vector(self, member: LoopMember, dtype: DType) -> str:
         """Return where the elements of a row lie side by side that a reduction takes up."""
         view = member.reads[0]
         read = self._loop.member(view.root)
@@ -733,7 +745,7 @@ class _LoopText(Statements):
         self.write(f"{own}[j - jb] = ({scalar}){self._value(view).text};")
         return own
 
-    def _accumulate(self, member: Member, value: str) -> None:
+    def _accumulate(self, member: LoopMember, value: str) -> None:
         """Take a value up in a sum that is complete after the loop."""
         tensor = member.tensor
         scalar, start = ctype(tensor.dtype), self._first(member)
@@ -748,15 +760,15 @@ class _LoopText(Statements):
             first.append(f"{scalar} {target} = {start};")
             last.append(f"*{array} = {target};")
         else:
-            first.append(f"dp_fill<{scalar}>({array}, {extents(tensor.shape)}, {start});")
+            first.append(f"dp_fill<{scalar}>({array}, {numel_text(tensor.shape)}, {start});")
             target = self._target(member, array)
         self.write(f"{target} = {self._joined(member, target, value)};")
 
-    def _first(self, member: Member) -> str:
+    def _first(self, member: LoopMember) -> str:
         """Return what a reduction begins with."""
         return "0" if _join(member) == "sum" else f"dp_lowest<{ctype(member.tensor.dtype)}>()"
 
-    def _joined(self, member: Member, one: str, other: str) -> str:
+    def _joined(self, member: LoopMember, one: str, other: str) -> str:
         """Return what a reduction makes of two values."""
         scalar = ctype(member.tensor.dtype)
         return f"{one} + {other}" if _join(member) == "sum" else f"dp_maximum<{scalar}>({one}, {other})"
@@ -764,7 +776,7 @@ class _LoopText(Statements):
 
 def _nbytes(tensor: Tensor) -> str:
     """Return the bytes of a tensor as C++."""
-    return f"{extents(tensor.shape)} * {tensor.dtype.itemsize}"
+    return f"{numel_text(tensor.shape)} * {tensor.dtype.itemsize}"
 
 
 def _bytes(root: Tensor, array: str, *, written: bool = False) -> str:
@@ -772,25 +784,25 @@ def _bytes(root: Tensor, array: str, *, written: bool = False) -> str:
     return array if root.dtype != np.bool_ else f"(({'' if written else 'const '}unsigned char *){array})"
 
 
-def _batch_of(member: Member) -> int:
+def _batch_of(member: LoopMember) -> int:
     """Return how many axes a gather's table and places have in common."""
     gather = lowering_of(member.tensor)
     return gather.batch if isinstance(gather, Gather) else 0
 
 
-def _is_by_last(member: Member) -> bool:
+def _is_by_last(member: LoopMember) -> bool:
     lowering = lowering_of(member.tensor)
     return isinstance(lowering, Element) and lowering.by_last
 
 
-def _join(member: Member) -> str:
+def _join(member: LoopMember) -> str:
     """Return how a reduction joins what it reads."""
     reduction = lowering_of(member.tensor)
     assert isinstance(reduction, Reduction)
     return reduction.join
 
 
-def _accumulated(member: Member) -> DType:
+def _accumulated(member: LoopMember) -> DType:
     """Return the type in which a reduction takes up what it reads."""
     return member.tensor.dtype if _join(member) == "sum" else member.tensor.inputs[0].dtype
 

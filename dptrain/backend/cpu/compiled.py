@@ -19,12 +19,22 @@ from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError, DataError
 from dptrain.program.absent_rows import OUTSIDE, find_absent_row
 from dptrain.program.codegen.fuse import fuse
-from dptrain.program.codegen.index_expr import Extent
-from dptrain.program.codegen.kernels import Call, Fused, Kernel, Loop, Member, Product, Repeat
-from dptrain.program.codegen.memory import ALIGNMENT, Access, Arena, Plan, aligned, in_a_row, in_place, nbytes, plan
+from dptrain.program.codegen.index_expr import Numel
+from dptrain.program.codegen.kernels import Call, Fused, Kernel, Loop, LoopMember, ProductKernel, RepeatKernel
+from dptrain.program.codegen.memory import (
+    ALIGNMENT,
+    Access,
+    Arena,
+    MemoryPlan,
+    aligned,
+    in_a_row,
+    in_place,
+    nbytes,
+    plan,
+)
 from dptrain.program.codegen.views import View
 from dptrain.program.execute import HostMemory
-from dptrain.program.lowering import Attention, Convolution, lowering_of
+from dptrain.program.lowering import AttentionLowering, ConvolutionLowering, lowering_of
 from dptrain.program.passes import without_ranks
 from dptrain.program.program import ROWS, Program
 from dptrain.program.shapes import local, size
@@ -75,7 +85,7 @@ class Context(ctypes.Structure):
 
 
 class CompiledExecutable:
-    """A program for one number of rows; as `program.execute.Executable`.
+    """A program for one number of rows; as `program.execute.ReferenceExecutable`.
 
     Args:
         program: what is executed.
@@ -142,7 +152,7 @@ class CompiledExecutable:
     def _compiled(self) -> tuple[ctypes.CDLL, list[int]]:
         """Return the program's library, and the addresses of threads and products in those that all programs share."""
         kernels = self.fused.all_kernels
-        factors = [one.reads[0].root for one in kernels if isinstance(one, Product)]
+        factors = [one.reads[0].root for one in kernels if isinstance(one, ProductKernel)]
         calls = [one.tensor for one in kernels if isinstance(one, Call)]
         shared = _shared(factors, calls)
         with MAKING:  # two threads would compile a text twice
@@ -317,7 +327,7 @@ class CompiledExecutable:
         flat = array.reshape(-1)[start:]
         return np.lib.stride_tricks.as_strided(flat, shape, strides)
 
-    def _number(self, one: Extent) -> int:
+    def _number(self, one: Numel) -> int:
         return one[0] * int(self._rows ** one[1])
 
     # Memory
@@ -380,9 +390,9 @@ def _shared(factors: Iterable[Tensor], made: Iterable[Tensor]) -> list[Future[in
     convolved = set[tuple[str, str]]()
     for one in made:
         convolution = lowering_of(one)
-        if isinstance(convolution, Attention):
+        if isinstance(convolution, AttentionLowering):
             multiplied.add(one.dtype.name)
-        if isinstance(convolution, Convolution):
+        if isinstance(convolution, ConvolutionLowering):
             by = convolution.implementation(one)
             convolved.add((by, one.dtype.name))
             multiplied |= {one.dtype.name} if by == "product" else set()
@@ -439,7 +449,7 @@ def _made(program: Program, alone: bool, join: bool) -> tuple[Fused, Code]:
         return _made(unrolled(program), alone, join)
 
 
-def planned(fused: Fused, code: Code, rows: int) -> tuple[dict[Tensor, Tensor], Plan]:
+def planned(fused: Fused, code: Code, rows: int) -> tuple[dict[Tensor, Tensor], MemoryPlan]:
     """Return the state that new values are written over, by the new value, and where all else that is computed lies.
 
     An epilogue and its product are one kernel. What is read after all of them is what comes out, and new values that
@@ -470,16 +480,16 @@ def _accesses(fused: Fused, code: Code, kernels: Sequence[Kernel], first: int) -
     for number, step in enumerate(steps, first):
         reads = {fused.memory_of(view.root) for kernel in step for view in kernel.reads}
         writes: list[Any] = [one for kernel in step for one in kernel.tensors if one in code.stored]
-        writes += [one for one in step if isinstance(one, Repeat)]
+        writes += [one for one in step if isinstance(one, RepeatKernel)]
         found.append(Access(reads, writes, number, replaces=partial(_replaces, fused, step)))
     return found
 
 
-def _laid_out(kernels: Sequence[Access], code: Code, rows: int, elsewhere: Collection[Tensor]) -> Plan:
+def _laid_out(kernels: Sequence[Access], code: Code, rows: int, elsewhere: Collection[Tensor]) -> MemoryPlan:
     """Return where lies what kernels write, in an arena, and within that of their loops the memory of the steps."""
     lie_elsewhere = {*elsewhere, *code.moved}
     made = [one for kernel in kernels for one in kernel.writes if one not in lie_elsewhere]
-    of_steps = {one: _of_steps(one, code, rows) for one in made if isinstance(one, Repeat)}
+    of_steps = {one: _of_steps(one, code, rows) for one in made if isinstance(one, RepeatKernel)}
     sizes = {one: of_steps[one].size if one in of_steps else nbytes(one, rows) for one in made}
     found = plan(kernels, sizes)
     offsets = {one: start for one, start in found.offsets.items() if one not in of_steps}
@@ -488,7 +498,7 @@ def _laid_out(kernels: Sequence[Access], code: Code, rows: int, elsewhere: Colle
     return replace(found, offsets=offsets)
 
 
-def _of_steps(repeat: Repeat, code: Code, rows: int) -> Plan:
+def _of_steps(repeat: RepeatKernel, code: Code, rows: int) -> MemoryPlan:
     """Return the memory of a loop's steps: what one needs, and two places for each carry."""
     (stage,) = repeat.step.stages
     kernels = _accesses(repeat.step, code, stage.kernels, 0)
@@ -496,7 +506,7 @@ def _of_steps(repeat: Repeat, code: Code, rows: int) -> Plan:
     found = _laid_out(kernels, code, rows, ())
     buffers = [one for pair in repeat.buffers for one in pair]
     starts = in_a_row([found.size, *(nbytes(one, rows) for one in buffers)], ALIGNMENT)
-    return Plan(starts[-1], {**found.offsets, **dict(zip(buffers, starts[1:], strict=False))}, starts[-1])
+    return MemoryPlan(starts[-1], {**found.offsets, **dict(zip(buffers, starts[1:], strict=False))}, starts[-1])
 
 
 def _replaces(fused: Fused, step: Sequence[Kernel], new: Tensor, old: Tensor) -> bool:
@@ -508,7 +518,7 @@ def _replaces(fused: Fused, step: Sequence[Kernel], new: Tensor, old: Tensor) ->
     own = writer.view.place
     readers = [one for kernel in step for one in (kernel.members if isinstance(kernel, Loop) else [kernel])]
     return not any(loop.passes().values()) and all(
-        isinstance(one, Member)
+        isinstance(one, LoopMember)
         and one in loop.members
         and one.kind in ("map", "gather")
         and one.inner

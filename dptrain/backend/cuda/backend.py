@@ -31,10 +31,10 @@ from dptrain.backend.cuda.state import DeviceState
 from dptrain.backend.cuda.transfers import DirectExchange, PinnedExchange, PinnedStaging
 from dptrain.backend.custom import OwnKernel
 from dptrain.backend.transfers import SAMPLES, Exchange, HostArray, Staging
-from dptrain.comm.base import Communicator, HandOvers
+from dptrain.comm.base import Communicator, PointToPoint
 from dptrain.errors import ConfigError, DataError, DeviceError
 from dptrain.program.absent_rows import OUTSIDE
-from dptrain.program.pipeline.send_recv import Link
+from dptrain.program.pipeline.send_recv import Channel
 from dptrain.program.program import Program
 from dptrain.program.tensor import Variable
 
@@ -289,11 +289,13 @@ class CudaBackend(Backend):
         self.streams.waiting = found.waiting
         return found
 
-    def hand_overs(self, comm: Communicator, links: Sequence[Link], sizes: Sequence[int], ticks: int) -> HandOvers:
+    def point_to_point(
+        self, comm: Communicator, channels: Sequence[Channel], sizes: Sequence[int], ticks: int
+    ) -> PointToPoint:
         joined = self.links(comm)
         if joined is None:
-            return super().hand_overs(comm, links, sizes, ticks)
-        return joined.hand_overs(links, sizes, ticks, self.streams)
+            return super().point_to_point(comm, channels, sizes, ticks)
+        return joined.point_to_point(channels, sizes, ticks, self.streams)
 
     def made(self, executable: Executable) -> Mapping[str, DeviceArray]:
         assert isinstance(executable, CudaExecutable)

@@ -19,7 +19,7 @@ from dptrain.backend.cuda.device import driver_version
 from dptrain.backend.cuda.providers import LIBRARIES, Kind, Problem
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError, DeviceError
-from dptrain.program.lowering import Convolution, Product
+from dptrain.program.lowering import ConvolutionLowering, Product
 from dptrain.program.operand import METHODS, OPERATORS, OPS
 from dptrain.program.program import Program, trace
 from dptrain.program.tensor import BFLOAT16, Tensor, Variable
@@ -254,7 +254,9 @@ def program_of(problem: Problem) -> tuple[Program, list[Variable]]:
         made = {"places": places, "images": image, "kernel": size}[problem.makes]
         attributes = {"strides": strides, "dilation": dilation, "before": before, "size": made}
         op = next(
-            one for one in OPS.values() if isinstance(one.lowering, Convolution) and one.lowering.makes == problem.makes
+            one
+            for one in OPS.values()
+            if isinstance(one.lowering, ConvolutionLowering) and one.lowering.makes == problem.makes
         )
 
     rng = np.random.default_rng(0)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from dptrain.backend.cuda.generate import (
-    Function,
+    GeneratedFunction,
     Generator,
     Kernel,
     Local,
@@ -22,8 +22,8 @@ from dptrain.backend.cuda.loops import CARRY_PLACES, Address, LoopCall
 from dptrain.backend.cuda.providers import Problem, Provider, is_product, problem_of, with_providers
 from dptrain.program.body import body_of, has_body
 from dptrain.program.body import with_steps as with_tensors_of_steps
-from dptrain.program.codegen.index_expr import NOWHERE
-from dptrain.program.codegen.memory import Access, Plan, in_place, nbytes, plan
+from dptrain.program.codegen.index_expr import ZERO_INDEX
+from dptrain.program.codegen.memory import Access, MemoryPlan, in_place, nbytes, plan
 from dptrain.program.operand import OPERATORS
 from dptrain.program.passes import with_long_products, with_precision, without_ranks
 from dptrain.program.program import Program
@@ -160,7 +160,7 @@ class Composition:
         names: dict[Tensor, str],
         addresses: Mapping[Tensor, Address],
         depth: int,
-    ) -> tuple[dict[Group, Function], Generator]:
+    ) -> tuple[dict[Group, GeneratedFunction], Generator]:
         """Return the functions of groups, and what makes them, within so many loops."""
         generator = Generator(grouping, self.sizes, stored, names, addresses)
         functions = {group: generator.function(group) for group in grouping.groups}
@@ -213,7 +213,7 @@ class Composition:
 
     def _replaced(
         self,
-        functions: Mapping[Group, Function],
+        functions: Mapping[Group, GeneratedFunction],
         messages: Sequence[Sequence[Sequence[Tensor]]],
         parts: Mapping[Tensor, Tensor],
     ) -> Set[Tensor]:
@@ -249,7 +249,7 @@ class Composition:
 
     def _plan(
         self, stages: Sequence[Sequence[Kernel]], messages: Sequence[Sequence[Message]], stored: Set[Tensor]
-    ) -> Plan:
+    ) -> MemoryPlan:
         """Return where intermediate results and scratch lie, within that of loops the memory of their steps."""
         loops = [kernel.loop for stage in stages for kernel in stage if kernel.loop is not None]
         carries = {one for loop in loops for one in loop.first_carries}
@@ -371,23 +371,25 @@ def _order(groups: Sequence[Group], early: Set[Group], sent: Set[Tensor]) -> Non
             group.level = next(iter(levels[bisect_right(levels, group.level) :]), group.level)
 
 
-def _stages(grouping: Grouping, functions: dict[Group, Function], steps: bool) -> list[list[Kernel]]:
+def _stages(grouping: Grouping, functions: dict[Group, GeneratedFunction], steps: bool) -> list[list[Kernel]]:
     """Return the kernels of each stage, in order; the last one advances the step."""
     found = []
-    of_stages: list[dict[int, list[Function]]] = [{} for _ in range(grouping.stage_count)]
+    of_stages: list[dict[int, list[GeneratedFunction]]] = [{} for _ in range(grouping.stage_count)]
     for group, function in functions.items():
         of_stages[group.stage].setdefault(group.level, []).append(function)
     for stage, levels in enumerate(of_stages):
         if steps and stage == grouping.stage_count - 1:
             waits = [n for n, those in levels.items() if any("step" in one.needs for one in those)]
-            advance = Function("next_step", None, "the number of the step", ["if (threadIdx.x == 0) *step += 1;"])
+            advance = GeneratedFunction(
+                "next_step", None, "the number of the step", ["if (threadIdx.x == 0) *step += 1;"]
+            )
             advance.needs.add("step")
             levels.setdefault(max(waits, default=0) + 1, []).append(advance)
         found.append(kernels([levels[n] for n in sorted(levels)]))
     return found
 
 
-def _replaces(group: Group, function: Function, new: Tensor, old: Tensor) -> bool:
+def _replaces(group: Group, function: GeneratedFunction, new: Tensor, old: Tensor) -> bool:
     """Whether no thread of a group reads elements of the old value that another one replaces."""
     read = function.reads.get(old, set())
     role = group.roles[new]
@@ -395,6 +397,6 @@ def _replaces(group: Group, function: Function, new: Tensor, old: Tensor) -> boo
         return False
     if role == "final" and not group.by_column:
         return True  # all have read when the last block begins
-    if group.kind == "rows" and function.places[new] == NOWHERE:
+    if group.kind == "rows" and function.places[new] == ZERO_INDEX:
         return not read  # which all warps have read at the beginning, the one of the row or not
     return read <= {function.places[new]}

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import gcd, prod
 
-from dptrain.program.codegen.cpp import extents
-from dptrain.program.lowering import Convolution, lowering_of
+from dptrain.program.codegen.cpp import numel_text
+from dptrain.program.lowering import ConvolutionLowering, lowering_of
 from dptrain.program.shapes import Shape
 from dptrain.program.tensor import Tensor
 
@@ -16,7 +16,7 @@ class Implicit:
 
     Attributes:
         sizes: M, N and K, of the largest where there are several products.
-        count: of products, see `lowering.Convolution`.
+        count: of products, see `lowering.ConvolutionLowering`.
         transposed: a is (K, M) where it is gathered, b is (N, K).
         wide: whether as many elements as 16 bytes hold lie side by side wherever columns do, of a and b, in C++.
         lines: statements that define what the following name, for the product `phase` where there are several.
@@ -43,11 +43,11 @@ def implicit(made: Tensor, count: Callable[[Shape], int]) -> Implicit:
         count: returns the number of elements that a rank has of a shape.
     """
     lowering = lowering_of(made)
-    assert isinstance(lowering, Convolution)
+    assert isinstance(lowering, ConvolutionLowering)
     images, places, kernel = lowering.shapes(made)
     numbers = lowering.numbers(made)
     window = f"Window{{{', '.join(map(str, numbers))}}}"
-    inputs, outputs = (extents((n,)) for n in kernel[2:])
+    inputs, outputs = (numel_text((n,)) for n in kernel[2:])
     vector = 16 // made.inputs[0].dtype.itemsize
     wide_inputs, wide_outputs = f"{inputs} % {vector} == 0", f"{outputs} % {vector} == 0"
     if lowering.makes == "images":

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from dptrain.backend.cuda.compile import Resources
 from dptrain.backend.cuda.compose import Composition
-from dptrain.backend.cuda.generate import Function, Kernel, blocks_of, launched
+from dptrain.backend.cuda.generate import GeneratedFunction, Kernel, blocks_of, launched
 from dptrain.backend.cuda.roofline import GPUS, Bound, Load, Unit, blocks_per_processor, predict, predict_step
 from dptrain.backend.cuda.sources import kernels_dir
 from dptrain.program.codegen.memory import nbytes
@@ -78,13 +78,13 @@ def _load(kernel: Kernel, times: int, made: Composition, own: Resources | None) 
     )
 
 
-def _loaded(function: Function, demands: Mapping[Tensor, int]) -> list[Tensor]:
+def _loaded(function: GeneratedFunction, demands: Mapping[Tensor, int]) -> list[Tensor]:
     """Return the tensors that a function reads from memory."""
     assert function.group is not None
     return [one for one in function.pointers if one not in function.group.roles and one in demands]
 
 
-def _demands(function: Function, made: Composition) -> dict[Tensor, int]:
+def _demands(function: GeneratedFunction, made: Composition) -> dict[Tensor, int]:
     """Return how many elements of each tensor a function needs: of those that it computes, and of those that it loads.
 
     A view, a gather of rows or an op of single elements needs as many of its operands' elements as are needed of its
@@ -100,7 +100,7 @@ def _demands(function: Function, made: Composition) -> dict[Tensor, int]:
     return demands
 
 
-def _computed(function: Function) -> list[Tensor]:
+def _computed(function: GeneratedFunction) -> list[Tensor]:
     """Return the tensors that a function computes, stored or not, each after its inputs."""
     assert function.group is not None
     roles = function.group.roles

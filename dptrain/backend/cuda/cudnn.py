@@ -203,7 +203,7 @@ class Cudnn:
             raise DeviceError(f"conv = 'cudnn': {problem} cannot be planned ({error}); use --conv dptrain") from error
 
 
-class Window(NamedTuple):
+class CudnnWindow(NamedTuple):
     """A window as cuDNN is told of it.
 
     Attributes:
@@ -225,7 +225,7 @@ class Window(NamedTuple):
     behind: tuple[int, int]
 
 
-def windowed(problem: Problem) -> Window | None:
+def windowed(problem: Problem) -> CudnnWindow | None:
     """Return the window of a convolution; None where cuDNN's numbers cannot say it."""
     numbers = problem.sizes[4:]
     image, places, size, strides, dilation, before = ((numbers[n], numbers[n + 1]) for n in range(0, 12, 2))
@@ -240,10 +240,10 @@ def windowed(problem: Problem) -> Window | None:
         return None
     if tuple(seen) != image and problem.makes == "images":
         return None
-    return Window((seen[0], seen[1]), places, size, strides, dilation, before, (behind[0], behind[1]))
+    return CudnnWindow((seen[0], seen[1]), places, size, strides, dilation, before, (behind[0], behind[1]))
 
 
-def layouts(problem: Problem, window: Window) -> tuple[Layout, Layout, Layout]:
+def layouts(problem: Problem, window: CudnnWindow) -> tuple[Layout, Layout, Layout]:
     """Return how images, places and kernel lie."""
     B, I, O = problem.sizes[1:4]  # noqa: E741 - the letters of all convolutions
     (H, W), (P, Q), (R, S) = problem.sizes[4:6], window.places, window.size

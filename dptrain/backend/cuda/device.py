@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dptrain.backend.cuda.compile import Ahead, Cubin
-from dptrain.backend.cuda.graphs import Graph, capture
+from dptrain.backend.cuda.graphs import CudaGraph, capture
 from dptrain.backend.cuda.packs import Packs
 from dptrain.backend.cuda.probe import architecture_of, device_uuid
 from dptrain.backend.cuda.selection import masked, visible_device
@@ -141,7 +141,7 @@ class Gpu:
         self.retired.extend(handles)
         return True
 
-    def captured(self, stream: Any, queue: Callable[[], None]) -> Graph:
+    def captured(self, stream: Any, queue: Callable[[], None]) -> CudaGraph:
         """Return a graph of what is queued on a stream; see `graphs.capture`.
 
         Raises:

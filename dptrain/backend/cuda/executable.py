@@ -22,7 +22,7 @@ from dptrain.backend.cuda.compile import compiled_text, kernel_cache
 from dptrain.backend.cuda.compose import ALIGNMENT, Message
 from dptrain.backend.cuda.device import cuda
 from dptrain.backend.cuda.generate import (
-    Function,
+    GeneratedFunction,
     Kernel,
     LibraryCall,
     OwnCall,
@@ -84,7 +84,7 @@ class _Travel:
 
 
 class CudaExecutable:
-    """A program for one number of rows; as `dptrain.program.execute.Executable`.
+    """A program for one number of rows; as `dptrain.program.execute.ReferenceExecutable`.
 
     Args:
         program: what is executed.
@@ -136,7 +136,7 @@ class CudaExecutable:
         self.pack_key = self._load()
         self._table: RunTable | None = backend.run_table(self.pack_key, len(self._row))
         self.made = {name: self._results[one] for name, one in made.program.outputs.items()}
-        self.outputs: Mapping[str, Array] = Outputs(self.made, backend.download)
+        self.outputs: Mapping[str, Array] = DeviceOutputs(self.made, backend.download)
         backend.executables.add(self)
 
     # Memory
@@ -400,7 +400,7 @@ class CudaExecutable:
             for n in range(count)
         ]
 
-    def _pointer(self, function: Function, tensor: Tensor, counters: Mapping[str, int]) -> int:
+    def _pointer(self, function: GeneratedFunction, tensor: Tensor, counters: Mapping[str, int]) -> int:
         """Return where a function finds a tensor at a step of the loops around it."""
         at = function.addresses.get(tensor)
         if at is None:
@@ -408,7 +408,9 @@ class CudaExecutable:
         elements = sum(counters[counter] * self._sizes.count(shape) for counter, shape in at.terms)
         return self._pointers[at.base] + elements * tensor.dtype.itemsize
 
-    def _own_call(self, function: Function, call: OwnCall, counters: Mapping[str, int]) -> list[Callable[[], None]]:
+    def _own_call(
+        self, function: GeneratedFunction, call: OwnCall, counters: Mapping[str, int]
+    ) -> list[Callable[[], None]]:
         """Return the launch of a user's kernel, or the call of the host's function.
 
         Raises:
@@ -607,7 +609,7 @@ def _cut(launches: list[Launch], ready: Sequence[tuple[int, int]], alone: Sequen
     ]
 
 
-class Outputs(Mapping[str, Array]):
+class DeviceOutputs(Mapping[str, Array]):
     """What the last step has made: copied to the host when it is read.
 
     Args:

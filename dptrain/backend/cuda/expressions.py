@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from dptrain.errors import ConfigError
-from dptrain.program.codegen.cpp import Ex, cast, ctype, element, extents, known_number, literal
-from dptrain.program.codegen.index_expr import NOWHERE, Axis, Place, after, along, extent, merged, split
+from dptrain.program.codegen.cpp import Ex, cast, ctype, element, known_number, literal, numel_text
+from dptrain.program.codegen.index_expr import ZERO_INDEX, Axis, IndexExpr, numel, offset_by, ravel, symbol, unravel
 from dptrain.program.codegen.kernels import reduced_axes
 from dptrain.program.codegen.statements import ZERO, Statements
 from dptrain.program.dims import Dim
 from dptrain.program.lowering import (
-    Convolution,
+    ConvolutionLowering,
     Element,
     Gather,
     Insert,
@@ -39,7 +39,7 @@ from dptrain.program.sharding.mesh import ALL_REDUCE
 from dptrain.program.tensor import DType, Tensor
 
 # Where an element stands along each axis of a tensor.
-Index = Sequence[Place]
+Index = Sequence[IndexExpr]
 
 
 @dataclass
@@ -82,8 +82,8 @@ class Writer(Statements):
         super().__init__()
         self._is_stored, self._name, self._number_name = is_stored, name, number
         self._drawn: dict[str, str] = {}
-        self.known: dict[Tensor, dict[Place, Ex]] = {}
-        self.loads: dict[Tensor, set[Place | None]] = {}
+        self.known: dict[Tensor, dict[IndexExpr, Ex]] = {}
+        self.loads: dict[Tensor, set[IndexExpr | None]] = {}
         self.needs: set[str] = set()
         self.quads: Quads | None = None
 
@@ -100,7 +100,7 @@ class Writer(Statements):
         Raises:
             ConfigError: its op has no kernel.
         """
-        if tensor in self.known and (found := self.known[tensor].get(merged(index, tensor.shape))) is not None:
+        if tensor in self.known and (found := self.known[tensor].get(ravel(index, tensor.shape))) is not None:
             return found
         if self._is_stored(tensor):
             return self.load(tensor, index)
@@ -125,11 +125,11 @@ class Writer(Statements):
 
     def load(self, tensor: Tensor, index: Index) -> Ex:
         """Return an element of what is in memory."""
-        place = merged(index, tensor.shape)
+        place = ravel(index, tensor.shape)
         self.loads.setdefault(tensor, set()).add(place)
         if tensor.name == ROWS and tensor.variable is None:  # of which each step has its own
             self.needs.add("step")
-            place += along(Axis(self.let("Index", "(Index)starts[*step]", 0, "start").text))
+            place += symbol(Axis(self.let("Index", "(Index)starts[*step]", 0, "start").text))
         at, pointer, kind = self.at(place), self._name(tensor), ctype(tensor.dtype)
         if self.quads is None or at.text != self.quads.index:
             return self.let(kind, f"{pointer}[{at.text}]", at.depth)
@@ -169,16 +169,16 @@ class Writer(Statements):
         self.loads.setdefault(tensor, set()).add(None)
         return self._name(tensor)
 
-    def joined(self, kind: str, join: str, lengths: Shape, term: Callable[[Place], Ex]) -> Ex:
+    def joined(self, kind: str, join: str, lengths: Shape, term: Callable[[IndexExpr], Ex]) -> Ex:
         """Return the sum (or another join) of terms, in a loop."""
         result, at = self.fresh("sum"), self.fresh("k")
         with self.scope() as inner:
-            found = term(along(Axis(at, extent(lengths), self.depth)))
+            found = term(symbol(Axis(at, numel(lengths), self.depth)))
             inner.append(f"{result} = {join}::join({result}, ({kind}){found.text});")
         self.lines.extend(
             [
                 f"{kind} {result} = {join}::identity<{kind}>();",
-                f"for (Index {at} = 0; {at} < {extents(lengths)}; ++{at}) {{",
+                f"for (Index {at} = 0; {at} < {numel_text(lengths)}; ++{at}) {{",
                 *(f"    {one}" for one in inner),
                 "}",
             ]
@@ -210,13 +210,13 @@ class Reading(Writer):
         """See `Statements`."""
         return Ex(self._call(kind, text), depth)
 
-    def at(self, place: Place) -> Ex:
+    def at(self, place: IndexExpr) -> Ex:
         """See `Statements`."""
         return Ex(self._call(place), place.depth)
 
     def load(self, tensor: Tensor, index: Index) -> Ex:
         """See `Writer`."""
-        place = merged(index, tensor.shape)
+        place = ravel(index, tensor.shape)
         self.loads.setdefault(tensor, set()).add(place)
         return Ex(self._call(tensor, place), place.depth)
 
@@ -224,9 +224,9 @@ class Reading(Writer):
         """See `Statements`."""
         return Ex(self._call(*(make().text for make in values), *conditions), self.depth)
 
-    def joined(self, kind: str, join: str, lengths: Shape, term: Callable[[Place], Ex]) -> Ex:
+    def joined(self, kind: str, join: str, lengths: Shape, term: Callable[[IndexExpr], Ex]) -> Ex:
         """See `Writer`."""
-        return term(along(Axis(self.fresh("k"), extent(lengths), self.depth)))
+        return term(symbol(Axis(self.fresh("k"), numel(lengths), self.depth)))
 
     def _text_of(self, tensor: Tensor, operands: Sequence[Ex], last: Ex) -> str:
         return self._call(tensor, last, *operands)
@@ -234,12 +234,12 @@ class Reading(Writer):
 
 def _spread(index: Index, shape: Shape) -> Index:
     """Return the place in an input that is broadcast to an output."""
-    return [NOWHERE if is_one(n) else one for one, n in zip(index[len(index) - len(shape) :], shape, strict=True)]
+    return [ZERO_INDEX if is_one(n) else one for one, n in zip(index[len(index) - len(shape) :], shape, strict=True)]
 
 
 def _reshaped(index: Index, old: Shape, new: Shape) -> Index:
     """Return the place of the same element in another shape."""
-    return split(merged(index, old), new)
+    return unravel(ravel(index, old), new)
 
 
 def _is_whole(tensor: Tensor) -> bool:
@@ -268,7 +268,7 @@ _LEAST_THRESHOLD = 2**16
 
 def same(a: Sequence[int], b: Sequence[int]) -> bool:
     """Whether shapes are the same for every number of rows."""
-    return len(a) == len(b) and all(extent((n,)) == extent((m,)) for n, m in zip(a, b, strict=True))
+    return len(a) == len(b) and all(numel((n,)) == numel((m,)) for n, m in zip(a, b, strict=True))
 
 
 # What other ops make: functions of a writer, the tensor and the index of one of its elements.
@@ -282,25 +282,25 @@ def _view(w: Writer, t: Tensor, index: Index) -> Ex:
     if shown.maps is None:
         return w.value(x, _reshaped(index, t.shape, x.shape))
     maps = zip(shown.maps(t), x.shape, strict=True)
-    return w.value(x, [NOWHERE if is_one(n) else one.at(index) for one, n in maps])
+    return w.value(x, [ZERO_INDEX if is_one(n) else one.at(index) for one, n in maps])
 
 
 def _put(w: Writer, t: Tensor, index: Index) -> Ex:
-    x, tests, found, depth = t.inputs[0], list[str](), list[Place](), 0
+    x, tests, found, depth = t.inputs[0], list[str](), list[IndexExpr](), 0
     lengths = iter(x.shape)
     for one, place, n in zip(t.attributes["key"], index, t.shape, strict=True):
         start, stop, step = one if isinstance(one, tuple) else (one, one + 1, 1)
         part, own = w.at(place), list[str]()
         if not (isinstance(start, int) and start == 0):
-            own.append(f"{part.text} >= {extents((start,))}")
+            own.append(f"{part.text} >= {numel_text((start,))}")
         if not (same((stop,), (n,))):
-            own.append(f"{part.text} < {extents((stop,))}")
+            own.append(f"{part.text} < {numel_text((stop,))}")
         if step != 1:
-            own.append(f"({part.text} - {extents((start,))}) % {step} == 0")
+            own.append(f"({part.text} - {numel_text((start,))}) % {step} == 0")
         tests, depth = tests + own, max(depth, part.depth if own else 0)
         if isinstance(one, tuple):
-            length = extent((next(lengths),))
-            found.append(w.bound(f"({part.text} - {extents((start,))}) / {step}", length, part) if own else place)
+            length = numel((next(lengths),))
+            found.append(w.bound(f"({part.text} - {numel_text((start,))}) / {step}", length, part) if own else place)
     if not tests:
         return w.value(x, found)
     condition = Ex(" && ".join(tests), depth)
@@ -312,13 +312,13 @@ def _concatenate_along(w: Writer, t: Tensor, index: Index) -> Ex:
     at, ends, values, before = w.at(index[axis]), list[Ex](), list[Callable[[], Ex]](), list[str]()
 
     def element(one: Tensor, start: str) -> Ex:
-        own = w.bound(f"{at.text} - ({start})", extent((one.shape[axis],)), at)
+        own = w.bound(f"{at.text} - ({start})", numel((one.shape[axis],)), at)
         found = w.value(one, [*index[:axis], own, *index[axis + 1 :]])
         return found._replace(text=cast(found, one.dtype, t.dtype))
 
     for one in t.inputs:
         start = " + ".join(before) or "0"
-        before.append(extents((one.shape[axis],)))
+        before.append(numel_text((one.shape[axis],)))
         ends.append(Ex(f"{at.text} < {' + '.join(before)}", at.depth))
         values.append(lambda one=one, start=start: element(one, start))  # type: ignore[misc]
     return w.chosen(ctype(t.dtype), ends, values, "0")
@@ -329,7 +329,7 @@ def _take_rows(w: Writer, t: Tensor, index: Index) -> Ex:
     gather = lowering_of(t)
     batch = gather.batch if isinstance(gather, Gather) else 0
     asked, lengths = w.value(places, index[: places.ndim]), table.shape[batch : batch + 1]
-    length = extents(lengths)
+    length = numel_text(lengths)
     if table.op is None and table.variable is None and table.value is None and not isinstance(lengths[0], Dim):
         # Of data: another set, such as one to validate on, has other rows and the same kernels.
         length = w.own(table, "stored", int(lengths[0]), np.dtype(np.int64))
@@ -337,7 +337,7 @@ def _take_rows(w: Writer, t: Tensor, index: Index) -> Ex:
     if places.op is not None or places.name != ROWS:  # the numbers of the samples themselves are nobody's ids
         w.needs.add("outside")
         noted = ", outside"
-    row = w.bound(f"row_at({asked.text}, {length}{noted})", extent(lengths), asked)
+    row = w.bound(f"row_at({asked.text}, {length}{noted})", numel(lengths), asked)
     return w.value(table, [*index[:batch], row, *index[places.ndim :]])
 
 
@@ -360,7 +360,7 @@ def _batch_matmul(w: Writer, t: Tensor, index: Index) -> Ex:
     a, b = t.inputs
     *batch, m, n = index
 
-    def term(k: Place) -> Ex:
+    def term(k: IndexExpr) -> Ex:
         x = w.value(a, [*_spread(batch, a.shape[:-2]), m, k])
         y = w.value(b, [*_spread(batch, b.shape[:-2]), k, n])
         return Ex(f"({cast(x, a.dtype, t.dtype)} * {cast(y, b.dtype, t.dtype)})", max(x.depth, y.depth))
@@ -389,9 +389,9 @@ def _reduce(w: Writer, t: Tensor, index: Index) -> Ex:
     lengths = [x.shape[axis] for axis in axes]
     keeps = t.attributes.get("keepdims")
 
-    def term(at: Place) -> Ex:
+    def term(at: IndexExpr) -> Ex:
         kept = iter([one for axis, one in enumerate(index) if not keeps or axis not in axes])
-        inner = iter(split(at, lengths))
+        inner = iter(unravel(at, lengths))
         found = w.value(x, [next(inner) if axis in axes else next(kept) for axis in range(x.ndim)])
         if how != "First":
             return found
@@ -409,26 +409,26 @@ def _windows(w: Writer, t: Tensor, index: Index) -> Ex:
     w.needs.add("windows.cuh")
     parts = [w.at(one) for one in index]
     window = f"Window{{{', '.join(map(str, t.op.lowering.numbers(t)))}}}"
-    arguments = [*(w.pointer(one) for one in t.inputs), window, extents(t.shape[-1:]), *(one.text for one in parts)]
+    arguments = [*(w.pointer(one) for one in t.inputs), window, numel_text(t.shape[-1:]), *(one.text for one in parts)]
     return w.let(ctype(t.dtype), f"{t.op.name}({', '.join(arguments)})", max(one.depth for one in parts))
 
 
 def _convolution(w: Writer, t: Tensor, index: Index) -> Ex:
     """Of other types than the tiled kernels': a plain loop."""
     lowering = lowering_of(t)
-    assert isinstance(lowering, Convolution)
+    assert isinstance(lowering, ConvolutionLowering)
     names = {lowering.image: "bhwi", lowering.places: "bpqo", lowering.kernel: "rsio"}
     lengths = dict(zip("bhwibpqorsio", itertools.chain(*lowering.shapes(t)), strict=True))
     summed = {"images": "rso", "places": "rsi", "kernel": "bpq"}[lowering.makes]
     *_, strides_h, strides_w, dilation_h, dilation_w, before_h, before_w = lowering.numbers(t)
     axes = (("h", "p", "r"), strides_h, dilation_h, before_h), (("w", "q", "s"), strides_w, dilation_w, before_w)
 
-    def term(k: Place) -> Ex:
+    def term(k: IndexExpr) -> Ex:
         at = dict(zip(names[-1], index, strict=True))
-        at |= dict(zip(summed, split(k, [lengths[one] for one in summed]), strict=True))
+        at |= dict(zip(summed, unravel(k, [lengths[one] for one in summed]), strict=True))
         tests, depth = list[str](), 0
         for (pixel, place, tap), stride, dilation, before in axes:
-            shift = w.at(at[tap].times((dilation, 0)) - after((before, 0)))
+            shift = w.at(at[tap].times((dilation, 0)) - offset_by((before, 0)))
             if lowering.makes == "images":
                 asked, known = place, w.at(at[pixel])
                 steps = w.index(f"{known.text} - ({shift.text})", known, shift)
@@ -439,7 +439,7 @@ def _convolution(w: Writer, t: Tensor, index: Index) -> Ex:
                 found = w.index(f"{known.text} + {shift.text}", known, shift)
                 tests.append(f"{found.text} >= 0")
             tests.append(f"{found.text} < {lengths[asked]}")
-            at[asked] = along(Axis(found.text, extent((lengths[asked],)), found.depth))
+            at[asked] = symbol(Axis(found.text, numel((lengths[asked],)), found.depth))
             depth = max(depth, found.depth)
 
         def product() -> Ex:
@@ -456,8 +456,14 @@ def _add_rows(w: Writer, t: Tensor, index: Index) -> Ex:
     values, places = t.inputs
     features = tuple(t.shape[1:])
     w.needs.add("windows.cuh")
-    row, feature = w.at(index[0]), w.at(merged(index[1:], features))
-    arguments = [w.pointer(values), w.pointer(places), extents(places.shape), extents(t.shape[:1]), extents(features)]
+    row, feature = w.at(index[0]), w.at(ravel(index[1:], features))
+    arguments = [
+        w.pointer(values),
+        w.pointer(places),
+        numel_text(places.shape),
+        numel_text(t.shape[:1]),
+        numel_text(features),
+    ]
     call = f"add_rows({', '.join(arguments)}, {row.text}, {feature.text})"
     return w.let(ctype(t.dtype), call, max(row.depth, feature.depth))
 
@@ -472,5 +478,5 @@ _RULES: dict[type, Rule] = {
     Reduction: _reduce,
     Scatter: _add_rows,
     Windows: _windows,
-    Convolution: _convolution,
+    ConvolutionLowering: _convolution,
 }

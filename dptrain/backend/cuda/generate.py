@@ -22,9 +22,9 @@ from dptrain.backend.cuda.groups import Group, Grouping, Places, factors_of
 from dptrain.backend.cuda.loops import Address, LoopCall
 from dptrain.backend.cuda.products import COLUMNS_FAN, ProductPlan, product_plan, tree_levels
 from dptrain.backend.cuda.providers import Problem, is_by_library, is_product, matrices, problem_of
-from dptrain.program.codegen.cpp import Ex, cast, ctype, extents
-from dptrain.program.codegen.index_expr import ONE, Place, extent
-from dptrain.program.lowering import Convolution, UserKernel, lowering_of
+from dptrain.program.codegen.cpp import Ex, cast, ctype, numel_text
+from dptrain.program.codegen.index_expr import ONE, IndexExpr, numel
+from dptrain.program.lowering import ConvolutionLowering, UserKernel, lowering_of
 from dptrain.program.shapes import Shape, local, size
 from dptrain.program.tensor import OPS, DType, Tensor
 from dptrain.program.types import type_of
@@ -113,7 +113,7 @@ class OwnCall:
 
 
 @dataclass(eq=False)
-class Function:
+class GeneratedFunction:
     """What one group computes.
 
     Attributes:
@@ -145,8 +145,8 @@ class Function:
     pointers: dict[Tensor, str] = field(default_factory=dict)
     writes: set[Tensor] = field(default_factory=set)
     overlapping: set[Tensor] = field(default_factory=set)
-    reads: dict[Tensor, set[Place | None]] = field(default_factory=dict)
-    places: dict[Tensor, Place | None] = field(default_factory=dict)
+    reads: dict[Tensor, set[IndexExpr | None]] = field(default_factory=dict)
+    places: dict[Tensor, IndexExpr | None] = field(default_factory=dict)
     arguments: list[Argument] = field(default_factory=list)
     numbers: dict[str, Any] = field(default_factory=dict)
     needs: set[str] = field(default_factory=set)
@@ -203,10 +203,10 @@ class Generator:
         self._grouping, self._sizes, self._stored, self._names = grouping, sizes, stored, names
         self._addresses = addresses
 
-    def function(self, group: Group) -> Function:
+    def function(self, group: Group) -> GeneratedFunction:
         """Return the function of a group."""
         kept = [one for one in group.roles if one in self._stored]
-        made = Function(f"{group.kind}_{self._names[kept[-1]]}", group)
+        made = GeneratedFunction(f"{group.kind}_{self._names[kept[-1]]}", group)
         made.about = f"{group.kind}: {', '.join(self._names[one] for one in group.roles)}"
 
         def name(tensor: Tensor) -> str:
@@ -230,9 +230,9 @@ class Generator:
 
     # Kinds
 
-    def _map(self, made: Function, group: Group, w: Writer, places: Places) -> None:
+    def _map(self, made: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
         sums = group.of("sum")
-        if not sums and extent(group.lead) == ONE:  # read and replaced by one thread
+        if not sums and numel(group.lead) == ONE:  # read and replaced by one thread
             with w.scope(0) as body:
                 mains = [(one, w.computed(one, places.index(one.shape, "main"))) for one in group.of("main")]
                 self._store(made, w, places, mains)
@@ -247,7 +247,7 @@ class Generator:
             body = self._elements(made, w, places)
         chunk = _SUMMED if sums else _DRAWN if drawn else _MAPPED
         made.blocks = -(-self._sizes.count(group.lead) // chunk)
-        w.write(f"const Index end = min((Index)(block + 1) * {chunk}, (Index)({extents(group.lead)}));")
+        w.write(f"const Index end = min((Index)(block + 1) * {chunk}, (Index)({numel_text(group.lead)}));")
         if drawn:  # a thread takes the eight numbers of a block that it draws
             w.write(
                 f"for (Index first = (Index)block * {chunk} + threadIdx.x * 8; first < end; first += blockDim.x * 8)",
@@ -259,7 +259,7 @@ class Generator:
             self._by_quads(w, chunk, body, quads)
         self._end_sums(made, w, places, group)
 
-    def _elements(self, made: Function, w: Writer, places: Places) -> list[str]:
+    def _elements(self, made: GeneratedFunction, w: Writer, places: Places) -> list[str]:
         """Return what a map does for one element."""
         group = places.group
         with w.scope(1) as body:
@@ -292,7 +292,7 @@ class Generator:
             "}",
         )
 
-    def _rows(self, made: Function, group: Group, w: Writer, places: Places) -> None:
+    def _rows(self, made: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
         columns = self._sizes.count(group.inner)
         long = columns >= _LONG_ROW
         lanes, join = ("blockDim.x", "block_join") if long else ("WARP", "warp_join")
@@ -304,7 +304,7 @@ class Generator:
             f"const Index r = (Index)block * (blockDim.x / {lanes}) + threadIdx.x / {lanes};",
         )
         self._begin_sums(w, sums)
-        loop = f"for (Index c = lane; c < {extents(group.inner)}; c += {lanes}) {{"
+        loop = f"for (Index c = lane; c < {numel_text(group.inner)}; c += {lanes}) {{"
         with w.scope(1) as row:
             for reductions in _passes(group):
                 accumulators = {one: w.fresh("best") for one in reductions}
@@ -340,13 +340,13 @@ class Generator:
                     ends.append(f"{self._target(made, w, one, places.of('row'))} = {value.text};")
             if ends:
                 row += ["__syncthreads();" if long else "__syncwarp();", "if (lane == 0) {", *_indented(ends), "}"]
-        w.write(f"if (r < {extents(group.lead)}) {{", *_indented(row), "}")
+        w.write(f"if (r < {numel_text(group.lead)}) {{", *_indented(row), "}")
         made.needs.add("long rows" if long else "rows")
         self._end_sums(made, w, places, group)
 
-    def _columns(self, made: Function, group: Group, w: Writer, places: Places) -> None:
+    def _columns(self, made: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
         """Sums over rows: a lane a column, whose block's warps take turns."""
-        count = extents(group.inner)
+        count = numel_text(group.inner)
         made.needs.add("columns.cuh")
         w.write(
             f"const int tiles = (({count}) + WARP - 1) / WARP, tile = block % tiles, chunk_number = block / tiles;",
@@ -357,11 +357,11 @@ class Generator:
         turns = f"column < {count}", "threadIdx.x / WARP", "blockDim.x / WARP"
         self._over_rows(made, w, places, tiles, _CHUNK_ROWS, turns, ("column_join", "threadIdx.x < WARP"))
 
-    def _totals(self, made: Function, group: Group, w: Writer, places: Places) -> None:
+    def _totals(self, made: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
         """Sums over rows: a block a column, whose threads take turns."""
         made.needs.add("columns.cuh")
         w.write(
-            f"const int tiles = {extents(group.inner)}, tile = block % tiles, chunk_number = block / tiles;",
+            f"const int tiles = {numel_text(group.inner)}, tile = block % tiles, chunk_number = block / tiles;",
             "const Index c = tile;",
         )
         turns = "", "threadIdx.x", "blockDim.x"
@@ -371,7 +371,7 @@ class Generator:
 
     def _over_rows(
         self,
-        made: Function,
+        made: GeneratedFunction,
         w: Writer,
         places: Places,
         tiles: int,
@@ -390,7 +390,7 @@ class Generator:
             turns: which threads have a column, and the first row and the distance of the rows that one takes.
             joined: what joins what the threads of a column have, and which threads then know it.
         """
-        group, count = places.group, extents(places.group.inner)
+        group, count = places.group, numel_text(places.group.inner)
         columns = self._sizes.count(group.inner)
         has_column, first, distance = turns
         join, known = joined
@@ -407,7 +407,7 @@ class Generator:
             self._join_terms(w, places, sums)
             self._store(made, w, places, mains)
         w.write(
-            f"const Index end = min((Index)(chunk_number + 1) * chunk, (Index)({extents(group.lead)}));",
+            f"const Index end = min((Index)(chunk_number + 1) * chunk, (Index)({numel_text(group.lead)}));",
             *([f"if ({has_column})"] if has_column else []),
             # Rows are far apart: four are on their way at once.
             *(["#pragma unroll 4"] if len(body) <= _UNROLLED_LINES else []),
@@ -434,7 +434,7 @@ class Generator:
             made.shared = str(2 * _SHARED)
         self._finals(made, w, places, group, condition)
 
-    def _product(self, made: Function, group: Group, w: Writer, places: Places) -> None:
+    def _product(self, made: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
         (result,) = [one for one in group.roles if is_product(one)]
         (a, transposed_a), (b, transposed_b) = factors_of(result)
         names = [made.pointers.setdefault(one, self._names[one]) for one in (a, b)]
@@ -443,7 +443,7 @@ class Generator:
         if is_by_library(result):
             self._library(made, w, result, (a, b), (transposed_a, transposed_b))
             return
-        if isinstance(lowering_of(result), Convolution):
+        if isinstance(lowering_of(result), ConvolutionLowering):
             self._convolution(made, result, names, w, places)
             return
         found = matrices(result, transposed_a, self._sizes.count)
@@ -468,7 +468,7 @@ class Generator:
 
     def _library(
         self,
-        made: Function,
+        made: GeneratedFunction,
         w: Writer,
         result: Tensor,
         factors: tuple[Tensor, Tensor],
@@ -483,7 +483,9 @@ class Generator:
             first, second = (step * factors[0].dtype.itemsize for step in found.steps)
             made.call.steps = first, second, 4 * M * N
 
-    def _convolution(self, made: Function, result: Tensor, names: Sequence[str], w: Writer, places: Places) -> None:
+    def _convolution(
+        self, made: GeneratedFunction, result: Tensor, names: Sequence[str], w: Writer, places: Places
+    ) -> None:
         found = implicit(result, self._sizes.count)
         M, N, K = found.sizes
         sums = places.group.of("sum")
@@ -519,7 +521,7 @@ class Generator:
             w.write("});")
 
     def _columns_of_tiles(
-        self, made: Function, w: Writer, places: Places, plan: ProductPlan, sizes: tuple[int, int], phases: int
+        self, made: GeneratedFunction, w: Writer, places: Places, plan: ProductPlan, sizes: tuple[int, int], phases: int
     ) -> None:
         """Write sums over rows of a product's results: of a tile, and by the last block of all tiles."""
         M, N = sizes
@@ -548,7 +550,7 @@ class Generator:
         self._finals(made, w, places, places.group, "columns.has_column()")
 
     def _cut(
-        self, made: Function, sizes: tuple[int, int, int], plan: ProductPlan, matrices: int, least: int = 0
+        self, made: GeneratedFunction, sizes: tuple[int, int, int], plan: ProductPlan, matrices: int, least: int = 0
     ) -> None:
         """Note the blocks of products of these M, N and K by a plan, and the arguments that say them.
 
@@ -565,7 +567,7 @@ class Generator:
             Argument("unsigned int *", "arrived", 4 * tiles * plan.counters),
         ]
 
-    def _epilogue(self, made: Function, group: Group, result: Tensor, w: Writer, places: Places) -> list[str]:
+    def _epilogue(self, made: GeneratedFunction, group: Group, result: Tensor, w: Writer, places: Places) -> list[str]:
         """Return what becomes of `sum`, the product's element of row r and column c, `own` among the thread's."""
         with w.scope(1) as body:
             w.known[result] = {places.element: Ex("sum", 2)}
@@ -574,11 +576,11 @@ class Generator:
             self._store(made, w, places, mains)
         return body
 
-    def _tiled(self, made: Function, result: Tensor, plan: ProductPlan, transposed: tuple[bool, bool]) -> str:
+    def _tiled(self, made: GeneratedFunction, result: Tensor, plan: ProductPlan, transposed: tuple[bool, bool]) -> str:
         """Return the name of a tiled product's kernel; note its header, threads and shared memory."""
         tiling = plan.tiling
         made.threads, made.dynamic = tiling.threads, tiling.shared
-        if not isinstance(lowering_of(result), Convolution):  # whose matrices take more registers to find
+        if not isinstance(lowering_of(result), ConvolutionLowering):  # whose matrices take more registers to find
             made.resident = tiling.resident
         made.needs.add(f"{tiling.kernel}.cuh")
         sizes = tiling.rows, tiling.columns, *tiling.inner
@@ -592,7 +594,7 @@ class Generator:
         of_type = f"{ctype(result.inputs[0].dtype)}, " if tiling.kernel in ("product_half", "product_wgmma") else ""
         return f"{tiling.kernel}<{of_type}{numbers}>"
 
-    def _call(self, made: Function, group: Group, w: Writer, places: Places) -> None:
+    def _call(self, made: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
         (tensor,) = group.roles
         user = lowering_of(tensor)
         for one in tensor.inputs:
@@ -611,7 +613,7 @@ class Generator:
         made.arguments.append(Argument("char *", "others", end))
         made.call = OwnCall(tensor, others)
 
-    def _loop(self, made: Function, group: Group, w: Writer, places: Places) -> None:
+    def _loop(self, made: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
         """What its steps are is said by who composes a program."""
         for one in next(iter(group.roles)).inputs:
             w.pointer(one)
@@ -644,7 +646,7 @@ class Generator:
             return f"{join_type(one)}{{{found.text}, {w.at(places.place_of_term(one)).text}}}"
         return cast(found, x.dtype, one.dtype)
 
-    def _end_sums(self, made: Function, w: Writer, places: Places, group: Group) -> None:
+    def _end_sums(self, made: GeneratedFunction, w: Writer, places: Places, group: Group) -> None:
         sums = group.of("sum")
         if not sums:
             return
@@ -668,7 +670,7 @@ class Generator:
         place = ".place" if join_of(one) == "First" else ""
         return Ex(f"(({ctype(one.dtype)})total_{number}{place})", 0)
 
-    def _finals(self, made: Function, w: Writer, places: Places, group: Group, condition: str) -> None:
+    def _finals(self, made: GeneratedFunction, w: Writer, places: Places, group: Group, condition: str) -> None:
         with w.scope(0) as body:
             values = [(one, w.value(one, places.index(one.shape, "final"))) for one in group.of("sum")]
             values += [(one, w.computed(one, places.index(one.shape, "final"))) for one in group.of("final")]
@@ -678,7 +680,7 @@ class Generator:
         if body:
             w.write(f"if ({condition}) {{", *_indented(body), "}")
 
-    def _store(self, made: Function, w: Writer, places: Places, values: Iterable[tuple[Tensor, Ex]]) -> None:
+    def _store(self, made: GeneratedFunction, w: Writer, places: Places, values: Iterable[tuple[Tensor, Ex]]) -> None:
         """Store elements, after all have been computed: what they replace may be read by others of the group."""
         for one, value in values:
             if one in self._stored:
@@ -690,7 +692,7 @@ class Generator:
                     target = f"{quad}.of[own]"
                 w.write(f"{target} = {value.text};")
 
-    def _target(self, made: Function, w: Writer, tensor: Tensor, place: Place | None) -> str:
+    def _target(self, made: GeneratedFunction, w: Writer, tensor: Tensor, place: IndexExpr | None) -> str:
         made.writes.add(tensor)
         made.places[tensor] = place
         name = made.pointers.setdefault(tensor, self._names[tensor])
@@ -712,7 +714,7 @@ class Kernel:
     """
 
     name: str
-    functions: list[Function]
+    functions: list[GeneratedFunction]
     threads: int
 
     @property
@@ -744,7 +746,7 @@ def launched(kernels: Iterable[Kernel], times: int = 1) -> Iterator[tuple[Kernel
             yield from launched(one.loop.kernels, times * one.loop.length)
 
 
-def kernels(levels: Sequence[Sequence[Function]]) -> list[Kernel]:
+def kernels(levels: Sequence[Sequence[GeneratedFunction]]) -> list[Kernel]:
     """Return the kernels of one stage: those of a level are independent, and share launches where they can.
 
     Args:
@@ -763,9 +765,9 @@ def kernels(levels: Sequence[Sequence[Function]]) -> list[Kernel]:
     return found
 
 
-def _parted(functions: list[Function]) -> list[list[Function]]:
+def _parted(functions: list[GeneratedFunction]) -> list[list[GeneratedFunction]]:
     """Return functions by launches, each of which takes no more arguments than CUDA allows."""
-    found: list[list[Function]] = []
+    found: list[list[GeneratedFunction]] = []
     room = 0
     for one in functions:
         taken = sum(not _is_of_run(one, kind, name) for kind, name in one.signature) + 1
@@ -777,7 +779,7 @@ def _parted(functions: list[Function]) -> list[list[Function]]:
     return found
 
 
-def blocks_of(function: Function, threads: int) -> int:
+def blocks_of(function: GeneratedFunction, threads: int) -> int:
     """Return the blocks that a function needs when a block has so many threads."""
     return -(-function.blocks // (threads // 32)) if "rows" in function.needs else function.blocks
 
@@ -853,14 +855,14 @@ def source(found: Sequence[Kernel], wide_index: bool, fields: Mapping[str, str] 
     return "\n".join(text) + "\n"
 
 
-def called(function: Function) -> list[tuple[str, str]]:
+def called(function: GeneratedFunction) -> list[tuple[str, str]]:
     """Return types and names of what kernels call a function with."""
     shared = {one: one for one in (*function.pointers.values(), *function.numbers, "starts", "step", "outside")}
     shared |= {function.pointers[one]: at.name for one, at in function.addresses.items()}
     return [(kind, shared.get(name, f"{name}_{function.name}")) for kind, name in function.signature]
 
 
-def _offsets(function: Function) -> list[str]:
+def _offsets(function: GeneratedFunction) -> list[str]:
     """Return what is added to each of what kernels call a function with, in C++."""
     offsets = {function.pointers[one]: f" + {at.offset}" for one, at in function.addresses.items() if at.terms}
     return [offsets.get(name, "") for _, name in function.signature]
@@ -902,11 +904,11 @@ def run_fields(found: Sequence[Kernel]) -> dict[str, str]:
     return fields
 
 
-def _is_of_run(function: Function, kind: str, name: str) -> bool:
+def _is_of_run(function: GeneratedFunction, kind: str, name: str) -> bool:
     return "*" in kind or name in function.numbers
 
 
-def _greatest(functions: Sequence[Function]) -> str:
+def _greatest(functions: Sequence[GeneratedFunction]) -> str:
     """Return the most shared memory that functions need, in C++."""
     found = ""
     for one in dict.fromkeys(function.shared for function in functions):

@@ -13,7 +13,7 @@ from typing import Any
 
 from dptrain.errors import DeviceError
 
-__all__ = ["Graph", "capture", "steps_in_graph"]
+__all__ = ["CudaGraph", "capture", "steps_in_graph"]
 
 # Steps that one graph holds at most, launches in it at most, and steps from which several in one pay.
 _STEPS, _LAUNCHES, _WORTH = 16, 128, 8
@@ -37,7 +37,7 @@ def steps_in_graph(launches: int) -> int:
     return steps if steps >= _WORTH else 1
 
 
-class Graph:
+class CudaGraph:
     """Recorded work, which `launch` queues again with the addresses and arguments that it had; made by `capture`.
 
     Memory, kernels and page-locked arrays that it uses must live as long as it does. One launch waits for the one
@@ -77,7 +77,7 @@ class Graph:
 
 
 @contextlib.contextmanager
-def capture(stream: Any) -> Iterator[Graph]:
+def capture(stream: Any) -> Iterator[CudaGraph]:
     """Record what is queued on a stream, instead of running it.
 
     Streams that wait for an event recorded in this one are recorded with it, until this one waits for them in turn.
@@ -92,7 +92,7 @@ def capture(stream: Any) -> Iterator[Graph]:
         DeviceError: the stream cannot be recorded, or something was done meanwhile that a graph cannot hold, such as
             waiting for the stream. An exception of the block passes through, and nothing is left of the graph.
     """
-    graph, handle, recorded = Graph(), _handle(stream), ctypes.c_void_p()
+    graph, handle, recorded = CudaGraph(), _handle(stream), ctypes.c_void_p()
     _call("cuStreamBeginCapture_v2", handle, _RELAXED)
     try:
         yield graph

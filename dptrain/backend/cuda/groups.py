@@ -16,12 +16,12 @@ from dptrain.backend.cuda.expressions import Index, Reading, Writer, join_of, sa
 from dptrain.backend.cuda.providers import is_by_library, is_product
 from dptrain.program.body import has_body
 from dptrain.program.codegen.cpp import Ex
-from dptrain.program.codegen.index_expr import NOWHERE, ONE, Axis, Extent, Place, along, extent, merged, split
+from dptrain.program.codegen.index_expr import ONE, ZERO_INDEX, Axis, IndexExpr, Numel, numel, ravel, symbol, unravel
 from dptrain.program.codegen.kernels import reduced_axes
 from dptrain.program.dims import Dim
 from dptrain.program.lowering import (
     WHOLE,
-    Convolution,
+    ConvolutionLowering,
     Element,
     HostCall,
     Product,
@@ -133,7 +133,7 @@ def operand_of(tensor: Tensor) -> tuple[Tensor, bool]:
 
 def factors_of(tensor: Tensor) -> list[tuple[Tensor, bool]]:
     """Return `operand_of` both factors of a product; those of a convolution lie in memory in their order."""
-    if isinstance(lowering_of(tensor), Convolution):
+    if isinstance(lowering_of(tensor), ConvolutionLowering):
         return [(in_order(one), False) for one in tensor.inputs]
     return [operand_of(one) for one in tensor.inputs]
 
@@ -240,7 +240,7 @@ class Grouping:
                 wanted[one] = None
             elif (part := self.parts.get(one)) is not None:
                 wanted |= dict.fromkeys([one, *([part] if part.op is not None else [])])
-            elif isinstance(lowering, Product | Convolution):
+            elif isinstance(lowering, Product | ConvolutionLowering):
                 wanted |= dict.fromkeys([one, *(base for base, _ in factors_of(one) if base.op is not None)])
             elif is_rounding(one) and is_product(one.inputs[0]) and not is_by_library(one.inputs[0]):
                 wanted[one] = None  # half of what it rounds, which is then stored for nobody
@@ -279,7 +279,7 @@ class Grouping:
     def _expensive(self, tensor: Tensor) -> Tensor | None:
         """Return what should be computed once where a smaller tensor is used for many elements, or None."""
         while tensor.op is not None and tensor.op.is_view:
-            if extent(tensor.inputs[0].shape) != extent(tensor.shape):
+            if numel(tensor.inputs[0].shape) != numel(tensor.shape):
                 return None  # of which that view's own input is judged
             tensor = tensor.inputs[0]
         if tensor.op is None or tensor in self.anchors or self._cheap(tensor):
@@ -372,7 +372,7 @@ class Grouping:
         for role in roles_in(tensor, group):
             if is_product(tensor) or runs_alone(tensor):
                 whole = tensor.inputs if runs_alone(tensor) else [base for base, _ in factors_of(tensor)]
-                loads = dict[Tensor, set[Place | None]]((one, {None}) for one in whole)
+                loads = dict[Tensor, set[IndexExpr | None]]((one, {None}) for one in whole)
             else:
                 reading = Reading(lambda one: one is not tensor and self.is_stored(one))
                 group.places.pull(reading, tensor, role)
@@ -387,7 +387,7 @@ class Grouping:
                 return True
         return False
 
-    def _fits(self, tensor: Tensor, group: Group, role: Role, loads: Mapping[Tensor, set[Place | None]]) -> bool:
+    def _fits(self, tensor: Tensor, group: Group, role: Role, loads: Mapping[Tensor, set[IndexExpr | None]]) -> bool:
         if group.kind == "product" and group.roles and not self._follows(tensor, group):
             return False
         for one in loads:
@@ -478,15 +478,15 @@ def _sides(shape: Shape, sides: Mapping[int, Side]) -> Axes:
     return tuple(found)
 
 
-def weights(axes: Axes) -> tuple[tuple[Side, Extent], ...]:
+def weights(axes: Axes) -> tuple[tuple[Side, Numel], ...]:
     """Return what tells the axes of groups apart whatever the number of rows is."""
-    return tuple((side, extent(shape)) for side, shape in axes)
+    return tuple((side, numel(shape)) for side, shape in axes)
 
 
 def roles_in(tensor: Tensor, group: Group) -> Iterator[Role]:
     """Yield the roles that an anchor could have in a group by its shape."""
-    how, own = reduction(tensor), extent(tensor.shape)
-    lead, inner = extent(group.lead), extent(group.inner)
+    how, own = reduction(tensor), numel(tensor.shape)
+    lead, inner = numel(group.lead), numel(group.inner)
     if how is not None:
         kind, axes = how
         is_own = kind == group.kind or (kind == "columns" and _sums_results(tensor, group))
@@ -494,7 +494,7 @@ def roles_in(tensor: Tensor, group: Group) -> Iterator[Role]:
             yield "reduce" if kind == "rows" else "sum"
         if kind == "all" and group.kind in ("map", "rows"):
             terms = tensor.inputs[0].shape
-            if extent(terms) == lead or (group.kind == "rows" and is_dealt(terms, group)):
+            if numel(terms) == lead or (group.kind == "rows" and is_dealt(terms, group)):
                 yield "sum"
         return
     if is_product(tensor) or runs_alone(tensor):
@@ -520,7 +520,7 @@ def _sums_results(tensor: Tensor, group: Group) -> bool:
     Those of a product of matrices, a row for each of the batch, are read again in little time.
     """
     products = [one for one in group.roles if is_product(one)]
-    return bool(products) and isinstance(lowering_of(products[0]), Convolution) and join_of(tensor) == "Sum"
+    return bool(products) and isinstance(lowering_of(products[0]), ConvolutionLowering) and join_of(tensor) == "Sum"
 
 
 def is_dealt(shape: Shape, group: Group) -> bool:
@@ -533,9 +533,9 @@ def _aligns(first: Sequence[Shape], second: Sequence[Shape]) -> bool:
     if not first and not second:
         return True
     for count in range(1, len(second) + 1):
-        wanted = extent(n for shape in second[:count] for n in shape)
+        wanted = numel(n for shape in second[:count] for n in shape)
         for own in range(len(first) + 1):
-            if extent(n for shape in first[:own] for n in shape) == wanted and _aligns(first[own:], second[count:]):
+            if numel(n for shape in first[:own] for n in shape) == wanted and _aligns(first[own:], second[count:]):
                 return True
     return False
 
@@ -556,22 +556,22 @@ class Places:
 
     def __init__(self, group: Group) -> None:
         self.group = group
-        self.row = along(Axis("i" if group.kind == "map" else "r", extent(group.lead), 1))
+        self.row = symbol(Axis("i" if group.kind == "map" else "r", numel(group.lead), 1))
         # The columns of sums are known before the rows, and after them; a product's are known with the rows.
-        self.column = along(Axis("c", extent(group.inner), 0 if group.kind in ("columns", "totals") else 2))
-        self.final = along(Axis("c", extent(group.inner), 0)) if group.by_column else NOWHERE
+        self.column = symbol(Axis("c", numel(group.inner), 0 if group.kind in ("columns", "totals") else 2))
+        self.final = symbol(Axis("c", numel(group.inner), 0)) if group.by_column else ZERO_INDEX
         sides = {
-            side: iter(split(place, [n for one, shape in group.axes if one == side for n in shape]))
+            side: iter(unravel(place, [n for one, shape in group.axes if one == side for n in shape]))
             for side, place in (("row", self.row), ("column", self.column))
         }
         places = [next(sides[side]) for side, shape in group.axes for _ in shape]
-        self.element = merged(places, [n for _, shape in group.axes for n in shape])
+        self.element = ravel(places, [n for _, shape in group.axes for n in shape])
 
     def index(self, shape: Shape, role: Role) -> Index:
         """Return the index of the element at hand of a tensor."""
-        return split(self.of(role), shape)
+        return unravel(self.of(role), shape)
 
-    def of(self, role: Role) -> Place:
+    def of(self, role: Role) -> IndexExpr:
         """Return the place of the element at hand of a member in its memory."""
         return {"main": self.element, "sum": self.final, "final": self.final}.get(role, self.row)
 
@@ -586,7 +586,7 @@ class Places:
         x = tensor.inputs[0]
         return writer.value(x, self.index(x.shape, "row" if self.is_of_rows(tensor) else "main"))
 
-    def place_of_term(self, tensor: Tensor) -> Place:
+    def place_of_term(self, tensor: Tensor) -> IndexExpr:
         """Return the number of that term among those of its sum."""
         if self.group.roles[tensor] == "reduce":
             return self.column
@@ -595,5 +595,5 @@ class Places:
     def is_of_rows(self, tensor: Tensor) -> bool:
         """Whether a sum of a group of rows has one term for each row."""
         how = reduction(tensor)
-        terms = extent(tensor.inputs[0].shape) if tensor.inputs else None
-        return self.group.kind == "rows" and how is not None and how[0] == "all" and terms == extent(self.group.lead)
+        terms = numel(tensor.inputs[0].shape) if tensor.inputs else None
+        return self.group.kind == "rows" and how is not None and how[0] == "all" and terms == numel(self.group.lead)

@@ -16,14 +16,14 @@ import numpy as np
 from dptrain.backend.cuda.compile import compiled_text
 from dptrain.backend.cuda.device import cuda
 from dptrain.backend.cuda.memory import DeviceArray, Streams, count
-from dptrain.backend.cuda.passages import LinkedHandOvers, Passages, Size, padded
-from dptrain.comm.base import Communicator, HandOvers
+from dptrain.backend.cuda.p2p import NcclPointToPoint, P2pRings, RingSize, padded
+from dptrain.comm.base import Communicator, PointToPoint
 from dptrain.comm.device import AddingCommunicator, DeviceCommunicator
 from dptrain.comm.mesh import STAGE
 from dptrain.comm.nccl import NcclCommunicator
 from dptrain.errors import ConfigError
 from dptrain.program.codegen.memory import in_a_row
-from dptrain.program.pipeline.send_recv import Link
+from dptrain.program.pipeline.send_recv import Channel
 from dptrain.program.sharding.mesh import ALL_GATHER
 from dptrain.program.sharding.messages import counts_of, is_contiguous, layout
 from dptrain.program.tensor import Tensor
@@ -60,7 +60,7 @@ class Links:
         self._record = watchdog.record()
         self._nccl = NcclCommunicator.joined(comm)
         self._groups: dict[str, NcclCommunicator] = {}
-        self._passages: Passages | None = None
+        self._rings: P2pRings | None = None
         self._queued = -1  # the record's position behind the last messages
 
     def along(self, axis: str) -> NcclCommunicator:
@@ -73,15 +73,17 @@ class Links:
                 self._groups[axis] = self._nccl.split(group.allgather(self._comm.rank))
         return self._groups[axis]
 
-    def hand_overs(self, links: Sequence[Link], sizes: Sequence[int], ticks: int, streams: Streams) -> HandOvers:
-        """As `Backend.hand_overs`, for a backend with these streams. Collective."""
+    def point_to_point(
+        self, channels: Sequence[Channel], sizes: Sequence[int], ticks: int, streams: Streams
+    ) -> PointToPoint:
+        """As `Backend.point_to_point`, for a backend with these streams. Collective."""
         stages = self._comm.along(STAGE)
-        if self._passages is None:
-            self._passages = Passages(stages, self.along(STAGE))
-        asked = zip(links, sizes, strict=True)
-        self._passages.require([Size(one.source, one.target, one.slots, padded(n)) for one, n in asked], streams)
-        host = stages.hand_overs(ticks)
-        return LinkedHandOvers(host, links, self._passages, self, streams, stages.rank, ticks)
+        if self._rings is None:
+            self._rings = P2pRings(stages, self.along(STAGE))
+        asked = zip(channels, sizes, strict=True)
+        self._rings.require([RingSize(one.source, one.target, one.slots, padded(n)) for one, n in asked], streams)
+        host = stages.point_to_point(ticks)
+        return NcclPointToPoint(host, channels, self._rings, self, streams, stages.rank, ticks)
 
     @contextmanager
     def queueing(self) -> Iterator[None]:
@@ -100,15 +102,15 @@ class Links:
         yield
         if waits:
             self._record.__exit__()
-        passing = [] if self._passages is None else self._passages.links.values()
+        passing = [] if self._rings is None else self._rings.links.values()
         joined = (*self._groups.values(), *passing)
         if any(one.is_aborted for one in joined):
             time.sleep(_END)  # what the device has made is garbage
 
     def close(self) -> None:
         """Part the GPUs, once all queued work has ended. Collective."""
-        if self._passages is not None:
-            self._passages.close()
+        if self._rings is not None:
+            self._rings.close()
         for one in dict.fromkeys([*self._groups.values(), self._nccl]):
             one.close()
 
@@ -184,7 +186,7 @@ class LinkedSum(LinkedMessage):
         super().__init__(backend.streams, link)
         self._buffer, self._over = _stored(buffer), over
         self._adding = _adding(link, self._buffer.dtype, over)
-        self._join = Join(backend, buffer.dtype, over) if self._adding is None else None
+        self._join = RankReduction(backend, buffer.dtype, over) if self._adding is None else None
         # Of a sum a rank makes its share and gives it to all; of a maximum, which is short, each makes everything.
         ends = [buffer.size * rank // link.size if over == "sum" else 0 for rank in range(link.size + 1)]
         self._shares, self._own = np.diff(ends).tolist(), slice(*ends[link.rank : link.rank + 2])
@@ -246,12 +248,12 @@ class LinkedMove(LinkedMessage):
         # Parts packed, or what comes from all ranks for this one; a whole packed; the own sums packed.
         sizes = [own * (len(parts) > 1), 0 if contiguous else whole, 0]
         self._adding: AddingCommunicator | None = None
-        self._join: Join | None = None
+        self._join: RankReduction | None = None
         if not self._gathers:
             if len(set(self._counts)) == 1:
                 self._adding = _adding(link, _stored(parts[0]).dtype, self._over)
             if self._adding is None:
-                self._join = Join(backend, parts[0].dtype, self._over)
+                self._join = RankReduction(backend, parts[0].dtype, self._over)
             sizes = [0 if self._join is None else own * link.size, sizes[1], own * (len(results) > 1)]
         starts = in_a_row(sizes, _ALIGNMENT)
         self._places = [slice(start, start + size) for start, size in zip(starts, sizes, strict=False)]
@@ -299,7 +301,7 @@ class LinkedMove(LinkedMessage):
             _copy_rows(source, target, length * inner, count(whole.shape[:axis]), stream)
 
 
-class Join:
+class RankReduction:
     """Queues what adds up what ranks have, or finds the greatest: `kernels/ranks.h`.
 
     Args:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dptrain.program.body import body_of
-from dptrain.program.codegen.cpp import extents
-from dptrain.program.codegen.memory import Plan
+from dptrain.program.codegen.cpp import numel_text
+from dptrain.program.codegen.memory import MemoryPlan
 from dptrain.program.shapes import Shape
 from dptrain.program.tensor import Node, Tensor
 
@@ -40,7 +40,7 @@ class Address:
     @property
     def offset(self) -> str:
         """Elements before it, in C++."""
-        return " + ".join(f"(Index){counter} * ({extents(shape)})" for counter, shape in self.terms)
+        return " + ".join(f"(Index){counter} * ({numel_text(shape)})" for counter, shape in self.terms)
 
     def behind(self, counter: str, shape: Shape) -> "Address":
         """Return the address of a part that has this shape."""
@@ -61,7 +61,7 @@ class LoopCall:
     node: Node
     counters: tuple[str, str, str]
     kernels: list["Kernel"] = field(default_factory=list)
-    plan: Plan = field(default_factory=lambda: Plan(0, {}, 0))
+    plan: MemoryPlan = field(default_factory=lambda: MemoryPlan(0, {}, 0))
 
     @property
     def length(self) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.backend.cuda.graphs import Graph
+from dptrain.backend.cuda.graphs import CudaGraph
 
 if TYPE_CHECKING:
     from dptrain.backend.cuda.backend import CudaBackend
@@ -61,7 +61,7 @@ class RunTable:
     def __init__(self, backend: "CudaBackend", fields: int) -> None:
         self._backend = backend
         self.rows = backend.empty((1, fields), np.uint64, "tables")
-        self.graphs: dict[tuple[int, int, int, int], Graph] = {}
+        self.graphs: dict[tuple[int, int, int, int], CudaGraph] = {}
         self._written: list[Words] = []
 
     def fill(self, rows: Sequence[Words]) -> None:

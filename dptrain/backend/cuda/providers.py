@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from dptrain.program.codegen.index_expr import ONE, extent
-from dptrain.program.lowering import Convolution, Product, lowering_of
+from dptrain.program.codegen.index_expr import ONE, numel
+from dptrain.program.lowering import ConvolutionLowering, Product, lowering_of
 from dptrain.program.operand import OPERATORS
 from dptrain.program.passes import rewritten
 from dptrain.program.program import Program
@@ -56,7 +56,7 @@ class Problem(NamedTuple):
 
     @property
     def makes(self) -> str:
-        """What a convolution makes, as `Convolution.makes`."""
+        """What a convolution makes, as `ConvolutionLowering.makes`."""
         return _MAKES[self.sizes[0]]
 
 
@@ -99,15 +99,15 @@ def is_product(tensor: Tensor) -> bool:
 
     Convolutions, and matrices whose factors have a batch each, or one: both factors in float32 or in one half type.
     """
-    if not isinstance(lowering := lowering_of(tensor), Product | Convolution) or tensor.dtype != np.float32:
+    if not isinstance(lowering := lowering_of(tensor), Product | ConvolutionLowering) or tensor.dtype != np.float32:
         return False
     a, b = (one.dtype for one in tensor.inputs)
     if a != b or not (a == np.float32 or is_half(a)):
         return False
-    if isinstance(lowering, Convolution):
+    if isinstance(lowering, ConvolutionLowering):
         return True
-    batch = extent(tensor.shape[:-2])
-    return all(extent(one.shape[:-2]) in (batch, ONE) for one in tensor.inputs)
+    batch = numel(tensor.shape[:-2])
+    return all(numel(one.shape[:-2]) in (batch, ONE) for one in tensor.inputs)
 
 
 def is_by_library(tensor: Tensor) -> bool:
@@ -126,7 +126,7 @@ def problem_of(tensor: Tensor, transposed: tuple[bool, bool], count: Callable[[S
     dtype = tensor.inputs[0].dtype.name
     own = str(tensor.attributes.get("precision", "float32"))
     lowering = lowering_of(tensor)
-    if isinstance(lowering, Convolution):
+    if isinstance(lowering, ConvolutionLowering):
         images, _, kernel = lowering.shapes(tensor)
         sizes = (_MAKES.index(lowering.makes), *(count((n,)) for n in (images[0], *kernel[2:])))
         return Problem("conv", dtype, own, (*sizes, *lowering.numbers(tensor)))
@@ -173,7 +173,7 @@ def with_providers(
             return one
         attributes: dict[str, Any] = {**one.attributes, "by": by}
         lowering = lowering_of(one)
-        if not isinstance(lowering, Convolution):
+        if not isinstance(lowering, ConvolutionLowering):
             return Tensor(one.op, one.inputs, attributes, one.shape, one.dtype, name=one.name)
         attributes["kernel_axes"] = _LIBRARY_KERNEL
         if lowering.makes == "kernel":

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dptrain.errors import ConfigError
-from dptrain.program.codegen.index_expr import Extent, Place, Quotient, extent
+from dptrain.program.codegen.index_expr import FloorDiv, IndexExpr, Numel, numel
 from dptrain.program.lowering import Element, lowering_of
 from dptrain.program.tensor import DType, Tensor
 from dptrain.program.types import promoted_in_kernels, type_of
@@ -71,15 +71,15 @@ def literal(value: Any, dtype: DType) -> str:
     return f"({text}{suffix})" if text.startswith("-") else f"{text}{suffix}"
 
 
-def length_text(one: Extent) -> str:
+def length_text(one: Numel) -> str:
     """Return a product of lengths."""
     number, power = one
     return " * ".join(([str(int(number))] if number != 1 or not power else []) + ["B"] * power)
 
 
-def extents(shape: Iterable[int]) -> str:
+def numel_text(shape: Iterable[int]) -> str:
     """Return the number of elements of a shape."""
-    return length_text(extent(shape))
+    return length_text(numel(shape))
 
 
 def is_word(text: str) -> bool:
@@ -87,7 +87,7 @@ def is_word(text: str) -> bool:
     return re.fullmatch(r"\w+", text) is not None
 
 
-def sum_text(terms: Iterable[tuple[Extent, str]], first: str = "") -> str:
+def sum_text(terms: Iterable[tuple[Numel, str]], first: str = "") -> str:
     """Return a sum of names times lengths, of which "" stands for no name; behind a text, if one is given."""
     found = first
     for (count, power), name in sorted(terms, key=lambda one: (-one[0][1], -one[0][0], one[1])):
@@ -97,11 +97,11 @@ def sum_text(terms: Iterable[tuple[Extent, str]], first: str = "") -> str:
     return found.strip() or "0"
 
 
-def place_text(place: Place) -> str:
+def index_text(place: IndexExpr) -> str:
     """Return a place as one expression."""
     return sum_text(
-        ((count, power), f"({place_text(index.place)}) / ({length_text(index.by)})")
-        if isinstance(index, Quotient)
+        ((count, power), f"({index_text(index.dividend)}) / ({length_text(index.divisor)})")
+        if isinstance(index, FloorDiv)
         else ((count, power), "" if index is None else str(index.name))
         for (index, power), count in place.terms.items()
     )

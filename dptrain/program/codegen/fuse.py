@@ -3,7 +3,7 @@
 A placed program becomes a list of **kernels**. A `Loop` goes once over a space of indices, such as (B, 10), and
 computes any number of tensors there: ops of single elements (`Element`), gathered rows, reductions along the last axis,
 whose results other members of the same loop can use (so a softmax is one loop), and sums over other axes, which are
-complete when the loop is. A `Product` is a product of matrices. A `Call` is everything else: one op by its own
+complete when the loop is. A `ProductKernel` is a product of matrices. A `Call` is everything else: one op by its own
 function.
 
 Reshapes, transposes, slices and broadcasts are no kernels: what reads one reads the tensor beneath it, its **root**, at
@@ -32,9 +32,9 @@ from dptrain.program.codegen.kernels import (
     FusedStage,
     Kernel,
     Loop,
-    Member,
-    Product,
-    Repeat,
+    LoopMember,
+    ProductKernel,
+    RepeatKernel,
     as_member,
     fitting,
     iterated,
@@ -162,7 +162,7 @@ class _Fusing:
             for view, one in zip(inputs, tensor.inputs, strict=True)
         ]
 
-    def _product(self, tensor: Tensor, product: Tensor) -> Product:
+    def _product(self, tensor: Tensor, product: Tensor) -> ProductKernel:
         """Return a product of matrices, or a sum of them over the axes before."""
         inputs = [self._view(one) for one in product.inputs]
         a, b = (one.dtype for one in product.inputs)
@@ -170,7 +170,7 @@ class _Fusing:
         for number, (one, view) in enumerate(zip(product.inputs, inputs, strict=True)):
             if one.dtype != wanted or matrix(view, one.shape) is None:
                 inputs[number] = self._stored(one, wanted)
-        return Product(tensor, (inputs[0], inputs[1]), product)
+        return ProductKernel(tensor, (inputs[0], inputs[1]), product)
 
     def _node(self, tensor: Tensor, inputs: list[View], values: Mapping[int, Tensor]) -> Kernel:
         """Return what makes the values of an op that has several."""
@@ -181,7 +181,7 @@ class _Fusing:
             return Call(tensor, tuple(inputs), values)
         body, about = body_of(tensor), tensor.attributes
         step = _fused_step(step_of(body), len(body.carries), self._join)
-        return Repeat(values, tuple(inputs), body, step, about["length"], about["reverse"])
+        return RepeatKernel(values, tuple(inputs), body, step, about["length"], about["reverse"])
 
     def _as_view(self, tensor: Tensor) -> View:
         beneath, shown = tensor.inputs[0], lowering_of(tensor)
@@ -285,7 +285,7 @@ class _Fusing:
         for member in kernel.members if isinstance(kernel, Loop) else []:
             self._note(member, number)
 
-    def _note(self, member: Member, number: int) -> None:
+    def _note(self, member: LoopMember, number: int) -> None:
         """Let a member's loop be found by what the member makes, and what it reads."""
         loop = self._kernels[number]
         assert isinstance(loop, Loop)
@@ -309,7 +309,7 @@ class _Fusing:
                 return
         self._append(Loop(space, [own]))
 
-    def _related(self, member: Member, space: Shape) -> list[int]:
+    def _related(self, member: LoopMember, space: Shape) -> list[int]:
         """Return the loops that make or read what a member of a space reads and begin late enough for it, in order."""
         begin = max((self._ready.get(one.root, 0) - 1 for one in member.reads), default=-1)
         found = {self._makers[view.root] for view in member.reads if view.root in self._makers}
@@ -317,7 +317,7 @@ class _Fusing:
             found |= set(loops[bisect_left(loops, begin) :])
         return sorted(number for number in (found if space else {*found, *self._singles}) if number >= begin)
 
-    def _fit(self, number: int, tensor: Tensor, inputs: Sequence[View]) -> Member | None:
+    def _fit(self, number: int, tensor: Tensor, inputs: Sequence[View]) -> LoopMember | None:
         """Return a tensor as a member of a loop, None if it does not fit or has nothing to do with it."""
         loop = self._kernels[number]
         assert isinstance(loop, Loop)
@@ -345,7 +345,7 @@ def _every_step(fused: Fused) -> set[Tensor]:
         for kernel in reversed(stage.kernels):
             members: Sequence[Any] = kernel.members if isinstance(kernel, Loop) else [kernel]
             for member in reversed(members):
-                made = [member.tensor] if isinstance(member, Member) else member.tensors
+                made = [member.tensor] if isinstance(member, LoopMember) else member.tensors
                 if not needed.isdisjoint(made):
                     needed |= {fused.memory_of(view.root) for view in member.reads}
     return needed

@@ -1,8 +1,8 @@
-"""Places: where an element stands, as arithmetic on indices that holds for any number of rows.
+"""Index expressions: where an element lies in memory, as arithmetic that holds for any number of rows.
 
-A `Place` is a sum of indices, each times a product of lengths. Steps of slices, broadcast axes and reshapes are
-arithmetic on it, so that places of the same element are equal, whatever views lie between. Where axes are not what an
-index was put together of, a `Quotient` is an index of its own, and what it leaves is `i - 10 (i / 10)`.
+An `IndexExpr` is a sum of indices, each times a product of lengths. Strides of slices, broadcast axes and reshapes are
+arithmetic on it, so that expressions for the same element are equal, whatever views lie between. Where an axis splits
+an index unevenly, a `FloorDiv` is an index of its own, and the remainder is `i - 10 (i / 10)`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,12 +13,12 @@ from typing import NamedTuple
 from dptrain.program.dims import Dim
 
 # A product of lengths on a rank: a number, times the rank's rows to a power.
-Extent = tuple[int, int]
-NOTHING: Extent = (0, 0)
-ONE: Extent = (1, 0)
+Numel = tuple[int, int]
+NOTHING: Numel = (0, 0)
+ONE: Numel = (1, 0)
 
 
-def extent(shape: Iterable[int]) -> Extent:
+def numel(shape: Iterable[int]) -> Numel:
     """Return the number of elements."""
     number, power = ONE
     for n in shape:
@@ -26,15 +26,15 @@ def extent(shape: Iterable[int]) -> Extent:
     return number, power if number else 0
 
 
-def times(*extents: Extent) -> Extent:
+def numel_product(*factors: Numel) -> Numel:
     """Return a product."""
     number, power = ONE
-    for one in extents:
+    for one in factors:
         number, power = number * one[0], power + one[1]
     return number, power if number else 0
 
 
-def over(one: Extent, other: Extent) -> Extent | None:
+def exact_quotient(one: Numel, other: Numel) -> Numel | None:
     """Return a quotient, None where there is none for every number of rows."""
     divides = other[0] and one[0] % other[0] == 0 and one[1] >= other[1]
     return (one[0] // other[0], one[1] - other[1]) if divides else None
@@ -50,7 +50,7 @@ class Axis(NamedTuple):
     """
 
     name: str | int
-    length: Extent | None = None
+    length: Numel | None = None
     depth: int = 0
 
 
@@ -58,7 +58,7 @@ class Axis(NamedTuple):
 FIRST_ROW = Axis("first_row")
 
 
-class Quotient:
+class FloorDiv:
     """How often a length goes into a place.
 
     Attributes:
@@ -68,30 +68,30 @@ class Quotient:
         length: as an `Axis`.
     """
 
-    def __init__(self, place: "Place", by: Extent) -> None:
-        self.place, self.by, self.depth = place, by, place.depth
+    def __init__(self, place: "IndexExpr", by: Numel) -> None:
+        self.dividend, self.divisor, self.depth = place, by, place.depth
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Quotient) and (self.by, self.place) == (other.by, other.place)
+        return isinstance(other, FloorDiv) and (self.divisor, self.dividend) == (other.divisor, other.dividend)
 
     def __hash__(self) -> int:
-        return hash((self.place, self.by))
+        return hash((self.dividend, self.divisor))
 
     @cached_property
-    def length(self) -> Extent | None:
+    def length(self) -> Numel | None:
         """As above."""
-        if self.place.most is None or len(found := (self.place.most + _SINGLE).terms) != 1:
+        if self.dividend.upper_bound is None or len(found := (self.dividend.upper_bound + _SINGLE).terms) != 1:
             return None
         (((_, power), number),) = found.items()
-        if (whole := over((number, power), self.by)) is not None:
+        if (whole := exact_quotient((number, power), self.divisor)) is not None:
             return whole
-        return (number // self.by[0] + 1, 0) if power == self.by[1] == 0 else None
+        return (number // self.divisor[0] + 1, 0) if power == self.divisor[1] == 0 else None
 
 
-Index = Axis | Quotient | None
+Index = Axis | FloorDiv | None
 
 
-class Place:
+class IndexExpr:
     """A sum of indices times products of lengths.
 
     Attributes:
@@ -109,24 +109,24 @@ class Place:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Place) and self.terms == other.terms
+        return isinstance(other, IndexExpr) and self.terms == other.terms
 
-    def __add__(self, other: "Place") -> "Place":
+    def __add__(self, other: "IndexExpr") -> "IndexExpr":
         if not self.terms or not other.terms:
             return self if self.terms else other
         found = dict(self.terms)
         for key, number in other.terms.items():
             found[key] = found.get(key, 0) + number
-        return Place(found)
+        return IndexExpr(found)
 
-    def __sub__(self, other: "Place") -> "Place":
+    def __sub__(self, other: "IndexExpr") -> "IndexExpr":
         return self + other.times((-1, 0))
 
-    def times(self, by: Extent) -> "Place":
+    def times(self, by: Numel) -> "IndexExpr":
         """Return a multiple."""
         if by == ONE or not self.terms:
             return self
-        return Place({(index, power + by[1]): number * by[0] for (index, power), number in self.terms.items()})
+        return IndexExpr({(index, power + by[1]): number * by[0] for (index, power), number in self.terms.items()})
 
     @cached_property
     def depth(self) -> int:
@@ -146,108 +146,112 @@ class Place:
             for (index, power), count in self.terms.items()
         )
 
-    def at(self, places: "Sequence[Place]") -> "Place":
+    def at(self, places: "Sequence[IndexExpr]") -> "IndexExpr":
         """Return it with places for a view's axes."""
-        found = NOWHERE
+        found = ZERO_INDEX
         for (index, power), number in self.terms.items():
             name = index.name if isinstance(index, Axis) else None
-            found += (places[name] if isinstance(name, int) else along(index)).times((number, power))
+            found += (places[name] if isinstance(name, int) else symbol(index)).times((number, power))
         return found
 
     @cached_property
-    def most(self) -> "Place | None":
+    def upper_bound(self) -> "IndexExpr | None":
         """The greatest number it can be; None where that is not known, or it may be negative."""
         for (index, power), number in self.terms.items():
             if number < 0:
-                return self._without(index, (-number, power)) if isinstance(index, Quotient) else None
-        found = NOWHERE
+                return self._remainder_bound(index, (-number, power)) if isinstance(index, FloorDiv) else None
+        found = ZERO_INDEX
         for (index, power), number in self.terms.items():
             length = ONE if index is None else index.length
             if length is None:
                 return None
-            found += after(times(length, (number, power)))
-            found -= NOWHERE if index is None else after((number, power))
+            found += offset_by(numel_product(length, (number, power)))
+            found -= ZERO_INDEX if index is None else offset_by((number, power))
         return found
 
-    def _without(self, quotient: Quotient, factor: Extent) -> "Place | None":
-        """Return `most` where a quotient is subtracted: of what it leaves of the place that is divided."""
-        own = [index for index, _ in self.terms if isinstance(index, Quotient) and index.place == quotient.place]
+    def _remainder_bound(self, quotient: FloorDiv, factor: Numel) -> "IndexExpr | None":
+        """Return `upper_bound` where a quotient is subtracted: of what it leaves of the place that is divided."""
+        own = [index for index, _ in self.terms if isinstance(index, FloorDiv) and index.dividend == quotient.dividend]
         for one in (None, *own):  # the quotient of one that has been divided before is that of the first place
-            length = over(quotient.by, ONE if one is None else one.by)
-            count = None if length is None or length == ONE else over(factor, length)
+            length = exact_quotient(quotient.divisor, ONE if one is None else one.divisor)
+            count = None if length is None or length == ONE else exact_quotient(factor, length)
             if length is None or count is None:
                 continue
-            left = (quotient.place if one is None else along(one)) - along(quotient).times(length)
+            left = (quotient.dividend if one is None else symbol(one)) - symbol(quotient).times(length)
             rest = self - left.times(count)
-            most: Place | None = rest.most if len(rest.terms) < len(self.terms) else None
+            most: IndexExpr | None = rest.upper_bound if len(rest.terms) < len(self.terms) else None
             if most is not None:
-                return most + (after(length) - _SINGLE).times(count)
+                return most + (offset_by(length) - _SINGLE).times(count)
         return None
 
-    def is_below(self, length: Extent) -> bool:
+    def is_below(self, length: Numel) -> bool:
         """Whether it is certainly at least 0 and less than a length, if there are any rows."""
-        if self.most is None:
+        if self.upper_bound is None:
             return False
-        left, powers = after(length) - _SINGLE - self.most, dict[int, int]()
+        left, powers = offset_by(length) - _SINGLE - self.upper_bound, dict[int, int]()
         for (_, power), number in left.terms.items():  # of one row and so many more
             for own in range(power + 1):
                 powers[own] = powers.get(own, 0) + number * comb(power, own)
         return all(number >= 0 for number in powers.values())
 
 
-def along(one: Index) -> Place:
+def symbol(one: Index) -> IndexExpr:
     """Return the place at an index."""
-    return NOWHERE if isinstance(one, Axis) and one.length == ONE else Place({(one, 0): 1})
+    return ZERO_INDEX if isinstance(one, Axis) and one.length == ONE else IndexExpr({(one, 0): 1})
 
 
-def after(one: Extent) -> Place:
+def offset_by(one: Numel) -> IndexExpr:
     """Return the place behind so many elements."""
-    return Place({(None, one[1]): one[0]})
+    return IndexExpr({(None, one[1]): one[0]})
 
 
-NOWHERE = Place({})
-_SINGLE = after(ONE)
+ZERO_INDEX = IndexExpr({})
+_SINGLE = offset_by(ONE)
 
 
-def divided(place: Place, by: Extent) -> tuple[Place, Place]:
+def divide(place: IndexExpr, by: Numel) -> tuple[IndexExpr, IndexExpr]:
     """Return how often a length goes into a place, and what it leaves."""
     if by == ONE:
-        return place, NOWHERE
+        return place, ZERO_INDEX
     whole, left = dict[tuple[Index, int], int](), dict[tuple[Index, int], int]()
     for (index, power), number in place.terms.items():
-        count = over((number, power), by)
+        count = exact_quotient((number, power), by)
         if count is None:
             left[index, power] = number
         else:
             whole[index, count[1]] = count[0]
-    found, rest = Place(whole), Place(left)
+    found, rest = IndexExpr(whole), IndexExpr(left)
     if rest.is_below(by):
         return found, rest
-    if rest.most is None:
-        found, rest = NOWHERE, place
+    if rest.upper_bound is None:
+        found, rest = ZERO_INDEX, place
     inner = rest.axis
-    one = Quotient(inner.place, times(inner.by, by)) if isinstance(inner, Quotient) else Quotient(rest, by)
-    return found + along(one), rest - along(one).times(by)
+    one = (
+        FloorDiv(inner.dividend, numel_product(inner.divisor, by))
+        if isinstance(inner, FloorDiv)
+        else FloorDiv(rest, by)
+    )
+    return found + symbol(one), rest - symbol(one).times(by)
 
 
-def split(place: Place, shape: Iterable[int]) -> list[Place]:
+def unravel(place: IndexExpr, shape: Iterable[int]) -> list[IndexExpr]:
     """Return the places along the axes of a shape, whose elements a place numbers through."""
-    return dealt(place, [extent((n,)) for n in shape])
+    return unravel_blocks(place, [numel((n,)) for n in shape])
 
 
-def dealt(place: Place, lengths: Sequence[Extent]) -> list[Place]:
-    """Return `split` into blocks of so many elements."""
-    found, long = [NOWHERE] * len(lengths), [n for n, one in enumerate(lengths) if one != ONE]
+def unravel_blocks(place: IndexExpr, lengths: Sequence[Numel]) -> list[IndexExpr]:
+    """Return `unravel` into blocks of so many elements."""
+    found, long = [ZERO_INDEX] * len(lengths), [n for n, one in enumerate(lengths) if one != ONE]
     for n in reversed(long[1:]):
-        place, found[n] = divided(place, lengths[n])
+        place, found[n] = divide(place, lengths[n])
     for n in long[:1]:
         found[n] = place
     return found
 
 
-def merged(places: Iterable[Place], shape: Iterable[int]) -> Place:
+def ravel(places: Iterable[IndexExpr], shape: Iterable[int]) -> IndexExpr:
     """Return the number of an element among all of a shape, from its places along the axes."""
-    found = NOWHERE
+    found = ZERO_INDEX
     for one, n in zip(places, shape, strict=True):
-        found = found.times(extent((n,))) + one
+        found = found.times(numel((n,))) + one
     return found

@@ -34,7 +34,7 @@ COPY = Op(copy, _not_placed, _not_placed, _not_placed, lowering=Element("{0}"))
 
 
 @dataclass(eq=False)
-class Member:
+class LoopMember:
     """What a loop computes of a tensor.
 
     Attributes:
@@ -66,12 +66,12 @@ class Loop:
         members: what it computes, in an order in which they can be computed.
     """
 
-    def __init__(self, space: Shape, members: Iterable[Member] = ()) -> None:
+    def __init__(self, space: Shape, members: Iterable[LoopMember] = ()) -> None:
         self.space = space
         self._members = {one.tensor: one for one in members}
 
     @property
-    def members(self) -> list[Member]:
+    def members(self) -> list[LoopMember]:
         """What it computes, in order."""
         return list(self._members.values())
 
@@ -85,28 +85,28 @@ class Loop:
         """What it reads, its own tensors among it."""
         return [view for one in self._members.values() for view in one.reads]
 
-    def member(self, tensor: Tensor) -> Member | None:
+    def member(self, tensor: Tensor) -> LoopMember | None:
         """Return the member that computes a tensor, or None."""
         return self._members.get(tensor)
 
-    def add(self, member: Member) -> None:
+    def add(self, member: LoopMember) -> None:
         """Compute one more, after the others."""
         self._members[member.tensor] = member
 
-    def add_before(self, members: Iterable[Member]) -> None:
+    def add_before(self, members: Iterable[LoopMember]) -> None:
         """Compute some more, before the others."""
         self._members = {**{one.tensor: one for one in members}, **self._members}
 
-    def remove(self, member: Member) -> None:
+    def remove(self, member: LoopMember) -> None:
         """Compute one no more."""
         del self._members[member.tensor]
 
-    def passes(self) -> dict[Member, int]:
+    def passes(self) -> dict[LoopMember, int]:
         """Return how often the last axis must have been gone along before each member is known.
 
         Members of each element are computed in that pass; those of a row after it, -1 meaning before the first.
         """
-        found: dict[Member, int] = {}
+        found: dict[LoopMember, int] = {}
         for one in self.members:
             own = 0 if one.inner else -1
             for view in one.reads:
@@ -119,7 +119,7 @@ class Loop:
 
 
 @dataclass(eq=False)
-class Product:
+class ProductKernel:
     """A product of matrices: the last two axes; those before are broadcast, or summed over.
 
     Attributes:
@@ -144,7 +144,7 @@ class Call:
 
     Attributes:
         tensor: what it makes, or the first value that it makes.
-        reads: as a `Member`.
+        reads: as a `LoopMember`.
         values: those that are read, by their numbers, of an op that has several.
     """
 
@@ -159,7 +159,7 @@ class Call:
 
 
 @dataclass(eq=False)
-class Repeat:
+class RepeatKernel:
     """The steps of a loop whose body is kernels.
 
     Attributes:
@@ -202,7 +202,7 @@ class Repeat:
         return {*self.body.placeholders, *stacked}
 
 
-Kernel = Loop | Product | Call | Repeat
+Kernel = Loop | ProductKernel | Call | RepeatKernel
 
 
 @dataclass(eq=False)
@@ -251,7 +251,7 @@ class Fused:
         """As `kernels`, with those of the steps of loops."""
         found: list[Kernel] = []
         for kernel in self.kernels:
-            found += [kernel, *(kernel.step.all_kernels if isinstance(kernel, Repeat) else [])]
+            found += [kernel, *(kernel.step.all_kernels if isinstance(kernel, RepeatKernel) else [])]
         return found
 
     def memory_of(self, root: Tensor) -> Tensor:
@@ -290,7 +290,7 @@ class Fused:
 # What fits into a loop
 
 
-def fitting(loop: Loop, tensor: Tensor, inputs: Sequence[View]) -> Member | None:
+def fitting(loop: Loop, tensor: Tensor, inputs: Sequence[View]) -> LoopMember | None:
     """Return a tensor as a member of a loop whose other tensors it can read, or None."""
     space = space_of(iterated(tensor))
     inner = space == space_of(loop.space)
@@ -300,7 +300,7 @@ def fitting(loop: Loop, tensor: Tensor, inputs: Sequence[View]) -> Member | None
     return made if takes(loop, made) else None
 
 
-def takes(loop: Loop, member: Member) -> bool:
+def takes(loop: Loop, member: LoopMember) -> bool:
     """Whether a member of a loop's space can be computed after what is there."""
     if member.kind == "reduce" and not member.inner:
         return False
@@ -316,13 +316,13 @@ def takes(loop: Loop, member: Member) -> bool:
     return True
 
 
-def usable(read: Member, reader: Member, number: int) -> bool:
+def usable(read: LoopMember, reader: LoopMember, number: int) -> bool:
     """Whether what a member reads, as its operand of this number, is another's value at the same index."""
     is_table = reader.kind == "gather" and number == 0
     return read.kind != "sum" and not is_table and reader.reads[number] == read.view
 
 
-def as_member(tensor: Tensor, inputs: Sequence[View], space: Shape, *, inner: bool) -> Member:
+def as_member(tensor: Tensor, inputs: Sequence[View], space: Shape, *, inner: bool) -> LoopMember:
     """Return a tensor as a member of a loop, computed for each element of it or for each row."""
     op, shape = tensor.op, iterated(tensor)
     assert op is not None
@@ -339,10 +339,10 @@ def as_member(tensor: Tensor, inputs: Sequence[View], space: Shape, *, inner: bo
             for axis in range(len(shape))
             if tensor.attributes.get("keepdims") or axis not in reduced_axes(tensor)
         ]
-        return Member(tensor, kind, (inputs[0].along(own),), tuple(kept), inner)
+        return LoopMember(tensor, kind, (inputs[0].along(own),), tuple(kept), inner)
     if isinstance(op.lowering, Gather):
         of_table = [*own[: op.lowering.batch], None, *own[len(shapes[1]) :]]
-        return Member(
+        return LoopMember(
             tensor, "gather", (inputs[0].along(of_table), inputs[1].along(own[: len(shapes[1])])), tuple(own), inner
         )
     by_last = isinstance(op.lowering, Element) and op.lowering.by_last
@@ -351,7 +351,7 @@ def as_member(tensor: Tensor, inputs: Sequence[View], space: Shape, *, inner: bo
         view.along([None if axis is None else own[axis] for axis in axes])
         for view, axes in zip(inputs, aligned, strict=True)
     )
-    return Member(tensor, "map", reads, tuple(own), inner)
+    return LoopMember(tensor, "map", reads, tuple(own), inner)
 
 
 def varying(reads: Iterable[View]) -> set[View]:

@@ -60,7 +60,7 @@ class Access:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MemoryPlan:
     """The memory of intermediate results.
 
     Attributes:
@@ -106,7 +106,7 @@ def in_place(updates: Iterable[tuple[Tensor, Tensor]], kernels: Iterable[Access]
     return found
 
 
-def plan(kernels: Sequence[Access], sizes: Mapping[Any, int], alignment: int = ALIGNMENT) -> Plan:
+def plan(kernels: Sequence[Access], sizes: Mapping[Any, int], alignment: int = ALIGNMENT) -> MemoryPlan:
     """Return where things lie in an arena.
 
     Each is alive from the first kernel that names it to the last one. The largest first, each takes the lowest place
@@ -136,7 +136,7 @@ def plan(kernels: Sequence[Access], sizes: Mapping[Any, int], alignment: int = A
         offsets[one] = start
         insort(placed, (start, start + length, births[one], deaths[one]))
     alone = in_a_row([sizes[one] for one in births], alignment)[-1]
-    return Plan(max((end for _, end, _, _ in placed), default=0), offsets, alone)
+    return MemoryPlan(max((end for _, end, _, _ in placed), default=0), offsets, alone)
 
 
 class Arena:

@@ -6,7 +6,7 @@ Both grow linearly with the ops: loops are found by what they share, and never c
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 
-from dptrain.program.codegen.kernels import Fused, Kernel, Loop, Member, fitting, takes, usable, varying
+from dptrain.program.codegen.kernels import Fused, Kernel, Loop, LoopMember, fitting, takes, usable, varying
 from dptrain.program.codegen.views import View, space_of
 from dptrain.program.tensor import Tensor
 
@@ -97,7 +97,7 @@ class _Merging:
         for loop in (one, other):
             as_is = space_of(loop.space) == key
             for member in loop.members:
-                fit: Member | None = member
+                fit: LoopMember | None = member
                 if not as_is:
                     fit = fitting(made, member.tensor, [self._fused.views[read] for read in member.tensor.inputs])
                 elif not takes(made, member):
@@ -193,7 +193,7 @@ class _Sinking:
     def __init__(self, fused: Fused) -> None:
         self._fused, self._handed_out = fused, fused.handed_out()
         # Who reads what lies in memory: kernels with their members, and whether as what was made, in no other shape.
-        self._readers: dict[Tensor, dict[tuple[Kernel, Member | None], bool]] = {}
+        self._readers: dict[Tensor, dict[tuple[Kernel, LoopMember | None], bool]] = {}
         for kernel in fused.kernels:
             if isinstance(kernel, Loop):
                 for member in kernel.members:
@@ -201,7 +201,7 @@ class _Sinking:
             else:
                 self._note(kernel, None, kernel.reads)
 
-    def _note(self, kernel: Kernel, member: Member | None, reads: Iterable[View]) -> None:
+    def _note(self, kernel: Kernel, member: LoopMember | None, reads: Iterable[View]) -> None:
         for view in reads:
             memory = self._fused.memory_of(view.root)
             readers = self._readers.setdefault(memory, {})
@@ -224,12 +224,12 @@ class _Sinking:
                 if moving is not None:
                     self._move(sorted(moving, key=order.__getitem__), loop, target)
 
-    def _chain(self, first: Member, loop: Loop, target: Loop) -> set[Member] | None:
+    def _chain(self, first: LoopMember, loop: Loop, target: Loop) -> set[LoopMember] | None:
         """Return a member and what must move with it; None where some of that has to stay."""
-        moving: set[Member] = set()
-        rest: list[tuple[Member, Iterator[View]]] = []
+        moving: set[LoopMember] = set()
+        rest: list[tuple[LoopMember, Iterator[View]]] = []
 
-        def begin(member: Member) -> bool:
+        def begin(member: LoopMember) -> bool:
             """Let a member move, and look at what it reads; whether it can."""
             for (kernel, reader), directly in self._readers.get(member.tensor, {}).items():
                 if not directly or (kernel is not target and reader not in moving):
@@ -257,7 +257,7 @@ class _Sinking:
                 can = begin(read)
         return moving if can else None
 
-    def _move(self, moving: Sequence[Member], loop: Loop, target: Loop) -> None:
+    def _move(self, moving: Sequence[LoopMember], loop: Loop, target: Loop) -> None:
         """Move members from one loop to another, if they fit there."""
         moved = Loop(target.space)
         for one in moving:

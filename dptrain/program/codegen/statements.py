@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from dptrain.program.codegen.cpp import Ex, is_word, length_text, sum_text
-from dptrain.program.codegen.index_expr import Axis, Extent, Index, Place, Quotient, along
+from dptrain.program.codegen.index_expr import Axis, FloorDiv, Index, IndexExpr, Numel, symbol
 
 ZERO = Ex("0")
 
@@ -87,14 +87,14 @@ class Statements:
         """Return an index that is computed of others."""
         return self.let("Index", text, max((one.depth for one in operands), default=0), "i")
 
-    def bound(self, text: str, length: Extent, *operands: Ex) -> Place:
+    def bound(self, text: str, length: Numel, *operands: Ex) -> IndexExpr:
         """Return the place at an index that is computed of others and stays below a length."""
         found = self.index(text, *operands)
-        return along(Axis(found.text, length, found.depth))
+        return symbol(Axis(found.text, length, found.depth))
 
-    def at(self, place: Place) -> Ex:
+    def at(self, place: IndexExpr) -> Ex:
         """Return a place as C++: what outer scopes know of it is computed there."""
-        found, depths = ZERO, dict[int, list[tuple[Extent, str]]]()
+        found, depths = ZERO, dict[int, list[tuple[Numel, str]]]()
         for (index, power), count in place.terms.items():
             depths.setdefault(0 if index is None else index.depth, []).append(((count, power), self._name_of(index)))
         for depth, terms in sorted(depths.items()):
@@ -103,8 +103,8 @@ class Statements:
         return found
 
     def _name_of(self, index: Index) -> str:
-        if isinstance(index, Quotient):
-            place, by = self.at(index.place), length_text(index.by)
+        if isinstance(index, FloorDiv):
+            place, by = self.at(index.dividend), length_text(index.divisor)
             return self.index(f"{place.text} / {by if is_word(by) else f'({by})'}", place).text
         return "" if index is None else str(index.name)
 

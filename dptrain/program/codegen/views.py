@@ -6,16 +6,16 @@ from functools import cache, cached_property
 
 from dptrain.program.codegen.index_expr import (
     NOTHING,
-    NOWHERE,
     ONE,
+    ZERO_INDEX,
     Axis,
-    Extent,
     Index,
-    Place,
-    after,
-    along,
-    extent,
-    merged,
+    IndexExpr,
+    Numel,
+    numel,
+    offset_by,
+    ravel,
+    symbol,
 )
 from dptrain.program.dims import Dim
 from dptrain.program.shapes import Shape, is_one
@@ -40,10 +40,10 @@ class IndexMap:
     """The index along one axis of a root: `first` + `step` x the reader's index along `axis` (None: `first` alone)."""
 
     axis: int | None
-    first: Place = NOWHERE
+    first: IndexExpr = ZERO_INDEX
     step: int = 1
 
-    def at(self, places: Sequence[Place]) -> Place:
+    def at(self, places: Sequence[IndexExpr]) -> IndexExpr:
         """Return the place along the root's axis where these are the reader's."""
         return self.first if self.axis is None else self.first + places[self.axis].times((self.step, 0))
 
@@ -58,7 +58,7 @@ class View:
     """
 
     root: Tensor
-    place: Place
+    place: IndexExpr
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, View) and self.root is other.root and self.place == other.place
@@ -72,7 +72,7 @@ class View:
 
     def along(self, axes: Sequence[int | None]) -> "View":
         """Return it as it is read by something whose axis `axes[n]` is this tensor's axis n."""
-        return View(self.root, self.place.at([NOWHERE if one is None else _axis(one) for one in axes]))
+        return View(self.root, self.place.at([ZERO_INDEX if one is None else _axis(one) for one in axes]))
 
     def is_whole(self, shape: Shape) -> bool:
         """Whether a tensor of this shape has its root's elements in their order."""
@@ -83,7 +83,7 @@ class View:
         """Whether all elements of a tensor are one and the same."""
         return not any(_number_of(index) is not None for index, _ in self.place.terms)
 
-    def strides(self, rank: int) -> list[Extent]:
+    def strides(self, rank: int) -> list[Numel]:
         """Return how many elements of the root lie between neighbours along each of the reader's axes."""
         found = [NOTHING] * rank
         for (index, power), count in self.place.terms.items():
@@ -93,14 +93,14 @@ class View:
         return found
 
     @property
-    def start(self) -> Place:
+    def start(self) -> IndexExpr:
         """Where in the root the reader's element 0 lies."""
-        return Place({key: count for key, count in self.place.terms.items() if _number_of(key[0]) is None})
+        return IndexExpr({key: count for key, count in self.place.terms.items() if _number_of(key[0]) is None})
 
 
 @cache
-def _axis(number: int) -> Place:
-    return along(Axis(number))
+def _axis(number: int) -> IndexExpr:
+    return symbol(Axis(number))
 
 
 def _number_of(index: Index) -> int | None:
@@ -108,15 +108,15 @@ def _number_of(index: Index) -> int | None:
     return index.name if isinstance(index, Axis) and isinstance(index.name, int) else None
 
 
-def _identity(shape: Shape) -> Place:
-    return merged([NOWHERE if is_one(n) else _axis(axis) for axis, n in enumerate(shape)], shape)
+def _identity(shape: Shape) -> IndexExpr:
+    return ravel([ZERO_INDEX if is_one(n) else _axis(axis) for axis, n in enumerate(shape)], shape)
 
 
 def part_of(root: Tensor, maps: Iterable[IndexMap], rank: int) -> View:
     """Return the view of a root of so many axes, whose indices along the root's axes are these."""
     axes = [_axis(axis) for axis in range(rank)]
-    places = [NOWHERE if is_one(n) else one.at(axes) for n, one in zip(root.shape, maps, strict=True)]
-    return View(root, merged(places, root.shape))
+    places = [ZERO_INDEX if is_one(n) else one.at(axes) for n, one in zip(root.shape, maps, strict=True)]
+    return View(root, ravel(places, root.shape))
 
 
 def identity(tensor: Tensor) -> tuple[IndexMap, ...]:
@@ -145,20 +145,20 @@ def key_maps(key: Iterable[tuple[int, int, int] | int]) -> list[IndexMap]:
     maps, axis = [], 0
     for one in key:
         if isinstance(one, tuple):
-            maps.append(IndexMap(axis, after(extent(one[:1])), one[2]))
+            maps.append(IndexMap(axis, offset_by(numel(one[:1])), one[2]))
             axis += 1
         else:
-            maps.append(IndexMap(None, after(extent((one,)))))
+            maps.append(IndexMap(None, offset_by(numel((one,)))))
     return maps
 
 
-def matrix(view: View, shape: Shape) -> tuple[bool, Extent] | None:
+def matrix(view: View, shape: Shape) -> tuple[bool, Numel] | None:
     """Return whether BLAS is to transpose a matrix (the last two axes), and the elements between its lines.
 
     None: neither along its rows nor along its columns the elements lie side by side.
     """
     of_rows, of_columns = view.strides(len(shape))[-2:]
-    rows, columns = extent(shape[-2:-1]), extent(shape[-1:])
+    rows, columns = numel(shape[-2:-1]), numel(shape[-1:])
     if (of_columns == ONE or columns == ONE) and (of_rows != NOTHING or rows == ONE):
         return False, columns if rows == ONE else of_rows
     if (of_rows == ONE or rows == ONE) and (of_columns != NOTHING or columns == ONE):

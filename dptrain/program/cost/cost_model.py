@@ -1,4 +1,4 @@
-"""What a training step asks of a rank in one mode of parallelism: operations, bytes, messages and memory.
+"""Operations, bytes, messages and memory of a rank in a training step, for one kind of parallelism.
 
 Everything follows from the placed program: a rank's part of a tensor is its size divided by the lengths of the mesh's
 axes that shard it, and it computes its part of an op whose operands or output are sharded.
@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from dptrain.program.cost.hardware import Work
-from dptrain.program.cost.parallelism import SENT, Mode
+from dptrain.program.cost.parallelism import SENT, Parallelism
 from dptrain.program.dims import Dim
 from dptrain.program.explain import flops
 from dptrain.program.lowering import Element, Gather, Insert, Join, Reduction, lowering_of
@@ -26,7 +26,7 @@ _FUSED = (Element, Gather, Insert, Join, Reduction)
 
 
 @dataclass(frozen=True)
-class Message:
+class CollectiveCall:
     """A collective.
 
     Attributes:
@@ -41,7 +41,7 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryUse:
     """Bytes of a rank."""
 
     weights: float
@@ -56,7 +56,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class StepPrediction:
     """A step on so many ranks.
 
     Attributes:
@@ -79,29 +79,29 @@ class Prediction:
     compute: float
     sent: float
     messages: int
-    memory: Memory
+    memory: MemoryUse
 
     @property
     def speed(self) -> float:
         """Samples a second, of all ranks."""
         return self.rows / self.seconds
 
-    def efficiency(self, alone: "Prediction") -> float:
+    def efficiency(self, alone: "StepPrediction") -> float:
         """Return the samples/s of a rank, as a part of those of one rank that is alone."""
         return self.speed / self.ranks / alone.speed
 
 
-class Demands:
-    """A step in one mode.
+class CostModel:
+    """A step in one kind of parallelism.
 
     Args:
         program: of the global batch, not placed.
-        mode: one of `modes`.
+        parallelism: one of `kinds_of_parallelism`.
         slots: of each trained variable.
         bucket_bytes: of messages that travel together at most; None for any number.
 
     Attributes:
-        mode: as above.
+        parallelism: as above.
         slots: as above.
         placed: the program of a rank.
         tensors: of it, each after its inputs.
@@ -113,12 +113,12 @@ class Demands:
     def __init__(
         self,
         program: Program,
-        mode: Mode,
+        parallelism: Parallelism,
         slots: Mapping[Variable, Collection[Variable]],
         bucket_bytes: int | None = None,
     ) -> None:
-        self.mode, self.slots, self._bucket_bytes = mode, slots, bucket_bytes
-        self.placed = placed = place(program, layouts=mode.layouts, slots=slots)
+        self.parallelism, self.slots, self._bucket_bytes = parallelism, slots, bucket_bytes
+        self.placed = placed = place(program, layouts=parallelism.layouts, slots=slots)
         self._weights = [one for one in placed.state if one in slots]
         self.tensors, self._results = placed.tensors, set(placed.results)
         self._views = {one: source_of(one) for one in self.tensors}
@@ -161,9 +161,9 @@ class Demands:
             found[one] = Work(operations, nbytes, not fused, precision)
         return found
 
-    def buckets(self, lengths: Mapping[str, int], rows: int) -> list[tuple[list[Tensor], Message]]:
+    def buckets(self, lengths: Mapping[str, int], rows: int) -> list[tuple[list[Tensor], CollectiveCall]]:
         """Return the messages of a step, each of the tensors that travel in it, in the order in which they are sent."""
-        found: list[tuple[list[Tensor], Message]] = []
+        found: list[tuple[list[Tensor], CollectiveCall]] = []
         open_ones: dict[object, int] = {}
         for one in sorted((one for one in self.order if one.op in SENT), key=self._urgency):
             assert one.op is not None
@@ -175,7 +175,7 @@ class Demands:
             at = open_ones.get(kind)
             if at is None or (self._bucket_bytes and found[at][1].nbytes + nbytes > self._bucket_bytes):
                 open_ones[kind] = len(found)
-                found.append(([one], Message(one.op.name, mesh, nbytes)))
+                found.append(([one], CollectiveCall(one.op.name, mesh, nbytes)))
             else:
                 tensors, message = found[at]
                 found[at] = [*tensors, one], replace(message, nbytes=message.nbytes + nbytes)
@@ -228,7 +228,7 @@ class Demands:
             _is_fused(one) or one.op.is_view for one in self._readers.get(tensor, []) if one.op is not None
         )
 
-    def memory(self, lengths: Mapping[str, int], rows: int, only: Collection[Tensor] | None = None) -> Memory:
+    def memory(self, lengths: Mapping[str, int], rows: int, only: Collection[Tensor] | None = None) -> MemoryUse:
         """Return the bytes of a rank.
 
         Weights and gradients are those of the variables, in their layouts; a gradient that is not sharded is whole
@@ -248,11 +248,11 @@ class Demands:
         gradients = sum(held.get(one, 0.0) for one in self._weights)
         gathered = [0.0]
         for layer in self.layers if lengths[BATCH] > 1 else []:
-            sharded = [one for one in layer if BATCH in self.mode.layouts.get(one, ())]
+            sharded = [one for one in layer if BATCH in self.parallelism.layouts.get(one, ())]
             gathered.append(sum(size(one.shape) * one.dtype.itemsize for one in sharded))
         live = 2 * max((one + other for one, other in pairwise(gathered)), default=0.0)
         activations = self._most_alive(lengths, rows, only) + live
-        return Memory(sum(held.values()) - slots, gradients, slots, activations)
+        return MemoryUse(sum(held.values()) - slots, gradients, slots, activations)
 
     def _most_alive(self, lengths: Mapping[str, int], rows: int, only: Collection[Tensor] | None) -> float:
         """Return the bytes of rows that are in memory at once, between the op that makes them and the last reader."""

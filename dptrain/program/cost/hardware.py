@@ -44,7 +44,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Machine:
+class Hardware:
     """Nodes with ranks.
 
     Attributes:
@@ -127,7 +127,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class InterNodeTraffic:
     """What travels between nodes in a hierarchical collective (`comm/hierarchy.py`).
 
     Attributes:
@@ -141,7 +141,7 @@ class Exchange:
     nbytes: float
 
 
-def exchanged(name: str, nbytes: float, nodes: int, columns: int, *, half: bool = False) -> Exchange:
+def inter_node_traffic(name: str, nbytes: float, nodes: int, columns: int, *, half: bool = False) -> InterNodeTraffic:
     """Return what travels between nodes.
 
     Args:
@@ -156,13 +156,13 @@ def exchanged(name: str, nbytes: float, nodes: int, columns: int, *, half: bool 
     return small[0] if small and nbytes * wide * nodes / columns <= hierarchy.GATHERED else large
 
 
-def _ways(name: str, nbytes: float, nodes: int, columns: int, half: bool = False) -> list[Exchange]:
+def _ways(name: str, nbytes: float, nodes: int, columns: int, half: bool = False) -> list[InterNodeTraffic]:
     """Return how nodes may exchange what they have: of small sums each gets them whole, of larger ones a part first."""
     others, wide = nodes - 1, 2 if half and name != "all_gather" else 1
 
-    def exchange(turns: int, sent: float) -> Exchange:
+    def exchange(turns: int, sent: float) -> InterNodeTraffic:
         messages = turns * columns * others
-        return Exchange(turns, messages, sent + columns * others * hierarchy.CALL)
+        return InterNodeTraffic(turns, messages, sent + columns * others * hierarchy.CALL)
 
     room = hierarchy.PIECE * (columns if name == "all_gather" else 1)
     pieces = max(math.ceil(nbytes * (3 if wide == 2 else 1) / room), 1)

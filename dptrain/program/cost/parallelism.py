@@ -14,25 +14,25 @@ MODEL = "model"
 # Ops that are messages.
 SENT = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER)
 
-Way = Literal["sharded", "hierarchical", "pipeline"]
+Scheme = Literal["sharded", "hierarchical", "pipeline"]
 
 
 @dataclass(frozen=True, eq=False)
-class Mode:
+class Parallelism:
     """A kind of parallelism.
 
     Attributes:
         name: in the field's words.
         layouts: of variables that are not replicated, see `place`.
-        way: "hierarchical" all-reduces, or a "pipeline" of the layers.
+        scheme: "hierarchical" all-reduces, or a "pipeline" of the layers.
     """
 
     name: str
     layouts: Mapping[Variable, Axes] = field(default_factory=dict)
-    way: Way = "sharded"
+    scheme: Scheme = "sharded"
 
 
-def modes(program: Program, slots: Mapping[Variable, Collection[Variable]]) -> list[Mode]:
+def kinds_of_parallelism(program: Program, slots: Mapping[Variable, Collection[Variable]]) -> list[Parallelism]:
     """Return the modes that are compared.
 
     Args:
@@ -45,12 +45,12 @@ def modes(program: Program, slots: Mapping[Variable, Collection[Variable]]) -> l
     kernels = _alternating(weights)
     kernels |= {slot: axes for weight, axes in kernels.items() for slot in slots[weight] if slot.shape == weight.shape}
     return [
-        Mode("data parallel"),
-        Mode("hierarchical all-reduce", way="hierarchical"),
-        Mode("ZeRO-1", sharded),
-        Mode("FSDP", all_sharded),
-        Mode("tensor parallel", kernels),
-        Mode("pipeline", way="pipeline"),
+        Parallelism("data parallel"),
+        Parallelism("hierarchical all-reduce", scheme="hierarchical"),
+        Parallelism("ZeRO-1", sharded),
+        Parallelism("FSDP", all_sharded),
+        Parallelism("tensor parallel", kernels),
+        Parallelism("pipeline", scheme="pipeline"),
     ]
 
 
@@ -79,7 +79,7 @@ def _alternating(weights: Sequence[Variable]) -> dict[Variable, Axes]:
     return found
 
 
-def whole(program: Program) -> Program:
+def unplaced(program: Program) -> Program:
     """Return the program of a global batch that was placed: without what `place` has added."""
 
     def change(one: Tensor) -> Tensor:

@@ -17,9 +17,9 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from dptrain.program.cost.cost_model import Demands, Message, Prediction
-from dptrain.program.cost.hardware import Machine
-from dptrain.program.cost.parallelism import MODEL, SENT, Mode
+from dptrain.program.cost.cost_model import CollectiveCall, CostModel, StepPrediction
+from dptrain.program.cost.hardware import Hardware
+from dptrain.program.cost.parallelism import MODEL, SENT, Parallelism
 from dptrain.program.pipeline.stages import predict_pipeline
 from dptrain.program.program import Program
 from dptrain.program.sharding.mesh import BATCH
@@ -27,76 +27,76 @@ from dptrain.program.tensor import Tensor, Variable
 
 
 class Scaling:
-    """A training step in one mode, on any number of ranks.
+    """A training step in one kind of parallelism, on any number of ranks.
 
     Args:
         program: of the global batch, not placed.
-        mode: one of `modes`.
+        parallelism: one of `kinds_of_parallelism`.
         slots: of each trained variable.
         bucket_bytes: of messages that travel together at most; None for any number.
 
     Attributes:
-        mode: as above.
-        demands: what a rank does.
+        parallelism: as above.
+        cost_model: what a rank does.
     """
 
     def __init__(
         self,
         program: Program,
-        mode: Mode,
+        parallelism: Parallelism,
         slots: Mapping[Variable, Collection[Variable]],
         bucket_bytes: int | None = None,
     ) -> None:
-        self.mode, self.demands = mode, Demands(program, mode, slots, bucket_bytes)
+        self.parallelism, self.cost_model = parallelism, CostModel(program, parallelism, slots, bucket_bytes)
 
-    def predict(self, ranks: int, rows: int, machine: Machine) -> Prediction:
+    def predict(self, ranks: int, rows: int, hardware: Hardware) -> StepPrediction:
         """Return what a step takes.
 
         Args:
             ranks: of which a node's are one group of tensor parallelism, or one pipeline, at most.
             rows: of the global batch.
-            machine: the nodes.
+            hardware: the nodes.
         """
-        if self.mode.way == "pipeline":
-            return predict_pipeline(self.demands, ranks, rows, machine)
-        sharded = any(MODEL in axes for axes in self.mode.layouts.values())
-        model = math.gcd(ranks, machine.node) if sharded else 1
+        if self.parallelism.scheme == "pipeline":
+            return predict_pipeline(self.cost_model, ranks, rows, hardware)
+        sharded = any(MODEL in axes for axes in self.parallelism.layouts.values())
+        model = math.gcd(ranks, hardware.node) if sharded else 1
         lengths = {BATCH: ranks // model, MODEL: model}
-        works = self.demands.works(lengths, rows)
-        times = {one: machine.seconds(work) * machine.busy(ranks) for one, work in works.items()}
-        buckets = [one for one in self.demands.buckets(lengths, rows) if lengths[one[1].mesh] > 1]
-        return Prediction(
-            self.mode.name,
+        works = self.cost_model.works(lengths, rows)
+        times = {one: hardware.seconds(work) * hardware.busy(ranks) for one, work in works.items()}
+        buckets = [one for one in self.cost_model.buckets(lengths, rows) if lengths[one[1].mesh] > 1]
+        return StepPrediction(
+            self.parallelism.name,
             ranks,
             f"{lengths[BATCH]} x {model}" if sharded else str(ranks),
             rows,
-            self._scheduled(times, buckets, lengths, machine) + machine.step,
-            sum(times.values()) + machine.step,
+            self._scheduled(times, buckets, lengths, hardware) + hardware.step,
+            sum(times.values()) + hardware.step,
             sum(message.nbytes for _, message in buckets),
             len(buckets),
-            self.demands.memory(lengths, rows),
+            self.cost_model.memory(lengths, rows),
         )
 
-    def idle(self, rows: int, machine: Machine) -> float:
+    def idle(self, rows: int, hardware: Hardware) -> float:
         """Return the part of a rank's step, alone, in which launches and small products leave the device idle."""
-        works = self.demands.works({BATCH: 1, MODEL: 1}, rows).values()
-        full = replace(machine, launch=0.0, least=0.0)
-        busy, total = (sum(map(one.seconds, works)) for one in (full, machine))
-        return 1 - busy / (total + machine.step)
+        works = self.cost_model.works({BATCH: 1, MODEL: 1}, rows).values()
+        full = replace(hardware, launch=0.0, least=0.0)
+        busy, total = (sum(map(one.seconds, works)) for one in (full, hardware))
+        return 1 - busy / (total + hardware.step)
 
     def _scheduled(
         self,
         times: Mapping[Tensor, float],
-        buckets: Collection[tuple[list[Tensor], Message]],
+        buckets: Collection[tuple[list[Tensor], CollectiveCall]],
         lengths: Mapping[str, int],
-        machine: Machine,
+        hardware: Hardware,
     ) -> float:
         """Return when a step ends: ops run in order, and messages in order, each when what it needs is there."""
         done: dict[Tensor, float] = {}
         computed = sent = 0.0
-        stage, hierarchical = self.demands.stage, self.mode.way == "hierarchical"
+        stage, hierarchical = self.cost_model.stage, self.parallelism.scheme == "hierarchical"
         for number in range(1 + max(stage.values(), default=0)):
-            for one in self.demands.order:
+            for one in self.cost_model.order:
                 if stage[one] == number and one.op not in SENT:
                     computed = max([computed, *(done.get(read, 0.0) for read in one.inputs)]) + times.get(one, 0.0)
                     done[one] = computed
@@ -104,8 +104,10 @@ class Scaling:
                 if stage[tensors[0]] == number:
                     ready = max(done.get(read, 0.0) for one in tensors for read in one.inputs)
                     stride = lengths[MODEL] if message.mesh == BATCH else 1
-                    took = machine.collective(message.name, message.nbytes, lengths[message.mesh], stride, hierarchical)
-                    sent = max(sent, ready if machine.overlaps else computed) + took
+                    took = hardware.collective(
+                        message.name, message.nbytes, lengths[message.mesh], stride, hierarchical
+                    )
+                    sent = max(sent, ready if hardware.overlaps else computed) + took
                     done |= dict.fromkeys(tensors, sent)
-                    computed = computed if machine.overlaps else sent
+                    computed = computed if hardware.overlaps else sent
         return max(computed, sent)

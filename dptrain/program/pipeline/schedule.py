@@ -1,18 +1,18 @@
-"""What all stages of a pipeline do in a step: which pieces, for which microbatches, when."""
+"""The schedule of a pipeline: which stage executes which subgraph for which microbatch, and when."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dptrain.errors import ConfigError
 from dptrain.program.explain import flops
-from dptrain.program.pipeline.order import Turn, one_forward_one_backward
+from dptrain.program.pipeline.order import Task, one_forward_one_backward
 from dptrain.program.pipeline.stage_assignment import assigned
 from dptrain.program.pipeline.stages import MICROBATCHES
-from dptrain.program.pipeline.subgraphs import Piece, in_microbatches, pieces_of
+from dptrain.program.pipeline.subgraphs import Subgraph, in_microbatches, subgraphs_of
 from dptrain.program.sharding.mesh import PlacedProgram
 from dptrain.program.tensor import Variable
 
-# The most ticks that a piece takes.
+# The most ticks that a subgraph takes.
 _LONGEST = 16
 
 
@@ -31,31 +31,31 @@ def microbatches_of(rows: int, stages: int, asked: int | None) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Course:
+class PipelineSchedule:
     """What all stages do in a step.
 
     Attributes:
-        turns: in the order in which they begin.
+        tasks: in the order in which they begin.
         ticks: of the clock.
         microbatches: into which the rows of a replica are cut.
         tags: a number for each name that is handed over.
-        sums: accumulators of microbatches.
+        accumulators: accumulators of microbatches.
         owners: the stages of these, but for those that all stages have.
-        why_whole: why there is one microbatch where more were asked for; "" where not.
+        why_undivided: why there is one microbatch where more were asked for; "" where not.
     """
 
-    turns: list[Turn]
+    tasks: list[Task]
     ticks: int
     microbatches: int
     tags: dict[str, int]
-    sums: list[Variable]
+    accumulators: list[Variable]
     owners: dict[Variable, int]
-    why_whole: str = ""
+    why_undivided: str = ""
 
 
-def course_of(
+def schedule_of(
     program: PlacedProgram, owners: Mapping[Variable, int], stages: int, microbatches: int, *, alone: bool
-) -> Course:
+) -> PipelineSchedule:
     """Return what stages do in a step.
 
     Args:
@@ -73,27 +73,29 @@ def course_of(
             microbatches, why = 1, str(error)
         else:
             known = {**owners, **halves.owners}
-            each, once = (pieces_of(one, halves.stages, known, stages) for one in (halves.each, halves.once))
-            turns = _in_order(each, microbatches, stages)
-            ticks = _end(turns)
-            turns += [replace(one, tick=one.tick + ticks) for one in _in_order(once, 1, stages)]
-            return Course(turns, _end(turns), microbatches, _tags(each, once), list(halves.each.updates), halves.owners)
-    pieces = pieces_of(program, where, owners, stages)
-    turns = _in_order(pieces, 1, stages)
-    return Course(turns, _end(turns), 1, _tags(pieces), [], {}, why)
+            each, once = (subgraphs_of(one, halves.stages, known, stages) for one in (halves.each, halves.once))
+            tasks = _in_order(each, microbatches, stages)
+            ticks = _end(tasks)
+            tasks += [replace(one, tick=one.tick + ticks) for one in _in_order(once, 1, stages)]
+            return PipelineSchedule(
+                tasks, _end(tasks), microbatches, _tags(each, once), list(halves.each.updates), halves.owners
+            )
+    subgraphs = subgraphs_of(program, where, owners, stages)
+    tasks = _in_order(subgraphs, 1, stages)
+    return PipelineSchedule(tasks, _end(tasks), 1, _tags(subgraphs), [], {}, why)
 
 
-def _in_order(pieces: Sequence[Piece], microbatches: int, stages: int) -> list[Turn]:
-    work = {one: sum(map(flops, one.program.tensors)) for one in pieces}
+def _in_order(subgraphs: Sequence[Subgraph], microbatches: int, stages: int) -> list[Task]:
+    work = {one: sum(map(flops, one.program.tensors)) for one in subgraphs}
     unit = max(max(work.values(), default=1) / _LONGEST, 1)
     times = {one: max(round(operations / unit), 1) for one, operations in work.items()}
-    return one_forward_one_backward(pieces, microbatches, stages, times)
+    return one_forward_one_backward(subgraphs, microbatches, stages, times)
 
 
-def _end(turns: Sequence[Turn]) -> int:
-    return max((one.tick + _LONGEST for one in turns), default=0)
+def _end(tasks: Sequence[Task]) -> int:
+    return max((one.tick + _LONGEST for one in tasks), default=0)
 
 
-def _tags(*parts: Sequence[Piece]) -> dict[str, int]:
-    names = dict.fromkeys(name for pieces in parts for piece in pieces for name in piece.gives)
+def _tags(*parts: Sequence[Subgraph]) -> dict[str, int]:
+    names = dict.fromkeys(name for subgraphs in parts for subgraph in subgraphs for name in subgraph.sends)
     return {name: number for number, name in enumerate(names)}

@@ -1,9 +1,8 @@
-"""Which stage of a pipeline has which layers, and computes which ops of a step.
+"""Assigns layers, and the ops of a step, to the stages of a pipeline.
 
-Layers are cut into runs of about the same memory. An op of the forward pass is computed where the last of the weights
-behind it lie, one of the backward pass where its result is needed, a gradient where its weight is, and an update where
-its variable is. What needs no variable of a stage's own (data, learning rates, the numbers of steps) any stage computes
-for itself.
+Layers are cut into runs of about equal memory. An op of the forward pass runs on the last stage that has weights behind
+it, an op of the backward pass where its result is needed, a gradient beside its weight, and an update beside its
+variable. Whatever needs no variable of a single stage (data, learning rates, step numbers) each stage computes itself.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -156,7 +155,7 @@ def assigned(program: Program, owners: Mapping[Variable, int]) -> dict[Tensor, i
         if not needs.isdisjoint(one.inputs):
             needs.add(one)
     found = {one: owners[one.variable] for one in needs if one.op is None and one.variable is not None}
-    forward, gradients = _forward(program), program.of_weights
+    forward, gradients = _forward(program), program.weight_gradients
     for one in forward:
         if one in needs and one.op is not None and (known := [found[read] for read in one.inputs if read in found]):
             found[one] = max(known)

@@ -1,12 +1,11 @@
-"""A program cut into pieces, each of which one stage of a pipeline executes by itself.
+"""A program cut into subgraphs, each of which one stage of a pipeline executes on its own.
 
-Between two pieces of a stage others compute what the second one waits for. In a forward and a backward pass each stage
-but the last has two. What one piece makes and another one reads is kept, or handed over where that is on another stage.
-Views, and what follows from data and variables that the stage has, is made anew in each piece that reads it.
+Between two subgraphs of a stage, other stages compute what the second one waits for. In a forward and a backward pass
+every stage but the last has two. A tensor that a later subgraph reads is kept, or sent where that is on another stage.
+Views, and whatever follows from data and from variables that a stage has, are recomputed in each subgraph.
 
-Microbatches: sums over rows are partial over the ranks, and just so over the microbatches of one rank. So the program
-is cut where they are made: what comes before is executed for each microbatch and adds to accumulators, and what comes
-after is executed once.
+Microbatches: sums over rows are partial over the ranks, and in the same way over the microbatches of one rank. So the
+program is cut at these sums: what comes before runs for each microbatch and adds to accumulators, the rest runs once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,28 +26,28 @@ FIRST = "first microbatch"
 
 
 @dataclass(eq=False)
-class Piece:
+class Subgraph:
     """What a stage computes between two times at which it waits for others.
 
     Attributes:
         stage: that executes it.
-        phase: how often something has been handed over before; a stage executes its pieces in this order.
+        phase: how often something has been handed over before; a stage executes its subgraphs in this order.
         program: inputs are data, what was handed over and what was kept; outputs likewise, and what the step returns.
-        gets: where inputs come from that are handed over: names, each with the stage.
-        gives: to which stages outputs are handed.
-        drops: what no later piece of the stage needs.
+        receives: where inputs come from that are handed over: names, each with the stage.
+        sends: to which stages outputs are handed.
+        frees: what no later subgraph of the stage needs.
     """
 
     stage: int
     phase: int
     program: Program
-    gets: dict[str, int] = field(default_factory=dict)
-    gives: dict[str, list[int]] = field(default_factory=dict)
-    drops: list[str] = field(default_factory=list)
+    receives: dict[str, int] = field(default_factory=dict)
+    sends: dict[str, list[int]] = field(default_factory=dict)
+    frees: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
-class Halves:
+class MicrobatchPrograms:
     """A step of microbatches.
 
     Attributes:
@@ -64,7 +63,7 @@ class Halves:
     owners: dict[Variable, int]
 
 
-def in_microbatches(program: PlacedProgram, stages: Mapping[Tensor, int], *, alone: bool) -> Halves:
+def in_microbatches(program: PlacedProgram, stages: Mapping[Tensor, int], *, alone: bool) -> MicrobatchPrograms:
     """Return what a step does for each microbatch and what it does once.
 
     Args:
@@ -102,7 +101,7 @@ def in_microbatches(program: PlacedProgram, stages: Mapping[Tensor, int], *, alo
         placements={known[one]: placement for one, placement in program.placements.items() if one in known},
     )
     each = Program({**program.inputs, FIRST: first}, state, {}, updates, rows=program.rows)
-    return Halves(each, once, found, owners)
+    return MicrobatchPrograms(each, once, found, owners)
 
 
 def _refuse_mixing(program: PlacedProgram, sums: Sequence[Tensor]) -> None:
@@ -134,10 +133,10 @@ def _needs_all_rows(sum_of_rows: Tensor) -> ConfigError:
     return ConfigError(f"{who} needs all samples of a batch at once, which microbatches are parts of")
 
 
-def pieces_of(
+def subgraphs_of(
     program: Program, stages: Mapping[Tensor, int], owners: Mapping[Variable, int], count: int
-) -> list[Piece]:
-    """Return the pieces of a program, in an order in which they can be executed.
+) -> list[Subgraph]:
+    """Return the subgraphs of a program, in an order in which they can be executed.
 
     Results that are not of one stage alone, outputs and variables that all stages have, are made or handed to each.
 
@@ -147,11 +146,11 @@ def pieces_of(
         owners: stages of variables that one stage alone has.
         count: of stages.
     """
-    return _Cutting(program, stages, owners, count).pieces()
+    return _Partitioner(program, stages, owners, count).subgraphs()
 
 
-class _Cutting:
-    """The work of `pieces_of`."""
+class _Partitioner:
+    """The work of `subgraphs_of`."""
 
     def __init__(
         self, program: Program, stages: Mapping[Tensor, int], owners: Mapping[Variable, int], count: int
@@ -174,12 +173,12 @@ class _Cutting:
                 behind = [self._phase[read] + (stages[read] != own) for read in one.inputs if read in stages]
                 self._phase[one] = max(behind, default=0)
 
-    def pieces(self) -> list[Piece]:
-        """See `pieces_of`."""
+    def subgraphs(self) -> list[Subgraph]:
+        """See `subgraphs_of`."""
         updates, outputs = self._results()
         places = {(self._stages[one], phase) for one, phase in self._phase.items() if one not in self._of_state}
         places |= set(updates) | set(outputs)
-        wanted: dict[tuple[int, int], dict[Tensor, None]] = {}  # of other pieces, or later ones of the stage
+        wanted: dict[tuple[int, int], dict[Tensor, None]] = {}  # of other subgraphs, or later ones of the stage
         needed: dict[tuple[int, int], dict[Tensor, None]] = {}
         rest = sorted(places, key=lambda one: (one[1], one[0]))
         order: list[tuple[int, int]] = []
@@ -203,26 +202,26 @@ class _Cutting:
                 last[place[0], one] = place
         found = []
         for place in order:
-            piece = self._piece(place, list(needed[place]), [*wanted.get(place, [])], updates, outputs)
+            subgraph = self._subgraph(place, list(needed[place]), [*wanted.get(place, [])], updates, outputs)
             own = place[0]
-            piece.gets = {
+            subgraph.receives = {
                 self._names[one]: self._stages[one]
                 for one in needed[place]
                 if self._stages[one] != own and first[own, one] == place
             }
-            piece.gives = {
+            subgraph.sends = {
                 self._names[one]: others
                 for one in wanted.get(place, [])
                 if (others := [at for at in range(self._count) if at != own and (at, one) in first])
             }
-            piece.drops = [self._names[one] for (at, one), end in last.items() if at == own and end == place]
-            found.append(piece)
+            subgraph.frees = [self._names[one] for (at, one), end in last.items() if at == own and end == place]
+            found.append(subgraph)
         return found
 
     def _results(
         self,
     ) -> tuple[dict[tuple[int, int], dict[Variable, Tensor]], dict[tuple[int, int], dict[str, Tensor]]]:
-        """Return in which pieces new values of variables are kept, and outputs made."""
+        """Return in which subgraphs new values of variables are kept, and outputs made."""
         program, everywhere = self._program, range(self._count)
         last = [0] * self._count
         reads: dict[tuple[int, Variable], int] = {}  # the last phase in which a stage reads a variable
@@ -264,14 +263,14 @@ class _Cutting:
         return updates, outputs
 
     def _is_made_in(self, one: Tensor, place: tuple[int, int]) -> bool:
-        """Whether a piece makes a tensor itself, where it needs it."""
+        """Whether a subgraph makes a tensor itself, where it needs it."""
         own = self._stages.get(one)
         if own is None or (one in self._of_state and own == place[0]):
             return True
         return one not in self._of_state and (own, self._phase[one]) == place
 
     def _given(self, results: Sequence[Tensor], place: tuple[int, int]) -> dict[Tensor, None]:
-        """Return what a piece needs that it does not make itself."""
+        """Return what a subgraph needs that it does not make itself."""
         found, seen, stack = dict[Tensor, None](), set[Tensor](), list(reversed(results))
         while stack:
             one = stack.pop()
@@ -284,14 +283,14 @@ class _Cutting:
                 found[one] = None
         return found
 
-    def _piece(
+    def _subgraph(
         self,
         place: tuple[int, int],
         needed: Sequence[Tensor],
         wanted: Sequence[Tensor],
         updates: Mapping[tuple[int, int], Mapping[Variable, Tensor]],
         outputs: Mapping[tuple[int, int], Mapping[str, Tensor]],
-    ) -> Piece:
+    ) -> Subgraph:
         program = self._program
         given = {one: placeholder(one.shape, one.dtype, self._names[one]) for one in needed}
         own_updates, own_outputs = updates.get(place, {}), outputs.get(place, {})
@@ -310,11 +309,11 @@ class _Cutting:
             "outputs": made,
             "updates": {variable: known[one] for variable, one in own_updates.items()},
             "derived": None,
-            "of_weights": {},
+            "weight_gradients": {},
         }
         if isinstance(program, PlacedProgram):
             changes["placements"] = {known[one]: where for one, where in program.placements.items() if one in known}
-        return Piece(*place, replace(program, **changes))  # type: ignore[arg-type]
+        return Subgraph(*place, replace(program, **changes))  # type: ignore[arg-type]
 
 
 def with_parts(program: Program, parts: Mapping[Variable, Variable]) -> Program:

@@ -35,7 +35,7 @@ from dptrain.program.tensor import Tensor, Variable, placeholder
 
 
 @dataclass(frozen=True)
-class Place:
+class MeshPosition:
     """Where a rank is in a mesh.
 
     Attributes:
@@ -87,7 +87,7 @@ class Place:
         return tuple(found)
 
 
-def localized(placed: PlacedProgram, place: Place, parts: Mapping[Variable, Variable]) -> PlacedProgram:
+def localized(placed: PlacedProgram, place: MeshPosition, parts: Mapping[Variable, Variable]) -> PlacedProgram:
     """Return the program of one rank of a mesh.
 
     Args:
@@ -123,7 +123,7 @@ def localized(placed: PlacedProgram, place: Place, parts: Mapping[Variable, Vari
     return scheduled(regathered(in_order))
 
 
-def _localized(tensor: Tensor, placement: Placement, place: Place, inputs: list[Tensor]) -> Tensor:
+def _localized(tensor: Tensor, placement: Placement, place: MeshPosition, inputs: list[Tensor]) -> Tensor:
     if tensor.op is None:
         return tensor
     shape = place.shape(tensor.shape, placement.axes)
@@ -197,17 +197,17 @@ def _widens(tensor: Tensor) -> bool:
 
 def regathered(program: PlacedProgram) -> PlacedProgram:
     """Return a program in which what weights are gathered for at one time is not kept for a later one."""
-    of_weights: set[Tensor] = set()
+    from_weights: set[Tensor] = set()
     for one in program.tensors:
-        if one.variable is not None or (one.op is not None and one.inputs and of_weights.issuperset(one.inputs)):
-            of_weights.add(one)
+        if one.variable is not None or (one.op is not None and one.inputs and from_weights.issuperset(one.inputs)):
+            from_weights.add(one)
     level, sent = levels(program)
     new: dict[Tensor, Tensor] = {}
     copies: dict[tuple[Tensor, int], Tensor] = {}
 
     def is_late(tensor: Tensor, wanted: int) -> bool:
         if tensor.op is ALL_GATHER:
-            return tensor in of_weights and wanted > sent[tensor] + 1
+            return tensor in from_weights and wanted > sent[tensor] + 1
         return is_read_through(tensor) and is_late(tensor.inputs[0], wanted)
 
     def at(tensor: Tensor, wanted: int) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dptrain.comm.mesh import BATCH as BATCH
-from dptrain.program.codegen.index_expr import FIRST_ROW, NOWHERE, along
+from dptrain.program.codegen.index_expr import FIRST_ROW, ZERO_INDEX, symbol
 from dptrain.program.codegen.views import IndexMap
 from dptrain.program.dims import Dim
 from dptrain.program.lowering import ViewMap
@@ -79,7 +79,7 @@ def _on_one_rank(x: Any, **attributes: Any) -> Any:
 def _own_maps(made: Tensor) -> list[IndexMap]:
     axis, length = made.attributes["axis"], made.shape[made.attributes["axis"]]
     scale = length.scale if isinstance(length, Dim) else 0
-    return [IndexMap(n, along(FIRST_ROW).times((scale, 0)) if n == axis else NOWHERE) for n in range(made.ndim)]
+    return [IndexMap(n, symbol(FIRST_ROW).times((scale, 0)) if n == axis else ZERO_INDEX) for n in range(made.ndim)]
 
 
 def _node(name: str, lowering: ViewMap | None = None) -> Op:

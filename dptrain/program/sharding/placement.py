@@ -150,7 +150,7 @@ def _placed(
             placing.add(tensor)
             if tensor in scattered:
                 placing.scatter(tensor, scattered[tensor])
-            if comm_dtype is not None and tensor in program.of_weights:
+            if comm_dtype is not None and tensor in program.weight_gradients:
                 placing.reduce(tensor)  # not later, as a part of something else
         refused = {one for one in chosen if not placing.stays_partial(program.updates.get(one))}
         if not refused:
@@ -161,16 +161,16 @@ def _placed(
         variable: placing.parts[one].tensor if variable in chosen else placing.finished(one, variable)
         for variable, one in program.updates.items()
     }
-    placed = (program.inputs, program.state, outputs, updates, program.derived, program.rows, program.for_one_size)
-    gradients = {placing.parts[one].tensor: to for one, to in program.of_weights.items() if one in placing.parts}
-    about: dict[str, Any] = {"bucket_bytes": bucket_bytes, "layouts": laid, "of_weights": gradients}
+    placed = (program.inputs, program.state, outputs, updates, program.derived, program.rows, program.shape_specialised)
+    gradients = {placing.parts[one].tensor: to for one, to in program.weight_gradients.items() if one in placing.parts}
+    about: dict[str, Any] = {"bucket_bytes": bucket_bytes, "layouts": laid, "weight_gradients": gradients}
     return PlacedProgram(*placed, placements=placing.placements, summed=frozenset(chosen), **about)
 
 
 def _alone_for_weights(program: Program) -> set[Tensor]:
     """Return the gradients in weights, and tensors of their size that nothing else is made of."""
     readers, results = _readers(program), set(program.results)
-    found = set(program.of_weights)
+    found = set(program.weight_gradients)
     for tensor in reversed(program.tensors):
         if tensor in readers and row_axis(tensor.shape) is None and tensor not in results:
             elements = size(tensor.shape)
@@ -182,7 +182,7 @@ def _alone_for_weights(program: Program) -> set[Tensor]:
 def _for_gradients(program: Program) -> set[Tensor]:
     """Return the gradients in weights, and what nothing else is made of."""
     readers, results = _readers(program), set(program.results)
-    found = set(program.of_weights)
+    found = set(program.weight_gradients)
     for tensor in reversed(program.tensors):
         if tensor in readers and tensor not in results and found.issuperset(readers[tensor]):
             found.add(tensor)
@@ -201,9 +201,9 @@ def _gradient_layouts(
     program: Program, laid: Mapping[Variable, Placement], slots: Mapping[Variable, Collection[Variable]]
 ) -> dict[Tensor, Axes]:
     """Return how gradients are sharded: as the variable, or as its slots if all lie alike; those over `BATCH`."""
-    times = Counter(program.of_weights.values())
+    times = Counter(program.weight_gradients.values())
     found = {}
-    for gradient, variable in program.of_weights.items():
+    for gradient, variable in program.weight_gradients.items():
         beside = [one for one in slots.get(variable, ()) if one.shape == variable.shape and one in laid]
         axes = {laid[one].axes for one in ([variable] if variable in laid else beside)}
         if times[variable] == 1 and len(axes) == 1 and BATCH in (only := axes.pop()):
@@ -349,7 +349,7 @@ class _Placing:
         if any(isinstance(n, Dim) and mesh is None for n, mesh in zip(tensor.shape, axes, strict=True)):
             raise _refusal(reader, tensor, "to be made")
         partial += tuple(mesh for letter, mesh in chosen.items() if letter not in named.output)
-        return moved, Placement(axes, partial, op.joins if partial else "sum")
+        return moved, Placement(axes, partial, op.partial_reduce if partial else "sum")
 
     def _chosen(self, named: Named, tensor: Tensor, parts: list[_Part]) -> dict[str, str]:
         """Return the letters along which an op is divided, each with its axis of the mesh."""

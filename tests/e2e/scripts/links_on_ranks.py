@@ -5,7 +5,7 @@ import numpy as np
 
 from dptrain import comm
 from dptrain.backend.cuda.backend import CudaBackend
-from dptrain.backend.cuda.links import Join, LinkedSum
+from dptrain.backend.cuda.links import LinkedSum, RankReduction
 from dptrain.comm.node_sum import tree_sum
 
 ranks = comm.current()
@@ -82,7 +82,7 @@ link.all_to_all(backend.upload(given[rank]), counts, mine, [counts[rank]] * size
 expected = [one[ends[rank] : ends[rank + 1]] for one in given]
 np.testing.assert_array_equal(backend.download(mine), np.concatenate(expected))
 found = backend.zeros((counts[rank],))
-Join(backend, np.dtype(np.float32), "sum")(backend.stream, mine, found, size)
+RankReduction(backend, np.dtype(np.float32), "sum")(backend.stream, mine, found, size)
 np.testing.assert_array_equal(backend.download(found), tree_sum(expected))
 
 # From one rank to the next

@@ -11,7 +11,7 @@ from dptrain import comm, ops
 from dptrain.backend.cuda.backend import CudaBackend
 from dptrain.comm.mesh import MeshCommunicator
 from dptrain.program.execute import evaluate
-from dptrain.program.sharding.local import Place
+from dptrain.program.sharding.local import MeshPosition
 from tests.tolerances import assert_near
 from tests.unit.program.sharding.test_local import FORMS, of_rank
 from tests.unit.program.sharding.test_mesh import Perceptron
@@ -56,7 +56,7 @@ for name in sys.argv[3:]:
     ranks = MeshCommunicator(world, lengths)
     step = Step(dtype="float32")
     layouts = step.layouts(weights, slots)
-    at = Place(ranks.lengths, ranks.coordinates)
+    at = MeshPosition(ranks.lengths, ranks.coordinates)
     program, parts = of_rank(step, layouts, at, comm_dtype or None)
     own_shards = shards if ranks.replicas > 1 else [sum(shards)]
     first, rows = sum(own_shards[: ranks.replica]), own_shards[ranks.replica]

@@ -13,7 +13,7 @@ from dptrain.backend.cuda.roofline import GPUS, predict_step
 from dptrain.cli import scaling
 from dptrain.cli.main import main
 from dptrain.cli.measuring import Rates, stated
-from dptrain.cli.scaling import cpu_machine, of_model
+from dptrain.cli.scaling import cpu_hardware, of_model
 from dptrain.cli.scaling_options import ScalingOptions
 from dptrain.models.explaining import program_of
 from dptrain.program.cost.hardware import Link
@@ -81,7 +81,7 @@ def table(lines, mode):
 def test_what_is_not_understood_is_said_in_one_line_before_a_machine_is_measured(
     capfd, monkeypatch, arguments, message
 ):
-    monkeypatch.setattr("dptrain.cli.explain.machine_of", lambda *_: pytest.fail("a machine is measured"))
+    monkeypatch.setattr("dptrain.cli.explain.hardware_of", lambda *_: pytest.fail("a machine is measured"))
     assert main(["explain", *arguments.split()]) == 2
     told = capfd.readouterr().err.strip()
     assert message in told
@@ -122,12 +122,12 @@ def test_words(ask):
 
 def test_what_does_not_fit_into_a_gpu(ask, monkeypatch):
     hidden = ["--hidden", "1024,1024", "--batch-size", "1024", "--ranks", "1-64"]
-    monkeypatch.setattr(scaling, "_fits", lambda one, machine: one.memory.total < 20e6)
+    monkeypatch.setattr(scaling, "_fits", lambda one, hardware: one.memory.total < 20e6)
     lines = ask(*GPU, *hidden)
     assert "One rank would need " in text(lines)
     assert table(lines, "data parallel")[64]["memory"].endswith("!")
     assert table(lines, "FSDP")[64]["memory"].endswith("MB")
-    monkeypatch.setattr(scaling, "_fits", lambda one, machine: False)
+    monkeypatch.setattr(scaling, "_fits", lambda one, hardware: False)
     assert "No mode fits into 80GB a rank: take a smaller model or batch, or more ranks." in ask(*GPU, *hidden)
 
 
@@ -197,8 +197,8 @@ def test_modes_of_a_convolutional_network():
         ]
     )
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], device="cpu")
-    machine = cpu_machine(Rates(1e11, 4e10, None), 4, 4)
-    found = [one.predict(8, 32, machine) for one in of_model(model, 32)]
+    hardware = cpu_hardware(Rates(1e11, 4e10, None), 4, 4)
+    found = [one.predict(8, 32, hardware) for one in of_model(model, 32)]
     assert [one.mode for one in found] == list(MODES)
     assert all(np.isfinite(one.seconds) and one.sent > 0 for one in found)
     assert found[3].memory.weights < found[0].memory.weights
@@ -215,6 +215,6 @@ def test_a_step_on_one_gpu_takes_what_its_kernels_take(hidden, batch):
     given = {one.name: Resources(128, 0, one.shared or 0) for one in loads(made)}
     kernels = predict_step(loads(made, given), GPUS[1])
     options = ScalingOptions([1], False, None, "H100", None, None, GPUS[1].peaks["FP32"], None)
-    machine, _ = scaling._of_gpus(options, "float32")
+    hardware, _ = scaling._of_gpus(options, "float32")
     (found, *_) = of_model(model, batch)
-    assert found.predict(1, batch, machine).seconds == pytest.approx(kernels, rel=0.4)
+    assert found.predict(1, batch, hardware).seconds == pytest.approx(kernels, rel=0.4)

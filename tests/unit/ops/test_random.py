@@ -147,7 +147,7 @@ def test_a_permutation_of_the_global_batch(shards):
         return dict(zip(("places", "order"), seed.permutation(x.shape[0]), strict=True))
 
     program = trace(step, {"x": ((Dim.rows(ROWS),), "float64")})
-    assert program.for_one_size
+    assert program.shape_specialised
     values = {"x": np.zeros(ROWS)}
     whole, state = evaluate(program, values)
     assert whole["places"].tolist() == list(range(ROWS))

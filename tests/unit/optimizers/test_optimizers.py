@@ -13,7 +13,7 @@ from dptrain.optimizers import OPTIMIZERS, SGD, Adam, AdamW, Lion, RMSprop, sche
 from dptrain.program.codegen.fuse import fuse
 from dptrain.program.codegen.kernels import Loop
 from dptrain.program.dims import Dim
-from dptrain.program.execute import Executable, HostMemory, evaluate
+from dptrain.program.execute import HostMemory, ReferenceExecutable, evaluate
 from dptrain.program.program import trace
 from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Variable
@@ -133,7 +133,7 @@ def test_a_traced_program_has_the_bits_of_eager_steps(name, rule, options):
                     step(program, grads)
             else:
                 arrays = {f"g{n}": np.zeros(one.shape, one.dtype) for n, one in enumerate(variables)}
-                executable = Executable(program, HostMemory(), arrays)
+                executable = ReferenceExecutable(program, HostMemory(), arrays)
                 for grads in gradients:
                     for array, grad in zip(arrays.values(), grads, strict=True):
                         array[...] = grad

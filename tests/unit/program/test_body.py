@@ -7,7 +7,7 @@ from dptrain import ops, random
 from dptrain.backend.cpu.compiled import CompiledExecutable, lowered
 from dptrain.errors import ConfigError
 from dptrain.program.body import body_of, has_body
-from dptrain.program.codegen.kernels import Repeat
+from dptrain.program.codegen.kernels import RepeatKernel
 from dptrain.program.dims import Dim
 from dptrain.program.execute import HostMemory, evaluate
 from dptrain.program.gradient import topological
@@ -123,7 +123,7 @@ def test_gradients_are_those_of_steps_one_by_one(make):
 def test_compiled_loops_compute_the_same(make, join):
     program = trace(trained(make), INPUTS)
     compiled = CompiledExecutable(place(program), HostMemory(), {"x": X}, join=join, threads=2)
-    assert any(isinstance(one, Repeat) for one in compiled.fused.kernels)
+    assert any(isinstance(one, RepeatKernel) for one in compiled.fused.kernels)
     for _ in range(2):
         compiled.run((0, 0))
         for name, value in evaluate(program, {"x": X})[0].items():

@@ -78,7 +78,7 @@ def test_it_is_a_tensor_where_it_enters_a_computation():
         return {"a": x / n, "b": ops.sum(x) * (1 / n), "c": x * n}
 
     program = trace(scaled, {"x": ((rows(4), 2), np.float32)})
-    assert not program.for_one_size
+    assert not program.shape_specialised
     x = np.ones((6, 2), np.float32)
     found = evaluate(program.for_rows(6), {"x": x})[0]
     np.testing.assert_allclose(found["a"], x / 6, rtol=1e-6)

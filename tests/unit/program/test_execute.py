@@ -9,7 +9,7 @@ from dptrain.errors import ConfigError
 from dptrain.ops import random
 from dptrain.ops.indexing import take_rows
 from dptrain.program.dims import Dim
-from dptrain.program.execute import Executable, HostMemory, evaluate
+from dptrain.program.execute import HostMemory, ReferenceExecutable, evaluate
 from dptrain.program.program import trace
 from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Variable
@@ -81,7 +81,7 @@ def five_steps_on_ranks(shards, executable):
 def compare_steps(program, steps):
     """Assert that an executable has the bits of `evaluate`; return what came out."""
     state = {one: one.numpy() for one in program.state}
-    executable, came_out = Executable(program, HostMemory(), DATA), []
+    executable, came_out = ReferenceExecutable(program, HostMemory(), DATA), []
     for _ in range(steps):
         expected, updates = evaluate(program, DATA, state)
         state = state | updates
@@ -107,9 +107,9 @@ def test_bits_over_many_steps():
 @pytest.mark.parametrize("shards", [[4, 4, 3], [0, 11]], ids=str)
 def test_on_ranks(shards):
     variables = weights(w1=(4, 6), b1=6, gamma=6, w2=(6, 3))
-    whole = Executable(trace(network(variables), SPECS), HostMemory(), DATA)
+    whole = ReferenceExecutable(trace(network(variables), SPECS), HostMemory(), DATA)
     whole.run([0] * 5)
-    for outputs, own in five_steps_on_ranks(shards, Executable):
+    for outputs, own in five_steps_on_ranks(shards, ReferenceExecutable):
         for name, value in whole.outputs.items():
             np.testing.assert_allclose(outputs[name], value, rtol=1e-12)
         for name, one in variables.items():
@@ -127,7 +127,7 @@ def test_steps_read_their_own_rows():
         return {"x": x}
 
     program = trace(step, {"stored": (table.shape, table.dtype), "rows": ((Dim.rows(3),), np.int64)})
-    executable = Executable(program, HostMemory(), {"stored": table, "rows": order})
+    executable = ReferenceExecutable(program, HostMemory(), {"stored": table, "rows": order})
     executable.run([0, 6, 3])
     np.testing.assert_array_equal(executable.outputs["x"], table[order[3:6]])
     np.testing.assert_array_equal(total, table[order[:9]].sum(0))
@@ -152,7 +152,7 @@ def test_state_that_is_still_read_is_not_written_over():
         return {"new": w * 2 + 0 * ops.sum(sample_weight), "old": before * 2}
 
     program = trace(step, SPECS)
-    executable = Executable(program, HostMemory(), DATA)
+    executable = ReferenceExecutable(program, HostMemory(), DATA)
     for number in range(3):
         executable.run()
         found = executable.outputs
@@ -206,9 +206,9 @@ def test_refused():
     w = Variable(np.zeros(3), "w")
     program = trace(lambda x, y, weight: {"w": w + ops.sum(weight)}, SPECS)
     with pytest.raises(ConfigError, match="input 'x' is missing"):
-        Executable(program, HostMemory(), {})
+        ReferenceExecutable(program, HostMemory(), {})
     with pytest.raises(ConfigError, match=rf"input 'x' has shape \({ROWS}, 4\): expected \(2, 4\)"):
-        Executable(program, HostMemory(), DATA, rows=2)
+        ReferenceExecutable(program, HostMemory(), DATA, rows=2)
 
 
 def test_a_variable_lives_where_programs_read_it():
@@ -219,7 +219,7 @@ def test_a_variable_lives_where_programs_read_it():
         w.assign(w + 1)
         return {}
 
-    first, second = (Executable(trace(step, SPECS), memory, DATA) for _ in range(2))
+    first, second = (ReferenceExecutable(trace(step, SPECS), memory, DATA) for _ in range(2))
     first.run([0, 0])
     second.run()
     np.testing.assert_array_equal(w, [3, 3, 3])

@@ -26,7 +26,7 @@ PARTS = {
 
 @pytest.mark.parametrize("name", PARTS)
 def test_gradients_of_parts_that_tile_a_tensor_are_put_beside_each_other(name):
-    cut, joins = PARTS[name]
+    cut, partial_reduce = PARTS[name]
     w = Variable(X, "w")
 
     def step():
@@ -36,7 +36,7 @@ def test_gradients_of_parts_that_tile_a_tensor_are_put_beside_each_other(name):
 
     program = trace(step, {})
     kinds = [type(lowering_of(one)) for one in program.derived.tensors]
-    assert kinds.count(Insert) == 0 if joins else kinds.count(Insert) > 0
+    assert kinds.count(Insert) == 0 if partial_reduce else kinds.count(Insert) > 0
     expected, shift = np.zeros_like(X), 1e-6
 
     def loss(x):
@@ -59,5 +59,5 @@ def test_rows_of_a_batch_that_are_cut_stay_on_their_rank():
         return {"w": w.value.grad}
 
     program = trace(step, {"x": ((Dim.rows(4), 3), np.float64)})
-    assert not program.for_one_size
+    assert not program.shape_specialised
     assert Insert in [type(lowering_of(one)) for one in program.tensors]

@@ -10,8 +10,8 @@ import pytest
 
 from dptrain import ops
 from dptrain.optimizers import SGD
-from dptrain.program.cost.hardware import Link, Machine
-from dptrain.program.cost.parallelism import modes
+from dptrain.program.cost.hardware import Hardware, Link
+from dptrain.program.cost.parallelism import kinds_of_parallelism
 from dptrain.program.cost.scaling import Scaling
 from dptrain.program.dims import Dim
 from dptrain.program.explain import flops
@@ -48,12 +48,12 @@ class Network:
         self.weights.append(one)
         return one
 
-    def efficiency(self, mode, few, many, rows, machine):
+    def efficiency(self, mode, few, many, rows, hardware):
         """Return the samples/s a rank of many ranks against few, `rows` on each."""
         slots = {one: [] for one in self.weights}
-        chosen = next(one for one in modes(self.program, slots) if one.name == mode)
+        chosen = next(one for one in kinds_of_parallelism(self.program, slots) if one.name == mode)
         way = Scaling(self.program, chosen, slots, BUCKET)
-        of_rank = [way.predict(ranks, ranks * rows, machine).speed / ranks for ranks in (few, many)]
+        of_rank = [way.predict(ranks, ranks * rows, hardware).speed / ranks for ranks in (few, many)]
         return of_rank[1] / of_rank[0]
 
 
@@ -129,9 +129,9 @@ def test_resnet_50_on_256_gpus():
     assert network.parameters == pytest.approx(25.5e6, rel=0.01)
     assert network.operations == pytest.approx(3 * 2 * 4.1e9, rel=0.02)
     rates = {"float32": 32 * network.operations / 0.18}
-    machine = Machine(rates, 732e9, 0.0, 0.0, 0.0, 8, Link(35e9, 5e-6), Link(50e9 / 8, 20e-6))
-    assert network.efficiency("data parallel", 8, 256, 32, machine) == pytest.approx(0.90, abs=0.1)
-    assert network.efficiency("hierarchical all-reduce", 8, 256, 32, machine) == pytest.approx(0.98, abs=0.02)
+    hardware = Hardware(rates, 732e9, 0.0, 0.0, 0.0, 8, Link(35e9, 5e-6), Link(50e9 / 8, 20e-6))
+    assert network.efficiency("data parallel", 8, 256, 32, hardware) == pytest.approx(0.90, abs=0.1)
+    assert network.efficiency("hierarchical all-reduce", 8, 256, 32, hardware) == pytest.approx(0.98, abs=0.02)
 
 
 @pytest.mark.parametrize(("gpus", "published"), [(128, 0.79), (512, 0.68)])
@@ -144,10 +144,10 @@ def test_vgg_16_on_a_slow_network(gpus, published):
     network = Vgg16((224, 224, 3), 64)
     assert network.parameters == pytest.approx(138.3e6, rel=0.01)
     assert network.operations == pytest.approx(3 * 2 * 15.5e9, rel=0.02)
-    machine = Machine(
+    hardware = Hardware(
         {"float32": 154 * network.operations}, 732e9, 0.0, 0.0, 0.0, 4, Link(10e9, 10e-6), Link(25e9 / 8, 20e-6)
     )
-    assert network.efficiency("data parallel", 1, gpus, 64, machine) == pytest.approx(published, abs=0.1)
+    assert network.efficiency("data parallel", 1, gpus, 64, hardware) == pytest.approx(published, abs=0.1)
 
 
 def test_gpt_with_1_3_billion_parameters_on_128_gpus():
@@ -158,6 +158,6 @@ def test_gpt_with_1_3_billion_parameters_on_128_gpus():
     network = Gpt((2048,), 2048)
     assert network.parameters == pytest.approx(1_315_950_592, rel=0.01)
     rates = {"float32": 19_271 * network.operations}
-    machine = Machine(rates, 1.555e12, 0.0, 0.0, 0.0, 8, Link(240e9, 2e-6), Link(200e9, 5e-6))
-    predicted = network.efficiency("FSDP", 8, 128, 10 * 2048, machine)
+    hardware = Hardware(rates, 1.555e12, 0.0, 0.0, 0.0, 8, Link(240e9, 2e-6), Link(200e9, 5e-6))
+    predicted = network.efficiency("FSDP", 8, 128, 10 * 2048, hardware)
     assert predicted == pytest.approx(18_647 / 19_271, abs=0.05)

@@ -40,7 +40,7 @@ def test_a_program_is_for_any_number_of_rows_unless_it_says_otherwise(part):
         traced = case.trace()
         for rows in (1, case.rows + 1, 2 * case.rows + 3):
             other = dataclasses.replace(case, lengths=case.lengths | {"n": rows}, steps=min(case.steps, 1))
-            assert traced.for_one_size or same_for_rows(traced, other.trace()), case
+            assert traced.shape_specialised or same_for_rows(traced, other.trace()), case
 
 
 @needs_compiler

@@ -168,7 +168,7 @@ def test_programs_of_one_size_differ_by_it():
     def sized(rows):
         return trace(lambda x: {"y": x[: int(x.shape[0]) // 4]}, {"x": ((Dim.rows(rows), 4), "float32")})
 
-    assert sized(8).for_one_size
+    assert sized(8).shape_specialised
     assert structure_of(sized(8)).key == structure_of(sized(8)).key
     assert structure_of(sized(8)).key != structure_of(sized(9)).key  # of which both take two rows
 
@@ -326,7 +326,7 @@ def test_nothing_keeps_the_variables_of_an_ended_run():
 
     made = place(trace(step, {"x": ((Dim.rows(6), 4), "float32")}), [variables["v"]])
     assert made.derived.outputs
-    assert made.of_weights
+    assert made.weight_gradients
     CompiledExecutable(made, HostMemory(), {"x": np.zeros((6, 4), np.float32)}).run()
     gone = [weakref.ref(one) for one in variables.values()]
     del made

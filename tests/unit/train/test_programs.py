@@ -173,4 +173,4 @@ def test_many_sizes_of_batches_do_not_pile_up():
 )
 def test_a_program_is_for_one_size_where_the_number_of_rows_is_a_number(function, for_any):
     program = trace(lambda x: {"y": function(x)}, {"x": ((Dim.rows(8), 2), np.float32)})
-    assert program.for_one_size is not for_any
+    assert program.shape_specialised is not for_any

@@ -22,7 +22,7 @@ from dptrain.errors import ConfigError, DataError
 from dptrain.layers import Dense, Dropout, Flatten, Rescaling
 from dptrain.metrics import SparseCategoricalAccuracy
 from dptrain.optimizers import SGD, Adam
-from dptrain.program.execute import Executable as NumpyExecutable
+from dptrain.program.execute import ReferenceExecutable as NumpyExecutable
 from dptrain.train.trainer import run_to_end
 from tests.sample import sample
 

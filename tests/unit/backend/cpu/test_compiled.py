@@ -17,7 +17,7 @@ from dptrain.ops import random
 from dptrain.ops.convolution import max_pool2d, max_pool2d_input, max_pool2d_take
 from dptrain.ops.indexing import take_rows
 from dptrain.program.codegen.fuse import fuse
-from dptrain.program.codegen.kernels import Product
+from dptrain.program.codegen.kernels import ProductKernel
 from dptrain.program.dims import Dim
 from dptrain.program.execute import HostMemory, evaluate
 from dptrain.program.gradient import gradients
@@ -752,7 +752,7 @@ def test_products_read_half_precision_without_copies(monkeypatch, dtype):
         executable = CompiledExecutable(program, HostMemory(), {"x": x})
         executable.run()
         factors = {
-            view.root.dtype for one in executable.fused.kernels if isinstance(one, Product) for view in one.reads
+            view.root.dtype for one in executable.fused.kernels if isinstance(one, ProductKernel) for view in one.reads
         }
         outputs = {name: one.tobytes() for name, one in executable.outputs.items()}
         found.append((outputs, factors, executable.nbytes))

@@ -7,7 +7,7 @@ from dptrain import ops
 from dptrain.backend.cuda.compose import Composition
 from dptrain.program.dims import Dim
 from dptrain.program.program import trace
-from dptrain.program.sharding.local import Place
+from dptrain.program.sharding.local import MeshPosition
 from dptrain.program.sharding.mesh import ALL_GATHER, ALL_REDUCE, BATCH, REDUCE_SCATTER
 from dptrain.program.sharding.placement import place
 from tests.unit.program.sharding.test_local import Deep, of_rank, program_of
@@ -25,7 +25,8 @@ def messages_of(made, op):
 def test_data_parallel_programs_are_what_they_were_before_their_rank_was_known():
     placed = place(Perceptron(dtype="float32").program)
     found = [
-        composed(one) for one in (placed, of_rank(Perceptron(dtype="float32"), {}, Place({BATCH: 2}, {BATCH: 0}))[0])
+        composed(one)
+        for one in (placed, of_rank(Perceptron(dtype="float32"), {}, MeshPosition({BATCH: 2}, {BATCH: 0}))[0])
     ]
     assert len({one.source() for one in found}) == 1
     assert len({(one.plan.size, tuple(map(len, one.stages))) for one in found}) == 1

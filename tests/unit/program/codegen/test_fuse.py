@@ -11,7 +11,7 @@ from dptrain.ops import random
 from dptrain.ops.indexing import take_rows
 from dptrain.program.codegen.cpp import operand_dtypes
 from dptrain.program.codegen.fuse import fuse
-from dptrain.program.codegen.kernels import Call, Loop, Product
+from dptrain.program.codegen.kernels import Call, Loop, ProductKernel
 from dptrain.program.dims import Dim
 from dptrain.program.execute import HostMemory, evaluate
 from dptrain.program.passes import without_ranks
@@ -54,12 +54,15 @@ def network(adam=False):
 def test_a_step():
     """Gathered rows are cast on the way, the loss with its gradient is one loop, and a relu's mask is no array."""
     found, _ = kernels(*network())
-    assert [one if isinstance(one, str) else one[0] for one in found if one != "Product"][1:3] == ["take_rows", "relu"]
+    assert [one if isinstance(one, str) else one[0] for one in found if one != "ProductKernel"][1:3] == [
+        "take_rows",
+        "relu",
+    ]
     (loss,) = [one for one in found if "argmax_along" in one]
     assert {"take_rows", "one_hot_last", "reduce_max", "exp", "log", "reduce_sum", "equal"} <= set(loss)
     (mask,) = [one for one in found if "greater" in one]
     assert mask == ["greater", "where"]
-    assert found.count("Product") == 5
+    assert found.count("ProductKernel") == 5
     assert not any(one == "Call" for one in found)
     # Weights are updated by a loop each, beside their slot.
     assert [one for one in found if "subtract" in one and len(one) == 4] == [
@@ -69,7 +72,7 @@ def test_a_step():
 
 def test_without_joining_every_op_is_a_kernel():
     found, _ = kernels(*network(), join=False)
-    assert all(one in ("Product", "Call") or len(one) == 1 for one in found)
+    assert all(one in ("ProductKernel", "Call") or len(one) == 1 for one in found)
     assert len(found) > 30
 
 
@@ -109,8 +112,8 @@ def test_views_are_no_kernels():
         }
 
     found, _ = kernels(step, {"x": ((B, 3), "float32")})
-    assert found.count("Product") == 2
-    assert sorted(chain(*(one for one in found if one != "Product"))) == ["add", "multiply", "multiply"]
+    assert found.count("ProductKernel") == 2
+    assert sorted(chain(*(one for one in found if one != "ProductKernel"))) == ["add", "multiply", "multiply"]
     # A reshape across a transpose has to be made.
     found, _ = kernels(lambda x: {"y": ops.reshape(ops.transpose(x), (-1,)) * 2}, {"x": ((B, 3), "float32")})
     assert found == [["copy"], ["multiply"]]
@@ -167,7 +170,7 @@ def test_operand_types(function, dtypes, expected):
 
 def test_products_of_batches():
     _, fused = kernels(lambda x, w: {"y": x @ w}, {"x": ((B, 4, 5), "float32"), "w": ((5, 2), "float32")})
-    assert [type(one) for one in fused.kernels] == [Product]
+    assert [type(one) for one in fused.kernels] == [ProductKernel]
 
 
 def test_products_that_are_only_added_up_are_one_kernel():
@@ -185,7 +188,7 @@ def test_products_that_are_only_added_up_are_one_kernel():
         program = place(trace(step, shapes))
         values = {"a": a[:rows], "b": b[:rows]}
         compiled = CompiledExecutable(program, HostMemory(), values)
-        products = [one for one in compiled.fused.kernels if isinstance(one, Product)]
+        products = [one for one in compiled.fused.kernels if isinstance(one, ProductKernel)]
         assert [one.tensor.ndim for one in products] == [2, 2]
         compiled.run()
         for name, value in evaluate(program, values)[0].items():

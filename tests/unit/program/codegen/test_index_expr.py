@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from dptrain.program.codegen.index_expr import NOWHERE, Axis, Quotient, after, along, extent, merged, split
+from dptrain.program.codegen.index_expr import ZERO_INDEX, Axis, FloorDiv, numel, offset_by, ravel, symbol, unravel
 from dptrain.program.dims import Dim
 
 R = Dim.rows(None)
@@ -16,9 +16,9 @@ def of(place, values, rows):
     found = 0
     for (index, power), factor in place.terms.items():
         value = 1
-        if isinstance(index, Quotient):
-            number, exponent = index.by
-            value = of(index.place, values, rows) // (number * rows**exponent)
+        if isinstance(index, FloorDiv):
+            number, exponent = index.divisor
+            value = of(index.dividend, values, rows) // (number * rows**exponent)
         elif index is not None:
             value = values[index.name]
         found += factor * rows**power * value
@@ -30,23 +30,23 @@ def at(rows, shape):
 
 
 def element(shape, name="i"):
-    return along(Axis(name, extent(shape)))
+    return symbol(Axis(name, numel(shape)))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5])
 @pytest.mark.parametrize("shape", [(R, 3, 4), (3, R, 4), (2, 1, 3, 2, 1), (R.times(2), 3), (1, 1), ()], ids=str)
 def test_a_number_is_split_into_places_and_back(shape, rows):
     place = element(shape)
-    parts = split(place, shape)
+    parts = unravel(place, shape)
     for n in range(math.prod(at(rows, shape))):
         assert tuple(of(one, {"i": n}, rows) for one in parts) == np.unravel_index(n, at(rows, shape))
     for one, n in zip(parts, shape, strict=True):
-        assert one.most == after(extent((n,))) - after((1, 0))
-    assert merged(parts, shape) == place
+        assert one.upper_bound == offset_by(numel((n,))) - offset_by((1, 0))
+    assert ravel(parts, shape) == place
 
 
 def quotients(places):
-    return [index for one in places for index, _ in one.terms if isinstance(index, Quotient)]
+    return [index for one in places for index, _ in one.terms if isinstance(index, FloorDiv)]
 
 
 @pytest.mark.parametrize(
@@ -56,32 +56,32 @@ def quotients(places):
 )
 def test_the_same_element_in_another_shape(old, new):
     """Whether by way of axes or not, and without a division where axes are only put together."""
-    axes = [along(Axis(f"i{axis}", extent((n,)))) for axis, n in enumerate(old)]
-    found = split(merged(axes, old), new)
-    assert split(merged(found, new), old) == axes
-    assert split(element(old), new) == split(merged(split(element(old), old), old), new)
+    axes = [symbol(Axis(f"i{axis}", numel((n,)))) for axis, n in enumerate(old)]
+    found = unravel(ravel(axes, old), new)
+    assert unravel(ravel(found, new), old) == axes
+    assert unravel(element(old), new) == unravel(ravel(unravel(element(old), old), old), new)
     if len(new) < len(old):
         assert not quotients(found)
 
 
 def test_slices_and_what_lies_behind_them():
-    row, column = (along(Axis(name, length)) for name, length in (("r", (1, 1)), ("c", (4, 0))))
-    inside = column + after((3, 0))  # columns 3 to 6 of 8
-    assert split(merged([row, inside], (R, 8)), (R, 8)) == [row, inside]
-    beyond = column.times((2, 0)) + after((3, 0))  # up to 9, of which nothing is known to lie in a row of 8
-    assert quotients(split(merged([row, beyond], (R, 8)), (R, 8)))
-    backwards = after((7, 0)) - column
+    row, column = (symbol(Axis(name, length)) for name, length in (("r", (1, 1)), ("c", (4, 0))))
+    inside = column + offset_by((3, 0))  # columns 3 to 6 of 8
+    assert unravel(ravel([row, inside], (R, 8)), (R, 8)) == [row, inside]
+    beyond = column.times((2, 0)) + offset_by((3, 0))  # up to 9, of which nothing is known to lie in a row of 8
+    assert quotients(unravel(ravel([row, beyond], (R, 8)), (R, 8)))
+    backwards = offset_by((7, 0)) - column
     for c in range(4):
-        parts = split(merged([row, backwards], (R, 8)), (R, 2, 4))
+        parts = unravel(ravel([row, backwards], (R, 8)), (R, 2, 4))
         assert [of(one, {"r": 2, "c": c}, 3) for one in parts] == [2, (7 - c) // 4, (7 - c) % 4]
 
 
 def test_what_is_certain_of_a_place():
-    i, unknown = along(Axis("i", (1, 1))), along(Axis("k"))
+    i, unknown = symbol(Axis("i", (1, 1))), symbol(Axis("k"))
     assert i.is_below((1, 1))
     assert not i.is_below((5, 0)), "of five rows or fewer"
-    assert (i.times((3, 0)) + after((2, 0))).is_below((3, 1))
-    assert not (i.times((3, 0)) + after((3, 0))).is_below((3, 1))
+    assert (i.times((3, 0)) + offset_by((2, 0))).is_below((3, 1))
+    assert not (i.times((3, 0)) + offset_by((3, 0))).is_below((3, 1))
     assert not unknown.is_below((1, 9))
-    assert not (i - after((1, 0))).is_below((1, 1)), "it may be -1"
-    assert NOWHERE.is_below((1, 0))
+    assert not (i - offset_by((1, 0))).is_below((1, 1)), "it may be -1"
+    assert ZERO_INDEX.is_below((1, 0))

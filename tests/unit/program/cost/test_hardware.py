@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dptrain.comm.hierarchy import CALL, PIECE
-from dptrain.program.cost.hardware import Link, Machine, Work
+from dptrain.program.cost.hardware import Hardware, Link, Work
 
 LINK, NETWORK = Link(1e9, 1e-6), Link(1e8, 1e-5)
-MACHINE = Machine({"float32": 1e9, "half": 4e9}, 1e8, 2e-6, 1e-5, 0.0, 4, LINK, NETWORK)
+MACHINE = Hardware({"float32": 1e9, "half": 4e9}, 1e8, 2e-6, 1e-5, 0.0, 4, LINK, NETWORK)
 NAMES = ("all_reduce", "all_gather", "reduce_scatter")
 
 

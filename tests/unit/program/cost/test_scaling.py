@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dptrain.program.cost.cost_model import Demands
-from dptrain.program.cost.hardware import Link, Machine
-from dptrain.program.cost.parallelism import MODEL, modes, whole
+from dptrain.program.cost.cost_model import CostModel
+from dptrain.program.cost.hardware import Hardware, Link
+from dptrain.program.cost.parallelism import MODEL, kinds_of_parallelism, unplaced
 from dptrain.program.cost.scaling import Scaling
 from dptrain.program.explain import flops
 from dptrain.program.lowering import Product, lowering_of
@@ -20,17 +20,17 @@ from tests.unit.program.sharding.test_mesh import Perceptron
 # Parameters of 6-8-5 in float64: kernels 48 and 40, biases 8 and 5.
 P = 48 + 8 + 40 + 5
 ROWS = 12
-MACHINE = Machine({"float32": 1e9}, 1e9, 0.0, 0.0, 0.0, 4, Link(1e9, 1e-6), Link(1e8, 1e-5))
+MACHINE = Hardware({"float32": 1e9}, 1e9, 0.0, 0.0, 0.0, 4, Link(1e9, 1e-6), Link(1e8, 1e-5))
 STEP = Perceptron()
 SLOTS = {one: list(STEP.optimizer._slots_of(one).values()) for one in STEP.weights.values()}
-MODES = {one.name: one for one in modes(STEP.program, SLOTS)}
+MODES = {one.name: one for one in kinds_of_parallelism(STEP.program, SLOTS)}
 SCALING = {name: Scaling(STEP.program, mode, SLOTS) for name, mode in MODES.items()}
 
 
 def messages(name, batch, model=1, **options):
     """Return (collective, axis of the mesh, bytes) of a step's messages but those of one number, such as the loss."""
-    demands = Demands(STEP.program, MODES[name], SLOTS, **options)
-    found = [one for _, one in demands.buckets({BATCH: batch, MODEL: model}, ROWS)]
+    cost_model = CostModel(STEP.program, MODES[name], SLOTS, **options)
+    found = [one for _, one in cost_model.buckets({BATCH: batch, MODEL: model}, ROWS)]
     return [(one.name, one.mesh, one.nbytes) for one in found if one.nbytes > 8 or one.mesh != BATCH]
 
 
@@ -63,7 +63,7 @@ def test_a_pipeline_hands_on_activations():
 
 def test_memory_by_hand():
     def memory(name, batch, model=1):
-        return SCALING[name].demands.memory({BATCH: batch, MODEL: model}, ROWS)
+        return SCALING[name].cost_model.memory({BATCH: batch, MODEL: model}, ROWS)
 
     others = 8 * 2  # learning rate and iterations
     whole_one = memory("data parallel", 4)
@@ -82,8 +82,8 @@ def test_memory_by_hand():
 def test_ranks_share_the_operations():
     """Products are divided in every mode; the update is whole in data parallelism, divided in the others."""
     for name, (batch, model) in {"data parallel": (4, 1), "FSDP": (4, 1), "tensor parallel": (1, 4)}.items():
-        works = SCALING[name].demands.works({BATCH: batch, MODEL: model}, 11)
-        alone = SCALING[name].demands.works({BATCH: 1, MODEL: 1}, 11)
+        works = SCALING[name].cost_model.works({BATCH: batch, MODEL: model}, 11)
+        alone = SCALING[name].cost_model.works({BATCH: 1, MODEL: 1}, 11)
         part = 1 / 4 if model == 4 else 3 / 11  # of 11 rows a rank has 3 at most
         products = [one for one in works if isinstance(lowering_of(one), Product)]
         assert len(products) == 5
@@ -91,7 +91,7 @@ def test_ranks_share_the_operations():
             assert works[one].operations == pytest.approx(part * flops(one))
             assert alone[one].operations == flops(one)
     plain, zero = (
-        SCALING[name].demands.works({BATCH: 4, MODEL: 1}, ROWS).values() for name in ("data parallel", "ZeRO-1")
+        SCALING[name].cost_model.works({BATCH: 4, MODEL: 1}, ROWS).values() for name in ("data parallel", "ZeRO-1")
     )
     assert sum(one.operations for one in zero) < sum(one.operations for one in plain)
     # Of four arrays of P numbers that Adam reads, and three that it writes, a rank has a part of each.
@@ -111,7 +111,7 @@ def test_what_overlaps_costs_nothing():
     for name in ("data parallel", "ZeRO-1", "FSDP"):
         way = Scaling(STEP.program, MODES[name], SLOTS, 300)
         together, apart = (way.predict(4, ROWS, replace(MACHINE, overlaps=one)) for one in (True, False))
-        buckets = way.demands.buckets({BATCH: 4, MODEL: 1}, ROWS)
+        buckets = way.cost_model.buckets({BATCH: 4, MODEL: 1}, ROWS)
         sending = sum(MACHINE.collective(one.name, one.nbytes, 4) for _, one in buckets)
         assert apart.seconds == pytest.approx(apart.compute + sending)
         assert max(together.compute, sending) <= together.seconds < apart.seconds
@@ -135,17 +135,17 @@ def test_times_and_memory_are_monotone(name, power, rows, factor):
 
 def test_a_placed_program_can_be_placed_again():
     placed = place(STEP.program, layouts=MODES["FSDP"].layouts)
-    again = Demands(whole(placed), MODES["data parallel"], SLOTS).buckets({BATCH: 4, MODEL: 1}, ROWS)
-    first = SCALING["data parallel"].demands.buckets({BATCH: 4, MODEL: 1}, ROWS)
+    again = CostModel(unplaced(placed), MODES["data parallel"], SLOTS).buckets({BATCH: 4, MODEL: 1}, ROWS)
+    first = SCALING["data parallel"].cost_model.buckets({BATCH: 4, MODEL: 1}, ROWS)
     assert [message for _, message in again] == [message for _, message in first]
 
 
 def test_stages_follow_the_layers():
-    demands = SCALING["pipeline"].demands
-    stage, weights = cut(demands, 4), STEP.weights
-    assert [stage[demands.placed.state[one]] for one in weights.values()] == [0, 1, 2, 3]
+    cost_model = SCALING["pipeline"].cost_model
+    stage, weights = cut(cost_model, 4), STEP.weights
+    assert [stage[cost_model.placed.state[one]] for one in weights.values()] == [0, 1, 2, 3]
     for number, one in enumerate(weights.values()):
-        new = (demands.placed.updates[each] for each in (one, *SLOTS[one]))
+        new = (cost_model.placed.updates[each] for each in (one, *SLOTS[one]))
         assert {stage[each] for each in new} == {number}, "an update is where its weight is"
-    products = [stage[one] for one in demands.order if isinstance(lowering_of(one), Product)]
+    products = [stage[one] for one in cost_model.order if isinstance(lowering_of(one), Product)]
     assert sorted(products) == [0, 0, 2, 2, 2]

@@ -1,4 +1,4 @@
-"""Programs cut into the pieces of a pipeline's stages compute what they compute as a whole."""
+"""Programs cut into the subgraphs of a pipeline's stages compute what they compute as a whole."""
 
 import itertools
 
@@ -12,7 +12,7 @@ from dptrain.models.explaining import program_of
 from dptrain.program.execute import evaluate
 from dptrain.program.pipeline.order import one_forward_one_backward
 from dptrain.program.pipeline.stage_assignment import assigned, cut_into_stages
-from dptrain.program.pipeline.subgraphs import FIRST, in_microbatches, pieces_of
+from dptrain.program.pipeline.subgraphs import FIRST, in_microbatches, subgraphs_of
 
 ROWS = 7
 
@@ -38,30 +38,30 @@ def slots_of(made):
     return {slot: weight for slot, weight in made.optimizer._all_slots}
 
 
-def run(turns, state, cuts):
-    """Execute pieces one after the other; return what stages have made of outputs, and change the state."""
+def run(tasks, state, cuts):
+    """Execute subgraphs one after the other; return what stages have made of outputs, and change the state."""
     held, made = {}, {}
-    for turn in turns:
-        piece, mine = turn.piece, held.setdefault((turn.piece.stage, turn.microbatch), {})
-        for name, source in piece.gets.items():
-            mine[name] = held[source, turn.microbatch]["given", name]
-        rows = cuts[turn.microbatch]
-        data = values(piece.program, slice(*rows)) | {FIRST: np.array(turn.microbatch == 0)}
-        inputs = {name: mine[name] if name in mine else data[name] for name in piece.program.inputs}
-        own = {one: state[piece.stage][one] for one in piece.program.state}
-        found, new = evaluate(piece.program, inputs, own, rows=rows[1] - rows[0], first_row=rows[0])
-        mine |= found | {("given", name): found[name] for name in piece.gives}
-        for name in piece.drops:
+    for task in tasks:
+        subgraph, mine = task.subgraph, held.setdefault((task.subgraph.stage, task.microbatch), {})
+        for name, source in subgraph.receives.items():
+            mine[name] = held[source, task.microbatch]["given", name]
+        rows = cuts[task.microbatch]
+        data = values(subgraph.program, slice(*rows)) | {FIRST: np.array(task.microbatch == 0)}
+        inputs = {name: mine[name] if name in mine else data[name] for name in subgraph.program.inputs}
+        own = {one: state[subgraph.stage][one] for one in subgraph.program.state}
+        found, new = evaluate(subgraph.program, inputs, own, rows=rows[1] - rows[0], first_row=rows[0])
+        mine |= found | {("given", name): found[name] for name in subgraph.sends}
+        for name in subgraph.frees:
             mine.pop(name, None)
-        state[piece.stage] |= new
-        made |= {(piece.stage, name): one for name, one in found.items()}
+        state[subgraph.stage] |= new
+        made |= {(subgraph.stage, name): one for name, one in found.items()}
     return made
 
 
-def agree(program, owners, stages, turns, cuts):
+def agree(program, owners, stages, tasks, cuts):
     outputs, updates = evaluate(program, values(program))
     state = [{one: one.numpy() for one in program.state} for _ in range(stages)]
-    made = run(turns, state, cuts)
+    made = run(tasks, state, cuts)
     for name in program.outputs:
         for stage in range(stages):
             np.testing.assert_allclose(made[stage, name], outputs[name], rtol=1e-12)
@@ -70,8 +70,8 @@ def agree(program, owners, stages, turns, cuts):
             np.testing.assert_allclose(state[stage][one], new, rtol=1e-12, atol=1e-14, err_msg=one.path)
 
 
-def in_turn(pieces, microbatches, stages):
-    return one_forward_one_backward(pieces, microbatches, stages, dict.fromkeys(pieces, 1))
+def in_turn(subgraphs, microbatches, stages):
+    return one_forward_one_backward(subgraphs, microbatches, stages, dict.fromkeys(subgraphs, 1))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -82,8 +82,8 @@ def test_whatever_stage_computes_what_the_result_is_that_of_the_whole(seed):
     owners = {one: int(rng.integers(3)) for one in variables}
     where = assigned(program, owners)
     where = {one: stage if one.op is None or seed == 0 else int(rng.integers(3)) for one, stage in where.items()}
-    pieces = pieces_of(program, where, owners, 3)
-    agree(program, owners, 3, in_turn(pieces, 1, 3), [(0, ROWS)])
+    subgraphs = subgraphs_of(program, where, owners, 3)
+    agree(program, owners, 3, in_turn(subgraphs, 1, 3), [(0, ROWS)])
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 3), (3, 7)])
@@ -94,7 +94,7 @@ def test_sums_over_microbatches_are_those_over_the_batch(stages, microbatches):
     owners = weights | {slot: weights[weight] for slot, weight in slots.items()}
     halves = in_microbatches(program, assigned(program, owners), alone=True)
     known = owners | halves.owners
-    each, once = (pieces_of(one, halves.stages, known, stages) for one in (halves.each, halves.once))
+    each, once = (subgraphs_of(one, halves.stages, known, stages) for one in (halves.each, halves.once))
     ends = np.linspace(0, ROWS, microbatches + 1).astype(int)
     cuts = list(itertools.pairwise(ends))
     state = [{one: one.numpy() for one in program.state} for _ in range(stages)]
@@ -108,9 +108,9 @@ def test_sums_over_microbatches_are_those_over_the_batch(stages, microbatches):
     for one, new in updates.items():
         for stage in [owners[one]] if one in owners else range(stages):
             np.testing.assert_allclose(state[stage][one], new, rtol=1e-12, atol=1e-14, err_msg=one.path)
-    forward = [one for one in each if one.gives and not one.gets]
-    assert [list(one.gives.values()) for one in forward] == [[[1]]], "one tensor goes on to the next stage"
-    assert all(len(one.gives) <= 1 for one in each)
+    forward = [one for one in each if one.sends and not one.receives]
+    assert [list(one.sends.values()) for one in forward] == [[[1]]], "one tensor goes on to the next stage"
+    assert all(len(one.sends) <= 1 for one in each)
 
 
 def test_a_layer_that_needs_the_whole_batch_is_named():

@@ -24,7 +24,7 @@ from dptrain.program.execute import evaluate
 from dptrain.program.passes import rewritten
 from dptrain.program.program import trace
 from dptrain.program.sharding import messages
-from dptrain.program.sharding.local import Place, localized
+from dptrain.program.sharding.local import MeshPosition, localized
 from dptrain.program.sharding.mesh import ALL_GATHER, BATCH, REDUCE_SCATTER
 from dptrain.program.sharding.messages import SENT, levels, stages
 from dptrain.program.sharding.placement import place
@@ -65,7 +65,7 @@ def assert_trains(
         outputs, updates = evaluate(alone.program, DATA, state)
         state |= updates
     layouts = layouts_of(step)
-    at = Place(comm.lengths, comm.coordinates)
+    at = MeshPosition(comm.lengths, comm.coordinates)
     program, parts = of_rank(step, layouts, at, comm_dtype)
     start, stop = cut(0, ROWS, comm.replicas)[comm.replica]
     own = {name: one[start:stop] for name, one in DATA.items()}
@@ -167,7 +167,7 @@ def test_ranks_pack_the_same_messages():
     """Though their parts are not equal: what fits into a bucket is counted in whole tensors."""
     step = Perceptron()
     layouts = step.layouts({}, FIRST)
-    programs = [of_rank(step, layouts, Place({"batch": 2}, {"batch": number}))[0] for number in range(2)]
+    programs = [of_rank(step, layouts, MeshPosition({"batch": 2}, {"batch": number}))[0] for number in range(2)]
     found = set()
     for most in range(8, 800, 24):
         first, second = (
@@ -186,7 +186,7 @@ def test_ranks_pack_the_same_messages():
 def test_what_travels_is_sent_when_its_program_says():
     """Not when it could be: what a rank finds equal later must not move its messages."""
     step = Perceptron()
-    program, _ = of_rank(step, step.layouts({}, FIRST), Place({"batch": 2}, {"batch": 0}))
+    program, _ = of_rank(step, step.layouts({}, FIRST), MeshPosition({"batch": 2}, {"batch": 0}))
     last = max(one.attributes["stage"] for one in program.tensors if one.op in SENT)
 
     def later(one):
@@ -215,7 +215,7 @@ def test_a_layout_that_leaves_ranks_without_a_part_is_refused():
 
 def program_of(weights, slots, lengths, step=None):
     step = step or Perceptron()
-    at = Place(lengths, dict.fromkeys(lengths, 0))
+    at = MeshPosition(lengths, dict.fromkeys(lengths, 0))
     return of_rank(step, step.layouts(weights, slots), at)[0]
 
 
@@ -391,7 +391,7 @@ def test_what_is_summed_in_place_may_be_gathered_at_once():
     data = np.arange(24.0).reshape(4, 6)
 
     def action(comm):
-        at = Place(comm.lengths, comm.coordinates)
+        at = MeshPosition(comm.lengths, comm.coordinates)
         weight, slot = (Variable(np.arange(6.0), name) for name in ("weight", "slot"))
 
         def step(x):
@@ -420,7 +420,7 @@ def test_a_rank_computes_its_own_part_of_what_follows_from_weights(axes):
     shape = (5, 6)
 
     def action(comm):
-        at = Place(comm.lengths, comm.coordinates)
+        at = MeshPosition(comm.lengths, comm.coordinates)
         weight, slot = (Variable(np.arange(30.0).reshape(shape) + n, f"v{n}") for n in (0, 1))
         column, row = Variable(np.arange(5.0).reshape(5, 1), "column"), Variable(np.arange(6.0), "row")
 
@@ -472,7 +472,7 @@ def test_gathers_of_transposes_are_transposes_of_gathers():
     program = trace(step, {})
 
     def on_rank(comm):
-        at = Place(comm.lengths, comm.coordinates)
+        at = MeshPosition(comm.lengths, comm.coordinates)
         part = Variable(whole.numpy()[at.key(SHAPE, LAYOUT)], "x")
         found = localized(place(program, layouts={whole: LAYOUT}), at, {whole: part})
         taken = {one.inputs[0].op.name if one.inputs[0].op else "x" for one in found.tensors if one.op is ALL_GATHER}
@@ -495,7 +495,7 @@ def test_what_follows_from_samples_is_gathered_once():
 
     traced = trace(step, {"x": ((Dim.rows(5), 3), "float64")})
     layouts = {w: (None, "model")}
-    at = Place({"batch": 2, "model": 2}, {"batch": 0, "model": 1})
+    at = MeshPosition({"batch": 2, "model": 2}, {"batch": 0, "model": 1})
     program = localized(place(traced, layouts=layouts), at, {w: Variable(np.ones((3, 2)), "w")})
     gathers = [one for one in program.tensors if one.op is ALL_GATHER]
     assert [one.inputs[0].op.name for one in gathers] == ["batch_matmul"]

@@ -9,10 +9,10 @@ from dptrain import ops
 from dptrain.comm.node_sum import TreeSum
 from dptrain.comm.parts import cut
 from dptrain.program.dims import Dim
-from dptrain.program.execute import Executable, HostMemory, evaluate
+from dptrain.program.execute import HostMemory, ReferenceExecutable, evaluate
 from dptrain.program.program import trace
 from dptrain.program.sharding import messages
-from dptrain.program.sharding.local import Place, localized
+from dptrain.program.sharding.local import MeshPosition, localized
 from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Variable
 from tests import thread_ranks
@@ -74,7 +74,7 @@ def test_buckets_change_nothing(bucket):
             rows, start = (4, 0) if comm.rank == 0 else (2, 4)
             memory = HostMemory()
             own = {"x": DATA["x"][start : start + rows]}
-            made = Executable(placed, memory, own, rows=rows, first_row=start, comm=comm)
+            made = ReferenceExecutable(placed, memory, own, rows=rows, first_row=start, comm=comm)
             made.run()
             return [memory.array(one).copy() for one in weights]
 
@@ -151,7 +151,7 @@ def test_what_travels_together():
         return sums | {"most": ops.max(x, 0), "of weights": x * ops.sum(w)}
 
     program = place(trace(step, {"x": ((Dim.rows(ROWS), FEATURES), np.float64)}), layouts={w: ("model",)})
-    at = Place({"batch": 2, "model": 2}, {"batch": 0, "model": 0})
+    at = MeshPosition({"batch": 2, "model": 2}, {"batch": 0, "model": 0})
     own = localized(program, at, {w: Variable(np.ones(2), "w")})
     sent = [message for stage in messages.stages(own) for message in stage.messages]
     about = [{(one.attributes["mesh"], one.attributes["over"], one.dtype.name) for one in message} for message in sent]

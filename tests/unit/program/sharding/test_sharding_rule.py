@@ -75,7 +75,7 @@ def assert_parts_make_the_whole(made, letter, ends):
     if letter in named.output:
         joined = np.concatenate(parts, named.output.index(letter))
     else:
-        joined = {"sum": np.sum, "max": np.max}[made.op.joins](parts, axis=0)
+        joined = {"sum": np.sum, "max": np.max}[made.op.partial_reduce](parts, axis=0)
     np.testing.assert_allclose(joined, whole, rtol=1e-12, atol=1e-12, err_msg=f"{made.op.name}: {named}, {letter}")
 
 

@@ -1,20 +1,20 @@
-"""Hand-overs between stages of a pipeline that go from one GPU's memory to another's.
+"""Point-to-point transfers between stages of a pipeline, from one GPU's memory to another's.
 
-Each pair of stages that hand something over has a ring of slots at both ends, and a stream of its own at each, so that
-what is on its way holds up neither the ops nor what comes the other way. The giver's ops copy a tensor into a slot
-there; the stream sends it to the slot at the other end; the taker's ops copy it from there to where it is needed. Each
-of these waits for the one before by an event, and so does who fills a slot again.
+Each pair of stages that exchange tensors has a ring of slots at both ends, each with its own stream, so that a
+transfer holds up neither the ops nor the opposite direction. The sender's ops copy a tensor into its slot; the stream
+sends it to the slot at the other end; the receiver's ops copy it to where it is needed. Each of these waits for the one
+before by an event, and so does the next use of the slot.
 
-An event that is not recorded yet is not waited for. So ranks tell each other by a byte on the host what they have
-queued: the giver that a slot is filled, the taker that it is read. These bytes go as the host's own hand-overs do, with
-the same clock, by which a rank that does not come is found. Nobody waits there for a device.
+Nobody can wait for an event that is not yet recorded. So ranks tell each other by a byte on the host what they have
+queued: the sender that a slot is filled, the receiver that it has been read. These bytes take the host's point-to-point
+path, with the same clock, which finds a rank that does not come. No device is waited for there.
 
-Each direction has a communicator of its own (`ncclSend`, `ncclRecv`): one communicator's calls run one after the other,
-and two stages that send to each other first would wait for ever.
+Each direction has a communicator of its own (`ncclSend`, `ncclRecv`): calls on one communicator run in order, and two
+stages that both send first would deadlock.
 
 **Run on the emulated driver only, NCCL as a stand-in.** Source: NCCL User Guide, "Point-to-point communication".
 """
-# ruff: noqa: D102 - hand-overs' methods are documented once, in comm/base.py
+# ruff: noqa: D102 - these methods are documented once, in comm/base.py
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,10 +23,10 @@ import numpy as np
 
 from dptrain.backend.cuda.device import cuda
 from dptrain.backend.cuda.memory import DeviceArray, Streams
-from dptrain.comm.base import Communicator, HandOvers
+from dptrain.comm.base import Communicator, PointToPoint
 from dptrain.comm.nccl import NcclCommunicator
 from dptrain.errors import DeviceError
-from dptrain.program.pipeline.send_recv import Link
+from dptrain.program.pipeline.send_recv import Channel
 
 if TYPE_CHECKING:
     from dptrain.backend.cuda.links import Links
@@ -38,8 +38,8 @@ _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _READ = 1 << 14
 
 
-class Size(NamedTuple):
-    """What a passage has room for.
+class RingSize(NamedTuple):
+    """What a ring has room for.
 
     Attributes:
         source: the rank that gives.
@@ -55,21 +55,21 @@ class Size(NamedTuple):
 
 
 class _End:
-    """An end of a passage.
+    """An end of a ring.
 
     Args:
-        size: of the passage.
+        size: of the ring.
         link: both ends.
 
     Attributes:
         size: as above.
         slots: memory of this end, one slot behind the other.
         stream: of this end.
-        filled: recorded by slot, at the giver's end where it is sent, at the other one where it has come.
+        filled: recorded by slot, at the sender's end where it is sent, at the other one where it has come.
         read: by slot, when it may be filled again.
     """
 
-    def __init__(self, size: Size, link: NcclCommunicator) -> None:
+    def __init__(self, size: RingSize, link: NcclCommunicator) -> None:
         self.size, self._link = size, link
         self.slots, self.stream = cuda.mem_alloc(size.slots * size.nbytes), cuda.Stream(_NON_BLOCKING)
         flags = cuda.event_flags.DISABLE_TIMING
@@ -86,14 +86,14 @@ class _End:
         self.slots.free()
 
 
-class _Giver(_End):
+class _Sender(_End):
     """The end that gives. Slots are memory from which the stream sends, while ops overwrite what was given."""
 
-    def __init__(self, size: Size, link: NcclCommunicator) -> None:
+    def __init__(self, size: RingSize, link: NcclCommunicator) -> None:
         super().__init__(size, link)
         self._copied = cuda.Event(cuda.event_flags.DISABLE_TIMING)
 
-    def give(self, slot: int, array: DeviceArray, streams: Streams) -> None:
+    def send(self, slot: int, array: DeviceArray, streams: Streams) -> None:
         """Queue that an array goes to a slot, whose last content has been queued to be read."""
         if not array.nbytes:
             return
@@ -106,10 +106,10 @@ class _Giver(_End):
         self.filled[slot].record(self.stream)
 
 
-class _Taker(_End):
+class _Receiver(_End):
     """The end that takes."""
 
-    def take(self, slot: int, out: DeviceArray, streams: Streams) -> None:
+    def receive(self, slot: int, out: DeviceArray, streams: Streams) -> None:
         """Queue that an array is filled with what comes to a slot, which has been queued to be sent."""
         if not out.nbytes:
             return
@@ -122,8 +122,8 @@ class _Taker(_End):
         self.read[slot].record(ops)
 
 
-class Passages:
-    """The ends that this rank has of passages between the ranks of a group.
+class P2pRings:
+    """The ends that this rank has of rings between the ranks of a group.
 
     Args:
         comm: the ranks.
@@ -132,20 +132,20 @@ class Passages:
 
     def __init__(self, comm: Communicator, nccl: NcclCommunicator) -> None:
         self._comm, self._nccl = comm, nccl
-        self._sizes: dict[tuple[int, int], Size] = {}
+        self._sizes: dict[tuple[int, int], RingSize] = {}
         self._ends: dict[tuple[int, int], Any] = {}
         self.links: dict[tuple[int, int], NcclCommunicator] = {}  # made in an order that all ranks know
 
-    def require(self, sizes: Sequence[Size], streams: Streams) -> None:
-        """Make passages that are not there yet, or are too small. Collective, with the same sizes on all ranks.
+    def require(self, sizes: Sequence[RingSize], streams: Streams) -> None:
+        """Make rings that are not there yet, or are too small. Collective, with the same sizes on all ranks.
 
         Raises:
             AgreedError: too little memory, on every rank.
         """
         missing = []
         for one in sizes:
-            known = self._sizes.get(one[:2], Size(*one[:2], 0, 0))
-            grown = Size(*one[:2], max(one.slots, known.slots), max(one.nbytes, known.nbytes))
+            known = self._sizes.get(one[:2], RingSize(*one[:2], 0, 0))
+            grown = RingSize(*one[:2], max(one.slots, known.slots), max(one.nbytes, known.nbytes))
             if grown != known:
                 missing.append(grown)
         if missing:
@@ -154,7 +154,7 @@ class Passages:
             self._join(missing)
             self._sizes |= {one[:2]: one for one in missing}
 
-    def _join(self, sizes: Sequence[Size]) -> None:
+    def _join(self, sizes: Sequence[RingSize]) -> None:
         rank = self._nccl.rank
         for one in sizes:
             pair = [one.source, one.target]
@@ -166,9 +166,9 @@ class Passages:
                 for one in sizes:
                     link = self.links[one[:2]]
                     if rank == one.source:
-                        self._ends[one[:2]] = _Giver(one, link)
+                        self._ends[one[:2]] = _Sender(one, link)
                     elif rank == one.target:
-                        self._ends[one[:2]] = _Taker(one, link)
+                        self._ends[one[:2]] = _Receiver(one, link)
             except cuda.Error as error:
                 raise DeviceError(
                     f"--comm nccl: no memory for what stages hand over ({error}); use --comm host"
@@ -183,7 +183,7 @@ class Passages:
         self._comm.barrier()
 
     def end(self, source: int, target: int) -> Any:
-        """Return this rank's end of a passage."""
+        """Return this rank's end of a ring."""
         return self._ends[source, target]
 
     def close(self) -> None:
@@ -193,13 +193,13 @@ class Passages:
             one.close()
 
 
-class LinkedHandOvers(HandOvers):
+class NcclPointToPoint(PointToPoint):
     """Hand-overs of one step from GPU to GPU.
 
     Args:
         host: tells the others what is queued.
-        links: between the stages.
-        passages: between the ranks of a pipeline, large enough.
+        channels: between the stages.
+        rings: between the ranks of a pipeline, large enough.
         joined: the GPUs of all ranks.
         streams: of the backend.
         rank: this stage.
@@ -210,37 +210,37 @@ class LinkedHandOvers(HandOvers):
 
     def __init__(
         self,
-        host: HandOvers,
-        links: Sequence[Link],
-        passages: Passages,
+        host: PointToPoint,
+        channels: Sequence[Channel],
+        rings: P2pRings,
         joined: "Links",
         streams: Streams,
         rank: int,
         ticks: int,
     ) -> None:
-        self._host, self._passages, self._joined, self._streams = host, passages, joined, streams
+        self._host, self._rings, self._joined, self._streams = host, rings, joined, streams
         self._rank, self._ticks = rank, ticks
-        self._out = {one.target: one for one in links if one.source == rank}
-        self._in = {one.source: one for one in links if one.target == rank}
+        self._out = {one.target: one for one in channels if one.source == rank}
+        self._in = {one.source: one for one in channels if one.target == rank}
         self._given: dict[int, list[int]] = {one: [] for one in self._out}  # the tags
         self._known_read = dict.fromkeys(self._out, 0)
         self._taken = dict.fromkeys(self._in, 0)
 
-    def give(self, rank: int, array: DeviceArray, tag: int) -> None:
-        link, given = self._out[rank], self._given[rank]
+    def send(self, rank: int, array: DeviceArray, tag: int) -> None:
+        channel, given = self._out[rank], self._given[rank]
         number = len(given)
-        if number >= link.slots:
-            self._wait(rank, link.items[number].giver.tick)
-        self._passages.end(self._rank, rank).give(number % link.slots, array, self._streams)
+        if number >= channel.slots:
+            self._wait(rank, channel.items[number].sender.tick)
+        self._rings.end(self._rank, rank).send(number % channel.slots, array, self._streams)
         given.append(tag)
-        self._host.give(rank, _byte(), tag)
+        self._host.send(rank, _byte(), tag)
 
-    def take(self, rank: int, out: DeviceArray, tag: int, tick: int) -> None:
-        self._host.take(rank, _byte(), tag, tick)
+    def receive(self, rank: int, out: DeviceArray, tag: int, tick: int) -> None:
+        self._host.receive(rank, _byte(), tag, tick)
         slot = self._taken[rank] % self._in[rank].slots
-        self._passages.end(rank, self._rank).take(slot, out, self._streams)
+        self._rings.end(rank, self._rank).receive(slot, out, self._streams)
         self._taken[rank] += 1
-        self._host.give(rank, _byte(), tag | _READ)
+        self._host.send(rank, _byte(), tag | _READ)
 
     def finish(self) -> None:
         for rank, given in self._given.items():
@@ -253,7 +253,7 @@ class LinkedHandOvers(HandOvers):
     def _wait(self, rank: int, tick: int) -> None:
         """Return once a rank has queued to read the first slot of which that is not known."""
         tag = self._given[rank][self._known_read[rank]]
-        self._host.take(rank, _byte(), tag | _READ, tick)
+        self._host.receive(rank, _byte(), tag | _READ, tick)
         self._known_read[rank] += 1
 
 
