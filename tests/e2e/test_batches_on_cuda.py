@@ -17,6 +17,7 @@ def train(ranks: int, out, device: str, **options: str) -> dict[str, np.ndarray]
         return dict(saved)
 
 
+@pytest.mark.long
 def test_the_losses_of_the_cpu(tmp_path):
     cpu = train(0, tmp_path / "cpu.npz", "cpu")
     assert cpu["loss"][-1] < cpu["loss"][0]

@@ -12,13 +12,14 @@ import yaml
 
 from tests.conftest import ROOT
 from tests.launching import dptrain, find_mpirun, on_terminal, run
+from tests.sample import sample
 
 
 def weights(path: Path) -> dict[str, np.ndarray]:
     return safetensors.numpy.load_file(path / "model.safetensors")
 
 
-@pytest.mark.parametrize("ranks", [0, 2, 4])
+@pytest.mark.parametrize("ranks", sample([0, 2, 4], 3, first=1))
 def test_train_leaves_a_run_directory(small_npz, tmp_path, ranks):
     arguments = ["--data", str(small_npz), "--epochs", "2", "--batch-size", "64", "--name", "my run"]
     done = dptrain(ranks, *arguments, cwd=tmp_path, fresh=ranks in (0, 2))
@@ -62,6 +63,7 @@ def test_train_leaves_a_run_directory(small_npz, tmp_path, ranks):
     assert not (path / "curves.png").exists()
 
 
+@pytest.mark.long
 def test_curves_are_drawn_where_matplotlib_is_installed(small_npz, tmp_path):
     pytest.importorskip("matplotlib", reason="curves need the extra 'plots'")
     arguments = ["--data", str(small_npz), "--epochs", "1", "--verbose", "0", "--out", str(tmp_path / "run")]
@@ -99,7 +101,7 @@ def test_print_config_shows_file_and_command_line(tmp_path):
         assert (tree["optimizer"]["name"], tree["optimizer"]["momentum"]) == ("sgd", 0.5)
 
 
-@pytest.mark.parametrize("ranks", [0, 3])
+@pytest.mark.parametrize("ranks", sample([0, 3], 2, first=1))
 def test_help_and_version_are_printed_once(ranks):
     version = dptrain(ranks, "--version", fresh=True)
     assert (version.code, version.err) == (0, "")
@@ -122,6 +124,7 @@ def test_fast_dev_run_leaves_nothing(small_npz, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_fast_dev_run_does_not_end_a_run_that_was_stopped(small_npz, tmp_path):
     out = tmp_path / "run"
     base = ["--data", str(small_npz), "--hidden", "8", "--out", str(out)]
@@ -135,6 +138,7 @@ def test_a_fast_dev_run_does_not_end_a_run_that_was_stopped(small_npz, tmp_path)
     assert sorted(path.name for path in out.rglob("*")) == before
 
 
+@pytest.mark.long
 def test_fast_dev_run_with_less_than_a_batch(small_npz, tmp_path):
     done = dptrain(0, "--data", str(small_npz), "--batch-size", "2000", "--fast-dev-run", cwd=tmp_path)
     assert (done.code, done.err) == (0, "")
@@ -197,6 +201,7 @@ def test_going_on_elsewhere_and_what_is_refused(small_npz, tmp_path):
     assert all(name in done.messages[0] for name in ("no checkpoint is good: ", *names))
 
 
+@pytest.mark.long
 def test_static_sharding_trains(small_npz, tmp_path):
     scores = []
     for ranks, sharding in ((0, "global"), (3, "static")):
@@ -244,7 +249,7 @@ SLOWLY = ("--batch-size", "1", "--train.steps_per_epoch", "500", "--jit-compile"
 LIVE = r"Epoch 1/2 +\d+/500 [^\r\n]*ETA[^\r\n]*samples/s - loss: [0-9.]+"
 
 
-@pytest.mark.parametrize(("launched", "columns"), [(False, 60), (True, 80)])
+@pytest.mark.parametrize(("launched", "columns"), sample([(False, 60), (True, 80)], 2))
 def test_a_live_line_on_a_terminal(small_npz, tmp_path, launched, columns):
     arguments = ["--data", str(small_npz), "--epochs", "2", *SLOWLY]
     command = [*([find_mpirun(), "-n", "1"] if launched else []), sys.executable, "-m", "dptrain", *arguments]
@@ -257,6 +262,7 @@ def test_a_live_line_on_a_terminal(small_npz, tmp_path, launched, columns):
     assert max(map(len, plain.replace("\r", "\n").splitlines())) <= columns
 
 
+@pytest.mark.long
 def test_no_escape_code_reaches_a_file(small_npz, tmp_path):
     done = dptrain(2, "--data", str(small_npz), "--epochs", "2", "--out", str(tmp_path / "run"), TERM="xterm")
     assert (done.code, done.err) == (0, "")
@@ -267,11 +273,15 @@ def test_no_escape_code_reaches_a_file(small_npz, tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "environment", "live", "lines"),
-    [
-        (["--progress", "live"], {}, True, 2),
-        ([], {"DPTRAIN_PROGRESS": "none"}, False, 0),
-        (["--progress", "lines"], {"DPTRAIN_PROGRESS": "none"}, False, 2),
-    ],
+    sample(
+        [
+            (["--progress", "live"], {}, True, 2),
+            ([], {"DPTRAIN_PROGRESS": "none"}, False, 0),
+            (["--progress", "lines"], {"DPTRAIN_PROGRESS": "none"}, False, 2),
+        ],
+        3,
+        first=2,
+    ),
 )
 def test_progress_as_asked(small_npz, tmp_path, arguments, environment, live, lines):
     base = ["--data", str(small_npz), "--epochs", "2", "--out", str(tmp_path / "run")]
@@ -293,6 +303,7 @@ def test_console_script(small_npz, tmp_path):
     assert "Fast dev run: everything works" in done.out
 
 
+@pytest.mark.long
 def test_local_launch_script(small_npz, tmp_path):
     script = Path(__file__).resolve().parents[2] / "launch" / "local.sh"
     done = run(
@@ -305,7 +316,7 @@ def test_local_launch_script(small_npz, tmp_path):
     assert sum("CPU, " in line for line in done.out.splitlines()) == 2
 
 
-@pytest.mark.parametrize("held_out", ["--validation-split=0.25", "--fold=2/4"])
+@pytest.mark.parametrize("held_out", sample(["--validation-split=0.25", "--fold=2/4"], 2, first=1))
 def test_the_test_part_is_seen_once_where_samples_are_held_out(small_npz, tmp_path, held_out):
     """Any number of ranks holds out the same samples, of every class its share, and evaluates the same test part."""
     found = []

@@ -81,6 +81,7 @@ def test_all_is_well():
     assert "One step of" not in done.out
 
 
+@pytest.mark.long
 def test_kernels_are_compiled_at_the_first_call(tmp_path):
     for compiled in ("0 programs", "1 program"):
         done = emulated_ranks(0, "-m", "dptrain", "doctor", DPTRAIN_CACHE=str(tmp_path))
@@ -117,6 +118,7 @@ def test_more_ranks_than_gpus():
     refused(done, ": 3 ranks, 2 GPUs; use -n 2, --share-gpu or --device cpu")
 
 
+@pytest.mark.long
 def test_a_gpu_on_one_rank_only(tmp_path):
     run = 'test "${PMI_RANK:-$OMPI_COMM_WORLD_RANK}" = 0 || export CUDA_VISIBLE_DEVICES=\nexec "$@"'
     script(tmp_path, "wrapper", run)
@@ -203,11 +205,15 @@ def test_a_card_without_a_driver_is_a_gpu(tmp_path, monkeypatch, maker, kind, th
 
 @pytest.mark.parametrize(
     ("device", "body", "expected"),
-    [
-        ("cuda", "return 999;", "cuInit fails: error 999"),
-        ("auto", "*(volatile int *)0 = 1; return 0;", "a process that asks the driver is killed by signal 11"),
-        ("auto", "_exit(3);", "a process that asks the driver exits with 3"),
-    ],
+    sample(
+        [
+            ("cuda", "return 999;", "cuInit fails: error 999"),
+            ("auto", "*(volatile int *)0 = 1; return 0;", "a process that asks the driver is killed by signal 11"),
+            ("auto", "_exit(3);", "a process that asks the driver exits with 3"),
+        ],
+        3,
+        first=1,
+    ),
 )
 def test_a_damaged_driver(tmp_path, device, body, expected):
     source = tmp_path / "driver.c"
@@ -237,13 +243,17 @@ def test_no_nvcc(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "expected", "code"),
-    [
-        ("echo broken >&2; exit 1", "--version fails: broken", 69),
-        ("kill -11 $$", "--version fails: killed by signal 11", 69),
-        ("test $1 = --version && echo release 13.0 && exit; echo too bad; exit 1", "13.0, ", 69),
-        ('test $1 = --list-gpu-code && echo sm_50 sm_75 && exit; exec "$REAL" "$@"', "does not know sm_90a", 0),
-        ('test $1 = --list-gpu-code && echo sm_80 sm_90 && exit; exec "$REAL" "$@"', ", knows sm_90a", 0),
-    ],
+    sample(
+        [
+            ("echo broken >&2; exit 1", "--version fails: broken", 69),
+            ("kill -11 $$", "--version fails: killed by signal 11", 69),
+            ("test $1 = --version && echo release 13.0 && exit; echo too bad; exit 1", "13.0, ", 69),
+            ('test $1 = --list-gpu-code && echo sm_50 sm_75 && exit; exec "$REAL" "$@"', "does not know sm_90a", 0),
+            ('test $1 = --list-gpu-code && echo sm_80 sm_90 && exit; exec "$REAL" "$@"', ", knows sm_90a", 0),
+        ],
+        5,
+        first=2,
+    ),
 )
 def test_a_broken_nvcc(tmp_path, text, expected, code):
     path = script(tmp_path, "nvcc", text)
@@ -263,6 +273,7 @@ def test_an_nvcc_that_is_too_new_for_the_driver(tmp_path):
     assert "the nvcc of a CUDA 12 toolkit first on PATH" in line(done, "nvcc")
 
 
+@pytest.mark.long
 def test_a_cache_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     done = emulated_ranks(0, "-m", "dptrain", "doctor", DPTRAIN_CACHE=str(tmp_path / "file" / "cache"))
@@ -273,12 +284,14 @@ def test_a_cache_that_cannot_be_written(tmp_path):
     assert "set DPTRAIN_CACHE to a folder of yours that can be written" in line(done, "cache")
 
 
+@pytest.mark.long
 def test_a_full_gpu():
     done = emulated_ranks(2, "-m", "dptrain", "doctor", EMULATOR_MEMORY="1K", EMULATOR_DEVICES="2")
     refused(done, "CUDA out of memory on Emulated GPU")
     assert "could not be measured: CUDA out of memory" in done.out
 
 
+@pytest.mark.long
 def test_no_mpi4py(tmp_path):
     alone = emulated(sys.executable, "-m", "dptrain", "doctor", PYTHONPATH=without("mpi4py", tmp_path))
     assert alone.code == 0, alone.err

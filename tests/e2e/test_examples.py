@@ -74,6 +74,7 @@ def test_sequences(name):
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.long
 def test_a_network_for_a_folder_of_pictures(tmp_path):
     for name, shade in (("dark", 20), ("light", 200)):
         (tmp_path / name).mkdir()
@@ -114,6 +115,7 @@ def test_an_ensemble_is_better_calibrated_than_its_members():
     assert together[-4:] == alone[-4:]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
 @pytest.mark.parametrize(
     ("name", "ranks", "arguments"),
@@ -155,6 +157,7 @@ def test_a_transformer_that_classifies_texts():
     assert last < first
 
 
+@pytest.mark.long
 def test_a_transformer_that_writes(tmp_path):
     (tmp_path / "text").write_text("abc abd abe, the cat sat on the mat and the rat.\n")
     sizes = ["--length", "8", "--width", "8", "--heads", "2", "--blocks", "1", "--batch-size", "10", "--count", "6"]

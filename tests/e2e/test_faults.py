@@ -10,6 +10,7 @@ from tests.conftest import ROOT
 from tests.launching import find_mpirun, run
 
 
+@pytest.mark.long
 def test_two_faults_are_planted_and_judged(tmp_path):
     find_mpirun()
     output = tmp_path / "out.md"

@@ -127,7 +127,7 @@ child.wait()
 """
 
 
-@pytest.mark.parametrize("victim", sample(["launch", "mpirun", "daemon", "supervisor", "rank"], 2))
+@pytest.mark.parametrize("victim", sample(["launch", "mpirun", "daemon", "supervisor", "rank"], 5, first=3))
 def test_nothing_is_left_behind_by_kill_9(tmp_path, victim):
     with started(["-n", "2", "--", *script(tmp_path, WAITING)]) as (process, lines):
         wait_for(lines, r"(ready) \d \d+ \d+\n", 2)
@@ -182,7 +182,7 @@ sys.exit(75)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("number", sample([signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], 3))
 def test_ranks_that_are_told_to_stop_can_save(tmp_path, number):
     """In a shell, which is told as well and ends at once."""
     command = " ".join(script(tmp_path, SAVING))
@@ -213,7 +213,9 @@ def test_a_second_signal_ends_at_once(tmp_path):
     assert "dptrain: launch: SIGINT: ended at once" in "".join(lines)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR1, 75), (signal.SIGTERM, 75), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), sample([(signal.SIGUSR1, 75), (signal.SIGTERM, 75), (signal.SIGINT, 130)], 3)
+)
 def test_a_signal_before_the_ranks_are_there_says_that_nothing_was_begun(tmp_path, number, code):
     with started(["-n", "2", "--launcher", str(waiting_mpirun(tmp_path)), "--", "true"]) as (process, lines):
         until((tmp_path / "started").exists, lines)
@@ -242,7 +244,7 @@ def test_a_signal_while_dptrain_is_imported_says_that_nothing_was_begun(tmp_path
     assert done.messages == ["dptrain: launch: SIGUSR1: came before the ranks were there, so nothing was begun"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", sample([signal.SIGTERM, signal.SIGUSR1], 2))
 def test_a_signal_that_is_held_back_until_it_can_be_heard_is_not_lost(tmp_path, number):
     """As `env --block-signal` and `launch/local.sh` do: the signal comes before Python's first instruction."""
 
@@ -256,6 +258,7 @@ def test_a_signal_that_is_held_back_until_it_can_be_heard_is_not_lost(tmp_path, 
     assert f"{number.name}: came before the ranks were there" in done.stderr
 
 
+@pytest.mark.long
 def test_an_mpirun_that_waits_for_nothing_does_not_make_the_job_wait(tmp_path):
     began = time.monotonic()
     with started(["-n", "2", "--launcher", str(waiting_mpirun(tmp_path)), "--", "true"]) as (process, lines):
@@ -314,6 +317,7 @@ def test_what_would_fail_again_is_not_started_again(tmp_path):
     assert "restart" not in missing.err
 
 
+@pytest.mark.long
 def test_it_goes_on_without_a_host_that_is_lost(tmp_path):
     """On two addresses of this machine, which a stand-in of ssh reaches."""
     down = tmp_path / "down"

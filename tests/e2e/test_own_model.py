@@ -10,6 +10,7 @@ import pytest
 
 from dptrain.models import load_model
 from tests.launching import dptrain, mpirun
+from tests.sample import sample
 
 MODELS = """\
 import os
@@ -44,6 +45,7 @@ def own(small_npz, tmp_path):
 STOPS = ("--early-stopping", "1", "--schedule", "cosine:warmup=10%,alpha=0.5", "--learning-rate", "0.02")
 
 
+@pytest.mark.long
 def test_a_sweep_of_its_arguments_and_its_best_run_alone(own, tmp_path):
     swept = ("--grid", "units=4,12", "--model-arg", "rate=0.25", "--seeds", "0-1", "--epochs", "12", *STOPS)
     done = own(2, "sweep", *swept, "--validation-split", "0.2", "--metric", "val_loss", "--out", "s")
@@ -93,7 +95,7 @@ def names(run):
     return sorted(path.name for path in (run / "checkpoints").iterdir())
 
 
-@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize("rank", sample(["0", "1"], 2, first=1))
 def test_a_file_that_fails_on_one_rank_ends_them_all(own, rank):
     done = own(2, "--epochs", "1", FAILS_ON=rank)
     assert done.code == 2

@@ -8,6 +8,7 @@ import pytest
 
 import dptrain as dp
 from tests.launching import dptrain
+from tests.sample import sample
 from tests.tolerances import assert_near
 
 
@@ -23,7 +24,7 @@ def served(small_npz, tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("ranks", [0, 3])
+@pytest.mark.parametrize("ranks", sample([0, 3], 2, first=1))
 def test_predictions_are_the_model_s_in_the_rows_order(served, ranks):
     out = f"predictions-{ranks}.csv"
     done = dptrain(ranks, "predict", "runs/first", "--data", "new.npy", "--out", out, cwd=served, fresh=not ranks)
@@ -37,7 +38,7 @@ def test_predictions_are_the_model_s_in_the_rows_order(served, ranks):
     assert [int(row["class"]) for row in rows] == found.argmax(axis=1).tolist()
 
 
-@pytest.mark.parametrize("ranks", [0, 2])
+@pytest.mark.parametrize("ranks", sample([0, 2], 2))
 def test_evaluation_is_the_training_s(served, ranks):
     done = dptrain(ranks, "evaluate", "runs/first", "--json", cwd=served, fresh=not ranks)
     assert (done.code, done.err) == (0, "")
@@ -48,7 +49,7 @@ def test_evaluation_is_the_training_s(served, ranks):
     assert found["metrics"]["accuracy"] == metrics["val_accuracy"]
 
 
-@pytest.mark.parametrize("ranks", [0, 2])
+@pytest.mark.parametrize("ranks", sample([0, 2], 2))
 def test_predictions_go_to_standard_output_alone(served, ranks):
     done = dptrain(ranks, "predict", "runs/first", "--data", "new.npy", cwd=served)
     assert (done.code, done.err) == (0, "")
@@ -57,7 +58,7 @@ def test_predictions_go_to_standard_output_alone(served, ranks):
     assert [line.partition(",")[0] for line in lines[1:]] == [str(row) for row in range(201)]
 
 
-@pytest.mark.parametrize("ranks", [0, 2])
+@pytest.mark.parametrize("ranks", sample([0, 2], 2, first=1))
 def test_a_run_that_has_not_finished_says_so(served, tmp_path, ranks):
     (tmp_path / "config.yaml").write_text("seed: 1\n")
     (tmp_path / "checkpoints" / "000001-step-8").mkdir(parents=True)

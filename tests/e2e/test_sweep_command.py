@@ -110,6 +110,7 @@ def test_the_dry_run_trains_nothing(small_npz, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_terminal_gets_a_live_table_and_breaks_no_line(small_npz, tmp_path):
     columns = 60
     command = [find_mpirun(), "-n", "1", sys.executable, "-m", "dptrain", "sweep", "--data", str(small_npz)]
@@ -159,6 +160,7 @@ def test_a_run_that_diverges_gives_the_exit_code(small_npz, tmp_path):
     assert "NaN" not in (tmp_path / "s" / "results.jsonl").read_text()
 
 
+@pytest.mark.long
 def test_killed_and_started_again(small_npz, tmp_path):
     """kill -9 in the middle, several times: every epoch of every run is there once, with the bits of a whole sweep."""
     arguments = ("--seeds", "0-3", "--grid", "hidden=4,8", "--epochs", "4", "--dropout", "0.2", "--batch-size", "32")
@@ -207,6 +209,7 @@ def test_other_data_under_the_same_name_are_another_sweep(tmp_path):
     assert "holds another sweep: data[1][0][0]: 30 there, 31 here" in line
 
 
+@pytest.mark.long
 def test_settings_that_all_diverge_at_once_are_recorded(small_npz, tmp_path):
     out = tmp_path / "s"
     values = ("--seeds", "0", "--optimizer", "sgd", "--activation", "linear", "--grid", "learning_rate=1e37,1e38")
@@ -307,7 +310,7 @@ def test_help_names_the_options_of_a_sweep():
     assert "--seeds" not in dptrain(0, "--help").out.split("data:")[1]
 
 
-@pytest.mark.parametrize("held_out", [("--validation-split", "0.2"), ("--folds", "3")])
+@pytest.mark.parametrize("held_out", sample([("--validation-split", "0.2"), ("--folds", "3")], 2, first=1, single=True))
 def test_what_is_held_out_chooses_and_the_test_part_is_seen_once(small_npz, tmp_path, held_out):
     out = tmp_path / "s"
     arguments = ("--seeds", "0,1", "--grid", "learning_rate=1e-2,1e-4", "--out", str(out), *held_out)
@@ -331,6 +334,7 @@ def test_what_is_held_out_chooses_and_the_test_part_is_seen_once(small_npz, tmp_
     assert summary["test"]["accuracy"] in tested
 
 
+@pytest.mark.long
 def test_a_sweep_stops_by_its_time_and_by_ctrl_c_and_goes_on(small_npz, tmp_path):
     out = tmp_path / "s"
     arguments = ("--seeds", "0-5", "--grid", "hidden=4,8", "--epochs", "30", "--out", str(out))

@@ -88,6 +88,7 @@ def test_runs_in_packs_whose_members_change(tmp_path):
     assert found["sizes"]["alone"].keys() == found["sizes"]["streams"].keys() == {"1"}
 
 
+@pytest.mark.long
 def test_the_data_are_on_the_gpu_once_and_memory_comes_back(tiny_npz):
     done = emulated_ranks(0, SCRIPT, tiny_npz)
     assert (done.code, done.err) == (0, "")

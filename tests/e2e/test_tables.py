@@ -8,6 +8,7 @@ import pytest
 
 import dptrain as dp
 from tests.launching import dptrain, in_turn, mpirun
+from tests.sample import sample
 
 ROWS = 300
 COMMON = ("--batch-size", "32", "--hidden", "8")
@@ -79,6 +80,7 @@ def test_the_model_takes_the_raw_table(houses):
     )
 
 
+@pytest.mark.long
 def test_each_fold_is_standardised_by_the_others(houses):
     """Runs of a sweep on folds are those of `--fold`, whose statistics are of the rows that it trains on."""
     table = ("--data", "houses.csv", "--target", "price", "--drop", "id,sold,street")
@@ -157,7 +159,7 @@ def test_one_line_says_it_on_two_ranks(tmp_path):
     assert message in done.messages[0]
 
 
-@pytest.mark.parametrize(("other", "code"), [(0, 65), (1, 0)])
+@pytest.mark.parametrize(("other", "code"), sample([(0, 65), (1, 0)], 2))
 def test_a_node_reads_a_table_once(tmp_path, other, code):
     """A table that one rank sees otherwise ends the job where that rank is to read it, and is not read elsewhere."""
     for rank in (0, 1):
@@ -185,6 +187,7 @@ UNSEEN = {
 }
 
 
+@pytest.mark.long
 def test_prediction_goes_on_with_what_training_has_not_seen_where_asked(houses):
     asked = ("--target", "price", "--columns", "rooms,heating", "--epochs", "1", *COMMON, "--out", "unseen")
     (houses / "coal.csv").write_text("rooms,heating\n3,coal\n3,gas\n")

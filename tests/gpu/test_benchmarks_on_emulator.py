@@ -176,6 +176,7 @@ def test_the_probe_runs_through(tmp_path):
     assert set(_files(tmp_path)) == {"gpu-probe.md", "gpu-probe.json", "gpu-probe-sm_90.cubin"}
 
 
+@pytest.mark.long
 def test_a_barrier_of_too_many_blocks_ends(tmp_path):
     """The wait that would hang a GPU ends, and the answer says so."""
     code = (
@@ -200,6 +201,7 @@ def machine():
     return {"PYTHON": sys.executable, "MACHINE_CACHE": os.environ["DPTRAIN_CACHE"]}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("stage", "options", "results"),
     [
@@ -244,6 +246,7 @@ def test_a_stage_of_the_script(tmp_path, stage, options, results):
         assert re.search(r"\| LeNet \| [\d,]+ \| failed \| failed \|", page), "PyTorch has no emulated GPU"
 
 
+@pytest.mark.long
 def test_all_stages_share_their_time(tmp_path):
     """With a stand-in for Python, whose every step takes a second."""
     stand_in, log = tmp_path / "python", tmp_path / "log"

@@ -34,12 +34,8 @@ _FOR_ONE = {
     "loops",
     *(f"products_64_{one}" for one in ("float32", "tf32", "bfloat16")),
 }
-# What every run compiles, for the architecture alone that it is named with: the kernels that need the most registers.
-SAMPLE = {
-    "sm_75": {"step_float32"},
-    "sm_80": {"step_float32", "step_bfloat16", "products_2048_bfloat16"},
-    "sm_90a": {"step_bfloat16"},
-}
+# What every run compiles: for its own instructions, the source that needs the most registers.
+SAMPLE = {"sm_90a": {"step_bfloat16"}}
 # No training computes in float64 on a GPU, nor a map of every op at once: that source may spill, but is to compile.
 # Seconds that nvcc may take for a source; the longest takes half a minute of a core.
 _PATIENCE = 400
@@ -175,8 +171,13 @@ def run(line):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.long)], ids=["sample", "all"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("architecture", "whole"),
+    [
+        *((name, False) for name in SAMPLE),
+        *(pytest.param(name, True, marks=pytest.mark.long) for name in ARCHITECTURES),
+    ],
+)
 def test_compiles_without_spills(nvcc, architecture, whole, tmp_path, record_property):
     known = subprocess.run([nvcc, "--list-gpu-code"], capture_output=True, text=True, check=True).stdout.split()
     if architecture.removesuffix("a") not in known:  # which sm_90a is not listed beside

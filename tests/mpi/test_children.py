@@ -5,6 +5,7 @@ import re
 import pytest
 
 from tests.launching import find_mpirun, mpirun
+from tests.sample import sample
 
 SCRIPT = """
 import os, subprocess, sys, numpy as np, dptrain as dp
@@ -38,6 +39,7 @@ def test_a_rank_may_fork_and_start_programs(tmp_path):
     assert re.search(said, done.out), done.out
 
 
+@pytest.mark.long
 def test_a_fork_does_not_end_mpi_which_mpi4py_has_started(tmp_path):
     (tmp_path / "parent.py").write_text(
         "import os, sys\nfrom mpi4py import MPI\nfrom dptrain.comm import current\n"
@@ -49,6 +51,7 @@ def test_a_fork_does_not_end_mpi_which_mpi4py_has_started(tmp_path):
     assert (done.code, done.out.replace("\n", "")) == (0, "55"), done.err  # line ends may come later
 
 
+@pytest.mark.long
 def test_a_rank_may_start_ranks(tmp_path):
     (tmp_path / "parent.py").write_text(
         "import subprocess, sys, dptrain\n"
@@ -88,7 +91,7 @@ comm.barrier()
 """
 
 
-@pytest.mark.parametrize(("way", "code"), [("goes on", 0), ("raises", 1), ("exits", 5)])
+@pytest.mark.parametrize(("way", "code"), sample([("goes on", 0), ("raises", 1), ("exits", 5)], 3))
 def test_a_fork_of_a_loader_thread_ends_when_it_comes_back(tmp_path, way, code):
     """Else it would wait for ever for the next batch that is asked of it, and mpirun for the orphan."""
     (tmp_path / "parent.py").write_text(FORKING)

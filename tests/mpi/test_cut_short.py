@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.launching import Finished, mpirun, run
+from tests.sample import sample
 
 SCRIPT = """
 import os, sys, numpy as np, dptrain as dp
@@ -45,7 +46,7 @@ def cut_short(tmp_path: Path, ranks: int, bad: int = 0, mode: str = "r", way: st
     return run([sys.executable, *words], timeout=60), path
 
 
-@pytest.mark.parametrize("bad", [0, 1])
+@pytest.mark.parametrize("bad", sample([0, 1], 2, first=1))
 def test_ranks_whose_file_is_cut_short(tmp_path, bad):
     done, path = cut_short(tmp_path, 2, bad)
     assert done.code == 65
@@ -56,7 +57,7 @@ def test_ranks_whose_file_is_cut_short(tmp_path, bad):
         assert f"{path}: cut short while it is read" in line
 
 
-@pytest.mark.parametrize("way", ["arrays", "generator"])
+@pytest.mark.parametrize("way", sample(["arrays", "generator"], 2))
 def test_a_process_alone_raises_an_error(tmp_path, way):
     done, path = cut_short(tmp_path, 1, way=way)
     assert done.code == 1  # as Python ends a script
@@ -69,6 +70,7 @@ def test_what_may_be_written_to_is_not_replaced_by_zeros(tmp_path):
     assert done.messages == [f"dptrain: {path}: cut short while it is mapped, or its disk is full (SIGBUS)"]
 
 
+@pytest.mark.long
 def test_the_command_line_ends_with_65(tmp_path):
     path, y = tmp_path / "x.npy", tmp_path / "y.npy"
     np.save(path, np.zeros((20_000, 20), np.float32))

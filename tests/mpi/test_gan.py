@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 
 from tests.conftest import ROOT
 from tests.launching import python
@@ -19,6 +20,7 @@ def train(ranks: int, folder) -> tuple[dict, list[np.ndarray]]:
     return json.loads(str(saved.pop("history"))), list(saved.values())
 
 
+@pytest.mark.long
 def test_losses_and_weights(tmp_path):
     (history, weights), (other_history, others) = train(0, tmp_path), train(3, tmp_path)
     assert list(other_history) == list(history) == ["d_loss", "g_loss"]

@@ -47,12 +47,10 @@ def test_steps_in_float64_agree_to_1e_12(trained, ranks):
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12 * np.abs(expected).max(), err_msg=key)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("form", "most", "checkpoints"),
-    [
-        ("FSDP", 8, True),
-        *(pytest.param(*one, False, marks=pytest.mark.long) for one in (("pipeline", 8), ("ZeRO-1", 12))),
-    ],
+    [("FSDP", 8, True), ("pipeline", 8, False), ("ZeRO-1", 12, False)],
 )
 def test_a_model_trains_of_which_no_rank_holds_all(tmp_path, form, most, checkpoints):
     """Weights, gradients and Adam's slots take 16 bytes a parameter on one device; each of four ranks has 4.

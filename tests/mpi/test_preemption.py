@@ -72,6 +72,7 @@ def test_a_signal_saves_and_the_next_start_goes_on(small_npz, tmp_path, whole, r
     assert results(tmp_path / "out") == whole(ranks)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("sharded", "on", "said"),
     sample(
@@ -106,6 +107,7 @@ def test_a_signal_at_the_start_is_not_lost(small_npz, tmp_path):
     assert done.messages == ["dptrain: SIGUSR1 before the first step; start again with --out out to go on"]
 
 
+@pytest.mark.long
 def test_a_signal_in_a_validation_is_obeyed_in_it_and_the_epoch_goes_on_there(tmp_path):
     script = str(ROOT / "tests/mpi/scripts/validation.py")
     done = mpirun(3, script, str(tmp_path), "signal")

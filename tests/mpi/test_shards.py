@@ -52,6 +52,7 @@ def test_an_optimizer_that_adds_up_parts_of_slots_is_refused():
     assert "leave out train.shards_per_batch and --reproducible, or what shards variables" in line
 
 
+@pytest.mark.long
 def test_an_optimizer_that_computes_with_whole_slots_has_the_bits_of_one_rank():
     code = (
         "import hashlib, numpy as np, dptrain as dp\n"

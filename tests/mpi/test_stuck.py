@@ -134,15 +134,31 @@ def launch(case: Case, folder: Path, warning: str = "0", timeout: str = "2") -> 
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory) -> dict[int, Finished]:
-    """How the jobs ended, some at a time: they wait for the most part."""
+def done(request, tmp_path_factory) -> dict[int, Finished]:
+    """How the jobs of this run's tests ended, some at a time: they wait for the most part."""
     find_mpirun()
     folder = tmp_path_factory.mktemp("stuck")
+    tests = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+    numbers = [item.callspec.params["number"] for item in tests]
     with ThreadPoolExecutor(6) as pool:
-        return dict(enumerate(pool.map(lambda case: launch(case, folder), CASES)))
+        return dict(zip(numbers, pool.map(lambda number: launch(CASES[number], folder), numbers), strict=True))
 
 
-@pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: f"{CASES[number].way}, {CASES[number].bad}")
+# Every run takes a case of each kind of call: in steps, groups, sums, hand-overs, on nodes, before and after them.
+KINDS = {case.way.partition(":")[0]: number for number, case in reversed(list(enumerate(CASES)))}
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(
+            number,
+            id=f"{case.way}, {case.bad}",
+            marks=[] if number in KINDS.values() else pytest.mark.long,
+        )
+        for number, case in enumerate(CASES)
+    ],
+)
 def test_a_rank_that_keeps_the_others_waiting_ends_the_job_and_is_named(done, number):
     case, job = CASES[number], done[number]
     assert job.code == case.code, job.err

@@ -48,6 +48,7 @@ def test_any_number_of_ranks_trains_the_same_runs(small_npz, on_one_rank, tmp_pa
     assert done.out.count("\nrun ") == 12
 
 
+@pytest.mark.long
 def test_halving_and_optuna_on_two_ranks(small_npz, tmp_path):
     out = tmp_path / "s"
     arguments = ("--seeds", "0,1", "--halving", "2", "--epochs", "3", "--hidden", "4", "--data", str(small_npz))
@@ -67,6 +68,7 @@ def test_halving_and_optuna_on_two_ranks(small_npz, tmp_path):
     assert [one for one in journal(out) if one["kind"] == "ending"] == endings
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rank", sample([0, 1], 2, first=1))
 def test_a_rank_that_dies_ends_the_sweep_which_then_goes_on(small_npz, on_one_rank, tmp_path, rank):
     """The rank is killed when a run has ended; nothing that the journal says is lost."""
@@ -137,6 +139,7 @@ def test_an_error_of_rank_1_itself_ends_all_with_one_line(small_npz, tmp_path):
     assert "sweep: RuntimeError: the device is lost" in line
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", sample(["error", "SIGTERM"], 2))
 def test_what_there_is_is_reported_when_rank_1_fails_or_is_told_to_stop(small_npz, tmp_path, how):
     """Rank 1 meets an error of its own, or a signal alone, when rank 0 has ended a run."""
@@ -186,6 +189,7 @@ def test_ranks_with_different_plans_are_refused(small_npz, tmp_path):
     assert len(done.messages) == 1
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="sends signals to the launcher")
 def test_two_sweeps_in_one_directory(small_npz, tmp_path):
     out = tmp_path / "s"

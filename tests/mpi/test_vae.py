@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 
 from dptrain.program import tree
 from tests.conftest import ROOT
@@ -17,6 +18,7 @@ def results(ranks, out):
     return dict(tree.flatten(json.loads(out.read_text())))
 
 
+@pytest.mark.long
 def test_float64_agrees_to_1e_12(tmp_path):
     alone, together = (results(ranks, tmp_path / f"{ranks}.json") for ranks in (0, 3))
     assert [f"{n}/kl_loss/1" in alone for n in (0, 3, 6, 8)] == [True] * 4
