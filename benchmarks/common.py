@@ -183,6 +183,24 @@ class Report:
         path.write_text("\n".join(self.lines) + "\n", encoding="utf-8")
 
 
+# Processes
+
+
+def end_tree(process: int) -> None:
+    """Kill a process and all that come from it: ranks are no members of mpirun's process group."""
+    shown = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    children: dict[int, list[int]] = {}
+    for line in shown.splitlines():
+        pid, parent = map(int, line.split())
+        children.setdefault(parent, []).append(pid)
+    pids = [process]
+    for pid in pids:
+        pids += children.get(pid, [])
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 # Workers: a process that answers questions, one JSON object a line
 
 

@@ -36,7 +36,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -45,7 +45,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from common import Report, command_line, machine_line, versions
+from common import Report, command_line, end_tree, machine_line, versions
 from fault_job import BEFORE, EVERY, FAULTS, LIMIT, SMALL, STALL, Fault, draw
 
 from dptrain.runtime.mpirun import Launcher, find_launcher, start_command
@@ -359,28 +359,13 @@ def write_data(path: Path) -> None:
     np.savez(path, **dict(zip(names, generate(1003, 201), strict=True)))
 
 
-def kill_tree(process: "subprocess.Popen[str]") -> None:
-    """Kill all processes of a job: ranks are no members of mpirun's process group."""
-    shown = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    children: dict[int, list[int]] = defaultdict(list)
-    for line in shown.splitlines():
-        pid, parent = map(int, line.split())
-        children[parent].append(pid)
-    pids = [process.pid]
-    for pid in pids:
-        pids += children[pid]
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
 def wait(process: "subprocess.Popen[str]", seconds: float) -> tuple[int | None, str]:
     """Return exit code and standard error; None where the job was killed after so many seconds."""
     try:
         _, err = process.communicate(timeout=seconds)
         code: int | None = process.returncode
     except subprocess.TimeoutExpired:
-        kill_tree(process)
+        end_tree(process.pid)
         _, err = process.communicate()
         code = None
     end_group(process)

@@ -2,14 +2,16 @@
 
     python benchmarks/hostile.py --count 2000 --output benchmarks/results/hostile_HARDWARE_DATE.md
     python benchmarks/hostile.py --count 500 --outsiders    # Parquet, pictures, neighbours (outsiders.py)
+    python benchmarks/hostile.py --count 150 --ranks 2      # each on two ranks, by the mpirun beside this Python
     python benchmarks/hostile.py --only 17    # input 17 of this seed alone, with all that is printed
 
 From `--seed` and a number are drawn: what a user opens (`KINDS`: models, weights, programs, checkpoints, folders of
 runs and sweeps, configurations, data, the compile cache, records in shared memory), which file of it an attacker has
 damaged and how (`damages.py`), and what the user does with it. A process that has imported dptrain forks for each
-input; one command in thirty is a real `python -m dptrain`. Beside the input's folder lie canaries: files that must
-stay as they are, whose content must not appear anywhere, and the place of a file that code in the input would create.
-An audit hook notices unpickling, programs that are started, and files that are opened for writing elsewhere.
+input; one command in thirty is a real `python -m dptrain`, and with `--ranks` each is one under mpirun. Beside the
+input's folder lie canaries: files that must stay as they are, whose content must not appear anywhere, and the place of
+a file that code in the input would create. In a fork an audit hook notices unpickling, programs that are started, and
+files that are opened for writing elsewhere.
 
 First every command is tried on undamaged inputs. A success on a damaged one is right where the result is the same, or
 where the format has no checksum by which other values could be told. An input that is slow is tried twice more, with a
@@ -41,13 +43,27 @@ from pathlib import Path
 from typing import Any
 
 import outsiders
-from common import Report, WorkerError, WorkerProcess, answer, answering, command_line, machine_line, versions
+from common import (
+    Report,
+    WorkerError,
+    WorkerProcess,
+    answer,
+    answering,
+    command_line,
+    end_tree,
+    machine_line,
+    versions,
+)
 from damages import DAMAGES, SECRET, Arena, Unfit
 from fuzz import Place
 from outsiders import Damage
 
-# Seconds that an input may take, and after which it is killed; exit codes that it may have.
+from dptrain.runtime.mpirun import Launcher, find_launcher, start_command
+
+# Seconds that an input may take, and after which it is killed; exit codes that it may have. Those of ranks are the
+# processors', start included: they wait for each other, and for cores that other processes have.
 SECONDS, LIMIT = 5, 20
+SECONDS_OF_RANKS, LIMIT_OF_RANKS = 30, 300
 CODES = {0, 2, 65, 69, 74, 75, 76}
 # Bytes of memory above those of the same action on undamaged input and twice the size of the files: what an allocator
 # keeps, and a library that only a damaged file needs.
@@ -372,6 +388,21 @@ class Input:
     apart: bool = False  # in its own process, not a fork
     pictures: bool = False  # let Matplotlib draw, slower than most trainings
     urgent: bool = False  # with a high priority
+    launcher: Launcher | None = None  # starts `ranks` ranks
+    ranks: int = 1
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Seconds that it may take, and after which it is killed."""
+        return (SECONDS, LIMIT) if self.launcher is None else (SECONDS_OF_RANKS, LIMIT_OF_RANKS)
+
+    def command(self) -> list[str]:
+        """Return the command that does what the user does."""
+        if isinstance(self.action, list):
+            words = [sys.executable, "-P", "-m", "dptrain", *self.action]
+        else:
+            words = [sys.executable, str(Path(__file__).resolve()), "--act", self.kind, str(self.which)]
+        return words if self.launcher is None else start_command(self.launcher, self.ranks, {}, words)
 
 
 def draw(seed: int, number: int, arena: Arena, specimens: Path) -> Input:
@@ -468,8 +499,9 @@ def perform(arena: Arena, tried: Input, printed: int, pipe: int) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30, 1 << 30))
         if not tried.pictures:
             sys.modules["matplotlib"] = None  # type: ignore[assignment]  # as if it were not installed
-        if tried.apart and isinstance(tried.action, list):
-            os.execv(sys.executable, [sys.executable, "-P", "-m", "dptrain", *tried.action])
+        if tried.launcher is not None or (tried.apart and isinstance(tried.action, list)):
+            command = tried.command()
+            os.execv(command[0], command)
         watch(arena, violations)
         code, result = outcome(tried.action)
     finally:
@@ -490,6 +522,17 @@ def outcome(action: Action) -> tuple[int, str]:
         return failure.exit_code_of(error), ""
     except BaseException as error:
         return failure.end_job(error), ""
+
+
+def act(kind: str, which: int) -> int:
+    """On a rank, in the input's folder: do what a function does; return the exit code."""
+    arena = Arena(Path.cwd().parent)
+    action = KINDS[kind].actions[which](arena)
+    assert not isinstance(action, list)
+    code, result = outcome(action)
+    with open(arena.folder / "temporary" / "results", "a") as file:
+        file.write(f"{result}\n")
+    return code
 
 
 # In a worker
@@ -518,11 +561,15 @@ def run(arena: Arena, tried: Input) -> Outcome:
             perform(arena, tried, printed.fileno(), writing)
         os.close(writing)
         descriptor = os.pidfd_open(child)
-        ended, _, _ = select.select([descriptor], [], [], LIMIT)
+        ended, _, _ = select.select([descriptor], [], [], tried.limits[1])
         seconds = time.monotonic() - begun - waited(child)
+        if not ended:
+            end_tree(child)
         with contextlib.suppress(ProcessLookupError):  # and what it has started
             os.killpg(child, signal.SIGKILL)
-        _, status, usage = os.wait4(child, 0)
+        _, status, usage = os.wait4(child, 0)  # of mpirun: its ranks' as well
+        if ended and tried.launcher is not None:
+            seconds = usage.ru_utime + usage.ru_stime
         os.close(descriptor)
         with os.fdopen(reading, "rb") as pipe:
             answer = pipe.read()
@@ -532,6 +579,9 @@ def run(arena: Arena, tried: Input) -> Outcome:
         return Outcome(None, "", [], seconds, usage.ru_maxrss * 1024, text)
     status = os.waitstatus_to_exitcode(status)
     code, result, violations = json.loads(answer) if answer else (status if status >= 0 else 128 - status, "", [])
+    results = arena.folder / "temporary" / "results"  # of ranks, which must agree
+    if results.exists():
+        result = " and ".join(sorted(set(results.read_text().splitlines())))
     return Outcome(code, result, violations, seconds, usage.ru_maxrss * 1024, text)
 
 
@@ -559,14 +609,17 @@ def judge(tried: Input, arena: Arena, before: Any, clean: str, outcome: Outcome,
         wrong["outside touched"] = "a file outside was read and passed on"
     if "Traceback" in outcome.text:
         wrong["traceback"] = "a traceback"
-    if outcome.code is None or outcome.seconds > SECONDS:
+    if outcome.code is None or outcome.seconds > tried.limits[0]:
         wrong["slow"] = f"{outcome.seconds:.1f} s"
     if outcome.code is not None and outcome.code not in CODES:
         wrong["exit code"] = f"exit code {outcome.code}"
     messages = [
         line for line in outcome.text.splitlines() if line.startswith("dptrain: ") and "warning" not in line[:20]
     ]
-    if outcome.code and len(messages) != 1:
+    # A command's ranks agree on what went wrong; a script's function raises on each, which says it while the job ends.
+    speakers = {line.partition(" host ")[0] for line in messages}
+    most = 1 if isinstance(tried.action, list) else tried.ranks
+    if outcome.code and not (1 <= len(messages) <= most and len(speakers) == len(messages)):
         wrong["other"] = f"{len(messages)} messages"
     if "\x1b" in outcome.text:
         wrong["other"] = "an escape sequence reaches the terminal"
@@ -597,17 +650,28 @@ def leaked(arena: Arena) -> bool:
 
 
 def try_one(
-    seed: int, number: int, folder: Path, specimens: Path, clean: Callable[[str, int], Outcome]
+    seed: int,
+    number: int,
+    folder: Path,
+    specimens: Path,
+    clean: Callable[[str, int], Outcome],
+    launcher: Launcher | None = None,
+    ranks: int = 1,
 ) -> dict[str, Any]:
     """Try an input, again where another process may have slowed it down."""
     for attempt in range(3):
         arena = Arena(folder / "arena")
-        tried = replace(draw(seed, number, arena, specimens), urgent=attempt > 0)
+        drawn = draw(seed, number, arena, specimens)
+        tried = replace(drawn, urgent=attempt > 0, launcher=launcher, ranks=ranks)
         before, honest = arena.canaries(), honest_size(arena)
         outcome = run(arena, tried)
-        above = outcome.memory - resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - 2 * honest
+        # No undamaged input takes less than this process, of which it is a fork, or than the shortest command.
+        least = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        if launcher is not None:
+            least = clean("settings" if "settings" in KINDS else "config.yaml", 0).memory
+        above = outcome.memory - least - 2 * honest
         result = ""
-        if KINDS[tried.kind].has_checksum or above > MEMORY:  # no undamaged input takes less than this process
+        if KINDS[tried.kind].has_checksum or above > MEMORY:
             undamaged = clean(tried.kind, tried.which)
             result, above = undamaged.result, outcome.memory - undamaged.memory - 2 * honest
         wrong = judge(tried, arena, before, result, outcome, above)
@@ -620,7 +684,7 @@ def try_one(
     return what | measured | {"wrong": wrong, "text": outcome.text[-3000:]}
 
 
-def serve(specimens: Path) -> None:
+def serve(specimens: Path, launcher: Launcher | None, ranks: int) -> None:
     """Answer questions [seed, number] with what became of the inputs."""
     import numpy  # noqa: F401  # before the forks, as all that inputs need
 
@@ -645,7 +709,8 @@ def serve(specimens: Path) -> None:
         def clean(kind: str, which: int) -> Outcome:
             arena = Arena(folder / "clean")
             lay_out(kind, arena, specimens)
-            outcome = run(arena, Input(kind, "", "", KINDS[kind].actions[which](arena), pictures=True))
+            action = KINDS[kind].actions[which](arena)
+            outcome = run(arena, Input(kind, "", "", action, which, pictures=True, launcher=launcher, ranks=ranks))
             if outcome.code != 0:
                 raise RuntimeError(f"{kind}, undamaged: exit code {outcome.code}, {outcome.text[-500:]}")
             return outcome
@@ -655,7 +720,7 @@ def serve(specimens: Path) -> None:
                 if isinstance(seed, str):
                     answer(answers, {"result": clean(seed, number).result})
                 else:
-                    answer(answers, try_one(seed, number, folder, specimens, clean))
+                    answer(answers, try_one(seed, number, folder, specimens, clean, launcher, ranks))
             except Exception as error:  # the benchmark's own mistake
                 answer(answers, {"trouble": f"{type(error).__name__}: {error}"})
 
@@ -673,16 +738,23 @@ def main() -> int:
     parser.add_argument("--only", type=int, metavar="NUMBER", help="one input alone")
     parser.add_argument("--output", type=Path, help="Markdown file to write")
     parser.add_argument("--outsiders", action="store_true", help="inputs of `OUTSIDERS` in place of the others")
+    parser.add_argument("--ranks", type=int, default=1, help="of each job (default: 1, without mpirun)")
+    parser.add_argument("--mpirun", help="a launcher, with options of its own; by default the one beside this Python")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--act", nargs=2, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    if chosen.act:
+        return act(chosen.act[0], int(chosen.act[1]))
     if chosen.outsiders:
         KINDS.clear()
         KINDS.update(OUTSIDERS)
+    launcher = find_launcher(chosen.mpirun) if chosen.ranks > 1 else None
     if chosen.worker:
-        serve(chosen.worker)
+        serve(chosen.worker, launcher, chosen.ranks)
         return 0
     environment = {"DPTRAIN_JIT_COMPILE": "0", "OPENBLAS_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200"}
     os.environ.update(environment, PYTHONDONTWRITEBYTECODE="1", DPTRAIN_PROGRESS="lines")
+    os.environ["MPIR_CVAR_ENABLE_HEAVY_YIELD"] = "1"  # MPICH: with more ranks than cores those that wait sleep
     with tempfile.TemporaryDirectory(prefix="dptrain-hostile-") as name:
         specimens, before = Path(name), os.getcwd()
         os.chdir(specimens)
@@ -691,26 +763,30 @@ def main() -> int:
         os.environ["DPTRAIN_CACHE"] = cache or str(specimens / "cache")
         os.chdir(before)
         if chosen.only is not None:
-            (result,) = survey([(chosen.seed, chosen.only)], 1, specimens)
+            (result,) = survey([(chosen.seed, chosen.only)], 1, specimens, chosen)
             print(result.pop("text", ""))
             print(json.dumps(result, indent=1))
             return bool(result.get("wrong") or "trouble" in result)
         undamaged = [(name, which) for name, kind in KINDS.items() for which in range(len(kind.actions))]
         questions = [*undamaged[: chosen.undamaged], *((chosen.seed, number) for number in range(chosen.count))]
-        return report(chosen, survey(questions, chosen.jobs, specimens))
+        return report(chosen, survey(questions, chosen.jobs, specimens, chosen))
 
 
-def survey(questions: Sequence[tuple[int | str, int]], jobs: int, specimens: Path) -> list[dict[str, Any]]:
+def survey(
+    questions: Sequence[tuple[int | str, int]], jobs: int, specimens: Path, chosen: argparse.Namespace
+) -> list[dict[str, Any]]:
     """Return what became of inputs: (seed, number), or (kind, number of the action) without damage."""
     command = [sys.executable, str(Path(__file__).resolve()), "--worker", str(specimens)]
-    command += ["--outsiders"] if "Parquet" in KINDS else []
+    command += ["--ranks", str(chosen.ranks), *(["--outsiders"] if chosen.outsiders else [])]
+    command += ["--mpirun", chosen.mpirun] if chosen.mpirun else []
+    most = 10 * (LIMIT if chosen.ranks == 1 else LIMIT_OF_RANKS)
 
     def some(first: int) -> list[dict[str, Any]]:
         worker, results = WorkerProcess("hostile", command, quiet=True), []
         for question in questions[first::jobs]:
             name = {"number": f"{question[0]}:{question[1]}"}
             try:
-                results.append(name | worker.ask(question, 10 * LIMIT))
+                results.append(name | worker.ask(question, most))
             except WorkerError as error:
                 results.append(name | {"trouble": str(error)})
                 worker = WorkerProcess("hostile", command, quiet=True)
@@ -745,9 +821,15 @@ def report(chosen: argparse.Namespace, results: Sequence[dict[str, Any]]) -> int
     undamaged = sum("result" in result for result in results)
     lines = Report()
     lines.add("# Hostile inputs", "", command_line(), machine_line())
-    lines.add(f"- Versions: {versions(('dptrain', 'numpy', 'safetensors', 'h5py', 'PyYAML'))}")
-    limits = f"slow: longer than {SECONDS} s; exit code: none of {', '.join(map(str, sorted(CODES)))}"
-    lines.add(f"- Seed {chosen.seed}; {limits}", "")
+    packages = ("dptrain", "numpy", "safetensors", "h5py", "PyYAML")
+    seconds, ranks = SECONDS, ""
+    if chosen.ranks > 1:
+        packages += ("mpi4py", "mpich", "openmpi")
+        seconds, ranks = SECONDS_OF_RANKS, f"{chosen.ranks} ranks by {find_launcher(chosen.mpirun).family}'s mpirun; "
+    lines.add(f"- Versions: {versions(packages)}")
+    slow = f"slow: longer than {seconds} s{' of the processors' if ranks else ''}"
+    limits = f"{slow}; exit code: none of {', '.join(map(str, sorted(CODES)))}"
+    lines.add(f"- Seed {chosen.seed}; {ranks}{limits}", "")
     for title, key in (("input", "kind"), ("damage", "damage")):
         lines.add(f"| {title} | tried | taken | refused, by exit code | {' | '.join(FAULTS)} |")
         lines.add("|---" * (4 + len(FAULTS)) + "|")

@@ -35,10 +35,16 @@ if sys.platform.startswith("linux"):
     ctypes.CDLL(None).prctl(_TIMER_SLACK, 200_000, 0, 0, 0)
 
 # Tests share a cache: one that compiles holds up others, on a busy machine long enough for them to say so.
-_NOTICE = re.compile(r"^dptrain: waiting for process \d+, which compiles .*\n", re.MULTILINE)
+_NOTICE = re.compile(r"^dptrain: waiting for (process \d+|another process), which compiles .*\n", re.MULTILINE)
+
 
 # JAX's compiler takes most of the time that small trainings take; what it computes stays, to rounding.
 COMPILES_QUICKLY = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+
+
+def without_notices(err: str) -> str:
+    """Leave out of standard error what a busy machine adds to it."""
+    return _NOTICE.sub("", err)
 
 
 @dataclass(frozen=True)
@@ -48,12 +54,15 @@ class Finished:
     Attributes:
         code: its exit code.
         out: standard output.
-        err: standard error.
+        err: standard error, without notices that another test's process compiles.
     """
 
     code: int
     out: str
     err: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "err", without_notices(self.err))
 
     @property
     def messages(self) -> list[str]:
@@ -89,7 +98,7 @@ def run(command: list[str], *, timeout: float = 60, cwd: Path | None = None, **e
         os.killpg(process.pid, signal.SIGKILL)
         out, err = process.communicate()
         pytest.fail(f"{' '.join(command)} did not end within {timeout} s\n{out}\n{err}")
-    return Finished(process.returncode, out, _NOTICE.sub("", err))
+    return Finished(process.returncode, out, err)
 
 
 def when_ready(
@@ -104,7 +113,7 @@ def when_ready(
         cwd: where the command runs.
 
     Returns:
-        Its exit code and standard error.
+        Its exit code and standard error, as `Finished` has it.
     """
     process = subprocess.Popen(
         command,
@@ -131,7 +140,7 @@ def when_ready(
         _, err = process.communicate()
     finally:
         timer.cancel()
-    return process.returncode, err
+    return process.returncode, without_notices(err)
 
 
 def on_terminal(

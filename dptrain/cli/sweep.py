@@ -48,7 +48,7 @@ from dptrain.cli.pruning import settled
 from dptrain.cli.ranks import show_ranks
 from dptrain.cli.run_directory import stamped_name
 from dptrain.cli.words import suggest
-from dptrain.comm import Communicator, SoloCommunicator
+from dptrain.comm import Communicator, SoloCommunicator, independent
 from dptrain.data.loading import LoadedData
 from dptrain.errors import ConfigError
 from dptrain.models import Model
@@ -510,7 +510,8 @@ def _show_time(
     for number, setting in enumerate(timed, 1):
         say(f"timing some steps of a run, {number} of {len(timed)}: {label(setting) or 'as configured'}", indent=4)
         run = Run(0, 0, requested.seeds[0], 0, requested.folds)
-        duration_of_run = measure(recipe, [setting], run, [*requested.objectives], places, places).seconds
+        with independent():
+            duration_of_run = measure(recipe, [setting], run, [*requested.objectives], places, places).seconds
         if duration_of_run is not None:
             seconds.append(duration_of_run)
     if not seconds:

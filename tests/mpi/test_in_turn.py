@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.launching import in_turn
+from tests.launching import Finished, in_turn
 from tests.sample import sample
 
 SCRIPT = """
@@ -56,3 +56,12 @@ def test_each_script_has_its_own_outcome(tmp_path, ranks):
         assert done["hangs"].code != 0
         assert "Timeout (0:00:10)!" in done["hangs"].err
         assert 'script.py", line 14 in <module>' in done["hangs"].err
+
+
+def test_a_notice_of_a_compilation_elsewhere_is_no_part_of_what_a_script_says():
+    notices = (
+        "dptrain: waiting for process 7, which compiles a.so\ndptrain: waiting for another process, which compiles b\n"
+    )
+    assert Finished(0, "", f"first\n{notices}dptrain: waiting for process 7, which trains\n").err == (
+        "first\ndptrain: waiting for process 7, which trains\n"
+    )

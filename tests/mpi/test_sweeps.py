@@ -68,6 +68,12 @@ def test_halving_and_optuna_on_two_ranks(small_npz, tmp_path):
     assert [one for one in journal(out) if one["kind"] == "ending"] == endings
 
 
+def test_the_dry_run_times_runs_on_the_first_rank_alone(small_npz, tmp_path):
+    done = dptrain(2, *SWEEP, "--data", str(small_npz), "--dry-run", cwd=tmp_path)
+    assert (done.code, done.err) == (0, "")
+    assert " in all on 2 ranks, without evaluation: " in done.out
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("rank", sample([0, 1], 2, first=1))
 def test_a_rank_that_dies_ends_the_sweep_which_then_goes_on(small_npz, on_one_rank, tmp_path, rank):
