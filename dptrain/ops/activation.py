@@ -53,7 +53,7 @@ def _erf_coefficients(dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     degree = 24 if dtype == np.float64 else 12
     u = np.polynomial.chebyshev.chebpts1(degree + 1)
     t = (u + 1) * 0.375 + 0.25
-    p = [math.log(math.erfc(2 / one - 2)) + (2 / one - 2) ** 2 - math.log(one) for one in t]
+    p = [math.log(math.erfc(2 / t_node - 2)) + (2 / t_node - 2) ** 2 - math.log(t_node) for t_node in t]
     return np.polynomial.chebyshev.cheb2poly(np.polynomial.chebyshev.chebfit(u, p, degree))[::-1].astype(dtype)
 
 
@@ -84,22 +84,22 @@ def _erf(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 def sigmoid(x: Any) -> Tensor:
     """Return 1 / (1 + e^-x), without overflow; it remembers x as its `logits`."""
     (tensor,) = as_tensors([x])
-    made = elementwise.sigmoid(tensor)
-    return _with_logits(made, tensor, "sigmoid")
+    output = elementwise.sigmoid(tensor)
+    return _with_logits(output, tensor, "sigmoid")
 
 
 def softmax(x: Any, axis: int = -1) -> Tensor:
     """Return e^x over its sum along an axis, without overflow; along the last, it remembers x as its `logits`."""
     (tensor,) = as_tensors([x])
-    made = reduction.softmax(tensor, axis)
-    return _with_logits(made, tensor, "softmax") if axis in (-1, tensor.ndim - 1) else made
+    output = reduction.softmax(tensor, axis)
+    return _with_logits(output, tensor, "softmax") if axis in (-1, tensor.ndim - 1) else output
 
 
-def _with_logits(made: Tensor, logits: Tensor, by: str) -> Tensor:
+def _with_logits(output: Tensor, logits: Tensor, by: str) -> Tensor:
     """Return what softmax or sigmoid made with its input, but not with that one's own, or a loop would keep all."""
-    made.logits = logits.detached() if made.op is None and made.value is not None else logits
-    made.squashed_by = by
-    return made
+    output.logits = logits.detached() if output.op is None and output.value is not None else logits
+    output.squashed_by = by
+    return output
 
 
 @in_float32
@@ -160,8 +160,8 @@ def hard_shrink(x: Any, threshold: float = 0.5) -> Tensor:
 @in_float32
 def soft_shrink(x: Any, threshold: float = 0.5) -> Tensor:
     """Return x brought nearer to 0 by the threshold, as far as 0."""
-    found = floating(x)
-    return maximum(found - threshold, 0.0) + minimum(found + threshold, 0.0)
+    tensor = floating(x)
+    return maximum(tensor - threshold, 0.0) + minimum(tensor + threshold, 0.0)
 
 
 @in_float32
@@ -179,15 +179,15 @@ def softsign(x: Any) -> Tensor:
 @in_float32
 def squareplus(x: Any, b: float = 4.0) -> Tensor:
     """Return (x + sqrt(x^2 + b)) / 2."""
-    found = floating(x)
-    return multiply(found + sqrt(square(found) + b), 0.5)
+    tensor = floating(x)
+    return multiply(tensor + sqrt(square(tensor) + b), 0.5)
 
 
 @in_float32
 def sparse_plus(x: Any) -> Tensor:
     """Return 0 up to -1, (x + 1)^2 / 4 up to 1, then x."""
-    found = floating(x)
-    return where(found <= -1.0, 0.0, where(found < 1.0, square(found + 1.0) * 0.25, found))
+    tensor = floating(x)
+    return where(tensor <= -1.0, 0.0, where(tensor < 1.0, square(tensor + 1.0) * 0.25, tensor))
 
 
 @in_float32

@@ -26,15 +26,15 @@ def append(x1: Any, x2: Any, axis: int | None = None) -> Tensor:
 
 def array_split(x: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
     """Return parts of x along an axis as `split`; where they cannot be equal, the first ones are longer by 1."""
-    found = _tensor(x)
-    (place,) = normalized_axes(axis, found.ndim)
+    tensor = _tensor(x)
+    (place,) = normalized_axes(axis, tensor.ndim)
     if not isinstance(indices_or_sections, int):
-        return split(found, indices_or_sections, axis)
-    length, rest = divmod(int(found.shape[place]), indices_or_sections)
-    if not rest:
-        return split(found, indices_or_sections, axis)
-    sizes = [length + 1] * rest + [length] * (indices_or_sections - rest)
-    return split(found, [int(n) for n in np.cumsum(sizes)[:-1]], axis)
+        return split(tensor, indices_or_sections, axis)
+    length, remainder = divmod(int(tensor.shape[place]), indices_or_sections)
+    if not remainder:
+        return split(tensor, indices_or_sections, axis)
+    sizes = [length + 1] * remainder + [length] * (indices_or_sections - remainder)
+    return split(tensor, [int(n) for n in np.cumsum(sizes)[:-1]], axis)
 
 
 def hsplit(x: Any, indices_or_sections: int | Sequence[int]) -> list[Tensor]:
@@ -49,30 +49,33 @@ def vsplit(x: Any, indices_or_sections: int | Sequence[int]) -> list[Tensor]:
 
 def dstack(xs: Sequence[Any]) -> Tensor:
     """Return tensors behind each other along the third axis, vectors as rows and matrices as pages."""
-    found = [_tensor(one) for one in xs]
-    pages = [one if one.ndim > 2 else expand_dims(one if one.ndim == 2 else reshape(one, (1, -1)), 2) for one in found]
+    tensors = [_tensor(x) for x in xs]
+    pages = [
+        tensor if tensor.ndim > 2 else expand_dims(tensor if tensor.ndim == 2 else reshape(tensor, (1, -1)), 2)
+        for tensor in tensors
+    ]
     return concatenate(pages, 2)
 
 
 def roll(x: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Tensor:
     """Return x moved along axes, what leaves at one end coming in at the other; by default as a vector."""
-    found = _tensor(x)
+    tensor = _tensor(x)
     if axis is None:
         if not isinstance(shift, int):
             raise ConfigError(f"roll: shift={shift} without axes; expected one number")
-        return reshape(roll(ravel(found), shift, 0), found.shape)
+        return reshape(roll(ravel(tensor), shift, 0), tensor.shape)
     axes = [axis] if isinstance(axis, int) else list(axis)
     shifts = [shift] * len(axes) if isinstance(shift, int) else list(shift)
     if len(axes) != len(shifts):
         raise ConfigError(f"roll: shift={shift}, axis={axis}; expected as many of each")
-    for number, one in zip(shifts, axes, strict=True):
-        (place,) = normalized_axes(one, found.ndim)
-        length = int(found.shape[place])
+    for number, roll_axis in zip(shifts, axes, strict=True):
+        (place,) = normalized_axes(roll_axis, tensor.ndim)
+        length = int(tensor.shape[place])
         if length and number % length:
             before = (slice(None),) * place
             cut = length - number % length
-            found = concatenate([found[(*before, slice(cut, None))], found[(*before, slice(None, cut))]], place)
-    return found
+            tensor = concatenate([tensor[(*before, slice(cut, None))], tensor[(*before, slice(None, cut))]], place)
+    return tensor
 
 
 def fliplr(x: Any) -> Tensor:
@@ -91,39 +94,41 @@ def rot90(array: Any, k: int = 1, axes: Sequence[int] = (0, 1)) -> Tensor:
     Raises:
         ConfigError: other than two different axes.
     """
-    found = _tensor(array)
-    if len(axes) != 2 or len({one % max(found.ndim, 1) for one in axes}) != 2:
+    tensor = _tensor(array)
+    if len(axes) != 2 or len({axis % max(tensor.ndim, 1) for axis in axes}) != 2:
         raise ConfigError(f"Invalid axes: {axes}. Axes must be a tuple of two different dimensions.")
-    first, second = (one % found.ndim for one in axes)
-    order = list(range(found.ndim))
+    first, second = (axis % tensor.ndim for axis in axes)
+    order = list(range(tensor.ndim))
     order[first], order[second] = order[second], order[first]
     if k % 4 == 1:
-        return transpose(flip(found, second), order)
+        return transpose(flip(tensor, second), order)
     if k % 4 == 2:
-        return flip(flip(found, first), second)
-    return flip(transpose(found, order), second) if k % 4 == 3 else found
+        return flip(flip(tensor, first), second)
+    return flip(transpose(tensor, order), second) if k % 4 == 3 else tensor
 
 
 def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
     """Return the diagonals of the matrices over two axes, along the last axis."""
-    found = _tensor(x)
-    first, second = (one % found.ndim for one in (axis1, axis2))
-    rest = [one for one in range(found.ndim) if one not in (first, second)]
-    rows, columns = int(found.shape[first]), int(found.shape[second])
+    tensor = _tensor(x)
+    first, second = (axis % tensor.ndim for axis in (axis1, axis2))
+    batch_axes = [axis for axis in range(tensor.ndim) if axis not in (first, second)]
+    rows, columns = int(tensor.shape[first]), int(tensor.shape[second])
     number = np.arange(max(0, min(rows + min(offset, 0), columns - max(offset, 0))))
-    flat = reshape(transpose(found, [*rest, first, second]), (*(found.shape[one] for one in rest), rows * columns))
+    flat = reshape(
+        transpose(tensor, [*batch_axes, first, second]), (*(tensor.shape[axis] for axis in batch_axes), rows * columns)
+    )
     return take(flat, (number + max(-offset, 0)) * columns + number + max(offset, 0), -1)
 
 
 def diag(x: Any, k: int = 0) -> Tensor:
     """Return the k-th diagonal of a matrix, or of a vector the matrix that has it there."""
-    found = _tensor(x)
-    if found.ndim == 2:
-        return diagonal(found, k)
-    if found.ndim != 1:
-        raise ConfigError(f"diag: a tensor of shape {found.shape}; expected a vector or a matrix")
-    length = int(found.shape[0]) + abs(k)
-    return where(np.eye(length, k=k, dtype=np.bool_), _as_columns(found, length, k), 0)
+    tensor = _tensor(x)
+    if tensor.ndim == 2:
+        return diagonal(tensor, k)
+    if tensor.ndim != 1:
+        raise ConfigError(f"diag: a tensor of shape {tensor.shape}; expected a vector or a matrix")
+    length = int(tensor.shape[0]) + abs(k)
+    return where(np.eye(length, k=k, dtype=np.bool_), _as_columns(tensor, length, k), 0)
 
 
 def _as_columns(x: Tensor, length: int, k: int) -> Tensor:
@@ -140,22 +145,22 @@ def diagflat(x: Any, k: int = 0) -> Tensor:
 
 def vander(x: Any, N: int | None = None, increasing: bool = False) -> Tensor:
     """Return the powers of a vector, N columns; by default as many as rows, from the highest."""
-    found = _tensor(x)
-    count = int(found.shape[0]) if N is None else N
+    tensor = _tensor(x)
+    count = int(tensor.shape[0]) if N is None else N
     exponents = np.arange(count) if increasing else np.arange(count)[::-1]
-    return power(expand_dims(found, 1), cast(exponents, found.dtype))
+    return power(expand_dims(tensor, 1), cast(exponents, tensor.dtype))
 
 
 def kron(x1: Any, x2: Any) -> Tensor:
     """Return the Kronecker product: x2 times each element of x1, as blocks."""
     a, b = as_tensors([x1, x2])
     rank = max(a.ndim, b.ndim)
-    a, b = (reshape(one, (*(1,) * (rank - one.ndim), *one.shape)) for one in (a, b))
+    a, b = (reshape(factor, (*(1,) * (rank - factor.ndim), *factor.shape)) for factor in (a, b))
     pairs = list(zip(a.shape, b.shape, strict=True))
-    blocks = reshape(a, [n for one, _ in pairs for n in (one, 1)]) * reshape(
-        b, [n for _, one in pairs for n in (1, one)]
+    blocks = reshape(a, [n for length, _ in pairs for n in (length, 1)]) * reshape(
+        b, [n for _, length in pairs for n in (1, length)]
     )
-    return reshape(blocks, [one * other for one, other in pairs])
+    return reshape(blocks, [a_length * b_length for a_length, b_length in pairs])
 
 
 def cross(x1: Any, x2: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None) -> Tensor:
@@ -173,14 +178,14 @@ def cross(x1: Any, x2: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, a
         ConfigError: vectors of another length.
     """
     axes = (axisa, axisb, axisc) if axis is None else (axis,) * 3
-    a, b = (moveaxis(one, place, -1) for one, place in zip(as_tensors([x1, x2]), axes, strict=False))
-    lengths = [int(one.shape[-1]) for one in (a, b)]
+    a, b = (moveaxis(vectors, place, -1) for vectors, place in zip(as_tensors([x1, x2]), axes, strict=False))
+    lengths = [int(vectors.shape[-1]) for vectors in (a, b)]
     if not set(lengths) <= {2, 3}:
         raise ConfigError(f"cross: vectors of lengths {lengths[0]} and {lengths[1]}; expected 2 or 3")
     third = a[..., 0] * b[..., 1] - a[..., 1] * b[..., 0]
     if lengths == [2, 2]:
         return third
-    a2, b2 = (one[..., 2] if one.shape[-1] == 3 else one[..., 0] * 0 for one in (a, b))
+    a2, b2 = (vectors[..., 2] if vectors.shape[-1] == 3 else vectors[..., 0] * 0 for vectors in (a, b))
     first, second = a[..., 1] * b2 - a2 * b[..., 1], a2 * b[..., 0] - a[..., 0] * b2
     return moveaxis(stack([first, second, third], -1), -1, axes[2])
 
@@ -197,12 +202,12 @@ def trace(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
 
 def diff(a: Any, n: int = 1, axis: int = -1) -> Tensor:
     """Return the differences of neighbours along an axis, n times."""
-    found = _tensor(a)
-    (place,) = normalized_axes(axis, found.ndim)
+    tensor = _tensor(a)
+    (place,) = normalized_axes(axis, tensor.ndim)
     before = (slice(None),) * place
     for _ in range(n):
-        found = found[(*before, slice(1, None))] - found[(*before, slice(None, -1))]
-    return found
+        tensor = tensor[(*before, slice(1, None))] - tensor[(*before, slice(None, -1))]
+    return tensor
 
 
 def inner(x1: Any, x2: Any) -> Tensor:
@@ -219,16 +224,16 @@ def meshgrid(*x: Any, indexing: str = "xy") -> list[Tensor]:
     """
     if indexing not in ("xy", "ij"):
         raise ConfigError(f"meshgrid: indexing={indexing!r}; expected 'xy' or 'ij'")
-    found = [ravel(one) for one in x]
-    order = list(range(len(found)))
-    if indexing == "xy" and len(found) > 1:
+    vectors = [ravel(coordinates) for coordinates in x]
+    order = list(range(len(vectors)))
+    if indexing == "xy" and len(vectors) > 1:
         order[:2] = [1, 0]
-    lengths = [found[one].shape[0] for one in order]
-    made = []
-    for number, one in enumerate(found):
+    lengths = [vectors[number].shape[0] for number in order]
+    grids = []
+    for number, vector in enumerate(vectors):
         place = order.index(number)
-        made.append(broadcast_to(reshape(one, [n if at == place else 1 for at, n in enumerate(lengths)]), lengths))
-    return made
+        grids.append(broadcast_to(reshape(vector, [n if at == place else 1 for at, n in enumerate(lengths)]), lengths))
+    return grids
 
 
 def get_item(x: Any, key: Any) -> Tensor:
@@ -238,8 +243,8 @@ def get_item(x: Any, key: Any) -> Tensor:
 
 def slice_update(inputs: Any, start_indices: Sequence[int], updates: Any) -> Tensor:
     """Return inputs with a block, which begins at known places, replaced."""
-    found, block = as_tensors([inputs, updates])
+    tensor, block = as_tensors([inputs, updates])
     key = tuple((int(a), int(a) + int(n), 1) for a, n in zip(start_indices, block.shape, strict=True))
-    inside = np.zeros(tuple(map(int, found.shape)), np.bool_)
-    inside[tuple(slice(*one) for one in key)] = True
-    return where(inside, put(cast(block, found.dtype), key=key, shape=found.shape), found)
+    inside = np.zeros(tuple(map(int, tensor.shape)), np.bool_)
+    inside[tuple(slice(*bounds) for bounds in key)] = True
+    return where(inside, put(cast(block, tensor.dtype), key=key, shape=tensor.shape), tensor)

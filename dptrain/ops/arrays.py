@@ -63,8 +63,8 @@ def convert_to_tensor(
     """
     if sparse or ragged:
         raise ConfigError("not supported: sparse and ragged tensors")
-    found = _tensor(x)
-    return found if dtype is None else cast(found, dtype)
+    tensor = _tensor(x)
+    return tensor if dtype is None else cast(tensor, dtype)
 
 
 def convert_to_numpy(x: Any) -> Array:
@@ -91,8 +91,8 @@ def arange(
     start: float, stop: float | None = None, step: float | None = None, dtype: npt.DTypeLike | None = None
 ) -> Tensor:
     """Return numbers from start, 0 if it is given alone, to before stop; int32 of integers, else float32."""
-    found = np.arange(0 if stop is None else start, start if stop is None else stop, 1 if step is None else step)
-    return constant(found.astype(dtype or (floatx() if found.dtype.kind in "fV" else np.int32)))
+    values = np.arange(0 if stop is None else start, start if stop is None else stop, 1 if step is None else step)
+    return constant(values.astype(dtype or (floatx() if values.dtype.kind in "fV" else np.int32)))
 
 
 def linspace(
@@ -105,9 +105,9 @@ def linspace(
     axis: int = 0,
 ) -> Any:
     """Return evenly spaced numbers from start to stop, known ones; with `retstep` the distance between them as well."""
-    found, step = np.linspace(start, stop, num, endpoint=endpoint, retstep=True, axis=axis)
-    made = constant(found.astype(dtype or floatx()))
-    return (made, step) if retstep else made
+    values, step = np.linspace(start, stop, num, endpoint=endpoint, retstep=True, axis=axis)
+    tensor = constant(values.astype(dtype or floatx()))
+    return (tensor, step) if retstep else tensor
 
 
 def eye(N: int, M: int | None = None, k: int = 0, dtype: npt.DTypeLike | None = None) -> Tensor:
@@ -130,8 +130,8 @@ def full(shape: Sequence[int] | int, fill_value: Any, dtype: npt.DTypeLike | Non
 
 def full_like(x: Any, fill_value: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return a tensor of the shape and type of x whose elements are all one value."""
-    found = _tensor(x)
-    return full(found.shape, fill_value, dtype or found.dtype)
+    tensor = _tensor(x)
+    return full(tensor.shape, fill_value, dtype or tensor.dtype)
 
 
 def tri(N: int, M: int | None = None, k: int = 0, dtype: npt.DTypeLike | None = None) -> Tensor:
@@ -145,14 +145,14 @@ def _below(x: Tensor, k: int) -> Array:
 
 def tril(x: Any, k: int = 0) -> Tensor:
     """Return x with 0 above the k-th diagonal of its last two axes."""
-    found = _tensor(x)
-    return cast(where(_below(found, k), found, 0), found.dtype)
+    tensor = _tensor(x)
+    return cast(where(_below(tensor, k), tensor, 0), tensor.dtype)
 
 
 def triu(x: Any, k: int = 0) -> Tensor:
     """Return x with 0 below the k-th diagonal of its last two axes."""
-    found = _tensor(x)
-    return cast(where(_below(found, k - 1), 0, found), found.dtype)
+    tensor = _tensor(x)
+    return cast(where(_below(tensor, k - 1), 0, tensor), tensor.dtype)
 
 
 # Of single elements
@@ -160,11 +160,11 @@ def triu(x: Any, k: int = 0) -> Tensor:
 
 def round(x: Any, decimals: int = 0) -> Tensor:
     """Return the nearest number of so many decimals, the even one of two; its gradient is 0."""
-    found = _tensor(x)
-    if found.dtype.kind in "iu" and decimals >= 0:
-        return found
-    rounded = rint(found) if decimals == 0 else divide(rint(multiply(found, 10.0**decimals)), 10.0**decimals)
-    return cast(rounded, found.dtype) if found.dtype.kind in "iu" else rounded
+    tensor = _tensor(x)
+    if tensor.dtype.kind in "iu" and decimals >= 0:
+        return tensor
+    rounded = rint(tensor) if decimals == 0 else divide(rint(multiply(tensor, 10.0**decimals)), 10.0**decimals)
+    return cast(rounded, tensor.dtype) if tensor.dtype.kind in "iu" else rounded
 
 
 def tan(x: Any) -> Tensor:
@@ -174,9 +174,9 @@ def tan(x: Any) -> Tensor:
 
 def isclose(x1: Any, x2: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:
     """Return whether |x1 - x2| <= atol + rtol |x2|; infinities are close to themselves, NaNs where that is asked."""
-    a, b = (floating(one) for one in as_tensors([x1, x2]))
-    near = logical_and(absolute(a - b) <= absolute(b) * rtol + atol, isfinite(b))
-    close = logical_or(near, equal(a, b))
+    a, b = (floating(x) for x in as_tensors([x1, x2]))
+    is_near = logical_and(absolute(a - b) <= absolute(b) * rtol + atol, isfinite(b))
+    close = logical_or(is_near, equal(a, b))
     return logical_or(close, logical_and(isnan(a), isnan(b))) if equal_nan else close
 
 
@@ -203,10 +203,10 @@ def log10(x: Any) -> Tensor:
 def logaddexp(x1: Any, x2: Any) -> Tensor:
     """Return log(e^x1 + e^x2), without overflow."""
     a, b = all_floating(x1, x2)
-    same = logical_and(equal(a, b), logical_not(isfinite(a)))  # whose difference is no number
-    apart = where(same, 0.0, a - b)
-    more = where(same, cast(where(a > 0, 0.0, math.log(2)), a.dtype), softplus(-absolute(apart)))
-    return maximum(a, b) + more
+    both_infinite = logical_and(equal(a, b), logical_not(isfinite(a)))  # whose difference is no number
+    difference = where(both_infinite, 0.0, a - b)
+    increment = where(both_infinite, cast(where(a > 0, 0.0, math.log(2)), a.dtype), softplus(-absolute(difference)))
+    return maximum(a, b) + increment
 
 
 def mod(x1: Any, x2: Any) -> Tensor:
@@ -222,14 +222,14 @@ def logical_xor(x1: Any, x2: Any) -> Tensor:
 
 def nan_to_num(x: Any, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
     """Return x with other numbers for NaN and infinities, for these by default the greatest and the least there are."""
-    found = _tensor(x)
-    if found.dtype.kind not in "fV":
-        return found
-    known = limits(found.dtype)
-    ends = [known.max if posinf is None else posinf, known.min if neginf is None else neginf]
-    greatest, least = (np.asarray(one, found.dtype) for one in ends)
-    finite = where(isinf(found), where(found > 0, greatest, least), found)
-    return where(isnan(found), nan, finite)
+    tensor = _tensor(x)
+    if tensor.dtype.kind not in "fV":
+        return tensor
+    dtype_limits = limits(tensor.dtype)
+    ends = [dtype_limits.max if posinf is None else posinf, dtype_limits.min if neginf is None else neginf]
+    greatest, least = (np.asarray(bound, tensor.dtype) for bound in ends)
+    finite = where(isinf(tensor), where(tensor > 0, greatest, least), tensor)
+    return where(isnan(tensor), nan, finite)
 
 
 # Over axes
@@ -259,19 +259,23 @@ def prod(
     x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False, dtype: npt.DTypeLike | None = None
 ) -> Tensor:
     """Return the product over axes, which must not count the rows of the batch; by default in the type of a sum."""
-    found = _tensor(x)
-    found = cast(found, dtype or summed_dtype(found.dtype))
-    axes = normalized_axes(axis, found.ndim)
-    rest = [one for one in range(found.ndim) if one not in axes]
-    lengths = [found.shape[one] for one in rest]
-    result = reshape(transpose(found, [*rest, *axes]), (*lengths, math.prod(int(found.shape[one]) for one in axes)))
+    tensor = _tensor(x)
+    tensor = cast(tensor, dtype or summed_dtype(tensor.dtype))
+    axes = normalized_axes(axis, tensor.ndim)
+    kept_axes = [position for position in range(tensor.ndim) if position not in axes]
+    lengths = [tensor.shape[kept_axis] for kept_axis in kept_axes]
+    result = reshape(
+        transpose(tensor, [*kept_axes, *axes]), (*lengths, math.prod(int(tensor.shape[reduced]) for reduced in axes))
+    )
     while (length := int(result.shape[-1])) > 1:  # by halves
         half = length // 2
         product = result[..., :half] * result[..., half : 2 * half]
         result = concatenate([product, result[..., 2 * half :]], -1) if length % 2 else product
     if not result.shape[-1]:
-        result = ones((*lengths, 1), found.dtype)
-    return reshape(result, [1 if one in axes else n for one, n in enumerate(found.shape)] if keepdims else lengths)
+        result = ones((*lengths, 1), tensor.dtype)
+    return reshape(
+        result, [1 if position in axes else n for position, n in enumerate(tensor.shape)] if keepdims else lengths
+    )
 
 
 def argmin(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
@@ -287,16 +291,16 @@ def average(x: Any, axis: int | Sequence[int] | None = None, weights: Any = None
     """
     if weights is None:
         return mean(x, axis)
-    found, given = all_floating(x, weights)
-    if given.shape != found.shape:
-        axes = normalized_axes(axis, found.ndim)
-        if given.ndim != 1 or len(axes) != 1 or axis is None or given.shape[0] != found.shape[axes[0]]:
+    tensor, factors = all_floating(x, weights)
+    if factors.shape != tensor.shape:
+        axes = normalized_axes(axis, tensor.ndim)
+        if factors.ndim != 1 or len(axes) != 1 or axis is None or factors.shape[0] != tensor.shape[axes[0]]:
             raise ConfigError(
-                f"average: weights of shape {tuple(given.shape)} for {tuple(found.shape)} over axis {axis}; expected "
+                f"average: weights of shape {tuple(factors.shape)} for {tuple(tensor.shape)} over axis {axis}; expected "
                 "the same shape, or a vector along one axis"
             )
-        given = broadcast_to(reshape(given, (-1, *(1,) * (found.ndim - 1 - axes[0]))), found.shape)
-    return sum(multiply(found, given), axis) / sum(given, axis)
+        factors = broadcast_to(reshape(factors, (-1, *(1,) * (tensor.ndim - 1 - axes[0]))), tensor.shape)
+    return sum(multiply(tensor, factors), axis) / sum(factors, axis)
 
 
 # The same elements in another order
@@ -309,20 +313,20 @@ def ravel(x: Any) -> Tensor:
 
 def flip(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
     """Return the elements in reverse order along axes, by default all."""
-    found = _tensor(x)
-    for one in normalized_axes(axis, found.ndim):
-        found = take(found, np.arange(int(found.shape[one]))[::-1], one)
-    return found
+    tensor = _tensor(x)
+    for flip_axis in normalized_axes(axis, tensor.ndim):
+        tensor = take(tensor, np.arange(int(tensor.shape[flip_axis]))[::-1], flip_axis)
+    return tensor
 
 
 def swapaxes(x: Any, axis1: int, axis2: int) -> Tensor:
     """Return x with two axes exchanged."""
-    found = _tensor(x)
+    tensor = _tensor(x)
     for axis in (axis1, axis2):
-        normalized_axes(axis, found.ndim)
-    order = list(range(found.ndim))
+        normalized_axes(axis, tensor.ndim)
+    order = list(range(tensor.ndim))
     order[axis1], order[axis2] = order[axis2], order[axis1]
-    return transpose(found, order)
+    return transpose(tensor, order)
 
 
 def moveaxis(x: Any, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
@@ -331,17 +335,17 @@ def moveaxis(x: Any, source: int | Sequence[int], destination: int | Sequence[in
     Raises:
         ConfigError: there are no such axes, or not as many places as axes.
     """
-    found = _tensor(x)
-    pairs = [[one] if isinstance(one, int) else list(one) for one in (source, destination)]
+    tensor = _tensor(x)
+    pairs = [[argument] if isinstance(argument, int) else list(argument) for argument in (source, destination)]
     for axes in pairs:
-        normalized_axes(axes, found.ndim)  # which must be different ones
+        normalized_axes(axes, tensor.ndim)  # which must be different ones
     if len(pairs[0]) != len(pairs[1]):
         raise ConfigError(f"moveaxis: source={source}, destination={destination}; expected as many of each")
-    old, new = ([one % found.ndim for one in axes] for axes in pairs)
-    order = [one for one in range(found.ndim) if one not in old]
+    old, new = ([axis % tensor.ndim for axis in axes] for axes in pairs)
+    order = [axis for axis in range(tensor.ndim) if axis not in old]
     for place, axis in sorted(zip(new, old, strict=True)):
         order.insert(place, axis)
-    return transpose(found, order)
+    return transpose(tensor, order)
 
 
 def split(x: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
@@ -350,9 +354,9 @@ def split(x: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> li
     Raises:
         ConfigError: the length cannot be divided by that number.
     """
-    found = _tensor(x)
-    (place,) = normalized_axes(axis, found.ndim)
-    length = found.shape[place]
+    tensor = _tensor(x)
+    (place,) = normalized_axes(axis, tensor.ndim)
+    length = tensor.shape[place]
     if isinstance(indices_or_sections, int):
         if length % indices_or_sections:
             raise ConfigError(f"a length of {int(length)} cannot be split into {indices_or_sections} equal parts")
@@ -360,8 +364,8 @@ def split(x: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> li
         ends = [part * number for number in range(1, indices_or_sections)]
     else:
         ends = list(indices_or_sections)
-    whole = (slice(None),) * place
-    return [found[(*whole, slice(a, b))] for a, b in zip([None, *ends], [*ends, None], strict=True)]
+    leading = (slice(None),) * place
+    return [tensor[(*leading, slice(a, b))] for a, b in zip([None, *ends], [*ends, None], strict=True)]
 
 
 def unstack(x: Any, num: int | None = None, axis: int = 0) -> list[Tensor]:
@@ -370,13 +374,13 @@ def unstack(x: Any, num: int | None = None, axis: int = 0) -> list[Tensor]:
     Raises:
         ConfigError: there are more or fewer.
     """
-    found = _tensor(x)
-    (place,) = normalized_axes(axis, found.ndim)
-    if num is not None and num != found.shape[place]:
+    tensor = _tensor(x)
+    (place,) = normalized_axes(axis, tensor.ndim)
+    if num is not None and num != tensor.shape[place]:
         raise ConfigError(
-            f"unstack: num={num}; axis {axis} of shape {tuple(found.shape)} has length {found.shape[place]}"
+            f"unstack: num={num}; axis {axis} of shape {tuple(tensor.shape)} has length {tensor.shape[place]}"
         )
-    return [found[(*(slice(None),) * place, number)] for number in range(int(found.shape[place]))]
+    return [tensor[(*(slice(None),) * place, number)] for number in range(int(tensor.shape[place]))]
 
 
 def repeat(x: Any, repeats: int | Sequence[int], axis: int | None = None) -> Tensor:
@@ -390,44 +394,44 @@ def repeat(x: Any, repeats: int | Sequence[int], axis: int | None = None) -> Ten
     Raises:
         ConfigError: not as many numbers as parts, or one below 0.
     """
-    found, place = (ravel(x), 0) if axis is None else (_tensor(x), normalized_axes(axis, _tensor(x).ndim)[0])
-    lengths = found.shape
+    tensor, place = (ravel(x), 0) if axis is None else (_tensor(x), normalized_axes(axis, _tensor(x).ndim)[0])
+    lengths = tensor.shape
     times = np.asarray(repeats)
     if times.size == 1:
         number = repeats if isinstance(repeats, int) else int(times.reshape(()))
-        spread = broadcast_to(expand_dims(found, place + 1), (*lengths[: place + 1], number, *lengths[place + 1 :]))
+        spread = broadcast_to(expand_dims(tensor, place + 1), (*lengths[: place + 1], number, *lengths[place + 1 :]))
         return reshape(spread, (*lengths[:place], lengths[place] * number, *lengths[place + 1 :]))
     if times.shape != (int(lengths[place]),) or (times < 0).any():
         raise ConfigError(
             f"repeat: repeats={repeats} for {int(lengths[place])} parts; expected one number, or one of each, from 0"
         )
-    return take(found, np.repeat(np.arange(int(lengths[place])), times), place)
+    return take(tensor, np.repeat(np.arange(int(lengths[place])), times), place)
 
 
 def tile(x: Any, repeats: int | Sequence[int]) -> Tensor:
     """Return x so many times along each axis, as a whole."""
-    found = _tensor(x)
+    tensor = _tensor(x)
     times = (repeats,) if isinstance(repeats, int) else tuple(repeats)
-    times = (1,) * (found.ndim - len(times)) + times
-    found = reshape(found, (*(1,) * (len(times) - found.ndim), *found.shape))
+    times = (1,) * (tensor.ndim - len(times)) + times
+    tensor = reshape(tensor, (*(1,) * (len(times) - tensor.ndim), *tensor.shape))
     for axis, number in enumerate(times):
         if number == 0:
-            found = found[(*(slice(None),) * axis, slice(0, 0))]
+            tensor = tensor[(*(slice(None),) * axis, slice(0, 0))]
         elif number != 1:
-            found = concatenate([found] * number, axis)
-    return found
+            tensor = concatenate([tensor] * number, axis)
+    return tensor
 
 
 def hstack(xs: Sequence[Any]) -> Tensor:
     """Return tensors beside each other: along the second axis, vectors and numbers along the first."""
-    found = [one if one.ndim else reshape(one, (1,)) for one in as_tensors(list(xs))]
-    return concatenate(found, 0 if found[0].ndim == 1 else 1)
+    tensors = [tensor if tensor.ndim else reshape(tensor, (1,)) for tensor in as_tensors(list(xs))]
+    return concatenate(tensors, 0 if tensors[0].ndim == 1 else 1)
 
 
 def vstack(xs: Sequence[Any]) -> Tensor:
     """Return tensors below each other: along the first axis, vectors and numbers as rows."""
-    found = [one if one.ndim > 1 else reshape(one, (1, -1)) for one in as_tensors(list(xs))]
-    return concatenate(found, 0)
+    tensors = [tensor if tensor.ndim > 1 else reshape(tensor, (1, -1)) for tensor in as_tensors(list(xs))]
+    return concatenate(tensors, 0)
 
 
 # Products
@@ -444,20 +448,20 @@ def einsum(subscripts: str, *operands: Any) -> Tensor:
         ConfigError: a letter twice in one operand, or other operands than letters.
     """
     tensors = list(as_tensors(operands))
-    given, arrow, result = _spelled_out(subscripts.replace(" ", ""), tensors).partition("->")
-    names = given.split(",")
+    inputs, arrow, result = _spelled_out(subscripts.replace(" ", ""), tensors).partition("->")
+    names = inputs.split(",")
     if not arrow:
-        result = _once(given)
-    bad = "." in given + result or len(tensors) not in (1, 2) or len(names) != len(tensors)
+        result = _once(inputs)
+    bad = "." in inputs + result or len(tensors) not in (1, 2) or len(names) != len(tensors)
     if bad or [len(name) for name in names] != [x.ndim for x in tensors] or _twice(*names, result):
         shapes = ", ".join(str(tuple(map(int, x.shape))) for x in tensors)
         raise ConfigError(f"not supported: einsum({subscripts!r}) of shapes {shapes}")
     for number, name in enumerate(names):  # what one operand alone has, and the result has not, is summed at once
-        others = "".join([*names[:number], *names[number + 1 :], result])
-        alone = [axis for axis, letter in enumerate(name) if letter not in others]
+        elsewhere = "".join([*names[:number], *names[number + 1 :], result])
+        alone = [axis for axis, letter in enumerate(name) if letter not in elsewhere]
         if alone:
             tensors[number] = sum(tensors[number], alone)
-            names[number] = "".join(letter for letter in name if letter in others)
+            names[number] = "".join(letter for letter in name if letter in elsewhere)
     if len(tensors) == 1:
         return transpose(tensors[0], [names[0].index(letter) for letter in result])
     return _product(names, tensors, result)
@@ -467,21 +471,21 @@ def _spelled_out(subscripts: str, tensors: Sequence[Tensor]) -> str:
     """Return subscripts with letters for an ellipsis: the last of them stand for the last axes that it covers."""
     if "..." not in subscripts:
         return subscripts
-    given, arrow, result = subscripts.partition("->")
+    inputs, arrow, result = subscripts.partition("->")
     free = [letter for letter in string.ascii_letters if letter not in subscripts]
-    counts = [x.ndim - len(name) + 3 for name, x in zip(given.split(","), tensors, strict=False) if "..." in name]
+    counts = [x.ndim - len(name) + 3 for name, x in zip(inputs.split(","), tensors, strict=False) if "..." in name]
     most = builtins.max(counts, default=0)
     letters = "".join(free[:most])
     names = [
         name.replace("...", letters[most - builtins.max(x.ndim - len(name) + 3, 0) :])
-        for name, x in zip(given.split(","), tensors, strict=False)
+        for name, x in zip(inputs.split(","), tensors, strict=False)
     ]
-    return f"{','.join(names)}{arrow or '->'}{result.replace('...', letters) if arrow else letters + _once(given)}"
+    return f"{','.join(names)}{arrow or '->'}{result.replace('...', letters) if arrow else letters + _once(inputs)}"
 
 
-def _once(given: str) -> str:
+def _once(inputs: str) -> str:
     """Return the letters that occur once, in order."""
-    return "".join(sorted(letter for letter in set(given) - set(",.") if given.count(letter) == 1))
+    return "".join(sorted(letter for letter in set(inputs) - set(",.") if inputs.count(letter) == 1))
 
 
 def _product(names: list[str], tensors: list[Tensor], result: str) -> Tensor:
@@ -501,8 +505,10 @@ def _product(names: list[str], tensors: list[Tensor], result: str) -> Tensor:
     product = batch_matmul(
         matrices(tensors[0], first, batch, left, inner), matrices(tensors[1], second, batch, inner, right)
     )
-    found = [*batch, *left, *right]
-    return transpose(reshape(product, [length[one] for one in found]), [found.index(letter) for letter in result])
+    letters = [*batch, *left, *right]
+    return transpose(
+        reshape(product, [length[letter] for letter in letters]), [letters.index(letter) for letter in result]
+    )
 
 
 def _twice(*names: str) -> bool:
@@ -514,11 +520,11 @@ def tensordot(x1: Any, x2: Any, axes: int | Sequence[Any] = 2) -> Tensor:
     """Return the sum of products over the last axes of x1 and the first of x2, so many; or over those named of each."""
     a, b = as_tensors([x1, x2])
     ours, theirs = (range(a.ndim - axes, a.ndim), range(axes)) if isinstance(axes, int) else axes
-    pairs = [[one] if isinstance(one, int) else list(one) for one in (ours, theirs)]
+    pairs = [[argument] if isinstance(argument, int) else list(argument) for argument in (ours, theirs)]
     first, second = _letters(a.ndim), _letters(b.ndim, a.ndim)
     for mine, yours in zip(*pairs, strict=True):
         second[yours] = first[mine]
-    summed = {first[one] for one in pairs[0]}
+    summed = {first[position] for position in pairs[0]}
     result = "".join(letter for letter in (*first, *second) if letter not in summed)
     return einsum(f"{''.join(first)},{''.join(second)}->{result}", a, b)
 

@@ -39,8 +39,8 @@ def associative_scan(f: Callable[[Any, Any], Any], elems: Any, reverse: bool = F
         return [flip(part, place) for part, place in zip(parts, places, strict=True)] if reverse else list(parts)
 
     def join(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[Tensor]:
-        found = f(tree.pack_sequence_as(elems, list(a)), tree.pack_sequence_as(elems, list(b)))
-        return list(as_tensors(tree.flatten(found)))
+        joined = f(tree.pack_sequence_as(elems, list(a)), tree.pack_sequence_as(elems, list(b)))
+        return list(as_tensors(tree.flatten(joined)))
 
     return tree.pack_sequence_as(elems, turned(_scanned(join, turned(leaves), places)))
 
@@ -52,7 +52,7 @@ def _scanned(join: Callable[..., list[Tensor]], parts: list[Tensor], places: lis
 
     def cut(of: Sequence[Tensor], start: int, stop: int | None = None, step: int = 1) -> list[Tensor]:
         return [
-            one[(slice(None),) * place + (slice(start, stop, step),)] for one, place in zip(of, places, strict=True)
+            leaf[(slice(None),) * place + (slice(start, stop, step),)] for leaf, place in zip(of, places, strict=True)
         ]
 
     odd = _scanned(join, join(cut(parts, 0, length - 1, 2), cut(parts, 1, length, 2)), places)
@@ -72,6 +72,10 @@ def _interleaved(even: Tensor, odd: Tensor, axis: int) -> Tensor:
     """Return elements of both in turn; even ones may be one more."""
     count = int(odd.shape[axis])
     lead = (slice(None),) * axis
-    both = stack([even[(*lead, slice(0, count))], odd], axis + 1)
-    made = reshape(both, (*even.shape[:axis], 2 * count, *even.shape[axis + 1 :]))
-    return made if int(even.shape[axis]) == count else concatenate([made, even[(*lead, slice(count, None))]], axis)
+    pairs = stack([even[(*lead, slice(0, count))], odd], axis + 1)
+    interleaved = reshape(pairs, (*even.shape[:axis], 2 * count, *even.shape[axis + 1 :]))
+    return (
+        interleaved
+        if int(even.shape[axis]) == count
+        else concatenate([interleaved, even[(*lead, slice(count, None))]], axis)
+    )

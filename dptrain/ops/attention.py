@@ -76,9 +76,9 @@ def _composed_gradients(inputs: Sequence[Tensor], attributes: Mapping[str, Any])
     return tuple(transpose_to(tensor, axes=_SWAPPED) for tensor in (dq, dk, dv))
 
 
-def _operations(made: Tensor) -> int:
+def _operations(output: Tensor) -> int:
     """Return two for each multiplication of two products."""
-    q, k, v = made.inputs[:3]
+    q, k, v = output.inputs[:3]
     return 2 * size(q.shape[:3]) * int(k.shape[1]) * (int(q.shape[3]) + int(v.shape[3]))
 
 
@@ -100,14 +100,14 @@ def attend_heads(*inputs: Array, scale: float, is_causal: bool, out: Array) -> N
 
 
 @attend_heads.onnx_lowering
-def _attend_onnx(graph: OnnxGraph, made: Tensor, *inputs: Value) -> Value:
-    q, k, v = (graph.computed(value, made.dtype) for value in inputs[:3])
+def _attend_onnx(graph: OnnxGraph, output: Tensor, *inputs: Value) -> Value:
+    q, k, v = (graph.computed(value, output.dtype) for value in inputs[:3])
     product = graph.node("MatMul", graph.transpose(q, _SWAPPED), graph.transpose(k, (0, 2, 3, 1)))
-    scores = graph.node("Mul", product, graph.constant(made.attributes["scale"], q.dtype))
-    least = graph.constant(_LEFT_OUT * float(limits(made.dtype).max), q.dtype)
+    scores = graph.node("Mul", product, graph.constant(output.attributes["scale"], q.dtype))
+    least = graph.constant(_LEFT_OUT * float(limits(output.dtype).max), q.dtype)
     masks = list(inputs[3:])
-    if made.attributes["is_causal"]:
-        lengths = (int(tensor.shape[1]) for tensor in made.inputs[:2])
+    if output.attributes["is_causal"]:
+        lengths = (int(tensor.shape[1]) for tensor in output.inputs[:2])
         masks.append(graph.constant(np.tri(*lengths, dtype=np.bool_)))
     for mask in masks:
         scores = graph.node("Where", mask, scores, least, dtype=q.dtype)
@@ -119,19 +119,19 @@ def _attend_gradients(*inputs: Array, scale: float, is_causal: bool, out: list[A
     """Gradients of `attend_heads` in query, key and value, of that in its output."""
     dy, query, key, value, *mask = inputs
     if not (size(key.shape) and size(query.shape)):
-        for each in out:
-            if each is not None:
-                each.fill(0)
+        for grad in out:
+            if grad is not None:
+                grad.fill(0)
         return
     weights, counts = _scores_of(query, key, mask[0] if mask else None, scale, is_causal)
-    d_heads, q, k, v = (each.transpose(_SWAPPED) for each in (dy, query, key, value))
+    d_heads, q, k, v = (tensor.transpose(_SWAPPED) for tensor in (dy, query, key, value))
     slopes = np.matmul(d_heads, v.swapaxes(2, 3))
     slopes = weights * (slopes - (weights * slopes).sum(-1, keepdims=True)) * np.asarray(scale, slopes.dtype)
     slopes = np.where(counts, slopes, 0)
-    found = (slopes, k), (slopes.swapaxes(2, 3), q), (weights.swapaxes(2, 3), d_heads)
-    for each, (a, b) in zip(out, found, strict=True):
-        if each is not None:
-            each[...] = np.matmul(a, b).transpose(_SWAPPED)
+    factors = (slopes, k), (slopes.swapaxes(2, 3), q), (weights.swapaxes(2, 3), d_heads)
+    for grad, (a, b) in zip(out, factors, strict=True):
+        if grad is not None:
+            grad[...] = np.matmul(a, b).transpose(_SWAPPED)
 
 
 ATTEND_GRADIENTS = Op(
@@ -148,8 +148,8 @@ ATTEND_GRADIENTS = Op(
 
 @attend_heads.gradient
 def _attend(y: Tensor, dy: Tensor, *inputs: Tensor) -> tuple[Tensor | None, ...]:
-    made = ATTEND_GRADIENTS.values(dy, *inputs, **y.attributes)
-    return (*made, *(None for _ in inputs[3:]))
+    grads = ATTEND_GRADIENTS.values(dy, *inputs, **y.attributes)
+    return (*grads, *(None for _ in inputs[3:]))
 
 
 @ATTEND_GRADIENTS.gradient
@@ -157,10 +157,10 @@ def _attend_twice(
     values: Sequence[Tensor], d_values: Sequence[Tensor | None], *inputs: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Those of the gradients as other ops make them."""
-    made = _composed_gradients(inputs, values[0].attributes)
-    parts = [sum_over(one * d_one) for one, d_one in zip(made, d_values, strict=True) if d_one is not None]
-    found = gradients(sum(parts[1:], parts[0]), list(inputs[:4]))
-    return (*found, *(None for _ in inputs[4:]))
+    first_grads = _composed_gradients(inputs, values[0].attributes)
+    parts = [sum_over(grad * d_grad) for grad, d_grad in zip(first_grads, d_values, strict=True) if d_grad is not None]
+    grads = gradients(sum(parts[1:], parts[0]), list(inputs[:4]))
+    return (*grads, *(None for _ in inputs[4:]))
 
 
 def dot_product_attention(
@@ -235,13 +235,13 @@ def _spread(mask: Any, q: Tensor, k: Tensor) -> Tensor:
     Raises:
         ConfigError: it cannot be broadcast to them.
     """
-    found = cast(mask, "bool")
+    mask_tensor = cast(mask, "bool")
     lengths = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
-    if found.ndim > 4 or any(
-        not is_one(n) and n != length for n, length in zip(reversed(found.shape), reversed(lengths), strict=False)
+    if mask_tensor.ndim > 4 or any(
+        not is_one(n) and n != length for n, length in zip(reversed(mask_tensor.shape), reversed(lengths), strict=False)
     ):
-        raise ConfigError(f"dot_product_attention: a mask of shape {found.shape} for scores of {lengths}")
-    return reshape(found, (*(1,) * (4 - found.ndim), *found.shape))
+        raise ConfigError(f"dot_product_attention: a mask of shape {mask_tensor.shape} for scores of {lengths}")
+    return reshape(mask_tensor, (*(1,) * (4 - mask_tensor.ndim), *mask_tensor.shape))
 
 
 def _weights(

@@ -18,9 +18,9 @@ def _whole(name: str) -> Any:
     """Return a rule of types for whole numbers and truth values alone."""
 
     def dtype(*dtypes: DType, **attributes: Any) -> Any:
-        if any(one.kind not in "biu" for one in dtypes):
-            found = ", ".join(one.name for one in dtypes)
-            raise ConfigError(f"{name}: {found}; expected whole numbers")
+        if any(operand_dtype.kind not in "biu" for operand_dtype in dtypes):
+            names = ", ".join(operand_dtype.name for operand_dtype in dtypes)
+            raise ConfigError(f"{name}: {names}; expected whole numbers")
         return common_dtype(*dtypes)
 
     return dtype
@@ -105,9 +105,9 @@ def lcm(x1: Any, x2: Any) -> Tensor:
 
     a, b = _numbers("lcm", x1, x2)
     size = abs(a) if a.dtype.kind == "i" else a
-    other = abs(b) if b.dtype.kind == "i" else b
-    divisor = greatest_divisor(size, other)
-    return multiply(floor_divide(size, maximum(divisor, np.ones((), divisor.dtype))), other)
+    magnitude = abs(b) if b.dtype.kind == "i" else b
+    divisor = greatest_divisor(size, magnitude)
+    return multiply(floor_divide(size, maximum(divisor, np.ones((), divisor.dtype))), magnitude)
 
 
 # Floating-point numbers
@@ -127,8 +127,8 @@ def _nextafter(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, N
 def nextafter(x1: Any, x2: Any) -> Tensor:
     """Return the number that comes after x1 towards x2 in its type."""
     a, b = as_tensors([x1, x2])
-    wanted = floating_dtype(a.dtype, b.dtype)
-    return nextafter_along(cast(a, wanted), cast(b, wanted))
+    dtype = floating_dtype(a.dtype, b.dtype)
+    return nextafter_along(cast(a, dtype), cast(b, dtype))
 
 
 @op(shape=broadcast_shape, letters=elementwise, dtype=boolean, lowering=Element("dp_signbit({0})"))

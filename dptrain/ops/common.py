@@ -17,13 +17,15 @@ from dptrain.runtime.floatx import floatx
 
 def elementwise(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
     """Operands that are broadcast to the output: `ab,1b,b->ab`; of none `->ab`."""
-    made = names(len(out))
-    given = []
+    result = names(len(out))
+    operands = []
     for shape in shapes:
         extra = len(out) - len(shape)
         repeated = [is_one(n) and not is_one(out[extra + axis]) for axis, n in enumerate(shape)]
-        given.append("".join("1" if one else made[extra + axis] for axis, one in enumerate(repeated)))
-    return f"{','.join(given)}->{made}"
+        operands.append(
+            "".join("1" if is_repeated else result[extra + axis] for axis, is_repeated in enumerate(repeated))
+        )
+    return f"{','.join(operands)}->{result}"
 
 
 def limits(dtype: DType) -> Any:

@@ -60,8 +60,8 @@ class Window:
 def _convolution(image: int, places: int, kernel: int) -> dict[str, Any]:
     """Return what records of a convolution and its gradients have in common, by the roles of operands and result."""
 
-    def operations(made: Tensor) -> int:  # y of x and kernel, or either of y and the other: as many products
-        _, y, k = windows.shapes(made)
+    def operations(output: Tensor) -> int:  # y of x and kernel, or either of y and the other: as many products
+        _, y, k = windows.shapes(output)
         return 2 * size(y) * size(k[:-1])
 
     windows = ConvolutionLowering(image, places, kernel)
@@ -82,54 +82,56 @@ def conv2d(x: Array, kernel: Array, *, strides: Pair, dilation: Pair, before: Pa
 
 @conv2d.gradient
 def _conv2d(y: Tensor, dy: Tensor, x: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
-    own = {name: y.attributes[name] for name in ("strides", "dilation", "before")}
-    dx = conv2d_input(dy, kernel, **own, size=(int(x.shape[1]), int(x.shape[2])))
-    return dx, conv2d_kernel(x, dy, **own, size=(int(kernel.shape[0]), int(kernel.shape[1])))
+    options = {name: y.attributes[name] for name in ("strides", "dilation", "before")}
+    dx = conv2d_input(dy, kernel, **options, size=(int(x.shape[1]), int(x.shape[2])))
+    return dx, conv2d_kernel(x, dy, **options, size=(int(kernel.shape[0]), int(kernel.shape[1])))
 
 
 @conv2d.onnx_lowering
-def _conv2d_onnx(graph: OnnxGraph, made: Tensor, x: Value, kernel: Value) -> Value:
-    return conv2d_as_onnx(graph, made, x, graph.transpose(kernel, (3, 2, 0, 1)))
+def _conv2d_onnx(graph: OnnxGraph, output: Tensor, x: Value, kernel: Value) -> Value:
+    return conv2d_as_onnx(graph, output, x, graph.transpose(kernel, (3, 2, 0, 1)))
 
 
-def conv2d_as_onnx(graph: OnnxGraph, made: Tensor, x: Value, filters: Value, group: int = 1) -> Value:
+def conv2d_as_onnx(graph: OnnxGraph, output: Tensor, x: Value, filters: Value, group: int = 1) -> Value:
     """Return ONNX' convolution that makes a tensor of images and of filters (O, I / group, R, S)."""
-    own = made.attributes
-    extents = [(int(n) - 1) * step + 1 for n, step in zip(made.inputs[1].shape[:2], own["dilation"], strict=True)]
-    image, filters = graph.transpose(graph.cast(x, made.dtype), _CHANNELS_FIRST), graph.cast(filters, made.dtype)
-    more = {"strides": own["strides"], "dilations": own["dilation"], "group": group}
-    return graph.transpose(graph.node("Conv", image, filters, **_padding(made, extents), **more), _CHANNELS_LAST)
+    attributes = output.attributes
+    extents = [
+        (int(n) - 1) * step + 1 for n, step in zip(output.inputs[1].shape[:2], attributes["dilation"], strict=True)
+    ]
+    image, filters = graph.transpose(graph.cast(x, output.dtype), _CHANNELS_FIRST), graph.cast(filters, output.dtype)
+    options = {"strides": attributes["strides"], "dilations": attributes["dilation"], "group": group}
+    return graph.transpose(graph.node("Conv", image, filters, **_padding(output, extents), **options), _CHANNELS_LAST)
 
 
 # ONNX has (B, C, H, W).
 _CHANNELS_FIRST, _CHANNELS_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
 
 
-def _padding(made: Tensor, extents: Sequence[int]) -> dict[str, Any]:
+def _padding(output: Tensor, extents: Sequence[int]) -> dict[str, Any]:
     """Return how ONNX is to pad the image: as for "same" where strides make it depend on lengths, else by how much."""
-    pads, strides = _pads(made, extents), made.attributes["strides"]
-    lengths = [int(n) for n in made.inputs[0].shape[1:3]]
+    pads, strides = _pads(output, extents), output.attributes["strides"]
+    lengths = [int(n) for n in output.inputs[0].shape[1:3]]
     totals = [
         max((-(-length // step) - 1) * step + extent - length, 0)
         for length, step, extent in zip(lengths, strides, extents, strict=True)
     ]
-    same = (*(total // 2 for total in totals), *(total - total // 2 for total in totals))
-    return {"auto_pad": "SAME_UPPER"} if max(strides) > 1 and any(pads) and pads == same else {"pads": pads}
+    same_pads = (*(total // 2 for total in totals), *(total - total // 2 for total in totals))
+    return {"auto_pad": "SAME_UPPER"} if max(strides) > 1 and any(pads) and pads == same_pads else {"pads": pads}
 
 
-def _pads(made: Tensor, extents: Sequence[int]) -> tuple[int, ...]:
+def _pads(output: Tensor, extents: Sequence[int]) -> tuple[int, ...]:
     """Return rows and columns before the image, then those behind it, of windows with these extents.
 
     Raises:
         ConfigError: no such numbers give the output's size.
     """
-    image, size = made.inputs[0].shape[1:3], made.attributes["size"]
-    strides, before = made.attributes["strides"], made.attributes["before"]
+    image, size = output.inputs[0].shape[1:3], output.attributes["size"]
+    strides, before = output.attributes["strides"], output.attributes["before"]
     reach = [(size[n] - 1) * strides[n] + extents[n] for n in range(2)]
     behind = [max(0, reach[n] - before[n] - int(image[n])) for n in range(2)]
-    whole = [int(image[n]) + before[n] + behind[n] for n in range(2)]
-    if [(whole[n] - extents[n]) // strides[n] + 1 for n in range(2)] != list(size):
-        raise refusal(made, f"of size {tuple(size)}")
+    padded = [int(image[n]) + before[n] + behind[n] for n in range(2)]
+    if [(padded[n] - extents[n]) // strides[n] + 1 for n in range(2)] != list(size):
+        raise refusal(output, f"of size {tuple(size)}")
     return (*before, *behind)
 
 
@@ -149,29 +151,33 @@ def conv2d_input(
 
 @conv2d_input.gradient
 def _conv2d_input(dx: Tensor, g: Tensor, dy: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
-    own = {name: dx.attributes[name] for name in ("strides", "dilation", "before")}
-    ddy = conv2d(g, kernel, **own, size=(int(dy.shape[1]), int(dy.shape[2])))
-    return ddy, conv2d_kernel(g, dy, **own, size=(int(kernel.shape[0]), int(kernel.shape[1])))
+    options = {name: dx.attributes[name] for name in ("strides", "dilation", "before")}
+    ddy = conv2d(g, kernel, **options, size=(int(dy.shape[1]), int(dy.shape[2])))
+    return ddy, conv2d_kernel(g, dy, **options, size=(int(kernel.shape[0]), int(kernel.shape[1])))
 
 
 @conv2d_input.onnx_lowering
-def _conv2d_input_onnx(graph: OnnxGraph, made: Tensor, dy: Value, kernel: Value) -> Value:
-    return conv2d_input_as_onnx(graph, made, dy, graph.transpose(kernel, (3, 2, 0, 1)))
+def _conv2d_input_onnx(graph: OnnxGraph, output: Tensor, dy: Value, kernel: Value) -> Value:
+    return conv2d_input_as_onnx(graph, output, dy, graph.transpose(kernel, (3, 2, 0, 1)))
 
 
-def conv2d_input_as_onnx(graph: OnnxGraph, made: Tensor, dy: Value, filters: Value, group: int = 1) -> Value:
+def conv2d_input_as_onnx(graph: OnnxGraph, output: Tensor, dy: Value, filters: Value, group: int = 1) -> Value:
     """As `conv2d_as_onnx`, of the transposed convolution."""
-    own, places = made.attributes, made.inputs[0].shape[1:3]
-    extents = [(int(n) - 1) * step + 1 for n, step in zip(made.inputs[1].shape[:2], own["dilation"], strict=True)]
-    whole = [(int(places[n]) - 1) * own["strides"][n] + extents[n] for n in range(2)]
-    behind = [whole[n] - own["before"][n] - own["size"][n] for n in range(2)]  # below 0 where rows are added
-    image, filters = graph.transpose(graph.cast(dy, made.dtype), _CHANNELS_FIRST), graph.cast(filters, made.dtype)
-    more = {"strides": own["strides"], "dilations": own["dilation"], "group": group}
-    more |= {
-        "pads": (*own["before"], *(max(0, n) for n in behind)),
+    attributes, places = output.attributes, output.inputs[0].shape[1:3]
+    extents = [
+        (int(n) - 1) * step + 1 for n, step in zip(output.inputs[1].shape[:2], attributes["dilation"], strict=True)
+    ]
+    padded = [(int(places[n]) - 1) * attributes["strides"][n] + extents[n] for n in range(2)]
+    behind = [
+        padded[n] - attributes["before"][n] - attributes["size"][n] for n in range(2)
+    ]  # below 0 where rows are added
+    image, filters = graph.transpose(graph.cast(dy, output.dtype), _CHANNELS_FIRST), graph.cast(filters, output.dtype)
+    options = {"strides": attributes["strides"], "dilations": attributes["dilation"], "group": group}
+    options |= {
+        "pads": (*attributes["before"], *(max(0, n) for n in behind)),
         "output_padding": tuple(max(0, -n) for n in behind),
     }
-    return graph.transpose(graph.node("ConvTranspose", image, filters, **more), _CHANNELS_LAST)
+    return graph.transpose(graph.node("ConvTranspose", image, filters, **options), _CHANNELS_LAST)
 
 
 @op(
@@ -187,9 +193,9 @@ def conv2d_kernel(x: Array, dy: Array, *, strides: Pair, dilation: Pair, before:
 
 @conv2d_kernel.gradient
 def _conv2d_kernel(dkernel: Tensor, g: Tensor, x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
-    own = {name: dkernel.attributes[name] for name in ("strides", "dilation", "before")}
-    dx = conv2d_input(dy, g, **own, size=(int(x.shape[1]), int(x.shape[2])))
-    return dx, conv2d(x, g, **own, size=(int(dy.shape[1]), int(dy.shape[2])))
+    options = {name: dkernel.attributes[name] for name in ("strides", "dilation", "before")}
+    dx = conv2d_input(dy, g, **options, size=(int(x.shape[1]), int(x.shape[2])))
+    return dx, conv2d(x, g, **options, size=(int(dy.shape[1]), int(dy.shape[2])))
 
 
 @op(
@@ -211,12 +217,12 @@ def _max_pool2d(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 @max_pool2d.onnx_lowering
-def _max_pool2d_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
-    window = made.attributes["window"]
+def _max_pool2d_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
+    window = output.attributes["window"]
     computed = x if x.dtype.kind in "fV" else graph.cast(x, np.float64)
     image = graph.transpose(computed, _CHANNELS_FIRST)
-    more = {"kernel_shape": window, "strides": made.attributes["strides"]}
-    return graph.transpose(graph.node("MaxPool", image, **_padding(made, window), **more), _CHANNELS_LAST)
+    options = {"kernel_shape": window, "strides": output.attributes["strides"]}
+    return graph.transpose(graph.node("MaxPool", image, **_padding(output, window), **options), _CHANNELS_LAST)
 
 
 @op(
@@ -257,8 +263,8 @@ def max_pool2d_take(
 
 
 @max_pool2d_take.gradient
-def _max_pool2d_take(taken: Tensor, g: Tensor, x: Tensor, y: Tensor, values: Tensor) -> tuple[None, None, Tensor]:
-    return None, None, max_pool2d_input(x, y, g, **taken.attributes)
+def _max_pool2d_take(output: Tensor, g: Tensor, x: Tensor, y: Tensor, values: Tensor) -> tuple[None, None, Tensor]:
+    return None, None, max_pool2d_input(x, y, g, **output.attributes)
 
 
 def _chosen(x: Array, y: Array, window: Window) -> Iterator[tuple[Array, tuple[slice, slice], tuple[slice, slice]]]:

@@ -22,13 +22,13 @@ from dptrain.program.sharding.sharding_rule import names
 from dptrain.program.tensor import Array, Tensor, as_tensors
 
 
-def _segment_letters(whole: bool) -> Any:
+def _segment_letters(needs_all_rows: bool) -> Any:
     """`ab,a->Xb`; of what cannot be joined of the ranks' parts `Xb,X->Xb`."""
 
     def letters(shapes: Sequence[Shape], out: Shape, attributes: Any) -> str:
-        rows = "X" if whole else "a"
-        rest = names(len(out))[1:]
-        return f"{rows}{rest},{rows}->X{rest}"
+        rows = "X" if needs_all_rows else "a"
+        row_letters = names(len(out))[1:]
+        return f"{rows}{row_letters},{rows}->X{row_letters}"
 
     return letters
 
@@ -55,10 +55,10 @@ def greatest_rows(values: Array, places: Array, *, length: int, out: Array) -> N
 def _greatest_rows(y: Tensor, dy: Tensor, values: Tensor, places: Tensor) -> tuple[Tensor, None]:
     """Elements that are equally great share the gradient."""
     length = y.attributes["length"]
-    inside, own = _inside(places, length, values.ndim)
-    chosen = cast(logical_and(inside, equal(values, take_rows(y, own))), dy.dtype)
-    count = maximum(add_rows(chosen, own, length=length), 1.0)
-    return chosen * take_rows(dy / count, own), None
+    inside, segments = _inside(places, length, values.ndim)
+    chosen = cast(logical_and(inside, equal(values, take_rows(y, segments))), dy.dtype)
+    count = maximum(add_rows(chosen, segments, length=length), 1.0)
+    return chosen * take_rows(dy / count, segments), None
 
 
 @op(
@@ -78,13 +78,17 @@ def multiplied_rows(values: Array, places: Array, *, length: int, out: Array) ->
 def _multiplied_rows(y: Tensor, dy: Tensor, values: Tensor, places: Tensor) -> tuple[Tensor, None]:
     """The product of the others: where one factor is 0, it alone has a gradient."""
     length = y.attributes["length"]
-    inside, own = _inside(places, length, values.ndim)
+    inside, segments = _inside(places, length, values.ndim)
     zero = equal(values, 0)
     counted = cast(logical_and(zero, inside), dy.dtype)
-    zeros = take_rows(add_rows(counted, own, length=length), own)
-    others = take_rows(multiplied_rows(where(zero, 1, values), places, length=length), own)
-    shared = where(zero, where(equal(zeros, 1), others, 0), where(equal(zeros, 0), others / where(zero, 1, values), 0))
-    return where(inside, take_rows(dy, own) * shared, 0), None
+    zeros = take_rows(add_rows(counted, segments, length=length), segments)
+    others_product = take_rows(multiplied_rows(where(zero, 1, values), places, length=length), segments)
+    shared = where(
+        zero,
+        where(equal(zeros, 1), others_product, 0),
+        where(equal(zeros, 0), others_product / where(zero, 1, values), 0),
+    )
+    return where(inside, take_rows(dy, segments) * shared, 0), None
 
 
 def _inside(places: Tensor, length: int, rank: int) -> tuple[Tensor, Tensor]:
@@ -94,12 +98,12 @@ def _inside(places: Tensor, length: int, rank: int) -> tuple[Tensor, Tensor]:
 
 
 def _segments(data: Any, segment_ids: Any, num_segments: int | None, name: str) -> tuple[Tensor, Tensor, int]:
-    values, given = segments_of(data, segment_ids)
+    values, ids = segments_of(data, segment_ids)
     if num_segments is None:
-        if given.value is None:
+        if ids.value is None:
             raise ConfigError(f"{name}: num_segments is needed where segment_ids are not known")
-        num_segments = int(given.value.max(initial=-1)) + 1
-    return values, given, int(num_segments)
+        num_segments = int(ids.value.max(initial=-1)) + 1
+    return values, ids, int(num_segments)
 
 
 def segment_max(data: Any, segment_ids: Any, num_segments: int | None = None, sorted: bool = False) -> Tensor:
@@ -151,14 +155,14 @@ def scatter_update(inputs: Any, indices: Any, updates: Any, reduction: str | Non
     tensor, places, values = as_tensors([inputs, indices, updates])
     values = cast(values, tensor.dtype)
     count = int(places.shape[-1])
-    lengths, rest = [int(n) for n in tensor.shape[:count]], tuple(tensor.shape[count:])
+    lengths, row_shape = [int(n) for n in tensor.shape[:count]], tuple(tensor.shape[count:])
     if reduction == "add":
         return tensor + scatter(places, values, tuple(tensor.shape))
     number: Any = 0
     for axis, length in enumerate(lengths):
         number = number * length + in_range(places[..., axis], length)
     number, total = ravel(number), int(np.prod(lengths, dtype=np.int64))
-    rows = reshape(values, (-1, *rest))
+    rows = reshape(values, (-1, *row_shape))
     if reduction == "mul":
         return tensor * reshape(segment_prod(rows, number, total), tuple(tensor.shape))
     if reduction in ("max", "min"):
@@ -167,7 +171,7 @@ def scatter_update(inputs: Any, indices: Any, updates: Any, reduction: str | Non
     if reduction is not None:
         raise ConfigError(f"Unsupported reduction: {reduction}")
     last = segment_max(np.arange(int(number.shape[0]), dtype=np.int32), number, total)
-    written = reshape(last >= 0, (*lengths, *(1,) * len(rest)))
+    written = reshape(last >= 0, (*lengths, *(1,) * len(row_shape)))
     return where(written, reshape(take_rows(rows, where(last < 0, 0, last)), tuple(tensor.shape)), tensor)
 
 
@@ -193,17 +197,17 @@ def slice(inputs: Any, start_indices: Any, shape: Sequence[int]) -> Tensor:
         )
     for axis, length in enumerate(shape):
         (start,) = as_tensors([starts[axis]])
-        own = int(tensor.shape[axis])
+        axis_length = int(tensor.shape[axis])
         if start.value is not None:
             begin = int(start.value)
-            stop = own if length == -1 else begin + int(length)
-            if not 0 <= begin <= stop <= own:
+            stop = axis_length if length == -1 else begin + int(length)
+            if not 0 <= begin <= stop <= axis_length:
                 raise ConfigError(f"slice: {begin} to {stop} along axis {axis} of {tensor.shape}")
             tensor = part(tensor, (*(np.s_[:],) * axis, np.s_[begin:stop]))
             continue
         if length == -1:
             raise ConfigError(f"slice: shape={tuple(shape)} with a start along axis {axis} that is not known")
-        begin_at = minimum(maximum(start, 0), own - int(length))
+        begin_at = minimum(maximum(start, 0), axis_length - int(length))
         tensor = taken(tensor, begin_at + np.arange(int(length), dtype=np.int32), axis)
     return tensor
 
@@ -240,9 +244,9 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0, sparse: bool = Fal
     if numbers.ndim == 2:
         places = one_hot(numbers, length, dtype=dtype)
         return cast(sum(places if weights is None else places * expand_dims(weights, -1), 1), dtype)
-    ones = cast(numbers * 0 + 1, dtype) if weights is None else as_tensors([weights])[0]
+    counted = cast(numbers * 0 + 1, dtype) if weights is None else as_tensors([weights])[0]
     inside = logical_and(numbers >= 0, numbers < length)
-    return segment_sum(where(inside, ones, 0), where(inside, numbers, 0), length)
+    return segment_sum(where(inside, counted, 0), where(inside, numbers, 0), length)
 
 
 def histogram(x: Any, bins: int = 10, range: tuple[float, float] | None = None) -> tuple[Tensor, Tensor]:
@@ -265,14 +269,14 @@ def histogram(x: Any, bins: int = 10, range: tuple[float, float] | None = None) 
             raise ConfigError("range must be a tuple of two elements")
         if range[1] < range[0]:
             raise ConfigError("The second element of range must be greater than the first")
-    (given,) = as_tensors([x])
-    if given.ndim > 1:
+    (vector,) = as_tensors([x])
+    if vector.ndim > 1:
         raise ConfigError("Input tensor must be 1-dimensional")
-    values = floating(given)
+    values = floating(vector)
     first, last = (min(values), max(values)) if not range else as_tensors([float(range[0]), float(range[1])])
     first, last = cast(first, values.dtype), cast(last, values.dtype)
-    same = equal(first, last)
-    first, last = where(same, first - 0.5, first), where(same, last + 0.5, last)
+    is_constant = equal(first, last)
+    first, last = where(is_constant, first - 0.5, first), where(is_constant, last + 0.5, last)
     share = np.arange(bins + 1, dtype=values.dtype) / builtins.max(bins, 1)
     bounds = cast(first * (1 - share) + last * share, values.dtype)
     place = searchsorted(bounds, values, "right") - 1

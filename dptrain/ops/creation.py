@@ -46,18 +46,18 @@ def dtype(x: Any) -> str:
 
 def saturate_cast(x: Any, dtype: npt.DTypeLike) -> Tensor:
     """Return x in another type, by default floatx; what does not fit becomes its least or greatest number."""
-    (found,), wanted = as_tensors([x]), np.dtype(dtype or floatx())
-    if wanted.kind in "iu" and found.dtype.kind != "b":
-        limits = np.iinfo(wanted)
+    (tensor,), target = as_tensors([x]), np.dtype(dtype or floatx())
+    if target.kind in "iu" and tensor.dtype.kind != "b":
+        limits = np.iinfo(target)
         # In a type that holds both: of float32 the greatest number below 2^31.
         least, greatest = float(limits.min), float(limits.max)
-        if found.dtype.kind in "fV":
-            top = np.array(greatest, found.dtype)
-            greatest = float(np.nextafter(top, np.array(0, found.dtype)) if float(top) > limits.max else top)
-            return cast(clip(found, least, greatest), wanted)
-        known = np.iinfo(found.dtype)
-        return cast(clip(found, max(limits.min, known.min), min(limits.max, known.max)), wanted)
-    return cast(found, wanted)
+        if tensor.dtype.kind in "fV":
+            top = np.array(greatest, tensor.dtype)
+            greatest = float(np.nextafter(top, np.array(0, tensor.dtype)) if float(top) > limits.max else top)
+            return cast(clip(tensor, least, greatest), target)
+        source_limits = np.iinfo(tensor.dtype)
+        return cast(clip(tensor, max(limits.min, source_limits.min), min(limits.max, source_limits.max)), target)
+    return cast(tensor, target)
 
 
 def real(x: Any) -> Tensor:
@@ -98,12 +98,12 @@ def geomspace(
     return constant(np.geomspace(start, stop, num, endpoint, axis=axis).astype(dtype or floatx()))
 
 
-def _window(function: Callable[..., Any], length: Any, *more: Any) -> Tensor:
+def _window(function: Callable[..., Any], length: Any, *arguments: Any) -> Tensor:
     if isinstance(length, Tensor | np.ndarray | np.generic) and not np.ndim(length) and length.dtype.kind in "iu":
         length = int(length)
     if not isinstance(length, int) or length < 0:
         raise ConfigError(f"{function.__name__}: {length!r} points; expected an integer of at least 0")
-    return constant(function(length, *more).astype(floatx()))
+    return constant(function(length, *arguments).astype(floatx()))
 
 
 def bartlett(x: int) -> Tensor:

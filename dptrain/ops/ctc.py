@@ -44,7 +44,7 @@ class _Lattice:
     def forward(self, lengths: Array) -> Array:
         """Return (T, B, S): the logarithm of the probability of all beginnings that end in a state at a time."""
         T, rows, S = self.scores.shape
-        found = np.empty((T, rows, S))
+        alphas = np.empty((T, rows, S))
         alpha = np.full((rows, S), -np.inf)
         alpha[:, 0] = 0
         reached = alpha.copy()
@@ -53,18 +53,18 @@ class _Lattice:
             if time:
                 reached = self._reached(alpha)
             alpha = np.where((time < lengths)[:, None], reached + self.scores[time], alpha)
-            found[time] = alpha
-        return found
+            alphas[time] = alpha
+        return alphas
 
     def _reached(self, alpha: Array) -> Array:
-        one = np.pad(alpha, ((0, 0), (1, 0)), constant_values=-np.inf)[:, :-1]
-        two = np.pad(alpha, ((0, 0), (2, 0)), constant_values=-np.inf)[:, :-2]
-        return np.asarray(np.logaddexp(np.logaddexp(alpha, one), np.where(self.skips, two, -np.inf)))
+        from_previous = np.pad(alpha, ((0, 0), (1, 0)), constant_values=-np.inf)[:, :-1]
+        from_skip = np.pad(alpha, ((0, 0), (2, 0)), constant_values=-np.inf)[:, :-2]
+        return np.asarray(np.logaddexp(np.logaddexp(alpha, from_previous), np.where(self.skips, from_skip, -np.inf)))
 
     def backward(self, lengths: Array) -> Array:
         """Return (T, B, S): the same of all ends after a state at a time."""
         T, rows, S = self.scores.shape
-        found = np.full((T, rows, S), -np.inf)
+        betas = np.full((T, rows, S), -np.inf)
         ends = np.full((rows, S), -np.inf)
         at = np.arange(rows)
         ends[at, self.last] = 0
@@ -73,13 +73,13 @@ class _Lattice:
         for time in reversed(range(T)):
             if time < T - 1:
                 ahead = beta + self.scores[time + 1]
-                one = np.pad(ahead, ((0, 0), (0, 1)), constant_values=-np.inf)[:, 1:]
+                from_next = np.pad(ahead, ((0, 0), (0, 1)), constant_values=-np.inf)[:, 1:]
                 skipped = np.where(self.skips, ahead, -np.inf)
-                two = np.pad(skipped, ((0, 0), (0, 2)), constant_values=-np.inf)[:, 2:]
-                inner = np.logaddexp(np.logaddexp(ahead, one), two)
+                from_skip = np.pad(skipped, ((0, 0), (0, 2)), constant_values=-np.inf)[:, 2:]
+                inner = np.logaddexp(np.logaddexp(ahead, from_next), from_skip)
                 beta = np.where((time < lengths - 1)[:, None], inner, ends)
-            found[time] = beta
-        return found
+            betas[time] = beta
+        return betas
 
     def total(self, alphas: Array) -> Array:
         """Return (B,): the logarithm of the probability of all paths."""
@@ -92,7 +92,7 @@ class _Lattice:
 @op(
     shape=lambda logs, target, target_length, length, *, blank: logs[:1],
     letters="aXX,aX,a,a->a",
-    dtype=lambda logs, *others, blank: logs,
+    dtype=lambda logs, *targets, blank: logs,
     lowering=HostCall(),
 )
 def ctc_losses(logs: Array, target: Array, target_length: Array, length: Array, *, blank: int, out: Array) -> None:
@@ -104,7 +104,7 @@ def ctc_losses(logs: Array, target: Array, target_length: Array, length: Array, 
 @op(
     shape=lambda logs, target, target_length, length, *, blank: logs,
     letters="aXX,aX,a,a->aXX",
-    dtype=lambda logs, *others, blank: logs,
+    dtype=lambda logs, *targets, blank: logs,
     lowering=HostCall(),
 )
 def ctc_slopes(logs: Array, target: Array, target_length: Array, length: Array, *, blank: int, out: Array) -> None:
@@ -159,8 +159,8 @@ def ctc_loss(target: Any, output: Any, target_length: Any, output_length: Any, m
     if not 0 <= mask_index < int(scores.shape[-1]):
         raise ConfigError(f"ctc_loss: mask_index={mask_index} of {int(scores.shape[-1])} classes")
     logs = log_softmax(_wide(scores), -1)
-    whole = [cast(one, "int32") for one in (labels, label_length, length)]
-    return ctc_losses(logs, *whole, blank=int(mask_index))
+    integers = [cast(tensor, "int32") for tensor in (labels, label_length, length)]
+    return ctc_losses(logs, *integers, blank=int(mask_index))
 
 
 # Decoding
@@ -214,8 +214,8 @@ def _greedy(scores: Tensor, lengths: Tensor, merge_repeated: bool, blank: int) -
         labels = where(concatenate([zeros_like(repeated[:, :1]), repeated], 1), blank, labels) if times > 1 else labels
     absent = equal(labels, blank)
     order = argsort(where(absent, times, np.arange(times)[None, :]), -1)
-    found = along_last(where(absent, -1, labels), order)
-    return expand_dims(cast(found, "int32"), 0), expand_dims(-sum(best, 1), -1)
+    packed = along_last(where(absent, -1, labels), order)
+    return expand_dims(cast(packed, "int32"), 0), expand_dims(-sum(best, 1), -1)
 
 
 @op(
@@ -229,10 +229,10 @@ def beam_paths(logs: Array, lengths: Array, *, width: int, paths: int, blank: in
 
     A. Graves and N. Jaitly, "Towards end-to-end speech recognition with recurrent neural networks", ICML 2014.
     """
-    for row, (own, length) in enumerate(zip(logs.astype(np.float64), lengths, strict=True)):
+    for row, (row_logs, length) in enumerate(zip(logs.astype(np.float64), lengths, strict=True)):
         out[row] = -1
         out[row, :, 0] = -np.inf
-        for number, (labels, score) in enumerate(_beams(own[:length], width, blank)[:paths]):
+        for number, (labels, score) in enumerate(_beams(row_logs[:length], width, blank)[:paths]):
             out[row, number, 0] = score
             out[row, number, 1 : 1 + len(labels)] = labels
 
@@ -243,9 +243,9 @@ def _beams(logs: Array, width: int, blank: int) -> list[tuple[tuple[int, ...], f
     for scores in logs:
         ahead: dict[tuple[int, ...], list[float]] = {}
         for labels, (with_blank, without) in beams.items():
-            both = float(np.logaddexp(with_blank, without))
+            total = float(np.logaddexp(with_blank, without))
             entry = ahead.setdefault(labels, [-np.inf, -np.inf])
-            entry[0] = float(np.logaddexp(entry[0], both + scores[blank]))
+            entry[0] = float(np.logaddexp(entry[0], total + scores[blank]))
             for label, score in enumerate(scores):
                 if label == blank:
                     continue
@@ -253,7 +253,7 @@ def _beams(logs: Array, width: int, blank: int) -> list[tuple[tuple[int, ...], f
                     entry[1] = float(np.logaddexp(entry[1], without + score))
                     gain = with_blank + score
                 else:
-                    gain = both + score
+                    gain = total + score
                 longer = ahead.setdefault((*labels, label), [-np.inf, -np.inf])
                 longer[1] = float(np.logaddexp(longer[1], gain))
         ranked = sorted(ahead.items(), key=lambda item: -float(np.logaddexp(item[1][0], item[1][1])))

@@ -61,8 +61,8 @@ def cumulative(x: Any, axis: int | None, dtype: npt.DTypeLike | None, join: Join
     (place,) = normalized_axes(axis, tensor.ndim)
     if place == tensor.ndim - 1:
         return _last(tensor, join, neutral)
-    order = [one for one in range(tensor.ndim) if one != place] + [place]
-    back = [order.index(one) for one in range(tensor.ndim)]
+    order = [other_axis for other_axis in range(tensor.ndim) if other_axis != place] + [place]
+    back = [order.index(original) for original in range(tensor.ndim)]
     return transpose(_last(transpose(tensor, order), join, neutral), back)
 
 
@@ -75,13 +75,13 @@ def _last(x: Tensor, join: Join, neutral: int) -> Tensor:
         return _within(x, join, neutral)
     blocks = -(-length // _BLOCK)
     if length % _BLOCK:
-        rest = full(shape=(*front, blocks * _BLOCK - length), value=neutral, dtype=x.dtype.name)
-        x = concatenate([x, rest], -1)
-    own = _within(reshape(x, (*front, blocks, _BLOCK)), join, neutral)
-    totals = _last(own[..., :-1, -1], join, neutral)  # of all blocks but the last, whose total nobody needs
-    nothing = full(shape=(*front, 1), value=neutral, dtype=x.dtype.name)
-    before = expand_dims(concatenate([nothing, totals], -1), -1)
-    joined = own + before if neutral == 0 else own * before
+        padding = full(shape=(*front, blocks * _BLOCK - length), value=neutral, dtype=x.dtype.name)
+        x = concatenate([x, padding], -1)
+    within = _within(reshape(x, (*front, blocks, _BLOCK)), join, neutral)
+    totals = _last(within[..., :-1, -1], join, neutral)  # of all blocks but the last, whose total nobody needs
+    first = full(shape=(*front, 1), value=neutral, dtype=x.dtype.name)
+    before = expand_dims(concatenate([first, totals], -1), -1)
+    joined = within + before if neutral == 0 else within * before
     return reshape(joined, (*front, blocks * _BLOCK))[..., :length]
 
 

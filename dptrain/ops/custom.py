@@ -56,8 +56,8 @@ class Op:
         self._letters = self._of_rows if letters is None else letters
         self._signature = inspect.signature(reference)
         kinds = self._signature.parameters
-        buffers = tuple(name for name, one in kinds.items() if one.kind is one.POSITIONAL_OR_KEYWORD)
-        scalars = tuple(name for name, one in kinds.items() if one.kind is one.KEYWORD_ONLY)
+        buffers = tuple(name for name, parameter in kinds.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD)
+        scalars = tuple(name for name, parameter in kinds.items() if parameter.kind is parameter.KEYWORD_ONLY)
         if len(buffers) + len(scalars) != len(kinds) or not 1 <= outputs < len(buffers):
             raise ConfigError(
                 f"op {self.name!r}: expected a function (input, ..., output, ..., *, number, ...) with {outputs} "
@@ -90,9 +90,9 @@ class Op:
         defaults = {name: self._signature.parameters[name].default for name in self.scalars if name not in numbers}
         if missing := [name for name, value in defaults.items() if value is inspect.Parameter.empty]:
             raise ConfigError(f"op {self.name!r}: {missing[0]!r} is missing; it is called as {self._call()}")
-        given = as_tensors(inputs)
-        made = tuple(record(*given, **defaults, **numbers) for record in self.records)
-        return made[0] if len(made) == 1 else made
+        tensors = as_tensors(inputs)
+        results = tuple(record(*tensors, **defaults, **numbers) for record in self.records)
+        return results[0] if len(results) == 1 else results
 
     def __deepcopy__(self, memo: Any) -> "Op":
         return self
@@ -114,12 +114,12 @@ class Op:
         """Return the entry of the vocabulary for an output: it computes all, and keeps that one."""
 
         def compute(*arrays: Array, out: Array, **numbers: Any) -> None:
-            shapes = self.output_shapes([one.shape for one in arrays])
+            shapes = self.output_shapes([array.shape for array in arrays])
             outputs = [out if n == number else np.empty(shape, out.dtype) for n, shape in enumerate(shapes)]
             self.run(arrays, outputs, numbers)
 
         compute.__name__, compute.__doc__ = self.name, self.reference.__doc__
-        made = records.Op(
+        record = records.Op(
             compute,
             shape=lambda *shapes, **numbers: self.output_shapes(shapes)[number],
             letters=self._letters,
@@ -127,24 +127,24 @@ class Op:
             lowering=UserKernel(self.kernel, number),
         )
 
-        @made.gradient
+        @record.gradient
         def rule(tensor: Tensor, dy: Tensor, *inputs: Tensor) -> tuple[Tensor | None, ...]:
             if self.gradient_op is None:
                 raise ConfigError(f"op {self.name!r} has no gradient: register one with @{self.name}.gradient(...)")
-            shapes = self.output_shapes([one.shape for one in inputs])
-            others = [dy if n == number else zeros(shape, dy.dtype.name) for n, shape in enumerate(shapes)]
+            shapes = self.output_shapes([x.shape for x in inputs])
+            output_grads = [dy if n == number else zeros(shape, dy.dtype.name) for n, shape in enumerate(shapes)]
             records = self.gradient_op.records
             return tuple(
-                record(*inputs, *others, **tensor.attributes) if one.dtype.kind in "fV" else None
-                for record, one in zip(records, inputs, strict=True)
+                record(*inputs, *output_grads, **tensor.attributes) if input_tensor.dtype.kind in "fV" else None
+                for record, input_tensor in zip(records, inputs, strict=True)
             )
 
-        return made
+        return record
 
     def _of_rows(self, shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
         """Return letters by which rows of the batch make rows, as `aX,X->aX`; gradients of what has none are sums."""
 
-        def named(shape: Shape) -> str:
+        def letters_of_rows(shape: Shape) -> str:
             axis = row_axis(shape)
             if axis:
                 raise ConfigError(
@@ -153,13 +153,13 @@ class Op:
                 )
             return "X" * len(shape) if axis is None else f"a{'X' * (len(shape) - 1)}"
 
-        given, made = ",".join(map(named, shapes)), named(out)
-        if "a" in given and "a" not in made and not self._of_gradient:
+        operands, result = ",".join(map(letters_of_rows, shapes)), letters_of_rows(out)
+        if "a" in operands and "a" not in result and not self._of_gradient:
             raise ConfigError(
                 f"op {self.name!r}: its output of shape {tuple(map(int, out))} is no row for each row of the batch; "
                 "say with letters= that it is the sum over the rows, such as letters='aX->X'"
             )
-        return f"{given}->{made}"
+        return f"{operands}->{result}"
 
     def gradient(
         self,
@@ -190,7 +190,7 @@ class Op:
 
         def make(reference: Callable[..., None]) -> Op:
             inputs, kinds = len(self.inputs), inspect.signature(reference).parameters
-            numbers = tuple(name for name, one in kinds.items() if one.kind is one.KEYWORD_ONLY)
+            numbers = tuple(name for name, parameter in kinds.items() if parameter.kind is parameter.KEYWORD_ONLY)
             if len(kinds) - len(numbers) != 2 * inputs + len(self.outputs) or numbers != self.scalars:
                 raise ConfigError(
                     f"op {reference.__name__!r}: the gradient of {self.name!r} takes {inputs} input(s), "

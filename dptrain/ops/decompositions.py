@@ -31,20 +31,20 @@ def transposed(x: Tensor) -> Tensor:
     return transpose_to(x, axes=(*range(x.ndim - 2), x.ndim - 1, x.ndim - 2))
 
 
-def _letters(kept: int) -> Callable[..., str]:
+def _letters(output_rank: int) -> Callable[..., str]:
     """Return letters of an op of whole matrices whose output has so many axes beside those of the batch."""
 
     def letters(shapes: Sequence[Shape], out: Shape, attributes: Any) -> str:
         rows = names(len(shapes[0]) - 2)
-        return f"{rows}XX->{rows}{'X' * kept}"
+        return f"{rows}XX->{rows}{'X' * output_rank}"
 
     return letters
 
 
 def _pair_letters(shapes: Sequence[Shape], out: Shape, attributes: Any) -> str:
-    given, _, made = elementwise([shape[:-2] for shape in shapes], out[:-2], attributes).partition("->")
-    a, b = given.split(",")
-    return f"{a}XX,{b}Xz->{made}Xz"  # columns are solved for by themselves
+    operands, _, result = elementwise([shape[:-2] for shape in shapes], out[:-2], attributes).partition("->")
+    a, b = operands.split(",")
+    return f"{a}XX,{b}Xz->{result}Xz"  # columns are solved for by themselves
 
 
 def matrix_shape(shape: Shape, square: bool, name: str) -> Shape:
@@ -66,32 +66,32 @@ def _each(function: Callable[..., Array], out: Array, *arrays: Array) -> None:
     if not out.size:
         return
     try:
-        out[...] = function(*(one.astype(out.dtype, copy=False) for one in arrays))
+        out[...] = function(*(array.astype(out.dtype, copy=False) for array in arrays))
         return
     except np.linalg.LinAlgError:
         pass
-    rank = out.ndim - max(one.ndim for one in arrays) + 2
+    rank = out.ndim - max(array.ndim for array in arrays) + 2
     batch = out.shape[: out.ndim - rank]
-    spread = [np.broadcast_to(one, (*batch, *one.shape[-2:])) for one in arrays]
+    spread = [np.broadcast_to(array, (*batch, *array.shape[-2:])) for array in arrays]
     for place in np.ndindex(batch):
         try:
-            out[place] = function(*(one[place].astype(out.dtype, copy=False) for one in spread))
+            out[place] = function(*(array[place].astype(out.dtype, copy=False) for array in spread))
         except np.linalg.LinAlgError:
             out[place] = np.nan
 
 
-def _square_op(name: str, function: Callable[..., Array], shape: Callable[[Shape], Shape], kept: int) -> Op:
+def _square_op(name: str, function: Callable[..., Array], shape: Callable[[Shape], Shape], output_rank: int) -> Op:
     """Return an op of square matrices that is a function of NumPy's."""
 
     def compute(x: Array, *, out: Array) -> None:
         _each(function, out, x)
 
-    def checked(given: Shape) -> Shape:
-        matrix_shape(given, True, name)
-        return shape(given)
+    def checked(input_shape: Shape) -> Shape:
+        matrix_shape(input_shape, True, name)
+        return shape(input_shape)
 
     compute.__name__, compute.__doc__ = name, f"numpy.linalg: {name}."
-    return op(shape=checked, letters=_letters(kept), dtype=floating_dtype, lowering=HostCall())(compute)
+    return op(shape=checked, letters=_letters(output_rank), dtype=floating_dtype, lowering=HostCall())(compute)
 
 
 def _symmetric(x: Array) -> Array:
@@ -153,7 +153,7 @@ def _triangle(x: Array, lower: bool) -> Array:
 @op(shape=_pair_shape, letters=_pair_letters, dtype=floating_dtype, linear="each", linear_in=(1,), lowering=HostCall())
 def triangular_solution(a: Array, b: Array, *, lower: bool, out: Array) -> None:
     """The x of a x = b, of one triangle of a."""
-    _each(lambda one, other: np.linalg.solve(_triangle(one, lower), other), out, a, b)
+    _each(lambda matrix, right_side: np.linalg.solve(_triangle(matrix, lower), right_side), out, a, b)
 
 
 @triangular_solution.gradient
@@ -174,9 +174,9 @@ def _cholesky_factor(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     """I. Murray, "Differentiation of the Cholesky decomposition", 2016."""
     n = int(x.shape[-1])
     halved = tril(batch_matmul(transposed(y), dy)) * (1 - np.eye(n, dtype=y.dtype) / 2)
-    left = solution(transposed(y), halved)
-    whole = transposed(solution(transposed(y), transposed(left)))
-    return (whole + transposed(whole)) / 2
+    left_solution = solution(transposed(y), halved)
+    gradient = transposed(solution(transposed(y), transposed(left_solution)))
+    return (gradient + transposed(gradient)) / 2
 
 
 def _eigen(x: Array) -> Array:
@@ -190,8 +190,8 @@ eigen_packed = _square_op("eigen_packed", _eigen, lambda shape: (*shape[:-1], in
 def _reciprocal_differences(x: Tensor) -> Tensor:
     """Return 1 / (x_j - x_i), and 0 where both are the same."""
     differences = expand_dims(x, -2) - expand_dims(x, -1)
-    same = differences == 0
-    return where(same, 0.0, 1.0 / where(same, 1.0, differences))
+    equal = differences == 0
+    return where(equal, 0.0, 1.0 / where(equal, 1.0, differences))
 
 
 def _diagonal(x: Tensor) -> Tensor:
@@ -202,8 +202,8 @@ def _diagonal(x: Tensor) -> Tensor:
 def _eigen_packed(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     values, vectors, dvalues, dvectors = y[..., 0], y[..., 1:], dy[..., 0], dy[..., 1:]
     inner = _reciprocal_differences(values) * batch_matmul(transposed(vectors), dvectors)
-    whole = batch_matmul(batch_matmul(vectors, _diagonal(dvalues) + inner), transposed(vectors))
-    return (whole + transposed(whole)) / 2
+    gradient = batch_matmul(batch_matmul(vectors, _diagonal(dvalues) + inner), transposed(vectors))
+    return (gradient + transposed(gradient)) / 2
 
 
 # Decompositions of any matrices, packed into vectors
@@ -212,31 +212,31 @@ def _eigen_packed(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 def _pack(*parts: Array) -> Array:
     """Return matrices and vectors one after the other: each has the axes of the batch, and then those that it has."""
     rank = parts[0].ndim - 2
-    return np.concatenate([one.reshape(*one.shape[:rank], -1) for one in parts], -1)
+    return np.concatenate([part.reshape(*part.shape[:rank], -1) for part in parts], -1)
 
 
 def unpack(packed: Tensor, *shapes: Shape) -> list[Tensor]:
     """Return the parts of what a record has packed, each of a shape beside that of the batch."""
-    found, start = [], 0
+    parts, start = [], 0
     for shape in shapes:
         length = int(np.prod(shape, dtype=np.int64))
         part = packed[..., start : start + length]
-        found.append(part if len(shape) == 1 else reshape(part, (*packed.shape[:-1], *shape)))
+        parts.append(part if len(shape) == 1 else reshape(part, (*packed.shape[:-1], *shape)))
         start += length
-    return found
+    return parts
 
 
 def _packed_op(name: str, function: Callable[..., Array], length: Callable[..., int], has_full: bool = False) -> Op:
     """Return an op of matrices of any lengths, whose parts are packed."""
 
-    def shape(given: Shape, **attributes: bool) -> Shape:
-        return *given[:-2], length(*matrix_shape(given, False, name), *attributes.values())
+    def shape(input_shape: Shape, **attributes: bool) -> Shape:
+        return *input_shape[:-2], length(*matrix_shape(input_shape, False, name), *attributes.values())
 
     def plain(x: Array, *, out: Array) -> None:
         _each(function, out, x)
 
     def chosen(x: Array, *, full: bool, out: Array) -> None:
-        _each(lambda one: function(one, full), out, x)
+        _each(lambda matrix: function(matrix, full), out, x)
 
     compute: Callable[..., None] = chosen if has_full else plain
     compute.__name__, compute.__doc__ = name, f"numpy.linalg: {name}."
@@ -354,8 +354,8 @@ def pivot_matrix(pivots: Array, *, out: Array) -> None:
     n = pivots.shape[-1]
     for place in np.ndindex(pivots.shape[:-1]):
         order = np.arange(n)
-        for row, other in enumerate(pivots[place].astype(np.int64)):
-            order[[row, other]] = order[[other, row]]
+        for row, pivot in enumerate(pivots[place].astype(np.int64)):
+            order[[row, pivot]] = order[[pivot, row]]
         out[place] = np.eye(n, dtype=out.dtype)[:, order]
 
 
@@ -373,9 +373,9 @@ def _lu_packed(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     (lu, pivots), (dlu, _) = unpack(y, (n, n), (n,)), unpack(dy, (n, n), (n,))
     lower, upper = tril(lu, -1) + np.eye(n, dtype=lu.dtype), triu(lu)
     inner = tril(batch_matmul(transposed(lower), tril(dlu, -1)), -1) + triu(batch_matmul(triu(dlu), transposed(upper)))
-    left = triangular_solution(transposed(lower), inner, lower=False)
-    both = transposed(triangular_solution(upper, transposed(left), lower=False))
-    return batch_matmul(pivot_matrix(pivots), both)
+    left_solution = triangular_solution(transposed(lower), inner, lower=False)
+    solved = transposed(triangular_solution(upper, transposed(left_solution), lower=False))
+    return batch_matmul(pivot_matrix(pivots), solved)
 
 
 # Least squares
@@ -390,7 +390,7 @@ def _lu_packed(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 def pseudo_inverse(x: Array, *, rcond: float, out: Array) -> None:
     """numpy.linalg.pinv; a negative rcond is 10 eps of the greater length."""
     least = 10 * max(x.shape[-2:]) * np.finfo(out.dtype).eps if rcond < 0 else rcond
-    _each(lambda one: np.linalg.pinv(one, least), out, x)
+    _each(lambda matrix: np.linalg.pinv(matrix, least), out, x)
 
 
 @pseudo_inverse.gradient

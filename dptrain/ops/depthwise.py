@@ -39,15 +39,15 @@ def taps(
         part = padded
         for n, place in enumerate(at):
             first = place * dilation[n]
-            whole = (slice(None),) * (1 + n)
-            part = part[(*whole, slice(first, first + (size[n] - 1) * strides[n] + 1, strides[n]))]
+            leading = (slice(None),) * (1 + n)
+            part = part[(*leading, slice(first, first + (size[n] - 1) * strides[n] + 1, strides[n]))]
         yield at, part
 
 
-def _operations(made: Tensor) -> int:
+def _operations(output: Tensor) -> int:
     """As many products as places, which one operand or the result has, times elements of the kernel."""
-    places = made.inputs[0] if made.op is depthwise2d_input else made
-    r, s, _ = made.inputs[1].shape
+    places = output.inputs[0] if output.op is depthwise2d_input else output
+    r, s, _ = output.inputs[1].shape
     return 2 * size(places.shape) * int(r) * int(s)
 
 
@@ -71,25 +71,25 @@ def depthwise2d(
 
 @depthwise2d.gradient
 def _depthwise2d(y: Tensor, dy: Tensor, x: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
-    own = {name: y.attributes[name] for name in ("strides", "dilation", "before")}
-    dx = depthwise2d_input(dy, kernel, **own, size=(int(x.shape[1]), int(x.shape[2])))
-    return dx, _kernel_gradient(x, dy, kernel.shape, own)
+    options = {name: y.attributes[name] for name in ("strides", "dilation", "before")}
+    dx = depthwise2d_input(dy, kernel, **options, size=(int(x.shape[1]), int(x.shape[2])))
+    return dx, _kernel_gradient(x, dy, kernel.shape, options)
 
 
 @depthwise2d.onnx_lowering
-def _depthwise2d_onnx(graph: OnnxGraph, made: Tensor, x: Value, kernel: Value) -> Value:
-    return conv2d_as_onnx(graph, made, x, *_filters(graph, made, kernel))
+def _depthwise2d_onnx(graph: OnnxGraph, output: Tensor, x: Value, kernel: Value) -> Value:
+    return conv2d_as_onnx(graph, output, x, *_filters(graph, output, kernel))
 
 
-def _filters(graph: OnnxGraph, made: Tensor, kernel: Value) -> tuple[Value, int]:
+def _filters(graph: OnnxGraph, output: Tensor, kernel: Value) -> tuple[Value, int]:
     """Return filters (C, 1, R, S) as ONNX has them, and the number of channels.
 
     Raises:
         ConfigError: the channels are rows of a batch, whose number ONNX would have to know.
     """
-    r, s, channels = made.inputs[1].shape
+    r, s, channels = output.inputs[1].shape
     if isinstance(channels, Dim):
-        raise refusal(made, "whose channels are rows")
+        raise refusal(output, "whose channels are rows")
     return graph.reshape(graph.transpose(kernel, (2, 0, 1)), (channels, 1, r, s)), int(channels)
 
 
@@ -110,18 +110,18 @@ def depthwise2d_input(
 
 @depthwise2d_input.gradient
 def _depthwise2d_input(dx: Tensor, g: Tensor, dy: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
-    own = {name: dx.attributes[name] for name in ("strides", "dilation", "before")}
-    ddy = depthwise2d(g, kernel, **own, size=(int(dy.shape[1]), int(dy.shape[2])))
-    return ddy, _kernel_gradient(g, dy, kernel.shape, own)
+    options = {name: dx.attributes[name] for name in ("strides", "dilation", "before")}
+    ddy = depthwise2d(g, kernel, **options, size=(int(dy.shape[1]), int(dy.shape[2])))
+    return ddy, _kernel_gradient(g, dy, kernel.shape, options)
 
 
 @depthwise2d_input.onnx_lowering
-def _depthwise2d_input_onnx(graph: OnnxGraph, made: Tensor, dy: Value, kernel: Value) -> Value:
-    return conv2d_input_as_onnx(graph, made, dy, *_filters(graph, made, kernel))
+def _depthwise2d_input_onnx(graph: OnnxGraph, output: Tensor, dy: Value, kernel: Value) -> Value:
+    return conv2d_input_as_onnx(graph, output, dy, *_filters(graph, output, kernel))
 
 
-def _kernel_gradient(x: Tensor, dy: Tensor, shape: Shape, own: dict[str, Any]) -> Tensor:
+def _kernel_gradient(x: Tensor, dy: Tensor, shape: Shape, options: dict[str, Any]) -> Tensor:
     """Return the gradient of `depthwise2d` in its kernel, of this shape."""
     places = dy.shape[1:3]
-    sums = [sum_over(part * dy, (0, 1, 2), keepdims=True) for _, part in taps(x, shape[:2], **own, size=places)]
+    sums = [sum_over(part * dy, (0, 1, 2), keepdims=True) for _, part in taps(x, shape[:2], **options, size=places)]
     return reshape(concatenate(sums, 0), shape)

@@ -30,13 +30,13 @@ def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        sources = [one for one in tree.flatten(args) if _is_number(one)]
+        sources = [arg for arg in tree.flatten(args) if _is_number(arg)]
         tensors = as_tensors(sources)
         replaced = iter(tensors)
-        found, grad = f(*tree.map_structure(lambda one: next(replaced) if _is_number(one) else one, args), **kwargs)
-        leaves = as_tensors(tree.flatten(found))
-        made = [_attached(leaf, tensors, leaves, number, grad) for number, leaf in enumerate(leaves)]
-        return tree.pack_sequence_as(found, made)
+        result, grad = f(*tree.map_structure(lambda arg: next(replaced) if _is_number(arg) else arg, args), **kwargs)
+        leaves = as_tensors(tree.flatten(result))
+        attached = [_attached(leaf, tensors, leaves, number, grad) for number, leaf in enumerate(leaves)]
+        return tree.pack_sequence_as(result, attached)
 
     return function
 
@@ -51,19 +51,19 @@ def _attached(
     """Return a value of the function whose gradient in the sources is what `grad` makes of its own."""
 
     def rule(dy: Tensor) -> tuple[Tensor | None, ...]:
-        found = grad(*(dy if at == number else zeros_like(leaf) for at, leaf in enumerate(leaves)))
-        parts = tuple(found) if isinstance(found, tuple | list) else (found,)
+        grads = grad(*(dy if at == number else zeros_like(leaf) for at, leaf in enumerate(leaves)))
+        parts = tuple(grads) if isinstance(grads, tuple | list) else (grads,)
         if len(parts) != len(sources):
             raise ConfigError(f"custom_gradient: {len(parts)} gradients for {len(sources)} tensors; expected as many")
         return tuple(None if part is None else as_tensors([part])[0] for part in parts)
 
-    tracking = max(one.tracking for one in (value, *sources))
+    tracking = max(tensor.tracking for tensor in (value, *sources))
     if value.dtype.kind not in "fV" or (value.value is not None and tracking == NOT_TRACKED):
         return value
-    made = Tensor(alias, (value,), {}, value.shape, value.dtype, value.value, SCOPE.get())
-    made.tracking = tracking
-    made.own_gradient = sources, rule
-    return made
+    output = Tensor(alias, (value,), {}, value.shape, value.dtype, value.value, SCOPE.get())
+    output.tracking = tracking
+    output.own_gradient = sources, rule
+    return output
 
 
 def jvp(fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False) -> Any:
@@ -84,16 +84,17 @@ def jvp(fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]
         ConfigError: not as many tangents as primals, or other shapes.
     """
     points = [
-        one if one.value is None or one.tracking == TRAINABLE else differentiable(one) for one in as_tensors(primals)
+        primal if primal.value is None or primal.tracking == TRAINABLE else differentiable(primal)
+        for primal in as_tensors(primals)
     ]
     directions = as_tensors(tangents)
-    if [one.shape for one in points] != [one.shape for one in directions]:
+    if [tensor.shape for tensor in points] != [tensor.shape for tensor in directions]:
         raise ConfigError(
-            f"jvp: primals of shapes {[one.shape for one in points]}, tangents of "
-            f"{[one.shape for one in directions]}; expected the same"
+            f"jvp: primals of shapes {[tensor.shape for tensor in points]}, tangents of "
+            f"{[tensor.shape for tensor in directions]}; expected the same"
         )
-    found = fun(*points)
-    value, auxiliary = found if has_aux else (found, None)
+    returned = fun(*points)
+    value, auxiliary = returned if has_aux else (returned, None)
     derivatives = [_derivative(leaf, points, directions) for leaf in as_tensors(tree.flatten(value))]
     result = value, tree.pack_sequence_as(value, derivatives)
     return (*result, auxiliary) if has_aux else result
@@ -111,8 +112,8 @@ def _derivative(value: Tensor, points: Sequence[Tensor], directions: Sequence[Te
         if grad is not None:
             part = sum(multiply(grad, cast(direction, grad.dtype)))
             total = part if total is None else total + part
-    made = None if total is None else gradients(total, [seed])[0]
-    return zeros_like(value) if made is None else made
+    derivative = None if total is None else gradients(total, [seed])[0]
+    return zeros_like(value) if derivative is None else derivative
 
 
 def vectorize(
@@ -136,13 +137,13 @@ def vectorize(
         numbers = [at for at in range(len(args)) if at not in left_out]
         tensors = as_tensors([args[at] for at in numbers])
         ranks = _core_ranks(signature, len(numbers))
-        batches = [one.shape[: one.ndim - rank] for one, rank in zip(tensors, ranks, strict=True)]
+        batches = [tensor.shape[: tensor.ndim - rank] for tensor, rank in zip(tensors, ranks, strict=True)]
         batch = broadcast(*batches)
         count = int(np.prod([int(n) for n in batch], dtype=np.int64))
         flat = []
-        for one, rank in zip(tensors, ranks, strict=True):
-            core = one.shape[one.ndim - rank :]
-            flat.append(reshape(broadcast_to(one, (*batch, *core)), (count, *core)))
+        for tensor, rank in zip(tensors, ranks, strict=True):
+            core = tensor.shape[tensor.ndim - rank :]
+            flat.append(reshape(broadcast_to(tensor, (*batch, *core)), (count, *core)))
 
         def single(parts: Any) -> Any:
             arguments = list(args)
@@ -150,8 +151,8 @@ def vectorize(
                 arguments[at] = part
             return pyfunc(*arguments)
 
-        found = vectorized_map(single, tuple(flat))
-        return tree.map_structure(lambda one: reshape(one, (*batch, *one.shape[1:])), found)
+        results = vectorized_map(single, tuple(flat))
+        return tree.map_structure(lambda result: reshape(result, (*batch, *result.shape[1:])), results)
 
     return function
 
@@ -162,4 +163,4 @@ def _core_ranks(signature: str | None, count: int) -> list[int]:
     inputs = re.findall(r"\(([^)]*)\)", signature.partition("->")[0])
     if len(inputs) != count:
         raise ConfigError(f"vectorize: signature={signature!r} for {count} arguments")
-    return [len([name for name in one.split(",") if name.strip()]) for one in inputs]
+    return [len([name for name in group.split(",") if name.strip()]) for group in inputs]

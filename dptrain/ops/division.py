@@ -32,8 +32,8 @@ def _divide_no_nan(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tenso
 
 
 @divide_no_nan.onnx_lowering
-def _divide_no_nan_onnx(graph: OnnxGraph, made: Tensor, x1: Value, x2: Value) -> Value:
-    a, b = (graph.computed(one, made.dtype) for one in (x1, x2))
-    zero = graph.constant(0, made.dtype)
+def _divide_no_nan_onnx(graph: OnnxGraph, output: Tensor, x1: Value, x2: Value) -> Value:
+    a, b = (graph.computed(value, output.dtype) for value in (x1, x2))
+    zero = graph.constant(0, output.dtype)
     by_zero = graph.node("Equal", b, zero, dtype=np.bool_)
-    return graph.node("Where", by_zero, zero, graph.node("Div", a, b), dtype=made.dtype)
+    return graph.node("Where", by_zero, zero, graph.node("Div", a, b), dtype=output.dtype)

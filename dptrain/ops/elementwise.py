@@ -43,12 +43,12 @@ def in_float32(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @functools.wraps(function)
     def computed(*arguments: Any, **keywords: Any) -> Tensor:
-        given = as_tensors([*arguments[:1], *([keywords["x"]] if not arguments else [])])[0]
-        if not is_half(given.dtype):
+        tensor = as_tensors([*arguments[:1], *([keywords["x"]] if not arguments else [])])[0]
+        if not is_half(tensor.dtype):
             return function(*arguments, **keywords)
-        wide = cast(given, FLOATX)
-        found = function(wide, *arguments[1:], **keywords) if arguments else function(**{**keywords, "x": wide})
-        return cast(found, given.dtype)
+        wide = cast(tensor, FLOATX)
+        result = function(wide, *arguments[1:], **keywords) if arguments else function(**{**keywords, "x": wide})
+        return cast(result, tensor.dtype)
 
     return computed
 
@@ -138,21 +138,21 @@ def _floor_divide(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[None, 
 
 
 @floor_divide.onnx_lowering
-def _floor_divide_onnx(graph: OnnxGraph, made: Tensor, x1: Value, x2: Value) -> Value:
-    a, b = (graph.computed(one, made.dtype) for one in (x1, x2))
-    zero, one = graph.constant(0, a.dtype), graph.constant(1, a.dtype)
+def _floor_divide_onnx(graph: OnnxGraph, output: Tensor, x1: Value, x2: Value) -> Value:
+    a, b = (graph.computed(value, output.dtype) for value in (x1, x2))
+    zero, unit = graph.constant(0, a.dtype), graph.constant(1, a.dtype)
     if a.dtype.kind not in "fV":  # the rest has the divisor's sign
         return graph.node("Div", graph.node("Sub", a, graph.node("Mod", a, b)), b)
-    rest = graph.node("Mod", a, b, fmod=1)  # of the dividend's sign, and exact, which a / b is not
-    quotient = graph.node("Div", graph.node("Sub", a, rest), b)
-    signs = [graph.node("Less", each, zero, dtype=np.bool_) for each in (rest, b)]
-    is_whole = graph.node("Equal", rest, zero, dtype=np.bool_)
+    remainder = graph.node("Mod", a, b, fmod=1)  # of the dividend's sign, and exact, which a / b is not
+    quotient = graph.node("Div", graph.node("Sub", a, remainder), b)
+    signs = [graph.node("Less", number, zero, dtype=np.bool_) for number in (remainder, b)]
+    is_whole = graph.node("Equal", remainder, zero, dtype=np.bool_)
     is_below = graph.node("And", graph.node("Not", is_whole), graph.node("Xor", *signs))
-    found = graph.node(
-        "Round", graph.node("Where", is_below, graph.node("Sub", quotient, one), quotient, dtype=a.dtype)
+    floored = graph.node(
+        "Round", graph.node("Where", is_below, graph.node("Sub", quotient, unit), quotient, dtype=a.dtype)
     )
     by_zero = graph.node("Equal", b, zero, dtype=np.bool_)
-    return graph.node("Where", by_zero, graph.node("Div", a, b), found, dtype=a.dtype)
+    return graph.node("Where", by_zero, graph.node("Div", a, b), floored, dtype=a.dtype)
 
 
 @op(
@@ -224,17 +224,17 @@ logical_or = _comparison("logical_or", np.logical_or, "|")
 
 
 @not_equal.onnx_lowering
-def _not_equal_onnx(graph: OnnxGraph, made: Tensor, x1: Value, x2: Value) -> Value:
-    return graph.node("Not", graph.elements("Equal", made, (x1, x2)))
+def _not_equal_onnx(graph: OnnxGraph, output: Tensor, x1: Value, x2: Value) -> Value:
+    return graph.node("Not", graph.elements("Equal", output, (x1, x2)))
 
 
 @logical_and.onnx_lowering
-def _logical_and_onnx(graph: OnnxGraph, made: Tensor, x1: Value, x2: Value) -> Value:
+def _logical_and_onnx(graph: OnnxGraph, output: Tensor, x1: Value, x2: Value) -> Value:
     return graph.node("And", graph.cast(x1, np.bool_), graph.cast(x2, np.bool_))
 
 
 @logical_or.onnx_lowering
-def _logical_or_onnx(graph: OnnxGraph, made: Tensor, x1: Value, x2: Value) -> Value:
+def _logical_or_onnx(graph: OnnxGraph, output: Tensor, x1: Value, x2: Value) -> Value:
     return graph.node("Or", graph.cast(x1, np.bool_), graph.cast(x2, np.bool_))
 
 
@@ -245,7 +245,7 @@ def logical_not(x: Array, *, out: Array) -> None:
 
 
 @logical_not.onnx_lowering
-def _logical_not_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
+def _logical_not_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
     return graph.node("Not", graph.cast(x, np.bool_))
 
 
@@ -274,8 +274,8 @@ def _where(y: Tensor, dy: Tensor, condition: Tensor, x1: Tensor, x2: Tensor) -> 
 
 
 @where.onnx_lowering
-def _where_onnx(graph: OnnxGraph, made: Tensor, condition: Value, x1: Value, x2: Value) -> Value:
-    chosen = [graph.computed(one, made.dtype) for one in (x1, x2)]
+def _where_onnx(graph: OnnxGraph, output: Tensor, condition: Value, x1: Value, x2: Value) -> Value:
+    chosen = [graph.computed(value, output.dtype) for value in (x1, x2)]
     return graph.node("Where", graph.cast(condition, np.bool_), *chosen, dtype=chosen[0].dtype)
 
 
@@ -349,17 +349,17 @@ def _log1p(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 @log1p.onnx_lowering
-def _log1p_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
+def _log1p_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
     """With u = 1 + x as it is rounded, x log(u) / (u - 1), and x where u is 1: exact near 0."""
-    given = graph.computed(x, made.dtype)
-    one = graph.constant(1, given.dtype)
-    u = graph.node("Add", given, one)
-    near = graph.node("Equal", u, one, dtype=np.bool_)
+    value = graph.computed(x, output.dtype)
+    unit = graph.constant(1, value.dtype)
+    u = graph.node("Add", value, unit)
+    is_one = graph.node("Equal", u, unit, dtype=np.bool_)
     is_inf = graph.node("IsInf", u, dtype=np.bool_)
-    ratio = graph.node("Div", given, graph.node("Sub", u, one))
+    ratio = graph.node("Div", value, graph.node("Sub", u, unit))
     scaled = graph.node("Mul", graph.node("Log", u), ratio)
-    exact = graph.node("Where", near, given, scaled, dtype=given.dtype)
-    return graph.node("Where", is_inf, u, exact, dtype=given.dtype)
+    exact = graph.node("Where", is_one, value, scaled, dtype=value.dtype)
+    return graph.node("Where", is_inf, u, exact, dtype=value.dtype)
 
 
 @op(**_FUNCTION, lowering=Element("dp_sqrt({0})"), onnx="Sqrt", expensive=True, keras="numpy")
@@ -385,9 +385,9 @@ def _square(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 @square.onnx_lowering
-def _square_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
-    given = graph.computed(x)
-    return graph.node("Mul", given, given)
+def _square_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
+    value = graph.computed(x)
+    return graph.node("Mul", value, value)
 
 
 @op(**_FUNCTION, lowering=Element("dp_sin({0})"), onnx="Sin", expensive=True, keras="numpy")
@@ -427,8 +427,8 @@ def _tanh(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 def sigmoid(x: Array, *, out: Array) -> None:
     """1 / (1 + e^-x), without overflow."""
     x = _exact(x)
-    small = np.exp(-np.abs(x))
-    np.divide(np.where(x >= 0, 1, small), 1 + small, out=out)
+    decay = np.exp(-np.abs(x))
+    np.divide(np.where(x >= 0, 1, decay), 1 + decay, out=out)
 
 
 @sigmoid.gradient
@@ -471,11 +471,11 @@ def _leaky_relu(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 @leaky_relu.onnx_lowering
-def _leaky_relu_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
-    slope = graph.constant(made.attributes.get("negative_slope", 0.2), made.dtype)
-    given = graph.computed(x, made.dtype)
-    positive = graph.node("Greater", given, graph.constant(0, made.dtype), dtype=np.bool_)
-    return graph.node("Where", positive, given, graph.node("Mul", given, slope), dtype=made.dtype)
+def _leaky_relu_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
+    slope = graph.constant(output.attributes.get("negative_slope", 0.2), output.dtype)
+    value = graph.computed(x, output.dtype)
+    positive = graph.node("Greater", value, graph.constant(0, output.dtype), dtype=np.bool_)
+    return graph.node("Where", positive, value, graph.node("Mul", value, slope), dtype=output.dtype)
 
 
 @op(**_FUNCTION, lowering=Element("{0} > 0 ? {0} : {alpha} * dp_expm1({0})"), expensive=True)
@@ -491,11 +491,11 @@ def _elu(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 @elu.onnx_lowering
-def _elu_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
-    given, zero = graph.computed(x, made.dtype), graph.constant(0, made.dtype)
-    power = graph.node("Sub", graph.node("Exp", graph.node("Min", given, zero)), graph.constant(1, made.dtype))
-    scaled = graph.node("Mul", power, graph.constant(made.attributes.get("alpha", 1.0), made.dtype))
-    return graph.node("Where", graph.node("Greater", given, zero, dtype=np.bool_), given, scaled, dtype=made.dtype)
+def _elu_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
+    value, zero = graph.computed(x, output.dtype), graph.constant(0, output.dtype)
+    power = graph.node("Sub", graph.node("Exp", graph.node("Min", value, zero)), graph.constant(1, output.dtype))
+    scaled = graph.node("Mul", power, graph.constant(output.attributes.get("alpha", 1.0), output.dtype))
+    return graph.node("Where", graph.node("Greater", value, zero, dtype=np.bool_), value, scaled, dtype=output.dtype)
 
 
 @in_float32
@@ -537,7 +537,7 @@ def _cast_to(y: Tensor, dy: Tensor, x: Tensor) -> Tensor | None:
 
 @cast_to.onnx_lowering
 @round_to.onnx_lowering
-def _cast_to_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
+def _cast_to_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
     return x  # what a rule returns is cast
 
 
@@ -549,11 +549,11 @@ def cast(x: Any, dtype: npt.DTypeLike) -> Tensor:
         dtype: such as "float32".
     """
     (tensor,) = as_tensors([x])
-    wanted = np.dtype(dtype)
-    if tensor.dtype == wanted:
+    target = np.dtype(dtype)
+    if tensor.dtype == target:
         return tensor
-    rounds = is_half(wanted) or wanted.kind == "b" or (wanted.kind in "iu" and tensor.dtype.kind in "fV")
-    return (round_to if rounds else cast_to)(tensor, dtype=wanted.name)
+    rounds = is_half(target) or target.kind == "b" or (target.kind in "iu" and tensor.dtype.kind in "fV")
+    return (round_to if rounds else cast_to)(tensor, dtype=target.name)
 
 
 METHODS["cast"] = cast
@@ -616,5 +616,5 @@ def _stop_gradient(y: Tensor, dy: Tensor, x: Tensor) -> None:
 
 
 @stop_gradient.onnx_lowering
-def _stop_gradient_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
+def _stop_gradient_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
     return x

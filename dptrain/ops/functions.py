@@ -62,49 +62,49 @@ def exp2(x: Any) -> Tensor:
 
 def expm1(x: Any) -> Tensor:
     """Return e^x - 1, exact near 0."""
-    found = floating(x)
-    below = elu(-absolute(found))  # e^-|x| - 1
-    return where(found > 0, -below * exp(absolute(found)), below)
+    tensor = floating(x)
+    below = elu(-absolute(tensor))  # e^-|x| - 1
+    return where(tensor > 0, -below * exp(absolute(tensor)), below)
 
 
 def sinh(x: Any) -> Tensor:
     """Return the hyperbolic sine, exact near 0."""
-    found = floating(x)
-    power_less_1 = expm1(absolute(found))
+    tensor = floating(x)
+    power_less_1 = expm1(absolute(tensor))
     half = where(isinf(power_less_1), power_less_1, (power_less_1 + power_less_1 / (power_less_1 + 1)) / 2)
-    return where(found < 0, -half, half)
+    return where(tensor < 0, -half, half)
 
 
 def cosh(x: Any) -> Tensor:
     """Return the hyperbolic cosine."""
-    found = floating(x)
-    return (exp(found) + exp(-found)) / 2
+    tensor = floating(x)
+    return (exp(tensor) + exp(-tensor)) / 2
 
 
 def arcsinh(x: Any) -> Tensor:
     """Return the inverse of the hyperbolic sine, exact near 0."""
-    found = floating(x)
-    size = absolute(found)
+    tensor = floating(x)
+    size = absolute(tensor)
     inner = log1p(size + square(size) / (1 + sqrt(square(size) + 1)))
-    return where(found < 0, -inner, inner)
+    return where(tensor < 0, -inner, inner)
 
 
 def arccosh(x: Any) -> Tensor:
     """Return the inverse of the hyperbolic cosine, for x from 1."""
-    found = floating(x)
-    return log(found + sqrt(square(found) - 1))
+    tensor = floating(x)
+    return log(tensor + sqrt(square(tensor) - 1))
 
 
 def arctanh(x: Any) -> Tensor:
     """Return the inverse of the hyperbolic tangent, exact near 0."""
-    found = floating(x)
-    return (log1p(found) - log1p(-found)) / 2
+    tensor = floating(x)
+    return (log1p(tensor) - log1p(-tensor)) / 2
 
 
 def cbrt(x: Any) -> Tensor:
     """Return the cube root, of negative numbers as well."""
-    found = floating(x)
-    return sign(found) * power(absolute(found), 1 / 3)
+    tensor = floating(x)
+    return sign(tensor) * power(absolute(tensor), 1 / 3)
 
 
 def deg2rad(x: Any) -> Tensor:
@@ -125,7 +125,7 @@ def hypot(x1: Any, x2: Any) -> Tensor:
 
 def logaddexp2(x1: Any, x2: Any) -> Tensor:
     """Return log2(2^x1 + 2^x2), without overflow."""
-    a, b = (each * math.log(2) for each in all_floating(x1, x2))
+    a, b = (scaled * math.log(2) for scaled in all_floating(x1, x2))
     return logaddexp(a, b) * (1 / math.log(2))
 
 
@@ -137,15 +137,15 @@ def heaviside(x1: Any, x2: Any) -> Tensor:
 
 def trunc(x: Any) -> Tensor:
     """Return x without its fraction; its gradient is 0."""
-    (found,) = as_tensors([x])
-    return where(less(found, 0), ceil(found), floor(found)) if found.dtype.kind in "fV" else found
+    (tensor,) = as_tensors([x])
+    return where(less(tensor, 0), ceil(tensor), floor(tensor)) if tensor.dtype.kind in "fV" else tensor
 
 
 def fmod(x1: Any, x2: Any) -> Tensor:
     """Return the rest of x1 / x2, of x1's sign."""
     a, b = as_tensors([x1, x2])
-    rest = mod(absolute(a), absolute(b))
-    return where(less(a, 0), -rest, rest)
+    remainder = mod(absolute(a), absolute(b))
+    return where(less(a, 0), -remainder, remainder)
 
 
 def fmax(x1: Any, x2: Any) -> Tensor:
@@ -220,16 +220,18 @@ def moments(
     tensor = floating(x)
     wide = cast(tensor, FLOATX) if is_half(tensor.dtype) else tensor
     center = mean(wide, axes, keepdims=True)
-    both = mean(wide, axes, keepdims), mean(square(wide - center), axes, keepdims)
+    statistics = mean(wide, axes, keepdims), mean(square(wide - center), axes, keepdims)
     if wide is tensor:
-        return both
+        return statistics
     greatest = float(limits(tensor.dtype).max)
-    return cast(clip(both[0], -greatest, greatest), tensor.dtype), cast(clip(both[1], 0, greatest), tensor.dtype)
+    return cast(clip(statistics[0], -greatest, greatest), tensor.dtype), cast(
+        clip(statistics[1], 0, greatest), tensor.dtype
+    )
 
 
 def _without_nan(x: Any, instead: float) -> Tensor:
-    (found,) = as_tensors([x])
-    return where(isnan(found), instead, found) if found.dtype.kind in "fV" else found
+    (tensor,) = as_tensors([x])
+    return where(isnan(tensor), instead, tensor) if tensor.dtype.kind in "fV" else tensor
 
 
 def nansum(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
@@ -244,15 +246,15 @@ def nanprod(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 def nanmean(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the mean over axes of what is not NaN; NaN of nothing."""
-    found = floating(x)
-    known = cast(logical_not(isnan(found)), found.dtype)
-    return nansum(found, axis, keepdims) / sum(known, axis, keepdims)
+    tensor = floating(x)
+    valid = cast(logical_not(isnan(tensor)), tensor.dtype)
+    return nansum(tensor, axis, keepdims) / sum(valid, axis, keepdims)
 
 
 def nanvar(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the variance over axes of what is not NaN; NaN of nothing."""
-    found = floating(x)
-    return nanmean(square(found - nanmean(found, axis, keepdims=True)), axis, keepdims)
+    tensor = floating(x)
+    return nanmean(square(tensor - nanmean(tensor, axis, keepdims=True)), axis, keepdims)
 
 
 def nanstd(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
@@ -262,12 +264,12 @@ def nanstd(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 def nanmax(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the greatest element over axes that is not NaN; NaN where all are."""
-    found = floating(x)
-    known = count_nonzero(logical_not(isnan(found)), axis)
-    greatest = max(_without_nan(found, -math.inf), axis, keepdims)
+    tensor = floating(x)
+    valid_count = count_nonzero(logical_not(isnan(tensor)), axis)
+    greatest = max(_without_nan(tensor, -math.inf), axis, keepdims)
     if keepdims:
-        known = reshape(known, greatest.shape)
-    return where(equal(known, 0), math.nan, greatest)
+        valid_count = reshape(valid_count, greatest.shape)
+    return where(equal(valid_count, 0), math.nan, greatest)
 
 
 def nanmin(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
@@ -277,9 +279,9 @@ def nanmin(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 def nanargmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """Return the place of the greatest element along an axis that is not NaN; -1 where all are."""
-    found = floating(x)
-    known = sum(logical_not(isnan(found)), axis, keepdims)
-    return where(equal(known, 0), -1, argmax(_without_nan(found, -math.inf), axis, keepdims))
+    tensor = floating(x)
+    valid_count = sum(logical_not(isnan(tensor)), axis, keepdims)
+    return where(equal(valid_count, 0), -1, argmax(_without_nan(tensor, -math.inf), axis, keepdims))
 
 
 def nanargmin(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
@@ -299,12 +301,12 @@ def nancumprod(x: Any, axis: int | None = None, dtype: npt.DTypeLike | None = No
 
 def trapezoid(y: Any, x: Any = None, dx: float = 1.0, axis: int = -1) -> Tensor:
     """Return the integral over an axis by trapezoids, between points x or at a distance dx."""
-    found = moveaxis(floating(y), axis, -1)
+    tensor = moveaxis(floating(y), axis, -1)
     (width,) = as_tensors([dx if x is None else x])
     if x is not None:
         along = width if width.ndim == 1 else moveaxis(width, axis, -1)
         width = along[..., 1:] - along[..., :-1]
-    return sum((found[..., 1:] + found[..., :-1]) * width, -1) / 2
+    return sum((tensor[..., 1:] + tensor[..., :-1]) * width, -1) / 2
 
 
 def sparsemax(x: Any, axis: int = -1) -> Tensor:
@@ -315,10 +317,10 @@ def sparsemax(x: Any, axis: int = -1) -> Tensor:
 
     Source: A. Martins and R. Astudillo, "From softmax to sparsemax", ICML 2016.
     """
-    found = moveaxis(floating(x), axis, -1)
-    mine, other = expand_dims(found, -1), expand_dims(found, -2)
-    above = other >= mine
-    support = 1 + sum(cast(above, found.dtype), -1) * found > sum(where(above, other, 0), -1)
-    number = sum(cast(support, found.dtype), -1, keepdims=True)
-    threshold = (sum(where(support, found, 0), -1, keepdims=True) - 1) / number
-    return moveaxis(maximum(found - threshold, 0), -1, axis)
+    tensor = moveaxis(floating(x), axis, -1)
+    mine, others_ = expand_dims(tensor, -1), expand_dims(tensor, -2)
+    above = others_ >= mine
+    support = 1 + sum(cast(above, tensor.dtype), -1) * tensor > sum(where(above, others_, 0), -1)
+    number = sum(cast(support, tensor.dtype), -1, keepdims=True)
+    threshold = (sum(where(support, tensor, 0), -1, keepdims=True) - 1) / number
+    return moveaxis(maximum(tensor - threshold, 0), -1, axis)

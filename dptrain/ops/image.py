@@ -149,9 +149,9 @@ def _resized(x: Tensor, axis: int, target: int, interpolation: str, antialias: b
         return x if interpolation == "nearest" else floating(x)
     if interpolation == "nearest":
         return take(x, nearest_pixels(length, target), axis)
-    found = floating(x)
+    pixels = floating(x)
     weights = pixel_weights(length, target, np.asarray(length / target), 0.0, interpolation, antialias)
-    return along_axis(found, axis, cast(weights, found.dtype))
+    return along_axis(pixels, axis, cast(weights, pixels.dtype))
 
 
 def nearest_pixels(length: int, target: int) -> npt.NDArray[np.int32]:
@@ -186,18 +186,18 @@ def scale_and_translate(
     one_of("method", method, tuple(_METHODS))
     (x,), scales, moves = as_tensors([images]), floating(as_tensors([scale])[0]), floating(as_tensors([translation])[0])
     axes = [axis % x.ndim for axis in spatial_dims]
-    kept = [axis for axis in range(x.ndim) if axis not in axes]
-    if len(output_shape) != x.ndim or any(x.shape[axis] != output_shape[axis] for axis in kept):
+    fixed_axes = [axis for axis in range(x.ndim) if axis not in axes]
+    if len(output_shape) != x.ndim or any(x.shape[axis] != output_shape[axis] for axis in fixed_axes):
         raise ConfigError(
             f"scale_and_translate: output_shape={tuple(output_shape)} for images of shape {tuple(x.shape)}; expected "
             f"the same lengths but along axes {tuple(spatial_dims)}"
         )
-    found = floating(x)
+    scaled = floating(x)
     for number, axis in enumerate(axes):
         length, target = int(x.shape[axis]), int(output_shape[axis])
         weights = pixel_weights(length, target, 1 / scales[number], moves[number], _METHODS[method], antialias)
-        found = along_axis(found[None], axis + 1, cast(weights, found.dtype))[0]
-    return found if x.dtype.kind in "fV" else saturate_cast(rint(found), x.dtype)
+        scaled = along_axis(scaled[None], axis + 1, cast(weights, scaled.dtype))[0]
+    return scaled if x.dtype.kind in "fV" else saturate_cast(rint(scaled), x.dtype)
 
 
 def pixel_weights(length: int, target: int, step: Any, shift: Any, interpolation: str, antialias: bool) -> Tensor:
@@ -213,13 +213,13 @@ def pixel_weights(length: int, target: int, step: Any, shift: Any, interpolation
     """
     centers = (np.arange(target) + 0.5 - shift) * step - 0.5
     (centers,) = as_tensors([centers])
-    apart = absolute(centers[:, None] - np.arange(length)) / (maximum(step, 1.0) if antialias else 1.0)
-    found = _KERNELS[interpolation](apart)
-    total = sum_over(found, 1, keepdims=True)
+    distances = absolute(centers[:, None] - np.arange(length)) / (maximum(step, 1.0) if antialias else 1.0)
+    weights = _KERNELS[interpolation](distances)
+    total = sum_over(weights, 1, keepdims=True)
     enough = greater(absolute(total), 1000 * float(np.finfo(np.float32).eps))
-    found = where(enough, found / where(enough, total, 1.0), 0.0)
+    weights = where(enough, weights / where(enough, total, 1.0), 0.0)
     inside = logical_and(greater_equal(centers, -0.5), less_equal(centers, length - 0.5))
-    return where(inside[:, None], found, 0.0)
+    return where(inside[:, None], weights, 0.0)
 
 
 def _triangle(x: Tensor) -> Tensor:
@@ -227,15 +227,15 @@ def _triangle(x: Tensor) -> Tensor:
 
 
 def _cubic(x: Tensor) -> Tensor:
-    near, far = ((1.5 * x - 2.5) * x) * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2
-    return where(x >= 2, 0.0, where(x >= 1, far, near))
+    inner, outer = ((1.5 * x - 2.5) * x) * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2
+    return where(x >= 2, 0.0, where(x >= 1, outer, inner))
 
 
 def _lanczos(radius: int) -> Callable[[Tensor], Tensor]:
     def kernel(x: Tensor) -> Tensor:
         y = radius * sin(np.pi * x) * sin(np.pi * x / radius)
-        found = where(x > 1e-3, y / where(x > 1e-3, np.pi**2 * square(x), 1.0), 1.0)
-        return where(x > radius, 0.0, found)
+        value = where(x > 1e-3, y / where(x > 1e-3, np.pi**2 * square(x), 1.0), 1.0)
+        return where(x > radius, 0.0, value)
 
     return kernel
 
@@ -280,8 +280,10 @@ def pad_images(
     """
     x, restored = batched(images, data_format)
     names = (("top_padding", "bottom_padding", "target_height"), ("left_padding", "right_padding", "target_width"))
-    given = ((top_padding, bottom_padding, target_height), (left_padding, right_padding, target_width))
-    widths = [_solved(name, one, int(length), 1) for name, one, length in zip(names, given, x.shape[1:3], strict=True)]
+    amounts = ((top_padding, bottom_padding, target_height), (left_padding, right_padding, target_width))
+    widths = [
+        _solved(name, amount, int(length), 1) for name, amount, length in zip(names, amounts, x.shape[1:3], strict=True)
+    ]
     return restored(pad(x, [(0, 0), *widths, (0, 0)]))
 
 
@@ -312,33 +314,34 @@ def crop_images(
     """
     x, restored = batched(images, data_format)
     names = (("top_cropping", "bottom_cropping", "target_height"), ("left_cropping", "right_cropping", "target_width"))
-    given = ((top_cropping, bottom_cropping, target_height), (left_cropping, right_cropping, target_width))
+    amounts = ((top_cropping, bottom_cropping, target_height), (left_cropping, right_cropping, target_width))
     (top, below), (left, behind) = (
-        _solved(name, one, int(length), -1) for name, one, length in zip(names, given, x.shape[1:3], strict=True)
+        _solved(name, amount, int(length), -1)
+        for name, amount, length in zip(names, amounts, x.shape[1:3], strict=True)
     )
     return restored(x[:, top : int(x.shape[1]) - below, left : int(x.shape[2]) - behind])
 
 
-def _solved(names: Sequence[str], given: Sequence[int | None], length: int, sign: int) -> tuple[int, int]:
+def _solved(names: Sequence[str], amounts: Sequence[int | None], length: int, sign: int) -> tuple[int, int]:
     """Return how many elements come before and behind, of (before, behind, target) of which one is None.
 
     Args:
         names: of the arguments, for messages.
-        given: as above.
+        amounts: as above.
         length: of the axis.
         sign: 1 where elements are added, -1 where they are left out.
     """
-    if sum(one is not None for one in given) != 2:
+    if sum(amount is not None for amount in amounts) != 2:
         raise ConfigError(
             f"Must specify exactly two of {', '.join(names)}. Received: "
-            f"{', '.join(f'{name}={one}' for name, one in zip(names, given, strict=True))}"
+            f"{', '.join(f'{name}={amount}' for name, amount in zip(names, amounts, strict=True))}"
         )
-    before, behind, target = given
+    before, behind, target = amounts
     change = 0 if target is None else sign * (target - length)
     first = change - (behind or 0) if before is None else before
     last = change - first if behind is None else behind
-    found = {names[0]: first, names[1]: last, names[2]: length + sign * (first + last)}
-    for name, one in found.items():
-        if one < 0:
-            raise ConfigError(f"{name} must be >= 0. Received: {name}={one}")
+    solved = {names[0]: first, names[1]: last, names[2]: length + sign * (first + last)}
+    for name, amount in solved.items():
+        if amount < 0:
+            raise ConfigError(f"{name} must be >= 0. Received: {name}={amount}")
     return first, last

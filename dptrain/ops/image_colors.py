@@ -83,7 +83,7 @@ def _of_planes(
 
 def _to_hsv(colors: Sequence[Tensor]) -> Sequence[Tensor]:
     smallest = float(limits(colors[0].dtype).eps)
-    red, green, blue = (where(less(absolute(one), smallest), 0, one) for one in colors)
+    red, green, blue = (where(less(absolute(channel), smallest), 0, channel) for channel in colors)
     value = maximum(maximum(red, green), blue)
     spread = value - minimum(minimum(red, green), blue)
     saturation = where(value > 0, spread / where(value > 0, value, 1), 0)
@@ -101,4 +101,4 @@ def _to_rgb(planes: Sequence[Tensor]) -> Sequence[Tensor]:
         clip(2 - absolute(around - 2), 0, 1),
         clip(2 - absolute(around - 4), 0, 1),
     )
-    return [value * (1 - saturation + saturation * one) for one in parts]
+    return [value * (1 - saturation + saturation * part) for part in parts]

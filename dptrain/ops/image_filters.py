@@ -40,18 +40,18 @@ def gaussian_blur(
     if len(kernel_size) != 2 or min(kernel_size) < 1:
         raise ConfigError(f"kernel_size={kernel_size}: expected two numbers from 1")
     x, restored = batched(images, data_format)
-    found = floating(x)
-    deviations = in_type(sigma, exact_type(found))
+    smooth = floating(x)
+    deviations = in_type(sigma, exact_type(smooth))
     for axis, number in ((2, 0), (1, 1)):
-        bell = cast(_bell(int(kernel_size[number]), deviations[number]), found.dtype)
-        found = depthwise_conv(found, _kernel(bell, axis, int(x.shape[3])), padding="same")
-    return restored(found)
+        bell = cast(_bell(int(kernel_size[number]), deviations[number]), smooth.dtype)
+        smooth = depthwise_conv(smooth, _kernel(bell, axis, int(x.shape[3])), padding="same")
+    return restored(smooth)
 
 
 def _bell(size: int, sigma: Any) -> Tensor:
     """Return a bell of so many numbers, whose sum is 1."""
-    found = exp(-0.5 * square((np.arange(size) - (size - 1) / 2).astype(sigma.dtype) / sigma))
-    return found / sum_over(found)
+    bell = exp(-0.5 * square((np.arange(size) - (size - 1) / 2).astype(sigma.dtype) / sigma))
+    return bell / sum_over(bell)
 
 
 def _kernel(weights: Tensor, axis: int, channels: int) -> Tensor:
@@ -66,7 +66,7 @@ def blurred(x: Tensor, axis: int, sigma: Tensor) -> Tensor:
     The bell ends where Keras' elastic deformations end it, int(6 sigma) | 1 pixels wide.
     """
     length = int(x.shape[axis])
-    apart = (np.arange(length)[:, None] - np.arange(length)).astype(x.dtype)
+    distances = (np.arange(length)[:, None] - np.arange(length)).astype(x.dtype)
     around = np.arange(-length, length + 1).astype(x.dtype)
 
     def weights(places: Any) -> Tensor:
@@ -74,7 +74,7 @@ def blurred(x: Tensor, axis: int, sigma: Tensor) -> Tensor:
         width = cast(cast(6 * sigma, "int32") // 2 * 2 + 1, x.dtype)
         return exp(-0.5 * square(places / sigma)) * cast(less(2 * absolute(as_tensors([places])[0]), width), x.dtype)
 
-    matrix = weights(apart) / sum_over(weights(around))
+    matrix = weights(distances) / sum_over(weights(around))
     return along_axis(x, axis, matrix)
 
 
@@ -82,8 +82,8 @@ def along_axis(x: Tensor, axis: int, matrix: Tensor) -> Tensor:
     """Return a product with a matrix (target, length) along an axis that is not the first."""
     target, length = matrix.shape
     before, behind = math.prod(x.shape[1:axis], start=x.shape[0]), math.prod(x.shape[axis + 1 :])
-    made = batch_matmul(matrix, reshape(x, (before, length, behind)))
-    return reshape(made, (*x.shape[:axis], target, *x.shape[axis + 1 :]))
+    product = batch_matmul(matrix, reshape(x, (before, length, behind)))
+    return reshape(product, (*x.shape[:axis], target, *x.shape[axis + 1 :]))
 
 
 def sobel_edges(images: Any, data_format: str | None = None) -> Tensor:
@@ -102,9 +102,9 @@ def sobel_edges(images: Any, data_format: str | None = None) -> Tensor:
     first = data_format == "channels_first"
     x, _ = batched(floating(x), data_format)
     kernels = np.stack([_SOBEL, _SOBEL.T], -1)[:, :, None].astype(np.float32)
-    found = depthwise_conv(x, cast(np.tile(kernels, (1, 1, int(x.shape[3]), 1)), x.dtype), padding="same")
-    found = reshape(found, (*x.shape, 2))
-    return transpose(found, (0, 3, 1, 2, 4)) if first else found
+    edges = depthwise_conv(x, cast(np.tile(kernels, (1, 1, int(x.shape[3]), 1)), x.dtype), padding="same")
+    edges = reshape(edges, (*x.shape, 2))
+    return transpose(edges, (0, 3, 1, 2, 4)) if first else edges
 
 
 def ssim(
@@ -149,8 +149,8 @@ def ssim(
     variances = local(square(a)) - square(mean_a) + (local(square(b)) - square(mean_b))
     covariance = local(a * b) - mean_a * mean_b
     likeness = (2 * mean_a * mean_b + c1) * (2 * covariance + c2)
-    found = mean(likeness / ((square(mean_a) + square(mean_b) + c1) * (variances + c2)), (1, 2, 3))
-    return squeeze(found, 0) if as_tensors([image1])[0].ndim == 3 else found
+    similarity = mean(likeness / ((square(mean_a) + square(mean_b) + c1) * (variances + c2)), (1, 2, 3))
+    return squeeze(similarity, 0) if as_tensors([image1])[0].ndim == 3 else similarity
 
 
 def extract_patches(
@@ -210,16 +210,18 @@ def _patches(
         raise ConfigError(f"extract_patches: images of shape {tuple(x.shape)} for windows over {axes} axes")
     if padding not in ("valid", "same"):
         raise ConfigError(f"padding = {padding!r}: expected 'valid' or 'same'")
-    each = []
-    for name, one in (("size", size), ("strides", strides or size), ("dilation_rate", dilation)):
-        found = (one,) * axes if isinstance(one, int) else tuple(one)
-        if len(found) != axes or min(found) < 1:
-            raise ConfigError(f"Invalid `{name}` argument. Expected {axes} integers from 1. Received: {name}={one}")
-        each.append(found)
+    windows = []
+    for name, argument in (("size", size), ("strides", strides or size), ("dilation_rate", dilation)):
+        lengths = (argument,) * axes if isinstance(argument, int) else tuple(argument)
+        if len(lengths) != axes or min(lengths) < 1:
+            raise ConfigError(
+                f"Invalid `{name}` argument. Expected {axes} integers from 1. Received: {name}={argument}"
+            )
+        windows.append(lengths)
     single = x.ndim == axes + 1
     x = expand_dims(x, 0) if single else x
     x = channels_last(x) if data_format == "channels_first" else x
-    for axis, (extent, stride, step) in enumerate(zip(*each, strict=True)):
+    for axis, (extent, stride, step) in enumerate(zip(*windows, strict=True)):
         at = 1 + 2 * axis  # windows and the pixels in them of the axes before stand where one axis was
         length, reach = int(x.shape[at]), (extent - 1) * step + 1
         number = -(-length // stride) if padding == "same" else (length - reach) // stride + 1

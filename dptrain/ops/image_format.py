@@ -26,22 +26,22 @@ def batched(images: Any, data_format: str | None) -> tuple[Tensor, Callable[[Ten
     x = expand_dims(x, 0) if single else x
     x = channels_last(x) if first else x
 
-    def restored(found: Tensor) -> Tensor:
-        found = channels_first(found) if first else found
-        return squeeze(found, 0) if single else found
+    def restored(result: Tensor) -> Tensor:
+        result = channels_first(result) if first else result
+        return squeeze(result, 0) if single else result
 
     return x, restored
 
 
-def one_of(name: str, value: str, known: Sequence[str]) -> None:
+def one_of(name: str, value: str, choices: Sequence[str]) -> None:
     """Check that an argument is one of the known values.
 
     Raises:
         ConfigError: it is not.
     """
-    if value not in known:
+    if value not in choices:
         raise ConfigError(
-            f"Invalid value for argument `{name}`. Expected of one {tuple(known)}. Received: {name}={value}"
+            f"Invalid value for argument `{name}`. Expected of one {tuple(choices)}. Received: {name}={value}"
         )
 
 

@@ -25,8 +25,8 @@ from dptrain.runtime.floatx import floatx
 
 def _take_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
     """`Xcd,ab->abcd`: any of the table's rows may be taken."""
-    made, places = names(len(out)), len(shapes[1])
-    return f"X{made[places:]},{made[:places]}->{made}"
+    output_letters, places = names(len(out)), len(shapes[1])
+    return f"X{output_letters[places:]},{output_letters[:places]}->{output_letters}"
 
 
 @op(
@@ -49,7 +49,7 @@ def _take_rows(y: Tensor, dy: Tensor, table: Tensor, places: Tensor) -> tuple[Te
 
 
 @take_rows.onnx_lowering
-def _take_rows_onnx(graph: OnnxGraph, made: Tensor, table: Value, places: Value) -> Value:
+def _take_rows_onnx(graph: OnnxGraph, output: Tensor, table: Value, places: Value) -> Value:
     return graph.node("Gather", table, graph.cast(places, np.int64), axis=0)
 
 
@@ -79,8 +79,8 @@ def _add_rows(y: Tensor, dy: Tensor, values: Tensor, places: Tensor) -> tuple[Te
 
 
 @add_rows.onnx_lowering
-def _add_rows_onnx(graph: OnnxGraph, made: Tensor, values: Value, places: Value) -> Value:
-    zeros = graph.expand(graph.constant(0, made.dtype), made.shape)
+def _add_rows_onnx(graph: OnnxGraph, output: Tensor, values: Value, places: Value) -> Value:
+    zeros = graph.expand(graph.constant(0, output.dtype), output.shape)
     numbers = graph.node("Unsqueeze", graph.cast(places, np.int64), graph.constant([-1], np.int64))
     return graph.node("ScatterND", zeros, numbers, values, reduction="add")
 
@@ -91,10 +91,10 @@ def row_numbers(rows: Any) -> Tensor:
     Args:
         rows: how many; a program that asks for the places of rows of the batch is one for this number of them.
     """
-    every = np.arange(int(rows))
+    numbers = np.arange(int(rows))
     # A rank's part of the constant is that of its own rows.
     shape: Any = (rows,)
-    return zeros(shape, np.int64) + every if isinstance(rows, Dim) else as_tensors([every])[0]
+    return zeros(shape, np.int64) + numbers if isinstance(rows, Dim) else as_tensors([numbers])[0]
 
 
 def all_rows(x: Tensor, numbers: Tensor) -> Tensor:
@@ -115,8 +115,8 @@ def with_all_rows(x: Tensor, axes: Sequence[int]) -> Tensor:
         if isinstance(x.shape[axis], Dim):
             front = (axis, *(at for at in range(x.ndim) if at != axis))
             moved = x if axis == 0 else transpose_to(x, axes=front)
-            whole = all_rows(moved, row_numbers(x.shape[axis]))
-            x = whole if axis == 0 else transpose_to(whole, axes=tuple(front.index(at) for at in range(x.ndim)))
+            gathered = all_rows(moved, row_numbers(x.shape[axis]))
+            x = gathered if axis == 0 else transpose_to(gathered, axes=tuple(front.index(at) for at in range(x.ndim)))
     return x
 
 
@@ -131,14 +131,14 @@ def with_all_rows(x: Tensor, axes: Sequence[int]) -> Tensor:
 )
 def take_each(table: Array, places: Array, *, out: Array) -> None:
     """table[b, places[b]] for each b of the first axis, a table and places of its own."""
-    for one, (own, found) in enumerate(zip(places, out, strict=True)):
-        found[...] = table[one][own]
+    for row, (row_places, row_out) in enumerate(zip(places, out, strict=True)):
+        row_out[...] = table[row][row_places]
 
 
 def _take_each_letters(places: int, rank: int) -> str:
     """`aXc,ab->abc`."""
-    made = names(rank)
-    return f"{made[0]}X{made[places:]},{made[:places]}->{made}"
+    output_letters = names(rank)
+    return f"{output_letters[0]}X{output_letters[places:]},{output_letters[:places]}->{output_letters}"
 
 
 @take_each.gradient
@@ -152,18 +152,18 @@ def _take_each(y: Tensor, dy: Tensor, table: Tensor, places: Tensor) -> tuple[Te
 
 
 @take_each.onnx_lowering
-def _take_each_onnx(graph: OnnxGraph, made: Tensor, table: Value, places: Value) -> Value:
+def _take_each_onnx(graph: OnnxGraph, output: Tensor, table: Value, places: Value) -> Value:
     numbers = graph.node("Unsqueeze", graph.cast(places, np.int64), graph.constant([-1], np.int64))
     return graph.node("GatherND", table, numbers, batch_dims=1)
 
 
-def in_range(given: Any, length: int) -> Tensor:
+def in_range(indices: Any, length: int) -> Tensor:
     """Return places that count from the front; those that are known are checked.
 
     Raises:
         ConfigError: one is out of range.
     """
-    (places,) = as_tensors([given])
+    (places,) = as_tensors([indices])
     if places.dtype.kind == "u" or counts_rows(length):
         return places
     length = int(length)
@@ -180,11 +180,11 @@ def taken(x: Tensor, places: Tensor, axis: int) -> Tensor:
     """Return the parts of x with these numbers along an axis; their shape stands in the result where the axis was."""
     if axis == 0:
         return take_rows(x, places)
-    front = (axis, *(one for one in range(x.ndim) if one != axis))
-    found = take_rows(transpose_to(x, axes=front), places)
-    own = tuple(range(places.ndim))
-    rest = tuple(range(places.ndim, found.ndim))
-    return transpose_to(found, axes=(*rest[:axis], *own, *rest[axis:]))
+    front = (axis, *(other_axis for other_axis in range(x.ndim) if other_axis != axis))
+    rows = take_rows(transpose_to(x, axes=front), places)
+    place_axes = tuple(range(places.ndim))
+    row_axes = tuple(range(places.ndim, rows.ndim))
+    return transpose_to(rows, axes=(*row_axes[:axis], *place_axes, *row_axes[axis:]))
 
 
 def take(x: Any, indices: Any, axis: int | None = None) -> Tensor:
@@ -219,9 +219,9 @@ def one_hot_last(x: Array, *, classes: int, dtype: TypeName, out: Array) -> None
 
 
 @one_hot_last.onnx_lowering
-def _one_hot_last_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
+def _one_hot_last_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
     labels = graph.node("Unsqueeze", graph.computed(x), graph.constant([-1], np.int64))
-    places = graph.constant(np.arange(made.attributes["classes"]), labels.dtype)
+    places = graph.constant(np.arange(output.attributes["classes"]), labels.dtype)
     return graph.node("Equal", labels, places, dtype=np.bool_)
 
 
@@ -235,11 +235,11 @@ def one_hot(
     """
     if sparse:
         raise ConfigError("not supported: sparse tensors")
-    made = one_hot_last(x, classes=int(num_classes), dtype=np.dtype(dtype or floatx()).name)
-    (place,) = normalized_axes(axis, made.ndim)
-    order = list(range(made.ndim - 1))
-    order.insert(place, made.ndim - 1)
-    return made if place == made.ndim - 1 else transpose_to(made, axes=tuple(order))
+    vectors = one_hot_last(x, classes=int(num_classes), dtype=np.dtype(dtype or floatx()).name)
+    (place,) = normalized_axes(axis, vectors.ndim)
+    order = list(range(vectors.ndim - 1))
+    order.insert(place, vectors.ndim - 1)
+    return vectors if place == vectors.ndim - 1 else transpose_to(vectors, axes=tuple(order))
 
 
 def take_along_last(x: Any, indices: Any) -> Tensor:

@@ -78,8 +78,8 @@ def cholesky_inverse(x: Any, upper: bool = False) -> Tensor:
     """
     factor = floating(x)
     n, _ = matrix_shape(factor.shape, True, "cholesky_inverse")
-    own = triangular_solution(factor, np.eye(n, dtype=factor.dtype), lower=not upper)
-    return batch_matmul(own, transposed(own)) if upper else batch_matmul(transposed(own), own)
+    inverse = triangular_solution(factor, np.eye(n, dtype=factor.dtype), lower=not upper)
+    return batch_matmul(inverse, transposed(inverse)) if upper else batch_matmul(transposed(inverse), inverse)
 
 
 def det(x: Any) -> Tensor:
@@ -89,8 +89,8 @@ def det(x: Any) -> Tensor:
 
 def slogdet(x: Any) -> tuple[Tensor, Tensor]:
     """Return the signs of determinants, and the logarithms of their absolute values."""
-    both = log_determinant(x)
-    return both[..., 0], both[..., 1]
+    packed = log_determinant(x)
+    return packed[..., 0], packed[..., 1]
 
 
 def logdet(x: Any) -> Tensor:
@@ -109,8 +109,8 @@ def eigh(x: Any) -> tuple[Tensor, Tensor]:
     Args:
         x: (..., n, n); its symmetric part counts.
     """
-    both = eigen_packed(x)
-    return both[..., 0], both[..., 1:]
+    packed = eigen_packed(x)
+    return packed[..., 0], packed[..., 1:]
 
 
 def qr(x: Any, mode: str = "reduced") -> tuple[Tensor, Tensor]:
@@ -161,7 +161,7 @@ def solve(a: Any, b: Any) -> Tensor:
 
 def solve_triangular(a: Any, b: Any, lower: bool = False) -> Tensor:
     """Return the x of a x = b, where a counts as an upper triangular matrix, or a lower one; as `solve`."""
-    return _solved(lambda one, other: triangular_solution(one, other, lower=lower), a, b)
+    return _solved(lambda matrix_, right_side: triangular_solution(matrix_, right_side, lower=lower), a, b)
 
 
 def _solved(solve: Any, a: Any, b: Any) -> Tensor:
@@ -179,11 +179,11 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> Tensor:
         b: (m,) or (m, k).
         rcond: singular values below this part of the greatest count as 0; by default eps times the greater length.
     """
-    matrix, right = (with_all_rows(floating(one), range(one.ndim)) for one in as_tensors([a, b]))
+    matrix, right = (with_all_rows(floating(tensor), range(tensor.ndim)) for tensor in as_tensors([a, b]))
     if matrix.ndim != 2 or right.ndim not in (1, 2) or int(matrix.shape[0]) != int(right.shape[0]):
         raise ConfigError(f"lstsq: shapes {matrix.shape} and {right.shape}; expected (m, n) and (m,) or (m, k)")
     least = np.finfo(matrix.dtype).eps * max(map(int, matrix.shape)) if rcond is None else rcond
-    return _solved(lambda one, other: batch_matmul(pinv(one, least), other), matrix, right)
+    return _solved(lambda matrix_, right_side: batch_matmul(pinv(matrix_, least), right_side), matrix, right)
 
 
 @in_float32

@@ -22,14 +22,14 @@ def _shape(a: Shape, b: Shape) -> Shape:
 
 def _letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
     """`xy,yz->xz`; of batches of matrices `axy,ayz->axz`."""
-    given, _, made = elementwise([shape[:-2] for shape in shapes], out[:-2], attributes).partition("->")
-    a, b = given.split(",")
-    return f"{a}xy,{b}yz->{made}xz"
+    operands, _, result = elementwise([shape[:-2] for shape in shapes], out[:-2], attributes).partition("->")
+    a, b = operands.split(",")
+    return f"{a}xy,{b}yz->{result}xz"
 
 
-def _operations(made: Tensor) -> int:
+def _operations(output: Tensor) -> int:
     """Return two for each multiplication."""
-    return 2 * size(made.shape) * int(made.inputs[0].shape[-1])
+    return 2 * size(output.shape) * int(output.inputs[0].shape[-1])
 
 
 @op(

@@ -58,20 +58,20 @@ def _either(chosen: Tensor, true_fn: Callable[[], Any], false_fn: Callable[[], A
     before = {} if trace is None else dict(trace.written)
 
     def run(branch: Callable[[], Any]) -> tuple[Any, dict[Variable, Tensor]]:
-        made = branch()
+        result = branch()
         if trace is None:
-            return made, {}
-        written = {one: leaf for one, leaf in trace.written.items() if before.get(one) is not leaf}
+            return result, {}
+        written = {variable: leaf for variable, leaf in trace.written.items() if before.get(variable) is not leaf}
         trace.written = dict(before)
-        return made, written
+        return result, written
 
-    (one, of_one), (other, of_other) = run(true_fn), run(false_fn)
-    tree.assert_same_structure(one, other)
-    for variable in of_one | of_other:
+    (first, first_written), (second, second_written) = run(true_fn), run(false_fn)
+    tree.assert_same_structure(first, second)
+    for variable in first_written | second_written:
         assert trace is not None
         old = trace.value_of(variable)
-        variable.assign(where(chosen, of_one.get(variable, old), of_other.get(variable, old)))
-    return tree.map_structure(lambda a, b: None if a is None and b is None else where(chosen, a, b), one, other)
+        variable.assign(where(chosen, first_written.get(variable, old), second_written.get(variable, old)))
+    return tree.map_structure(lambda a, b: None if a is None and b is None else where(chosen, a, b), first, second)
 
 
 def _require_callable(f: Any) -> None:
@@ -111,8 +111,8 @@ def while_loop(
     values, number = tuple(loop_vars) if several else (loop_vars,), 0
 
     def following(values: tuple[Any, ...]) -> tuple[Any, ...]:
-        made = body(*values)
-        return tuple(made) if isinstance(made, tuple | list) else (made,)
+        result = body(*values)
+        return tuple(result) if isinstance(result, tuple | list) else (result,)
 
     while maximum_iterations is None or number < maximum_iterations:
         goes_on = as_tensors([cond(*values)])[0]
@@ -139,9 +139,9 @@ def _at_most(
         runs = logical_and(runs, goes_on(*values))
         return (runs, cond(runs, lambda: following(values), lambda: values)), None
 
-    begun = tuple(as_tensors([one])[0] for one in values)
-    found: tuple[Any, ...] = scan(step, (np.array(True), begun), length=times)[0][1]
-    return found
+    initial = tuple(as_tensors([value])[0] for value in values)
+    final: tuple[Any, ...] = scan(step, (np.array(True), initial), length=times)[0][1]
+    return final
 
 
 def map(f: Callable[[Any], Any], xs: Any) -> Any:
@@ -190,11 +190,11 @@ def scan(
     if is_tracing() and steps != 1 and unroll is not True and not _counts_rows(xs):
         return _loop(f, init, xs, steps, reverse)
     parts = [None] * steps if xs is None else _parts(xs)
-    carry, made = init, []
+    carry, outputs = init, []
     for part in parts[::-1] if reverse else parts:
         carry, y = f(carry, part)
-        made.append(y)
-    return carry, _stacked(made[::-1] if reverse else made)
+        outputs.append(y)
+    return carry, _stacked(outputs[::-1] if reverse else outputs)
 
 
 def remat(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -214,41 +214,45 @@ def remat(f: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(f)
     def function(*args: Any, **kwargs: Any) -> Any:
         leaves = tree.flatten((args, kwargs))
-        tensors = [one for one in leaves if isinstance(one, Tensor)]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         if not is_tracing() or not tensors:
             return f(*args, **kwargs)
 
         def step(_: None, parts: tuple[list[Tensor], dict[int, Tensor]]) -> tuple[None, Any]:
-            rest = (with_mask(one, parts[1].get(number)) for number, one in enumerate(parts[0]))
-            replaced = [next(rest) if isinstance(one, Tensor) else one for one in leaves]
+            masked = (with_mask(tensor, parts[1].get(number)) for number, tensor in enumerate(parts[0]))
+            replaced = [next(masked) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             own_args, own_kwargs = tree.pack_sequence_as((args, kwargs), replaced)
-            made = f(*own_args, **own_kwargs)
-            return None, (made, tree.map_structure(mask_of, made))
+            result = f(*own_args, **own_kwargs)
+            return None, (result, tree.map_structure(mask_of, result))
 
-        masks = {number: mask for number, one in enumerate(tensors) if (mask := mask_of(one)) is not None}
-        single = tree.map_structure(lambda one: reshape(one, (1, *one.shape)), (tensors, masks))
-        found = _loop(step, None, single, 1, False)[1]
-        made, own_masks = tree.map_structure(lambda one: None if one is None else reshape(one, one.shape[1:]), found)
-        return tree.map_structure(lambda one, mask: None if one is None else with_mask(one, mask), made, own_masks)
+        masks = {number: mask for number, tensor in enumerate(tensors) if (mask := mask_of(tensor)) is not None}
+        single = tree.map_structure(lambda tensor: reshape(tensor, (1, *tensor.shape)), (tensors, masks))
+        stacked = _loop(step, None, single, 1, False)[1]
+        results, own_masks = tree.map_structure(
+            lambda tensor: None if tensor is None else reshape(tensor, tensor.shape[1:]), stacked
+        )
+        return tree.map_structure(
+            lambda tensor, mask: None if tensor is None else with_mask(tensor, mask), results, own_masks
+        )
 
     return function
 
 
 def _loop(f: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any, length: int, reverse: bool) -> tuple[Any, Any]:
     """Return what `scan` does, as one node of the program that is traced."""
-    leaves = [one for one in tree.flatten(init) if one is not None]
+    leaves = [leaf for leaf in tree.flatten(init) if leaf is not None]
     stacked = [] if xs is None else list(as_tensors(tree.flatten(xs)))
     forms: list[Any] = []
 
     def step(carries: list[Tensor], slices: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        carry, made = f(_filled(init, carries), None if xs is None else tree.pack_sequence_as(xs, slices))
+        carry, output = f(_filled(init, carries), None if xs is None else tree.pack_sequence_as(xs, slices))
         tree.assert_same_structure(init, carry)
-        forms.append(made)
-        new = [one for one in tree.flatten(carry) if one is not None]
-        following = [as_tensors([one, old])[0] for one, old in zip(new, carries, strict=True)]
-        return following, list(as_tensors([one for one in tree.flatten(made) if one is not None]))
+        forms.append(output)
+        new = [leaf for leaf in tree.flatten(carry) if leaf is not None]
+        following = [as_tensors([value, old])[0] for value, old in zip(new, carries, strict=True)]
+        return following, list(as_tensors([leaf for leaf in tree.flatten(output) if leaf is not None]))
 
-    firsts = [as_tensors([one])[0] for one in leaves]
+    firsts = [as_tensors([leaf])[0] for leaf in leaves]
     body, inputs, written = traced(step, firsts, stacked)
     values = SCAN.values(*inputs, body=body, length=length, reverse=reverse)
     for variable, value in zip(written, values[len(leaves) :], strict=False):
@@ -258,27 +262,29 @@ def _loop(f: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any, length: 
 
 def _filled(structure: Any, tensors: Sequence[Tensor]) -> Any:
     """Return a structure with tensors for its leaves but for those that are None."""
-    rest = iter(tensors)
-    return tree.pack_sequence_as(structure, [None if one is None else next(rest) for one in tree.flatten(structure)])
+    remaining = iter(tensors)
+    return tree.pack_sequence_as(
+        structure, [None if leaf is None else next(remaining) for leaf in tree.flatten(structure)]
+    )
 
 
 def _length(xs: Any) -> int:
-    lengths = {len(one) for one in as_tensors(tree.flatten(xs))}
+    lengths = {len(tensor) for tensor in as_tensors(tree.flatten(xs))}
     if len(lengths) != 1:
         raise ConfigError(f"parts along the first axis of tensors of {sorted(lengths)}: expected one length")
     return lengths.pop()
 
 
 def _counts_rows(xs: Any) -> bool:
-    return any(isinstance(one.shape[0], Dim) for one in as_tensors([] if xs is None else tree.flatten(xs)))
+    return any(isinstance(tensor.shape[0], Dim) for tensor in as_tensors([] if xs is None else tree.flatten(xs)))
 
 
 def _parts(xs: Any) -> list[Any]:
     tensors = as_tensors(tree.flatten(xs))
-    return [tree.pack_sequence_as(xs, [one[number] for one in tensors]) for number in range(_length(xs))]
+    return [tree.pack_sequence_as(xs, [tensor[number] for tensor in tensors]) for number in range(_length(xs))]
 
 
-def _stacked(made: list[Any]) -> Any:
-    if not made:
+def _stacked(outputs: list[Any]) -> Any:
+    if not outputs:
         raise ConfigError("no parts to stack, along a first axis of length 0")
-    return tree.map_structure(lambda *each: None if each[0] is None else stack(each), *made, none_is_leaf=True)
+    return tree.map_structure(lambda *leaves: None if leaves[0] is None else stack(leaves), *outputs, none_is_leaf=True)

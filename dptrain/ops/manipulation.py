@@ -38,8 +38,8 @@ def full(*, shape: Shape, value: float, dtype: TypeName, out: Array) -> None:
 
 
 @full.onnx_lowering
-def _full_onnx(graph: OnnxGraph, made: Tensor) -> Value:
-    return graph.expand(graph.constant(made.attributes["value"], made.dtype), made.shape)
+def _full_onnx(graph: OnnxGraph, output: Tensor) -> Value:
+    return graph.expand(graph.constant(output.attributes["value"], output.dtype), output.shape)
 
 
 def zeros(shape: Sequence[int] | int, dtype: npt.DTypeLike | None = None) -> Tensor:
@@ -84,9 +84,9 @@ def _reshape_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[st
         return ["1" if kind == 1 else place for kind, place in zip(kinds, zip(before, kinds, strict=True), strict=True)]
 
     old, new = places(shapes[0]), places(out)
-    both = [one for one in old if old.count(one) == new.count(one) == 1 and one != "1"]
-    letter = {"1": "1", **dict(zip(both, names(len(both)), strict=True))}
-    return "->".join("".join(letter.get(one, "X") for one in each) for each in (old, new))
+    shared = [place for place in old if old.count(place) == new.count(place) == 1 and place != "1"]
+    letter = {"1": "1", **dict(zip(shared, names(len(shared)), strict=True))}
+    return "->".join("".join(letter.get(place, "X") for place in axes) for axes in (old, new))
 
 
 @op(
@@ -108,8 +108,8 @@ def _reshape_to(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 @reshape_to.onnx_lowering
-def _reshape_to_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
-    return graph.reshape(x, made.shape)
+def _reshape_to_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
+    return graph.reshape(x, output.shape)
 
 
 def reshape(x: Any, newshape: Sequence[int] | int) -> Tensor:
@@ -154,7 +154,7 @@ def expand_dims(x: Any, axis: int | Sequence[int]) -> Tensor:
     number = 1 if isinstance(axis, int) else len(axis)
     places = normalized_axes(axis, tensor.ndim + number)
     lengths = iter(tensor.shape)
-    return reshape(tensor, [1 if one in places else next(lengths) for one in range(tensor.ndim + number)])
+    return reshape(tensor, [1 if position in places else next(lengths) for position in range(tensor.ndim + number)])
 
 
 def squeeze(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
@@ -164,17 +164,17 @@ def squeeze(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
         ConfigError: an axis is longer.
     """
     (tensor,) = as_tensors([x])
-    single = [one for one, n in enumerate(tensor.shape) if is_one(n)]
+    single = [position for position, n in enumerate(tensor.shape) if is_one(n)]
     axes = single if axis is None else normalized_axes(axis, tensor.ndim)
     if wrong := set(axes) - set(single):
         raise ConfigError(f"axis {min(wrong)} of shape {tensor.shape} has not length 1")
-    return reshape(tensor, [n for one, n in enumerate(tensor.shape) if one not in axes])
+    return reshape(tensor, [n for position, n in enumerate(tensor.shape) if position not in axes])
 
 
 def _transpose_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
     """`abc->cab`."""
-    given = names(len(out))
-    return f"{given}->{''.join(given[axis] for axis in attributes['axes'])}"
+    letters = names(len(out))
+    return f"{letters}->{''.join(letters[axis] for axis in attributes['axes'])}"
 
 
 @op(
@@ -182,7 +182,7 @@ def _transpose_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[
     letters=_transpose_letters,
     dtype=first_dtype,
     linear="each",
-    lowering=ViewMap(lambda made: [IndexMap(made.attributes["axes"].index(axis)) for axis in range(made.ndim)]),
+    lowering=ViewMap(lambda output: [IndexMap(output.attributes["axes"].index(axis)) for axis in range(output.ndim)]),
     operator="transpose",
 )
 def transpose_to(x: Array, *, axes: tuple[int, ...]) -> Array:
@@ -197,8 +197,8 @@ def _transpose_to(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 @transpose_to.onnx_lowering
-def _transpose_to_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
-    return graph.transpose(x, made.attributes["axes"])
+def _transpose_to_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
+    return graph.transpose(x, output.attributes["axes"])
 
 
 def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
@@ -221,7 +221,7 @@ METHODS["transpose"] = transpose
     letters=elementwise,
     dtype=first_dtype,
     linear="each",
-    lowering=ViewMap(lambda made: list(map(IndexMap, aligned_axes(made.inputs[0].shape, made.shape)))),
+    lowering=ViewMap(lambda output: list(map(IndexMap, aligned_axes(output.inputs[0].shape, output.shape)))),
 )
 def broadcast_along(x: Array, *, shape: Shape) -> Array:
     """The elements repeated to a shape."""
@@ -234,8 +234,8 @@ def _broadcast_along(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 @broadcast_along.onnx_lowering
-def _broadcast_along_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
-    return graph.expand(x, made.shape)
+def _broadcast_along_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
+    return graph.expand(x, output.shape)
 
 
 def broadcast_to(x: Any, shape: Sequence[int]) -> Tensor:
@@ -257,9 +257,9 @@ Key = tuple[tuple[int, int, int] | int, ...]
 
 def _sliced_shape(shape: Shape, *, key: Key) -> Shape:
     lengths: list[int] = []
-    for one in key:
-        if isinstance(one, tuple):
-            start, stop, step = one
+    for item in key:
+        if isinstance(item, tuple):
+            start, stop, step = item
             length = stop - start  # of lengths that count rows it still counts them
             lengths.append(length if step == 1 else (length + step - 1) // step)
     return tuple(lengths)
@@ -271,27 +271,27 @@ def _key_letters(lengths: Shape, key: Key) -> tuple[str, str]:
     What is whole keeps its letter, and what counts rows, of which each rank takes those of its own.
     """
 
-    def kept(one: tuple[int, int, int] | int, n: int) -> bool:
-        if not isinstance(one, tuple) or one[2] != 1:
+    def is_kept(item: tuple[int, int, int] | int, n: int) -> bool:
+        if not isinstance(item, tuple) or item[2] != 1:
             return False
         if isinstance(n, Dim):
-            return all(isinstance(end, Dim) or end == 0 for end in one[:2])
-        return marked(one[:2]) == marked((0, n))
+            return all(isinstance(end, Dim) or end == 0 for end in item[:2])
+        return marked(item[:2]) == marked((0, n))
 
-    found = "".join(
-        letter if kept(one, n) else "X" for letter, one, n in zip(names(len(key)), key, lengths, strict=True)
+    letters = "".join(
+        letter if is_kept(item, n) else "X" for letter, item, n in zip(names(len(key)), key, lengths, strict=True)
     )
-    return found, "".join(letter for letter, one in zip(found, key, strict=True) if isinstance(one, tuple))
+    return letters, "".join(letter for letter, item in zip(letters, key, strict=True) if isinstance(item, tuple))
 
 
 def _slice_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
-    whole, part = _key_letters(shapes[0], attributes["key"])
-    return f"{whole}->{part}"
+    full_letters, part = _key_letters(shapes[0], attributes["key"])
+    return f"{full_letters}->{part}"
 
 
 def _index(key: Key) -> tuple[Any, ...]:
     """Return what NumPy takes; with the ellipsis a single element is a view as well."""
-    return (*(slice(*one) if isinstance(one, tuple) else one for one in key), ...)
+    return (*(slice(*item) if isinstance(item, tuple) else item for item in key), ...)
 
 
 @op(
@@ -299,7 +299,7 @@ def _index(key: Key) -> tuple[Any, ...]:
     letters=_slice_letters,
     dtype=first_dtype,
     linear="each",
-    lowering=ViewMap(lambda made: key_maps(made.attributes["key"])),
+    lowering=ViewMap(lambda output: key_maps(output.attributes["key"])),
 )
 def getitem(x: Array, *, key: Key) -> Array:
     """A part of x: (start, stop, step) or a place for each axis."""
@@ -312,24 +312,24 @@ def _getitem(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 @getitem.onnx_lowering
-def _getitem_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
-    key, lengths = made.attributes["key"], made.inputs[0].shape
-    bounds = [one if isinstance(one, tuple) else (one, one + 1, 1) for one in key]
+def _getitem_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
+    key, lengths = output.attributes["key"], output.inputs[0].shape
+    bounds = [item if isinstance(item, tuple) else (item, item + 1, 1) for item in key]
     if any(step < 1 for *_, step in bounds):  # a stop of -1 would be the last element there
-        raise refusal(made, "backwards")
-    axes = [axis for axis, one in enumerate(bounds) if one != (0, lengths[axis], 1)]
-    found = x
+        raise refusal(output, "backwards")
+    axes = [axis for axis, bound in enumerate(bounds) if bound != (0, lengths[axis], 1)]
+    part = x
     if axes:
         starts, stops, steps = zip(*(bounds[axis] for axis in axes), strict=True)
-        each = (graph.vector(starts), graph.vector(stops), graph.constant(axes, np.int64), graph.vector(steps))
-        found = graph.node("Slice", x, *each)
-    places = [axis for axis, one in enumerate(key) if not isinstance(one, tuple)]
-    return graph.node("Squeeze", found, graph.constant(places, np.int64)) if places else found
+        inputs = (graph.vector(starts), graph.vector(stops), graph.constant(axes, np.int64), graph.vector(steps))
+        part = graph.node("Slice", x, *inputs)
+    places = [axis for axis, item in enumerate(key) if not isinstance(item, tuple)]
+    return graph.node("Squeeze", part, graph.constant(places, np.int64)) if places else part
 
 
 def _put_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
-    whole, part = _key_letters(out, attributes["key"])
-    return f"{part}->{whole}"
+    full_letters, part = _key_letters(out, attributes["key"])
+    return f"{part}->{full_letters}"
 
 
 @op(shape=lambda old, *, key, shape: shape, letters=_put_letters, dtype=first_dtype, linear="each", lowering=Insert())
@@ -345,21 +345,21 @@ def _put(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 @put.onnx_lowering
-def _put_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
-    key = made.attributes["key"]
-    places = [axis for axis, one in enumerate(key) if not isinstance(one, tuple)]
-    bounds = [one if isinstance(one, tuple) else (one, one + 1, 1) for one in key]
+def _put_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
+    key = output.attributes["key"]
+    places = [axis for axis, item in enumerate(key) if not isinstance(item, tuple)]
+    bounds = [item if isinstance(item, tuple) else (item, item + 1, 1) for item in key]
     if any(step != 1 for *_, step in bounds):
-        raise refusal(made, "with steps")
+        raise refusal(output, "with steps")
     if any(
         isinstance(start, Dim) or isinstance(stop, Dim) != isinstance(n, Dim)
-        for (start, stop, _), n in zip(bounds, made.shape, strict=True)
+        for (start, stop, _), n in zip(bounds, output.shape, strict=True)
     ):
-        raise refusal(made, "along the rows")
-    found = graph.node("Unsqueeze", x, graph.constant(places, np.int64)) if places else x
+        raise refusal(output, "along the rows")
+    expanded = graph.node("Unsqueeze", x, graph.constant(places, np.int64)) if places else x
     before = [int(start) for start, *_ in bounds]
-    behind = [int(n) - int(stop) for n, (_, stop, _) in zip(made.shape, bounds, strict=True)]
-    return graph.node("Pad", graph.computed(found), graph.constant([*before, *behind], np.int64))
+    behind = [int(n) - int(stop) for n, (_, stop, _) in zip(output.shape, bounds, strict=True)]
+    return graph.node("Pad", graph.computed(expanded), graph.constant([*before, *behind], np.int64))
 
 
 def _joined_shape(*shapes: Shape, axis: int) -> Shape:
@@ -371,10 +371,10 @@ def _joined_shape(*shapes: Shape, axis: int) -> Shape:
 
 def _join_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
     """`aX,aX->aX`; along rows of the batch `ab,ab->ab`: each rank joins its own."""
-    axis, given = attributes["axis"], names(len(out))
+    axis, letters = attributes["axis"], names(len(out))
     if not isinstance(out[axis], Dim):
-        given = f"{given[:axis]}X{given[axis + 1 :]}"
-    return f"{','.join([given] * len(shapes))}->{given}"
+        letters = f"{letters[:axis]}X{letters[axis + 1 :]}"
+    return f"{','.join([letters] * len(shapes))}->{letters}"
 
 
 @op(
@@ -395,16 +395,16 @@ def _concatenate_along(y: Tensor, dy: Tensor, *xs: Tensor) -> tuple[Tensor, ...]
     axis, start, parts = y.attributes["axis"], 0, []
     for x in xs:
         stop = start + x.shape[axis]
-        whole: list[tuple[int, int, int]] = [(0, length, 1) for length in dy.shape]
-        whole[axis] = (start, stop, 1)
-        parts.append(getitem(dy, key=tuple(whole)))
+        key: list[tuple[int, int, int]] = [(0, length, 1) for length in dy.shape]
+        key[axis] = (start, stop, 1)
+        parts.append(getitem(dy, key=tuple(key)))
         start = stop
     return tuple(parts)
 
 
 @concatenate_along.onnx_lowering
-def _concatenate_along_onnx(graph: OnnxGraph, made: Tensor, *xs: Value) -> Value:
-    return graph.node("Concat", *(graph.cast(one, made.dtype) for one in xs), axis=made.attributes["axis"])
+def _concatenate_along_onnx(graph: OnnxGraph, output: Tensor, *xs: Value) -> Value:
+    return graph.node("Concat", *(graph.cast(value, output.dtype) for value in xs), axis=output.attributes["axis"])
 
 
 def concatenate(xs: Sequence[Any], axis: int = 0) -> Tensor:
@@ -419,16 +419,16 @@ def concatenate(xs: Sequence[Any], axis: int = 0) -> Tensor:
     if not tensors:
         raise ConfigError("concatenate: no tensors")
     (place,) = normalized_axes(axis, tensors[0].ndim)
-    rests = [(*one.shape[:place], *one.shape[place + 1 :]) for one in tensors]
-    if any(len(one) != len(rests[0]) or any(map(differ, one, rests[0])) for one in rests):
-        shapes = ", ".join(str(one.shape) for one in tensors)
+    rests = [(*tensor.shape[:place], *tensor.shape[place + 1 :]) for tensor in tensors]
+    if any(len(lengths) != len(rests[0]) or any(map(differ, lengths, rests[0])) for lengths in rests):
+        shapes = ", ".join(str(tensor.shape) for tensor in tensors)
         raise ConfigError(f"shapes {shapes} cannot be concatenated along axis {axis}")
     return concatenate_along(*tensors, axis=place)
 
 
 def stack(x: Sequence[Any], axis: int = 0) -> Tensor:
     """Return tensors of one shape beside each other along a new axis."""
-    return concatenate([expand_dims(one, axis) for one in x], axis)
+    return concatenate([expand_dims(tensor, axis) for tensor in x], axis)
 
 
 # The same tensor, whole on every rank
@@ -452,5 +452,5 @@ def _unshard(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 @unshard.onnx_lowering
-def _unshard_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
+def _unshard_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
     return x

@@ -60,17 +60,17 @@ def layer_normalization(
     rms_scaling = kwargs.pop("rms_scaling", False)
     if kwargs:
         raise ConfigError(f"layer_normalization: unknown argument {next(iter(kwargs))!r}")
-    found = floating(x)
-    axes = normalized_axes(axis, found.ndim)
-    centered = found - mean(found, axes, keepdims=True)
+    tensor = floating(x)
+    axes = normalized_axes(axis, tensor.ndim)
+    centered = tensor - mean(tensor, axes, keepdims=True)
     variance = mean(square(centered), axes, keepdims=True)
-    result = (found if rms_scaling else centered) / sqrt(variance + (_EPSILON if epsilon is None else epsilon))
-    are_last = axes == tuple(range(found.ndim - len(axes), found.ndim))
+    result = (tensor if rms_scaling else centered) / sqrt(variance + (_EPSILON if epsilon is None else epsilon))
+    are_last = axes == tuple(range(tensor.ndim - len(axes), tensor.ndim))
 
     def along(vector: Any) -> Tensor:
-        own = cast(vector, found.dtype)
-        is_broadcast = own.ndim == found.ndim or (are_last and len(axes) in (1, own.ndim))
-        return own if is_broadcast else _along(own, found, axes)
+        weights = cast(vector, tensor.dtype)
+        is_broadcast = weights.ndim == tensor.ndim or (are_last and len(axes) in (1, weights.ndim))
+        return weights if is_broadcast else _along(weights, tensor, axes)
 
     result = result if gamma is None else result * along(gamma)
     return result if beta is None or rms_scaling else result + along(beta)
@@ -90,10 +90,10 @@ def rms_normalization(
 
     Source: B. Zhang and R. Sennrich, "Root mean square layer normalization", NeurIPS 2019.
     """
-    found = floating(x)
-    power = mean(square(found), axis, keepdims=True)
-    result = found / sqrt(power + (_EPSILON if epsilon is None else epsilon))
-    return result if scale is None else multiply(result, cast(scale, found.dtype))
+    tensor = floating(x)
+    power = mean(square(tensor), axis, keepdims=True)
+    result = tensor / sqrt(power + (_EPSILON if epsilon is None else epsilon))
+    return result if scale is None else multiply(result, cast(scale, tensor.dtype))
 
 
 @in_float32
@@ -101,11 +101,11 @@ def batch_normalization(
     x: Any, mean: Any, variance: Any, axis: int, offset: Any = None, scale: Any = None, epsilon: float = 1e-3
 ) -> Tensor:
     """Return (x - mean) / sqrt(variance + epsilon) * scale + offset, vectors along an axis of x all of them."""
-    found = floating(x)
-    axes = normalized_axes(axis, found.ndim)
-    result = (found - _along(mean, found, axes)) / sqrt(_along(variance, found, axes) + epsilon)
-    result = result if scale is None else result * _along(scale, found, axes)
-    return result if offset is None else result + _along(offset, found, axes)
+    tensor = floating(x)
+    axes = normalized_axes(axis, tensor.ndim)
+    result = (tensor - _along(mean, tensor, axes)) / sqrt(_along(variance, tensor, axes) + epsilon)
+    result = result if scale is None else result * _along(scale, tensor, axes)
+    return result if offset is None else result + _along(offset, tensor, axes)
 
 
 def multi_hot(
@@ -131,8 +131,8 @@ def multi_hot(
     """
     if num_classes is None or kwargs:
         raise ConfigError(f"multi_hot: num_classes={num_classes}{f', {kwargs}' if kwargs else ''}; expected a number")
-    each = one_hot(inputs, num_classes, axis, dtype, sparse)
-    return max(each, 1 if each.ndim > 2 else 0)
+    vectors = one_hot(inputs, num_classes, axis, dtype, sparse)
+    return max(vectors, 1 if vectors.ndim > 2 else 0)
 
 
 def top_k(x: Any, k: int, sorted: bool = True) -> tuple[Tensor, Tensor]:
@@ -148,20 +148,22 @@ def top_k(x: Any, k: int, sorted: bool = True) -> tuple[Tensor, Tensor]:
     Raises:
         ConfigError: there are not as many.
     """
-    (found,) = as_tensors([x])
-    length = int(found.shape[-1]) if found.ndim else 0
+    (tensor,) = as_tensors([x])
+    length = int(tensor.shape[-1]) if tensor.ndim else 0
     if not 0 <= k <= length:
         raise ConfigError(f"top_k: k={k} of {length} elements")
-    least = -math.inf if found.dtype.kind in "fV" else int(np.iinfo(found.dtype).min) if found.dtype.kind != "b" else 0
-    taken, places = zeros_like(found, "bool"), []
+    least = (
+        -math.inf if tensor.dtype.kind in "fV" else int(np.iinfo(tensor.dtype).min) if tensor.dtype.kind != "b" else 0
+    )
+    chosen, places = zeros_like(tensor, "bool"), []
     for _ in range(k):
-        left = where(taken, least, found)
-        greatest = max(left, -1, keepdims=True)
-        candidates = logical_and(logical_or(equal(found, greatest), isnan(found)), logical_not(taken))
+        remaining = where(chosen, least, tensor)
+        greatest = max(remaining, -1, keepdims=True)
+        candidates = logical_and(logical_or(equal(tensor, greatest), isnan(tensor)), logical_not(chosen))
         places.append(argmax(cast(candidates, "int32"), -1))
-        taken = logical_or(taken, one_hot(places[-1], length, dtype="bool"))
+        chosen = logical_or(chosen, one_hot(places[-1], length, dtype="bool"))
     if not places:
-        empty = found[..., :0]
+        empty = tensor[..., :0]
         return empty, cast(empty, "int32")
     indices = stack(places, -1)
-    return along_last(found, indices), cast(indices, "int32")
+    return along_last(tensor, indices), cast(indices, "int32")

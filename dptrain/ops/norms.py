@@ -56,7 +56,7 @@ def norm(
     if len(axes) == 1:
         return _of_vectors(absolute(tensor), ord, axes[0], keepdims)
     if len(axes) == 2:
-        first, second = (one % tensor.ndim for one in axes)
+        first, second = (axis_ % tensor.ndim for axis_ in axes)
         return _of_matrices(tensor, ord, first, second, keepdims)
     raise ConfigError(f"norm: ord={ord!r} over {len(axes)} axes; expected one axis or two")
 
@@ -81,20 +81,20 @@ def _of_matrices(x: Tensor, ord: float | str, rows: int, columns: int, keepdims:
     if ord == "fro":
         return sqrt(sum(square(x), (rows, columns), keepdims))
     if ord in (2, -2, "nuc"):
-        rest = [axis for axis in range(x.ndim) if axis not in (rows, columns)]
-        values = singular_values(transpose(x, [*rest, rows, columns]))
+        batch_axes = [axis for axis in range(x.ndim) if axis not in (rows, columns)]
+        values = singular_values(transpose(x, [*batch_axes, rows, columns]))
         join = sum if ord == "nuc" else max if ord == 2 else min
         joined = join(values, -1)
-        kept = [1 if axis in (rows, columns) else n for axis, n in enumerate(x.shape)]
-        return reshape(joined, kept) if keepdims else joined
+        kept_shape = [1 if axis in (rows, columns) else n for axis, n in enumerate(x.shape)]
+        return reshape(joined, kept_shape) if keepdims else joined
     if ord not in (1, -1, math.inf, -math.inf):
         raise ConfigError(f"norm: ord={ord!r} of matrices; {_OF_MATRICES}")
     summed, over = (rows, columns) if abs(float(ord)) == 1 else (columns, rows)
     sums = sum(absolute(x), summed, keepdims=True)
-    found = max(sums, over, keepdims=True) if float(ord) > 0 else min(sums, over, keepdims=True)
+    norms = max(sums, over, keepdims=True) if float(ord) > 0 else min(sums, over, keepdims=True)
     if keepdims:
-        return found
-    return reshape(found, [n for axis, n in enumerate(x.shape) if axis not in (rows, columns)])
+        return norms
+    return reshape(norms, [n for axis, n in enumerate(x.shape) if axis not in (rows, columns)])
 
 
 @in_float32

@@ -46,7 +46,7 @@ def pad(x: Any, pad_width: Any, mode: str = "constant", constant_values: float |
         if mode == "constant":
             value = cast(constant_values, tensor.dtype)
             ends = [(*tensor.shape[:axis], n, *tensor.shape[axis + 1 :]) for n in (before, behind)]
-            first, last = (broadcast_to(value, one) for one in ends)
+            first, last = (broadcast_to(value, shape) for shape in ends)
             tensor = concatenate([first, tensor, last], axis)
         elif counts_rows(length) or not length:
             raise ConfigError(f"pad: mode={mode!r} along axis {axis} of shape {tensor.shape}; expected a known length")
@@ -55,12 +55,12 @@ def pad(x: Any, pad_width: Any, mode: str = "constant", constant_values: float |
     return tensor
 
 
-def _widths(given: Any, rank: int) -> list[tuple[int, int]]:
-    array = np.asarray(given)
-    fits = array.shape in ((), (1,), (2,), (1, 2), (rank, 1), (rank, 2))
-    if array.dtype.kind not in "iu" or not fits or (array < 0).any():
+def _widths(pad_width: Any, rank: int) -> list[tuple[int, int]]:
+    array = np.asarray(pad_width)
+    is_valid = array.shape in ((), (1,), (2,), (1, 2), (rank, 1), (rank, 2))
+    if array.dtype.kind not in "iu" or not is_valid or (array < 0).any():
         raise ConfigError(
-            f"pad: pad_width={given} for {rank} axes; expected (before, behind) for each, one pair, or a number"
+            f"pad: pad_width={pad_width} for {rank} axes; expected (before, behind) for each, one pair, or a number"
         )
     return [(int(before), int(behind)) for before, behind in np.broadcast_to(array, (rank, 2))]
 
