@@ -291,16 +291,16 @@ def average(x: Any, axis: int | Sequence[int] | None = None, weights: Any = None
     """
     if weights is None:
         return mean(x, axis)
-    tensor, factors = all_floating(x, weights)
-    if factors.shape != tensor.shape:
+    tensor, weight = all_floating(x, weights)
+    if weight.shape != tensor.shape:
         axes = normalized_axes(axis, tensor.ndim)
-        if factors.ndim != 1 or len(axes) != 1 or axis is None or factors.shape[0] != tensor.shape[axes[0]]:
+        if weight.ndim != 1 or len(axes) != 1 or axis is None or weight.shape[0] != tensor.shape[axes[0]]:
             raise ConfigError(
-                f"average: weights of shape {tuple(factors.shape)} for {tuple(tensor.shape)} over axis {axis}; expected "
+                f"average: weights of shape {tuple(weight.shape)} for {tuple(tensor.shape)} over axis {axis}; expected "
                 "the same shape, or a vector along one axis"
             )
-        factors = broadcast_to(reshape(factors, (-1, *(1,) * (tensor.ndim - 1 - axes[0]))), tensor.shape)
-    return sum(multiply(tensor, factors), axis) / sum(factors, axis)
+        weight = broadcast_to(reshape(weight, (-1, *(1,) * (tensor.ndim - 1 - axes[0]))), tensor.shape)
+    return sum(multiply(tensor, weight), axis) / sum(weight, axis)
 
 
 # The same elements in another order

@@ -318,9 +318,9 @@ def sparsemax(x: Any, axis: int = -1) -> Tensor:
     Source: A. Martins and R. Astudillo, "From softmax to sparsemax", ICML 2016.
     """
     tensor = moveaxis(floating(x), axis, -1)
-    mine, others_ = expand_dims(tensor, -1), expand_dims(tensor, -2)
-    above = others_ >= mine
-    support = 1 + sum(cast(above, tensor.dtype), -1) * tensor > sum(where(above, others_, 0), -1)
+    mine, theirs = expand_dims(tensor, -1), expand_dims(tensor, -2)
+    above = theirs >= mine
+    support = 1 + sum(cast(above, tensor.dtype), -1) * tensor > sum(where(above, theirs, 0), -1)
     number = sum(cast(support, tensor.dtype), -1, keepdims=True)
     threshold = (sum(where(support, tensor, 0), -1, keepdims=True) - 1) / number
     return moveaxis(maximum(tensor - threshold, 0), -1, axis)

@@ -209,7 +209,7 @@ def take(x: Any, indices: Any, axis: int | None = None) -> Tensor:
 
 @op(
     shape=lambda shape, *, classes, dtype: (*shape, classes),
-    letters=lambda shapes, out, attributes: f"{(given := names(len(shapes[0])))}->{given}X",
+    letters=lambda shapes, out, attributes: f"{(labels := names(len(shapes[0])))}->{labels}X",
     dtype=lambda labels, *, classes, dtype: np.dtype(dtype),
     lowering=Element("{0} == {last}"),
 )

@@ -161,7 +161,7 @@ def solve(a: Any, b: Any) -> Tensor:
 
 def solve_triangular(a: Any, b: Any, lower: bool = False) -> Tensor:
     """Return the x of a x = b, where a counts as an upper triangular matrix, or a lower one; as `solve`."""
-    return _solved(lambda matrix_, right_side: triangular_solution(matrix_, right_side, lower=lower), a, b)
+    return _solved(lambda left_side, right_side: triangular_solution(left_side, right_side, lower=lower), a, b)
 
 
 def _solved(solve: Any, a: Any, b: Any) -> Tensor:
@@ -183,7 +183,7 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> Tensor:
     if matrix.ndim != 2 or right.ndim not in (1, 2) or int(matrix.shape[0]) != int(right.shape[0]):
         raise ConfigError(f"lstsq: shapes {matrix.shape} and {right.shape}; expected (m, n) and (m,) or (m, k)")
     least = np.finfo(matrix.dtype).eps * max(map(int, matrix.shape)) if rcond is None else rcond
-    return _solved(lambda matrix_, right_side: batch_matmul(pinv(matrix_, least), right_side), matrix, right)
+    return _solved(lambda left_side, right_side: batch_matmul(pinv(left_side, least), right_side), matrix, right)
 
 
 @in_float32

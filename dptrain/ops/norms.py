@@ -56,7 +56,7 @@ def norm(
     if len(axes) == 1:
         return _of_vectors(absolute(tensor), ord, axes[0], keepdims)
     if len(axes) == 2:
-        first, second = (axis_ % tensor.ndim for axis_ in axes)
+        first, second = (position % tensor.ndim for position in axes)
         return _of_matrices(tensor, ord, first, second, keepdims)
     raise ConfigError(f"norm: ord={ord!r} over {len(axes)} axes; expected one axis or two")
 

@@ -58,29 +58,29 @@ def quantile(
     Raises:
         ConfigError: another method, or a fraction that is not known or out of range.
     """
-    last, kept = _over_last(x, axis)
+    last, kept_shape = _over_last(x, axis)
     fractions = _fractions(q)
     ordered, length = sort_last(last), int(last.shape[-1])
     is_nan = isnan(ordered[..., -1])  # where NaNs are sorted to
-    found = []
+    values = []
     for fraction in np.ravel(fractions):
         below, above, share = _between(fraction * (length - 1), method)
         low, high = ordered[..., int(below)], ordered[..., int(above)]
         value = low if share == 0 else high if share == 1 else low * (1 - share) + high * share
-        found.append(where(is_nan, np.nan, value))
-    return _stacked_quantiles(found, fractions, kept if keepdims else None)
+        values.append(where(is_nan, np.nan, value))
+    return _stacked_quantiles(values, fractions, kept_shape if keepdims else None)
 
 
 def nanquantile(
     x: Any, q: Any, axis: int | Sequence[int] | None = None, method: str = "linear", keepdims: bool = False
 ) -> Tensor:
     """Return quantiles of what is not NaN; NaN where nothing is left. As `quantile`."""
-    last, kept = _over_last(x, axis)
+    last, kept_shape = _over_last(x, axis)
     fractions = _fractions(q)
     ordered = sort_last(last)
     numbers = cast(logical_not(isnan(ordered)), ordered.dtype)
     most = sum(numbers, -1, keepdims=True) - 1
-    found = []
+    values = []
     for fraction in np.ravel(fractions):
         place = where(most < 0, 0, most * float(fraction))
         below = floor(place)
@@ -97,17 +97,17 @@ def nanquantile(
             value = where(logical_or(share < 0.5, logical_and(share == 0.5, even)), low, high)
         else:
             value = low if method == "lower" else high
-        found.append(where(most[..., 0] < 0, np.nan, value))
-    return _stacked_quantiles(found, fractions, kept if keepdims else None)
+        values.append(where(most[..., 0] < 0, np.nan, value))
+    return _stacked_quantiles(values, fractions, kept_shape if keepdims else None)
 
 
-def _fractions(q: Any, whole: int = 1) -> Array:
-    given = as_tensors([q])[0].value if isinstance(q, Operand) else np.asarray(q)
-    if given is None:
+def _fractions(q: Any, scale: int = 1) -> Array:
+    fractions = as_tensors([q])[0].value if isinstance(q, Operand) else np.asarray(q)
+    if fractions is None:
         raise ConfigError("not supported: quantiles of fractions that a step computes; expected numbers or an array")
-    value: Array = given.astype(np.float64) / whole
+    value: Array = fractions.astype(np.float64) / scale
     if ((value < 0) | (value > 1)).any():
-        raise ConfigError(f"quantile: q={q}; expected numbers from 0 to {whole}")
+        raise ConfigError(f"quantile: q={q}; expected numbers from 0 to {scale}")
     return value
 
 
@@ -130,15 +130,15 @@ def _over_last(x: Any, axis: int | Sequence[int] | None) -> tuple[Tensor, Sequen
     tensor = floating(x)
     axes = normalized_axes(axis, tensor.ndim)
     tensor = with_all_rows(tensor, axes)
-    kept = [1 if at in axes else n for at, n in enumerate(tensor.shape)]
-    rest = [at for at in range(tensor.ndim) if at not in axes]
-    moved = transpose(tensor, [*rest, *axes]) if [*rest, *axes] != list(range(tensor.ndim)) else tensor
+    kept_shape = [1 if at in axes else n for at, n in enumerate(tensor.shape)]
+    batch_axes = [at for at in range(tensor.ndim) if at not in axes]
+    moved = transpose(tensor, [*batch_axes, *axes]) if [*batch_axes, *axes] != list(range(tensor.ndim)) else tensor
     if len(axes) == 1:
-        return moved, kept
-    return (reshape(moved, (*moved.shape[: len(rest)], -1)) if rest else ravel(moved)), kept
+        return moved, kept_shape
+    return (reshape(moved, (*moved.shape[: len(batch_axes)], -1)) if batch_axes else ravel(moved)), kept_shape
 
 
-def _stacked_quantiles(found: Sequence[Tensor], fractions: Array, kept: Sequence[int] | None) -> Tensor:
-    parts = found if kept is None else [reshape(one, tuple(kept)) for one in found]
-    made = stack(parts, 0)
-    return squeeze(made, 0) if fractions.ndim == 0 else reshape(made, (*fractions.shape, *parts[0].shape))
+def _stacked_quantiles(values: Sequence[Tensor], fractions: Array, kept_shape: Sequence[int] | None) -> Tensor:
+    parts = values if kept_shape is None else [reshape(value, tuple(kept_shape)) for value in values]
+    stacked = stack(parts, 0)
+    return squeeze(stacked, 0) if fractions.ndim == 0 else reshape(stacked, (*fractions.shape, *parts[0].shape))

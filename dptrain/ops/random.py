@@ -93,8 +93,8 @@ class SeedGenerator(Readable):
         purpose: Purpose = Purpose.NOISE,
         number: int = 0,
     ) -> None:
-        own = own_seed(seed)
-        self.seed, self.number = (default_seed(), next_position()) if own is None else (own, number)
+        chosen_seed = own_seed(seed)
+        self.seed, self.number = (default_seed(), next_position()) if chosen_seed is None else (chosen_seed, number)
         self.purpose = purpose
         self.count = Variable(np.array(0, np.int64), name or "seed_generator", trainable=False)
 
@@ -109,9 +109,9 @@ class SeedGenerator(Readable):
         """
 
         def draw(shape: Shape) -> Tensor:
-            drawn = _bits(self.count, shape, self.seed, self.purpose, self.number)
+            bits = _bits(self.count, shape, self.seed, self.purpose, self.number)
             self.count.assign(self.count + 1)
-            return drawn
+            return bits
 
         with self._turn():
             return _by_blocks(shape, draw)
@@ -143,9 +143,13 @@ class SeedGenerator(Readable):
         if isinstance(rows, Dim) and len(rows.blocks) > 1:
             raise ConfigError("not supported: a random order of rows that have been concatenated")
         with self._turn():
-            own, every = (_bits(self.count, (n, 2), self.seed, self.purpose, self.number) for n in (rows, int(rows)))
+            own_bits, all_bits = (
+                _bits(self.count, (n, 2), self.seed, self.purpose, self.number) for n in (rows, int(rows))
+            )
             self.count.assign(self.count + 1)
-        mine, all_keys = (cast(one[:, 0], np.int64) * 2**31 + cast(one[:, 1] // 2, np.int64) for one in (own, every))
+        mine, all_keys = (
+            cast(bits[:, 0], np.int64) * 2**31 + cast(bits[:, 1] // 2, np.int64) for bits in (own_bits, all_bits)
+        )
         mine = reshape(mine, (-1, 1))
         return row_numbers(rows), sum_over(cast(less(all_keys, mine), np.int64), 1)
 
@@ -166,12 +170,12 @@ def _by_blocks(shape: Sequence[int], draw: Callable[[Shape], Tensor]) -> Tensor:
 
 
 def _bits(count: Any, shape: Sequence[int], seed: int, purpose: Purpose, number: int) -> Tensor:
-    wanted = tuple(shape)
-    if row_axis(wanted) not in (None, 0):
-        raise ConfigError(f"random numbers of shape {tuple(map(int, wanted))}: rows of the batch must come first")
-    flat = (wanted[0], math.prod(wanted[1:])) if wanted else (1, 1)
-    drawn = random_bits(count, shape=flat, seed=seed, purpose=int(purpose), number=number)
-    return drawn if len(wanted) == 2 else reshape(drawn, wanted)
+    lengths = tuple(shape)
+    if row_axis(lengths) not in (None, 0):
+        raise ConfigError(f"random numbers of shape {tuple(map(int, lengths))}: rows of the batch must come first")
+    flat = (lengths[0], math.prod(lengths[1:])) if lengths else (1, 1)
+    bits = random_bits(count, shape=flat, seed=seed, purpose=int(purpose), number=number)
+    return bits if len(lengths) == 2 else reshape(bits, lengths)
 
 
 def _drawn(shape: Sequence[int], seed: Seed) -> Tensor:
@@ -179,10 +183,12 @@ def _drawn(shape: Sequence[int], seed: Seed) -> Tensor:
     global _common
     if isinstance(seed, SeedGenerator):
         return seed.bits(shape)
-    own = own_seed(seed)
-    if own is not None:
+    number = own_seed(seed)
+    if number is not None:
         draws = itertools.count()
-        return _by_blocks(shape, lambda one: _bits(np.array(next(draws), np.int64), one, own, Purpose.NOISE, 1))
+        return _by_blocks(
+            shape, lambda part_shape: _bits(np.array(next(draws), np.int64), part_shape, number, Purpose.NOISE, 1)
+        )
     if _common is None or _common[0] is not seeds_set():
         _common = seeds_set(), SeedGenerator(name="global_seed_generator")
     return _common[1].bits(shape)
@@ -203,8 +209,8 @@ _OF_ARRAYS = _Functions(np.asarray, np.sqrt, np.log, np.cos)
 
 def _made_of(bits: Tensor, make: Callable[[Any, _Functions], Any]) -> Tensor:
     """Return what a function makes of random bits."""
-    found = in_one_call(lambda array: make(array, _OF_ARRAYS), bits)
-    return make(bits, _OF_TENSORS) if found is None else found
+    result = in_one_call(lambda array: make(array, _OF_ARRAYS), bits)
+    return make(bits, _OF_TENSORS) if result is None else result
 
 
 # Bits of a fraction in each type.
@@ -218,8 +224,8 @@ def _wide(dtype: npt.DTypeLike) -> np.dtype[Any]:
 
 def _fractions(bits: Any, dtype: npt.DTypeLike, of: _Functions) -> Any:
     """Return numbers that are equally likely in [0, 1)."""
-    kept = _BITS.get(np.dtype(dtype).name, 32)  # all of them are exact, and 1 does not come out
-    return of.cast(bits // 2 ** (32 - kept), dtype) * 2.0**-kept
+    bit_count = _BITS.get(np.dtype(dtype).name, 32)  # all of them are exact, and 1 does not come out
+    return of.cast(bits // 2 ** (32 - bit_count), dtype) * 2.0**-bit_count
 
 
 def _normal(bits: Any, dtype: npt.DTypeLike, of: _Functions) -> Any:
@@ -239,8 +245,8 @@ def uniform(
     There are 2^24 different ones, in float64 2^32, in float16 2^11, in bfloat16 2^8.
     """
     kind = np.dtype(dtype or floatx())
-    made = _made_of(_drawn(shape, seed), lambda bits, of: _fractions(bits, kind, of))
-    return cast(_moved(made, maxval - minval, minval), kind)
+    fractions = _made_of(_drawn(shape, seed), lambda bits, of: _fractions(bits, kind, of))
+    return cast(_moved(fractions, maxval - minval, minval), kind)
 
 
 def _moved(x: Tensor, scale: float, start: float) -> Tensor:
@@ -275,8 +281,8 @@ def normal(
     Statistics 29 (1958).
     """
     kind = np.dtype(dtype or floatx())
-    made = _made_of(_drawn((*shape, 2), seed), lambda bits, of: _normal(bits, _wide(kind), of))
-    return cast(_moved(made, stddev, mean), kind)
+    deviates = _made_of(_drawn((*shape, 2), seed), lambda bits, of: _normal(bits, _wide(kind), of))
+    return cast(_moved(deviates, stddev, mean), kind)
 
 
 def truncated_normal(
@@ -288,8 +294,8 @@ def truncated_normal(
 ) -> Tensor:
     """Return normally distributed numbers; those two standard deviations or more from the mean are drawn again."""
     kind = np.dtype(dtype or floatx())
-    drawn = normal((*shape, _ROUNDS), dtype=_wide(kind), seed=seed)
-    return cast(_moved(sum_over(where(_first(less(absolute(drawn), 2.0)), drawn, 0.0), -1), stddev, mean), kind)
+    deviates = normal((*shape, _ROUNDS), dtype=_wide(kind), seed=seed)
+    return cast(_moved(sum_over(where(_first(less(absolute(deviates), 2.0)), deviates, 0.0), -1), stddev, mean), kind)
 
 
 def gamma(shape: Sequence[int], alpha: Any, dtype: npt.DTypeLike | None = None, seed: Seed = None) -> Tensor:
@@ -316,8 +322,8 @@ def beta(shape: Sequence[int], alpha: Any, beta: Any, dtype: npt.DTypeLike | Non
         seed: as `Seed`.
     """
     kind = np.dtype(dtype or floatx())
-    drawn = uniform((*shape, 2, _EACH), dtype=_wide(kind), seed=seed)
-    return cast(sigmoid(_log_gamma(drawn[..., 0, :], alpha) - _log_gamma(drawn[..., 1, :], beta)), kind)
+    fractions = uniform((*shape, 2, _EACH), dtype=_wide(kind), seed=seed)
+    return cast(sigmoid(_log_gamma(fractions[..., 0, :], alpha) - _log_gamma(fractions[..., 1, :], beta)), kind)
 
 
 def dirichlet(shape: Sequence[int], alpha: Any, dtype: npt.DTypeLike | None = None, seed: Seed = None) -> Tensor:
@@ -343,13 +349,13 @@ def categorical(logits: Any, num_samples: int, dtype: npt.DTypeLike = "int32", s
 
     Source: E. Gumbel, "Statistical theory of extreme values", 1954: the largest of logits with such noise.
     """
-    (found,) = as_tensors([logits])
-    if found.ndim != 2:
-        raise ConfigError(f"categorical: logits of shape {found.shape}; expected (rows, classes)")
-    kind = found.dtype if found.dtype == np.float64 else np.dtype(FLOATX)
-    drawn = uniform((found.shape[0], int(num_samples), int(found.shape[1])), dtype=kind, seed=seed)
-    noise = -log(-log(1.0 - drawn))  # -infinity for 0, which the other classes win against
-    return cast(argmax(expand_dims(cast(found, kind), 1) + noise, -1), dtype)
+    (tensor,) = as_tensors([logits])
+    if tensor.ndim != 2:
+        raise ConfigError(f"categorical: logits of shape {tensor.shape}; expected (rows, classes)")
+    kind = tensor.dtype if tensor.dtype == np.float64 else np.dtype(FLOATX)
+    fractions = uniform((tensor.shape[0], int(num_samples), int(tensor.shape[1])), dtype=kind, seed=seed)
+    noise = -log(-log(1.0 - fractions))  # -infinity for 0, which the other classes win against
+    return cast(argmax(expand_dims(cast(tensor, kind), 1) + noise, -1), dtype)
 
 
 def binomial(
@@ -370,23 +376,23 @@ def binomial(
     Source: L. Devroye, "Non-uniform random variate generation", 1986, X.4.3: many trials are halved at their median.
     """
     kind = np.dtype(dtype or floatx())
-    trials, p = (cast(one, _wide(kind)) for one in as_tensors([counts, probabilities]))
+    trials, p = (cast(operand, _wide(kind)) for operand in as_tensors([counts, probabilities]))
     if trials.value is None:
         raise ConfigError("not supported: binomial of counts that a step computes; expected numbers or an array")
     draws: Seed = seed if isinstance(seed, SeedGenerator) or own_seed(seed) is None else SeedGenerator(seed)
-    most, made = float(trials.value.max(initial=0)), zeros(tuple(shape), _wide(kind))
+    most, successes = float(trials.value.max(initial=0)), zeros(tuple(shape), _wide(kind))
     while most > _FEW_TRIALS:  # the median of so many uniform numbers is a beta draw
         middle = floor_divide(trials + 1.0, 2.0)
         at = beta(shape, maximum(middle, 1.0), maximum(trials + 1.0 - middle, 1.0), dtype=_wide(kind), seed=draws)
         below = logical_and(less(at, p), greater(trials, 0.0))
-        made = made + where(below, middle, 0.0)
+        successes = successes + where(below, middle, 0.0)
         p = clip(where(below, (p - at) / maximum(1.0 - at, 1e-30), p / maximum(at, 1e-30)), 0.0, 1.0)
         trials = where(below, trials - middle, maximum(middle - 1.0, 0.0))
         most = most // 2
     tried = uniform((*shape, max(int(most), 1)), dtype=_wide(kind), seed=draws)
     numbers = np.arange(max(int(most), 1), dtype=tried.dtype)
     wins = logical_and(less(tried, _last_axis(p)), less(numbers, _last_axis(trials)))
-    return cast(made + sum_over(cast(wins, tried.dtype), -1), kind)
+    return cast(successes + sum_over(cast(wins, tried.dtype), -1), kind)
 
 
 # So many trials are drawn one by one.
@@ -408,9 +414,9 @@ def shuffle(x: Any, axis: int = 0, seed: Seed = None) -> Tensor:
     Raises:
         ConfigError: there is no such axis, or it counts rows of the batch.
     """
-    (found,) = as_tensors([x])
-    (along,) = normalized_axes(axis, found.ndim)
-    length = found.shape[along]
+    (tensor,) = as_tensors([x])
+    (along,) = normalized_axes(axis, tensor.ndim)
+    length = tensor.shape[along]
     if isinstance(length, Dim):
         raise ConfigError("not supported: shuffle of the rows of the batch, of which each rank has its own")
     keys = _drawn((int(length), 2), seed)
@@ -419,7 +425,7 @@ def shuffle(x: Any, axis: int = 0, seed: Seed = None) -> Tensor:
     if order is None:  # where each part goes is the number of smaller keys
         places = sum_over(cast(less(wide, expand_dims(wide, -1)), np.int64), 1)
         order = add_rows(as_tensors([np.arange(int(length))])[0], places, length=int(length))
-    return taken(found, order, along)
+    return taken(tensor, order, along)
 
 
 # Of 20 draws at least 19 are accepted: so many miss all in one of 60 million cases, which get the distribution's mode.
@@ -432,26 +438,26 @@ def _first(accepted: Tensor) -> Tensor:
     return logical_and(accepted, equal(expand_dims(argmax(accepted, -1), -1), np.arange(_ROUNDS)))
 
 
-def _log_gamma(drawn: Tensor, alpha: Any) -> Tensor:
+def _log_gamma(fractions: Tensor, alpha: Any) -> Tensor:
     """Return logarithms of numbers of a gamma distribution, which for small shapes are far below the least number.
 
     Args:
-        drawn: `_EACH` fractions for each, along the last axis.
+        fractions: `_EACH` fractions for each, along the last axis.
         alpha: the distribution's shape.
 
     Source: G. Marsaglia and W. Tsang, "A simple method for generating gamma variables", ACM Trans. Math. Software 26
     (2000), with the draw of alpha + 1 times U^(1 / alpha).
     """
-    wanted = cast(alpha, drawn.dtype)
-    middle = wanted + 2 / 3
-    each = expand_dims(middle, -1) if middle.ndim else middle
-    logs = log(1.0 - drawn)
-    x = sqrt(-2.0 * logs[..., :_ROUNDS]) * cos(drawn[..., _ROUNDS : 2 * _ROUNDS] * (2 * math.pi))
-    root = 1 + x / (3 * sqrt(each))
+    shape = cast(alpha, fractions.dtype)
+    middle = shape + 2 / 3
+    spread = expand_dims(middle, -1) if middle.ndim else middle
+    logs = log(1.0 - fractions)
+    x = sqrt(-2.0 * logs[..., :_ROUNDS]) * cos(fractions[..., _ROUNDS : 2 * _ROUNDS] * (2 * math.pi))
+    root = 1 + x / (3 * sqrt(spread))
     cube = 3 * log(where(root > 0, root, 1.0))
-    limit = 0.5 * x * x + each * (1 - exp(cube) + cube)
+    limit = 0.5 * x * x + spread * (1 - exp(cube) + cube)
     accepted = logical_and(root > 0, logs[..., 2 * _ROUNDS : -1] < limit)
-    return sum_over(where(_first(accepted), cube, 0.0), -1) + log(middle) + logs[..., -1] / wanted
+    return sum_over(where(_first(accepted), cube, 0.0), -1) + log(middle) + logs[..., -1] / shape
 
 
 def dropout(inputs: Any, rate: float, noise_shape: Sequence[int | None] | None = None, seed: Seed = None) -> Tensor:
@@ -471,8 +477,8 @@ def dropout(inputs: Any, rate: float, noise_shape: Sequence[int | None] | None =
         raise ConfigError(f"rate = {rate}: expected 0 to 1")
     if rate in (0, 1):
         return tensor if rate == 0 else zeros_like(tensor)
-    kept = kept_at_random(tensor, rate, noise_shape, seed)
-    return where(kept, tensor * (1 / (1 - rate)), 0)
+    is_kept = kept_at_random(tensor, rate, noise_shape, seed)
+    return where(is_kept, tensor * (1 / (1 - rate)), 0)
 
 
 def kept_at_random(x: Tensor, rate: float, noise_shape: Sequence[int | None] | None, seed: Seed) -> Tensor:
@@ -480,10 +486,11 @@ def kept_at_random(x: Tensor, rate: float, noise_shape: Sequence[int | None] | N
     shape = x.shape
     if noise_shape is not None:
         if len(noise_shape) != len(shape) or any(
-            given not in (None, 1) and differ(given, n) for given, n in zip(noise_shape, shape, strict=True)
+            noise_length not in (None, 1) and differ(noise_length, n)
+            for noise_length, n in zip(noise_shape, shape, strict=True)
         ):
             raise ConfigError(
                 f"noise_shape = {tuple(noise_shape)}: expected the lengths of {without_rows(shape)}, 1 or None"
             )
-        shape = tuple(1 if given == 1 else n for given, n in zip(noise_shape, shape, strict=True))
+        shape = tuple(1 if noise_length == 1 else n for noise_length, n in zip(noise_shape, shape, strict=True))
     return greater_equal(_drawn(shape, seed), np.uint32(rate * 2**32))

@@ -43,13 +43,14 @@ def _reduced_shape(shape: Shape, *, axes: tuple[int, ...], keepdims: bool) -> Sh
 
 def _letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
     """`abc->ac`, or `abc->a1c`."""
-    given, left = names(len(shapes[0])), "1" if attributes["keepdims"] else ""
-    return f"{given}->{''.join(left if axis in attributes['axes'] else one for axis, one in enumerate(given))}"
+    letters, reduced = names(len(shapes[0])), "1" if attributes["keepdims"] else ""
+    result = (reduced if axis in attributes["axes"] else letter for axis, letter in enumerate(letters))
+    return f"{letters}->{''.join(result)}"
 
 
-def _of_all(made: Tensor) -> int:
+def _of_all(output: Tensor) -> int:
     """Return an operation for each element that is joined."""
-    return size(made.inputs[0].shape)
+    return size(output.inputs[0].shape)
 
 
 def summed_dtype(dtype: np.dtype[Any], **attributes: Any) -> npt.DTypeLike:
@@ -78,28 +79,28 @@ def _reduce_sum(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 @reduce_sum.onnx_lowering
-def _reduce_sum_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
-    return _reduced_onnx(graph, "ReduceSum", made, graph.computed(x, made.dtype))
+def _reduce_sum_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
+    return _reduced_onnx(graph, "ReduceSum", output, graph.computed(x, output.dtype))
 
 
 @divide.onnx_lowering
-def _divide_onnx(graph: OnnxGraph, made: Tensor, x1: Value, x2: Value) -> Value:
+def _divide_onnx(graph: OnnxGraph, output: Tensor, x1: Value, x2: Value) -> Value:
     """A sum by the number of its elements is a mean, which needs to know no lengths."""
-    total, count = made.inputs
+    total, count = output.inputs
     source = next((node for node in graph.nodes if node.output == x1.name), None)
     is_sum = source is not None and source.kind == "ReduceSum" and total.op is reduce_sum and x1.dtype.kind == "f"
     if source is not None and is_sum and count.value is not None:
         lengths = [total.inputs[0].shape[axis] for axis in total.attributes["axes"]]
         if not count.ndim and all(map(is_number, lengths)) and float(count.numpy()) == math.prod(lengths):
             return graph.node("ReduceMean", *(Value(name, x1.dtype) for name in source.inputs), **source.attributes)
-    return graph.elements("Div", made, (x1, x2))
+    return graph.elements("Div", output, (x1, x2))
 
 
-def _reduced_onnx(graph: OnnxGraph, kind: str, made: Tensor, x: Value) -> Value:
-    if not made.attributes["axes"]:
+def _reduced_onnx(graph: OnnxGraph, kind: str, output: Tensor, x: Value) -> Value:
+    if not output.attributes["axes"]:
         return x
-    axes = graph.constant(made.attributes["axes"], np.int64)
-    return graph.node(kind, x, axes, keepdims=int(made.attributes["keepdims"]))
+    axes = graph.constant(output.attributes["axes"], np.int64)
+    return graph.node(kind, x, axes, keepdims=int(output.attributes["keepdims"]))
 
 
 @op(
@@ -125,14 +126,14 @@ def _reduce_max(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 @reduce_max.onnx_lowering
-def _reduce_max_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
-    return _reduced_onnx(graph, "ReduceMax", made, graph.computed(x))
+def _reduce_max_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
+    return _reduced_onnx(graph, "ReduceMax", output, graph.computed(x))
 
 
 def _spread(reduced: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Return what belongs to the output y of a reduction of x in the shape of x."""
-    kept = tuple(1 if axis in y.attributes["axes"] else length for axis, length in enumerate(x.shape))
-    return broadcast_to(reduced if y.attributes["keepdims"] else reshape(reduced, kept), x.shape)
+    kept_shape = tuple(1 if axis in y.attributes["axes"] else length for axis, length in enumerate(x.shape))
+    return broadcast_to(reduced if y.attributes["keepdims"] else reshape(reduced, kept_shape), x.shape)
 
 
 def sum(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
@@ -154,9 +155,11 @@ def sum(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False)
 def mean(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Return the mean over axes, as `sum`; NaN of nothing."""
     tensor = floating(x)
-    count = math.prod(tensor.shape[one] for one in normalized_axes(axis, tensor.ndim))  # marked, if it counts rows
-    found: Tensor = sum(tensor, axis, keepdims) / count
-    return found
+    count = math.prod(
+        tensor.shape[position] for position in normalized_axes(axis, tensor.ndim)
+    )  # marked, if it counts rows
+    average: Tensor = sum(tensor, axis, keepdims) / count
+    return average
 
 
 @in_float32
@@ -192,13 +195,13 @@ def max(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False,
         raise ConfigError(
             f"the greatest or least of no elements, of shape {tensor.shape} over axes {axes}: give `initial`"
         )
-    found = reduce_max(tensor, axes=axes, keepdims=bool(keepdims))
-    return found if initial is None else maximum(found, initial)
+    greatest = reduce_max(tensor, axes=axes, keepdims=bool(keepdims))
+    return greatest if initial is None else maximum(greatest, initial)
 
 
 def _is_empty(tensor: Tensor, axes: Iterable[int]) -> bool:
     """Whether one of axes is known to have no elements."""
-    return any(not isinstance(tensor.shape[one], Dim) and tensor.shape[one] == 0 for one in axes)
+    return any(not isinstance(tensor.shape[axis], Dim) and tensor.shape[axis] == 0 for axis in axes)
 
 
 def in_reverse_order(x: Tensor) -> Tensor:
@@ -215,8 +218,8 @@ def min(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False,
     (tensor,) = as_tensors([x])
     if tensor.dtype.kind == "b":
         return cast(min(cast(tensor, "int32"), axis, keepdims, initial), "bool")
-    given = None if initial is None else in_reverse_order(constant(initial, tensor.dtype))
-    return in_reverse_order(max(in_reverse_order(tensor), axis, keepdims, given))
+    reversed_initial = None if initial is None else in_reverse_order(constant(initial, tensor.dtype))
+    return in_reverse_order(max(in_reverse_order(tensor), axis, keepdims, reversed_initial))
 
 
 def _to_subtract(x: Tensor, axis: int | Sequence[int]) -> Tensor:
@@ -232,8 +235,8 @@ def logsumexp(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = 
     greatest = _to_subtract(tensor, axes)
     greatest = where(isfinite(greatest), greatest, 0)
     total = sum(exp(tensor - greatest), axes, keepdims=True)
-    nothing = equal(total, 0)  # of e^-inf alone, where the gradient of the logarithm would be infinite
-    result = where(nothing, -np.inf, log(where(nothing, 1, total)) + greatest)
+    is_empty = equal(total, 0)  # of e^-inf alone, where the gradient of the logarithm would be infinite
+    result = where(is_empty, -np.inf, log(where(is_empty, 1, total)) + greatest)
     return result if keepdims else reshape(result, _reduced_shape(tensor.shape, axes=axes, keepdims=False))
 
 
@@ -242,9 +245,9 @@ def softmax(x: Any, axis: int = -1) -> Tensor:
     """Return e^x over its sum along an axis, without overflow."""
     tensor = floating(x)
     axes = normalized_axes(axis, tensor.ndim)
-    found = in_one_call(partial(_softmax, axes=axes), tensor)
-    if found is not None:
-        return found
+    result = in_one_call(partial(_softmax, axes=axes), tensor)
+    if result is not None:
+        return result
     powers = exp(tensor - _to_subtract(tensor, axes))
     return powers / sum(powers, axes, keepdims=True)
 
@@ -267,12 +270,12 @@ def log_softmax(x: Any, axis: int = -1) -> Tensor:
 
 def _argmax_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
     """`aXb->ab`."""
-    kept, axis = names(len(out)), attributes["axis"]
-    return f"{kept[:axis]}X{kept[axis:]}->{kept}"
+    letters, axis = names(len(out)), attributes["axis"]
+    return f"{letters[:axis]}X{letters[axis:]}->{letters}"
 
 
 @op(
-    shape=lambda shape, *, axis: tuple(length for one, length in enumerate(shape) if one != axis),
+    shape=lambda shape, *, axis: tuple(length for position, length in enumerate(shape) if position != axis),
     letters=_argmax_letters,
     dtype=lambda dtype, *, axis: np.int64,
     lowering=Reduction("argmax"),
@@ -283,8 +286,8 @@ def argmax_along(x: Array, *, axis: int, out: Array) -> None:
 
 
 @argmax_along.onnx_lowering
-def _argmax_along_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
-    return graph.node("ArgMax", graph.computed(x), dtype=np.int64, axis=made.attributes["axis"], keepdims=0)
+def _argmax_along_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
+    return graph.node("ArgMax", graph.computed(x), dtype=np.int64, axis=output.attributes["axis"], keepdims=0)
 
 
 def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
@@ -294,16 +297,18 @@ def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
         ConfigError: there is no such axis, or no element along it.
     """
     (tensor,) = as_tensors([x])
-    found = reshape(tensor, (-1,)) if axis is None else tensor
-    (place,) = normalized_axes(0 if axis is None else axis, found.ndim)
-    if _is_empty(found, [place]):
+    vector = reshape(tensor, (-1,)) if axis is None else tensor
+    (place,) = normalized_axes(0 if axis is None else axis, vector.ndim)
+    if _is_empty(vector, [place]):
         raise ConfigError(
-            f"the place of the greatest or least of no elements, of shape {found.shape} over axis {place}"
+            f"the place of the greatest or least of no elements, of shape {vector.shape} over axis {place}"
         )
-    made = cast(argmax_along(found, axis=place), np.int32)
+    output = cast(argmax_along(vector, axis=place), np.int32)
     if not keepdims:
-        return made
-    return reshape(made, tuple(1 if axis is None or one == place else n for one, n in enumerate(tensor.shape)))
+        return output
+    return reshape(
+        output, tuple(1 if axis is None or position == place else n for position, n in enumerate(tensor.shape))
+    )
 
 
 __all__ = ["argmax", "log_softmax", "logsumexp", "max", "mean", "min", "softmax", "std", "sum", "var"]

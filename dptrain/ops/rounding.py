@@ -19,9 +19,9 @@ def _flat(name: str, function: Callable[..., Any], c: str, dtype: Any = floating
         function(x, out=out)
 
     compute.__name__, compute.__doc__ = name, f"numpy.{function.__name__}."
-    made = op(shape=broadcast_shape, letters=elementwise, dtype=dtype, lowering=Element(c), onnx=onnx)(compute)
-    made.gradient(lambda y, dy, x: None)
-    return made
+    record = op(shape=broadcast_shape, letters=elementwise, dtype=dtype, lowering=Element(c), onnx=onnx)(compute)
+    record.gradient(lambda y, dy, x: None)
+    return record
 
 
 ceil = _flat("ceil", np.ceil, "ceil({0})", onnx="Ceil")
@@ -37,15 +37,15 @@ def _floating(graph: OnnxGraph, x: Value) -> Value:
 
 
 @isnan.onnx_lowering
-def _isnan_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
+def _isnan_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
     return graph.node("IsNaN", _floating(graph, x), dtype=np.bool_)
 
 
 @isinf.onnx_lowering
-def _isinf_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
+def _isinf_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
     return graph.node("IsInf", _floating(graph, x), dtype=np.bool_)
 
 
 @isfinite.onnx_lowering
-def _isfinite_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
-    return graph.node("Not", graph.node("Or", _isnan_onnx(graph, made, x), _isinf_onnx(graph, made, x)))
+def _isfinite_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
+    return graph.node("Not", graph.node("Or", _isnan_onnx(graph, output, x), _isinf_onnx(graph, output, x)))

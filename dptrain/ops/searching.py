@@ -24,8 +24,8 @@ def isin(x1: Any, x2: Any, assume_unique: bool = False, invert: bool = False) ->
         assume_unique: without effect.
         invert: see above.
     """
-    found = any(equal(expand_dims(x1, -1), ravel(x2)), -1)
-    return logical_not(found) if invert else found
+    is_member = any(equal(expand_dims(x1, -1), ravel(x2)), -1)
+    return logical_not(is_member) if invert else is_member
 
 
 def searchsorted(sorted_sequence: Any, values: Any, side: str = "left") -> Tensor:
@@ -39,12 +39,12 @@ def searchsorted(sorted_sequence: Any, values: Any, side: str = "left") -> Tenso
     Raises:
         ConfigError: no vector, or another side.
     """
-    row, wanted = as_tensors([sorted_sequence, values])
+    row, needles = as_tensors([sorted_sequence, values])
     if row.ndim != 1 or side not in ("left", "right"):
         raise ConfigError(
             f"searchsorted: a sequence of shape {row.shape}, side={side!r}; expected a vector, 'left' or 'right'"
         )
-    before = (less if side == "left" else less_equal)(row, expand_dims(wanted, -1))
+    before = (less if side == "left" else less_equal)(row, expand_dims(needles, -1))
     return cast(sum(before, -1), "int32")
 
 
@@ -61,10 +61,10 @@ def select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0)
     """
     if len(condlist) != len(choicelist) or not condlist:
         raise ConfigError(f"select: {len(condlist)} conditions, {len(choicelist)} choices; expected as many of each")
-    found = default
+    selected = default
     for condition, choice in zip(reversed(condlist), reversed(choicelist), strict=True):
-        found = where(condition, choice, found)
-    return found
+        selected = where(condition, choice, selected)
+    return selected
 
 
 def segments_of(data: Any, segment_ids: Any) -> tuple[Tensor, Tensor]:
@@ -73,18 +73,18 @@ def segments_of(data: Any, segment_ids: Any) -> tuple[Tensor, Tensor]:
     Raises:
         ConfigError: the segments are no vector of integers, or another number than of rows.
     """
-    values, given = as_tensors([data, segment_ids])
-    if given.ndim != 1 or given.dtype.kind not in "iu":
+    values, ids = as_tensors([data, segment_ids])
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise ConfigError(
             "Argument `segment_ids` should be an 1-D vector, of integers. Received: "
-            f"segment_ids.shape={without_rows(given.shape)}, dtype {given.dtype.name}"
+            f"segment_ids.shape={without_rows(ids.shape)}, dtype {ids.dtype.name}"
         )
-    if not values.ndim or differ(values.shape[0], given.shape[0]):
+    if not values.ndim or differ(values.shape[0], ids.shape[0]):
         raise ConfigError(
             "Argument `segment_ids` and `data` should have same leading dimension. Received: "
-            f"data.shape={without_rows(values.shape)}, segment_ids.shape={without_rows(given.shape)}"
+            f"data.shape={without_rows(values.shape)}, segment_ids.shape={without_rows(ids.shape)}"
         )
-    return values, given
+    return values, ids
 
 
 def segment_sum(data: Any, segment_ids: Any, num_segments: int | None = None, sorted: bool = False) -> Tensor:
@@ -99,15 +99,15 @@ def segment_sum(data: Any, segment_ids: Any, num_segments: int | None = None, so
     Raises:
         ConfigError: an id is out of range, or there is no number while a step is traced.
     """
-    values, given = segments_of(data, segment_ids)
+    values, ids = segments_of(data, segment_ids)
     if num_segments is None:
-        if given.value is None:
+        if ids.value is None:
             raise ConfigError("segment_sum: num_segments is needed where segment_ids are not known")
-        num_segments = int(given.value.max(initial=-1)) + 1
-    if given.value is None or (given.value < 0).any():  # those rows go to one segment more, which is cut off
-        places = where(given < 0, num_segments, in_range(where(given < 0, 0, given), num_segments))
+        num_segments = int(ids.value.max(initial=-1)) + 1
+    if ids.value is None or (ids.value < 0).any():  # those rows go to one segment more, which is cut off
+        places = where(ids < 0, num_segments, in_range(where(ids < 0, 0, ids), num_segments))
         return add_rows(values, places, length=num_segments + 1)[:num_segments]
-    return add_rows(values, in_range(given, num_segments), length=num_segments)
+    return add_rows(values, in_range(ids, num_segments), length=num_segments)
 
 
 def scatter(indices: Any, values: Any, shape: Sequence[int]) -> Tensor:
@@ -121,11 +121,11 @@ def scatter(indices: Any, values: Any, shape: Sequence[int]) -> Tensor:
     Raises:
         ConfigError: a place is out of range.
     """
-    places, found = as_tensors([indices, values])
+    places, tensor = as_tensors([indices, values])
     count = int(places.shape[-1])
-    lengths, rest = [int(n) for n in shape[:count]], tuple(shape[count:])
+    lengths, row_shape = [int(n) for n in shape[:count]], tuple(shape[count:])
     number: Any = 0
     for axis, length in enumerate(lengths):
         number = number * length + in_range(places[..., axis], length)
-    rows = reshape(found, (-1, *rest))
+    rows = reshape(tensor, (-1, *row_shape))
     return reshape(add_rows(rows, ravel(number), length=int(np.prod(lengths))), tuple(shape))

@@ -21,12 +21,12 @@ from dptrain.program.tensor import Array, Tensor, as_tensors
 Pair = tuple[Tensor, Tensor]
 
 
-def _letters(given: str, made: str) -> Any:
+def _letters(input_axes: str, output_axes: str) -> Any:
     """Return letters of an op of last axes that must be whole."""
 
     def letters(shapes: Sequence[Shape], out: Shape, attributes: Any) -> str:
-        rows = names(len(shapes[0]) - len(given))
-        return f"{rows}{given}->{rows}{made}"
+        rows = names(len(shapes[0]) - len(input_axes))
+        return f"{rows}{input_axes}->{rows}{output_axes}"
 
     return letters
 
@@ -83,11 +83,11 @@ def from_half_spectrum(x: Array, *, length: int, out: Array) -> None:
 
 def _twice(n: int, dtype: Any) -> Array:
     """Return how often each element of half a spectrum stands in the whole one."""
-    found = np.full(n // 2 + 1, 2, dtype)
-    found[0] = 1
+    counts = np.full(n // 2 + 1, 2, dtype)
+    counts[0] = 1
     if n % 2 == 0:
-        found[-1] = 1
-    return found
+        counts[-1] = 1
+    return counts
 
 
 @half_spectrum.gradient
@@ -164,10 +164,10 @@ def _both(x: Pair, inverse: bool) -> Pair:
 
 def _fitted(x: Tensor, length: int) -> Tensor:
     """Return x with its last axis cut, or filled up with zeros."""
-    own = int(x.shape[-1])
-    if own > length:
+    current = int(x.shape[-1])
+    if current > length:
         return x[..., :length]
-    return x if own == length else pad(x, [(0, 0)] * (x.ndim - 1) + [(0, length - own)])
+    return x if current == length else pad(x, [(0, 0)] * (x.ndim - 1) + [(0, length - current)])
 
 
 def rfft(x: Any, fft_length: int | None = None) -> Pair:
@@ -192,9 +192,9 @@ def irfft(x: Pair, fft_length: int | None = None) -> Tensor:
         x: real and imaginary parts (..., k).
         fft_length: of the signal; by default 2 (k - 1).
     """
-    both = _pair(x)
-    length = 2 * (int(both.shape[-1]) - 1) if fft_length is None else int(fft_length)
-    return from_half_spectrum(_fitted(both, length // 2 + 1), length=length)
+    pair = _pair(x)
+    length = 2 * (int(pair.shape[-1]) - 1) if fft_length is None else int(fft_length)
+    return from_half_spectrum(_fitted(pair, length // 2 + 1), length=length)
 
 
 # Windows of signals
@@ -262,12 +262,12 @@ def _window(window: Any, sequence_length: int, fft_length: int, dtype: Any) -> A
         weights = 0.5 - 0.5 * np.cos(turn) if window == "hann" else 0.54 - 0.46 * np.cos(turn)
         weights = weights if sequence_length > 1 else np.ones(1)
     else:
-        (given,) = as_tensors([window])
-        if given.shape != (sequence_length,) or given.value is None:
+        (vector,) = as_tensors([window])
+        if vector.shape != (sequence_length,) or vector.value is None:
             raise ConfigError(
-                f"The shape of `window` must be equal to [sequence_length].Received: window shape={given.shape}"
+                f"The shape of `window` must be equal to [sequence_length].Received: window shape={vector.shape}"
             )
-        weights = given.value
+        weights = vector.value
     before = (fft_length - sequence_length) // 2
     return np.pad(weights, (before, fft_length - sequence_length - before)).astype(dtype)
 
@@ -337,20 +337,20 @@ def istft(
     Raises:
         ConfigError: as `stft`.
     """
-    both = _pair(x)
-    if both.ndim < 3:
+    pair = _pair(x)
+    if pair.ndim < 3:
         raise ConfigError(f"Input `x` must have at least 2 dimensions. Received shape: {x[0].shape}")
     _checked(sequence_length, sequence_stride, fft_length)
-    weights = _window(window, sequence_length, fft_length, both.dtype)
-    windows = from_half_spectrum(_fitted(both, fft_length // 2 + 1), length=fft_length)
+    weights = _window(window, sequence_length, fft_length, pair.dtype)
+    windows = from_half_spectrum(_fitted(pair, fft_length // 2 + 1), length=fft_length)
     count = int(windows.shape[-2])
-    whole = (count - 1) * sequence_stride + fft_length
+    total = (count - 1) * sequence_stride + fft_length
     signal = overlapped(windows * weights, sequence_stride)
     if window is not None:
-        power = np.zeros(whole, both.dtype)
+        power = np.zeros(total, pair.dtype)
         squares = np.broadcast_to(weights**2, (count, fft_length))
-        np.add.at(power, _windows(whole, fft_length, sequence_stride), squares)
+        np.add.at(power, _windows(total, fft_length, sequence_stride), squares)
         signal = signal / np.where(power > 1e-10, power, 1)
     start = fft_length // 2 if center else 0
-    end = start + length if length is not None else whole - (fft_length // 2 if center else 0)
-    return signal[..., start : min(end, whole)]
+    end = start + length if length is not None else total - (fft_length // 2 if center else 0)
+    return signal[..., start : min(end, total)]

@@ -58,10 +58,10 @@ def along_last(x: Tensor, places: Tensor) -> Tensor:
     rows = row_axis(x.shape)
     if rows is not None and 0 < rows < x.ndim - 1:  # before others it can be divided among ranks
         order = [rows, *(at for at in range(x.ndim) if at != rows)]
-        found = along_last(transpose(x, order), transpose(places, order))
-        return transpose(found, [order.index(at) for at in range(x.ndim)])
-    found = take_each(reshape(x, (-1, x.shape[-1])), reshape(places, (-1, places.shape[-1])))
-    return reshape(found, places.shape)
+        rows_first = along_last(transpose(x, order), transpose(places, order))
+        return transpose(rows_first, [order.index(at) for at in range(x.ndim)])
+    rows_first = take_each(reshape(x, (-1, x.shape[-1])), reshape(places, (-1, places.shape[-1])))
+    return reshape(rows_first, places.shape)
 
 
 def in_last(x: Any, axis: int | None) -> tuple[Tensor, Sequence[int] | None]:
@@ -85,15 +85,15 @@ def in_last(x: Any, axis: int | None) -> tuple[Tensor, Sequence[int] | None]:
 def sort(x: Any, axis: int | None = -1) -> Tensor:
     """Return the elements along an axis, least first, NaN last; of x as a vector for None."""
     last, back = in_last(x, axis)
-    made = sort_last(last)
-    return made if back is None else transpose(made, back)
+    result = sort_last(last)
+    return result if back is None else transpose(result, back)
 
 
 def argsort(x: Any, axis: int | None = -1) -> Tensor:
     """Return where the elements of x sorted along an axis are (int32); equal ones keep their order."""
     last, back = in_last(x, axis)
-    made = argsort_last(last)
-    return made if back is None else transpose(made, back)
+    result = argsort_last(last)
+    return result if back is None else transpose(result, back)
 
 
 def take_along_axis(x: Any, indices: Any, axis: int | None = None) -> Tensor:
@@ -118,9 +118,9 @@ def take_along_axis(x: Any, indices: Any, axis: int | None = None) -> Tensor:
     last, back = in_last(tensor, axis)
     chosen, _ = in_last(in_range(places, tensor.shape[place]), axis)
     first = broadcast(last.shape[:-1], chosen.shape[:-1])
-    last, chosen = (broadcast_to(each, (*first, each.shape[-1])) for each in (last, chosen))
-    made = along_last(last, chosen)
-    return made if back is None else transpose(made, back)
+    last, chosen = (broadcast_to(operand, (*first, operand.shape[-1])) for operand in (last, chosen))
+    result = along_last(last, chosen)
+    return result if back is None else transpose(result, back)
 
 
 def argpartition(x: Any, kth: int | Sequence[int], axis: int | None = -1) -> Tensor:
@@ -159,12 +159,12 @@ def unravel_index(indices: Any, shape: Sequence[int]) -> tuple[Tensor, ...]:
     size = int(np.prod(lengths, dtype=np.int64))
     if number.value is not None and ((number.value < -size) | (number.value >= size)).any():
         raise ConfigError(f"unravel_index: an index is out of range for shape {tuple(lengths)}")
-    rest = where(number < 0, number + size, number) if number.dtype.kind == "i" else number
-    found = []
+    remaining = where(number < 0, number + size, number) if number.dtype.kind == "i" else number
+    places = []
     for length in reversed(lengths):
-        found.append(cast(rest - rest // length * length, number.dtype))
-        rest = rest // length
-    return tuple(reversed(found))
+        places.append(cast(remaining - remaining // length * length, number.dtype))
+        remaining = remaining // length
+    return tuple(reversed(places))
 
 
 def unique(
@@ -207,9 +207,9 @@ def unique(
         parts = _unique_in_step(tensor, size, fill_value)
     else:
         parts = _unique_of_values(tensor.value, axis, size, fill_value)
-    asked = (True, return_index, return_inverse, return_counts)
-    found = tuple(part for part, wanted in zip(parts, asked, strict=True) if wanted)
-    return found[0] if len(found) == 1 else found
+    requested = (True, return_index, return_inverse, return_counts)
+    returned = tuple(part for part, is_requested in zip(parts, requested, strict=True) if is_requested)
+    return returned[0] if len(returned) == 1 else returned
 
 
 def _unique_of_values(value: Array, axis: int | None, size: int | None, fill_value: Any) -> list[Tensor]:
@@ -238,11 +238,11 @@ def _unique_in_step(x: Tensor, size: int, fill_value: Any) -> list[Tensor]:
     ordered = take(flat, order, 0)
     starts = concatenate([np.ones(1, np.bool_), ordered[1:] != ordered[:-1]], 0)
     number = cumsum(cast(starts, "int32")) - 1
-    kept = where(number < size, number, -1)
-    counts = segment_sum(cast(starts, "int32") * 0 + 1, kept, size)
-    index = segment_min(order, kept, size)
+    segments = where(number < size, number, -1)
+    counts = segment_sum(cast(starts, "int32") * 0 + 1, segments, size)
+    index = segment_min(order, segments, size)
     inverse = take(number, argsort_last(order), 0)
-    first = segment_max(ordered, kept, size)
+    first = segment_max(ordered, segments, size)
     absent = counts == 0
     filler = ordered[0] if fill_value is None else fill_value
     distinct = cast(where(absent, filler, first), x.dtype)

@@ -60,14 +60,14 @@ def conv(
     """
     x, k, in_format = _images("conv", inputs, kernel, data_format)
     groups = _groups(x, k)
-    stride, dilation = (_each(x, *one) for one in (("strides", strides), ("dilation_rate", dilation_rate)))
+    stride, dilation = (_each(x, *argument) for argument in (("strides", strides), ("dilation_rate", dilation_rate)))
     size, before = _placed(x.shape[1:-1], k.shape[:-2], stride, dilation, padding)
     if groups > 1 and k.shape[-2] == 1:
-        apart = reshape(k, (*k.shape[:-2], groups, int(k.shape[-1]) // groups))
-        return in_format(_depthwise(x, apart, stride, dilation, before, size))
+        grouped = reshape(k, (*k.shape[:-2], groups, int(k.shape[-1]) // groups))
+        return in_format(_depthwise(x, grouped, stride, dilation, before, size))
     parts = []
-    for part, own in zip(_parts(x, groups), _parts(k, groups), strict=True):
-        parts.append(_convolved(part, own, stride, dilation, before, size))
+    for part, kernel_part in zip(_parts(x, groups), _parts(k, groups), strict=True):
+        parts.append(_convolved(part, kernel_part, stride, dilation, before, size))
     return in_format(parts[0] if groups == 1 else concatenate(parts, -1))
 
 
@@ -98,7 +98,7 @@ def depthwise_conv(
     x, k, in_format = _images("depthwise_conv", inputs, kernel, data_format)
     if differ(x.shape[-1], k.shape[-2]):
         raise _different_channels(x, k)
-    stride, dilation = (_each(x, *one) for one in (("strides", strides), ("dilation_rate", dilation_rate)))
+    stride, dilation = (_each(x, *argument) for argument in (("strides", strides), ("dilation_rate", dilation_rate)))
     size, before = _placed(x.shape[1:-1], k.shape[:-2], stride, dilation, padding)
     return in_format(_depthwise(x, k, stride, dilation, before, size))
 
@@ -126,8 +126,8 @@ def separable_conv(
     Raises:
         ConfigError: as `conv`.
     """
-    found = depthwise_conv(inputs, depthwise_kernel, strides, padding, data_format, dilation_rate)
-    return conv(found, pointwise_kernel, data_format=data_format)
+    filtered = depthwise_conv(inputs, depthwise_kernel, strides, padding, data_format, dilation_rate)
+    return conv(filtered, pointwise_kernel, data_format=data_format)
 
 
 def conv_transpose(
@@ -163,11 +163,11 @@ def conv_transpose(
             "The number of input channels must match the kernel's input channels. Received: input channels="
             f"{x.shape[-1]}, kernel input channels={k.shape[-1]}, data_format={data_format or FORMATS[0]!r}."
         )
-    stride, dilation = (_each(x, *one) for one in (("strides", strides), ("dilation_rate", dilation_rate)))
+    stride, dilation = (_each(x, *argument) for argument in (("strides", strides), ("dilation_rate", dilation_rate)))
     padding = _padding(padding)
-    more = [None] * len(stride) if output_padding is None else _each(x, "output_padding", output_padding, least=0)
+    extras = [None] * len(stride) if output_padding is None else _each(x, "output_padding", output_padding, least=0)
     size, before = [], []
-    for length, extent, s, step, extra in zip(x.shape[1:-1], k.shape[:-2], stride, dilation, more, strict=True):
+    for length, extent, s, step, extra in zip(x.shape[1:-1], k.shape[:-2], stride, dilation, extras, strict=True):
         reach = (int(extent) - 1) * step + 1
         size.append(_transposed_length(length, reach, s, padding, extra))
         # As many zeros before a convolution of what comes out as Keras cuts off here.
@@ -207,11 +207,11 @@ def max_pool(
     # Of each slice, then of the slices: the first of equals is the same.
     rows, depth, height, width, channels = x.shape
     flat = reshape(x, (rows * depth, height, width, channels))
-    found = max_pool2d(flat, window=window[1:], strides=stride[1:], before=before[1:], size=size[1:])
+    slices = max_pool2d(flat, window=window[1:], strides=stride[1:], before=before[1:], size=size[1:])
     places = size[1] * size[2]
-    own = {"window": (window[0], 1), "strides": (stride[0], 1), "before": (before[0], 0), "size": (size[0], places)}
-    made = max_pool2d(reshape(found, (rows, depth, places, channels)), **own)
-    return in_format(reshape(made, (rows, *size, channels)))
+    options = {"window": (window[0], 1), "strides": (stride[0], 1), "before": (before[0], 0), "size": (size[0], places)}
+    pooled = max_pool2d(reshape(slices, (rows, depth, places, channels)), **options)
+    return in_format(reshape(pooled, (rows, *size, channels)))
 
 
 def average_pool(
@@ -262,16 +262,16 @@ def _in_format(x: Tensor, data_format: str | None) -> tuple[Tensor, Callable[[Te
         raise ConfigError(f"data_format={data_format!r}: expected None, 'channels_last' or 'channels_first'")
     if data_format == "channels_first":
         return channels_last(x), channels_first
-    return x, lambda found: found
+    return x, lambda result: result
 
 
 def _groups(x: Tensor, kernel: Tensor) -> int:
     """Return how many groups the channels fall into."""
-    channels, own = x.shape[-1], kernel.shape[-2]
-    if not differ(channels, own):
+    channels, kernel_channels = x.shape[-1], kernel.shape[-2]
+    if not differ(channels, kernel_channels):
         return 1
-    groups = int(channels) // int(own)
-    if channels % own or kernel.shape[-1] % groups:
+    groups = int(channels) // int(kernel_channels)
+    if channels % kernel_channels or kernel.shape[-1] % groups:
         raise _different_channels(x, kernel)
     return groups
 
@@ -285,10 +285,10 @@ def _different_channels(x: Tensor, kernel: Tensor) -> ConfigError:
 def _each(x: Tensor, name: str, value: int | Sequence[int], least: int = 1) -> Lengths:
     """Return one number for each axis of space."""
     rank = x.ndim - 2
-    found = (value,) * rank if isinstance(value, int) else tuple(value)
-    if len(found) != rank or any(n < least for n in found):
+    lengths = (value,) * rank if isinstance(value, int) else tuple(value)
+    if len(lengths) != rank or any(n < least for n in lengths):
         raise ConfigError(f"{name} = {value}: expected one number or {rank}, {least} or more")
-    return found
+    return lengths
 
 
 def _windows(
@@ -316,10 +316,10 @@ def _padding(padding: Any) -> str:
     Raises:
         ConfigError: there is no such padding.
     """
-    found = padding.lower() if isinstance(padding, str) else padding
-    if found not in ("valid", "same"):
+    mode = padding.lower() if isinstance(padding, str) else padding
+    if mode not in ("valid", "same"):
         raise ConfigError(f"padding = {padding!r}: expected 'valid' or 'same'")
-    return str(found)
+    return str(mode)
 
 
 def _placed(
@@ -355,10 +355,10 @@ def _parts(x: Tensor, groups: int) -> list[Tensor]:
 def _over_two_axes(function: Any, x: Tensor, window: Lengths, strides: Lengths, before: Lengths, size: Shape) -> Tensor:
     """Return a pooling over one axis or two."""
     if len(size) == 2:
-        found: Tensor = function(x, window=window, strides=strides, before=before, size=size)
-        return found
-    own = {"window": (1, *window), "strides": (1, *strides), "before": (0, *before), "size": (1, *size)}
-    return reshape(function(expand_dims(x, 1), **own), (x.shape[0], *size, x.shape[-1]))
+        pooled: Tensor = function(x, window=window, strides=strides, before=before, size=size)
+        return pooled
+    options = {"window": (1, *window), "strides": (1, *strides), "before": (0, *before), "size": (1, *size)}
+    return reshape(function(expand_dims(x, 1), **options), (x.shape[0], *size, x.shape[-1]))
 
 
 def _convolved(x: Tensor, kernel: Tensor, strides: Lengths, dilation: Lengths, before: Lengths, size: Shape) -> Tensor:
@@ -367,14 +367,14 @@ def _convolved(x: Tensor, kernel: Tensor, strides: Lengths, dilation: Lengths, b
         return conv2d(x, kernel, strides=strides, dilation=dilation, before=before, size=size)
     rows, channels, filters = x.shape[0], x.shape[-1], kernel.shape[-1]
     if len(size) == 1:
-        own = {"strides": (1, *strides), "dilation": (1, *dilation), "before": (0, *before), "size": (1, *size)}
-        return reshape(conv2d(expand_dims(x, 1), expand_dims(kernel, 0), **own), (rows, *size, filters))
+        options = {"strides": (1, *strides), "dilation": (1, *dilation), "before": (0, *before), "size": (1, *size)}
+        return reshape(conv2d(expand_dims(x, 1), expand_dims(kernel, 0), **options), (rows, *size, filters))
     deep = kernel.shape[0]
     slices = [part for _, part in taps(x, (deep,), strides[:1], dilation[:1], before[:1], size[:1])]
     flat = reshape(concatenate(slices, -1), (rows * size[0], *x.shape[2:4], deep * channels))
     beside = reshape(transpose(kernel, (1, 2, 0, 3, 4)), (*kernel.shape[1:3], deep * channels, filters))
-    own = {"strides": strides[1:], "dilation": dilation[1:], "before": before[1:], "size": size[1:]}
-    return reshape(conv2d(flat, beside, **own), (rows, *size, filters))
+    options = {"strides": strides[1:], "dilation": dilation[1:], "before": before[1:], "size": size[1:]}
+    return reshape(conv2d(flat, beside, **options), (rows, *size, filters))
 
 
 def _convolved_back(
@@ -385,13 +385,13 @@ def _convolved_back(
         return conv2d_input(x, kernel, strides=strides, dilation=dilation, before=before, size=size)
     rows, filters = x.shape[0], kernel.shape[-2]
     if len(size) == 1:
-        own = {"strides": (1, *strides), "dilation": (1, *dilation), "before": (0, *before), "size": (1, *size)}
-        return reshape(conv2d_input(expand_dims(x, 1), expand_dims(kernel, 0), **own), (rows, *size, filters))
+        options = {"strides": (1, *strides), "dilation": (1, *dilation), "before": (0, *before), "size": (1, *size)}
+        return reshape(conv2d_input(expand_dims(x, 1), expand_dims(kernel, 0), **options), (rows, *size, filters))
     deep, depth = int(kernel.shape[0]), x.shape[1]
     beside = reshape(transpose(kernel, (1, 2, 0, 3, 4)), (*kernel.shape[1:3], deep * filters, kernel.shape[-1]))
-    own = {"strides": strides[1:], "dilation": dilation[1:], "before": before[1:], "size": size[1:]}
-    found = conv2d_input(reshape(x, (rows * depth, *x.shape[2:])), beside, **own)
-    slices = reshape(found, (rows, depth, *size[1:], deep, filters))
+    options = {"strides": strides[1:], "dilation": dilation[1:], "before": before[1:], "size": size[1:]}
+    convolved = conv2d_input(reshape(x, (rows * depth, *x.shape[2:])), beside, **options)
+    slices = reshape(convolved, (rows, depth, *size[1:], deep, filters))
     window = Window((deep, 1), (strides[0], 1), (dilation[0], 1), (before[0], 0))
     total: Any = None
     for (at, _), (ours, _), (theirs, _) in window.places((int(size[0]), 1), (int(depth), 1)):
@@ -400,27 +400,27 @@ def _convolved_back(
             around = (theirs.start, size[0] - theirs.start - part.shape[1])
             part = pad(part, [(0, 0), around, (0, 0), (0, 0), (0, 0)])
             total = part if total is None else total + part
-    made: Tensor = total
-    return made
+    result: Tensor = total
+    return result
 
 
 def _with_zeros_between(x: Tensor, step: int) -> Tensor:
     """Return what is `step` apart along the first axis of space."""
     if step == 1:
         return x
-    rows, length, *rest = x.shape
-    wide = pad(expand_dims(x, 2), [(0, 0), (0, 0), (0, step - 1), *[(0, 0)] * len(rest)])
-    return reshape(wide, (rows, length * step, *rest))[:, : (length - 1) * step + 1]
+    rows, length, *trailing = x.shape
+    wide = pad(expand_dims(x, 2), [(0, 0), (0, 0), (0, step - 1), *[(0, 0)] * len(trailing)])
+    return reshape(wide, (rows, length * step, *trailing))[:, : (length - 1) * step + 1]
 
 
 def _depthwise(x: Tensor, kernel: Tensor, strides: Lengths, dilation: Lengths, before: Lengths, size: Shape) -> Tensor:
     """Return the sum over the elements of the kernel of what each of them sees, times itself."""
     channels, multiplier = kernel.shape[-2:]
     if len(size) == 2 and not differ(multiplier, 1):
-        own = {"strides": strides, "dilation": dilation, "before": before, "size": size}
-        return depthwise2d(x, reshape(kernel, kernel.shape[:-1]), **own)
+        options = {"strides": strides, "dilation": dilation, "before": before, "size": size}
+        return depthwise2d(x, reshape(kernel, kernel.shape[:-1]), **options)
     total: Any = None
     for at, part in taps(x, kernel.shape[:-2], strides, dilation, before, size):
-        one = part * kernel[at][:, 0] if multiplier == 1 else expand_dims(part, -1) * kernel[at]
-        total = one if total is None else total + one
+        product = part * kernel[at][:, 0] if multiplier == 1 else expand_dims(part, -1) * kernel[at]
+        total = product if total is None else total + product
     return total if multiplier == 1 else reshape(total, (*total.shape[:-2], channels * multiplier))

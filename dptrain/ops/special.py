@@ -24,14 +24,14 @@ def _erfc(x: Array) -> Array:
 
     Beyond 5 it is e^(-x^2) / sqrt(pi) over a continued fraction (Abramowitz and Stegun, 7.1.14).
     """
-    near = np.empty(x.shape)
-    erf.compute(x, out=near)
-    far = np.maximum(x, 1.0)
-    fraction = far
+    difference = np.empty(x.shape)
+    erf.compute(x, out=difference)
+    distant = np.maximum(x, 1.0)
+    fraction = distant
     for level in range(_LEVELS, 0, -1):
-        fraction = far + level / 2 / fraction
+        fraction = distant + level / 2 / fraction
     tail = np.exp(-x * x) / (math.sqrt(math.pi) * fraction)
-    return np.where(x > _FAR, tail, np.where(x > 0.5, one_less_erf(np.clip(x, 0, _FAR)), 1 - near))
+    return np.where(x > _FAR, tail, np.where(x > 0.5, one_less_erf(np.clip(x, 0, _FAR)), 1 - difference))
 
 
 @op(
@@ -81,12 +81,12 @@ def erfinv_of(x: Array, *, out: Array) -> None:
     central = np.polyval(_CENTRAL, w - 2.5)
     tail = np.polyval(_TAIL, np.sqrt(np.maximum(w, 5)) - 3)
     y = np.where(w < 5, central, tail) * wide
-    size, left = np.abs(wide), 1 - np.abs(wide)
+    size, complement = np.abs(wide), 1 - np.abs(wide)
     at = np.abs(np.where(size < 1, y, 0))
     for _ in range(2):
-        own = np.empty(at.shape)
-        erf.compute(at, out=own)
-        error = np.where(size < 0.5, own - size, left - _erfc(at))
+        erf_at = np.empty(at.shape)
+        erf.compute(at, out=erf_at)
+        error = np.where(size < 0.5, erf_at - size, complement - _erfc(at))
         at = at - error / (2 / math.sqrt(math.pi) * np.exp(-at * at))
     out[...] = np.where(size < 1, np.copysign(at, wide), np.where(size == 1, np.copysign(np.inf, wide), np.nan))
 
@@ -107,8 +107,8 @@ def bessel_of(x: Array, *, order: int, out: Array) -> None:
     wide = x.astype(np.float64)[..., None]
     angles = (np.arange(_ANGLES) + 0.5) * (math.pi / _ANGLES)
     size = np.abs(wide)
-    means = (np.exp(wide * np.cos(angles) - size) * np.cos(order * angles)).mean(-1)
-    out[...] = means * np.exp(size[..., 0])
+    averages = (np.exp(wide * np.cos(angles) - size) * np.cos(order * angles)).mean(-1)
+    out[...] = averages * np.exp(size[..., 0])
 
 
 @bessel_of.gradient

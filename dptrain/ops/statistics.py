@@ -30,14 +30,14 @@ def cdist(x: Any, y: Any) -> Tensor:
     Raises:
         ConfigError: other shapes.
     """
-    a, b = (floating(one) for one in as_tensors([x, y]))
+    a, b = (floating(tensor) for tensor in as_tensors([x, y]))
     if a.ndim < 2 or b.ndim < 2:
         raise ConfigError("`cdist` inputs must have rank >= 2")
     if int(a.shape[-1]) != int(b.shape[-1]):
         raise ConfigError("Last dimension of inputs to `cdist` must match")
     squares = sum(square(expand_dims(a, -2) - expand_dims(b, -3)), -1)
-    same = equal(squares, 0)
-    return where(same, 0.0, sqrt(where(same, 1.0, squares)))
+    is_zero = equal(squares, 0)
+    return where(is_zero, 0.0, sqrt(where(is_zero, 1.0, squares)))
 
 
 def corrcoef(x: Any) -> Tensor:
@@ -52,10 +52,10 @@ def corrcoef(x: Any) -> Tensor:
         raise ConfigError(f"corrcoef: shape {tensor.shape}; expected a vector or a matrix")
     centered = rows - mean(rows, -1, keepdims=True)
     products = batch_matmul(centered, transpose(centered))
-    own = sqrt(sum(square(centered), -1, keepdims=True))
-    found = products / own / transpose(own)
-    found = where(found > 1, 1.0, where(found < -1, -1.0, found))
-    return found if tensor.ndim > 1 else reshape(found, ())
+    deviation = sqrt(sum(square(centered), -1, keepdims=True))
+    correlations = products / deviation / transpose(deviation)
+    correlations = where(correlations > 1, 1.0, where(correlations < -1, -1.0, correlations))
+    return correlations if tensor.ndim > 1 else reshape(correlations, ())
 
 
 def correlate(x1: Any, x2: Any, mode: str = "valid") -> Tensor:
@@ -106,22 +106,28 @@ def rearrange(tensor: Any, pattern: str, **axes_lengths: int) -> Tensor:
     sides = re.split(r"\s*->\s*", pattern)
     if len(sides) != 2:
         raise ConfigError(f"rearrange: pattern {pattern!r}; expected 'axes -> axes'")
-    given, wanted = ([re.findall(r"\w+", group) for group in re.findall(r"\w+|\(.*?\)", side)] for side in sides)
-    names = [name for group in given for name in group]
-    target = [name for group in wanted for name in group]
-    if len(given) != x.ndim or sorted(names) != sorted(target) or len(set(names)) < len(names):
+    source_groups, target_groups = (
+        [re.findall(r"\w+", group) for group in re.findall(r"\w+|\(.*?\)", side)] for side in sides
+    )
+    names = [name for group in source_groups for name in group]
+    target = [name for group in target_groups for name in group]
+    if len(source_groups) != x.ndim or sorted(names) != sorted(target) or len(set(names)) < len(names):
         raise ConfigError(
             f"rearrange: pattern {pattern!r} for shape {x.shape}; expected each of its axes once on both sides"
         )
     lengths: dict[str, Any] = {}
-    for group, length in zip(given, x.shape, strict=True):
-        known = [axes_lengths[name] for name in group if name in axes_lengths]
+    for group, length in zip(source_groups, x.shape, strict=True):
+        given_lengths = [axes_lengths[name] for name in group if name in axes_lengths]
         open_names = [name for name in group if name not in axes_lengths]
-        product = int(np.prod(known, dtype=np.int64))
-        if len(open_names) > 1 or (known and int(length) % max(product, 1)) or (not open_names and product != length):
+        product = int(np.prod(given_lengths, dtype=np.int64))
+        if (
+            len(open_names) > 1
+            or (given_lengths and int(length) % max(product, 1))
+            or (not open_names and product != length)
+        ):
             raise ConfigError(f"rearrange: axis ({' '.join(group)}) of length {int(length)}, lengths {axes_lengths}")
         lengths |= {name: axes_lengths[name] for name in group if name in axes_lengths}
-        lengths |= {name: length // product if known else length for name in open_names}
+        lengths |= {name: length // product if given_lengths else length for name in open_names}
     x = reshape(x, tuple(lengths[name] for name in names))
     x = transpose(x, [names.index(name) for name in target])
-    return reshape(x, tuple(math.prod((lengths[name] for name in group), start=1) for group in wanted))
+    return reshape(x, tuple(math.prod((lengths[name] for name in group), start=1) for group in target_groups))

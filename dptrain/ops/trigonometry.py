@@ -63,9 +63,9 @@ def arctan2(x1: Any, x2: Any) -> Tensor:
     """
     y, x = all_floating(x1, x2)
     height, width = absolute(y), absolute(x)
-    less, more = minimum(height, width), maximum(height, width)
-    origin, both = equal(more, 0), equal(less, math.inf)
-    ratio = where(both, 1.0, divide(where(origin, 0.0, less), where(origin, 1.0, more)))
+    lesser, greater = minimum(height, width), maximum(height, width)
+    origin, both_infinite = equal(greater, 0), equal(lesser, math.inf)
+    ratio = where(both_infinite, 1.0, divide(where(origin, 0.0, lesser), where(origin, 1.0, greater)))
     acute = arctan(ratio)
     first = where(height > width, math.pi / 2 - acute, acute)
     upper = where(x < 0, math.pi - first, first)

@@ -97,12 +97,12 @@ def perspective_transform(
         ConfigError: an argument is unknown, or another shape.
     """
     one_of("interpolation", interpolation, INTERPOLATIONS)
-    starts, ends = (floating(one) for one in as_tensors([start_points, end_points]))
-    for name, one in (("start_points", starts), ("end_points", ends)):
-        if one.ndim not in (2, 3) or tuple(map(int, one.shape[-2:])) != (4, 2):
+    starts, ends = (floating(points) for points in as_tensors([start_points, end_points]))
+    for name, points in (("start_points", starts), ("end_points", ends)):
+        if points.ndim not in (2, 3) or tuple(map(int, points.shape[-2:])) != (4, 2):
             raise ConfigError(
                 f"Invalid {name} shape: expected (4,2) for a single image or (N,4,2) for a batch. Received shape: "
-                f"{one.shape}"
+                f"{points.shape}"
             )
     if starts.ndim != ends.ndim:
         raise ConfigError(
@@ -137,12 +137,12 @@ def homography(start_points: Tensor, end_points: Tensor) -> Tensor:
         (f * g - d * i, a * i - c * g, c * d - a * f),
         (d * h - e * g, b * g - a * h, a * e - b * d),
     )
-    own = _from_square(start_points)
-    made = [
-        sum((own[row][n] * adjoint[n][column] for n in range(1, 3)), own[row][0] * adjoint[0][column])
+    start_map = _from_square(start_points)
+    product = [
+        sum((start_map[row][n] * adjoint[n][column] for n in range(1, 3)), start_map[row][0] * adjoint[0][column])
         for row, column in itertools.product(range(3), range(3))
     ]
-    return stack([one / made[8] for one in made[:8]], -1)
+    return stack([number / product[8] for number in product[:8]], -1)
 
 
 def _from_square(points: Tensor) -> Sequence[Sequence[Any]]:
@@ -188,14 +188,14 @@ def elastic_transform(
     one_of("fill_mode", fill_mode, FILL_MODES)
     x, restored = batched(images, data_format)
     kind = exact_type(x)
-    alpha, sigma = (in_type(one, kind) for one in (alpha, sigma))
+    alpha, sigma = (in_type(value, kind) for value in (alpha, sigma))
     shape = (x.shape[0], int(x.shape[1]), int(x.shape[2]), 1)
     moves = []
     for _ in range(2):
         noise = random.normal(shape, dtype=kind, seed=seed) * sigma
         smooth = blurred(blurred(noise, 1, sigma), 2, sigma)
         moves.append(reshape(smooth, shape[:3]) * alpha)
-    places = tuple(one + move for one, move in zip(_grid(x), moves, strict=True))
+    places = tuple(grid + move for grid, move in zip(_grid(x), moves, strict=True))
     return restored(_read_at(x, places, interpolation, fill_mode, fill_value))
 
 
@@ -232,17 +232,17 @@ def map_coordinates(
             f"{table.shape} and coordinate leading dim of {int(places.shape[0])}"
         )
     flat = reshape(floating(table), -1)
-    each, lengths = [floating(places[n]) for n in range(table.ndim)], [int(n) for n in table.shape]
-    found = _interpolated(lambda at: take(flat, at), each, lengths, _ORDERS[order], fill_mode, fill_value)
-    return found if table.dtype.kind in "fV" else cast(rint(found), table.dtype)
+    axis_coordinates, lengths = [floating(places[n]) for n in range(table.ndim)], [int(n) for n in table.shape]
+    values = _interpolated(lambda at: take(flat, at), axis_coordinates, lengths, _ORDERS[order], fill_mode, fill_value)
+    return values if table.dtype.kind in "fV" else cast(rint(values), table.dtype)
 
 
 def _of_each(numbers: Tensor, x: Tensor) -> list[Tensor]:
     """Return each number of a transformation, (8,) or (rows, 8), as (rows, 1, 1)."""
-    rows, found = x.shape[0], floating(numbers)
-    if found.ndim == 1:
-        found = found + zeros((rows, 1), found.dtype)
-    return [reshape(found[:, n], (-1, 1, 1)) for n in range(8)]
+    rows, values = x.shape[0], floating(numbers)
+    if values.ndim == 1:
+        values = values + zeros((rows, 1), values.dtype)
+    return [reshape(values[:, n], (-1, 1, 1)) for n in range(8)]
 
 
 def _grid(x: Tensor) -> tuple[Any, Any]:
@@ -252,9 +252,9 @@ def _grid(x: Tensor) -> tuple[Any, Any]:
 
 def _read_at(x: Tensor, places: Sequence[Tensor], interpolation: str, fill_mode: str, fill_value: float) -> Tensor:
     """Return what images (rows, height, width, channels) have at places (rows, height, width) of rows and columns."""
-    found = floating(x)
+    tensor = floating(x)
     rows, height, width, channels = x.shape
-    pixels = reshape(found, (rows, int(height) * int(width), channels))
+    pixels = reshape(tensor, (rows, int(height) * int(width), channels))
     lengths = [int(height), int(width)]
     return _interpolated(lambda at: take_each(pixels, at), places, lengths, interpolation, fill_mode, fill_value, 1)
 
@@ -280,11 +280,13 @@ def _interpolated(
         behind: how many axes `read` has more than the coordinates.
     """
 
-    def along(one: Tensor) -> Tensor:
-        return expand_dims(one, -1) if behind else one
+    def along(mask: Tensor) -> Tensor:
+        return expand_dims(mask, -1) if behind else mask
 
     total: Any = None
-    for corner in itertools.product(*(_neighbours(one, interpolation) for one in coordinates)):
+    for corner in itertools.product(
+        *(_neighbours(axis_coordinates, interpolation) for axis_coordinates in coordinates)
+    ):
         place: Any = 0
         for (at, _), length in zip(corner, lengths, strict=True):
             place = place * length + _within(at, length, fill_mode)
@@ -295,7 +297,7 @@ def _interpolated(
                 inside = logical_and(inside, _inside(at, length))
             part = where(along(inside), part, fill_value)
         if interpolation != "nearest":
-            weight = functools.reduce(multiply, [one for _, one in corner])
+            weight = functools.reduce(multiply, [axis_weight for _, axis_weight in corner])
             part = part * cast(along(weight), part.dtype)
         total = part if total is None else total + part
     return cast(total, part.dtype)
@@ -306,8 +308,8 @@ def _neighbours(x: Tensor, interpolation: str) -> list[tuple[Tensor, Any]]:
     if interpolation == "nearest":
         return [(cast(floor(x + 0.5), "int32"), None)]
     below = floor(x)
-    whole, above = cast(below, "int32"), x - below
-    return [(whole, 1 - above), (whole + 1, above)]
+    below_index, above = cast(below, "int32"), x - below
+    return [(below_index, 1 - above), (below_index + 1, above)]
 
 
 def _inside(place: Tensor, length: int) -> Tensor:

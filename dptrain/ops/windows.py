@@ -36,14 +36,16 @@ def depth_to_space(x: Any, block_size: int, data_format: str = "channels_last") 
     """
     images, size = _blocks(x, block_size, data_format)
     rows, height, width, channels = images.shape
-    own, rest = divmod(int(channels), size * size)
-    if rest:
+    out_channels, remainder = divmod(int(channels), size * size)
+    if remainder:
         raise ConfigError(f"depth_to_space: {int(channels)} channels for blocks of {size} x {size}")
     # With channels first, those of one pixel of a block lie apart.
     first = data_format == FORMATS[1]
-    inner, order = ((own, size, size), (0, 1, 4, 2, 5, 3)) if first else ((size, size, own), (0, 1, 3, 2, 4, 5))
-    found = transpose(reshape(images, (rows, height, width, *inner)), order)
-    return _back(reshape(found, (rows, height * size, width * size, own)), data_format)
+    inner, order = (
+        ((out_channels, size, size), (0, 1, 4, 2, 5, 3)) if first else ((size, size, out_channels), (0, 1, 3, 2, 4, 5))
+    )
+    pixels = transpose(reshape(images, (rows, height, width, *inner)), order)
+    return _back(reshape(pixels, (rows, height * size, width * size, out_channels)), data_format)
 
 
 def space_to_depth(x: Any, block_size: int, data_format: str = "channels_last") -> Tensor:
@@ -61,10 +63,10 @@ def space_to_depth(x: Any, block_size: int, data_format: str = "channels_last") 
     rows, height, width, channels = images.shape
     if int(height) % size or int(width) % size:
         raise ConfigError(f"space_to_depth: images of {int(height)} x {int(width)} for blocks of {size} x {size}")
-    apart = reshape(images, (rows, int(height) // size, size, int(width) // size, size, channels))
+    blocks = reshape(images, (rows, int(height) // size, size, int(width) // size, size, channels))
     order = (0, 1, 3, 5, 2, 4) if data_format == FORMATS[1] else (0, 1, 3, 2, 4, 5)
-    found = transpose(apart, order)
-    return _back(reshape(found, (*found.shape[:3], int(channels) * size * size)), data_format)
+    pixels = transpose(blocks, order)
+    return _back(reshape(pixels, (*pixels.shape[:3], int(channels) * size * size)), data_format)
 
 
 def _blocks(x: Any, block_size: int, data_format: str) -> tuple[Tensor, int]:
@@ -99,11 +101,11 @@ def unfold(x: Any, kernel_size: Pair, dilation: Pair = 1, padding: Pair = 0, str
         raise ConfigError(f"Input must be a 4D tensor. Received: input.shape={tuple(images.shape)}")
     rows, channels, height, width = images.shape
     places, around = _windows((int(height), int(width)), kernel_size, dilation, padding, stride)
-    found = pad(images, [(0, 0), (0, 0), *((n, n) for n in around)]) if any(around) else images
-    found = take(take(found, places[0], 2), places[1], 4)
-    found = transpose(found, (0, 1, 3, 5, 2, 4))
-    (down, high), (across, wide) = (one.shape for one in places)
-    return reshape(found, (rows, int(channels) * high * wide, down * across))
+    windows = pad(images, [(0, 0), (0, 0), *((n, n) for n in around)]) if any(around) else images
+    windows = take(take(windows, places[0], 2), places[1], 4)
+    windows = transpose(windows, (0, 1, 3, 5, 2, 4))
+    (down, high), (across, wide) = (axis_places.shape for axis_places in places)
+    return reshape(windows, (rows, int(channels) * high * wide, down * across))
 
 
 def fold(
@@ -130,19 +132,20 @@ def fold(
         raise ConfigError(f"Input must be a 3D tensor. Received: input.shape={tuple(columns.shape)}")
     lengths = _pair("output_size", output_size, 1)
     places, around = _windows(lengths, kernel_size, dilation, padding, stride)
-    (down, high), (across, wide) = (one.shape for one in places)
-    rows, seen, number = columns.shape
-    if int(seen) % (high * wide) or int(number) != down * across:
+    (down, high), (across, wide) = (axis_places.shape for axis_places in places)
+    rows, column_length, number = columns.shape
+    if int(column_length) % (high * wide) or int(number) != down * across:
         raise ConfigError(
-            f"fold: {int(seen)} x {int(number)} for {down * across} windows of {high} x {wide} in images of {lengths}"
+            f"fold: {int(column_length)} x {int(number)} for {down * across} windows of {high} x {wide} in images of "
+            f"{lengths}"
         )
-    channels = int(seen) // (high * wide)
-    found = transpose(reshape(columns, (rows, channels, high, wide, down, across)), (0, 1, 4, 2, 5, 3))
-    found = reshape(found, (rows, channels, down * high, across * wide))
-    for axis, (own, length, border) in enumerate(zip(places, lengths, around, strict=True), 2):
-        to = np.arange(border, border + length)[:, None] == own.reshape(1, -1)
-        found = along_axis(found, axis, cast(to, found.dtype))
-    return found
+    channels = int(column_length) // (high * wide)
+    summed = transpose(reshape(columns, (rows, channels, high, wide, down, across)), (0, 1, 4, 2, 5, 3))
+    summed = reshape(summed, (rows, channels, down * high, across * wide))
+    for axis, (axis_places, length, border) in enumerate(zip(places, lengths, around, strict=True), 2):
+        to = np.arange(border, border + length)[:, None] == axis_places.reshape(1, -1)
+        summed = along_axis(summed, axis, cast(to, summed.dtype))
+    return summed
 
 
 def _windows(
@@ -150,21 +153,21 @@ def _windows(
 ) -> tuple[list[Array], Sequence[int]]:
     """Return the places of each window's pixels along each axis, (windows, pixels), and the borders that count."""
     around = _pair("padding", padding, 0)
-    each = (lengths, _pair("kernel_size", kernel_size, 1), _pair("dilation", dilation, 1), around)
+    arguments = (lengths, _pair("kernel_size", kernel_size, 1), _pair("dilation", dilation, 1), around)
     places = []
-    for length, extent, step, border, apart in zip(*each, _pair("stride", stride, 1), strict=True):
-        number = (length + 2 * border - (extent - 1) * step - 1) // apart + 1
+    for length, extent, step, border, gap in zip(*arguments, _pair("stride", stride, 1), strict=True):
+        number = (length + 2 * border - (extent - 1) * step - 1) // gap + 1
         if number < 1:
             raise ConfigError(f"windows of {(extent - 1) * step + 1} pixels in images of {length + 2 * border}")
-        places.append(apart * np.arange(number)[:, None] + step * np.arange(extent))
+        places.append(gap * np.arange(number)[:, None] + step * np.arange(extent))
     return places, around
 
 
-def _pair(name: str, given: Pair, least: int) -> tuple[int, ...]:
-    found = (given, given) if isinstance(given, int) else tuple(given)
-    if len(found) != 2 or any(not isinstance(one, int) or one < least for one in found):
-        raise ConfigError(f"{name}={given}: expected one or two integers from {least}")
-    return found
+def _pair(name: str, value: Pair, least: int) -> tuple[int, ...]:
+    pair = (value, value) if isinstance(value, int) else tuple(value)
+    if len(pair) != 2 or any(not isinstance(number, int) or number < least for number in pair):
+        raise ConfigError(f"{name}={value}: expected one or two integers from {least}")
+    return pair
 
 
 def adaptive_average_pool(inputs: Any, output_size: Pair, data_format: str | None = None) -> Tensor:
@@ -179,13 +182,13 @@ def adaptive_average_pool(inputs: Any, output_size: Pair, data_format: str | Non
         ConfigError: another shape.
     """
     x, sizes = _adaptive(inputs, output_size, data_format)
-    found = floating(x)
+    pooled = floating(x)
     for axis, size in enumerate(sizes, 1):
         length = int(x.shape[axis])
         starts, ends = _bounds(length, size)
         inside = (np.arange(length) >= starts[:, None]) & (np.arange(length) < ends[:, None])
-        found = along_axis(found, axis, cast(inside / (ends - starts)[:, None], found.dtype))
-    return _back(found, data_format)
+        pooled = along_axis(pooled, axis, cast(inside / (ends - starts)[:, None], pooled.dtype))
+    return _back(pooled, data_format)
 
 
 def adaptive_max_pool(inputs: Any, output_size: Pair, data_format: str | None = None) -> Tensor:
@@ -226,7 +229,7 @@ def psnr(x1: Any, x2: Any, max_val: float) -> Tensor:
     Raises:
         ConfigError: shapes differ.
     """
-    a, b = (floating(one) for one in as_tensors([x1, x2]))
+    a, b = (floating(tensor) for tensor in as_tensors([x1, x2]))
     if a.ndim != b.ndim or any(differ(n, m) for n, m in zip(a.shape, b.shape, strict=True)):
         raise ConfigError(f"Input shapes {tuple(a.shape)} and {tuple(b.shape)} must match for PSNR calculation.")
     return 20 * math.log10(max_val) - 10 * log10(mean(square(a - b)))
