@@ -19,7 +19,7 @@ from dptrain.layers.colors import (
 from dptrain.layers.pictures import ImageLayer
 from dptrain.layers.random_images import Factor, RandomImageLayer, check_choice, factor_range, per_image, value_range_of
 from dptrain.ops import random
-from dptrain.ops.indexing import all_rows
+from dptrain.ops.indexing import gather_all_rows
 from dptrain.ops.warping import INTERPOLATIONS
 from dptrain.program.shapes import is_one
 from dptrain.program.tensor import Tensor
@@ -81,7 +81,7 @@ def _partners(x: Tensor, transformation: Any) -> Tensor:
     if is_one(order.shape[0]):
         return x
     if "positions" in transformation:  # else the batch is one rank's
-        x = all_rows(x, transformation["positions"])
+        x = gather_all_rows(x, transformation["positions"])
     return ops.take(x, order, 0)
 
 

@@ -118,7 +118,7 @@ class AlphaDropout(Layer):
         if not training or self.rate == 0:
             return inputs
         x = self._floating(inputs)
-        is_kept = random.kept_at_random(x, self.rate, self.noise_shape, self.seed_generator)
+        is_kept = random.keep_mask(x, self.rate, self.noise_shape, self.seed_generator)
         least = -_ALPHA * _SCALE
         factor = ((1 - self.rate) * (1 + self.rate * least**2)) ** -0.5
         y: Tensor = ops.where(is_kept, x, least) * factor - factor * least * self.rate

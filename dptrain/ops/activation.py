@@ -66,10 +66,10 @@ def erf(x: Array, *, out: Array) -> None:
     """
     size = np.minimum(np.abs(x.astype(out.dtype)), _ERF_IS_ONE)
     series = size * np.polyval(_ERF_SERIES.astype(out.dtype), np.minimum(size, _ERF_NEAR) ** 2)
-    np.copysign(np.where(size < _ERF_NEAR, series, 1 - one_less_erf(size)), x, out=out)
+    np.copysign(np.where(size < _ERF_NEAR, series, 1 - erf_complement(size)), x, out=out)
 
 
-def one_less_erf(size: Array) -> Array:
+def erf_complement(size: Array) -> Array:
     """Return t exp(-x^2 + p(t)) of `erf`, of x from 0 to 6."""
     t = 1 / (1 + size / 2)
     p = np.polyval(_erf_coefficients(size.dtype), (t - 0.25) / 0.375 - 1)

@@ -37,7 +37,7 @@ from dptrain.ops.elementwise import (
 from dptrain.ops.indexing import take
 from dptrain.ops.linear_algebra import batch_matmul
 from dptrain.ops.manipulation import broadcast_to, concatenate, expand_dims, ones, reshape, transpose
-from dptrain.ops.reduction import argmax, in_reverse_order, max, mean, min, sum, summed_dtype
+from dptrain.ops.reduction import argmax, max, mean, min, order_reversed, sum, summed_dtype
 from dptrain.ops.rounding import isfinite, isinf, isnan, rint
 from dptrain.program.shapes import Shape, normalized_axes
 from dptrain.program.tensor import Array, Tensor, Variable, as_tensors, constant
@@ -280,7 +280,7 @@ def prod(
 
 def argmin(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """Return the place of the least element along an axis; as `argmax`."""
-    return argmax(in_reverse_order(_tensor(x)), axis, keepdims)
+    return argmax(order_reversed(_tensor(x)), axis, keepdims)
 
 
 def average(x: Any, axis: int | Sequence[int] | None = None, weights: Any = None) -> Tensor:
@@ -448,12 +448,12 @@ def einsum(subscripts: str, *operands: Any) -> Tensor:
         ConfigError: a letter twice in one operand, or other operands than letters.
     """
     tensors = list(as_tensors(operands))
-    inputs, arrow, result = _spelled_out(subscripts.replace(" ", ""), tensors).partition("->")
+    inputs, arrow, result = _expand_ellipsis(subscripts.replace(" ", ""), tensors).partition("->")
     names = inputs.split(",")
     if not arrow:
-        result = _once(inputs)
+        result = _letters_once(inputs)
     bad = "." in inputs + result or len(tensors) not in (1, 2) or len(names) != len(tensors)
-    if bad or [len(name) for name in names] != [x.ndim for x in tensors] or _twice(*names, result):
+    if bad or [len(name) for name in names] != [x.ndim for x in tensors] or _has_repeated_letter(*names, result):
         shapes = ", ".join(str(tuple(map(int, x.shape))) for x in tensors)
         raise ConfigError(f"not supported: einsum({subscripts!r}) of shapes {shapes}")
     for number, name in enumerate(names):  # what one operand alone has, and the result has not, is summed at once
@@ -467,7 +467,7 @@ def einsum(subscripts: str, *operands: Any) -> Tensor:
     return _product(names, tensors, result)
 
 
-def _spelled_out(subscripts: str, tensors: Sequence[Tensor]) -> str:
+def _expand_ellipsis(subscripts: str, tensors: Sequence[Tensor]) -> str:
     """Return subscripts with letters for an ellipsis: the last of them stand for the last axes that it covers."""
     if "..." not in subscripts:
         return subscripts
@@ -480,10 +480,11 @@ def _spelled_out(subscripts: str, tensors: Sequence[Tensor]) -> str:
         name.replace("...", letters[most - builtins.max(x.ndim - len(name) + 3, 0) :])
         for name, x in zip(inputs.split(","), tensors, strict=False)
     ]
-    return f"{','.join(names)}{arrow or '->'}{result.replace('...', letters) if arrow else letters + _once(inputs)}"
+    result = result.replace("...", letters) if arrow else letters + _letters_once(inputs)
+    return f"{','.join(names)}->{result}"
 
 
-def _once(inputs: str) -> str:
+def _letters_once(inputs: str) -> str:
     """Return the letters that occur once, in order."""
     return "".join(sorted(letter for letter in set(inputs) - set(",.") if inputs.count(letter) == 1))
 
@@ -511,7 +512,7 @@ def _product(names: list[str], tensors: list[Tensor], result: str) -> Tensor:
     )
 
 
-def _twice(*names: str) -> bool:
+def _has_repeated_letter(*names: str) -> bool:
     """Return whether a letter occurs twice in one of the names."""
     return [len(set(name)) for name in names] != [len(name) for name in names]
 

@@ -23,9 +23,9 @@ from dptrain.program.tensor import Array, Tensor, as_tensors
 from dptrain.program.types import is_half
 
 # What Keras puts for scores that take no part: this part of the greatest number.
-_LEFT_OUT = -0.7
+_MASKED_SCORE = -0.7
 # Heads before places, and back.
-_SWAPPED = (0, 2, 1, 3)
+_HEADS_FIRST = (0, 2, 1, 3)
 
 # Attention as one op, whose kernel on a CPU has no matrix of scores. Inputs are query (batch, targets, heads, length),
 # key (batch, sources, heads, length), value (batch, sources, heads, value length) and perhaps a mask of booleans, which
@@ -34,10 +34,10 @@ _SWAPPED = (0, 2, 1, 3)
 
 def _letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
     """`aTbH,aSbH,aSbV,abTS->aTbV`."""
-    return f"aTbH,aSbH,aSbV{_of_mask(shapes[3:])}->aTbV"
+    return f"aTbH,aSbH,aSbV{_mask_letters(shapes[3:])}->aTbV"
 
 
-def _of_mask(shapes: Sequence[Shape]) -> str:
+def _mask_letters(shapes: Sequence[Shape]) -> str:
     return "".join(
         f",{''.join('1' if is_one(n) else letter for n, letter in zip(shape, 'abTS', strict=True))}" for shape in shapes
     )
@@ -45,26 +45,26 @@ def _of_mask(shapes: Sequence[Shape]) -> str:
 
 def _scores_of(query: Array, key: Array, mask: Array | None, scale: float, is_causal: bool) -> tuple[Array, Array]:
     """Return the softmax of the scores (batch, heads, targets, sources), and which of them count."""
-    scores = np.matmul(query.transpose(_SWAPPED), key.transpose(0, 2, 3, 1)) * np.asarray(scale, query.dtype)
+    scores = np.matmul(query.transpose(_HEADS_FIRST), key.transpose(0, 2, 3, 1)) * np.asarray(scale, query.dtype)
     counts = np.ones((1, 1, 1, 1), np.bool_) if mask is None else mask
     if is_causal:
         counts = counts & np.tri(*scores.shape[2:], dtype=np.bool_)
-    scores = np.where(counts, scores, np.asarray(_LEFT_OUT * np.finfo(scores.dtype).max, scores.dtype))
+    scores = np.where(counts, scores, np.asarray(_MASKED_SCORE * np.finfo(scores.dtype).max, scores.dtype))
     powers = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
     return powers / powers.sum(-1, keepdims=True), counts
 
 
 def _composed(inputs: Sequence[Tensor], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
     """Return what `attend_heads` makes, of other ops."""
-    q, k, v = (transpose_to(tensor, axes=_SWAPPED) for tensor in inputs[:3])
+    q, k, v = (transpose_to(tensor, axes=_HEADS_FIRST) for tensor in inputs[:3])
     mask = inputs[3] if len(inputs) > 3 else None
     weights = _weights(q, k, None, mask, attributes["scale"], attributes["is_causal"], None)
-    return (transpose_to(batch_matmul(weights, v), axes=_SWAPPED),)
+    return (transpose_to(batch_matmul(weights, v), axes=_HEADS_FIRST),)
 
 
 def _composed_gradients(inputs: Sequence[Tensor], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
     """Return what `ATTEND_GRADIENTS` makes, of other ops."""
-    dy, q, k, v = (transpose_to(tensor, axes=_SWAPPED) for tensor in inputs[:4])
+    dy, q, k, v = (transpose_to(tensor, axes=_HEADS_FIRST) for tensor in inputs[:4])
     mask, scale = (inputs[4] if len(inputs) > 4 else None), attributes["scale"]
     weights = _weights(q, k, None, mask, scale, attributes["is_causal"], None)
     slopes = batch_matmul(dy, transpose_to(v, axes=(0, 1, 3, 2)))
@@ -73,7 +73,7 @@ def _composed_gradients(inputs: Sequence[Tensor], attributes: Mapping[str, Any])
         slopes = where(counts, slopes, 0)
     dq = batch_matmul(slopes, k)
     dk, dv = (batch_matmul(transpose_to(a, axes=(0, 1, 3, 2)), b) for a, b in ((slopes, q), (weights, dy)))
-    return tuple(transpose_to(tensor, axes=_SWAPPED) for tensor in (dq, dk, dv))
+    return tuple(transpose_to(tensor, axes=_HEADS_FIRST) for tensor in (dq, dk, dv))
 
 
 def _operations(output: Tensor) -> int:
@@ -96,15 +96,15 @@ def attend_heads(*inputs: Array, scale: float, is_causal: bool, out: Array) -> N
         out.fill(0)
         return
     weights, _ = _scores_of(query, key, mask[0] if mask else None, scale, is_causal)
-    out[...] = np.matmul(weights, value.transpose(_SWAPPED)).transpose(_SWAPPED)
+    out[...] = np.matmul(weights, value.transpose(_HEADS_FIRST)).transpose(_HEADS_FIRST)
 
 
 @attend_heads.onnx_lowering
 def _attend_onnx(graph: OnnxGraph, output: Tensor, *inputs: Value) -> Value:
     q, k, v = (graph.computed(value, output.dtype) for value in inputs[:3])
-    product = graph.node("MatMul", graph.transpose(q, _SWAPPED), graph.transpose(k, (0, 2, 3, 1)))
+    product = graph.node("MatMul", graph.transpose(q, _HEADS_FIRST), graph.transpose(k, (0, 2, 3, 1)))
     scores = graph.node("Mul", product, graph.constant(output.attributes["scale"], q.dtype))
-    least = graph.constant(_LEFT_OUT * float(limits(output.dtype).max), q.dtype)
+    least = graph.constant(_MASKED_SCORE * float(limits(output.dtype).max), q.dtype)
     masks = list(inputs[3:])
     if output.attributes["is_causal"]:
         lengths = (int(tensor.shape[1]) for tensor in output.inputs[:2])
@@ -112,7 +112,7 @@ def _attend_onnx(graph: OnnxGraph, output: Tensor, *inputs: Value) -> Value:
     for mask in masks:
         scores = graph.node("Where", mask, scores, least, dtype=q.dtype)
     weights = graph.node("Softmax", scores, axis=-1)
-    return graph.transpose(graph.node("MatMul", weights, graph.transpose(v, _SWAPPED)), _SWAPPED)
+    return graph.transpose(graph.node("MatMul", weights, graph.transpose(v, _HEADS_FIRST)), _HEADS_FIRST)
 
 
 def _attend_gradients(*inputs: Array, scale: float, is_causal: bool, out: list[Array | None]) -> None:
@@ -124,20 +124,20 @@ def _attend_gradients(*inputs: Array, scale: float, is_causal: bool, out: list[A
                 grad.fill(0)
         return
     weights, counts = _scores_of(query, key, mask[0] if mask else None, scale, is_causal)
-    d_heads, q, k, v = (tensor.transpose(_SWAPPED) for tensor in (dy, query, key, value))
+    d_heads, q, k, v = (tensor.transpose(_HEADS_FIRST) for tensor in (dy, query, key, value))
     slopes = np.matmul(d_heads, v.swapaxes(2, 3))
     slopes = weights * (slopes - (weights * slopes).sum(-1, keepdims=True)) * np.asarray(scale, slopes.dtype)
     slopes = np.where(counts, slopes, 0)
     factors = (slopes, k), (slopes.swapaxes(2, 3), q), (weights.swapaxes(2, 3), d_heads)
     for grad, (a, b) in zip(out, factors, strict=True):
         if grad is not None:
-            grad[...] = np.matmul(a, b).transpose(_SWAPPED)
+            grad[...] = np.matmul(a, b).transpose(_HEADS_FIRST)
 
 
 ATTEND_GRADIENTS = Op(
     _attend_gradients,
     lambda dy, query, key, value, *mask, scale, is_causal: [query, key, value],  # type: ignore[arg-type]
-    lambda shapes, out, attributes: f"aTbV,aTbH,aSbH,aSbV{_of_mask(shapes[4:])}->aTbH,aSbH,aSbV",
+    lambda shapes, out, attributes: f"aTbV,aTbH,aSbH,aSbV{_mask_letters(shapes[4:])}->aTbH,aSbH,aSbV",
     lambda dy, query, key, value, *mask, scale, is_causal: [query, key, value],
     linear="each",
     linear_in=(0,),
@@ -153,7 +153,7 @@ def _attend(y: Tensor, dy: Tensor, *inputs: Tensor) -> tuple[Tensor | None, ...]
 
 
 @ATTEND_GRADIENTS.gradient
-def _attend_twice(
+def _attend_second_gradients(
     values: Sequence[Tensor], d_values: Sequence[Tensor | None], *inputs: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Those of the gradients as other ops make them."""
@@ -205,11 +205,11 @@ def dot_product_attention(
         k, v = (repeat(tensor, queries_per_key, 2) for tensor in (k, v))
     factor = 1 / math.sqrt(int(q.shape[-1])) if scale is None else float(scale)
     if flash_attention is not False and bias is None and attn_logits_soft_cap is None:
-        masks = [] if mask is None else [_spread(mask, q, k)]
+        masks = [] if mask is None else [_mask_4d(mask, q, k)]
         return attend_heads(q, k, v, *masks, scale=factor, is_causal=bool(is_causal))
-    q, k, v = (transpose(tensor, _SWAPPED) for tensor in (q, k, v))
+    q, k, v = (transpose(tensor, _HEADS_FIRST) for tensor in (q, k, v))
     weights = _weights(q, k, bias, mask, factor, is_causal, attn_logits_soft_cap)
-    return transpose(batch_matmul(cast(weights, v.dtype), v), _SWAPPED)
+    return transpose(batch_matmul(cast(weights, v.dtype), v), _HEADS_FIRST)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -229,7 +229,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
         )
 
 
-def _spread(mask: Any, q: Tensor, k: Tensor) -> Tensor:
+def _mask_4d(mask: Any, q: Tensor, k: Tensor) -> Tensor:
     """Return a mask with four axes, of the lengths of scores or 1.
 
     Raises:
@@ -256,7 +256,7 @@ def _weights(
     if bias is not None:
         scores = scores + cast(bias, scores.dtype)
     for takes_part in _masks(q, k, mask, is_causal):
-        scores = where(takes_part, scores, _LEFT_OUT * float(limits(scores.dtype).max))
+        scores = where(takes_part, scores, _MASKED_SCORE * float(limits(scores.dtype).max))
     return softmax(scores)
 
 

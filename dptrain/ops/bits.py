@@ -14,7 +14,7 @@ from dptrain.program.shapes import Shape
 from dptrain.program.tensor import Array, DType, Tensor, as_tensors
 
 
-def _whole(name: str) -> Any:
+def _integer_dtype(name: str) -> Any:
     """Return a rule of types for whole numbers and truth values alone."""
 
     def dtype(*dtypes: DType, **attributes: Any) -> Any:
@@ -26,24 +26,24 @@ def _whole(name: str) -> Any:
     return dtype
 
 
-def _of_whole(name: str, function: Any, c: str, expensive: bool = False) -> Op:
+def _integer_op(name: str, function: Any, c: str, expensive: bool = False) -> Op:
     def compute(x1: Array, x2: Array, *, out: Array) -> None:
         function(x1, x2, out=out, casting="unsafe")
 
     compute.__name__, compute.__doc__ = name, f"numpy.{function.__name__}."
-    record = {"dtype": _whole(name), "lowering": Element(c), "expensive": expensive}
+    record = {"dtype": _integer_dtype(name), "lowering": Element(c), "expensive": expensive}
     return op(shape=broadcast_shape, letters=elementwise, **record)(compute)
 
 
-bit_and = _of_whole("bit_and", np.bitwise_and, "{0} & {1}")
-bit_or = _of_whole("bit_or", np.bitwise_or, "{0} | {1}")
-bit_xor = _of_whole("bit_xor", np.bitwise_xor, "{0} ^ {1}")
-left_shifted = _of_whole("left_shifted", np.left_shift, "dp_left_shift({0}, {1})")
-right_shifted = _of_whole("right_shifted", np.right_shift, "dp_right_shift({0}, {1})")
-greatest_divisor = _of_whole("greatest_divisor", np.gcd, "dp_gcd({0}, {1})", expensive=True)
+bit_and = _integer_op("bit_and", np.bitwise_and, "{0} & {1}")
+bit_or = _integer_op("bit_or", np.bitwise_or, "{0} | {1}")
+bit_xor = _integer_op("bit_xor", np.bitwise_xor, "{0} ^ {1}")
+left_shifted = _integer_op("left_shifted", np.left_shift, "dp_left_shift({0}, {1})")
+right_shifted = _integer_op("right_shifted", np.right_shift, "dp_right_shift({0}, {1})")
+greatest_divisor = _integer_op("greatest_divisor", np.gcd, "dp_gcd({0}, {1})", expensive=True)
 
 
-@op(shape=broadcast_shape, letters=elementwise, dtype=_whole("bitwise_invert"), lowering=Element("~{0}"))
+@op(shape=broadcast_shape, letters=elementwise, dtype=_integer_dtype("bitwise_invert"), lowering=Element("~{0}"))
 def bit_invert(x: Array, *, out: Array) -> None:
     """numpy.invert, of whole numbers."""
     np.invert(x, out=out)
@@ -75,18 +75,18 @@ bitwise_not = bitwise_invert
 
 def bitwise_left_shift(x: Any, y: Any) -> Tensor:
     """Return x with its bits moved up by y places; 0 where y is no less than the bits that x has."""
-    return left_shifted(*_numbers("bitwise_left_shift", x, y))
+    return left_shifted(*_integer_operands("bitwise_left_shift", x, y))
 
 
 def bitwise_right_shift(x: Any, y: Any) -> Tensor:
     """Return x with its bits moved down by y places; copies of the sign come in."""
-    return right_shifted(*_numbers("bitwise_right_shift", x, y))
+    return right_shifted(*_integer_operands("bitwise_right_shift", x, y))
 
 
 left_shift, right_shift = bitwise_left_shift, bitwise_right_shift
 
 
-def _numbers(name: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
+def _integer_operands(name: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
     a, b = as_tensors([x, y])
     if a.dtype.kind == "b" and b.dtype.kind == "b":
         raise ConfigError(f"{name}: truth values; expected whole numbers")
@@ -95,7 +95,7 @@ def _numbers(name: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
 
 def gcd(x1: Any, x2: Any) -> Tensor:
     """Return the greatest common divisor of whole numbers, 0 of two zeros."""
-    return greatest_divisor(*_numbers("gcd", x1, x2))
+    return greatest_divisor(*_integer_operands("gcd", x1, x2))
 
 
 def lcm(x1: Any, x2: Any) -> Tensor:
@@ -103,7 +103,7 @@ def lcm(x1: Any, x2: Any) -> Tensor:
     from dptrain.ops.arrays import abs
     from dptrain.ops.elementwise import maximum, multiply
 
-    a, b = _numbers("lcm", x1, x2)
+    a, b = _integer_operands("lcm", x1, x2)
     size = abs(a) if a.dtype.kind == "i" else a
     magnitude = abs(b) if b.dtype.kind == "i" else b
     divisor = greatest_divisor(size, magnitude)

@@ -10,7 +10,7 @@ from dptrain.errors import ArgumentTypeError, ConfigError
 from dptrain.ops.arrays import ravel
 from dptrain.ops.bits import bit_invert
 from dptrain.ops.elementwise import cast, equal, floating, logical_and, maximum, minimum, where
-from dptrain.ops.indexing import add_rows, in_range, one_hot, take_rows, taken, with_all_rows
+from dptrain.ops.indexing import add_rows, gather_rows_along, normalized_indices, one_hot, take_at_axis, take_rows
 from dptrain.ops.manipulation import expand_dims, reshape
 from dptrain.ops.parts import part
 from dptrain.ops.reduction import max, min, sum
@@ -133,7 +133,7 @@ def segment_min(data: Any, segment_ids: Any, num_segments: int | None = None, so
 def segment_prod(data: Any, segment_ids: Any, num_segments: int | None = None, sorted: bool = False) -> Tensor:
     """Return the products of the rows of each segment, of none 1; as `segment_max`."""
     values, places, length = _segments(data, segment_ids, num_segments, "segment_prod")
-    values, places = with_all_rows(values, [0]), with_all_rows(places, [0])
+    values, places = gather_rows_along(values, [0]), gather_rows_along(places, [0])
     return multiplied_rows(values, places, length=length)
 
 
@@ -160,7 +160,7 @@ def scatter_update(inputs: Any, indices: Any, updates: Any, reduction: str | Non
         return tensor + scatter(places, values, tuple(tensor.shape))
     number: Any = 0
     for axis, length in enumerate(lengths):
-        number = number * length + in_range(places[..., axis], length)
+        number = number * length + normalized_indices(places[..., axis], length)
     number, total = ravel(number), int(np.prod(lengths, dtype=np.int64))
     rows = reshape(values, (-1, *row_shape))
     if reduction == "mul":
@@ -208,7 +208,7 @@ def slice(inputs: Any, start_indices: Any, shape: Sequence[int]) -> Tensor:
         if length == -1:
             raise ConfigError(f"slice: shape={tuple(shape)} with a start along axis {axis} that is not known")
         begin_at = minimum(maximum(start, 0), axis_length - int(length))
-        tensor = taken(tensor, begin_at + np.arange(int(length), dtype=np.int32), axis)
+        tensor = take_at_axis(tensor, begin_at + np.arange(int(length), dtype=np.int32), axis)
     return tensor
 
 

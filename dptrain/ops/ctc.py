@@ -19,7 +19,7 @@ from dptrain.program.tensor import Array, Tensor, as_tensors
 from dptrain.program.types import FLOATX, is_half
 
 # What Keras takes for the logarithm of 0.
-_NEVER = -1e5
+_LOG_ZERO = -1e5
 
 
 class _Lattice:
@@ -51,12 +51,12 @@ class _Lattice:
         reached[:, 1:2] = 0
         for time in range(T):
             if time:
-                reached = self._reached(alpha)
+                reached = self._transitions(alpha)
             alpha = np.where((time < lengths)[:, None], reached + self.scores[time], alpha)
             alphas[time] = alpha
         return alphas
 
-    def _reached(self, alpha: Array) -> Array:
+    def _transitions(self, alpha: Array) -> Array:
         from_previous = np.pad(alpha, ((0, 0), (1, 0)), constant_values=-np.inf)[:, :-1]
         from_skip = np.pad(alpha, ((0, 0), (2, 0)), constant_values=-np.inf)[:, :-2]
         return np.asarray(np.logaddexp(np.logaddexp(alpha, from_previous), np.where(self.skips, from_skip, -np.inf)))
@@ -98,7 +98,7 @@ class _Lattice:
 def ctc_losses(logs: Array, target: Array, target_length: Array, length: Array, *, blank: int, out: Array) -> None:
     """Minus the logarithm of the probability of each target."""
     lattice = _Lattice(logs.astype(np.float64), target, target_length, blank)
-    out[...] = np.minimum(-lattice.total(lattice.forward(length)), -_NEVER)
+    out[...] = np.minimum(-lattice.total(lattice.forward(length)), -_LOG_ZERO)
 
 
 @op(
@@ -115,7 +115,7 @@ def ctc_slopes(logs: Array, target: Array, target_length: Array, length: Array, 
     share = np.exp(alphas + lattice.backward(length) - total[None, :, None])
     share[~np.isfinite(share)] = 0
     share[np.arange(len(share))[:, None] >= length[None, :]] = 0
-    share[:, ~(total > _NEVER)] = 0
+    share[:, ~(total > _LOG_ZERO)] = 0
     slopes = np.zeros(logs.shape)
     rows = np.arange(len(logs))
     for state in range(lattice.labels.shape[1]):
@@ -131,7 +131,7 @@ def _ctc_losses(
     return expand_dims(dy, (1, 2)) * slopes, None, None, None
 
 
-def _wide(scores: Tensor) -> Tensor:
+def _at_least_float32(scores: Tensor) -> Tensor:
     """Return scores in float32, or float64: sums of logarithms are not for half precision."""
     scores = floating(scores)
     return cast(scores, FLOATX) if is_half(scores.dtype) else scores
@@ -158,7 +158,7 @@ def ctc_loss(target: Any, output: Any, target_length: Any, output_length: Any, m
         raise ConfigError(f"ctc_loss: target {labels.shape}, output {scores.shape}; expected (B, N) and (B, T, C)")
     if not 0 <= mask_index < int(scores.shape[-1]):
         raise ConfigError(f"ctc_loss: mask_index={mask_index} of {int(scores.shape[-1])} classes")
-    logs = log_softmax(_wide(scores), -1)
+    logs = log_softmax(_at_least_float32(scores), -1)
     integers = [cast(tensor, "int32") for tensor in (labels, label_length, length)]
     return ctc_losses(logs, *integers, blank=int(mask_index))
 
@@ -194,7 +194,7 @@ def ctc_decode(
         ConfigError: another strategy.
     """
     scores, lengths = as_tensors([inputs, sequence_lengths])
-    scores, lengths = _wide(scores), cast(lengths, "int32")
+    scores, lengths = _at_least_float32(scores), cast(lengths, "int32")
     blank = int(scores.shape[-1]) - 1 if mask_index is None else int(mask_index)
     if strategy == "greedy":
         return _greedy(scores, lengths, merge_repeated, blank)
@@ -232,12 +232,12 @@ def beam_paths(logs: Array, lengths: Array, *, width: int, paths: int, blank: in
     for row, (row_logs, length) in enumerate(zip(logs.astype(np.float64), lengths, strict=True)):
         out[row] = -1
         out[row, :, 0] = -np.inf
-        for number, (labels, score) in enumerate(_beams(row_logs[:length], width, blank)[:paths]):
+        for number, (labels, score) in enumerate(_beam_search(row_logs[:length], width, blank)[:paths]):
             out[row, number, 0] = score
             out[row, number, 1 : 1 + len(labels)] = labels
 
 
-def _beams(logs: Array, width: int, blank: int) -> list[tuple[tuple[int, ...], float]]:
+def _beam_search(logs: Array, width: int, blank: int) -> list[tuple[tuple[int, ...], float]]:
     """Return paths and their scores, the best first, from the probabilities with a blank at the end and without."""
     beams: dict[tuple[int, ...], tuple[float, float]] = {(): (0.0, -np.inf)}
     for scores in logs:

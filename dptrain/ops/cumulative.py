@@ -57,35 +57,35 @@ def cumulative(x: Any, axis: int | None, dtype: npt.DTypeLike | None, join: Join
     (tensor,) = as_tensors([x])
     tensor = cast(tensor, dtype or summed_dtype(tensor.dtype))
     if axis is None:
-        return _last(reshape(tensor, -1), join, neutral)
+        return _along_last(reshape(tensor, -1), join, neutral)
     (place,) = normalized_axes(axis, tensor.ndim)
     if place == tensor.ndim - 1:
-        return _last(tensor, join, neutral)
+        return _along_last(tensor, join, neutral)
     order = [other_axis for other_axis in range(tensor.ndim) if other_axis != place] + [place]
     back = [order.index(original) for original in range(tensor.ndim)]
-    return transpose(_last(transpose(tensor, order), join, neutral), back)
+    return transpose(_along_last(transpose(tensor, order), join, neutral), back)
 
 
-def _last(x: Tensor, join: Join, neutral: int) -> Tensor:
+def _along_last(x: Tensor, join: Join, neutral: int) -> Tensor:
     """Return what is joined along the last axis."""
     *front, length = x.shape
     if counts_rows(length) and x.value is None:
         raise ConfigError(f"not supported: cumulative sums and products along the rows of a batch, of {x}")
     if length <= _BLOCK:
-        return _within(x, join, neutral)
+        return _within_blocks(x, join, neutral)
     blocks = -(-length // _BLOCK)
     if length % _BLOCK:
         padding = full(shape=(*front, blocks * _BLOCK - length), value=neutral, dtype=x.dtype.name)
         x = concatenate([x, padding], -1)
-    within = _within(reshape(x, (*front, blocks, _BLOCK)), join, neutral)
-    totals = _last(within[..., :-1, -1], join, neutral)  # of all blocks but the last, whose total nobody needs
+    within = _within_blocks(reshape(x, (*front, blocks, _BLOCK)), join, neutral)
+    totals = _along_last(within[..., :-1, -1], join, neutral)  # of all blocks but the last, whose total nobody needs
     first = full(shape=(*front, 1), value=neutral, dtype=x.dtype.name)
     before = expand_dims(concatenate([first, totals], -1), -1)
     joined = within + before if neutral == 0 else within * before
     return reshape(joined, (*front, blocks * _BLOCK))[..., :length]
 
 
-def _within(x: Tensor, join: Join, neutral: int) -> Tensor:
+def _within_blocks(x: Tensor, join: Join, neutral: int) -> Tensor:
     """Return what is joined within each vector, which is short."""
     length = int(x.shape[-1])
     return join(where(np.tri(length, dtype=np.bool_), expand_dims(x, -2), neutral))

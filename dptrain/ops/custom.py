@@ -53,7 +53,7 @@ class Op:
             source = Path(source)
         self.reference, self.source, self.name = reference, source, reference.__name__
         self._output_shapes, self._of_gradient = output_shapes, of_gradient
-        self._letters = self._of_rows if letters is None else letters
+        self._letters = self._row_rule if letters is None else letters
         self._signature = inspect.signature(reference)
         kinds = self._signature.parameters
         buffers = tuple(name for name, parameter in kinds.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD)
@@ -141,7 +141,7 @@ class Op:
 
         return record
 
-    def _of_rows(self, shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
+    def _row_rule(self, shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
         """Return letters by which rows of the batch make rows, as `aX,X->aX`; gradients of what has none are sums."""
 
         def letters_of_rows(shape: Shape) -> str:

@@ -61,7 +61,7 @@ def matrix_shape(shape: Shape, square: bool, name: str) -> Shape:
     return m, n
 
 
-def _each(function: Callable[..., Array], out: Array, *arrays: Array) -> None:
+def _per_matrix(function: Callable[..., Array], out: Array, *arrays: Array) -> None:
     """Write what a function makes of each matrix; NaN where LAPACK gives up."""
     if not out.size:
         return
@@ -84,7 +84,7 @@ def _square_op(name: str, function: Callable[..., Array], shape: Callable[[Shape
     """Return an op of square matrices that is a function of NumPy's."""
 
     def compute(x: Array, *, out: Array) -> None:
-        _each(function, out, x)
+        _per_matrix(function, out, x)
 
     def checked(input_shape: Shape) -> Shape:
         matrix_shape(input_shape, True, name)
@@ -98,13 +98,13 @@ def _symmetric(x: Array) -> Array:
     return (x + x.swapaxes(-1, -2)) / 2
 
 
-def _whole(shape: Shape) -> Shape:
+def _same_shape(shape: Shape) -> Shape:
     return shape
 
 
 # Inverses and determinants
 
-inverse = _square_op("inverse", np.linalg.inv, _whole, 2)
+inverse = _square_op("inverse", np.linalg.inv, _same_shape, 2)
 determinant = _square_op("determinant", np.linalg.det, lambda shape: shape[:-2], 0)
 log_determinant = _square_op(
     "log_determinant", lambda x: np.stack(np.linalg.slogdet(x), -1), lambda shape: (*shape[:-2], 2), 1
@@ -137,7 +137,7 @@ def _pair_shape(a: Shape, b: Shape, **attributes: Any) -> Shape:
 @op(shape=_pair_shape, letters=_pair_letters, dtype=floating_dtype, linear="each", linear_in=(1,), lowering=HostCall())
 def solution(a: Array, b: Array, *, out: Array) -> None:
     """The x of a x = b."""
-    _each(np.linalg.solve, out, a, b)
+    _per_matrix(np.linalg.solve, out, a, b)
 
 
 @solution.gradient
@@ -153,7 +153,7 @@ def _triangle(x: Array, lower: bool) -> Array:
 @op(shape=_pair_shape, letters=_pair_letters, dtype=floating_dtype, linear="each", linear_in=(1,), lowering=HostCall())
 def triangular_solution(a: Array, b: Array, *, lower: bool, out: Array) -> None:
     """The x of a x = b, of one triangle of a."""
-    _each(lambda matrix, right_side: np.linalg.solve(_triangle(matrix, lower), right_side), out, a, b)
+    _per_matrix(lambda matrix, right_side: np.linalg.solve(_triangle(matrix, lower), right_side), out, a, b)
 
 
 @triangular_solution.gradient
@@ -166,7 +166,7 @@ def _triangular_solution(y: Tensor, dy: Tensor, a: Tensor, b: Tensor) -> tuple[T
 
 # Cholesky's factor, and eigenvectors
 
-cholesky_factor = _square_op("cholesky_factor", lambda x: np.linalg.cholesky(_symmetric(x)), _whole, 2)
+cholesky_factor = _square_op("cholesky_factor", lambda x: np.linalg.cholesky(_symmetric(x)), _same_shape, 2)
 
 
 @cholesky_factor.gradient
@@ -233,10 +233,10 @@ def _packed_op(name: str, function: Callable[..., Array], length: Callable[..., 
         return *input_shape[:-2], length(*matrix_shape(input_shape, False, name), *attributes.values())
 
     def plain(x: Array, *, out: Array) -> None:
-        _each(function, out, x)
+        _per_matrix(function, out, x)
 
     def chosen(x: Array, *, full: bool, out: Array) -> None:
-        _each(lambda matrix: function(matrix, full), out, x)
+        _per_matrix(lambda matrix: function(matrix, full), out, x)
 
     compute: Callable[..., None] = chosen if has_full else plain
     compute.__name__, compute.__doc__ = name, f"numpy.linalg: {name}."
@@ -390,7 +390,7 @@ def _lu_packed(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 def pseudo_inverse(x: Array, *, rcond: float, out: Array) -> None:
     """numpy.linalg.pinv; a negative rcond is 10 eps of the greater length."""
     least = 10 * max(x.shape[-2:]) * np.finfo(out.dtype).eps if rcond < 0 else rcond
-    _each(lambda matrix: np.linalg.pinv(matrix, least), out, x)
+    _per_matrix(lambda matrix: np.linalg.pinv(matrix, least), out, x)
 
 
 @pseudo_inverse.gradient

@@ -33,7 +33,7 @@ _FUNCTION: dict[str, Any] = {"shape": broadcast_shape, "letters": elementwise, "
 _COMPARISON: dict[str, Any] = {"shape": broadcast_shape, "letters": elementwise, "dtype": boolean}
 
 
-def _exact(x: Array) -> Array:
+def _as_float(x: Array) -> Array:
     """Return integers as float64, in which compiled code computes too; NumPy would take float16 for 8 bits of them."""
     return x if x.dtype.kind in "fV" else x.astype(np.float64)
 
@@ -184,7 +184,7 @@ def maximum(x1: Array, x2: Array, *, out: Array) -> None:
 
 @maximum.gradient
 def _maximum(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
-    return _to_the_chosen(dy, x1 > x2, x1, x2)
+    return _extremum_gradients(dy, x1 > x2, x1, x2)
 
 
 @op(**_ARITHMETIC, ufunc=np.minimum, lowering=Element("dp_minimum({0}, {1})"), onnx="Min", keras="numpy")
@@ -195,10 +195,10 @@ def minimum(x1: Array, x2: Array, *, out: Array) -> None:
 
 @minimum.gradient
 def _minimum(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
-    return _to_the_chosen(dy, x1 < x2, x1, x2)
+    return _extremum_gradients(dy, x1 < x2, x1, x2)
 
 
-def _to_the_chosen(dy: Tensor, first: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
+def _extremum_gradients(dy: Tensor, first: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
     """Where the operands are equal each gets half, as in JAX and PyTorch."""
     share = where(first, 1.0, where(equal(x1, x2), 0.5, 0.0))
     return unbroadcast(dy * cast(share, dy.dtype.name), x1), unbroadcast(dy * cast(1.0 - share, dy.dtype.name), x2)
@@ -318,7 +318,7 @@ def _sign(y: Tensor, dy: Tensor, x: Tensor) -> None:
 @op(**_FUNCTION, lowering=Element("dp_exp({0})"), onnx="Exp", expensive=True, keras="numpy")
 def exp(x: Array, *, out: Array) -> None:
     """e to the power of x."""
-    np.exp(_exact(x), out=out)
+    np.exp(_as_float(x), out=out)
 
 
 @exp.gradient
@@ -329,7 +329,7 @@ def _exp(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 @op(**_FUNCTION, lowering=Element("dp_log({0})"), onnx="Log", expensive=True, keras="numpy")
 def log(x: Array, *, out: Array) -> None:
     """The natural logarithm."""
-    np.log(_exact(x), out=out)
+    np.log(_as_float(x), out=out)
 
 
 @log.gradient
@@ -340,7 +340,7 @@ def _log(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 @op(**_FUNCTION, lowering=Element("dp_log1p({0})"), expensive=True, keras="numpy")
 def log1p(x: Array, *, out: Array) -> None:
     """The natural logarithm of 1 + x, exact near 0."""
-    np.log1p(_exact(x), out=out)
+    np.log1p(_as_float(x), out=out)
 
 
 @log1p.gradient
@@ -365,7 +365,7 @@ def _log1p_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
 @op(**_FUNCTION, lowering=Element("dp_sqrt({0})"), onnx="Sqrt", expensive=True, keras="numpy")
 def sqrt(x: Array, *, out: Array) -> None:
     """The square root."""
-    np.sqrt(_exact(x), out=out)
+    np.sqrt(_as_float(x), out=out)
 
 
 @sqrt.gradient
@@ -393,7 +393,7 @@ def _square_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
 @op(**_FUNCTION, lowering=Element("dp_sin({0})"), onnx="Sin", expensive=True, keras="numpy")
 def sin(x: Array, *, out: Array) -> None:
     """The sine of x radians."""
-    np.sin(_exact(x), out=out)
+    np.sin(_as_float(x), out=out)
 
 
 @sin.gradient
@@ -404,7 +404,7 @@ def _sin(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 @op(**_FUNCTION, lowering=Element("dp_cos({0})"), onnx="Cos", expensive=True, keras="numpy")
 def cos(x: Array, *, out: Array) -> None:
     """The cosine of x radians."""
-    np.cos(_exact(x), out=out)
+    np.cos(_as_float(x), out=out)
 
 
 @cos.gradient
@@ -415,7 +415,7 @@ def _cos(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 @op(**_FUNCTION, lowering=Element("dp_tanh({0})"), onnx="Tanh", expensive=True, keras="numpy")
 def tanh(x: Array, *, out: Array) -> None:
     """The hyperbolic tangent."""
-    np.tanh(_exact(x), out=out)
+    np.tanh(_as_float(x), out=out)
 
 
 @tanh.gradient
@@ -426,7 +426,7 @@ def _tanh(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 @op(**_FUNCTION, lowering=Element("dp_sigmoid({0})"), onnx="Sigmoid", expensive=True, keras="nn")
 def sigmoid(x: Array, *, out: Array) -> None:
     """1 / (1 + e^-x), without overflow."""
-    x = _exact(x)
+    x = _as_float(x)
     decay = np.exp(-np.abs(x))
     np.divide(np.where(x >= 0, 1, decay), 1 + decay, out=out)
 
@@ -439,7 +439,7 @@ def _sigmoid(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 @op(**_FUNCTION, lowering=Element("dp_softplus({0})"), onnx="Softplus", expensive=True, keras="nn")
 def softplus(x: Array, *, out: Array) -> None:
     """log(1 + e^x), without overflow."""
-    np.logaddexp(_exact(x), 0, out=out)
+    np.logaddexp(_as_float(x), 0, out=out)
 
 
 @softplus.gradient
@@ -481,7 +481,7 @@ def _leaky_relu_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
 @op(**_FUNCTION, lowering=Element("{0} > 0 ? {0} : {alpha} * dp_expm1({0})"), expensive=True)
 def elu(x: Array, *, out: Array, alpha: float = 1.0) -> None:
     """x where it is positive, else alpha (e^x - 1)."""
-    np.multiply(np.expm1(np.minimum(_exact(x), 0)), alpha, out=out)
+    np.multiply(np.expm1(np.minimum(_as_float(x), 0)), alpha, out=out)
     np.copyto(out, x, where=x > 0)
 
 

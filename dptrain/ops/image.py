@@ -33,7 +33,7 @@ from dptrain.ops.image_filters import (
     sobel_edges,
     ssim,
 )
-from dptrain.ops.image_format import batched, one_of
+from dptrain.ops.image_format import batched, check_choice
 from dptrain.ops.indexing import take
 from dptrain.ops.padding import pad
 from dptrain.ops.reduction import sum as sum_over
@@ -100,7 +100,7 @@ def resize(
         raise ConfigError(f"Expected `size` to be a tuple of 2 integers. Received: size={size}")
     if min(size) <= 0:
         raise ConfigError(f"`size` must have positive height and width. Received: size={size}")
-    one_of("interpolation", interpolation, RESIZE_INTERPOLATIONS)
+    check_choice("interpolation", interpolation, RESIZE_INTERPOLATIONS)
     if fill_mode != "constant":
         raise ConfigError(
             f"Invalid value for argument `fill_mode`. Only `'constant'` is supported. Received: fill_mode={fill_mode}"
@@ -183,7 +183,7 @@ def scale_and_translate(
     Raises:
         ConfigError: the method is unknown, or shapes do not go together.
     """
-    one_of("method", method, tuple(_METHODS))
+    check_choice("method", method, tuple(_METHODS))
     (x,), scales, moves = as_tensors([images]), floating(as_tensors([scale])[0]), floating(as_tensors([translation])[0])
     axes = [axis % x.ndim for axis in spatial_dims]
     fixed_axes = [axis for axis in range(x.ndim) if axis not in axes]
@@ -282,7 +282,8 @@ def pad_images(
     names = (("top_padding", "bottom_padding", "target_height"), ("left_padding", "right_padding", "target_width"))
     amounts = ((top_padding, bottom_padding, target_height), (left_padding, right_padding, target_width))
     widths = [
-        _solved(name, amount, int(length), 1) for name, amount, length in zip(names, amounts, x.shape[1:3], strict=True)
+        _two_of_three(name, amount, int(length), 1)
+        for name, amount, length in zip(names, amounts, x.shape[1:3], strict=True)
     ]
     return restored(pad(x, [(0, 0), *widths, (0, 0)]))
 
@@ -316,13 +317,13 @@ def crop_images(
     names = (("top_cropping", "bottom_cropping", "target_height"), ("left_cropping", "right_cropping", "target_width"))
     amounts = ((top_cropping, bottom_cropping, target_height), (left_cropping, right_cropping, target_width))
     (top, below), (left, behind) = (
-        _solved(name, amount, int(length), -1)
+        _two_of_three(name, amount, int(length), -1)
         for name, amount, length in zip(names, amounts, x.shape[1:3], strict=True)
     )
     return restored(x[:, top : int(x.shape[1]) - below, left : int(x.shape[2]) - behind])
 
 
-def _solved(names: Sequence[str], amounts: Sequence[int | None], length: int, sign: int) -> tuple[int, int]:
+def _two_of_three(names: Sequence[str], amounts: Sequence[int | None], length: int, sign: int) -> tuple[int, int]:
     """Return how many elements come before and behind, of (before, behind, target) of which one is None.
 
     Args:

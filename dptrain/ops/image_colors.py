@@ -53,7 +53,7 @@ def rgb_to_hsv(images: Any, data_format: str | None = None) -> Tensor:
 
     Source: A. R. Smith, "Color gamut transform pairs", SIGGRAPH 1978.
     """
-    return _of_planes(images, data_format, _to_hsv)
+    return _map_channels(images, data_format, _to_hsv)
 
 
 def hsv_to_rgb(images: Any, data_format: str | None = None) -> Tensor:
@@ -66,10 +66,10 @@ def hsv_to_rgb(images: Any, data_format: str | None = None) -> Tensor:
     Raises:
         ConfigError: not three channels, or whole numbers.
     """
-    return _of_planes(images, data_format, _to_rgb)
+    return _map_channels(images, data_format, _to_rgb)
 
 
-def _of_planes(
+def _map_channels(
     images: Any, data_format: str | None, function: Callable[[Sequence[Tensor]], Sequence[Tensor]]
 ) -> Tensor:
     """Return images with a function of their three channels in the place of these."""

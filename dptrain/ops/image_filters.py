@@ -9,7 +9,7 @@ import numpy as np
 from dptrain.errors import ConfigError
 from dptrain.ops.arrays import tile
 from dptrain.ops.elementwise import absolute, cast, exp, floating, less, square
-from dptrain.ops.image_format import batched, exact_type, in_type
+from dptrain.ops.image_format import batched, exact_dtype, to_dtype
 from dptrain.ops.indexing import take
 from dptrain.ops.linear_algebra import batch_matmul
 from dptrain.ops.manipulation import expand_dims, reshape, squeeze, transpose
@@ -41,7 +41,7 @@ def gaussian_blur(
         raise ConfigError(f"kernel_size={kernel_size}: expected two numbers from 1")
     x, restored = batched(images, data_format)
     smooth = floating(x)
-    deviations = in_type(sigma, exact_type(smooth))
+    deviations = to_dtype(sigma, exact_dtype(smooth))
     for axis, number in ((2, 0), (1, 1)):
         bell = cast(_bell(int(kernel_size[number]), deviations[number]), smooth.dtype)
         smooth = depthwise_conv(smooth, _kernel(bell, axis, int(x.shape[3])), padding="same")
@@ -137,7 +137,7 @@ def ssim(
     """
     (a, _), (b, _) = batched(image1, data_format), batched(image2, data_format)
     a, b = floating(a), floating(b)
-    bell = _bell(filter_size, in_type(filter_sigma, exact_type(a)))
+    bell = _bell(filter_size, to_dtype(filter_sigma, exact_dtype(a)))
 
     def local(x: Tensor) -> Tensor:
         for axis in (1, 2):

@@ -33,7 +33,7 @@ def batched(images: Any, data_format: str | None) -> tuple[Tensor, Callable[[Ten
     return x, restored
 
 
-def one_of(name: str, value: str, choices: Sequence[str]) -> None:
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
     """Check that an argument is one of the known values.
 
     Raises:
@@ -45,11 +45,11 @@ def one_of(name: str, value: str, choices: Sequence[str]) -> None:
         )
 
 
-def in_type(value: Any, dtype: str) -> Tensor:
+def to_dtype(value: Any, dtype: str) -> Tensor:
     """Return a tensor, or numbers, in a floating-point type; numbers are not rounded on the way."""
     return cast(value, dtype) if isinstance(value, Tensor | Variable) else constant(np.asarray(value), np.dtype(dtype))
 
 
-def exact_type(x: Tensor) -> str:
+def exact_dtype(x: Tensor) -> str:
     """Return the type of places and weights of images: half precision is too coarse for them."""
     return "float64" if x.dtype == np.float64 else "float32"

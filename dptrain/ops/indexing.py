@@ -97,7 +97,7 @@ def row_numbers(rows: Any) -> Tensor:
     return zeros(shape, np.int64) + numbers if isinstance(rows, Dim) else as_tensors([numbers])[0]
 
 
-def all_rows(x: Tensor, numbers: Tensor) -> Tensor:
+def gather_all_rows(x: Tensor, numbers: Tensor) -> Tensor:
     """Return the rows of all ranks, which each of them then has.
 
     Ranks add up tensors that have zeros in the place of other ranks' rows.
@@ -109,13 +109,13 @@ def all_rows(x: Tensor, numbers: Tensor) -> Tensor:
     return add_rows(x, numbers, length=int(x.shape[0])) if isinstance(x.shape[0], Dim) else x
 
 
-def with_all_rows(x: Tensor, axes: Sequence[int]) -> Tensor:
+def gather_rows_along(x: Tensor, axes: Sequence[int]) -> Tensor:
     """Return x with the rows of all ranks along those of its axes that count rows of the batch."""
     for axis in axes:
         if isinstance(x.shape[axis], Dim):
             front = (axis, *(at for at in range(x.ndim) if at != axis))
             moved = x if axis == 0 else transpose_to(x, axes=front)
-            gathered = all_rows(moved, row_numbers(x.shape[axis]))
+            gathered = gather_all_rows(moved, row_numbers(x.shape[axis]))
             x = gathered if axis == 0 else transpose_to(gathered, axes=tuple(front.index(at) for at in range(x.ndim)))
     return x
 
@@ -157,7 +157,7 @@ def _take_each_onnx(graph: OnnxGraph, output: Tensor, table: Value, places: Valu
     return graph.node("GatherND", table, numbers, batch_dims=1)
 
 
-def in_range(indices: Any, length: int) -> Tensor:
+def normalized_indices(indices: Any, length: int) -> Tensor:
     """Return places that count from the front; those that are known are checked.
 
     Raises:
@@ -176,7 +176,7 @@ def in_range(indices: Any, length: int) -> Tensor:
     return as_tensors([np.where(value < 0, value + length, value)])[0] if (value < 0).any() else places
 
 
-def taken(x: Tensor, places: Tensor, axis: int) -> Tensor:
+def take_at_axis(x: Tensor, places: Tensor, axis: int) -> Tensor:
     """Return the parts of x with these numbers along an axis; their shape stands in the result where the axis was."""
     if axis == 0:
         return take_rows(x, places)
@@ -204,7 +204,7 @@ def take(x: Any, indices: Any, axis: int | None = None) -> Tensor:
     if axis is None:
         table, axis = reshape(table, -1), 0
     (place,) = normalized_axes(axis, table.ndim)
-    return taken(table, in_range(places, table.shape[place]), place)
+    return take_at_axis(table, normalized_indices(places, table.shape[place]), place)
 
 
 @op(

@@ -27,7 +27,7 @@ from dptrain.ops.decompositions import (
 )
 from dptrain.ops.derivatives import jvp
 from dptrain.ops.elementwise import cast, floating, in_float32
-from dptrain.ops.indexing import with_all_rows
+from dptrain.ops.indexing import gather_rows_along
 from dptrain.ops.linear_algebra import batch_matmul
 from dptrain.ops.manipulation import expand_dims, squeeze
 from dptrain.ops.norms import norm
@@ -156,15 +156,15 @@ def solve(a: Any, b: Any) -> Tensor:
         a: (..., n, n).
         b: (..., n), or (..., n, k).
     """
-    return _solved(solution, a, b)
+    return _solve(solution, a, b)
 
 
 def solve_triangular(a: Any, b: Any, lower: bool = False) -> Tensor:
     """Return the x of a x = b, where a counts as an upper triangular matrix, or a lower one; as `solve`."""
-    return _solved(lambda left_side, right_side: triangular_solution(left_side, right_side, lower=lower), a, b)
+    return _solve(lambda left_side, right_side: triangular_solution(left_side, right_side, lower=lower), a, b)
 
 
-def _solved(solve: Any, a: Any, b: Any) -> Tensor:
+def _solve(solve: Any, a: Any, b: Any) -> Tensor:
     matrix, right = as_tensors([a, b])
     if right.ndim == matrix.ndim - 1:
         return squeeze(solve(matrix, expand_dims(right, -1)), -1)
@@ -179,11 +179,11 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> Tensor:
         b: (m,) or (m, k).
         rcond: singular values below this part of the greatest count as 0; by default eps times the greater length.
     """
-    matrix, right = (with_all_rows(floating(tensor), range(tensor.ndim)) for tensor in as_tensors([a, b]))
+    matrix, right = (gather_rows_along(floating(tensor), range(tensor.ndim)) for tensor in as_tensors([a, b]))
     if matrix.ndim != 2 or right.ndim not in (1, 2) or int(matrix.shape[0]) != int(right.shape[0]):
         raise ConfigError(f"lstsq: shapes {matrix.shape} and {right.shape}; expected (m, n) and (m,) or (m, k)")
     least = np.finfo(matrix.dtype).eps * max(map(int, matrix.shape)) if rcond is None else rcond
-    return _solved(lambda left_side, right_side: batch_matmul(pinv(left_side, least), right_side), matrix, right)
+    return _solve(lambda left_side, right_side: batch_matmul(pinv(left_side, least), right_side), matrix, right)
 
 
 @in_float32
@@ -231,7 +231,7 @@ def _lengths(name: str, x: Tensor) -> tuple[int, int]:
 def _matrices(x: Any) -> Tensor:
     """Return floating-point matrices; rows of the batch that are rows or columns of one are those of all ranks."""
     tensor = floating(x)
-    return with_all_rows(tensor, range(tensor.ndim)[-2:])
+    return gather_rows_along(tensor, range(tensor.ndim)[-2:])
 
 
 if not TYPE_CHECKING:  # for which any name would do

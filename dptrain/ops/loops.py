@@ -29,7 +29,7 @@ def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> 
     chosen = as_tensors([pred])[0]
     if chosen.value is not None:
         return true_fn() if bool(chosen) else false_fn()
-    return _either(chosen, true_fn, false_fn)
+    return _select_branch(chosen, true_fn, false_fn)
 
 
 def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
@@ -47,12 +47,12 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -
     def first_from(number: int) -> Any:
         if number == len(branches) - 1:
             return branches[number](*operands)
-        return _either(chosen <= number, lambda: branches[number](*operands), lambda: first_from(number + 1))
+        return _select_branch(chosen <= number, lambda: branches[number](*operands), lambda: first_from(number + 1))
 
     return first_from(0)
 
 
-def _either(chosen: Tensor, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
+def _select_branch(chosen: Tensor, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
     """Return what `cond` does where nobody knows the truth value."""
     trace = TRACE.get()
     before = {} if trace is None else dict(trace.written)
@@ -121,7 +121,7 @@ def while_loop(
                 raise ConfigError(
                     "a while_loop whose condition is not known, as in a traced step, needs maximum_iterations"
                 )
-            values = _at_most(cond, following, values, maximum_iterations - number)
+            values = _bounded_while(cond, following, values, maximum_iterations - number)
             break
         if not bool(goes_on):
             break
@@ -129,7 +129,7 @@ def while_loop(
     return type(loop_vars)(values) if several else values[0]
 
 
-def _at_most(
+def _bounded_while(
     goes_on: Callable[..., Any], following: Callable[..., Any], values: tuple[Any, ...], times: int
 ) -> tuple[Any, ...]:
     """Return what `while_loop` does in so many steps."""
@@ -188,13 +188,13 @@ def scan(
     if length is not None and length != steps:
         raise ConfigError(f"scan: length={length} for {steps} parts")
     if is_tracing() and steps != 1 and unroll is not True and not _counts_rows(xs):
-        return _loop(f, init, xs, steps, reverse)
+        return _scan_node(f, init, xs, steps, reverse)
     parts = [None] * steps if xs is None else _parts(xs)
     carry, outputs = init, []
     for part in parts[::-1] if reverse else parts:
         carry, y = f(carry, part)
         outputs.append(y)
-    return carry, _stacked(outputs[::-1] if reverse else outputs)
+    return carry, _stack_outputs(outputs[::-1] if reverse else outputs)
 
 
 def remat(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -227,7 +227,7 @@ def remat(f: Callable[..., Any]) -> Callable[..., Any]:
 
         masks = {number: mask for number, tensor in enumerate(tensors) if (mask := mask_of(tensor)) is not None}
         single = tree.map_structure(lambda tensor: reshape(tensor, (1, *tensor.shape)), (tensors, masks))
-        stacked = _loop(step, None, single, 1, False)[1]
+        stacked = _scan_node(step, None, single, 1, False)[1]
         results, own_masks = tree.map_structure(
             lambda tensor: None if tensor is None else reshape(tensor, tensor.shape[1:]), stacked
         )
@@ -238,14 +238,16 @@ def remat(f: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def _loop(f: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any, length: int, reverse: bool) -> tuple[Any, Any]:
+def _scan_node(
+    f: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any, length: int, reverse: bool
+) -> tuple[Any, Any]:
     """Return what `scan` does, as one node of the program that is traced."""
     leaves = [leaf for leaf in tree.flatten(init) if leaf is not None]
     stacked = [] if xs is None else list(as_tensors(tree.flatten(xs)))
     forms: list[Any] = []
 
     def step(carries: list[Tensor], slices: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        carry, output = f(_filled(init, carries), None if xs is None else tree.pack_sequence_as(xs, slices))
+        carry, output = f(_fill_structure(init, carries), None if xs is None else tree.pack_sequence_as(xs, slices))
         tree.assert_same_structure(init, carry)
         forms.append(output)
         new = [leaf for leaf in tree.flatten(carry) if leaf is not None]
@@ -257,10 +259,12 @@ def _loop(f: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any, length: 
     values = SCAN.values(*inputs, body=body, length=length, reverse=reverse)
     for variable, value in zip(written, values[len(leaves) :], strict=False):
         variable.assign(value)
-    return _filled(init, values[: len(leaves)]), _filled(forms[-1], values[len(leaves) + len(written) :])
+    return _fill_structure(init, values[: len(leaves)]), _fill_structure(
+        forms[-1], values[len(leaves) + len(written) :]
+    )
 
 
-def _filled(structure: Any, tensors: Sequence[Tensor]) -> Any:
+def _fill_structure(structure: Any, tensors: Sequence[Tensor]) -> Any:
     """Return a structure with tensors for its leaves but for those that are None."""
     remaining = iter(tensors)
     return tree.pack_sequence_as(
@@ -284,7 +288,7 @@ def _parts(xs: Any) -> list[Any]:
     return [tree.pack_sequence_as(xs, [tensor[number] for tensor in tensors]) for number in range(_length(xs))]
 
 
-def _stacked(outputs: list[Any]) -> Any:
+def _stack_outputs(outputs: list[Any]) -> Any:
     if not outputs:
         raise ConfigError("no parts to stack, along a first axis of length 0")
     return tree.map_structure(lambda *leaves: None if leaves[0] is None else stack(leaves), *outputs, none_is_leaf=True)

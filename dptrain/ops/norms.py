@@ -23,8 +23,8 @@ from dptrain.ops.reduction import max, min, sum
 from dptrain.program.shapes import normalized_axes
 from dptrain.program.tensor import Tensor
 
-_OF_MATRICES = "expected None, 'fro', 'nuc', 1, -1, 2, -2, inf or -inf of matrices"
-_OF_VECTORS = "expected None or a number of vectors"
+_MATRIX_ORDERS = "expected None, 'fro', 'nuc', 1, -1, 2, -2, inf or -inf of matrices"
+_VECTOR_ORDERS = "expected None or a number of vectors"
 # Keras' epsilon, which the norm that something is divided by is at least.
 _EPSILON = 1e-7
 
@@ -54,16 +54,16 @@ def norm(
     axes = (axis,) if isinstance(axis, int) else tuple(range(tensor.ndim) if axis is None else axis)
     normalized_axes(axes, tensor.ndim)  # which must be different ones
     if len(axes) == 1:
-        return _of_vectors(absolute(tensor), ord, axes[0], keepdims)
+        return _vector_norm(absolute(tensor), ord, axes[0], keepdims)
     if len(axes) == 2:
         first, second = (position % tensor.ndim for position in axes)
-        return _of_matrices(tensor, ord, first, second, keepdims)
+        return _matrix_norm(tensor, ord, first, second, keepdims)
     raise ConfigError(f"norm: ord={ord!r} over {len(axes)} axes; expected one axis or two")
 
 
-def _of_vectors(size: Tensor, ord: float | str, axis: int, keepdims: bool) -> Tensor:
+def _vector_norm(size: Tensor, ord: float | str, axis: int, keepdims: bool) -> Tensor:
     if isinstance(ord, str):
-        raise ConfigError(f"norm: ord={ord!r} of vectors; {_OF_VECTORS}")
+        raise ConfigError(f"norm: ord={ord!r} of vectors; {_VECTOR_ORDERS}")
     if ord == math.inf:
         return max(size, axis, keepdims)
     if ord == -math.inf:
@@ -77,7 +77,7 @@ def _of_vectors(size: Tensor, ord: float | str, axis: int, keepdims: bool) -> Te
     return power(sum(power(size, float(ord)), axis, keepdims), 1 / ord)
 
 
-def _of_matrices(x: Tensor, ord: float | str, rows: int, columns: int, keepdims: bool) -> Tensor:
+def _matrix_norm(x: Tensor, ord: float | str, rows: int, columns: int, keepdims: bool) -> Tensor:
     if ord == "fro":
         return sqrt(sum(square(x), (rows, columns), keepdims))
     if ord in (2, -2, "nuc"):
@@ -88,7 +88,7 @@ def _of_matrices(x: Tensor, ord: float | str, rows: int, columns: int, keepdims:
         kept_shape = [1 if axis in (rows, columns) else n for axis, n in enumerate(x.shape)]
         return reshape(joined, kept_shape) if keepdims else joined
     if ord not in (1, -1, math.inf, -math.inf):
-        raise ConfigError(f"norm: ord={ord!r} of matrices; {_OF_MATRICES}")
+        raise ConfigError(f"norm: ord={ord!r} of matrices; {_MATRIX_ORDERS}")
     summed, over = (rows, columns) if abs(float(ord)) == 1 else (columns, rows)
     sums = sum(absolute(x), summed, keepdims=True)
     norms = max(sums, over, keepdims=True) if float(ord) > 0 else min(sums, over, keepdims=True)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.errors import ConfigError
-from dptrain.ops.indexing import in_range, take_rows, taken
+from dptrain.ops.indexing import normalized_indices, take_at_axis, take_rows
 from dptrain.ops.manipulation import getitem, reshape_to, transpose_to
 from dptrain.program.dims import Dim, counts_rows, greatest, is_number, least
 from dptrain.program.operand import METHODS
@@ -32,23 +32,23 @@ def part(x: Any, key: Any) -> Tensor:
     indices = key if isinstance(key, tuple) else (key,)
     for index in indices:
         if index is None or index is Ellipsis or not isinstance(index, int | slice) or isinstance(index, bool):
-            return _general(tensor, list(indices))
+            return _advanced_indexing(tensor, list(indices))
         if isinstance(index, slice) and index.step is not None and index.step < 0:
-            return _general(tensor, list(indices))
-    return _viewed(tensor, indices)
+            return _advanced_indexing(tensor, list(indices))
+    return _basic_indexing(tensor, indices)
 
 
 METHODS["[]"] = part
 
 
-def _viewed(x: Tensor, indices: Sequence[Any]) -> Tensor:
+def _basic_indexing(x: Tensor, indices: Sequence[Any]) -> Tensor:
     """Return the view of slices and integers, for the first axes."""
     shape = x.shape
     if len(indices) > len(shape):
         raise ConfigError(f"{len(indices)} indices for {len(shape)} dimensions")
     bounds: list[Slice | int] = []
     for index, length in zip(indices, shape, strict=False):
-        bounds.append(_bounds(index, length) if isinstance(index, slice) else _place(index, length))
+        bounds.append(_bounds(index, length) if isinstance(index, slice) else _checked_index(index, length))
     bounds += [(0, length, 1) for length in shape[len(indices) :]]
     return getitem(x, key=tuple(bounds))
 
@@ -63,7 +63,7 @@ def _bounds(index: slice, length: int) -> Slice:
     return first, greatest(least(stop, length), first), step
 
 
-def _place(index: int, length: int) -> int:
+def _checked_index(index: int, length: int) -> int:
     if not is_number(length):
         return index if index >= 0 else length + index
     if index == 0 and isinstance(length, Dim):  # of no rows it is refused when the step runs
@@ -73,9 +73,9 @@ def _place(index: int, length: int) -> int:
     return index % length
 
 
-def _general(x: Tensor, indices: list[Any]) -> Tensor:
+def _advanced_indexing(x: Tensor, indices: list[Any]) -> Tensor:
     """Return x[given] in steps: axes of length 1 for None, then slices, then arrays, then axes backwards."""
-    indices = _without_masks(x, indices)
+    indices = _masks_to_integers(x, indices)
     dots = [at for at, index in enumerate(indices) if index is Ellipsis]
     if len(dots) > 1:
         raise ConfigError("an index can only have a single ellipsis ('...')")
@@ -95,7 +95,7 @@ def _general(x: Tensor, indices: list[Any]) -> Tensor:
     for index, length in zip(indices, x.shape, strict=True):
         if isinstance(index, slice):
             if index.step is not None and index.step < 0:
-                index = _forwards(index, length)
+                index = _reversed_slice(index, length)
                 backwards.append(len(remaining))
             slices.append(index)
             remaining.append(_WHOLE)
@@ -104,13 +104,13 @@ def _general(x: Tensor, indices: list[Any]) -> Tensor:
         else:
             slices.append(_WHOLE)
             remaining.append(index)
-    x = x if all(index == _WHOLE for index in slices) else _viewed(x, slices)
+    x = x if all(index == _WHOLE for index in slices) else _basic_indexing(x, slices)
     for axis in backwards:
-        x = taken(x, as_tensors([np.arange(int(x.shape[axis]))[::-1]])[0], axis)
-    return _gathered(x, remaining) if arrays else x
+        x = take_at_axis(x, as_tensors([np.arange(int(x.shape[axis]))[::-1]])[0], axis)
+    return _gather(x, remaining) if arrays else x
 
 
-def _forwards(index: slice, length: int) -> slice:
+def _reversed_slice(index: slice, length: int) -> slice:
     """Return the slice whose elements, backwards, are those of a slice with a negative step."""
     if counts_rows(length):
         raise ConfigError("not supported: a slice with a negative step along the rows of a batch")
@@ -118,7 +118,7 @@ def _forwards(index: slice, length: int) -> slice:
     return slice(places[-1], places[0] + 1, -places.step) if places else slice(0, 0)
 
 
-def _without_masks(x: Tensor, indices: list[Any]) -> list[Any]:
+def _masks_to_integers(x: Tensor, indices: list[Any]) -> list[Any]:
     """Return an index with integers for truth values, and tensors for arrays and lists."""
     integers: list[Any] = []
     for item in indices:
@@ -134,7 +134,7 @@ def _without_masks(x: Tensor, indices: list[Any]) -> list[Any]:
             item = np.zeros(0, np.int64)
         (index,) = as_tensors([item])
         if index.dtype.kind == "b":
-            integers += _places_of(
+            integers += _nonzero_indices(
                 x, index, sum(integer is not None and integer is not Ellipsis for integer in integers)
             )
         elif index.dtype.kind in "iu":
@@ -144,7 +144,7 @@ def _without_masks(x: Tensor, indices: list[Any]) -> list[Any]:
     return integers
 
 
-def _places_of(x: Tensor, mask: Tensor, axis: int) -> Sequence[Tensor]:
+def _nonzero_indices(x: Tensor, mask: Tensor, axis: int) -> Sequence[Tensor]:
     """Return the places along each of its axes at which a mask is true."""
     if mask.value is None or not mask.ndim:
         raise ConfigError(
@@ -157,13 +157,13 @@ def _places_of(x: Tensor, mask: Tensor, axis: int) -> Sequence[Tensor]:
     return as_tensors(np.nonzero(mask.value))
 
 
-def _gathered(x: Tensor, indices: list[Any]) -> Tensor:
+def _gather(x: Tensor, indices: list[Any]) -> Tensor:
     """Return what arrays of places take, of x whole along the other axes."""
     axes = [axis for axis, index in enumerate(indices) if not isinstance(index, slice)]
-    places = [in_range(indices[axis], x.shape[axis]) for axis in axes]
+    places = [normalized_indices(indices[axis], x.shape[axis]) for axis in axes]
     together = axes == list(range(axes[0], axes[-1] + 1))
     if len(axes) == 1:
-        return taken(x, places[0], axes[0])
+        return take_at_axis(x, places[0], axes[0])
     if any(counts_rows(x.shape[axis]) for axis in axes):
         raise ConfigError(f"not supported: several arrays index {x} along the rows of a batch; use one, or ops.take")
     other_axes = [axis for axis in range(x.ndim) if axis not in axes]

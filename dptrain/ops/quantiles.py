@@ -8,7 +8,7 @@ import numpy as np
 from dptrain.errors import ConfigError
 from dptrain.ops.arrays import ravel
 from dptrain.ops.elementwise import cast, floating, logical_and, logical_not, logical_or, where
-from dptrain.ops.indexing import with_all_rows
+from dptrain.ops.indexing import gather_rows_along
 from dptrain.ops.manipulation import reshape, squeeze, stack, transpose
 from dptrain.ops.reduction import sum
 from dptrain.ops.rounding import floor, isnan
@@ -58,13 +58,13 @@ def quantile(
     Raises:
         ConfigError: another method, or a fraction that is not known or out of range.
     """
-    last, kept_shape = _over_last(x, axis)
+    last, kept_shape = _axes_to_last(x, axis)
     fractions = _fractions(q)
     ordered, length = sort_last(last), int(last.shape[-1])
     is_nan = isnan(ordered[..., -1])  # where NaNs are sorted to
     values = []
     for fraction in np.ravel(fractions):
-        below, above, share = _between(fraction * (length - 1), method)
+        below, above, share = _neighbours(fraction * (length - 1), method)
         low, high = ordered[..., int(below)], ordered[..., int(above)]
         value = low if share == 0 else high if share == 1 else low * (1 - share) + high * share
         values.append(where(is_nan, np.nan, value))
@@ -75,7 +75,7 @@ def nanquantile(
     x: Any, q: Any, axis: int | Sequence[int] | None = None, method: str = "linear", keepdims: bool = False
 ) -> Tensor:
     """Return quantiles of what is not NaN; NaN where nothing is left. As `quantile`."""
-    last, kept_shape = _over_last(x, axis)
+    last, kept_shape = _axes_to_last(x, axis)
     fractions = _fractions(q)
     ordered = sort_last(last)
     numbers = cast(logical_not(isnan(ordered)), ordered.dtype)
@@ -85,7 +85,7 @@ def nanquantile(
         place = where(most < 0, 0, most * float(fraction))
         below = floor(place)
         above = where(place > below, below + 1, below)
-        _between(0.0, method)  # which names what is unknown
+        _neighbours(0.0, method)  # which names what is unknown
         low, high = (along_last(ordered, cast(at, "int32"))[..., 0] for at in (below, above))
         share = (place - below)[..., 0]
         if method == "linear":
@@ -111,7 +111,7 @@ def _fractions(q: Any, scale: int = 1) -> Array:
     return value
 
 
-def _between(place: float, method: str) -> tuple[int, int, float]:
+def _neighbours(place: float, method: str) -> tuple[int, int, float]:
     """Return the elements between which a place is, and the share of the second."""
     if method not in _METHODS:
         raise ConfigError(f"quantile: method={method!r}; expected one of {', '.join(map(repr, _METHODS))}")
@@ -125,11 +125,11 @@ def _between(place: float, method: str) -> tuple[int, int, float]:
     return (below, above, 0.0) if method == "lower" else (below, above, 1.0)
 
 
-def _over_last(x: Any, axis: int | Sequence[int] | None) -> tuple[Tensor, Sequence[int]]:
+def _axes_to_last(x: Any, axis: int | Sequence[int] | None) -> tuple[Tensor, Sequence[int]]:
     """Return x with axes as one, the last; and the shape that a reduction over them would leave with `keepdims`."""
     tensor = floating(x)
     axes = normalized_axes(axis, tensor.ndim)
-    tensor = with_all_rows(tensor, axes)
+    tensor = gather_rows_along(tensor, axes)
     kept_shape = [1 if at in axes else n for at, n in enumerate(tensor.shape)]
     batch_axes = [at for at in range(tensor.ndim) if at not in axes]
     moved = transpose(tensor, [*batch_axes, *axes]) if [*batch_axes, *axes] != list(range(tensor.ndim)) else tensor

@@ -33,7 +33,7 @@ from dptrain.ops.elementwise import (
     sqrt,
     where,
 )
-from dptrain.ops.indexing import add_rows, row_numbers, taken
+from dptrain.ops.indexing import add_rows, row_numbers, take_at_axis
 from dptrain.ops.manipulation import concatenate, expand_dims, reshape, zeros, zeros_like
 from dptrain.ops.reduction import argmax
 from dptrain.ops.reduction import sum as sum_over
@@ -114,7 +114,7 @@ class SeedGenerator(Readable):
             return bits
 
         with self._turn():
-            return _by_blocks(shape, draw)
+            return _draw_per_block(shape, draw)
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -158,10 +158,10 @@ class SeedGenerator(Readable):
 # all such draws have in common.
 Seed = SeedGenerator | int | None
 
-_common: tuple[object, SeedGenerator] | None = None
+_global_generator: tuple[object, SeedGenerator] | None = None
 
 
-def _by_blocks(shape: Sequence[int], draw: Callable[[Shape], Tensor]) -> Tensor:
+def _draw_per_block(shape: Sequence[int], draw: Callable[[Shape], Tensor]) -> Tensor:
     """Return what `draw` gives for a shape; for that of a concatenation, of each part, as every rank has rows of it."""
     rows = shape[0] if shape else 0
     if not isinstance(rows, Dim) or len(rows.blocks) == 1:
@@ -178,20 +178,20 @@ def _bits(count: Any, shape: Sequence[int], seed: int, purpose: Purpose, number:
     return bits if len(lengths) == 2 else reshape(bits, lengths)
 
 
-def _drawn(shape: Sequence[int], seed: Seed) -> Tensor:
+def _bits_for_seed(shape: Sequence[int], seed: Seed) -> Tensor:
     """Return random bits of any seed."""
-    global _common
+    global _global_generator
     if isinstance(seed, SeedGenerator):
         return seed.bits(shape)
     number = own_seed(seed)
     if number is not None:
         draws = itertools.count()
-        return _by_blocks(
+        return _draw_per_block(
             shape, lambda part_shape: _bits(np.array(next(draws), np.int64), part_shape, number, Purpose.NOISE, 1)
         )
-    if _common is None or _common[0] is not seeds_set():
-        _common = seeds_set(), SeedGenerator(name="global_seed_generator")
-    return _common[1].bits(shape)
+    if _global_generator is None or _global_generator[0] is not seeds_set():
+        _global_generator = seeds_set(), SeedGenerator(name="global_seed_generator")
+    return _global_generator[1].bits(shape)
 
 
 class _Functions(NamedTuple):
@@ -207,7 +207,7 @@ _OF_TENSORS = _Functions(cast, sqrt, log, cos)
 _OF_ARRAYS = _Functions(np.asarray, np.sqrt, np.log, np.cos)
 
 
-def _made_of(bits: Tensor, make: Callable[[Any, _Functions], Any]) -> Tensor:
+def _apply_to_bits(bits: Tensor, make: Callable[[Any, _Functions], Any]) -> Tensor:
     """Return what a function makes of random bits."""
     result = in_one_call(lambda array: make(array, _OF_ARRAYS), bits)
     return make(bits, _OF_TENSORS) if result is None else result
@@ -217,7 +217,7 @@ def _made_of(bits: Tensor, make: Callable[[Any, _Functions], Any]) -> Tensor:
 _BITS = {"float32": 24, "float16": 11, "bfloat16": 8}
 
 
-def _wide(dtype: npt.DTypeLike) -> np.dtype[Any]:
+def _computing_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     """Return the type in which numbers of a type are computed: float32 for half precision, whose range is too small."""
     return np.dtype(FLOATX) if is_half(np.dtype(dtype)) else np.dtype(dtype)
 
@@ -245,11 +245,11 @@ def uniform(
     There are 2^24 different ones, in float64 2^32, in float16 2^11, in bfloat16 2^8.
     """
     kind = np.dtype(dtype or floatx())
-    fractions = _made_of(_drawn(shape, seed), lambda bits, of: _fractions(bits, kind, of))
-    return cast(_moved(fractions, maxval - minval, minval), kind)
+    fractions = _apply_to_bits(_bits_for_seed(shape, seed), lambda bits, of: _fractions(bits, kind, of))
+    return cast(_scaled(fractions, maxval - minval, minval), kind)
 
 
-def _moved(x: Tensor, scale: float, start: float) -> Tensor:
+def _scaled(x: Tensor, scale: float, start: float) -> Tensor:
     """Return x * scale + start, without what changes nothing."""
     scaled = x if isinstance(scale, int | float) and scale == 1 else x * scale
     return scaled if isinstance(start, int | float) and start == 0 else scaled + start
@@ -265,7 +265,7 @@ def randint(
     """
     if np.dtype(dtype).kind not in "iu":
         raise ConfigError(f"`keras.random.randint` requires an integer `dtype`. Received: dtype={dtype} ")
-    return cast(floor_divide(cast(_drawn(shape, seed), np.int64) * (maxval - minval), 2**32) + minval, dtype)
+    return cast(floor_divide(cast(_bits_for_seed(shape, seed), np.int64) * (maxval - minval), 2**32) + minval, dtype)
 
 
 def normal(
@@ -281,8 +281,10 @@ def normal(
     Statistics 29 (1958).
     """
     kind = np.dtype(dtype or floatx())
-    deviates = _made_of(_drawn((*shape, 2), seed), lambda bits, of: _normal(bits, _wide(kind), of))
-    return cast(_moved(deviates, stddev, mean), kind)
+    deviates = _apply_to_bits(
+        _bits_for_seed((*shape, 2), seed), lambda bits, of: _normal(bits, _computing_dtype(kind), of)
+    )
+    return cast(_scaled(deviates, stddev, mean), kind)
 
 
 def truncated_normal(
@@ -294,8 +296,10 @@ def truncated_normal(
 ) -> Tensor:
     """Return normally distributed numbers; those two standard deviations or more from the mean are drawn again."""
     kind = np.dtype(dtype or floatx())
-    deviates = normal((*shape, _ROUNDS), dtype=_wide(kind), seed=seed)
-    return cast(_moved(sum_over(where(_first(less(absolute(deviates), 2.0)), deviates, 0.0), -1), stddev, mean), kind)
+    deviates = normal((*shape, _ROUNDS), dtype=_computing_dtype(kind), seed=seed)
+    return cast(
+        _scaled(sum_over(where(_first_accepted(less(absolute(deviates), 2.0)), deviates, 0.0), -1), stddev, mean), kind
+    )
 
 
 def gamma(shape: Sequence[int], alpha: Any, dtype: npt.DTypeLike | None = None, seed: Seed = None) -> Tensor:
@@ -308,7 +312,9 @@ def gamma(shape: Sequence[int], alpha: Any, dtype: npt.DTypeLike | None = None, 
         seed: as `Seed`.
     """
     kind = np.dtype(dtype or floatx())
-    return cast(exp(_log_gamma(uniform((*shape, _EACH), dtype=_wide(kind), seed=seed), alpha)), kind)
+    return cast(
+        exp(_log_gamma(uniform((*shape, _FRACTIONS_PER_DRAW), dtype=_computing_dtype(kind), seed=seed), alpha)), kind
+    )
 
 
 def beta(shape: Sequence[int], alpha: Any, beta: Any, dtype: npt.DTypeLike | None = None, seed: Seed = None) -> Tensor:
@@ -322,14 +328,17 @@ def beta(shape: Sequence[int], alpha: Any, beta: Any, dtype: npt.DTypeLike | Non
         seed: as `Seed`.
     """
     kind = np.dtype(dtype or floatx())
-    fractions = uniform((*shape, 2, _EACH), dtype=_wide(kind), seed=seed)
+    fractions = uniform((*shape, 2, _FRACTIONS_PER_DRAW), dtype=_computing_dtype(kind), seed=seed)
     return cast(sigmoid(_log_gamma(fractions[..., 0, :], alpha) - _log_gamma(fractions[..., 1, :], beta)), kind)
 
 
 def dirichlet(shape: Sequence[int], alpha: Any, dtype: npt.DTypeLike | None = None, seed: Seed = None) -> Tensor:
     """Return numbers of a symmetric Dirichlet distribution, whose sum along the last axis is 1; as `gamma`."""
     kind = np.dtype(dtype or floatx())
-    return cast(softmax(_log_gamma(uniform((*shape, _EACH), dtype=_wide(kind), seed=seed), alpha)), kind)
+    return cast(
+        softmax(_log_gamma(uniform((*shape, _FRACTIONS_PER_DRAW), dtype=_computing_dtype(kind), seed=seed), alpha)),
+        kind,
+    )
 
 
 def categorical(logits: Any, num_samples: int, dtype: npt.DTypeLike = "int32", seed: Seed = None) -> Tensor:
@@ -376,20 +385,22 @@ def binomial(
     Source: L. Devroye, "Non-uniform random variate generation", 1986, X.4.3: many trials are halved at their median.
     """
     kind = np.dtype(dtype or floatx())
-    trials, p = (cast(operand, _wide(kind)) for operand in as_tensors([counts, probabilities]))
+    trials, p = (cast(operand, _computing_dtype(kind)) for operand in as_tensors([counts, probabilities]))
     if trials.value is None:
         raise ConfigError("not supported: binomial of counts that a step computes; expected numbers or an array")
     draws: Seed = seed if isinstance(seed, SeedGenerator) or own_seed(seed) is None else SeedGenerator(seed)
-    most, successes = float(trials.value.max(initial=0)), zeros(tuple(shape), _wide(kind))
+    most, successes = float(trials.value.max(initial=0)), zeros(tuple(shape), _computing_dtype(kind))
     while most > _FEW_TRIALS:  # the median of so many uniform numbers is a beta draw
         middle = floor_divide(trials + 1.0, 2.0)
-        at = beta(shape, maximum(middle, 1.0), maximum(trials + 1.0 - middle, 1.0), dtype=_wide(kind), seed=draws)
+        at = beta(
+            shape, maximum(middle, 1.0), maximum(trials + 1.0 - middle, 1.0), dtype=_computing_dtype(kind), seed=draws
+        )
         below = logical_and(less(at, p), greater(trials, 0.0))
         successes = successes + where(below, middle, 0.0)
         p = clip(where(below, (p - at) / maximum(1.0 - at, 1e-30), p / maximum(at, 1e-30)), 0.0, 1.0)
         trials = where(below, trials - middle, maximum(middle - 1.0, 0.0))
         most = most // 2
-    tried = uniform((*shape, max(int(most), 1)), dtype=_wide(kind), seed=draws)
+    tried = uniform((*shape, max(int(most), 1)), dtype=_computing_dtype(kind), seed=draws)
     numbers = np.arange(max(int(most), 1), dtype=tried.dtype)
     wins = logical_and(less(tried, _last_axis(p)), less(numbers, _last_axis(trials)))
     return cast(successes + sum_over(cast(wins, tried.dtype), -1), kind)
@@ -419,21 +430,21 @@ def shuffle(x: Any, axis: int = 0, seed: Seed = None) -> Tensor:
     length = tensor.shape[along]
     if isinstance(length, Dim):
         raise ConfigError("not supported: shuffle of the rows of the batch, of which each rank has its own")
-    keys = _drawn((int(length), 2), seed)
+    keys = _bits_for_seed((int(length), 2), seed)
     wide = cast(keys[:, 0], np.int64) * 2**31 + cast(keys[:, 1] // 2, np.int64)
     order = in_one_call(lambda array: np.argsort(array, kind="stable"), wide)
     if order is None:  # where each part goes is the number of smaller keys
         places = sum_over(cast(less(wide, expand_dims(wide, -1)), np.int64), 1)
         order = add_rows(as_tensors([np.arange(int(length))])[0], places, length=int(length))
-    return taken(tensor, order, along)
+    return take_at_axis(tensor, order, along)
 
 
 # Of 20 draws at least 19 are accepted: so many miss all in one of 60 million cases, which get the distribution's mode.
 _ROUNDS = 6
-_EACH = 3 * _ROUNDS + 1
+_FRACTIONS_PER_DRAW = 3 * _ROUNDS + 1
 
 
-def _first(accepted: Tensor) -> Tensor:
+def _first_accepted(accepted: Tensor) -> Tensor:
     """Return which of `_ROUNDS` along the last axis is the first that is accepted."""
     return logical_and(accepted, equal(expand_dims(argmax(accepted, -1), -1), np.arange(_ROUNDS)))
 
@@ -442,7 +453,7 @@ def _log_gamma(fractions: Tensor, alpha: Any) -> Tensor:
     """Return logarithms of numbers of a gamma distribution, which for small shapes are far below the least number.
 
     Args:
-        fractions: `_EACH` fractions for each, along the last axis.
+        fractions: `_FRACTIONS_PER_DRAW` fractions for each, along the last axis.
         alpha: the distribution's shape.
 
     Source: G. Marsaglia and W. Tsang, "A simple method for generating gamma variables", ACM Trans. Math. Software 26
@@ -457,7 +468,7 @@ def _log_gamma(fractions: Tensor, alpha: Any) -> Tensor:
     cube = 3 * log(where(root > 0, root, 1.0))
     limit = 0.5 * x * x + spread * (1 - exp(cube) + cube)
     accepted = logical_and(root > 0, logs[..., 2 * _ROUNDS : -1] < limit)
-    return sum_over(where(_first(accepted), cube, 0.0), -1) + log(middle) + logs[..., -1] / shape
+    return sum_over(where(_first_accepted(accepted), cube, 0.0), -1) + log(middle) + logs[..., -1] / shape
 
 
 def dropout(inputs: Any, rate: float, noise_shape: Sequence[int | None] | None = None, seed: Seed = None) -> Tensor:
@@ -477,11 +488,11 @@ def dropout(inputs: Any, rate: float, noise_shape: Sequence[int | None] | None =
         raise ConfigError(f"rate = {rate}: expected 0 to 1")
     if rate in (0, 1):
         return tensor if rate == 0 else zeros_like(tensor)
-    is_kept = kept_at_random(tensor, rate, noise_shape, seed)
+    is_kept = keep_mask(tensor, rate, noise_shape, seed)
     return where(is_kept, tensor * (1 / (1 - rate)), 0)
 
 
-def kept_at_random(x: Tensor, rate: float, noise_shape: Sequence[int | None] | None, seed: Seed) -> Tensor:
+def keep_mask(x: Tensor, rate: float, noise_shape: Sequence[int | None] | None, seed: Seed) -> Tensor:
     """Return what is false with this probability, of a shape that is broadcast to that of x; as `dropout`."""
     shape = x.shape
     if noise_shape is not None:
@@ -493,4 +504,4 @@ def kept_at_random(x: Tensor, rate: float, noise_shape: Sequence[int | None] | N
                 f"noise_shape = {tuple(noise_shape)}: expected the lengths of {without_rows(shape)}, 1 or None"
             )
         shape = tuple(1 if noise_length == 1 else n for noise_length, n in zip(noise_shape, shape, strict=True))
-    return greater_equal(_drawn(shape, seed), np.uint32(rate * 2**32))
+    return greater_equal(_bits_for_seed(shape, seed), np.uint32(rate * 2**32))

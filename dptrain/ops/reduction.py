@@ -48,7 +48,7 @@ def _letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any])
     return f"{letters}->{''.join(result)}"
 
 
-def _of_all(output: Tensor) -> int:
+def _operations(output: Tensor) -> int:
     """Return an operation for each element that is joined."""
     return size(output.inputs[0].shape)
 
@@ -66,7 +66,7 @@ def summed_dtype(dtype: np.dtype[Any], **attributes: Any) -> npt.DTypeLike:
     dtype=summed_dtype,
     linear="each",
     lowering=Reduction("sum"),
-    operations=_of_all,
+    operations=_operations,
 )
 def reduce_sum(x: Array, *, axes: tuple[int, ...], keepdims: bool, out: Array) -> None:
     """The sum over axes."""
@@ -75,7 +75,7 @@ def reduce_sum(x: Array, *, axes: tuple[int, ...], keepdims: bool, out: Array) -
 
 @reduce_sum.gradient
 def _reduce_sum(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
-    return _spread(dy, x, y)
+    return _broadcast_back(dy, x, y)
 
 
 @reduce_sum.onnx_lowering
@@ -109,7 +109,7 @@ def _reduced_onnx(graph: OnnxGraph, kind: str, output: Tensor, x: Value) -> Valu
     partial_reduce="max",
     dtype=common_dtype,
     lowering=Reduction("max"),
-    operations=_of_all,
+    operations=_operations,
 )
 def reduce_max(x: Array, *, axes: tuple[int, ...], keepdims: bool, out: Array) -> None:
     """The greatest element over axes; of no elements the least number that there is."""
@@ -121,8 +121,12 @@ def reduce_max(x: Array, *, axes: tuple[int, ...], keepdims: bool, out: Array) -
 def _reduce_max(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     """Elements that are equally great share the gradient, as in JAX and PyTorch's `amax`."""
     axes = y.attributes["axes"]
-    chosen = cast(equal(x, _spread(y, x, y)), dy.dtype)
-    return _spread(dy, x, y) * chosen / _spread(reduce_sum(chosen, axes=axes, keepdims=y.attributes["keepdims"]), x, y)
+    chosen = cast(equal(x, _broadcast_back(y, x, y)), dy.dtype)
+    return (
+        _broadcast_back(dy, x, y)
+        * chosen
+        / _broadcast_back(reduce_sum(chosen, axes=axes, keepdims=y.attributes["keepdims"]), x, y)
+    )
 
 
 @reduce_max.onnx_lowering
@@ -130,7 +134,7 @@ def _reduce_max_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
     return _reduced_onnx(graph, "ReduceMax", output, graph.computed(x))
 
 
-def _spread(reduced: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def _broadcast_back(reduced: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Return what belongs to the output y of a reduction of x in the shape of x."""
     kept_shape = tuple(1 if axis in y.attributes["axes"] else length for axis, length in enumerate(x.shape))
     return broadcast_to(reduced if y.attributes["keepdims"] else reshape(reduced, kept_shape), x.shape)
@@ -204,7 +208,7 @@ def _is_empty(tensor: Tensor, axes: Iterable[int]) -> bool:
     return any(not isinstance(tensor.shape[axis], Dim) and tensor.shape[axis] == 0 for axis in axes)
 
 
-def in_reverse_order(x: Tensor) -> Tensor:
+def order_reversed(x: Tensor) -> Tensor:
     """Return numbers of which the greatest is where the least of x is: -x, or what cannot overflow."""
     if x.dtype.kind in "fV":
         return -x
@@ -218,11 +222,11 @@ def min(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False,
     (tensor,) = as_tensors([x])
     if tensor.dtype.kind == "b":
         return cast(min(cast(tensor, "int32"), axis, keepdims, initial), "bool")
-    reversed_initial = None if initial is None else in_reverse_order(constant(initial, tensor.dtype))
-    return in_reverse_order(max(in_reverse_order(tensor), axis, keepdims, reversed_initial))
+    reversed_initial = None if initial is None else order_reversed(constant(initial, tensor.dtype))
+    return order_reversed(max(order_reversed(tensor), axis, keepdims, reversed_initial))
 
 
-def _to_subtract(x: Tensor, axis: int | Sequence[int]) -> Tensor:
+def _max_constant(x: Tensor, axis: int | Sequence[int]) -> Tensor:
     """Return the greatest element over axes, which cancels where it is subtracted lest powers overflow."""
     return stop_gradient(reduce_max(x, axes=normalized_axes(axis, x.ndim), keepdims=True))
 
@@ -232,7 +236,7 @@ def logsumexp(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = 
     """Return log(sum(e^x)) over axes, without overflow."""
     tensor = floating(x)
     axes = normalized_axes(axis, tensor.ndim)
-    greatest = _to_subtract(tensor, axes)
+    greatest = _max_constant(tensor, axes)
     greatest = where(isfinite(greatest), greatest, 0)
     total = sum(exp(tensor - greatest), axes, keepdims=True)
     is_empty = equal(total, 0)  # of e^-inf alone, where the gradient of the logarithm would be infinite
@@ -248,7 +252,7 @@ def softmax(x: Any, axis: int = -1) -> Tensor:
     result = in_one_call(partial(_softmax, axes=axes), tensor)
     if result is not None:
         return result
-    powers = exp(tensor - _to_subtract(tensor, axes))
+    powers = exp(tensor - _max_constant(tensor, axes))
     return powers / sum(powers, axes, keepdims=True)
 
 
@@ -264,7 +268,7 @@ def _softmax(x: Array, axes: tuple[int, ...]) -> Array:
 def log_softmax(x: Any, axis: int = -1) -> Tensor:
     """Return the logarithm of `softmax`, exact where that is nearly 0."""
     tensor = floating(x)
-    shifted = tensor - _to_subtract(tensor, axis)
+    shifted = tensor - _max_constant(tensor, axis)
     return shifted - log(sum(exp(shifted), axis, keepdims=True))
 
 

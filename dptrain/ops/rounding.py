@@ -12,7 +12,9 @@ from dptrain.program.op import Op, op
 from dptrain.program.tensor import Array, Tensor
 
 
-def _flat(name: str, function: Callable[..., Any], c: str, dtype: Any = floating_dtype, onnx: str | None = None) -> Op:
+def _op_without_gradient(
+    name: str, function: Callable[..., Any], c: str, dtype: Any = floating_dtype, onnx: str | None = None
+) -> Op:
     """Return an op that is NumPy's function; its gradient is 0."""
 
     def compute(x: Array, *, out: Array) -> None:
@@ -24,12 +26,12 @@ def _flat(name: str, function: Callable[..., Any], c: str, dtype: Any = floating
     return record
 
 
-ceil = _flat("ceil", np.ceil, "ceil({0})", onnx="Ceil")
-floor = _flat("floor", np.floor, "floor({0})", onnx="Floor")
-rint = _flat("rint", np.rint, "rint({0})", onnx="Round")
-isfinite = _flat("isfinite", np.isfinite, "{0} - {0} == 0", boolean)
-isinf = _flat("isinf", np.isinf, "{0} == {0} && {0} - {0} != 0", boolean)
-isnan = _flat("isnan", np.isnan, "{0} != {0}", boolean)
+ceil = _op_without_gradient("ceil", np.ceil, "ceil({0})", onnx="Ceil")
+floor = _op_without_gradient("floor", np.floor, "floor({0})", onnx="Floor")
+rint = _op_without_gradient("rint", np.rint, "rint({0})", onnx="Round")
+isfinite = _op_without_gradient("isfinite", np.isfinite, "{0} - {0} == 0", boolean)
+isinf = _op_without_gradient("isinf", np.isinf, "{0} == {0} && {0} - {0} != 0", boolean)
+isnan = _op_without_gradient("isnan", np.isnan, "{0} != {0}", boolean)
 
 
 def _floating(graph: OnnxGraph, x: Value) -> Value:

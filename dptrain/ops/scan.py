@@ -36,11 +36,11 @@ def _letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any])
     return f"{','.join('X' * len(shape) for shape in shapes)}->{','.join(letters)}"
 
 
-def _repeated(*arrays: Any, body: Body, length: int, reverse: bool, out: Any) -> None:
+def _compute(*arrays: Any, body: Body, length: int, reverse: bool, out: Any) -> None:
     raise AssertionError("loops are executed by whoever executes a program")
 
 
-def _steps(node: Node, inputs: Sequence[Tensor], read: Collection[int]) -> tuple[Tensor, ...]:
+def _unrolled(node: Node, inputs: Sequence[Tensor], read: Collection[int]) -> tuple[Tensor, ...]:
     """See `Repeat.steps`."""
     body, length, reverse = body_of(node), node.attributes["length"], node.attributes["reverse"]
     count, ends = len(body.begun), len(body.begun) + len(body.slices)
@@ -86,7 +86,7 @@ def _operations(value: Tensor) -> int:
     return int(value.attributes["length"]) * total
 
 
-SCAN = Op(_repeated, _shapes, _letters, _dtypes, lowering=Repeat(_steps), has_values=True, operations=_operations)
+SCAN = Op(_compute, _shapes, _letters, _dtypes, lowering=Repeat(_unrolled), has_values=True, operations=_operations)
 SCAN.name = "scan"
 
 
@@ -105,10 +105,10 @@ def _gradient(
     count = len(body.carries)
     carried = {tensor: number for number, tensor in enumerate(body.carries) if tensor.dtype.kind in "fV"}
     with tracing():
-        d_carries = {tensor: placeholder(*_form(tensor), "gradient") for tensor in carried}
+        d_carries = {tensor: placeholder(*_spec(tensor), "gradient") for tensor in carried}
         requested = [number for number, _ in enumerate(body.stacked) if dys[count + number] is not None]
-        d_stacked = {number: placeholder(*_form(body.stacked[number]), "gradient") for number in requested}
-        step_grads = _pulled_back(body, {carried[tensor]: dy for tensor, dy in d_carries.items()}, d_stacked)
+        d_stacked = {number: placeholder(*_spec(body.stacked[number]), "gradient") for number in requested}
+        step_grads = _step_gradients(body, {carried[tensor]: dy for tensor, dy in d_carries.items()}, d_stacked)
         added = [] if is_single else [tensor for tensor in body.captures if tensor in step_grads]
         products = {tensor: factors for tensor in added if (factors := _factors(step_grads[tensor]))}
         sums = [tensor for tensor in added if tensor not in products]
@@ -128,7 +128,7 @@ def _gradient(
     multiplied = [tensor for factors in products.values() for tensor, _ in factors]
     carried_in = [*(d_carries[tensor] for tensor in (*started, *zero_started)), *totals.values()]
     slices = {tensor: dys[count + number] for number, tensor in d_stacked.items()}
-    cut = _Cut(node, {*carried_in, *slices}, [*following, *stacked, *multiplied], multiplied)
+    cut = _BackwardReads(node, {*carried_in, *slices}, [*following, *stacked, *multiplied], multiplied)
     places = {tensor: number for number, tensor in enumerate(stacked)}
     for tensor in multiplied:
         if tensor not in cut.stacks and tensor not in places:
@@ -163,11 +163,13 @@ def _gradient(
     return tuple(cast(grads[tensor], tensor.dtype) if tensor in grads else None for tensor in body.inputs)
 
 
-def _form(tensor: Tensor) -> tuple[Shape, DType]:
+def _spec(tensor: Tensor) -> tuple[Shape, DType]:
     return tensor.shape, tensor.dtype
 
 
-def _pulled_back(body: Body, d_carries: Mapping[int, Tensor], d_stacked: Mapping[int, Tensor]) -> dict[Tensor, Tensor]:
+def _step_gradients(
+    body: Body, d_carries: Mapping[int, Tensor], d_stacked: Mapping[int, Tensor]
+) -> dict[Tensor, Tensor]:
     """Return the gradients in what a step reads, of those in what it makes, by number."""
     cotangents: dict[Tensor, Tensor] = {}
     of_carries = [(body.following[number], dy) for number, dy in d_carries.items()]
@@ -191,7 +193,7 @@ def _stack(matrices: Tensor, is_transposed: bool) -> Tensor:
     return transpose(matrices, (0, 2, 1)) if is_transposed else matrices
 
 
-class _Cut:
+class _BackwardReads:
     """What the backward body reads of the forward one: slices of what is stacked already, or is from now on.
 
     Args:
@@ -228,8 +230,8 @@ class _Cut:
         read = [tensor for tensor in (*read, *results) if tensor in self._of_step and tensor not in backward]
         node_inputs = dict(zip(body.inputs, node.inputs, strict=True))
         stacks = {tensor: node_inputs[tensor] for tensor in body.slices}
-        stacks |= _stacked(node, [tensor for tensor in dict.fromkeys(in_any_case) if tensor not in stacks])
-        stacks |= _stacked(
+        stacks |= _stack_residuals(node, [tensor for tensor in dict.fromkeys(in_any_case) if tensor not in stacks])
+        stacks |= _stack_residuals(
             node, [tensor for tensor in self._residuals(dict.fromkeys(read), stacks) if tensor not in stacks]
         )
         self.stacks = stacks
@@ -266,6 +268,6 @@ class _Cut:
         return residuals
 
 
-def _stacked(node: Node, residuals: Sequence[Tensor]) -> dict[Tensor, Tensor]:
+def _stack_residuals(node: Node, residuals: Sequence[Tensor]) -> dict[Tensor, Tensor]:
     """Let a forward loop stack tensors of its body; return the stacks."""
     return dict(zip(residuals, extend(node, residuals), strict=True))

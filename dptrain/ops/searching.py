@@ -8,7 +8,7 @@ import numpy as np
 from dptrain.errors import ConfigError
 from dptrain.ops.arrays import any, ravel
 from dptrain.ops.elementwise import cast, equal, less, less_equal, logical_not, where
-from dptrain.ops.indexing import add_rows, in_range
+from dptrain.ops.indexing import add_rows, normalized_indices
 from dptrain.ops.manipulation import expand_dims, reshape
 from dptrain.ops.reduction import sum
 from dptrain.program.shapes import differ, without_rows
@@ -105,9 +105,9 @@ def segment_sum(data: Any, segment_ids: Any, num_segments: int | None = None, so
             raise ConfigError("segment_sum: num_segments is needed where segment_ids are not known")
         num_segments = int(ids.value.max(initial=-1)) + 1
     if ids.value is None or (ids.value < 0).any():  # those rows go to one segment more, which is cut off
-        places = where(ids < 0, num_segments, in_range(where(ids < 0, 0, ids), num_segments))
+        places = where(ids < 0, num_segments, normalized_indices(where(ids < 0, 0, ids), num_segments))
         return add_rows(values, places, length=num_segments + 1)[:num_segments]
-    return add_rows(values, in_range(ids, num_segments), length=num_segments)
+    return add_rows(values, normalized_indices(ids, num_segments), length=num_segments)
 
 
 def scatter(indices: Any, values: Any, shape: Sequence[int]) -> Tensor:
@@ -126,6 +126,6 @@ def scatter(indices: Any, values: Any, shape: Sequence[int]) -> Tensor:
     lengths, row_shape = [int(n) for n in shape[:count]], tuple(shape[count:])
     number: Any = 0
     for axis, length in enumerate(lengths):
-        number = number * length + in_range(places[..., axis], length)
+        number = number * length + normalized_indices(places[..., axis], length)
     rows = reshape(tensor, (-1, *row_shape))
     return reshape(add_rows(rows, ravel(number), length=int(np.prod(lengths))), tuple(shape))

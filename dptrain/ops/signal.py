@@ -9,7 +9,7 @@ import numpy as np
 from dptrain.errors import ArgumentTypeError, ConfigError
 from dptrain.ops.common import first_dtype
 from dptrain.ops.elementwise import floating
-from dptrain.ops.indexing import add_rows, take, taken
+from dptrain.ops.indexing import add_rows, take, take_at_axis
 from dptrain.ops.manipulation import stack, transpose
 from dptrain.ops.padding import pad
 from dptrain.program.lowering import HostCall
@@ -31,11 +31,11 @@ def _letters(input_axes: str, output_axes: str) -> Any:
     return letters
 
 
-def _split(value: Array, out: Array) -> None:
+def _write_pair(value: Array, out: Array) -> None:
     out[..., 0, :], out[..., 1, :] = value.real, value.imag
 
 
-def _joined(x: Array) -> Array:
+def _to_complex(x: Array) -> Array:
     return np.asarray(x[..., 0, :] + 1j * x[..., 1, :])
 
 
@@ -48,7 +48,7 @@ def _joined(x: Array) -> Array:
 )
 def fourier(x: Array, *, inverse: bool, out: Array) -> None:
     """Transforms of pairs (..., 2, n), the real part and the imaginary one."""
-    _split((np.fft.ifft if inverse else np.fft.fft)(_joined(x)), out)
+    _write_pair((np.fft.ifft if inverse else np.fft.fft)(_to_complex(x)), out)
 
 
 @fourier.gradient
@@ -66,7 +66,7 @@ def _fourier(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 )
 def half_spectrum(x: Array, *, out: Array) -> None:
     """The first half of the transforms of real (..., n), as pairs (..., 2, n // 2 + 1)."""
-    _split(np.fft.rfft(x), out)
+    _write_pair(np.fft.rfft(x), out)
 
 
 @op(
@@ -78,10 +78,10 @@ def half_spectrum(x: Array, *, out: Array) -> None:
 )
 def from_half_spectrum(x: Array, *, length: int, out: Array) -> None:
     """The real signals whose transforms begin with pairs (..., 2, n // 2 + 1)."""
-    out[...] = np.fft.irfft(_joined(x), length)
+    out[...] = np.fft.irfft(_to_complex(x), length)
 
 
-def _twice(n: int, dtype: Any) -> Array:
+def _multiplicity(n: int, dtype: Any) -> Array:
     """Return how often each element of half a spectrum stands in the whole one."""
     counts = np.full(n // 2 + 1, 2, dtype)
     counts[0] = 1
@@ -93,13 +93,13 @@ def _twice(n: int, dtype: Any) -> Array:
 @half_spectrum.gradient
 def _half_spectrum(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     n = int(x.shape[-1])
-    return from_half_spectrum(dy / _twice(n, dy.dtype), length=n) * float(n)
+    return from_half_spectrum(dy / _multiplicity(n, dy.dtype), length=n) * float(n)
 
 
 @from_half_spectrum.gradient
 def _from_half_spectrum(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     n = int(y.shape[-1])
-    return half_spectrum(dy) * (_twice(n, dy.dtype) / n)
+    return half_spectrum(dy) * (_multiplicity(n, dy.dtype) / n)
 
 
 def _pair(x: Any) -> Tensor:
@@ -143,15 +143,15 @@ def fft(x: Pair) -> Pair:
 
 def fft2(x: Pair) -> Pair:
     """Return the discrete Fourier transform along the last two axes; as `fft`."""
-    return _both(x, False)
+    return _transform_2d(x, False)
 
 
 def ifft2(x: Pair) -> Pair:
     """Return the inverse of `fft2`."""
-    return _both(x, True)
+    return _transform_2d(x, True)
 
 
-def _both(x: Pair, inverse: bool) -> Pair:
+def _transform_2d(x: Pair, inverse: bool) -> Pair:
     _pair(x)
     _require_rank(as_tensors(x)[0], 2)
     along = x
@@ -162,7 +162,7 @@ def _both(x: Pair, inverse: bool) -> Pair:
     return along
 
 
-def _fitted(x: Tensor, length: int) -> Tensor:
+def _cut_or_padded(x: Tensor, length: int) -> Tensor:
     """Return x with its last axis cut, or filled up with zeros."""
     current = int(x.shape[-1])
     if current > length:
@@ -182,7 +182,7 @@ def rfft(x: Any, fft_length: int | None = None) -> Pair:
     """
     tensor = floating(x)
     _require_rank(tensor, 1)
-    return _parts(half_spectrum(_fitted(tensor, int(tensor.shape[-1] if fft_length is None else fft_length))))
+    return _parts(half_spectrum(_cut_or_padded(tensor, int(tensor.shape[-1] if fft_length is None else fft_length))))
 
 
 def irfft(x: Pair, fft_length: int | None = None) -> Tensor:
@@ -194,7 +194,7 @@ def irfft(x: Pair, fft_length: int | None = None) -> Tensor:
     """
     pair = _pair(x)
     length = 2 * (int(pair.shape[-1]) - 1) if fft_length is None else int(fft_length)
-    return from_half_spectrum(_fitted(pair, length // 2 + 1), length=length)
+    return from_half_spectrum(_cut_or_padded(pair, length // 2 + 1), length=length)
 
 
 # Windows of signals
@@ -214,7 +214,9 @@ def extract_sequences(x: Any, sequence_length: int, sequence_stride: int) -> Ten
     (tensor,) = as_tensors([x])
     _require_rank(tensor, 1)
     places = _windows(int(tensor.shape[-1]), sequence_length, sequence_stride)
-    return taken(tensor, as_tensors([places])[0], tensor.ndim - 1) if tensor.ndim > 1 else take(tensor, places, 0)
+    return (
+        take_at_axis(tensor, as_tensors([places])[0], tensor.ndim - 1) if tensor.ndim > 1 else take(tensor, places, 0)
+    )
 
 
 def _require_rank(x: Tensor, rank: int) -> None:
@@ -342,7 +344,7 @@ def istft(
         raise ConfigError(f"Input `x` must have at least 2 dimensions. Received shape: {x[0].shape}")
     _checked(sequence_length, sequence_stride, fft_length)
     weights = _window(window, sequence_length, fft_length, pair.dtype)
-    windows = from_half_spectrum(_fitted(pair, fft_length // 2 + 1), length=fft_length)
+    windows = from_half_spectrum(_cut_or_padded(pair, fft_length // 2 + 1), length=fft_length)
     count = int(windows.shape[-2])
     total = (count - 1) * sequence_stride + fft_length
     signal = overlapped(windows * weights, sequence_stride)

@@ -12,7 +12,7 @@ from dptrain.ops.common import first_dtype
 from dptrain.ops.counting import segment_max, segment_min
 from dptrain.ops.cumulative import cumsum
 from dptrain.ops.elementwise import cast, where
-from dptrain.ops.indexing import in_range, take, take_each, with_all_rows
+from dptrain.ops.indexing import gather_rows_along, normalized_indices, take, take_each
 from dptrain.ops.manipulation import broadcast_to, concatenate, reshape, transpose
 from dptrain.ops.searching import segment_sum
 from dptrain.program.dims import counts_rows
@@ -23,13 +23,13 @@ from dptrain.program.sharding.sharding_rule import names
 from dptrain.program.tensor import Array, Tensor, as_tensors
 
 
-def whole_last(shapes: Any, out: Any, attributes: Any) -> str:
+def vector_rule(shapes: Any, out: Any, attributes: Any) -> str:
     """Letters of what takes whole vectors of the last axis and makes one of each: `aX->aX`."""
     rows = names(len(out) - 1)
     return f"{rows}X->{rows}X"
 
 
-@op(shape=lambda shape: shape, letters=whole_last, dtype=first_dtype, lowering=HostCall())
+@op(shape=lambda shape: shape, letters=vector_rule, dtype=first_dtype, lowering=HostCall())
 def sort_last(x: Array, *, out: Array) -> None:
     """The elements of each vector of the last axis, least first, NaN last."""
     out[...] = np.sort(x, axis=-1)
@@ -40,7 +40,7 @@ def _sort_last(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return along_last(dy, argsort_last(argsort_last(x)))
 
 
-@op(shape=lambda shape: shape, letters=whole_last, dtype=lambda x: np.int32, lowering=HostCall())
+@op(shape=lambda shape: shape, letters=vector_rule, dtype=lambda x: np.int32, lowering=HostCall())
 def argsort_last(x: Array, *, out: Array) -> None:
     """Where the elements of each sorted vector of the last axis were; equal ones keep their order."""
     out[...] = np.argsort(x, axis=-1, kind="stable")
@@ -64,7 +64,7 @@ def along_last(x: Tensor, places: Tensor) -> Tensor:
     return reshape(rows_first, places.shape)
 
 
-def in_last(x: Any, axis: int | None) -> tuple[Tensor, Sequence[int] | None]:
+def move_to_last(x: Any, axis: int | None) -> tuple[Tensor, Sequence[int] | None]:
     """Return a tensor with an axis as its last, and the order of axes that undoes that, or None.
 
     Args:
@@ -73,9 +73,9 @@ def in_last(x: Any, axis: int | None) -> tuple[Tensor, Sequence[int] | None]:
     """
     (tensor,) = as_tensors([x])
     if axis is None or not tensor.ndim:
-        return ravel(with_all_rows(tensor, range(tensor.ndim))), None
+        return ravel(gather_rows_along(tensor, range(tensor.ndim))), None
     (place,) = normalized_axes(axis, tensor.ndim)
-    tensor = with_all_rows(tensor, [place])
+    tensor = gather_rows_along(tensor, [place])
     if place == tensor.ndim - 1:
         return tensor, None
     order = [at for at in range(tensor.ndim) if at != place] + [place]
@@ -84,14 +84,14 @@ def in_last(x: Any, axis: int | None) -> tuple[Tensor, Sequence[int] | None]:
 
 def sort(x: Any, axis: int | None = -1) -> Tensor:
     """Return the elements along an axis, least first, NaN last; of x as a vector for None."""
-    last, back = in_last(x, axis)
+    last, back = move_to_last(x, axis)
     result = sort_last(last)
     return result if back is None else transpose(result, back)
 
 
 def argsort(x: Any, axis: int | None = -1) -> Tensor:
     """Return where the elements of x sorted along an axis are (int32); equal ones keep their order."""
-    last, back = in_last(x, axis)
+    last, back = move_to_last(x, axis)
     result = argsort_last(last)
     return result if back is None else transpose(result, back)
 
@@ -115,8 +115,8 @@ def take_along_axis(x: Any, indices: Any, axis: int | None = None) -> Tensor:
         raise ConfigError(f"take_along_axis: indices of {places.ndim} axes for {tensor.ndim}; expected as many")
     if counts_rows(tensor.shape[place]):
         raise ConfigError(f"not supported: take_along_axis along the rows of a batch, of {tensor}; use ops.take")
-    last, back = in_last(tensor, axis)
-    chosen, _ = in_last(in_range(places, tensor.shape[place]), axis)
+    last, back = move_to_last(tensor, axis)
+    chosen, _ = move_to_last(normalized_indices(places, tensor.shape[place]), axis)
     first = broadcast(last.shape[:-1], chosen.shape[:-1])
     last, chosen = (broadcast_to(operand, (*first, operand.shape[-1])) for operand in (last, chosen))
     result = along_last(last, chosen)
@@ -134,7 +134,7 @@ def argpartition(x: Any, kth: int | Sequence[int], axis: int | None = -1) -> Ten
     Raises:
         ConfigError: there is no such element.
     """
-    last, _ = in_last(x, axis)
+    last, _ = move_to_last(x, axis)
     length = int(last.shape[-1])
     for number in (kth,) if isinstance(kth, int) else kth:
         if not -length <= int(number) < length:
@@ -233,7 +233,7 @@ def _unique_of_values(value: Array, axis: int | None, size: int | None, fill_val
 
 def _unique_in_step(x: Tensor, size: int, fill_value: Any) -> list[Tensor]:
     """Return the same in ops: runs of equal elements of the sorted vector, numbered from 0."""
-    flat = ravel(with_all_rows(x, range(x.ndim)))
+    flat = ravel(gather_rows_along(x, range(x.ndim)))
     order = argsort_last(flat)
     ordered = take(flat, order, 0)
     starts = concatenate([np.ones(1, np.bool_), ordered[1:] != ordered[:-1]], 0)

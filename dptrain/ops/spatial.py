@@ -60,8 +60,10 @@ def conv(
     """
     x, k, in_format = _images("conv", inputs, kernel, data_format)
     groups = _groups(x, k)
-    stride, dilation = (_each(x, *argument) for argument in (("strides", strides), ("dilation_rate", dilation_rate)))
-    size, before = _placed(x.shape[1:-1], k.shape[:-2], stride, dilation, padding)
+    stride, dilation = (
+        _per_axis(x, *argument) for argument in (("strides", strides), ("dilation_rate", dilation_rate))
+    )
+    size, before = _output_size(x.shape[1:-1], k.shape[:-2], stride, dilation, padding)
     if groups > 1 and k.shape[-2] == 1:
         grouped = reshape(k, (*k.shape[:-2], groups, int(k.shape[-1]) // groups))
         return in_format(_depthwise(x, grouped, stride, dilation, before, size))
@@ -98,8 +100,10 @@ def depthwise_conv(
     x, k, in_format = _images("depthwise_conv", inputs, kernel, data_format)
     if differ(x.shape[-1], k.shape[-2]):
         raise _different_channels(x, k)
-    stride, dilation = (_each(x, *argument) for argument in (("strides", strides), ("dilation_rate", dilation_rate)))
-    size, before = _placed(x.shape[1:-1], k.shape[:-2], stride, dilation, padding)
+    stride, dilation = (
+        _per_axis(x, *argument) for argument in (("strides", strides), ("dilation_rate", dilation_rate))
+    )
+    size, before = _output_size(x.shape[1:-1], k.shape[:-2], stride, dilation, padding)
     return in_format(_depthwise(x, k, stride, dilation, before, size))
 
 
@@ -163,9 +167,11 @@ def conv_transpose(
             "The number of input channels must match the kernel's input channels. Received: input channels="
             f"{x.shape[-1]}, kernel input channels={k.shape[-1]}, data_format={data_format or FORMATS[0]!r}."
         )
-    stride, dilation = (_each(x, *argument) for argument in (("strides", strides), ("dilation_rate", dilation_rate)))
+    stride, dilation = (
+        _per_axis(x, *argument) for argument in (("strides", strides), ("dilation_rate", dilation_rate))
+    )
     padding = _padding(padding)
-    extras = [None] * len(stride) if output_padding is None else _each(x, "output_padding", output_padding, least=0)
+    extras = [None] * len(stride) if output_padding is None else _per_axis(x, "output_padding", output_padding, least=0)
     size, before = [], []
     for length, extent, s, step, extra in zip(x.shape[1:-1], k.shape[:-2], stride, dilation, extras, strict=True):
         reach = (int(extent) - 1) * step + 1
@@ -173,7 +179,7 @@ def conv_transpose(
         # As many zeros before a convolution of what comes out as Keras cuts off here.
         total = s + reach - 2 if extra is None else reach + reach % 2 - 2 + extra
         before.append(0 if padding == "valid" else reach - 1 - min((total + 1) // 2, reach - 1))
-    return in_format(_convolved_back(x, k, stride, dilation, tuple(before), tuple(size)))
+    return in_format(_convolved_transpose(x, k, stride, dilation, tuple(before), tuple(size)))
 
 
 def _transposed_length(length: Any, reach: int, stride: int, padding: str, extra: int | None) -> Any:
@@ -203,7 +209,7 @@ def max_pool(
     """
     x, window, stride, size, before, in_format = _windows("max_pool", inputs, pool_size, strides, padding, data_format)
     if len(size) < 3:
-        return in_format(_over_two_axes(max_pool2d, x, window, stride, before, size))
+        return in_format(_pool_1d_or_2d(max_pool2d, x, window, stride, before, size))
     # Of each slice, then of the slices: the first of equals is the same.
     rows, depth, height, width, channels = x.shape
     flat = reshape(x, (rows * depth, height, width, channels))
@@ -282,7 +288,7 @@ def _different_channels(x: Tensor, kernel: Tensor) -> ConfigError:
     )
 
 
-def _each(x: Tensor, name: str, value: int | Sequence[int], least: int = 1) -> Lengths:
+def _per_axis(x: Tensor, name: str, value: int | Sequence[int], least: int = 1) -> Lengths:
     """Return one number for each axis of space."""
     rank = x.ndim - 2
     lengths = (value,) * rank if isinstance(value, int) else tuple(value)
@@ -299,14 +305,14 @@ def _windows(
     padding: str,
     data_format: str | None,
 ) -> tuple[Tensor, Lengths, Lengths, Shape, Lengths, Callable[[Tensor], Tensor]]:
-    """Return the images of a pooling, its window and strides, what `_placed` says of them, and the way back."""
+    """Return the images of a pooling, its window and strides, what `_output_size` says of them, and the way back."""
     (x,) = as_tensors([inputs])
     if not 3 <= x.ndim <= 5:
         raise ConfigError(f"{name}: expected images of one to three axes between rows and channels, found {x.shape}")
     x, in_format = _in_format(x, data_format)
-    window = _each(x, "pool_size", pool_size)
-    stride = window if strides is None else _each(x, "strides", strides)
-    size, before = _placed(x.shape[1:-1], window, stride, (1,) * len(window), padding)
+    window = _per_axis(x, "pool_size", pool_size)
+    stride = window if strides is None else _per_axis(x, "strides", strides)
+    size, before = _output_size(x.shape[1:-1], window, stride, (1,) * len(window), padding)
     return x, window, stride, size, before, in_format
 
 
@@ -322,7 +328,7 @@ def _padding(padding: Any) -> str:
     return str(mode)
 
 
-def _placed(
+def _output_size(
     image: Sequence[int], window: Sequence[int], strides: Lengths, dilation: Lengths, padding: str
 ) -> tuple[Shape, Lengths]:
     """Return the lengths of what comes out, and how many zeros stand before the image along each axis."""
@@ -352,7 +358,7 @@ def _parts(x: Tensor, groups: int) -> list[Tensor]:
     return [x[..., n * length : (n + 1) * length] for n in range(groups)]
 
 
-def _over_two_axes(function: Any, x: Tensor, window: Lengths, strides: Lengths, before: Lengths, size: Shape) -> Tensor:
+def _pool_1d_or_2d(function: Any, x: Tensor, window: Lengths, strides: Lengths, before: Lengths, size: Shape) -> Tensor:
     """Return a pooling over one axis or two."""
     if len(size) == 2:
         pooled: Tensor = function(x, window=window, strides=strides, before=before, size=size)
@@ -377,7 +383,7 @@ def _convolved(x: Tensor, kernel: Tensor, strides: Lengths, dilation: Lengths, b
     return reshape(conv2d(flat, beside, **options), (rows, *size, filters))
 
 
-def _convolved_back(
+def _convolved_transpose(
     x: Tensor, kernel: Tensor, strides: Lengths, dilation: Lengths, before: Lengths, size: Shape
 ) -> Tensor:
     """Return the transpose of `_convolved`, of these lengths."""
@@ -396,7 +402,7 @@ def _convolved_back(
     total: Any = None
     for (at, _), (ours, _), (theirs, _) in window.places((int(size[0]), 1), (int(depth), 1)):
         if ours.start < ours.stop:
-            part = _with_zeros_between(slices[:, ours, :, :, at], strides[0])
+            part = _dilated(slices[:, ours, :, :, at], strides[0])
             around = (theirs.start, size[0] - theirs.start - part.shape[1])
             part = pad(part, [(0, 0), around, (0, 0), (0, 0), (0, 0)])
             total = part if total is None else total + part
@@ -404,7 +410,7 @@ def _convolved_back(
     return result
 
 
-def _with_zeros_between(x: Tensor, step: int) -> Tensor:
+def _dilated(x: Tensor, step: int) -> Tensor:
     """Return what is `step` apart along the first axis of space."""
     if step == 1:
         return x

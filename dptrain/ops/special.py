@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.ops.activation import erf, one_less_erf
+from dptrain.ops.activation import erf, erf_complement
 from dptrain.ops.common import broadcast_shape, elementwise, floating_dtype
 from dptrain.ops.elementwise import exp, floating, square, where
 from dptrain.ops.manipulation import zeros_like
@@ -31,7 +31,7 @@ def _erfc(x: Array) -> Array:
     for level in range(_LEVELS, 0, -1):
         fraction = distant + level / 2 / fraction
     tail = np.exp(-x * x) / (math.sqrt(math.pi) * fraction)
-    return np.where(x > _FAR, tail, np.where(x > 0.5, one_less_erf(np.clip(x, 0, _FAR)), 1 - difference))
+    return np.where(x > _FAR, tail, np.where(x > 0.5, erf_complement(np.clip(x, 0, _FAR)), 1 - difference))
 
 
 @op(

@@ -7,7 +7,7 @@ import numpy as np
 
 from dptrain.ops.elementwise import (
     _FUNCTION,
-    _exact,
+    _as_float,
     absolute,
     all_floating,
     divide,
@@ -26,7 +26,7 @@ from dptrain.program.tensor import Array, Tensor
 @op(**_FUNCTION, lowering=Element("dp_atan({0})"), expensive=True, onnx="Atan")
 def arctan(x: Array, *, out: Array) -> None:
     """The angle in radians, from -pi/2 to pi/2, whose tangent is x."""
-    np.arctan(_exact(x), out=out)
+    np.arctan(_as_float(x), out=out)
 
 
 @arctan.gradient
@@ -37,7 +37,7 @@ def _arctan(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 @op(**_FUNCTION, lowering=Element("dp_asin({0})"), expensive=True, onnx="Asin")
 def arcsin(x: Array, *, out: Array) -> None:
     """The angle in radians, from -pi/2 to pi/2, whose sine is x."""
-    np.arcsin(_exact(x), out=out)
+    np.arcsin(_as_float(x), out=out)
 
 
 @arcsin.gradient
@@ -48,7 +48,7 @@ def _arcsin(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 @op(**_FUNCTION, lowering=Element("dp_acos({0})"), expensive=True, onnx="Acos")
 def arccos(x: Array, *, out: Array) -> None:
     """The angle in radians, from 0 to pi, whose cosine is x."""
-    np.arccos(_exact(x), out=out)
+    np.arccos(_as_float(x), out=out)
 
 
 @arccos.gradient

@@ -26,7 +26,7 @@ from dptrain.ops.elementwise import (
     where,
 )
 from dptrain.ops.image_filters import blurred
-from dptrain.ops.image_format import batched, exact_type, in_type, one_of
+from dptrain.ops.image_format import batched, check_choice, exact_dtype, to_dtype
 from dptrain.ops.indexing import take, take_each
 from dptrain.ops.manipulation import expand_dims, reshape, stack, zeros
 from dptrain.ops.rounding import floor, rint
@@ -60,8 +60,8 @@ def affine_transform(
     Raises:
         ConfigError: an argument is unknown, or another shape.
     """
-    one_of("interpolation", interpolation, INTERPOLATIONS)
-    one_of("fill_mode", fill_mode, FILL_MODES)
+    check_choice("interpolation", interpolation, INTERPOLATIONS)
+    check_choice("fill_mode", fill_mode, FILL_MODES)
     (numbers,) = as_tensors([transform])
     if numbers.ndim not in (1, 2) or numbers.shape[-1] != 8:
         raise ConfigError(
@@ -69,7 +69,7 @@ def affine_transform(
             f"Received input with shape: transform.shape={numbers.shape}"
         )
     x, restored = batched(images, data_format)
-    a0, a1, a2, b0, b1, b2 = _of_each(numbers, x)[:6]
+    a0, a1, a2, b0, b1, b2 = _per_image(numbers, x)[:6]
     down, across = _grid(x)
     places = b0 * across + b1 * down + b2, a0 * across + a1 * down + a2
     return restored(_read_at(x, places, interpolation, fill_mode, fill_value))
@@ -96,7 +96,7 @@ def perspective_transform(
     Raises:
         ConfigError: an argument is unknown, or another shape.
     """
-    one_of("interpolation", interpolation, INTERPOLATIONS)
+    check_choice("interpolation", interpolation, INTERPOLATIONS)
     starts, ends = (floating(points) for points in as_tensors([start_points, end_points]))
     for name, points in (("start_points", starts), ("end_points", ends)):
         if points.ndim not in (2, 3) or tuple(map(int, points.shape[-2:])) != (4, 2):
@@ -110,7 +110,7 @@ def perspective_transform(
             f"{starts.shape}, end_points.shape={ends.shape}"
         )
     x, restored = batched(images, data_format)
-    a0, a1, a2, b0, b1, b2, c0, c1 = _of_each(homography(starts, ends), x)
+    a0, a1, a2, b0, b1, b2, c0, c1 = _per_image(homography(starts, ends), x)
     down, across = _grid(x)
     depth = c0 * across + c1 * down + 1
     places = (b0 * across + b1 * down + b2) / depth, (a0 * across + a1 * down + a2) / depth
@@ -184,11 +184,11 @@ def elastic_transform(
     Source: P. Simard, D. Steinkraus and J. Platt, "Best practices for convolutional neural networks applied to visual
     document analysis", ICDAR 2003.
     """
-    one_of("interpolation", interpolation, INTERPOLATIONS)
-    one_of("fill_mode", fill_mode, FILL_MODES)
+    check_choice("interpolation", interpolation, INTERPOLATIONS)
+    check_choice("fill_mode", fill_mode, FILL_MODES)
     x, restored = batched(images, data_format)
-    kind = exact_type(x)
-    alpha, sigma = (in_type(value, kind) for value in (alpha, sigma))
+    kind = exact_dtype(x)
+    alpha, sigma = (to_dtype(value, kind) for value in (alpha, sigma))
     shape = (x.shape[0], int(x.shape[1]), int(x.shape[2]), 1)
     moves = []
     for _ in range(2):
@@ -219,7 +219,7 @@ def map_coordinates(
     """
     if order not in _ORDERS:
         raise ConfigError(f"Invalid value for argument `order`. Expected one of [0, 1]. Received: order={order}")
-    one_of("fill_mode", fill_mode, FILL_MODES)
+    check_choice("fill_mode", fill_mode, FILL_MODES)
     table, places = as_tensors([inputs, coordinates])
     if places.ndim < 2:
         raise ConfigError(
@@ -237,7 +237,7 @@ def map_coordinates(
     return values if table.dtype.kind in "fV" else cast(rint(values), table.dtype)
 
 
-def _of_each(numbers: Tensor, x: Tensor) -> list[Tensor]:
+def _per_image(numbers: Tensor, x: Tensor) -> list[Tensor]:
     """Return each number of a transformation, (8,) or (rows, 8), as (rows, 1, 1)."""
     rows, values = x.shape[0], floating(numbers)
     if values.ndim == 1:
@@ -289,7 +289,7 @@ def _interpolated(
     ):
         place: Any = 0
         for (at, _), length in zip(corner, lengths, strict=True):
-            place = place * length + _within(at, length, fill_mode)
+            place = place * length + _index_within(at, length, fill_mode)
         part = read(place)
         if fill_mode == "constant":
             inside: Any = True
@@ -316,7 +316,7 @@ def _inside(place: Tensor, length: int) -> Tensor:
     return logical_and(greater_equal(place, 0), less(place, length))
 
 
-def _within(place: Tensor, length: int, fill_mode: str) -> Tensor:
+def _index_within(place: Tensor, length: int, fill_mode: str) -> Tensor:
     """Return places in an axis where they lie outside of it."""
     if fill_mode == "wrap":
         return mod(place, length)

@@ -45,7 +45,7 @@ def depth_to_space(x: Any, block_size: int, data_format: str = "channels_last") 
         ((out_channels, size, size), (0, 1, 4, 2, 5, 3)) if first else ((size, size, out_channels), (0, 1, 3, 2, 4, 5))
     )
     pixels = transpose(reshape(images, (rows, height, width, *inner)), order)
-    return _back(reshape(pixels, (rows, height * size, width * size, out_channels)), data_format)
+    return _in_format(reshape(pixels, (rows, height * size, width * size, out_channels)), data_format)
 
 
 def space_to_depth(x: Any, block_size: int, data_format: str = "channels_last") -> Tensor:
@@ -66,7 +66,7 @@ def space_to_depth(x: Any, block_size: int, data_format: str = "channels_last") 
     blocks = reshape(images, (rows, int(height) // size, size, int(width) // size, size, channels))
     order = (0, 1, 3, 5, 2, 4) if data_format == FORMATS[1] else (0, 1, 3, 2, 4, 5)
     pixels = transpose(blocks, order)
-    return _back(reshape(pixels, (*pixels.shape[:3], int(channels) * size * size)), data_format)
+    return _in_format(reshape(pixels, (*pixels.shape[:3], int(channels) * size * size)), data_format)
 
 
 def _blocks(x: Any, block_size: int, data_format: str) -> tuple[Tensor, int]:
@@ -79,7 +79,7 @@ def _blocks(x: Any, block_size: int, data_format: str) -> tuple[Tensor, int]:
     return (channels_last(images) if data_format == FORMATS[1] else images), int(block_size)
 
 
-def _back(x: Tensor, data_format: str | None) -> Tensor:
+def _in_format(x: Tensor, data_format: str | None) -> Tensor:
     return channels_first(x) if data_format == FORMATS[1] else x
 
 
@@ -181,28 +181,28 @@ def adaptive_average_pool(inputs: Any, output_size: Pair, data_format: str | Non
     Raises:
         ConfigError: another shape.
     """
-    x, sizes = _adaptive(inputs, output_size, data_format)
+    x, sizes = _adaptive_arguments(inputs, output_size, data_format)
     pooled = floating(x)
     for axis, size in enumerate(sizes, 1):
         length = int(x.shape[axis])
         starts, ends = _bounds(length, size)
         inside = (np.arange(length) >= starts[:, None]) & (np.arange(length) < ends[:, None])
         pooled = along_axis(pooled, axis, cast(inside / (ends - starts)[:, None], pooled.dtype))
-    return _back(pooled, data_format)
+    return _in_format(pooled, data_format)
 
 
 def adaptive_max_pool(inputs: Any, output_size: Pair, data_format: str | None = None) -> Tensor:
     """Return the greatest elements of as many windows as are asked for; as `adaptive_average_pool`."""
-    x, sizes = _adaptive(inputs, output_size, data_format)
+    x, sizes = _adaptive_arguments(inputs, output_size, data_format)
     for axis, size in enumerate(sizes, 1):
         starts, ends = _bounds(int(x.shape[axis]), size)
         # Windows are equally long: the last element of shorter ones counts again.
         places = np.minimum(starts[:, None] + np.arange((ends - starts).max()), ends[:, None] - 1)
         x = max(take(x, places, axis), axis + 1)
-    return _back(x, data_format)
+    return _in_format(x, data_format)
 
 
-def _adaptive(inputs: Any, output_size: Pair, data_format: str | None) -> tuple[Tensor, tuple[int, ...]]:
+def _adaptive_arguments(inputs: Any, output_size: Pair, data_format: str | None) -> tuple[Tensor, tuple[int, ...]]:
     (x,) = as_tensors([inputs])
     if x.ndim not in (3, 4, 5) or data_format not in (None, *FORMATS):
         raise ConfigError(f"adaptive pooling of shape {tuple(x.shape)} in format {data_format!r}: expected 3 to 5 axes")

@@ -14,7 +14,7 @@ from dptrain.layers.recurrent.loop import Step, run
 from dptrain.layers.recurrent.stacked import StackedRNNCells
 from dptrain.layers.weight import BatchState, Weight
 from dptrain.mixed_precision import DTypePolicy
-from dptrain.ops.indexing import all_rows, row_numbers, take_rows
+from dptrain.ops.indexing import gather_all_rows, row_numbers, take_rows
 from dptrain.program.dims import is_number, number_of, read
 from dptrain.program.tensor import Tensor
 
@@ -185,7 +185,7 @@ class RNN(Layer):
         assert self._batch_state is not None
         numbers = row_numbers(rows)
         for variable, state in zip(self._batch_state.variables, tree.flatten(states), strict=True):
-            variable.assign(all_rows(state, numbers))
+            variable.assign(gather_all_rows(state, numbers))
 
     def _steps(
         self, cell: Any, sequences: Tensor, states: list[Any], mask: Tensor | None, training: bool, stacks: bool
