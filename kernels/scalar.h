@@ -85,10 +85,11 @@ DP_INLINE double dp_power(double a, double b) { return b == 2 ? a * a : b == -1 
 
 // Bits that are moved by as many places as there are, or by more, are gone; copies of the sign come in from above.
 template <class T> DP_INLINE T dp_left_shift(T a, T b) {
-    return b >= 0 && (uint64_t)b < 8 * sizeof(T) ? (T)((uint64_t)a << (uint64_t)b) : (T)0;
+    typedef unsigned long long bits;
+    return b >= 0 && (bits)b < 8 * sizeof(T) ? (T)((bits)a << (bits)b) : (T)0;
 }
 template <class T> DP_INLINE T dp_right_shift(T a, T b) {
-    return b >= 0 && (uint64_t)b < 8 * sizeof(T) ? (T)(a >> b) : a < 0 ? (T)(-1) : (T)0;
+    return b >= 0 && (unsigned long long)b < 8 * sizeof(T) ? (T)(a >> b) : a < 0 ? (T)(-1) : (T)0;
 }
 // The greatest common divisor, by Euclid.
 template <class T> DP_INLINE T dp_gcd(T a, T b) {

@@ -1,6 +1,7 @@
 """Options of `python -m dptrain sweep` besides those of its runs."""
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 
@@ -8,10 +9,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the sweep's options."""
     group = parser.add_argument_group("sweep")
 
-    def add(flag: str, text: str, **more: Any) -> None:
+    def add(flag: str, text: str, **options: Any) -> None:
         name = flag.removeprefix("--").replace("-", "_")
-        group.add_argument(flag, dest=f"sweep.{name}", default=argparse.SUPPRESS, help=text.replace("%", "%%"), **more)
+        help_text = text.replace("%", "%%")
+        group.add_argument(flag, dest=f"sweep.{name}", default=argparse.SUPPRESS, help=help_text, **options)
 
+    _add_search(add)
+    _add_execution(add)
+
+
+def _add_search(add: Callable[..., None]) -> None:
+    """Add the options that say which settings are tried, and how they are compared."""
     add("--plan", "read these options from a YAML file: seeds, grid, random, samples, metric, ...", metavar="FILE")
     add("--seeds", "seeds of each trial's runs, such as 0-15 or 1,2,5 (default: 0-4)")
     add(
@@ -52,6 +60,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="ETA",
     )
     add("--min-epochs", "epochs of the first rung; each next one is ETA times as long (default: 1)", metavar="N")
+
+
+def _add_execution(add: Callable[..., None]) -> None:
+    """Add the options that say how runs are trained and what is kept of them."""
     add("--runs-per-device", "runs to train at once on each rank (default: measured)", metavar="N")
     add(
         "--packing",

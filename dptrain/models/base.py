@@ -1,48 +1,43 @@
 """The base of models: layers, arguments of `compile`, steps in ops, and the device."""
 
 import inspect
-import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager
 from dataclasses import replace
-from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 import numpy.typing as npt
 
-from dptrain import ops, optimizers
-from dptrain.backend.base import Backend
-from dptrain.batches.inputs import Expected, check_counts
-from dptrain.comm import Communicator, Same
-from dptrain.comm.mesh import BATCH, MeshCommunicator
-from dptrain.errors import AgreedError, ConfigError, DeviceError, DeviceMemoryError
+from dptrain import ops
+from dptrain.batches.inputs import Expected
+from dptrain.errors import ConfigError
 from dptrain.layers import Layer
 from dptrain.layers.hideable_property import hideable_property
 from dptrain.metrics import Metric
 from dptrain.metrics.base import Mean
 from dptrain.mixed_precision import dtype_policy, policy_of
-from dptrain.models.compiled import Compiled, CompileMetrics, Outputs, results_of
+from dptrain.models.compiled import (
+    Compiled,
+    CompileMetrics,
+    Outputs,
+    checked_steps,
+    compiled_optimizer,
+    results_of,
+)
 from dptrain.models.graph import Graph, graph_of
-from dptrain.models.structure import Structure, sample_shape, symbol
+from dptrain.models.on_device import OnDevice
+from dptrain.models.structure import sample_shape
 from dptrain.models.traces import Traces, noted
-from dptrain.optimizers import LossScaleOptimizer, Optimizer
+from dptrain.optimizers import Optimizer
 from dptrain.optimizers.absent import AbsentOptimizer
 from dptrain.program import tree
-from dptrain.program.tensor import Tensor, Variable, constant, unchanged, untraced
+from dptrain.program.tensor import Variable, unchanged
 from dptrain.program.turns import MAKING, TURNS
 from dptrain.random import default_seed
 from dptrain.runtime.defaults import DEFAULT_BUCKET_MB
-from dptrain.runtime.failure import end_job, phase
-from dptrain.runtime.launcher import detect_launch
-from dptrain.saving.parts import Part
-from dptrain.train.devices import open_backend
 from dptrain.train.guard import StepGuard
-from dptrain.train.programs import Programs, Step
-from dptrain.train.sharding import Sharding
-from dptrain.train.trainer import Trainer
-from dptrain.train.transports import TRANSPORTS, choose_transport
+from dptrain.train.programs import Step
 from dptrain.utils import check_seed, unpack_x_y_sample_weight
 
 if TYPE_CHECKING:
@@ -55,12 +50,12 @@ Array = npt.NDArray[Any]
 _PREPROCESSING = "dptrain.data.preprocessing", "Preprocessing"  # whose module takes long to import
 
 
-class BaseModel(Structure):
+class BaseModel(OnDevice):
     """A model's layers, the arguments of `compile`, its steps in ops, and its device."""
 
     # The thread whose `fit` is running; None where there is none.
     _fits_in: threading.Thread | None = None
-    _marks_itself_built, _shares_metrics, _is_base, _checks_lengths = True, False, True, True
+    _shares_metrics, _is_base = False, True
 
     def __init__(
         self,
@@ -79,7 +74,6 @@ class BaseModel(Structure):
         self.stop_training = self.stop_evaluating = self.stop_predicting = False
         self._graph: Graph | None = None
         self._stack: list[Layer] = []
-        self._symbols: Any = None  # like the inputs, nested as these, of a model that is no graph
         self._compiled: Compiled | None = None
         self._is_eager, self._is_compiled = False, True  # before `compile`
         self._compilations = 0
@@ -88,10 +82,6 @@ class BaseModel(Structure):
         self._output_shapes: Any = None  # of a sample, nested as the outputs
         self._prediction: Any = None  # names of the outputs, nested likewise
         self._loss_tracker = Mean("loss")
-        self._backend: Backend | None = None  # where it lives
-        self._programs: Programs | None = None
-        self._fit_trainer: Trainer | None = None
-        self._trained_with: Communicator | None = None
         self._has_seen_targets = False  # whether targets have come since `compile`
         self._guard: StepGuard | None = None  # of the training at hand
         self._guards: dict[float | None, StepGuard] = {}
@@ -147,98 +137,6 @@ class BaseModel(Structure):
     def _compiled_with(self) -> Compiled | None:
         """The arguments of `compile`; None before."""
         return self._compiled
-
-    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
-        """Return the outputs; a subclass without inputs and outputs writes it."""
-        if self._graph is not None:
-            name = self._display_name if self._checks_lengths else None
-            return self._graph.run(inputs, self._data_dtype, mask=mask, name=name)
-        raise NotImplementedError(f"Model {type(self).__name__} does not have a `call()` method implemented.")
-
-    def build(self, input_shape: Any = None) -> None:
-        """Make the weights of all layers.
-
-        Args:
-            input_shape: (batch size or None, *shape of one sample), nested as the inputs.
-
-        Raises:
-            ConfigError: it is no such shape, or a layer cannot take it.
-        """
-        if self.built or input_shape is None:
-            return
-        with self._building():
-            if not self.built:
-                self._build_on(_symbols(input_shape, self._data_dtype))
-
-    @contextmanager
-    def _building(self) -> Iterator[None]:
-        """Make other threads wait until the weights are made and initialized."""
-        with MAKING:
-            before, self._builds = self._builds, True
-            try:
-                yield
-            finally:
-                self._builds = before
-
-    def _build_on(self, inputs: Any) -> None:
-        """Make the weights by calling the model on symbolic tensors."""
-        self._symbols = inputs
-        self.built = True  # for `Layer`, which would call `build`
-        try:
-            outputs = self(inputs, training=False)
-        except BaseException:
-            self.built = False
-            raise
-        self._output_shapes = tree.map_leaves(lambda path, output: sample_shape(output), outputs)
-        self._adopt(self._model_seed)
-
-    @property
-    def _casts_inputs(self) -> bool:  # type: ignore[override]
-        return self._graph is None
-
-    def _as_tensor(self, value: Any) -> Any:
-        if self._casts_inputs:
-            return super()._as_tensor(value)
-        if isinstance(value, Variable):
-            return value.value
-        return constant(value) if not isinstance(value, Tensor) and hasattr(value, "__array__") else value
-
-    def _build_for(self, arguments: Any) -> None:  # a `Layer`'s, whose weights are its sublayers'
-        if type(self).build is not BaseModel.build and not self.built:
-            super()._build_for(arguments)
-        first = next(iter(arguments.values()), None)
-        self._symbols = tree.map_leaves(lambda path, spec: symbol(spec.shape[1:], spec.dtype), first)
-        self.built = True
-
-    def _build_like(self, x: Any) -> None:
-        """Make the weights, if missing, for samples like those of a batch."""
-        if type(self).call is BaseModel.call:
-            return
-
-        def symbols() -> Any:
-            return tree.map_leaves(lambda path, array: symbol(np.shape(array)[1:], _kind(array, self._data_dtype)), x)
-
-        def has_what_it_needs() -> bool:
-            return self.built and not self._builds and (self._output_shapes is not None or x is None)
-
-        if not has_what_it_needs():
-            with self._building():
-                if not self.built or (self._output_shapes is None and x is not None):
-                    self._build_on(symbols())
-        self._sample = None
-        if x is not None and _shapes(x) != _shapes(self._symbols):
-            with untraced(), suppress(ConfigError):  # which the step will raise as well
-                outputs = self(symbols(), training=False)
-                self._sample = None, tree.map_leaves(lambda path, output: sample_shape(output), outputs)
-
-    @property
-    def _sample(self) -> tuple[Any, Any] | None:
-        """Shapes of inputs and outputs of this thread's batch where they differ from the built ones."""
-        return getattr(self._of_thread, "sample", None)
-
-    @_sample.setter
-    def _sample(self, shapes: tuple[Any, Any] | None) -> None:
-        self._of_thread.sample = shapes
 
     # Setting up
 
@@ -318,24 +216,7 @@ class BaseModel(Structure):
         Raises:
             ConfigError: an unknown name, a size that is not above 0, or what is not supported.
         """
-        if comm not in TRANSPORTS:
-            raise ConfigError(f"comm = {comm!r}: expected one of {', '.join(map(repr, TRANSPORTS))}")
-        if comm_dtype not in (None, "bfloat16", "float16"):
-            raise ConfigError(f"comm_dtype = {comm_dtype!r}: expected None, 'bfloat16' or 'float16'")
-        if not all(isinstance(factor, Real) for factor in tree.leaves(loss_weights)):
-            raise ConfigError(f"loss_weights = {loss_weights!r}: expected numbers; metrics is the fourth argument")
-        for name, size in (("bucket_mb", bucket_mb), ("device_mb", device_mb)):
-            if size is not None and not 0 < size * 1e6 < math.inf:
-                raise ConfigError(f"{name} = {size}: expected a number above 0")
-        check_counts(shards_per_batch=shards_per_batch)
-        steps: int | None = None
-        if steps_per_execution != "auto":
-            if isinstance(steps_per_execution, bool) or not isinstance(steps_per_execution, Integral):
-                raise ConfigError(f"steps_per_execution = {steps_per_execution!r}: expected an integer or 'auto'")
-            if steps_per_execution < 1:
-                raise ConfigError(f"steps_per_execution = {steps_per_execution}: expected an integer >= 1")
-            steps = int(steps_per_execution)
-        options = {
+        device_options = {
             "device": device,
             "dtype": (policy_of(dtype) or dtype_policy()).name,
             "share_gpu": share_gpu,
@@ -346,20 +227,15 @@ class BaseModel(Structure):
             "jit_compile": jit_compile,
             "cuda_graph": cuda_graph,
         }
-        chosen = optimizers.get(optimizer)
-        if chosen is None:
-            chosen = AbsentOptimizer()
-        elif auto_scale_loss and options["dtype"] == "mixed_float16" and not isinstance(chosen, LossScaleOptimizer):
-            chosen = LossScaleOptimizer(chosen)
         compiled = Compiled(
-            chosen,
+            compiled_optimizer(optimizer, scales_loss=auto_scale_loss and device_options["dtype"] == "mixed_float16"),
             loss,
             loss_weights,
             metrics,
             weighted_metrics,
             run_eagerly,
-            steps,
-            options,
+            None if steps_per_execution == "auto" else checked_steps(steps_per_execution),
+            device_options,
             comm,
             bucket_mb,
             device_mb,
@@ -371,8 +247,7 @@ class BaseModel(Structure):
             stages,
             microbatches,
         )
-        compiled.check_shards(shards_per_batch)
-        compiled.check_stages()
+        compiled.check()
         self._set_compiled(compiled)
 
     def _set_compiled(self, compiled: Compiled) -> None:
@@ -466,33 +341,14 @@ class BaseModel(Structure):
             self._compilations += 1
 
     @property
-    def _device_options(self) -> dict[str, Any]:
-        """Device options of `compile`: keywords of `dptrain.train.devices.open_backend`."""
-        return dict(self._compiled.device) if self._compiled else {}
-
-    @property
     def _compile_arguments(self) -> dict[str, Any]:
         """Keywords with which `compile` can be called again; empty before."""
-        compiled = self._compiled
-        if compiled is None:
-            return {}
-        names = ("optimizer", "loss", "loss_weights", "metrics", "weighted_metrics", "run_eagerly", "auto_scale_loss")
-        steps = "auto" if compiled.steps_per_execution is None else compiled.steps_per_execution
-        sent = ("comm", "bucket_mb", "device_mb", "shards_per_batch", "comm_dtype")
-        divided = ("shard_optimizer", "shard_weights", "stages", "microbatches")
-        arguments = {name: getattr(compiled, name) for name in (*names, *sent, *divided)}
-        return arguments | {"steps_per_execution": steps, **compiled.device}
+        return {} if self._compiled is None else self._compiled.arguments()
 
     def _describe_compiled(self) -> list[Any]:
         """Return optimizer, loss and metrics in JSON: they must agree on all ranks."""
         assert self._compiled is not None
-        compiled = self._compiled
-        chosen = compiled.optimizer
-        if compiled.auto_scale_loss and isinstance(chosen, LossScaleOptimizer):
-            chosen = chosen.inner_optimizer  # a policy may have wrapped it, and policies are compared by name
-        optimizer = [type(chosen).__name__, chosen._describe()]
-        rest = (compiled.loss, compiled.loss_weights, compiled.metrics, compiled.weighted_metrics)
-        return [optimizer, *(tree.map_leaves(lambda path, entry: _description(entry), each) for each in rest)]
+        return self._compiled.describe()
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -684,11 +540,6 @@ class BaseModel(Structure):
         return tree.map_leaves(lambda path, name: outputs[name], self._prediction)
 
     @property
-    def _input_symbols(self) -> Any:
-        """Symbolic tensors nested as the inputs; None where their shapes are unknown."""
-        return self._symbols if self._graph is None else self._graph.inputs
-
-    @property
     def _expected_data(self) -> Expected:
         """What data must look like."""
         inputs = None
@@ -718,194 +569,6 @@ class BaseModel(Structure):
     def _takes_any_size(self) -> bool:
         """Whether samples may have other lengths than the model was built for; a subclass decides itself."""
         return self._graph is None
-
-    def _put_on(self, backend: Backend | None) -> None:
-        """Move the model and its state to an open backend, or to its own (None)."""
-        self._leave_device()
-        self._backend = backend
-
-    def _open_device(self, comm: Communicator) -> Backend:
-        """Return the model's device, opened at the first call. Collective."""
-        if self._backend is None:
-            options = self._device_options or {"dtype": self.dtype_policy.name}
-            self._backend = open_backend(comm, **options)
-        return self._backend
-
-    def _describe_device(self, comm: Communicator) -> str:
-        """Return a description of the device. Collective."""
-        backend = self._open_device(comm)
-        if self._sharding(comm) is None:
-            self._agreed(comm, "device", lambda: backend.adopt(self.weights))
-        return backend.description
-
-    def _open_trainer(self, comm: Communicator) -> Trainer:
-        """Return the trainer on the model's device. Collective at the first call."""
-        trainer = self._fit_trainer
-        if comm.size == 1 and trainer is not None and self._trained_with is comm:
-            return trainer
-        with MAKING if comm.size == 1 else nullcontext():
-            return self._make_trainer(comm)
-
-    def _make_trainer(self, comm: Communicator) -> Trainer:
-        """Make the trainer; in one thread at a time."""
-        sharded = self._programs is not None and self._programs.sharding is not None
-        if self._trained_with is not comm and (sharded or isinstance(comm, MeshCommunicator)):  # another mesh
-            self._leave_device()
-        if self._fit_trainer is None:
-            self._trained_with = comm
-            backend, compiled = self._open_device(comm), self._compiled
-            comm.require_same("the ranks have compiled the model differently", self._describe_computing())
-            choose_transport(backend, comm, "host" if compiled is None else compiled.comm)
-            sent: dict[str, Any] = {}
-            if compiled is not None:
-                names = ("bucket_mb", "comm_dtype", "microbatches")
-                sent = {name: getattr(compiled, name) for name in names}
-            sharding = self._sharding(comm)
-            ranks = comm if sharding is None else sharding.comm
-            self._programs = Programs(backend, ranks, **sent, sharding=sharding, variables=self._variables_on_device)
-            steps = None if compiled is None else compiled.steps_per_execution
-            data_mb = None if compiled is None else compiled.device_mb
-            self._fit_trainer = Trainer(
-                self,
-                self._programs,
-                steps_per_execution=steps,
-                data_bytes=None if data_mb is None else int(data_mb * 1e6),
-            )
-        return self._fit_trainer
-
-    def _sharding(self, comm: Communicator) -> Sharding | None:
-        """Return how ranks divide variables; None where each has all of them. Collective."""
-        shards = None if self._compiled is None else self._compiled.shards
-        if comm.size == 1 or (shards is None and not isinstance(comm, MeshCommunicator)):
-            return None
-        mesh = comm if isinstance(comm, MeshCommunicator) else MeshCommunicator(comm, {BATCH: comm.size})
-        return Sharding(mesh, self, shards)
-
-    @property
-    def _all_optimizers(self) -> list[Optimizer]:
-        """The optimizer of `compile`, and those of custom steps."""
-        optimizers: list[Any] = self._attributes(Optimizer)
-        return list(
-            {
-                id(optimizer): optimizer
-                for optimizer in [*optimizers, *([self._compiled.optimizer] if self._compiled else [])]
-            }.values()
-        )
-
-    def _part_of(self, variable: Variable, comm: Communicator) -> Part:
-        """Return this rank's part of a variable, and the ranks with the same. Collective."""
-        sharding = None if self._programs is None else self._programs.sharding
-        if sharding is not None:
-            return sharding.part(variable)
-        whole = tuple(map(int, variable.shape))
-        return Part(variable, (0,) * len(whole), whole, comm)
-
-    def _local_weights(self) -> list[Array]:
-        return [variable.numpy() for variable in self._local(self.weights)]
-
-    def _set_local_weights(self, values: Sequence[Array]) -> None:
-        weights = self.weights
-        if len(values) != len(weights):
-            raise ConfigError(f"{self._display_name}: found values of {len(values)} weights, expected {len(weights)}")
-        for weight, local, value in zip(weights, self._local(weights), values, strict=True):
-            (local if value.shape == local.shape else weight).assign(value)
-
-    @contextmanager
-    def _readable_on(self, rank: int = 0) -> Iterator[None]:
-        """Gather sharded variables on one rank within this context. Collective."""
-        sharding = None if self._programs is None else self._programs.sharding
-        with nullcontext() if sharding is None else sharding.fetched(self._variables_on_device, rank):
-            yield
-
-    def _describe_computing(self) -> dict[str, Any]:
-        """Return what all ranks must have compiled alike, by name."""
-        layers = [layer for layer in self._flatten_layers()[1:] if layer.dtype_policy != self.dtype_policy]
-        policies = [
-            self.dtype_policy.name,
-            *(f"{layer._display_name} in {layer.dtype_policy.name}" for layer in layers),
-        ]
-        facts: dict[str, Any] = {"dtype": ", ".join(policies)}
-        if self._compiled is not None:
-            compiled, optimizer = self._compiled, self._compiled.optimizer
-            facts["optimizer and loss_scale_factor"] = [type(optimizer).__name__, optimizer.loss_scale_factor]
-            facts["comm, bucket_mb and comm_dtype"] = [compiled.comm, compiled.bucket_mb, compiled.comm_dtype]
-            facts["shard_optimizer and shard_weights"] = [compiled.shard_optimizer, compiled.shard_weights]
-            facts["stages and microbatches"] = [compiled.stages, compiled.microbatches]
-        return facts
-
-    def _release_device(self) -> None:
-        """Free the device's memory at once; weights and the optimizer's state are lost."""
-        if self._programs is not None:
-            self._programs.forget()
-        if self._backend is not None:
-            self._backend.release(self._on_device())
-        self._backend = self._programs = self._fit_trainer = None
-
-    def _leave_device(self) -> None:
-        """Move everything back to the host."""
-        if self._backend is not None:
-            variables = self._on_device()
-            for variable in self._variables_on_device():
-                variable._move(None)
-            self._backend.release(variables)
-        self._release_device()
-
-    def _on_device(self) -> list[Variable]:
-        """Return what this rank's device holds."""
-        return self._local(self._variables_on_device())
-
-    def _local(self, variables: list[Variable]) -> list[Variable]:
-        """Return this rank's parts of variables."""
-        return variables if self._programs is None else self._programs.local(variables)
-
-    def _variables_on_device(self) -> list[Variable]:
-        """Return all that a step may read or write: weights, random numbers, optimizers, metrics."""
-        variables = list(self.variables)
-        for optimizer in self._all_optimizers:
-            variables += optimizer.variables
-        for metric in self.metrics:
-            variables += metric.variables
-        variables += [] if self._guard is None else self._guard.variables
-        variables += [] if self._programs is None else self._programs.variables
-        return list({id(variable): variable for variable in variables}.values())
-
-    @property
-    def _skipped_steps(self) -> int | None:
-        """Number of skipped steps of the current training; None where none are skipped."""
-        return None if self._guard is None else int(self._guard.skipped)
-
-    # Together with the other ranks
-
-    def _agreed(self, comm: Communicator, where: str, action: Callable[[], T], same: Same[T] | None = None) -> T:
-        """Run an action that may raise: alone it raises as in Keras, with several ranks it raises on all."""
-        return action() if comm.size == 1 else comm.agree(where, action, same)
-
-    @contextmanager
-    def _collective(self, comm: Communicator) -> Iterator[None]:
-        """End the job where an error of this rank alone would leave the others waiting."""
-        try:
-            try:
-                yield
-            except DeviceMemoryError as error:
-                raise DeviceError(str(error)) from error
-            phase.enter("user code")
-        except AgreedError:
-            phase.fail()
-            raise
-        except BaseException as error:
-            if comm.size > 1 and detect_launch() is not None:  # else a fork, which may leave
-                end_job(error)
-            raise
-
-
-def _description(value: Any) -> Any:
-    """Return a loss, metric, name or function in JSON."""
-    if isinstance(value, str | int | float):
-        return value
-    try:
-        return [type(value).__name__, value.get_config()]
-    except (AttributeError, ConfigError, NotImplementedError, TypeError):
-        return getattr(value, "__name__", type(value).__name__)
 
 
 def _of_any_size(shapes: Any) -> Any:
@@ -938,26 +601,3 @@ def _checked_logs(step: str, returned: Any) -> Mapping[str, Any]:
         return {key: log for name, value in returned.items() for key, log in _flat_log(name, value)}
     name = "train_step" if step == "train" else "test_step"
     raise ConfigError(f"{name}: expected a dictionary of logs to be returned, found {type(returned).__name__}")
-
-
-def _shapes(batch: Any) -> list[tuple[int, ...]]:
-    return [tuple(map(int, np.shape(array)[1:])) for array in tree.leaves(batch)]
-
-
-def _kind(array: Any, dtype: str) -> npt.DTypeLike:
-    own_dtype = getattr(array, "dtype", None)
-    return dtype if own_dtype is None or np.dtype(own_dtype).kind in "fV" else np.dtype(own_dtype).newbyteorder("=")
-
-
-def _symbols(shape: Any, dtype: str) -> Any:
-    """Return symbolic tensors of nested shapes, with symbolic rows."""
-    if isinstance(shape, Mapping):
-        return {key: _symbols(entry, dtype) for key, entry in shape.items()}
-    if isinstance(shape, Sequence) and not isinstance(shape, str):
-        if shape and all(isinstance(entry, Sequence | Mapping) for entry in shape):
-            return [_symbols(entry, dtype) for entry in shape]
-        if len(shape) >= 1 and all(n is None or isinstance(n, int) for n in shape[1:]):
-            return symbol(shape[1:], dtype)
-    raise ConfigError(
-        f"build: input_shape = {shape!r}: expected (batch size or None, *shape of one sample), such as (None, 784)"
-    )

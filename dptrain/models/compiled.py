@@ -1,21 +1,26 @@
 """Arguments of `compile`, and the losses and metrics of each output."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 
-from dptrain import losses, ops
+from dptrain import losses, ops, optimizers
+from dptrain.batches.inputs import check_counts
 from dptrain.errors import ConfigError
 from dptrain.losses import Loss
 from dptrain.losses.classes import BinaryCrossentropy, CategoricalCrossentropy, SparseCategoricalCrossentropy
 from dptrain.metrics import Metric, resolve
 from dptrain.metrics.base import Mean
-from dptrain.optimizers import Optimizer
+from dptrain.optimizers import LossScaleOptimizer, Optimizer
+from dptrain.optimizers.absent import AbsentOptimizer
 from dptrain.program import tree
 from dptrain.program.tensor import Tensor, as_tensors
 from dptrain.train.sharding import Sharded
+from dptrain.train.transports import TRANSPORTS
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,38 @@ class Compiled:
         """Name of the model's dtype policy."""
         return str(self.device.get("dtype", "float32"))
 
-    def check_stages(self) -> None:
+    def arguments(self) -> dict[str, Any]:
+        """Return keywords with which `compile` can be called again."""
+        arguments = {argument.name: getattr(self, argument.name) for argument in fields(self)}
+        del arguments["device"]
+        steps = "auto" if self.steps_per_execution is None else self.steps_per_execution
+        return arguments | {"steps_per_execution": steps, **self.device}
+
+    def describe(self) -> list[Any]:
+        """Return optimizer, loss and metrics in JSON: they must agree on all ranks."""
+        optimizer = self.optimizer
+        if self.auto_scale_loss and isinstance(optimizer, LossScaleOptimizer):
+            optimizer = optimizer.inner_optimizer  # a policy may have wrapped it, and policies are compared by name
+        nested = (self.loss, self.loss_weights, self.metrics, self.weighted_metrics)
+        descriptions = (tree.map_leaves(lambda path, entry: _description(entry), argument) for argument in nested)
+        return [[type(optimizer).__name__, optimizer._describe()], *descriptions]
+
+    def check(self) -> None:
+        """Refuse what is unknown, a size that is not above 0, and options that exclude each other."""
+        if self.comm not in TRANSPORTS:
+            raise ConfigError(f"comm = {self.comm!r}: expected one of {', '.join(map(repr, TRANSPORTS))}")
+        if self.comm_dtype not in (None, "bfloat16", "float16"):
+            raise ConfigError(f"comm_dtype = {self.comm_dtype!r}: expected None, 'bfloat16' or 'float16'")
+        if not all(isinstance(factor, Real) for factor in tree.leaves(self.loss_weights)):
+            raise ConfigError(f"loss_weights = {self.loss_weights!r}: expected numbers; metrics is the fourth argument")
+        for name, size in (("bucket_mb", self.bucket_mb), ("device_mb", self.device_mb)):
+            if size is not None and not 0 < size * 1e6 < math.inf:
+                raise ConfigError(f"{name} = {size}: expected a number above 0")
+        check_counts(shards_per_batch=self.shards_per_batch)
+        self.check_shards(self.shards_per_batch)
+        self._check_stages()
+
+    def _check_stages(self) -> None:
         """Refuse options that pipeline stages do not support."""
         for name, number in (("stages", self.stages), ("microbatches", self.microbatches)):
             if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
@@ -83,6 +119,34 @@ class Compiled:
                 f"{' and '.join(auto)}: not supported with a fixed number of shards (--reproducible, "
                 "shards_per_batch), as bits would depend on what was measured; choose dptrain, or a library"
             )
+
+
+def _description(value: Any) -> Any:
+    """Return a loss, metric, name or function in JSON."""
+    if isinstance(value, str | int | float):
+        return value
+    try:
+        return [type(value).__name__, value.get_config()]
+    except (AttributeError, ConfigError, NotImplementedError, TypeError):
+        return getattr(value, "__name__", type(value).__name__)
+
+
+def checked_steps(steps_per_execution: Any) -> int:
+    """Return the number of steps in one execution."""
+    if isinstance(steps_per_execution, bool) or not isinstance(steps_per_execution, Integral):
+        raise ConfigError(f"steps_per_execution = {steps_per_execution!r}: expected an integer or 'auto'")
+    if steps_per_execution < 1:
+        raise ConfigError(f"steps_per_execution = {steps_per_execution}: expected an integer >= 1")
+    return int(steps_per_execution)
+
+
+def compiled_optimizer(optimizer: Any, *, scales_loss: bool) -> Optimizer:
+    """Return the optimizer of an argument of `compile`, in a `LossScaleOptimizer` where the loss is to be scaled."""
+    resolved = optimizers.get(optimizer)
+    if resolved is None:
+        return AbsentOptimizer()
+    is_scaled = isinstance(resolved, LossScaleOptimizer)
+    return LossScaleOptimizer(resolved) if scales_loss and not is_scaled else resolved
 
 
 @dataclass(frozen=True)

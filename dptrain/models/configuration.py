@@ -8,7 +8,8 @@ Source: keras/src/models/functional.py, Keras 3.15.
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -89,62 +90,106 @@ def functional_config(model: Any, graph: Graph) -> dict[str, Any]:
     """Return Keras' `Functional.get_config`."""
     if any(not isinstance(layer, InputLayer) for layer in graph.input_layers):
         raise ConfigError(f"model {model.name!r} begins in the middle of another one and cannot be saved")
-    node_ids = {id(node) for node in graph.nodes}
-    nodes = {id(layer): [node for node in layer._nodes if id(node) in node_ids] for layer in graph.layers}
-    makers = [maker for maker in graph.makers if isinstance(maker, Tensor | OperationCall)]
-    names: dict[int, str] = {}
-    used = {layer.name for layer in graph.layers}
-    for maker in makers:
-        kind = snake_case(maker.class_name) if isinstance(maker, OperationCall) else maker.op.name  # type: ignore[union-attr]
-        numbered = (kind if not number else f"{kind}_{number}" for number in range(len(makers) + len(used) + 1))
-        names[id(maker)] = next(name for name in numbered if name not in used)
-        used.add(names[id(maker)])
+    return _FunctionalWriter(model, graph).config()
 
-    def place(tensor: Tensor) -> list[Any]:
+
+class _FunctionalWriter:
+    """A graph as Keras' configuration of a functional model."""
+
+    def __init__(self, model: Any, graph: Graph) -> None:
+        self._model, self._graph = model, graph
+        node_ids = {id(node) for node in graph.nodes}
+        self._nodes = {id(layer): [node for node in layer._nodes if id(node) in node_ids] for layer in graph.layers}
+        self._makers = [maker for maker in graph.makers if isinstance(maker, Tensor | OperationCall)]
+        self._names = self._operation_names()
+        outputs = [tree.leaves(maker if isinstance(maker, Tensor) else maker.outputs) for maker in graph.makers]
+        symbols = [*tree.leaves(graph.inputs), *itertools.chain(*outputs)]
+        self._axes = {  # a tensor and its axis for the name of each symbolic length
+            length.name: (tensor, axis)
+            for tensor in reversed(symbols)
+            for axis, length in enumerate(tensor.shape)
+            if isinstance(length, Dim)
+        }
+
+    def config(self) -> dict[str, Any]:
+        """Return the configuration."""
+        return {
+            "name": self._model.name,
+            "trainable": self._model.trainable,
+            "layers": [*map(self._layer, self._graph.layers), *map(self._operation, self._makers)],
+            "input_layers": tree.map_leaves(lambda path, tensor: self._end(tensor), self._graph.declared_inputs),
+            "output_layers": tree.map_leaves(lambda path, tensor: self._end(tensor), self._graph.outputs),
+        }
+
+    def _operation_names(self) -> dict[int, str]:
+        """Return a name, that no layer has, for each op and operation."""
+        names: dict[int, str] = {}
+        used = {layer.name for layer in self._graph.layers}
+        for maker in self._makers:
+            kind = snake_case(maker.class_name) if isinstance(maker, OperationCall) else maker.op.name  # type: ignore[union-attr]
+            numbered = (kind if not number else f"{kind}_{number}" for number in itertools.count())
+            names[id(maker)] = next(name for name in numbered if name not in used)
+            used.add(names[id(maker)])
+        return names
+
+    def _layer(self, layer: Layer) -> dict[str, Any]:
+        """Return a layer with its calls."""
+        if isinstance(layer, InputLayer):
+            return _input_config(layer, self._model._data_dtype) | {"name": layer.name, "inbound_nodes": []}
+        calls = [self._call(node.arguments, node.keywords) for node in self._nodes[id(layer)]]
+        return layer_config(layer) | {"name": layer.name, "inbound_nodes": calls}
+
+    def _operation(self, maker: Tensor | OperationCall) -> dict[str, Any]:
+        """Return an op or operation with its call."""
+        name = self._names[id(maker)]
+        if isinstance(maker, OperationCall):
+            config = {"name": name} | tree.map_leaves(self._argument, maker.config)
+            description = described(maker.module, maker.class_name, config, maker.class_name)
+            return description | {"name": name, "inbound_nodes": [self._call(maker.arguments, maker.keywords)]}
+        attributes = {key: self._attribute(value) for key, value in maker.attributes.items()}
+        return _op_config(maker, name, [self._argument("", operand) for operand in maker.inputs], attributes)
+
+    def _call(self, arguments: Any, keywords: Any) -> dict[str, Any]:
+        return {
+            "args": tree.map_leaves(self._argument, list(arguments)),
+            "kwargs": tree.map_leaves(self._argument, keywords),
+        }
+
+    def _history(self, tensor: Tensor) -> list[Any]:
+        """Return what made a tensor: [layer, call, output]."""
         maker = maker_of(tensor)
         if isinstance(maker, OperationCall):
-            return [names[id(maker)], 0, [id(output) for output in tree.leaves(maker.outputs)].index(id(tensor))]
+            return [self._names[id(maker)], 0, _position(tensor, maker.outputs)]
         if tensor.history is None:
-            return [names[id(tensor)], 0, 0]
+            return [self._names[id(tensor)], 0, 0]
         layer = tensor.history.layer
         if isinstance(layer, InputLayer):
             return [layer.name, 0, 0]
-        of_call = [id(output) for output in tree.leaves(tensor.history.outputs)]
-        number = next(n for n, node in enumerate(nodes[id(layer)]) if node is tensor.history)
-        return [layer.name, number, of_call.index(id(tensor))]
+        call = next(number for number, node in enumerate(self._nodes[id(layer)]) if node is tensor.history)
+        return [layer.name, call, _position(tensor, tensor.history.outputs)]
 
-    outputs = [tree.leaves(maker if isinstance(maker, Tensor) else maker.outputs) for maker in graph.makers]
-    symbols = [*tree.leaves(graph.inputs), *itertools.chain(*outputs)]
-    homes = {
-        n.name: (tensor, axis)
-        for tensor in reversed(symbols)
-        for axis, n in enumerate(tensor.shape)
-        if isinstance(n, Dim)
-    }
+    def _end(self, tensor: Tensor) -> list[Any]:
+        """Return what makes an input or output of the model."""
+        name, call, output = self._history(tensor)
+        return [name, call + _own_calls(None if tensor.history is None else tensor.history.layer), output]
 
-    def attribute(value: Any) -> Any:
+    def _attribute(self, value: Any) -> Any:
         if isinstance(value, tuple):
-            return [attribute(entry) for entry in value]
+            return [self._attribute(entry) for entry in value]
         if not isinstance(value, Dim):
             return attribute_of(value)
-        factors = [factor(name) for name in value.names]
+        factors = [self._factor(name) for name in value.names]
         return {"class_name": "__length__", "factors": factors, "scale": value.scale, "offset": value.offset}
 
-    def factor(name: Any) -> Any:
+    def _factor(self, name: Any) -> Any:
         if not isinstance(name, str):
-            return [name[0], *map(attribute, name[1:])]
-        if name not in homes:  # the rows
+            return [name[0], *map(self._attribute, name[1:])]
+        if name not in self._axes:  # the rows
             return None
-        symbol, axis = homes[name]
-        return {"class_name": "__keras_tensor__", "config": {"keras_history": place(symbol)}, "axis": axis}
+        symbol, axis = self._axes[name]
+        return {"class_name": "__keras_tensor__", "config": {"keras_history": self._history(symbol)}, "axis": axis}
 
-    def end(tensor: Tensor) -> list[Any]:  # in Keras a functional model has a call more, its own
-        name, number, output = place(tensor)
-        shifted = tensor.history is not None and isinstance(tensor.history.layer, MODELS["Functional"])
-        shifted = shifted and not isinstance(tensor.history.layer, MODELS["Sequential"])
-        return [name, number + 1 if shifted else number, output]
-
-    def argument(path: str, value: Any) -> Any:
+    def _argument(self, path: str, value: Any) -> Any:
         if value is ...:
             return {"class_name": "__ellipsis__", "config": {}}
         if isinstance(value, np.ndarray | slice):
@@ -152,153 +197,169 @@ def functional_config(model: Any, graph: Graph) -> dict[str, Any]:
         if not isinstance(value, Tensor):
             return plain(value)
         if value.is_length:
-            return attribute(value.attributes["length"]) | {"dtype": value.dtype.name}
+            return self._attribute(value.attributes["length"]) | {"dtype": value.dtype.name}
         if value.value is None:
-            dtype = model._data_dtype if value.dtype.kind in "fV" else value.dtype.name
-            config = {"shape": list(read(value.shape)), "dtype": dtype, "keras_history": place(value)}
+            dtype = self._model._data_dtype if value.dtype.kind in "fV" else value.dtype.name
+            config = {"shape": list(read(value.shape)), "dtype": dtype, "keras_history": self._history(value)}
             return {"class_name": "__keras_tensor__", "config": config}
         if value.variable is not None or value.counts_rows:
-            raise ConfigError(f"model {model.name!r}: {value} is an argument that cannot be saved; use it in a layer")
+            name = self._model.name
+            raise ConfigError(f"model {name!r}: {value} is an argument that cannot be saved; use it in a layer")
         return {"class_name": "__numpy__", "config": {"value": value.numpy().tolist(), "dtype": value.dtype.name}}
 
-    listed = []
-    for layer in graph.layers:
-        description = _input_config(layer, model._data_dtype) if isinstance(layer, InputLayer) else layer_config(layer)
-        calls = [] if isinstance(layer, InputLayer) else nodes[id(layer)]
-        inbound = [
-            {
-                "args": tree.map_leaves(argument, list(symbol.arguments)),
-                "kwargs": tree.map_leaves(argument, symbol.keywords),
-            }
-            for symbol in calls
-        ]
-        listed.append(description | {"name": layer.name, "inbound_nodes": inbound})
-    for maker in makers:
-        if isinstance(maker, OperationCall):
-            config = {"name": names[id(maker)]} | tree.map_leaves(argument, maker.config)
-            call = {
-                "args": tree.map_leaves(argument, list(maker.arguments)),
-                "kwargs": tree.map_leaves(argument, maker.keywords),
-            }
-            description = described(maker.module, maker.class_name, config, maker.class_name)
-            listed.append(description | {"name": names[id(maker)], "inbound_nodes": [call]})
-            continue
-        attributes = {key: attribute(value) for key, value in maker.attributes.items()}
-        listed.append(_op_config(maker, names[id(maker)], [argument("", each) for each in maker.inputs], attributes))
-    return {
-        "name": model.name,
-        "trainable": model.trainable,
-        "layers": listed,
-        "input_layers": tree.map_leaves(lambda path, tensor: end(tensor), graph.declared_inputs),
-        "output_layers": tree.map_leaves(lambda path, tensor: end(tensor), graph.outputs),
-    }
+
+def _position(tensor: Tensor, outputs: Any) -> int:
+    """Return the position of a tensor among nested outputs."""
+    return [id(output) for output in tree.leaves(outputs)].index(id(tensor))
+
+
+def _own_calls(layer: Any) -> int:
+    """Return the calls that Keras counts before the first: a functional model has one, its own."""
+    return int(isinstance(layer, MODELS["Functional"]) and not isinstance(layer, MODELS["Sequential"]))
 
 
 def functional_ends(config: Config) -> tuple[Any, Any, str]:
     """Return symbolic inputs and outputs, and the floating-point dtype, of a `Functional.get_config`."""
-    listed = listed_layers(config, "Functional")
-    makers: dict[str, Layer | Op | Operation] = {}
-    problems, waiting = [], []
-    for description in listed:
-        try:
-            is_op = isinstance(description, Mapping) and ".ops" in str(description.get("module"))
-            maker = _op(description) if is_op else read_layer(description)
-            name = description.get("name") or description["config"].get("name")
-            if not isinstance(name, str) or name in makers:
-                raise ConfigError(f"layer names must be unique, found {str(name)[:80]!r} again")
-            if isinstance(maker, Layer):
-                maker.name = name
-            makers[name] = maker
-            arguments_of = description["config"]
-            needed = arguments_of if is_op else {}
-            waiting += [
-                (name, node, arguments_of, _histories([node, needed]))
-                for node in description.get("inbound_nodes") or ()
-            ]
-        except ConfigError as error:
-            problems.append(str(error))
-    if problems:
-        raise ConfigError("; ".join(dict.fromkeys(problems)))
-    results = {name: [[maker.output]] if isinstance(maker, InputLayer) else [] for name, maker in makers.items()}
-    if len(waiting) > MAX_LAYERS:
-        raise ConfigError(f"{len(waiting)} calls of layers, at most {MAX_LAYERS} are read")
+    reader = _FunctionalReader(listed_layers(config, "Functional"))
+    reader.make_calls()
+    return reader.end(config.get("input_layers")), reader.end(config.get("output_layers")), reader.dtype
 
-    def tensor(history: Any) -> Tensor:
-        name, call, output = history
-        symbol: Tensor = results[name][int(call)][int(output)]
-        return symbol
 
-    def length(description: Mapping[str, Any]) -> Any:
-        factors = [part if part is None else factor(part) for part in description["factors"]]
-        return length_of(factors, description["scale"], description["offset"])
+@dataclass(frozen=True)
+class _Call:
+    """A call in a configuration that is to be made: of the maker `name`."""
 
-    def factor(part: Any) -> Any:
-        if isinstance(part, Mapping):
-            return tensor(part["config"]["keras_history"]).shape[part["axis"]]
-        function, *operands = part
-        return (function, *(length(operand) if isinstance(operand, Mapping) else operand for operand in operands))
+    name: str
+    node: Mapping[str, Any]  # arguments
+    config: Mapping[str, Any]  # of the maker
+    inputs: list[Any]  # histories of the tensors that it takes
 
-    def attribute(value: Any) -> Any:
-        if isinstance(value, Mapping) and value.get("class_name") == "__length__":
-            return length(value)
-        return tuple(map(attribute, value)) if isinstance(value, list) else attribute_from(value)
 
-    def argument(value: Any) -> Any:
+class _FunctionalReader:
+    """Keras' configuration of a functional model as calls on symbolic tensors."""
+
+    def __init__(self, listed: Sequence[Config]) -> None:
+        self._makers: dict[str, Layer | Op | Operation] = {}
+        self._calls: list[_Call] = []
+        problems = []
+        for description in listed:
+            try:
+                self._read(description)
+            except ConfigError as error:
+                problems.append(str(error))
+        if problems:
+            raise ConfigError("; ".join(dict.fromkeys(problems)))
+        if len(self._calls) > MAX_LAYERS:
+            raise ConfigError(f"{len(self._calls)} calls of layers, at most {MAX_LAYERS} are read")
+        self._outputs: dict[str, list[list[Any]]] = {
+            name: [[maker.output]] if isinstance(maker, InputLayer) else [] for name, maker in self._makers.items()
+        }
+        makers = zip(listed, self._makers.values(), strict=True)
+        self.dtype = give_policies([(config, maker) for config, maker in makers if isinstance(maker, Layer)])
+
+    def _read(self, description: Config) -> None:
+        """Read a layer, op or operation, and note its calls."""
+        is_op = isinstance(description, Mapping) and ".ops" in str(description.get("module"))
+        maker = _op(description) if is_op else read_layer(description)
+        config = description["config"]
+        name = description.get("name") or config.get("name")
+        if not isinstance(name, str) or name in self._makers:
+            raise ConfigError(f"layer names must be unique, found {str(name)[:80]!r} again")
+        if isinstance(maker, Layer):
+            maker.name = name
+        self._makers[name] = maker
+        self._calls += [
+            _Call(name, node, config, _histories([node, config if is_op else {}]))
+            for node in description.get("inbound_nodes") or ()
+        ]
+
+    def make_calls(self) -> None:
+        """Call all layers and ops, each once its inputs are there."""
+        waiting = self._calls
+        while waiting:
+            later: list[_Call] = []
+            blocked: set[str] = set()  # makers with an earlier call that waits
+            for call in waiting:
+                if call.name in blocked or not all(map(self._is_available, call.inputs)):
+                    later.append(call)
+                    blocked.add(call.name)
+                else:
+                    self._outputs[call.name].append(self._make(call))
+            if len(later) == len(waiting):
+                raise ConfigError(f"the inputs of {later[0].name[:80]!r} are made by no layer of the model")
+            waiting = later
+
+    def _make(self, call: _Call) -> list[Any]:
+        """Return the outputs of a call."""
+        arguments, keywords = self._argument(call.node.get("args", [])), self._argument(call.node.get("kwargs") or {})
+        maker = self._makers[call.name]
+        if isinstance(maker, Layer):
+            return tree.leaves(maker(*arguments, **keywords))
+        options = {key: value for key, value in call.config.items() if key != "name"}
+        if isinstance(maker, Op):
+            return [maker(*arguments, **{key: self._attribute(value) for key, value in options.items()})]
+        return maker.call(arguments, keywords, {key: self._argument(value) for key, value in options.items()})
+
+    def end(self, value: Any) -> Any:
+        """Return the inputs or outputs of the model, nested as in its configuration."""
         if isinstance(value, Mapping):
-            inner = value.get("config")
-            if value.get("class_name") == "__length__":
-                return counted(length(value), value["dtype"])
-            if value.get("class_name") == "__slice__":
-                return slice(inner["start"], inner["stop"], inner["step"])  # type: ignore[index]
-            if value.get("class_name") == "__ellipsis__":
-                return ...
-            if value.get("class_name") == "__keras_tensor__":
-                return tensor(inner["keras_history"])  # type: ignore[index]
-            if value.get("class_name") == "__numpy__":
-                return np.array(inner["value"], inner["dtype"])  # type: ignore[index]
-            return {key: argument(entry) for key, entry in value.items()}
-        return [argument(entry) for entry in value] if isinstance(value, list | tuple) else value
-
-    described = zip(listed, makers.values(), strict=True)
-    dtype = give_policies([(description, maker) for description, maker in described if isinstance(maker, Layer)])
-    while waiting:
-        later = []
-        behind: set[str] = set()  # whose calls before are not made yet
-        for name, node, arguments_of, needed in waiting:
-            if name in behind or not all(_is_available(history, results) for history in needed):
-                later.append((name, node, arguments_of, needed))
-                behind.add(name)
-                continue
-            arguments, keywords = argument(node.get("args", [])), argument(node.get("kwargs") or {})
-            maker = makers[name]
-            if isinstance(maker, Op):
-                attributes = {key: attribute(value) for key, value in arguments_of.items() if key != "name"}
-                results[name].append([maker(*arguments, **attributes)])
-            elif isinstance(maker, Operation):
-                options = {key: argument(value) for key, value in arguments_of.items() if key != "name"}
-                results[name].append(maker.call(arguments, keywords, options))
-            else:
-                results[name].append(tree.leaves(maker(*arguments, **keywords)))
-        if len(later) == len(waiting):
-            raise ConfigError(f"the inputs of {later[0][0][:80]!r} are made by no layer of the model")
-        waiting = later
-
-    def end(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {key: end(entry) for key, entry in value.items()}
+            return {key: self.end(entry) for key, entry in value.items()}
         if not isinstance(value, list | tuple) or not value:
             raise ConfigError(f"expected the layers of inputs and outputs, found {str(value)[:80]!r}")
         if not isinstance(value[0], str):
-            return [end(entry) for entry in value]
+            return [self.end(entry) for entry in value]
         name, call, output = value
-        shifted = isinstance(makers.get(name), MODELS["Functional"])
-        shifted = shifted and not isinstance(makers[name], MODELS["Sequential"])
-        history = (name, call - 1 if shifted else call, output)
-        if not _is_available(history, results):
+        history = (name, call - _own_calls(self._makers.get(name)), output)
+        if not self._is_available(history):
             raise ConfigError(f"an output is made by no layer of the model: {str(value)[:80]}")
-        return tensor(history)
+        return self._tensor(history)
 
-    return end(config.get("input_layers")), end(config.get("output_layers")), dtype
+    def _is_available(self, history: Any) -> bool:
+        if not isinstance(history, list | tuple) or len(history) != 3 or not isinstance(history[0], str):
+            raise ConfigError(f"expected [layer, call, output], found {str(history)[:80]!r}")
+        name, call, output = history
+        calls = self._outputs.get(name, [])
+        return type(call) is type(output) is int and 0 <= call < len(calls) and 0 <= output < len(calls[call])
+
+    def _tensor(self, history: Any) -> Tensor:
+        name, call, output = history
+        tensor: Tensor = self._outputs[name][int(call)][int(output)]
+        return tensor
+
+    def _length(self, description: Mapping[str, Any]) -> Any:
+        factors = [part if part is None else self._factor(part) for part in description["factors"]]
+        return length_of(factors, description["scale"], description["offset"])
+
+    def _factor(self, part: Any) -> Any:
+        if isinstance(part, Mapping):
+            return self._tensor(part["config"]["keras_history"]).shape[part["axis"]]
+        function, *operands = part
+        return (
+            function,
+            *(self._length(operand) if isinstance(operand, Mapping) else operand for operand in operands),
+        )
+
+    def _attribute(self, value: Any) -> Any:
+        if isinstance(value, Mapping) and value.get("class_name") == "__length__":
+            return self._length(value)
+        return tuple(map(self._attribute, value)) if isinstance(value, list) else attribute_from(value)
+
+    def _argument(self, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return [self._argument(entry) for entry in value] if isinstance(value, list | tuple) else value
+        config: Any = value.get("config")
+        match value.get("class_name"):
+            case "__length__":
+                return counted(self._length(value), value["dtype"])
+            case "__slice__":
+                return slice(config["start"], config["stop"], config["step"])
+            case "__ellipsis__":
+                return ...
+            case "__keras_tensor__":
+                return self._tensor(config["keras_history"])
+            case "__numpy__":
+                return np.array(config["value"], config["dtype"])
+        return {key: self._argument(entry) for key, entry in value.items()}
 
 
 def _histories(value: Any) -> list[Any]:
@@ -309,14 +370,6 @@ def _histories(value: Any) -> list[Any]:
             return [inner.get("keras_history") if isinstance(inner, Mapping) else None]
         return [history for entry in value.values() for history in _histories(entry)]
     return [history for entry in value for history in _histories(entry)] if isinstance(value, list | tuple) else []
-
-
-def _is_available(history: Any, results: Mapping[str, list[list[Any]]]) -> bool:
-    if not isinstance(history, list | tuple) or len(history) != 3 or not isinstance(history[0], str):
-        raise ConfigError(f"expected [layer, call, output], found {str(history)[:80]!r}")
-    name, call, output = history
-    calls = results.get(name, [])
-    return type(call) is type(output) is int and 0 <= call < len(calls) and 0 <= output < len(calls[call])
 
 
 def _op_config(tensor: Tensor, name: str, arguments: list[Any], attributes: dict[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,10 @@
-"""A model's layers, and the symbolic tensors of functional models."""
+"""A model's layers, the symbolic tensors of functional models, and how it is built and called."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from dptrain.errors import ConfigError
@@ -13,7 +15,8 @@ from dptrain.layers.parts import name_layers
 from dptrain.models.graph import Graph, Maker, name_of_maker
 from dptrain.program import tree
 from dptrain.program.dims import is_number, number_of, read, symbolic
-from dptrain.program.tensor import Tensor, placeholder
+from dptrain.program.tensor import Tensor, Variable, constant, placeholder, untraced
+from dptrain.program.turns import MAKING
 
 
 class Structure(Layer):
@@ -21,6 +24,9 @@ class Structure(Layer):
 
     _graph: Graph | None
     _output_shapes: Any  # of a sample, nested as the outputs
+    _symbols: Any = None  # like the inputs, nested as these, of a model that is no graph
+    _model_seed: int
+    _marks_itself_built, _checks_lengths = True, True
 
     def _set_graph(self, graph: Graph) -> None:
         self._graph, self._stack, self.built = graph, graph.layers, True
@@ -171,6 +177,105 @@ class Structure(Layer):
                 return layer
         raise ConfigError(f"No such layer: {name}. Existing layers are: {[layer.name for layer in layers]}.")
 
+    # Calls
+
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+        """Return the outputs; a subclass without inputs and outputs writes it."""
+        if self._graph is not None:
+            name = self._display_name if self._checks_lengths else None
+            return self._graph.run(inputs, self._data_dtype, mask=mask, name=name)
+        raise NotImplementedError(f"Model {type(self).__name__} does not have a `call()` method implemented.")
+
+    def build(self, input_shape: Any = None) -> None:
+        """Make the weights of all layers.
+
+        Args:
+            input_shape: (batch size or None, *shape of one sample), nested as the inputs.
+
+        Raises:
+            ConfigError: it is no such shape, or a layer cannot take it.
+        """
+        if self.built or input_shape is None:
+            return
+        with self._building():
+            if not self.built:
+                self._build_on(_symbols(input_shape, self._data_dtype))
+
+    @contextmanager
+    def _building(self) -> Iterator[None]:
+        """Make other threads wait until the weights are made and initialized."""
+        with MAKING:
+            before, self._builds = self._builds, True
+            try:
+                yield
+            finally:
+                self._builds = before
+
+    def _build_on(self, inputs: Any) -> None:
+        """Make the weights by calling the model on symbolic tensors."""
+        self._symbols = inputs
+        self.built = True  # for `Layer`, which would call `build`
+        try:
+            outputs = self(inputs, training=False)
+        except BaseException:
+            self.built = False
+            raise
+        self._output_shapes = tree.map_leaves(lambda path, output: sample_shape(output), outputs)
+        self._adopt(self._model_seed)
+
+    @property
+    def _casts_inputs(self) -> bool:  # type: ignore[override]
+        return self._graph is None
+
+    def _as_tensor(self, value: Any) -> Any:
+        if self._casts_inputs:
+            return super()._as_tensor(value)
+        if isinstance(value, Variable):
+            return value.value
+        return constant(value) if not isinstance(value, Tensor) and hasattr(value, "__array__") else value
+
+    def _build_for(self, arguments: Any) -> None:  # a `Layer`'s, whose weights are its sublayers'
+        if type(self).build is not Structure.build and not self.built:
+            super()._build_for(arguments)
+        first = next(iter(arguments.values()), None)
+        self._symbols = tree.map_leaves(lambda path, spec: symbol(spec.shape[1:], spec.dtype), first)
+        self.built = True
+
+    def _build_like(self, x: Any) -> None:
+        """Make the weights, if missing, for samples like those of a batch."""
+        if type(self).call is Structure.call:
+            return
+
+        def symbols() -> Any:
+            return tree.map_leaves(lambda path, array: symbol(np.shape(array)[1:], _kind(array, self._data_dtype)), x)
+
+        def has_what_it_needs() -> bool:
+            return self.built and not self._builds and (self._output_shapes is not None or x is None)
+
+        if not has_what_it_needs():
+            with self._building():
+                if not self.built or (self._output_shapes is None and x is not None):
+                    self._build_on(symbols())
+        self._sample = None
+        if x is not None and _shapes(x) != _shapes(self._symbols):
+            with untraced(), suppress(ConfigError):  # which the step will raise as well
+                outputs = self(symbols(), training=False)
+                self._sample = None, tree.map_leaves(lambda path, output: sample_shape(output), outputs)
+
+    @property
+    def _sample(self) -> tuple[Any, Any] | None:
+        """Shapes of inputs and outputs of this thread's batch where they differ from the built ones."""
+        return getattr(self._of_thread, "sample", None)
+
+    @_sample.setter
+    def _sample(self, shapes: tuple[Any, Any] | None) -> None:
+        self._of_thread.sample = shapes
+
+    @property
+    def _input_symbols(self) -> Any:
+        """Symbolic tensors nested as the inputs; None where their shapes are unknown."""
+        return self._symbols if self._graph is None else self._graph.inputs
+
 
 def sample_shape(symbol: Tensor) -> tuple[int | None, ...]:
     """Return the shape of a sample of a symbolic batch, with None for unknown lengths."""
@@ -180,3 +285,26 @@ def sample_shape(symbol: Tensor) -> tuple[int | None, ...]:
 def symbol(shape: Sequence[Any], dtype: npt.DTypeLike) -> Tensor:
     """Return a symbolic batch of samples of a shape."""
     return placeholder(symbolic((None, *shape)), dtype, "input")
+
+
+def _shapes(batch: Any) -> list[tuple[int, ...]]:
+    return [tuple(map(int, np.shape(array)[1:])) for array in tree.leaves(batch)]
+
+
+def _kind(array: Any, dtype: str) -> npt.DTypeLike:
+    own_dtype = getattr(array, "dtype", None)
+    return dtype if own_dtype is None or np.dtype(own_dtype).kind in "fV" else np.dtype(own_dtype).newbyteorder("=")
+
+
+def _symbols(shape: Any, dtype: str) -> Any:
+    """Return symbolic tensors of nested shapes, with symbolic rows."""
+    if isinstance(shape, Mapping):
+        return {key: _symbols(entry, dtype) for key, entry in shape.items()}
+    if isinstance(shape, Sequence) and not isinstance(shape, str):
+        if shape and all(isinstance(entry, Sequence | Mapping) for entry in shape):
+            return [_symbols(entry, dtype) for entry in shape]
+        if len(shape) >= 1 and all(n is None or isinstance(n, int) for n in shape[1:]):
+            return symbol(shape[1:], dtype)
+    raise ConfigError(
+        f"build: input_shape = {shape!r}: expected (batch size or None, *shape of one sample), such as (None, 784)"
+    )

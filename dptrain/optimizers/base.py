@@ -129,20 +129,9 @@ class Optimizer(Readable, ABC):
             warnings.warn("Argument `decay` is no longer supported and will be ignored.", stacklevel=2)
         if kwargs:
             raise ConfigError(f"Argument(s) not recognized: {kwargs}")
-        clips = {"clipnorm": clipnorm, "clipvalue": clipvalue, "global_clipnorm": global_clipnorm}
-        if sum(limit is not None for limit in clips.values()) > 1:
-            received = ", ".join(f"{clip}={limit}" for clip, limit in clips.items())
-            raise ConfigError(
-                f"Only one of `clipnorm`, `clipvalue` and `global_clipnorm` can be set. Received: {received}"
-            )
-        if use_ema and not 0 <= ema_momentum <= 1:
-            raise ConfigError(f"`ema_momentum` must be in the range [0, 1]. Received: ema_momentum={ema_momentum}")
-        frequency = ema_overwrite_frequency
-        if use_ema and frequency and (not isinstance(frequency, int) or frequency < 1):
-            raise ConfigError(
-                "`ema_overwrite_frequency` must be an integer >= 1 or None. "
-                f"Received: ema_overwrite_frequency={frequency}"
-            )
+        _check_clips(clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm)
+        if use_ema:
+            _check_averages(ema_momentum, ema_overwrite_frequency)
         steps = gradient_accumulation_steps or None
         if steps is not None and not (steps >= 2 and steps == int(steps)):
             raise ConfigError(
@@ -154,7 +143,8 @@ class Optimizer(Readable, ABC):
         self.clipnorm = _optional("clipnorm", clipnorm)
         self.clipvalue = _optional("clipvalue", clipvalue)
         self.global_clipnorm = _optional("global_clipnorm", global_clipnorm)
-        self.use_ema, self.ema_momentum, self.ema_overwrite_frequency = use_ema, ema_momentum, frequency
+        self.use_ema, self.ema_momentum = use_ema, ema_momentum
+        self.ema_overwrite_frequency = ema_overwrite_frequency
         self.loss_scale_factor = _optional("loss_scale_factor", loss_scale_factor)
         self.gradient_accumulation_steps = None if steps is None else int(steps)
         self.built, self._version = False, 0
@@ -672,6 +662,21 @@ class Optimizer(Readable, ABC):
         if isinstance(arguments.get("learning_rate"), Mapping):
             arguments["learning_rate"] = schedules.deserialize(arguments["learning_rate"], custom_objects)
         return cls(**arguments)
+
+
+def _check_clips(**limits: float | None) -> None:
+    if sum(limit is not None for limit in limits.values()) > 1:
+        received = ", ".join(f"{name}={limit}" for name, limit in limits.items())
+        raise ConfigError(f"Only one of `clipnorm`, `clipvalue` and `global_clipnorm` can be set. Received: {received}")
+
+
+def _check_averages(momentum: float, frequency: int | None) -> None:
+    if not 0 <= momentum <= 1:
+        raise ConfigError(f"`ema_momentum` must be in the range [0, 1]. Received: ema_momentum={momentum}")
+    if frequency and (not isinstance(frequency, int) or frequency < 1):
+        raise ConfigError(
+            f"`ema_overwrite_frequency` must be an integer >= 1 or None. Received: ema_overwrite_frequency={frequency}"
+        )
 
 
 def as_dtype(value: Any, dtype: DType) -> Tensor:

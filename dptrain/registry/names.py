@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
 from typing import NoReturn, TypeVar
 
 from dptrain.errors import ConfigError
@@ -34,12 +36,18 @@ def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
 
 def keras_has(module: str, name: str) -> bool:
     """Return whether Keras has a name, or its snake case, in a module such as "layers"; "" for the top."""
-    from dptrain.registry.keras_names import KERAS_NAMES
-
-    keras_names = KERAS_NAMES.get(module, frozenset())
-    return name in keras_names or (
-        bool(module) and any(name in (keras_name.lower(), snake_case(keras_name)) for keras_name in keras_names)
+    names = keras_names().get(module, frozenset())
+    return name in names or (
+        bool(module) and any(name in (keras_name.lower(), snake_case(keras_name)) for keras_name in names)
     )
+
+
+@cache
+def keras_names() -> dict[str, frozenset[str]]:
+    """Return the public names of Keras by module; "" for the top."""
+    text = files("dptrain.registry").joinpath("keras_names.txt").read_text(encoding="utf-8")
+    sections = (section.partition("]") for section in text.partition("\n")[2].split("[")[1:])
+    return {module: frozenset(names.split()) for module, _, names in sections}
 
 
 def by_name(classes: Iterable[type[T]], short: Mapping[str, type[T]] | None = None) -> dict[str, type[T]]:

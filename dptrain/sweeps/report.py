@@ -4,8 +4,8 @@ import csv
 import io
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -66,71 +66,83 @@ def write_trials_csv(
     write_atomically(path, _encoded(text.getvalue()))
 
 
-def write_report(
-    path: Path,
-    trials: Sequence[Trial],
-    endings: Sequence[Ending],
-    epochs: Iterable[Mapping[str, Any]],
-    *,
-    metric: str,
-    mode: Mode,
-    samples: int | None = None,
-    fields: Sequence[str],
-    facts: Mapping[str, Any],
-    space: Mapping[str, Any] | None = None,
-    repeat: str = "",
-    notes: Sequence[str] = (),
-    front: Front | None = None,
-    title: str = "Sweep",
-    hurries: Callable[[], bool] = lambda: False,
-) -> None:
-    """Write the report as one HTML file; pictures need Matplotlib. `hurries` is asked before each picture."""
-    summaries = summarize(trials, endings, metric, mode, samples)
+@dataclass(frozen=True)
+class Report:
+    """What a report is written from; `hurries` is asked before each picture."""
+
+    trials: Sequence[Trial]
+    endings: Sequence[Ending]
+    epochs: Iterable[Mapping[str, Any]]  # logs
+    metric: str
+    mode: Mode
+    fields: Sequence[str]  # that were swept
+    facts: Mapping[str, Any]  # versions, command and the like
+    samples: int | None = None  # of the validation set
+    space: Mapping[str, Any] | None = None  # from which settings were drawn
+    repeat: str = ""  # command that trains the best run again
+    notes: Sequence[str] = ()
+    front: Front | None = None
+    title: str = "Sweep"
+    hurries: Callable[[], bool] = lambda: False
+
+
+def write_report(path: Path, report: Report) -> None:
+    """Write a report as one HTML file; pictures need Matplotlib."""
+    trials, endings, metric, mode = report.trials, report.endings, report.metric, report.mode
+    summaries = summarize(trials, endings, metric, mode, report.samples)
     comparisons = compare(summaries, endings, metric, mode)
-    swept = swept_fields(space, trials, fields)
-    findings = [*sentences(trials, summaries, comparisons, metric, mode), *notes]
-    alone = len(trials) == 1
+    findings = [*sentences(trials, summaries, comparisons, metric, mode), *report.notes]
+    swept = swept_fields(report.space, trials, report.fields)
     parts = [
-        f"<h1>{escape(title)}</h1>\n",
+        f"<h1>{escape(report.title)}</h1>\n",
         f"<p>{escape(_scope(trials, endings, metric, mode))}</p>\n",
         "<h2>What was found</h2>\n" + _paragraphs(findings),
         "<h2>What was swept</h2>\n" + _swept(swept, endings),
+        *_results(report, summaries, comparisons, swept),
+        "<h2>Failed runs</h2>\n" + _failures(endings, metric),
     ]
-    # From here on fields have the names that there is room for.
-    short = dict(zip(fields, formatting.ends(fields), strict=True))
+    if report.repeat:
+        parts.append(f"<h2>Training the best run again</h2>\n<pre>{escape(report.repeat)}</pre>\n")
+    parts.append("<h2>How the numbers are made</h2>\n" + _methods(endings, metric, report.samples))
+    if report.facts:
+        parts.append("<h2>Made with</h2>\n" + _made_with(report.facts))
+    write_atomically(path, _encoded(page(report.title, parts)))
+
+
+def _results(
+    report: Report, summaries: Sequence[Summary], comparisons: Sequence[Comparison], swept: Sequence[Field]
+) -> Iterator[str]:
+    """Yield tables and pictures of the trials; fields have the names that there is room for."""
+    endings, metric, mode, front = report.endings, report.metric, report.mode, report.front
+    short = dict(zip(report.fields, formatting.ends(report.fields), strict=True))
     swept = [replace(field, name=short[field.name]) for field in swept]
-    trials = [replace(trial, setting={short[name]: trial.setting.get(name) for name in fields}) for trial in trials]
-    parts.append(
-        f"<h2>{'Result' if alone else 'Ranking'}</h2>\n"
-        + _ranking(trials, summaries, list(short.values()), mode, front)
-    )
-    undrawn = _HURRIED if hurries() else drawing.why_not()
+    trials = [
+        replace(trial, setting={short[name]: trial.setting.get(name) for name in report.fields})
+        for trial in report.trials
+    ]
+    alone = len(trials) == 1
+    ranking = _ranking(trials, summaries, list(short.values()), mode, front)
+    yield f"<h2>{'Result' if alone else 'Ranking'}</h2>\n" + ranking
+    undrawn = _HURRIED if report.hurries() else drawing.why_not()
     if undrawn is not None:
-        parts.append(f"<p>No pictures: {escape(undrawn, quote=False)}</p>\n")
+        yield f"<p>No pictures: {escape(undrawn, quote=False)}</p>\n"
     elif alone:
-        parts.append(_seeds_picture(summaries[0], endings, metric))
+        yield _seeds_picture(summaries[0], endings, metric)
     else:
-        parts.append(_ranking_picture(trials, summaries, metric, mode))
+        yield _ranking_picture(trials, summaries, metric, mode)
         if front is not None and front.trials:
-            parts.append("<h2>Pareto front</h2>\n" + _front_picture(front))
+            yield "<h2>Pareto front</h2>\n" + _front_picture(front)
     if alone and summaries[0].n:
-        parts.append("<h2>Runs</h2>\n" + _runs(endings, metric))
+        yield "<h2>Runs</h2>\n" + _runs(endings, metric)
     if comparisons:
-        parts.append("<h2>Differences</h2>\n" + _differences(trials, summaries, comparisons, mode))
-    if undrawn is None and not hurries():
-        if curves := _curves_picture(trials, summaries, epochs, metric, mode):
-            parts.append("<h2>Over epochs</h2>\n" + curves)
-        if swept and not alone and any(summary.n for summary in summaries) and not hurries():
-            parts.append(
-                "<h2>What the fields do</h2>\n" + _fields(trials, summaries, endings, metric, mode, swept, hurries)
-            )
-    parts.append("<h2>Failed runs</h2>\n" + _failures(endings, metric))
-    if repeat:
-        parts.append(f"<h2>Training the best run again</h2>\n<pre>{escape(repeat)}</pre>\n")
-    parts.append("<h2>How the numbers are made</h2>\n" + _methods(endings, metric, samples))
-    if facts:
-        parts.append("<h2>Made with</h2>\n" + _made_with(facts))
-    write_atomically(path, _encoded(page(title, parts)))
+        yield "<h2>Differences</h2>\n" + _differences(trials, summaries, comparisons, mode)
+    if undrawn is not None or report.hurries():
+        return
+    if curves := _curves_picture(trials, summaries, report.epochs, metric, mode):
+        yield "<h2>Over epochs</h2>\n" + curves
+    if swept and not alone and any(summary.n for summary in summaries) and not report.hurries():
+        drawn = _fields(trials, summaries, endings, metric, mode, swept, report.hurries)
+        yield "<h2>What the fields do</h2>\n" + drawn
 
 
 def _encoded(text: str) -> bytes:

@@ -13,9 +13,9 @@ from dptrain.sweeps import formatting, intervals, statistics
 from dptrain.sweeps.directory import REPORT, TRIALS, SweepDirectory
 from dptrain.sweeps.findings import sentences
 from dptrain.sweeps.messages import ending_fact
-from dptrain.sweeps.pareto import front_of
-from dptrain.sweeps.records import Run, Setting
-from dptrain.sweeps.report import MEASURES, write_report, write_trials_csv
+from dptrain.sweeps.pareto import Front, front_of
+from dptrain.sweeps.records import Run, Setting, Trial
+from dptrain.sweeps.report import MEASURES, Report, write_report, write_trials_csv
 from dptrain.sweeps.sweep import Stop, SweepPlan
 
 # What a swept field cannot be called, as something else is.
@@ -112,16 +112,15 @@ def conclude(
     notes = [*([] if front is None else [front.sentence()]), *notes]
     notes = [*_stop_sentences(directory, stopped), *notes, *_fold_sentences(plan)]
     best = _best_run(directory, plan, summaries)
-    write_report(
-        directory.path / REPORT,
+    report = Report(
         trials,
         endings,
         directory.epochs(),
-        metric=plan.metric,
-        mode=plan.mode,
+        plan.metric,
+        plan.mode,
+        plan.fields,
+        facts,
         samples=plan.validation_samples,
-        fields=plan.fields,
-        facts=facts,
         space=plan.decides.get("space"),
         repeat="" if best is None or repeat is None else repeat(directory.trials[best.trial].setting, best),
         notes=notes,
@@ -129,21 +128,15 @@ def conclude(
         title=f"Sweep {directory.path.resolve().name}",
         hurries=lambda: signals.caught() is not None or (stopped is not None and stopped.signal != ""),
     )
+    write_report(directory.path / REPORT, report)
     comparisons = statistics.compare(summaries, endings, plan.metric, plan.mode)
-    by_trial = {summary.trial: summary for summary in summaries}
-    settings = {trial.number: dict(trial.setting) for trial in trials}
     last = sorted(statistics.last_endings(endings), key=lambda ending: ending.run.number)
     failed = next((ending.exit_code or int(ExitCode.INTERNAL) for ending in last if not ending.status.is_success), 0)
     return SweepResult(
         plan.metric,
         plan.mode,
-        [
-            {"trial": number, **setting}
-            | {key: value for key, value in asdict(by_trial[number]).items() if key in MEASURES}
-            | ({} if front is None else front.columns(number))
-            for number, setting in settings.items()
-        ],
-        [_run(ending_fact(ending), settings[ending.run.trial]) for ending in last],
+        _trial_records(trials, summaries, front),
+        [_run(ending_fact(ending), trials[ending.run.trial].setting) for ending in last],
         [summary.trial for summary in statistics.rank(summaries, plan.mode)],
         [*sentences(trials, summaries, comparisons, plan.metric, plan.mode), *notes],
         failed if stopped is None else stopped.exit_code,
@@ -154,6 +147,19 @@ def conclude(
         plan.modes,
         [] if front is None else front.trials,
     )
+
+
+def _trial_records(
+    trials: Sequence[Trial], summaries: Sequence[statistics.Summary], front: Front | None
+) -> list[dict[str, Any]]:
+    """Return setting and measures of each trial."""
+    by_trial = {summary.trial: asdict(summary) for summary in summaries}
+    return [
+        {"trial": trial.number, **trial.setting}
+        | {key: value for key, value in by_trial[trial.number].items() if key in MEASURES}
+        | ({} if front is None else front.columns(trial.number))
+        for trial in trials
+    ]
 
 
 def _stop_sentences(directory: SweepDirectory, stopped: Stop | None) -> list[str]:

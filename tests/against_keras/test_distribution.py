@@ -9,7 +9,7 @@ import pytest
 import dptrain as dp
 from dptrain import comm
 from dptrain.comm import SoloCommunicator
-from dptrain.registry.keras_names import KERAS_NAMES
+from dptrain.registry.names import keras_names
 
 DEVICES = [f"cpu:{rank}" for rank in range(8)]
 
@@ -26,7 +26,7 @@ def arguments(called) -> list[tuple]:
     return [(one.name, one.default, one.kind) for one in found if one.kind is not one.VAR_KEYWORD]
 
 
-@pytest.mark.parametrize("name", sorted(KERAS_NAMES["distribution"]))
+@pytest.mark.parametrize("name", sorted(keras_names()["distribution"]))
 def test_names_and_arguments(keras, name):
     ours, theirs = getattr(dp.distribution, name), getattr(keras.distribution, name)
     assert arguments(ours) == arguments(theirs)

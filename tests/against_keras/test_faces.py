@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 import dptrain as dp
-from dptrain.registry.keras_names import KERAS_NAMES
+from dptrain.registry.names import keras_names
 
 ROOMS = (
     *("layers", "losses", "metrics", "optimizers", "optimizers.schedules", "ops.image", "ops.nn", "initializers"),
@@ -53,7 +53,7 @@ def same(own, other, name):
 
 
 def compared(room):
-    names = sorted(KERAS_NAMES.get(room, ()))
+    names = sorted(keras_names().get(room, ()))
     ours = dp
     for part in room.split("."):
         ours = getattr(ours, part)

@@ -14,7 +14,7 @@ pytest.importorskip("scipy", reason="statistics need the extra 'sweep'")
 from dptrain.sweeps.page import figure, page, table
 from dptrain.sweeps.pareto import front_of
 from dptrain.sweeps.records import Status, Trial
-from dptrain.sweeps.report import write_report
+from dptrain.sweeps.report import Report, write_report
 from tests.sample import sample
 from tests.unit.sweeps.samples import ending, endings, logs, trials
 
@@ -66,11 +66,9 @@ def report(_browser, tmp_path_factory):
     path = tmp_path_factory.mktemp("report") / "report.html"
     ended = endings({n: [0.5 + n / 50 + seed / 100 for seed in range(3)] for n in range(12)})
     ended += [ending(12, seed, status=Status.FAILED) for seed in range(3)]
-    write_report(
-        *(path, trials(13), ended, logs(ended)),
-        **{"metric": "val_accuracy", "mode": "max", "fields": ["learning_rate", "model.hidden"]},
-        **{"facts": {"command": "python " + "x" * 300}, "repeat": "python -m dptrain " + "--option=value " * 30},
-    )
+    facts, repeat = {"command": "python " + "x" * 300}, "python -m dptrain " + "--option=value " * 30
+    about = ("val_accuracy", "max", ["learning_rate", "model.hidden"], facts)
+    write_report(path, Report(trials(13), ended, logs(ended), *about, repeat=repeat))
     return path.read_text(encoding="utf-8")
 
 
@@ -79,7 +77,7 @@ def seeds_report(_browser, tmp_path_factory):
     pytest.importorskip("matplotlib", reason="pictures need the extra 'sweep'")
     path = tmp_path_factory.mktemp("report") / "report.html"
     ended = endings({0: [0.5 + seed / 100 for seed in range(8)]})
-    write_report(*(path, [Trial(0, {})], ended, logs(ended)), metric="val_accuracy", mode="max", fields=[], facts={})
+    write_report(path, Report([Trial(0, {})], ended, logs(ended), "val_accuracy", "max", [], {}))
     return path.read_text(encoding="utf-8")
 
 
@@ -115,8 +113,8 @@ def two_metrics_report(_browser, tmp_path_factory):
     some, ended = trials(4), endings({n: [0.5 + n / 50 + seed / 100 for seed in range(3)] for n in range(4)})
     ended = [dataclasses.replace(one, metrics={**one.metrics, "parameters": 50890.0 + one.run.trial}) for one in ended]
     front = front_of(some, ended, {"val_accuracy": "max", "parameters": "min"})
-    about = {"metric": "val_accuracy", "mode": "max", "fields": ["learning_rate", "model.hidden"], "facts": {}}
-    write_report(path, some, ended, logs(ended), front=front, **about)
+    about = ("val_accuracy", "max", ["learning_rate", "model.hidden"], {})
+    write_report(path, Report(some, ended, logs(ended), *about, front=front))
     return path.read_text(encoding="utf-8")
 
 

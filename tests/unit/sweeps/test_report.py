@@ -15,7 +15,7 @@ from dptrain.errors import ConfigError, OutputError
 from dptrain.sweeps import drawing, importance, report
 from dptrain.sweeps.pareto import front_of
 from dptrain.sweeps.records import Status, Trial
-from dptrain.sweeps.report import MEASURES, write_report, write_trials_csv
+from dptrain.sweeps.report import MEASURES, Report, write_report, write_trials_csv
 from dptrain.sweeps.statistics import summarize
 from tests.unit.sweeps.samples import ending, endings, logs, trials
 
@@ -83,17 +83,8 @@ class Page(HTMLParser):
 
 
 def written(path, some, ended, *, fields=FIELDS, facts=None, **more):
-    write_report(
-        path,
-        some,
-        ended,
-        iter(logs(ended)),
-        metric="val_accuracy",
-        mode="max",
-        fields=fields,
-        facts={"dptrain": "1.2.3"} if facts is None else facts,
-        **more,
-    )
+    facts = {"dptrain": "1.2.3"} if facts is None else facts
+    write_report(path, Report(some, ended, iter(logs(ended)), "val_accuracy", "max", fields, facts, **more))
     return Page(path.read_text(encoding="utf-8"))
 
 
@@ -389,7 +380,5 @@ def test_report_without_matplotlib(tmp_path, monkeypatch):
 
 def test_report_of_an_unknown_metric(tmp_path):
     with pytest.raises(ConfigError, match="there are: loss, val_accuracy"):
-        write_report(
-            tmp_path / "report.html", trials(1), endings({0: [1.0]}), [], metric="x", mode="max", fields=[], facts={}
-        )
+        write_report(tmp_path / "report.html", Report(trials(1), endings({0: [1.0]}), [], "x", "max", [], {}))
     assert list(tmp_path.iterdir()) == []
