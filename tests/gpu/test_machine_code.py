@@ -42,13 +42,13 @@ class Case(NamedTuple):
 ALL = ("nn", "nt", "tn", "tt")
 CASES = [
     Case("sm_90a", 2048, ("tn",), 6, 1),
-    Case("sm_80", 64, ("nn",), 18, 6),
+    Case("sm_80", 64, ("nn",), 18, 5),
     Case("sm_90a", 1, (), 28, 1),
     Case("sm_90a", 2048, ALL, 6, 1),
     Case("sm_90a", 1024, ALL, 6, 1),
     Case("sm_80", 2048, ALL, 12, 1),
     Case("sm_80", 512, ALL, 16, 4),
-    Case("sm_80", 64, ALL, 18, 6),
+    Case("sm_80", 64, ALL, 18, 5),
     Case("sm_90a", 2, (), 28, 1),
 ]
 
