@@ -194,6 +194,7 @@ def test_what_cannot_run_is_one_clear_line(cuda_backend, op, message):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.long
 def test_the_examples(cuda_backend):
     layer = runpy.run_path(str(ROOT / "examples" / "custom_layer.py"))["ResidualGate"]
     assert check_layer(layer(), (19,), rows=7, device="cuda") == ("gradients", "program", "cuda float32")

@@ -98,6 +98,7 @@ def networks_step(networks):
     return step
 
 
+@pytest.mark.long
 def test_networks_that_permute(cuda_backend):
     dp.utils.set_random_seed(1)
     networks = {name: dp.Sequential([layers.Input((6, 5)), *make()]) for name, make in NETWORKS.items()}

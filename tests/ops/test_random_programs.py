@@ -13,13 +13,13 @@ from tests.sample import sample
 EACH = int(os.environ.get("DPTRAIN_PROGRAMS", "3"))
 
 
-@pytest.mark.parametrize("part", sample(range(4), 2))
+@pytest.mark.parametrize("part", sample(range(4), 4))
 def test_random_programs(cuda_backend, another, part):
     for seed in range(part * EACH, (part + 1) * EACH):
         case = program(seed, "cuda")
         assert not (said := wrong_on_cuda(case, cuda_backend, another)), f"{said}\n{case}"
 
 
-@pytest.mark.parametrize("name", CORPUS)
+@pytest.mark.parametrize("name", sample(CORPUS, 4))
 def test_corpus(cuda_backend, another, name):
     assert not wrong_on_cuda(CORPUS[name], cuda_backend, another)

@@ -104,6 +104,13 @@ def test_shuffled_within_batches():
     assert not np.array_equal(order, GlobalSampler(25, 10, seed=5, shuffle="batch").order(2))
 
 
+@given(st.integers(0, 2**31), st.integers(1, 5))
+def test_every_batch_of_every_epoch_is_shuffled_in_an_order_of_its_own(seed, batches):
+    sampler = GlobalSampler(20 * batches, 20, seed=seed, shuffle="batch")
+    orders = [tuple(part % 20) for epoch in range(4) for part in np.split(sampler.order(epoch), batches)]
+    assert len(set(orders)) == 4 * batches
+
+
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(1, 15))
 def test_local_pieces_cover_a_ranks_rows(start, rows, batch_size):
     sampler = LocalSampler(start, start + rows, batch_size)
