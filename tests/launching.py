@@ -314,7 +314,7 @@ def in_turn(
         done = launch(ranks, str(script), str(plan), str(folder), timeout=timeout, cwd=cwd, fresh=fresh, **environment)
         for number, name in left:
             whole = len(list(folder.glob(f"{number}-*.done"))) == max(ranks, 1)
-            out, err = printed(number, "out"), printed(number, "err")
+            out, err = printed(number, "out"), _NOTICE.sub("", printed(number, "err"))
             if whole:
                 code = max(int(path.read_text()) for path in folder.glob(f"{number}-*.done"))
                 more = ("", "") if done.code else (done.out, done.err)

@@ -221,3 +221,17 @@ def test_compiles_without_spills(nvcc, architecture, whole, tmp_path, record_pro
     record_property("table", "\n".join(table))
     spilling = {(one, name) for one, name, *_, spills in rows if spills and name != "every_op"}
     assert not spilling
+
+
+def test_functions_of_integers_need_no_header_of_the_host(nvcc, tmp_path):
+    """Which `every_op` shows too, in a long run; the emulator's own headers are those of a host."""
+
+    def step(x, y):
+        names = ("left_shift", "right_shift", "bitwise_xor", "gcd", "lcm", "floor_divide")
+        return {name: getattr(ops, name)(x, y) for name in names}
+
+    shape = (Dim.rows(8), 4)
+    place = tmp_path / "bits.cu"
+    place.write_text(apart(Composition(trace(step, {"x": (shape, "int32"), "y": (shape, "int32")}))))
+    assert "dp_left_shift(" in place.read_text()
+    run(command(nvcc, place, tmp_path / "bits.cubin", "sm_80"))

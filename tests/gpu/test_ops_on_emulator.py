@@ -16,11 +16,11 @@ PRODUCTS = "(products or convolutions or libraries or wgmma)"
 CHECKED = {"EMULATOR_SANITIZE": "all", "EMULATOR_ORDER": "shuffled", "EMULATOR_STREAMS": "random"}
 # mode -> (which tests, how many at least of those that are in every run and of the long ones, environment)
 MODES = {
-    "in order": (f"not on_cuda or {LARGE}", {"not long": 99, "long": 10}, {}),
-    "checked: programs": (f"on_cuda and not {PRODUCTS} and not {LARGE}", {"not long": 215, "long": 150}, CHECKED),
+    "in order": (f"not on_cuda or {LARGE}", {"not long": 60, "long": 40}, {}),
+    "checked: programs": (f"on_cuda and not {PRODUCTS} and not {LARGE}", {"not long": 215, "long": 320}, CHECKED),
     "checked: products and convolutions": (
         f"on_cuda and {PRODUCTS} and not {LARGE}",
-        {"not long": 38, "long": 17},
+        {"not long": 38, "long": 30},
         CHECKED,
     ),
 }

@@ -97,6 +97,7 @@ def in_precision(request, cuda_backend, monkeypatch):
     return cuda_backend
 
 
+@pytest.mark.long
 def test_convolutions_and_their_gradients(in_precision):
     texts = {check(in_precision, SHAPES, 13, rows)[0] for rows in (13, 1, 0)}
     assert len(texts) == 1, "one text for any number of rows"
@@ -160,6 +161,7 @@ def test_rows_of_the_batch_as_channels(cuda_backend):
             np.testing.assert_array_equal(executable.outputs[name], value, err_msg=f"{name} of {rows}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shards", sample([(3, 2), (2, 0, 3)], 2, 1, single=True), ids=str)
 def test_ranks_and_packs(cuda_backend, another, shards):
     case = Case(

@@ -95,6 +95,7 @@ def test_products_on_tensor_cores_are_of_exact_factors(cuda_backend, dtype, type
     np.testing.assert_array_equal(executable.outputs["transposed"], y.T @ x.T)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cuda_backend")
 @pytest.mark.parametrize("policy", sample(["mixed_bfloat16", "mixed_float16", "bfloat16"], 3))
 def test_a_training_is_that_of_a_cpu_but_for_rounding(policy):

@@ -114,13 +114,16 @@ def test_batches_of_matrices(cuda_backend, dtype):
 
 @pytest.mark.parametrize(
     ("length", "of_halves", "tile", "dtype", "layouts"),
-    [
-        (448, "half", 32, "bfloat16", ["nn"]),
-        (449, "half", 64, "float16", ["nn", "nt", "tn", "tt"]),
-        (896, "wgmma", 64, "bfloat16", ["tt"]),
-        pytest.param(897, "half", 128, "bfloat16", ["nn", "nt", "tn", "tt"], marks=pytest.mark.long),
-        (897, "wgmma", 128, "float16", ["nt"]),
-    ],
+    sample(
+        [
+            (448, "half", 32, "bfloat16", ["nn"]),
+            (449, "half", 64, "float16", ["nn", "nt", "tn", "tt"]),
+            (896, "wgmma", 64, "bfloat16", ["tt"]),
+            (897, "half", 128, "bfloat16", ["nn", "nt", "tn", "tt"]),
+            (897, "wgmma", 128, "float16", ["nt"]),
+        ],
+        4,
+    ),
 )
 def test_every_tile(cuda_backend, monkeypatch, length, of_halves, tile, dtype, layouts):
     """On both sides of the lengths from which on larger tiles give enough blocks; of numbers with all digits."""

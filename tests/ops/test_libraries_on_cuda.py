@@ -119,6 +119,7 @@ def settled(backend, program, rows=6):
     return dict(backend.choices.chosen)
 
 
+@pytest.mark.long
 def test_library_or_ours_is_measured_once(opened, monkeypatch, capfd, tmp_path):
     """By a table of its own each, what is chosen decides who computes, and is kept for the machine."""
     auto = {"gemm": "auto", "conv": "auto"}

@@ -13,6 +13,7 @@ from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
 from dptrain.program.program import ROWS, trace
 from dptrain.program.tensor import Variable
+from tests.sample import sample
 
 B, WIDTH = 5, 3
 MODELS = {}
@@ -133,13 +134,13 @@ def assert_equal_to_float64(backend, make, length, steps=2):
     return executable
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", sample(MODELS, 2))
 def test_values_and_gradients_are_those_of_float64(cuda_backend, name):
     executable = assert_equal_to_float64(cuda_backend, MODELS[name], 4)
     assert any(kernel.loop is not None for stage in executable._made.stages for kernel in stage)
 
 
-@pytest.mark.parametrize("length", [0, 1, 2, 7])
+@pytest.mark.parametrize("length", sample([0, 1, 2, 7], 3))
 def test_numbers_of_steps(cuda_backend, length):
     def last(x, u, b):
         h, ys = ops.scan(lambda h, xt: (ops.tanh(h @ u + xt), h), ops.ones((B, WIDTH), x.dtype), x)
@@ -178,7 +179,7 @@ def test_a_step_looks_up_rows_that_are_not_there(cuda_backend):
         _ = executable.outputs["y"]
 
 
-@pytest.mark.parametrize("name", ["nested_over_slices", "chained"])
+@pytest.mark.parametrize("name", sample(["nested_over_slices", "chained"], 2, first=1))
 def test_runs_in_a_pack_have_the_bits_of_runs_alone(cuda_backend, another, name):
     shapes = {"x": ((4, Dim.rows(B), WIDTH), "float32")}
     data = [np.random.default_rng(seed).normal(size=(4, B, WIDTH)).astype(np.float32) for seed in range(3)]
@@ -201,7 +202,7 @@ def test_runs_in_a_pack_have_the_bits_of_runs_alone(cuda_backend, another, name)
     assert not np.array_equal(found[0][0]["u"], found[0][1]["u"])
 
 
-@pytest.mark.parametrize("by_graph", [True, False])
+@pytest.mark.parametrize("by_graph", sample([True, False], 2))
 def test_what_remat_computes_again(cuda_backend, by_graph):
     def blocks(x, u, b):
         block = remat(lambda x, k: ops.tanh(x @ u + k * b) * ops.sigmoid(x))

@@ -7,6 +7,7 @@ from dptrain import ops
 from dptrain.program.dims import Dim
 from dptrain.program.program import trace
 from tests.ops.test_half_products_on_cuda import calls, whole
+from tests.sample import sample
 from tests.tolerances import assert_near, rounded
 
 
@@ -66,13 +67,7 @@ def test_every_layout_and_edge_in_tf32(tf32_backend):
 
 @pytest.mark.parametrize(
     ("length", "terms", "tile"),
-    [
-        (448, 20, 32),
-        (449, 109, 64),
-        (452, 52, 64),
-        pytest.param(897, 109, 128, marks=pytest.mark.long),
-        pytest.param(900, 552, 128, marks=pytest.mark.long),
-    ],
+    sample([(448, 20, 32), (449, 109, 64), (452, 52, 64), (897, 109, 128), (900, 552, 128)], 5),
 )
 def test_every_tile_in_tf32(tf32_backend, length, terms, tile):
     """On both sides of the lengths from which on larger tiles give enough blocks; copies of 4 and of 16 bytes."""

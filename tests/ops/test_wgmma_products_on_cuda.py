@@ -98,6 +98,7 @@ def test_convolutions_by_warpgroups(cuda_backend, name):
     assert {rest.split(", ", 3)[3] for _, rest in found} == {"false, false", "true, false", "false, true"}
 
 
+@pytest.mark.long
 def test_on_both_sides_of_every_threshold(cuda_backend):
     """Of numbers with all digits: rows are M, N and K in turn."""
 
