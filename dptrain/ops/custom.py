@@ -19,7 +19,7 @@ from dptrain.ops.manipulation import zeros
 from dptrain.program import op as records
 from dptrain.program.lowering import UserKernel
 from dptrain.program.shapes import Shape, row_axis
-from dptrain.program.sharding.sharding_rule import Letters, parsed
+from dptrain.program.sharding.sharding_rule import RuleText, parse_rule
 from dptrain.program.tensor import OPS, Array, Tensor, as_tensors
 
 __all__ = ["LETTERS", "Launch", "Op", "op"]
@@ -45,7 +45,7 @@ class Op:
         launch: Callable[..., Launch] | None,
         outputs: int,
         output_shapes: Callable[..., Sequence[Shape]] | None,
-        letters: Letters | None,
+        letters: RuleText | None,
         *,
         of_gradient: bool = False,
     ) -> None:
@@ -67,7 +67,7 @@ class Op:
             raise ConfigError(f"op {self.name!r}: there is a built-in op of that name; call yours otherwise")
         self.inputs, self.outputs, self.scalars = buffers[:-outputs], buffers[-outputs:], scalars
         if letters is not None and not callable(letters):
-            parsed(letters, self.name, len(self.inputs))
+            parse_rule(letters, self.name, len(self.inputs))
         self.kernel = OwnKernel(
             *(self.name, source, kernel or self.name, arguments, self.inputs, self.outputs, scalars, launch),
             self.output_shapes,
@@ -168,7 +168,7 @@ class Op:
         source: str | Path | None = None,
         kernel: str | None = None,
         launch: Callable[..., Launch] | None = None,
-        letters: Letters | None = None,
+        letters: RuleText | None = None,
     ) -> Callable[[Callable[..., None]], "Op"]:
         """Return a decorator that makes a NumPy function the gradient of this op, an op of its own.
 
@@ -221,7 +221,7 @@ def op(
     launch: Callable[..., Launch] | None = None,
     outputs: int = 1,
     output_shapes: Callable[..., Sequence[Shape]] | None = None,
-    letters: Letters | None = None,
+    letters: RuleText | None = None,
 ) -> Callable[[Callable[..., None]], Op]:
     """Return a decorator that makes an op of a NumPy function.
 

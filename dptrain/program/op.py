@@ -19,7 +19,7 @@ from dptrain.program.dims import Dim
 from dptrain.program.lowering import Element, Gather, Insert, Join, Lowering, Repeat, UserKernel, ViewMap
 from dptrain.program.operand import METHODS, OPERATORS, OPS, Operator
 from dptrain.program.shapes import Shape, is_open, local, size
-from dptrain.program.sharding.sharding_rule import Letters, Named, parsed, parsed_for_any_shape
+from dptrain.program.sharding.sharding_rule import RuleText, ShardingRule, parse_fixed_rule, parse_rule
 from dptrain.program.tensor import (
     FLOATX,
     NOT_TRACKED,
@@ -100,7 +100,7 @@ class Op:
         self,
         compute: Callable[..., Any],
         shape: Callable[..., Shape],
-        letters: Letters,
+        letters: RuleText,
         dtype: Callable[..., npt.DTypeLike],
         linear: Linear | None = None,
         linear_in: tuple[int, ...] | None = None,
@@ -130,7 +130,7 @@ class Op:
         code = getattr(compute, "__code__", None)
         self.operands: int | None = None if code is None or code.co_flags & _VARIADIC else code.co_argcount
         self.letters = letters
-        self._named = None if callable(letters) else parsed_for_any_shape(letters, self.name, self.operands)
+        self._named = None if callable(letters) else parse_fixed_rule(letters, self.name, self.operands)
         # It moves or converts elements, of which half precision needs no arithmetic.
         self.moves = isinstance(lowering, ViewMap | Gather | Insert | Join) or (
             isinstance(lowering, Element) and lowering.converts
@@ -326,7 +326,7 @@ class Op:
             attributes = attributes | {"first_row": 0 if counted is None else first_row * counted.scale}
         return {name: _local(value, rows) for name, value in attributes.items()}
 
-    def named(self, made: Tensor) -> Named:
+    def sharding_rule(self, made: Tensor) -> ShardingRule:
         """Return the letters of the operands' axes and of the output's of a tensor that it makes.
 
         Raises:
@@ -336,7 +336,7 @@ class Op:
         found = self._named
         if found is None:
             assert callable(self.letters)
-            found = parsed(self.letters(shapes, made.shape, made.attributes), self.name, len(shapes))
+            found = parse_rule(self.letters(shapes, made.shape, made.attributes), self.name, len(shapes))
         found = found.of(made.index)
         if [*map(len, found.inputs), len(found.output)] != [*map(len, shapes), made.ndim]:
             found_shapes = ", ".join(str(tuple(map(int, one))) for one in (*shapes, made.shape))

@@ -1,1 +1,1 @@
-"""What the generators of C++ and CUDA share: fused loops, views, index expressions, the plan of memory."""
+"""What the C++ and CUDA generators share: loop fusion, views, index expressions, memory planning."""

@@ -1,6 +1,6 @@
-"""The language of generated kernels: types, numbers, lengths and single elements, as C++ and CUDA C++ write them alike.
+"""Types, numbers, lengths and elementwise expressions as C++ and CUDA C++ both write them.
 
-In the text: B the rank's rows, `first_row` the global number of the first of them, `global_B` the rows of all ranks.
+In the text, B is the rank's rows, `first_row` the global number of its first row, `global_B` the rows of all ranks.
 """
 
 import re
@@ -17,12 +17,9 @@ from dptrain.program.types import promoted_in_kernels, type_of
 
 
 class Ex(NamedTuple):
-    """An expression.
+    """A C++ expression that may follow a cast, and the depth of the scope that knows its operands.
 
-    Attributes:
-        text: C++, which a cast may stand before.
-        depth: of the scope that knows all its operands.
-        computed: in the same function, not read from memory.
+    `computed`: by the same function, not loaded from memory.
     """
 
     text: str
@@ -35,70 +32,66 @@ Number = Callable[[str, Any, DType], str]
 
 
 def ctype(dtype: DType) -> str:
-    """Return C++'s name of a type.
-
-    Raises:
-        ConfigError: no kernel computes in it.
-    """
+    """Return the C++ name of a type; ConfigError if kernels do not support it."""
     if (name := type_of(dtype).c) is None:
         raise ConfigError(f"not supported by kernels: tensors of {dtype.name}; cast to float32")
     return name
 
 
 def has_types(tensor: Tensor) -> bool:
-    """Whether kernels compute in the types of a tensor and its inputs."""
-    return all(type_of(one.dtype).c is not None for one in (tensor, *tensor.inputs))
+    """Whether kernels support the types of a tensor and of its inputs."""
+    return all(type_of(operand.dtype).c is not None for operand in (tensor, *tensor.inputs))
 
 
 def literal(value: Any, dtype: DType) -> str:
-    """Return a number as C++ writes it in a type."""
-    number, kind, own = np.asarray(value).astype(dtype).reshape(())[()], ctype(dtype), type_of(dtype)
+    """Format a number as a C++ literal of a type."""
+    number, kind, number_type = np.asarray(value).astype(dtype).reshape(())[()], ctype(dtype), type_of(dtype)
     if dtype.kind == "b":
         return "true" if number else "false"
-    if own.is_float and not np.isfinite(number):
-        found = "DP_NAN" if np.isnan(number) else "DP_INFINITY" if number > 0 else "-DP_INFINITY"
-        return f"(({kind}){found})"
-    if own.is_half:
+    if number_type.is_float and not np.isfinite(number):
+        constant = "DP_NAN" if np.isnan(number) else "DP_INFINITY" if number > 0 else "-DP_INFINITY"
+        return f"(({kind}){constant})"
+    if number_type.is_half:
         return f"(({kind}){float(number)!r}f)"
-    text, suffix = str(number), own.suffix
-    if own.is_float and not set(text) & set(".e"):
+    text, suffix = str(number), number_type.suffix
+    if number_type.is_float and not set(text) & set(".e"):
         text += ".0"
-    if own.is_integer and number == np.iinfo(dtype).min and number < 0:
+    if number_type.is_integer and number == np.iinfo(dtype).min and number < 0:
         text = f"{number + 1}{suffix} - 1"  # C++ has no negative literals
         return f"(({kind})({text}))"
-    if own.is_integer and dtype.itemsize < 4:
+    if number_type.is_integer and dtype.itemsize < 4:
         return f"(({kind}){text})"  # else an int, for which functions of two equal types are no match
     return f"({text}{suffix})" if text.startswith("-") else f"{text}{suffix}"
 
 
-def length_text(one: Numel) -> str:
-    """Return a product of lengths."""
-    number, power = one
+def length_text(length: Numel) -> str:
+    """Format a product of lengths."""
+    number, power = length
     return " * ".join(([str(int(number))] if number != 1 or not power else []) + ["B"] * power)
 
 
 def numel_text(shape: Iterable[int]) -> str:
-    """Return the number of elements of a shape."""
+    """Format the number of elements of a shape."""
     return length_text(numel(shape))
 
 
 def is_word(text: str) -> bool:
-    """Whether a text is a name or a number, which stands for itself."""
+    """Whether a text is a single name or number, which needs no parentheses."""
     return re.fullmatch(r"\w+", text) is not None
 
 
 def sum_text(terms: Iterable[tuple[Numel, str]], first: str = "") -> str:
-    """Return a sum of names times lengths, of which "" stands for no name; behind a text, if one is given."""
-    found = first
-    for (count, power), name in sorted(terms, key=lambda one: (-one[0][1], -one[0][0], one[1])):
+    """Format a sum of names times lengths ("" is the factor 1), added to `first`."""
+    sum_so_far = first
+    for (count, power), name in sorted(terms, key=lambda term: (-term[0][1], -term[0][0], term[1])):
         factor = length_text((abs(count), power))
         term = factor if not name else name if factor == "1" else f"{name} * {factor}"
-        found += (" - " if count < 0 else " + " if found else "") + term
-    return found.strip() or "0"
+        sum_so_far += (" - " if count < 0 else " + " if sum_so_far else "") + term
+    return sum_so_far.strip() or "0"
 
 
 def index_text(place: IndexExpr) -> str:
-    """Return a place as one expression."""
+    """Format an index expression."""
     return sum_text(
         ((count, power), f"({index_text(index.dividend)}) / ({length_text(index.divisor)})")
         if isinstance(index, FloorDiv)
@@ -108,12 +101,7 @@ def index_text(place: IndexExpr) -> str:
 
 
 def known_number(tensor: Tensor, number: Number) -> str | None:
-    """Return a single number that is known, or that of rows, as C++; None for other tensors.
-
-    Args:
-        tensor: any.
-        number: writes it.
-    """
+    """Format a scalar constant, or a count of rows, by `number`; None for other tensors."""
     if tensor.op is not None or tensor.value is None or tensor.value.size != 1 or tensor.variable is not None:
         return None
     if tensor.counts_rows:
@@ -123,51 +111,55 @@ def known_number(tensor: Tensor, number: Number) -> str | None:
 
 
 def operand_dtypes(tensor: Tensor) -> list[DType]:
-    """Return the types in which the inputs of an op of single elements enter its expression `Element.c`: NumPy's."""
-    element, own = lowering_of(tensor), [one.dtype for one in tensor.inputs]
+    """Return the types that the operands of an elementwise op have in `Element.c`: NumPy's promotion."""
+    element, dtypes = lowering_of(tensor), [operand.dtype for operand in tensor.inputs]
     if isinstance(element, Element):  # else a reduction over axes of length 1
-        if not own or element.converts:
-            return own
+        if not dtypes or element.converts:
+            return dtypes
         if element.conditions:
-            return [np.dtype(bool) if n in element.conditions else tensor.dtype for n in range(len(own))]
+            return [np.dtype(bool) if n in element.conditions else tensor.dtype for n in range(len(dtypes))]
         if element.by_last:
-            return [np.dtype(np.float64 if own[0].kind == "f" else np.int64)]
-    return [promoted_in_kernels(tensor.dtype, *own)] * len(own)
+            return [np.dtype(np.float64 if dtypes[0].kind == "f" else np.int64)]
+    return [promoted_in_kernels(tensor.dtype, *dtypes)] * len(dtypes)
 
 
-def cast(value: Ex, found: DType, wanted: DType) -> str:
-    """Return a value in another type."""
-    if found == wanted:
+def cast(value: Ex, dtype: DType, to: DType) -> str:
+    """Convert a value to another type."""
+    if dtype == to:
         return value.text
     # Of a fraction that becomes a whole number and then a fraction again, GCC makes one truncation: -0 of -0.5.
-    if value.computed and type_of(found).is_integer and type_of(wanted).is_float:
-        return f"dp_number<{ctype(wanted)}>({value.text})"
-    return f"({ctype(wanted)}){value.text}"
+    if value.computed and type_of(dtype).is_integer and type_of(to).is_float:
+        return f"dp_number<{ctype(to)}>({value.text})"
+    return f"({ctype(to)}){value.text}"
 
 
 def element(tensor: Tensor, operands: Sequence[Ex], number: Number, last: str = "0") -> str:
-    """Return what an op of single elements, or a reduction over axes of length 1, makes of its operands.
+    """Return the expression of an elementwise op, or of a reduction over axes of length 1.
 
     Args:
-        tensor: what it makes.
+        tensor: the result.
         operands: an element of each input.
-        number: writes its attributes.
-        last: the index along the last axis.
+        number: formats attributes.
+        last: index along the last axis.
     """
-    lowering, own, wanted = lowering_of(tensor), [one.dtype for one in tensor.inputs], operand_dtypes(tensor)
+    lowering, dtypes, wanted_dtypes = (
+        lowering_of(tensor),
+        [operand.dtype for operand in tensor.inputs],
+        operand_dtypes(tensor),
+    )
     if not isinstance(lowering, Element) or lowering.converts:
-        return cast(operands[0], own[0], tensor.dtype)
-    kind = wanted[0] if wanted else tensor.dtype
+        return cast(operands[0], dtypes[0], tensor.dtype)
+    kind = wanted_dtypes[0] if wanted_dtypes else tensor.dtype
     if lowering.conditions:
         kind = tensor.dtype
     numbers = {name: number(name, value, kind) for name, value in _numbers_of(tensor).items()}
-    inputs = [cast(one, found, to) for one, found, to in zip(operands, own, wanted, strict=True)]
+    inputs = [cast(value, dtype, to) for value, dtype, to in zip(operands, dtypes, wanted_dtypes, strict=True)]
     return lowering.c.format(*inputs, last=last, **numbers)
 
 
 def _numbers_of(tensor: Tensor) -> dict[str, Any]:
-    """Return the attributes that an op's expression may name, with the defaults of those that are not given."""
+    """Return the numeric attributes of an op, defaults included."""
     assert tensor.op is not None
     defaults = getattr(tensor.op.compute, "__kwdefaults__", None) or {}
-    known = {**defaults, **tensor.attributes}
-    return {name: value for name, value in known.items() if isinstance(value, int | float | np.generic)}
+    attributes = {**defaults, **tensor.attributes}
+    return {name: value for name, value in attributes.items() if isinstance(value, int | float | np.generic)}

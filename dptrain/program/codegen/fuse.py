@@ -1,19 +1,18 @@
-"""Which ops of a program are computed together: loops, products of matrices, and calls.
+"""Groups the ops of a program into kernels: loops, matrix products and calls.
 
 A placed program becomes a list of **kernels**. A `Loop` goes once over a space of indices, such as (B, 10), and
-computes any number of tensors there: ops of single elements (`Element`), gathered rows, reductions along the last axis,
-whose results other members of the same loop can use (so a softmax is one loop), and sums over other axes, which are
-complete when the loop is. A `ProductKernel` is a product of matrices. A `Call` is everything else: one op by its own
-function.
+computes any number of tensors there: elementwise ops (`Element`), gathered rows, reductions along the last axis, which
+other members of the same loop can use (so a softmax is one loop), and sums over other axes, which are complete when the
+loop is. A `ProductKernel` is a matrix product. A `Call` is any other op, computed by its own function.
 
-Reshapes, transposes, slices and broadcasts are no kernels: what reads one reads the tensor beneath it, its **root**, at
-other indices (a `View`). Only a reshape across axes that do not lie one behind the other is a copy.
+Reshapes, transposes, slices and broadcasts are no kernels: their readers read the tensor beneath, the **root**, at
+other indices (a `View`). Only a reshape across axes that are not contiguous is a copy.
 
-Equal ops have become one (`passes.py`). Each op goes into the first loop that it fits and shares something with; then
-what only a later loop reads moves there (`merge.py`), if it can be computed from what lies in memory anyway, as the
-mask of a relu.
+Equal ops have been merged before (`passes.py`). Each op joins the first loop that it fits and shares an operand with;
+afterwards a tensor that only a later loop reads moves there (`merge.py`) if it can be computed from stored tensors, as
+the mask of a relu.
 
-Lengths that count rows stay symbolic, so that what is generated from kernels holds for any batch.
+Lengths that count rows stay symbolic, so that generated code holds for any batch.
 """
 
 from bisect import bisect_left, insort
@@ -54,24 +53,22 @@ from dptrain.program.types import is_half
 
 
 def fuse(program: Program, *, join: bool = True) -> Fused:
-    """Return a program as kernels.
+    """Group a placed program, or one of a single device, into kernels.
 
-    Args:
-        program: a placed one, or one of a single device.
-        join: let loops have several members; without, each op is a kernel of its own, with the same bits.
+    Without `join` each op is a kernel of its own, with the same bits.
     """
-    return _Fusing(without_repeats(rewritten(program, with_half_factors)), join).fused
+    return _Fuser(without_repeats(rewritten(program, with_half_factors)), join).fused
 
 
 def _fused_step(program: Program, carries: int, join: bool) -> Fused:
-    """Return a step of a loop with so many carries as kernels, all of which every step needs."""
-    fused = _Fusing(without_repeats(rewritten(program, with_half_factors)), join, carries).fused
-    fused.every_step = {fused.memory_of(one) for kernel in fused.kernels for one in kernel.tensors}
+    """Group one step of a loop with so many carries into kernels."""
+    fused = _Fuser(without_repeats(rewritten(program, with_half_factors)), join, carries).fused
+    fused.every_step = {fused.memory_of(tensor) for kernel in fused.kernels for tensor in kernel.tensors}
     return fused
 
 
-class _Fusing:
-    """The work of `fuse`."""
+class _Fuser:
+    """State of `fuse`."""
 
     def __init__(self, program: Program, join: bool, carries: int | None = None) -> None:
         self._join, self._carries = join, carries
@@ -99,14 +96,14 @@ class _Fusing:
                 self._add(tensor)
             # Sums are written over their parts: what else is sent is known before them.
             kinds = sorted(stage.messages, key=lambda message: message[0].op is ALL_REDUCE)
-            parts = {one: self._travelling(one, number) for message in kinds for one in message}
-            messages = [[(parts[one], one) for one in message] for message in stage.messages]
+            parts = {tensor: self._travelling(tensor, number) for message in kinds for tensor in message}
+            messages = [[(parts[tensor], tensor) for tensor in message] for message in stage.messages]
             if number == len(self._stages) - 1:
                 self._finish(program)
             self.fused.stages.append(FusedStage(self._kernels, messages))
             self._kernels, self._ready, self._makers, self._readers, self._singles = [], {}, {}, {}, []
-            for one in (one for message in stage.messages for one in message):
-                self.fused.views[one] = whole(one)
+            for result in (result for message in stage.messages for result in message):
+                self.fused.views[result] = whole(result)
         if join:
             merge(self.fused)
             sink(self.fused)
@@ -114,12 +111,12 @@ class _Fusing:
         self.fused.every_step = _every_step(self.fused)
 
     def _last_reads(self, program: Program) -> dict[Tensor, int]:
-        """Return the last stage in which each tensor, or a view of it, is read."""
+        """Return the last stage that reads each tensor, or a view of it."""
         last = dict.fromkeys(program.results, len(self._stages))
         for number, stage in reversed(list(enumerate(self._stages))):
-            for one in reversed(stage.order):
-                by_view = last.get(one, 0) if one.op is not None and one.op.is_view else 0
-                for read in one.inputs:
+            for tensor in reversed(stage.order):
+                by_view = last.get(tensor, 0) if tensor.op is not None and tensor.op.is_view else 0
+                for read in tensor.inputs:
                     last[read] = max(last.get(read, 0), number, by_view)
         return last
 
@@ -129,15 +126,15 @@ class _Fusing:
         return self.fused.views[tensor]
 
     def _add(self, tensor: Tensor) -> None:
-        """Give a tensor a view, and a kernel if it needs one."""
-        op, known = tensor.op, self.fused.views
+        """Give a tensor its view, and a kernel if it needs one."""
+        op, views = tensor.op, self.fused.views
         if op is not None and op.is_view:
-            known[tensor] = self._as_view(tensor)
+            views[tensor] = self._as_view(tensor)
             return
-        known[tensor] = whole(tensor)
+        views[tensor] = whole(tensor)
         if op is None:
             return
-        inputs = [self._view(one) for one in tensor.inputs]
+        inputs = [self._view(operand) for operand in tensor.inputs]
         if op.has_values:
             values = self._values[tensor.node]
             if tensor is next(iter(values.values())):
@@ -156,86 +153,86 @@ class _Fusing:
             self._append(Call(tensor, tuple(inputs)))
 
     def _whole(self, tensor: Tensor, inputs: list[View]) -> list[View]:
-        """Return what a tensor is made of as arrays that lie in memory whole."""
+        """Return the inputs as contiguous arrays, copied where they are not."""
         return [
-            view if view.is_whole(one.shape) else self._stored(one, one.dtype)
-            for view, one in zip(inputs, tensor.inputs, strict=True)
+            view if view.is_whole(operand.shape) else self._stored(operand, operand.dtype)
+            for view, operand in zip(inputs, tensor.inputs, strict=True)
         ]
 
     def _product(self, tensor: Tensor, product: Tensor) -> ProductKernel:
-        """Return a product of matrices, or a sum of them over the axes before."""
-        inputs = [self._view(one) for one in product.inputs]
-        a, b = (one.dtype for one in product.inputs)
-        wanted = a if a == b and is_half(a) else product.dtype
-        for number, (one, view) in enumerate(zip(product.inputs, inputs, strict=True)):
-            if one.dtype != wanted or matrix(view, one.shape) is None:
-                inputs[number] = self._stored(one, wanted)
+        """Return a matrix product, or its sum over the leading axes."""
+        inputs = [self._view(factor) for factor in product.inputs]
+        a, b = (factor.dtype for factor in product.inputs)
+        dtype = a if a == b and is_half(a) else product.dtype
+        for number, (factor, view) in enumerate(zip(product.inputs, inputs, strict=True)):
+            if factor.dtype != dtype or matrix(view, factor.shape) is None:
+                inputs[number] = self._stored(factor, dtype)
         return ProductKernel(tensor, (inputs[0], inputs[1]), product)
 
     def _node(self, tensor: Tensor, inputs: list[View], values: Mapping[int, Tensor]) -> Kernel:
-        """Return what makes the values of an op that has several."""
-        self.fused.views |= {one: whole(one) for one in values.values()}
+        """Return the kernel of an op with several values."""
+        self.fused.views |= {value: whole(value) for value in values.values()}
         if isinstance(lowering_of(tensor), (lowering.Repeat, *lowering.WHOLE)):
             inputs = self._whole(tensor, inputs)
         if not isinstance(lowering_of(tensor), lowering.Repeat):
             return Call(tensor, tuple(inputs), values)
-        body, about = body_of(tensor), tensor.attributes
+        body, attributes = body_of(tensor), tensor.attributes
         step = _fused_step(step_of(body), len(body.carries), self._join)
-        return RepeatKernel(values, tuple(inputs), body, step, about["length"], about["reverse"])
+        return RepeatKernel(values, tuple(inputs), body, step, attributes["length"], attributes["reverse"])
 
     def _as_view(self, tensor: Tensor) -> View:
-        beneath, shown = tensor.inputs[0], lowering_of(tensor)
+        beneath, view_map = tensor.inputs[0], lowering_of(tensor)
         view = self._view(beneath)
-        assert isinstance(shown, lowering.ViewMap)
-        if shown.maps is not None:
-            return compose(view, shown.maps(tensor), tensor.ndim)
+        assert isinstance(view_map, lowering.ViewMap)
+        if view_map.maps is not None:
+            return compose(view, view_map.maps(tensor), tensor.ndim)
         if space_of(beneath.shape) == space_of(tensor.shape):
-            kept = iter([n for n, length in enumerate(tensor.shape) if not is_one(length)])
-            return view.along([None if is_one(length) else next(kept) for length in beneath.shape])
+            axes = iter([n for n, length in enumerate(tensor.shape) if not is_one(length)])
+            return view.along([None if is_one(length) else next(axes) for length in beneath.shape])
         root = view.root if view.is_whole(beneath.shape) else self._copy(beneath)
         self.fused.aliases[tensor] = root
         self._ready[tensor] = self._ready.get(self.fused.memory_of(root), 0)
         return whole(tensor)
 
     def _copy(self, tensor: Tensor, dtype: DType | None = None) -> Tensor:
-        """Return a root that has the elements of a tensor in their order."""
-        made = Tensor(COPY, (tensor,), {}, tensor.shape, dtype or tensor.dtype, name=tensor.name)
-        self._add(made)
-        return made
+        """Return a root with a contiguous copy of a tensor."""
+        duplicate = Tensor(COPY, (tensor,), {}, tensor.shape, dtype or tensor.dtype, name=tensor.name)
+        self._add(duplicate)
+        return duplicate
 
     def _stored(self, tensor: Tensor, dtype: DType) -> View:
-        """Return the view of a copy that kernels only read, one for all of them."""
+        """Return a view of a read-only copy, shared by all readers."""
         if (tensor, dtype) not in self._copies:
             self._copies[tensor, dtype] = self._copy(tensor, dtype)
         return whole(self._copies[tensor, dtype])
 
     def _single(self, tensor: Tensor, inputs: Sequence[View]) -> Tensor:
-        """Return the one element of a tensor whose elements are all the same, and let the tensor be a view of it."""
-        stand_ins = [Tensor(None, (), {}, (), one.dtype) for one in tensor.inputs]
-        for one, view in zip(stand_ins, inputs, strict=True):
-            self.fused.views[one] = view
-        made = Tensor(tensor.op, stand_ins, tensor.attributes, (), tensor.dtype)
-        self.fused.views[made] = self.fused.views[tensor] = whole(made)
-        return made
+        """Compute a uniform tensor as one element, of which it becomes a view."""
+        stand_ins = [Tensor(None, (), {}, (), operand.dtype) for operand in tensor.inputs]
+        for stand_in, view in zip(stand_ins, inputs, strict=True):
+            self.fused.views[stand_in] = view
+        element = Tensor(tensor.op, stand_ins, tensor.attributes, (), tensor.dtype)
+        self.fused.views[element] = self.fused.views[tensor] = whole(element)
+        return element
 
     def _travelling(self, result: Tensor, stage: int) -> Tensor:
-        """Return a root with what a rank gives for what travels, see `FusedStage`."""
+        """Return the root that a rank sends in a collective, see `FusedStage`."""
         if result.op is ALL_REDUCE:
             return self._part(result, stage)
-        given = result.inputs[0]
-        view = self._view(given)
-        root = view.root if view.is_whole(given.shape) else self._copy(given)
+        operand = result.inputs[0]
+        view = self._view(operand)
+        root = view.root if view.is_whole(operand.shape) else self._copy(operand)
         self._sent.add(self.fused.memory_of(root))
         return root
 
     def _part(self, reduced: Tensor, stage: int) -> Tensor:
-        """Return a root with what an all-reduce sums, see `FusedStage`."""
+        """Return the root that an all-reduce sums in place, see `FusedStage`."""
         part = reduced.inputs[0]
         view = self._view(part)
         root = view.root
-        own = root.op is not None and root.op not in SENT and view.is_whole(part.shape)
+        is_own_memory = root.op is not None and root.op not in SENT and view.is_whole(part.shape)
         if (
-            not own
+            not is_own_memory
             or root in self.fused.aliases
             or self.fused.memory_of(root) in self._sent
             or self._last[root] > stage
@@ -245,32 +242,32 @@ class _Fusing:
         return root
 
     def _finish(self, program: Program) -> None:
-        """Note what comes out, as roots that are not written over before it is read."""
+        """Record outputs and updates as roots that nothing overwrites before they are read."""
         if self._carries is not None:
             self._finish_step(program, self._carries)
             return
         updated = {program.state[variable] for variable in program.updates}
-        for name, one in program.outputs.items():
-            view = self._view(one)
+        for name, tensor in program.outputs.items():
+            view = self._view(tensor)
             old = self.fused.memory_of(view.root) in updated
-            self.fused.outputs[name] = whole(self._copy(one)) if old else view
-        for variable, one in program.updates.items():
-            view = self._view(one)
-            if view.root is program.state[variable] and view.is_whole(one.shape):
+            self.fused.outputs[name] = whole(self._copy(tensor)) if old else view
+        for variable, tensor in program.updates.items():
+            view = self._view(tensor)
+            if view.root is program.state[variable] and view.is_whole(tensor.shape):
                 continue
-            made = view.is_whole(one.shape) and self.fused.memory_of(view.root).op is not None
-            self.fused.updates[variable] = view.root if made else self._copy(one)
+            is_computed = view.is_whole(tensor.shape) and self.fused.memory_of(view.root).op is not None
+            self.fused.updates[variable] = view.root if is_computed else self._copy(tensor)
 
     def _finish_step(self, program: Program, carries: int) -> None:
-        """Note what comes out of a step of a loop, as roots of their own; a next carry may be what is stacked."""
-        taken: dict[bool, set[Tensor]] = {True: set(), False: set()}
-        for number, (name, one) in enumerate(program.outputs.items()):
-            view, is_carry = self._view(one), number < carries
+        """Record the results of a loop's step as distinct roots; a next carry may also be stacked."""
+        roots_in_use: dict[bool, set[Tensor]] = {True: set(), False: set()}
+        for number, (name, tensor) in enumerate(program.outputs.items()):
+            view, is_carry = self._view(tensor), number < carries
             memory = self.fused.memory_of(view.root)
-            if not view.is_whole(one.shape) or memory.op is None or memory in taken[is_carry]:
-                view = whole(self._copy(one))
+            if not view.is_whole(tensor.shape) or memory.op is None or memory in roots_in_use[is_carry]:
+                view = whole(self._copy(tensor))
                 memory = self.fused.memory_of(view.root)
-            taken[is_carry].add(memory)
+            roots_in_use[is_carry].add(memory)
             self.fused.outputs[name] = view
 
     # Groups
@@ -278,15 +275,15 @@ class _Fusing:
     def _append(self, kernel: Kernel) -> None:
         number = len(self._kernels)
         self._kernels.append(kernel)
-        for one in kernel.tensors:
-            self._ready[one] = number + 1
+        for tensor in kernel.tensors:
+            self._ready[tensor] = number + 1
         if isinstance(kernel, Loop) and not kernel.space:
             self._singles.append(number)
         for member in kernel.members if isinstance(kernel, Loop) else []:
             self._note(member, number)
 
     def _note(self, member: LoopMember, number: int) -> None:
-        """Let a member's loop be found by what the member makes, and what it reads."""
+        """Index a member's loop by the tensor that it computes and by the views that it reads."""
         loop = self._kernels[number]
         assert isinstance(loop, Loop)
         self._makers[member.tensor] = number
@@ -297,8 +294,8 @@ class _Fusing:
 
     def _add_member(self, tensor: Tensor, inputs: Sequence[View]) -> None:
         space = tuple(n for n in iterated(tensor) if not is_one(n))
-        own = as_member(tensor, inputs, space, inner=True)
-        for number in self._related(own, space) if self._join else []:
+        candidate = as_member(tensor, inputs, space, inner=True)
+        for number in self._related(candidate, space) if self._join else []:
             member = self._fit(number, tensor, inputs)
             if member is not None:
                 loop = self._kernels[number]
@@ -307,46 +304,50 @@ class _Fusing:
                 self._ready[tensor] = number + 1
                 self._note(member, number)
                 return
-        self._append(Loop(space, [own]))
+        self._append(Loop(space, [candidate]))
 
     def _related(self, member: LoopMember, space: Shape) -> list[int]:
-        """Return the loops that make or read what a member of a space reads and begin late enough for it, in order."""
-        begin = max((self._ready.get(one.root, 0) - 1 for one in member.reads), default=-1)
-        found = {self._makers[view.root] for view in member.reads if view.root in self._makers}
+        """Return, in order, the loops that share or make an operand of a member and start after its operands are ready."""
+        begin = max((self._ready.get(view.root, 0) - 1 for view in member.reads), default=-1)
+        numbers = {self._makers[view.root] for view in member.reads if view.root in self._makers}
         for loops in [self._readers.get((space_of(space), view), []) for view in varying(member.reads)]:
-            found |= set(loops[bisect_left(loops, begin) :])
-        return sorted(number for number in (found if space else {*found, *self._singles}) if number >= begin)
+            numbers |= set(loops[bisect_left(loops, begin) :])
+        return sorted(number for number in (numbers if space else {*numbers, *self._singles}) if number >= begin)
 
     def _fit(self, number: int, tensor: Tensor, inputs: Sequence[View]) -> LoopMember | None:
-        """Return a tensor as a member of a loop, None if it does not fit or has nothing to do with it."""
+        """Return a tensor as a member of a loop; None if it does not fit or shares nothing."""
         loop = self._kernels[number]
         assert isinstance(loop, Loop)
-        made = fitting(loop, tensor, inputs)
-        if made is None:
+        member = fitting(loop, tensor, inputs)
+        if member is None:
             return None
-        own = [loop.member(one.root) for one in made.reads]
-        if any(self._ready.get(one.root, 0) > number for one, m in zip(made.reads, own, strict=True) if m is None):
+        producers = [loop.member(view.root) for view in member.reads]
+        if any(
+            self._ready.get(view.root, 0) > number for view, m in zip(member.reads, producers, strict=True) if m is None
+        ):
             return None
         space = space_of(loop.space)
-        shares = made.inner and any(_holds(self._readers.get((space, one), []), number) for one in varying(made.reads))
-        return made if any(own) or shares or not loop.space else None
+        shares = member.inner and any(
+            _holds(self._readers.get((space, view), []), number) for view in varying(member.reads)
+        )
+        return member if any(producers) or shares or not loop.space else None
 
 
 def _holds(numbers: Sequence[int], number: int) -> bool:
-    """Whether a number is among others, which ascend."""
+    """Whether a sorted list contains a number."""
     at = bisect_left(numbers, number)
     return at < len(numbers) and numbers[at] == number
 
 
 def _every_step(fused: Fused) -> set[Tensor]:
-    """Return the tensors that updates and messages are made of."""
+    """Return the tensors that updates and messages depend on."""
     needed = fused.kept()
     for stage in reversed(fused.stages):
         for kernel in reversed(stage.kernels):
             members: Sequence[Any] = kernel.members if isinstance(kernel, Loop) else [kernel]
             for member in reversed(members):
-                made = [member.tensor] if isinstance(member, LoopMember) else member.tensors
-                if not needed.isdisjoint(made):
+                tensors = [member.tensor] if isinstance(member, LoopMember) else member.tensors
+                if not needed.isdisjoint(tensors):
                     needed |= {fused.memory_of(view.root) for view in member.reads}
     return needed
 
@@ -356,15 +357,17 @@ def _is_product(tensor: Tensor) -> bool:
 
 
 def _summed_products(program: Program, of: Iterable[Stage]) -> dict[Tensor, Tensor]:
-    """Return the products of a stage that nothing but a sum reads, by the sum."""
-    stage = {one: number for number, each in enumerate(of) for one in each.tensors}
-    found = sums_of_products(program).items()
-    return {one: product for one, product in found if stage.get(one) == stage.get(product) and _is_product(product)}
+    """Return products that only a sum of the same stage reads, by the sum."""
+    stage = {tensor: number for number, each_stage in enumerate(of) for tensor in each_stage.tensors}
+    pairs = sums_of_products(program).items()
+    return {
+        total: product for total, product in pairs if stage.get(total) == stage.get(product) and _is_product(product)
+    }
 
 
 def _is_uniform(tensor: Tensor, inputs: Sequence[View]) -> bool:
     element = lowering_of(tensor)
-    return isinstance(element, lowering.Element) and not element.by_last and all(one.is_single for one in inputs)
+    return isinstance(element, lowering.Element) and not element.by_last and all(view.is_single for view in inputs)
 
 
 def _has_code(tensor: Tensor, inputs: Sequence[View]) -> bool:

@@ -1,7 +1,4 @@
-"""What a program is made of when ops are computed together: loops, products of matrices, and calls.
-
-`fuse.py` says how ops become kernels.
-"""
+"""Kernels, the units that ops are grouped into: loops, matrix products and calls; `fuse.py` does the grouping."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +19,7 @@ from dptrain.program.tensor import Array, Tensor, Variable
 
 
 def copy(x: Array, *, out: Array) -> None:
-    """X as it is, in memory of its own."""
+    """A copy of X in memory of its own."""
     np.copyto(out, x)
 
 
@@ -35,15 +32,15 @@ COPY = Op(copy, _not_placed, _not_placed, _not_placed, lowering=Element("{0}"))
 
 @dataclass(eq=False)
 class LoopMember:
-    """What a loop computes of a tensor.
+    """A tensor that a loop computes.
 
     Attributes:
-        tensor: computed.
-        kind: "map" of single elements; "gather" of rows, of the first read at the places of the second; "reduce" along
-            the loop's last axis; "sum", a reduction over other axes, which is complete after the loop.
-        reads: what it reads, by the loop's axes.
-        axes: the loop's axis of each axis of the tensor, None for those of length 1.
-        inner: whether it is computed for every element, or else once for each row of the loop's last axis.
+        tensor: the result.
+        kind: "map", elementwise; "gather" of rows of the first operand at the indices of the second; "reduce" along
+            the loop's last axis; "sum", a reduction over other axes, complete after the loop.
+        reads: operands, by the loop's axes.
+        axes: the loop's axis for each axis of the tensor, None for length 1.
+        inner: computed for every element; else once for each row of the loop's last axis.
     """
 
     tensor: Tensor
@@ -54,78 +51,74 @@ class LoopMember:
 
     @cached_property
     def view(self) -> View:
-        """Where its elements lie, by the loop's axes."""
+        """The result by the loop's axes."""
         return whole(self.tensor).along(self.axes)
 
 
 class Loop:
-    """Tensors that are computed in one go over a space.
-
-    Args:
-        space: its lengths, without those that are 1.
-        members: what it computes, in an order in which they can be computed.
-    """
+    """Tensors computed together over a space (lengths other than 1), in executable order."""
 
     def __init__(self, space: Shape, members: Iterable[LoopMember] = ()) -> None:
         self.space = space
-        self._members = {one.tensor: one for one in members}
+        self._members = {member.tensor: member for member in members}
 
     @property
     def members(self) -> list[LoopMember]:
-        """What it computes, in order."""
+        """Members in order."""
         return list(self._members.values())
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What it makes."""
+        """Tensors that it computes."""
         return list(self._members)
 
     @property
     def reads(self) -> list[View]:
-        """What it reads, its own tensors among it."""
-        return [view for one in self._members.values() for view in one.reads]
+        """Operands, its own tensors included."""
+        return [view for member in self._members.values() for view in member.reads]
 
     def member(self, tensor: Tensor) -> LoopMember | None:
         """Return the member that computes a tensor, or None."""
         return self._members.get(tensor)
 
     def add(self, member: LoopMember) -> None:
-        """Compute one more, after the others."""
+        """Append a member."""
         self._members[member.tensor] = member
 
     def add_before(self, members: Iterable[LoopMember]) -> None:
-        """Compute some more, before the others."""
-        self._members = {**{one.tensor: one for one in members}, **self._members}
+        """Prepend members."""
+        self._members = {**{member.tensor: member for member in members}, **self._members}
 
     def remove(self, member: LoopMember) -> None:
-        """Compute one no more."""
+        """Remove a member."""
         del self._members[member.tensor]
 
     def passes(self) -> dict[LoopMember, int]:
-        """Return how often the last axis must have been gone along before each member is known.
+        """Return the pass over the last axis in which each member is computed.
 
-        Members of each element are computed in that pass; those of a row after it, -1 meaning before the first.
+        Members of each element are computed in that pass, those of a row after it; -1 means before the first
+        pass.
         """
-        found: dict[LoopMember, int] = {}
-        for one in self.members:
-            own = 0 if one.inner else -1
-            for view in one.reads:
+        passes: dict[LoopMember, int] = {}
+        for member in self.members:
+            number = 0 if member.inner else -1
+            for view in member.reads:
                 read = self.member(view.root)
                 if read is not None:
                     of_row = not read.inner or read.kind == "reduce"
-                    own = max(own, found[read] + (1 if of_row and one.inner else 0))
-            found[one] = own
-        return found
+                    number = max(number, passes[read] + (1 if of_row and member.inner else 0))
+            passes[member] = number
+        return passes
 
 
 @dataclass(eq=False)
 class ProductKernel:
-    """A product of matrices: the last two axes; those before are broadcast, or summed over.
+    """A matrix product over the last two axes; leading axes are broadcast, or summed over.
 
     Attributes:
-        tensor: what it makes.
-        reads: its two factors.
-        product: of which `tensor` is the sum over all axes but the last two; else `tensor` itself.
+        tensor: the result.
+        reads: the two factors.
+        product: the product whose sum over all leading axes `tensor` is; else `tensor` itself.
     """
 
     tensor: Tensor
@@ -134,18 +127,18 @@ class ProductKernel:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What it makes."""
+        """The result."""
         return [self.tensor]
 
 
 @dataclass(eq=False)
 class Call:
-    """An op by its own function.
+    """An op computed by its own function.
 
     Attributes:
-        tensor: what it makes, or the first value that it makes.
-        reads: as a `LoopMember`.
-        values: those that are read, by their numbers, of an op that has several.
+        tensor: the result, or the first of several values.
+        reads: operands.
+        values: of an op with several, those that are read, by number.
     """
 
     tensor: Tensor
@@ -154,22 +147,23 @@ class Call:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What it makes."""
+        """Values that it computes."""
         return list(self.values.values()) or [self.tensor]
 
 
 @dataclass(eq=False)
 class RepeatKernel:
-    """The steps of a loop whose body is kernels.
+    """The steps of a loop node, whose body is fused.
 
     Attributes:
-        values: what it makes and is read, by number.
-        reads: its inputs, each whole.
-        body: of the loop.
-        step: its kernels, in one stage: the results are roots of their own, but that a next carry may be stacked, too.
-        length: how many steps there are.
-        reverse: the last one first.
-        buffers: memory for each carry, and for the next one.
+        values: values of the node that are read, by number.
+        reads: contiguous inputs.
+        body: of the loop node.
+        step: kernels of one step, in one stage; each result has a root of its own, but a next carry may also be
+            stacked.
+        length: number of steps.
+        reverse: from the last step to the first.
+        buffers: memory of each carry and of the next one.
     """
 
     values: Mapping[int, Tensor]
@@ -181,24 +175,24 @@ class RepeatKernel:
     buffers: list[tuple[Tensor, Tensor]] = field(init=False)
 
     def __post_init__(self) -> None:
-        made = [Tensor(None, (), {}, one.shape, one.dtype) for one in self.body.carries for _ in range(2)]
-        self.buffers = list(zip(made[::2], made[1::2], strict=True))
+        tensors = [Tensor(None, (), {}, carry.shape, carry.dtype) for carry in self.body.carries for _ in range(2)]
+        self.buffers = list(zip(tensors[::2], tensors[1::2], strict=True))
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What it makes."""
+        """Values that it computes."""
         return list(self.values.values())
 
     @property
     def results(self) -> list[Tensor]:
-        """Where a step leaves the next carries, and what is stacked."""
-        return [self.step.memory_of(one.root) for one in self.step.outputs.values()]
+        """Roots of the next carries and of stacked results."""
+        return [self.step.memory_of(view.root) for view in self.step.outputs.values()]
 
     @property
     def moved(self) -> set[Tensor]:
-        """Roots of the step whose place differs from step to step, or from loop to loop."""
+        """Roots whose address differs from step to step, or from loop to loop."""
         count = len(self.body.carries)
-        stacked = {one for number, one in enumerate(self.results) if number < count or number in self.values}
+        stacked = {result for number, result in enumerate(self.results) if number < count or number in self.values}
         return {*self.body.placeholders, *stacked}
 
 
@@ -207,12 +201,10 @@ Kernel = Loop | ProductKernel | Call | RepeatKernel
 
 @dataclass(eq=False)
 class FusedStage:
-    """What a rank does between two sync points with the others; see `messages.Stage`.
+    """Kernels between two sync points of the ranks, and the messages that follow; see `messages.Stage`.
 
-    Attributes:
-        kernels: in an order in which they can be executed.
-        messages: parts, and what comes of them. The part of an all-reduce is a root that no other message has and that
-            nothing reads once it has been sent, so that the sum can be written over it.
+    Each message is pairs of a part and its result. The part of an all-reduce is a root of no other message that
+    nothing reads once it has been sent, so that the sum can overwrite it.
     """
 
     kernels: list[Kernel]
@@ -224,13 +216,13 @@ class Fused:
     """A program as kernels.
 
     Attributes:
-        program: its source.
-        stages: as above.
-        views: of every tensor: where its elements lie.
+        program: the source.
+        stages: in order.
+        views: of every tensor.
         aliases: roots that are another root's memory in another shape.
-        outputs: what comes out, by name; to be read before the updates are copied.
-        updates: the roots whose elements are the variables' new values; none of them is a placeholder.
-        every_step: what updates and messages need; the rest is needed by the outputs alone.
+        outputs: by name; to be read before updates are copied.
+        updates: roots of the variables' new values, none of them a placeholder.
+        every_step: tensors that updates and messages need; only outputs need the rest.
     """
 
     program: Program
@@ -243,65 +235,65 @@ class Fused:
 
     @property
     def kernels(self) -> list[Kernel]:
-        """All of them, in order."""
+        """Kernels of all stages in order."""
         return [kernel for stage in self.stages for kernel in stage.kernels]
 
     @property
     def all_kernels(self) -> list[Kernel]:
-        """As `kernels`, with those of the steps of loops."""
-        found: list[Kernel] = []
+        """`kernels`, with those inside loops."""
+        kernels: list[Kernel] = []
         for kernel in self.kernels:
-            found += [kernel, *(kernel.step.all_kernels if isinstance(kernel, RepeatKernel) else [])]
-        return found
+            kernels += [kernel, *(kernel.step.all_kernels if isinstance(kernel, RepeatKernel) else [])]
+        return kernels
 
     def memory_of(self, root: Tensor) -> Tensor:
-        """Return the root whose memory a root has."""
+        """Follow aliases to the root that owns the memory."""
         while root in self.aliases:
             root = self.aliases[root]
         return root
 
     def kept(self) -> set[Tensor]:
-        """Return what becomes of the state, and of what other ranks get."""
-        found = set(map(self.memory_of, self.updates.values()))
-        sent = (part for stage in self.stages for message in stage.messages for part, _ in message)
-        return found | set(map(self.memory_of, sent))
+        """Return the roots of new state and of messages."""
+        kept = set(map(self.memory_of, self.updates.values()))
+        parts = (part for stage in self.stages for message in stage.messages for part, _ in message)
+        return kept | set(map(self.memory_of, parts))
 
     def handed_out(self) -> set[Tensor]:
-        """Return what a step leaves behind: what is `kept`, and what comes out."""
-        return self.kept() | {self.memory_of(one.root) for one in self.outputs.values()}
+        """Return the roots that outlive a step: those `kept`, and outputs."""
+        return self.kept() | {self.memory_of(view.root) for view in self.outputs.values()}
 
     @property
     def reduced(self) -> set[Tensor]:
-        """The parts of all-reduces."""
-        found = (pair for stage in self.stages for message in stage.messages for pair in message)
-        return {part for part, result in found if result.op is ALL_REDUCE}
+        """Parts of all-reduces."""
+        pairs = (pair for stage in self.stages for message in stage.messages for pair in message)
+        return {part for part, result in pairs if result.op is ALL_REDUCE}
 
     def stored(self) -> set[Tensor]:
-        """Return the tensors that must lie in memory: other kernels read them, or they are handed out."""
-        found = self.handed_out()
+        """Return the tensors that must be stored: read by other kernels, or handed out."""
+        stored = self.handed_out()
         for kernel in self.kernels:
-            own = set(kernel.tensors)
-            found |= {self.memory_of(one.root) for one in kernel.reads if one.root not in own}
+            tensors = set(kernel.tensors)
+            stored |= {self.memory_of(view.root) for view in kernel.reads if view.root not in tensors}
             if not isinstance(kernel, Loop):
-                found |= own
-        return found
+                stored |= tensors
+        return stored
 
 
 # What fits into a loop
 
 
 def fitting(loop: Loop, tensor: Tensor, inputs: Sequence[View]) -> LoopMember | None:
-    """Return a tensor as a member of a loop whose other tensors it can read, or None."""
+    """Return a tensor as a member of a loop; None if the loop cannot compute it."""
     space = space_of(iterated(tensor))
     inner = space == space_of(loop.space)
     if not inner and (len(loop.space) < 2 or space != space_of(loop.space)[:-1]):
         return None
-    made = as_member(tensor, inputs, loop.space, inner=inner)
-    return made if takes(loop, made) else None
+    member = as_member(tensor, inputs, loop.space, inner=inner)
+    return member if takes(loop, member) else None
 
 
 def takes(loop: Loop, member: LoopMember) -> bool:
-    """Whether a member of a loop's space can be computed after what is there."""
+    """Whether a loop can compute a member of its space after those that it has."""
     if member.kind == "reduce" and not member.inner:
         return False
     reduction = lowering_of(member.tensor)
@@ -317,55 +309,61 @@ def takes(loop: Loop, member: LoopMember) -> bool:
 
 
 def usable(read: LoopMember, reader: LoopMember, number: int) -> bool:
-    """Whether what a member reads, as its operand of this number, is another's value at the same index."""
+    """Whether a member's operand is another member's value at the same index."""
     is_table = reader.kind == "gather" and number == 0
     return read.kind != "sum" and not is_table and reader.reads[number] == read.view
 
 
 def as_member(tensor: Tensor, inputs: Sequence[View], space: Shape, *, inner: bool) -> LoopMember:
-    """Return a tensor as a member of a loop, computed for each element of it or for each row."""
+    """Return a tensor as a loop member, computed for each element or for each row."""
     op, shape = tensor.op, iterated(tensor)
     assert op is not None
     count = iter(range(len(space)))
-    own = [None if is_one(n) else next(count) for n in shape]
-    shapes = [one.shape for one in tensor.inputs]
+    loop_axes = [None if is_one(n) else next(count) for n in shape]
+    shapes = [operand.shape for operand in tensor.inputs]
     if isinstance(op.lowering, Reduction):
-        reduced = {axis for axis in reduced_axes(tensor) if own[axis] is not None}
+        reduced = {axis for axis in reduced_axes(tensor) if loop_axes[axis] is not None}
         kind: Any = "map" if not reduced else "sum"
-        if {own[axis] for axis in reduced} == {len(space) - 1}:
+        if {loop_axes[axis] for axis in reduced} == {len(space) - 1}:
             kind = "reduce"
-        kept = [
-            None if axis in reduced_axes(tensor) else own[axis]
+        result_axes = [
+            None if axis in reduced_axes(tensor) else loop_axes[axis]
             for axis in range(len(shape))
             if tensor.attributes.get("keepdims") or axis not in reduced_axes(tensor)
         ]
-        return LoopMember(tensor, kind, (inputs[0].along(own),), tuple(kept), inner)
+        return LoopMember(tensor, kind, (inputs[0].along(loop_axes),), tuple(result_axes), inner)
     if isinstance(op.lowering, Gather):
-        of_table = [*own[: op.lowering.batch], None, *own[len(shapes[1]) :]]
+        of_table = [*loop_axes[: op.lowering.batch], None, *loop_axes[len(shapes[1]) :]]
         return LoopMember(
-            tensor, "gather", (inputs[0].along(of_table), inputs[1].along(own[: len(shapes[1])])), tuple(own), inner
+            tensor,
+            "gather",
+            (inputs[0].along(of_table), inputs[1].along(loop_axes[: len(shapes[1])])),
+            tuple(loop_axes),
+            inner,
         )
     by_last = isinstance(op.lowering, Element) and op.lowering.by_last
-    aligned = [list(range(len(one))) if by_last else aligned_axes(one, shape) for one in shapes]
+    aligned = [
+        list(range(len(operand_shape))) if by_last else aligned_axes(operand_shape, shape) for operand_shape in shapes
+    ]
     reads = tuple(
-        view.along([None if axis is None else own[axis] for axis in axes])
+        view.along([None if axis is None else loop_axes[axis] for axis in axes])
         for view, axes in zip(inputs, aligned, strict=True)
     )
-    return LoopMember(tensor, "map", reads, tuple(own), inner)
+    return LoopMember(tensor, "map", reads, tuple(loop_axes), inner)
 
 
 def varying(reads: Iterable[View]) -> set[View]:
-    """Return what is read, but for single numbers."""
-    return {one for one in reads if not one.is_single}
+    """Return the views that are not uniform."""
+    return {view for view in reads if not view.is_single}
 
 
 def iterated(tensor: Tensor) -> Shape:
-    """Return the shape over which an op is computed: of a reduction, its input's."""
+    """Return the shape that an op iterates over: of a reduction, its input's."""
     return tensor.inputs[0].shape if isinstance(lowering_of(tensor), Reduction) else tensor.shape
 
 
 def reduced_axes(tensor: Tensor) -> tuple[int, ...]:
-    """Return the axes over which a reduction goes."""
+    """Return the axes of a reduction."""
     axis = tensor.attributes.get("axis")
-    found: tuple[int, ...] = tensor.attributes["axes"] if axis is None else (axis,)
-    return found
+    axes: tuple[int, ...] = tensor.attributes["axes"] if axis is None else (axis,)
+    return axes

@@ -1,7 +1,6 @@
-"""Where tensors lie in memory: over the state that they replace, or in an arena, where they share places over time.
+"""Plans memory: new state overwrites old state, and intermediate results share an arena over time.
 
-What is planned are the kernels of a device. Its backend says what each of them reads and writes (`Access`); the rules
-are the same for all backends.
+A backend says which tensors each of its kernels reads and writes (`Access`); the rules are the same for all backends.
 """
 
 import sys
@@ -29,15 +28,14 @@ def _reads_elsewhere(new: Tensor, old: Tensor) -> bool:
 
 @dataclass(eq=False)
 class Access:
-    """What a kernel does with memory.
+    """Memory that a kernel uses.
 
     Attributes:
-        reads: tensors that it reads in memory.
-        writes: tensors that it leaves there; also what it needs for itself.
+        reads: tensors that it loads.
+        writes: tensors that it stores, scratch memory included.
         stage: kernels of later stages run later.
-        after: those of its stage that run before it.
-        replaces: whether a new value that it writes may lie over an old one that it reads: whether each element is read
-            before any thread writes there.
+        after: kernels of its stage that run before it.
+        replaces: whether a new value may overwrite an old one: each element is read before any thread writes it.
     """
 
     reads: Set[Tensor] = frozenset()
@@ -46,28 +44,22 @@ class Access:
     after: set["Access"] = field(default_factory=set)
     replaces: Callable[[Tensor, Tensor], bool] = _reads_elsewhere
 
-    def waits_for(self, other: "Access") -> bool:
-        """Whether another kernel has to run before it."""
-        seen, rest = set[Access](), [self]
-        while rest:
-            one = rest.pop()
-            if one is other:
+    def waits_for(self, kernel: "Access") -> bool:
+        """Whether another kernel must run before this one."""
+        visited, stack = set[Access](), [self]
+        while stack:
+            current = stack.pop()
+            if current is kernel:
                 return True
-            if one not in seen:
-                seen.add(one)
-                rest += one.after
-        return other.stage < self.stage
+            if current not in visited:
+                visited.add(current)
+                stack += current.after
+        return kernel.stage < self.stage
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The memory of intermediate results.
-
-    Attributes:
-        size: of the arena in bytes.
-        offsets: where in it things begin.
-        alone: bytes that they would take if each had memory of its own.
-    """
+    """Offsets of intermediate results in an arena of `size` bytes; without sharing they would take `alone` bytes."""
 
     size: int
     offsets: Mapping[Any, int]
@@ -75,75 +67,68 @@ class MemoryPlan:
 
 
 def in_place(updates: Iterable[tuple[Tensor, Tensor]], kernels: Iterable[Access]) -> dict[Tensor, Tensor]:
-    """Return the state that new values are written over, by the new value.
+    """Return the state that each new value overwrites.
 
-    A new value can be written over the old one if nothing reads that later: all other kernels that read it run before
-    the one that makes the new value, or can be made to; and that one, if it reads it too, does so element by element.
-
-    Args:
-        updates: pairs of a variable's new value and its old one.
-        kernels: of the program; one that writes over a value now runs `after` those that read it.
+    A new value can overwrite the old one if nothing reads that later: all other readers run before the kernel that
+    writes it, or can be made to by `after`, and that kernel reads it element by element, if at all.
     """
     kernels = list(kernels)
-    makers = {one: kernel for kernel in kernels for one in kernel.writes}
+    makers = {tensor: kernel for kernel in kernels for tensor in kernel.writes}
     reading: dict[Tensor, list[Access]] = {}
     for kernel in kernels:
-        for one in kernel.reads:
-            reading.setdefault(one, []).append(kernel)
-    awaited = {one for kernel in kernels for one in kernel.after}  # most makers of new values are not
-    found: dict[Tensor, Tensor] = {}
+        for tensor in kernel.reads:
+            reading.setdefault(tensor, []).append(kernel)
+    awaited = {earlier for kernel in kernels for earlier in kernel.after}  # most makers of new values are not
+    replaced: dict[Tensor, Tensor] = {}
     for new, old in updates:
         maker = makers.get(new)
-        if maker is None or new in found or new.dtype != old.dtype:
+        if maker is None or new in replaced or new.dtype != old.dtype:
             continue
-        readers = [one for one in reading.get(old, []) if one is not maker]
-        waits = any(maker.stage < one.stage or (maker in awaited and one.waits_for(maker)) for one in readers)
-        if waits or (old in maker.reads and not maker.replaces(new, old)):
+        readers = [reader for reader in reading.get(old, []) if reader is not maker]
+        is_read_later = any(
+            maker.stage < reader.stage or (maker in awaited and reader.waits_for(maker)) for reader in readers
+        )
+        if is_read_later or (old in maker.reads and not maker.replaces(new, old)):
             continue
-        maker.after |= {one for one in readers if one.stage == maker.stage}
+        maker.after |= {reader for reader in readers if reader.stage == maker.stage}
         awaited |= maker.after
-        found[new] = old
-    return found
+        replaced[new] = old
+    return replaced
 
 
 def plan(kernels: Sequence[Access], sizes: Mapping[Any, int], alignment: int = ALIGNMENT) -> MemoryPlan:
-    """Return where things lie in an arena.
+    """Assign arena offsets to the tensors in `sizes`, given kernels in execution order.
 
-    Each is alive from the first kernel that names it to the last one. The largest first, each takes the lowest place
-    that is free all its life.
-
-    Args:
-        kernels: in the order in which they are executed.
-        sizes: bytes of what is to lie there; all else that kernels name lies elsewhere.
-        alignment: of which each place is a multiple.
+    Each tensor lives from the first kernel that uses it to the last. The largest is placed first, each at the
+    lowest offset that is free throughout its life.
     """
     births: dict[Any, int] = {}
     deaths: dict[Any, int] = {}
     for number, kernel in enumerate(kernels):
-        for one in (*kernel.reads, *kernel.writes):
-            if one in sizes:
-                births.setdefault(one, number)
-                deaths[one] = number
+        for tensor in (*kernel.reads, *kernel.writes):
+            if tensor in sizes:
+                births.setdefault(tensor, number)
+                deaths[tensor] = number
     offsets: dict[Any, int] = {}
     placed: list[tuple[int, int, int, int]] = []  # in order: begin and end in memory, birth and death
-    for one in sorted(births, key=lambda one: (-sizes[one], births[one])):
-        start, length = 0, -(-sizes[one] // alignment) * alignment
+    for tensor in sorted(births, key=lambda tensor: (-sizes[tensor], births[tensor])):
+        start, length = 0, -(-sizes[tensor] // alignment) * alignment
         for begin, end, born, died in placed:
             if begin >= start + length:
                 break
-            if born <= deaths[one] and births[one] <= died and start < end:
+            if born <= deaths[tensor] and births[tensor] <= died and start < end:
                 start = end
-        offsets[one] = start
-        insort(placed, (start, start + length, births[one], deaths[one]))
-    alone = in_a_row([sizes[one] for one in births], alignment)[-1]
+        offsets[tensor] = start
+        insort(placed, (start, start + length, births[tensor], deaths[tensor]))
+    alone = in_a_row([sizes[tensor] for tensor in births], alignment)[-1]
     return MemoryPlan(max((end for _, end, _, _ in placed), default=0), offsets, alone)
 
 
 class Arena:
-    """Memory on the host in which programs that run one after the other keep their intermediate results.
+    """Host memory that programs which run one after the other share for intermediate results.
 
-    Nothing in it outlives a run, so it is as large as the largest of them needs: those for a smaller last batch and for
-    validation take none of their own. What runs within another's run, or beside it in another thread, has other memory.
+    Nothing in it outlives a run, so it is as large as the largest program needs; programs for a smaller last batch
+    and for validation add none. A run within another, or in another thread, gets other memory.
     """
 
     # Of memory that nobody uses, what is kept besides one piece.
@@ -155,30 +140,20 @@ class Arena:
         self._free: list[Array] = []  # the one that was used last at the end
 
     def reserve(self, size: int) -> None:
-        """Have so many bytes, for programs to come.
-
-        Raises:
-            MemoryError: there are not as many.
-        """
+        """Grow to at least so many bytes; MemoryError if there are not as many."""
         with self._lock:
             if size > self._size:
                 self._free = [aligned((size,), np.uint8)]
                 self._size = size
 
     @contextmanager
-    def lent(self, size: int, wanted: Array | None = None) -> Iterator[Array]:
-        """Lend at least `size` bytes for one run.
-
-        Args:
-            size: as above.
-            wanted: what the program knows already, where that is free.
-
-        Raises:
-            MemoryError: there are not as many.
-        """
+    def lent(self, size: int, preferred: Array | None = None) -> Iterator[Array]:
+        """Lend at least `size` bytes for one run, `preferred` if that is free; MemoryError if there are not as many."""
         self.reserve(size)
         with self._lock:
-            number = next((number for number, one in enumerate(self._free) if one is wanted), len(self._free) - 1)
+            number = next(
+                (number for number, memory in enumerate(self._free) if memory is preferred), len(self._free) - 1
+            )
             memory = self._free.pop(number) if self._free else aligned((self._size,), np.uint8)
         try:
             yield memory
@@ -191,8 +166,8 @@ class Arena:
 
 
 def in_a_row(sizes: Iterable[int], alignment: int = 1) -> list[int]:
-    """Return where things of these sizes begin, one behind the other at multiples of `alignment`, and the end."""
-    return list(accumulate((-(-one // alignment) * alignment for one in sizes), initial=0))
+    """Return the aligned offsets of consecutive blocks, and the end."""
+    return list(accumulate((-(-size // alignment) * alignment for size in sizes), initial=0))
 
 
 def nbytes(tensor: Tensor, rows: int) -> int:
@@ -201,7 +176,7 @@ def nbytes(tensor: Tensor, rows: int) -> int:
 
 
 def aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-    """Return an uninitialised array that begins on a cache line, without which AVX-512 passes are a tenth slower."""
+    """Return an uninitialised array that begins on a cache line: unaligned AVX-512 passes are a tenth slower."""
     kind = np.dtype(dtype)
     length = size(shape) * kind.itemsize
     if length > sys.maxsize - ALIGNMENT:  # NumPy would call it a ValueError

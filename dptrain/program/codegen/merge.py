@@ -1,6 +1,6 @@
-"""Passes over the kernels of a program that move what loops compute into other loops.
+"""Passes that move members between loops.
 
-Both grow linearly with the ops: loops are found by what they share, and never compared each with all others.
+Both are linear in the number of ops: loops are found by what they share, never compared pairwise.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,16 +12,16 @@ from dptrain.program.tensor import Tensor
 
 
 def merge(fused: Fused) -> None:
-    """Make one of two loops that share something, where nothing in between needs the one or is needed by the other.
+    """Merge loops that share an operand or result, where no kernel in between forbids it.
 
-    From the first loop of a stage on, each is merged with the nearest one before it with which it can be.
+    From the first loop of a stage on, each is merged with the nearest earlier loop that allows it.
     """
     for stage in fused.stages:
-        stage.kernels = _Merging(fused, stage.kernels).left()
+        stage.kernels = _LoopMerger(fused, stage.kernels).left()
 
 
-class _Merging:
-    """The work of `merge`. Kernels have numbers, which ascend; of two that become one, it keeps one's number."""
+class _LoopMerger:
+    """State of `merge`. Kernels have ascending numbers; a merged loop keeps one of its two."""
 
     def __init__(self, fused: Fused, kernels: Iterable[Kernel]) -> None:
         self._fused = fused
@@ -41,74 +41,74 @@ class _Merging:
         self._numbers = range(len(self._kernels))
 
     def left(self) -> list[Kernel]:
-        """Return what is left when nothing more can be merged."""
+        """Merge as long as possible; return the kernels."""
         while self._waiting:
             number = heappop(self._waiting)
             self._awaited.remove(number)
             if isinstance(loop := self._kernels.get(number), Loop):
-                any(self._merge(one, number) for one in reversed(self._partners(loop, number, range(number))))
+                any(self._merge(partner, number) for partner in reversed(self._partners(loop, number, range(number))))
         return [self._kernels[number] for number in sorted(self._kernels)]
 
     def _can_meet(self, first: int, second: int) -> bool:
-        """Whether nothing between two loops is in the way of one of them."""
+        """Whether one of two loops can move to the other across the kernels in between."""
         return self._last_needed(second) <= first or second <= self._first_reader(first)
 
     def _merge(self, first: int, second: int) -> bool:
-        """Merge two loops, if they can be."""
-        one, other = self._kernels[first], self._kernels[second]
-        assert isinstance(one, Loop)
-        assert isinstance(other, Loop)
-        if (one, other) in self._refused or not self._can_meet(first, second):
+        """Merge two loops; return whether that was possible."""
+        earlier, later = self._kernels[first], self._kernels[second]
+        assert isinstance(earlier, Loop)
+        assert isinstance(later, Loop)
+        if (earlier, later) in self._refused or not self._can_meet(first, second):
             return False
-        made = self._joined(one, other) if self._has_shared(first, second) else None
-        if made is None:
-            self._refused.add((one, other))
+        joined = self._joined(earlier, later) if self._has_shared(first, second) else None
+        if joined is None:
+            self._refused.add((earlier, later))
             return False
         up = self._last_needed(second) <= first
         self._leave(first)
         self._leave(second)
-        self._enter(first if up else second, made)
+        self._enter(first if up else second, joined)
         moved = [first if up else second]
         if up:  # what reads the second can move up with it
-            self._await({one for tensor in other.tensors for one in self._readers.get(tensor, ())})
+            self._await({reader for tensor in later.tensors for reader in self._readers.get(tensor, ())})
         else:  # what makes that the first reads can move down with it
-            moved += {self._makers.get(self._fused.memory_of(view.root), first) for view in one.reads}
+            moved += {self._makers.get(self._fused.memory_of(view.root), first) for view in earlier.reads}
         for number in moved:
             if isinstance(loop := self._kernels.get(number), Loop):
                 beyond = self._partners(loop, number, range(first + 1, len(self._numbers)))
-                self._await(one for one in beyond if number < one and self._can_meet(number, one))
+                self._await(partner for partner in beyond if number < partner and self._can_meet(number, partner))
         return True
 
     def _has_shared(self, first: int, second: int) -> bool:
-        """Whether a loop uses what one before it makes, or reads what that reads."""
-        one, other = self._kernels[first], self._kernels[second]
-        assert isinstance(one, Loop)
-        if not one.space or any(one.member(view.root) for view in other.reads):
+        """Whether the later loop reads a result or an operand of the earlier one."""
+        earlier, later = self._kernels[first], self._kernels[second]
+        assert isinstance(earlier, Loop)
+        if not earlier.space or any(earlier.member(view.root) for view in later.reads):
             return True
         return any(first in self._sharing[view] for view in self._views[second])
 
-    def _joined(self, one: Loop, other: Loop) -> Loop | None:
-        """Return one loop in place of two, None where a member of one of them does not fit."""
-        narrow, wide = sorted((one.space, other.space), key=len)
+    def _joined(self, first: Loop, second: Loop) -> Loop | None:
+        """Return the merged loop; None if a member does not fit."""
+        narrow, wide = sorted((first.space, second.space), key=len)
         key = space_of(wide)
         if space_of(narrow) not in (key, key[:-1]):
             return None
-        made = Loop(wide)
-        for loop in (one, other):
+        joined = Loop(wide)
+        for loop in (first, second):
             as_is = space_of(loop.space) == key
             for member in loop.members:
-                fit: LoopMember | None = member
+                fitted: LoopMember | None = member
                 if not as_is:
-                    fit = fitting(made, member.tensor, [self._fused.views[read] for read in member.tensor.inputs])
-                elif not takes(made, member):
+                    fitted = fitting(joined, member.tensor, [self._fused.views[read] for read in member.tensor.inputs])
+                elif not takes(joined, member):
                     return None
-                if fit is None or any(self._is_within(view, one) for view in fit.reads):
+                if fitted is None or any(self._is_within(view, first) for view in fitted.reads):
                     return None
-                made.add(fit)
-        return made
+                joined.add(fitted)
+        return joined
 
     def _is_within(self, view: View, loop: Loop) -> bool:
-        """Whether a view is another shape of something that a loop makes."""
+        """Whether a view is a reshaped tensor that the loop computes."""
         memory = self._fused.memory_of(view.root)
         return memory is not view.root and loop.member(memory) is not None
 
@@ -146,49 +146,53 @@ class _Merging:
         self._singles.discard(number)
 
     def _note_reader(self, view: View) -> set[int]:
-        """Return the readers of a view's memory, to be changed."""
+        """Return the mutable set of readers of a view's memory."""
         memory = self._fused.memory_of(view.root)
         self._firsts.pop(self._makers.get(memory, -1), None)
         return self._readers.setdefault(memory, set())
 
     def _partners(self, loop: Loop, number: int, numbers: range) -> list[int]:
-        """Return those loops among some that may have something to be merged with one for, in order."""
-        found = {self._makers[view.root] for view in loop.reads if view.root in self._makers}
+        """Return the loops, in order, among `numbers` that share something with a loop."""
+        related = {self._makers[view.root] for view in loop.reads if view.root in self._makers}
         for tensor in loop.tensors:
-            found |= self._readers.get(tensor, set())
+            related |= self._readers.get(tensor, set())
         for view in self._views[number]:
-            found |= self._sharing[view]
+            related |= self._sharing[view]
         if len(loop.space) < 2:
-            found |= self._singles
-        return sorted(one for one in found if one in numbers and isinstance(self._kernels[one], Loop))
+            related |= self._singles
+        return sorted(
+            number_of_partner
+            for number_of_partner in related
+            if number_of_partner in numbers and isinstance(self._kernels[number_of_partner], Loop)
+        )
 
     def _last_needed(self, number: int) -> int:
-        """Return the last kernel that makes what a loop needs, but for itself."""
+        """Return the last other kernel that computes an operand of a loop."""
         if number not in self._lasts:
-            needed = {self._fused.memory_of(view.root) for view in self._kernels[number].reads}
-            makers = (at for one in needed if (at := self._makers.get(one, -1)) != number)
+            operands = {self._fused.memory_of(view.root) for view in self._kernels[number].reads}
+            makers = (at for tensor in operands if (at := self._makers.get(tensor, -1)) != number)
             self._lasts[number] = max(makers, default=-1)
         return self._lasts[number]
 
     def _first_reader(self, number: int) -> int:
-        """Return the first kernel that reads what a loop makes, but for itself."""
+        """Return the first other kernel that reads a result of a loop."""
         if number not in self._firsts:
             tensors = self._kernels[number].tensors
-            readers = (at for one in tensors for at in self._readers.get(one, ()) if at != number)
+            readers = (at for tensor in tensors for at in self._readers.get(tensor, ()) if at != number)
             self._firsts[number] = min(readers, default=len(self._numbers))
         return self._firsts[number]
 
 
 def sink(fused: Fused) -> None:
-    """Move members to the one later loop of their stage that reads them, where that costs no more memory."""
-    sinking = _Sinking(fused)
+    """Move members to the only later loop of their stage that reads them, where that takes no more memory."""
+    sinking = _MemberSinker(fused)
     for stage in fused.stages:
         sinking.sink(stage.kernels)
-        stage.kernels = [one for one in stage.kernels if not isinstance(one, Loop) or one.members]
+        stage.kernels = [kernel for kernel in stage.kernels if not isinstance(kernel, Loop) or kernel.members]
 
 
-class _Sinking:
-    """The work of `sink`."""
+class _MemberSinker:
+    """State of `sink`."""
 
     def __init__(self, fused: Fused) -> None:
         self._fused, self._handed_out = fused, fused.handed_out()
@@ -210,7 +214,7 @@ class _Sinking:
 
     def sink(self, kernels: Sequence[Kernel]) -> None:
         """Move members between the loops of a stage."""
-        here = set(kernels)
+        stage_kernels = set(kernels)
         for loop in reversed(kernels):
             if not isinstance(loop, Loop):
                 continue
@@ -218,35 +222,39 @@ class _Sinking:
             for member in reversed(order):
                 targets = {kernel for kernel, _ in self._readers.get(member.tensor, {}) if kernel is not loop}
                 target = targets.pop() if len(targets) == 1 else None
-                if not isinstance(target, Loop) or target not in here or loop.member(member.tensor) is not member:
+                if (
+                    not isinstance(target, Loop)
+                    or target not in stage_kernels
+                    or loop.member(member.tensor) is not member
+                ):
                     continue
                 moving = self._chain(member, loop, target)
                 if moving is not None:
                     self._move(sorted(moving, key=order.__getitem__), loop, target)
 
     def _chain(self, first: LoopMember, loop: Loop, target: Loop) -> set[LoopMember] | None:
-        """Return a member and what must move with it; None where some of that has to stay."""
+        """Return a member and those that must move with it; None if one of them has to stay."""
         moving: set[LoopMember] = set()
-        rest: list[tuple[LoopMember, Iterator[View]]] = []
+        stack: list[tuple[LoopMember, Iterator[View]]] = []
 
         def begin(member: LoopMember) -> bool:
-            """Let a member move, and look at what it reads; whether it can."""
+            """Add a member to those that move, if it can."""
             for (kernel, reader), directly in self._readers.get(member.tensor, {}).items():
                 if not directly or (kernel is not target and reader not in moving):
                     return False
             if member.kind == "sum" or member.tensor in self._handed_out:
                 return False
             moving.add(member)
-            rest.append((member, iter(member.reads)))
+            stack.append((member, iter(member.reads)))
             return True
 
         can = begin(first)
-        while can and rest:
-            member, views = rest[-1]
+        while can and stack:
+            member, views = stack[-1]
             view = next(views, None)
             read = loop.member(view.root) if view is not None else None
             if view is None:
-                rest.pop()
+                stack.pop()
             elif (
                 read is None
                 or read.tensor in self._handed_out
@@ -258,17 +266,19 @@ class _Sinking:
         return moving if can else None
 
     def _move(self, moving: Sequence[LoopMember], loop: Loop, target: Loop) -> None:
-        """Move members from one loop to another, if they fit there."""
+        """Move members to another loop, if they fit there."""
         moved = Loop(target.space)
-        for one in moving:
-            fit = fitting(moved, one.tensor, [self._fused.views[read] for read in one.tensor.inputs])
-            if fit is None:
+        for member in moving:
+            member_there = fitting(moved, member.tensor, [self._fused.views[read] for read in member.tensor.inputs])
+            if member_there is None:
                 return
-            moved.add(fit)
-        for made in moved.members:
-            readers = [reader for kernel, reader in self._readers.get(made.tensor, {}) if kernel is target]
-            for number, view, reader in ((n, view, one) for one in readers if one for n, view in enumerate(one.reads)):
-                if view.root is made.tensor and not usable(made, reader, number):
+            moved.add(member_there)
+        for moved_member in moved.members:
+            readers = [reader for kernel, reader in self._readers.get(moved_member.tensor, {}) if kernel is target]
+            for number, view, reading in (
+                (n, view, member) for member in readers if member for n, view in enumerate(member.reads)
+            ):
+                if view.root is moved_member.tensor and not usable(moved_member, reading, number):
                     return
         for old, new in zip(moving, moved.members, strict=True):
             loop.remove(old)

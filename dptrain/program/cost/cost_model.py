@@ -119,20 +119,21 @@ class CostModel:
     ) -> None:
         self.parallelism, self.slots, self._bucket_bytes = parallelism, slots, bucket_bytes
         self.placed = placed = place(program, layouts=parallelism.layouts, slots=slots)
-        self._weights = [one for one in placed.state if one in slots]
+        self._weights = [tensor for tensor in placed.state if tensor in slots]
         self.tensors, self._results = placed.tensors, set(placed.results)
-        self._views = {one: source_of(one) for one in self.tensors}
+        self._views = {tensor: source_of(tensor) for tensor in self.tensors}
         self._readers: dict[Tensor, list[Tensor]] = {}
         depth: dict[Tensor, int] = {}
         self.stage: dict[Tensor, int] = {}
-        for one in self.tensors:
-            for read in one.inputs:
-                self._readers.setdefault(self._views[read], []).append(one)
-            depth[one] = 1 + max((depth[read] for read in one.inputs), default=0)
-            behind = (self.stage[read] + (read.op in SENT) for read in one.inputs)
-            self.stage[one] = max(behind, default=0)
+        for tensor in self.tensors:
+            for read in tensor.inputs:
+                self._readers.setdefault(self._views[read], []).append(tensor)
+            depth[tensor] = 1 + max((depth[read] for read in tensor.inputs), default=0)
+            behind = (self.stage[read] + (read.op in SENT) for read in tensor.inputs)
+            self.stage[tensor] = max(behind, default=0)
         self.order = sorted(
-            (one for one in self.tensors if one.op is not None), key=lambda one: (self.stage[one], depth[one])
+            (tensor for tensor in self.tensors if tensor.op is not None),
+            key=lambda tensor: (self.stage[tensor], depth[tensor]),
         )
         self._depth = depth
         self._reads = self._what_is_read()
@@ -144,50 +145,50 @@ class CostModel:
             lengths: of the mesh's axes.
             rows: of the global batch.
         """
-        found: dict[Tensor, Work] = {}
-        seen: set[Tensor] = set()  # that fused ops have read
-        for one in self.order:
-            assert one.op is not None
-            if one.op in SENT or one.op.is_view:
+        works: dict[Tensor, Work] = {}
+        read_before: set[Tensor] = set()  # that fused ops have read
+        for tensor in self.order:
+            assert tensor.op is not None
+            if tensor.op in SENT or tensor.op.is_view:
                 continue
-            fused = _is_fused(one)
+            fused = _is_fused(tensor)
             nbytes = 0.0
-            if self._is_stored(one):
-                reads = self._reads[one] - seen if fused else self._reads[one]
-                seen |= reads if fused else set()
-                nbytes = sum(self.nbytes(read, lengths, rows) for read in (one, *reads))
-            precision = str(one.attributes.get("precision", "float32"))
-            operations = flops(one) * self._part(one, lengths, rows)
-            found[one] = Work(operations, nbytes, not fused, precision)
-        return found
+            if self._is_stored(tensor):
+                reads = self._reads[tensor] - read_before if fused else self._reads[tensor]
+                read_before |= reads if fused else set()
+                nbytes = sum(self.nbytes(read, lengths, rows) for read in (tensor, *reads))
+            precision = str(tensor.attributes.get("precision", "float32"))
+            operations = flops(tensor) * self._part(tensor, lengths, rows)
+            works[tensor] = Work(operations, nbytes, not fused, precision)
+        return works
 
     def buckets(self, lengths: Mapping[str, int], rows: int) -> list[tuple[list[Tensor], CollectiveCall]]:
         """Return the messages of a step, each of the tensors that travel in it, in the order in which they are sent."""
-        found: list[tuple[list[Tensor], CollectiveCall]] = []
+        buckets: list[tuple[list[Tensor], CollectiveCall]] = []
         open_ones: dict[object, int] = {}
-        for one in sorted((one for one in self.order if one.op in SENT), key=self._urgency):
-            assert one.op is not None
-            mesh = one.attributes["mesh"]
+        for tensor in sorted((tensor for tensor in self.order if tensor.op in SENT), key=self._urgency):
+            assert tensor.op is not None
+            mesh = tensor.attributes["mesh"]
             # The buffer of all ranks along that axis: what is gathered, or was there before it was scattered.
-            buffer = one.inputs[0] if one.op is REDUCE_SCATTER else one
+            buffer = tensor.inputs[0] if tensor.op is REDUCE_SCATTER else tensor
             nbytes = self.nbytes(buffer, lengths, rows)
-            kind = self.stage[one], one.op.name, mesh, one.attributes.get("over"), one.dtype
+            kind = self.stage[tensor], tensor.op.name, mesh, tensor.attributes.get("over"), tensor.dtype
             at = open_ones.get(kind)
-            if at is None or (self._bucket_bytes and found[at][1].nbytes + nbytes > self._bucket_bytes):
-                open_ones[kind] = len(found)
-                found.append(([one], CollectiveCall(one.op.name, mesh, nbytes)))
+            if at is None or (self._bucket_bytes and buckets[at][1].nbytes + nbytes > self._bucket_bytes):
+                open_ones[kind] = len(buckets)
+                buckets.append(([tensor], CollectiveCall(tensor.op.name, mesh, nbytes)))
             else:
-                tensors, message = found[at]
-                found[at] = [*tensors, one], replace(message, nbytes=message.nbytes + nbytes)
-        return found
+                tensors, message = buckets[at]
+                buckets[at] = [*tensors, tensor], replace(message, nbytes=message.nbytes + nbytes)
+        return buckets
 
     def nbytes(self, tensor: Tensor, lengths: Mapping[str, int], rows: int) -> float:
         """Return the bytes of the largest part of a tensor that a rank has."""
         axes = self.placed.placements[tensor].axes
         whole_one = (n.scale * rows if isinstance(n, Dim) else int(n) for n in tensor.shape)
         elements = math.prod(
-            own if mesh is None else _largest(n, own, lengths.get(mesh, 1))
-            for n, own, mesh in zip(tensor.shape, whole_one, axes, strict=True)
+            length if mesh is None else _largest(n, length, lengths.get(mesh, 1))
+            for n, length, mesh in zip(tensor.shape, whole_one, axes, strict=True)
         )
         return float(elements * tensor.dtype.itemsize)
 
@@ -195,8 +196,8 @@ class CostModel:
         """Return how much of an op a rank computes: of what the whole batch takes that the program was traced for."""
         part, divided = 1.0, set[str]()
         counts = False
-        for one in (tensor, *tensor.inputs):
-            for n, mesh in zip(one.shape, self.placed.placements[one].axes, strict=True):
+        for operand in (tensor, *tensor.inputs):
+            for n, mesh in zip(operand.shape, self.placed.placements[operand].axes, strict=True):
                 counts = counts or isinstance(n, Dim)
                 if mesh is not None and mesh not in divided and n:
                     divided.add(mesh)
@@ -204,31 +205,33 @@ class CostModel:
                     part *= _largest(n, whole_one, lengths.get(mesh, 1)) / whole_one
         return part * (rows / self.placed.rows if counts and self.placed.rows else 1.0)
 
-    def _urgency(self, one: Tensor) -> tuple[int, int]:
-        readers = self._readers.get(one, [one])
-        return self.stage[one], min(self._depth[read] for read in readers)
+    def _urgency(self, tensor: Tensor) -> tuple[int, int]:
+        readers = self._readers.get(tensor, [tensor])
+        return self.stage[tensor], min(self._depth[read] for read in readers)
 
     def _what_is_read(self) -> dict[Tensor, frozenset[Tensor]]:
         """Return the tensors in memory of which each op is made."""
-        found: dict[Tensor, frozenset[Tensor]] = {}
-        for one in self.tensors:
+        read_by: dict[Tensor, frozenset[Tensor]] = {}
+        for tensor in self.tensors:
             reads: set[Tensor] = set()
-            for source in (self._views[read] for read in one.inputs):
+            for source in (self._views[read] for read in tensor.inputs):
                 if source.op is None and source.value is not None:
                     continue  # a constant
-                reads |= {source} if self._is_stored(source) else found[source]
-            found[one] = frozenset(reads)
-        return found
+                reads |= {source} if self._is_stored(source) else read_by[source]
+            read_by[tensor] = frozenset(reads)
+        return read_by
 
     def _is_stored(self, tensor: Tensor) -> bool:
         """Whether a tensor lies in memory: it is given, a result, made by a kernel of its own, or read by one."""
         if tensor.op is None or tensor in self._results or not _is_fused(tensor):
             return True
         return isinstance(tensor.op.lowering, Reduction) or not all(
-            _is_fused(one) or one.op.is_view for one in self._readers.get(tensor, []) if one.op is not None
+            _is_fused(reader) or reader.op.is_view for reader in self._readers.get(tensor, []) if reader.op is not None
         )
 
-    def memory(self, lengths: Mapping[str, int], rows: int, only: Collection[Tensor] | None = None) -> MemoryUse:
+    def memory(
+        self, lengths: Mapping[str, int], rows: int, stage_tensors: Collection[Tensor] | None = None
+    ) -> MemoryUse:
         """Return the bytes of a rank.
 
         Weights and gradients are those of the variables, in their layouts; a gradient that is not sharded is whole
@@ -238,36 +241,43 @@ class CostModel:
         Args:
             lengths: of the mesh's axes.
             rows: of the global batch.
-            only: tensors of a pipeline's stage; None for all.
+            stage_tensors: tensors of a pipeline's stage; None for all.
         """
-        held = {
-            v: self.nbytes(one, lengths, rows) for v, one in self.placed.state.items() if only is None or one in only
+        nbytes_of = {
+            v: self.nbytes(tensor, lengths, rows)
+            for v, tensor in self.placed.state.items()
+            if stage_tensors is None or tensor in stage_tensors
         }
-        of_slots = {one for slots in self.slots.values() for one in slots}
-        slots = sum(nbytes for one, nbytes in held.items() if one in of_slots)
-        gradients = sum(held.get(one, 0.0) for one in self._weights)
+        of_slots = {slot for slots in self.slots.values() for slot in slots}
+        slots = sum(nbytes for variable, nbytes in nbytes_of.items() if variable in of_slots)
+        gradients = sum(nbytes_of.get(weight, 0.0) for weight in self._weights)
         gathered = [0.0]
         for layer in self.layers if lengths[BATCH] > 1 else []:
-            sharded = [one for one in layer if BATCH in self.parallelism.layouts.get(one, ())]
-            gathered.append(sum(size(one.shape) * one.dtype.itemsize for one in sharded))
-        live = 2 * max((one + other for one, other in pairwise(gathered)), default=0.0)
-        activations = self._most_alive(lengths, rows, only) + live
-        return MemoryUse(sum(held.values()) - slots, gradients, slots, activations)
+            sharded = [weight for weight in layer if BATCH in self.parallelism.layouts.get(weight, ())]
+            gathered.append(sum(size(weight.shape) * weight.dtype.itemsize for weight in sharded))
+        live = 2 * max((layer_bytes + next_bytes for layer_bytes, next_bytes in pairwise(gathered)), default=0.0)
+        activations = self._most_alive(lengths, rows, stage_tensors) + live
+        return MemoryUse(sum(nbytes_of.values()) - slots, gradients, slots, activations)
 
-    def _most_alive(self, lengths: Mapping[str, int], rows: int, only: Collection[Tensor] | None) -> float:
+    def _most_alive(self, lengths: Mapping[str, int], rows: int, stage_tensors: Collection[Tensor] | None) -> float:
         """Return the bytes of rows that are in memory at once, between the op that makes them and the last reader."""
         last: dict[Tensor, int] = {}
-        for number, one in enumerate(self.order):
-            for read in self._reads[one]:
+        for number, tensor in enumerate(self.order):
+            for read in self._reads[tensor]:
                 last[read] = number
         ends: dict[int, float] = {}
         most = alive = 0.0
-        for number, one in enumerate(self.order):
-            counts = row_axis(one.shape) is not None and one.op is not None and not one.op.is_view
-            if counts and one in last and self._is_stored(one) and (only is None or one in only):
-                nbytes = self.nbytes(one, lengths, rows)
+        for number, tensor in enumerate(self.order):
+            counts = row_axis(tensor.shape) is not None and tensor.op is not None and not tensor.op.is_view
+            if (
+                counts
+                and tensor in last
+                and self._is_stored(tensor)
+                and (stage_tensors is None or tensor in stage_tensors)
+            ):
+                nbytes = self.nbytes(tensor, lengths, rows)
                 alive += nbytes
-                ends[last[one]] = ends.get(last[one], 0.0) + nbytes
+                ends[last[tensor]] = ends.get(last[tensor], 0.0) + nbytes
             most = max(most, alive)
             alive -= ends.get(number, 0.0)
         return most
@@ -275,10 +285,10 @@ class CostModel:
     @cached_property
     def layers(self) -> list[list[Variable]]:
         """Trained variables by the layer that has them, in the order in which a step comes to them."""
-        found: dict[str, list[Variable]] = {}
-        for one in self._weights:
-            found.setdefault(one._path.rpartition("/")[0] or one._path, []).append(one)
-        return list(found.values())
+        layers: dict[str, list[Variable]] = {}
+        for weight in self._weights:
+            layers.setdefault(weight._path.rpartition("/")[0] or weight._path, []).append(weight)
+        return list(layers.values())
 
 
 def _largest(n: int | Dim, length: int, ranks: int) -> int:

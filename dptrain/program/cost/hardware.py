@@ -104,23 +104,23 @@ class Hardware:
         """
         if ranks == 1:
             return 0.0
-        here = max(min(ranks, self.node // stride), 1)  # of them on a node
+        on_node = max(min(ranks, self.node // stride), 1)  # of them on a node
         times = 2 if name == "all_reduce" else 1
-        if here >= ranks:
+        if on_node >= ranks:
             return _doubling(times, nbytes, ranks, self.link)
-        beside, nodes = min(stride, self.node), -(-ranks // here)
+        beside, nodes = min(stride, self.node), -(-ranks // on_node)
         edge = self.network.shared(beside)
         if hierarchical or self.hierarchical:
-            ways = _ways(name, nbytes, nodes, here)
+            exchanges = _ways(name, nbytes, nodes, on_node)
             pause = _rounds(nodes) * edge.latency
-            apart = min(one.turns * pause + one.nbytes / edge.bandwidth for one in ways)
-            return _doubling(times, nbytes, here, self.link) + apart
+            between_nodes = min(exchange.turns * pause + exchange.nbytes / edge.bandwidth for exchange in exchanges)
+            return _doubling(times, nbytes, on_node, self.link) + between_nodes
         slowest = min(edge.bandwidth, self.link.bandwidth)
         ring = times * ((ranks - 1) * edge.latency + (ranks - 1) / ranks * nbytes / slowest)
-        between = edge.shared(here)
-        latency = _rounds(here) * self.link.latency + _rounds(nodes) * between.latency
+        between = edge.shared(on_node)
+        latency = _rounds(on_node) * self.link.latency + _rounds(nodes) * between.latency
         if name == "all_reduce":
-            moved = _rounds(here) * nbytes / self.link.bandwidth + _rounds(nodes) * nbytes / between.bandwidth
+            moved = _rounds(on_node) * nbytes / self.link.bandwidth + _rounds(nodes) * nbytes / between.bandwidth
         else:
             moved = (ranks - 1) / ranks * nbytes / between.bandwidth
         return min(ring, latency + moved)
@@ -151,24 +151,27 @@ def inter_node_traffic(name: str, nbytes: float, nodes: int, columns: int, *, ha
         columns: ranks of each node that exchange slices.
         half: the numbers are in half precision, which is added up in float32.
     """
-    *small, large = _ways(name, nbytes, nodes, columns, half)
+    *gathered_whole, large = _ways(name, nbytes, nodes, columns, half)
     wide = 2 if half else 1
-    return small[0] if small and nbytes * wide * nodes / columns <= hierarchy.GATHERED else large
+    return gathered_whole[0] if gathered_whole and nbytes * wide * nodes / columns <= hierarchy.GATHERED else large
 
 
 def _ways(name: str, nbytes: float, nodes: int, columns: int, half: bool = False) -> list[InterNodeTraffic]:
     """Return how nodes may exchange what they have: of small sums each gets them whole, of larger ones a part first."""
-    others, wide = nodes - 1, 2 if half and name != "all_gather" else 1
+    other_nodes, wide = nodes - 1, 2 if half and name != "all_gather" else 1
 
-    def exchange(turns: int, sent: float) -> InterNodeTraffic:
-        messages = turns * columns * others
-        return InterNodeTraffic(turns, messages, sent + columns * others * hierarchy.CALL)
+    def exchange(turns: int, nbytes_sent: float) -> InterNodeTraffic:
+        messages = turns * columns * other_nodes
+        return InterNodeTraffic(turns, messages, nbytes_sent + columns * other_nodes * hierarchy.CALL)
 
     room = hierarchy.PIECE * (columns if name == "all_gather" else 1)
-    pieces = max(math.ceil(nbytes * (3 if wide == 2 else 1) / room), 1)
+    rounds = max(math.ceil(nbytes * (3 if wide == 2 else 1) / room), 1)
     if name != "all_reduce":
-        return [exchange(1 + pieces, wide * nbytes * others / nodes)]
-    return [exchange(1, wide * nbytes * others), exchange(1 + 2 * pieces, (1 + wide) * nbytes * others / nodes)]
+        return [exchange(1 + rounds, wide * nbytes * other_nodes / nodes)]
+    return [
+        exchange(1, wide * nbytes * other_nodes),
+        exchange(1 + 2 * rounds, (1 + wide) * nbytes * other_nodes / nodes),
+    ]
 
 
 def _doubling(times: int, nbytes: float, ranks: int, link: Link) -> float:

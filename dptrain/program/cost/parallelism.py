@@ -39,9 +39,9 @@ def kinds_of_parallelism(program: Program, slots: Mapping[Variable, Collection[V
         program: of a training step.
         slots: of each trained variable.
     """
-    weights = [one for one in program.state if one in slots]
-    sharded = {one: _longest(one) for weight in weights for one in slots[weight] if one.shape}
-    all_sharded = sharded | {one: _longest(one) for one in weights if one.shape}
+    weights = [variable for variable in program.state if variable in slots]
+    sharded = {slot: _longest(slot) for weight in weights for slot in slots[weight] if slot.shape}
+    all_sharded = sharded | {weight: _longest(weight) for weight in weights if weight.shape}
     kernels = _alternating(weights)
     kernels |= {slot: axes for weight, axes in kernels.items() for slot in slots[weight] if slot.shape == weight.shape}
     return [
@@ -65,30 +65,38 @@ def _alternating(weights: Sequence[Variable]) -> dict[Variable, Axes]:
 
     Source: M. Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3. A last kernel without a partner is whole.
     """
-    found: dict[Variable, Axes] = {}
+    layouts: dict[Variable, Axes] = {}
     pending: list[Variable] = []  # by outputs, until the partner comes
-    for one in weights:
-        if len(one.shape) == 1 and pending and one.shape[0] == pending[0].shape[-1]:
-            pending.append(one)
-        elif len(one.shape) > 1 and not pending:
-            pending = [one]
-        elif len(one.shape) > 1:
-            found |= {each: (*(None,) * (len(each.shape) - 1), MODEL) for each in pending}
-            found[one] = (*(None,) * (len(one.shape) - 2), MODEL, None)
+    for weight in weights:
+        if len(weight.shape) == 1 and pending and weight.shape[0] == pending[0].shape[-1]:
+            pending.append(weight)
+        elif len(weight.shape) > 1 and not pending:
+            pending = [weight]
+        elif len(weight.shape) > 1:
+            layouts |= {
+                weight_of_pair: (*(None,) * (len(weight_of_pair.shape) - 1), MODEL) for weight_of_pair in pending
+            }
+            layouts[weight] = (*(None,) * (len(weight.shape) - 2), MODEL, None)
             pending = []
-    return found
+    return layouts
 
 
 def unplaced(program: Program) -> Program:
     """Return the program of a global batch that was placed: without what `place` has added."""
 
-    def change(one: Tensor) -> Tensor:
-        if one.op in (*SENT, OWN_PART):
-            return one.inputs[0]
-        if one.op is None and one.attributes.get("own"):
-            told = {name: value for name, value in one.attributes.items() if name != "own"}
-            return Tensor(None, (), told, one.shape, one.dtype, one.value)
-        return one
+    def change(tensor: Tensor) -> Tensor:
+        if tensor.op in (*SENT, OWN_PART):
+            return tensor.inputs[0]
+        if tensor.op is None and tensor.attributes.get("own"):
+            attributes = {name: value for name, value in tensor.attributes.items() if name != "own"}
+            return Tensor(None, (), attributes, tensor.shape, tensor.dtype, tensor.value)
+        return tensor
 
-    made = rewritten(program, change)
-    return Program(made.inputs, made.state, made.outputs, made.updates, rows=made.rows)
+    rewritten_program = rewritten(program, change)
+    return Program(
+        rewritten_program.inputs,
+        rewritten_program.state,
+        rewritten_program.outputs,
+        rewritten_program.updates,
+        rows=rewritten_program.rows,
+    )

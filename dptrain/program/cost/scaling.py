@@ -63,8 +63,8 @@ class Scaling:
         model = math.gcd(ranks, hardware.node) if sharded else 1
         lengths = {BATCH: ranks // model, MODEL: model}
         works = self.cost_model.works(lengths, rows)
-        times = {one: hardware.seconds(work) * hardware.busy(ranks) for one, work in works.items()}
-        buckets = [one for one in self.cost_model.buckets(lengths, rows) if lengths[one[1].mesh] > 1]
+        times = {tensor: hardware.seconds(work) * hardware.busy(ranks) for tensor, work in works.items()}
+        buckets = [bucket for bucket in self.cost_model.buckets(lengths, rows) if lengths[bucket[1].mesh] > 1]
         return StepPrediction(
             self.parallelism.name,
             ranks,
@@ -81,7 +81,7 @@ class Scaling:
         """Return the part of a rank's step, alone, in which launches and small products leave the device idle."""
         works = self.cost_model.works({BATCH: 1, MODEL: 1}, rows).values()
         full = replace(hardware, launch=0.0, least=0.0)
-        busy, total = (sum(map(one.seconds, works)) for one in (full, hardware))
+        busy, total = (sum(map(machine.seconds, works)) for machine in (full, hardware))
         return 1 - busy / (total + hardware.step)
 
     def _scheduled(
@@ -92,22 +92,24 @@ class Scaling:
         hardware: Hardware,
     ) -> float:
         """Return when a step ends: ops run in order, and messages in order, each when what it needs is there."""
-        done: dict[Tensor, float] = {}
-        computed = sent = 0.0
+        ready_at: dict[Tensor, float] = {}
+        computed = sent_at = 0.0
         stage, hierarchical = self.cost_model.stage, self.parallelism.scheme == "hierarchical"
         for number in range(1 + max(stage.values(), default=0)):
-            for one in self.cost_model.order:
-                if stage[one] == number and one.op not in SENT:
-                    computed = max([computed, *(done.get(read, 0.0) for read in one.inputs)]) + times.get(one, 0.0)
-                    done[one] = computed
+            for tensor in self.cost_model.order:
+                if stage[tensor] == number and tensor.op not in SENT:
+                    computed = max([computed, *(ready_at.get(read, 0.0) for read in tensor.inputs)]) + times.get(
+                        tensor, 0.0
+                    )
+                    ready_at[tensor] = computed
             for tensors, message in buckets:
                 if stage[tensors[0]] == number:
-                    ready = max(done.get(read, 0.0) for one in tensors for read in one.inputs)
+                    ready = max(ready_at.get(read, 0.0) for tensor in tensors for read in tensor.inputs)
                     stride = lengths[MODEL] if message.mesh == BATCH else 1
                     took = hardware.collective(
                         message.name, message.nbytes, lengths[message.mesh], stride, hierarchical
                     )
-                    sent = max(sent, ready if hardware.overlaps else computed) + took
-                    done |= dict.fromkeys(tensors, sent)
-                    computed = computed if hardware.overlaps else sent
-        return max(computed, sent)
+                    sent_at = max(sent_at, ready if hardware.overlaps else computed) + took
+                    ready_at |= dict.fromkeys(tensors, sent_at)
+                    computed = computed if hardware.overlaps else sent_at
+        return max(computed, sent_at)

@@ -1,1 +1,1 @@
-"""Layers divided into stages, through which microbatches go in 1F1B order."""
+"""Pipelines: layers divided into stages, through which microbatches go in 1F1B order."""

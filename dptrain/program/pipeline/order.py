@@ -1,9 +1,9 @@
 """The order in which stages of a pipeline execute their subgraphs for each microbatch: 1F1B.
 
 A stage goes on with the oldest microbatch that is ready, and begins a new one only where it has nothing else to do, so
-backward passes start as early as possible. The first of p stages has at most p microbatches under way, the last one.
-Source: D. Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM", SC 2021,
-arXiv:2104.04473, section 2.2.
+backward passes start as early as possible. The first of p stages has at most p microbatches under way, the last has
+one. Source: D. Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM", SC
+2021, arXiv:2104.04473, section 2.2.
 
 The order is simulated, with times proportional to floating-point operations. Every stage computes the same order, and
 so knows when it waits for which tensor.
@@ -17,13 +17,7 @@ from dptrain.program.pipeline.subgraphs import Subgraph
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A subgraph that a stage executes.
-
-    Attributes:
-        tick: when, on a clock that all stages have in common.
-        microbatch: which of them.
-        subgraph: as above.
-    """
+    """A subgraph that a stage executes for a microbatch, at a tick of a clock that all stages share."""
 
     tick: int
     microbatch: int
@@ -33,49 +27,42 @@ class Task:
 def one_forward_one_backward(
     subgraphs: Sequence[Subgraph], microbatches: int, stages: int, times: Mapping[Subgraph, int]
 ) -> list[Task]:
-    """Return who executes what when, for all stages, by time.
-
-    Args:
-        subgraphs: of all stages, of one microbatch.
-        microbatches: how many there are.
-        stages: how many there are.
-        times: how many ticks each subgraph takes, at least 1.
-    """
+    """Return the tasks of all stages by time, given the ticks, at least 1, that each subgraph takes."""
     makers = {(subgraph.stage, name): subgraph for subgraph in subgraphs for name in subgraph.sends}
-    waits = {subgraph: [makers[source, name] for name, source in subgraph.receives.items()] for subgraph in subgraphs}
-    own = [[one for one in subgraphs if one.stage == stage] for stage in range(stages)]
-    done: dict[tuple[int, Subgraph], int] = {}  # when
+    senders = {subgraph: [makers[source, name] for name, source in subgraph.receives.items()] for subgraph in subgraphs}
+    subgraphs_of = [[subgraph for subgraph in subgraphs if subgraph.stage == stage] for stage in range(stages)]
+    finished: dict[tuple[int, Subgraph], int] = {}  # when
     places = [[0] * microbatches for _ in range(stages)]  # how many subgraphs of each microbatch have begun
     free = [0] * stages  # when
-    found: list[Task] = []
+    tasks: list[Task] = []
     tick = 0
-    while len(found) < len(subgraphs) * microbatches:
+    while len(tasks) < len(subgraphs) * microbatches:
         for stage in range(stages):
             if free[stage] > tick:
                 continue
-            there = {one for one, end in done.items() if end <= tick}
-            microbatch = _next(own[stage], places[stage], stages - stage, waits, there)
+            available = {key for key, end in finished.items() if end <= tick}
+            microbatch = _next(subgraphs_of[stage], places[stage], stages - stage, senders, available)
             if microbatch is not None:
-                subgraph = own[stage][places[stage][microbatch]]
+                subgraph = subgraphs_of[stage][places[stage][microbatch]]
                 places[stage][microbatch] += 1
-                found.append(Task(tick, microbatch, subgraph))
-                free[stage] = done[microbatch, subgraph] = tick + times[subgraph]
+                tasks.append(Task(tick, microbatch, subgraph))
+                free[stage] = finished[microbatch, subgraph] = tick + times[subgraph]
         tick += 1
-    return found
+    return tasks
 
 
 def _next(
-    own: Sequence[Subgraph],
+    subgraphs: Sequence[Subgraph],
     places: Sequence[int],
     most: int,
-    waits: Mapping[Subgraph, Sequence[Subgraph]],
-    there: Collection[tuple[int, Subgraph]],
+    senders: Mapping[Subgraph, Sequence[Subgraph]],
+    available: Collection[tuple[int, Subgraph]],
 ) -> int | None:
-    """Return the microbatch with which a stage goes on, or None where it waits."""
-    under_way = sum(0 < place < len(own) for place in places)
+    """Return the next microbatch of a stage, or None if it has to wait."""
+    under_way = sum(0 < place < len(subgraphs) for place in places)
     for microbatch, place in enumerate(places):
-        if place < len(own) and (place or under_way < most):
-            if all((microbatch, one) in there for one in waits[own[place]]):
+        if place < len(subgraphs) and (place or under_way < most):
+            if all((microbatch, sender) in available for sender in senders[subgraphs[place]]):
                 return microbatch
             if not place:
                 return None  # microbatches begin in their order

@@ -16,32 +16,26 @@ from dptrain.program.tensor import Variable
 _LONGEST = 16
 
 
-def microbatches_of(rows: int, stages: int, asked: int | None) -> int:
-    """Return into how many microbatches the rows of a replica are cut; alike ones if possible, where nobody asks.
-
-    Args:
-        rows: of a replica.
-        stages: that they go through.
-        asked: how many there are to be at most; None for some for each stage.
-    """
-    if asked is not None:
-        return max(min(asked, rows), 1)
+def microbatches_of(rows: int, stages: int, requested: int | None) -> int:
+    """Return the number of microbatches, at most as requested; by default some for each stage, equal if possible."""
+    if requested is not None:
+        return max(min(requested, rows), 1)
     most = max(min(MICROBATCHES * stages, rows), 1)
-    return next((one for one in range(most, most // 2, -1) if rows % one == 0), most)
+    return next((count for count in range(most, most // 2, -1) if rows % count == 0), most)
 
 
 @dataclass(frozen=True, eq=False)
 class PipelineSchedule:
-    """What all stages do in a step.
+    """Tasks of all stages in a step.
 
     Attributes:
         tasks: in the order in which they begin.
-        ticks: of the clock.
+        ticks: length of the step.
         microbatches: into which the rows of a replica are cut.
-        tags: a number for each name that is handed over.
-        accumulators: accumulators of microbatches.
-        owners: the stages of these, but for those that all stages have.
-        why_undivided: why there is one microbatch where more were asked for; "" where not.
+        tags: a number for each name that is sent.
+        accumulators: sums over microbatches.
+        owners: the stage of each accumulator that only one stage has.
+        why_undivided: why there is one microbatch where more were requested, or "".
     """
 
     tasks: list[Task]
@@ -56,44 +50,52 @@ class PipelineSchedule:
 def schedule_of(
     program: PlacedProgram, owners: Mapping[Variable, int], stages: int, microbatches: int, *, alone: bool
 ) -> PipelineSchedule:
-    """Return what stages do in a step.
+    """Schedule the step of a replica.
 
     Args:
         program: of a replica.
-        owners: the stages of variables that one stage alone has.
-        stages: how many there are.
-        microbatches: how many there are to be, where the step allows it.
-        alone: there is one replica.
+        owners: the stage of each variable that only one stage has.
+        stages: their number.
+        microbatches: their number, if the step allows it.
+        alone: there is a single replica.
     """
-    where, why = assigned(program, owners), ""
+    where, reason = assigned(program, owners), ""
     if microbatches > 1:
         try:
-            halves = in_microbatches(program, where, alone=alone)
+            programs = in_microbatches(program, where, alone=alone)
         except ConfigError as error:
-            microbatches, why = 1, str(error)
+            microbatches, reason = 1, str(error)
         else:
-            known = {**owners, **halves.owners}
-            each, once = (subgraphs_of(one, halves.stages, known, stages) for one in (halves.each, halves.once))
-            tasks = _in_order(each, microbatches, stages)
+            all_owners = {**owners, **programs.owners}
+            per_microbatch, per_step = (
+                subgraphs_of(program_part, programs.stages, all_owners, stages)
+                for program_part in (programs.per_microbatch, programs.per_step)
+            )
+            tasks = _in_order(per_microbatch, microbatches, stages)
             ticks = _end(tasks)
-            tasks += [replace(one, tick=one.tick + ticks) for one in _in_order(once, 1, stages)]
+            tasks += [replace(task, tick=task.tick + ticks) for task in _in_order(per_step, 1, stages)]
             return PipelineSchedule(
-                tasks, _end(tasks), microbatches, _tags(each, once), list(halves.each.updates), halves.owners
+                tasks,
+                _end(tasks),
+                microbatches,
+                _tags(per_microbatch, per_step),
+                list(programs.per_microbatch.updates),
+                programs.owners,
             )
     subgraphs = subgraphs_of(program, where, owners, stages)
     tasks = _in_order(subgraphs, 1, stages)
-    return PipelineSchedule(tasks, _end(tasks), 1, _tags(subgraphs), [], {}, why)
+    return PipelineSchedule(tasks, _end(tasks), 1, _tags(subgraphs), [], {}, reason)
 
 
 def _in_order(subgraphs: Sequence[Subgraph], microbatches: int, stages: int) -> list[Task]:
-    work = {one: sum(map(flops, one.program.tensors)) for one in subgraphs}
+    work = {subgraph: sum(map(flops, subgraph.program.tensors)) for subgraph in subgraphs}
     unit = max(max(work.values(), default=1) / _LONGEST, 1)
-    times = {one: max(round(operations / unit), 1) for one, operations in work.items()}
+    times = {subgraph: max(round(operations / unit), 1) for subgraph, operations in work.items()}
     return one_forward_one_backward(subgraphs, microbatches, stages, times)
 
 
 def _end(tasks: Sequence[Task]) -> int:
-    return max((one.tick + _LONGEST for one in tasks), default=0)
+    return max((task.tick + _LONGEST for task in tasks), default=0)
 
 
 def _tags(*parts: Sequence[Subgraph]) -> dict[str, int]:

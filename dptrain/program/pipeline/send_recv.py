@@ -53,26 +53,26 @@ def channels_of(tasks: Sequence[Task]) -> list[Channel]:
     Args:
         tasks: of all stages, in the order in which they begin.
     """
-    given: dict[tuple[int, int], list[tuple[str, Task]]] = {}
+    items_by_channel: dict[tuple[int, int], list[tuple[str, Task]]] = {}
     takers: dict[tuple[int, int], list[Task]] = {}
     places: dict[tuple[int, int, str, int], int] = {}  # where in its channel lies what was given last by that name
     for task in tasks:
         stage = task.subgraph.stage
         for name, source in task.subgraph.receives.items():
-            taken = takers[source, stage]
-            taken += [task] * (places[source, stage, name, task.microbatch] + 1 - len(taken))
+            received = takers[source, stage]
+            received += [task] * (places[source, stage, name, task.microbatch] + 1 - len(received))
         for name, targets in task.subgraph.sends.items():
             for target in targets:
                 takers.setdefault((stage, target), [])
-                items = given.setdefault((stage, target), [])
+                items = items_by_channel.setdefault((stage, target), [])
                 places[stage, target, name, task.microbatch] = len(items)
                 items.append((name, task))
-    found = []
-    for (source, target), pairs in sorted(given.items()):
-        both = zip(pairs, takers[source, target], strict=True)
-        handed = [SendRecv(name, giver, taker) for (name, giver), taker in both]
-        found.append(Channel(source, target, handed, _slots(handed)))
-    return found
+    channels = []
+    for (source, target), pairs in sorted(items_by_channel.items()):
+        pairs_and_receivers = zip(pairs, takers[source, target], strict=True)
+        handed = [SendRecv(name, giver, taker) for (name, giver), taker in pairs_and_receivers]
+        channels.append(Channel(source, target, handed, _slots(handed)))
+    return channels
 
 
 def _slots(items: Sequence[SendRecv]) -> int:

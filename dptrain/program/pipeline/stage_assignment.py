@@ -19,24 +19,24 @@ from dptrain.program.tensor import Tensor, Variable
 def layers_of(program: Program, weights: Collection[Variable]) -> list[list[Variable]]:
     """Return weights by the layer that has them, layers in the order in which the program comes to them."""
     first: dict[str, int] = {}
-    found: dict[str, list[Variable]] = {}
-    known = set(weights)
+    variables_of: dict[str, list[Variable]] = {}
+    weight_set = set(weights)
     behind: dict[Tensor, frozenset[str]] = {}  # layers, of tensors that count no rows
-    for number, one in enumerate(program.tensors):
-        if one.op is None:
-            is_weight = one.variable in known
-            behind[one] = frozenset([_layer(one.variable)] if is_weight and one.variable is not None else [])
+    for number, tensor in enumerate(program.tensors):
+        if tensor.op is None:
+            is_weight = tensor.variable in weight_set
+            behind[tensor] = frozenset([_layer(tensor.variable)] if is_weight and tensor.variable is not None else [])
             continue
-        read = frozenset[str]().union(*(behind.get(each, ()) for each in one.inputs))
-        if row_axis(one.shape) is None and all(each in behind for each in one.inputs):
-            behind[one] = read
+        read = frozenset[str]().union(*(behind.get(operand, ()) for operand in tensor.inputs))
+        if row_axis(tensor.shape) is None and all(operand in behind for operand in tensor.inputs):
+            behind[tensor] = read
         else:
             for layer in read:
                 first.setdefault(layer, number)
     for weight in weights:
-        found.setdefault(_layer(weight), []).append(weight)
+        variables_of.setdefault(_layer(weight), []).append(weight)
     last = len(program.tensors)
-    return [found[layer] for layer in sorted(found, key=lambda layer: first.get(layer, last))]
+    return [variables_of[layer] for layer in sorted(variables_of, key=lambda layer: first.get(layer, last))]
 
 
 def _layer(variable: Variable) -> str:
@@ -73,17 +73,17 @@ def cut_into_stages(
             f"stages = {stages}: the model has {len(layers)} layer{'s' * (len(layers) != 1)} with weights; "
             "expected a layer for each stage at least"
         )
-    held = [sum(_needed(one, slots) for one in layer) for layer in layers]
-    kept = _kept(
-        program, {one: number for number, layer in enumerate(layers) for one in layer}, -(-rows // microbatches)
+    state_bytes = [sum(_needed(weight, slots) for weight in layer) for layer in layers]
+    activation_bytes = _kept(
+        program, {weight: number for number, layer in enumerate(layers) for weight in layer}, -(-rows // microbatches)
     )
 
     def memory(first: int, end: int, stage: int) -> float:
         under_way = min(stages - stage, microbatches)
-        return sum(held[first:end]) + under_way * sum(kept[first:end])
+        return sum(state_bytes[first:end]) + under_way * sum(activation_bytes[first:end])
 
     parts = balanced(len(layers), stages, memory)
-    return {one: part for layer, part in zip(layers, parts, strict=True) for one in layer}
+    return {weight: part for layer, part in zip(layers, parts, strict=True) for weight in layer}
 
 
 def with_slots(stages: Mapping[Variable, int], slots: Mapping[Variable, Collection[Variable]]) -> dict[Variable, int]:
@@ -93,23 +93,23 @@ def with_slots(stages: Mapping[Variable, int], slots: Mapping[Variable, Collecti
         stages: of weights.
         slots: of each trained weight.
     """
-    return {**stages, **{slot: stage for one, stage in stages.items() for slot in slots.get(one, ())}}
+    return {**stages, **{slot: stage for weight, stage in stages.items() for slot in slots.get(weight, ())}}
 
 
 def _needed(weight: Variable, slots: Mapping[Variable, Collection[Variable]]) -> int:
-    nbytes = sum(size(one.shape) * one.dtype.itemsize for one in (weight, *slots.get(weight, ())))
+    nbytes = sum(size(variable.shape) * variable.dtype.itemsize for variable in (weight, *slots.get(weight, ())))
     return nbytes + (size(weight.shape) * weight.dtype.itemsize if weight in slots else 0)
 
 
 def _kept(program: Program, layers: Mapping[Variable, int], rows: int) -> list[int]:
     """Return the bytes that each layer makes in the forward pass and the backward pass reads."""
-    found, where = [0] * (1 + max(layers.values())), assigned(program, layers)
+    nbytes, where = [0] * (1 + max(layers.values())), assigned(program, layers)
     forward = set(_forward(program))
-    read = {_source(each) for one in program.tensors if one not in forward for each in one.inputs}
-    for one in forward:
-        if one in read and one in where and row_axis(one.shape) is not None:
-            found[where[one]] += size(local(one.shape, rows)) * one.dtype.itemsize
-    return found
+    read = {_source(operand) for tensor in program.tensors if tensor not in forward for operand in tensor.inputs}
+    for tensor in forward:
+        if tensor in read and tensor in where and row_axis(tensor.shape) is not None:
+            nbytes[where[tensor]] += size(local(tensor.shape, rows)) * tensor.dtype.itemsize
+    return nbytes
 
 
 def _source(tensor: Tensor) -> Tensor:
@@ -133,13 +133,13 @@ def balanced(layers: int, stages: int, cost: Callable[[int, int, int], float]) -
             best[stage, end] = min(
                 (max(best[stage - 1, begin][0], cost(begin, end, stage - 1)), begin) for begin in before
             )
-    found = [0] * layers
+    stage_of = [0] * layers
     end = layers
     for stage in range(stages, 0, -1):
         begin = best[stage, end][1]
-        found[begin:end] = [stage - 1] * (end - begin)
+        stage_of[begin:end] = [stage - 1] * (end - begin)
         end = begin
-    return found
+    return stage_of
 
 
 def assigned(program: Program, owners: Mapping[Variable, int]) -> dict[Tensor, int]:
@@ -150,38 +150,52 @@ def assigned(program: Program, owners: Mapping[Variable, int]) -> dict[Tensor, i
         owners: stages of the variables that one stage has; all stages have the others.
     """
     tensors = program.tensors
-    needs = {one for one in tensors if one.op is None and one.variable in owners}
-    for one in tensors:
-        if not needs.isdisjoint(one.inputs):
-            needs.add(one)
-    found = {one: owners[one.variable] for one in needs if one.op is None and one.variable is not None}
+    needs = {tensor for tensor in tensors if tensor.op is None and tensor.variable in owners}
+    for tensor in tensors:
+        if not needs.isdisjoint(tensor.inputs):
+            needs.add(tensor)
+    stage_of = {
+        tensor: owners[tensor.variable] for tensor in needs if tensor.op is None and tensor.variable is not None
+    }
     forward, gradients = _forward(program), program.weight_gradients
-    for one in forward:
-        if one in needs and one.op is not None and (known := [found[read] for read in one.inputs if read in found]):
-            found[one] = max(known)
-    done = set(forward)
-    backward = [one for one in topological([one for one in tensors if one in gradients]) if one not in done]
+    for tensor in forward:
+        if (
+            tensor in needs
+            and tensor.op is not None
+            and (operand_stages := [stage_of[read] for read in tensor.inputs if read in stage_of])
+        ):
+            stage_of[tensor] = max(operand_stages)
+    forward_set = set(forward)
+    backward = [
+        tensor
+        for tensor in topological([tensor for tensor in tensors if tensor in gradients])
+        if tensor not in forward_set
+    ]
     readers: dict[Tensor, list[Tensor]] = {}
-    for one in backward:
-        for read in one.inputs:
-            readers.setdefault(read, []).append(one)
-    for one in reversed(backward):
-        if one in needs and one.op is not None:
-            weight = gradients.get(one)
+    for tensor in backward:
+        for read in tensor.inputs:
+            readers.setdefault(read, []).append(tensor)
+    for tensor in reversed(backward):
+        if tensor in needs and tensor.op is not None:
+            weight = gradients.get(tensor)
             if weight is not None and weight in owners:
-                found[one] = owners[weight]
+                stage_of[tensor] = owners[weight]
                 continue
-            weights = [found[read] for read in map(_source, one.inputs) if read.op is None and read in found]
-            if needed := [*(found[each] for each in readers.get(one, []) if each in found), *weights]:
-                found[one] = max(needed)
-    made = {program.updates[one]: stage for one, stage in owners.items() if one in program.updates}
-    for one in tensors:
-        if one in needs and one not in found:
+            weights = [stage_of[read] for read in map(_source, tensor.inputs) if read.op is None and read in stage_of]
+            if needed_stages := [
+                *(stage_of[reader] for reader in readers.get(tensor, []) if reader in stage_of),
+                *weights,
+            ]:
+                stage_of[tensor] = max(needed_stages)
+    update_stages = {program.updates[tensor]: stage for tensor, stage in owners.items() if tensor in program.updates}
+    for tensor in tensors:
+        if tensor in needs and tensor not in stage_of:
             largest = max(
-                (read for read in one.inputs if read in found), key=lambda read: (size(read.shape), found[read])
+                (read for read in tensor.inputs if read in stage_of),
+                key=lambda read: (size(read.shape), stage_of[read]),
             )
-            found[one] = made.get(one, found[largest])
-    return found
+            stage_of[tensor] = update_stages.get(tensor, stage_of[largest])
+    return stage_of
 
 
 def _forward(program: Program) -> list[Tensor]:
@@ -189,9 +203,9 @@ def _forward(program: Program) -> list[Tensor]:
     groups = grouped(program)
     alone = "backward" not in groups and "update" not in groups
     chosen = set(program.tensors if alone else groups.get("forward", []))
-    found = []
-    for one in program.tensors:
-        if one in chosen or (one.op is ALL_REDUCE and one.inputs[0] in chosen):
-            chosen.add(one)
-            found.append(one)
-    return found
+    forward = []
+    for tensor in program.tensors:
+        if tensor in chosen or (tensor.op is ALL_REDUCE and tensor.inputs[0] in chosen):
+            chosen.add(tensor)
+            forward.append(tensor)
+    return forward

@@ -57,8 +57,8 @@ class MicrobatchPrograms:
         owners: the stages of accumulators, but for those that all stages have.
     """
 
-    each: Program
-    once: PlacedProgram
+    per_microbatch: Program
+    per_step: PlacedProgram
     stages: dict[Tensor, int]
     owners: dict[Variable, int]
 
@@ -74,34 +74,36 @@ def in_microbatches(program: PlacedProgram, stages: Mapping[Tensor, int], *, alo
     Raises:
         ConfigError: something needs all rows of the batch within the step.
     """
-    sums = [one for one in program.tensors if one.op is ALL_REDUCE]
+    sums = [tensor for tensor in program.tensors if tensor.op is ALL_REDUCE]
     _refuse_mixing(program, sums)
     first = placeholder((), np.bool_, FIRST)
     state, updates, owners = dict(program.state), dict[Variable, Tensor](), dict[Variable, int]()
-    found, new = dict(stages), dict[Tensor, Tensor]()
-    for number, one in enumerate(sums):
-        (summand,) = one.inputs
-        zeros = partial(np.zeros, shape := tuple(map(int, one.shape)), one.dtype)
-        total = Variable(Drawn(shape, one.dtype, zeros), f"sum {number}", trainable=False)
-        before = state[total] = placeholder(one.shape, one.dtype, total._path, total)
+    stage_of, new = dict(stages), dict[Tensor, Tensor]()
+    for number, tensor in enumerate(sums):
+        (summand,) = tensor.inputs
+        zeros = partial(np.zeros, shape := tuple(map(int, tensor.shape)), tensor.dtype)
+        total = Variable(Drawn(shape, tensor.dtype, zeros), f"sum {number}", trainable=False)
+        before = state[total] = placeholder(tensor.shape, tensor.dtype, total._path, total)
         added = OPERATORS["+"](before, summand)
-        made = updates[total] = OPERATORS["select"](first, summand, added)
-        if one in stages:
-            owners[total] = stages[one]
-            found |= dict.fromkeys((before, added, made), stages[one])
-        new[one] = before if alone else one.with_inputs([before])
-    known = _rebuilt(program.results, new)
-    found |= {known[one]: stage for one, stage in stages.items() if one in known}
-    outputs = {name: known[one] for name, one in program.outputs.items()}
-    once = replace(
+        new_total = updates[total] = OPERATORS["select"](first, summand, added)
+        if tensor in stages:
+            owners[total] = stages[tensor]
+            stage_of |= dict.fromkeys((before, added, new_total), stages[tensor])
+        new[tensor] = before if alone else tensor.with_inputs([before])
+    rebuilt = _rebuilt(program.results, new)
+    stage_of |= {rebuilt[tensor]: stage for tensor, stage in stages.items() if tensor in rebuilt}
+    outputs = {name: rebuilt[tensor] for name, tensor in program.outputs.items()}
+    per_step = replace(
         program,
         state=state,
         outputs=outputs,
-        updates={variable: known[one] for variable, one in program.updates.items()},
-        placements={known[one]: placement for one, placement in program.placements.items() if one in known},
+        updates={variable: rebuilt[tensor] for variable, tensor in program.updates.items()},
+        placements={
+            rebuilt[tensor]: placement for tensor, placement in program.placements.items() if tensor in rebuilt
+        },
     )
-    each = Program({**program.inputs, FIRST: first}, state, {}, updates, rows=program.rows)
-    return MicrobatchPrograms(each, once, found, owners)
+    per_microbatch = Program({**program.inputs, FIRST: first}, state, {}, updates, rows=program.rows)
+    return MicrobatchPrograms(per_microbatch, per_step, stage_of, owners)
 
 
 def _refuse_mixing(program: PlacedProgram, sums: Sequence[Tensor]) -> None:
@@ -109,28 +111,28 @@ def _refuse_mixing(program: PlacedProgram, sums: Sequence[Tensor]) -> None:
     data, chosen = set(program.inputs.values()), set(sums)
     behind: dict[Tensor, Tensor] = {}  # the sum that a tensor follows from
     of_data = set[Tensor]()
-    for one in program.tensors:
-        if one in data or not of_data.isdisjoint(one.inputs):
-            of_data.add(one)
-        source = next((behind[read] for read in one.inputs if read in behind), None)
-        if one in chosen:
-            if source is not None or one.attributes["over"] == "max":
-                raise _needs_all_rows(source or one)
-            behind[one] = one
-            of_data.discard(one)
+    for tensor in program.tensors:
+        if tensor in data or not of_data.isdisjoint(tensor.inputs):
+            of_data.add(tensor)
+        source = next((behind[read] for read in tensor.inputs if read in behind), None)
+        if tensor in chosen:
+            if source is not None or tensor.attributes["over"] == "max":
+                raise _needs_all_rows(source or tensor)
+            behind[tensor] = tensor
+            of_data.discard(tensor)
         elif source is not None:
-            if one in of_data:
+            if tensor in of_data:
                 raise _needs_all_rows(source)
-            behind[one] = source
+            behind[tensor] = source
 
 
 def _needs_all_rows(sum_of_rows: Tensor) -> ConfigError:
     level, name = [sum_of_rows], ""
     while level and not name:
-        name = next((one.name for one in level if one.op is not None and one.name), "")
-        level = [read for one in level for read in one.inputs][:64]
-    who = f"layer {name!r}" if name else "a loss or a step of one's own"
-    return ConfigError(f"{who} needs all samples of a batch at once, which microbatches are parts of")
+        name = next((tensor.name for tensor in level if tensor.op is not None and tensor.name), "")
+        level = [read for tensor in level for read in tensor.inputs][:64]
+    culprit = f"layer {name!r}" if name else "a loss or a step of one's own"
+    return ConfigError(f"{culprit} needs all samples of a batch at once, which microbatches are parts of")
 
 
 def subgraphs_of(
@@ -157,66 +159,68 @@ class _Partitioner:
     ) -> None:
         self._program, self._stages, self._owners, self._count = program, stages, owners, count
         self._tensors = program.tensors
-        self._names = {one: f"tensor {number}" for number, one in enumerate(self._tensors)}
+        self._names = {tensor: f"tensor {number}" for number, tensor in enumerate(self._tensors)}
         data = set(program.inputs.values())
         # Of variables of one stage alone, and what all stages have beside data: made anew wherever it is read.
         self._of_state: dict[Tensor, frozenset[Variable]] = {}
         self._phase: dict[Tensor, int] = {}
-        for one in self._tensors:
-            own = stages.get(one)
-            if one.op is None:
-                if one not in data:
-                    self._of_state[one] = frozenset([one.variable] if one.variable in program.state else [])  # type: ignore[list-item]
-            elif all(read in self._of_state and stages.get(read, own) == own for read in one.inputs):
-                self._of_state[one] = frozenset[Variable]().union(*(self._of_state[read] for read in one.inputs))
-            if own is not None:
-                behind = [self._phase[read] + (stages[read] != own) for read in one.inputs if read in stages]
-                self._phase[one] = max(behind, default=0)
+        for tensor in self._tensors:
+            stage = stages.get(tensor)
+            if tensor.op is None:
+                if tensor not in data:
+                    self._of_state[tensor] = frozenset([tensor.variable] if tensor.variable in program.state else [])  # type: ignore[list-item]
+            elif all(read in self._of_state and stages.get(read, stage) == stage for read in tensor.inputs):
+                self._of_state[tensor] = frozenset[Variable]().union(*(self._of_state[read] for read in tensor.inputs))
+            if stage is not None:
+                behind = [self._phase[read] + (stages[read] != stage) for read in tensor.inputs if read in stages]
+                self._phase[tensor] = max(behind, default=0)
 
     def subgraphs(self) -> list[Subgraph]:
         """See `subgraphs_of`."""
         updates, outputs = self._results()
-        places = {(self._stages[one], phase) for one, phase in self._phase.items() if one not in self._of_state}
+        places = {
+            (self._stages[tensor], phase) for tensor, phase in self._phase.items() if tensor not in self._of_state
+        }
         places |= set(updates) | set(outputs)
-        wanted: dict[tuple[int, int], dict[Tensor, None]] = {}  # of other subgraphs, or later ones of the stage
-        needed: dict[tuple[int, int], dict[Tensor, None]] = {}
-        rest = sorted(places, key=lambda one: (one[1], one[0]))
+        results_of: dict[tuple[int, int], dict[Tensor, None]] = {}  # of other subgraphs, or later ones of the stage
+        operands_of: dict[tuple[int, int], dict[Tensor, None]] = {}
+        pending = sorted(places, key=lambda key: (key[1], key[0]))
         order: list[tuple[int, int]] = []
-        while rest:
-            place = rest.pop()
+        while pending:
+            place = pending.pop()
             order.insert(0, place)
-            results = [*wanted.get(place, []), *updates.get(place, {}).values(), *outputs.get(place, {}).values()]
-            needed[place] = self._given(results, place)
-            for one in needed[place]:
-                source = self._stages[one], self._phase[one]
-                wanted.setdefault(source, {})[one] = None
-                if source not in rest:
-                    rest = sorted([*rest, source], key=lambda one: (one[1], one[0]))
-        order = [one for one in order if wanted.get(one) or one in updates or one in outputs]
+            results = [*results_of.get(place, []), *updates.get(place, {}).values(), *outputs.get(place, {}).values()]
+            operands_of[place] = self._given(results, place)
+            for tensor in operands_of[place]:
+                source = self._stages[tensor], self._phase[tensor]
+                results_of.setdefault(source, {})[tensor] = None
+                if source not in pending:
+                    pending = sorted([*pending, source], key=lambda key: (key[1], key[0]))
+        order = [key for key in order if results_of.get(key) or key in updates or key in outputs]
         first: dict[tuple[int, Tensor], tuple[int, int]] = {}
         last: dict[tuple[int, Tensor], tuple[int, int]] = {}
         for place in order:
-            for one in (*needed[place], *wanted.get(place, [])):
-                if one in needed[place]:
-                    first.setdefault((place[0], one), place)
-                last[place[0], one] = place
-        found = []
+            for value in (*operands_of[place], *results_of.get(place, [])):
+                if value in operands_of[place]:
+                    first.setdefault((place[0], value), place)
+                last[place[0], value] = place
+        subgraphs = []
         for place in order:
-            subgraph = self._subgraph(place, list(needed[place]), [*wanted.get(place, [])], updates, outputs)
-            own = place[0]
+            subgraph = self._subgraph(place, list(operands_of[place]), [*results_of.get(place, [])], updates, outputs)
+            stage = place[0]
             subgraph.receives = {
-                self._names[one]: self._stages[one]
-                for one in needed[place]
-                if self._stages[one] != own and first[own, one] == place
+                self._names[tensor]: self._stages[tensor]
+                for tensor in operands_of[place]
+                if self._stages[tensor] != stage and first[stage, tensor] == place
             }
             subgraph.sends = {
-                self._names[one]: others
-                for one in wanted.get(place, [])
-                if (others := [at for at in range(self._count) if at != own and (at, one) in first])
+                self._names[tensor]: targets
+                for tensor in results_of.get(place, [])
+                if (targets := [at for at in range(self._count) if at != stage and (at, tensor) in first])
             }
-            subgraph.frees = [self._names[one] for (at, one), end in last.items() if at == own and end == place]
-            found.append(subgraph)
-        return found
+            subgraph.frees = [self._names[tensor] for (at, tensor), end in last.items() if at == stage and end == place]
+            subgraphs.append(subgraph)
+        return subgraphs
 
     def _results(
         self,
@@ -225,133 +229,139 @@ class _Partitioner:
         program, everywhere = self._program, range(self._count)
         last = [0] * self._count
         reads: dict[tuple[int, Variable], int] = {}  # the last phase in which a stage reads a variable
-        for one, phase in self._phase.items():
-            if one not in self._of_state:
-                at = self._stages[one]
+        for tensor, phase in self._phase.items():
+            if tensor not in self._of_state:
+                at = self._stages[tensor]
                 last[at] = max(last[at], phase)
-                for read in one.inputs:
+                for read in tensor.inputs:
                     for variable in self._of_state.get(read, ()):
                         reads[at, variable] = max(reads.get((at, variable), 0), phase)
 
-        def begins(made: Tensor, at: int) -> int | None:
+        def begins(tensor: Tensor, at: int) -> int | None:
             """Return the phase in which a stage can have a tensor; None for any."""
-            if made not in self._stages or (made in self._of_state and self._stages[made] == at):
+            if tensor not in self._stages or (tensor in self._of_state and self._stages[tensor] == at):
                 return None
-            return self._phase[made] + (self._stages[made] != at)
+            return self._phase[tensor] + (self._stages[tensor] != at)
 
-        kept = [
-            (at, variable, one)
-            for variable, one in program.updates.items()
+        kept_updates = [
+            (at, variable, tensor)
+            for variable, tensor in program.updates.items()
             for at in ([self._owners[variable]] if variable in self._owners else everywhere)
         ]
-        told = [(at, name, one) for name, one in program.outputs.items() for at in everywhere]
-        for at, _, one in (*kept, *told):
-            last[at] = max(last[at], begins(one, at) or 0)
-        for at, _, one in (*kept, *told):
-            if begins(one, at) is None:
-                for variable in self._of_state.get(one, ()):
+        kept_outputs = [(at, name, tensor) for name, tensor in program.outputs.items() for at in everywhere]
+        for at, _, tensor in (*kept_updates, *kept_outputs):
+            last[at] = max(last[at], begins(tensor, at) or 0)
+        for at, _, tensor in (*kept_updates, *kept_outputs):
+            if begins(tensor, at) is None:
+                for variable in self._of_state.get(tensor, ()):
                     reads[at, variable] = last[at]
         updates: dict[tuple[int, int], dict[Variable, Tensor]] = {}
         outputs: dict[tuple[int, int], dict[str, Tensor]] = {}
-        for at, variable, one in kept:
-            begin = begins(one, at)
+        for at, variable, tensor in kept_updates:
+            begin = begins(tensor, at)
             end = last[at] if begin is None else max(begin, reads.get((at, variable), 0))
-            updates.setdefault((at, end), {})[variable] = one
-        for at, name, one in told:
-            begin = begins(one, at)
-            outputs.setdefault((at, last[at] if begin is None else begin), {})[name] = one
+            updates.setdefault((at, end), {})[variable] = tensor
+        for at, name, tensor in kept_outputs:
+            begin = begins(tensor, at)
+            outputs.setdefault((at, last[at] if begin is None else begin), {})[name] = tensor
         return updates, outputs
 
-    def _is_made_in(self, one: Tensor, place: tuple[int, int]) -> bool:
+    def _is_made_in(self, tensor: Tensor, place: tuple[int, int]) -> bool:
         """Whether a subgraph makes a tensor itself, where it needs it."""
-        own = self._stages.get(one)
-        if own is None or (one in self._of_state and own == place[0]):
+        stage = self._stages.get(tensor)
+        if stage is None or (tensor in self._of_state and stage == place[0]):
             return True
-        return one not in self._of_state and (own, self._phase[one]) == place
+        return tensor not in self._of_state and (stage, self._phase[tensor]) == place
 
     def _given(self, results: Sequence[Tensor], place: tuple[int, int]) -> dict[Tensor, None]:
         """Return what a subgraph needs that it does not make itself."""
-        found, seen, stack = dict[Tensor, None](), set[Tensor](), list(reversed(results))
+        operands, visited, stack = dict[Tensor, None](), set[Tensor](), list(reversed(results))
         while stack:
-            one = stack.pop()
-            if one in seen:
+            tensor = stack.pop()
+            if tensor in visited:
                 continue
-            seen.add(one)
-            if self._is_made_in(one, place) or _is_small_view(one):
-                stack += reversed(one.inputs)
+            visited.add(tensor)
+            if self._is_made_in(tensor, place) or _is_small_view(tensor):
+                stack += reversed(tensor.inputs)
             else:
-                found[one] = None
-        return found
+                operands[tensor] = None
+        return operands
 
     def _subgraph(
         self,
         place: tuple[int, int],
-        needed: Sequence[Tensor],
-        wanted: Sequence[Tensor],
+        operands: Sequence[Tensor],
+        results: Sequence[Tensor],
         updates: Mapping[tuple[int, int], Mapping[Variable, Tensor]],
         outputs: Mapping[tuple[int, int], Mapping[str, Tensor]],
     ) -> Subgraph:
         program = self._program
-        given = {one: placeholder(one.shape, one.dtype, self._names[one]) for one in needed}
+        placeholders = {tensor: placeholder(tensor.shape, tensor.dtype, self._names[tensor]) for tensor in operands}
         own_updates, own_outputs = updates.get(place, {}), outputs.get(place, {})
-        roots = [*wanted, *own_updates.values(), *own_outputs.values()]
-        known = _rebuilt(roots, given)
-        made = {self._names[one]: known[one] for one in wanted} | {
-            name: known[one] for name, one in own_outputs.items()
+        roots = [*results, *own_updates.values(), *own_outputs.values()]
+        rebuilt = _rebuilt(roots, placeholders)
+        named_outputs = {self._names[tensor]: rebuilt[tensor] for tensor in results} | {
+            name: rebuilt[tensor] for name, tensor in own_outputs.items()
         }
-        there = set(known.values())
+        rebuilt_tensors = set(rebuilt.values())
         changes: dict[str, object] = {
-            "inputs": {name: one for name, one in program.inputs.items() if one in there}
-            | {one.name: one for one in given.values()},
+            "inputs": {name: tensor for name, tensor in program.inputs.items() if tensor in rebuilt_tensors}
+            | {tensor.name: tensor for tensor in placeholders.values()},
             "state": {
-                variable: one for variable, one in program.state.items() if one in there or variable in own_updates
+                variable: tensor
+                for variable, tensor in program.state.items()
+                if tensor in rebuilt_tensors or variable in own_updates
             },
-            "outputs": made,
-            "updates": {variable: known[one] for variable, one in own_updates.items()},
+            "outputs": named_outputs,
+            "updates": {variable: rebuilt[tensor] for variable, tensor in own_updates.items()},
             "derived": None,
             "weight_gradients": {},
         }
         if isinstance(program, PlacedProgram):
-            changes["placements"] = {known[one]: where for one, where in program.placements.items() if one in known}
+            changes["placements"] = {
+                rebuilt[tensor]: where for tensor, where in program.placements.items() if tensor in rebuilt
+            }
         return Subgraph(*place, replace(program, **changes))  # type: ignore[arg-type]
 
 
 def with_parts(program: Program, parts: Mapping[Variable, Variable]) -> Program:
     """Return a program that reads and writes other variables in place of some."""
     leaves = {
-        one: placeholder(own.shape, own.dtype, own._path, own)
-        for v, own in parts.items()
-        if (one := program.state.get(v)) is not None
+        tensor: placeholder(part.shape, part.dtype, part._path, part)
+        for v, part in parts.items()
+        if (tensor := program.state.get(v)) is not None
     }
-    known = _rebuilt(program.results, leaves)
+    rebuilt = _rebuilt(program.results, leaves)
     changes: dict[str, object] = {
-        "inputs": {name: known.get(one, one) for name, one in program.inputs.items()},
+        "inputs": {name: rebuilt.get(tensor, tensor) for name, tensor in program.inputs.items()},
         "state": {
-            parts.get(variable, variable): known.get(one, leaves.get(one, one))
-            for variable, one in program.state.items()
+            parts.get(variable, variable): rebuilt.get(tensor, leaves.get(tensor, tensor))
+            for variable, tensor in program.state.items()
         },
-        "outputs": {name: known[one] for name, one in program.outputs.items()},
-        "updates": {parts.get(variable, variable): known[one] for variable, one in program.updates.items()},
+        "outputs": {name: rebuilt[tensor] for name, tensor in program.outputs.items()},
+        "updates": {parts.get(variable, variable): rebuilt[tensor] for variable, tensor in program.updates.items()},
     }
     if isinstance(program, PlacedProgram):
-        changes["placements"] = {known[one]: where for one, where in program.placements.items() if one in known}
+        changes["placements"] = {
+            rebuilt[tensor]: where for tensor, where in program.placements.items() if tensor in rebuilt
+        }
     return replace(program, **changes)  # type: ignore[arg-type]
 
 
-def _rebuilt(roots: Sequence[Tensor], given: Mapping[Tensor, Tensor]) -> dict[Tensor, Tensor]:
+def _rebuilt(roots: Sequence[Tensor], substitutes: Mapping[Tensor, Tensor]) -> dict[Tensor, Tensor]:
     """Return what stands for tensors that results are made of, where others stand for some."""
-    found: dict[Tensor, Tensor] = dict(given)
-    stack = [(one, False) for one in reversed(roots)]
+    rebuilt: dict[Tensor, Tensor] = dict(substitutes)
+    stack = [(tensor, False) for tensor in reversed(roots)]
     while stack:
-        one, inputs_done = stack.pop()
-        if one in found:
+        tensor, inputs_done = stack.pop()
+        if tensor in rebuilt:
             continue
         if inputs_done:
-            found[one] = one.with_inputs([found[read] for read in one.inputs])
+            rebuilt[tensor] = tensor.with_inputs([rebuilt[read] for read in tensor.inputs])
         else:
-            stack.append((one, True))
-            stack += [(read, False) for read in reversed(one.inputs)]
-    return found
+            stack.append((tensor, True))
+            stack += [(read, False) for read in reversed(tensor.inputs)]
+    return rebuilt
 
 
 def _is_small_view(tensor: Tensor) -> bool:

@@ -76,15 +76,15 @@ class MeshPosition:
 
     def shape(self, shape: Shape, axes: Axes) -> Shape:
         """Return the shape of the rank's part of a tensor."""
-        found = []
+        lengths = []
         for n, mesh in zip(shape, axes, strict=True):
             if mesh is not None and not isinstance(n, Dim):
                 start, stop = self.bounds(mesh, int(n))
                 n = stop - start
             elif mesh not in (None, BATCH):
                 raise ConfigError(f"not supported: rows of the batch sharded over {mesh!r}")
-            found.append(n)
-        return tuple(found)
+            lengths.append(n)
+        return tuple(lengths)
 
 
 def localized(placed: PlacedProgram, place: MeshPosition, parts: Mapping[Variable, Variable]) -> PlacedProgram:
@@ -100,25 +100,29 @@ def localized(placed: PlacedProgram, place: MeshPosition, parts: Mapping[Variabl
     """
     for variable, placement in placed.layouts.items():
         place.check(variable, placement.axes)
-    known: dict[Tensor, Tensor] = {}
+    localized_of: dict[Tensor, Tensor] = {}
     state: dict[Variable, Tensor] = {}
-    for variable, one in placed.state.items():
-        if (own := parts.get(variable)) is not None:
-            state[own] = known[one] = placeholder(own.shape, own.dtype, own._path, own)
+    for variable, tensor in placed.state.items():
+        if (part := parts.get(variable)) is not None:
+            state[part] = localized_of[tensor] = placeholder(part.shape, part.dtype, part._path, part)
         else:
-            state[variable] = one
-    for one in placed.tensors:
-        if one not in known:
-            known[one] = _localized(one, placed.placements[one], place, [known[read] for read in one.inputs])
-    made = replace(
+            state[variable] = tensor
+    for tensor in placed.tensors:
+        if tensor not in localized_of:
+            localized_of[tensor] = _localized(
+                tensor, placed.placements[tensor], place, [localized_of[read] for read in tensor.inputs]
+            )
+    localized_program = replace(
         placed,
         state=state,
-        outputs={name: known[one] for name, one in placed.outputs.items()},
-        updates={parts.get(variable, variable): known[one] for variable, one in placed.updates.items()},
-        placements={known[one]: placement for one, placement in placed.placements.items() if one in known},
+        outputs={name: localized_of[tensor] for name, tensor in placed.outputs.items()},
+        updates={parts.get(variable, variable): localized_of[tensor] for variable, tensor in placed.updates.items()},
+        placements={
+            localized_of[tensor]: placement for tensor, placement in placed.placements.items() if tensor in localized_of
+        },
         layouts={},
     )
-    in_order = rewritten(made, gathered_in_order())
+    in_order = rewritten(localized_program, gathered_in_order())
     assert isinstance(in_order, PlacedProgram)
     return scheduled(regathered(in_order))
 
@@ -127,40 +131,41 @@ def _localized(tensor: Tensor, placement: Placement, place: MeshPosition, inputs
     if tensor.op is None:
         return tensor
     shape = place.shape(tensor.shape, placement.axes)
-    about = tensor.attributes
-    mesh = about.get("mesh") if tensor.op in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, OWN_PART) else None
+    attributes = tensor.attributes
+    mesh = attributes.get("mesh") if tensor.op in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, OWN_PART) else None
     if mesh is not None and tensor.op is not OWN_PART:
         if place.lengths[mesh] == 1:
             return inputs[0]
-        about = {**about, "whole": size(tensor.shape)}
+        attributes = {**attributes, "whole": size(tensor.shape)}
         if tensor.op is not ALL_REDUCE:
-            about["counts"] = place.counts(mesh, int(tensor.shape[about["axis"]]))
-    elif mesh is not None and not isinstance(tensor.shape[about["axis"]], Dim):
-        start, stop = place.bounds(mesh, int(tensor.shape[about["axis"]]))
-        found: Tensor = METHODS["[]"](inputs[0], (*(slice(None),) * about["axis"], slice(start, stop)))
-        return found
+            attributes["counts"] = place.counts(mesh, int(tensor.shape[attributes["axis"]]))
+    elif mesh is not None and not isinstance(tensor.shape[attributes["axis"]], Dim):
+        start, stop = place.bounds(mesh, int(tensor.shape[attributes["axis"]]))
+        part: Tensor = METHODS["[]"](inputs[0], (*(slice(None),) * attributes["axis"], slice(start, stop)))
+        return part
     elif mesh is None:
-        about = attributes_of_part(tensor, [one.shape for one in inputs], shape)
-    if shape == tensor.shape and about == tensor.attributes:
+        attributes = attributes_of_part(tensor, [operand.shape for operand in inputs], shape)
+    if shape == tensor.shape and attributes == tensor.attributes:
         return tensor.with_inputs(inputs)
-    return Tensor(tensor.op, inputs, about, shape, tensor.dtype, name=tensor.name)
+    return Tensor(tensor.op, inputs, attributes, shape, tensor.dtype, name=tensor.name)
 
 
-def attributes_of_part(made: Tensor, shapes: list[Shape], out: Shape) -> dict[str, Any]:
+def attributes_of_part(tensor: Tensor, shapes: list[Shape], out: Shape) -> dict[str, Any]:
     """Return the attributes of a tensor's op for parts of its operands and of what it makes.
 
     Args:
-        made: the whole tensor.
+        tensor: the whole tensor.
         shapes: of the operands' parts.
         out: of the tensor's.
     """
-    found = dict(made.attributes)
-    if "key" in found:  # of what is taken from the operand, or put into zeros
-        old, new = (made.shape, out) if "shape" in found else (made.inputs[0].shape, shapes[0])
-        found["key"] = tuple(
-            (0, n, 1) if one == (0, before, 1) else one for one, before, n in zip(found["key"], old, new, strict=True)
+    attributes = dict(tensor.attributes)
+    if "key" in attributes:  # of what is taken from the operand, or put into zeros
+        old, new = (tensor.shape, out) if "shape" in attributes else (tensor.inputs[0].shape, shapes[0])
+        attributes["key"] = tuple(
+            (0, n, 1) if selection == (0, before, 1) else selection
+            for selection, before, n in zip(attributes["key"], old, new, strict=True)
         )
-    return found | ({"shape": out} if "shape" in found else {})
+    return attributes | ({"shape": out} if "shape" in attributes else {})
 
 
 def gathered_in_order() -> Callable[[Tensor], Tensor]:
@@ -170,21 +175,21 @@ def gathered_in_order() -> Callable[[Tensor], Tensor]:
     if that is of the first axis, whatever comes lies where it is to lie as well; who reads the transpose reads it in
     another order. Of a conversion to a wider type: fewer bytes travel, and products read factors in half precision.
     """
-    known: dict[tuple[int, str, int], Tensor] = {}
+    gathers: dict[tuple[int, str, int], Tensor] = {}
 
     def change(tensor: Tensor) -> Tensor:
         if tensor.op is not ALL_GATHER:
             return tensor
-        taken, about, shape = tensor.inputs[0], dict(tensor.attributes), tensor.shape
-        axes = None if taken.op is None else axes_of(taken)
-        if axes is None and not _widens(taken):
-            return known.setdefault((id(taken), about["mesh"], about["axis"]), tensor)
+        operand, attributes, shape = tensor.inputs[0], dict(tensor.attributes), tensor.shape
+        axes = None if operand.op is None else axes_of(operand)
+        if axes is None and not _widens(operand):
+            return gathers.setdefault((id(operand), attributes["mesh"], attributes["axis"]), tensor)
         if axes is not None:
-            about["axis"], shape = axes.index(about["axis"]), tuple(shape[axis] for axis in axes)
-        (beneath,) = taken.inputs
-        gathered = change(Tensor(ALL_GATHER, (beneath,), about, shape, beneath.dtype, name=beneath.name))
-        made = attributes_of_part(taken, [shape], tensor.shape)
-        return Tensor(taken.op, (gathered,), made, tensor.shape, tensor.dtype, name=tensor.name)
+            attributes["axis"], shape = axes.index(attributes["axis"]), tuple(shape[axis] for axis in axes)
+        (beneath,) = operand.inputs
+        gathered = change(Tensor(ALL_GATHER, (beneath,), attributes, shape, beneath.dtype, name=beneath.name))
+        part_attributes = attributes_of_part(operand, [shape], tensor.shape)
+        return Tensor(operand.op, (gathered,), part_attributes, tensor.shape, tensor.dtype, name=tensor.name)
 
     return change
 
@@ -198,31 +203,33 @@ def _widens(tensor: Tensor) -> bool:
 def regathered(program: PlacedProgram) -> PlacedProgram:
     """Return a program in which what weights are gathered for at one time is not kept for a later one."""
     from_weights: set[Tensor] = set()
-    for one in program.tensors:
-        if one.variable is not None or (one.op is not None and one.inputs and from_weights.issuperset(one.inputs)):
-            from_weights.add(one)
-    level, sent = levels(program)
+    for tensor in program.tensors:
+        if tensor.variable is not None or (
+            tensor.op is not None and tensor.inputs and from_weights.issuperset(tensor.inputs)
+        ):
+            from_weights.add(tensor)
+    level, sent_at = levels(program)
     new: dict[Tensor, Tensor] = {}
     copies: dict[tuple[Tensor, int], Tensor] = {}
 
-    def is_late(tensor: Tensor, wanted: int) -> bool:
+    def is_late(tensor: Tensor, reader_level: int) -> bool:
         if tensor.op is ALL_GATHER:
-            return tensor in from_weights and wanted > sent[tensor] + 1
-        return is_read_through(tensor) and is_late(tensor.inputs[0], wanted)
+            return tensor in from_weights and reader_level > sent_at[tensor] + 1
+        return is_read_through(tensor) and is_late(tensor.inputs[0], reader_level)
 
-    def at(tensor: Tensor, wanted: int) -> Tensor:
+    def at(tensor: Tensor, reader_level: int) -> Tensor:
         """Return what a reader of this level reads."""
-        if not is_late(tensor, wanted):
+        if not is_late(tensor, reader_level):
             return new[tensor]
-        key = tensor, wanted
+        key = tensor, reader_level
         if key not in copies:
-            inputs = [at(one, wanted) for one in tensor.inputs]
+            inputs = [at(operand, reader_level) for operand in tensor.inputs]
             copies[key] = Tensor(tensor.op, inputs, tensor.attributes, tensor.shape, tensor.dtype, name=tensor.name)
         return copies[key]
 
-    for one in program.tensors:
-        waits = is_read_through(one)
-        new[one] = one.with_inputs([new[read] if waits else at(read, level[one]) for read in one.inputs])
+    for tensor in program.tensors:
+        is_alias = is_read_through(tensor)
+        new[tensor] = tensor.with_inputs([new[read] if is_alias else at(read, level[tensor]) for read in tensor.inputs])
     return _replaced(program, new) if copies else program
 
 
@@ -232,17 +239,22 @@ def scheduled(program: PlacedProgram) -> PlacedProgram:
     Here ranks still have the same program but for lengths. Later some may find ops equal that are not on others, whose
     parts have other lengths: what they send must not depend on it.
     """
-    _, sent = levels(program)
+    _, sent_at = levels(program)
     ends = dict[Tensor, int]()  # how many ops lie behind a tensor
-    for one in program.tensors:
-        ends[one] = 1 + max((ends[read] for read in one.inputs), default=0)
-    order = {one: number for number, one in enumerate(sorted(sent, key=lambda one: (sent[one], ends[one])))}
+    for tensor in program.tensors:
+        ends[tensor] = 1 + max((ends[read] for read in tensor.inputs), default=0)
+    order = {
+        tensor: number
+        for number, tensor in enumerate(sorted(sent_at, key=lambda tensor: (sent_at[tensor], ends[tensor])))
+    }
     new: dict[Tensor, Tensor] = {}
-    for one in program.tensors:
-        new[one] = one.with_inputs([new[read] for read in one.inputs])
-        if one in sent:
-            about = {**one.attributes, "stage": sent[one], "number": order[one]}
-            new[one] = Tensor(one.op, new[one].inputs, about, one.shape, one.dtype, name=one.name)
+    for tensor in program.tensors:
+        new[tensor] = tensor.with_inputs([new[read] for read in tensor.inputs])
+        if tensor in sent_at:
+            attributes = {**tensor.attributes, "stage": sent_at[tensor], "number": order[tensor]}
+            new[tensor] = Tensor(
+                tensor.op, new[tensor].inputs, attributes, tensor.shape, tensor.dtype, name=tensor.name
+            )
     return _replaced(program, new)
 
 
@@ -250,7 +262,9 @@ def _replaced(program: PlacedProgram, new: Mapping[Tensor, Tensor]) -> PlacedPro
     """Return a program in which other tensors stand for all."""
     return replace(
         program,
-        outputs={name: new[one] for name, one in program.outputs.items()},
-        updates={variable: new[one] for variable, one in program.updates.items()},
-        placements={new[one]: program.placements[one] for one in program.tensors if one in program.placements},
+        outputs={name: new[tensor] for name, tensor in program.outputs.items()},
+        updates={variable: new[tensor] for variable, tensor in program.updates.items()},
+        placements={
+            new[tensor]: program.placements[tensor] for tensor in program.tensors if tensor in program.placements
+        },
     )

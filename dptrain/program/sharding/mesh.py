@@ -40,8 +40,8 @@ class Placement:
 
     def without(self, mesh: str) -> "Placement":
         """Return the placement of the same value when it is replicated over an axis of the mesh."""
-        partial = tuple(one for one in self.partial if one != mesh)
-        axes = tuple(None if one == mesh else one for one in self.axes)
+        partial = tuple(axis for axis in self.partial if axis != mesh)
+        axes = tuple(None if axis == mesh else axis for axis in self.axes)
         return Placement(axes, partial, self.join if partial else "sum")
 
     def sharded(self, axis: int, mesh: str) -> "Placement":
@@ -56,8 +56,8 @@ class Placement:
     def __str__(self) -> str:
         sharded = [(f"sharded {axis}", mesh) for axis, mesh in enumerate(self.axes) if mesh is not None]
         partial = [("partial" if self.join == "sum" else f"partial {self.join}", mesh) for mesh in self.partial]
-        found = [words if mesh == BATCH else f"{words} over {mesh}" for words, mesh in (*sharded, *partial)]
-        return ", ".join(found) or "replicated"
+        descriptions = [words if mesh == BATCH else f"{words} over {mesh}" for words, mesh in (*sharded, *partial)]
+        return ", ".join(descriptions) or "replicated"
 
 
 def _keep_shape(shape: Shape, **attributes: Any) -> Shape:
@@ -76,16 +76,16 @@ def _on_one_rank(x: Any, **attributes: Any) -> Any:
     return x
 
 
-def _own_maps(made: Tensor) -> list[IndexMap]:
-    axis, length = made.attributes["axis"], made.shape[made.attributes["axis"]]
+def _own_maps(part: Tensor) -> list[IndexMap]:
+    axis, length = part.attributes["axis"], part.shape[part.attributes["axis"]]
     scale = length.scale if isinstance(length, Dim) else 0
-    return [IndexMap(n, symbol(FIRST_ROW).times((scale, 0)) if n == axis else ZERO_INDEX) for n in range(made.ndim)]
+    return [IndexMap(n, symbol(FIRST_ROW).times((scale, 0)) if n == axis else ZERO_INDEX) for n in range(part.ndim)]
 
 
 def _node(name: str, lowering: ViewMap | None = None) -> Op:
-    made = Op(_on_one_rank, _keep_shape, _not_placed, _keep_dtype, lowering=lowering)
-    made.name = name
-    return made
+    op = Op(_on_one_rank, _keep_shape, _not_placed, _keep_dtype, lowering=lowering)
+    op.name = name
+    return op
 
 
 # The ops that placement adds. Attributes: "mesh" is the axis of the mesh, "axis" that of the tensor, "over" the join.
@@ -119,9 +119,9 @@ def own_part(tensor: Tensor, array: Array, rows: int | None, first_row: int) -> 
     if rows is None:
         return array
     assert isinstance(length, Dim)
-    own = slice(first_row * length.scale, (first_row + rows) * length.scale)
-    found: Array = array[(slice(None),) * axis + (own,)]
-    return found
+    rows_of_rank = slice(first_row * length.scale, (first_row + rows) * length.scale)
+    view: Array = array[(slice(None),) * axis + (rows_of_rank,)]
+    return view
 
 
 def constant_of(tensor: Tensor, rows: int, batch_rows: int) -> Array:

@@ -46,7 +46,7 @@ class Stage:
     @property
     def order(self) -> list[Tensor]:
         """What it computes, and then what it gets."""
-        return [*self.tensors, *(one for message in self.messages for one in message)]
+        return [*self.tensors, *(tensor for message in self.messages for tensor in message)]
 
 
 def stages(program: Program) -> list[Stage]:
@@ -61,21 +61,21 @@ def stages(program: Program) -> list[Stage]:
         ConfigError: variables are sharded, and the program is not yet that of one rank.
     """
     if isinstance(program, PlacedProgram) and program.layouts:
-        names = ", ".join(repr(one._path) for one in program.layouts)
+        names = ", ".join(repr(variable._path) for variable in program.layouts)
         raise ConfigError(f"a program whose variables are sharded is to be localized before it is executed: {names}")
-    level, sent = levels(program)
+    level, sent_at = levels(program)
     depth: dict[Tensor, int] = {}  # how many ops lie behind a tensor
     alone: dict[int, list[Tensor]] = {}
     travels: dict[int, list[Tensor]] = {}
     for tensor in program.tensors:
-        depth[tensor] = 1 + max((depth[one] for one in tensor.inputs), default=0)
-        if tensor in sent:
-            travels.setdefault(sent[tensor], []).append(tensor)
+        depth[tensor] = 1 + max((depth[operand] for operand in tensor.inputs), default=0)
+        if tensor in sent_at:
+            travels.setdefault(sent_at[tensor], []).append(tensor)
         else:
             alone.setdefault(level[tensor], []).append(tensor)
 
-    def order(one: Tensor) -> int:
-        number: int = one.attributes.get("number", depth[one])
+    def order(tensor: Tensor) -> int:
+        number: int = tensor.attributes.get("number", depth[tensor])
         return number
 
     last = max(level.values(), default=0)
@@ -94,10 +94,10 @@ def levels(program: Program) -> tuple[dict[Tensor, int], dict[Tensor, int]]:
     """
     tensors = program.tensors
     level: dict[Tensor, int] = {}
-    sent: dict[Tensor, int] = {}
+    sent_at: dict[Tensor, int] = {}
     ready: dict[Tensor, int] = {}  # of gathers that nobody has read so far
     behind: dict[Tensor, Tensor] = {}  # the gather that a tensor is, or that is read through it
-    most = _BESIDE * max((_bytes(one) for one in tensors if one.op is ALL_GATHER), default=0)
+    most = _BESIDE * max((_bytes(operand) for operand in tensors if operand.op is ALL_GATHER), default=0)
     gathered: dict[int, float] = {}  # bytes of those that are sent at a stage's end
     for_updates: dict[int, float] = {}  # bytes of those that could be sent earlier and have no rows of the batch
 
@@ -110,61 +110,67 @@ def levels(program: Program) -> tuple[dict[Tensor, int], dict[Tensor, int]]:
             for_updates[at] = for_updates.get(at, 0) + nbytes
         return at
 
-    def send(gather: Tensor, wanted: int) -> None:
-        at, nbytes = max(wanted, ready.pop(gather)), _bytes(gather)
+    def send(gather: Tensor, reader_level: int) -> None:
+        at, nbytes = max(reader_level, ready.pop(gather)), _bytes(gather)
         if at - 1 in gathered and level_of(gather.inputs) <= at - 1 and gathered[at - 1] + nbytes <= most:
             at -= 1
         gathered[at] = gathered.get(at, 0) + nbytes
-        sent[gather], level[gather] = at, at + 1
+        sent_at[gather], level[gather] = at, at + 1
 
     def level_of(inputs: Iterable[Tensor]) -> int:
-        found = 0
-        for one in inputs:
-            gather = behind.get(one)
-            found = max(found, level[one if gather is None else gather])
-        return found
+        highest = 0
+        for operand in inputs:
+            gather = behind.get(operand)
+            highest = max(highest, level[operand if gather is None else gather])
+        return highest
 
     for tensor in tensors:
-        waiting = [gather for one in tensor.inputs if (gather := behind.get(one)) in ready and gather is not None]
-        if waiting and is_read_through(tensor):
-            behind[tensor] = waiting[0]
+        pending = [
+            gather for operand in tensor.inputs if (gather := behind.get(operand)) in ready and gather is not None
+        ]
+        if pending and is_read_through(tensor):
+            behind[tensor] = pending[0]
             continue
-        others = [one for one in tensor.inputs if behind.get(one) not in ready]
-        for gather in dict.fromkeys(waiting):
-            send(gather, max(level_of(others), turn(gather)))
-        own = level_of(tensor.inputs)
+        ready_operands = [operand for operand in tensor.inputs if behind.get(operand) not in ready]
+        for gather in dict.fromkeys(pending):
+            send(gather, max(level_of(ready_operands), turn(gather)))
+        own_level = level_of(tensor.inputs)
         if tensor.op in SENT and "stage" in tensor.attributes:
-            sent[tensor], level[tensor] = tensor.attributes["stage"], tensor.attributes["stage"] + 1
+            sent_at[tensor], level[tensor] = tensor.attributes["stage"], tensor.attributes["stage"] + 1
         elif tensor.op is ALL_GATHER:
-            ready[tensor], behind[tensor] = own, tensor
+            ready[tensor], behind[tensor] = own_level, tensor
         elif tensor.op in SENT:
-            sent[tensor], level[tensor] = own, own + 1
+            sent_at[tensor], level[tensor] = own_level, own_level + 1
         else:
-            level[tensor] = own
+            level[tensor] = own_level
             if is_read_through(tensor) and tensor.inputs[0] in behind:
                 behind[tensor] = behind[tensor.inputs[0]]
     for gather in list(ready):
         send(gather, 0)
     for tensor, gather in behind.items():
         level[tensor] = level[gather]
-    _wait_for_readers(program, level, sent)
-    return level, sent
+    _wait_for_readers(program, level, sent_at)
+    return level, sent_at
 
 
-def _wait_for_readers(program: Program, level: dict[Tensor, int], sent: Mapping[Tensor, int]) -> None:
+def _wait_for_readers(program: Program, level: dict[Tensor, int], sent_at: Mapping[Tensor, int]) -> None:
     """Put elements of what is there from the beginning into the first stage that reads them."""
-    waits: set[Tensor] = set()
+    deferred: set[Tensor] = set()
     for tensor in program.tensors:
         of_elements = tensor.op is not None and (tensor.op.is_view or isinstance(tensor.op.lowering, Element))
-        if of_elements and tensor.inputs and all(one.op is None or one in waits for one in tensor.inputs):
-            waits.add(tensor)
+        if (
+            of_elements
+            and tensor.inputs
+            and all(operand.op is None or operand in deferred for operand in tensor.inputs)
+        ):
+            deferred.add(tensor)
     first = dict.fromkeys(program.results, max(level.values(), default=0))
     for tensor in reversed(program.tensors):
-        if tensor in waits:
+        if tensor in deferred:
             level[tensor] = first[tensor]
-        at = sent.get(tensor, level[tensor])
-        for one in tensor.inputs:
-            first[one] = min(first.get(one, at), at)
+        at = sent_at.get(tensor, level[tensor])
+        for operand in tensor.inputs:
+            first[operand] = min(first.get(operand, at), at)
 
 
 def is_read_through(tensor: Tensor) -> bool:
@@ -179,21 +185,21 @@ def _bytes(tensor: Tensor) -> int:
     return elements * tensor.dtype.itemsize
 
 
-def _together(sent: Iterable[Tensor], most: int | None) -> list[list[Tensor]]:
+def _together(tensors: Iterable[Tensor], most: int | None) -> list[list[Tensor]]:
     """Return what travels by the messages that it fits into: of one type, of one kind, and of so many bytes at most."""
-    found: dict[tuple[Any, ...], list[list[Tensor]]] = {}
-    for one in sent:
-        about = one.attributes
-        key = one.op, about.get("mesh", BATCH), about.get("over"), one.dtype.name
-        buckets = found.setdefault(key, [[]])
-        if one.op is not ALL_REDUCE and _bytes(one) >= _LARGE and is_contiguous([one]):
-            buckets.insert(0, [one])  # as it lies, without a copy
+    buckets_of: dict[tuple[Any, ...], list[list[Tensor]]] = {}
+    for tensor in tensors:
+        attributes = tensor.attributes
+        key = tensor.op, attributes.get("mesh", BATCH), attributes.get("over"), tensor.dtype.name
+        buckets = buckets_of.setdefault(key, [[]])
+        if tensor.op is not ALL_REDUCE and _bytes(tensor) >= _LARGE and is_contiguous([tensor]):
+            buckets.insert(0, [tensor])  # as it lies, without a copy
             continue
-        held = sum(map(_bytes, buckets[-1]))
-        if most is not None and buckets[-1] and held + _bytes(one) > most:
+        bucket_nbytes = sum(map(_bytes, buckets[-1]))
+        if most is not None and buckets[-1] and bucket_nbytes + _bytes(tensor) > most:
             buckets.append([])
-        buckets[-1].append(one)
-    return [bucket for buckets in found.values() for bucket in buckets if bucket]
+        buckets[-1].append(tensor)
+    return [bucket for buckets in buckets_of.values() for bucket in buckets if bucket]
 
 
 def count(program: PlacedProgram) -> int:
@@ -212,24 +218,24 @@ def exchange(message: Sequence[Tensor], parts: Sequence[Array], out: Sequence[Ar
     """
     first, group = message[0], comm.along(message[0].attributes["mesh"])
     gathers = first.op is ALL_GATHER
-    counts = [counts_of(one, whole.shape) for one, whole in zip(message, out if gathers else parts, strict=True)]
-    totals = [sum(own) for own in zip(*counts, strict=True)]
+    counts = [counts_of(tensor, array.shape) for tensor, array in zip(message, out if gathers else parts, strict=True)]
+    totals = [sum(sizes) for sizes in zip(*counts, strict=True)]
     if gathers:
         flat = _flat(parts)
-        whole = out[0].reshape(-1) if is_contiguous(message) else np.empty(sum(totals), flat.dtype)
-        group.all_gather(flat, whole, totals)
+        flat_whole = out[0].reshape(-1) if is_contiguous(message) else np.empty(sum(totals), flat.dtype)
+        group.all_gather(flat, flat_whole, totals)
         if not is_contiguous(message):
-            _cut_up(whole, message, out, counts)
+            _cut_up(flat_whole, message, out, counts)
         return
-    whole = parts[0].reshape(-1) if is_contiguous(message) else np.empty(sum(totals), first.dtype)
+    flat_whole = parts[0].reshape(-1) if is_contiguous(message) else np.empty(sum(totals), first.dtype)
     if not is_contiguous(message):
-        _lined_up(whole, message, parts, counts)
+        _lined_up(flat_whole, message, parts, counts)
     mine = out[0].reshape(-1) if len(out) == 1 else np.empty(totals[group.rank], first.dtype)
-    group.reduce_scatter(whole, mine, totals, first.attributes["over"])
+    group.reduce_scatter(flat_whole, mine, totals, first.attributes["over"])
     if len(out) > 1:
-        ends = np.cumsum([one.size for one in out])
-        for one, own in zip(out, np.split(mine, ends[:-1]), strict=True):
-            np.copyto(one, own.reshape(one.shape))
+        ends = np.cumsum([array.size for array in out])
+        for array, flat_part in zip(out, np.split(mine, ends[:-1]), strict=True):
+            np.copyto(array, flat_part.reshape(array.shape))
 
 
 def whole_of(part: Array, axis: int, counts: Sequence[int], comm: Communicator) -> Array:
@@ -243,15 +249,15 @@ def whole_of(part: Array, axis: int, counts: Sequence[int], comm: Communicator) 
     """
     first = np.ascontiguousarray(np.moveaxis(part, axis, 0))
     beside = size(first.shape[1:])
-    whole = np.empty((sum(counts), *first.shape[1:]), part.dtype)
-    comm.all_gather(first.reshape(-1), whole.reshape(-1), [n * beside for n in counts])
-    return np.ascontiguousarray(np.moveaxis(whole, 0, axis))
+    gathered_array = np.empty((sum(counts), *first.shape[1:]), part.dtype)
+    comm.all_gather(first.reshape(-1), gathered_array.reshape(-1), [n * beside for n in counts])
+    return np.ascontiguousarray(np.moveaxis(gathered_array, 0, axis))
 
 
-def counts_of(tensor: Tensor, whole: Sequence[int]) -> list[int]:
+def counts_of(tensor: Tensor, whole_shape: Sequence[int]) -> list[int]:
     """Return the elements of each rank's part of what travels, of which the whole has this shape."""
     axis = tensor.attributes["axis"]
-    beside = math.prod([*whole[:axis], *whole[axis + 1 :]])
+    beside = math.prod([*whole_shape[:axis], *whole_shape[axis + 1 :]])
     return [n * beside for n in tensor.attributes["counts"]]
 
 
@@ -261,7 +267,7 @@ def is_contiguous(message: Sequence[Tensor]) -> bool:
 
 
 def _flat(parts: Sequence[Array]) -> Array:
-    return parts[0].reshape(-1) if len(parts) == 1 else np.concatenate([one.reshape(-1) for one in parts])
+    return parts[0].reshape(-1) if len(parts) == 1 else np.concatenate([part.reshape(-1) for part in parts])
 
 
 def layout(message: Sequence[Tensor], counts: Sequence[Sequence[int]]) -> Iterator[tuple[int, int, int, int]]:
@@ -277,10 +283,10 @@ def layout(message: Sequence[Tensor], counts: Sequence[Sequence[int]]) -> Iterat
     """
     start = 0
     for rank in range(len(counts[0])):
-        for number, (one, own) in enumerate(zip(message, counts, strict=True)):
-            lengths = one.attributes["counts"]
+        for number, (tensor, part_counts) in enumerate(zip(message, counts, strict=True)):
+            lengths = tensor.attributes["counts"]
             yield number, start, sum(lengths[:rank]), lengths[rank]
-            start += own[rank]
+            start += part_counts[rank]
 
 
 def _pieces(
@@ -312,10 +318,10 @@ def all_reduce(flat: Array, over: str, comm: Communicator) -> None:
 
 def gathered(flat: Array, comm: Communicator) -> Array:
     """Return every rank's flat array as (ranks, elements), in one message. Collective."""
-    found = np.full((comm.size, flat.size), -0.0, flat.dtype)  # what changes no number, -0 neither
-    found[comm.rank] = flat
-    comm.allreduce_sum(found)
-    return found
+    by_rank = np.full((comm.size, flat.size), -0.0, flat.dtype)  # what changes no number, -0 neither
+    by_rank[comm.rank] = flat
+    comm.allreduce_sum(by_rank)
+    return by_rank
 
 
 def all_reduced(parts: Sequence[Array], comm: Communicator | None, over: str = "sum") -> list[Array]:
@@ -340,11 +346,13 @@ def tree_reduced(tree: TreeSum, shards: int, comm: Communicator | None) -> list[
         return tree.total()
     like = tree.subtrees[0][1]
     subtrees = [(summands, concatenated(arrays)) for summands, arrays in tree.subtrees]
-    each, rest = divmod(shards, comm.size)
-    whole = rest == 0 and each.bit_count() == 1  # every rank has one subtree, all of the same size
+    shards_per_rank, remainder = divmod(shards, comm.size)
+    is_one_subtree = (
+        remainder == 0 and shards_per_rank.bit_count() == 1
+    )  # every rank has one subtree, all of the same size
     sums: list[Array] = []
     for number, flat in enumerate(subtrees[0][1]):
-        if whole and comm.sums_in_a_tree(flat.nbytes):
+        if is_one_subtree and comm.sums_in_a_tree(flat.nbytes):
             comm.allreduce_sum(flat)
             sums.append(flat)
         else:
@@ -358,35 +366,37 @@ def _gathered_sum(subtrees: Sequence[tuple[int, Array]], comm: Communicator) -> 
     sizes = [summands for summands, _ in subtrees]
     step = _GATHERED // total.itemsize
     for start in range(0, total.size, step):
-        piece = slice(start, start + step)
-        own = pack(sizes, b"".join(flat[piece].tobytes() for _, flat in subtrees))
+        span = slice(start, start + step)
+        packed = pack(sizes, b"".join(flat[span].tobytes() for _, flat in subtrees))
         tree = TreeSum()
-        for rank, message in enumerate(comm.allgather_bytes(own)):
+        for rank, message in enumerate(comm.allgather_bytes(packed)):
             mail = unpack(rank, message)
             rows = np.frombuffer(mail.content, total.dtype).reshape(len(mail.fact), -1)
             for summands, row in zip(mail.fact, rows, strict=True):
                 tree.add([row], summands)
-        total[piece] = tree.total()[0]
+        total[span] = tree.total()[0]
     return total
 
 
 def _by_type(arrays: Sequence[Array]) -> list[list[int]]:
-    return [[n for n, one in enumerate(arrays) if one.dtype == kind] for kind in dict.fromkeys(a.dtype for a in arrays)]
+    return [
+        [n for n, array in enumerate(arrays) if array.dtype == kind] for kind in dict.fromkeys(a.dtype for a in arrays)
+    ]
 
 
 def concatenated(arrays: Sequence[Array]) -> list[Array]:
     """Return the arrays of each type one after the other, in flat copies."""
-    return [np.concatenate([arrays[n].reshape(-1) for n in alike]) for alike in _by_type(arrays)]
+    return [np.concatenate([arrays[n].reshape(-1) for n in numbers]) for numbers in _by_type(arrays)]
 
 
 def separated(flats: Sequence[Array], like: Sequence[Array]) -> list[Array]:
     """Return the arrays, shaped like these, that were joined."""
-    found = list(like)
-    for flat, alike in zip(flats, _by_type(like), strict=True):
-        ends = np.cumsum([like[n].size for n in alike])
-        for n, piece in zip(alike, np.split(flat, ends[:-1]), strict=True):
-            found[n] = piece.reshape(like[n].shape)
-    return found
+    arrays = list(like)
+    for flat, numbers in zip(flats, _by_type(like), strict=True):
+        ends = np.cumsum([like[n].size for n in numbers])
+        for n, part in zip(numbers, np.split(flat, ends[:-1]), strict=True):
+            arrays[n] = part.reshape(like[n].shape)
+    return arrays
 
 
 def split(program: PlacedProgram) -> tuple[Program, Program]:
@@ -398,20 +408,26 @@ def split(program: PlacedProgram) -> tuple[Program, Program]:
     Raises:
         ConfigError: there is more than one sync point, or what follows needs the rank's own rows again.
     """
-    summed = [one for stage in stages(program) for message in stage.messages for one in message]
-    known = {one: placeholder(one.shape, one.dtype, f"sum {number}") for number, one in enumerate(summed)}
-    sums = {f"sum {n}": one.inputs[0] for n, one in enumerate(summed)}
+    summed = [tensor for stage in stages(program) for message in stage.messages for tensor in message]
+    placeholders = {
+        tensor: placeholder(tensor.shape, tensor.dtype, f"sum {number}") for number, tensor in enumerate(summed)
+    }
+    sums = {f"sum {n}": tensor.inputs[0] for n, tensor in enumerate(summed)}
     before = Program(program.inputs, program.state, sums, {}, rows=program.rows)
-    rest = rewritten(program, lambda one: known.get(one, one))
+    rewritten_program = rewritten(program, lambda tensor: placeholders.get(tensor, tensor))
     after = Program(
-        {one.name: one for one in known.values()}, program.state, rest.outputs, rest.updates, rows=program.rows
+        {tensor.name: tensor for tensor in placeholders.values()},
+        program.state,
+        rewritten_program.outputs,
+        rewritten_program.updates,
+        rows=program.rows,
     )
     data = set(program.inputs.values())
-    again = any(one in data for one in after.tensors)
+    reads_data_again = any(tensor in data for tensor in after.tensors)
     if (
-        again
-        or any(one.op is ALL_REDUCE for one in before.tensors)
-        or any(one.attributes["over"] == "max" for one in summed)
+        reads_data_again
+        or any(tensor.op is ALL_REDUCE for tensor in before.tensors)
+        or any(tensor.attributes["over"] == "max" for tensor in summed)
     ):
         raise ConfigError(
             "a layer or loss of this model needs all samples of a batch at once: a fixed number of shards is not "

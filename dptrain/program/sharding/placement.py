@@ -52,7 +52,7 @@ from dptrain.program.sharding.mesh import (
     PlacedProgram,
     Placement,
 )
-from dptrain.program.sharding.sharding_rule import Named
+from dptrain.program.sharding.sharding_rule import ShardingRule
 from dptrain.program.steps import unrolled
 from dptrain.program.tensor import Node, Tensor, Variable, constant, row_count
 
@@ -118,12 +118,12 @@ def place(
     Raises:
         ConfigError: an op needs the rows of all ranks at once, or a layout does not fit its variable.
     """
-    laid = {variable: laid_out(variable, axes) for variable, axes in (layouts or {}).items()}
-    laid = {variable: one for variable, one in laid.items() if not one.is_replicated}
-    program = unrolled(program) if laid else program
+    placements = {variable: laid_out(variable, axes) for variable, axes in (layouts or {}).items()}
+    placements = {variable: placement for variable, placement in placements.items() if not placement.is_replicated}
+    program = unrolled(program) if placements else program
     while True:
         try:
-            return _placed(program, set(summed), bucket_bytes, comm_dtype, laid, slots or {})
+            return _placed(program, set(summed), bucket_bytes, comm_dtype, placements, slots or {})
         except _MeetsInLoopError as meets:
             program = unrolled(program, meets.node)
 
@@ -133,7 +133,7 @@ def _placed(
     chosen: set[Variable],
     bucket_bytes: int | None,
     comm_dtype: str | None,
-    laid: Mapping[Variable, Placement],
+    layouts: Mapping[Variable, Placement],
     slots: Mapping[Variable, Collection[Variable]],
 ) -> PlacedProgram:
     """See `place`.
@@ -143,72 +143,74 @@ def _placed(
     """
     rounded = _alone_for_weights(program) if comm_dtype is not None else set()
     for_gradients = _for_gradients(program)
-    scattered = _gradient_layouts(program, laid, slots)
+    scattered = _gradient_layouts(program, layouts, slots)
     while True:
-        placing = _Placing(chosen, laid, rounded, comm_dtype, for_gradients)
+        placing = _Placer(chosen, layouts, rounded, comm_dtype, for_gradients)
         for tensor in program.tensors:
             placing.add(tensor)
             if tensor in scattered:
                 placing.scatter(tensor, scattered[tensor])
             if comm_dtype is not None and tensor in program.weight_gradients:
                 placing.reduce(tensor)  # not later, as a part of something else
-        refused = {one for one in chosen if not placing.stays_partial(program.updates.get(one))}
+        refused = {variable for variable in chosen if not placing.stays_partial(program.updates.get(variable))}
         if not refused:
             break
         chosen -= refused  # their values must be whole: placed again, as all that has been made of them
-    outputs = {name: placing.finished(one) for name, one in program.outputs.items()}
+    outputs = {name: placing.finished(tensor) for name, tensor in program.outputs.items()}
     updates = {
-        variable: placing.parts[one].tensor if variable in chosen else placing.finished(one, variable)
-        for variable, one in program.updates.items()
+        variable: placing.parts[tensor].tensor if variable in chosen else placing.finished(tensor, variable)
+        for variable, tensor in program.updates.items()
     }
     placed = (program.inputs, program.state, outputs, updates, program.derived, program.rows, program.shape_specialised)
-    gradients = {placing.parts[one].tensor: to for one, to in program.weight_gradients.items() if one in placing.parts}
-    about: dict[str, Any] = {"bucket_bytes": bucket_bytes, "layouts": laid, "weight_gradients": gradients}
-    return PlacedProgram(*placed, placements=placing.placements, summed=frozenset(chosen), **about)
+    gradients = {
+        placing.parts[tensor].tensor: to for tensor, to in program.weight_gradients.items() if tensor in placing.parts
+    }
+    options: dict[str, Any] = {"bucket_bytes": bucket_bytes, "layouts": layouts, "weight_gradients": gradients}
+    return PlacedProgram(*placed, placements=placing.placements, summed=frozenset(chosen), **options)
 
 
 def _alone_for_weights(program: Program) -> set[Tensor]:
     """Return the gradients in weights, and tensors of their size that nothing else is made of."""
     readers, results = _readers(program), set(program.results)
-    found = set(program.weight_gradients)
+    tensors = set(program.weight_gradients)
     for tensor in reversed(program.tensors):
         if tensor in readers and row_axis(tensor.shape) is None and tensor not in results:
             elements = size(tensor.shape)
-            if all(one in found and size(one.shape) == elements for one in readers[tensor]):
-                found.add(tensor)
-    return found
+            if all(reader in tensors and size(reader.shape) == elements for reader in readers[tensor]):
+                tensors.add(tensor)
+    return tensors
 
 
 def _for_gradients(program: Program) -> set[Tensor]:
     """Return the gradients in weights, and what nothing else is made of."""
     readers, results = _readers(program), set(program.results)
-    found = set(program.weight_gradients)
+    tensors = set(program.weight_gradients)
     for tensor in reversed(program.tensors):
-        if tensor in readers and tensor not in results and found.issuperset(readers[tensor]):
-            found.add(tensor)
-    return found
+        if tensor in readers and tensor not in results and tensors.issuperset(readers[tensor]):
+            tensors.add(tensor)
+    return tensors
 
 
 def _readers(program: Program) -> dict[Tensor, list[Tensor]]:
     readers: dict[Tensor, list[Tensor]] = {}
     for tensor in program.tensors:
-        for one in tensor.inputs:
-            readers.setdefault(one, []).append(tensor)
+        for operand in tensor.inputs:
+            readers.setdefault(operand, []).append(tensor)
     return readers
 
 
 def _gradient_layouts(
-    program: Program, laid: Mapping[Variable, Placement], slots: Mapping[Variable, Collection[Variable]]
+    program: Program, layouts: Mapping[Variable, Placement], slots: Mapping[Variable, Collection[Variable]]
 ) -> dict[Tensor, Axes]:
     """Return how gradients are sharded: as the variable, or as its slots if all lie alike; those over `BATCH`."""
     times = Counter(program.weight_gradients.values())
-    found = {}
+    axes_of = {}
     for gradient, variable in program.weight_gradients.items():
-        beside = [one for one in slots.get(variable, ()) if one.shape == variable.shape and one in laid]
-        axes = {laid[one].axes for one in ([variable] if variable in laid else beside)}
-        if times[variable] == 1 and len(axes) == 1 and BATCH in (only := axes.pop()):
-            found[gradient] = only
-    return found
+        beside = [slot for slot in slots.get(variable, ()) if slot.shape == variable.shape and slot in layouts]
+        axes = {layouts[sharded_variable].axes for sharded_variable in ([variable] if variable in layouts else beside)}
+        if times[variable] == 1 and len(axes) == 1 and BATCH in (axes_alone := axes.pop()):
+            axes_of[gradient] = axes_alone
+    return axes_of
 
 
 def laid_out(variable: Variable, axes: Axes) -> Placement:
@@ -217,8 +219,8 @@ def laid_out(variable: Variable, axes: Axes) -> Placement:
     Raises:
         ConfigError: it does not fit its variable.
     """
-    named = [one for one in axes if one is not None]
-    if len(axes) != len(variable.shape) or len(set(named)) < len(named):
+    mesh_axes = [axis for axis in axes if axis is not None]
+    if len(axes) != len(variable.shape) or len(set(mesh_axes)) < len(mesh_axes):
         raise ConfigError(
             f"layout {axes} of {variable._path!r}, of shape {variable.shape}: expected an axis of the mesh or None for "
             "each of its axes, and none twice"
@@ -238,7 +240,7 @@ class _MeetsInLoopError(Exception):
         self.node = node
 
 
-class _Placing:
+class _Placer:
     """The work of `place`."""
 
     def __init__(
@@ -252,7 +254,7 @@ class _Placing:
         self._summed, self._layouts, self._for_gradients = summed, layouts, for_gradients
         self._rounded, self._comm_dtype = rounded, comm_dtype
         self._travels_rounded: set[Tensor] = set()
-        meshes = [mesh for one in layouts.values() for mesh in one.axes if mesh is not None]
+        meshes = [mesh for layout in layouts.values() for mesh in layout.axes if mesh is not None]
         self._mesh = list(dict.fromkeys([BATCH, *meshes]))
         self.parts: dict[Tensor, _Part] = {}
         self.placements: dict[Tensor, Placement] = {}
@@ -277,10 +279,10 @@ class _Placing:
                 self._loops[tensor.node] = self._loop(tensor.node)
             self.parts[tensor] = self._loops[tensor.node][tensor.index]
         else:
-            parts = [self.parts[one] for one in tensor.inputs]
-            made = self.parts[tensor] = self._place(tensor.op, tensor, parts)
-            if tensor in self._rounded and all(one.tensor is not made.tensor for one in parts):
-                self._travels_rounded.add(made.tensor)  # what a quotient goes on as may be read elsewhere, too
+            parts = [self.parts[operand] for operand in tensor.inputs]
+            part = self.parts[tensor] = self._place(tensor.op, tensor, parts)
+            if tensor in self._rounded and all(operand_part.tensor is not part.tensor for operand_part in parts):
+                self._travels_rounded.add(part.tensor)  # what a quotient goes on as may be read elsewhere, too
 
     def reduce(self, tensor: Tensor) -> None:
         """Let all that is made of a tensor be made of the ranks' sum."""
@@ -307,9 +309,9 @@ class _Placing:
     def finished(self, tensor: Tensor, variable: Variable | None = None) -> Tensor:
         """Return a result as it is handed out: summed and divided, and where its variable lies."""
         part = self._divided(self.parts[tensor])
-        known = None if variable is None else self._layouts.get(variable)
-        axes = _of_rows(tensor.shape) if known is None else known.axes
-        rows = next((n for n in tensor.shape if known is None and isinstance(n, Dim)), None)
+        layout = None if variable is None else self._layouts.get(variable)
+        axes = _of_rows(tensor.shape) if layout is None else layout.axes
+        rows = next((n for n in tensor.shape if layout is None and isinstance(n, Dim)), None)
         return self._moved(part, axes, "the end of a step", rows).tensor
 
     def _place(self, op: Op, tensor: Tensor, parts: list[_Part]) -> _Part:
@@ -317,102 +319,105 @@ class _Placing:
         if converts and not self._summed and parts[0].tensor.dtype.itemsize < tensor.dtype.itemsize:
             parts = [self._whole(parts[0])]  # the narrower type makes the smaller message
         if op.quotient is not None and self._can_wait(tensor, *parts):
-            waiting = _Divisor(self._number(parts[1]), op, tensor.inputs[0] in self._numbers)
-            return self._note(parts[0].tensor, parts[0].placement, waiting)
-        parts = [self._whole(one) if one.placement.join == "max" else one for one in parts]
+            divisor_of_result = _Divisor(self._number(parts[1]), op, tensor.inputs[0] in self._numbers)
+            return self._note(parts[0].tensor, parts[0].placement, divisor_of_result)
+        parts = [self._whole(part) if part.placement.join == "max" else part for part in parts]
         divisor = self._common_divisor(op, tensor, parts)
         if divisor is not None:
-            parts = [_Part(one.tensor, one.placement) for one in parts]
-        parts = [replace(self._scattered.get(one.tensor, one), divisor=one.divisor) for one in parts]
-        if row_axis(tensor.shape) is not None or any(any(one.placement.axes) for one in parts):
+            parts = [_Part(part.tensor, part.placement) for part in parts]
+        parts = [replace(self._scattered.get(part.tensor, part), divisor=part.divisor) for part in parts]
+        if row_axis(tensor.shape) is not None or any(any(part.placement.axes) for part in parts):
             parts, placement = self._in_parts(op, tensor, parts)
         else:
-            parts = [self._divided(one) for one in parts]
+            parts = [self._divided(part) for part in parts]
             parts, partial = self._linear(op, parts, self._mesh)
             placement = Placement((None,) * tensor.ndim, partial)
-        return self._note(tensor.with_inputs([one.tensor for one in parts]), placement, divisor)
+        return self._note(tensor.with_inputs([part.tensor for part in parts]), placement, divisor)
 
     def _in_parts(self, op: Op, tensor: Tensor, parts: list[_Part]) -> tuple[list[_Part], Placement]:
         """Return the inputs of an op that ranks divide, as they need them, and its output's placement."""
-        named, reader = op.named(tensor), f"op {op.name!r}"
-        chosen = self._chosen(named, tensor, parts)
-        counted = (n for letter, n in _axes_of(named, tensor) if chosen.get(letter) == BATCH and isinstance(n, Dim))
+        rule, reader = op.sharding_rule(tensor), f"op {op.name!r}"
+        chosen = self._chosen(rule, tensor, parts)
+        counted = (n for letter, n in _axes_of(rule, tensor) if chosen.get(letter) == BATCH and isinstance(n, Dim))
         rows: Any = next(counted, None)
-        wanted = [tuple([chosen.get(letter) for letter in names]) for names in named.inputs]
+        wanted_axes = [tuple([chosen.get(letter) for letter in names]) for names in rule.inputs]
         parts = [  # what is scattered is divided afterwards: its parts, by a sum that travels beside them
-            one if rows is None and one.placement.partial in [(mesh,) for mesh in axes] else self._divided(one)
-            for one, axes in zip(parts, wanted, strict=True)
+            part if rows is None and part.placement.partial in [(mesh,) for mesh in axes] else self._divided(part)
+            for part, axes in zip(parts, wanted_axes, strict=True)
         ]
         parts, partial = self._linear(op, parts, [mesh for mesh in self._mesh if mesh not in chosen.values()])
-        moved = [self._moved(one, axes, reader, rows, partial) for one, axes in zip(parts, wanted, strict=True)]
-        axes = tuple([chosen.get(letter) for letter in named.output])
+        moved = [self._moved(part, axes, reader, rows, partial) for part, axes in zip(parts, wanted_axes, strict=True)]
+        axes = tuple([chosen.get(letter) for letter in rule.output])
         if any(isinstance(n, Dim) and mesh is None for n, mesh in zip(tensor.shape, axes, strict=True)):
             raise _refusal(reader, tensor, "to be made")
-        partial += tuple(mesh for letter, mesh in chosen.items() if letter not in named.output)
+        partial += tuple(mesh for letter, mesh in chosen.items() if letter not in rule.output)
         return moved, Placement(axes, partial, op.partial_reduce if partial else "sum")
 
-    def _chosen(self, named: Named, tensor: Tensor, parts: list[_Part]) -> dict[str, str]:
+    def _chosen(self, rule: ShardingRule, tensor: Tensor, parts: list[_Part]) -> dict[str, str]:
         """Return the letters along which an op is divided, each with its axis of the mesh."""
-        found: dict[str, str] = {}
+        chosen: dict[str, str] = {}
         for mesh in self._mesh:
             nbytes: dict[str, int] = {}  # of operands that are sharded along a letter
-            for one, names in zip(parts, named.inputs, strict=True):
-                axis = one.placement.axis(mesh)
+            for part, names in zip(parts, rule.inputs, strict=True):
+                axis = part.placement.axis(mesh)
                 if axis is not None:
-                    more = size(one.tensor.shape) * one.tensor.dtype.itemsize
-                    nbytes[names[axis]] = nbytes.get(names[axis], 0) + more
-            counted = [letter for letter, n in _axes_of(named, tensor) if mesh == BATCH and isinstance(n, Dim)]
-            free = [letter for letter in (*counted, *nbytes) if letter.islower() and letter not in found]
+                    part_bytes = size(part.tensor.shape) * part.tensor.dtype.itemsize
+                    nbytes[names[axis]] = nbytes.get(names[axis], 0) + part_bytes
+            counted = [letter for letter, n in _axes_of(rule, tensor) if mesh == BATCH and isinstance(n, Dim)]
+            free = [letter for letter in (*counted, *nbytes) if letter.islower() and letter not in chosen]
             if free:
-                found[max(free, key=lambda letter: (letter in counted, nbytes.get(letter, 0)))] = mesh
-        return found
+                chosen[max(free, key=lambda letter: (letter in counted, nbytes.get(letter, 0)))] = mesh
+        return chosen
 
     def _own_count(self, tensor: Tensor) -> Tensor | None:
         """Return this rank's summand of a number that counts rows: how many of them it has; None for other numbers."""
         if tensor.counts_rows:
-            own = Tensor(None, (), tensor.attributes | {"own": True}, tensor.shape, tensor.dtype, tensor.value)
-            return self._note(own, _summand(own)).tensor
+            own_count = Tensor(None, (), tensor.attributes | {"own": True}, tensor.shape, tensor.dtype, tensor.value)
+            return self._note(own_count, _summand(own_count)).tensor
         if tensor.op is None or tensor.op.linear is None:
             return None
-        found = [self._own_count(one) for one in tensor.inputs]
-        counted = [number for number, one in enumerate(found) if one is not None]
+        own_counts = [self._own_count(operand) for operand in tensor.inputs]
+        counted = [number for number, operand_count in enumerate(own_counts) if operand_count is not None]
         others_known = all(
-            one.op is None and one.value is not None
-            for one, own in zip(tensor.inputs, found, strict=True)
-            if own is None
+            operand.op is None and operand.value is not None
+            for operand, own_count in zip(tensor.inputs, own_counts, strict=True)
+            if own_count is None
         )
         if len(counted) != 1 or not others_known or tensor.op.linear != "each":
             return None
         if tensor.op.linear_in is not None and counted[0] not in tensor.op.linear_in:
             return None
-        inputs = [one if own is None else own for one, own in zip(tensor.inputs, found, strict=True)]
-        made = Tensor(tensor.op, inputs, tensor.attributes, tensor.shape, tensor.dtype)
-        return self._note(made, _summand(made)).tensor
+        inputs = [
+            operand if own_count is None else own_count
+            for operand, own_count in zip(tensor.inputs, own_counts, strict=True)
+        ]
+        scaled_count = Tensor(tensor.op, inputs, tensor.attributes, tensor.shape, tensor.dtype)
+        return self._note(scaled_count, _summand(scaled_count)).tensor
 
     def _with_own_counts(self, op: Op, parts: list[_Part]) -> list[_Part]:
         """Return the inputs of a sum in which, beside partial ones, numbers of rows are those of each rank."""
-        if not self._summed or op.linear != "joint" or not any(BATCH in one.placement.partial for one in parts):
+        if not self._summed or op.linear != "joint" or not any(BATCH in part.placement.partial for part in parts):
             return parts
-        found = []
-        for one in parts:
-            own = self._own_count(one.tensor) if one.placement.is_replicated else None
-            found.append(one if own is None else _Part(own, _summand(own)))
-        return found
+        counted_parts = []
+        for part in parts:
+            own_count = self._own_count(part.tensor) if part.placement.is_replicated else None
+            counted_parts.append(part if own_count is None else _Part(own_count, _summand(own_count)))
+        return counted_parts
 
     def _linear(self, op: Op, parts: list[_Part], meshes: Iterable[str]) -> tuple[list[_Part], tuple[str, ...]]:
         """Return the inputs of an op that these axes of the mesh do not divide, and those that leave it partial."""
         stays: tuple[str, ...] = ()
         for mesh in meshes:
-            if any(mesh in one.placement.partial for one in parts):
+            if any(mesh in part.placement.partial for part in parts):
                 parts = self._with_own_counts(op, parts) if mesh == BATCH else parts
                 keep = self._kept_partial(op, parts, mesh)
-                parts = [one if number in keep else self._reduce(one, mesh) for number, one in enumerate(parts)]
+                parts = [part if number in keep else self._reduce(part, mesh) for number, part in enumerate(parts)]
                 stays += (mesh,) if keep else ()
         return parts, stays
 
     def _kept_partial(self, op: Op, parts: list[_Part], mesh: str) -> list[int]:
         """Return the numbers of the inputs that can stay partial, which makes the output partial."""
-        partial = [number for number, one in enumerate(parts) if mesh in one.placement.partial]
+        partial = [number for number, part in enumerate(parts) if mesh in part.placement.partial]
         tensors = {parts[number].tensor for number in partial}
         if all(self._is_reduced(parts[number], mesh) for number in partial):
             return []  # the sums have been sent already: linearity would send others
@@ -442,15 +447,15 @@ class _Placing:
         """Return a partial number without dimensions, so that it can divide whatever becomes of the quotient."""
         if part.tensor.shape == ():
             return part
-        made = Tensor(OPERATORS["reshape"], (part.tensor,), {"shape": ()}, (), part.tensor.dtype)
-        return self._note(made, replace(part.placement, axes=()))
+        scalar = Tensor(OPERATORS["reshape"], (part.tensor,), {"shape": ()}, (), part.tensor.dtype)
+        return self._note(scalar, replace(part.placement, axes=()))
 
     def _common_divisor(self, op: Op, tensor: Tensor, parts: list[_Part]) -> _Divisor | None:
         """Return the divisor that an op's output can take over from its inputs, or None."""
-        if all(one.divisor is None for one in parts):
+        if all(part.divisor is None for part in parts):
             return None
-        named = op.named(tensor)
-        summed = [n for letter, n in _axes_of(named, tensor) if letter != "1" and letter not in named.output]
+        rule = op.sharding_rule(tensor)
+        summed = [n for letter, n in _axes_of(rule, tensor) if letter != "1" and letter not in rule.output]
         if 0 in [n for n in summed if not isinstance(n, Dim)]:
             return None  # a sum of nothing is 0, not 0 / 0
         divisor = self._taken_over(op, parts, tensor in self._for_gradients)
@@ -459,21 +464,21 @@ class _Placing:
         return self._over_rows.setdefault(divisor, replace(divisor, over_rows=True))
 
     def _taken_over(self, op: Op, parts: list[_Part], for_gradients: bool) -> _Divisor | None:
-        divisors = [one.divisor for one in parts]
-        known = [number for number, one in enumerate(divisors) if one is not None]
+        divisors = [part.divisor for part in parts]
+        divided_numbers = [number for number, divisor in enumerate(divisors) if divisor is not None]
         linear_in = range(len(parts)) if op.linear_in is None else op.linear_in
-        puts_zeros = _puts_zeros(op, len(known) < len(linear_in))
-        if puts_zeros and not (for_gradients and all(self._may_divide_zeros(one) for one in divisors)):
+        puts_zeros = _puts_zeros(op, len(divided_numbers) < len(linear_in))
+        if puts_zeros and not (for_gradients and all(self._may_divide_zeros(divisor) for divisor in divisors)):
             return None  # by a sum that is 0 they would be 0 / 0, not 0
-        if op.linear == "each" and len(known) == 1 and known[0] in linear_in:
-            return divisors[known[0]]
+        if op.linear == "each" and len(divided_numbers) == 1 and divided_numbers[0] in linear_in:
+            return divisors[divided_numbers[0]]
         if (
             op.linear == "joint"
-            and known
-            and known == self._not_zero(parts, linear_in)
-            and len({one for one in divisors if one is not None}) == 1
+            and divided_numbers
+            and divided_numbers == self._not_zero(parts, linear_in)
+            and len({divisor for divisor in divisors if divisor is not None}) == 1
         ):
-            return divisors[known[0]]
+            return divisors[divided_numbers[0]]
         return None
 
     def _may_divide_zeros(self, divisor: _Divisor | None) -> bool:
@@ -487,21 +492,21 @@ class _Placing:
         """Return a part without a divisor that waits."""
         if part.divisor is None:
             return part
-        whole, by = self._whole(_Part(part.tensor, part.placement)), self._whole(part.divisor.number).tensor
+        numerator, by = self._whole(_Part(part.tensor, part.placement)), self._whole(part.divisor.number).tensor
         if part.divisor.over_rows and part.divisor.op.quotient != 0:
             by = self._one_of_no_rows(by)
-        made = Tensor(part.divisor.op, (whole.tensor, by), {}, whole.tensor.shape, whole.tensor.dtype)
-        return self._note(made, whole.placement)
+        quotient = Tensor(part.divisor.op, (numerator.tensor, by), {}, numerator.tensor.shape, numerator.tensor.dtype)
+        return self._note(quotient, numerator.placement)
 
     def _one_of_no_rows(self, number: Tensor) -> Tensor:
         """Return a number that is the same on all ranks, and 1 for a batch without rows."""
         key = "of no rows", id(number)
         if key not in self._nodes:
-            rows, one = row_count(constant(1), 1), constant(1, number.dtype)
-            made = Tensor(OPERATORS["select"], (rows, number, one), {}, (), number.dtype)
-            for each in (rows, one, made):
-                self._note(each, Placement(()))
-            self._nodes[key] = made
+            rows, one_constant = row_count(constant(1), 1), constant(1, number.dtype)
+            safe_number = Tensor(OPERATORS["select"], (rows, number, one_constant), {}, (), number.dtype)
+            for tensor in (rows, one_constant, safe_number):
+                self._note(tensor, Placement(()))
+            self._nodes[key] = safe_number
         return self._nodes[key]
 
     def _whole(self, part: _Part) -> _Part:
@@ -515,12 +520,12 @@ class _Placing:
         """Return a part that is not partial over an axis of the mesh."""
         if mesh not in part.placement.partial:
             return part
-        whole, about = part.placement.without(mesh), {"over": part.placement.join, "mesh": mesh}
+        placement, attributes = part.placement.without(mesh), {"over": part.placement.join, "mesh": mesh}
         if part.tensor in self._travels_rounded and not self._is_reduced(part, mesh):
             narrow = METHODS["cast"](part.tensor, self._comm_dtype)
-            total = self._sent(ALL_REDUCE, self._note(narrow, part.placement), whole, **about)
+            total = self._sent(ALL_REDUCE, self._note(narrow, part.placement), placement, **attributes)
             self._nodes[ALL_REDUCE, id(part.tensor), mesh] = METHODS["cast"](total.tensor, part.tensor.dtype)
-        return self._sent(ALL_REDUCE, part, whole, **about)
+        return self._sent(ALL_REDUCE, part, placement, **attributes)
 
     def _is_reduced(self, part: _Part, mesh: str) -> bool:
         return (ALL_REDUCE, id(part.tensor), mesh) in self._nodes
@@ -549,25 +554,25 @@ class _Placing:
         for axis, mesh in enumerate(part.placement.axes):
             by_rows = isinstance(part.tensor.shape[axis], Dim)
             if mesh is not None and (axes[axis] != mesh or (mesh == BATCH and by_rows != (rows is not None))):
-                whole = part.placement.without(mesh)
+                replicated = part.placement.without(mesh)
                 if part.tensor.shape[axis] == 0 and not by_rows:  # as of no rows
-                    part = self._note(part.tensor, whole)
+                    part = self._note(part.tensor, replicated)
                 elif by_rows or not self._layouts:
                     raise _refusal(reader, part.tensor, f"that is {part.placement}")
                 else:
-                    part = self._sent(ALL_GATHER, part, whole, mesh=mesh, axis=axis)
+                    part = self._sent(ALL_GATHER, part, replicated, mesh=mesh, axis=axis)
         for mesh in part.placement.partial:
             if mesh in axes and not (mesh == BATCH and rows is not None):
                 axis, before = axes.index(mesh), part
                 over = part.placement.join
                 placement = part.placement.without(mesh).sharded(axis, mesh)
-                about = {"over": over, "mesh": mesh, "axis": axis}
+                attributes = {"over": over, "mesh": mesh, "axis": axis}
                 if part.tensor in self._travels_rounded:
                     narrow = METHODS["cast"](part.tensor, self._comm_dtype)
-                    sent = self._sent(REDUCE_SCATTER, self._note(narrow, part.placement), placement, **about)
-                    part = self._note(METHODS["cast"](sent.tensor, part.tensor.dtype), placement)
+                    scattered = self._sent(REDUCE_SCATTER, self._note(narrow, part.placement), placement, **attributes)
+                    part = self._note(METHODS["cast"](scattered.tensor, part.tensor.dtype), placement)
                 else:
-                    part = self._sent(REDUCE_SCATTER, part, placement, **about)
+                    part = self._sent(REDUCE_SCATTER, part, placement, **attributes)
                 self._scattered[before.tensor] = part
             elif mesh not in partial:
                 part = self._reduce(part, mesh)
@@ -580,35 +585,35 @@ class _Placing:
 
     def _own(self, tensor: Tensor, axis: int, mesh: str, rows: Dim | None) -> _Part:
         """Return this rank's part of what it has whole; of elements of variables, elements of its parts of these."""
-        rest = [(tensor, axis)]
-        while rest:
-            one, along = rest[-1]
+        stack = [(tensor, axis)]
+        while stack:
+            current, along = stack[-1]
             read = []
-            if one in self._of_state and rows is None and _is_elementwise(one):
-                read = [(below, along - one.ndim + below.ndim) for below in one.inputs]
+            if current in self._of_state and rows is None and _is_elementwise(current):
+                read = [(below, along - current.ndim + below.ndim) for below in current.inputs]
                 read = [(below, at) for below, at in read if at >= 0 and below.shape[at] != 1]
             keys = {below: (OWN_PART, id(below), at, mesh, rows) for below, at in read}
-            known = {below: self._nodes[key] for below, key in keys.items() if key in self._nodes}
-            if missing := dict.fromkeys((below, at) for below, at in read if below not in known):
-                rest += missing
+            known_parts = {below: self._nodes[key] for below, key in keys.items() if key in self._nodes}
+            if missing := dict.fromkeys((below, at) for below, at in read if below not in known_parts):
+                stack += missing
                 continue
-            rest.pop()
+            stack.pop()
             if read:
-                made = one.with_inputs([known.get(below, below) for below in one.inputs])
+                own_tensor = current.with_inputs([known_parts.get(below, below) for below in current.inputs])
             else:
-                shape = list(one.shape)
+                shape = list(current.shape)
                 if rows is not None:
                     shape[along] = rows.counting(shape[along])
-                made = Tensor(OWN_PART, (one,), {"mesh": mesh, "axis": along}, tuple(shape), one.dtype)
-            self._nodes[OWN_PART, id(one), along, mesh, rows] = made
-            part = self._note(made, self.placements[one].sharded(along, mesh))
+                own_tensor = Tensor(OWN_PART, (current,), {"mesh": mesh, "axis": along}, tuple(shape), current.dtype)
+            self._nodes[OWN_PART, id(current), along, mesh, rows] = own_tensor
+            part = self._note(own_tensor, self.placements[current].sharded(along, mesh))
         return part
 
     def _is_zero(self, part: _Part) -> bool:
         """Whether a part is the constant 0, or a carry that begins with it."""
         tensor = part.tensor
-        known = tensor.value if tensor.op is None and not tensor.counts_rows else None
-        return tensor in self._zeros or (known is not None and known.size == 1 and not known.any())
+        value = tensor.value if tensor.op is None and not tensor.counts_rows else None
+        return tensor in self._zeros or (value is not None and value.size == 1 and not value.any())
 
     def _not_zero(self, parts: Sequence[_Part], numbers: Iterable[int]) -> list[int]:
         """Return which parts are not 0, which is its own summand and quotient."""
@@ -627,19 +632,19 @@ class _Placing:
         """
         body = body_of(node)
         count, ends = len(body.begun), len(body.begun) + len(body.slices)
-        parts = [self._divided(self.parts[one]) for one in node.inputs]
-        parts = [self._whole(one) if one.placement.join == "max" else one for one in parts]
+        parts = [self._divided(self.parts[operand]) for operand in node.inputs]
+        parts = [self._whole(part) if part.placement.join == "max" else part for part in parts]
         for number in range(count, ends):
             axes = (None, *parts[number].placement.axes[1:])
             parts[number] = self._moved(
                 parts[number], axes, "a loop", _rows(parts[number].tensor.shape, axes), self._mesh
             )
-        begins = [None if self._is_zero(one) else one.placement for one in parts[:count]] + [None] * body.sums
-        slices = [replace(one.placement, axes=one.placement.axes[1:]) for one in parts[count:ends]]
-        captures = [one.placement for one in parts[ends:]]
+        begins = [None if self._is_zero(part) else part.placement for part in parts[:count]] + [None] * body.sums
+        slices = [replace(part.placement, axes=part.placement.axes[1:]) for part in parts[count:ends]]
+        captures = [part.placement for part in parts[ends:]]
         try:
             inner, following, carried = self._fixed_point(node, begins, [*slices, *captures])
-            stacked = [inner.out_of_step(one) for one in body.stacked]
+            stacked = [inner.out_of_step(tensor) for tensor in body.stacked]
         except _MeetsInLoopError:
             raise _MeetsInLoopError(node) from None
         for number, (part, placement) in enumerate(zip(parts[:count], carried, strict=False)):
@@ -647,41 +652,41 @@ class _Placing:
                 raise _MeetsInLoopError(node)
             rows = _rows(part.tensor.shape, placement.axes)
             parts[number] = self._moved(part, placement.axes, "a loop", rows, placement.partial)
-        known = {one: part.tensor for one, part in zip(body.captures, parts[ends:], strict=True)}
-        made = ([one.tensor for one in following], [one.tensor for one in stacked])
-        placed, captured, new = closed(body.carries, body.slices, *made, known, body.sums)
-        if any(one.op in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER) for one in topological(placed.results)):
+        captured_tensors = {capture: part.tensor for capture, part in zip(body.captures, parts[ends:], strict=True)}
+        results = ([part.tensor for part in following], [one.tensor for one in stacked])
+        placed, captured, new = closed(body.carries, body.slices, *results, captured_tensors, body.sums)
+        if any(tensor.op in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER) for tensor in topological(placed.results)):
             raise _MeetsInLoopError(node)
-        for old, one in new.items():
-            self.placements.setdefault(one, inner.placements[old])
-            self._kept.append(one)
-        for one, outside in zip(placed.captures, captured, strict=True):
-            self._note(one, self.placements[outside])
-        inputs = [*(one.tensor for one in parts[:ends]), *captured]
+        for old, tensor in new.items():
+            self.placements.setdefault(tensor, inner.placements[old])
+            self._kept.append(tensor)
+        for inner_tensor, outside in zip(placed.captures, captured, strict=True):
+            self._note(inner_tensor, self.placements[outside])
+        inputs = [*(part.tensor for part in parts[:ends]), *captured]
         placed = replace(placed, counted=body.counted)
         values = node.op.values_of(inputs, {**node.attributes, "body": placed})
-        of_stacked = [replace(one.placement, axes=(None, *one.placement.axes)) for one in stacked]
-        return [self._note(one, placement) for one, placement in zip(values, [*carried, *of_stacked], strict=True)]
+        of_stacked = [replace(part.placement, axes=(None, *part.placement.axes)) for part in stacked]
+        return [self._note(value, placement) for value, placement in zip(values, [*carried, *of_stacked], strict=True)]
 
     def _fixed_point(
-        self, node: Node, begins: Sequence[Placement | None], others: Sequence[Placement]
-    ) -> "tuple[_Placing, list[_Part], list[Placement]]":
+        self, node: Node, begins: Sequence[Placement | None], other_placements: Sequence[Placement]
+    ) -> "tuple[_Placer, list[_Part], list[Placement]]":
         """Return the body as it is placed, its next carries, and where carries lie."""
         body, assumed = body_of(node), list(begins)
         for _ in range(_ROUNDS):
-            inner = _Placing((), self._layouts, (), None, ())
-            for one, placement in zip(body.placeholders, [*assumed, *others], strict=True):
-                inner.parts[one] = inner._note(one, placement or Placement((None,) * one.ndim))
+            inner = _Placer((), self._layouts, (), None, ())
+            for tensor, placement in zip(body.placeholders, [*assumed, *other_placements], strict=True):
+                inner.parts[tensor] = inner._note(tensor, placement or Placement((None,) * tensor.ndim))
                 if placement is None:
-                    inner._zeros.add(one)
-            for one in topological(body.results):
-                if one not in inner.parts:
-                    inner.add(one)
-            following = [inner.out_of_step(one) for one in body.following]
-            found = [one.placement for one in following]
-            if found == assumed:
-                return inner, following, found
-            assumed = list(found)
+                    inner._zeros.add(tensor)
+            for value in topological(body.results):
+                if value not in inner.parts:
+                    inner.add(value)
+            following = [inner.out_of_step(tensor) for tensor in body.following]
+            placements = [part.placement for part in following]
+            if placements == assumed:
+                return inner, following, placements
+            assumed = list(placements)
         raise _MeetsInLoopError(node)
 
     def out_of_step(self, tensor: Tensor) -> _Part:
@@ -713,10 +718,10 @@ def _refusal(reader: str, tensor: Tensor, placed: str) -> ConfigError:
     )
 
 
-def _axes_of(named: Named, tensor: Tensor) -> Iterator[tuple[str, int]]:
+def _axes_of(rule: ShardingRule, tensor: Tensor) -> Iterator[tuple[str, int]]:
     """Yield letters and lengths of the axes of what an op makes, and of its operands."""
-    for names, one in zip((named.output, *named.inputs), (tensor, *tensor.inputs), strict=True):
-        yield from zip(names, one.shape, strict=True)
+    for names, operand in zip((rule.output, *rule.inputs), (tensor, *tensor.inputs), strict=True):
+        yield from zip(names, operand.shape, strict=True)
 
 
 def _of_rows(shape: Shape) -> Axes:

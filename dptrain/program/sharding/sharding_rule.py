@@ -19,15 +19,15 @@ from dptrain.errors import ConfigError
 from dptrain.program.shapes import Shape
 
 # Text where the number of axes is fixed; else a function of the operands' shapes, the output's shape and attributes.
-Letters = str | Callable[[Sequence[Shape], Shape, Mapping[str, Any]], str]
+RuleText = str | Callable[[Sequence[Shape], Shape, Mapping[str, Any]], str]
 
-# Letters of axes in order; x, y and z are those of matrices.
+# RuleText of axes in order; x, y and z are those of matrices.
 _NAMES = "abcdefghijklmnopqrstuvw"
 _FORM = re.compile(r"[a-zA-Z1]*(,[a-zA-Z1]*)*->[a-zA-Z1]*(,[a-zA-Z1]*)*")
 
 
 @dataclass(frozen=True)
-class Named:
+class ShardingRule:
     """Parsed letters, one character an axis.
 
     Attributes:
@@ -45,10 +45,10 @@ class Named:
 
     def own(self) -> str:
         """Return the lower-case letters that only the output has."""
-        every = dict.fromkeys("".join(self.others or (self.output,)))
-        return "".join(letter for letter in every if letter.islower() and not _has(self.inputs, letter))
+        letters = dict.fromkeys("".join(self.others or (self.output,)))
+        return "".join(letter for letter in letters if letter.islower() and not _has(self.inputs, letter))
 
-    def of(self, index: int) -> "Named":
+    def of(self, index: int) -> "ShardingRule":
         """Return the letters of one value."""
         return replace(self, output=self.others[index]) if self.others else self
 
@@ -58,11 +58,11 @@ def names(rank: int) -> str:
     return _NAMES[:rank].ljust(rank, "X")
 
 
-def parsed(text: str, op: str, operands: int | None = None) -> Named:
+def parse_rule(rule: str, op: str, operands: int | None = None) -> ShardingRule:
     """Parse letters.
 
     Args:
-        text: such as "mk,kn->mn".
+        rule: such as "mk,kn->mn".
         op: the op's name, for messages.
         operands: how many the op takes; None for any number.
 
@@ -71,32 +71,32 @@ def parsed(text: str, op: str, operands: int | None = None) -> Named:
     """
 
     def refusal(fault: str) -> ConfigError:
-        return ConfigError(f"op {op!r}: letters = {text!r}: {fault}")
+        return ConfigError(f"op {op!r}: letters = {rule!r}: {fault}")
 
-    if not isinstance(text, str) or not _FORM.fullmatch(text):
+    if not isinstance(rule, str) or not _FORM.fullmatch(rule):
         raise refusal("expected those of each operand's axes and of the output's, such as 'mk,kn->mn'")
-    given, _, output = text.partition("->")
-    inputs = tuple(given.split(",")) if given or operands != 0 else ()
+    operand_letters, _, output = rule.partition("->")
+    inputs = tuple(operand_letters.split(",")) if operand_letters or operands != 0 else ()
     if operands is not None and len(inputs) != operands:
         raise refusal(f"{len(inputs)} operands; expected {operands}")
     outputs = tuple(output.split(","))
-    for one in (*inputs, *outputs):
-        if twice := [letter for letter in one if letter.islower() and one.count(letter) > 1]:
-            raise refusal(f"{twice[0]!r} names two axes of one tensor; capitals may, which must be whole")
-    return Named(inputs, outputs[0], outputs if outputs[1:] else ())
+    for axes in (*inputs, *outputs):
+        if repeated := [letter for letter in axes if letter.islower() and axes.count(letter) > 1]:
+            raise refusal(f"{repeated[0]!r} names two axes of one tensor; capitals may, which must be whole")
+    return ShardingRule(inputs, outputs[0], outputs if outputs[1:] else ())
 
 
-def parsed_for_any_shape(text: str, op: str, operands: int | None) -> Named:
-    """Parse the letters of a record, see `parsed`.
+def parse_fixed_rule(rule: str, op: str, operands: int | None) -> ShardingRule:
+    """Parse the letters of a record, see `parse_rule`.
 
     Raises:
         ConfigError: as there, or a letter of the output is missing in the operands, though these have letters.
     """
-    found = parsed(text, op, operands)
-    if any(found.inputs) and (unknown := found.own()):
-        raise ConfigError(f"op {op!r}: letters = {text!r}: no operand has the output's {unknown[0]!r}")
-    return found
+    named = parse_rule(rule, op, operands)
+    if any(named.inputs) and (unknown := named.own()):
+        raise ConfigError(f"op {op!r}: letters = {rule!r}: no operand has the output's {unknown[0]!r}")
+    return named
 
 
 def _has(inputs: Sequence[str], letter: str) -> bool:
-    return any(letter in one for one in inputs)
+    return any(letter in axes for axes in inputs)

@@ -11,7 +11,7 @@ from dptrain.program.execute import HostMemory, evaluate
 from dptrain.program.op import Op
 from dptrain.program.program import trace
 from dptrain.program.sharding.placement import place
-from dptrain.program.sharding.sharding_rule import parsed
+from dptrain.program.sharding.sharding_rule import parse_rule
 from dptrain.program.tensor import Variable
 from tests.unit.program.virtual_ranks import run_on_ranks
 
@@ -94,7 +94,7 @@ def test_values_are_made_once_and_only_where_they_are_read(use):
 
 
 def test_letters_name_every_value():
-    named = parsed("aB->aB,a", "centered")
+    named = parse_rule("aB->aB,a", "centered")
     assert (named.of(0).output, named.of(1).output, str(named)) == ("aB", "a", "aB->aB,a")
     with pytest.raises(ConfigError, match="'a' names two axes"):
-        parsed("aB->aB,aa", "centered")
+        parse_rule("aB->aB,aa", "centered")

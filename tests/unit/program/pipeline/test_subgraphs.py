@@ -92,14 +92,18 @@ def test_sums_over_microbatches_are_those_over_the_batch(stages, microbatches):
     program, slots = program_of(made, ROWS), slots_of(made)
     weights = cut_into_stages(program, made.weights, {}, stages, ROWS, microbatches)
     owners = weights | {slot: weights[weight] for slot, weight in slots.items()}
-    halves = in_microbatches(program, assigned(program, owners), alone=True)
-    known = owners | halves.owners
-    each, once = (subgraphs_of(one, halves.stages, known, stages) for one in (halves.each, halves.once))
+    programs = in_microbatches(program, assigned(program, owners), alone=True)
+    known = owners | programs.owners
+    each, once = (
+        subgraphs_of(one, programs.stages, known, stages) for one in (programs.per_microbatch, programs.per_step)
+    )
     ends = np.linspace(0, ROWS, microbatches + 1).astype(int)
     cuts = list(itertools.pairwise(ends))
     state = [{one: one.numpy() for one in program.state} for _ in range(stages)]
     for own in state:
-        own |= {one: np.full(one.shape, np.nan) for one in halves.each.updates}  # what an interrupted step leaves
+        own |= {
+            one: np.full(one.shape, np.nan) for one in programs.per_microbatch.updates
+        }  # what an interrupted step leaves
     run(in_turn(each, microbatches, stages), state, cuts)
     found = run(in_turn(once, 1, stages), state, [(0, ROWS)])
     outputs, updates = evaluate(program, values(program))

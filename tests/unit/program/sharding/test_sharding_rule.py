@@ -45,7 +45,7 @@ def made_of(name, case):
 
 def resized(made, lengths):
     """Return the same op of operands with other lengths of its letters, whose values are among the operands'."""
-    named, rng = made.op.named(made), np.random.default_rng(8)
+    named, rng = made.op.sharding_rule(made), np.random.default_rng(8)
 
     def shape(letters, old):
         return tuple(lengths.get(letter, n) for letter, n in zip(letters, old, strict=True))
@@ -61,7 +61,7 @@ def resized(made, lengths):
 
 def assert_parts_make_the_whole(made, letter, ends):
     """Compare an op with the same in parts that end at these places of a letter's axis."""
-    named = made.op.named(made)
+    named = made.op.sharding_rule(made)
     arrays = [one.numpy() for one in made.inputs]
     whole = computed(made, arrays, made.shape)
     parts = []
@@ -84,10 +84,10 @@ def assert_parts_make_the_whole(made, letter, ends):
 def test_parts_along_a_letter_make_the_whole(data):
     name, case = data.draw(st.sampled_from(ALL))
     made = made_of(name, case)
-    named = made.op.named(made)
+    named = made.op.sharding_rule(made)
     letters = sorted({letter for one in (*named.inputs, named.output) for letter in one if letter.islower()})
     made = resized(made, {letter: data.draw(st.integers(0, 6), label=f"length of {letter}") for letter in letters})
-    named = made.op.named(made)
+    named = made.op.sharding_rule(made)
     for shape, one in zip([*(x.shape for x in made.inputs), made.shape], (*named.inputs, named.output), strict=True):
         for letter, n in zip(one, shape, strict=True):
             if letter.islower():
@@ -99,7 +99,7 @@ def test_parts_along_a_letter_make_the_whole(data):
 def test_each_letter_of_every_op(name):
     for case in (*CASES[name], *MORE.get(name, ())):
         made = made_of(name, case)
-        named = made.op.named(made)
+        named = made.op.sharding_rule(made)
         for letters, tensor in zip((*named.inputs, named.output), (*made.inputs, made), strict=True):
             for letter, n in zip(letters, tensor.shape, strict=True):
                 if letter.islower():
@@ -109,7 +109,7 @@ def test_each_letter_of_every_op(name):
 def letters_of(name, *shapes, **attributes):
     inputs = [Tensor(None, (), {}, shape, np.dtype(np.float64)) for shape in shapes]
     shape = OPS[name].shape(*shapes, **attributes)
-    return str(OPS[name].named(Tensor(OPS[name], inputs, attributes, shape, np.dtype(np.float64))))
+    return str(OPS[name].sharding_rule(Tensor(OPS[name], inputs, attributes, shape, np.dtype(np.float64))))
 
 
 def test_letters_of_some_ops():
@@ -155,7 +155,7 @@ def test_letters_are_checked_when_a_record_is_made(letters, fault):
     made = Op(cube, broadcast_shape, "aXX->a1", first_dtype)
     x = constant(np.zeros((2, 3)))
     with pytest.raises(ConfigError, match=r"'aXX->a1' for shapes \(2, 3\), \(2, 3\): expected one an axis"):
-        made.named(Tensor(made, [x], {}, (2, 3), x.dtype))
+        made.sharding_rule(Tensor(made, [x], {}, (2, 3), x.dtype))
 
 
 def test_functions_of_letters_are_checked_when_they_are_used():
@@ -166,7 +166,7 @@ def test_functions_of_letters_are_checked_when_they_are_used():
     for letters, fault in (("aa->aa", "'a' names two axes"), (None, "expected those of each operand's axes")):
         made = Op(cube, broadcast_shape, lambda shapes, out, attributes, given=letters: given, first_dtype)
         with pytest.raises(ConfigError, match=f"op 'cube': letters = {letters!r}: {fault}"):
-            made.named(Tensor(made, [x], {}, (2, 3), x.dtype))
-    assert Op(cube, broadcast_shape, elementwise, first_dtype).named(
+            made.sharding_rule(Tensor(made, [x], {}, (2, 3), x.dtype))
+    assert Op(cube, broadcast_shape, elementwise, first_dtype).sharding_rule(
         Tensor(OPS["relu"], [x], {}, (2, 3), x.dtype)
     ).inputs == ("ab",)
