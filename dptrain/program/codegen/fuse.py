@@ -307,7 +307,7 @@ class _Fuser:
         self._append(Loop(space, [candidate]))
 
     def _related(self, member: LoopMember, space: Shape) -> list[int]:
-        """Return, in order, the loops that share or make an operand of a member and start after its operands are ready."""
+        """Return, in order, the loops that share or make an operand of a member and start late enough."""
         begin = max((self._ready.get(view.root, 0) - 1 for view in member.reads), default=-1)
         numbers = {self._makers[view.root] for view in member.reads if view.root in self._makers}
         for loops in [self._readers.get((space_of(space), view), []) for view in varying(member.reads)]:

@@ -153,7 +153,7 @@ def key_maps(key: Iterable[tuple[int, int, int] | int]) -> list[IndexMap]:
 
 
 def matrix(view: View, shape: Shape) -> tuple[bool, Numel] | None:
-    """Return whether BLAS must transpose the last two axes, and the leading dimension; None if neither is contiguous."""
+    """Return whether BLAS must transpose the last two axes, and the leading dimension; None if it cannot."""
     of_rows, of_columns = view.strides(len(shape))[-2:]
     rows, columns = numel(shape[-2:-1]), numel(shape[-1:])
     if (of_columns == ONE or columns == ONE) and (of_rows != NOTHING or rows == ONE):
