@@ -31,8 +31,8 @@ def absent_row(layer: str, length: int, places: Array, samples: Array | None = N
     where = f"layer {layer!r}: " if layer else ""
     sample = ""
     if place:
-        each = 1 if samples is None or not len(samples) else max(1, len(places) // len(samples))
-        row = int(place[0]) // each
+        rows_per_sample = 1 if samples is None or not len(samples) else max(1, len(places) // len(samples))
+        row = int(place[0]) // rows_per_sample
         sample = f" of sample {row if samples is None or not len(samples) else int(samples[row])}"
     return DataError(
         f"{where}id {int(places[place])}{sample} ({int(is_absent.sum())} in this batch), expected 0 to {length - 1}; "
@@ -53,12 +53,14 @@ def find_absent_row(program: Program, values: Mapping[Tensor, Array], rows: int,
         None where it hangs on what ranks send each other, or lies in a loop.
     """
     order = program.inputs.get(ROWS)
-    gathers = [one for one in program.tensors if one.op is not None and one.op.lowering == Gather()]
-    taken = [one for one in gathers if one.inputs[1] is not order]  # the samples' own numbers are nobody's ids
+    gathers = [tensor for tensor in program.tensors if tensor.op is not None and tensor.op.lowering == Gather()]
+    id_gathers = [
+        gather for gather in gathers if gather.inputs[1] is not order
+    ]  # the samples' own numbers are nobody's ids
     computed = dict(values)
     samples = None if order is None else values[order]
-    for one in taken:
-        table, places = one.inputs
+    for gather in id_gathers:
+        table, places = gather.inputs
         try:
             ids = _value(places, computed, program, rows, first_row)
             length = len(_value(table, computed, program, rows, first_row)) if _counts(table) else int(table.shape[0])
@@ -66,7 +68,7 @@ def find_absent_row(program: Program, values: Mapping[Tensor, Array], rows: int,
             continue
         by_sample = places.shape != () and isinstance(places.shape[0], Dim)
         numbers = samples if by_sample and samples is not None else None
-        if (error := absent_row(one.name or "", length, ids, numbers)) is not None:
+        if (error := absent_row(gather.name or "", length, ids, numbers)) is not None:
             return error
     return None
 
@@ -81,16 +83,16 @@ def _value(tensor: Tensor, values: dict[Tensor, Array], program: Program, rows: 
     Raises:
         LookupError: it hangs on a message.
     """
-    waiting = [tensor]
-    while waiting:
-        one = waiting[-1]
-        if one in values:
-            waiting.pop()
-        elif one.op is None:
-            values[one] = constant_of(one, rows, program.rows)
-        elif missing := [read for read in one.inputs if read not in values]:
-            waiting += missing
+    stack = [tensor]
+    while stack:
+        current = stack[-1]
+        if current in values:
+            stack.pop()
+        elif current.op is None:
+            values[current] = constant_of(current, rows, program.rows)
+        elif missing := [read for read in current.inputs if read not in values]:
+            stack += missing
         else:
-            arrays: list[Any] = [values[read] for read in one.inputs]
-            values[one] = one.op.execute(arrays, one, rows, first_row)
+            arrays: list[Any] = [values[read] for read in current.inputs]
+            values[current] = current.op.execute(arrays, current, rows, first_row)
     return values[tensor]

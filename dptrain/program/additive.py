@@ -22,9 +22,9 @@ def sums_over_samples(program: Program, totals: Iterable[Variable]) -> bool:
     degrees: dict[Tensor, int | None] = {}  # None for what is no power of it
     data = set(program.inputs.values())
     for tensor in program.tensors:
-        inputs = [degrees[one] for one in tensor.inputs]
+        inputs = [degrees[operand] for operand in tensor.inputs]
         degrees[tensor] = int(tensor.counts_rows) if tensor.op is None else _degree(tensor, inputs)
-        if any(one in data for one in tensor.inputs):
+        if any(operand in data for operand in tensor.inputs):
             data.add(tensor)
 
     def is_sum(variable: Variable, new: Tensor) -> bool:
@@ -38,7 +38,7 @@ def sums_over_samples(program: Program, totals: Iterable[Variable]) -> bool:
         of_samples = degrees[added] == (0 if added in data else 1)
         return of_samples and is_sum(variable, old)
 
-    return all(is_sum(one, program.updates[one]) for one in totals if one in program.updates)
+    return all(is_sum(total, program.updates[total]) for total in totals if total in program.updates)
 
 
 def _degree(tensor: Tensor, inputs: list[int | None]) -> int | None:
@@ -47,12 +47,12 @@ def _degree(tensor: Tensor, inputs: list[int | None]) -> int | None:
         return 0
     if op is None or op.linear is None or None in inputs:
         return None
-    known = [one for one in inputs if one is not None]
+    degrees = [degree for degree in inputs if degree is not None]
     if op.quotient is not None:
-        return known[0] - known[1]
+        return degrees[0] - degrees[1]
     if op.linear == "each" and op.linear_in is None:
-        return sum(known)
-    linear_in = range(len(known)) if op.linear_in is None else op.linear_in
-    rest = any(degree for number, degree in enumerate(known) if number not in linear_in)
-    same = {known[number] for number in linear_in}
-    return None if rest or len(same) > 1 else same.pop()
+        return sum(degrees)
+    linear_in = range(len(degrees)) if op.linear_in is None else op.linear_in
+    others_vary = any(degree for number, degree in enumerate(degrees) if number not in linear_in)
+    degrees_in_linear = {degrees[number] for number in linear_in}
+    return None if others_vary or len(degrees_in_linear) > 1 else degrees_in_linear.pop()

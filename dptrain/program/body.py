@@ -66,11 +66,11 @@ class Body:
 
     def shapes(self, length: int) -> list[Shape]:
         """Return the shapes of the node's values."""
-        return [*(one.shape for one in self.following), *((length, *one.shape) for one in self.stacked)]
+        return [*(tensor.shape for tensor in self.following), *((length, *tensor.shape) for tensor in self.stacked)]
 
     def dtypes(self) -> list[DType]:
         """Return the types of the node's values."""
-        return [one.dtype for one in self.results]
+        return [tensor.dtype for tensor in self.results]
 
 
 Step = Callable[[list[Tensor], list[Tensor]], tuple[Sequence[Tensor], Sequence[Tensor]]]
@@ -93,8 +93,8 @@ def traced(step: Step, inits: Sequence[Tensor], slices: Sequence[Tensor]) -> tup
     """
     outer = TRACE.get()
     assert outer is not None
-    carries = [placeholder(one.shape, one.dtype, f"carry {number}") for number, one in enumerate(inits)]
-    parts = [placeholder(one.shape[1:], one.dtype, f"slice {number}") for number, one in enumerate(slices)]
+    carries = [placeholder(tensor.shape, tensor.dtype, f"carry {number}") for number, tensor in enumerate(inits)]
+    parts = [placeholder(tensor.shape[1:], tensor.dtype, f"slice {number}") for number, tensor in enumerate(slices)]
     with tracing() as inner:
         following, stacked = map(list, step(carries, parts))
         written = list(inner.written)
@@ -107,11 +107,13 @@ def traced(step: Step, inits: Sequence[Tensor], slices: Sequence[Tensor]) -> tup
                 f"a loop's carry {number} is {old.shape} of {old.dtype.name}, and {new.shape} of {new.dtype.name} "
                 "after a step: expected the same shape and type"
             )
-    known = {one: outer.value_of(variable) for variable, one in inner.read.items() if variable not in inner.written}
+    outer_values = {
+        leaf: outer.value_of(variable) for variable, leaf in inner.read.items() if variable not in inner.written
+    }
     for variable in written:
         inner.read[variable].variable = None  # a carry as others
     firsts = [*inits, *(outer.value_of(variable) for variable in written)]
-    body, captured, _ = closed(carries, parts, following, stacked, known)
+    body, captured, _ = closed(carries, parts, following, stacked, outer_values)
     return body, [*firsts, *slices, *captured], written
 
 
@@ -120,7 +122,7 @@ def closed(
     slices: Sequence[Tensor],
     following: Sequence[Tensor],
     stacked: Sequence[Tensor],
-    known: Mapping[Tensor, Tensor],
+    outer_tensors: Mapping[Tensor, Tensor],
     sums: int = 0,
 ) -> tuple[Body, list[Tensor], Mapping[Tensor, Tensor]]:
     """Return the body that makes these tensors of carries and slices, what it captures, and what stands for tensors.
@@ -130,11 +132,11 @@ def closed(
         slices: placeholders.
         following: the next carries.
         stacked: what is to be stacked.
-        known: tensors of the program around it, for tensors of the step that stand for them.
+        outer_tensors: tensors of the program around it, for tensors of the step that stand for them.
         sums: see `Body`.
     """
     results = [*following, *stacked]
-    new = dict(known)
+    new = dict(outer_tensors)
     depends = {*carries, *slices}
     captures: dict[Tensor, Tensor] = {}
 
@@ -149,13 +151,15 @@ def closed(
     for tensor in topological(results):
         if tensor in new:
             continue
-        if any(one in depends for one in tensor.inputs):
+        if any(operand in depends for operand in tensor.inputs):
             depends.add(tensor)
-            new[tensor] = tensor.with_inputs([inside(one) for one in tensor.inputs])
+            new[tensor] = tensor.with_inputs([inside(operand) for operand in tensor.inputs])
         else:
-            new[tensor] = tensor if tensor in depends else tensor.with_inputs([new[one] for one in tensor.inputs])
-    made = [inside(one) for one in results]
-    ends = (tuple(made[: len(following)]), tuple(made[len(following) :]))
+            new[tensor] = (
+                tensor if tensor in depends else tensor.with_inputs([new[operand] for operand in tensor.inputs])
+            )
+    new_results = [inside(operand) for operand in results]
+    ends = (tuple(new_results[: len(following)]), tuple(new_results[len(following) :]))
     body = Body(tuple(carries), tuple(slices), tuple(captures.values()), *ends, sums)
     return body, list(captures), new
 
@@ -167,9 +171,9 @@ def is_number(tensor: Tensor) -> bool:
 
 def body_of(node: Tensor | Node) -> Body:
     """Return the body of a node that has one."""
-    found = node.attributes["body"]
-    assert isinstance(found, Body)
-    return found
+    body = node.attributes["body"]
+    assert isinstance(body, Body)
+    return body
 
 
 def extend(node: Node, stacked: Iterable[Tensor]) -> list[Tensor]:
@@ -178,10 +182,10 @@ def extend(node: Node, stacked: Iterable[Tensor]) -> list[Tensor]:
     Nodes know their values by number, and what nobody reads is left out, so whoever has the node sees no other.
     """
     body = body_of(node)
-    more = list(stacked)
-    node.attributes["body"] = replace(body, stacked=(*body.stacked, *more))
+    added = list(stacked)
+    node.attributes["body"] = replace(body, stacked=(*body.stacked, *added))
     values = node.values
-    return list(values[len(values) - len(more) :])
+    return list(values[len(values) - len(added) :])
 
 
 def has_body(tensor: Tensor) -> bool:
@@ -191,10 +195,10 @@ def has_body(tensor: Tensor) -> bool:
 
 def with_steps(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
     """Yield tensors, and those of the bodies of loops among them, a body's once for each value."""
-    for one in tensors:
-        yield one
-        if has_body(one):
-            yield from with_steps(topological(body_of(one).results))
+    for tensor in tensors:
+        yield tensor
+        if has_body(tensor):
+            yield from with_steps(topological(body_of(tensor).results))
 
 
 def has_loops(results: Iterable[Tensor]) -> bool:
@@ -226,7 +230,7 @@ def trimmed(results: Iterable[Tensor]) -> dict[Tensor, Tensor]:
     new: dict[Tensor, Tensor] = {}
     for tensor in order:
         if not has_body(tensor):
-            new[tensor] = tensor.with_inputs([new[one] for one in tensor.inputs])
+            new[tensor] = tensor.with_inputs([new[operand] for operand in tensor.inputs])
         elif tensor.node in trims:
             new[tensor] = trims[tensor.node].value(tensor.index, new)
         else:
@@ -244,34 +248,37 @@ class _Trim:
     def __init__(self, node: Node, read: set[int]) -> None:
         self._node, body = node, body_of(node)
         count = len(body.carries)
-        kept = {number for number in read if number < count}
+        kept_carries = {number for number in read if number < count}
         stacked = [number for number in range(len(body.stacked)) if count + number in read]
-        constant = {number for number, one in enumerate(body.begun) if body.following[number] is one}
+        constant = {number for number, carry in enumerate(body.begun) if body.following[number] is carry}
         while True:  # a carry that another needs is needed
-            roots = [*(body.following[number] for number in sorted(kept)), *(body.stacked[one] for one in stacked)]
-            needed = set(topological(roots))
-            more = {number for number in range(count) if body.carries[number] in needed} - kept
-            if not more:
+            roots = [
+                *(body.following[number] for number in sorted(kept_carries)),
+                *(body.stacked[index] for index in stacked),
+            ]
+            operands = set(topological(roots))
+            new_carries = {number for number in range(count) if body.carries[number] in operands} - kept_carries
+            if not new_carries:
                 break
-            kept |= more
+            kept_carries |= new_carries
         new = trimmed(roots)
         of_inputs = dict(zip(body.inputs, node.inputs, strict=True))
-        carried = sorted(kept - constant)
+        carried = sorted(kept_carries - constant)
         following = [new[body.following[number]] for number in carried]
-        made = [new[body.stacked[number]] for number in stacked]
+        stacked_results = [new[body.stacked[number]] for number in stacked]
         self._constant = {number: of_inputs[body.carries[number]] for number in constant}
-        used = set(topological([*following, *made]))
+        used = set(topological([*following, *stacked_results]))
         carries = [body.carries[number] for number in carried]
-        slices = [one for one in body.slices if one in used]
-        rest = [one for number, one in enumerate(body.carries) if number not in carried]
-        captures = [one for one in (*rest, *body.captures) if one in used]
+        slices = [part for part in body.slices if part in used]
+        other_carries = [carry for number, carry in enumerate(body.carries) if number not in carried]
+        captures = [leaf for leaf in (*other_carries, *body.captures) if leaf in used]
         sums = sum(number >= len(body.begun) for number in carried)
-        numbers = [*carried, *(count + one for one in stacked)]
+        numbers = [*carried, *(count + index for index in stacked)]
         counted = next((place for place, number in enumerate(numbers) if number in read), 0)
         placeholders = (tuple(carries), tuple(slices), tuple(captures))
-        self._body = Body(*placeholders, tuple(following), tuple(made), sums, counted)
-        self._own = [of_inputs[one] for one in self._body.inputs]
-        self.inputs = [*self._own, *(one for number, one in self._constant.items() if number in read)]
+        self._body = Body(*placeholders, tuple(following), tuple(stacked_results), sums, counted)
+        self._own = [of_inputs[leaf] for leaf in self._body.inputs]
+        self.inputs = [*self._own, *(carry for number, carry in self._constant.items() if number in read)]
         self._numbers = {number: place for place, number in enumerate(numbers)}
         self._values: tuple[Tensor, ...] = ()
 
@@ -280,7 +287,7 @@ class _Trim:
         if index in self._constant:
             return new[self._constant[index]]
         if not self._values:
-            inputs = [new[one] for one in self._own]
+            inputs = [new[operand] for operand in self._own]
             attributes = {**self._node.attributes, "body": self._body}
             self._values = self._node.op.values_of(inputs, attributes)
         return self._values[self._numbers[index]] if index in self._numbers else self._node.values[index]

@@ -94,8 +94,8 @@ class Dim:
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Dim):
-            same = (self.names, self.scale, self.offset) == (other.names, other.scale, other.offset)
-            return same and (self.size is None or other.size is None or self.size.number == other.size.number)
+            has_same_name = (self.names, self.scale, self.offset) == (other.names, other.scale, other.offset)
+            return has_same_name and (self.size is None or other.size is None or self.size.number == other.size.number)
         if other is None:
             return self.size is None
         if not _is_int(other):
@@ -105,8 +105,8 @@ class Dim:
     @property
     def name(self) -> str | None:
         """Its name where it is nothing more than that."""
-        only = len(self.names) == 1 and isinstance(self.names[0], str) and (self.scale, self.offset) == (1, 0)
-        return self.names[0] if only else None
+        is_plain_name = len(self.names) == 1 and isinstance(self.names[0], str) and (self.scale, self.offset) == (1, 0)
+        return self.names[0] if is_plain_name else None
 
     @property
     def number(self) -> int:
@@ -131,14 +131,14 @@ class Dim:
         """
         if self.names == (_ROWS,) and isinstance(lengths[_ROWS], Dim) and lengths[_ROWS].name and not self.offset:
             return Dim(_ROWS, scale=self.scale, blocks=self.blocks, size=lengths[_ROWS].size)
-        found: Any = self.scale
-        for one in self.names:
-            if isinstance(one, str):
-                found = found * lengths[one]
+        product: Any = self.scale
+        for factor in self.names:
+            if isinstance(factor, str):
+                product = product * lengths[factor]
             else:
-                function, *operands = one
-                found = found * _FUNCTIONS[function](*(bound(n, lengths) for n in operands))
-        return found + self.offset
+                function, *operands = factor
+                product = product * _FUNCTIONS[function](*(bound(n, lengths) for n in operands))
+        return product + self.offset
 
     def _is_like(self, other: "Dim") -> bool:
         """Whether another dim has the same names, bound to the same."""
@@ -191,10 +191,10 @@ class Dim:
     def __floordiv__(self, other: Any) -> Any:
         if isinstance(other, Dim):
             if not self.offset and not other.offset and self.scale % other.scale == 0:
-                left = Counter(self.names)
-                left.subtract(other.names)
-                if min(left.values()) >= 0:
-                    return _length(tuple(left.elements()), self.scale // other.scale)
+                factors = Counter(self.names)
+                factors.subtract(other.names)
+                if min(factors.values()) >= 0:
+                    return _length(tuple(factors.elements()), self.scale // other.scale)
             return int(self) // int(other) if self.size or other.size else Dim(("//", self, other))
         if not _is_int(other):
             return self._as_tensor(other, operator.floordiv)
@@ -226,27 +226,27 @@ class Dim:
     def _as_tensor(self, other: Any, function: Callable[[Any, Any], Any], *, reflected: bool = False) -> Any:
         if not isinstance(other, int | float | np.generic | np.ndarray | Dim):
             return NotImplemented
-        own = Dim.to_tensor(self)
-        return function(other, own) if reflected else function(own, other)
+        tensor = Dim.to_tensor(self)
+        return function(other, tensor) if reflected else function(tensor, other)
 
     # Asking for the number
 
     def __lt__(self, other: Any) -> bool:
         if self.size is None:
-            apart = self - other
-            if isinstance(apart, Dim) and (apart.scale < 0 or apart.offset < 0):
-                apart = int(self)
-            return not isinstance(apart, Dim) and bool(apart < 0)  # no length is below 0
+            difference = self - other
+            if isinstance(difference, Dim) and (difference.scale < 0 or difference.offset < 0):
+                difference = int(self)
+            return not isinstance(difference, Dim) and bool(difference < 0)  # no length is below 0
         if isinstance(other, Dim) and self._is_like(other):
             return self.scale < other.scale
         return bool(other > 0) and int(self) < int(other)
 
     def __gt__(self, other: Any) -> bool:
         if self.size is None:
-            apart = self - other
-            if isinstance(apart, Dim) and (apart.scale > 0 or apart.offset > 0):
-                apart = int(self)
-            return not isinstance(apart, Dim) and bool(apart > 0)
+            difference = self - other
+            if isinstance(difference, Dim) and (difference.scale > 0 or difference.offset > 0):
+                difference = int(self)
+            return not isinstance(difference, Dim) and bool(difference > 0)
         if isinstance(other, Dim) and self._is_like(other):
             return self.scale > other.scale
         return bool(other < 0) or int(self) > int(other)
@@ -290,8 +290,8 @@ def _length(
     """Return a dim, or the number that it is."""
     if not names or not scale:
         return scale + offset if not names else offset
-    made = Dim(*sorted(names, key=repr), scale=scale, offset=offset, blocks=blocks, size=size)
-    return made if size is None or (scale > 0 and not offset) else int(made)
+    dim = Dim(*sorted(names, key=repr), scale=scale, offset=offset, blocks=blocks, size=size)
+    return dim if size is None or (scale > 0 and not offset) else int(dim)
 
 
 def length_of(factors: Sequence[Any], scale: int, offset: int) -> Any:
@@ -300,14 +300,16 @@ def length_of(factors: Sequence[Any], scale: int, offset: int) -> Any:
     Raises:
         ConfigError: it is none.
     """
-    found: Any = scale
-    for one in factors:
-        if isinstance(one, tuple) and not (len(one) == 3 and isinstance(one[0], str) and one[0] in _FUNCTIONS):
-            raise ConfigError(f"{str(one)[:80]}: expected a length")
-        found = found * (Dim.rows() if one is None else Dim(one) if isinstance(one, tuple) else one)
-    if not all(isinstance(one, int | Dim) for one in (scale, offset, found)):
-        raise ConfigError(f"{str(found)[:80]}: expected a length")
-    return found + offset
+    product: Any = scale
+    for factor in factors:
+        if isinstance(factor, tuple) and not (
+            len(factor) == 3 and isinstance(factor[0], str) and factor[0] in _FUNCTIONS
+        ):
+            raise ConfigError(f"{str(factor)[:80]}: expected a length")
+        product = product * (Dim.rows() if factor is None else Dim(factor) if isinstance(factor, tuple) else factor)
+    if not all(isinstance(part, int | Dim) for part in (scale, offset, product)):
+        raise ConfigError(f"{str(product)[:80]}: expected a length")
+    return product + offset
 
 
 # Of expressions that stand in a dim's names.
@@ -331,14 +333,14 @@ def unknown() -> Any:
 def bound(value: Any, lengths: Mapping[str, Any]) -> Any:
     """Return an attribute of an op with numbers, or other dims, for the names of dims in it; as `Dim.bound`."""
     if isinstance(value, tuple):
-        return tuple(bound(one, lengths) for one in value)
+        return tuple(bound(part, lengths) for part in value)
     return value.bound(lengths) if isinstance(value, Dim) else value
 
 
 def learned(lengths: dict[str, Any], symbolic: Iterable[Any], shape: Iterable[Any]) -> None:
     """Note the lengths of a tensor under the names that they have in a symbolic one, but for those known already."""
-    for one, n in zip(symbolic, shape, strict=False):
-        name = one.name if isinstance(one, Dim) else None
+    for dim, n in zip(symbolic, shape, strict=False):
+        name = dim.name if isinstance(dim, Dim) else None
         if name is not None:
             lengths.setdefault(name, n)
 
@@ -375,25 +377,25 @@ def _exact(product: Any, factor: Any) -> Any:
 
 def quotient(product: Any, factor: Any) -> Any:
     """Return the length by which another must be multiplied to give a product."""
-    found = product // factor if isinstance(factor, Dim) or factor else 0
-    exact = is_number(product) or math.prod((factor, found)) == product
-    return found if exact else Dim(("/", product, factor))
+    factor_wanted = product // factor if isinstance(factor, Dim) or factor else 0
+    exact = is_number(product) or math.prod((factor, factor_wanted)) == product
+    return factor_wanted if exact else Dim(("/", product, factor))
 
 
-def least(one: Any, other: Any) -> Any:
+def least(a: Any, b: Any) -> Any:
     """Return the lesser of two lengths."""
     try:
-        return min(one, other)
+        return min(a, b)
     except UnknownLengthError:
-        return Dim(("min", one, other))
+        return Dim(("min", a, b))
 
 
-def greatest(one: Any, other: Any) -> Any:
+def greatest(a: Any, b: Any) -> Any:
     """Return the greater of two lengths."""
     try:
-        return max(one, other)
+        return max(a, b)
     except UnknownLengthError:
-        return Dim(("max", one, other))
+        return Dim(("max", a, b))
 
 
 def symbolic(shape: Iterable[Any]) -> tuple[Any, ...]:

@@ -50,25 +50,32 @@ def evaluate(
     Raises:
         ConfigError: an input is missing or has another shape.
     """
-    given = state or {}
-    old = {variable: given[variable] if variable in given else variable.numpy() for variable in program.state}
+    values_of_state = state or {}
+    old = {
+        variable: values_of_state[variable] if variable in values_of_state else variable.numpy()
+        for variable in program.state
+    }
     step = _Step(program, values, old, rows, first_row, comm)
     step.execute()
-    outputs = {name: step.values[one] for name, one in program.outputs.items()}
-    updates = {variable: step.values[one] for variable, one in program.updates.items()}
+    outputs = {name: step.values[tensor] for name, tensor in program.outputs.items()}
+    updates = {variable: step.values[tensor] for variable, tensor in program.updates.items()}
     if program.derived is not None and not (isinstance(program, PlacedProgram) and program.summed):
-        outputs |= evaluate(program.derived, {}, {**given, **updates})[0]
+        outputs |= evaluate(program.derived, {}, {**values_of_state, **updates})[0]
     return outputs, updates
 
 
 def _written(program: Program) -> list[Tensor]:
     """Return the tensors that have arrays of their own."""
-    return [one for one in program.tensors if one.op is not None and not one.op.is_view and one.op is not ALL_REDUCE]
+    return [
+        tensor
+        for tensor in program.tensors
+        if tensor.op is not None and not tensor.op.is_view and tensor.op is not ALL_REDUCE
+    ]
 
 
 def bytes_of(program: Program, rows: int | None = None) -> int:
     """Return the bytes of the arrays that ops write, for so many rows of a rank; None for all."""
-    return sum(nbytes(one, program.rows if rows is None else rows) for one in _written(program))
+    return sum(nbytes(tensor, program.rows if rows is None else rows) for tensor in _written(program))
 
 
 class _Step:
@@ -100,95 +107,97 @@ class _Step:
     ) -> None:
         self._program = program
         self._rows, self._first_row, self._comm = program.rows if rows is None else rows, first_row, comm
-        self.values: dict[Tensor, Array] = {one: state[variable] for variable, one in program.state.items()}
-        for name, one in program.inputs.items():
+        self.values: dict[Tensor, Array] = {tensor: state[variable] for variable, tensor in program.state.items()}
+        for name, tensor in program.inputs.items():
             if name not in arrays:
                 raise ConfigError(f"input {name!r} is missing")
-            array, expected = np.asarray(arrays[name], one.dtype), local(one.shape, self._rows)
+            array, expected = np.asarray(arrays[name], tensor.dtype), local(tensor.shape, self._rows)
             if array.shape != expected:
                 raise ConfigError(f"input {name!r} has shape {array.shape}: expected {expected}")
-            self.values[one] = array
+            self.values[tensor] = array
         self._stages = stages(program)
         self._attributes: dict[Tensor, dict[str, Any]] = {}
-        for one in program.tensors:
-            if one.op is not None:
-                self._attributes[one] = one.op.local_attributes(one, self._rows, first_row)
-            elif one not in self.values:
-                self.values[one] = constant_of(one, self._rows, program.rows)
+        for tensor in program.tensors:
+            if tensor.op is not None:
+                self._attributes[tensor] = tensor.op.local_attributes(tensor, self._rows, first_row)
+            elif tensor not in self.values:
+                self.values[tensor] = constant_of(tensor, self._rows, program.rows)
         self._values: dict[Node, dict[int, Tensor]] = {}  # of ops that have several
         self._done: set[Node] = set()  # in the stage at hand
-        for one in _written(program):
-            self.values[one] = aligned(local(one.shape, self._rows), one.dtype)
-            if one.op is not None and one.op.has_values:
-                self._values.setdefault(one.node, {})[one.index] = one
+        for tensor in _written(program):
+            self.values[tensor] = aligned(local(tensor.shape, self._rows), tensor.dtype)
+            if tensor.op is not None and tensor.op.has_values:
+                self._values.setdefault(tensor.node, {})[tensor.index] = tensor
         self._loops = {
-            node: self._loop(made) for node, made in self._values.items() if has_body(next(iter(made.values())))
+            node: self._loop(read_values)
+            for node, read_values in self._values.items()
+            if has_body(next(iter(read_values.values())))
         }
 
-    def _loop(self, made: Mapping[int, Tensor]) -> "_Loop":
+    def _loop(self, read_values: Mapping[int, Tensor]) -> "_Loop":
         """Return what executes a loop, of whose values these are read."""
-        one = next(iter(made.values()))
+        first_value = next(iter(read_values.values()))
         place = (self._rows, self._first_row, self._comm)
-        out = {number: self.values[value] for number, value in made.items()}
-        return _Loop(one, out, self._program.rows, *place)
+        out = {number: self.values[value] for number, value in read_values.items()}
+        return _Loop(first_value, out, self._program.rows, *place)
 
     def absent_row(self) -> DataError | None:
         """Return the error that names a row that a table does not have, after an execution that has met it."""
         program = self._program
-        given = {one: self.values[one] for one in (*program.inputs.values(), *program.state.values())}
-        return find_absent_row(program, given, self._rows, self._first_row)
+        leaf_values = {tensor: self.values[tensor] for tensor in (*program.inputs.values(), *program.state.values())}
+        return find_absent_row(program, leaf_values, self._rows, self._first_row)
 
-    def _execute_node(self, one: Tensor, inputs: Sequence[Array]) -> None:
+    def _execute_node(self, tensor: Tensor, inputs: Sequence[Array]) -> None:
         """Compute all values of a node that are read, when the first of them is wanted."""
-        node = one.node
+        node = tensor.node
         if node in self._done:
             return
         self._done.add(node)
         if node in self._loops:
             self._loops[node].execute(inputs)
             return
-        assert one.op is not None
-        made = self._values[node]
-        out = [self.values[made[value.index]] if value.index in made else None for value in node.values]
-        one.op.compute(*inputs, **self._attributes[one], out=out)
+        assert tensor.op is not None
+        read_values = self._values[node]
+        out = [self.values[read_values[value.index]] if value.index in read_values else None for value in node.values]
+        tensor.op.compute(*inputs, **self._attributes[tensor], out=out)
 
     @np.errstate(all="ignore")  # infinities and NaNs are results, as on a GPU
     def execute(self) -> None:
         """Compute all values. Collective where the program is a placed one."""
         values, is_watched = self.values, WATCH.get() is not None
         for stage in self._stages:
-            for one in stage.tensors:
-                op = one.op
+            for tensor in stage.tensors:
+                op = tensor.op
                 if op is None:
                     continue
-                inputs = [values[read] for read in one.inputs]
+                inputs = [values[read] for read in tensor.inputs]
                 if op is OWN_PART:
-                    values[one] = own_part(one, inputs[0], self._rows, self._first_row)
+                    values[tensor] = own_part(tensor, inputs[0], self._rows, self._first_row)
                 elif op.has_values:
-                    self._execute_node(one, inputs)
+                    self._execute_node(tensor, inputs)
                 elif op.is_view:
-                    values[one] = np.asarray(op.compute(*inputs, **self._attributes[one]))
+                    values[tensor] = np.asarray(op.compute(*inputs, **self._attributes[tensor]))
                 else:
-                    op.compute(*inputs, **self._attributes[one], out=values[one])
+                    op.compute(*inputs, **self._attributes[tensor], out=values[tensor])
                 if is_watched:
-                    watch(one, values[one])
+                    watch(tensor, values[tensor])
             self._done.clear()
             for message in stage.messages:
-                parts, about = [values[one.inputs[0]] for one in message], message[0].attributes
+                parts, attributes = [values[tensor.inputs[0]] for tensor in message], message[0].attributes
                 if message[0].op is ALL_REDUCE:
-                    group = None if self._comm is None else self._comm.along(about["mesh"])
-                    values |= zip(message, all_reduced(parts, group, about["over"]), strict=True)
+                    group = None if self._comm is None else self._comm.along(attributes["mesh"])
+                    values |= zip(message, all_reduced(parts, group, attributes["over"]), strict=True)
                 else:
                     assert self._comm is not None
-                    parts = [np.ascontiguousarray(one) for one in parts]
-                    exchange(message, parts, [values[one] for one in message], self._comm)
+                    parts = [np.ascontiguousarray(part) for part in parts]
+                    exchange(message, parts, [values[tensor] for tensor in message], self._comm)
 
 
 class _Loop:
     """A loop's steps, in order.
 
     Args:
-        made: one of its values.
+        tensor: one of its values.
         out: arrays of the values that are read, by their numbers.
         batch_rows: of the global batch.
         rows: as `evaluate`.
@@ -198,21 +207,24 @@ class _Loop:
 
     def __init__(
         self,
-        made: Tensor,
+        tensor: Tensor,
         out: Mapping[int, Array],
         batch_rows: int,
         rows: int,
         first_row: int,
         comm: Communicator | None,
     ) -> None:
-        self._body, self._out = body_of(made), out
-        length = made.attributes["length"]
-        self._order = range(length)[::-1] if made.attributes["reverse"] else range(length)
+        self._body, self._out = body_of(tensor), out
+        length = tensor.attributes["length"]
+        self._order = range(length)[::-1] if tensor.attributes["reverse"] else range(length)
         program = step_of(self._body, batch_rows)
-        arrays = {name: np.empty(local(one.shape, rows), one.dtype) for name, one in program.inputs.items()}
+        arrays = {
+            name: np.empty(local(placeholder.shape, rows), placeholder.dtype)
+            for name, placeholder in program.inputs.items()
+        }
         self._step = _Step(program, arrays, {}, rows, first_row, comm)
-        self._carries = [self._step.values[one] for one in self._body.carries]
-        self._given = [self._step.values[one] for one in self._body.inputs]
+        self._carries = [self._step.values[carry] for carry in self._body.carries]
+        self._given = [self._step.values[leaf] for leaf in self._body.inputs]
 
     def execute(self, inputs: Sequence[Array]) -> None:
         """Compute all values."""
@@ -227,10 +239,10 @@ class _Loop:
             for place in range(count, ends):
                 np.copyto(self._given[place], inputs[place][number])
             self._step.execute()
-            for place, one in enumerate(body.stacked, len(body.carries)):
+            for place, tensor in enumerate(body.stacked, len(body.carries)):
                 if place in self._out:
-                    self._out[place][number] = values[one]
-            following = [values[one].copy() for one in body.following]  # which may be other carries
+                    self._out[place][number] = values[tensor]
+            following = [values[tensor].copy() for tensor in body.following]  # which may be other carries
             for array, new in zip(self._carries, following, strict=True):
                 np.copyto(array, new)
         for place, array in enumerate(self._carries):
@@ -252,21 +264,21 @@ class HostMemory:
 
     def adopt(self, variables: Iterable[Variable]) -> None:
         """Let variables live here; those that do already stay as they are."""
-        for one in variables:
-            if one.storage is not self:
-                array = aligned(one.shape, one.dtype)
-                one._at_hand()
+        for variable in variables:
+            if variable.storage is not self:
+                array = aligned(variable.shape, variable.dtype)
+                variable._at_hand()
                 with REPLACING:  # what another thread assigns is not lost
-                    np.copyto(array, one.numpy())
-                    self._arrays[id(one)] = array, weakref.ref(one, partial(self._forget, id(one)))
-                    one._move(self)
+                    np.copyto(array, variable.numpy())
+                    self._arrays[id(variable)] = array, weakref.ref(variable, partial(self._forget, id(variable)))
+                    variable._move(self)
 
     def release(self, variables: Iterable[Variable]) -> None:
         """Forget variables."""
-        for one in variables:
-            self._forget(id(one))
+        for variable in variables:
+            self._forget(id(variable))
 
-    def _forget(self, number: int, gone: "weakref.ref[Variable] | None" = None) -> None:
+    def _forget(self, number: int, reference: "weakref.ref[Variable] | None" = None) -> None:
         self._arrays.pop(number, None)
 
     def array(self, variable: Variable) -> Array:
@@ -315,8 +327,8 @@ class ReferenceExecutable:
         self._program, self._is_of_ranks = program, comm is not None and comm.size > 1  # which run side by side
         self._order = self._window = np.empty(0, np.int64)
         if ROWS in program.inputs and ROWS in arrays:
-            own = local(program.inputs[ROWS].shape, program.rows if rows is None else rows)
-            self._order, self._window = arrays[ROWS], np.zeros(own, np.int64)
+            window_shape = local(program.inputs[ROWS].shape, program.rows if rows is None else rows)
+            self._order, self._window = arrays[ROWS], np.zeros(window_shape, np.int64)
             arrays = {**arrays, ROWS: self._window}
         memory.adopt(program.state)
         self._state = {variable: memory.array(variable) for variable in program.state}
@@ -342,8 +354,8 @@ class ReferenceExecutable:
                 except IndexError:
                     raise self._step.absent_row() or DataError(OUTSIDE) from None
                 if number == len(starts):  # before the state changes, whose old value an output may be
-                    self.outputs = {name: values[one].copy() for name, one in self._program.outputs.items()}
-                new = {variable: self._own(one) for variable, one in self._program.updates.items()}
+                    self.outputs = {name: values[tensor].copy() for name, tensor in self._program.outputs.items()}
+                new = {variable: self._own(tensor) for variable, tensor in self._program.updates.items()}
                 for variable, value in new.items():
                     np.copyto(self._state[variable], value)
 

@@ -33,29 +33,29 @@ def explain(program: Program, local: PlacedProgram | None = None) -> str:
     """
     tensors = program.tensors
     names, groups = names_of(program), grouped(program)
-    lines = [_HEADER, *(_line(one, program, names) for one in tensors if one.op is not None)]
-    others = [max(len(line[column]) for line in lines) for column in range(len(_HEADER))]
-    widths = [*others[:1], 0, *others[2:]]
+    lines = [_HEADER, *(_line(tensor, program, names) for tensor in tensors if tensor.op is not None)]
+    widths_needed = [max(len(line[column]) for line in lines) for column in range(len(_HEADER))]
+    widths = [*widths_needed[:1], 0, *widths_needed[2:]]
     widths[_PLACEMENT] = min(widths[_PLACEMENT], _PLACED)
     widths[1] = min(max(len(line[1]) for line in lines), COLUMNS - sum(widths) - 2 * (len(widths) - 1))
-    found: list[str] = []
+    lines_shown: list[str] = []
     for name, members in groups.items():
         heading = f"{name}: {_sums(members)}" if len(groups) > 1 else ""
-        found += [*([heading] if heading else []), *_row(_HEADER, widths)]
+        lines_shown += [*([heading] if heading else []), *_row(_HEADER, widths)]
         for tensor in members:
-            found += _row(_line(tensor, program, names), widths)
-        found += [""] if len(groups) > 1 else []
-    results = {**program.outputs, **{variable._path: one for variable, one in program.updates.items()}}
-    found += [_cut(f"{name} = {names[one]}", COLUMNS) for name, one in results.items()]
-    total = _sums([one for one in tensors if one.op is not None])
+            lines_shown += _row(_line(tensor, program, names), widths)
+        lines_shown += [""] if len(groups) > 1 else []
+    results = {**program.outputs, **{variable._path: tensor for variable, tensor in program.updates.items()}}
+    lines_shown += [_cut(f"{name} = {names[tensor]}", COLUMNS) for name, tensor in results.items()]
+    total = _sums([tensor for tensor in tensors if tensor.op is not None])
     if isinstance(program, PlacedProgram):
-        sent = [one for one in tensors if one.op is ALL_REDUCE]
-        nbytes = sum(size(one.shape) * one.dtype.itemsize for one in sent)
+        all_reduces = [tensor for tensor in tensors if tensor.op is ALL_REDUCE]
+        nbytes = sum(size(tensor.shape) * tensor.dtype.itemsize for tensor in all_reduces)
         messages = count(program if local is None else local)
-        total += f", {len(sent)} all-reduces in" if local is None else ","
+        total += f", {len(all_reduces)} all-reduces in" if local is None else ","
         total += f" {messages} message{'' if messages == 1 else 's'}"
         total += f" of {nbytes:,} bytes" if nbytes and local is None else ""
-    return "\n".join([*found, *wrapped(total, COLUMNS)])
+    return "\n".join([*lines_shown, *wrapped(total, COLUMNS)])
 
 
 def grouped(program: Program) -> dict[str, list[Tensor]]:
@@ -65,42 +65,47 @@ def grouped(program: Program) -> dict[str, list[Tensor]]:
     is what ends in a new value by ops of single elements, and the backward pass what comes before. What travels is
     messages. A program that trains nothing is one group.
     """
-    tensors = [one for one in program.tensors if one.op is not None]
+    tensors = [tensor for tensor in program.tensors if tensor.op is not None]
     trained = {variable for variable in program.updates if variable.trainable}
-    makers = {program.updates[one] for one in trained}
+    makers = {program.updates[variable] for variable in trained}
     if not trained:
         return {"forward": tensors}
     slots = _slots(program, tensors, trained)
-    updated = {program.updates[one] for one in (*trained, *slots)}
-    kept = [*program.outputs.values(), *(one for v, one in program.updates.items() if v not in trained | slots)]
-    forward = set(topological(kept)) - makers
+    updated = {program.updates[variable] for variable in (*trained, *slots)}
+    needed_later = [
+        *program.outputs.values(),
+        *(tensor for v, tensor in program.updates.items() if v not in trained | slots),
+    ]
+    forward = set(topological(needed_later)) - makers
     readers: dict[Tensor, list[Tensor]] = {}
-    for one in tensors:
-        for read in one.inputs:
-            readers.setdefault(read, []).append(one)
+    for tensor in tensors:
+        for read in tensor.inputs:
+            readers.setdefault(read, []).append(tensor)
     update: set[Tensor] = set()
-    for one in reversed(tensors):
-        assert one.op is not None
-        by_element = isinstance(one.op.lowering, Element) or one.op.is_view or one.op in SENT or one.shape == ()
-        ends = all(each in update for each in readers.get(one, ()))
-        if one in updated or (one not in forward and by_element and ends):
-            update.add(one)
-    found: dict[str, list[Tensor]] = {"forward": [], "backward": [], "update": [], "messages": []}
-    for one in tensors:
-        first = "update" if one in update else "forward" if one in forward else "backward"
-        found["messages" if one.op in SENT else first].append(one)
-    return {name: members for name, members in found.items() if members}
+    for tensor in reversed(tensors):
+        assert tensor.op is not None
+        by_element = (
+            isinstance(tensor.op.lowering, Element) or tensor.op.is_view or tensor.op in SENT or tensor.shape == ()
+        )
+        ends = all(reader in update for reader in readers.get(tensor, ()))
+        if tensor in updated or (tensor not in forward and by_element and ends):
+            update.add(tensor)
+    groups: dict[str, list[Tensor]] = {"forward": [], "backward": [], "update": [], "messages": []}
+    for member in tensors:
+        first = "update" if member in update else "forward" if member in forward else "backward"
+        groups["messages" if member.op in SENT else first].append(member)
+    return {name: members for name, members in groups.items() if members}
 
 
 def _slots(program: Program, tensors: list[Tensor], trained: set[Variable]) -> set[Variable]:
     """Return the variables that the new values of trained ones are made of, and that change with these: slots."""
-    made_of = set(topological([program.updates[one] for one in trained]))
+    behind_updates = set(topological([program.updates[variable] for variable in trained]))
     logged = set(topological(list(program.outputs.values())))
     return {
         variable
         for variable, new in program.updates.items()
         if variable not in trained
-        and (new in made_of or program.state[variable] in made_of)
+        and (new in behind_updates or program.state[variable] in behind_updates)
         and program.state[variable] not in logged
     }
 
@@ -120,7 +125,7 @@ def _line(tensor: Tensor, program: Program, names: Mapping[Tensor, str]) -> tupl
     assert tensor.op is not None
     return (
         names[tensor],
-        f"{tensor.op.name}({', '.join(names[one] for one in tensor.inputs)})",
+        f"{tensor.op.name}({', '.join(names[operand] for operand in tensor.inputs)})",
         shown(tensor.shape),
         tensor.dtype.name,
         str(program.placements[tensor]) if isinstance(program, PlacedProgram) else "",
@@ -132,12 +137,12 @@ def _line(tensor: Tensor, program: Program, names: Mapping[Tensor, str]) -> tupl
 def _row(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
     """Return the lines of a row, of which the op and the placement may be wrapped."""
     ops, placements = wrapped(cells[1], widths[1]), wrapped(cells[_PLACEMENT], widths[_PLACEMENT])
-    found = []
+    lines = []
     for number, (op, placed) in enumerate(zip_longest(ops, placements, fillvalue="")):
         line = [*cells] if number == 0 else [""] * len(cells)
         line[1], line[_PLACEMENT] = op, placed
-        found.append("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-    return found
+        lines.append("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    return lines
 
 
 def messages_of(local: PlacedProgram, lengths: Mapping[str, int]) -> list[str]:
@@ -154,10 +159,10 @@ def messages_of(local: PlacedProgram, lengths: Mapping[str, int]) -> list[str]:
     for message in (message for stage in stages(local) for message in stage.messages):
         op, axis = message[0].op, message[0].attributes.get("mesh", BATCH)
         assert op is not None
-        found = sums.setdefault((op.name, axis), [0, 0, 0])
-        nbytes = sum(_whole_bytes(one) for one in message)
-        found[:] = [one + more for one, more in zip(found, (1, len(message), nbytes), strict=True)]
-    rows += [(name, axis, str(lengths[axis]), *(f"{n:,}" for n in found)) for (name, axis), found in sums.items()]
+        counts = sums.setdefault((op.name, axis), [0, 0, 0])
+        nbytes = sum(_whole_bytes(tensor) for tensor in message)
+        counts[:] = [total + amount for total, amount in zip(counts, (1, len(message), nbytes), strict=True)]
+    rows += [(name, axis, str(lengths[axis]), *(f"{n:,}" for n in counts)) for (name, axis), counts in sums.items()]
     return table(rows)
 
 
@@ -180,7 +185,7 @@ def wrapped(text: str, width: int) -> list[str]:
     """Return text in lines of so many columns, broken after commas; longer parts are cut."""
     lines = [""]
     *parts, last = text.split(", ")
-    for part in (*(f"{one}," for one in parts), last):
+    for part in (*(f"{part_text}," for part_text in parts), last):
         if lines[-1] and len(lines[-1]) + 1 + len(part) > width:
             lines.append("  " + _cut(part, width - 2))
         else:
@@ -215,26 +220,28 @@ def _wrapped_code(line: str) -> list[str]:
     return [*comment, *_filled(words[:behind], indent, f"{indent}    ")]
 
 
-def _filled(words: Sequence[str], first: str, other: str, end: str = "") -> list[str]:
+def _filled(words: Sequence[str], first: str, next_margin: str, end: str = "") -> list[str]:
     """Return lines of words; one that is longer than a line has its own.
 
     Args:
         words: without spaces between them.
         first: begins the first line.
-        other: begins the others.
+        next_margin: begins the others.
         end: of all lines but the last.
     """
-    lines, left, margin = [], list(words), first
-    while left:
+    lines, remaining, margin = [], list(words), first
+    while remaining:
         count = length = 0
-        while count < len(left) and (not count or length + len(left[count]) <= COLUMNS - len(margin) - len(end)):
-            length += len(left[count]) + 1
+        while count < len(remaining) and (
+            not count or length + len(remaining[count]) <= COLUMNS - len(margin) - len(end)
+        ):
+            length += len(remaining[count]) + 1
             count += 1
-        if count < len(left):
-            good = [place for place in range(count // 2 + 1, count + 1) if left[place - 1].endswith((",", ";"))]
+        if count < len(remaining):
+            good = [place for place in range(count // 2 + 1, count + 1) if remaining[place - 1].endswith((",", ";"))]
             count = good[-1] if good else count
-        lines.append(margin + " ".join(left[:count]) + (end if count < len(left) else ""))
-        left, margin = left[count:], other
+        lines.append(margin + " ".join(remaining[:count]) + (end if count < len(remaining) else ""))
+        remaining, margin = remaining[count:], next_margin
     return lines
 
 
@@ -264,7 +271,7 @@ def names_of(program: Program) -> dict[Tensor, str]:
     """Return what tensors are called: inputs by their names, constants by their value, others by number."""
     tensors = program.tensors
 
-    def found() -> Iterator[tuple[Tensor, str]]:
+    def pairs() -> Iterator[tuple[Tensor, str]]:
         number = 0
         for tensor in tensors:
             if tensor.op is not None:
@@ -277,4 +284,4 @@ def names_of(program: Program) -> dict[Tensor, str]:
             else:
                 yield tensor, tensor.name or f"constant {shown(tensor.shape)}"
 
-    return dict(found())
+    return dict(pairs())

@@ -17,8 +17,8 @@ from dptrain.program.types import is_floating
 
 def _operands(tensor: Tensor) -> Sequence[Tensor]:
     """Return the tensors that a tensor is a function of, for its gradient."""
-    own = getattr(tensor, "own_gradient", None)
-    return tensor.inputs if own is None else (*tensor.inputs, *own[0])
+    custom = getattr(tensor, "own_gradient", None)
+    return tensor.inputs if custom is None else (*tensor.inputs, *custom[0])
 
 
 def topological(
@@ -26,16 +26,16 @@ def topological(
 ) -> list[Tensor]:
     """Return the tensors that outputs are made of, and these, each after its inputs, or after other `operands`."""
     order: list[Tensor] = []
-    done: set[Tensor] = set()
-    stack = [(one, False) for one in reversed(list(outputs))]
+    visited: set[Tensor] = set()
+    stack = [(output, False) for output in reversed(list(outputs))]
     while stack:
         tensor, inputs_done = stack.pop()
         if inputs_done:
             order.append(tensor)
-        elif tensor not in done:
-            done.add(tensor)
+        elif tensor not in visited:
+            visited.add(tensor)
             stack.append((tensor, True))
-            stack += [(one, False) for one in reversed(operands(tensor))]
+            stack += [(operand, False) for operand in reversed(operands(tensor))]
     return order
 
 
@@ -53,10 +53,12 @@ def gradients(target: Tensor, sources: Sequence[Tensor], gradient: Any = None) -
     if not is_floating(target.dtype):
         raise ConfigError(f"{target} has no gradient: expected floating-point numbers")
     seed = OPERATORS["fill"](shape=target.shape, value=1.0, dtype=target.dtype.name) if gradient is None else gradient
-    found = pulled_back({target: constant(seed, target.dtype)}, sources)
-    weights = {one: one.variable for one in sources if one.variable is not None and one.variable.trainable}
-    note_weight_gradients({found[one]: variable for one, variable in weights.items() if one in found})
-    return [found.get(one) for one in sources]
+    grads = pulled_back({target: constant(seed, target.dtype)}, sources)
+    weights = {
+        source: source.variable for source in sources if source.variable is not None and source.variable.trainable
+    }
+    note_weight_gradients({grads[source]: variable for source, variable in weights.items() if source in grads})
+    return [grads.get(source) for source in sources]
 
 
 def pulled_back(cotangents: Mapping[Tensor, Tensor], sources: Sequence[Tensor]) -> dict[Tensor, Tensor]:
@@ -73,62 +75,64 @@ def pulled_back(cotangents: Mapping[Tensor, Tensor], sources: Sequence[Tensor]) 
     depends = set(sources)
     values: dict[Node, dict[int, Tensor]] = {}  # of ops that have several
     for tensor in order:
-        if is_floating(tensor.dtype) and any(one in depends for one in _operands(tensor)):  # whole numbers are steps
+        if is_floating(tensor.dtype) and any(
+            operand in depends for operand in _operands(tensor)
+        ):  # whole numbers are steps
             depends.add(tensor)
         if tensor.op is not None and tensor.op.has_values:
             values.setdefault(tensor.node, {})[tensor.index] = tensor
-    parts: dict[Tensor, list[Tensor]] = {one: [dy] for one, dy in cotangents.items()}
-    found: dict[Tensor, Tensor] = {}
+    parts: dict[Tensor, list[Tensor]] = {target: [dy] for target, dy in cotangents.items()}
+    grad_of: dict[Tensor, Tensor] = {}
     for tensor in reversed(order):
         if tensor in parts:  # all of them: what reads it has been seen
-            found[tensor] = _total(parts[tensor])
-        if tensor.op is None or not any(one in depends for one in _operands(tensor)):
+            grad_of[tensor] = _total(parts[tensor])
+        if tensor.op is None or not any(operand in depends for operand in _operands(tensor)):
             continue
-        made: Any = tensor
-        dy: Any = found.get(tensor) if tensor in depends else None
+        results: Any = tensor
+        dy: Any = grad_of.get(tensor) if tensor in depends else None
         if tensor.op.has_values:
-            known = values[tensor.node]
-            if known[next(iter(known))] is not tensor:
+            read_values = values[tensor.node]
+            if read_values[next(iter(read_values))] is not tensor:
                 continue  # once, when the gradients in all of them are known
-            made = tuple(known.get(one.index, one) for one in tensor.node.values)
-            dy = tuple(found.get(one) if one in depends else None for one in made)
-            dy = dy if any(one is not None for one in dy) else None
+            results = tuple(read_values.get(value.index, value) for value in tensor.node.values)
+            dy = tuple(grad_of.get(value) if value in depends else None for value in results)
+            dy = dy if any(grad is not None for grad in dy) else None
         if dy is None:
             continue
-        own = getattr(tensor, "own_gradient", None)
-        if own is not None:
-            operands, grads = own[0], own[1](dy)
+        custom = getattr(tensor, "own_gradient", None)
+        if custom is not None:
+            operands, grads = custom[0], custom[1](dy)
         elif tensor.op.gradient_rule is None:
             raise ConfigError(f"op {tensor.op.name!r} has no gradient")
         else:
-            operands, grads = tensor.inputs, tensor.op.gradient_rule(made, dy, *tensor.inputs)
-        for one, grad in zip(operands, grads if isinstance(grads, tuple) else (grads,), strict=True):
-            if grad is not None and one in depends:
-                parts.setdefault(one, []).append(grad)
-    return found
+            operands, grads = tensor.inputs, tensor.op.gradient_rule(results, dy, *tensor.inputs)
+        for operand, grad in zip(operands, grads if isinstance(grads, tuple) else (grads,), strict=True):
+            if grad is not None and operand in depends:
+                parts.setdefault(operand, []).append(grad)
+    return grad_of
 
 
 def _total(parts: Sequence[Tensor]) -> Tensor:
     """Return a sum; of the gradients of parts of a tensor, such as a cell's gates, these parts beside each other."""
-    if len(parts) > 1 and all(isinstance(lowering_of(one), Insert) for one in parts):
+    if len(parts) > 1 and all(isinstance(lowering_of(part), Insert) for part in parts):
         joined = _beside_each_other(parts)
         if joined is not None:
             return joined
     total = parts[0]
-    for one in parts[1:]:
-        total = total + one
+    for part in parts[1:]:
+        total = total + part
     return total
 
 
 def _beside_each_other(inserts: Sequence[Tensor]) -> Tensor | None:
     """Return the sum of tensors that are zeros but for a part each, where these parts tile an axis; else None."""
-    shape, keys = inserts[0].shape, [one.attributes["key"] for one in inserts]
-    cut = {axis for key in keys for axis, one in enumerate(key) if not _is_all(one, shape[axis])}
-    if len(cut) != 1 or len({one.dtype for one in inserts}) > 1:
+    shape, keys = inserts[0].shape, [insert.attributes["key"] for insert in inserts]
+    cut = {axis for key in keys for axis, part in enumerate(key) if not _is_all(part, shape[axis])}
+    if len(cut) != 1 or len({insert.dtype for insert in inserts}) > 1:
         return None
     (axis,) = cut
     bounds = [(*key[axis], number) for number, key in enumerate(keys) if isinstance(key[axis], tuple)]
-    if len(bounds) < len(keys) or any(isinstance(n, Dim) for one in bounds for n in (*one, shape[axis])):
+    if len(bounds) < len(keys) or any(isinstance(n, Dim) for bound in bounds for n in (*bound, shape[axis])):
         return None
     bounds.sort()
     starts = [0, *(stop for _, stop, _, _ in bounds)]
@@ -146,12 +150,16 @@ def _is_all(key: Any, length: Any) -> bool:
 
 def backward(target: Tensor, gradient: Any = None) -> None:
     """Add the gradient of a target to `grad` of the trainable variables that it was made of; see `gradients`."""
-    leaves = [one for one in topological([target], _operands) if one.variable is not None and one.variable.trainable]
-    for leaf, found in zip(leaves, gradients(target, leaves, gradient), strict=True):
+    leaves = [
+        tensor
+        for tensor in topological([target], _operands)
+        if tensor.variable is not None and tensor.variable.trainable
+    ]
+    for leaf, grad in zip(leaves, gradients(target, leaves, gradient), strict=True):
         variable = leaf.variable
-        if found is not None and isinstance(variable, Variable):
+        if grad is not None and isinstance(variable, Variable):
             before = variable._gradient
-            variable._gradient = found if before is None else before + found
+            variable._gradient = grad if before is None else before + grad
 
 
 METHODS["backward"] = backward

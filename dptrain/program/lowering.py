@@ -118,18 +118,25 @@ class Windows:
     places: int
     kernel: int | None = None
 
-    def shapes(self, made: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    def shapes(self, tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """Return the shapes of images, places and kernel, () where there is none."""
-        shapes = [*(one.shape for one in made.inputs), made.shape]
+        shapes = [*(operand.shape for operand in tensor.inputs), tensor.shape]
         return shapes[self.image], shapes[self.places], () if self.kernel is None else shapes[self.kernel]
 
-    def numbers(self, made: Tensor) -> tuple[int, ...]:
+    def numbers(self, tensor: Tensor) -> tuple[int, ...]:
         """Return the fields of a window: H, W, P, Q, R, S, strides, dilation, zeros before rows and columns."""
-        image, places, kernel = self.shapes(made)
-        own = made.attributes
-        size = kernel[:2] or own["window"]
-        found = (*image[1:3], *places[1:3], *size, *own["strides"], *own.get("dilation", (1, 1)), *own["before"])
-        return tuple(map(int, found))
+        image, places, kernel = self.shapes(tensor)
+        attributes = tensor.attributes
+        size = kernel[:2] or attributes["window"]
+        fields = (
+            *image[1:3],
+            *places[1:3],
+            *size,
+            *attributes["strides"],
+            *attributes.get("dilation", (1, 1)),
+            *attributes["before"],
+        )
+        return tuple(map(int, fields))
 
 
 @dataclass(frozen=True)
@@ -148,10 +155,10 @@ class ConvolutionLowering(Windows):
     depends on its *phase*, h and w modulo the strides: there is a product for each phase.
     """
 
-    def shapes(self, made: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    def shapes(self, tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """Return the shapes of images, places and kernel, whose axes may lie in the order that "kernel_axes" says."""
-        images, places, kernel = super().shapes(made)
-        axes = made.attributes.get("kernel_axes", range(4))
+        images, places, kernel = super().shapes(tensor)
+        axes = tensor.attributes.get("kernel_axes", range(4))
         return images, places, tuple(kernel[axes.index(axis)] for axis in range(4))
 
     @property
@@ -159,7 +166,7 @@ class ConvolutionLowering(Windows):
         """Which of the three is the result."""
         return "images" if self.image == -1 else "places" if self.places == -1 else "kernel"
 
-    def implementation(self, made: Tensor) -> Literal["product", "channels", "pixels", "winograd"]:
+    def implementation(self, tensor: Tensor) -> Literal["product", "channels", "pixels", "winograd"]:
         """Return how a CPU computes it, by the shapes alone.
 
         A "product" has the images as they lie for its first factor. "winograd" is F(2x2, 3x3), for many channels.
@@ -167,8 +174,8 @@ class ConvolutionLowering(Windows):
         lanes, by vectors of "pixels" side by side, with the same bits of images and places. All are choices of speed,
         which count multiplications of vectors; a number that is copied into planes takes two.
         """
-        kernel = self.shapes(made)[2]
-        H, W, P, Q, R, S, sh, sw, dh, dw, bh, bw = self.numbers(made)
+        kernel = self.shapes(tensor)[2]
+        H, W, P, Q, R, S, sh, sw, dh, dw, bh, bw = self.numbers(tensor)
         if self.makes != "kernel" and (R, S, sh, sw, bh, bw, P, Q) == (1, 1, 1, 1, 0, 0, H, W):
             return "product"
         if isinstance(kernel[2], Dim) or isinstance(kernel[3], Dim):
@@ -189,8 +196,8 @@ class ConvolutionLowering(Windows):
         copied = ((P - 1) * sh + (R - 1) * dh + 1) * C * sw * (Q + (S - 1) * dw // sw)
         if self.makes == "kernel":
             # Sums for elements of the kernel side by side, fewer than eight of which wait for each other.
-            waiting = max(8 / (wide * C * (S if dw == 1 else 1)), 1)
-            pixels, channels = 2 * (copied + P * Q * N), P * Q * wide * k * waiting
+            latency_factor = max(8 / (wide * C * (S if dw == 1 else 1)), 1)
+            pixels, channels = 2 * (copied + P * Q * N), P * Q * wide * k * latency_factor
         else:
             pixels, channels = 2 * copied, P * Q * (wide * k + N // 2)  # lanes that are left are copied as well
         better = P * across * N * k * 5 // 4 + pixels < channels
@@ -270,11 +277,13 @@ def lowering_of(tensor: Tensor) -> Lowering | None:
 
 def axes_of(tensor: Tensor) -> tuple[int, ...] | None:
     """Return which axis of a view each axis of its operand is, if it shows all elements; None of other tensors."""
-    shown = lowering_of(tensor)
-    if not isinstance(shown, ViewMap) or shown.maps is None:
+    view_map = lowering_of(tensor)
+    if not isinstance(view_map, ViewMap) or view_map.maps is None:
         return None
-    maps, lengths = shown.maps(tensor), tensor.inputs[0].shape
-    axes = tuple(one.axis for one in maps if one == IndexMap(one.axis) and one.axis is not None)
+    maps, lengths = view_map.maps(tensor), tensor.inputs[0].shape
+    axes = tuple(
+        index_map.axis for index_map in maps if index_map == IndexMap(index_map.axis) and index_map.axis is not None
+    )
     if len(set(axes)) < max(tensor.ndim, len(lengths)) or marked(tensor.shape[axis] for axis in axes) != marked(
         lengths
     ):

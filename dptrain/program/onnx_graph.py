@@ -82,25 +82,27 @@ class OnnxGraph:
 
     def constant(self, array: npt.ArrayLike, dtype: npt.DTypeLike | None = None, name: str = "") -> Value:
         """Return a constant."""
-        found = np.asarray(array, dtype)
+        value_array = np.asarray(array, dtype)
         name = name or f"/constants/{len(self.constants)}"
-        self.constants[name] = found
-        return Value(name, found.dtype)
+        self.constants[name] = value_array
+        return Value(name, value_array.dtype)
 
     def node(self, kind: str, *inputs: Value, dtype: npt.DTypeLike | None = None, **attributes: Any) -> Value:
         """Add a node and return its output, whose type is the first input's unless it is told."""
-        made = OnnxNode(kind, tuple(one.name for one in inputs), f"/{kind.lower()}_{len(self.nodes)}", attributes)
-        self.nodes.append(made)
-        return Value(made.output, np.dtype(inputs[0].dtype if dtype is None else dtype))
+        node = OnnxNode(
+            kind, tuple(operand.name for operand in inputs), f"/{kind.lower()}_{len(self.nodes)}", attributes
+        )
+        self.nodes.append(node)
+        return Value(node.output, np.dtype(inputs[0].dtype if dtype is None else dtype))
 
     def cast(self, value: Value, dtype: npt.DTypeLike) -> Value:
         """Return a value in another type."""
-        wanted = np.dtype(dtype)
-        if value.dtype == wanted:
+        target = np.dtype(dtype)
+        if value.dtype == target:
             return value
         if value.name in self.constants:
-            return self.constant(self.constants[value.name].astype(wanted))
-        return self.node("Cast", value, dtype=wanted, to=wanted)
+            return self.constant(self.constants[value.name].astype(target))
+        return self.node("Cast", value, dtype=target, to=target)
 
     def computed(self, value: Value, dtype: npt.DTypeLike | None = None) -> Value:
         """Return a value in a type in which it can be computed with: `dtype`, its own by default, or a wider one."""
@@ -148,34 +150,34 @@ class OnnxGraph:
         """Return a value repeated to a shape."""
         return self.node("Expand", value, self.vector(shape))
 
-    def lower(self, made: Tensor, inputs: Sequence[Value]) -> Value:
+    def lower(self, tensor: Tensor, inputs: Sequence[Value]) -> Value:
         """Return the output of a tensor's op.
 
         Raises:
             ConfigError: ONNX cannot say it; names the op, and the layer.
         """
-        op = made.op
+        op = tensor.op
         assert op is not None
         if op.onnx_rule is not None:
-            found: Value = op.onnx_rule(self, made, *inputs)
+            value: Value = op.onnx_rule(self, tensor, *inputs)
         elif op.onnx is not None:
-            found = self.elements(op.onnx, made, inputs)
+            value = self.elements(op.onnx, tensor, inputs)
         else:
-            raise refusal(made)
-        return self.cast(found, made.dtype)
+            raise refusal(tensor)
+        return self.cast(value, tensor.dtype)
 
-    def elements(self, kind: str, made: Tensor, inputs: Sequence[Value]) -> Value:
+    def elements(self, kind: str, tensor: Tensor, inputs: Sequence[Value]) -> Value:
         """Return an operator's output for operands of one type: the output's, or of a comparison their common one."""
-        dtype, compares = made.dtype, kind in _COMPARISONS
+        dtype, compares = tensor.dtype, kind in _COMPARISONS
         if compares:
-            floats = [one.dtype for one in inputs if one.dtype.kind == "f"]
-            dtype = np.result_type(*(floats or [one.dtype for one in inputs]))
-        given = [self.computed(one, dtype) for one in inputs]
-        return self.node(kind, *given, dtype=np.bool_ if compares else given[0].dtype)
+            floats = [operand.dtype for operand in inputs if operand.dtype.kind == "f"]
+            dtype = np.result_type(*(floats or [operand.dtype for operand in inputs]))
+        operands = [self.computed(operand, dtype) for operand in inputs]
+        return self.node(kind, *operands, dtype=np.bool_ if compares else operands[0].dtype)
 
 
-def refusal(made: Tensor, why: str = "") -> ConfigError:
+def refusal(tensor: Tensor, reason: str = "") -> ConfigError:
     """Return the error that says which op ONNX cannot say, and in which layer."""
-    assert made.op is not None
-    layer = f" in {made.name!r}" if made.name else ""
-    return ConfigError(f"not supported in ONNX: op {made.op.name!r}{layer}{f' {why}' if why else ''}")
+    assert tensor.op is not None
+    layer = f" in {tensor.name!r}" if tensor.name else ""
+    return ConfigError(f"not supported in ONNX: op {tensor.op.name!r}{layer}{f' {reason}' if reason else ''}")

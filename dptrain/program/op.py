@@ -60,9 +60,9 @@ class _Quiet(threading.local):
 _quiet = _Quiet()
 
 
-def one_an_element(made: Tensor) -> int:
+def one_an_element(tensor: Tensor) -> int:
     """Return the floating-point operations of an op that takes one for each element."""
-    return size(made.shape)
+    return size(tensor.shape)
 
 
 class Op:
@@ -163,37 +163,37 @@ class Op:
             a, b = inputs
             if a.__class__ is not Tensor or b.__class__ is not Tensor:
                 a, b = inputs = tuple(as_tensors(inputs))
-            found = self._kinds.get((a.kind, b.kind))
-            if found is not None and found[1] and a.tracking == b.tracking == NOT_TRACKED and WATCH.get() is None:
-                kind = found[0]
-                made = Tensor(None, (), _NONE, *kind, _quiet.run(self.ufunc, a.value, b.value, order="C"))
-                made.kind = kind
-                return made
+            cached = self._kinds.get((a.kind, b.kind))
+            if cached is not None and cached[1] and a.tracking == b.tracking == NOT_TRACKED and WATCH.get() is None:
+                kind = cached[0]
+                result = Tensor(None, (), _NONE, *kind, _quiet.run(self.ufunc, a.value, b.value, order="C"))
+                result.kind = kind
+                return result
         tensors = as_tensors(inputs)
         # In one loop, which is felt: half of the time of a small eager op is spent in this function.
         listed, values, tracking = [], [], NOT_TRACKED
-        for one in tensors:
-            listed.append(one.kind)
-            values.append(one.value)
-            if one.tracking > tracking:
-                tracking = one.tracking
+        for tensor in tensors:
+            listed.append(tensor.kind)
+            values.append(tensor.value)
+            if tensor.tracking > tracking:
+                tracking = tensor.tracking
         kinds = tuple(listed)
-        known = None if attributes else self._kinds.get(kinds)
-        if known is not None:
-            kind, at_once = known
+        entry = None if attributes else self._kinds.get(kinds)
+        if entry is not None:
+            kind, at_once = entry
             shape, dtype = kind
         else:
             at_once = False
-            shape = self.shape(*[one.shape for one in tensors], **attributes)
-            dtype = np.dtype(self.dtype(*[one.dtype for one in tensors], **attributes))
-            if not self.moves and (is_half(dtype) or any([is_half(one.dtype) for one in tensors])):
+            shape = self.shape(*[tensor.shape for tensor in tensors], **attributes)
+            dtype = np.dtype(self.dtype(*[tensor.dtype for tensor in tensors], **attributes))
+            if not self.moves and (is_half(dtype) or any([is_half(tensor.dtype) for tensor in tensors])):
                 return self._in_float32(tensors, attributes, dtype)
-            if any([one is None for one in values]) or is_open(shape):
+            if any([value is None for value in values]) or is_open(shape):
                 return Tensor(self, tensors, attributes, shape, dtype, name=SCOPE.get())
             kind = None if _counts_rows(shape) else (shape, dtype)
-            if TRACE.get() is not None and (kind is None or any(one.counts_rows for one in tensors)):
+            if TRACE.get() is not None and (kind is None or any(tensor.counts_rows for tensor in tensors)):
                 return Tensor(self, tensors, attributes, shape, dtype, name=SCOPE.get())
-            of_floatx = is_floating(dtype) and not any([is_floating(one.dtype) for one in tensors])
+            of_floatx = is_floating(dtype) and not any([is_floating(tensor.dtype) for tensor in tensors])
             if not (kind is None or attributes or of_floatx or None in kinds) and len(self._kinds) < _KINDS:
                 self._kinds[kinds] = kind, self._is_made_at_once(tensors, shape, dtype)
         if at_once:
@@ -209,12 +209,12 @@ class Op:
         # how it was made, or a loop would keep all its values.
         forgets = tracking == NOT_TRACKED or (tracking == WATCHED and not TAPES.get()) or TRACE.get() is not None
         if forgets or self.ends_gradients or not is_floating(dtype):
-            made = Tensor(None, (), {}, shape, dtype, value)
+            result = Tensor(None, (), {}, shape, dtype, value)
         else:
-            made = Tensor(self, tensors, attributes, shape, dtype, value, SCOPE.get())
-            made.tracking = tracking
-        made.kind = kind
-        return made
+            result = Tensor(self, tensors, attributes, shape, dtype, value, SCOPE.get())
+            result.tracking = tracking
+        result.kind = kind
+        return result
 
     def values(self, *inputs: Any, **attributes: Any) -> tuple[Tensor, ...]:
         """Return all values of an op that has several, for tensors, arrays and numbers.
@@ -223,37 +223,37 @@ class Op:
             ConfigError: the inputs do not go together.
         """
         tensors = tuple(as_tensors(inputs))
-        made = self.values_of(tensors, attributes, SCOPE.get())
-        depends = any(one.counts_rows or _counts_rows(one.shape) for one in (*tensors, *made))
+        outputs = self.values_of(tensors, attributes, SCOPE.get())
+        depends = any(tensor.counts_rows or _counts_rows(tensor.shape) for tensor in (*tensors, *outputs))
         if (TRACE.get() is not None and (depends or isinstance(self.lowering, Repeat))) or (
-            any(one.value is None for one in tensors) or any(is_open(one.shape) for one in made)
+            any(tensor.value is None for tensor in tensors) or any(is_open(output.shape) for output in outputs)
         ):
-            return made
-        out = [np.empty(one.shape, one.dtype) for one in made]
-        about = attributes | {"first_row": 0} if self.by_row else attributes
-        _quiet.run(self.compute, *[one.value for one in tensors], **about, out=out)
-        tracking = max([one.tracking for one in tensors], default=NOT_TRACKED)
+            return outputs
+        out = [np.empty(output.shape, output.dtype) for output in outputs]
+        call_attributes = attributes | {"first_row": 0} if self.by_row else attributes
+        _quiet.run(self.compute, *[tensor.value for tensor in tensors], **call_attributes, out=out)
+        tracking = max([tensor.tracking for tensor in tensors], default=NOT_TRACKED)
         forgets = tracking == NOT_TRACKED or (tracking == WATCHED and not TAPES.get()) or TRACE.get() is not None
-        found = []
-        for one, value in zip(made, out, strict=True):
+        results = []
+        for output, value in zip(outputs, out, strict=True):
             if (check := WATCH.get()) is not None:
-                check(Tensor(self, tensors, attributes, one.shape, one.dtype, value, one.name, one.index))
-            if forgets or self.ends_gradients or not is_floating(one.dtype):
-                one = Tensor(None, (), {}, one.shape, one.dtype, value)
+                check(Tensor(self, tensors, attributes, output.shape, output.dtype, value, output.name, output.index))
+            if forgets or self.ends_gradients or not is_floating(output.dtype):
+                output = Tensor(None, (), {}, output.shape, output.dtype, value)
             else:
-                one.value, one.tracking = value, tracking
-            one.kind = None if _counts_rows(one.shape) else (one.shape, one.dtype)
-            found.append(one)
-        return tuple(found)
+                output.value, output.tracking = value, tracking
+            output.kind = None if _counts_rows(output.shape) else (output.shape, output.dtype)
+            results.append(output)
+        return tuple(results)
 
     def values_of(self, inputs: Sequence[Tensor], attributes: dict[str, Any], name: str = "") -> tuple[Tensor, ...]:
         """Return the values of a node, written down."""
         if not self.has_values:
-            shapes: Any = [self.shape(*[one.shape for one in inputs], **attributes)]
-            dtypes: Any = [self.dtype(*[one.dtype for one in inputs], **attributes)]
+            shapes: Any = [self.shape(*[tensor.shape for tensor in inputs], **attributes)]
+            dtypes: Any = [self.dtype(*[tensor.dtype for tensor in inputs], **attributes)]
         else:
-            shapes = self.shape(*[one.shape for one in inputs], **attributes)
-            dtypes = self.dtype(*[one.dtype for one in inputs], **attributes)
+            shapes = self.shape(*[tensor.shape for tensor in inputs], **attributes)
+            dtypes = self.dtype(*[tensor.dtype for tensor in inputs], **attributes)
         return tuple(
             Tensor(self, inputs, attributes, shape, np.dtype(dtype), name=name, index=index)
             for index, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True))
@@ -263,13 +263,15 @@ class Op:
         """Whether the ufunc makes an array of the op's type of these inputs; of single numbers it makes none."""
         if self.ufunc is None or not shape:
             return False
-        return self.ufunc.resolve_dtypes((*[one.dtype for one in inputs], None))[-1] == dtype
+        return self.ufunc.resolve_dtypes((*[tensor.dtype for tensor in inputs], None))[-1] == dtype
 
     def _in_float32(self, inputs: Sequence[Tensor], attributes: Mapping[str, Any], dtype: DType) -> Tensor:
         """Return what it makes of half-precision numbers: computed in float32, and rounded once."""
         cast = METHODS["cast"]
-        only_whole = not any(is_floating(one.dtype) for one in inputs) and "dtype" not in attributes  # as floatx says
-        wide = [cast(one, FLOATX) if only_whole or is_half(one.dtype) else one for one in inputs]
+        only_whole = (
+            not any(is_floating(tensor.dtype) for tensor in inputs) and "dtype" not in attributes
+        )  # as floatx says
+        wide = [cast(tensor, FLOATX) if only_whole or is_half(tensor.dtype) else tensor for tensor in inputs]
         if "dtype" in attributes and is_half(np.dtype(attributes["dtype"])):
             attributes = {**attributes, "dtype": FLOATX.name}
         return cast(self(*wide, **attributes), dtype)  # type: ignore[no-any-return]
@@ -284,16 +286,16 @@ class Op:
             return inputs, attributes
         code = self.compute.__code__
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        names = tuple(one for one in names if one not in ("out", "first_row"))
+        names = tuple(name for name in names if name not in ("out", "first_row"))
         if len(inputs) > len(names):
             raise TypeError(f"{self.name}() takes {len(names)} arguments: {', '.join(names)}; {len(inputs)} were given")
-        given = dict(zip(names, inputs, strict=False))
-        if twice := sorted(given.keys() & attributes.keys()):
-            raise TypeError(f"{self.name}() got multiple values for argument {twice[0]!r}")
-        given |= attributes
-        if missing := [one for one in names[: self.operands] if one not in given]:
+        arguments = dict(zip(names, inputs, strict=False))
+        if repeated := sorted(arguments.keys() & attributes.keys()):
+            raise TypeError(f"{self.name}() got multiple values for argument {repeated[0]!r}")
+        arguments |= attributes
+        if missing := [name for name in names[: self.operands] if name not in arguments]:
             raise TypeError(f"{self.name}() misses {', '.join(missing)}")
-        return tuple(given.pop(one) for one in names[: self.operands]), given
+        return tuple(arguments.pop(name) for name in names[: self.operands]), arguments
 
     def _computed(self, arrays: Sequence[Any], attributes: Mapping[str, Any], shape: Shape, dtype: DType) -> Array:
         out = np.empty(shape, dtype)
@@ -304,46 +306,46 @@ class Op:
             _quiet.run(self.compute, *arrays, **attributes, out=out)
         return out
 
-    def execute(self, arrays: Sequence[Any], made: Tensor, rows: int | None = None, first_row: int = 0) -> Array:
+    def execute(self, arrays: Sequence[Any], tensor: Tensor, rows: int | None = None, first_row: int = 0) -> Array:
         """Return the output of these inputs.
 
         Args:
             arrays: the inputs, as a rank holds them.
-            made: the tensor that is computed.
+            tensor: the tensor that is computed.
             rows: of the batch that the rank has; None for all.
             first_row: the global number of the first of them.
         """
-        attributes = self.local_attributes(made, rows, first_row)
+        attributes = self.local_attributes(tensor, rows, first_row)
         if self.is_view:
             return np.asarray(self.compute(*arrays, **attributes))
-        return self._computed(arrays, attributes, local(made.shape, rows), made.dtype)
+        return self._computed(arrays, attributes, local(tensor.shape, rows), tensor.dtype)
 
-    def local_attributes(self, made: Tensor, rows: int | None, first_row: int) -> dict[str, Any]:
+    def local_attributes(self, tensor: Tensor, rows: int | None, first_row: int) -> dict[str, Any]:
         """Return the attributes of a tensor as a rank with these rows has them; as `execute`."""
-        attributes = made.attributes
+        attributes = tensor.attributes
         if self.by_row:
-            counted = next((n for n in made.shape if isinstance(n, Dim)), None)
+            counted = next((n for n in tensor.shape if isinstance(n, Dim)), None)
             attributes = attributes | {"first_row": 0 if counted is None else first_row * counted.scale}
         return {name: _local(value, rows) for name, value in attributes.items()}
 
-    def sharding_rule(self, made: Tensor) -> ShardingRule:
+    def sharding_rule(self, tensor: Tensor) -> ShardingRule:
         """Return the letters of the operands' axes and of the output's of a tensor that it makes.
 
         Raises:
             ConfigError: they are not as many as axes.
         """
-        shapes = [one.shape for one in made.inputs]
-        found = self._named
-        if found is None:
+        shapes = [operand.shape for operand in tensor.inputs]
+        rule = self._named
+        if rule is None:
             assert callable(self.letters)
-            found = parse_rule(self.letters(shapes, made.shape, made.attributes), self.name, len(shapes))
-        found = found.of(made.index)
-        if [*map(len, found.inputs), len(found.output)] != [*map(len, shapes), made.ndim]:
-            found_shapes = ", ".join(str(tuple(map(int, one))) for one in (*shapes, made.shape))
+            rule = parse_rule(self.letters(shapes, tensor.shape, tensor.attributes), self.name, len(shapes))
+        rule = rule.of(tensor.index)
+        if [*map(len, rule.inputs), len(rule.output)] != [*map(len, shapes), tensor.ndim]:
+            found_shapes = ", ".join(str(tuple(map(int, operand))) for operand in (*shapes, tensor.shape))
             raise ConfigError(
-                f"op {self.name!r}: letters = {str(found)!r} for shapes {found_shapes}: expected one an axis"
+                f"op {self.name!r}: letters = {str(rule)!r} for shapes {found_shapes}: expected one an axis"
             )
-        return found
+        return rule
 
     def gradient(self, rule: Callable[..., Any]) -> Callable[..., Any]:
         """Register the gradient: `rule(made, dy, *inputs)` returns a tensor or None for each input, written in ops."""
@@ -365,10 +367,10 @@ def in_one_call(compute: Callable[..., Array], *inputs: Tensor) -> Tensor | None
     It must have their bits. Returns None where they are looked at one by one: to be written down, for a gradient or by
     a watcher.
     """
-    for one in inputs:
-        if not one.is_bare:
+    for tensor in inputs:
+        if not tensor.is_bare:
             return None
-    return of_value(np.asarray(_quiet.run(compute, *[one.value for one in inputs])))
+    return of_value(np.asarray(_quiet.run(compute, *[tensor.value for tensor in inputs])))
 
 
 def _counts_rows(shape: Shape) -> bool:
@@ -377,7 +379,7 @@ def _counts_rows(shape: Shape) -> bool:
 
 def _local(value: Any, rows: int | None) -> Any:
     if isinstance(value, tuple):
-        return tuple(_local(one, rows) for one in value)
+        return tuple(_local(part, rows) for part in value)
     if not isinstance(value, Dim):
         return value
     return value.number if rows is None else value.scale * rows
@@ -392,9 +394,9 @@ def op(*, operator: Operator | None = None, **record: Any) -> Callable[[Callable
     """
 
     def make(compute: Callable[..., Any]) -> Op:
-        made = OPS[compute.__name__] = Op(compute, **record)
+        record_op = OPS[compute.__name__] = Op(compute, **record)
         if operator is not None:
-            OPERATORS[operator] = made
-        return made
+            OPERATORS[operator] = record_op
+        return record_op
 
     return make

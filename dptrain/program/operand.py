@@ -31,11 +31,11 @@ _PLAIN = (int, type(None), type(Ellipsis))
 
 def is_plain(key: Any) -> bool:
     """Whether an index consists of numbers, slices, None and an ellipsis alone, and of no number of rows."""
-    for one in key if key.__class__ is tuple else (key,):
-        kind = one.__class__
+    for part in key if key.__class__ is tuple else (key,):
+        kind = part.__class__
         if kind is slice:
-            bounds = one.start.__class__ in _BOUNDS and one.stop.__class__ in _BOUNDS
-            if not bounds or one.step.__class__ not in _BOUNDS:
+            bounds = part.start.__class__ in _BOUNDS and part.stop.__class__ in _BOUNDS
+            if not bounds or part.step.__class__ not in _BOUNDS:
                 return False
         elif kind not in _PLAIN:
             return False
@@ -145,12 +145,12 @@ class Operand:
     @property
     def T(self) -> "Tensor":  # noqa: N802  # Keras' and NumPy's name
         """The tensor with its axes in reverse order."""
-        found: Tensor = METHODS["transpose"](self)
-        return found
+        transposed: Tensor = METHODS["transpose"](self)
+        return transposed
 
     def __getitem__(self, key: Any) -> "Tensor":
-        found: Tensor = METHODS["[]"](self, key)
-        return found
+        part: Tensor = METHODS["[]"](self, key)
+        return part
 
     def __iter__(self) -> Iterator["Tensor"]:
         """Go through the parts along the first axis."""
@@ -164,11 +164,11 @@ class Operand:
             TypeError: there is none.
             ConfigError: it counts the rows of a batch, which is another number at each step.
         """
-        known: Any = self  # a tensor or a variable
-        if not known.shape:
+        tensor: Any = self  # a tensor or a variable
+        if not tensor.shape:
             raise TypeError("a tensor without dimensions has no length")
-        (length, *_) = known.shape
-        if isinstance(length, Dim) and known._is_symbolic:
+        (length, *_) = tensor.shape
+        if isinstance(length, Dim) and tensor._is_symbolic:
             raise ConfigError(
                 f"len() and iteration are not supported over the rows of a batch, of {self}: their number changes from "
                 "batch to batch; ops take all rows at once, and `x.shape[0]` is their number in a computation"

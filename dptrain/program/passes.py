@@ -32,10 +32,10 @@ def substitutes(tensors: Iterable[Tensor], change: Callable[[Tensor], Tensor]) -
         tensors: each after its inputs.
         change: returns what stands for a tensor, whose inputs have been replaced already.
     """
-    found: dict[Tensor, Tensor] = {}
-    for one in tensors:
-        found[one] = change(one.with_inputs([found[read] for read in one.inputs]))
-    return found
+    new: dict[Tensor, Tensor] = {}
+    for tensor in tensors:
+        new[tensor] = change(tensor.with_inputs([new[read] for read in tensor.inputs]))
+    return new
 
 
 def rewritten(program: Program, change: Callable[[Tensor], Tensor]) -> Program:
@@ -44,16 +44,18 @@ def rewritten(program: Program, change: Callable[[Tensor], Tensor]) -> Program:
 
 
 def _of_substitutes(program: Program, new: Mapping[Tensor, Tensor]) -> Program:
-    made = replace(
+    rewritten_program = replace(
         program,
-        outputs={name: new[one] for name, one in program.outputs.items()},
-        updates={variable: new[one] for variable, one in program.updates.items()},
+        outputs={name: new[tensor] for name, tensor in program.outputs.items()},
+        updates={variable: new[tensor] for variable, tensor in program.updates.items()},
     )
-    if isinstance(made, PlacedProgram):
-        known = made.placements
-        placements = {new[one]: known[one] for one in program.tensors if one in known}
-        made = replace(made, placements=placements)
-    return made
+    if isinstance(rewritten_program, PlacedProgram):
+        placements_before = rewritten_program.placements
+        placements = {
+            new[tensor]: placements_before[tensor] for tensor in program.tensors if tensor in placements_before
+        }
+        rewritten_program = replace(rewritten_program, placements=placements)
+    return rewritten_program
 
 
 def without_ranks(program: Program) -> Program:
@@ -79,19 +81,19 @@ def with_precision(program: Program, precision: str, of_halves: str = "float32")
             TF32, which holds it exactly.
     """
 
-    def chosen(one: Tensor) -> Tensor:
-        if not isinstance(lowering_of(one), Product | ConvolutionLowering) or one.dtype != np.float32:
-            return one
-        own, factors = precision, list(one.inputs)
-        if (halves := _half_factors(one)) is not None:
-            own = of_halves
-            if own in ("half", "wgmma"):
+    def chosen(tensor: Tensor) -> Tensor:
+        if not isinstance(lowering_of(tensor), Product | ConvolutionLowering) or tensor.dtype != np.float32:
+            return tensor
+        precision_of_product, factors = precision, list(tensor.inputs)
+        if (halves := _half_factors(tensor)) is not None:
+            precision_of_product = of_halves
+            if precision_of_product in ("half", "wgmma"):
                 if halves[0].dtype == halves[1].dtype:
                     factors = halves
                 else:
-                    own = "tf32"
-        attributes = {**one.attributes, "precision": own}
-        return Tensor(one.op, factors, attributes, one.shape, one.dtype, name=one.name)
+                    precision_of_product = "tf32"
+        attributes = {**tensor.attributes, "precision": precision_of_product}
+        return Tensor(tensor.op, factors, attributes, tensor.shape, tensor.dtype, name=tensor.name)
 
     return program if precision == of_halves == "float32" else rewritten(program, chosen)
 
@@ -110,17 +112,17 @@ def with_half_factors(tensor: Tensor) -> Tensor:
 
 def sums_of_products(program: Program) -> dict[Tensor, Tensor]:
     """Return the products of matrices that nothing but a sum over all axes before the last two reads, by the sum."""
-    readers = Counter(read for one in program.tensors for read in one.inputs)
+    readers = Counter(read for tensor in program.tensors for read in tensor.inputs)
     readers.update(program.results)
-    found = {}
+    products = {}
     for tensor in program.tensors:
         if lowering_of(tensor) == Reduction("sum") and not tensor.attributes["keepdims"]:
             product = tensor.inputs[0]
             axes = tuple(range(product.ndim - 2))
             is_product = isinstance(lowering_of(product), Product) and readers[product] == 1
             if is_product and axes and tensor.attributes["axes"] == axes:
-                found[tensor] = product
-    return found
+                products[tensor] = product
+    return products
 
 
 def with_long_products(program: Program) -> Program:
@@ -132,8 +134,12 @@ def with_long_products(program: Program) -> Program:
     new: dict[Tensor, Tensor] = {}
     with tracing():
         for tensor in program.tensors:
-            made = _long_product(sums[tensor], new) if tensor in sums else None
-            new[tensor] = tensor.with_inputs([new[one] for one in tensor.inputs]) if made is None else made
+            long_product = _long_product(sums[tensor], new) if tensor in sums else None
+            new[tensor] = (
+                tensor.with_inputs([new[operand] for operand in tensor.inputs])
+                if long_product is None
+                else long_product
+            )
     return _of_substitutes(program, new)
 
 
@@ -146,14 +152,14 @@ def _long_product(product: Tensor, new: Mapping[Tensor, Tensor]) -> Tensor | Non
     rows = b.shape[:-1]
     if sum(isinstance(n, Dim) for n in rows) > 1:
         return None
-    x, y = (OPERATORS["reshape"](new[one], shape=(math.prod(rows), one.shape[-1])) for one in (a.inputs[0], b))
+    x, y = (OPERATORS["reshape"](new[factor], shape=(math.prod(rows), factor.shape[-1])) for factor in (a.inputs[0], b))
     return OPERATORS["@"](OPERATORS["transpose"](x, axes=(1, 0)), y)
 
 
 def _half_factors(product: Tensor) -> list[Tensor] | None:
     """Return the tensors of half precision whose float32 copies a product reads; None unless both factors are such."""
-    found = [half for one in product.inputs if (half := _narrow(one)) is not None]
-    return found if len(found) == len(product.inputs) else None
+    factors = [half for factor in product.inputs if (half := _narrow(factor)) is not None]
+    return factors if len(factors) == len(product.inputs) else None
 
 
 def _narrow(tensor: Tensor) -> Tensor | None:
@@ -175,17 +181,17 @@ def without_repeats(program: Program) -> Program:
 
 def first_of_equals() -> Callable[[Tensor], Tensor]:
     """Return a function that returns, of equal tensors, the first that it was given."""
-    known: dict[Any, Tensor] = {}
-    return lambda one: known.setdefault(_identity(one), one)
+    firsts: dict[Any, Tensor] = {}
+    return lambda tensor: firsts.setdefault(_identity(tensor), tensor)
 
 
 def _identity(tensor: Tensor) -> Any:
     """Return what equal tensors have in common, whose inputs are the same tensors."""
     if tensor.op is None and (tensor.value is None or tensor.value.size != 1):
         return id(tensor)
-    made_of = tensor.value.tobytes() if tensor.value is not None else tuple(id(one) for one in tensor.inputs)
+    source = tensor.value.tobytes() if tensor.value is not None else tuple(id(operand) for operand in tensor.inputs)
     attributes = tuple(sorted((name, _comparable(value)) for name, value in tensor.attributes.items()))
-    return id(tensor.op), tensor.index, made_of, attributes, marked(tensor.shape), tensor.dtype
+    return id(tensor.op), tensor.index, source, attributes, marked(tensor.shape), tensor.dtype
 
 
 def _comparable(value: Any) -> Any:

@@ -66,9 +66,9 @@ class Program:
 
     def for_rows(self, rows: int) -> Self:
         """Return the program for global batches of another number of rows."""
-        made = replace(self, rows=rows)
-        object.__setattr__(made, "lowered", self.lowered)
-        return made
+        copy = replace(self, rows=rows)
+        object.__setattr__(copy, "lowered", self.lowered)
+        return copy
 
 
 def trace(function: Callable[..., Mapping[str, Any]], inputs: Mapping[str, tuple[Shape, npt.DTypeLike]]) -> Program:
@@ -83,44 +83,44 @@ def trace(function: Callable[..., Mapping[str, Any]], inputs: Mapping[str, tuple
         ConfigError: the function decides by a value.
     """
     data = {name: placeholder(shape, dtype, name) for name, (shape, dtype) in inputs.items()}
-    with tracing() as seen:
-        found = function(*data.values())
-        outputs = dict(zip(found, as_tensors(list(found.values())), strict=True))
-        for variable in seen.written:
-            seen.placeholder_of(variable)
-    updates = {variable: leaf.inputs[0] for variable, leaf in seen.written.items()}
-    derived = _derived(outputs, seen)
-    own = {name: one for name, one in outputs.items() if name not in derived.outputs}
-    weight_gradients = seen.weight_gradients
-    if has_loops([*own.values(), *updates.values()]):
-        new = trimmed([*own.values(), *updates.values()])
-        own = {name: new[one] for name, one in own.items()}
-        updates = {variable: new[one] for variable, one in updates.items()}
-        weight_gradients = {new[one]: variable for one, variable in weight_gradients.items() if one in new}
+    with tracing() as recorded:
+        results = function(*data.values())
+        outputs = dict(zip(results, as_tensors(list(results.values())), strict=True))
+        for variable in recorded.written:
+            recorded.placeholder_of(variable)
+    updates = {variable: leaf.inputs[0] for variable, leaf in recorded.written.items()}
+    derived = _derived(outputs, recorded)
+    placeholders = {name: tensor for name, tensor in outputs.items() if name not in derived.outputs}
+    weight_gradients = recorded.weight_gradients
+    if has_loops([*placeholders.values(), *updates.values()]):
+        new = trimmed([*placeholders.values(), *updates.values()])
+        placeholders = {name: new[tensor] for name, tensor in placeholders.items()}
+        updates = {variable: new[tensor] for variable, tensor in updates.items()}
+        weight_gradients = {new[tensor]: variable for tensor, variable in weight_gradients.items() if tensor in new}
     sizes = [n.size for shape, _ in inputs.values() for n in shape if isinstance(n, Dim) and n.size is not None]
     rows = sizes[0].number if sizes else 0
-    asked = any(one.asked for one in sizes)
-    return Program(data, seen.read, own, updates, derived, rows, asked, weight_gradients)
+    missing = any(batch_size.asked for batch_size in sizes)
+    return Program(data, recorded.read, placeholders, updates, derived, rows, missing, weight_gradients)
 
 
-def _derived(outputs: Mapping[str, Tensor], seen: Trace) -> Program:
+def _derived(outputs: Mapping[str, Tensor], recorded: Trace) -> Program:
     """Return the program of those outputs that follow from the state after the step."""
-    unchanged = {variable: one for variable, one in seen.read.items() if variable not in seen.written}
-    state = {**unchanged, **seen.written}
-    known = {one: placeholder(one.shape, one.dtype, variable._path, variable) for variable, one in state.items()}
-    told: dict[Tensor, Tensor | None] = dict(known)  # None for what needs the step's own data
+    unchanged = {variable: leaf for variable, leaf in recorded.read.items() if variable not in recorded.written}
+    state = {**unchanged, **recorded.written}
+    leaves = {leaf: placeholder(leaf.shape, leaf.dtype, variable._path, variable) for variable, leaf in state.items()}
+    replacements: dict[Tensor, Tensor | None] = dict(leaves)  # None for what needs the step's own data
 
     for tensor in topological(outputs.values()):
-        if tensor in told:
+        if tensor in replacements:
             continue
-        inputs = [told[one] for one in tensor.inputs]
+        inputs = [replacements[operand] for operand in tensor.inputs]
         if tensor.op is None:
-            told[tensor] = None if tensor.value is None or tensor.counts_rows else tensor
-        elif any(one is None for one in inputs) or any(isinstance(n, Dim) for n in tensor.shape):
-            told[tensor] = None
+            replacements[tensor] = None if tensor.value is None or tensor.counts_rows else tensor
+        elif any(operand is None for operand in inputs) or any(isinstance(n, Dim) for n in tensor.shape):
+            replacements[tensor] = None
         else:
-            told[tensor] = tensor.with_inputs([one for one in inputs if one is not None])
-    found = {name: one for name, tensor in outputs.items() if (one := told[tensor]) is not None}
-    needed = set(topological(found.values()))  # whose values are fetched from the device
-    read = {variable: known[one] for variable, one in state.items() if known[one] in needed}
-    return Program({}, read, found, {})
+            replacements[tensor] = tensor.with_inputs([operand for operand in inputs if operand is not None])
+    derived = {name: operand for name, tensor in outputs.items() if (operand := replacements[tensor]) is not None}
+    behind_derived = set(topological(derived.values()))  # whose values are fetched from the device
+    read = {variable: leaves[leaf] for variable, leaf in state.items() if leaves[leaf] in behind_derived}
+    return Program({}, read, derived, {})

@@ -74,8 +74,8 @@ def _is(value: Any, kind: Any) -> bool:
     """Whether a value is of a type: no text is a number, and no truth value."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
-        bounds = [one for one in arguments[1:] if isinstance(one, Interval)]
-        return _is(value, arguments[0]) and all(_within(value, one) for one in bounds)
+        bounds = [argument for argument in arguments[1:] if isinstance(argument, Interval)]
+        return _is(value, arguments[0]) and all(_within(value, interval) for interval in bounds)
     if origin is Literal:
         return isinstance(value, str) and value in arguments
     if origin is tuple:
@@ -84,7 +84,7 @@ def _is(value: Any, kind: Any) -> bool:
         kinds = arguments[:1] * len(value) if arguments[1:] == (Ellipsis,) else arguments
         return len(kinds) == len(value) and all(map(_is, value, kinds))
     if origin is not None:  # a union
-        return any(_is(value, one) for one in arguments)
+        return any(_is(value, argument) for argument in arguments)
     if kind is bool or isinstance(value, bool | np.bool_):
         return kind is bool and isinstance(value, bool)
     if kind is int:

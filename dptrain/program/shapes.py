@@ -24,9 +24,9 @@ def without_rows(shape: Iterable[Any]) -> tuple[int | None, ...]:
     return tuple(None if isinstance(n, Dim) else int(n) for n in shape)
 
 
-def differ(one: Any, other: Any) -> bool:
+def differ(a: Any, b: Any) -> bool:
     """Whether two lengths cannot be the same: not where one of them is not known."""
-    return is_number(one) and is_number(other) and bool(one != other)
+    return is_number(a) and is_number(b) and bool(a != b)
 
 
 def is_open(shape: Iterable[Any]) -> bool:
@@ -85,22 +85,22 @@ def broadcast(*shapes: Shape) -> Shape:
     rank = max(map(len, shapes), default=0)
     result: list[int] = []
     for axis in range(-rank, 0):
-        known, dim = 1, None
+        length, dim = 1, None
         for shape in shapes:
             n: Any = shape[axis] if len(shape) >= -axis else 1
             if isinstance(n, Dim):
-                goes = dim is None or n == dim or not (is_number(n) and is_number(dim))
+                fits = dim is None or n == dim or not (is_number(n) and is_number(dim))
                 dim = n if dim is None or dim.size is None else dim
             else:
-                goes = known == 1 or n in (1, known)
-                known = n if n != 1 else known
-            if not goes:
+                fits = length == 1 or n in (1, length)
+                length = n if n != 1 else length
+            if not fits:
                 raise ConfigError(f"shapes {', '.join(map(str, shapes))} cannot be broadcast together")
-        if known != 1 and dim is not None:
-            if differ(dim, known):
+        if length != 1 and dim is not None:
+            if differ(dim, length):
                 raise ConfigError(f"shapes {', '.join(map(str, shapes))} cannot be broadcast together")
             dim = dim if is_number(dim) else None  # what is not known will be what is known
-        result.append(known if dim is None else dim)  # type: ignore[arg-type]
+        result.append(length if dim is None else dim)  # type: ignore[arg-type]
     return tuple(result)
 
 
@@ -112,9 +112,9 @@ def normalized_axes(axis: int | Sequence[int] | None, rank: int) -> tuple[int, .
     """
     if axis is None:
         return tuple(range(rank))
-    given = [axis] if isinstance(axis, int) else list(axis)
-    axes = sorted(one + rank if one < 0 else one for one in given)
-    wrong = [one for one in given if not -rank <= one < rank]
+    axes_given = [axis] if isinstance(axis, int) else list(axis)
+    axes = sorted(number + rank if number < 0 else number for number in axes_given)
+    wrong = [number for number in axes_given if not -rank <= number < rank]
     if wrong:
         raise ConfigError(f"axis {wrong[0]} is out of bounds for {rank} dimensions")
     if len(set(axes)) < len(axes):

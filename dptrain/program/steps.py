@@ -21,23 +21,23 @@ def step_of(body: Body, rows: int = 0) -> Program:
         rows: of the global batch.
     """
     if "program" not in body.made:
-        inputs = {str(number): one for number, one in enumerate(body.placeholders)}
-        outputs = {str(number): one for number, one in enumerate(body.results)}
+        inputs = {str(number): tensor for number, tensor in enumerate(body.placeholders)}
+        outputs = {str(number): tensor for number, tensor in enumerate(body.results)}
         body.made["program"] = Program(inputs, {}, outputs, {}, rows=rows)
-    found: Program = body.made["program"]
-    return found if found.rows == rows else found.for_rows(rows)
+    program: Program = body.made["program"]
+    return program if program.rows == rows else program.for_rows(rows)
 
 
-def unrolled(program: Program, only: Node | None = None) -> Program:
+def unrolled(program: Program, loop: Node | None = None) -> Program:
     """Return a program in which the steps of a loop stand one after the other.
 
     Args:
         program: any.
-        only: the loop; by default all.
+        loop: the loop; by default all.
     """
     read: dict[Node, set[int]] = {}
     for tensor in program.tensors:
-        if has_body(tensor) and only in (None, tensor.node):
+        if has_body(tensor) and loop in (None, tensor.node):
             read.setdefault(tensor.node, set()).add(tensor.index)
     if not read:
         return program
@@ -45,7 +45,7 @@ def unrolled(program: Program, only: Node | None = None) -> Program:
     values: dict[Node, tuple[Tensor, ...]] = {}
     with tracing():
         for tensor in program.tensors:
-            inputs = [new[one] for one in tensor.inputs]
+            inputs = [new[operand] for operand in tensor.inputs]
             lowering = lowering_of(tensor)
             if not isinstance(lowering, Repeat) or tensor.node not in read:
                 new[tensor] = tensor.with_inputs(inputs)
@@ -55,24 +55,26 @@ def unrolled(program: Program, only: Node | None = None) -> Program:
             new[tensor] = values[tensor.node][tensor.index]
     return replace(
         program,
-        outputs={name: new[one] for name, one in program.outputs.items()},
-        updates={variable: new[one] for variable, one in program.updates.items()},
-        weight_gradients={new[one]: variable for one, variable in program.weight_gradients.items() if one in new},
+        outputs={name: new[tensor] for name, tensor in program.outputs.items()},
+        updates={variable: new[tensor] for variable, tensor in program.updates.items()},
+        weight_gradients={
+            new[tensor]: variable for tensor, variable in program.weight_gradients.items() if tensor in new
+        },
         derived=None if program.derived is None else unrolled(program.derived),
     )
 
 
 def without_attention(program: Program) -> Program:
     """Return a program in which attention is made of other ops, for backends that have no kernel for it."""
-    made: dict[Node, tuple[Tensor, ...]] = {}
+    composed: dict[Node, tuple[Tensor, ...]] = {}
 
     def change(tensor: Tensor) -> Tensor:
         lowering = lowering_of(tensor)
         if not isinstance(lowering, AttentionLowering):
             return tensor
-        if tensor.node not in made:
-            made[tensor.node] = lowering.composed(tensor.inputs, tensor.attributes)
-        return made[tensor.node][tensor.index]
+        if tensor.node not in composed:
+            composed[tensor.node] = lowering.composed(tensor.inputs, tensor.attributes)
+        return composed[tensor.node][tensor.index]
 
     with tracing():
         return rewritten(program, change)
@@ -91,8 +93,10 @@ def with_steps_changed(program: Program, change: Callable[[Program], Program]) -
             count = len(body.carries)
             body = replace(body, following=tuple(results[:count]), stacked=tuple(results[count:]))
             attributes[node] = {**node.attributes, "body": body}
-        about = attributes[node]
-        return Tensor(tensor.op, tensor.inputs, about, tensor.shape, tensor.dtype, name=tensor.name, index=tensor.index)
+        loop_attributes = attributes[node]
+        return Tensor(
+            tensor.op, tensor.inputs, loop_attributes, tensor.shape, tensor.dtype, name=tensor.name, index=tensor.index
+        )
 
     return rewritten(change(program), of_loop)
 
@@ -112,10 +116,12 @@ def with_loops_in_memory(program: Program) -> Program:
             body, count = body_of(node), len(body_of(node).begun)
             carries = [
                 *map(_copy, node.inputs[:count]),
-                *(_zeros(one) for one in body.carries[count:]),
+                *(_zeros(carry) for carry in body.carries[count:]),
             ]
-            others = [one if _lies_whole(one) else _copy(one) for one in map(in_order, node.inputs[count:])]
-            loops[node] = [*carries, *others], {**node.attributes, "body": _of_its_own(body)}
+            other_inputs = [
+                tensor if _lies_whole(tensor) else _copy(tensor) for tensor in map(in_order, node.inputs[count:])
+            ]
+            loops[node] = [*carries, *other_inputs], {**node.attributes, "body": _of_its_own(body)}
         inputs, attributes = loops[node]
         return Tensor(tensor.op, inputs, attributes, tensor.shape, tensor.dtype, name=tensor.name, index=tensor.index)
 
@@ -124,21 +130,23 @@ def with_loops_in_memory(program: Program) -> Program:
 
 def _of_its_own(body: Body) -> Body:
     """Return the same body of other tensors, each of whose results is computed for itself; all carries have inputs."""
-    new = {one: placeholder(one.shape, one.dtype, one.name) for one in body.placeholders}
-    for one in topological(body.results):
-        if one not in new:
-            new[one] = one.with_inputs([new[read] for read in one.inputs])
-    taken: set[Tensor] = set()
+    new = {tensor: placeholder(tensor.shape, tensor.dtype, tensor.name) for tensor in body.placeholders}
+    for tensor in topological(body.results):
+        if tensor not in new:
+            new[tensor] = tensor.with_inputs([new[read] for read in tensor.inputs])
+    used: set[Tensor] = set()
 
-    def own(result: Tensor) -> Tensor:
+    def distinct(result: Tensor) -> Tensor:
         made = new[result]
-        if made.op is None or has_body(made) or made in taken:
+        if made.op is None or has_body(made) or made in used:
             return _copy(made)
-        taken.add(made)
+        used.add(made)
         return made
 
-    carries, slices, captures = (tuple(map(new.__getitem__, one)) for one in (body.carries, body.slices, body.captures))
-    following, stacked = (tuple(map(own, one)) for one in (body.following, body.stacked))
+    carries, slices, captures = (
+        tuple(map(new.__getitem__, group)) for group in (body.carries, body.slices, body.captures)
+    )
+    following, stacked = (tuple(map(distinct, group)) for group in (body.following, body.stacked))
     return Body(carries, slices, captures, following, stacked, 0, body.counted)
 
 

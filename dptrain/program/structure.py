@@ -38,63 +38,70 @@ class ProgramStructure:
 def structure_of(program: Program) -> ProgramStructure | None:
     """Return a program's structure; None where it holds what cannot be compared, or constants of many bytes."""
     seeds: dict[int, int] = {}
-    given = {one: ("input", name) for name, one in program.inputs.items()}
-    state = {one: ("state", number) for number, one in enumerate(program.state.values())}
-    found = _nodes(program.tensors, {**state, **given}, seeds)
-    if found is None:
+    inputs = {tensor: ("input", name) for name, tensor in program.inputs.items()}
+    state = {tensor: ("state", number) for number, tensor in enumerate(program.state.values())}
+    nodes = _nodes(program.tensors, {**state, **inputs}, seeds)
+    if nodes is None:
         return None
-    numbers = {one: number for number, one in enumerate(program.tensors)}
+    numbers = {tensor: number for number, tensor in enumerate(program.tensors)}
     variables = list(program.state)
     order = {variable: number for number, variable in enumerate(variables)}
     key = (
-        found,
-        tuple((name, _key(one)) for name, one in program.inputs.items()),
-        tuple(_key(one) for one in program.state.values()),
-        tuple((name, numbers[one]) for name, one in program.outputs.items()),
-        tuple((order[variable], numbers[one]) for variable, one in program.updates.items()),
+        nodes,
+        tuple((name, _key(tensor)) for name, tensor in program.inputs.items()),
+        tuple(_key(tensor) for tensor in program.state.values()),
+        tuple((name, numbers[tensor]) for name, tensor in program.outputs.items()),
+        tuple((order[variable], numbers[tensor]) for variable, tensor in program.updates.items()),
         program.rows if program.shape_specialised else None,
         (program.bucket_bytes, bool(program.layouts)) if isinstance(program, PlacedProgram) else None,
     )
     return ProgramStructure(key, variables, list(seeds))
 
 
-def _nodes(tensors: Sequence[Tensor], given: Mapping[Tensor, Any], seeds: dict[int, int]) -> Hashable | None:
+def _nodes(tensors: Sequence[Tensor], leaves: Mapping[Tensor, Any], seeds: dict[int, int]) -> Hashable | None:
     """Return what tensors are, told by their places, with seeds by number; None where that cannot be said."""
-    numbers = {one: number for number, one in enumerate(tensors)}
+    numbers = {tensor: number for number, tensor in enumerate(tensors)}
     nodes: list[Hashable] = []
-    left = CONSTANTS
-    for one in tensors:
-        made_of: Any = given.get(one)
-        about = one.attributes
-        if made_of is None and (one.op is not None or one.counts_rows):
-            made_of = tuple(numbers[read] for read in one.inputs)
-        elif made_of is None and one.value is not None:
-            left -= one.value.nbytes
-            made_of = one.value.tobytes() if left >= 0 else None
-        if made_of is None:
+    constant_bytes_left = CONSTANTS
+    for tensor in tensors:
+        source: Any = leaves.get(tensor)
+        attributes_of = tensor.attributes
+        if source is None and (tensor.op is not None or tensor.counts_rows):
+            source = tuple(numbers[read] for read in tensor.inputs)
+        elif source is None and tensor.value is not None:
+            constant_bytes_left -= tensor.value.nbytes
+            source = tensor.value.tobytes() if constant_bytes_left >= 0 else None
+        if source is None:
             return None
-        if draws_bits(one):
-            about = {**about, "seed": seeds.setdefault(int(about["seed"]), len(seeds))}
-        if has_body(one):
-            about = {**about, "body": _body(body_of(one), seeds)}
+        if draws_bits(tensor):
+            attributes_of = {**attributes_of, "seed": seeds.setdefault(int(attributes_of["seed"]), len(seeds))}
+        if has_body(tensor):
+            attributes_of = {**attributes_of, "body": _body(body_of(tensor), seeds)}
         try:
-            attributes = tuple((name, comparable(about[name])) for name in sorted(about))
+            attributes = tuple((name, comparable(attributes_of[name])) for name in sorted(attributes_of))
         except TypeError:
             return None
-        nodes.append((one.op, one.index, made_of, attributes, _key(one)))
+        nodes.append((tensor.op, tensor.index, source, attributes, _key(tensor)))
     return tuple(nodes)
 
 
 def _body(body: Body, seeds: dict[int, int]) -> Hashable:
     """Return what bodies of loops have in common that compute the same, but for seeds; the body itself at worst."""
     tensors = topological(body.results)
-    given = {one: ("given", number) for number, one in enumerate(body.placeholders)}
-    found = _nodes(tensors, given, seeds)
-    if found is None:
+    leaves = {tensor: ("given", number) for number, tensor in enumerate(body.placeholders)}
+    nodes = _nodes(tensors, leaves, seeds)
+    if nodes is None:
         return body
-    numbers = {one: number for number, one in enumerate(tensors)}
-    results = tuple(numbers[one] for one in body.results)
-    return found, tuple(_key(one) for one in body.placeholders), results, len(body.carries), len(body.slices), body.sums
+    numbers = {tensor: number for number, tensor in enumerate(tensors)}
+    results = tuple(numbers[tensor] for tensor in body.results)
+    return (
+        nodes,
+        tuple(_key(tensor) for tensor in body.placeholders),
+        results,
+        len(body.carries),
+        len(body.slices),
+        body.sums,
+    )
 
 
 def draws_bits(tensor: Tensor) -> bool:
@@ -111,27 +118,31 @@ def to_be_kept(program: Program) -> Program:
 
     Its constants are copies, which nobody changes. Its state and updates still say which variables there were.
     """
-    stand_ins = {one: placeholder(one.shape, one.dtype, one.name) for one in program.state.values()}
-    for one in program.tensors:
-        if one.op is None and one.value is not None and one not in stand_ins:
-            stand_ins[one] = Tensor(None, (), one.attributes, one.shape, one.dtype, one.value.copy(), one.name)
-    made = replace(program, derived=None, weight_gradients={})
-    if isinstance(made, PlacedProgram):
-        made = replace(made, placements={}, summed=frozenset())
-    made = rewritten(made, lambda one: stand_ins.get(one, one))
-    return replace(made, state={variable: stand_ins[one] for variable, one in program.state.items()})
+    stand_ins = {tensor: placeholder(tensor.shape, tensor.dtype, tensor.name) for tensor in program.state.values()}
+    for tensor in program.tensors:
+        if tensor.op is None and tensor.value is not None and tensor not in stand_ins:
+            stand_ins[tensor] = Tensor(
+                None, (), tensor.attributes, tensor.shape, tensor.dtype, tensor.value.copy(), tensor.name
+            )
+    kept_program = replace(program, derived=None, weight_gradients={})
+    if isinstance(kept_program, PlacedProgram):
+        kept_program = replace(kept_program, placements={}, summed=frozenset())
+    kept_program = rewritten(kept_program, lambda tensor: stand_ins.get(tensor, tensor))
+    return replace(kept_program, state={variable: stand_ins[tensor] for variable, tensor in program.state.items()})
 
 
-def of_variables(fused: Fused, known: Mapping[Any, Any]) -> Fused:
+def of_variables(fused: Fused, substitutes: Mapping[Any, Any]) -> Fused:
     """Return kernels as those of other variables.
 
     Args:
         fused: kernels.
-        known: what takes the place of each: another variable, or its number while kernels are kept.
+        substitutes: what takes the place of each: another variable, or its number while kernels are kept.
     """
     program = replace(
         fused.program,
-        state={known[variable]: one for variable, one in fused.program.state.items()},
-        updates={known[variable]: one for variable, one in fused.program.updates.items()},
+        state={substitutes[variable]: tensor for variable, tensor in fused.program.state.items()},
+        updates={substitutes[variable]: tensor for variable, tensor in fused.program.updates.items()},
     )
-    return replace(fused, program=program, updates={known[variable]: one for variable, one in fused.updates.items()})
+    return replace(
+        fused, program=program, updates={substitutes[variable]: tensor for variable, tensor in fused.updates.items()}
+    )

@@ -44,9 +44,9 @@ class GradientTape:
         assert self._open is not None
         close_tape(self._open)
         self._open = None
-        for one, before in reversed(self._before):
-            watch_for_tape(one, NOT_TRACKED)
-            watch_for_tape(one, before)
+        for watched, before in reversed(self._before):
+            watch_for_tape(watched, NOT_TRACKED)
+            watch_for_tape(watched, before)
         self._before.clear()
 
     def watch(self, tensor: Any) -> None:
@@ -55,12 +55,12 @@ class GradientTape:
         Raises:
             ConfigError: something else.
         """
-        for one in tree.leaves(tensor):
-            if not isinstance(one, Tensor | Variable):
-                raise ConfigError(f"Passed in object {one!r} of type {type(one).__name__!r}, not tensor or variable.")
-            self._watched.append(one)
+        for part in tree.leaves(tensor):
+            if not isinstance(part, Tensor | Variable):
+                raise ConfigError(f"Passed in object {part!r} of type {type(part).__name__!r}, not tensor or variable.")
+            self._watched.append(part)
             # A tape that has not been opened does not close either.
-            self._before.append((one, watch_for_tape(one, WATCHED if self._open else TRAINABLE)))
+            self._before.append((part, watch_for_tape(part, WATCHED if self._open else TRAINABLE)))
 
     def gradient(
         self, target: Any, sources: Any, output_gradients: Any = None, unconnected_gradients: str = "none"
@@ -81,35 +81,40 @@ class GradientTape:
                 "A non-persistent GradientTape can only be used to compute one set of gradients (or jacobians)"
             )
         self._used = True
-        given = tree.leaves(sources)
-        found = self._gradients(tree.leaves(target), given, tree.leaves(output_gradients))
+        flat_sources = tree.leaves(sources)
+        grads = self._gradients(tree.leaves(target), flat_sources, tree.leaves(output_gradients))
         if unconnected_gradients == "zero":
-            found = [as_tensors([one])[0] * 0 if own is None else own for one, own in zip(given, found, strict=True)]
-        results = iter(found)
-        return tree.map_leaves(lambda path, one: next(results), sources)
+            grads = [
+                as_tensors([source])[0] * 0 if grad is None else grad
+                for source, grad in zip(flat_sources, grads, strict=True)
+            ]
+        results = iter(grads)
+        return tree.map_leaves(lambda path, leaf: next(results), sources)
 
     def _gradients(
-        self, targets: list[Tensor], sources: list[Tensor | Variable], given: list[Any]
+        self, targets: list[Tensor], sources: list[Tensor | Variable], output_gradients: list[Any]
     ) -> list[Tensor | None]:
-        found: list[Tensor | None] = [None] * len(sources)
+        grads: list[Tensor | None] = [None] * len(sources)
         for number, target in enumerate(targets):
             # A variable may have been read several times, and have had several values.
             order = topological([target])
             places = [
-                (which, tensor)
-                for which, source in enumerate(sources)
+                (number_of_source, tensor)
+                for number_of_source, source in enumerate(sources)
                 if self._is_watched(source)
                 for tensor in ([source] if isinstance(source, Tensor) else [t for t in order if t.variable is source])
             ]
-            parts = gradients(target, [tensor for _, tensor in places], given[number] if given else None)
-            for (which, _), part in zip(places, parts, strict=True):
-                before = found[which]
+            parts = gradients(
+                target, [tensor for _, tensor in places], output_gradients[number] if output_gradients else None
+            )
+            for (number_of_source, _), part in zip(places, parts, strict=True):
+                before = grads[number_of_source]
                 if part is not None:
-                    found[which] = part if before is None else before + part
-        return found
+                    grads[number_of_source] = part if before is None else before + part
+        return grads
 
     def _is_watched(self, source: Tensor | Variable) -> bool:
-        if any(one is source for one in self._watched):
+        if any(watched is source for watched in self._watched):
             return True
         variable = source.variable if isinstance(source, Tensor) else source
         return variable is not None and variable.trainable and self._watches_variables

@@ -215,13 +215,13 @@ class Tensor(Operand):
 
     def detached(self) -> "Tensor":
         """Return a constant of its value, which does not know how it was made."""
-        made = Tensor(None, (), {}, self.shape, self.dtype, self.value)
-        made.kind = self.kind
-        return made
+        constant_tensor = Tensor(None, (), {}, self.shape, self.dtype, self.value)
+        constant_tensor.kind = self.kind
+        return constant_tensor
 
     def __repr__(self) -> str:
-        made = self.name or (self.op.name if self.op else "constant")
-        return f"<tensor {made} {self.shape} {self.dtype.name}>"
+        source = self.name or (self.op.name if self.op else "constant")
+        return f"<tensor {source} {self.shape} {self.dtype.name}>"
 
     __hash__ = object.__hash__
 
@@ -296,20 +296,20 @@ def with_mask(tensor: Tensor, mask: "Tensor | None") -> Tensor:
 
 def as_tensors(inputs: Sequence[Any]) -> Sequence[Tensor]:
     """Return tensors of tensors, variables, arrays and numbers; Python's numbers take the type of what they meet."""
-    for one in inputs:
-        if one.__class__ is not Tensor:
+    for value in inputs:
+        if value.__class__ is not Tensor:
             break
     else:
         return inputs
     if len(inputs) == 2:  # a number beside a tensor, the commonest
-        one, other = inputs
-        if one.__class__ is Tensor and other.__class__ is float and one.dtype.kind == "f":
-            return one, of_value(np.array(other, one.dtype))
-        if other.__class__ is Tensor and one.__class__ is float and other.dtype.kind == "f":
-            return of_value(np.array(one, other.dtype)), other
-    typed = [one.value if isinstance(one, Variable) else one for one in inputs]
-    met = [one.dtype for one in typed if isinstance(one, _TYPED)]
-    return [one if one.__class__ is Tensor else _converted(one, met) for one in typed]
+        value, second = inputs
+        if value.__class__ is Tensor and second.__class__ is float and value.dtype.kind == "f":
+            return value, of_value(np.array(second, value.dtype))
+        if second.__class__ is Tensor and value.__class__ is float and second.dtype.kind == "f":
+            return of_value(np.array(value, second.dtype)), second
+    typed = [value.value if isinstance(value, Variable) else value for value in inputs]
+    met = [value.dtype for value in typed if isinstance(value, _TYPED)]
+    return [value if value.__class__ is Tensor else _converted(value, met) for value in typed]
 
 
 _TYPED = (Tensor, np.ndarray, np.generic)
@@ -320,8 +320,8 @@ def _of_integers(value: Any) -> DType | None:
     if not _are_integers(value):
         return None
     array = np.asarray(value)
-    fits = array.dtype == np.int64 and (not array.size or (abs(array.min() + 1) < 2**31 and array.max() < 2**31))
-    return np.dtype(np.int32) if fits else None
+    fits_int32 = array.dtype == np.int64 and (not array.size or (abs(array.min() + 1) < 2**31 and array.max() < 2**31))
+    return np.dtype(np.int32) if fits_int32 else None
 
 
 def _are_integers(value: Any) -> bool:
@@ -330,35 +330,35 @@ def _are_integers(value: Any) -> bool:
     return type(value) is int
 
 
-def _converted(one: Any, met: Sequence[DType]) -> Tensor:
+def _converted(value: Any, met: Sequence[DType]) -> Tensor:
     """Return a constant of an array or a number that meets these types."""
     dtype: Any = None
-    if isinstance(one, float):
+    if isinstance(value, float):
         floats = [kind for kind in met if is_floating(kind)]
         dtype = promoted(*floats) if floats else floatx()
-        return of_value(np.array(one, dtype))
-    if isinstance(one, int | Dim) and not isinstance(one, bool) and met:
+        return of_value(np.array(value, dtype))
+    if isinstance(value, int | Dim) and not isinstance(value, bool) and met:
         common = met[0] if len(met) == 1 else promoted(*met)
-        dtype = _of_integers(one) if common.kind == "b" else common
+        dtype = _of_integers(value) if common.kind == "b" else common
     elif not met:
-        dtype = _of_integers(one)
-    return counted(one, dtype) if isinstance(one, Dim) else constant(one, dtype)
+        dtype = _of_integers(value)
+    return counted(value, dtype) if isinstance(value, Dim) else constant(value, dtype)
 
 
 def counted(length: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return a length as a constant; it differs from batch to batch where it counts rows, or is not known."""
     if is_number(length):
-        made = constant(number_of(length), dtype)
-        return row_count(made, length.scale) if isinstance(length, Dim) else made
+        number = constant(number_of(length), dtype)
+        return row_count(number, length.scale) if isinstance(length, Dim) else number
     return Tensor(None, (), {"length": length, "dtype": dtype}, (), np.dtype(dtype or np.int64))
 
 
 Dim.to_tensor = staticmethod(counted)
 
 
-def row_count(known: Tensor, scale: int) -> Tensor:
+def row_count(rows: Tensor, scale: int) -> Tensor:
     """Return a constant of so many times the number of rows of the batch."""
-    return Tensor(None, (), {"rows": scale}, known.shape, known.dtype, known.value)
+    return Tensor(None, (), {"rows": scale}, rows.shape, rows.dtype, rows.value)
 
 
 def constant(value: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
@@ -376,9 +376,9 @@ def constant(value: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
 def of_value(value: Array) -> Tensor:
     """Return a constant of an array, without a look at it."""
     shape, dtype = kind = value.shape, value.dtype
-    made = Tensor(None, (), {}, shape, dtype, value)
-    made.kind = kind
-    return made
+    tensor = Tensor(None, (), {}, shape, dtype, value)
+    tensor.kind = kind
+    return tensor
 
 
 class Storage(Protocol):
@@ -493,12 +493,12 @@ class Variable(Operand):
         while True:
             moves = self.moves
             if self.storage is None and not TURNS.is_eager:
-                found = self._at_hand()
+                tensor = self._at_hand()
             else:
                 with TURNS.reading(self):
-                    found = self._at_hand() if self.storage is None else self._own(self.storage.read(self))
+                    tensor = self._at_hand() if self.storage is None else self._own(self.storage.read(self))
             if moves == self.moves and not moves % 2:
-                return found
+                return tensor
             time.sleep(0)
 
     def _own(self, value: Array) -> Tensor:
@@ -512,12 +512,12 @@ class Variable(Operand):
         """What reading it gives: its value, or inside a trace what stands for it."""
         trace = TRACE.get()
         if trace is not None:
-            found = trace.value_of(self)
+            tensor = trace.value_of(self)
         else:
-            found = self._now()
-            found.tracking = TRAINABLE if self.trainable else self.watched
+            tensor = self._now()
+            tensor.tracking = TRAINABLE if self.trainable else self.watched
         read_in = READ_IN.get() if self.autocast else None
-        return found if read_in is None else METHODS["cast"](found, read_in)
+        return tensor if read_in is None else METHODS["cast"](tensor, read_in)
 
     @property
     def _is_symbolic(self) -> bool:
@@ -566,8 +566,8 @@ class Variable(Operand):
 
         What is not drawn yet is drawn when that is read. A sharded value is gathered now: all ranks must call this.
         """
-        held = self._held if self.storage is None else self._now()
-        return Drawn(self.shape, self.dtype, self._draw or held.numpy)
+        tensor = self._held if self.storage is None else self._now()
+        return Drawn(self.shape, self.dtype, self._draw or tensor.numpy)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
         return np.asarray(self.numpy(), dtype)
@@ -584,22 +584,22 @@ class Variable(Operand):
         Raises:
             ConfigError: the shape is another.
         """
-        found = as_tensors([value])[0]
-        if found.shape != self.shape:
-            raise ConfigError(f"variable {self._path!r} has shape {self.shape}; assigned shape {found.shape}")
-        if found.dtype != self.dtype:
-            found = METHODS["cast"](found, self.dtype)
+        tensor = as_tensors([value])[0]
+        if tensor.shape != self.shape:
+            raise ConfigError(f"variable {self._path!r} has shape {self.shape}; assigned shape {tensor.shape}")
+        if tensor.dtype != self.dtype:
+            tensor = METHODS["cast"](tensor, self.dtype)
         trace = TRACE.get()
         if trace is not None:
-            trace.write(self, found)
-            return found
-        value = found.numpy()
+            trace.write(self, tensor)
+            return tensor
+        value = tensor.numpy()
         with TURNS.writing(self), REPLACING:
             if self.storage is not None:
                 self.storage.write(self, value)
             else:
                 self._held, self._draw = self._own(value), None
-        return found
+        return tensor
 
     def assign_add(self, value: Any) -> Tensor:
         """Add to it; return the sum."""
@@ -611,11 +611,11 @@ class Variable(Operand):
 
     def _move(self, storage: Storage | None) -> None:
         """Let the value live on a device, which has it already, or (None) come back from there."""
-        held = self._own(self.storage.read(self)) if storage is None and self.storage is not None else None
+        tensor = self._own(self.storage.read(self)) if storage is None and self.storage is not None else None
         with REPLACING:
             self.moves += 1
-            if held is not None:
-                self._held = held
+            if tensor is not None:
+                self._held = tensor
             elif storage is not None:  # which says shape and type, and takes no memory
                 self._hold_later(None, self.shape, self.dtype)
             self.storage = storage
@@ -690,21 +690,32 @@ def watching(check: "Callable[[Tensor], None] | None" = None) -> Iterator[None]:
         WATCH.reset(token)
 
 
-def watch(made: Tensor, value: Array) -> None:
+def watch(tensor: Tensor, value: Array) -> None:
     """Show a value that has been computed to whoever is watching."""
     check = WATCH.get()
     if check is not None:
-        check(Tensor(made.op, made.inputs, made.attributes, made.shape, made.dtype, value, made.name, made.index))
+        check(
+            Tensor(
+                tensor.op,
+                tensor.inputs,
+                tensor.attributes,
+                tensor.shape,
+                tensor.dtype,
+                value,
+                tensor.name,
+                tensor.index,
+            )
+        )
 
 
-def _refuse_nan(made: Tensor) -> None:
-    assert made.value is not None
-    if is_floating(made.dtype) and np.isnan(made.value).any():
-        place = [int(n) for n in np.argwhere(np.isnan(made.value))[0]]
-        within = f" of layer {made.name!r}" if made.name else ""
-        assert made.op is not None
+def _refuse_nan(tensor: Tensor) -> None:
+    assert tensor.value is not None
+    if is_floating(tensor.dtype) and np.isnan(tensor.value).any():
+        place = [int(n) for n in np.argwhere(np.isnan(tensor.value))[0]]
+        within = f" of layer {tensor.name!r}" if tensor.name else ""
+        assert tensor.op is not None
         raise DivergenceError(
-            f"op {made.op.name!r}{within} is the first to make a NaN, at {place} of shape {made.value.shape}"
+            f"op {tensor.op.name!r}{within} is the first to make a NaN, at {place} of shape {tensor.value.shape}"
         )
 
 
@@ -738,10 +749,10 @@ def update_if(condition: Tensor) -> None:
     assert trace is not None
     behind, stack = set(), [condition]
     while stack:
-        one = stack.pop()
-        if id(one) not in behind:
-            behind.add(id(one))
-            stack += one.inputs
+        tensor = stack.pop()
+        if id(tensor) not in behind:
+            behind.add(id(tensor))
+            stack += tensor.inputs
     for variable, leaf in list(trace.written.items()):
         old = trace.placeholder_of(variable)
         if id(leaf) in behind:  # it has been read on the way to the decision
@@ -755,14 +766,14 @@ def unchanged(variables: "Iterable[Variable]") -> Iterator[None]:
     """Let variables have the values after this context that they had before it."""
     trace = TRACE.get()
     if trace is not None:
-        before = {one: trace.written.get(one) for one in variables}
+        before = {variable: trace.written.get(variable) for variable in variables}
         yield
         for variable, leaf in before.items():
             trace.written.pop(variable, None)
             if leaf is not None:
                 trace.written[variable] = leaf
         return
-    values = {one: one.numpy() for one in variables}
+    values = {variable: variable.numpy() for variable in variables}
     yield
     for variable, value in values.items():
         variable.assign(value)
@@ -797,9 +808,9 @@ def tracing() -> Iterator[Trace]:
     """Write down the ops that are called in this context, where they depend on placeholders or on the rows."""
     token = TRACE.set(Trace())
     try:
-        found = TRACE.get()
-        assert found is not None
-        yield found
+        trace = TRACE.get()
+        assert trace is not None
+        yield trace
     finally:
         TRACE.reset(token)
 
@@ -816,9 +827,9 @@ def untraced() -> Iterator[None]:
 
 def differentiable(value: Any) -> Tensor:
     """Return a constant of which `program.gradient.gradients` can be asked, as of a trainable variable."""
-    made = constant(value).detached()
-    made.tracking = TRAINABLE
-    return made
+    leaf = constant(value).detached()
+    leaf.tracking = TRAINABLE
+    return leaf
 
 
 def placeholder(shape: Shape, dtype: npt.DTypeLike, name: str, variable: Variable | None = None) -> Tensor:
@@ -830,6 +841,6 @@ def placeholder(shape: Shape, dtype: npt.DTypeLike, name: str, variable: Variabl
         name: under which the value comes.
         variable: whose value it is.
     """
-    made = Tensor(None, (), {}, shape, np.dtype(dtype), None, name)
-    made.variable = variable
-    return made
+    tensor = Tensor(None, (), {}, shape, np.dtype(dtype), None, name)
+    tensor.variable = variable
+    return tensor

@@ -43,27 +43,33 @@ def map_leaves(function: Callable[..., Any], data: Any, path: str = "") -> Any:
     if data is None:
         return None
     if isinstance(data, Mapping):
-        return {key: map_leaves(function, one, f"{path}/{key}" if path else str(key)) for key, one in data.items()}
+        return {key: map_leaves(function, value, f"{path}/{key}" if path else str(key)) for key, value in data.items()}
     if isinstance(data, tuple | list):
-        made = [map_leaves(function, one, f"{path}/{key}" if path else str(key)) for key, one in enumerate(data)]
-        return tuple_like(data, made) if isinstance(data, tuple) else made
+        mapped = [map_leaves(function, value, f"{path}/{key}" if path else str(key)) for key, value in enumerate(data)]
+        return tuple_like(data, mapped) if isinstance(data, tuple) else mapped
     return function(path, data)
 
 
 def tuple_like(like: tuple[Any, ...], values: Sequence[Any]) -> tuple[Any, ...]:
     """Return a tuple of a tuple's class, which may have names for its places."""
-    made: Any = type(like)
-    return made(*values) if hasattr(like, "_fields") else tuple(values)
+    kind: Any = type(like)
+    return kind(*values) if hasattr(like, "_fields") else tuple(values)
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_of(own: Any, kind: Any) -> bool | None:
+def _is_of(data_type: Any, kind: Any) -> bool | None:
     """Return whether data of a type is of a kind; None where it may have such inside.
 
     Models look for their layers and weights at every call, among attributes that are mostly neither: asking an abstract
     class about each value takes longer than all the rest of a prediction of one row.
     """
-    return True if issubclass(own, kind) else None if issubclass(own, tuple | list | Mapping | deque | Set) else False
+    return (
+        True
+        if issubclass(data_type, kind)
+        else None
+        if issubclass(data_type, tuple | list | Mapping | deque | Set)
+        else False
+    )
 
 
 def attributes(holder: Any, kind: type[T]) -> list[T]:
@@ -72,27 +78,27 @@ def attributes(holder: Any, kind: type[T]) -> list[T]:
     Raises:
         ConfigError: some are in a set, whose order is another one in every process.
     """
-    found: dict[int, T] = {}
-    _collect(list(vars(holder).values()), kind, found, set())  # another thread may add one meanwhile
-    return list(found.values())
+    parts: dict[int, T] = {}
+    _collect(list(vars(holder).values()), kind, parts, set())  # another thread may add one meanwhile
+    return list(parts.values())
 
 
-def _collect(values: Iterable[Any], kind: Any, found: dict[int, Any], around: set[int]) -> None:
+def _collect(values: Iterable[Any], kind: Any, parts: dict[int, Any], around: set[int]) -> None:
     """Add what is of a kind, by id, but not from the containers `around`: a list may contain itself."""
     for value in values:
-        own: Any = type(value)
-        is_of = _is_of(own, kind)
+        data_type: Any = type(value)
+        is_of = _is_of(data_type, kind)
         if is_of:
-            found[id(value)] = value
+            parts[id(value)] = value
         elif is_of is None and value and id(value) not in around:
             around.add(id(value))
-            known = len(found)
-            _collect(list(value.values() if isinstance(value, Mapping) else value), kind, found, around)
-            if isinstance(value, Set) and len(found) > known:
-                part = type(next(reversed(found.values()))).__name__
+            count_before = len(parts)
+            _collect(list(value.values() if isinstance(value, Mapping) else value), kind, parts, around)
+            if isinstance(value, Set) and len(parts) > count_before:
+                part = type(next(reversed(parts.values()))).__name__
                 raise ConfigError(
-                    f"a {own.__name__} holds {part}: keep such parts in a list, as sets have no order that all ranks "
-                    "and files share"
+                    f"a {data_type.__name__} holds {part}: keep such parts in a list, as sets have no order that all "
+                    "ranks and files share"
                 )
 
 
@@ -101,8 +107,8 @@ def with_sorted_keys(data: Any) -> Any:
     if isinstance(data, Mapping):
         return {key: with_sorted_keys(data[key]) for key in sorted(data)}
     if isinstance(data, tuple):
-        return tuple_like(data, [with_sorted_keys(one) for one in data])
-    return [with_sorted_keys(one) for one in data] if isinstance(data, list) else data
+        return tuple_like(data, [with_sorted_keys(value) for value in data])
+    return [with_sorted_keys(value) for value in data] if isinstance(data, list) else data
 
 
 def has_sorted_keys(data: Any) -> bool:
@@ -124,7 +130,7 @@ def flat_shapes(shapes: Any, path: str = "") -> list[tuple[str, Any]]:
     if is_shape(shapes) or not is_nested(shapes):
         return [(path, shapes)]
     items = shapes.items() if isinstance(shapes, Mapping) else enumerate(shapes)
-    return [leaf for key, one in items for leaf in flat_shapes(one, f"{path}/{key}" if path else str(key))]
+    return [leaf for key, part in items for leaf in flat_shapes(part, f"{path}/{key}" if path else str(key))]
 
 
 def refilled(shapes: Any, values: Iterator[Any]) -> Any:
@@ -132,9 +138,9 @@ def refilled(shapes: Any, values: Iterator[Any]) -> Any:
     if is_shape(shapes) or not is_nested(shapes):
         return next(values)
     if isinstance(shapes, Mapping):
-        return {key: refilled(one, values) for key, one in shapes.items()}
-    made = [refilled(one, values) for one in shapes]
-    return tuple_like(shapes, made) if isinstance(shapes, tuple) else made
+        return {key: refilled(shape, values) for key, shape in shapes.items()}
+    parts = [refilled(shape, values) for shape in shapes]
+    return tuple_like(shapes, parts) if isinstance(shapes, tuple) else parts
 
 
 def matched(data: Any, like: Any, names: Sequence[str] = (), *, by_key: bool = False) -> list[Any]:
@@ -165,14 +171,14 @@ def matched(data: Any, like: Any, names: Sequence[str] = (), *, by_key: bool = F
         and len(data) == len(parts)
         and not (by_key and isinstance(like, Mapping) and len(parts) > 1)
     ):
-        return [leaf for one, part in zip(data, parts.values(), strict=True) for leaf in matched(one, part)]
+        return [leaf for value, part in zip(data, parts.values(), strict=True) for leaf in matched(value, part)]
     elif len(parts) == 1 and not is_nested(data):
         return matched(data, *parts.values())
     if isinstance(data, list | tuple):
-        found = f"{len(data)} arrays"
+        description = f"{len(data)} arrays"
     else:
-        found = f"a dictionary with {list(data)}" if isinstance(data, Mapping) else short(data)
+        description = f"a dictionary with {list(data)}" if isinstance(data, Mapping) else short(data)
     raise ConfigError(
         "The structure of `inputs` doesn't match the expected structure. Expected: "
-        f"{list(like) if isinstance(like, Mapping) else list(range(len(like)))}. Received: {found}"
+        f"{list(like) if isinstance(like, Mapping) else list(range(len(like)))}. Received: {description}"
     )

@@ -146,11 +146,11 @@ class Turns:
     def reading(self, variable: Any) -> AbstractContextManager[None]:
         """Return the turn of who reads one variable; of eager ops it lasts as long as theirs."""
         eager = self.eager_turn
-        own = Turn(self, {variable}, _NOTHING, queues=False, is_eager=eager is not None)
+        turn = Turn(self, {variable}, _NOTHING, queues=False, is_eager=eager is not None)
         if eager is None:
-            return own
+            return turn
         if variable not in eager.reads:
-            with own, self._lock:
+            with turn, self._lock:
                 eager.reads.add(variable)  # type: ignore[attr-defined]
         return nullcontext()
 
@@ -181,7 +181,7 @@ class Turns:
             if turn.excludes(other):
                 return False
             queues = queues and turn.thread != other.thread
-        return not (queues and any(turn.excludes(one) for one in ahead))
+        return not (queues and any(turn.excludes(waiting_turn) for waiting_turn in ahead))
 
     def end(self, turn: Turn) -> None:
         """End a turn, or the wait for it, and let others begin."""
@@ -189,19 +189,19 @@ class Turns:
             (self._running if turn in self._running else self._waiting).remove(turn)
             number = 0
             while number < len(self._waiting):
-                one = self._waiting[number]
-                if self._may_begin(one, self._waiting[:number]):
+                waiting_turn = self._waiting[number]
+                if self._may_begin(waiting_turn, self._waiting[:number]):
                     del self._waiting[number]
-                    self._running.append(one)
-                    assert one.begun is not None
-                    one.begun.release()
+                    self._running.append(waiting_turn)
+                    assert waiting_turn.begun is not None
+                    waiting_turn.begun.release()
                 else:
                     number += 1
 
     def after_fork(self) -> None:
         """Forget the turns of threads that a forked process does not have."""
         self._lock = threading.Lock()
-        self._running = [one for one in self._running if one.thread == threading.get_ident()]
+        self._running = [turn for turn in self._running if turn.thread == threading.get_ident()]
         self._waiting = []
 
 

@@ -87,23 +87,23 @@ def promoted(*dtypes: DType) -> DType:
 
     Integers, but for the smallest, take bfloat16 as Keras and JAX do: as it is.
     """
-    floats = [one for one in dtypes if is_floating(one)]
-    if len({one for one in floats if is_half(one)}) == 2:
-        floats = [FLOATX, *(one for one in floats if not is_half(one))]
+    floats = [dtype for dtype in dtypes if is_floating(dtype)]
+    if len({dtype for dtype in floats if is_half(dtype)}) == 2:
+        floats = [FLOATX, *(dtype for dtype in floats if not is_half(dtype))]
     return np.result_type(*(floats if BFLOAT16 in dtypes else dtypes))
 
 
 @functools.cache
 def promoted_as_keras(*dtypes: DType) -> DType:
     """Return the type to which types are promoted; integers take a floating-point type as it is."""
-    return promoted(*([one for one in dtypes if is_floating(one)] or dtypes))
+    return promoted(*([dtype for dtype in dtypes if is_floating(dtype)] or dtypes))
 
 
 @functools.cache
-def promoted_in_kernels(made: DType, *dtypes: DType) -> DType:
+def promoted_in_kernels(result: DType, *dtypes: DType) -> DType:
     """Return the type in which numbers of several types enter an expression: NumPy's, which rounds at the end."""
     common = np.result_type(*dtypes)
-    return np.dtype(np.float64) if is_floating(made) and not is_floating(common) else common
+    return np.dtype(np.float64) if is_floating(result) and not is_floating(common) else common
 
 
 # By their names, as Keras' users write them
@@ -122,12 +122,12 @@ def standardize_dtype(dtype: Any) -> str:
     if dtype in _PYTHON_TYPES:
         return _PYTHON_TYPES[dtype]
     try:
-        found = np.dtype(dtype)
+        numpy_dtype = np.dtype(dtype)
     except TypeError as error:
         raise ConfigError(f"Invalid dtype: {dtype}") from error
-    if found.kind == "O":
+    if numpy_dtype.kind == "O":
         raise ConfigError(f"Invalid dtype: {dtype}")
-    return "string" if found.kind in "SUT" else found.name
+    return "string" if numpy_dtype.kind in "SUT" else numpy_dtype.name
 
 
 def is_float_dtype(dtype: Any) -> bool:
