@@ -126,22 +126,29 @@ class CudaBackend(Backend):
         self.libraries: dict[Kind, Library] = {}
         self._workspaces: list[DeviceMemory] = []
         gpu.backends.add(self)
-        asked: dict[Kind, str] = {"gemm": gemm, "conv": conv}
-        without = self._open_libraries(asked)
-        self.choices, self.measures = Choices(self, asked, self.libraries), bool(self.libraries)
+        requested: dict[Kind, str] = {"gemm": gemm, "conv": conv}
+        without = self._open_libraries(requested)
+        self.choices, self.measures = Choices(self, requested, self.libraries), bool(self.libraries)
         words: dict[Kind, str] = {"gemm": "products", "conv": "convolutions"}
         by = {
-            kind: f"{words[kind]} by {'auto: dptrain or ' if asked[kind] == 'auto' else ''}{one.numerics}"
-            for kind, one in self.libraries.items()
+            kind: f"{words[kind]} by {'auto: dptrain or ' if requested[kind] == 'auto' else ''}{library.numerics}"
+            for kind, library in self.libraries.items()
         }
         products = f"{by.get('gemm', 'products by dptrain')} in {precision}"
-        others = [by["conv"]] if "conv" in by else []
-        self._numerics = ", ".join(["cuda", str(self.dtype), gpu.architecture, products, *others])
-        said = policy if precision == "float32" else f"{policy} with products in {precision}"
-        about = [gpu.name, gpu.uuid or "UUID unknown", amount(gpu.memory), said, *by.values(), *without]
-        self.description = ", ".join(about)
+        convolutions_text = [by["conv"]] if "conv" in by else []
+        self._numerics = ", ".join(["cuda", str(self.dtype), gpu.architecture, products, *convolutions_text])
+        policy_text = policy if precision == "float32" else f"{policy} with products in {precision}"
+        description_parts = [
+            gpu.name,
+            gpu.uuid or "UUID unknown",
+            amount(gpu.memory),
+            policy_text,
+            *by.values(),
+            *without,
+        ]
+        self.description = ", ".join(description_parts)
 
-    def _open_libraries(self, asked: Mapping[Kind, str]) -> list[str]:
+    def _open_libraries(self, requested: Mapping[Kind, str]) -> list[str]:
         """Open the libraries that are asked for; return in words why one is not there that "auto" does without.
 
         Raises:
@@ -149,7 +156,7 @@ class CudaBackend(Backend):
             DeviceError: it does not start.
         """
         without = []
-        for kind, name in asked.items():
+        for kind, name in requested.items():
             if name == OURS:
                 continue
             try:
@@ -188,8 +195,8 @@ class CudaBackend(Backend):
                 self.wait()
             while self.libraries:
                 self.libraries.popitem()[1].close()
-        for one in list(self.executables):
-            one.close()
+        for executable in list(self.executables):
+            executable.close()
         self._last_samples.clear()
         self.heap.close()
         self.streams.close()
@@ -209,12 +216,12 @@ class CudaBackend(Backend):
 
     def run_table(self, pack_key: Hashable, fields: int) -> RunTable:
         """Return the table of executables that are alike, or a new one where there is none, or no key."""
-        found = self._tables.get(pack_key) if pack_key is not None else None
-        if found is None:
-            found = RunTable(self, fields)
+        table = self._tables.get(pack_key) if pack_key is not None else None
+        if table is None:
+            table = RunTable(self, fields)
             if pack_key is not None:
-                self._tables[pack_key] = found
-        return found
+                self._tables[pack_key] = table
+        return table
 
     def planned_bytes(self, program: Program, rows: int) -> int:
         return self.composed(program, rows).plan.size
@@ -224,29 +231,31 @@ class CudaBackend(Backend):
     ) -> Composition:
         """Return a program as kernels of this device; the arguments are those of `Composition`."""
         key = rows, first_row, alone, self.choices.state
-        kept = self._compositions.setdefault(program, {})
-        if key not in kept:
+        compositions = self._compositions.setdefault(program, {})
+        if key not in compositions:
             products = {"precision": self.precision, "of_halves": self.of_halves}
             provider = self.choices.provider if self.libraries else None
-            while len(kept) >= _KEPT_COMPOSITIONS:
-                kept.pop(next(iter(kept)))
-            kept[key] = Composition(program, rows, first_row, alone=alone, provider=provider, **products)
-        return kept[key]
+            while len(compositions) >= _KEPT_COMPOSITIONS:
+                compositions.pop(next(iter(compositions)))
+            compositions[key] = Composition(program, rows, first_row, alone=alone, provider=provider, **products)
+        return compositions[key]
 
     def prepare(self, program: Program, rows: int, first_row: int = 0, *, alone: bool = True) -> None:
         """Let nvcc begin: a training's kernels and those of its validation are compiled beside each other."""
         self.compile_ahead(self.composed(program, rows, first_row, alone=alone).sources())
 
-    def compile_ahead(self, texts: Iterable[str]) -> None:
+    def compile_ahead(self, sources: Iterable[str]) -> None:
         """Let nvcc begin with texts, in other threads."""
-        for one in texts:
+        for source in sources:
             architecture = self.gpu_record.architecture
-            self.gpu_record.compiling.begin(one, partial(compiled_text, "program", one, architecture))
+            self.gpu_record.compiling.begin(source, partial(compiled_text, "program", source, architecture))
 
     def settle(self, programs: Iterable[tuple[Program, int]], comm: Communicator) -> None:
         products = {"precision": self.precision, "of_halves": self.of_halves}
-        found = [one for program, rows in programs for one in problems(program, rows, **products)]
-        self.choices.settle(dict.fromkeys(found), comm)
+        problems_of_programs = [
+            problem for program, rows in programs for problem in problems(program, rows, **products)
+        ]
+        self.choices.settle(dict.fromkeys(problems_of_programs), comm)
 
     @property
     def chosen(self) -> Mapping[str, Any]:
@@ -266,9 +275,9 @@ class CudaBackend(Backend):
         self.state.release(variables)
 
     def snapshot(self, variables: Iterable[Variable]) -> DeviceSnapshot:
-        found = list(variables)
-        self.state.adopt(found)
-        return DeviceSnapshot(self, [self.state.array(one) for one in found])
+        variable_list = list(variables)
+        self.state.adopt(variable_list)
+        return DeviceSnapshot(self, [self.state.array(variable) for variable in variable_list])
 
     @property
     def stream(self) -> Any:
@@ -285,9 +294,9 @@ class CudaBackend(Backend):
             return None
         if comm not in self.gpu_record.links:
             self.gpu_record.links[comm] = Links(comm)
-        found: Links = self.gpu_record.links[comm]
-        self.streams.waiting = found.waiting
-        return found
+        links: Links = self.gpu_record.links[comm]
+        self.streams.waiting = links.waiting
+        return links
 
     def point_to_point(
         self, comm: Communicator, channels: Sequence[Channel], sizes: Sequence[int], ticks: int
@@ -309,9 +318,9 @@ class CudaBackend(Backend):
         if links is not None:
             links.close()
 
-    def wait_for(self, other: "CudaBackend") -> None:
+    def wait_for(self, backend: "CudaBackend") -> None:
         """Let what is queued from now on wait for what another backend has queued."""
-        self.streams.wait_for(other.streams)
+        self.streams.wait_for(backend.streams)
 
     def postpone(self, queue: Callable[[], None]) -> None:
         """Call this as soon as the stream is asked for, and not later than that."""
@@ -354,8 +363,8 @@ class CudaBackend(Backend):
         host = self.fetched(buffer)
         if "outside" in vars(self) and self.fetched(self.outside)[0]:
             self.write(self.outside, np.zeros(1, np.int32))
-            found = (one.absent_row() for one in list(self.executables))
-            raise next((error for error in found if error is not None), None) or DataError(OUTSIDE)
+            errors = (executable.absent_row() for executable in list(self.executables))
+            raise next((error for error in errors if error is not None), None) or DataError(OUTSIDE)
         return host
 
     def fetched(self, buffer: DeviceArray) -> HostArray:
@@ -409,8 +418,8 @@ class CudaBackend(Backend):
 
     def _shared(self, array: HostArray) -> SharedSamples | None:
         """Return an array's samples where a backend has them on the device."""
-        found: SharedSamples | None = self.gpu_record.samples.get(_identity(array))
-        return None if found is None or found.is_freed else found
+        samples: SharedSamples | None = self.gpu_record.samples.get(_identity(array))
+        return None if samples is None or samples.is_freed else samples
 
     def exchange(self, buffer: DeviceArray, *, direct: bool = False) -> Exchange:
         return (DirectExchange if direct else PinnedExchange)(self.heap, buffer)

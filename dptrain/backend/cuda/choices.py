@@ -62,15 +62,17 @@ class Choices:
 
     Args:
         backend: the device.
-        asked: by kind one of `PROVIDERS`.
+        requested: by kind one of `PROVIDERS`.
         libraries: those that are there.
 
     Attributes:
         chosen: by a problem's key who computes it, of those that were measured.
     """
 
-    def __init__(self, backend: "CudaBackend", asked: Mapping[Kind, str], libraries: Mapping[Kind, Library]) -> None:
-        self._backend, self._asked, self._libraries = backend, dict(asked), libraries
+    def __init__(
+        self, backend: "CudaBackend", requested: Mapping[Kind, str], libraries: Mapping[Kind, Library]
+    ) -> None:
+        self._backend, self._asked, self._libraries = backend, dict(requested), libraries
         self.chosen: dict[str, str] = {}
         self._forced: str | None = None
 
@@ -107,20 +109,20 @@ class Choices:
     def _versions(self) -> list[str]:
         return [self._libraries[kind].numerics for kind in sorted(self._libraries)]
 
-    def restore(self, found: Mapping[str, Any]) -> None:
+    def restore(self, saved: Mapping[str, Any]) -> None:
         """Choose as a checkpoint says.
 
         Raises:
             ConfigError: its training used a library, or a version of it, that is not here.
         """
-        chosen = {str(name): str(by) for name, by in found.get("chosen", {}).items()}
+        chosen = {str(name): str(by) for name, by in saved.get("chosen", {}).items()}
         if not chosen or "auto" not in self._asked.values():
             return
-        used, there = found.get("libraries", []), self._versions
-        if used != there and any(by != OURS for by in chosen.values()):
+        used, versions_here = saved.get("libraries", []), self._versions
+        if used != versions_here and any(by != OURS for by in chosen.values()):
             raise ConfigError(
                 f"the checkpoint's training used {' and '.join(map(str, used)) or 'no library'}, here is "
-                f"{' and '.join(there) or 'none'}: other bits; install that version, or start anew"
+                f"{' and '.join(versions_here) or 'none'}: other bits; install that version, or start anew"
             )
         if not set(chosen.values()) <= {OURS, *LIBRARIES.values()}:
             raise ConfigError(f"the checkpoint's kernels are {', '.join(sorted(set(chosen.values())))}: not known here")
@@ -136,59 +138,67 @@ class Choices:
         Raises:
             AgreedError: rank 0 cannot measure.
         """
-        own = {str(one): one for one in problems if one.kind in self._libraries}
-        auto = {name: list(one) for name, one in own.items() if self._is_new(name, one)}
-        wanted: dict[str, list[Any]] = {}
-        for given in comm.allgather(auto) if comm.size > 1 else [auto]:
-            wanted |= given
+        own_problems = {str(problem): problem for problem in problems if problem.kind in self._libraries}
+        auto = {name: list(problem) for name, problem in own_problems.items() if self._is_new(name, problem)}
+        all_new: dict[str, list[Any]] = {}
+        for new_of_rank in comm.allgather(auto) if comm.size > 1 else [auto]:
+            all_new |= new_of_rank
         if comm.rank == 0:
-            self._tell_what_stays(own.values())
-        if not wanted:
+            self._tell_what_stays(own_problems.values())
+        if not all_new:
             return
-        asked = {name: Problem(one[0], one[1], one[2], tuple(one[3])) for name, one in wanted.items()}
+        new_problems = {
+            name: Problem(fields[0], fields[1], fields[2], tuple(fields[3])) for name, fields in all_new.items()
+        }
 
         def measure() -> dict[str, str]:
-            return self._measured(asked) if comm.rank == 0 else {}
+            return self._measured(new_problems) if comm.rank == 0 else {}
 
-        found = comm.agree("device", measure) if comm.size > 1 else measure()
-        self.chosen |= comm.broadcast_fact(found) if comm.size > 1 else found
+        measured = comm.agree("device", measure) if comm.size > 1 else measure()
+        self.chosen |= comm.broadcast_fact(measured) if comm.size > 1 else measured
 
     def _is_new(self, name: str, problem: Problem) -> bool:
         return self._asked[problem.kind] == "auto" and name not in self.chosen and not problem.is_empty
 
     def _tell_what_stays(self, problems: Iterable[Problem]) -> None:
         """Say what a library that was asked for does not compute."""
-        asked = [one for one in problems if self._asked[one.kind] == LIBRARIES[one.kind] and not one.is_empty]
-        left = [one for one in asked if self.provider(one) == OURS]
-        if left:
-            kind, more = left[0].kind, f" and {len(left) - 1} more" if len(left) > 1 else ""
-            _say_once(f"--{kind} {LIBRARIES[kind]}: it does not take {left[0]}{more}; our kernels compute that")
+        requested = [
+            problem
+            for problem in problems
+            if self._asked[problem.kind] == LIBRARIES[problem.kind] and not problem.is_empty
+        ]
+        refused = [problem for problem in requested if self.provider(problem) == OURS]
+        if refused:
+            kind, and_more = refused[0].kind, f" and {len(refused) - 1} more" if len(refused) > 1 else ""
+            _say_once(f"--{kind} {LIBRARIES[kind]}: it does not take {refused[0]}{and_more}; our kernels compute that")
 
     def _measured(self, problems: Mapping[str, Problem]) -> dict[str, str]:
         """Return who computes problems, by what was measured on this machine now or before; say so."""
         backend = self._backend
-        about = [
+        environment = [
             backend.gpu_record.name,
             backend.gpu_record.architecture,
             driver_version(),
             self._versions,
             __version__,
         ]
-        kept = Measurements("products", about)
-        known = {name: one for name, one in kept.read().items() if are_seconds(one) and OURS in one}
-        missing = {name: one for name, one in problems.items() if name not in known}
-        new = {name: self._seconds(one) for name, one in missing.items()}
+        measurements = Measurements("products", environment)
+        seconds_of = {
+            name: seconds for name, seconds in measurements.read().items() if are_seconds(seconds) and OURS in seconds
+        }
+        missing = {name: problem for name, problem in problems.items() if name not in seconds_of}
+        new = {name: self._seconds(problem) for name, problem in missing.items()}
         if new:
-            kept.keep(kept.read() | new)
-        known |= new
-        found = {name: self._faster(one, known[name]) for name, one in problems.items()}
+            measurements.keep(measurements.read() | new)
+        seconds_of |= new
+        chosen = {name: self._faster(problem, seconds_of[name]) for name, problem in problems.items()}
         for kind, library in self._libraries.items():
-            own = [name for name, one in problems.items() if one.kind == kind]
-            if own:
-                taken = sum(found[name] != OURS for name in own)
-                when = f", {sum(name in new for name in own)} measured now" if new else ", measured before"
-                _say_once(f"--{kind} auto: {library.numerics} computes {taken} of {len(own)}{when}")
-        return found
+            names = [name for name, problem in problems.items() if problem.kind == kind]
+            if names:
+                by_library = sum(chosen[name] != OURS for name in names)
+                suffix = f", {sum(name in new for name in names)} measured now" if new else ", measured before"
+                _say_once(f"--{kind} auto: {library.numerics} computes {by_library} of {len(names)}{suffix}")
+        return chosen
 
     @staticmethod
     def _faster(problem: Problem, seconds: Mapping[str, float]) -> str:
@@ -202,28 +212,28 @@ class Choices:
         program, operands = program_of(problem)
         executables: dict[str, Any] = {}
         try:
-            for one in rivals:
-                self._forced = one
-                with suppress(*([] if one == OURS else [DeviceError])):
-                    executables[one] = backend.executable(program, {})
+            for rival in rivals:
+                self._forced = rival
+                with suppress(*([] if rival == OURS else [DeviceError])):
+                    executables[rival] = backend.executable(program, {})
         finally:
             self._forced = None
-        times: dict[str, list[float]] = {one: [] for one in executables}
+        times: dict[str, list[float]] = {rival: [] for rival in executables}
         for _ in range(_WARM_UP + _ROUNDS):
-            for one, executable in executables.items():
+            for provider, executable in executables.items():
                 backend.wait()
-                begun = time.perf_counter()
+                start = time.perf_counter()
                 for _ in range(_TIMES):
                     executable.run()
                 backend.wait()
-                times[one].append(max(time.perf_counter() - begun, 1e-9) / _TIMES)
+                times[provider].append(max(time.perf_counter() - start, 1e-9) / _TIMES)
         # Whole numbers, of which every precision has all sums.
-        made = {one: executable.outputs["made"] for one, executable in executables.items()}
+        results = {rival: executable.outputs["made"] for rival, executable in executables.items()}
         for executable in executables.values():
             executable.close()
         backend.release(operands)
-        right = [one for one in made if np.array_equal(made[one], made[OURS])]
-        return {one: float(median(times[one][_WARM_UP:])) for one in right}
+        right = [rival for rival in results if np.array_equal(results[rival], results[OURS])]
+        return {rival: float(median(times[rival][_WARM_UP:])) for rival in right}
 
 
 # What this process has said: the runs of a sweep have the same to say.
@@ -243,33 +253,38 @@ def program_of(problem: Problem) -> tuple[Program, list[Variable]]:
         lead = (batch,) if batch > 1 else ()
         shapes = [(*lead, *((K, M) if transposed_a else (M, K))), (*lead, *((N, K) if transposed_b else (K, N)))]
         transposed, shape, attributes = (bool(transposed_a), bool(transposed_b)), (*lead, M, N), dict[str, Any]()
-        op = next(one for one in OPS.values() if isinstance(one.lowering, Product))
+        op = next(op_record for op_record in OPS.values() if isinstance(op_record.lowering, Product))
     else:
         _, B, I, O, *numbers = problem.sizes  # noqa: E741 - the letters of all convolutions
         image, places, size, strides, dilation, before = (tuple(numbers[n : n + 2]) for n in range(0, 12, 2))
         images, of_places, kernel = (B, *image, I), (B, *places, O), (*size, I, O)
-        ways = {"places": (images, kernel, of_places), "images": (of_places, kernel, images)}
-        first, second, shape = ways.get(problem.makes, (images, of_places, kernel))
+        layouts = {"places": (images, kernel, of_places), "images": (of_places, kernel, images)}
+        first, second, shape = layouts.get(problem.makes, (images, of_places, kernel))
         shapes, transposed = [first, second], (False, False)
-        made = {"places": places, "images": image, "kernel": size}[problem.makes]
-        attributes = {"strides": strides, "dilation": dilation, "before": before, "size": made}
+        result_size = {"places": places, "images": image, "kernel": size}[problem.makes]
+        attributes = {"strides": strides, "dilation": dilation, "before": before, "size": result_size}
         op = next(
-            one
-            for one in OPS.values()
-            if isinstance(one.lowering, ConvolutionLowering) and one.lowering.makes == problem.makes
+            op_record
+            for op_record in OPS.values()
+            if isinstance(op_record.lowering, ConvolutionLowering) and op_record.lowering.makes == problem.makes
         )
 
     rng = np.random.default_rng(0)
     dtype = _TYPES[problem.dtype]
-    operands = [Variable(rng.integers(-1, 2, one).astype(dtype), name) for name, one in zip("ab", shapes, strict=True)]
+    operands = [
+        Variable(rng.integers(-1, 2, operand_shape).astype(dtype), name)
+        for name, operand_shape in zip("ab", shapes, strict=True)
+    ]
 
     def step() -> dict[str, Tensor]:
-        factors = [one.value if dtype == np.float32 else METHODS["cast"](one.value, "float32") for one in operands]
-        for n, one in enumerate(factors):
+        factors = [
+            operand.value if dtype == np.float32 else METHODS["cast"](operand.value, "float32") for operand in operands
+        ]
+        for n, factor in enumerate(factors):
             if transposed[n]:
-                axes = (*range(one.ndim - 2), one.ndim - 1, one.ndim - 2)
-                across = tuple(one.shape[axis] for axis in axes)
-                factors[n] = Tensor(OPERATORS["transpose"], (one,), {"axes": axes}, across, one.dtype)
+                axes = (*range(factor.ndim - 2), factor.ndim - 1, factor.ndim - 2)
+                across = tuple(factor.shape[axis] for axis in axes)
+                factors[n] = Tensor(OPERATORS["transpose"], (factor,), {"axes": axes}, across, factor.dtype)
         return {"made": Tensor(op, factors, attributes, shape, np.dtype(np.float32))}
 
     made_of_state = trace(step, {}).derived

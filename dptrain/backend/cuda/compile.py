@@ -74,9 +74,9 @@ def find_nvcc() -> str:
     Raises:
         DeviceError: it is at none of these places.
     """
-    found = shutil.which("nvcc")
-    if found is not None:
-        return found
+    path = shutil.which("nvcc")
+    if path is not None:
+        return path
     for root in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda", *wheel_roots()):
         if root and os.access(place := Path(root) / "bin" / "nvcc", os.X_OK):
             return str(place)
@@ -89,9 +89,9 @@ def find_nvcc() -> str:
 def wheel_roots() -> list[Path]:
     """Return where NVIDIA's wheels keep a toolkit: site-packages/nvidia/cu13, of a newer CUDA first."""
     spec = importlib.util.find_spec("nvidia")
-    folders = [] if spec is None else [Path(one) for one in spec.submodule_search_locations or ()]
-    found = {int(root.name[2:]): root for one in folders for root in one.glob("cu*") if root.name[2:].isdigit()}
-    return [found[version] for version in sorted(found, reverse=True)]
+    folders = [] if spec is None else [Path(location) for location in spec.submodule_search_locations or ()]
+    roots = {int(root.name[2:]): root for folder in folders for root in folder.glob("cu*") if root.name[2:].isdigit()}
+    return [roots[version] for version in sorted(roots, reverse=True)]
 
 
 def release(nvcc: str) -> tuple[int, int] | None:
@@ -103,10 +103,10 @@ def release(nvcc: str) -> tuple[int, int] | None:
     return parse_release(_version(nvcc))
 
 
-def parse_release(said: str) -> tuple[int, int] | None:
+def parse_release(output: str) -> tuple[int, int] | None:
     """Return the CUDA version in what `nvcc --version` says, or None where there is none."""
-    found = re.search(r"release (\d+)\.(\d+)", said)
-    return None if found is None else (int(found[1]), int(found[2]))
+    match = re.search(r"release (\d+)\.(\d+)", output)
+    return None if match is None else (int(match[1]), int(match[2]))
 
 
 def too_new(toolkit: tuple[int, int] | None, driver: tuple[int, int] | None) -> tuple[str, str] | None:
@@ -188,13 +188,13 @@ def resources_of_text(name: str, text: str, architecture: str) -> dict[str, Reso
     return parse_resources(_made_of_text(name, text, architecture, "resources", _said_of_resources).content.decode())
 
 
-def parse_resources(said: str) -> dict[str, Resources]:
+def parse_resources(output: str) -> dict[str, Resources]:
     """Return what kernels are given, by name, of what `nvcc -Xptxas -v` says."""
-    found = {}
-    for kernel, stores, loads, registers, rest in _ENTRY.findall(said):
-        shared = re.search(r"(\d+) bytes smem", rest)
-        found[kernel] = Resources(int(registers), int(stores) + int(loads), int(shared[1]) if shared else 0)
-    return found
+    resources = {}
+    for kernel, stores, loads, registers, details in _ENTRY.findall(output):
+        shared = re.search(r"(\d+) bytes smem", details)
+        resources[kernel] = Resources(int(registers), int(stores) + int(loads), int(shared[1]) if shared else 0)
+    return resources
 
 
 def _made_of_text(
@@ -205,11 +205,11 @@ def _made_of_text(
     digest = _digest(nvcc, architecture)
     digest.update(text.encode())
 
-    def made() -> bytes:
+    def compiled_file() -> bytes:
         with tempfile.TemporaryDirectory(prefix="dptrain-") as folder:
             return make(nvcc, _written(folder, name, text), architecture)
 
-    return _kept(f"{name}-{architecture}-{digest.hexdigest()[:24]}.{ending}", made)
+    return _kept(f"{name}-{architecture}-{digest.hexdigest()[:24]}.{ending}", compiled_file)
 
 
 def _written(folder: str, name: str, text: str) -> Path:
@@ -219,8 +219,8 @@ def _written(folder: str, name: str, text: str) -> Path:
 
 
 def _kept(file: str, make: Callable[[], bytes]) -> Cubin:
-    with compiled(kernel_cache(), file, make, patience=_PATIENCE) as found:
-        return Cubin(kernel_cache() / file, found.content)
+    with compiled(kernel_cache(), file, make, patience=_PATIENCE) as entry:
+        return Cubin(kernel_cache() / file, entry.content)
 
 
 def _includes(nvcc: str, source: Path, architecture: str) -> list[Path]:
@@ -229,9 +229,9 @@ def _includes(nvcc: str, source: Path, architecture: str) -> list[Path]:
     Raises:
         DeviceError: nvcc refuses the source.
     """
-    said = _run_nvcc([nvcc, "-MM", *_options(architecture), str(source)], source, architecture).stdout
+    rule = _run_nvcc([nvcc, "-MM", *_options(architecture), str(source)], source, architecture).stdout
     # A rule of make: "x.o : x.cu one.h \\", in which a blank inside a name is "\\ ", and a dollar "$$".
-    listed = said.replace("\\\n", " ").partition(":")[2]
+    listed = rule.replace("\\\n", " ").partition(":")[2]
     names = (re.sub(r"\\([ #])", r"\1", name).replace("$$", "$") for name in re.findall(r"(?:\\.|\S)+", listed))
     return [Path(name) for name in dict.fromkeys(names)]
 
@@ -263,11 +263,11 @@ def _options(architecture: str) -> list[str]:
 @functools.cache
 def _version(nvcc: str) -> str:
     try:
-        done = run_program([nvcc, "--version"], _PATIENCE_FOR_VERSION)
-        done.check_returncode()
+        process = run_program([nvcc, "--version"], _PATIENCE_FOR_VERSION)
+        process.check_returncode()
     except (OSError, subprocess.SubprocessError) as error:
         raise DeviceError(f"{nvcc} --version fails ({error}): is the CUDA toolkit installed whole?") from error
-    return done.stdout.decode(errors="replace")
+    return process.stdout.decode(errors="replace")
 
 
 def _compile(nvcc: str, source: Path, architecture: str) -> bytes:
@@ -278,8 +278,8 @@ def _compile(nvcc: str, source: Path, architecture: str) -> bytes:
 
 
 def _said_of_resources(nvcc: str, source: Path, architecture: str) -> bytes:
-    first, *others = command(nvcc, source, source.with_suffix(".cubin"), architecture)
-    return _run_nvcc([first, "-Xptxas", "-v", *others], source, architecture).stderr.encode()
+    first, *options = command(nvcc, source, source.with_suffix(".cubin"), architecture)
+    return _run_nvcc([first, "-Xptxas", "-v", *options], source, architecture).stderr.encode()
 
 
 def _run_nvcc(arguments: Sequence[str], source: Path, architecture: str) -> "subprocess.CompletedProcess[str]":
@@ -292,11 +292,11 @@ def _run_nvcc(arguments: Sequence[str], source: Path, architecture: str) -> "sub
         ended = run_program(arguments, _PATIENCE)
     except subprocess.TimeoutExpired:
         raise DeviceError(f"nvcc has not compiled {source.name} for {architecture} within {_PATIENCE:g} s") from None
-    output, errors = (said.decode(errors="replace") for said in (ended.stdout, ended.stderr))
-    done = subprocess.CompletedProcess(arguments, ended.returncode, output, errors)
-    if done.returncode:
-        lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        said = next((line for line in lines if "error" in line or "fatal" in line), lines[0] if lines else "nothing")
-        said = said.strip().replace(f"{source.parent}{os.sep}", "")
-        raise DeviceError(f"nvcc cannot compile {source.name} for {architecture}, it says: {said}")
-    return done
+    output, errors = (stream.decode(errors="replace") for stream in (ended.stdout, ended.stderr))
+    process = subprocess.CompletedProcess(arguments, ended.returncode, output, errors)
+    if process.returncode:
+        lines = [line for line in (process.stderr or process.stdout).splitlines() if line.strip()]
+        line = next((line for line in lines if "error" in line or "fatal" in line), lines[0] if lines else "nothing")
+        line = line.strip().replace(f"{source.parent}{os.sep}", "")
+        raise DeviceError(f"nvcc cannot compile {source.name} for {architecture}, it says: {line}")
+    return process

@@ -111,23 +111,25 @@ class Composition:
         tensors = list(
             dict.fromkeys(with_tensors_of_steps([*program.inputs.values(), *program.state.values(), *program.tensors]))
         )
-        self.wide_index = max((self.sizes.count(one.shape) for one in tensors), default=0) >= _WIDE
+        self.wide_index = max((self.sizes.count(tensor.shape) for tensor in tensors), default=0) >= _WIDE
         grouping = Grouping(program)
         messages = [stage.messages for stage in stages(program)]
-        sent = {*grouping.parts, *grouping.parts.values()}
-        self.stored = {one for one in {*program.results, *grouping.used, *sent} if one in grouping.anchors}
-        self.targets = {one: variable for variable, one in program.updates.items()}
-        labels = {one: name for name, one in program.outputs.items()}
-        labels |= {one: f"new {variable._path}" for variable, one in program.updates.items()}
+        sent_tensors = {*grouping.parts, *grouping.parts.values()}
+        self.stored = {
+            tensor for tensor in {*program.results, *grouping.used, *sent_tensors} if tensor in grouping.anchors
+        }
+        self.targets = {tensor: variable for variable, tensor in program.updates.items()}
+        labels = {tensor: name for name, tensor in program.outputs.items()}
+        labels |= {tensor: f"new {variable._path}" for variable, tensor in program.updates.items()}
         names = names_of(tensors, labels)
-        names |= {part: f"part_of_{names[one]}" for one, part in grouping.parts.items() if part not in names}
+        names |= {part: f"part_of_{names[tensor]}" for tensor, part in grouping.parts.items() if part not in names}
         self.last_carries: dict[Tensor, tuple[Tensor, int]] = {}
         functions, generator = self._functions(grouping, self.stored, names, {}, 0)
         self.in_place = self._replaced(functions, messages, grouping.parts)
         readers: dict[Tensor, set[Group]] = {}
         for group, function in functions.items():
-            for one in function.reads:
-                readers.setdefault(one, set()).add(group)
+            for tensor in function.reads:
+                readers.setdefault(tensor, set()).add(group)
         for copied, variable in [(new, variable) for new, variable in self.targets.items() if new not in self.in_place]:
             moved = Tensor(OPERATORS["identity"], (copied,), {}, copied.shape, copied.dtype)
             names[moved] = f"moved_{names[copied]}"
@@ -142,14 +144,14 @@ class Composition:
             functions[group] = generator.function(group)
         old = {new: program.state[variable] for new, variable in self.targets.items()}
         for function in functions.values():
-            for new in [one for one in function.pointers if one in old and old[one] in function.pointers]:
+            for new in [tensor for tensor in function.pointers if tensor in old and old[tensor] in function.pointers]:
                 function.overlapping |= {new, old[new]}
         _order(grouping.groups, grouping.early, set(grouping.parts.values()))
-        self.counts_steps = any("step" in one.needs for one in functions.values())
+        self.counts_steps = any("step" in function.needs for function in functions.values())
         self.stages = _stages(grouping, functions, self.counts_steps)
-        self.notes_rows = any("outside" in one.needs for kernel in self._kernels for one in kernel.functions)
+        self.notes_rows = any("outside" in function.needs for kernel in self._kernels for function in kernel.functions)
         self.messages = [
-            _messages(found, grouping.parts, kernels) for found, kernels in zip(messages, self.stages, strict=True)
+            _messages(results, grouping.parts, kernels) for results, kernels in zip(messages, self.stages, strict=True)
         ]
         self.plan = self._plan(self.stages, self.messages, self.stored - self._elsewhere)
 
@@ -177,11 +179,11 @@ class Composition:
         self.last_carries |= call.last_carries(values)
         addresses = call.addresses(values, names, around)
         body = body_of(call.node)
-        numbers = {*range(len(body.carries)), *(one.index for one in values)}
+        numbers = {*range(len(body.carries)), *(value.index for value in values)}
         step = step_of(body, self.program.rows)
-        step = replace(step, outputs={name: one for name, one in step.outputs.items() if int(name) in numbers})
+        step = replace(step, outputs={name: output for name, output in step.outputs.items() if int(name) in numbers})
         grouping = Grouping(step)
-        stored = {one for one in {*step.results, *grouping.used} if one in grouping.anchors}
+        stored = {tensor for tensor in {*step.results, *grouping.used} if tensor in grouping.anchors}
         functions, _ = self._functions(grouping, stored, names, addresses, depth + 1)
         _order(grouping.groups, set(), set())
         (call.kernels,) = _stages(grouping, functions, steps=False)
@@ -197,9 +199,12 @@ class Composition:
 
         How they are cut depends on their number alone, so that every machine finds what another one has compiled.
         """
-        found = [one for one in self._kernels if one.threads]
-        fields, parts = run_fields(found), (found[n : n + _TOGETHER] for n in range(0, max(len(found), 1), _TOGETHER))
-        return {source(own, self.wide_index, fields): own for own in parts}
+        generated = [kernel for kernel in self._kernels if kernel.threads]
+        fields, parts = (
+            run_fields(generated),
+            (generated[n : n + _TOGETHER] for n in range(0, max(len(generated), 1), _TOGETHER)),
+        )
+        return {source(part, self.wide_index, fields): part for part in parts}
 
     @property
     def fields(self) -> list[str]:
@@ -219,32 +224,36 @@ class Composition:
     ) -> Set[Tensor]:
         """Return the updates that are written over the old values, and let their groups wait for who reads these."""
         kernels: dict[Group, Access] = {}
-        made: list[Access] = []
+        accesses: list[Access] = []
         stages: list[list[Group]] = [[] for _ in messages]
         for group in functions:
             stages[group.stage].append(group)
-        for groups, found in zip(stages, messages, strict=True):
-            number = len(made)
+        for groups, stage_messages in zip(stages, messages, strict=True):
+            number = len(accesses)
             for group in groups:
-                one = functions[group]
-                kernels[group] = Access(one.reads.keys(), one.writes, number, replaces=partial(_replaces, group, one))
-                made.append(kernels[group])
-            for message in found:
+                function = functions[group]
+                kernels[group] = Access(
+                    function.reads.keys(), function.writes, number, replaces=partial(_replaces, group, function)
+                )
+                accesses.append(kernels[group])
+            for message in stage_messages:
                 if message[0].op is not ALL_REDUCE:
-                    made.append(Access({parts[one] for one in message}, message, len(made)))
+                    accesses.append(Access({parts[tensor] for tensor in message}, message, len(accesses)))
         for group, kernel in kernels.items():
-            kernel.after = {kernels[one] for one in group.after}
+            kernel.after = {kernels[earlier] for earlier in group.after}
         pairs = [(new, self.program.state[variable]) for new, variable in self.targets.items()]
-        replaced = in_place(pairs, made)
+        replaced = in_place(pairs, accesses)
         of_kernels = {kernel: group for group, kernel in kernels.items()}
         for group, kernel in kernels.items():
-            group.after = {of_kernels[one] for one in kernel.after}
+            group.after = {of_kernels[earlier] for earlier in kernel.after}
         return replaced.keys()
 
     @property
     def _elsewhere(self) -> set[Tensor]:
         """What has memory of its own: results, and what all-reduces sum."""
-        sums = (one for messages in self.messages for message in messages if message.is_sum for one in message.results)
+        sums = (
+            result for messages in self.messages for message in messages if message.is_sum for result in message.results
+        )
         return {*self.targets, *self.program.outputs.values(), *sums}
 
     def _plan(
@@ -252,46 +261,54 @@ class Composition:
     ) -> MemoryPlan:
         """Return where intermediate results and scratch lie, within that of loops the memory of their steps."""
         loops = [kernel.loop for stage in stages for kernel in stage if kernel.loop is not None]
-        carries = {one for loop in loops for one in loop.first_carries}
-        rows, sizes, found = self.sizes.rows, dict[Any, int](), list[Access]()
-        for one in stored - self.last_carries.keys():
-            sizes[one] = nbytes(one, rows) * (CARRY_PLACES if one in carries else 1)
-        for stage, sent in zip(stages, messages, strict=True):
-            moved = [(one.after, Access(set(one.parts), one.results)) for one in sent if not one.is_sum]
-            found += [one for after, one in moved if after == 0]
+        carries = {carry for loop in loops for carry in loop.first_carries}
+        rows, sizes, accesses = self.sizes.rows, dict[Any, int](), list[Access]()
+        for tensor in stored - self.last_carries.keys():
+            sizes[tensor] = nbytes(tensor, rows) * (CARRY_PLACES if tensor in carries else 1)
+        for stage, stage_messages in zip(stages, messages, strict=True):
+            moved = [
+                (message.after, Access(set(message.parts), message.results))
+                for message in stage_messages
+                if not message.is_sum
+            ]
+            accesses += [access for after, access in moved if after == 0]
             for number, kernel in enumerate(stage, 1):
-                own = [self.last_carries.get(one, (one,))[0] for each in kernel.functions for one in each.pointers]
-                scratch: dict[Any, int] = {
-                    (function.name, one.name): one.value
+                tensors = [
+                    self.last_carries.get(tensor, (tensor,))[0]
                     for function in kernel.functions
-                    for one in function.arguments
-                    if "*" in one.kind and one.value and one.name != "arrived"
+                    for tensor in function.pointers
+                ]
+                scratch: dict[Any, int] = {
+                    (function.name, argument.name): argument.value
+                    for function in kernel.functions
+                    for argument in function.arguments
+                    if "*" in argument.kind and argument.value and argument.name != "arrived"
                 }
                 if kernel.loop is not None:
                     scratch[kernel.loop] = kernel.loop.plan.size
-                found.append(Access(set(own), [*dict.fromkeys(own), *scratch]))
+                accesses.append(Access(set(tensors), [*dict.fromkeys(tensors), *scratch]))
                 sizes |= scratch
                 # From here on it is on its way, on streams of its own, beside the stage's other kernels.
-                found += [one for after, one in moved if after == number]
-            found += [one for _, one in moved]
-        made = plan(found, sizes, ALIGNMENT)
-        offsets = dict(made.offsets)
-        for loop in [one for one in offsets if isinstance(one, LoopCall)]:
+                accesses += [access for after, access in moved if after == number]
+            accesses += [access for _, access in moved]
+        memory_plan = plan(accesses, sizes, ALIGNMENT)
+        offsets = dict(memory_plan.offsets)
+        for loop in [key for key in offsets if isinstance(key, LoopCall)]:
             start = offsets.pop(loop)
-            offsets |= {one: start + within for one, within in loop.plan.offsets.items()}
-        return replace(made, offsets=offsets)
+            offsets |= {key: start + within for key, within in loop.plan.offsets.items()}
+        return replace(memory_plan, offsets=offsets)
 
 
 def problems(program: Program, rows: int, *, precision: str, of_halves: str) -> list[Problem]:
     """Return the products and convolutions of a program that a library could be asked for; see `Composition`."""
-    program = with_steps_changed(without_ranks(program), lambda one: with_precision(one, precision, of_halves))
+    program = with_steps_changed(without_ranks(program), lambda step: with_precision(step, precision, of_halves))
     count = _local(program, rows, 0).count
 
-    def problem(one: Tensor) -> Problem:
-        (_, transposed_a), (_, transposed_b) = factors_of(one)
-        return problem_of(one, (transposed_a, transposed_b), count)
+    def problem(tensor: Tensor) -> Problem:
+        (_, transposed_a), (_, transposed_b) = factors_of(tensor)
+        return problem_of(tensor, (transposed_a, transposed_b), count)
 
-    return [problem(one) for one in dict.fromkeys(with_tensors_of_steps(program.tensors)) if is_product(one)]
+    return [problem(tensor) for tensor in dict.fromkeys(with_tensors_of_steps(program.tensors)) if is_product(tensor)]
 
 
 def _lowered(program: Program, precision: str, of_halves: str, provider: Provider | None, sizes: Local) -> Program:
@@ -307,30 +324,34 @@ def _with_own_results(program: Program) -> Program:
 
     A sum over the ranks is copied as well, and so is a loop's last carry: they do not lie where a result is read.
     """
-    taken: set[Tensor] = set()
+    used: set[Tensor] = set()
 
-    def own(one: Tensor) -> Tensor:
-        lies_elsewhere = one.op is ALL_REDUCE or (has_body(one) and one.index < len(body_of(one).carries))
-        if one.op is not None and not lies_elsewhere and one not in taken:
-            taken.add(one)
-            return one
-        return Tensor(OPERATORS["identity"], (one,), {}, one.shape, one.dtype)
+    def own(tensor: Tensor) -> Tensor:
+        lies_elsewhere = tensor.op is ALL_REDUCE or (has_body(tensor) and tensor.index < len(body_of(tensor).carries))
+        if tensor.op is not None and not lies_elsewhere and tensor not in used:
+            used.add(tensor)
+            return tensor
+        return Tensor(OPERATORS["identity"], (tensor,), {}, tensor.shape, tensor.dtype)
 
-    updates = {variable: own(one) for variable, one in program.updates.items()}
+    updates = {variable: own(tensor) for variable, tensor in program.updates.items()}
     outputs: dict[Tensor, Tensor] = {}
-    for one in program.outputs.values():
-        if one not in outputs:
-            outputs[one] = own(one)
-    named = {name: outputs[one] for name, one in program.outputs.items()}
-    return replace(program, outputs=named, updates=updates)
+    for tensor in program.outputs.values():
+        if tensor not in outputs:
+            outputs[tensor] = own(tensor)
+    outputs_by_name = {name: outputs[tensor] for name, tensor in program.outputs.items()}
+    return replace(program, outputs=outputs_by_name, updates=updates)
 
 
-def _messages(found: Sequence[list[Tensor]], parts: Mapping[Tensor, Tensor], stage: Sequence[Kernel]) -> list[Message]:
+def _messages(
+    results_of: Sequence[list[Tensor]], parts: Mapping[Tensor, Tensor], stage: Sequence[Kernel]
+) -> list[Message]:
     """Return what travels at the end of a stage with these kernels."""
-    written = {one: n for n, kernel in enumerate(stage, 1) for own in kernel.functions for one in own.writes}
-    given = [[parts[one] for one in results] for results in found]
-    after = [max(written.get(one, 0) for one in own) for own in given]
-    return list(map(Message, found, given, after))
+    written = {
+        result: n for n, kernel in enumerate(stage, 1) for function in kernel.functions for result in function.writes
+    }
+    parts_of = [[parts[result] for result in results] for results in results_of]
+    after = [max(written.get(result, 0) for result in function) for function in parts_of]
+    return list(map(Message, results_of, parts_of, after))
 
 
 def _local(program: Program, rows: int | None, first_row: int) -> Local:
@@ -338,30 +359,30 @@ def _local(program: Program, rows: int | None, first_row: int) -> Local:
     return Local(program.rows if rows is None else rows, first_row, program.rows)
 
 
-def _order(groups: Sequence[Group], early: Set[Group], sent: Set[Tensor]) -> None:
+def _order(groups: Sequence[Group], early: Set[Group], sent_parts: Set[Tensor]) -> None:
     """Give groups the lowest levels that let them wait for what they need, or later ones that suit them better.
 
     Args:
         groups: of a program.
         early: those that have launches of their own before all others of their stage.
-        sent: what other ranks wait for: parts of what travels.
+        sent_parts: what other ranks wait for: parts of what travels.
     """
     height: dict[Group, int] = {}
 
     def of(group: Group) -> int:
         if group not in height:
-            height[group] = 1 + max((of(one) for one in group.after if one.stage == group.stage), default=0)
+            height[group] = 1 + max((of(earlier) for earlier in group.after if earlier.stage == group.stage), default=0)
         return height[group]
 
     for group in groups:
         group.level = 0 if group in early else of(group)
-    awaited = {one for group in groups for one in group.after if one.stage == group.stage}
-    awaited |= {group for group in groups if sent & group.roles.keys()}
+    awaited = {earlier for group in groups for earlier in group.after if earlier.stage == group.stage}
+    awaited |= {group for group in groups if sent_parts & group.roles.keys()}
     kinds: dict[tuple[int, int], set[str]] = {}
     for group in groups:
         kinds.setdefault((group.stage, group.level), set()).add(group.kind)
     light: dict[int, list[int]] = {}
-    for stage, level in sorted(place for place, found in kinds.items() if found.isdisjoint(_OWN_LAUNCH)):
+    for stage, level in sorted(place for place, kinds_there in kinds.items() if kinds_there.isdisjoint(_OWN_LAUNCH)):
         light.setdefault(stage, []).append(level)
     for group in groups:
         # A product takes 120 registers a thread and more, and all of its launch with it: what only reads and writes
@@ -373,20 +394,24 @@ def _order(groups: Sequence[Group], early: Set[Group], sent: Set[Tensor]) -> Non
 
 def _stages(grouping: Grouping, functions: dict[Group, GeneratedFunction], steps: bool) -> list[list[Kernel]]:
     """Return the kernels of each stage, in order; the last one advances the step."""
-    found = []
+    kernels_of = []
     of_stages: list[dict[int, list[GeneratedFunction]]] = [{} for _ in range(grouping.stage_count)]
     for group, function in functions.items():
         of_stages[group.stage].setdefault(group.level, []).append(function)
     for stage, levels in enumerate(of_stages):
         if steps and stage == grouping.stage_count - 1:
-            waits = [n for n, those in levels.items() if any("step" in one.needs for one in those)]
+            readers = [
+                n
+                for n, functions_there in levels.items()
+                if any("step" in function.needs for function in functions_there)
+            ]
             advance = GeneratedFunction(
                 "next_step", None, "the number of the step", ["if (threadIdx.x == 0) *step += 1;"]
             )
             advance.needs.add("step")
-            levels.setdefault(max(waits, default=0) + 1, []).append(advance)
-        found.append(kernels([levels[n] for n in sorted(levels)]))
-    return found
+            levels.setdefault(max(readers, default=0) + 1, []).append(advance)
+        kernels_of.append(kernels([levels[n] for n in sorted(levels)]))
+    return kernels_of
 
 
 def _replaces(group: Group, function: GeneratedFunction, new: Tensor, old: Tensor) -> bool:

@@ -35,20 +35,20 @@ class Implicit:
     row: str
 
 
-def implicit(made: Tensor, count: Callable[[Shape], int]) -> Implicit:
+def implicit(tensor: Tensor, count: Callable[[Shape], int]) -> Implicit:
     """Return a convolution or one of its gradients as products.
 
     Args:
-        made: what it makes.
+        tensor: what it makes.
         count: returns the number of elements that a rank has of a shape.
     """
-    lowering = lowering_of(made)
+    lowering = lowering_of(tensor)
     assert isinstance(lowering, ConvolutionLowering)
-    images, places, kernel = lowering.shapes(made)
-    numbers = lowering.numbers(made)
+    images, places, kernel = lowering.shapes(tensor)
+    numbers = lowering.numbers(tensor)
     window = f"Window{{{', '.join(map(str, numbers))}}}"
     inputs, outputs = (numel_text((n,)) for n in kernel[2:])
-    vector = 16 // made.inputs[0].dtype.itemsize
+    vector = 16 // tensor.inputs[0].dtype.itemsize
     wide_inputs, wide_outputs = f"{inputs} % {vector} == 0", f"{outputs} % {vector} == 0"
     if lowering.makes == "images":
         H, W, _, _, R, S, *steps = numbers

@@ -33,44 +33,49 @@ LEGEND = (
 _STEPS = ("", "k", "M", "G", "T", "P")
 
 
-def loads(made: Composition, resources: Mapping[str, Resources] | None = None) -> list[Load]:
+def loads(composition: Composition, resources: Mapping[str, Resources] | None = None) -> list[Load]:
     """Return what the kernels of a step ask of a GPU, in their order, those of loops once.
 
     Args:
-        made: the kernels.
+        composition: the kernels.
         resources: what the compiler gives each of them, by name, as far as that is known.
     """
-    known = resources or {}
-    kernels = launched(kernel for stage in made.stages for kernel in stage)
-    return [_load(kernel, times, made, known.get(kernel.name)) for kernel, times in kernels]
+    known_resources = resources or {}
+    kernels = launched(kernel for stage in composition.stages for kernel in stage)
+    return [_load(kernel, times, composition, known_resources.get(kernel.name)) for kernel, times in kernels]
 
 
-def _load(kernel: Kernel, times: int, made: Composition, own: Resources | None) -> Load:
+def _load(kernel: Kernel, times: int, composition: Composition, resources: Resources | None) -> Load:
     read = written = 0
     operations: Counter[Unit] = Counter()
     for function in kernel.functions:
         if function.group is None:  # it counts the steps
             read, written = read + 8, written + 8
             continue
-        demands = _demands(function, made)
+        demands = _demands(function, composition)
         read += sum(
-            min(demands[one] * one.dtype.itemsize, nbytes(one, made.sizes.rows)) for one in _loaded(function, demands)
+            min(demands[tensor] * tensor.dtype.itemsize, nbytes(tensor, composition.sizes.rows))
+            for tensor in _loaded(function, demands)
         )
-        written += sum(nbytes(one, made.sizes.rows) for one in function.writes)
-        scratch = sum(one.value for one in function.arguments if "*" in one.kind and one.name != "arrived")
+        written += sum(nbytes(tensor, composition.sizes.rows) for tensor in function.writes)
+        scratch = sum(
+            argument.value for argument in function.arguments if "*" in argument.kind and argument.name != "arrived"
+        )
         read, written = read + scratch, written + scratch
-        for one in demands:
-            if one not in function.pointers or one in function.group.roles:
-                unit = _UNITS.get(str(one.attributes.get("precision")), "FP32")
-                operations[unit] += flops(one)
-    shared = _shared(kernel) if kernel.threads and (own is None or kernel.dynamic) else own and own.shared
+        for tensor in demands:
+            if tensor not in function.pointers or tensor in function.group.roles:
+                unit = _UNITS.get(str(tensor.attributes.get("precision")), "FP32")
+                operations[unit] += flops(tensor)
+    shared = (
+        _shared(kernel) if kernel.threads and (resources is None or kernel.dynamic) else resources and resources.shared
+    )
     return Load(
         kernel.name,
-        sum(blocks_of(one, kernel.threads) for one in kernel.functions) if kernel.threads else 0,
+        sum(blocks_of(function, kernel.threads) for function in kernel.functions) if kernel.threads else 0,
         kernel.threads,
         shared,
-        None if own is None else own.registers,
-        None if own is None else own.spilled,
+        None if resources is None else resources.registers,
+        None if resources is None else resources.spilled,
         read,
         written,
         {unit: count for unit, count in operations.items() if count},
@@ -81,22 +86,22 @@ def _load(kernel: Kernel, times: int, made: Composition, own: Resources | None) 
 def _loaded(function: GeneratedFunction, demands: Mapping[Tensor, int]) -> list[Tensor]:
     """Return the tensors that a function reads from memory."""
     assert function.group is not None
-    return [one for one in function.pointers if one not in function.group.roles and one in demands]
+    return [tensor for tensor in function.pointers if tensor not in function.group.roles and tensor in demands]
 
 
-def _demands(function: GeneratedFunction, made: Composition) -> dict[Tensor, int]:
+def _demands(function: GeneratedFunction, composition: Composition) -> dict[Tensor, int]:
     """Return how many elements of each tensor a function needs: of those that it computes, and of those that it loads.
 
     A view, a gather of rows or an op of single elements needs as many of its operands' elements as are needed of its
     own at most; any other op needs all of them.
     """
     assert function.group is not None
-    roles, count = function.group.roles, made.sizes.count
-    demands = {one: count(one.shape) for one in roles}
-    for one in reversed(_computed(function)):
-        for read in one.inputs:
-            needed = demands[one] if isinstance(lowering_of(one), _BY_ELEMENT) else count(read.shape)
-            demands[read] = min(demands.get(read, 0) + needed, count(read.shape))
+    roles, count = function.group.roles, composition.sizes.count
+    demands = {member: count(member.shape) for member in roles}
+    for tensor in reversed(_computed(function)):
+        for read in tensor.inputs:
+            count_needed = demands[tensor] if isinstance(lowering_of(tensor), _BY_ELEMENT) else count(read.shape)
+            demands[read] = min(demands.get(read, 0) + count_needed, count(read.shape))
     return demands
 
 
@@ -105,16 +110,16 @@ def _computed(function: GeneratedFunction) -> list[Tensor]:
     assert function.group is not None
     roles = function.group.roles
     order: list[Tensor] = []
-    done: set[Tensor] = set()
-    rest = [(one, False) for one in roles]
-    while rest:
-        tensor, inputs_done = rest.pop()
+    visited: set[Tensor] = set()
+    stack = [(member, False) for member in roles]
+    while stack:
+        tensor, inputs_done = stack.pop()
         if inputs_done:
             order.append(tensor)
-        elif tensor not in done and tensor.op is not None and (tensor in roles or tensor not in function.pointers):
-            done.add(tensor)
-            rest.append((tensor, True))
-            rest += [(one, False) for one in tensor.inputs]
+        elif tensor not in visited and tensor.op is not None and (tensor in roles or tensor not in function.pointers):
+            visited.add(tensor)
+            stack.append((tensor, True))
+            stack += [(operand, False) for operand in tensor.inputs]
     return order
 
 
@@ -122,9 +127,9 @@ def _shared(kernel: Kernel) -> int | None:
     """Return the bytes of a kernel's shared memory, where the C++ that says them is no more than macros and numbers."""
     if kernel.dynamic:
         return kernel.dynamic
-    found = [_value(one.shared) for one in kernel.functions]
-    known = [one for one in found if one is not None]
-    return max(known) if len(known) == len(found) else None
+    sizes = [_value(function.shared) for function in kernel.functions]
+    known_sizes = [nbytes_or_none for nbytes_or_none in sizes if nbytes_or_none is not None]
+    return max(known_sizes) if len(known_sizes) == len(sizes) else None
 
 
 _MACRO = re.compile(r"#define (\w+)(?:\(([\w, ]*)\))? (\(?[\w+*() -]+\)?)$", re.MULTILINE)
@@ -139,25 +144,30 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 def _macros() -> dict[str, tuple[list[str], str]]:
     """Return the parameters and the text of each macro of the kernels' headers that is arithmetic alone."""
     text = "\n".join(path.read_text() for path in sorted(kernels_dir().glob("*.cuh")))
-    return {name: ([one for one in given.split(", ") if one], body) for name, given, body in _MACRO.findall(text)}
+    return {
+        name: ([parameter for parameter in parameters.split(", ") if parameter], body)
+        for name, parameters, body in _MACRO.findall(text)
+    }
 
 
 def _value(text: str) -> int | None:
     """Return the number that an expression of C++ is, or None where it is more than sums and products."""
 
-    def of(node: ast.expr, known: Mapping[str, int]) -> int:
+    def of(node: ast.expr, names_known: Mapping[str, int]) -> int:
         match node:
             case ast.Constant(value=int(number)):
                 return number
-            case ast.BinOp(left, how, right):
-                return _OPERATORS[type(how)](of(left, known), of(right, known))
-            case ast.Name(name) if name in known:
-                return known[name]
+            case ast.BinOp(a, operation, b):
+                return _OPERATORS[type(operation)](of(a, names_known), of(b, names_known))
+            case ast.Name(name) if name in names_known:
+                return names_known[name]
             case ast.Name(name):
                 return of(parsed(_macros()[name][1]), {})
-            case ast.Call(ast.Name(name), given):
+            case ast.Call(ast.Name(name), arguments):
                 names, body = _macros()[name]
-                return of(parsed(body), dict(zip(names, (of(one, known) for one in given), strict=True)))
+                return of(
+                    parsed(body), dict(zip(names, (of(argument, names_known) for argument in arguments), strict=True))
+                )
         raise KeyError(node)
 
     def parsed(expression: str) -> ast.expr:
@@ -172,25 +182,35 @@ def _value(text: str) -> int | None:
 # The table
 
 
-def table(found: Sequence[Load], measured: Mapping[str, Sequence[float]] | None = None) -> list[str]:
+def table(loads_of_step: Sequence[Load], measured: Mapping[str, Sequence[float]] | None = None) -> list[str]:
     """Return the table: a line for each kernel, sums, and steps a second.
 
     Args:
-        found: the kernels of a step.
+        loads_of_step: the kernels of a step.
         measured: further columns, seconds by kernel, by their heading.
     """
-    others = {name: list(seconds) for name, seconds in (measured or {}).items()}
+    measured_columns = {name: list(seconds) for name, seconds in (measured or {}).items()}
     heads = ["", "blocks", "thr", "shared", "regs", "spill", "/SM", "read", "written", "ops"]
-    heads += ["times"] if any(one.times > 1 for one in found) else []
-    rows = [[*heads, *(f"{gpu.name}  " for gpu in GPUS), *others]]
-    for number, one in enumerate(found):
-        times = [f"{_microseconds(made.seconds)} {_MARKS[made.bound]}" for made in (predict(one, gpu) for gpu in GPUS)]
-        own = [*_of_load(one, number + 1), short(one.times)][: len(heads)]
-        rows.append([*own, *times, *(_microseconds(all_of[number]) for all_of in others.values())])
-    totals = [predict_step(found, gpu) for gpu in GPUS]
+    heads += ["times"] if any(load.times > 1 for load in loads_of_step) else []
+    rows = [[*heads, *(f"{gpu.name}  " for gpu in GPUS), *measured_columns]]
+    for number, load in enumerate(loads_of_step):
+        times = [
+            f"{_microseconds(prediction.seconds)} {_MARKS[prediction.bound]}"
+            for prediction in (predict(load, gpu) for gpu in GPUS)
+        ]
+        cells = [*_of_load(load, number + 1), short(load.times)][: len(heads)]
+        rows.append([*cells, *times, *(_microseconds(all_of[number]) for all_of in measured_columns.values())])
+    totals = [predict_step(loads_of_step, gpu) for gpu in GPUS]
     empty = [""] * (len(heads) - 1)
-    rows.append(["step", *empty, *(f"{_microseconds(one)}  " for one in totals), *map(_total, others.values())])
-    rows.append(["steps/s", *empty, *(f"{1 / one:,.0f}  " for one in totals), *[""] * len(others)])
+    rows.append(
+        [
+            "step",
+            *empty,
+            *(f"{_microseconds(seconds)}  " for seconds in totals),
+            *map(_total, measured_columns.values()),
+        ]
+    )
+    rows.append(["steps/s", *empty, *(f"{1 / seconds:,.0f}  " for seconds in totals), *[""] * len(measured_columns)])
     # What stands in the first column of the sums may run into the next ones, which are empty there.
     widths = [max(len(row[column]) for row in rows[: None if column else -2]) for column in range(len(rows[0]))]
     return [_line(row, widths) for row in rows]
@@ -202,18 +222,18 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
     return (name + line[len(name) :] if len(name) > widths[0] else line).rstrip()
 
 
-def _of_load(one: Load, number: int) -> list[str]:
+def _of_load(load: Load, number: int) -> list[str]:
     h100 = next(gpu for gpu in GPUS if gpu.name == "H100")
     return [
         str(number),
-        *(_known(value or None) for value in (one.blocks, one.threads)),
-        "-" if one.shared is None else short(one.shared),
-        _known(one.registers),
-        _known(one.spilled),
-        _known(blocks_per_processor(one, h100) if one.threads else None),
-        short(one.read),
-        short(one.written),
-        short(sum(one.operations.values())),
+        *(_known(value or None) for value in (load.blocks, load.threads)),
+        "-" if load.shared is None else short(load.shared),
+        _known(load.registers),
+        _known(load.spilled),
+        _known(blocks_per_processor(load, h100) if load.threads else None),
+        short(load.read),
+        short(load.written),
+        short(sum(load.operations.values())),
     ]
 
 

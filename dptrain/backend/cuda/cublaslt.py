@@ -122,7 +122,7 @@ class CublasLt:
         key = (transposed, sizes, problem.dtype, alignments)
 
         @contextlib.contextmanager
-        def said() -> Iterator[None]:
+        def reported() -> Iterator[None]:
             try:
                 yield
             except self._lt.cuBLASLtError as error:
@@ -130,13 +130,13 @@ class CublasLt:
                     f"gemm = 'cublaslt': no product of sizes M, N, K = {sizes} ({error}); use --gemm dptrain"
                 ) from error
 
-        with said():
+        with reported():
             if key not in self._matmuls:
                 self._matmuls[key] = self._prepare(transposed, (M, N, K), problem.dtype, alignments)
         matmul = self._matmuls[key]
 
         def queue() -> None:
-            with said():
+            with reported():
                 self._lt.matmul(
                     self._handle,
                     matmul.operation,
@@ -192,21 +192,21 @@ class CublasLt:
         for name, value in wishes.items():
             wish = np.array([value], lt.get_matmul_preference_attribute_dtype(name))
             lt.matmul_preference_set_attribute(preference, name, wish.ctypes.data, wish.nbytes)
-        found, count = np.zeros(1, lt.matmul_heuristic_result_dtype), np.zeros(1, np.int32)
+        heuristic, count = np.zeros(1, lt.matmul_heuristic_result_dtype), np.zeros(1, np.int32)
         lt.matmul_algo_get_heuristic(
             self._handle,
             operation,
             *(layout_b, layout_a, layout_c, layout_c),
             preference,
             1,
-            found.ctypes.data,
+            heuristic.ctypes.data,
             count.ctypes.data,
         )
         lt.matmul_preference_destroy(preference)
-        if count[0] == 0 or found["state"][0] != 0:
+        if count[0] == 0 or heuristic["state"][0] != 0:
             raise DeviceError(f"gemm = 'cublaslt': no algorithm for M, N, K = {M}, {N}, {K}; use --gemm dptrain")
         # The algorithm is the result's first field: one address serves for both.
-        return _Matmul(operation, layout_a, layout_b, layout_c, found)
+        return _Matmul(operation, layout_a, layout_b, layout_c, heuristic)
 
     def _matrix(self, dtype: str, rows: int, columns: int) -> int:
         handle: int = self._lt.matrix_layout_create(self._kinds[dtype], columns, rows, columns)

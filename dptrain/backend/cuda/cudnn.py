@@ -169,10 +169,10 @@ class Cudnn:
             handle=self._handle,
         )
 
-        def given(layout: Layout, uid: int) -> Any:
+        def described(layout: Layout, uid: int) -> Any:
             return graph.tensor(dim=layout.dim, stride=layout.stride, data_type=dtype, name=f"operand_{uid}", uid=uid)
 
-        about: dict[str, Any] = {
+        options: dict[str, Any] = {
             "pre_padding": list(window.before),
             "post_padding": list(window.behind),
             "stride": list(window.strides),
@@ -181,18 +181,27 @@ class Cudnn:
             "name": problem.makes,
         }
         if problem.makes == "places":
-            made, layout = graph.conv_fprop(image=given(images, _FIRST), weight=given(kernel, _SECOND), **about), places
+            result, layout = (
+                graph.conv_fprop(image=described(images, _FIRST), weight=described(kernel, _SECOND), **options),
+                places,
+            )
         elif problem.makes == "images":
-            made, layout = graph.conv_dgrad(loss=given(places, _FIRST), filter=given(kernel, _SECOND), **about), images
+            result, layout = (
+                graph.conv_dgrad(loss=described(places, _FIRST), filter=described(kernel, _SECOND), **options),
+                images,
+            )
         else:
-            made, layout = graph.conv_wgrad(image=given(images, _FIRST), loss=given(places, _SECOND), **about), kernel
-        made.set_output(True).set_data_type(float32).set_uid(_MADE).set_dim(layout.dim).set_stride(layout.stride)
+            result, layout = (
+                graph.conv_wgrad(image=described(images, _FIRST), loss=described(places, _SECOND), **options),
+                kernel,
+            )
+        result.set_output(True).set_data_type(float32).set_uid(_MADE).set_dim(layout.dim).set_stride(layout.stride)
         notes = [*_REFUSED, *_TILES, *(["TENSOR_CORE"] if problem.precision == "float32" else [])]
         try:
             graph.validate()
             graph.build_operation_graph()
             graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
-            graph.deselect_numeric_notes([getattr(cudnn.numerical_note, one) for one in notes])
+            graph.deselect_numeric_notes([getattr(cudnn.numerical_note, tensor_id) for tensor_id in notes])
             graph.deselect_workspace_greater_than(WORKSPACE_BYTES)
             graph.check_support()
             graph.build_plans()
@@ -229,18 +238,18 @@ def windowed(problem: Problem) -> CudnnWindow | None:
     """Return the window of a convolution; None where cuDNN's numbers cannot say it."""
     numbers = problem.sizes[4:]
     image, places, size, strides, dilation, before = ((numbers[n], numbers[n + 1]) for n in range(0, 12, 2))
-    seen, behind = list(image), [0, 0]
+    image_seen, behind = list(image), [0, 0]
     for axis in range(2):
         last = (places[axis] - 1) * strides[axis] + (size[axis] - 1) * dilation[axis] - before[axis]
         # A place more would begin another stride: cuDNN counts the places itself, and finds these.
         behind[axis] = max(0, last + 1 - image[axis])
         if last + strides[axis] < image[axis]:
-            seen[axis] = last + 1
-    if min(before) < 0 or min(seen) < 1:
+            image_seen[axis] = last + 1
+    if min(before) < 0 or min(image_seen) < 1:
         return None
-    if tuple(seen) != image and problem.makes == "images":
+    if tuple(image_seen) != image and problem.makes == "images":
         return None
-    return CudnnWindow((seen[0], seen[1]), places, size, strides, dilation, before, (behind[0], behind[1]))
+    return CudnnWindow((image_seen[0], image_seen[1]), places, size, strides, dilation, before, (behind[0], behind[1]))
 
 
 def layouts(problem: Problem, window: CudnnWindow) -> tuple[Layout, Layout, Layout]:

@@ -98,14 +98,14 @@ class Gpu:
         Returns:
             Whether the GPU gives a block so many beside those that the kernel has anyway.
         """
-        own, known = function.shared_size_bytes, cuda.device_attribute
-        if own + nbytes <= self.device.get_attribute(known.MAX_SHARED_MEMORY_PER_BLOCK):
+        static_bytes, limit = function.shared_size_bytes, cuda.device_attribute
+        if static_bytes + nbytes <= self.device.get_attribute(limit.MAX_SHARED_MEMORY_PER_BLOCK):
             return True
-        if own + nbytes > self.device.get_attribute(known.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN):
+        if static_bytes + nbytes > self.device.get_attribute(limit.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN):
             return False
         # The most it was ever allowed: earlier launches may be queued again, by a graph.
-        allowed = cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
-        function.set_attribute(allowed, max(nbytes, function.get_attribute(allowed)))
+        most = cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
+        function.set_attribute(most, max(nbytes, function.get_attribute(most)))
         return True
 
     def module(self, cubin: Cubin) -> Any:
@@ -125,9 +125,9 @@ class Gpu:
             DeviceError: it may not.
         """
         if self._ident() != self.owner:
-            whose = f"the GPU belongs to thread {self.thread.name!r}, which opened it: call it from there, not from "
+            owner = f"the GPU belongs to thread {self.thread.name!r}, which opened it: call it from there, not from "
             closed = f"the GPU belonged to thread {self.thread.name!r}, and was closed when that ended"
-            raise DeviceError(f"{whose}{threading.current_thread().name!r}" if self.owner else closed)
+            raise DeviceError(f"{owner}{threading.current_thread().name!r}" if self.owner else closed)
         if self.retired and not self.captures:
             with contextlib.suppress(cuda.Error):
                 self.context.synchronize()
@@ -181,7 +181,7 @@ def open_gpu(number: int, select: str, host: str) -> Gpu:
     while _gpu is not None and not _gpu.thread.is_alive() and time.monotonic() - started < _PATIENCE:
         time.sleep(0.001)
     if _gpu is None:
-        mask, said = os.environ.get("CUDA_VISIBLE_DEVICES"), masked()
+        mask, problem = os.environ.get("CUDA_VISIBLE_DEVICES"), masked()
         if select == "mask":
             os.environ["CUDA_VISIBLE_DEVICES"] = visible_device(mask, number)
         try:
@@ -197,7 +197,7 @@ def open_gpu(number: int, select: str, host: str) -> Gpu:
             else:
                 os.environ["CUDA_VISIBLE_DEVICES"] = mask
             raise DeviceError(
-                f"host {host}: no GPU answers{said} ({error}); see nvidia-smi, or use --device cpu"
+                f"host {host}: no GPU answers{problem} ({error}); see nvidia-smi, or use --device cpu"
             ) from error
         _gpu = Gpu(device, context, device.name(), _uuid(index), device.total_memory(), device.compute_capability())
         if _gpu.thread is not threading.main_thread():

@@ -122,20 +122,20 @@ class CudaExecutable:
         self.backend, self._comm = backend, comm
         # The starts of steps that may have asked for rows that a table does not have, of the last ones.
         self._asked: deque[Sequence[int]] = deque(maxlen=_REMEMBERED)
-        made = backend.composed(program, rows, first_row, alone=comm is None or comm.size == 1)
-        self._made, self._rows, self._sizes = made, made.sizes.rows, made.sizes
+        composition = backend.composed(program, rows, first_row, alone=comm is None or comm.size == 1)
+        self._made, self._rows, self._sizes = composition, composition.sizes.rows, composition.sizes
         # Only where there are messages: without any, not all ranks may have come here.
-        self._links = backend.links(comm) if comm is not None and comm.size > 1 and any(made.messages) else None
-        self.source = made.source()
-        flat = list(with_steps(kernel for stage in made.stages for kernel in stage))
+        self._links = backend.links(comm) if comm is not None and comm.size > 1 and any(composition.messages) else None
+        self.source = composition.source()
+        flat = list(with_steps(kernel for stage in composition.stages for kernel in stage))
         self._functions = [function for kernel in flat for function in kernel.functions]
         self._allocate()
-        self._bind_inputs(made.program, arrays)
-        named = self._of_run()
-        self._row = np.array([named[name] for name in made.fields], np.uint64)
+        self._bind_inputs(composition.program, arrays)
+        values_by_name = self._of_run()
+        self._row = np.array([values_by_name[name] for name in composition.fields], np.uint64)
         self.pack_key = self._load()
         self._table: RunTable | None = backend.run_table(self.pack_key, len(self._row))
-        self.made = {name: self._results[one] for name, one in made.program.outputs.items()}
+        self.made = {name: self._results[tensor] for name, tensor in composition.program.outputs.items()}
         self.outputs: Mapping[str, Array] = DeviceOutputs(self.made, backend.download)
         backend.executables.add(self)
 
@@ -146,23 +146,30 @@ class CudaExecutable:
         backend, program = self.backend, self._made.program
         backend.adopt(program.state)
         self._pointers: dict[Tensor, int] = {
-            one: backend.state.array(variable).pointer for variable, one in program.state.items()
+            tensor: backend.state.array(variable).pointer for variable, tensor in program.state.items()
         }
-        self._pointers |= {one: backend.state.array(variable).pointer for one, variable in self._made.targets.items()}
+        self._pointers |= {
+            tensor: backend.state.array(variable).pointer for tensor, variable in self._made.targets.items()
+        }
         self._memories: list[DeviceMemory] = []
         self._results = self._placed(list(dict.fromkeys(program.outputs.values())), "outputs")
-        constants = [one for function in self._functions for one in function.pointers if one.value is not None]
-        known = self._placed(list(dict.fromkeys(constants)), "constants")
-        for one, buffer in known.items():
-            backend.write(buffer, np.asarray(one.value))
-        sent = [one for messages in self._made.messages for one in messages]
-        sums = {one: self._sum(one) for one in sent if one.is_sum}
-        waits = [(own.name, one) for own in self._functions for one in own.arguments if one.name == "arrived"]
-        starts = in_a_row(one.value for _, one in waits)
+        constants = [tensor for function in self._functions for tensor in function.pointers if tensor.value is not None]
+        constant_buffers = self._placed(list(dict.fromkeys(constants)), "constants")
+        for tensor, buffer in constant_buffers.items():
+            backend.write(buffer, np.asarray(tensor.value))
+        sent_messages = [message for messages in self._made.messages for message in messages]
+        sums = {message: self._sum(message) for message in sent_messages if message.is_sum}
+        counters_needed = [
+            (function.name, argument)
+            for function in self._functions
+            for argument in function.arguments
+            if argument.name == "arrived"
+        ]
+        starts = in_a_row(argument.value for _, argument in counters_needed)
         self._counters = backend.zeros((max(starts[-1], 1),), np.uint8, "counters")
         self._scratch = {
-            (function, one.name): self._counters.pointer + start
-            for (function, one), start in zip(waits, starts, strict=False)
+            (function, name.name): self._counters.pointer + start
+            for (function, name), start in zip(counters_needed, starts, strict=False)
         }
         self._arena = DeviceMemory(backend.heap, self._made.plan.size, "intermediate results")
         self._memories.append(self._arena)
@@ -174,151 +181,158 @@ class CudaExecutable:
         for value, (first, place) in self._made.last_carries.items():
             self._pointers[value] = self._pointers[first] + place * nbytes(first, self._rows)
         travels = sums | (self._moves() if self._links is None else self._linked_moves())
-        self._messages = [travels[one] for one in sent]
-        linked = [one for one in self._messages if isinstance(one, LinkedMessage)]
+        self._messages = [travels[message] for message in sent_messages]
+        linked = [message for message in self._messages if isinstance(message, LinkedMessage)]
         if linked:
-            scratch = backend.empty((max(one.scratch_bytes for one in linked),), np.uint8, "messages")
-            for way in linked:
-                way.scratch = scratch
-        self.nbytes = starts[-1] + sum(one.nbytes for one in self._memories)
+            scratch = backend.empty((max(message.scratch_bytes for message in linked),), np.uint8, "messages")
+            for message in linked:
+                message.scratch = scratch
+        self.nbytes = starts[-1] + sum(memory.nbytes for memory in self._memories)
         self._starts = backend.empty((_STEPS,), np.int64, "steps")
         self._number = backend.zeros((1,), np.int64, "steps")
 
     def _placed(self, tensors: Sequence[Tensor], name: str) -> dict[Tensor, DeviceArray]:
         """Return memory of their own for tensors, one behind the other."""
-        shapes = [self._shape(one) for one in tensors]
-        starts = in_a_row((nbytes(one, self._rows) for one in tensors), ALIGNMENT)
+        shapes = [self._shape(tensor) for tensor in tensors]
+        starts = in_a_row((nbytes(tensor, self._rows) for tensor in tensors), ALIGNMENT)
         memory = DeviceMemory(self.backend.heap, starts[-1], name)
         self._memories.append(memory)
-        found = {
-            one: DeviceArray(memory, memory.pointer + start, shape, one.dtype)
-            for one, start, shape in zip(tensors, starts, shapes, strict=False)
+        buffers = {
+            tensor: DeviceArray(memory, memory.pointer + start, shape, tensor.dtype)
+            for tensor, start, shape in zip(tensors, starts, shapes, strict=False)
         }
-        self._pointers |= {one: buffer.pointer for one, buffer in found.items()}
-        return found
+        self._pointers |= {tensor: buffer.pointer for tensor, buffer in buffers.items()}
+        return buffers
 
     def _sum(self, message: Message) -> "_Travel | LinkedMessage":
         """Give the tensors of a message of all-reduces places in one buffer that travels."""
         backend, comm, first = self.backend, self._comm, message.results[0]
         assert comm is not None
-        starts = in_a_row(self._sizes.count(one.shape) for one in message.results)
+        starts = in_a_row(self._sizes.count(result.shape) for result in message.results)
         over = first.attributes["over"]
         buffer = backend.empty((starts[-1],), first.dtype, "messages")
-        for one, start in zip(message.results, starts, strict=False):
-            self._pointers[one] = buffer.pointer + start * one.dtype.itemsize
+        for result, start in zip(message.results, starts, strict=False):
+            self._pointers[result] = buffer.pointer + start * result.dtype.itemsize
         if self._links is not None:
             return LinkedSum(backend, buffer, over, self._links.along(first.attributes["mesh"]))
         direct = backend.transport == "cuda-aware" and over == "sum" and not is_half(buffer.dtype)
-        way = backend.exchange(buffer, direct=direct)
+        exchange_of_buffer = backend.exchange(buffer, direct=direct)
         group = comm.along(first.attributes["mesh"])
 
         def finish() -> None:
-            all_reduce(way.values(), over, group)
-            way.end()
+            all_reduce(exchange_of_buffer.values(), over, group)
+            exchange_of_buffer.end()
 
-        return _Travel(way.begin, finish)
+        return _Travel(exchange_of_buffer.begin, finish)
 
     def _moves(self) -> dict[Message, _Travel]:
         """Return how messages of gathers and of reduce-scatters travel.
 
         Stages come one after the other, so the first of each shares pinned memory, the second of each, and so on.
         """
-        stages = [[one for one in messages if not one.is_sum] for messages in self._made.messages]
-        found: dict[Message, _Travel] = {}
+        stages = [[message for message in messages if not message.is_sum] for messages in self._made.messages]
+        moves: dict[Message, _Travel] = {}
         for messages in zip_longest(*stages):
-            alike = [one for one in messages if one is not None]
+            nth_messages = [message for message in messages if message is not None]
             out, back = (
                 Pinned(
                     self.backend.heap,
-                    (max(sum(nbytes(tensor, self._rows) for tensor in tensors) for tensors in way),),
+                    (max(sum(nbytes(tensor, self._rows) for tensor in tensors) for tensors in tensor_lists),),
                     np.dtype(np.uint8),
                 )
-                for way in ([one.parts for one in alike], [one.results for one in alike])
+                for tensor_lists in (
+                    [message.parts for message in nth_messages],
+                    [message.results for message in nth_messages],
+                )
             )
-            found |= {one: self._move(one, out, back) for one in alike}
-        return found
+            moves |= {message: self._move(message, out, back) for message in nth_messages}
+        return moves
 
     def _move(self, message: Message, out: Pinned, back: Pinned) -> _Travel:
         comm = self._comm
         assert comm is not None
         parts, results = self._buffers(message)
-        replaces = any(one in self._made.targets for one in message.results)
-        way = PinnedMove(self.backend.heap, (out, back), parts, results, replaces=replaces)
+        replaces = any(result in self._made.targets for result in message.results)
+        move = PinnedMove(self.backend.heap, (out, back), parts, results, replaces=replaces)
 
         def finish() -> None:
-            exchange(message.results, *way.values(), comm)
-            way.end()
+            exchange(message.results, *move.values(), comm)
+            move.end()
 
-        return _Travel(way.begin, finish)
+        return _Travel(move.begin, finish)
 
     def _linked_moves(self) -> dict[Message, LinkedMessage]:
         """Return how messages of gathers and of reduce-scatters travel from GPU to GPU."""
         assert self._links is not None
         updates = set(self._made.program.updates.values())
-        found: dict[Message, LinkedMessage] = {}
-        for message in (one for messages in self._made.messages for one in messages if not one.is_sum):
+        moves: dict[Message, LinkedMessage] = {}
+        for message in (message for messages in self._made.messages for message in messages if not message.is_sum):
             link = self._links.along(message.results[0].attributes["mesh"])
-            waits = not updates.isdisjoint(message.results)
-            found[message] = LinkedMove(self.backend, message.results, *self._buffers(message), link, waits=waits)
-        return found
+            must_wait = not updates.isdisjoint(message.results)
+            moves[message] = LinkedMove(self.backend, message.results, *self._buffers(message), link, waits=must_wait)
+        return moves
 
     def _buffers(self, message: Message) -> tuple[list[DeviceArray], list[DeviceArray]]:
         """Return where the parts of a message of gathers or of reduce-scatters lie, and its results."""
 
-        def buffer(one: Tensor, like: Tensor) -> DeviceArray:
-            return DeviceArray(self._arena, self._pointers[one], self._shape(like), one.dtype)
+        def buffer(tensor: Tensor, like: Tensor) -> DeviceArray:
+            return DeviceArray(self._arena, self._pointers[tensor], self._shape(like), tensor.dtype)
 
-        parts = [buffer(part, one.inputs[0]) for part, one in zip(message.parts, message.results, strict=True)]
-        return parts, [buffer(one, one) for one in message.results]
+        parts = [buffer(part, result.inputs[0]) for part, result in zip(message.parts, message.results, strict=True)]
+        return parts, [buffer(result, result) for result in message.results]
 
     def _shape(self, tensor: Tensor) -> tuple[int, ...]:
         return local(tensor.shape, self._rows)
 
     def _bind_inputs(self, program: Program, arrays: Mapping[str, Any]) -> None:
         self._arrays: list[DeviceArray] = []
-        for name, one in program.inputs.items():
+        for name, tensor in program.inputs.items():
             if name not in arrays:
                 raise ConfigError(f"input {name!r} is missing")
-            given = arrays[name]
-            if not isinstance(given, DeviceArray):
-                given = self.backend.upload(np.asarray(given), f"input {name}")
-            shape = self._shape(one)
-            if given.shape != shape and (name != ROWS or len(given.shape) != 1):
-                raise ConfigError(f"input {name!r} has shape {given.shape}: expected {shape}")
-            if given.dtype != one.dtype and (given.dtype, one.dtype) != (np.dtype(np.uint8), np.dtype(np.bool_)):
-                raise ConfigError(f"input {name!r} is of {given.dtype} on the device: expected {one.dtype}")
-            self._arrays.append(given)
-            self._pointers[one] = given.pointer
+            array = arrays[name]
+            if not isinstance(array, DeviceArray):
+                array = self.backend.upload(np.asarray(array), f"input {name}")
+            shape = self._shape(tensor)
+            if array.shape != shape and (name != ROWS or len(array.shape) != 1):
+                raise ConfigError(f"input {name!r} has shape {array.shape}: expected {shape}")
+            if array.dtype != tensor.dtype and (array.dtype, tensor.dtype) != (np.dtype(np.uint8), np.dtype(np.bool_)):
+                raise ConfigError(f"input {name!r} is of {array.dtype} on the device: expected {tensor.dtype}")
+            self._arrays.append(array)
+            self._pointers[tensor] = array.pointer
 
     # Launches
 
     def _load(self) -> Hashable:
         """Compile the kernels, and prepare their launches; return the pack key."""
         backend, gpu = self.backend, self.backend.gpu_record
-        texts = self._made.sources()
-        backend.compile_ahead(list(texts)[1:])
-        cubins = {text: compiled_text("program", text, gpu.architecture) for text in texts}
+        sources = self._made.sources()
+        backend.compile_ahead(list(sources)[1:])
+        cubins = {text: compiled_text("program", text, gpu.architecture) for text in sources}
         self._stages: list[list[_Launches]] = []
         self._on_host = 0
-        alike: list[Hashable] = [one.path for one in cubins.values()]
+        pack_parts: list[Hashable] = [cubin.path for cubin in cubins.values()]
         numbers = iter(range(len(self._messages)))
         try:
-            modules = {own.name: gpu.module(cubins[text]) for text, kernels in texts.items() for own in kernels}
+            modules = {
+                kernel.name: gpu.module(cubins[source]) for source, kernels in sources.items() for kernel in kernels
+            }
             self._prepared = {
-                own.name: self._prepare(own, modules[own.name]) for kernels in texts.values() for own in kernels
+                kernel.name: self._prepare(kernel, modules[kernel.name])
+                for kernels in sources.values()
+                for kernel in kernels
             }
             for stage, messages in zip(self._made.stages, self._made.messages, strict=True):
-                own: list[Launch] = []
+                launches: list[Launch] = []
                 counts = [0]  # of launches, after so many kernels
                 for kernel in stage:
-                    own += self._launches_of(kernel, {}, alike)
-                    counts.append(len(own))
+                    launches += self._launches_of(kernel, {}, pack_parts)
+                    counts.append(len(launches))
                 # the numbers, from 1, of launches that are the host's, which no graph can hold
-                alone = [number for number, one in enumerate(own, 1) if _is_of_host(one)]
-                after = [counts[one.after] for one in messages]
+                alone = [number for number, launch in enumerate(launches, 1) if _is_of_host(launch)]
+                after = [counts[message.after] for message in messages]
                 if self._links is not None:  # one without rows launches less: they leave in one order on all
                     after = list(accumulate(after, max))
-                self._stages.append(_cut(own, [(next(numbers), one) for one in after], alone))
+                self._stages.append(_cut(launches, [(next(numbers), count) for count in after], alone))
                 self._on_host += len(alone)
         except cuda.Error as error:
             raise DeviceError(
@@ -326,14 +340,14 @@ class CudaExecutable:
             ) from error
         if self._queues_messages:
             self._stages = [[_Launches(self._whole_step(), [])]]
-        is_generated = all(one.call is None or isinstance(one.call, LoopCall) for one in self._functions)
-        return tuple(alike) if is_generated and not self._messages else None
+        is_generated = all(function.call is None or isinstance(function.call, LoopCall) for function in self._functions)
+        return tuple(pack_parts) if is_generated and not self._messages else None
 
     def _prepare(self, kernel: Kernel, module: Any) -> Callable[..., None] | None:
         """Return what launches a generated kernel; None where it has no blocks."""
         gpu, index = self.backend.gpu_record, "q" if self._made.wide_index else "i"
         letters = "P" + index * 3 + "".join("q" if "long long" in kind else "i" for kind, _ in arguments_of(kernel))
-        if not sum(blocks_of(one, kernel.threads) for one in kernel.functions):
+        if not sum(blocks_of(function, kernel.threads) for function in kernel.functions):
             return None
         prepared = module.get_function(kernel.name)
         prepared.prepare(letters)
@@ -341,32 +355,39 @@ class CudaExecutable:
             raise DeviceError(f"{gpu.name}: gives no block {kernel.dynamic:,} bytes of shared memory")
         return partial(prepared.prepared_async_call, shared_size=kernel.dynamic)
 
-    def _launches_of(self, kernel: Kernel, counters: Mapping[str, int], alike: list[Hashable]) -> list[Launch]:
+    def _launches_of(self, kernel: Kernel, counters: Mapping[str, int], pack_parts: list[Hashable]) -> list[Launch]:
         """Return the launches of a kernel.
 
         Args:
             kernel: to be launched.
             counters: the numbers of the steps of loops around it, by name.
-            alike: is told what executables have in common that are a pack; of the steps of a loop, once.
+            pack_parts: is told what executables have in common that are a pack; of the steps of a loop, once.
         """
         if kernel.loop is not None:
-            found = list[Launch]()
-            alike.append((kernel.name, kernel.loop.length, kernel.loop.is_reverse))
+            launches = list[Launch]()
+            pack_parts.append((kernel.name, kernel.loop.length, kernel.loop.is_reverse))
             for number, step in enumerate(kernel.loop.steps()):
-                told = alike if number == 0 else []
-                found += [
-                    one for each in kernel.loop.kernels for one in self._launches_of(each, {**counters, **step}, told)
+                parts_of_step = pack_parts if number == 0 else []
+                launches += [
+                    launch
+                    for inner in kernel.loop.kernels
+                    for launch in self._launches_of(inner, {**counters, **step}, parts_of_step)
                 ]
-            return found
+            return launches
         if not kernel.threads:
             return [partial(_call_alone, call) for call in self._calls(kernel, counters)]
         call = self._prepared[kernel.name]
         if call is None:
             return []
-        sizes, named = self._sizes, {**self._arguments(kernel), **counters}
-        values = sizes.rows, sizes.first_row, sizes.global_rows, *(named[name] for _, name in arguments_of(kernel))
-        blocks = sum(blocks_of(one, kernel.threads) for one in kernel.functions)
-        alike.append((kernel.name, blocks, values))
+        sizes, values_by_name = self._sizes, {**self._arguments(kernel), **counters}
+        values = (
+            sizes.rows,
+            sizes.first_row,
+            sizes.global_rows,
+            *(values_by_name[name] for _, name in arguments_of(kernel)),
+        )
+        blocks = sum(blocks_of(function, kernel.threads) for function in kernel.functions)
+        pack_parts.append((kernel.name, blocks, values))
         return [partial(_launch, call, blocks, kernel.threads, self.backend.stream, values)]
 
     @property
@@ -376,13 +397,13 @@ class CudaExecutable:
 
     def _whole_step(self) -> list[Launch]:
         """Return all that a step queues, where the GPUs send its messages by themselves."""
-        found: list[Launch] = []
+        launches: list[Launch] = []
         for stage in self._stages:
             for part in stage:
-                found += part.launches
-                found += [partial(_call_alone, self._messages[one].begin) for one in part.ready]
-            found += [partial(_call_alone, self._messages[one].finish) for part in stage for one in part.ready]
-        return found
+                launches += part.launches
+                launches += [partial(_call_alone, self._messages[number].begin) for number in part.ready]
+            launches += [partial(_call_alone, self._messages[number].finish) for part in stage for number in part.ready]
+        return launches
 
     def _calls(self, kernel: Kernel, counters: Mapping[str, int]) -> list[Callable[[], None]]:
         """Return what is called where no generated kernel is launched, at a step of the loops around it."""
@@ -394,7 +415,7 @@ class CudaExecutable:
         library, count = self.backend.libraries[call.problem.kind], 1
         if call.problem.kind == "gemm":
             count = call.problem.sizes[2]
-        starts = [self._pointer(function, one, counters) for one in call.tensors]
+        starts = [self._pointer(function, tensor, counters) for tensor in call.tensors]
         return [
             library.prepared(call.problem, *(start + n * step for start, step in zip(starts, call.steps, strict=True)))
             for n in range(count)
@@ -421,8 +442,10 @@ class CudaExecutable:
         user = lowering_of(tensor)
         assert tensor.op is not None
 
-        def buffer(one: Tensor) -> DeviceArray:
-            return DeviceArray(memory, self._pointer(function, one, counters), self._shape(one), one.dtype)
+        def buffer(tensor_read: Tensor) -> DeviceArray:
+            return DeviceArray(
+                memory, self._pointer(function, tensor_read, counters), self._shape(tensor_read), tensor_read.dtype
+            )
 
         numbers = tensor.op.local_attributes(tensor, self._rows, self._sizes.first_row)
         if isinstance(user, HostCall):
@@ -431,41 +454,43 @@ class CudaExecutable:
         assert isinstance(user, UserKernel)
         kernel: OwnKernel = user.kernel
 
-        if any(one.dtype == np.float64 for one in (*tensor.inputs, tensor)):
+        if any(tensor.dtype == np.float64 for tensor in (*tensor.inputs, tensor)):
             raise ConfigError(f"op {kernel.name!r}: its kernel computes in float32, not in float64")
         outputs = {user.output: buffer(tensor)}
         scratch = self._scratch.get((function.name, "others"), 0)
         for number, (shape, start) in call.scratch.items():
-            own = local(shape, self._rows)
-            outputs[number] = DeviceArray(memory, scratch + start, own, tensor.dtype)
+            local_shape = local(shape, self._rows)
+            outputs[number] = DeviceArray(memory, scratch + start, local_shape, tensor.dtype)
         buffers = [*map(buffer, tensor.inputs), *(outputs[number] for number in sorted(outputs))]
         return [own_launch(self.backend.gpu_record, self.backend.stream, kernel, buffers, numbers)]
 
     def _arguments(self, kernel: Kernel) -> dict[str, int]:
         """Return a kernel's arguments by name."""
-        named: dict[str, int] = {}
+        values: dict[str, int] = {}
         for function in kernel.functions:
-            named |= {f"{one.name}_{function.name}": one.value for one in function.arguments}
-            named[f"blocks_{function.name}"] = blocks_of(function, kernel.threads)
-        return named
+            values |= {f"{argument.name}_{function.name}": argument.value for argument in function.arguments}
+            values[f"blocks_{function.name}"] = blocks_of(function, kernel.threads)
+        return values
 
     def _of_run(self) -> dict[str, int]:
         """Return what kernels read of this run, by name: addresses, and the bytes of numbers."""
-        named = {"starts": self._starts.pointer, "step": self._number.pointer}
+        values = {"starts": self._starts.pointer, "step": self._number.pointer}
         if self._made.notes_rows:
-            named["outside"] = self.backend.outside.pointer
+            values["outside"] = self.backend.outside.pointer
         for function in self._functions:
-            named |= {name: self._pointers[one] for one, name in function.fields.items()}
-            named |= {name: int.from_bytes(one.tobytes(), sys.byteorder) for name, one in function.numbers.items()}
-            for one in function.arguments:
-                if "*" in one.kind:
-                    named[f"{one.name}_{function.name}"] = self._scratch.get((function.name, one.name), 0)
-        return named
+            values |= {name: self._pointers[tensor] for tensor, name in function.fields.items()}
+            values |= {
+                name: int.from_bytes(number.tobytes(), sys.byteorder) for name, number in function.numbers.items()
+            }
+            for argument in function.arguments:
+                if "*" in argument.kind:
+                    values[f"{argument.name}_{function.name}"] = self._scratch.get((function.name, argument.name), 0)
+        return values
 
     @property
     def launches(self) -> int:
         """How many kernels a step launches."""
-        return sum(len(one.launches) for stage in self._stages for one in stage)
+        return sum(len(part.launches) for stage in self._stages for part in stage)
 
     def run(self, starts: Sequence[int] = (0,)) -> None:
         """Queue as many steps as there are starts. Collective where the program is a placed one.
@@ -484,17 +509,19 @@ class CudaExecutable:
 
     def absent_row(self) -> DataError | None:
         """Return the error that names a row that a table does not have, of a step since the last call."""
-        program, asked = self._made.program, list(self._asked)
+        program, starts_of_runs = self._made.program, list(self._asked)
         self._asked.clear()
-        if not asked:
+        if not starts_of_runs:
             return None
-        given = {one: self._held(buffer) for one, buffer in zip(program.inputs.values(), self._arrays, strict=True)}
-        given |= {one: self._held(self.backend.state.array(variable)) for variable, one in program.state.items()}
-        order = given.get(program.inputs[ROWS]) if ROWS in program.inputs else None
-        for start in (start for starts in asked for start in starts):
+        values = {
+            tensor: self._held(buffer) for tensor, buffer in zip(program.inputs.values(), self._arrays, strict=True)
+        }
+        values |= {tensor: self._held(self.backend.state.array(variable)) for variable, tensor in program.state.items()}
+        order = values.get(program.inputs[ROWS]) if ROWS in program.inputs else None
+        for start in (start for starts in starts_of_runs for start in starts):
             if order is not None:
-                given[program.inputs[ROWS]] = order[start : start + self._shape(program.inputs[ROWS])[0]]
-            if (error := find_absent_row(program, given, self._rows, self._sizes.first_row)) is not None:
+                values[program.inputs[ROWS]] = order[start : start + self._shape(program.inputs[ROWS])[0]]
+            if (error := find_absent_row(program, values, self._rows, self._sizes.first_row)) is not None:
                 return error
         return None
 
@@ -507,22 +534,22 @@ class CudaExecutable:
         Args:
             pack: executables that are alike, this one first, and the starts of each one's steps, the most first.
         """
-        for one, starts in pack:
-            if one._made.counts_steps:
-                one.backend.send(one._starts[: len(starts)], starts)
-                one.backend.send(one._number, _FIRST)
-        others = [one.backend for one, _ in pack[1:]]
-        for other in others:
-            self.backend.wait_for(other)
+        for executable, starts in pack:
+            if executable._made.counts_steps:
+                executable.backend.send(executable._starts[: len(starts)], starts)
+                executable.backend.send(executable._number, _FIRST)
+        other_backends = [executable.backend for executable, _ in pack[1:]]
+        for backend in other_backends:
+            self.backend.wait_for(backend)
         assert self._table is not None, "it is closed"
-        self._table.fill([one._row for one, _ in pack])
-        done = 0
+        self._table.fill([executable._row for executable, _ in pack])
+        steps_done = 0
         for runs in range(len(pack), 0, -1):
             steps = len(pack[runs - 1][1])
-            self._run_steps(steps - done, runs)
-            done = steps
-        for other in others:
-            other.wait_for(self.backend)
+            self._run_steps(steps - steps_done, runs)
+            steps_done = steps
+        for backend in other_backends:
+            backend.wait_for(self.backend)
 
     def _run_steps(self, steps: int, runs: int) -> None:
         together = steps_in_graph(self.launches)
@@ -538,12 +565,12 @@ class CudaExecutable:
 
     def _run_step(self, runs: int) -> None:
         for number, stage in enumerate(self._stages):
-            for part, some in enumerate(stage):
-                self._queue((number, part, runs, 1), some.launches)
-                for message in some.ready:
+            for part_number, part_launches in enumerate(stage):
+                self._queue((number, part_number, runs, 1), part_launches.launches)
+                for message in part_launches.ready:
                     self._messages[message].begin()  # on its way while what follows is computed
             # In one order on all ranks: one without rows launches less, and so completes them otherwise.
-            for message in sorted(one for some in stage for one in some.ready):
+            for message in sorted(message for part_launches in stage for message in part_launches.ready):
                 self._messages[message].finish()
 
     def _queue(self, place: tuple[int, int, int, int], launches: Sequence[Launch]) -> None:
@@ -602,9 +629,11 @@ def _cut(launches: list[Launch], ready: Sequence[tuple[int, int]], alone: Sequen
         ready: messages, each with how many launches complete it.
         alone: the numbers, from 1, of those that are the host's.
     """
-    ends = sorted({len(launches), *(count for _, count in ready), *alone, *(one - 1 for one in alone if one > 1)})
+    ends = sorted(
+        {len(launches), *(count for _, count in ready), *alone, *(number - 1 for number in alone if number > 1)}
+    )
     return [
-        _Launches(launches[begin:end], [one for one, count in ready if count == end])
+        _Launches(launches[begin:end], [message for message, count in ready if count == end])
         for begin, end in pairwise([0, *ends])
     ]
 

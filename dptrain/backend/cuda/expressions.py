@@ -100,8 +100,8 @@ class Writer(Statements):
         Raises:
             ConfigError: its op has no kernel.
         """
-        if tensor in self.known and (found := self.known[tensor].get(ravel(index, tensor.shape))) is not None:
-            return found
+        if tensor in self.known and (variable := self.known[tensor].get(ravel(index, tensor.shape))) is not None:
+            return variable
         if self._is_stored(tensor):
             return self.load(tensor, index)
         return self.computed(tensor, index)._replace(computed=tensor.op is not None)
@@ -112,9 +112,9 @@ class Writer(Statements):
 
     def _computed(self, tensor: Tensor, index: Index) -> Ex:
         if tensor.op is None:
-            known = known_number(tensor, functools.partial(self.number, tensor))
-            assert known is not None, f"{tensor} is neither stored nor known"
-            return Ex(known)
+            number = known_number(tensor, functools.partial(self.number, tensor))
+            assert number is not None, f"{tensor} is neither stored nor known"
+            return Ex(number)
         if tensor.op is ALL_REDUCE:
             return self.value(tensor.inputs[0], index)
         if isinstance(tensor.op.lowering, Element):
@@ -152,14 +152,14 @@ class Writer(Statements):
         if lowering.by_last:
             *index, place = index
             index, last = _reshaped(index, tensor.shape[:-1], tensor.inputs[0].shape), self.at(place)
-        found = [
-            Ex(literal(one.numpy(), one.dtype))  # compilers know shorter ways: x * x
-            if n in lowering.exponents and _is_whole(one)
-            else self.value(one, _spread(index, one.shape))
-            for n, one in enumerate(tensor.inputs)
+        operands = [
+            Ex(literal(operand.numpy(), operand.dtype))  # compilers know shorter ways: x * x
+            if n in lowering.exponents and _is_whole(operand)
+            else self.value(operand, _spread(index, operand.shape))
+            for n, operand in enumerate(tensor.inputs)
         ]
-        text = self._text_of(tensor, found, last)
-        return self.let(ctype(tensor.dtype), text, max(one.depth for one in (last, *found)))
+        text = self._text_of(tensor, operands, last)
+        return self.let(ctype(tensor.dtype), text, max(operand.depth for operand in (last, *operands)))
 
     def _text_of(self, tensor: Tensor, operands: Sequence[Ex], last: Ex) -> str:
         return element(tensor, operands, functools.partial(self.number, tensor), last.text)
@@ -173,13 +173,13 @@ class Writer(Statements):
         """Return the sum (or another join) of terms, in a loop."""
         result, at = self.fresh("sum"), self.fresh("k")
         with self.scope() as inner:
-            found = term(symbol(Axis(at, numel(lengths), self.depth)))
-            inner.append(f"{result} = {join}::join({result}, ({kind}){found.text});")
+            term_value = term(symbol(Axis(at, numel(lengths), self.depth)))
+            inner.append(f"{result} = {join}::join({result}, ({kind}){term_value.text});")
         self.lines.extend(
             [
                 f"{kind} {result} = {join}::identity<{kind}>();",
                 f"for (Index {at} = 0; {at} < {numel_text(lengths)}; ++{at}) {{",
-                *(f"    {one}" for one in inner),
+                *(f"    {line}" for line in inner),
                 "}",
             ]
         )
@@ -194,7 +194,7 @@ class Reading(Writer):
     """
 
     def __init__(self, is_stored: Callable[[Tensor], bool]) -> None:
-        super().__init__(is_stored, lambda one: "")
+        super().__init__(is_stored, lambda tensor: "")
         self._called: dict[Any, str] = {}
 
     def _call(self, *key: Any) -> str:
@@ -202,9 +202,9 @@ class Reading(Writer):
 
     def kept(self, key: Any, make: Callable[[], Ex]) -> Ex:
         """See `Statements`; in one scope."""
-        if (found := self._made.get(key)) is None:
-            found = self._made[key] = make()
-        return found
+        if (value := self._made.get(key)) is None:
+            value = self._made[key] = make()
+        return value
 
     def let(self, kind: str, text: str, depth: int, name: str = "v") -> Ex:
         """See `Statements`."""
@@ -234,7 +234,9 @@ class Reading(Writer):
 
 def _spread(index: Index, shape: Shape) -> Index:
     """Return the place in an input that is broadcast to an output."""
-    return [ZERO_INDEX if is_one(n) else one for one, n in zip(index[len(index) - len(shape) :], shape, strict=True)]
+    return [
+        ZERO_INDEX if is_one(n) else place for place, n in zip(index[len(index) - len(shape) :], shape, strict=True)
+    ]
 
 
 def _reshaped(index: Index, old: Shape, new: Shape) -> Index:
@@ -277,50 +279,52 @@ Rule = Callable[[Writer, Tensor, Index], Ex]
 
 
 def _view(w: Writer, t: Tensor, index: Index) -> Ex:
-    x, shown = t.inputs[0], lowering_of(t)
-    assert isinstance(shown, ViewMap)
-    if shown.maps is None:
+    x, view_map = t.inputs[0], lowering_of(t)
+    assert isinstance(view_map, ViewMap)
+    if view_map.maps is None:
         return w.value(x, _reshaped(index, t.shape, x.shape))
-    maps = zip(shown.maps(t), x.shape, strict=True)
-    return w.value(x, [ZERO_INDEX if is_one(n) else one.at(index) for one, n in maps])
+    maps = zip(view_map.maps(t), x.shape, strict=True)
+    return w.value(x, [ZERO_INDEX if is_one(n) else index_map.at(index) for index_map, n in maps])
 
 
 def _put(w: Writer, t: Tensor, index: Index) -> Ex:
-    x, tests, found, depth = t.inputs[0], list[str](), list[IndexExpr](), 0
+    x, tests, inner_index, depth = t.inputs[0], list[str](), list[IndexExpr](), 0
     lengths = iter(x.shape)
-    for one, place, n in zip(t.attributes["key"], index, t.shape, strict=True):
-        start, stop, step = one if isinstance(one, tuple) else (one, one + 1, 1)
-        part, own = w.at(place), list[str]()
+    for key_part, place, n in zip(t.attributes["key"], index, t.shape, strict=True):
+        start, stop, step = key_part if isinstance(key_part, tuple) else (key_part, key_part + 1, 1)
+        part, conditions = w.at(place), list[str]()
         if not (isinstance(start, int) and start == 0):
-            own.append(f"{part.text} >= {numel_text((start,))}")
+            conditions.append(f"{part.text} >= {numel_text((start,))}")
         if not (same((stop,), (n,))):
-            own.append(f"{part.text} < {numel_text((stop,))}")
+            conditions.append(f"{part.text} < {numel_text((stop,))}")
         if step != 1:
-            own.append(f"({part.text} - {numel_text((start,))}) % {step} == 0")
-        tests, depth = tests + own, max(depth, part.depth if own else 0)
-        if isinstance(one, tuple):
+            conditions.append(f"({part.text} - {numel_text((start,))}) % {step} == 0")
+        tests, depth = tests + conditions, max(depth, part.depth if conditions else 0)
+        if isinstance(key_part, tuple):
             length = numel((next(lengths),))
-            found.append(w.bound(f"({part.text} - {numel_text((start,))}) / {step}", length, part) if own else place)
+            inner_index.append(
+                w.bound(f"({part.text} - {numel_text((start,))}) / {step}", length, part) if conditions else place
+            )
     if not tests:
-        return w.value(x, found)
+        return w.value(x, inner_index)
     condition = Ex(" && ".join(tests), depth)
-    return w.chosen(ctype(t.dtype), [condition], [lambda: w.value(x, found)], "0")
+    return w.chosen(ctype(t.dtype), [condition], [lambda: w.value(x, inner_index)], "0")
 
 
 def _concatenate_along(w: Writer, t: Tensor, index: Index) -> Ex:
     axis = t.attributes["axis"]
     at, ends, values, before = w.at(index[axis]), list[Ex](), list[Callable[[], Ex]](), list[str]()
 
-    def element(one: Tensor, start: str) -> Ex:
-        own = w.bound(f"{at.text} - ({start})", numel((one.shape[axis],)), at)
-        found = w.value(one, [*index[:axis], own, *index[axis + 1 :]])
-        return found._replace(text=cast(found, one.dtype, t.dtype))
+    def element(operand: Tensor, start: str) -> Ex:
+        inner = w.bound(f"{at.text} - ({start})", numel((operand.shape[axis],)), at)
+        value = w.value(operand, [*index[:axis], inner, *index[axis + 1 :]])
+        return value._replace(text=cast(value, operand.dtype, t.dtype))
 
-    for one in t.inputs:
+    for operand in t.inputs:
         start = " + ".join(before) or "0"
-        before.append(numel_text((one.shape[axis],)))
+        before.append(numel_text((operand.shape[axis],)))
         ends.append(Ex(f"{at.text} < {' + '.join(before)}", at.depth))
-        values.append(lambda one=one, start=start: element(one, start))  # type: ignore[misc]
+        values.append(lambda operand=operand, start=start: element(operand, start))  # type: ignore[misc]
     return w.chosen(ctype(t.dtype), ends, values, "0")
 
 
@@ -328,7 +332,7 @@ def _take_rows(w: Writer, t: Tensor, index: Index) -> Ex:
     table, places = t.inputs
     gather = lowering_of(t)
     batch = gather.batch if isinstance(gather, Gather) else 0
-    asked, lengths = w.value(places, index[: places.ndim]), table.shape[batch : batch + 1]
+    row_number, lengths = w.value(places, index[: places.ndim]), table.shape[batch : batch + 1]
     length = numel_text(lengths)
     if table.op is None and table.variable is None and table.value is None and not isinstance(lengths[0], Dim):
         # Of data: another set, such as one to validate on, has other rows and the same kernels.
@@ -337,7 +341,7 @@ def _take_rows(w: Writer, t: Tensor, index: Index) -> Ex:
     if places.op is not None or places.name != ROWS:  # the numbers of the samples themselves are nobody's ids
         w.needs.add("outside")
         noted = ", outside"
-    row = w.bound(f"row_at({asked.text}, {length}{noted})", numel(lengths), asked)
+    row = w.bound(f"row_at({row_number.text}, {length}{noted})", numel(lengths), row_number)
     return w.value(table, [*index[:batch], row, *index[places.ndim :]])
 
 
@@ -351,8 +355,8 @@ def _random_bits(w: Writer, t: Tensor, index: Index) -> Ex:
     count = w.value(t.inputs[0], ())
     seed, number = (w.own(t, name, t.attributes[name], np.dtype(np.uint64)) for name in ("seed", "number"))
     numbers = [seed, f"{int(t.attributes['purpose'])}ull", count.text, number, at, feature.text, str(features)]
-    drawn = w.drawn(", ".join(numbers))
-    return w.let("unsigned int", f"{drawn}.bits({', '.join(numbers)})", max(row.depth, feature.depth, count.depth))
+    variable = w.drawn(", ".join(numbers))
+    return w.let("unsigned int", f"{variable}.bits({', '.join(numbers)})", max(row.depth, feature.depth, count.depth))
 
 
 def _batch_matmul(w: Writer, t: Tensor, index: Index) -> Ex:
@@ -384,22 +388,22 @@ def join_type(t: Tensor) -> str:
 
 def _reduce(w: Writer, t: Tensor, index: Index) -> Ex:
     """A reduction whose element one thread computes alone."""
-    x, axes, how, kind = t.inputs[0], reduced_axes(t), join_of(t), join_type(t)
-    assert how is not None
+    x, axes, join_name, kind = t.inputs[0], reduced_axes(t), join_of(t), join_type(t)
+    assert join_name is not None
     lengths = [x.shape[axis] for axis in axes]
-    keeps = t.attributes.get("keepdims")
+    keepdims = t.attributes.get("keepdims")
 
     def term(at: IndexExpr) -> Ex:
-        kept = iter([one for axis, one in enumerate(index) if not keeps or axis not in axes])
+        outer = iter([place for axis, place in enumerate(index) if not keepdims or axis not in axes])
         inner = iter(unravel(at, lengths))
-        found = w.value(x, [next(inner) if axis in axes else next(kept) for axis in range(x.ndim)])
-        if how != "First":
-            return found
+        value = w.value(x, [next(inner) if axis in axes else next(outer) for axis in range(x.ndim)])
+        if join_name != "First":
+            return value
         place = w.at(at)  # an argmax joins elements with their places
-        return Ex(f"{kind}{{{found.text}, {place.text}}}", max(found.depth, place.depth))
+        return Ex(f"{kind}{{{value.text}, {place.text}}}", max(value.depth, place.depth))
 
-    found = w.joined(kind, how, tuple(lengths), term)
-    return Ex(f"{found.text}.place", found.depth) if how == "First" else found
+    total = w.joined(kind, join_name, tuple(lengths), term)
+    return Ex(f"{total.text}.place", total.depth) if join_name == "First" else total
 
 
 def _windows(w: Writer, t: Tensor, index: Index) -> Ex:
@@ -407,10 +411,15 @@ def _windows(w: Writer, t: Tensor, index: Index) -> Ex:
     assert t.op is not None
     assert isinstance(t.op.lowering, Windows)
     w.needs.add("windows.cuh")
-    parts = [w.at(one) for one in index]
+    parts = [w.at(place) for place in index]
     window = f"Window{{{', '.join(map(str, t.op.lowering.numbers(t)))}}}"
-    arguments = [*(w.pointer(one) for one in t.inputs), window, numel_text(t.shape[-1:]), *(one.text for one in parts)]
-    return w.let(ctype(t.dtype), f"{t.op.name}({', '.join(arguments)})", max(one.depth for one in parts))
+    arguments = [
+        *(w.pointer(operand) for operand in t.inputs),
+        window,
+        numel_text(t.shape[-1:]),
+        *(place.text for place in parts),
+    ]
+    return w.let(ctype(t.dtype), f"{t.op.name}({', '.join(arguments)})", max(part.depth for part in parts))
 
 
 def _convolution(w: Writer, t: Tensor, index: Index) -> Ex:
@@ -425,31 +434,31 @@ def _convolution(w: Writer, t: Tensor, index: Index) -> Ex:
 
     def term(k: IndexExpr) -> Ex:
         at = dict(zip(names[-1], index, strict=True))
-        at |= dict(zip(summed, unravel(k, [lengths[one] for one in summed]), strict=True))
+        at |= dict(zip(summed, unravel(k, [lengths[axis] for axis in summed]), strict=True))
         tests, depth = list[str](), 0
         for (pixel, place, tap), stride, dilation, before in axes:
             shift = w.at(at[tap].times((dilation, 0)) - offset_by((before, 0)))
             if lowering.makes == "images":
-                asked, known = place, w.at(at[pixel])
-                steps = w.index(f"{known.text} - ({shift.text})", known, shift)
+                unknown, base = place, w.at(at[pixel])
+                steps = w.index(f"{base.text} - ({shift.text})", base, shift)
                 tests += [f"{steps.text} >= 0", f"{steps.text} % {stride} == 0"]
-                found = w.index(f"{steps.text} / {stride}", steps)
+                position = w.index(f"{steps.text} / {stride}", steps)
             else:
-                asked, known = pixel, w.at(at[place].times((stride, 0)))
-                found = w.index(f"{known.text} + {shift.text}", known, shift)
-                tests.append(f"{found.text} >= 0")
-            tests.append(f"{found.text} < {lengths[asked]}")
-            at[asked] = symbol(Axis(found.text, numel((lengths[asked],)), found.depth))
-            depth = max(depth, found.depth)
+                unknown, base = pixel, w.at(at[place].times((stride, 0)))
+                position = w.index(f"{base.text} + {shift.text}", base, shift)
+                tests.append(f"{position.text} >= 0")
+            tests.append(f"{position.text} < {lengths[unknown]}")
+            at[unknown] = symbol(Axis(position.text, numel((lengths[unknown],)), position.depth))
+            depth = max(depth, position.depth)
 
         def product() -> Ex:
-            own = [w.value(one, [at[name] for name in names[number]]) for number, one in enumerate(t.inputs)]
-            factors = (cast(one, read.dtype, t.dtype) for one, read in zip(own, t.inputs, strict=True))
-            return Ex(f"({' * '.join(factors)})", max(one.depth for one in own))
+            values = [w.value(operand, [at[name] for name in names[number]]) for number, operand in enumerate(t.inputs)]
+            factors = (cast(value, read.dtype, t.dtype) for value, read in zip(values, t.inputs, strict=True))
+            return Ex(f"({' * '.join(factors)})", max(value.depth for value in values))
 
         return w.chosen(ctype(t.dtype), [Ex(" && ".join(tests), depth)], [product], "0")
 
-    return w.joined(ctype(t.dtype), "Sum", tuple(lengths[one] for one in summed), term)
+    return w.joined(ctype(t.dtype), "Sum", tuple(lengths[axis] for axis in summed), term)
 
 
 def _add_rows(w: Writer, t: Tensor, index: Index) -> Ex:

@@ -163,22 +163,24 @@ class GeneratedFunction:
         """Types and names of its parameters, in order."""
         tensors = [
             (
-                f"{'' if one in self.writes else 'const '}{ctype(one.dtype)} *"
-                f"{'' if one in self.overlapping else '__restrict__ '}",
+                f"{'' if tensor in self.writes else 'const '}{ctype(tensor.dtype)} *"
+                f"{'' if tensor in self.overlapping else '__restrict__ '}",
                 name,
             )
-            for one, name in self.pointers.items()
+            for tensor, name in self.pointers.items()
         ]
         step = [("const long long *", "starts"), ("long long *", "step")] if "step" in self.needs else []
         step += [("int *", "outside")] if "outside" in self.needs else []
-        numbers = [(ctype(one.dtype) + " ", name) for name, one in self.numbers.items()]
-        return [*tensors, *step, *((one.kind + " ", one.name) for one in self.arguments), *numbers]
+        numbers = [(ctype(number.dtype) + " ", name) for name, number in self.numbers.items()]
+        return [*tensors, *step, *((argument.kind + " ", argument.name) for argument in self.arguments), *numbers]
 
     @property
     def fields(self) -> dict[Tensor, str]:
         """Names of the fields of a `Run` by the tensors to which these point."""
-        found = self.pointers.items()
-        return dict((at.base, at.name) if (at := self.addresses.get(one)) else (one, name) for one, name in found)
+        pairs = self.pointers.items()
+        return dict(
+            (at.base, at.name) if (at := self.addresses.get(tensor)) else (tensor, name) for tensor, name in pairs
+        )
 
 
 class Generator:
@@ -205,50 +207,54 @@ class Generator:
 
     def function(self, group: Group) -> GeneratedFunction:
         """Return the function of a group."""
-        kept = [one for one in group.roles if one in self._stored]
-        made = GeneratedFunction(f"{group.kind}_{self._names[kept[-1]]}", group)
-        made.about = f"{group.kind}: {', '.join(self._names[one] for one in group.roles)}"
+        stored_members = [tensor for tensor in group.roles if tensor in self._stored]
+        function = GeneratedFunction(f"{group.kind}_{self._names[stored_members[-1]]}", group)
+        function.about = f"{group.kind}: {', '.join(self._names[tensor] for tensor in group.roles)}"
 
         def name(tensor: Tensor) -> str:
-            return made.pointers.setdefault(tensor, self._names[tensor])
+            return function.pointers.setdefault(tensor, self._names[tensor])
 
         def is_stored(tensor: Tensor) -> bool:
             return tensor not in group.roles and self._grouping.is_stored(tensor)
 
         def number(tensor: Tensor, attribute: str, value: Any, dtype: DType) -> str:
             called = "_".join([*([attribute] if attribute else []), self._names[tensor]])
-            made.numbers[called] = np.asarray(value).astype(dtype)[()]
+            function.numbers[called] = np.asarray(value).astype(dtype)[()]
             return called
 
         writer = Writer(is_stored, name, number)
-        getattr(self, f"_{group.kind}")(made, group, writer, group.places)
-        made.body = _used(writer.lines)
-        made.needs |= writer.needs
-        made.reads = {one: set(texts) for one, texts in writer.loads.items()} | made.reads
-        made.addresses = {one: self._addresses[one] for one in made.pointers if one in self._addresses}
-        return made
+        getattr(self, f"_{group.kind}")(function, group, writer, group.places)
+        function.body = _used(writer.lines)
+        function.needs |= writer.needs
+        function.reads = {tensor: set(places) for tensor, places in writer.loads.items()} | function.reads
+        function.addresses = {
+            tensor: self._addresses[tensor] for tensor in function.pointers if tensor in self._addresses
+        }
+        return function
 
     # Kinds
 
-    def _map(self, made: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
+    def _map(self, function: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
         sums = group.of("sum")
         if not sums and numel(group.lead) == ONE:  # read and replaced by one thread
             with w.scope(0) as body:
-                mains = [(one, w.computed(one, places.index(one.shape, "main"))) for one in group.of("main")]
-                self._store(made, w, places, mains)
+                mains = [
+                    (tensor, w.computed(tensor, places.index(tensor.shape, "main"))) for tensor in group.of("main")
+                ]
+                self._store(function, w, places, mains)
             w.write("if (threadIdx.x == 0) {", *_indented(body), "}")
             return
         self._begin_sums(w, sums)
         quads = w.quads = Quads(w.at(places.element).text)
-        body = self._elements(made, w, places)
+        body = self._elements(function, w, places)
         w.quads = None
-        drawn = "random.cuh" in w.needs
-        if drawn:
-            body = self._elements(made, w, places)
-        chunk = _SUMMED if sums else _DRAWN if drawn else _MAPPED
-        made.blocks = -(-self._sizes.count(group.lead) // chunk)
+        draws = "random.cuh" in w.needs
+        if draws:
+            body = self._elements(function, w, places)
+        chunk = _SUMMED if sums else _DRAWN if draws else _MAPPED
+        function.blocks = -(-self._sizes.count(group.lead) // chunk)
         w.write(f"const Index end = min((Index)(block + 1) * {chunk}, (Index)({numel_text(group.lead)}));")
-        if drawn:  # a thread takes the eight numbers of a block that it draws
+        if draws:  # a thread takes the eight numbers of a block that it draws
             w.write(
                 f"for (Index first = (Index)block * {chunk} + threadIdx.x * 8; first < end; first += blockDim.x * 8)",
                 "    for (Index i = first; i < min(first + 8, end); ++i) {",
@@ -257,15 +263,15 @@ class Generator:
             )
         else:
             self._by_quads(w, chunk, body, quads)
-        self._end_sums(made, w, places, group)
+        self._end_sums(function, w, places, group)
 
-    def _elements(self, made: GeneratedFunction, w: Writer, places: Places) -> list[str]:
+    def _elements(self, function: GeneratedFunction, w: Writer, places: Places) -> list[str]:
         """Return what a map does for one element."""
         group = places.group
         with w.scope(1) as body:
-            mains = [(one, w.computed(one, places.index(one.shape, "main"))) for one in group.of("main")]
+            mains = [(tensor, w.computed(tensor, places.index(tensor.shape, "main"))) for tensor in group.of("main")]
             self._join_terms(w, places, group.of("sum"), guard="if (first + own < end) " * (w.quads is not None))
-            self._store(made, w, places, mains)
+            self._store(function, w, places, mains)
         return body
 
     def _by_quads(self, w: Writer, chunk: int, body: Sequence[str], quads: Quads) -> None:
@@ -292,12 +298,12 @@ class Generator:
             "}",
         )
 
-    def _rows(self, made: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
+    def _rows(self, function: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
         columns = self._sizes.count(group.inner)
-        long = columns >= _LONG_ROW
-        lanes, join = ("blockDim.x", "block_join") if long else ("WARP", "warp_join")
+        is_long = columns >= _LONG_ROW
+        lanes, join = ("blockDim.x", "block_join") if is_long else ("WARP", "warp_join")
         rows = self._sizes.count(group.lead)
-        made.blocks = rows  # of a block's threads; corrected below, where these are known
+        function.blocks = rows  # of a block's threads; corrected below, where these are known
         sums = group.of("sum")
         w.write(
             f"const int lane = threadIdx.x % {lanes};",
@@ -307,47 +313,49 @@ class Generator:
         loop = f"for (Index c = lane; c < {numel_text(group.inner)}; c += {lanes}) {{"
         with w.scope(1) as row:
             for reductions in _passes(group):
-                accumulators = {one: w.fresh("best") for one in reductions}
+                accumulators = {tensor: w.fresh("best") for tensor in reductions}
                 with w.scope(2) as body:
-                    for one, name in accumulators.items():
-                        body.append(f"{name} = {join_of(one)}::join({name}, {self._term(w, places, one)});")
+                    for tensor, name in accumulators.items():
+                        body.append(f"{name} = {join_of(tensor)}::join({name}, {self._term(w, places, tensor)});")
                 row += [
-                    f"{join_type(one)} {name} = {join_of(one)}::identity<{join_type(one)}>();"
-                    for one, name in accumulators.items()
+                    f"{join_type(tensor)} {name} = {join_of(tensor)}::identity<{join_type(tensor)}>();"
+                    for tensor, name in accumulators.items()
                 ]
                 row += [loop, *_indented(body), "}"]
-                for one, name in accumulators.items():
-                    shared = ", shared" if long else ""
-                    row.append(f"{name} = {join}<{join_of(one)}>({name}{shared});")
-                    place = f"{name}.place" if join_type(one).startswith("Best") else name
-                    w.known[one] = {places.row: Ex(place, 1)}
-            by_row = {one for one in sums if places.is_of_rows(one)}
+                for tensor, name in accumulators.items():
+                    shared = ", shared" if is_long else ""
+                    row.append(f"{name} = {join}<{join_of(tensor)}>({name}{shared});")
+                    place = f"{name}.place" if join_type(tensor).startswith("Best") else name
+                    w.known[tensor] = {places.row: Ex(place, 1)}
+            by_row = {tensor for tensor in sums if places.is_of_rows(tensor)}
             with w.scope(2) as body:
-                mains = [(one, w.computed(one, places.index(one.shape, "main"))) for one in group.of("main")]
-                self._join_terms(w, places, [one for one in sums if one not in by_row])
-                self._store(made, w, places, mains)
+                mains = [
+                    (tensor, w.computed(tensor, places.index(tensor.shape, "main"))) for tensor in group.of("main")
+                ]
+                self._join_terms(w, places, [tensor for tensor in sums if tensor not in by_row])
+                self._store(function, w, places, mains)
             if body:
                 row += [loop, *_indented(body), "}"]
-            values = [(one, w.value(one, places.index(one.shape, "row"))) for one in group.of("reduce")]
-            values += [(one, w.computed(one, places.index(one.shape, "row"))) for one in group.of("row")]
+            values = [(tensor, w.value(tensor, places.index(tensor.shape, "row"))) for tensor in group.of("reduce")]
+            values += [(tensor, w.computed(tensor, places.index(tensor.shape, "row"))) for tensor in group.of("row")]
             ends: list[str] = []
-            for number, one in enumerate(sums):
-                if one in by_row:
-                    term, name = self._term(w, places, one), f"sum_{number}"
-                    ends.append(f"{name} = {join_of(one)}::join({name}, {term});")
-            for one, value in values:
-                if one in self._stored:
-                    ends.append(f"{self._target(made, w, one, places.of('row'))} = {value.text};")
+            for number, tensor in enumerate(sums):
+                if tensor in by_row:
+                    term, name = self._term(w, places, tensor), f"sum_{number}"
+                    ends.append(f"{name} = {join_of(tensor)}::join({name}, {term});")
+            for tensor, value in values:
+                if tensor in self._stored:
+                    ends.append(f"{self._target(function, w, tensor, places.of('row'))} = {value.text};")
             if ends:
-                row += ["__syncthreads();" if long else "__syncwarp();", "if (lane == 0) {", *_indented(ends), "}"]
+                row += ["__syncthreads();" if is_long else "__syncwarp();", "if (lane == 0) {", *_indented(ends), "}"]
         w.write(f"if (r < {numel_text(group.lead)}) {{", *_indented(row), "}")
-        made.needs.add("long rows" if long else "rows")
-        self._end_sums(made, w, places, group)
+        function.needs.add("long rows" if is_long else "rows")
+        self._end_sums(function, w, places, group)
 
-    def _columns(self, made: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
+    def _columns(self, function: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
         """Sums over rows: a lane a column, whose block's warps take turns."""
         count = numel_text(group.inner)
-        made.needs.add("columns.cuh")
+        function.needs.add("columns.cuh")
         w.write(
             f"const int tiles = (({count}) + WARP - 1) / WARP, tile = block % tiles, chunk_number = block / tiles;",
             "const Index column = (Index)tile * WARP + threadIdx.x % WARP;",
@@ -355,23 +363,23 @@ class Generator:
         )
         tiles = -(-self._sizes.count(group.inner) // 32)
         turns = f"column < {count}", "threadIdx.x / WARP", "blockDim.x / WARP"
-        self._over_rows(made, w, places, tiles, _CHUNK_ROWS, turns, ("column_join", "threadIdx.x < WARP"))
+        self._over_rows(function, w, places, tiles, _CHUNK_ROWS, turns, ("column_join", "threadIdx.x < WARP"))
 
-    def _totals(self, made: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
+    def _totals(self, function: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
         """Sums over rows: a block a column, whose threads take turns."""
-        made.needs.add("columns.cuh")
+        function.needs.add("columns.cuh")
         w.write(
             f"const int tiles = {numel_text(group.inner)}, tile = block % tiles, chunk_number = block / tiles;",
             "const Index c = tile;",
         )
         turns = "", "threadIdx.x", "blockDim.x"
         self._over_rows(
-            made, w, places, self._sizes.count(group.inner), _LONG_ROW, turns, ("block_join", "threadIdx.x == 0")
+            function, w, places, self._sizes.count(group.inner), _LONG_ROW, turns, ("block_join", "threadIdx.x == 0")
         )
 
     def _over_rows(
         self,
-        made: GeneratedFunction,
+        function: GeneratedFunction,
         w: Writer,
         places: Places,
         tiles: int,
@@ -382,7 +390,7 @@ class Generator:
         """Write sums over rows for each column, whose blocks are dealt out to tiles of columns and chunks of rows.
 
         Args:
-            made: the function.
+            function: the function.
             w: its writer, at a `tile`, a column `c` and a `chunk_number`.
             places: of its group.
             tiles: their number.
@@ -393,19 +401,19 @@ class Generator:
         group, count = places.group, numel_text(places.group.inner)
         columns = self._sizes.count(group.inner)
         has_column, first, distance = turns
-        join, known = joined
+        join, condition_of_total = joined
         rows = self._sizes.count(group.lead)
         chunk = max(least, -(-rows // _CHUNKS))
         chunks = max(1, -(-rows // chunk))
-        made.blocks = chunks * tiles
-        made.arguments += [Argument("int", "chunk", chunk), Argument("int", "chunks", chunks)]
-        made.arguments += [Argument("unsigned int *", "arrived", 4 * tiles)]
+        function.blocks = chunks * tiles
+        function.arguments += [Argument("int", "chunk", chunk), Argument("int", "chunks", chunks)]
+        function.arguments += [Argument("unsigned int *", "arrived", 4 * tiles)]
         sums = group.of("sum")
         self._begin_sums(w, sums)
         with w.scope(1) as body:
-            mains = [(one, w.computed(one, places.index(one.shape, "main"))) for one in group.of("main")]
+            mains = [(tensor, w.computed(tensor, places.index(tensor.shape, "main"))) for tensor in group.of("main")]
             self._join_terms(w, places, sums)
-            self._store(made, w, places, mains)
+            self._store(function, w, places, mains)
         w.write(
             f"const Index end = min((Index)(chunk_number + 1) * chunk, (Index)({numel_text(group.lead)}));",
             *([f"if ({has_column})"] if has_column else []),
@@ -415,49 +423,54 @@ class Generator:
             *_indented(_indented(body)),
             "    }",
         )
-        condition = f"{known} && {has_column}" if has_column else known
+        condition = f"{condition_of_total} && {has_column}" if has_column else condition_of_total
         several: list[str] = []
-        for number, one in enumerate(sums):
-            wide = _wide(one)
-            w.write(f"{wide} total_{number} = {join}<{join_of(one)}>(({wide})sum_{number}, shared);")
-            made.arguments.append(Argument(f"{wide} *", f"parts_{number}", _width(one) * chunks * columns))
+        for number, tensor in enumerate(sums):
+            wide = _wide(tensor)
+            w.write(f"{wide} total_{number} = {join}<{join_of(tensor)}>(({wide})sum_{number}, shared);")
+            function.arguments.append(Argument(f"{wide} *", f"parts_{number}", _width(tensor) * chunks * columns))
             several.append(
                 f"if ({condition}) parts_{number}[(long long)chunk_number * ({count}) + c] = total_{number};"
             )
         several.append("if (!is_last_block(arrived + tile, chunks, shared)) return;")
-        for number, one in enumerate(sums):
-            given = f"parts_{number} + c, {count}, chunks, {first}, {distance}"
-            several.append(f"total_{number} = {join}<{join_of(one)}>(chunks_join<{join_of(one)}>({given}), shared);")
-            w.known[one] = {places.final: self._total(one, number)}
+        for number, tensor in enumerate(sums):
+            join_arguments = f"parts_{number} + c, {count}, chunks, {first}, {distance}"
+            several.append(
+                f"total_{number} = {join}<{join_of(tensor)}>(chunks_join<{join_of(tensor)}>({join_arguments}), shared);"
+            )
+            w.known[tensor] = {places.final: self._total(tensor, number)}
         w.write("if (chunks > 1) {", *_indented(several), "}")
-        if any(_width(one) > 8 for one in sums):
-            made.shared = str(2 * _SHARED)
-        self._finals(made, w, places, group, condition)
+        if any(_width(tensor) > 8 for tensor in sums):
+            function.shared = str(2 * _SHARED)
+        self._finals(function, w, places, group, condition)
 
-    def _product(self, made: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
-        (result,) = [one for one in group.roles if is_product(one)]
+    def _product(self, function: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
+        (result,) = [tensor for tensor in group.roles if is_product(tensor)]
         (a, transposed_a), (b, transposed_b) = factors_of(result)
-        names = [made.pointers.setdefault(one, self._names[one]) for one in (a, b)]
-        for one in (a, b):
-            made.reads.setdefault(one, set()).add(None)
+        names = [function.pointers.setdefault(factor, self._names[factor]) for factor in (a, b)]
+        for factor in (a, b):
+            function.reads.setdefault(factor, set()).add(None)
         if is_by_library(result):
-            self._library(made, w, result, (a, b), (transposed_a, transposed_b))
+            self._library(function, w, result, (a, b), (transposed_a, transposed_b))
             return
         if isinstance(lowering_of(result), ConvolutionLowering):
-            self._convolution(made, result, names, w, places)
+            self._convolution(function, result, names, w, places)
             return
-        found = matrices(result, transposed_a, self._sizes.count)
-        (M, N, K), batch, steps = found.sizes, found.batch, found.steps
+        dimensions = matrices(result, transposed_a, self._sizes.count)
+        (M, N, K), batch, steps = dimensions.sizes, dimensions.batch, dimensions.steps
         plan = product_plan(M, N, K, _precision(result))
-        self._cut(made, (M, N, K), plan, batch)
-        kernel = self._tiled(made, result, plan, (transposed_a, transposed_b))
+        self._cut(function, (M, N, K), plan, batch)
+        kernel = self._tiled(function, result, plan, (transposed_a, transposed_b))
         vector = 16 // a.dtype.itemsize
         wide = [(M if transposed_a else K) % vector == 0, (K if transposed_b else N) % vector == 0]
-        made.arguments += [
+        function.arguments += [
             *(Argument("long long", name, value) for name, value in zip(("step_a", "step_b"), steps, strict=True)),
-            *(Argument("int", f"wide_{one}", int(value)) for one, value in zip("ab", wide, strict=True)),
+            *(
+                Argument("int", f"wide_{name_of_factor}", int(value))
+                for name_of_factor, value in zip("ab", wide, strict=True)
+            ),
         ]
-        body = self._epilogue(made, group, result, w, places)
+        body = self._epilogue(function, group, result, w, places)
         w.write(
             f"const ProductOf<{ctype(a.dtype)}> of{{{names[0]}, {names[1]}, M, N, K, step_a, step_b, depth, slices, "
             f"wide_a && aligned({names[0]}), wide_b && aligned({names[1]}), parts, arrived}};",
@@ -468,34 +481,34 @@ class Generator:
 
     def _library(
         self,
-        made: GeneratedFunction,
+        function: GeneratedFunction,
         w: Writer,
         result: Tensor,
         factors: tuple[Tensor, Tensor],
         transposed: tuple[bool, bool],
     ) -> None:
-        self._target(made, w, result, None)
+        self._target(function, w, result, None)
         problem = problem_of(result, transposed, self._sizes.count)
-        made.call = LibraryCall(result.attributes["by"], problem, (*factors, result))
+        function.call = LibraryCall(result.attributes["by"], problem, (*factors, result))
         if problem.kind == "gemm":
-            found = matrices(result, transposed[0], self._sizes.count)
-            M, N, _ = found.sizes
-            first, second = (step * factors[0].dtype.itemsize for step in found.steps)
-            made.call.steps = first, second, 4 * M * N
+            dimensions = matrices(result, transposed[0], self._sizes.count)
+            M, N, _ = dimensions.sizes
+            first, second = (step * factors[0].dtype.itemsize for step in dimensions.steps)
+            function.call.steps = first, second, 4 * M * N
 
     def _convolution(
-        self, made: GeneratedFunction, result: Tensor, names: Sequence[str], w: Writer, places: Places
+        self, function: GeneratedFunction, result: Tensor, names: Sequence[str], w: Writer, places: Places
     ) -> None:
-        found = implicit(result, self._sizes.count)
-        M, N, K = found.sizes
+        product = implicit(result, self._sizes.count)
+        M, N, K = product.sizes
         sums = places.group.of("sum")
-        plan = product_plan(M * found.count, N, K, _precision(result), gathered=True)
-        self._cut(made, found.sizes, plan, found.count, least=1 if sums else 0)
-        kernel = self._tiled(made, result, plan, found.transposed)
-        made.needs.add("convolution.cuh")
+        plan = product_plan(M * product.count, N, K, _precision(result), gathered=True)
+        self._cut(function, product.sizes, plan, product.count, least=1 if sums else 0)
+        kernel = self._tiled(function, result, plan, product.transposed)
+        function.needs.add("convolution.cuh")
         block, parts, arrived = "block", "parts", "arrived"
-        if found.count > 1:
-            made.arguments.append(Argument("int", "tiles", made.blocks // (plan.slices * found.count)))
+        if product.count > 1:
+            function.arguments.append(Argument("int", "tiles", function.blocks // (plan.slices * product.count)))
             w.write("const int phase = block / (tiles * slices);")
             block = "block % (tiles * slices)"
             cells = plan.tiling.rows * plan.tiling.columns
@@ -504,40 +517,46 @@ class Generator:
                 "arrived + phase * tiles * slice_counters(slices)",
             )
         self._begin_sums(w, sums, plan.tiling.own_columns)
-        body = self._epilogue(made, places.group, result, w, places)
-        wide = (f"{one} && aligned({name})" for one, name in zip(found.wide, names, strict=True))
+        body = self._epilogue(function, places.group, result, w, places)
+        wide = (f"{is_wide} && aligned({name})" for is_wide, name in zip(product.wide, names, strict=True))
         w.write(
-            *found.lines,
-            f"const ProductOf<{ctype(result.inputs[0].dtype)}> of{{{', '.join(names)}, M, N, {found.terms}, 0, 0, "
+            *product.lines,
+            f"const ProductOf<{ctype(result.inputs[0].dtype)}> of{{{', '.join(names)}, M, N, {product.terms}, 0, 0, "
             f"depth, slices, {', '.join(wide)}, {parts}, {arrived}}};",
             f"{kernel}(shared, of, {block}, [&](Index m, Index c, float sum, int{' own' if sums else ''}) {{",
-            f"    const Index r = {found.row};",
-            *(["    if (r < 0) return;"] if found.count > 1 else []),
+            f"    const Index r = {product.row};",
+            *(["    if (r < 0) return;"] if product.count > 1 else []),
             *_indented(body),
-            f"}}, {', '.join(found.matrices)}{', [&](const auto &columns) {' if sums else ');'}",
+            f"}}, {', '.join(product.matrices)}{', [&](const auto &columns) {' if sums else ');'}",
         )
         if sums:
-            self._columns_of_tiles(made, w, places, plan, (M, N), found.count)
+            self._columns_of_tiles(function, w, places, plan, (M, N), product.count)
             w.write("});")
 
     def _columns_of_tiles(
-        self, made: GeneratedFunction, w: Writer, places: Places, plan: ProductPlan, sizes: tuple[int, int], phases: int
+        self,
+        function: GeneratedFunction,
+        w: Writer,
+        places: Places,
+        plan: ProductPlan,
+        sizes: tuple[int, int],
+        phases: int,
     ) -> None:
         """Write sums over rows of a product's results: of a tile, and by the last block of all tiles."""
         M, N = sizes
         tiles, of_columns = plan.tiles(max(M, 1), 1) * phases, plan.tiles(1, N)
         nodes = tree_levels(tiles, COLUMNS_FAN)
-        (arrived,) = [one for one in made.arguments if one.name == "arrived"]
+        (arrived,) = [tensor for tensor in function.arguments if tensor.name == "arrived"]
         arrived.value += 4 * of_columns * sum(nodes[1:])
-        made.arguments.append(Argument("int", "row_tiles", tiles))
+        function.arguments.append(Argument("int", "row_tiles", tiles))
         leave, take = list[str](), list[str]()
-        for number, one in enumerate(places.group.of("sum")):
+        for number, tensor in enumerate(places.group.of("sum")):
             part = f"parts_{number}"
-            made.arguments.append(Argument(f"{_wide(one)} *", part, _width(one) * sum(nodes[:-1]) * N))
-            w.write(f"    {_wide(one)} total_{number} = columns.template join<{join_of(one)}>(sum_{number});")
+            function.arguments.append(Argument(f"{_wide(tensor)} *", part, _width(tensor) * sum(nodes[:-1]) * N))
+            w.write(f"    {_wide(tensor)} total_{number} = columns.template join<{join_of(tensor)}>(sum_{number});")
             leave.append(f"{part}[(long long)n * N + c] = total_{number};")
-            take.append(f"total_{number} = columns.template join<{join_of(one)}>({part}, begin, count);")
-            w.known[one] = {places.final: self._total(one, number)}
+            take.append(f"total_{number} = columns.template join<{join_of(tensor)}>({part}, begin, count);")
+            w.known[tensor] = {places.final: self._total(tensor, number)}
         tile = "columns.row_tile" + (f" + phase * (row_tiles / {phases})" if phases > 1 else "")
         w.write(
             "    const Index c = columns.column();",
@@ -547,10 +566,10 @@ class Generator:
             f"    auto take = [&](int begin, int count) {{ {' '.join(take)} }};",
             f"    if (!columns.over_tiles({tile}, row_tiles, slices, arrived, leave, take)) return;",
         )
-        self._finals(made, w, places, places.group, "columns.has_column()")
+        self._finals(function, w, places, places.group, "columns.has_column()")
 
     def _cut(
-        self, made: GeneratedFunction, sizes: tuple[int, int, int], plan: ProductPlan, matrices: int, least: int = 0
+        self, function: GeneratedFunction, sizes: tuple[int, int, int], plan: ProductPlan, matrices: int, least: int = 0
     ) -> None:
         """Note the blocks of products of these M, N and K by a plan, and the arguments that say them.
 
@@ -558,34 +577,38 @@ class Generator:
         """
         (M, N, _), tiling = sizes, plan.tiling
         tiles = plan.tiles(max(M, least), N) * matrices
-        made.blocks = tiles * plan.slices
-        cells = tiling.rows * tiling.columns * made.blocks if plan.slices > 1 else 0
-        made.arguments += [
+        function.blocks = tiles * plan.slices
+        cells = tiling.rows * tiling.columns * function.blocks if plan.slices > 1 else 0
+        function.arguments += [
             *(Argument("int", name, value) for name, value in zip("MNK", sizes, strict=True)),
             *(Argument("int", name, value) for name, value in (("depth", plan.depth), ("slices", plan.slices))),
             Argument("float *", "parts", 4 * cells),
             Argument("unsigned int *", "arrived", 4 * tiles * plan.counters),
         ]
 
-    def _epilogue(self, made: GeneratedFunction, group: Group, result: Tensor, w: Writer, places: Places) -> list[str]:
+    def _epilogue(
+        self, function: GeneratedFunction, group: Group, result: Tensor, w: Writer, places: Places
+    ) -> list[str]:
         """Return what becomes of `sum`, the product's element of row r and column c, `own` among the thread's."""
         with w.scope(1) as body:
             w.known[result] = {places.element: Ex("sum", 2)}
-            mains = [(one, w.value(one, places.index(one.shape, "main"))) for one in group.of("main")]
+            mains = [(tensor, w.value(tensor, places.index(tensor.shape, "main"))) for tensor in group.of("main")]
             self._join_terms(w, places, group.of("sum"), "[own]")
-            self._store(made, w, places, mains)
+            self._store(function, w, places, mains)
         return body
 
-    def _tiled(self, made: GeneratedFunction, result: Tensor, plan: ProductPlan, transposed: tuple[bool, bool]) -> str:
+    def _tiled(
+        self, function: GeneratedFunction, result: Tensor, plan: ProductPlan, transposed: tuple[bool, bool]
+    ) -> str:
         """Return the name of a tiled product's kernel; note its header, threads and shared memory."""
         tiling = plan.tiling
-        made.threads, made.dynamic = tiling.threads, tiling.shared
+        function.threads, function.dynamic = tiling.threads, tiling.shared
         if not isinstance(lowering_of(result), ConvolutionLowering):  # whose matrices take more registers to find
-            made.resident = tiling.resident
-        made.needs.add(f"{tiling.kernel}.cuh")
+            function.resident = tiling.resident
+        function.needs.add(f"{tiling.kernel}.cuh")
         sizes = tiling.rows, tiling.columns, *tiling.inner
-        numbers = ", ".join([*map(str, sizes), *(str(one).lower() for one in transposed)])
-        made.shared = {
+        numbers = ", ".join([*map(str, sizes), *(str(is_transposed).lower() for is_transposed in transposed)])
+        function.shared = {
             "product": f"PRODUCT_SHARED({', '.join(map(str, sizes[:3]))})",
             "product_tf32": f"Tf32Shape<{numbers}>::SHARED",
             "product_half": f"HalfShape<{numbers}>::SHARED",
@@ -594,108 +617,116 @@ class Generator:
         of_type = f"{ctype(result.inputs[0].dtype)}, " if tiling.kernel in ("product_half", "product_wgmma") else ""
         return f"{tiling.kernel}<{of_type}{numbers}>"
 
-    def _call(self, made: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
+    def _call(self, function: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
         (tensor,) = group.roles
         user = lowering_of(tensor)
-        for one in tensor.inputs:
-            w.pointer(one)
-        self._target(made, w, tensor, None)
+        for operand in tensor.inputs:
+            w.pointer(operand)
+        self._target(function, w, tensor, None)
         if not isinstance(user, UserKernel):
-            made.call = OwnCall(tensor, {})
+            function.call = OwnCall(tensor, {})
             return
-        shapes = user.kernel.output_shapes([one.shape for one in tensor.inputs])
-        others: dict[int, tuple[Shape, int]] = {}
+        shapes = user.kernel.output_shapes([operand.shape for operand in tensor.inputs])
+        other_outputs: dict[int, tuple[Shape, int]] = {}
         end = 0
         for number, shape in enumerate(shapes):
             if number != user.output:
-                others[number] = shape, end
+                other_outputs[number] = shape, end
                 end += -(-self._sizes.count(shape) * tensor.dtype.itemsize // 256) * 256
-        made.arguments.append(Argument("char *", "others", end))
-        made.call = OwnCall(tensor, others)
+        function.arguments.append(Argument("char *", "others", end))
+        function.call = OwnCall(tensor, other_outputs)
 
-    def _loop(self, made: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
+    def _loop(self, function: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
         """What its steps are is said by who composes a program."""
-        for one in next(iter(group.roles)).inputs:
-            w.pointer(one)
-        for one in group.roles:
-            self._target(made, w, one, None)
+        for operand in next(iter(group.roles)).inputs:
+            w.pointer(operand)
+        for value in group.roles:
+            self._target(function, w, value, None)
 
     # Sums over all elements, which the last block ends
 
     def _begin_sums(self, w: Writer, sums: Sequence[Tensor], columns: int | None = None) -> None:
         """Write what a thread adds up in: a number each, or one for each of its columns."""
-        for number, one in enumerate(sums):
-            kind, name, none = join_type(one), f"sum_{number}", f"{join_of(one)}::identity<{join_type(one)}>()"
+        for number, tensor in enumerate(sums):
+            kind, name, identity = (
+                join_type(tensor),
+                f"sum_{number}",
+                f"{join_of(tensor)}::identity<{join_type(tensor)}>()",
+            )
             if columns is None:
-                w.write(f"{kind} {name} = {none};")
+                w.write(f"{kind} {name} = {identity};")
             else:
                 w.write(f"{kind} {name}[{columns}];", "#pragma unroll")
-                w.write(f"for (int own = 0; own < {columns}; ++own) {name}[own] = {none};")
+                w.write(f"for (int own = 0; own < {columns}; ++own) {name}[own] = {identity};")
 
     def _join_terms(
         self, w: Writer, places: Places, sums: Sequence[Tensor], of_column: str = "", guard: str = ""
     ) -> None:
-        numbers = {one: number for number, one in enumerate(places.group.of("sum"))}
-        for one in sums:
-            name, term = f"sum_{numbers[one]}{of_column}", self._term(w, places, one)
-            w.write(f"{guard}{name} = {join_of(one)}::join({name}, {term});")
+        numbers = {tensor: number for number, tensor in enumerate(places.group.of("sum"))}
+        for tensor in sums:
+            name, term = f"sum_{numbers[tensor]}{of_column}", self._term(w, places, tensor)
+            w.write(f"{guard}{name} = {join_of(tensor)}::join({name}, {term});")
 
-    def _term(self, w: Writer, places: Places, one: Tensor) -> str:
-        x, found = one.inputs[0], places.term(w, one)
-        if join_type(one).startswith("Best"):
-            return f"{join_type(one)}{{{found.text}, {w.at(places.place_of_term(one)).text}}}"
-        return cast(found, x.dtype, one.dtype)
+    def _term(self, w: Writer, places: Places, tensor: Tensor) -> str:
+        x, value = tensor.inputs[0], places.term(w, tensor)
+        if join_type(tensor).startswith("Best"):
+            return f"{join_type(tensor)}{{{value.text}, {w.at(places.place_of_term(tensor)).text}}}"
+        return cast(value, x.dtype, tensor.dtype)
 
-    def _end_sums(self, made: GeneratedFunction, w: Writer, places: Places, group: Group) -> None:
+    def _end_sums(self, function: GeneratedFunction, w: Writer, places: Places, group: Group) -> None:
         sums = group.of("sum")
         if not sums:
             return
-        made.blocks = max(1, made.blocks)
-        made.arguments += [Argument("int", "blocks", made.blocks), Argument("unsigned int *", "arrived", 4)]
+        function.blocks = max(1, function.blocks)
+        function.arguments += [Argument("int", "blocks", function.blocks), Argument("unsigned int *", "arrived", 4)]
         last: list[str] = []
-        for number, one in enumerate(sums):
-            wide = _wide(one)
-            made.arguments.append(Argument(f"{wide} *", f"parts_{number}", _width(one) * made.blocks))
+        for number, tensor in enumerate(sums):
+            wide = _wide(tensor)
+            function.arguments.append(Argument(f"{wide} *", f"parts_{number}", _width(tensor) * function.blocks))
             w.write(
-                f"const {wide} of_block_{number} = block_join<{join_of(one)}>(({wide})sum_{number}, shared);",
+                f"const {wide} of_block_{number} = block_join<{join_of(tensor)}>(({wide})sum_{number}, shared);",
                 f"if (threadIdx.x == 0) parts_{number}[block] = of_block_{number};",
             )
-            last.append(f"const {wide} total_{number} = join_parts<{join_of(one)}>(parts_{number}, blocks, shared);")
-            w.known[one] = {places.final: self._total(one, number)}
+            last.append(f"const {wide} total_{number} = join_parts<{join_of(tensor)}>(parts_{number}, blocks, shared);")
+            w.known[tensor] = {places.final: self._total(tensor, number)}
         w.write("if (!is_last_block(arrived, blocks, shared)) return;", *last)
-        self._finals(made, w, places, group, "threadIdx.x == 0")
+        self._finals(function, w, places, group, "threadIdx.x == 0")
 
-    def _total(self, one: Tensor, number: int) -> Ex:
+    def _total(self, tensor: Tensor, number: int) -> Ex:
         """Return a sum that is complete."""
-        place = ".place" if join_of(one) == "First" else ""
-        return Ex(f"(({ctype(one.dtype)})total_{number}{place})", 0)
+        place = ".place" if join_of(tensor) == "First" else ""
+        return Ex(f"(({ctype(tensor.dtype)})total_{number}{place})", 0)
 
-    def _finals(self, made: GeneratedFunction, w: Writer, places: Places, group: Group, condition: str) -> None:
+    def _finals(self, function: GeneratedFunction, w: Writer, places: Places, group: Group, condition: str) -> None:
         with w.scope(0) as body:
-            values = [(one, w.value(one, places.index(one.shape, "final"))) for one in group.of("sum")]
-            values += [(one, w.computed(one, places.index(one.shape, "final"))) for one in group.of("final")]
-            for one, value in values:
-                if one in self._stored:
-                    body.append(f"{self._target(made, w, one, places.final)} = {value.text};")
+            values = [(tensor, w.value(tensor, places.index(tensor.shape, "final"))) for tensor in group.of("sum")]
+            values += [
+                (tensor, w.computed(tensor, places.index(tensor.shape, "final"))) for tensor in group.of("final")
+            ]
+            for tensor, value in values:
+                if tensor in self._stored:
+                    body.append(f"{self._target(function, w, tensor, places.final)} = {value.text};")
         if body:
             w.write(f"if ({condition}) {{", *_indented(body), "}")
 
-    def _store(self, made: GeneratedFunction, w: Writer, places: Places, values: Iterable[tuple[Tensor, Ex]]) -> None:
+    def _store(
+        self, function: GeneratedFunction, w: Writer, places: Places, values: Iterable[tuple[Tensor, Ex]]
+    ) -> None:
         """Store elements, after all have been computed: what they replace may be read by others of the group."""
-        for one, value in values:
-            if one in self._stored:
-                target = self._target(made, w, one, places.of("main"))
-                pointer = made.pointers[one]
+        for tensor, value in values:
+            if tensor in self._stored:
+                target = self._target(function, w, tensor, places.of("main"))
+                pointer = function.pointers[tensor]
                 if w.quads is not None and target == f"{pointer}[{w.quads.index}]":
                     quad = w.fresh("quad")
-                    w.quads.stored[pointer] = quad, ctype(one.dtype)
+                    w.quads.stored[pointer] = quad, ctype(tensor.dtype)
                     target = f"{quad}.of[own]"
                 w.write(f"{target} = {value.text};")
 
-    def _target(self, made: GeneratedFunction, w: Writer, tensor: Tensor, place: IndexExpr | None) -> str:
-        made.writes.add(tensor)
-        made.places[tensor] = place
-        name = made.pointers.setdefault(tensor, self._names[tensor])
+    def _target(self, function: GeneratedFunction, w: Writer, tensor: Tensor, place: IndexExpr | None) -> str:
+        function.writes.add(tensor)
+        function.places[tensor] = place
+        name = function.pointers.setdefault(tensor, self._names[tensor])
         return name if place is None else f"{name}[{w.at(place).text}]"
 
 
@@ -720,7 +751,7 @@ class Kernel:
     @property
     def dynamic(self) -> int:
         """Bytes of dynamic shared memory that it is launched with."""
-        return max(one.dynamic for one in self.functions)
+        return max(function.dynamic for function in self.functions)
 
     @property
     def loop(self) -> LoopCall | None:
@@ -731,19 +762,19 @@ class Kernel:
 
 def with_steps(kernels: Iterable[Kernel]) -> Iterator[Kernel]:
     """Yield kernels, and those of the steps of loops among them, once."""
-    for one in kernels:
-        yield one
-        if one.loop is not None:
-            yield from with_steps(one.loop.kernels)
+    for kernel in kernels:
+        yield kernel
+        if kernel.loop is not None:
+            yield from with_steps(kernel.loop.kernels)
 
 
 def launched(kernels: Iterable[Kernel], times: int = 1) -> Iterator[tuple[Kernel, int]]:
     """Yield what is launched, with how often: kernels of the steps of loops as often as there are steps."""
-    for one in kernels:
-        if one.loop is None:
-            yield one, times
+    for kernel in kernels:
+        if kernel.loop is None:
+            yield kernel, times
         else:
-            yield from launched(one.loop.kernels, times * one.loop.length)
+            yield from launched(kernel.loop.kernels, times * kernel.loop.length)
 
 
 def kernels(levels: Sequence[Sequence[GeneratedFunction]]) -> list[Kernel]:
@@ -752,31 +783,31 @@ def kernels(levels: Sequence[Sequence[GeneratedFunction]]) -> list[Kernel]:
     Args:
         levels: functions, each level after those that it waits for.
     """
-    found: list[Kernel] = []
+    result: list[Kernel] = []
     for level in levels:
-        functions = [one for one in level if one.call is None]
-        found += [Kernel(one.name, [one], 0) for one in level if one.call is not None]
-        wanted = sorted({one.threads for one in functions if one.threads is not None})
-        usual = wanted[0] if len(wanted) == 1 and wanted[0] <= BLOCK else BLOCK
-        for threads in dict.fromkeys([*wanted, usual]):
-            own = [one for one in functions if (one.threads or usual) == threads]
-            for part in _parted(own):
-                found.append(Kernel("run_" + "_and_".join(one.name for one in part[:3]), part, threads))
-    return found
+        functions = [function for function in level if function.call is None]
+        result += [Kernel(function.name, [function], 0) for function in level if function.call is not None]
+        thread_counts = sorted({function.threads for function in functions if function.threads is not None})
+        usual = thread_counts[0] if len(thread_counts) == 1 and thread_counts[0] <= BLOCK else BLOCK
+        for threads in dict.fromkeys([*thread_counts, usual]):
+            same_threads = [function for function in functions if (function.threads or usual) == threads]
+            for part in _parted(same_threads):
+                result.append(Kernel("run_" + "_and_".join(function.name for function in part[:3]), part, threads))
+    return result
 
 
 def _parted(functions: list[GeneratedFunction]) -> list[list[GeneratedFunction]]:
     """Return functions by launches, each of which takes no more arguments than CUDA allows."""
-    found: list[list[GeneratedFunction]] = []
+    parts: list[list[GeneratedFunction]] = []
     room = 0
-    for one in functions:
-        taken = sum(not _is_of_run(one, kind, name) for kind, name in one.signature) + 1
-        if taken > room:
-            found.append([])
+    for function in functions:
+        arguments = sum(not _is_of_run(function, kind, name) for kind, name in function.signature) + 1
+        if arguments > room:
+            parts.append([])
             room = _ARGUMENTS
-        found[-1].append(one)
-        room -= taken
-    return found
+        parts[-1].append(function)
+        room -= arguments
+    return parts
 
 
 def blocks_of(function: GeneratedFunction, threads: int) -> int:
@@ -784,45 +815,45 @@ def blocks_of(function: GeneratedFunction, threads: int) -> int:
     return -(-function.blocks // (threads // 32)) if "rows" in function.needs else function.blocks
 
 
-def source(found: Sequence[Kernel], wide_index: bool, fields: Mapping[str, str] | None = None) -> str:
+def source(kernels_of_source: Sequence[Kernel], wide_index: bool, fields: Mapping[str, str] | None = None) -> str:
     """Return the C++ of kernels.
 
     Args:
-        found: the kernels.
+        kernels_of_source: the kernels.
         wide_index: there are tensors whose elements an int cannot count.
         fields: of a `Run`, by default those that these kernels need.
     """
-    found = [kernel for kernel in found if kernel.threads]
-    functions = [one for kernel in found for one in kernel.functions]
-    headers = sorted({need for one in functions for need in one.needs if need.endswith(".cuh")})
-    text = [
+    kernels_of_source = [kernel for kernel in kernels_of_source if kernel.threads]
+    functions = [function for kernel in kernels_of_source for function in kernel.functions]
+    headers = sorted({need for function in functions for need in function.needs if need.endswith(".cuh")})
+    lines = [
         "// The kernels of a program, written by dptrain/backend/cuda/generate.py.",
         f"#define INDEX {'long long' if wide_index else 'int'}",
-        *(f'#include "{one}"' for one in ("common.cuh", *headers)),
+        *(f'#include "{header}"' for header in ("common.cuh", *headers)),
     ]
-    fields = run_fields(found) if fields is None else fields
-    text += [
+    fields = run_fields(kernels_of_source) if fields is None else fields
+    lines += [
         "",
         "// What each run has of its own.",
         "struct Run {",
-        *_declared(fields, run_fields(found).keys()),
+        *_declared(fields, run_fields(kernels_of_source).keys()),
         "};",
     ]
-    sizes = [f"Index {one}" for one in SIZES]
-    for one in functions:
-        parameters = ["void *shared", "int block", *sizes, *(kind + name for kind, name in one.signature)]
-        text += [
+    sizes = [f"Index {name}" for name in SIZES]
+    for function in functions:
+        parameters = ["void *shared", "int block", *sizes, *(kind + name for kind, name in function.signature)]
+        lines += [
             "",
-            f"// {one.about}",
-            f"static __device__ __forceinline__ void {one.name}({', '.join(parameters)}) {{",
-            *_indented(one.body),
+            f"// {function.about}",
+            f"static __device__ __forceinline__ void {function.name}({', '.join(parameters)}) {{",
+            *_indented(function.body),
             "}",
         ]
-    for kernel in found:
+    for kernel in kernels_of_source:
         # A block may have all registers that leave room for so many: else nvcc spills some for the sake of occupancy.
-        bounds = f"{kernel.threads}, {min(one.resident for one in kernel.functions)}"
+        bounds = f"{kernel.threads}, {min(function.resident for function in kernel.functions)}"
         parameters = ["const Run *__restrict__ pack", *sizes, *(kind + name for kind, name in arguments_of(kernel))]
-        text += [
+        lines += [
             "",
             f'extern "C" __global__ void __launch_bounds__({bounds})',
             f"    {kernel.name}({', '.join(parameters)}) {{",
@@ -838,67 +869,67 @@ def source(found: Sequence[Kernel], wide_index: bool, fields: Mapping[str, str] 
             "    const Run &run = pack[blockIdx.y];",
             "    int block = blockIdx.x;",
         ]
-        for one in kernel.functions:
-            own = (
-                f"run.{name}{offset}" if _is_of_run(one, kind, name) else name
-                for (kind, name), offset in zip(called(one), _offsets(one), strict=True)
+        for member in kernel.functions:
+            own_arguments = (
+                f"run.{name}{offset}" if _is_of_run(member, kind, name) else name
+                for (kind, name), offset in zip(called(member), _offsets(member), strict=True)
             )
-            passed = ["shared", "block", *SIZES, *own]
-            text += [
-                f"    if (block < blocks_{one.name}) {{",
-                f"        {one.name}({', '.join(passed)});",
+            passed = ["shared", "block", *SIZES, *own_arguments]
+            lines += [
+                f"    if (block < blocks_{member.name}) {{",
+                f"        {member.name}({', '.join(passed)});",
                 "        return;",
                 "    }",
-                f"    block -= blocks_{one.name};",
+                f"    block -= blocks_{member.name};",
             ]
-        text.append("}")
-    return "\n".join(text) + "\n"
+        lines.append("}")
+    return "\n".join(lines) + "\n"
 
 
 def called(function: GeneratedFunction) -> list[tuple[str, str]]:
     """Return types and names of what kernels call a function with."""
-    shared = {one: one for one in (*function.pointers.values(), *function.numbers, "starts", "step", "outside")}
-    shared |= {function.pointers[one]: at.name for one, at in function.addresses.items()}
+    shared = {name: name for name in (*function.pointers.values(), *function.numbers, "starts", "step", "outside")}
+    shared |= {function.pointers[tensor]: at.name for tensor, at in function.addresses.items()}
     return [(kind, shared.get(name, f"{name}_{function.name}")) for kind, name in function.signature]
 
 
 def _offsets(function: GeneratedFunction) -> list[str]:
     """Return what is added to each of what kernels call a function with, in C++."""
-    offsets = {function.pointers[one]: f" + {at.offset}" for one, at in function.addresses.items() if at.terms}
+    offsets = {function.pointers[tensor]: f" + {at.offset}" for tensor, at in function.addresses.items() if at.terms}
     return [offsets.get(name, "") for _, name in function.signature]
 
 
 def arguments_of(kernel: Kernel) -> list[tuple[str, str]]:
     """Return types and names of a kernel's parameters behind the sizes: numbers that all runs have in common."""
-    found: list[tuple[str, str]] = []
-    for one in kernel.functions:
-        found.append(("int ", f"blocks_{one.name}"))
-        found += [("int ", counter) for at in one.addresses.values() for counter, _ in at.terms]
-        found += [(kind, name) for kind, name in called(one) if not _is_of_run(one, kind, name)]
-    return list(dict.fromkeys(found))  # a function may name its own number of blocks
+    parameters: list[tuple[str, str]] = []
+    for function in kernel.functions:
+        parameters.append(("int ", f"blocks_{function.name}"))
+        parameters += [("int ", counter) for at in function.addresses.values() for counter, _ in at.terms]
+        parameters += [(kind, name) for kind, name in called(function) if not _is_of_run(function, kind, name)]
+    return list(dict.fromkeys(parameters))  # a function may name its own number of blocks
 
 
-def _declared(fields: Mapping[str, str], named: Set[str]) -> list[str]:
+def _declared(fields: Mapping[str, str], used: Set[str]) -> list[str]:
     """Return the declarations of the fields of a `Run`, of which those that nothing names stand together."""
-    found, skipped = list[str](), 0
+    declarations, skipped = list[str](), 0
     for number, (name, kind) in enumerate((*fields.items(), ("", ""))):
-        if name and name not in named:
+        if name and name not in used:
             skipped += 1
             continue
         if skipped:
-            found.append(f"    unsigned long long skipped_{number}[{skipped}];")
+            declarations.append(f"    unsigned long long skipped_{number}[{skipped}];")
         if name:
-            found.append(f"    {kind} {name};")
+            declarations.append(f"    {kind} {name};")
         skipped = 0
-    return found
+    return declarations
 
 
-def run_fields(found: Sequence[Kernel]) -> dict[str, str]:
+def run_fields(kernels_of_run: Sequence[Kernel]) -> dict[str, str]:
     """Return the fields of a `Run` in order: the C++ types by name. Each takes eight bytes."""
     fields: dict[str, str] = {}
-    for one in (function for kernel in found if kernel.threads for function in kernel.functions):
-        for kind, name in called(one):
-            if _is_of_run(one, kind, name):
+    for function in (function for kernel in kernels_of_run if kernel.threads for function in kernel.functions):
+        for kind, name in called(function):
+            if _is_of_run(function, kind, name):
                 pointed = kind.replace("const ", "").partition("*")
                 fields[name] = f"Global<{pointed[0].strip()}>" if pointed[1] else f"alignas(8) {kind.strip()}"
     return fields
@@ -910,10 +941,10 @@ def _is_of_run(function: GeneratedFunction, kind: str, name: str) -> bool:
 
 def _greatest(functions: Sequence[GeneratedFunction]) -> str:
     """Return the most shared memory that functions need, in C++."""
-    found = ""
-    for one in dict.fromkeys(function.shared for function in functions):
-        found = one if not found else f"({found} > {one} ? {found} : {one})"
-    return found
+    expression = ""
+    for size_text in dict.fromkeys(function.shared for function in functions):
+        expression = size_text if not expression else f"({expression} > {size_text} ? {expression} : {size_text})"
+    return expression
 
 
 def _word(name: str) -> str:
@@ -924,18 +955,18 @@ def _word(name: str) -> str:
 
 def names_of(tensors: Iterable[Tensor], labels: Mapping[Tensor, str]) -> dict[Tensor, str]:
     """Return what tensors are called in C++: by their label or name, or by their op and a number."""
-    found: dict[Tensor, str] = {}
+    names: dict[Tensor, str] = {}
     # Some ops are functions of headers.
-    taken: set[str] = {"shared", "block", "pack", "run", "starts", "step", "outside", *_TYPES, *SIZES, *OPS}
-    for number, one in enumerate(dict.fromkeys(tensors)):
-        path = labels.get(one) or (one.variable._path if one.variable is not None else one.name)
-        own = _word(path or (one.op.name if one.op is not None else "constant"))
-        if _RESERVED.fullmatch(own):  # and with a number behind it, as often as not
-            own = f"t_{own}"
-        name = own if path and own not in taken else f"{own}_{number}"
-        taken.add(name)
-        found[one] = name
-    return found
+    used_names: set[str] = {"shared", "block", "pack", "run", "starts", "step", "outside", *_TYPES, *SIZES, *OPS}
+    for number, tensor in enumerate(dict.fromkeys(tensors)):
+        path = labels.get(tensor) or (tensor.variable._path if tensor.variable is not None else tensor.name)
+        word = _word(path or (tensor.op.name if tensor.op is not None else "constant"))
+        if _RESERVED.fullmatch(word):  # and with a number behind it, as often as not
+            word = f"t_{word}"
+        name = word if path and word not in used_names else f"{word}_{number}"
+        used_names.add(name)
+        names[tensor] = name
+    return names
 
 
 # Types that functions name.
@@ -974,25 +1005,25 @@ _RESERVED = re.compile(
 
 def _passes(group: Group) -> list[list[Tensor]]:
     """Return a row's reductions by passes over it: those of a pass do not need each other."""
-    found: list[list[Tensor]] = []
-    for one in group.of("reduce"):
-        if found and not _needs(one, set(found[-1]), group):
-            found[-1].append(one)
+    passes: list[list[Tensor]] = []
+    for tensor in group.of("reduce"):
+        if passes and not _needs(tensor, set(passes[-1]), group):
+            passes[-1].append(tensor)
         else:
-            found.append([one])
-    return found
+            passes.append([tensor])
+    return passes
 
 
-def _needs(tensor: Tensor, others: set[Tensor], group: Group) -> bool:
-    seen: set[Tensor] = set()
-    rest = list(tensor.inputs)
-    while rest:
-        one = rest.pop()
-        if one in others:
+def _needs(tensor: Tensor, targets: set[Tensor], group: Group) -> bool:
+    visited: set[Tensor] = set()
+    stack = list(tensor.inputs)
+    while stack:
+        tensor_read = stack.pop()
+        if tensor_read in targets:
             return True
-        if one not in seen and (one in group.roles or one.op is not None):
-            seen.add(one)
-            rest += one.inputs
+        if tensor_read not in visited and (tensor_read in group.roles or tensor_read.op is not None):
+            visited.add(tensor_read)
+            stack += tensor_read.inputs
     return False
 
 
@@ -1010,14 +1041,14 @@ def _used(lines: list[str]) -> list[str]:
     """Return statements without variables that nothing reads."""
     while True:
         words = Counter(re.findall(r"\w+", "\n".join(lines)))
-        kept = [one for one in lines if (found := _VARIABLE.match(one)) is None or words[found[1]] > 1]
-        if len(kept) == len(lines):
+        used_lines = [line for line in lines if (match := _VARIABLE.match(line)) is None or words[match[1]] > 1]
+        if len(used_lines) == len(lines):
             return lines
-        lines = kept
+        lines = used_lines
 
 
 _VARIABLE = re.compile(r"\s*const [\w ]+ (\w+) = [^{]*;$")
 
 
 def _indented(lines: Iterable[str]) -> list[str]:
-    return [f"    {one}" for one in lines]
+    return [f"    {line}" for line in lines]

@@ -110,7 +110,7 @@ class Group:
 
     def of(self, *roles: Role) -> list[Tensor]:
         """Return the members of these roles."""
-        return [one for one, role in self.roles.items() if role in roles]
+        return [tensor for tensor, role in self.roles.items() if role in roles]
 
 
 def operand_of(tensor: Tensor) -> tuple[Tensor, bool]:
@@ -134,8 +134,8 @@ def operand_of(tensor: Tensor) -> tuple[Tensor, bool]:
 def factors_of(tensor: Tensor) -> list[tuple[Tensor, bool]]:
     """Return `operand_of` both factors of a product; those of a convolution lie in memory in their order."""
     if isinstance(lowering_of(tensor), ConvolutionLowering):
-        return [(in_order(one), False) for one in tensor.inputs]
-    return [operand_of(one) for one in tensor.inputs]
+        return [(in_order(factor), False) for factor in tensor.inputs]
+    return [operand_of(factor) for factor in tensor.inputs]
 
 
 def _part(travels: Tensor) -> Tensor:
@@ -147,23 +147,25 @@ def _part(travels: Tensor) -> Tensor:
     """
     if travels.op is ALL_REDUCE:
         return travels
-    taken = travels.inputs[0]
-    beneath = in_order(taken)
+    operand = travels.inputs[0]
+    beneath = in_order(operand)
     if beneath.variable is not None or not (beneath.op is None or beneath.op.is_view or _is_of_state(beneath)):
         return beneath
-    return Tensor(OPERATORS["identity"], (taken,), {}, taken.shape, taken.dtype)
+    return Tensor(OPERATORS["identity"], (operand,), {}, operand.shape, operand.dtype)
 
 
 def _is_of_state(tensor: Tensor) -> bool:
     """Whether single elements of variables and constants are all that a tensor is computed of."""
-    seen, rest = set[Tensor](), [tensor]
-    while rest:
-        one = rest.pop()
-        known = one.variable is not None or one.value is not None
-        if not (known if one.op is None else one.op.is_view or isinstance(one.op.lowering, Element)):
+    visited, stack = set[Tensor](), [tensor]
+    while stack:
+        current = stack.pop()
+        is_leaf_value = current.variable is not None or current.value is not None
+        if not (
+            is_leaf_value if current.op is None else current.op.is_view or isinstance(current.op.lowering, Element)
+        ):
             return False
-        seen.add(one)
-        rest += [read for read in one.inputs if read not in seen]
+        visited.add(current)
+        stack += [read for read in current.inputs if read not in visited]
     return True
 
 
@@ -210,20 +212,22 @@ class Grouping:
         # The old value of what becomes of a variable, and the groups that read values from before the step.
         self._old = {new: program.state[variable] for variable, new in program.updates.items()}
         self._readers: dict[Tensor, set[Group]] = {}
-        tensors = [one for one in program.tensors if one.op is not None]
-        self.parts = {one: _part(one) for one in tensors if one.op in SENT}
+        tensors = [tensor for tensor in program.tensors if tensor.op is not None]
+        self.parts = {tensor: _part(tensor) for tensor in tensors if tensor.op in SENT}
         self.early: set[Group] = set()
         self.anchors: dict[Tensor, None] = {}
         self._find_anchors(program, tensors)
         order = stages(program)
         self.stage_count = len(order)
         self._floor = self._highest = 0  # levels: of all groups of stages before, and of all
-        for stage, found in enumerate(order):
-            for one in found.order:
-                part = self.parts.get(one, one)
-                if part is one and one in self.anchors:
-                    self._add(one, stage)
-                elif part is not one and part in self.anchors and part not in self.group_of and part not in self.parts:
+        for stage, stage_tensors in enumerate(order):
+            for tensor in stage_tensors.order:
+                part = self.parts.get(tensor, tensor)
+                if part is tensor and tensor in self.anchors:
+                    self._add(tensor, stage)
+                elif (
+                    part is not tensor and part in self.anchors and part not in self.group_of and part not in self.parts
+                ):
                     self._add_copy(part, stage)
             self._floor = self._highest
 
@@ -231,26 +235,26 @@ class Grouping:
 
     def _find_anchors(self, program: Program, tensors: Sequence[Tensor]) -> None:
         self._known_as_cheap = dict[Tensor, tuple[bool, int]]()
-        wanted = dict.fromkeys(one for one in program.results if one.op is not None)
-        for one in tensors:
-            if one.op is None:
+        anchors = dict.fromkeys(result for result in program.results if result.op is not None)
+        for tensor in tensors:
+            if tensor.op is None:
                 continue
-            lowering = one.op.lowering
+            lowering = tensor.op.lowering
             if isinstance(lowering, Reduction):
-                wanted[one] = None
-            elif (part := self.parts.get(one)) is not None:
-                wanted |= dict.fromkeys([one, *([part] if part.op is not None else [])])
+                anchors[tensor] = None
+            elif (part := self.parts.get(tensor)) is not None:
+                anchors |= dict.fromkeys([tensor, *([part] if part.op is not None else [])])
             elif isinstance(lowering, Product | ConvolutionLowering):
-                wanted |= dict.fromkeys([one, *(base for base, _ in factors_of(one) if base.op is not None)])
-            elif is_rounding(one) and is_product(one.inputs[0]) and not is_by_library(one.inputs[0]):
-                wanted[one] = None  # half of what it rounds, which is then stored for nobody
-            elif isinstance(lowering, WHOLE) or runs_alone(one):
-                wanted |= dict.fromkeys([one, *(read for read in one.inputs if read.op is not None)])
-        self.anchors = wanted
-        for one in tensors:
-            for read in one.inputs:
-                if size(read.shape) < size(one.shape) and (expensive := self._expensive(read)) is not None:
-                    wanted[expensive] = None
+                anchors |= dict.fromkeys([tensor, *(base for base, _ in factors_of(tensor) if base.op is not None)])
+            elif is_rounding(tensor) and is_product(tensor.inputs[0]) and not is_by_library(tensor.inputs[0]):
+                anchors[tensor] = None  # half of what it rounds, which is then stored for nobody
+            elif isinstance(lowering, WHOLE) or runs_alone(tensor):
+                anchors |= dict.fromkeys([tensor, *(read for read in tensor.inputs if read.op is not None)])
+        self.anchors = anchors
+        for candidate in tensors:
+            for read in candidate.inputs:
+                if size(read.shape) < size(candidate.shape) and (expensive := self._expensive(read)) is not None:
+                    anchors[expensive] = None
         self._cut_chains(tensors)
 
     def _cut_chains(self, tensors: Sequence[Tensor]) -> None:
@@ -259,22 +263,22 @@ class Grouping:
         Else the state of a recurrence without products would be computed from its beginning at each of its steps.
         """
         of: dict[Tensor, set[Tensor]] = {}  # two of the anchors that are made of a tensor
-        for one in reversed(tensors):
-            ends = {one} if one in self.anchors else of.get(one, set())
-            for read in one.inputs:
-                found = of.setdefault(read, set())
-                found |= set(islice(ends - found, 2 - min(len(found), 2)))
+        for tensor in reversed(tensors):
+            ends = {tensor} if tensor in self.anchors else of.get(tensor, set())
+            for read in tensor.inputs:
+                readers = of.setdefault(read, set())
+                readers |= set(islice(ends - readers, 2 - min(len(readers), 2)))
         beneath: dict[Tensor, set[Tensor]] = {}  # what computes an element, from what is in memory on
         depths: dict[Tensor, int] = {}
-        for one in tensors:
-            reads = [read for read in one.inputs if read in beneath]
+        for tensor in tensors:
+            reads = [read for read in tensor.inputs if read in beneath]
             depth = 1 + max((depths[read] for read in reads), default=0)
-            ops = set[Tensor]() if one.op is None or one.op.is_view else {one}
+            ops = set[Tensor]() if tensor.op is None or tensor.op.is_view else {tensor}
             ops = ops.union(*(beneath[read] for read in reads))
-            if ops and (depth > _DEEP or (len(ops) > _COMPUTED_AGAIN and len(of.get(one, ())) > 1)):
-                self.anchors[one] = None
-            if one not in self.anchors:
-                beneath[one], depths[one] = ops, depth
+            if ops and (depth > _DEEP or (len(ops) > _COMPUTED_AGAIN and len(of.get(tensor, ())) > 1)):
+                self.anchors[tensor] = None
+            if tensor not in self.anchors:
+                beneath[tensor], depths[tensor] = ops, depth
 
     def _expensive(self, tensor: Tensor) -> Tensor | None:
         """Return what should be computed once where a smaller tensor is used for many elements, or None."""
@@ -293,9 +297,9 @@ class Grouping:
         cheap, anchors = self._known_as_cheap.get(tensor, (False, -1))
         if not cheap and anchors != len(self.anchors):  # of which more make more cheap
             if tensor.op.expensive:  # but of numbers that are known, which wait for nothing
-                cheap = all(one.op is None and one.value is not None for one in tensor.inputs)
+                cheap = all(operand.op is None and operand.value is not None for operand in tensor.inputs)
             else:
-                cheap = all(self._cheap(one) for one in tensor.inputs)
+                cheap = all(self._cheap(operand) for operand in tensor.inputs)
             self._known_as_cheap[tensor] = cheap, len(self.anchors)
         return cheap
 
@@ -306,21 +310,23 @@ class Grouping:
         if has_body(tensor) and tensor.node in self._loops:
             self._include(tensor, self._loops[tensor.node], "main")
             return
-        own = self._own_group(tensor, stage)
+        own_group = self._own_group(tensor, stage)
         read = self._reads(tensor)
-        before = max((self.group_of[one].level for one in read if one in self.group_of), default=0)
+        before = max((self.group_of[anchor].level for anchor in read if anchor in self.group_of), default=0)
         level = max(before, self._floor) + 1
-        waits = dict.fromkeys(self.group_of[one] for one in read if one in self.group_of)
-        beside = [one for one in self._alike.get((level, own.space), []) if one not in waits]
-        for group in [*(one for one in waits if one.level == before), *beside]:
+        groups_read = dict.fromkeys(self.group_of[anchor] for anchor in read if anchor in self.group_of)
+        beside = [
+            candidate for candidate in self._alike.get((level, own_group.space), []) if candidate not in groups_read
+        ]
+        for group in [*(candidate for candidate in groups_read if candidate.level == before), *beside]:
             if group.level > self._floor and group.stage == stage and self._joins(tensor, group):
                 return
-        own.level = level
-        self._append(own)
-        joined = self._joins(tensor, own)
+        own_group.level = level
+        self._append(own_group)
+        joined = self._joins(tensor, own_group)
         assert joined, f"{tensor} has no group"
         if has_body(tensor):
-            self._loops[tensor.node] = own
+            self._loops[tensor.node] = own_group
 
     def _include(self, tensor: Tensor, group: Group, role: Role) -> None:
         group.roles[tensor] = role
@@ -333,10 +339,10 @@ class Grouping:
 
     def _add_copy(self, part: Tensor, stage: int) -> None:
         """Put a copy that travels into a group: before all others of its stage, if it waits for none of them."""
-        own = Group("map", (("row", part.shape),), stage, self._floor)  # a level at which nothing else joins
-        if _is_of_state(part) and self._joins(part, own):
-            self._append(own)
-            self.early.add(own)
+        copy_group = Group("map", (("row", part.shape),), stage, self._floor)  # a level at which nothing else joins
+        if _is_of_state(part) and self._joins(part, copy_group):
+            self._append(copy_group)
+            self.early.add(copy_group)
         else:
             self._add(part, stage)
 
@@ -345,8 +351,8 @@ class Grouping:
             return Group("product", (("row", tensor.shape[:-1]), ("column", tensor.shape[-1:])), stage, 0)
         if runs_alone(tensor):
             return Group("call" if is_call(tensor) else "loop", (("row", tensor.shape),), stage, 0)
-        if (how := reduction(tensor)) is not None:
-            kind, axes = how
+        if (how_reduced := reduction(tensor)) is not None:
+            kind, axes = how_reduced
             return Group("map" if kind == "all" else kind, axes, stage, 0)
         return Group("map", (("row", tensor.shape),), stage, 0)
 
@@ -354,50 +360,50 @@ class Grouping:
         """Return the anchors that an anchor is computed of."""
         if is_product(tensor):
             return [base for base, _ in factors_of(tensor) if base in self.anchors]
-        seen, rest = set[Tensor](), list(tensor.inputs)
-        found: list[Tensor] = []
-        while rest:
-            one = rest.pop()
-            if one in seen:
+        visited, stack = set[Tensor](), list(tensor.inputs)
+        anchors_read: list[Tensor] = []
+        while stack:
+            current = stack.pop()
+            if current in visited:
                 continue
-            seen.add(one)
-            if one in self.anchors:
-                found.append(one)
+            visited.add(current)
+            if current in self.anchors:
+                anchors_read.append(current)
             else:
-                rest += one.inputs
-        return found
+                stack += current.inputs
+        return anchors_read
 
     def _joins(self, tensor: Tensor, group: Group) -> bool:
         """Make an anchor a member of a group, if it can be one."""
         for role in roles_in(tensor, group):
             if is_product(tensor) or runs_alone(tensor):
-                whole = tensor.inputs if runs_alone(tensor) else [base for base, _ in factors_of(tensor)]
-                loads = dict[Tensor, set[IndexExpr | None]]((one, {None}) for one in whole)
+                whole_inputs = tensor.inputs if runs_alone(tensor) else [base for base, _ in factors_of(tensor)]
+                loads = dict[Tensor, set[IndexExpr | None]]((input_tensor, {None}) for input_tensor in whole_inputs)
             else:
-                reading = Reading(lambda one: one is not tensor and self.is_stored(one))
+                reading = Reading(lambda candidate: candidate is not tensor and self.is_stored(candidate))
                 group.places.pull(reading, tensor, role)
                 loads = reading.loads
             if self._fits(tensor, group, role, loads):
                 self._include(tensor, group, role)
-                others = [one for one in loads if self.group_of.get(one, group) is not group]
-                self.used.update(others)
-                for one in (one for one in loads if one.op is None):
-                    self._readers.setdefault(one, set()).add(group)
-                group.after |= {self.group_of[one] for one in others}
+                other_anchors = [loaded for loaded in loads if self.group_of.get(loaded, group) is not group]
+                self.used.update(other_anchors)
+                for loaded in (leaf for leaf in loads if leaf.op is None):
+                    self._readers.setdefault(loaded, set()).add(group)
+                group.after |= {self.group_of[anchor] for anchor in other_anchors}
                 return True
         return False
 
     def _fits(self, tensor: Tensor, group: Group, role: Role, loads: Mapping[Tensor, set[IndexExpr | None]]) -> bool:
         if group.kind == "product" and group.roles and not self._follows(tensor, group):
             return False
-        for one in loads:
-            group_of = self.group_of.get(one)
+        for loaded in loads:
+            group_of = self.group_of.get(loaded)
             if group_of is None:
                 continue
             if group_of is not group:
                 if group_of.level >= group.level:
                     return False
-            elif group.roles[one] not in _KNOWN_BY[role] or loads[one] != {group.places.of(group.roles[one])}:
+            elif group.roles[loaded] not in _KNOWN_BY[role] or loads[loaded] != {group.places.of(group.roles[loaded])}:
                 return False
         return True
 
@@ -411,7 +417,7 @@ class Grouping:
         # A convolution's kernel is small beside the sums that its gradient is made of. But the new kernel waits for
         # whatever reads the old one: often the product beside this one.
         readers = self._readers.get(self._old[tensor], set()) if tensor in self._old else set()
-        return all(one is group or one.level < group.level for one in readers)
+        return all(reader is group or reader.level < group.level for reader in readers)
 
     def is_stored(self, tensor: Tensor) -> bool:
         """Whether a tensor is in memory for those groups that do not compute it."""
@@ -436,26 +442,26 @@ def reduction(tensor: Tensor) -> tuple[Literal["all", "rows", "columns", "totals
     if join_of(tensor) is None:
         return None
     shape, axes = tensor.inputs[0].shape, reduced_axes(tensor)
-    long = [axis for axis, n in enumerate(shape) if not is_one(n)]
-    over = [axis for axis in long if axis in axes]
-    kept = [axis for axis in long if axis not in axes]
+    long_axes = [axis for axis, n in enumerate(shape) if not is_one(n)]
+    over = [axis for axis in long_axes if axis in axes]
+    kept_axes = [axis for axis in long_axes if axis not in axes]
     if not over:
         return None
-    if not kept:
+    if not kept_axes:
         return "all", (("row", shape),)
-    by_row = _sides(shape, {axis: "row" if axis in kept else "column" for axis in long})
-    by_column = _sides(shape, {axis: "row" if axis in over else "column" for axis in long})
-    if over[0] > kept[-1]:
+    by_row = _sides(shape, {axis: "row" if axis in kept_axes else "column" for axis in long_axes})
+    by_column = _sides(shape, {axis: "row" if axis in over else "column" for axis in long_axes})
+    if over[0] > kept_axes[-1]:
         return "rows", by_row
-    if over[-1] < kept[0]:
+    if over[-1] < kept_axes[0]:
         return "columns", by_column
-    last = tuple(shape[axis] for axis in over if axis > kept[-1])
+    last = tuple(shape[axis] for axis in over if axis > kept_axes[-1])
     terms = tuple(shape[axis] for axis in over)
     if not _has_rows(terms) and size(terms) < _LONG_SUM:
         return None
     if not last:
         return "columns", by_column
-    if _has_rows(shape[axis] for axis in kept):
+    if _has_rows(shape[axis] for axis in kept_axes):
         return "rows", by_row
     if not _has_rows(last) and size(last) < _SIDE_BY_SIDE:
         return "columns", by_column
@@ -468,14 +474,14 @@ def _has_rows(shape: Iterable[int]) -> bool:
 
 def _sides(shape: Shape, sides: Mapping[int, Side]) -> Axes:
     """Return the axes of a shape by their sides; those of length 1 go with the one before."""
-    found: list[tuple[Side, Shape]] = []
+    sides_found: list[tuple[Side, Shape]] = []
     for axis, n in enumerate(shape):
-        side = sides.get(axis, found[-1][0] if found else next(iter(sides.values())))
-        if found and found[-1][0] == side:
-            found[-1] = side, (*found[-1][1], n)
+        side = sides.get(axis, sides_found[-1][0] if sides_found else next(iter(sides.values())))
+        if sides_found and sides_found[-1][0] == side:
+            sides_found[-1] = side, (*sides_found[-1][1], n)
         else:
-            found.append((side, (n,)))
-    return tuple(found)
+            sides_found.append((side, (n,)))
+    return tuple(sides_found)
 
 
 def weights(axes: Axes) -> tuple[tuple[Side, Numel], ...]:
@@ -485,10 +491,10 @@ def weights(axes: Axes) -> tuple[tuple[Side, Numel], ...]:
 
 def roles_in(tensor: Tensor, group: Group) -> Iterator[Role]:
     """Yield the roles that an anchor could have in a group by its shape."""
-    how, own = reduction(tensor), numel(tensor.shape)
+    how_reduced, count = reduction(tensor), numel(tensor.shape)
     lead, inner = numel(group.lead), numel(group.inner)
-    if how is not None:
-        kind, axes = how
+    if how_reduced is not None:
+        kind, axes = how_reduced
         is_own = kind == group.kind or (kind == "columns" and _sums_results(tensor, group))
         if is_own and weights(axes) == weights(group.axes):
             yield "reduce" if kind == "rows" else "sum"
@@ -504,13 +510,13 @@ def roles_in(tensor: Tensor, group: Group) -> Iterator[Role]:
         return
     if group.kind in ("call", "loop"):
         return
-    if group.kind == "map" and own == lead:
+    if group.kind == "map" and count == lead:
         yield "main"
-    if group.kind == "rows" and own == lead:
+    if group.kind == "rows" and count == lead:
         yield "row"
     if group.kind != "map" and is_dealt(tensor.shape, group):
         yield "main"
-    if group.of("sum") and own == (inner if group.by_column else ONE):
+    if group.of("sum") and count == (inner if group.by_column else ONE):
         yield "final"
 
 
@@ -519,13 +525,13 @@ def _sums_results(tensor: Tensor, group: Group) -> bool:
 
     Those of a product of matrices, a row for each of the batch, are read again in little time.
     """
-    products = [one for one in group.roles if is_product(one)]
+    products = [member for member in group.roles if is_product(member)]
     return bool(products) and isinstance(lowering_of(products[0]), ConvolutionLowering) and join_of(tensor) == "Sum"
 
 
 def is_dealt(shape: Shape, group: Group) -> bool:
     """Whether a shape has a group's elements in their order, and its axes cut into some of the group's."""
-    return _aligns([(n,) for n in shape], [one for _, one in group.axes])
+    return _aligns([(n,) for n in shape], [lengths for _, lengths in group.axes])
 
 
 def _aligns(first: Sequence[Shape], second: Sequence[Shape]) -> bool:
@@ -533,9 +539,11 @@ def _aligns(first: Sequence[Shape], second: Sequence[Shape]) -> bool:
     if not first and not second:
         return True
     for count in range(1, len(second) + 1):
-        wanted = numel(n for shape in second[:count] for n in shape)
-        for own in range(len(first) + 1):
-            if numel(n for shape in first[:own] for n in shape) == wanted and _aligns(first[own:], second[count:]):
+        elements = numel(n for shape in second[:count] for n in shape)
+        for blocks in range(len(first) + 1):
+            if numel(n for shape in first[:blocks] for n in shape) == elements and _aligns(
+                first[blocks:], second[count:]
+            ):
                 return True
     return False
 
@@ -561,7 +569,7 @@ class Places:
         self.column = symbol(Axis("c", numel(group.inner), 0 if group.kind in ("columns", "totals") else 2))
         self.final = symbol(Axis("c", numel(group.inner), 0)) if group.by_column else ZERO_INDEX
         sides = {
-            side: iter(unravel(place, [n for one, shape in group.axes if one == side for n in shape]))
+            side: iter(unravel(place, [n for axis_side, shape in group.axes if axis_side == side for n in shape]))
             for side, place in (("row", self.row), ("column", self.column))
         }
         places = [next(sides[side]) for side, shape in group.axes for _ in shape]
@@ -594,6 +602,11 @@ class Places:
 
     def is_of_rows(self, tensor: Tensor) -> bool:
         """Whether a sum of a group of rows has one term for each row."""
-        how = reduction(tensor)
+        how_reduced = reduction(tensor)
         terms = numel(tensor.inputs[0].shape) if tensor.inputs else None
-        return self.group.kind == "rows" and how is not None and how[0] == "all" and terms == numel(self.group.lead)
+        return (
+            self.group.kind == "rows"
+            and how_reduced is not None
+            and how_reduced[0] == "all"
+            and terms == numel(self.group.lead)
+        )

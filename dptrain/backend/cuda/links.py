@@ -80,8 +80,11 @@ class Links:
         stages = self._comm.along(STAGE)
         if self._rings is None:
             self._rings = P2pRings(stages, self.along(STAGE))
-        asked = zip(channels, sizes, strict=True)
-        self._rings.require([RingSize(one.source, one.target, one.slots, padded(n)) for one, n in asked], streams)
+        channels_and_sizes = zip(channels, sizes, strict=True)
+        self._rings.require(
+            [RingSize(channel.source, channel.target, channel.slots, padded(n)) for channel, n in channels_and_sizes],
+            streams,
+        )
         host = stages.point_to_point(ticks)
         return NcclPointToPoint(host, channels, self._rings, self, streams, stages.rank, ticks)
 
@@ -96,23 +99,23 @@ class Links:
     def waiting(self) -> Iterator[None]:
         """Let the other ranks see that this one waits for a stream, on which messages may wait for them."""
         # Where ranks have met since, all have queued these messages.
-        waits = self._record.position == self._queued
-        if waits:
+        must_wait = self._record.position == self._queued
+        if must_wait:
             self._record.step_back()
         yield
-        if waits:
+        if must_wait:
             self._record.__exit__()
         passing = [] if self._rings is None else self._rings.links.values()
         joined = (*self._groups.values(), *passing)
-        if any(one.is_aborted for one in joined):
+        if any(communicator.is_aborted for communicator in joined):
             time.sleep(_END)  # what the device has made is garbage
 
     def close(self) -> None:
         """Part the GPUs, once all queued work has ended. Collective."""
         if self._rings is not None:
             self._rings.close()
-        for one in dict.fromkeys([*self._groups.values(), self._nccl]):
-            one.close()
+        for communicator in dict.fromkeys([*self._groups.values(), self._nccl]):
+            communicator.close()
 
 
 def _adding(link: DeviceCommunicator, dtype: np.dtype[Any], over: str) -> AddingCommunicator | None:
@@ -202,15 +205,15 @@ class LinkedSum(LinkedMessage):
             self._adding.all_reduce(buffer, self._over, stream)
             return
         assert self._join is not None
-        found, given = self.scratch[: self.scratch_bytes], buffer.view(np.uint8)
+        received, sent_bytes = self.scratch[: self.scratch_bytes], buffer.view(np.uint8)
         if self._over == "max":
-            link.all_gather(given, found, [buffer.nbytes] * link.size, stream)
-            self._join(stream, found, buffer, link.size)
+            link.all_gather(sent_bytes, received, [buffer.nbytes] * link.size, stream)
+            self._join(stream, received, buffer, link.size)
             return
-        shares, own = [n * itemsize for n in self._shares], buffer[self._own]
-        link.all_to_all(given, shares, found, [own.nbytes] * link.size, stream)
-        self._join(stream, found, own, link.size)
-        link.all_gather(own.view(np.uint8), given, shares, stream)
+        shares, own_share = [n * itemsize for n in self._shares], buffer[self._own]
+        link.all_to_all(sent_bytes, shares, received, [own_share.nbytes] * link.size, stream)
+        self._join(stream, received, own_share, link.size)
+        link.all_gather(own_share.view(np.uint8), sent_bytes, shares, stream)
 
 
 class LinkedMove(LinkedMessage):
@@ -240,13 +243,13 @@ class LinkedMove(LinkedMessage):
         first, itemsize = message[0], parts[0].dtype.itemsize
         self._gathers = first.op is ALL_GATHER
         wholes = results if self._gathers else parts
-        self._each = [counts_of(one, whole.shape) for one, whole in zip(message, wholes, strict=True)]
-        self._counts = [sum(own) for own in zip(*self._each, strict=True)]
+        self._each = [counts_of(tensor, array.shape) for tensor, array in zip(message, wholes, strict=True)]
+        self._counts = [sum(counts_of_rank) for counts_of_rank in zip(*self._each, strict=True)]
         self._over = "" if self._gathers else first.attributes["over"]
-        own, whole = self._counts[link.rank] * itemsize, sum(self._counts) * itemsize
+        own_bytes, whole_bytes = self._counts[link.rank] * itemsize, sum(self._counts) * itemsize
         contiguous = is_contiguous(message)
         # Parts packed, or what comes from all ranks for this one; a whole packed; the own sums packed.
-        sizes = [own * (len(parts) > 1), 0 if contiguous else whole, 0]
+        sizes = [own_bytes * (len(parts) > 1), 0 if contiguous else whole_bytes, 0]
         self._adding: AddingCommunicator | None = None
         self._join: RankReduction | None = None
         if not self._gathers:
@@ -254,25 +257,25 @@ class LinkedMove(LinkedMessage):
                 self._adding = _adding(link, _stored(parts[0]).dtype, self._over)
             if self._adding is None:
                 self._join = RankReduction(backend, parts[0].dtype, self._over)
-            sizes = [0 if self._join is None else own * link.size, sizes[1], own * (len(results) > 1)]
+            sizes = [0 if self._join is None else own_bytes * link.size, sizes[1], own_bytes * (len(results) > 1)]
         starts = in_a_row(sizes, _ALIGNMENT)
         self._places = [slice(start, start + size) for start, size in zip(starts, sizes, strict=False)]
         self.scratch_bytes = starts[-1]
 
     def _queue(self, stream: Any) -> None:
         first, second, third = (self.scratch[place] for place in self._places)
-        parts, results = ([_flat(one) for one in given] for given in (self._parts, self._results))
+        parts, results = ([_flat(buffer) for buffer in buffers] for buffers in (self._parts, self._results))
         counts = [n * self._parts[0].dtype.itemsize for n in self._counts]
         if self._gathers:
-            given = first if first.size else parts[0]
+            packed_parts = first if first.size else parts[0]
             if first.size:
                 _line_up(parts, first, stream)
             link_to = second if second.size else results[0]
-            self._link.all_gather(given, link_to, counts, stream)
+            self._link.all_gather(packed_parts, link_to, counts, stream)
             if second.size:
                 self._copy(second, self._results, stream, unpack=True)
             return
-        whole = second if second.size else parts[0]
+        whole_flat = second if second.size else parts[0]
         if second.size:
             self._copy(second, self._parts, stream, unpack=False)
         mine = third if third.size else results[0]
@@ -280,11 +283,11 @@ class LinkedMove(LinkedMessage):
             return
         if self._adding is not None:
             dtype = _stored(self._parts[0]).dtype
-            self._adding.reduce_scatter(whole.view(dtype), mine.view(dtype), self._over, stream)
+            self._adding.reduce_scatter(whole_flat.view(dtype), mine.view(dtype), self._over, stream)
         else:
             assert self._join is not None
-            own = counts[self._link.rank]
-            self._link.all_to_all(whole, counts, first, [own] * self._link.size, stream)
+            own_bytes = counts[self._link.rank]
+            self._link.all_to_all(whole_flat, counts, first, [own_bytes] * self._link.size, stream)
             self._join(stream, first, mine.view(self._parts[0].dtype), self._link.size)
         if third.size:
             _cut_up(third, results, stream)
@@ -293,12 +296,12 @@ class LinkedMove(LinkedMessage):
         """Copy the ranks' parts of tensors between where they lie in these and where they travel."""
         itemsize = wholes[0].dtype.itemsize
         for number, start, begin, length in layout(self._message, self._each):
-            whole, axis = wholes[number], self._message[number].attributes["axis"]
-            inner = count(whole.shape[axis + 1 :]) * itemsize
-            outer = _Rows(whole.pointer + begin * inner, whole.shape[axis] * inner)
+            array, axis = wholes[number], self._message[number].attributes["axis"]
+            inner = count(array.shape[axis + 1 :]) * itemsize
+            outer = _Rows(array.pointer + begin * inner, array.shape[axis] * inner)
             packed = _Rows(flat.pointer + start * itemsize, length * inner)
             source, target = (packed, outer) if unpack else (outer, packed)
-            _copy_rows(source, target, length * inner, count(whole.shape[:axis]), stream)
+            _copy_rows(source, target, length * inner, count(array.shape[:axis]), stream)
 
 
 class RankReduction:
@@ -322,19 +325,19 @@ class RankReduction:
         self._kernel = gpu.module(cubin).get_function(f"{over}_{name}")
         self._kernel.prepare("PPqi")
 
-    def __call__(self, stream: Any, given: DeviceArray, out: DeviceArray, ranks: int) -> None:
+    def __call__(self, stream: Any, inputs: DeviceArray, out: DeviceArray, ranks: int) -> None:
         """Queue it.
 
         Args:
             stream: on which.
-            given: every rank's elements, one rank's behind the other's, as bytes.
+            inputs: every rank's elements, one rank's behind the other's, as bytes.
             out: where the results go, flat.
             ranks: how many.
         """
         if out.size:
             grid = min(-(-out.size // _THREADS), _BLOCKS), 1
             block = _THREADS, 1, 1
-            self._kernel.prepared_async_call(grid, block, stream, given.pointer, out.pointer, out.size, ranks)
+            self._kernel.prepared_async_call(grid, block, stream, inputs.pointer, out.pointer, out.size, ranks)
 
 
 class _Rows(NamedTuple):
@@ -370,7 +373,7 @@ def _cut_up(flat: DeviceArray, parts: Sequence[DeviceArray], stream: Any) -> Non
 
 
 def _starts(parts: Sequence[DeviceArray]) -> list[int]:
-    return list(accumulate((one.nbytes for one in parts), initial=0))
+    return list(accumulate((part.nbytes for part in parts), initial=0))
 
 
 def _flat(buffer: DeviceArray) -> DeviceArray:

@@ -87,7 +87,7 @@ class LoopCall:
     def last_carries(self, values: Sequence[Tensor]) -> dict[Tensor, tuple[Tensor, int]]:
         """Return where the last carries lie among values: the first ones, and the number of the place."""
         firsts = self.first_carries
-        return {one: (firsts[one.index], self.length % 2) for one in values if one.index < len(firsts)}
+        return {value: (firsts[value.index], self.length % 2) for value in values if value.index < len(firsts)}
 
     def addresses(
         self, values: Sequence[Tensor], names: Mapping[Tensor, str], around: Mapping[Tensor, Address]
@@ -106,14 +106,14 @@ class LoopCall:
 
         count, ends = len(body.carries), len(body.carries) + len(body.slices)
         firsts, stacks, captured = self.first_carries, self.node.inputs[count:ends], self.node.inputs[ends:]
-        found = {one: address(outer) for one, outer in zip(body.captures, captured, strict=True)}
-        for one, outer in zip(body.slices, stacks, strict=True):
-            found[one] = address(outer).behind(place, one.shape)
-        for one, new, first in zip(body.carries, body.following, firsts, strict=True):
-            found[one] = address(first).behind(now, one.shape)
-            found[new] = address(first).behind(following, one.shape)
-        for one in values:
-            if one.index >= count:
-                made = body.stacked[one.index - count]
-                found[made] = address(one).behind(place, made.shape)
-        return found
+        result = {leaf: address(outer) for leaf, outer in zip(body.captures, captured, strict=True)}
+        for carry, outer in zip(body.slices, stacks, strict=True):
+            result[carry] = address(outer).behind(place, carry.shape)
+        for carry, new, first in zip(body.carries, body.following, firsts, strict=True):
+            result[carry] = address(first).behind(now, carry.shape)
+            result[new] = address(first).behind(following, carry.shape)
+        for leaf in values:
+            if leaf.index >= count:
+                stacked_value = body.stacked[leaf.index - count]
+                result[stacked_value] = address(leaf).behind(place, stacked_value.shape)
+        return result

@@ -85,10 +85,10 @@ class Streams:
         """As `Gpu.retire`."""
         return self._gpu.retire(*handles)
 
-    def wait_for(self, other: "Streams") -> None:
+    def wait_for(self, streams: "Streams") -> None:
         """Let ops that are queued from now on wait for those that another backend has queued."""
-        other._queued.record(other.ops)
-        self.ops.wait_for_event(other._queued)
+        streams._queued.record(streams.ops)
+        self.ops.wait_for_event(streams._queued)
 
     def finish(self) -> None:
         """Wait for all of them."""
@@ -213,9 +213,9 @@ class DeviceArray:
         start, stop, step = rows.indices(self.shape[0])
         if step != 1:
             raise ValueError(f"a device buffer is cut in steps of 1, not {step}")
-        rest = self.shape[1:]
-        pointer = self.pointer + start * count(rest) * self.dtype.itemsize
-        return DeviceArray(self._memory, pointer, (max(stop - start, 0), *rest), self.dtype)
+        length = self.shape[1:]
+        pointer = self.pointer + start * count(length) * self.dtype.itemsize
+        return DeviceArray(self._memory, pointer, (max(stop - start, 0), *length), self.dtype)
 
     def view(self, dtype: npt.DTypeLike) -> "DeviceArray":
         """Return the same bytes as a flat array of another type."""
@@ -229,13 +229,13 @@ class DeviceArray:
 
     def reshape(self, *shape: Any) -> "DeviceArray":
         """Return the same elements in another shape, of which one dimension may be -1."""
-        wanted = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
-        if -1 in wanted:
-            known = count(tuple(n for n in wanted if n != -1))
-            wanted = tuple((self.size // known if known else 0) if n == -1 else n for n in wanted)
-        if count(wanted) != self.size:
-            raise ValueError(f"cannot reshape {self.shape} into {wanted}")
-        return DeviceArray(self._memory, self.pointer, wanted, self.dtype)
+        new_shape = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
+        if -1 in new_shape:
+            known_size = count(tuple(n for n in new_shape if n != -1))
+            new_shape = tuple((self.size // known_size if known_size else 0) if n == -1 else n for n in new_shape)
+        if count(new_shape) != self.size:
+            raise ValueError(f"cannot reshape {self.shape} into {new_shape}")
+        return DeviceArray(self._memory, self.pointer, new_shape, self.dtype)
 
 
 class Pinned:
@@ -334,18 +334,18 @@ class Heap:
             return cuda.mem_alloc(nbytes)
         except cuda.MemoryError:
             free, total = cuda.mem_get_info()
-            held: dict[str, int] = {}
+            held_bytes: dict[str, int] = {}
             for memory in self.memories:
-                held[memory.name] = held.get(memory.name, 0) + memory.nbytes
-            largest = sorted(held.items(), key=lambda one: (-one[1], one[0]))[:4]
-            listed = ", ".join(f"{one} {amount(size)}" for one, size in largest) or "none"
+                held_bytes[memory.name] = held_bytes.get(memory.name, 0) + memory.nbytes
+            largest = sorted(held_bytes.items(), key=lambda name: (-name[1], name[0]))[:4]
+            listed = ", ".join(f"{name} {amount(size)}" for name, size in largest) or "none"
             raise DeviceMemoryError(
                 f"CUDA out of memory on {self._gpu.name}: asked for {amount(nbytes)} ({name}), {amount(free)} of "
                 f"{amount(total)} are free; largest buffers here: {listed}",
                 name,
                 nbytes,
                 free,
-                held,
+                held_bytes,
             ) from None
 
     def enter(self) -> None:

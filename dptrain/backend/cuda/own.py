@@ -65,7 +65,7 @@ def own_launch(
             f"op {kernel.name!r}: kernel {kernel.kernel!r} asks for {launch.shared:,} bytes of dynamic shared memory "
             f"beside {prepared.shared_size_bytes:,} of its own: {gpu.name} gives a block {most:,}"
         )
-    arguments = [one.pointer if isinstance(one, DeviceArray) else one for one in launch.arguments]
+    arguments = [argument.pointer if isinstance(argument, DeviceArray) else argument for argument in launch.arguments]
 
     def queue() -> None:
         try:

@@ -97,12 +97,12 @@ class _Sender(_End):
         """Queue that an array goes to a slot, whose last content has been queued to be read."""
         if not array.nbytes:
             return
-        ops, own = streams.ops, self.at(slot, array.nbytes)
+        ops, in_slot = streams.ops, self.at(slot, array.nbytes)
         ops.wait_for_event(self.filled[slot])  # the slot here has been sent
-        cuda.memcpy_dtod_async(own.pointer, array.pointer, own.nbytes, ops)
+        cuda.memcpy_dtod_async(in_slot.pointer, array.pointer, in_slot.nbytes, ops)
         self._copied.record(ops)
         self.stream.wait_for_event(self._copied)
-        self._link.send(own, 1 - self._link.rank, self.stream)
+        self._link.send(in_slot, 1 - self._link.rank, self.stream)
         self.filled[slot].record(self.stream)
 
 
@@ -113,12 +113,12 @@ class _Receiver(_End):
         """Queue that an array is filled with what comes to a slot, which has been queued to be sent."""
         if not out.nbytes:
             return
-        ops, own = streams.ops, self.at(slot, out.nbytes)
+        ops, in_slot = streams.ops, self.at(slot, out.nbytes)
         self.stream.wait_for_event(self.read[slot])
-        self._link.receive(own, 1 - self._link.rank, self.stream)
+        self._link.receive(in_slot, 1 - self._link.rank, self.stream)
         self.filled[slot].record(self.stream)
         ops.wait_for_event(self.filled[slot])
-        cuda.memcpy_dtod_async(out.pointer, own.pointer, own.nbytes, ops)
+        cuda.memcpy_dtod_async(out.pointer, in_slot.pointer, in_slot.nbytes, ops)
         self.read[slot].record(ops)
 
 
@@ -143,32 +143,32 @@ class P2pRings:
             AgreedError: too little memory, on every rank.
         """
         missing = []
-        for one in sizes:
-            known = self._sizes.get(one[:2], RingSize(*one[:2], 0, 0))
-            grown = RingSize(*one[:2], max(one.slots, known.slots), max(one.nbytes, known.nbytes))
-            if grown != known:
+        for size in sizes:
+            current = self._sizes.get(size[:2], RingSize(*size[:2], 0, 0))
+            grown = RingSize(*size[:2], max(size.slots, current.slots), max(size.nbytes, current.nbytes))
+            if grown != current:
                 missing.append(grown)
         if missing:
             streams.synchronize(streams.ops)
-            self._close([one[:2] for one in missing])
+            self._close([size[:2] for size in missing])
             self._join(missing)
-            self._sizes |= {one[:2]: one for one in missing}
+            self._sizes |= {size[:2]: size for size in missing}
 
     def _join(self, sizes: Sequence[RingSize]) -> None:
         rank = self._nccl.rank
-        for one in sizes:
-            pair = [one.source, one.target]
-            if one[:2] not in self.links:
-                self.links[one[:2]] = self._nccl.split(sorted(pair) if rank in pair else [rank])
+        for size in sizes:
+            pair = [size.source, size.target]
+            if size[:2] not in self.links:
+                self.links[size[:2]] = self._nccl.split(sorted(pair) if rank in pair else [rank])
 
         def make() -> None:
             try:
-                for one in sizes:
-                    link = self.links[one[:2]]
-                    if rank == one.source:
-                        self._ends[one[:2]] = _Sender(one, link)
-                    elif rank == one.target:
-                        self._ends[one[:2]] = _Receiver(one, link)
+                for size in sizes:
+                    link = self.links[size[:2]]
+                    if rank == size.source:
+                        self._ends[size[:2]] = _Sender(size, link)
+                    elif rank == size.target:
+                        self._ends[size[:2]] = _Receiver(size, link)
             except cuda.Error as error:
                 raise DeviceError(
                     f"--comm nccl: no memory for what stages hand over ({error}); use --comm host"
@@ -189,8 +189,8 @@ class P2pRings:
     def close(self) -> None:
         """Give back what they hold, once all queued work has ended. Collective."""
         self._close(list(self._sizes))
-        for one in self.links.values():
-            one.close()
+        for link in self.links.values():
+            link.close()
 
 
 class NcclPointToPoint(PointToPoint):
@@ -220,19 +220,19 @@ class NcclPointToPoint(PointToPoint):
     ) -> None:
         self._host, self._rings, self._joined, self._streams = host, rings, joined, streams
         self._rank, self._ticks = rank, ticks
-        self._out = {one.target: one for one in channels if one.source == rank}
-        self._in = {one.source: one for one in channels if one.target == rank}
-        self._given: dict[int, list[int]] = {one: [] for one in self._out}  # the tags
+        self._out = {channel.target: channel for channel in channels if channel.source == rank}
+        self._in = {channel.source: channel for channel in channels if channel.target == rank}
+        self._given: dict[int, list[int]] = {channel: [] for channel in self._out}  # the tags
         self._known_read = dict.fromkeys(self._out, 0)
         self._taken = dict.fromkeys(self._in, 0)
 
     def send(self, rank: int, array: DeviceArray, tag: int) -> None:
-        channel, given = self._out[rank], self._given[rank]
-        number = len(given)
+        channel, sent_tags = self._out[rank], self._given[rank]
+        number = len(sent_tags)
         if number >= channel.slots:
             self._wait(rank, channel.items[number].sender.tick)
         self._rings.end(self._rank, rank).send(number % channel.slots, array, self._streams)
-        given.append(tag)
+        sent_tags.append(tag)
         self._host.send(rank, _byte(), tag)
 
     def receive(self, rank: int, out: DeviceArray, tag: int, tick: int) -> None:
@@ -243,8 +243,8 @@ class NcclPointToPoint(PointToPoint):
         self._host.send(rank, _byte(), tag | _READ)
 
     def finish(self) -> None:
-        for rank, given in self._given.items():
-            while self._known_read[rank] < len(given):
+        for rank, sent_tags in self._given.items():
+            while self._known_read[rank] < len(sent_tags):
                 self._wait(rank, self._ticks)
         self._host.finish()
         with self._joined.queueing():

@@ -39,7 +39,7 @@ class Packs:
     def launch(self, pack_key: Hashable) -> None:
         """Queue what waits and is alike, for all runs together."""
         # Those with the most steps come first: as runs end, those that go on are the table's first rows.
-        pack = sorted(self._waiting.pop(pack_key, ()), key=lambda one: -len(one[1]))
+        pack = sorted(self._waiting.pop(pack_key, ()), key=lambda entry: -len(entry[1]))
         if pack:
             pack[0][0].execute(pack)
 

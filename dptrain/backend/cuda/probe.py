@@ -18,19 +18,19 @@ def main(with_memory: bool) -> dict[str, Any]:
     Args:
         with_memory: ask for free memory as well, which takes a context on every GPU.
     """
-    found: dict[str, Any] = {"cuda": None, "error": None, "gpus": []}
+    report: dict[str, Any] = {"cuda": None, "error": None, "gpus": []}
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        return found | {"error": f"the driver's library does not load ({error})"}
+        return report | {"error": f"the driver's library does not load ({error})"}
     number = ctypes.c_int(0)
     if driver.cuDriverGetVersion(ctypes.byref(number)) == 0:
-        found["cuda"] = f"{number.value // 1000}.{number.value % 1000 // 10}"
+        report["cuda"] = f"{number.value // 1000}.{number.value % 1000 // 10}"
     for call, arguments in (("cuInit", (0,)), ("cuDeviceGetCount", (ctypes.byref(number),))):
         if code := getattr(driver, call)(*arguments):
-            return found | {"error": f"{call} fails: {_error(driver, code)}"}
-    found["gpus"] = [_gpu(driver, index, with_memory) for index in range(number.value)]
-    return found
+            return report | {"error": f"{call} fails: {_error(driver, code)}"}
+    report["gpus"] = [_gpu(driver, index, with_memory) for index in range(number.value)]
+    return report
 
 
 def _gpu(driver: ctypes.CDLL, index: int, with_memory: bool) -> dict[str, Any]:
@@ -72,13 +72,13 @@ def architecture_of(major: int, minor: int) -> str:
 def device_uuid(driver: ctypes.CDLL, index: int) -> str | None:
     """Return the UUID of a GPU or of a MIG slice as nvidia-smi prints it, or None where the driver does not tell."""
     # The first version of the call tells the GPU that a slice is of, the second the slice.
-    whole, own = (_uuid(driver, call, index) for call in ("cuDeviceGetUuid", "cuDeviceGetUuid_v2"))
-    if own is None:
-        return None if whole is None else f"GPU-{whole}"
+    gpu_uuid, slice_uuid = (_uuid(driver, call, index) for call in ("cuDeviceGetUuid", "cuDeviceGetUuid_v2"))
+    if slice_uuid is None:
+        return None if gpu_uuid is None else f"GPU-{gpu_uuid}"
     name = ctypes.create_string_buffer(256)
     driver.cuDeviceGetName(name, 256, index)
-    is_slice = own != (whole or own) or b" MIG " in name.value
-    return f"MIG-{own}" if is_slice else f"GPU-{own}"
+    is_slice = slice_uuid != (gpu_uuid or slice_uuid) or b" MIG " in name.value
+    return f"MIG-{slice_uuid}" if is_slice else f"GPU-{slice_uuid}"
 
 
 def _uuid(driver: ctypes.CDLL, call: str, index: int) -> str | None:

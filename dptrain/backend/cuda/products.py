@@ -119,7 +119,9 @@ def product_plan(M: int, N: int, K: int, precision: str = "float32", gathered: b
     # Of sums of a few terms it is the results that take the time: more threads store smaller tiles at once.
     tiles = TILES if K >= _FEW_TERMS else TILES[1:]
     filled = (tile for tile in tiles if 2 * min(M, N) > tile)
-    tile = next((one for one in filled if _blocks(one, one, M, N) * long_slices >= _WANTED_BLOCKS), TILES[-1])
+    tile = next(
+        (length for length in filled if _blocks(length, length, M, N) * long_slices >= _WANTED_BLOCKS), TILES[-1]
+    )
     if precision == "wgmma" and tile == _WGMMA_ROWS and K >= _WGMMA_DEPTH:
         return _by_warpgroups(M, N, K)
     tiling, warps = _TILINGS["half" if precision == "wgmma" else precision][tile], _WARPS[tile]
@@ -140,7 +142,7 @@ def _by_warpgroups(M: int, N: int, K: int) -> ProductPlan:
     For 1024 multiplications, two warpgroups read 40 bytes of shared memory in a tile of 128 x 256, 48 in one of 128.
     """
     rows = _WGMMA_ROWS
-    wide = (one for one in _WGMMA_COLUMNS if one < 2 * N and _blocks(rows, one, M, N) >= _WANTED_BLOCKS)
+    wide = (width for width in _WGMMA_COLUMNS if width < 2 * N and _blocks(rows, width, M, N) >= _WANTED_BLOCKS)
     columns = next(wide, _WGMMA_COLUMNS[-1])
     # The swizzle's alignment, the stages, and an mbarrier each for full and empty ones and for the end.
     shared = 1024 + _WGMMA_STAGES * (rows + columns) * 2 * _WGMMA_DEPTH + 8 * (2 * _WGMMA_STAGES + 2)

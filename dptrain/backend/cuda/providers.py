@@ -88,7 +88,7 @@ def matrices(result: Tensor, transposed_a: bool, count: Callable[[Shape], int]) 
     """
     batch = count(result.shape[:-2])
     M, N, K = (count((n,)) for n in (*result.shape[-2:], result.inputs[0].shape[-1]))
-    batch_a, batch_b = (count(one.shape[:-2]) for one in result.inputs)
+    batch_a, batch_b = (count(factor.shape[:-2]) for factor in result.inputs)
     if batch_b == 1 and batch > 1 and not transposed_a:
         M, batch, batch_a = M * batch, 1, 1  # rows of all matrices are those of one
     return Matrices((M, N, K), batch, (M * K if batch_a > 1 else 0, K * N if batch_b > 1 else 0))
@@ -101,13 +101,13 @@ def is_product(tensor: Tensor) -> bool:
     """
     if not isinstance(lowering := lowering_of(tensor), Product | ConvolutionLowering) or tensor.dtype != np.float32:
         return False
-    a, b = (one.dtype for one in tensor.inputs)
+    a, b = (factor.dtype for factor in tensor.inputs)
     if a != b or not (a == np.float32 or is_half(a)):
         return False
     if isinstance(lowering, ConvolutionLowering):
         return True
     batch = numel(tensor.shape[:-2])
-    return all(numel(one.shape[:-2]) in (batch, ONE) for one in tensor.inputs)
+    return all(numel(factor.shape[:-2]) in (batch, ONE) for factor in tensor.inputs)
 
 
 def is_by_library(tensor: Tensor) -> bool:
@@ -124,14 +124,14 @@ def problem_of(tensor: Tensor, transposed: tuple[bool, bool], count: Callable[[S
         count: returns the number of elements that a rank has of a shape.
     """
     dtype = tensor.inputs[0].dtype.name
-    own = str(tensor.attributes.get("precision", "float32"))
+    precision = str(tensor.attributes.get("precision", "float32"))
     lowering = lowering_of(tensor)
     if isinstance(lowering, ConvolutionLowering):
         images, _, kernel = lowering.shapes(tensor)
         sizes = (_MAKES.index(lowering.makes), *(count((n,)) for n in (images[0], *kernel[2:])))
-        return Problem("conv", dtype, own, (*sizes, *lowering.numbers(tensor)))
-    found = matrices(tensor, transposed[0], count)
-    return Problem("gemm", dtype, own, (*map(int, transposed), found.batch, *found.sizes))
+        return Problem("conv", dtype, precision, (*sizes, *lowering.numbers(tensor)))
+    dimensions = matrices(tensor, transposed[0], count)
+    return Problem("gemm", dtype, precision, (*map(int, transposed), dimensions.batch, *dimensions.sizes))
 
 
 def asked(gemm: str, conv: str) -> Provider:
@@ -163,26 +163,26 @@ def with_providers(
         shape = tuple(tensor.shape[axis] for axis in axes)
         return Tensor(OPERATORS["transpose"], (tensor,), {"axes": axes}, shape, tensor.dtype)
 
-    def chosen(one: Tensor) -> Tensor:
-        if not is_product(one):
-            return one
-        (_, transposed_a), (_, transposed_b) = factors(one)
-        problem = problem_of(one, (transposed_a, transposed_b), count)
+    def chosen(tensor: Tensor) -> Tensor:
+        if not is_product(tensor):
+            return tensor
+        (_, transposed_a), (_, transposed_b) = factors(tensor)
+        problem = problem_of(tensor, (transposed_a, transposed_b), count)
         by = "dptrain" if problem.is_empty else provider(problem)
         if by == "dptrain":
-            return one
-        attributes: dict[str, Any] = {**one.attributes, "by": by}
-        lowering = lowering_of(one)
+            return tensor
+        attributes: dict[str, Any] = {**tensor.attributes, "by": by}
+        lowering = lowering_of(tensor)
         if not isinstance(lowering, ConvolutionLowering):
-            return Tensor(one.op, one.inputs, attributes, one.shape, one.dtype, name=one.name)
+            return Tensor(tensor.op, tensor.inputs, attributes, tensor.shape, tensor.dtype, name=tensor.name)
         attributes["kernel_axes"] = _LIBRARY_KERNEL
         if lowering.makes == "kernel":
-            shape = tuple(one.shape[axis] for axis in _LIBRARY_KERNEL)
-            made = Tensor(one.op, one.inputs, attributes, shape, one.dtype, name=one.name)
-            return transposed(made, tuple(_LIBRARY_KERNEL.index(axis) for axis in range(4)))
-        other, kernel = one.inputs
+            shape = tuple(tensor.shape[axis] for axis in _LIBRARY_KERNEL)
+            gradient = Tensor(tensor.op, tensor.inputs, attributes, shape, tensor.dtype, name=tensor.name)
+            return transposed(gradient, tuple(_LIBRARY_KERNEL.index(axis) for axis in range(4)))
+        data, kernel = tensor.inputs
         if kernel not in kernels:
             kernels[kernel] = transposed(kernel, _LIBRARY_KERNEL)
-        return Tensor(one.op, (other, kernels[kernel]), attributes, one.shape, one.dtype, name=one.name)
+        return Tensor(tensor.op, (data, kernels[kernel]), attributes, tensor.shape, tensor.dtype, name=tensor.name)
 
     return rewritten(program, chosen)

@@ -107,15 +107,15 @@ class Prediction:
 
 def blocks_per_processor(load: Load, gpu: GpuModel) -> int:
     """Return how many blocks of a kernel a multiprocessor holds at once; what is not known does not limit them."""
-    found = _BLOCKS
+    most = _BLOCKS
     if load.threads:
-        found = min(found, _THREADS // load.threads)
+        most = min(most, _THREADS // load.threads)
     if load.shared is not None:
-        found = min(found, gpu.shared // (load.shared + _RESERVED))
+        most = min(most, gpu.shared // (load.shared + _RESERVED))
     if load.registers and load.threads:
         warps = -(-load.threads // _WARP)
-        found = min(found, _REGISTERS // (warps * -(-load.registers * _WARP // _PORTION) * _PORTION))
-    return max(found, 1)
+        most = min(most, _REGISTERS // (warps * -(-load.registers * _WARP // _PORTION) * _PORTION))
+    return max(most, 1)
 
 
 def fill(load: Load, gpu: GpuModel) -> float:
@@ -130,7 +130,7 @@ def predict(load: Load, gpu: GpuModel) -> Prediction:
     arithmetic = sum(by_unit.values())
     filled = fill(load, gpu)
     work = max(memory, arithmetic) / filled
-    bound: Bound = "memory" if memory >= arithmetic else max(by_unit.items(), key=lambda one: one[1])[0]
+    bound: Bound = "memory" if memory >= arithmetic else max(by_unit.items(), key=lambda item: item[1])[0]
     if filled < _HALF_FULL:
         bound = "blocks"
     if work <= NODE_SECONDS:
@@ -140,5 +140,5 @@ def predict(load: Load, gpu: GpuModel) -> Prediction:
 
 def predict_step(loads: Sequence[Load], gpu: GpuModel) -> float:
     """Return the seconds of a step, as one of those that share a graph."""
-    kernels = sum(one.times * predict(one, gpu).seconds for one in loads)
-    return kernels + GRAPH_SECONDS / steps_in_graph(sum(one.times for one in loads))
+    kernels = sum(load.times * predict(load, gpu).seconds for load in loads)
+    return kernels + GRAPH_SECONDS / steps_in_graph(sum(load.times for load in loads))

@@ -20,18 +20,20 @@ def probe(with_memory: bool = False) -> dict[str, Any]:
     """Return what `dptrain.backend.cuda.probe` prints; its "error" says why there is nothing."""
     program = str(Path(__file__).with_name("probe.py"))
     command = [sys.executable, "-I", program, *(["--memory"] if with_memory else [])]
-    nothing: dict[str, Any] = {"cuda": None, "gpus": []}
+    empty: dict[str, Any] = {"cuda": None, "gpus": []}
     try:
-        done = run_program(command, _PATIENCE)
-        if done.returncode == 0:
-            found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-            return found
+        process = run_program(command, _PATIENCE)
+        if process.returncode == 0:
+            report: dict[str, Any] = json.loads(process.stdout.strip().splitlines()[-1])
+            return report
     except subprocess.TimeoutExpired:
-        return nothing | {"error": f"the driver does not answer within {_PATIENCE:.0f} s"}
+        return empty | {"error": f"the driver does not answer within {_PATIENCE:.0f} s"}
     except (OSError, ValueError, IndexError) as error:
-        return nothing | {"error": f"cannot ask the driver ({error})"}
-    how = f"is killed by signal {-done.returncode}" if done.returncode < 0 else f"exits with {done.returncode}"
-    return nothing | {"error": f"a process that asks the driver {how}"}
+        return empty | {"error": f"cannot ask the driver ({error})"}
+    ending = (
+        f"is killed by signal {-process.returncode}" if process.returncode < 0 else f"exits with {process.returncode}"
+    )
+    return empty | {"error": f"a process that asks the driver {ending}"}
 
 
 def visible_gpus() -> list[str]:
@@ -40,21 +42,21 @@ def visible_gpus() -> list[str]:
     In CUDA's order. Of several MIG slices CUDA shows a process the first alone, and each one to the process whose mask
     names it alone; so the mask's names are the identities of the others.
     """
-    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    if all(name.startswith("MIG-") for name in named):
-        shown = probe()["gpus"]
-        return named if shown else []
+    names_in_mask = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    if all(name.startswith("MIG-") for name in names_in_mask):
+        slices = probe()["gpus"]
+        return names_in_mask if slices else []
     return [gpu["uuid"] or f"GPU {number}" for number, gpu in enumerate(probe()["gpus"])]
 
 
-def assign(seen: Sequence[Sequence[str]], ranks: Sequence[int], share: bool, host: str) -> list[int]:
+def assign(visible: Sequence[Sequence[str]], ranks: Sequence[int], share: bool, host: str) -> list[int]:
     """Return which of the GPUs that it sees each rank of a node takes.
 
     Where all ranks see the same GPUs, local rank i takes number i. Where a launcher has given them different ones
     (Slurm's --gpus-per-task, a container each), a rank takes the first of its own that no lower rank has.
 
     Args:
-        seen: by local rank, identities of the GPUs that it sees.
+        visible: by local rank, identities of the GPUs that it sees.
         ranks: their ranks in the world, for messages.
         share: several ranks may use one GPU.
         host: the node's name, for messages.
@@ -62,27 +64,27 @@ def assign(seen: Sequence[Sequence[str]], ranks: Sequence[int], share: bool, hos
     Raises:
         DeviceError: two ranks would use the same GPU, and may not.
     """
-    if all(own == seen[0] for own in seen):
-        count = len(seen[0])
-        if 0 < count < len(seen) and not share:
+    if all(own_gpus == visible[0] for own_gpus in visible):
+        count = len(visible[0])
+        if 0 < count < len(visible) and not share:
             raise DeviceError(
-                f"host {host}: {len(seen)} ranks, {count} GPU{'s' if count > 1 else ''}{masked()}; "
+                f"host {host}: {len(visible)} ranks, {count} GPU{'s' if count > 1 else ''}{masked()}; "
                 f"use -n {count}, --share-gpu or --device cpu"
             )
-        return [number % max(count, 1) for number in range(len(seen))]
-    taken: dict[str, int] = {}
+        return [number % max(count, 1) for number in range(len(visible))]
+    rank_of: dict[str, int] = {}
     chosen = []
-    for local_rank, own in enumerate(seen):
-        free = [number for number, gpu in enumerate(own) if gpu not in taken]
-        if not free and own and not share:
+    for local_rank, own_gpus in enumerate(visible):
+        free = [number for number, gpu in enumerate(own_gpus) if gpu not in rank_of]
+        if not free and own_gpus and not share:
             raise DeviceError(
-                f"host {host}: ranks {taken[own[0]]} and {ranks[local_rank]} would both use {own[0]}, their launcher "
-                "shows them no other; give each rank a GPU of its own, or use --share-gpu or --device cpu"
+                f"host {host}: ranks {rank_of[own_gpus[0]]} and {ranks[local_rank]} would both use {own_gpus[0]}, "
+                "their launcher shows them no other; give each rank a GPU of its own, or use --share-gpu or --device cpu"
             )
-        number = free[0] if free else local_rank % max(len(own), 1)
+        number = free[0] if free else local_rank % max(len(own_gpus), 1)
         chosen.append(number)
-        if own:
-            taken.setdefault(own[number], ranks[local_rank])
+        if own_gpus:
+            rank_of.setdefault(own_gpus[number], ranks[local_rank])
     return chosen
 
 

@@ -32,7 +32,7 @@ class DeviceSnapshot:
 
     def __init__(self, backend: "CudaBackend", buffers: Sequence[DeviceArray]) -> None:
         self._backend, self._buffers = backend, list(buffers)
-        entries = [[one.pointer, one.nbytes, type_code(one)] for one in buffers]
+        entries = [[buffer.pointer, buffer.nbytes, type_code(buffer)] for buffer in buffers]
         self._table = backend.upload(np.array(entries, np.int64).reshape(-1, 3), "digests")
         self._found = backend.empty((len(entries), 2), np.uint64, "digests")
         self._copies: list[DeviceArray] = []
@@ -42,22 +42,24 @@ class DeviceSnapshot:
         self._kernel.prepare("PP")
 
     def digests(self) -> npt.NDArray[np.uint64]:
-        stream, found = self._backend.stream, self._found
+        stream, sums = self._backend.stream, self._found
         if not self._buffers:
             return np.zeros((0, 2), np.uint64)
-        cuda.memset_d8_async(found.pointer, 0, found.nbytes, stream)
+        cuda.memset_d8_async(sums.pointer, 0, sums.nbytes, stream)
         grid, block = (_BLOCKS, len(self._buffers)), (_THREADS, 1, 1)
-        self._kernel.prepared_async_call(grid, block, stream, self._table.pointer, found.pointer)
-        digests = self._backend.download(found)
+        self._kernel.prepared_async_call(grid, block, stream, self._table.pointer, sums.pointer)
+        digests = self._backend.download(sums)
         digests[:, 1] = digests[:, 1] != 0
         return digests
 
     def take(self) -> bool:
         if not self._copies:
-            if sum(one.nbytes for one in self._buffers) > _COPY * cuda.mem_get_info()[0]:
+            if sum(buffer.nbytes for buffer in self._buffers) > _COPY * cuda.mem_get_info()[0]:
                 return False
             try:
-                self._copies = [self._backend.empty(one.shape, one.dtype, "copy of the state") for one in self._buffers]
+                self._copies = [
+                    self._backend.empty(buffer.shape, buffer.dtype, "copy of the state") for buffer in self._buffers
+                ]
             except DeviceMemoryError:
                 return False
         self._copy(self._buffers, self._copies)

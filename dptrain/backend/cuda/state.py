@@ -27,24 +27,24 @@ class DeviceState:
 
     def adopt(self, variables: Iterable[Variable]) -> None:
         """Let variables live here, those that are new in one piece of memory; the others stay as they are."""
-        new = [one for one in dict.fromkeys(variables) if one.storage is not self]
+        new = [variable for variable in dict.fromkeys(variables) if variable.storage is not self]
         if not new:
             return
-        values = [np.asarray(one.numpy(), order="C") for one in new]
-        ends = np.cumsum([-(-max(one.nbytes, 1) // ALIGNMENT) * ALIGNMENT for one in values]).tolist()
+        values = [np.asarray(variable.numpy(), order="C") for variable in new]
+        ends = np.cumsum([-(-max(variable.nbytes, 1) // ALIGNMENT) * ALIGNMENT for variable in values]).tolist()
         memory = DeviceMemory(self._heap, ends[-1], "variables")
         flat = np.zeros(ends[-1], np.uint8)
-        for one, value, start in zip(new, values, [0, *ends[:-1]], strict=True):
+        for variable, value, start in zip(new, values, [0, *ends[:-1]], strict=True):
             flat[start : start + value.nbytes] = value.reshape(-1).view(np.uint8)
-            self._arrays[one] = DeviceArray(memory, memory.pointer + start, value.shape, value.dtype)
+            self._arrays[variable] = DeviceArray(memory, memory.pointer + start, value.shape, value.dtype)
         self._write(DeviceArray(memory, memory.pointer, flat.shape, flat.dtype), flat)
-        for one in new:
-            one._move(self)
+        for variable in new:
+            variable._move(self)
 
     def release(self, variables: Iterable[Variable]) -> None:
         """Forget variables; their memory is given back with the last that was adopted together with them."""
-        for one in variables:
-            self._arrays.pop(one, None)
+        for variable in variables:
+            self._arrays.pop(variable, None)
 
     def array(self, variable: Variable) -> DeviceArray:
         """Return a variable's memory."""

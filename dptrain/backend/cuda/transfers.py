@@ -79,7 +79,7 @@ class PinnedMove:
     def values(self) -> tuple[list[HostArray], list[HostArray]]:
         """Wait until the parts are out; return them, and what results are to be written to."""
         self._streams.synchronize(self._out.copied)
-        return [_typed(*one) for one in self._parts], [_typed(*one) for one in self._results]
+        return [_typed(*pair) for pair in self._parts], [_typed(*pair) for pair in self._results]
 
     def end(self) -> None:
         """What has been written is the results' content for ops that are queued from now on."""
@@ -96,8 +96,10 @@ class PinnedMove:
 
 def _beside(memory: Pinned, buffers: Sequence[DeviceArray]) -> list[tuple[DeviceArray, HostArray]]:
     """Return buffers with their places in pinned memory, one behind the other."""
-    starts = in_a_row(one.nbytes for one in buffers)
-    return [(one, memory.host[start : start + one.nbytes]) for one, start in zip(buffers, starts, strict=False)]
+    starts = in_a_row(buffer.nbytes for buffer in buffers)
+    return [
+        (buffer, memory.host[start : start + buffer.nbytes]) for buffer, start in zip(buffers, starts, strict=False)
+    ]
 
 
 def _typed(buffer: DeviceArray, host: HostArray) -> HostArray:

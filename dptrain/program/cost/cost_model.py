@@ -27,13 +27,7 @@ _FUSED = (Element, Gather, Insert, Join, Reduction)
 
 @dataclass(frozen=True)
 class CollectiveCall:
-    """A collective.
-
-    Attributes:
-        name: "all_reduce", "all_gather" or "reduce_scatter".
-        mesh: the axis of the mesh over which it goes.
-        nbytes: of the whole buffer over that axis.
-    """
+    """A collective ("all_reduce", "all_gather", "reduce_scatter") over a mesh axis, with the bytes of its buffer."""
 
     name: str
     mesh: str
@@ -51,23 +45,23 @@ class MemoryUse:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Sum of all."""
         return self.weights + self.gradients + self.slots + self.activations
 
 
 @dataclass(frozen=True)
 class StepPrediction:
-    """A step on so many ranks.
+    """A predicted step on so many ranks.
 
     Attributes:
-        mode: its name.
-        ranks: as above.
+        mode: name of the kind of parallelism.
+        ranks: their number.
         mesh: lengths of the mesh's axes, or replicas of a pipeline and its stages, such as "8 x 4".
         rows: of the global batch.
         seconds: of a step.
-        compute: seconds in which a rank computes; the rest it waits for messages, or for a pipeline's other stages.
+        compute: seconds of computing; otherwise a rank waits for messages or other stages.
         sent: bytes of the buffers of all messages that a rank takes part in.
-        messages: how many these are.
+        messages: their number.
         memory: of the rank that needs most.
     """
 
@@ -83,31 +77,29 @@ class StepPrediction:
 
     @property
     def speed(self) -> float:
-        """Samples a second, of all ranks."""
+        """Samples/s of all ranks."""
         return self.rows / self.seconds
 
     def efficiency(self, alone: "StepPrediction") -> float:
-        """Return the samples/s of a rank, as a part of those of one rank that is alone."""
+        """Return the samples/s a rank, relative to a single rank."""
         return self.speed / self.ranks / alone.speed
 
 
 class CostModel:
-    """A step in one kind of parallelism.
+    """The cost of a step in one kind of parallelism.
 
     Args:
         program: of the global batch, not placed.
         parallelism: one of `kinds_of_parallelism`.
         slots: of each trained variable.
-        bucket_bytes: of messages that travel together at most; None for any number.
+        bucket_bytes: limit of messages that travel together; None for no limit.
 
     Attributes:
-        parallelism: as above.
-        slots: as above.
         placed: the program of a rank.
-        tensors: of it, each after its inputs.
-        stage: how many messages lie behind each.
-        order: ops as a rank computes them: between two messages what lies behind the fewest ops first, gradients as the
-            backward pass comes to them and updates at the end.
+        tensors: of it, in topological order.
+        stage: how many messages lie before each tensor.
+        order: ops as a rank computes them: between two messages by depth, gradients as the backward pass reaches them,
+            updates at the end.
     """
 
     def __init__(
@@ -139,12 +131,7 @@ class CostModel:
         self._reads = self._what_is_read()
 
     def works(self, lengths: Mapping[str, int], rows: int) -> dict[Tensor, Work]:
-        """Return what each op asks of a rank; views, and messages, nothing.
-
-        Args:
-            lengths: of the mesh's axes.
-            rows: of the global batch.
-        """
+        """Return the work of each op but views and messages, given the mesh's lengths and the global batch."""
         works: dict[Tensor, Work] = {}
         read_before: set[Tensor] = set()  # that fused ops have read
         for tensor in self.order:
@@ -163,7 +150,7 @@ class CostModel:
         return works
 
     def buckets(self, lengths: Mapping[str, int], rows: int) -> list[tuple[list[Tensor], CollectiveCall]]:
-        """Return the messages of a step, each of the tensors that travel in it, in the order in which they are sent."""
+        """Return the messages of a step in order, each with the tensors in it."""
         buckets: list[tuple[list[Tensor], CollectiveCall]] = []
         open_ones: dict[object, int] = {}
         for tensor in sorted((tensor for tensor in self.order if tensor.op in SENT), key=self._urgency):
@@ -183,7 +170,7 @@ class CostModel:
         return buckets
 
     def nbytes(self, tensor: Tensor, lengths: Mapping[str, int], rows: int) -> float:
-        """Return the bytes of the largest part of a tensor that a rank has."""
+        """Return the bytes of a rank's largest part of a tensor."""
         axes = self.placed.placements[tensor].axes
         whole_one = (n.scale * rows if isinstance(n, Dim) else int(n) for n in tensor.shape)
         elements = math.prod(
@@ -193,7 +180,7 @@ class CostModel:
         return float(elements * tensor.dtype.itemsize)
 
     def _part(self, tensor: Tensor, lengths: Mapping[str, int], rows: int) -> float:
-        """Return how much of an op a rank computes: of what the whole batch takes that the program was traced for."""
+        """Return a rank's share of an op, relative to the batch that the program was traced for."""
         part, divided = 1.0, set[str]()
         counts = False
         for operand in (tensor, *tensor.inputs):
@@ -210,7 +197,7 @@ class CostModel:
         return self.stage[tensor], min(self._depth[read] for read in readers)
 
     def _what_is_read(self) -> dict[Tensor, frozenset[Tensor]]:
-        """Return the tensors in memory of which each op is made."""
+        """Return the stored tensors that each op reads."""
         read_by: dict[Tensor, frozenset[Tensor]] = {}
         for tensor in self.tensors:
             reads: set[Tensor] = set()
@@ -222,7 +209,7 @@ class CostModel:
         return read_by
 
     def _is_stored(self, tensor: Tensor) -> bool:
-        """Whether a tensor lies in memory: it is given, a result, made by a kernel of its own, or read by one."""
+        """Whether a tensor is stored: a leaf, a result, or written or read by a kernel of its own."""
         if tensor.op is None or tensor in self._results or not _is_fused(tensor):
             return True
         return isinstance(tensor.op.lowering, Reduction) or not all(
@@ -232,16 +219,11 @@ class CostModel:
     def memory(
         self, lengths: Mapping[str, int], rows: int, stage_tensors: Collection[Tensor] | None = None
     ) -> MemoryUse:
-        """Return the bytes of a rank.
+        """Return the bytes of a rank, or of a pipeline's stage with these tensors.
 
         Weights and gradients are those of the variables, in their layouts; a gradient that is not sharded is whole
-        until it has been sent. Of weights that are gathered where they are used, and of their gradients, those of two
-        layers are there at a time, counted as activations.
-
-        Args:
-            lengths: of the mesh's axes.
-            rows: of the global batch.
-            stage_tensors: tensors of a pipeline's stage; None for all.
+        until it has been sent. Gathered weights and their gradients are there for two layers at a time, and count as
+        activations.
         """
         nbytes_of = {
             v: self.nbytes(tensor, lengths, rows)
@@ -260,7 +242,7 @@ class CostModel:
         return MemoryUse(sum(nbytes_of.values()) - slots, gradients, slots, activations)
 
     def _most_alive(self, lengths: Mapping[str, int], rows: int, stage_tensors: Collection[Tensor] | None) -> float:
-        """Return the bytes of rows that are in memory at once, between the op that makes them and the last reader."""
+        """Return the most bytes of activations that are alive at once."""
         last: dict[Tensor, int] = {}
         for number, tensor in enumerate(self.order):
             for read in self._reads[tensor]:
@@ -284,7 +266,7 @@ class CostModel:
 
     @cached_property
     def layers(self) -> list[list[Variable]]:
-        """Trained variables by the layer that has them, in the order in which a step comes to them."""
+        """Trained variables by layer, in program order."""
         layers: dict[str, list[Variable]] = {}
         for weight in self._weights:
             layers.setdefault(weight._path.rpartition("/")[0] or weight._path, []).append(weight)
@@ -292,13 +274,13 @@ class CostModel:
 
 
 def _largest(n: int | Dim, length: int, ranks: int) -> int:
-    """Return the largest part of an axis over so many ranks; rows stay together with what is computed of them."""
+    """Return the largest part of an axis over so many ranks; a row is not divided."""
     scale = n.scale if isinstance(n, Dim) else 1
     return -(-(length // scale) // ranks) * scale if scale else length
 
 
 def source_of(tensor: Tensor) -> Tensor:
-    """Return the tensor whose memory one shows; a rank's own part of a tensor is another one."""
+    """Return the tensor that owns a tensor's memory; a rank's own part counts as memory of its own."""
     while tensor.op is not None and tensor.op.is_view and tensor.op is not OWN_PART:
         tensor = tensor.inputs[0]
     return tensor

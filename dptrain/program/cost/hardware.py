@@ -1,10 +1,10 @@
-"""Nodes with ranks as numbers: how long an op takes on one of them, and a collective between them.
+"""Hardware as numbers: how long an op takes on a rank, and a collective between ranks.
 
 Sources: S. Williams, A. Waterman, D. Patterson, "Roofline: an insightful visual performance model for multicore
 architectures", CACM 52(4), 2009; R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication
 operations in MPICH", IJHPCA 19(1), 2005; P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters
-of workstations", JPDC 69(2), 2009. NCCL calls n 2 (P - 1) / P over the time of an all-reduce its bus bandwidth
-(nccl-tests, doc/PERFORMANCE.md), which is the link's bandwidth here.
+of workstations", JPDC 69(2), 2009. The link's bandwidth here is NCCL's bus bandwidth, n 2 (P - 1) / P over the time of
+an all-reduce (nccl-tests, doc/PERFORMANCE.md).
 """
 
 import math
@@ -16,26 +16,19 @@ from dptrain.comm import hierarchy
 
 @dataclass(frozen=True)
 class Link:
-    """What a message takes: `latency` seconds, and 1 / `bandwidth` for each of its bytes."""
+    """A message takes `latency` seconds, and 1 / `bandwidth` for each of its bytes."""
 
     bandwidth: float
     latency: float
 
     def shared(self, by: int) -> "Link":
-        """Return what each of so many has of it that send at once."""
+        """Return the share of each of so many that send at once."""
         return Link(self.bandwidth / by, self.latency)
 
 
 @dataclass(frozen=True)
 class Work:
-    """What an op asks of a rank.
-
-    Attributes:
-        operations: in floating point.
-        nbytes: that it reads and writes.
-        launched: whether it is a kernel of its own.
-        precision: of a product.
-    """
+    """Floating-point operations and memory traffic of an op; `launched` if it is a kernel of its own."""
 
     operations: float
     nbytes: float
@@ -76,11 +69,11 @@ class Hardware:
     hierarchical: bool = False
 
     def busy(self, ranks: int) -> float:
-        """Return how many times longer a rank computes, as it shares cores with the others of its node."""
+        """Return how many times longer a rank computes because ranks share the cores of a node."""
         return 1.0 if self.cores is None else max(1.0, min(ranks, self.node) / self.cores)
 
     def seconds(self, work: Work) -> float:
-        """Return the time of an op on a rank that has its device alone."""
+        """Return the time of an op on a rank with a device of its own."""
         arithmetic = work.operations / self.rates.get(work.precision, self.rates["float32"])
         busy = max(arithmetic, work.nbytes / self.bandwidth)
         return max(busy, self.least) + self.launch if work.launched else busy
@@ -128,13 +121,7 @@ class Hardware:
 
 @dataclass(frozen=True)
 class InterNodeTraffic:
-    """What travels between nodes in a hierarchical collective (`comm/hierarchy.py`).
-
-    Attributes:
-        turns: exchanges that a rank makes one after the other.
-        messages: that a node has for others.
-        nbytes: of them.
-    """
+    """Traffic between nodes in a hierarchical collective (`comm/hierarchy.py`): rounds, messages and bytes of a node."""
 
     turns: int
     messages: int
@@ -142,22 +129,14 @@ class InterNodeTraffic:
 
 
 def inter_node_traffic(name: str, nbytes: float, nodes: int, columns: int, *, half: bool = False) -> InterNodeTraffic:
-    """Return what travels between nodes.
-
-    Args:
-        name: as `Machine.collective`.
-        nbytes: of the whole buffer.
-        nodes: as many, with equal parts.
-        columns: ranks of each node that exchange slices.
-        half: the numbers are in half precision, which is added up in float32.
-    """
+    """Return the traffic of a collective between nodes with equal parts; half precision is summed in float32."""
     *gathered_whole, large = _ways(name, nbytes, nodes, columns, half)
     wide = 2 if half else 1
     return gathered_whole[0] if gathered_whole and nbytes * wide * nodes / columns <= hierarchy.GATHERED else large
 
 
 def _ways(name: str, nbytes: float, nodes: int, columns: int, half: bool = False) -> list[InterNodeTraffic]:
-    """Return how nodes may exchange what they have: of small sums each gets them whole, of larger ones a part first."""
+    """Return the possible exchanges: small sums are gathered whole, larger ones scattered first."""
     other_nodes, wide = nodes - 1, 2 if half and name != "all_gather" else 1
 
     def exchange(turns: int, nbytes_sent: float) -> InterNodeTraffic:
@@ -175,7 +154,7 @@ def _ways(name: str, nbytes: float, nodes: int, columns: int, half: bool = False
 
 
 def _doubling(times: int, nbytes: float, ranks: int, link: Link) -> float:
-    """Return the seconds of a collective in which the distance of partners doubles; an all-reduce takes 2 `times`."""
+    """Return the seconds of a collective by recursive doubling; an all-reduce has `times` 2."""
     if ranks == 1:
         return 0.0
     rounds = _rounds(ranks)

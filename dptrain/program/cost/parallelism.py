@@ -1,4 +1,4 @@
-"""Kinds of parallelism as layouts of a training step's variables, of which `place` makes what each rank does."""
+"""Kinds of parallelism, as layouts of a training step's variables for `place`."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,13 +19,7 @@ Scheme = Literal["sharded", "hierarchical", "pipeline"]
 
 @dataclass(frozen=True, eq=False)
 class Parallelism:
-    """A kind of parallelism.
-
-    Attributes:
-        name: in the field's words.
-        layouts: of variables that are not replicated, see `place`.
-        scheme: "hierarchical" all-reduces, or a "pipeline" of the layers.
-    """
+    """A kind of parallelism: its name, layouts of variables that are not replicated, and its communication scheme."""
 
     name: str
     layouts: Mapping[Variable, Axes] = field(default_factory=dict)
@@ -33,12 +27,7 @@ class Parallelism:
 
 
 def kinds_of_parallelism(program: Program, slots: Mapping[Variable, Collection[Variable]]) -> list[Parallelism]:
-    """Return the modes that are compared.
-
-    Args:
-        program: of a training step.
-        slots: of each trained variable.
-    """
+    """Return the kinds that are compared for a training step."""
     weights = [variable for variable in program.state if variable in slots]
     sharded = {slot: _longest(slot) for weight in weights for slot in slots[weight] if slot.shape}
     all_sharded = sharded | {weight: _longest(weight) for weight in weights if weight.shape}
@@ -55,15 +44,16 @@ def kinds_of_parallelism(program: Program, slots: Mapping[Variable, Collection[V
 
 
 def _longest(variable: Variable) -> Axes:
-    """Return the layout with the longest axis sharded over `BATCH`."""
+    """Shard the longest axis over `BATCH`."""
     longest = max(range(len(variable.shape)), key=lambda axis: variable.shape[axis])
     return tuple(BATCH if axis == longest else None for axis in range(len(variable.shape)))
 
 
 def _alternating(weights: Sequence[Variable]) -> dict[Variable, Axes]:
-    """Return Megatron's pairs: a kernel sharded by its outputs, and the vectors behind it, then one by its inputs.
+    """Return Megatron's pairs: a kernel sharded by its outputs with the vectors behind it, then one by its inputs.
 
-    Source: M. Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3. A last kernel without a partner is whole.
+    Source: M. Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3. A last kernel without a partner is
+        replicated.
     """
     layouts: dict[Variable, Axes] = {}
     pending: list[Variable] = []  # by outputs, until the partner comes
@@ -82,7 +72,7 @@ def _alternating(weights: Sequence[Variable]) -> dict[Variable, Axes]:
 
 
 def unplaced(program: Program) -> Program:
-    """Return the program of a global batch that was placed: without what `place` has added."""
+    """Undo `place` for the program of a global batch."""
 
     def change(tensor: Tensor) -> Tensor:
         if tensor.op in (*SENT, OWN_PART):

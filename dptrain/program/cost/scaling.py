@@ -1,16 +1,15 @@
-"""Will it scale? How long a training step takes on more ranks, before anybody has them.
+"""Will it scale? Predicts a training step on more ranks.
 
-`parallelism.py` says where variables lie, `place` what a rank then computes and sends, `cost_model.py` adds up its
-operations, bytes, messages and memory, and `hardware.py` has the times of ops and collectives. Here these become a
-step:
+`parallelism.py` lays out the variables, `place` gives what a rank then computes and sends, `cost_model.py` adds up
+operations, bytes, messages and memory, `hardware.py` knows the times of ops and collectives. Here these become a step:
 
-- A rank computes its ops in order. Ops of single elements are fused: a tensor is written where a product, a message or
-  the state needs it, and read once by all of them together.
-- Messages that are ready together travel in buckets, one bucket after the other, beside the backward pass where the
-  device can do that. An op that needs a message waits for it, and nothing else does.
-- A pipeline is cut out of the data parallel program (`pipeline.py`).
+- A rank computes its ops in order. Elementwise ops are fused: a tensor is written where a product, a message or the
+  state needs it, and read once by all of them together.
+- Messages that are ready together travel in buckets, one after the other, beside the backward pass if the device can.
+  Only ops that need a message wait for it.
+- A pipeline is cut out of the data-parallel program (`program/pipeline/stages.py`).
 
-Left out: stragglers, contention in the network, caches, checkpoints, reading data.
+Not modelled: stragglers, contention in the network, caches, checkpoints, reading data.
 """
 
 import math
@@ -27,18 +26,7 @@ from dptrain.program.tensor import Tensor, Variable
 
 
 class Scaling:
-    """A training step in one kind of parallelism, on any number of ranks.
-
-    Args:
-        program: of the global batch, not placed.
-        parallelism: one of `kinds_of_parallelism`.
-        slots: of each trained variable.
-        bucket_bytes: of messages that travel together at most; None for any number.
-
-    Attributes:
-        parallelism: as above.
-        cost_model: what a rank does.
-    """
+    """A training step in one kind of parallelism on any number of ranks; arguments as of `CostModel`."""
 
     def __init__(
         self,
@@ -50,13 +38,7 @@ class Scaling:
         self.parallelism, self.cost_model = parallelism, CostModel(program, parallelism, slots, bucket_bytes)
 
     def predict(self, ranks: int, rows: int, hardware: Hardware) -> StepPrediction:
-        """Return what a step takes.
-
-        Args:
-            ranks: of which a node's are one group of tensor parallelism, or one pipeline, at most.
-            rows: of the global batch.
-            hardware: the nodes.
-        """
+        """Predict a step; a node holds at most one group of tensor parallelism or one pipeline."""
         if self.parallelism.scheme == "pipeline":
             return predict_pipeline(self.cost_model, ranks, rows, hardware)
         sharded = any(MODEL in axes for axes in self.parallelism.layouts.values())
@@ -78,7 +60,7 @@ class Scaling:
         )
 
     def idle(self, rows: int, hardware: Hardware) -> float:
-        """Return the part of a rank's step, alone, in which launches and small products leave the device idle."""
+        """Return the part of a single rank's step in which launches and small products leave the device idle."""
         works = self.cost_model.works({BATCH: 1, MODEL: 1}, rows).values()
         full = replace(hardware, launch=0.0, least=0.0)
         busy, total = (sum(map(machine.seconds, works)) for machine in (full, hardware))
@@ -91,7 +73,7 @@ class Scaling:
         lengths: Mapping[str, int],
         hardware: Hardware,
     ) -> float:
-        """Return when a step ends: ops run in order, and messages in order, each when what it needs is there."""
+        """Return when a step ends: ops and messages each run in order, once their operands are ready."""
         ready_at: dict[Tensor, float] = {}
         computed = sent_at = 0.0
         stage, hierarchical = self.cost_model.stage, self.parallelism.scheme == "hierarchical"

@@ -12,13 +12,7 @@ from dptrain.program.pipeline.order import Task
 
 @dataclass(frozen=True, eq=False)
 class SendRecv:
-    """A tensor of a microbatch that goes from one stage to another.
-
-    Attributes:
-        name: of the tensor, in the subgraphs.
-        sender: in which it is made.
-        receiver: in which the other stage takes it.
-    """
+    """A tensor of a microbatch that the task `sender` computes and the task `receiver` of another stage receives."""
 
     name: str
     sender: Task
@@ -26,20 +20,13 @@ class SendRecv:
 
     @property
     def microbatch(self) -> int:
-        """Which one it is of."""
+        """Number of its microbatch."""
         return self.sender.microbatch
 
 
 @dataclass(frozen=True, eq=False)
 class Channel:
-    """What goes from one stage to another in a step.
-
-    Attributes:
-        source: the stage that gives.
-        target: the stage that takes.
-        items: in the order in which they are given and taken.
-        slots: how many may be under way, so that by the clock a slot is free before it is filled again.
-    """
+    """Transfers from one stage to another, in order, through as many slots as they need not to wait."""
 
     source: int
     target: int
@@ -48,11 +35,7 @@ class Channel:
 
 
 def channels_of(tasks: Sequence[Task]) -> list[Channel]:
-    """Return the channels of a step, by source and target.
-
-    Args:
-        tasks: of all stages, in the order in which they begin.
-    """
+    """Return the channels of a step by source and target, given the tasks of all stages by time."""
     items_by_channel: dict[tuple[int, int], list[tuple[str, Task]]] = {}
     takers: dict[tuple[int, int], list[Task]] = {}
     places: dict[tuple[int, int, str, int], int] = {}  # where in its channel lies what was given last by that name
@@ -76,7 +59,7 @@ def channels_of(tasks: Sequence[Task]) -> list[Channel]:
 
 
 def _slots(items: Sequence[SendRecv]) -> int:
-    """Return in how many slots items go in task, each of which is taken before the next one in its slot is given."""
+    """Return the fewest slots such that by the clock each is read before it is filled again."""
     return next(
         count
         for count in range(1, len(items) + 1)

@@ -17,7 +17,7 @@ from dptrain.program.tensor import Tensor, Variable
 
 
 def layers_of(program: Program, weights: Collection[Variable]) -> list[list[Variable]]:
-    """Return weights by the layer that has them, layers in the order in which the program comes to them."""
+    """Group weights by layer, in the order in which the program reads them."""
     first: dict[str, int] = {}
     variables_of: dict[str, list[Variable]] = {}
     weight_set = set(weights)
@@ -51,21 +51,10 @@ def cut_into_stages(
     rows: int,
     microbatches: int,
 ) -> dict[Variable, int]:
-    """Return the stage of each weight.
+    """Return the stage of each weight, for about equal memory; ConfigError with fewer layers than stages.
 
-    A stage takes memory for its weights, their gradients and slots, and for what the backward pass needs of the forward
-    passes that are under way there: the first of p stages has p microbatches under way, the last one has one.
-
-    Args:
-        program: of a step.
-        weights: of the model.
-        slots: of each trained weight.
-        stages: how many.
-        rows: of the batch that goes through them.
-        microbatches: into which it is cut.
-
-    Raises:
-        ConfigError: there are fewer layers with weights than stages.
+    A stage holds its weights, their gradients and slots, and the activations of the microbatches under way there: p in
+    the first of p stages, one in the last. `rows` are those of the batch that passes through the stages.
     """
     layers = layers_of(program, weights)
     if len(layers) < stages:
@@ -87,12 +76,7 @@ def cut_into_stages(
 
 
 def with_slots(stages: Mapping[Variable, int], slots: Mapping[Variable, Collection[Variable]]) -> dict[Variable, int]:
-    """Return the stages of weights and of their slots.
-
-    Args:
-        stages: of weights.
-        slots: of each trained weight.
-    """
+    """Add the slots of weights to the stages of weights."""
     return {**stages, **{slot: stage for weight, stage in stages.items() for slot in slots.get(weight, ())}}
 
 
@@ -102,7 +86,7 @@ def _needed(weight: Variable, slots: Mapping[Variable, Collection[Variable]]) ->
 
 
 def _kept(program: Program, layers: Mapping[Variable, int], rows: int) -> list[int]:
-    """Return the bytes that each layer makes in the forward pass and the backward pass reads."""
+    """Return the bytes of each layer's activations that the backward pass reads."""
     nbytes, where = [0] * (1 + max(layers.values())), assigned(program, layers)
     forward = set(_forward(program))
     read = {_source(operand) for tensor in program.tensors if tensor not in forward for operand in tensor.inputs}
@@ -119,12 +103,9 @@ def _source(tensor: Tensor) -> Tensor:
 
 
 def balanced(layers: int, stages: int, cost: Callable[[int, int, int], float]) -> list[int]:
-    """Return the stage of each layer: runs of layers, of which the greatest cost is as low as possible.
+    """Cut layers into nonempty runs, one for each stage, with the lowest maximal cost; return the stage of each layer.
 
-    Args:
-        layers: as many as there are stages, at least.
-        stages: none of them is empty.
-        cost: of the layers from a first one to before an end in a stage.
+    `cost(first, end, stage)` is that of layers first to end - 1 in a stage.
     """
     best: dict[tuple[int, int], tuple[float, int]] = {(0, 0): (0.0, 0)}  # by stages and layers: cost, and last begin
     for stage in range(1, stages + 1):
@@ -143,11 +124,9 @@ def balanced(layers: int, stages: int, cost: Callable[[int, int, int], float]) -
 
 
 def assigned(program: Program, owners: Mapping[Variable, int]) -> dict[Tensor, int]:
-    """Return the stage that computes each tensor; none of those that any stage can compute for itself.
+    """Return the stage that computes each tensor, except those that every stage can compute for itself.
 
-    Args:
-        program: traced or placed.
-        owners: stages of the variables that one stage has; all stages have the others.
+    `owners` are the stages of variables that only one stage has.
     """
     tensors = program.tensors
     needs = {tensor for tensor in tensors if tensor.op is None and tensor.variable in owners}
@@ -199,7 +178,7 @@ def assigned(program: Program, owners: Mapping[Variable, int]) -> dict[Tensor, i
 
 
 def _forward(program: Program) -> list[Tensor]:
-    """Return the tensors of the forward pass, messages among them, each after its inputs."""
+    """Return the tensors of the forward pass, messages included, in topological order."""
     groups = grouped(program)
     alone = "backward" not in groups and "update" not in groups
     chosen = set(program.tensors if alone else groups.get("forward", []))

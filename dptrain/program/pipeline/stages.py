@@ -1,9 +1,9 @@
-"""Pipelines: the layers of a step cut into stages, each on a rank, through which microbatches go one after the other.
+"""Predicts steps of pipelines: layers cut into stages, each on a rank, through which microbatches pass.
 
-The order is 1F1B: a stage works on a backward pass as soon as there is one, so the first of p stages holds p
-microbatches at most. A step of m microbatches takes as long as m + p - 1 of them on the slowest stage. For p - 1 of
-these a stage waits: the bubble, (p - 1) / (m + p - 1) of a step. Source: D. Narayanan et al., "Efficient large-scale
-language model training on GPU clusters using Megatron-LM", SC 2021, arXiv:2104.04473, section 2.2.
+In 1F1B order a stage starts a backward pass as soon as it can, so the first of p stages holds at most p microbatches. A
+step of m microbatches takes as long as m + p - 1 of them on the slowest stage. For p - 1 of these a stage waits: the
+bubble, (p - 1) / (m + p - 1) of a step. Source: D. Narayanan et al., "Efficient large-scale language model training on
+GPU clusters using Megatron-LM", SC 2021, arXiv:2104.04473, section 2.2.
 """
 
 import math
@@ -24,15 +24,9 @@ MICROBATCHES = 4
 
 
 def predict_pipeline(cost_model: CostModel, ranks: int, rows: int, hardware: Hardware) -> StepPrediction:
-    """Return what a step takes in pipelines within nodes, and replicas of them.
+    """Predict a step of pipelines within nodes, and of their replicas, from the cost model of the data-parallel step.
 
-    A pipeline has no more stages than layers. Its weights' gradients are all-reduced between replicas at the end.
-
-    Args:
-        cost_model: of the data parallel step.
-        ranks: of all pipelines.
-        rows: of the global batch.
-        hardware: the nodes.
+    A pipeline has at most as many stages as layers. Gradients are all-reduced between replicas at the end.
     """
     most = math.gcd(ranks, hardware.node)
     stages = next(count for count in range(max(min(most, len(cost_model.layers)), 1), 0, -1) if most % count == 0)
@@ -75,7 +69,7 @@ def predict_pipeline(cost_model: CostModel, ranks: int, rows: int, hardware: Har
 
 
 def cut(cost_model: CostModel, stages: int) -> dict[Tensor, int]:
-    """Return the stage of each tensor; stages have about as many bytes of weights, gradients and slots."""
+    """Return the stage of each tensor, with about equal bytes of weights, gradients and slots."""
     state, slots = cost_model.placed.state, cost_model.slots
     weighs = [
         sum(
@@ -123,7 +117,7 @@ def _nbytes(tensor: Tensor) -> float:
 
 
 def _handed_on(cost_model: CostModel, stage: Mapping[Tensor, int], at: int, rows: int) -> float:
-    """Return the bytes that the forward pass of so many rows hands to a stage: of rows that an earlier one has."""
+    """Return the bytes of activations that the forward pass of so many rows sends to a stage."""
     forward = grouped(cost_model.placed)["forward"]
     read = {source_of(operand) for reader in forward if stage[reader] >= at for operand in reader.inputs}
     sent = (

@@ -27,15 +27,15 @@ FIRST = "first microbatch"
 
 @dataclass(eq=False)
 class Subgraph:
-    """What a stage computes between two times at which it waits for others.
+    """The part of a program that a stage executes between two points at which it waits for other stages.
 
     Attributes:
         stage: that executes it.
-        phase: how often something has been handed over before; a stage executes its subgraphs in this order.
-        program: inputs are data, what was handed over and what was kept; outputs likewise, and what the step returns.
-        receives: where inputs come from that are handed over: names, each with the stage.
-        sends: to which stages outputs are handed.
-        frees: what no later subgraph of the stage needs.
+        phase: how many transfers lie before it; a stage executes its subgraphs in this order.
+        program: its inputs are data, received and kept tensors; its outputs are sent, kept or results of the step.
+        receives: the stage that sends each received input.
+        sends: the stages that each output is sent to.
+        frees: kept tensors that no later subgraph of the stage reads.
     """
 
     stage: int
@@ -48,13 +48,9 @@ class Subgraph:
 
 @dataclass(frozen=True, eq=False)
 class MicrobatchPrograms:
-    """A step of microbatches.
+    """A step split into a program for each microbatch, which updates accumulators, and one that runs once afterwards.
 
-    Attributes:
-        each: what is executed for each microbatch; its updates are of accumulators.
-        once: what follows from these.
-        stages: that compute tensors of both.
-        owners: the stages of accumulators, but for those that all stages have.
+    `stages` are those of the tensors of both programs, `owners` those of accumulators that only one stage has.
     """
 
     per_microbatch: Program
@@ -64,16 +60,7 @@ class MicrobatchPrograms:
 
 
 def in_microbatches(program: PlacedProgram, stages: Mapping[Tensor, int], *, alone: bool) -> MicrobatchPrograms:
-    """Return what a step does for each microbatch and what it does once.
-
-    Args:
-        program: of a step.
-        stages: that compute its tensors.
-        alone: there is one replica, which has nothing to sum with others.
-
-    Raises:
-        ConfigError: something needs all rows of the batch within the step.
-    """
+    """Split a step of one replica (`alone`) or several; ConfigError if an op needs all rows of the batch."""
     sums = [tensor for tensor in program.tensors if tensor.op is ALL_REDUCE]
     _refuse_mixing(program, sums)
     first = placeholder((), np.bool_, FIRST)
@@ -107,7 +94,7 @@ def in_microbatches(program: PlacedProgram, stages: Mapping[Tensor, int], *, alo
 
 
 def _refuse_mixing(program: PlacedProgram, sums: Sequence[Tensor]) -> None:
-    """Refuse a step in which rows, or other sums over rows, follow from a sum over rows."""
+    """Refuse a step in which rows, or other sums over rows, depend on a sum over rows."""
     data, chosen = set(program.inputs.values()), set(sums)
     behind: dict[Tensor, Tensor] = {}  # the sum that a tensor follows from
     of_data = set[Tensor]()
@@ -138,21 +125,21 @@ def _needs_all_rows(sum_of_rows: Tensor) -> ConfigError:
 def subgraphs_of(
     program: Program, stages: Mapping[Tensor, int], owners: Mapping[Variable, int], count: int
 ) -> list[Subgraph]:
-    """Return the subgraphs of a program, in an order in which they can be executed.
+    """Cut a program into subgraphs, in an order in which they can be executed.
 
-    Results that are not of one stage alone, outputs and variables that all stages have, are made or handed to each.
+    Outputs, and new values of variables that all stages have, are computed on each stage or sent to each.
 
     Args:
         program: placed for one rank of a pipeline.
-        stages: that compute its tensors; every stage computes the others that it needs.
-        owners: stages of variables that one stage alone has.
+        stages: of tensors; each stage computes the other tensors that it needs.
+        owners: stages of variables that only one stage has.
         count: of stages.
     """
     return _Partitioner(program, stages, owners, count).subgraphs()
 
 
 class _Partitioner:
-    """The work of `subgraphs_of`."""
+    """State of `subgraphs_of`."""
 
     def __init__(
         self, program: Program, stages: Mapping[Tensor, int], owners: Mapping[Variable, int], count: int
@@ -225,7 +212,7 @@ class _Partitioner:
     def _results(
         self,
     ) -> tuple[dict[tuple[int, int], dict[Variable, Tensor]], dict[tuple[int, int], dict[str, Tensor]]]:
-        """Return in which subgraphs new values of variables are kept, and outputs made."""
+        """Return the subgraphs, by stage and phase, that store new values of variables and outputs."""
         program, everywhere = self._program, range(self._count)
         last = [0] * self._count
         reads: dict[tuple[int, Variable], int] = {}  # the last phase in which a stage reads a variable
@@ -238,7 +225,7 @@ class _Partitioner:
                         reads[at, variable] = max(reads.get((at, variable), 0), phase)
 
         def begins(tensor: Tensor, at: int) -> int | None:
-            """Return the phase in which a stage can have a tensor; None for any."""
+            """Return the first phase in which a stage has a tensor; None for any."""
             if tensor not in self._stages or (tensor in self._of_state and self._stages[tensor] == at):
                 return None
             return self._phase[tensor] + (self._stages[tensor] != at)
@@ -267,14 +254,14 @@ class _Partitioner:
         return updates, outputs
 
     def _is_made_in(self, tensor: Tensor, place: tuple[int, int]) -> bool:
-        """Whether a subgraph makes a tensor itself, where it needs it."""
+        """Whether a subgraph computes a tensor itself."""
         stage = self._stages.get(tensor)
         if stage is None or (tensor in self._of_state and stage == place[0]):
             return True
         return tensor not in self._of_state and (stage, self._phase[tensor]) == place
 
     def _given(self, results: Sequence[Tensor], place: tuple[int, int]) -> dict[Tensor, None]:
-        """Return what a subgraph needs that it does not make itself."""
+        """Return the tensors that a subgraph reads and does not compute."""
         operands, visited, stack = dict[Tensor, None](), set[Tensor](), list(reversed(results))
         while stack:
             tensor = stack.pop()
@@ -325,7 +312,7 @@ class _Partitioner:
 
 
 def with_parts(program: Program, parts: Mapping[Variable, Variable]) -> Program:
-    """Return a program that reads and writes other variables in place of some."""
+    """Replace variables of a program."""
     leaves = {
         tensor: placeholder(part.shape, part.dtype, part._path, part)
         for v, part in parts.items()
@@ -349,7 +336,7 @@ def with_parts(program: Program, parts: Mapping[Variable, Variable]) -> Program:
 
 
 def _rebuilt(roots: Sequence[Tensor], substitutes: Mapping[Tensor, Tensor]) -> dict[Tensor, Tensor]:
-    """Return what stands for tensors that results are made of, where others stand for some."""
+    """Return the new tensor for each one that roots depend on, given substitutes for some."""
     rebuilt: dict[Tensor, Tensor] = dict(substitutes)
     stack = [(tensor, False) for tensor in reversed(roots)]
     while stack:
@@ -365,7 +352,7 @@ def _rebuilt(roots: Sequence[Tensor], substitutes: Mapping[Tensor, Tensor]) -> d
 
 
 def _is_small_view(tensor: Tensor) -> bool:
-    """Whether a tensor shows another one that is not larger: who reads it is handed that."""
+    """Whether a tensor is a view of one that is not larger, which is sent in its place."""
     if tensor.op is None or not tensor.op.is_view or tensor.op is OWN_PART:
         return False
     return size(tensor.inputs[0].shape) <= size(tensor.shape)

@@ -1,11 +1,11 @@
-"""A placed program as one rank of a mesh executes it: with the shapes of what this rank has.
+"""The program of one rank of a mesh, with the shapes of its parts.
 
-`place` says where tensors lie, and keeps the shapes of whole tensors. Here lengths that are sharded become those of the
-rank's parts, nearly equal ones, but for rows of the batch, which stay dims: so backends execute programs of any mesh as
-they execute any other. Variables that are sharded are replaced by variables of the rank's parts.
+`place` assigns placements and keeps the shapes of whole tensors. Here sharded lengths become those of the rank's parts,
+nearly equal; rows of the batch stay dims. So backends execute programs of any mesh like any other. Sharded variables
+are replaced by variables of the rank's parts.
 
-A gather of what follows from weights alone is made anew for readers that come later: layers' weights are there while
-they are needed, in the forward pass and again in the backward pass.
+A gather that depends on weights alone is repeated for later readers: a layer's weights are there while it needs them,
+in the forward pass and again in the backward pass.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,22 +36,13 @@ from dptrain.program.tensor import Tensor, Variable, placeholder
 
 @dataclass(frozen=True)
 class MeshPosition:
-    """Where a rank is in a mesh.
-
-    Attributes:
-        lengths: of the mesh's axes.
-        coordinates: of the rank along each.
-    """
+    """A rank's coordinates in a mesh, and the lengths of the mesh's axes."""
 
     lengths: Mapping[str, int]
     coordinates: Mapping[str, int]
 
     def check(self, variable: Variable, axes: Axes) -> None:
-        """Refuse a layout that does not fit its variable, or leaves ranks without a part of it.
-
-        Raises:
-            ConfigError: as above.
-        """
+        """Raise a ConfigError for a layout that does not fit its variable, or leaves ranks without a part of it."""
         for axis, (n, mesh) in enumerate(zip(variable.shape, laid_out(variable, axes).axes, strict=True)):
             if mesh is not None and n < self.lengths[mesh]:
                 raise ConfigError(
@@ -60,15 +51,15 @@ class MeshPosition:
                 )
 
     def bounds(self, mesh: str, length: int) -> tuple[int, int]:
-        """Return from where to where the rank has its part of so many elements along an axis of the mesh."""
+        """Return begin and end of the rank's part of so many elements along an axis of the mesh."""
         return cut(0, length, self.lengths[mesh])[self.coordinates[mesh]]
 
     def counts(self, mesh: str, length: int) -> tuple[int, ...]:
-        """Return how many elements each rank along an axis of the mesh has of so many."""
+        """Return the length of each rank's part along an axis of the mesh."""
         return tuple(stop - start for start, stop in cut(0, length, self.lengths[mesh]))
 
     def key(self, shape: Shape, axes: Axes) -> tuple[slice, ...]:
-        """Return the rank's part of an array that has no rows of the batch."""
+        """Return the slices of the rank's part of an array without rows of the batch."""
         return tuple(
             slice(None) if mesh is None else slice(*self.bounds(mesh, int(n)))
             for n, mesh in zip(shape, axes, strict=True)
@@ -88,15 +79,10 @@ class MeshPosition:
 
 
 def localized(placed: PlacedProgram, place: MeshPosition, parts: Mapping[Variable, Variable]) -> PlacedProgram:
-    """Return the program of one rank of a mesh.
-
-    Args:
-        placed: by `placement.place`.
-        place: the rank's.
-        parts: of sharded variables, the variable that has this rank's part.
+    """Return the program of one rank; `parts` are the variables with this rank's part of sharded ones.
 
     Raises:
-        ConfigError: a length is sharded that is not known, or leaves ranks without a part of a variable.
+        ConfigError: a sharded length is unknown, or leaves ranks without a part of a variable.
     """
     for variable, placement in placed.layouts.items():
         place.check(variable, placement.axes)
@@ -151,13 +137,7 @@ def _localized(tensor: Tensor, placement: Placement, place: MeshPosition, inputs
 
 
 def attributes_of_part(tensor: Tensor, shapes: list[Shape], out: Shape) -> dict[str, Any]:
-    """Return the attributes of a tensor's op for parts of its operands and of what it makes.
-
-    Args:
-        tensor: the whole tensor.
-        shapes: of the operands' parts.
-        out: of the tensor's.
-    """
+    """Return the attributes of an op on parts, given the shapes of the parts of its operands and of its result."""
     attributes = dict(tensor.attributes)
     if "key" in attributes:  # of what is taken from the operand, or put into zeros
         old, new = (tensor.shape, out) if "shape" in attributes else (tensor.inputs[0].shape, shapes[0])
@@ -169,11 +149,10 @@ def attributes_of_part(tensor: Tensor, shapes: list[Shape], out: Shape) -> dict[
 
 
 def gathered_in_order() -> Callable[[Tensor], Tensor]:
-    """Return a pass: for the gather of what is made of a tensor, what is made of the gather; each gather once.
+    """Return a pass that gathers operands instead of their transposes and widening conversions, each once.
 
-    Of a transpose: a backward pass gathers weights as the forward pass does. A rank gives its part where it lies, and
-    if that is of the first axis, whatever comes lies where it is to lie as well; who reads the transpose reads it in
-    another order. Of a conversion to a wider type: fewer bytes travel, and products read factors in half precision.
+    A rank sends its part as stored, and if that is along the first axis, it arrives in place; readers of the transpose
+    read another order. Before a conversion fewer bytes travel, and products read factors in half precision.
     """
     gathers: dict[tuple[int, str, int], Tensor] = {}
 
@@ -201,7 +180,7 @@ def _widens(tensor: Tensor) -> bool:
 
 
 def regathered(program: PlacedProgram) -> PlacedProgram:
-    """Return a program in which what weights are gathered for at one time is not kept for a later one."""
+    """Gather weights anew for later readers instead of keeping them."""
     from_weights: set[Tensor] = set()
     for tensor in program.tensors:
         if tensor.variable is not None or (
@@ -218,7 +197,7 @@ def regathered(program: PlacedProgram) -> PlacedProgram:
         return is_read_through(tensor) and is_late(tensor.inputs[0], reader_level)
 
     def at(tensor: Tensor, reader_level: int) -> Tensor:
-        """Return what a reader of this level reads."""
+        """Return the tensor for a reader of this level."""
         if not is_late(tensor, reader_level):
             return new[tensor]
         key = tensor, reader_level
@@ -234,10 +213,10 @@ def regathered(program: PlacedProgram) -> PlacedProgram:
 
 
 def scheduled(program: PlacedProgram) -> PlacedProgram:
-    """Return a program in which what travels knows when, and in which order.
+    """Fix stage and order of messages.
 
-    Here ranks still have the same program but for lengths. Later some may find ops equal that are not on others, whose
-    parts have other lengths: what they send must not depend on it.
+    Ranks still have the same program but for lengths. Later passes may find ops equal on some ranks only, and messages
+    must not depend on that.
     """
     _, sent_at = levels(program)
     ends = dict[Tensor, int]()  # how many ops lie behind a tensor
@@ -259,7 +238,7 @@ def scheduled(program: PlacedProgram) -> PlacedProgram:
 
 
 def _replaced(program: PlacedProgram, new: Mapping[Tensor, Tensor]) -> PlacedProgram:
-    """Return a program in which other tensors stand for all."""
+    """Replace all tensors of a program."""
     return replace(
         program,
         outputs={name: new[tensor] for name, tensor in program.outputs.items()},

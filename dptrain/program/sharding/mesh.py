@@ -1,4 +1,4 @@
-"""A mesh is the ranks as a grid with named axes. Here: where tensors lie on it, and the ops that move them."""
+"""Placements of tensors on a mesh (ranks as a grid with named axes), and the ops that change them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -25,9 +25,9 @@ class Placement:
     """Where a tensor lies.
 
     Attributes:
-        axes: for each axis of the tensor the axis of the mesh over which it is sharded, or None.
+        axes: for each axis of the tensor the axis of the mesh that shards it, or None.
         partial: axes of the mesh over which each rank has a summand, or a candidate for the maximum.
-        join: how these make the value.
+        join: how these are reduced.
     """
 
     axes: Axes = ()
@@ -35,17 +35,17 @@ class Placement:
     join: Literal["sum", "max"] = "sum"
 
     def axis(self, mesh: str) -> int | None:
-        """Return the axis of the tensor that is sharded over an axis of the mesh, or None."""
+        """Return the axis of the tensor that an axis of the mesh shards, or None."""
         return self.axes.index(mesh) if mesh in self.axes else None
 
     def without(self, mesh: str) -> "Placement":
-        """Return the placement of the same value when it is replicated over an axis of the mesh."""
+        """Return the placement after replication over an axis of the mesh."""
         partial = tuple(axis for axis in self.partial if axis != mesh)
         axes = tuple(None if axis == mesh else axis for axis in self.axes)
         return Placement(axes, partial, self.join if partial else "sum")
 
     def sharded(self, axis: int, mesh: str) -> "Placement":
-        """Return the placement with an axis of the tensor sharded over an axis of the mesh."""
+        """Return the placement after sharding an axis over an axis of the mesh."""
         return replace(self, axes=(*self.axes[:axis], mesh, *self.axes[axis + 1 :]))
 
     @property
@@ -103,7 +103,7 @@ class PlacedProgram(Program):
     Attributes:
         placements: of every tensor.
         summed: variables of which each rank has a summand.
-        bucket_bytes: of sums that travel as one message at most; None for any number.
+        bucket_bytes: limit of sums in one message; None for no limit.
         layouts: placements of variables that are not replicated.
     """
 
@@ -114,7 +114,7 @@ class PlacedProgram(Program):
 
 
 def own_part(tensor: Tensor, array: Array, rows: int | None, first_row: int) -> Array:
-    """Return what `OWN_PART` makes of a whole array: the view of the rank's rows."""
+    """Return the view of the rank's rows, the NumPy function of `OWN_PART`."""
     axis, length = tensor.attributes["axis"], tensor.shape[tensor.attributes["axis"]]
     if rows is None:
         return array
@@ -125,7 +125,7 @@ def own_part(tensor: Tensor, array: Array, rows: int | None, first_row: int) -> 
 
 
 def constant_of(tensor: Tensor, rows: int, batch_rows: int) -> Array:
-    """Return the value of a constant as a rank has it: of a number of rows those of the batch, or its own summand."""
+    """Return a constant's value on a rank: of a count of rows the batch's, or the rank's own summand."""
     if not tensor.counts_rows:
         return tensor.numpy()
     counted = rows if tensor.attributes.get("own") else batch_rows

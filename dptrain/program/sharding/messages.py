@@ -1,4 +1,4 @@
-"""When ranks meet, and what travels together: all that can be sent before any other message has to be waited for."""
+"""Sync points of ranks, and the messages there: everything that can be sent without waiting for another message."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,30 +32,24 @@ _LARGE = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """What a rank does between two sync points with the others.
-
-    Attributes:
-        tensors: what it computes by itself, each after its inputs.
-        messages: what it then gets from the others: tensors of one of the ops `SENT`, of which each list is one
-            message.
-    """
+    """Tensors computed between two sync points, and the messages that follow, each a list of collectives."""
 
     tensors: list[Tensor]
     messages: list[list[Tensor]]
 
     @property
     def order(self) -> list[Tensor]:
-        """What it computes, and then what it gets."""
+        """Computed tensors, then received ones."""
         return [*self.tensors, *(tensor for message in self.messages for tensor in message)]
 
 
 def stages(program: Program) -> list[Stage]:
-    """Return the stages of a program, in order; the last one ends without a message.
+    """Cut a program into stages; the last one ends without a message.
 
-    A tensor belongs to the stage before which all messages have come that it needs. So a step whose all-reduces do not
-    need each other has one message, however many gradients it sums; or several *buckets* of
-    `PlacedProgram.bucket_bytes` at most, what is known first in the first: so a device can go on with the backward pass
-    while a bucket travels. Gathers are sent as late as they can be, see `levels`.
+    A tensor belongs to the first stage at which all messages that it needs have arrived. So a step whose all-reduces
+    are independent has one message, however many gradients it sums; or several *buckets* of at most
+    `PlacedProgram.bucket_bytes`, earliest first, so that a device can go on with the backward pass while a bucket
+    travels. Gathers are sent as late as possible, see `levels`.
 
     Raises:
         ConfigError: variables are sharded, and the program is not yet that of one rank.
@@ -84,13 +78,13 @@ def stages(program: Program) -> list[Stage]:
 
 
 def levels(program: Program) -> tuple[dict[Tensor, int], dict[Tensor, int]]:
-    """Return the stage in which each tensor is there, and of what travels also the one at whose end it is sent.
+    """Return the stage of each tensor, and for messages also the stage at whose end they are sent.
 
-    Sums are sent as soon as they can be. A gather is sent just before the first reader needs it, so that gathered
-    weights do not all lie in memory at once: with what else is gathered then, up to about the largest gather. Layers
-    take turns by themselves; updates that gather something, as Muon's, are made to. Programs of a mesh's ranks say the
-    stage themselves, see `local.scheduled`. Elements of what is there from the beginning wait for their first reader
-    too: an optimizer's decayed weights and slots would lie in memory throughout the backward pass.
+    Sums are sent as early as possible. A gather is sent just before its first reader, so that gathered weights are not
+    all in memory at once: together with other gathers up to about the largest one. Layers take turns naturally; updates
+    that gather, as Muon's, are made to. Programs of a mesh's ranks have fixed stages, see `local.scheduled`.
+    Elementwise ops on leaves wait for their first reader too: decayed weights and slots would otherwise stay in memory
+    throughout the backward pass.
     """
     tensors = program.tensors
     level: dict[Tensor, int] = {}
@@ -102,7 +96,7 @@ def levels(program: Program) -> tuple[dict[Tensor, int], dict[Tensor, int]]:
     for_updates: dict[int, float] = {}  # bytes of those that could be sent earlier and have no rows of the batch
 
     def turn(gather: Tensor) -> int:
-        """Return the stage from which on a gather can be sent: of those that updates read, not too many at a time."""
+        """Return the earliest stage of a gather, with a limit on gathers that updates read at a time."""
         at, nbytes = ready[gather], _bytes(gather)
         if at > 0 and row_axis(gather.shape) is None:
             while at in for_updates and for_updates[at] + nbytes > max(most, _LARGE):
@@ -154,7 +148,7 @@ def levels(program: Program) -> tuple[dict[Tensor, int], dict[Tensor, int]]:
 
 
 def _wait_for_readers(program: Program, level: dict[Tensor, int], sent_at: Mapping[Tensor, int]) -> None:
-    """Put elements of what is there from the beginning into the first stage that reads them."""
+    """Move elementwise ops on leaves to the first stage that reads them."""
     deferred: set[Tensor] = set()
     for tensor in program.tensors:
         of_elements = tensor.op is not None and (tensor.op.is_view or isinstance(tensor.op.lowering, Element))
@@ -174,19 +168,19 @@ def _wait_for_readers(program: Program, level: dict[Tensor, int], sent_at: Mappi
 
 
 def is_read_through(tensor: Tensor) -> bool:
-    """Whether a tensor is what it is made of in another order or type: who reads it is who needs that."""
+    """Whether a tensor is a view or conversion of its operand, so that its readers need that operand."""
     op = tensor.op
     return op is not None and (op.is_view or (isinstance(op.lowering, Element) and op.lowering.converts))
 
 
 def _bytes(tensor: Tensor) -> int:
-    """Return the bytes of what travels, as a whole: the same number on all ranks."""
+    """Return the bytes of a whole message, the same on all ranks."""
     elements: int = tensor.attributes.get("whole") or size(tensor.shape)
     return elements * tensor.dtype.itemsize
 
 
 def _together(tensors: Iterable[Tensor], most: int | None) -> list[list[Tensor]]:
-    """Return what travels by the messages that it fits into: of one type, of one kind, and of so many bytes at most."""
+    """Group tensors into messages of one type, one kind and at most so many bytes."""
     buckets_of: dict[tuple[Any, ...], list[list[Tensor]]] = {}
     for tensor in tensors:
         attributes = tensor.attributes
@@ -203,19 +197,12 @@ def _together(tensors: Iterable[Tensor], most: int | None) -> list[list[Tensor]]
 
 
 def count(program: PlacedProgram) -> int:
-    """Return how many messages one execution sends."""
+    """Return the number of messages of one execution."""
     return sum(len(stage.messages) for stage in stages(program))
 
 
 def exchange(message: Sequence[Tensor], parts: Sequence[Array], out: Sequence[Array], comm: Communicator) -> None:
-    """Send a message of reduce-scatters or of gathers, and put what comes into `out`. Collective.
-
-    Args:
-        message: of one kind, one type, and along one axis of the mesh.
-        parts: what each of them takes, contiguous.
-        out: what each of them makes, contiguous.
-        comm: the ranks, as a mesh.
-    """
+    """Send a message of reduce-scatters or gathers along a mesh axis, from `parts` into `out`. Collective."""
     first, group = message[0], comm.along(message[0].attributes["mesh"])
     gathers = first.op is ALL_GATHER
     counts = [counts_of(tensor, array.shape) for tensor, array in zip(message, out if gathers else parts, strict=True)]
@@ -239,14 +226,7 @@ def exchange(message: Sequence[Tensor], parts: Sequence[Array], out: Sequence[Ar
 
 
 def whole_of(part: Array, axis: int, counts: Sequence[int], comm: Communicator) -> Array:
-    """Return an array of which each rank has a part along an axis. Collective.
-
-    Args:
-        part: this rank's.
-        axis: as above.
-        counts: lengths of the ranks' parts along it.
-        comm: these ranks.
-    """
+    """Gather an array of which each rank has a part along an axis, with these lengths. Collective."""
     first = np.ascontiguousarray(np.moveaxis(part, axis, 0))
     beside = size(first.shape[1:])
     gathered_array = np.empty((sum(counts), *first.shape[1:]), part.dtype)
@@ -255,14 +235,14 @@ def whole_of(part: Array, axis: int, counts: Sequence[int], comm: Communicator) 
 
 
 def counts_of(tensor: Tensor, whole_shape: Sequence[int]) -> list[int]:
-    """Return the elements of each rank's part of what travels, of which the whole has this shape."""
+    """Return the elements of each rank's part of a tensor of this whole shape."""
     axis = tensor.attributes["axis"]
     beside = math.prod([*whole_shape[:axis], *whole_shape[axis + 1 :]])
     return [n * beside for n in tensor.attributes["counts"]]
 
 
 def is_contiguous(message: Sequence[Tensor]) -> bool:
-    """Whether what travels is one tensor, of which each rank's part lies behind that of the rank before it."""
+    """Whether a message is a single tensor with the ranks' parts in order."""
     return len(message) == 1 and all(map(is_one, message[0].shape[: message[0].attributes["axis"]]))
 
 
@@ -271,15 +251,10 @@ def _flat(parts: Sequence[Array]) -> Array:
 
 
 def layout(message: Sequence[Tensor], counts: Sequence[Sequence[int]]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield each rank's part of each tensor, in the order in which they travel.
-
-    Args:
-        message: the tensors.
-        counts: of each of them, the elements of each rank's part.
+    """Yield each rank's part of each tensor in travelling order, given the elements of the parts.
 
     Yields:
-        The tensor's number; at which element the part begins in the message; where along the tensor's axis it begins,
-        and its length there.
+        The tensor's number, the part's first element in the message, its begin along the tensor's axis, and its length.
     """
     start = 0
     for rank in range(len(counts[0])):
@@ -292,7 +267,7 @@ def layout(message: Sequence[Tensor], counts: Sequence[Sequence[int]]) -> Iterat
 def _pieces(
     flat: Array, message: Sequence[Tensor], wholes: Sequence[Array], counts: Sequence[Sequence[int]]
 ) -> Iterator[tuple[Array, Array]]:
-    """Yield each rank's part of each tensor: where it lies in `flat`, and in the tensor."""
+    """Yield each rank's part of each tensor as a view of `flat` and a view of the tensor."""
     for number, start, begin, length in layout(message, counts):
         part = wholes[number][(slice(None),) * message[number].attributes["axis"] + (slice(begin, begin + length),)]
         yield flat[start : start + part.size].reshape(part.shape), part
@@ -309,7 +284,7 @@ def _cut_up(flat: Array, message: Sequence[Tensor], wholes: Sequence[Array], cou
 
 
 def all_reduce(flat: Array, over: str, comm: Communicator) -> None:
-    """Replace a flat array by its sum over the ranks, or by the greatest of each element."""
+    """Replace a flat array by its sum, or elementwise maximum, over the ranks."""
     if over == "sum":
         comm.allreduce_sum(flat)
         return
@@ -325,7 +300,7 @@ def gathered(flat: Array, comm: Communicator) -> Array:
 
 
 def all_reduced(parts: Sequence[Array], comm: Communicator | None, over: str = "sum") -> list[Array]:
-    """Return the sums of arrays over the ranks, or the greatest of each element; those of one type are one message."""
+    """Return the sums, or elementwise maxima, of arrays over the ranks; one message for each type."""
     if comm is None or comm.size == 1:
         return list(parts)
     flats = concatenated(parts)
@@ -335,12 +310,9 @@ def all_reduced(parts: Sequence[Array], comm: Communicator | None, over: str = "
 
 
 def tree_reduced(tree: TreeSum, shards: int, comm: Communicator | None) -> list[Array]:
-    """Return the sums of arrays over all shards of a batch, whose bits are the same on any number of ranks. Collective.
+    """Sum arrays over all shards of a batch, with the same bits on any number of ranks. Collective.
 
-    Args:
-        tree: of this rank's shards, a contiguous run that begins where that of the rank before it ends.
-        shards: of all ranks, dealt out as `dptrain.comm.parts.cut` does.
-        comm: the ranks.
+    The tree holds this rank's shards, a contiguous run as dealt by `dptrain.comm.parts.cut`.
     """
     if comm is None or comm.size == 1:
         return tree.total()
@@ -361,7 +333,7 @@ def tree_reduced(tree: TreeSum, shards: int, comm: Communicator | None) -> list[
 
 
 def _gathered_sum(subtrees: Sequence[tuple[int, Array]], comm: Communicator) -> Array:
-    """Return the sum of all ranks' subtrees, (number of summands, flat array) each, after exchanging them."""
+    """Exchange subtrees, (number of summands, flat array) each, and sum them."""
     total = np.empty_like(subtrees[0][1])
     sizes = [summands for summands, _ in subtrees]
     step = _GATHERED // total.itemsize
@@ -385,12 +357,12 @@ def _by_type(arrays: Sequence[Array]) -> list[list[int]]:
 
 
 def concatenated(arrays: Sequence[Array]) -> list[Array]:
-    """Return the arrays of each type one after the other, in flat copies."""
+    """Concatenate the arrays of each type into flat copies."""
     return [np.concatenate([arrays[n].reshape(-1) for n in numbers]) for numbers in _by_type(arrays)]
 
 
 def separated(flats: Sequence[Array], like: Sequence[Array]) -> list[Array]:
-    """Return the arrays, shaped like these, that were joined."""
+    """Split flat arrays into arrays like those that were concatenated."""
     arrays = list(like)
     for flat, numbers in zip(flats, _by_type(like), strict=True):
         ends = np.cumsum([like[n].size for n in numbers])
@@ -400,13 +372,13 @@ def separated(flats: Sequence[Array], like: Sequence[Array]) -> list[Array]:
 
 
 def split(program: PlacedProgram) -> tuple[Program, Program]:
-    """Return what a step does before its one sync point with the other ranks, and what after it.
+    """Split a step at its one sync point with the other ranks.
 
-    The first program's outputs are what is summed, under names that are the second's inputs. All updates are the
-    second's. All variables are replicated.
+    The first program's outputs are to be summed, and have the names of the second's inputs. The second has all updates.
+    All variables are replicated.
 
     Raises:
-        ConfigError: there is more than one sync point, or what follows needs the rank's own rows again.
+        ConfigError: there is more than one sync point, or the second program needs the rank's own rows again.
     """
     summed = [tensor for stage in stages(program) for message in stage.messages for tensor in message]
     placeholders = {

@@ -1,28 +1,28 @@
-"""Where tensors lie on a mesh of ranks: a program of the whole batch becomes one that each rank executes on its part.
+"""Places a program of the whole batch on a mesh of ranks: it becomes one that each rank executes on its part.
 
 Over each axis of the mesh a tensor is *replicated* (every rank has it), *sharded* (a rank has its part along one of the
-tensor's axes) or *partial* (a rank has a summand; the value is the sum over the ranks). The batch comes in sharded over
-`BATCH`, variables as their layout says, by default replicated. Each op says along which axes it can be divided
-(`Op.letters`) and in what it is linear (`Op.linear`). The rest follows:
+tensor's axes) or *partial* (a rank has a summand; the value is the sum over the ranks). The batch is sharded over
+`BATCH`, variables as their layout says, by default replicated. Each op has a sharding rule (`Op.letters`), and is
+linear in some operands (`Op.linear`). The rest follows:
 
-- For each axis of the mesh the op takes one letter, among those along which an operand is sharded over it: rows of the
-  batch first, then the one with most bytes. Operands that are whole along it are sliced; operands that are sharded over
-  that axis along another letter are gathered.
-- A letter that comes out shards the output; one that is summed away makes it partial.
-- What is linear in a partial tensor, with all else replicated, is partial again.
-- Any other use of a partial tensor needs the sum: an all-reduce goes in, as late as linearity allows; or a
-  reduce-scatter, where the op needs only parts of it.
+- For each axis of the mesh an op takes one letter among those along which an operand is sharded over it: rows of the
+  batch first, then the one with most bytes. Replicated operands are sliced along it; operands sharded along another
+  letter are gathered.
+- A letter of the output shards the output; one that is summed over makes it partial.
+- What is linear in a partial tensor, with all else replicated, is partial.
+- Any other use of a partial tensor needs the sum: an all-reduce is inserted, as late as linearity allows; or a
+  reduce-scatter, if the op needs only parts.
 - Finally each variable's new value moves to the variable's own placement.
 
 Data parallelism is the mesh with the one axis `BATCH`. Slots sharded over it are ZeRO-1, weights too FSDP, kernels
 `(None, "model")` and `("model", None)` Megatron's pair.
 
-A division by a partial number (a sum of sample weights) waits as long: the quotient goes on as its numerator, and the
-divisor is summed together with whatever needs the quotient. So sums of gradients and of weights can travel in one
-message. A quotient of data does not wait where zeros come beside it, which a divisor of 0 would make NaN. A sum of
-quotients over no rows is 0, whatever their divisor.
+A division by a partial number (a sum of sample weights) is *deferred*: the quotient goes on as its numerator, and the
+divisor is summed together with whatever needs the quotient. So sums of gradients and of weights travel in one message.
+A quotient of data is not deferred where zeros come beside it, which a divisor of 0 would turn into NaN. A sum of
+quotients over no rows is 0, whatever the divisor.
 
-Gradients in weights may travel in another type than they are computed in: each rank rounds its summand.
+Weight gradients may travel in another type than they are computed in: each rank rounds its summand.
 
 Source of the rules: Y. Xu et al., "GSPMD: General and scalable parallelization for ML computation graphs",
 arXiv:2105.04663, and DTensor of PyTorch.
@@ -62,13 +62,7 @@ _ROUNDS = 8
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """What a rank has of a tensor.
-
-    Attributes:
-        tensor: of the placed program.
-        placement: of `tensor`.
-        divisor: by which `tensor` is still to be divided, or None.
-    """
+    """A rank's part of a tensor, its placement, and the divisor of a deferred division."""
 
     tensor: Tensor
     placement: Placement
@@ -77,13 +71,13 @@ class _Part:
 
 @dataclass(frozen=True, eq=False)
 class _Divisor:
-    """What a quotient still waits for.
+    """Denominator of a deferred division.
 
     Attributes:
-        number: a partial one.
-        op: that divides by its sum.
-        of_number: whether it divides one number that no sample goes into, as the gradient of a mean begins with.
-        over_rows: whether quotients have been added up over the rows of the batch: of no rows the sum is 0.
+        number: a partial scalar.
+        op: the division.
+        of_number: the numerator is one number that depends on no sample, as where the gradient of a mean begins.
+        over_rows: quotients were summed over the rows of the batch; over no rows the sum is 0.
     """
 
     number: _Part
@@ -136,11 +130,7 @@ def _placed(
     layouts: Mapping[Variable, Placement],
     slots: Mapping[Variable, Collection[Variable]],
 ) -> PlacedProgram:
-    """See `place`.
-
-    Raises:
-        _MeetsInLoopError: ranks would meet in every step of a loop.
-    """
+    """See `place`; raises a _MeetsInLoopError where a loop would communicate in every step."""
     rounded = _alone_for_weights(program) if comm_dtype is not None else set()
     for_gradients = _for_gradients(program)
     scattered = _gradient_layouts(program, layouts, slots)
@@ -170,7 +160,7 @@ def _placed(
 
 
 def _alone_for_weights(program: Program) -> set[Tensor]:
-    """Return the gradients in weights, and tensors of their size that nothing else is made of."""
+    """Return the weight gradients, and tensors of their size that only they depend on."""
     readers, results = _readers(program), set(program.results)
     tensors = set(program.weight_gradients)
     for tensor in reversed(program.tensors):
@@ -182,7 +172,7 @@ def _alone_for_weights(program: Program) -> set[Tensor]:
 
 
 def _for_gradients(program: Program) -> set[Tensor]:
-    """Return the gradients in weights, and what nothing else is made of."""
+    """Return the weight gradients, and tensors that only they depend on."""
     readers, results = _readers(program), set(program.results)
     tensors = set(program.weight_gradients)
     for tensor in reversed(program.tensors):
@@ -202,7 +192,7 @@ def _readers(program: Program) -> dict[Tensor, list[Tensor]]:
 def _gradient_layouts(
     program: Program, layouts: Mapping[Variable, Placement], slots: Mapping[Variable, Collection[Variable]]
 ) -> dict[Tensor, Axes]:
-    """Return how gradients are sharded: as the variable, or as its slots if all lie alike; those over `BATCH`."""
+    """Return the layouts of gradients sharded over `BATCH`: the variable's, or its slots' if all are equal."""
     times = Counter(program.weight_gradients.values())
     axes_of = {}
     for gradient, variable in program.weight_gradients.items():
@@ -214,11 +204,7 @@ def _gradient_layouts(
 
 
 def laid_out(variable: Variable, axes: Axes) -> Placement:
-    """Return the placement that a layout is.
-
-    Raises:
-        ConfigError: it does not fit its variable.
-    """
+    """Return a layout as a placement; ConfigError if it does not fit its variable."""
     mesh_axes = [axis for axis in axes if axis is not None]
     if len(axes) != len(variable.shape) or len(set(mesh_axes)) < len(mesh_axes):
         raise ConfigError(
@@ -229,11 +215,7 @@ def laid_out(variable: Variable, axes: Axes) -> Placement:
 
 
 class _MeetsInLoopError(Exception):
-    """Ranks would have to meet in every step of a loop.
-
-    Attributes:
-        node: of the loop, in the program that is placed.
-    """
+    """A loop, `node` of the program being placed, would communicate in every step."""
 
     def __init__(self, node: Node) -> None:
         super().__init__()
@@ -241,7 +223,7 @@ class _MeetsInLoopError(Exception):
 
 
 class _Placer:
-    """The work of `place`."""
+    """State of `place`."""
 
     def __init__(
         self,
@@ -268,7 +250,7 @@ class _Placer:
         self._kept: list[Tensor] = []  # so that no two tensors of this work can have the same id
 
     def add(self, tensor: Tensor) -> None:
-        """Place a tensor, whose inputs have been placed."""
+        """Place a tensor whose inputs have been placed."""
         is_leaf = tensor.op is None and (tensor.value is not None or tensor.variable is not None)
         if (is_leaf and tensor.shape == ()) or (tensor.inputs and self._numbers.issuperset(tensor.inputs)):
             self._numbers.add(tensor)
@@ -285,29 +267,29 @@ class _Placer:
                 self._travels_rounded.add(part.tensor)  # what a quotient goes on as may be read elsewhere, too
 
     def reduce(self, tensor: Tensor) -> None:
-        """Let all that is made of a tensor be made of the ranks' sum."""
+        """All-reduce a tensor for all its readers."""
         self.parts[tensor] = self._whole(self.parts[tensor])
 
     def scatter(self, tensor: Tensor, axes: Axes) -> None:
-        """Let all that is made of a tensor be made of each rank's part of the ranks' sum."""
+        """Reduce-scatter a tensor for all its readers."""
         part = self.parts[tensor]
         if BATCH in part.placement.partial and part.placement.join == "sum":
             self.parts[tensor] = self._moved(part, axes, "a gradient", None, part.placement.partial)
 
     def _given(self, tensor: Tensor) -> Placement:
-        """Return where a constant, an input or a variable lies."""
+        """Return the placement of a leaf."""
         axes = _of_rows(tensor.shape) if tensor.value is None else (None,) * tensor.ndim
         if tensor.variable is not None and tensor.variable in self._layouts:
             return self._layouts[tensor.variable]
         return Placement(axes, (BATCH,) if tensor.variable in self._summed else ())
 
     def stays_partial(self, tensor: Tensor | None) -> bool:
-        """Whether a new value of a variable is a summand as the old one was."""
+        """Whether a variable's new value is a summand as the old one was."""
         part = None if tensor is None else self.parts[tensor]
         return part is None or (_is_summand(part) and part.divisor is None)
 
     def finished(self, tensor: Tensor, variable: Variable | None = None) -> Tensor:
-        """Return a result as it is handed out: summed and divided, and where its variable lies."""
+        """Return a result summed, divided and in its variable's placement."""
         part = self._divided(self.parts[tensor])
         layout = None if variable is None else self._layouts.get(variable)
         axes = _of_rows(tensor.shape) if layout is None else layout.axes
@@ -335,7 +317,7 @@ class _Placer:
         return self._note(tensor.with_inputs([part.tensor for part in parts]), placement, divisor)
 
     def _in_parts(self, op: Op, tensor: Tensor, parts: list[_Part]) -> tuple[list[_Part], Placement]:
-        """Return the inputs of an op that ranks divide, as they need them, and its output's placement."""
+        """Return the moved inputs of a sharded op, and its output's placement."""
         rule, reader = op.sharding_rule(tensor), f"op {op.name!r}"
         chosen = self._chosen(rule, tensor, parts)
         counted = (n for letter, n in _axes_of(rule, tensor) if chosen.get(letter) == BATCH and isinstance(n, Dim))
@@ -354,7 +336,7 @@ class _Placer:
         return moved, Placement(axes, partial, op.partial_reduce if partial else "sum")
 
     def _chosen(self, rule: ShardingRule, tensor: Tensor, parts: list[_Part]) -> dict[str, str]:
-        """Return the letters along which an op is divided, each with its axis of the mesh."""
+        """Return the letters that shard an op, each with its axis of the mesh."""
         chosen: dict[str, str] = {}
         for mesh in self._mesh:
             nbytes: dict[str, int] = {}  # of operands that are sharded along a letter
@@ -370,7 +352,7 @@ class _Placer:
         return chosen
 
     def _own_count(self, tensor: Tensor) -> Tensor | None:
-        """Return this rank's summand of a number that counts rows: how many of them it has; None for other numbers."""
+        """Return this rank's summand of a count of rows; None for other numbers."""
         if tensor.counts_rows:
             own_count = Tensor(None, (), tensor.attributes | {"own": True}, tensor.shape, tensor.dtype, tensor.value)
             return self._note(own_count, _summand(own_count)).tensor
@@ -395,7 +377,7 @@ class _Placer:
         return self._note(scaled_count, _summand(scaled_count)).tensor
 
     def _with_own_counts(self, op: Op, parts: list[_Part]) -> list[_Part]:
-        """Return the inputs of a sum in which, beside partial ones, numbers of rows are those of each rank."""
+        """Replace counts of rows beside partial inputs of a sum by those of each rank."""
         if not self._summed or op.linear != "joint" or not any(BATCH in part.placement.partial for part in parts):
             return parts
         counted_parts = []
@@ -405,7 +387,7 @@ class _Placer:
         return counted_parts
 
     def _linear(self, op: Op, parts: list[_Part], meshes: Iterable[str]) -> tuple[list[_Part], tuple[str, ...]]:
-        """Return the inputs of an op that these axes of the mesh do not divide, and those that leave it partial."""
+        """Return the inputs, reduced over these mesh axes where needed, and the axes that stay partial."""
         stays: tuple[str, ...] = ()
         for mesh in meshes:
             if any(mesh in part.placement.partial for part in parts):
@@ -416,7 +398,7 @@ class _Placer:
         return parts, stays
 
     def _kept_partial(self, op: Op, parts: list[_Part], mesh: str) -> list[int]:
-        """Return the numbers of the inputs that can stay partial, which makes the output partial."""
+        """Return the inputs that can stay partial, which makes the output partial."""
         partial = [number for number, part in enumerate(parts) if mesh in part.placement.partial]
         tensors = {parts[number].tensor for number in partial}
         if all(self._is_reduced(parts[number], mesh) for number in partial):
@@ -433,7 +415,7 @@ class _Placer:
         return []
 
     def _can_wait(self, tensor: Tensor, numerator: _Part, denominator: _Part) -> bool:
-        """Whether a division can wait for its divisor's sum: by a number, of something that is not yet divided."""
+        """Whether a division can be deferred: by a scalar, of an undivided numerator of the same shape and type."""
         return (
             _is_summand(denominator)
             and denominator.divisor is None
@@ -444,14 +426,14 @@ class _Placer:
         )
 
     def _number(self, part: _Part) -> _Part:
-        """Return a partial number without dimensions, so that it can divide whatever becomes of the quotient."""
+        """Reshape a partial number to (), so that it divides any shape."""
         if part.tensor.shape == ():
             return part
         scalar = Tensor(OPERATORS["reshape"], (part.tensor,), {"shape": ()}, (), part.tensor.dtype)
         return self._note(scalar, replace(part.placement, axes=()))
 
     def _common_divisor(self, op: Op, tensor: Tensor, parts: list[_Part]) -> _Divisor | None:
-        """Return the divisor that an op's output can take over from its inputs, or None."""
+        """Return the divisor that an output takes over from its inputs, or None."""
         if all(part.divisor is None for part in parts):
             return None
         rule = op.sharding_rule(tensor)
@@ -482,14 +464,14 @@ class _Placer:
         return None
 
     def _may_divide_zeros(self, divisor: _Divisor | None) -> bool:
-        """Whether zeros may wait for a divisor: in a gradient, whose loss is not finite either if the divisor is 0."""
+        """Whether zeros may be divided later: in a gradient, whose loss is not finite either with a divisor of 0."""
         if divisor is None:
             return True
         is_known = any(self._is_reduced(divisor.number, mesh) for mesh in divisor.number.placement.partial)
         return divisor.of_number and not is_known
 
     def _divided(self, part: _Part) -> _Part:
-        """Return a part without a divisor that waits."""
+        """Perform a part's deferred division."""
         if part.divisor is None:
             return part
         numerator, by = self._whole(_Part(part.tensor, part.placement)), self._whole(part.divisor.number).tensor
@@ -499,7 +481,7 @@ class _Placer:
         return self._note(quotient, numerator.placement)
 
     def _one_of_no_rows(self, number: Tensor) -> Tensor:
-        """Return a number that is the same on all ranks, and 1 for a batch without rows."""
+        """Replace a replicated number by 1 for a batch without rows."""
         key = "of no rows", id(number)
         if key not in self._nodes:
             rows, one_constant = row_count(constant(1), 1), constant(1, number.dtype)
@@ -510,14 +492,14 @@ class _Placer:
         return self._nodes[key]
 
     def _whole(self, part: _Part) -> _Part:
-        """Return a part that is not partial, and not to be divided."""
+        """Sum and divide a part."""
         part = self._divided(part)
         for mesh in part.placement.partial:
             part = self._reduce(part, mesh)
         return part
 
     def _reduce(self, part: _Part, mesh: str) -> _Part:
-        """Return a part that is not partial over an axis of the mesh."""
+        """All-reduce a part over an axis of the mesh if it is partial there."""
         if mesh not in part.placement.partial:
             return part
         placement, attributes = part.placement.without(mesh), {"over": part.placement.join, "mesh": mesh}
@@ -531,20 +513,20 @@ class _Placer:
         return (ALL_REDUCE, id(part.tensor), mesh) in self._nodes
 
     def _sent(self, op: Op, part: _Part, placement: Placement, **attributes: Any) -> _Part:
-        """Return a part after communication, which happens once however often it is used."""
+        """Add a collective on a part, once however often it is used."""
         key = op, id(part.tensor), *(attributes[name] for name in ("mesh", "axis") if name in attributes)
         if key not in self._nodes:
             self._nodes[key] = Tensor(op, (part.tensor,), attributes, part.tensor.shape, part.tensor.dtype)
         return self._note(self._nodes[key], placement)
 
     def _moved(self, part: _Part, axes: Axes, reader: str, rows: Dim | None, partial: Collection[str] = ()) -> _Part:
-        """Return a part moved to another placement.
+        """Move a part to another placement.
 
         Args:
-            part: with a divisor only where it is scattered.
-            axes: over which axes of the mesh it is to be sharded.
-            reader: what needs it, for messages.
-            rows: a length that counts rows, where `BATCH` shards rows of the batch; None where other lengths.
+            part: with a divisor only if it is scattered.
+            axes: axes of the mesh that are to shard it.
+            reader: of the part, for messages.
+            rows: the row count that `BATCH` shards; None if `BATCH` shards other lengths.
             partial: axes of the mesh over which it may stay partial.
 
         Raises:
@@ -584,7 +566,7 @@ class _Placer:
         return part
 
     def _own(self, tensor: Tensor, axis: int, mesh: str, rows: Dim | None) -> _Part:
-        """Return this rank's part of what it has whole; of elements of variables, elements of its parts of these."""
+        """Slice a replicated tensor; elementwise functions of variables slice the variables instead."""
         stack = [(tensor, axis)]
         while stack:
             current, along = stack[-1]
@@ -610,25 +592,25 @@ class _Placer:
         return part
 
     def _is_zero(self, part: _Part) -> bool:
-        """Whether a part is the constant 0, or a carry that begins with it."""
+        """Whether a part is the constant 0, or a carry that begins as 0."""
         tensor = part.tensor
         value = tensor.value if tensor.op is None and not tensor.counts_rows else None
         return tensor in self._zeros or (value is not None and value.size == 1 and not value.any())
 
     def _not_zero(self, parts: Sequence[_Part], numbers: Iterable[int]) -> list[int]:
-        """Return which parts are not 0, which is its own summand and quotient."""
+        """Return the parts that are not 0, which is its own summand and quotient."""
         return [number for number in numbers if not self._is_zero(parts[number])]
 
     # Loops
 
     def _loop(self, node: Node) -> list[_Part]:
-        """Return the values of a loop: what comes out of its body is assumed to go in, until both are equal.
+        """Place a loop: the placements of carries are a fixed point of its body.
 
-        Zeros have any placement: in the first round a carry that begins with them is not asked. What the body would
-        send of captures alone is sent once, before the loop.
+        Zeros have any placement, so carries that begin as zeros are free in the first round. Messages that depend on
+        captures alone are sent once, before the loop.
 
         Raises:
-            _MeetsInLoopError: something is left to be sent, or a carry becomes a summand that does not begin as one.
+            _MeetsInLoopError: messages are left in the body, or a carry becomes partial that does not begin so.
         """
         body = body_of(node)
         count, ends = len(body.begun), len(body.begun) + len(body.slices)
@@ -653,7 +635,7 @@ class _Placer:
             rows = _rows(part.tensor.shape, placement.axes)
             parts[number] = self._moved(part, placement.axes, "a loop", rows, placement.partial)
         captured_tensors = {capture: part.tensor for capture, part in zip(body.captures, parts[ends:], strict=True)}
-        results = ([part.tensor for part in following], [one.tensor for one in stacked])
+        results = ([part.tensor for part in following], [part.tensor for part in stacked])
         placed, captured, new = closed(body.carries, body.slices, *results, captured_tensors, body.sums)
         if any(tensor.op in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER) for tensor in topological(placed.results)):
             raise _MeetsInLoopError(node)
@@ -671,7 +653,7 @@ class _Placer:
     def _fixed_point(
         self, node: Node, begins: Sequence[Placement | None], other_placements: Sequence[Placement]
     ) -> "tuple[_Placer, list[_Part], list[Placement]]":
-        """Return the body as it is placed, its next carries, and where carries lie."""
+        """Return the placed body, its next carries, and the carries' placements."""
         body, assumed = body_of(node), list(begins)
         for _ in range(_ROUNDS):
             inner = _Placer((), self._layouts, (), None, ())
@@ -690,7 +672,7 @@ class _Placer:
         raise _MeetsInLoopError(node)
 
     def out_of_step(self, tensor: Tensor) -> _Part:
-        """Return what a step of a loop makes, as it may come out: as it is, or as a summand."""
+        """Return a result of a loop's step, divided; it may stay a summand."""
         part = self._divided(self.parts[tensor])
         return self._whole(part) if part.placement.join == "max" else part
 
@@ -704,7 +686,7 @@ class _Placer:
 
 
 def _is_elementwise(tensor: Tensor) -> bool:
-    """Whether a tensor is made of its inputs' elements at the same place."""
+    """Whether each element depends only on the same element of each input."""
     if tensor.op is None or not tensor.inputs:
         return False
     lowering = tensor.op.lowering
@@ -719,19 +701,19 @@ def _refusal(reader: str, tensor: Tensor, placed: str) -> ConfigError:
 
 
 def _axes_of(rule: ShardingRule, tensor: Tensor) -> Iterator[tuple[str, int]]:
-    """Yield letters and lengths of the axes of what an op makes, and of its operands."""
+    """Yield letter and length of each axis of an op's result and operands."""
     for names, operand in zip((rule.output, *rule.inputs), (tensor, *tensor.inputs), strict=True):
         yield from zip(names, operand.shape, strict=True)
 
 
 def _of_rows(shape: Shape) -> Axes:
-    """Return how inputs and outputs are sharded: over `BATCH` along the first axis that counts rows."""
+    """Return the layout of inputs and outputs: `BATCH` shards the first axis that counts rows."""
     row = row_axis(shape)
     return tuple(BATCH if axis == row else None for axis in range(len(shape)))
 
 
 def _rows(shape: Shape, axes: Axes) -> Dim | None:
-    """Return the length that counts rows along the axis that is sharded over `BATCH`; None where none does."""
+    """Return the row count along the axis that `BATCH` shards, or None."""
     return next((n for n, mesh in zip(shape, axes, strict=True) if mesh == BATCH and isinstance(n, Dim)), None)
 
 
@@ -745,6 +727,6 @@ def _is_summand(part: _Part) -> bool:
 
 
 def _puts_zeros(op: Op, beside: bool) -> bool:
-    """Whether an op makes zeros of nothing, or lets those `beside` its other operands come out as they are."""
+    """Whether an op pads with zeros, or passes on zeros of operands that are not divided (`beside`)."""
     chooses = isinstance(op.lowering, Element) and bool(op.lowering.conditions)
     return isinstance(op.lowering, Insert | Scatter) or (beside and (chooses or isinstance(op.lowering, Join)))

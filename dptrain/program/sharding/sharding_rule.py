@@ -1,11 +1,12 @@
-"""The axes of an op's operands and output as letters, as einsum names them: `mk,kn->mn`.
+"""Sharding rules: the axes of an op's operands and output as letters, as in einsum: `mk,kn->mn`.
 
-- A lower-case letter may be sharded: each rank takes its part of every operand that has the letter, and computes its
-  part of the output. If the output lacks the letter, each rank's result is a summand, or a candidate (`Op.joins`).
-- A capital letter is an axis that must be whole. It may stand for axes of different lengths: `aX,aX->aX` concatenates.
-- `1` is an axis of length 1 that is broadcast (`ab,1b->ab`), or that a reduction leaves behind (`ab->a1`).
+- A lower-case letter may be sharded: each rank takes its part of every operand with the letter, and computes its part
+  of the output. If the output lacks the letter, each rank's result is partial: a summand, or a candidate for the
+  maximum (`Op.partial_reduce`).
+- A capital letter must be whole. It may stand for axes of different lengths: `aX,aX->aX` concatenates.
+- `1` is an axis of length 1 that is broadcast (`ab,1b->ab`), or that a reduction leaves (`ab->a1`).
 
-Several values of one op are named one after the other: `aB->aB,a`.
+Several values of one op follow each other: `aB->aB,a`.
 
 An output letter that no operand has is made from the shape alone: `1b->ab` repeats, `->ab` fills.
 """
@@ -28,13 +29,7 @@ _FORM = re.compile(r"[a-zA-Z1]*(,[a-zA-Z1]*)*->[a-zA-Z1]*(,[a-zA-Z1]*)*")
 
 @dataclass(frozen=True)
 class ShardingRule:
-    """Parsed letters, one character an axis.
-
-    Attributes:
-        inputs: of each operand.
-        output: of the output.
-        others: of all values, where there are several.
-    """
+    """A parsed rule, one character an axis; `others` are the letters of all values where there are several."""
 
     inputs: tuple[str, ...]
     output: str
@@ -49,7 +44,7 @@ class ShardingRule:
         return "".join(letter for letter in letters if letter.islower() and not _has(self.inputs, letter))
 
     def of(self, index: int) -> "ShardingRule":
-        """Return the letters of one value."""
+        """Return the rule of one value."""
         return replace(self, output=self.others[index]) if self.others else self
 
 
@@ -59,15 +54,10 @@ def names(rank: int) -> str:
 
 
 def parse_rule(rule: str, op: str, operands: int | None = None) -> ShardingRule:
-    """Parse letters.
-
-    Args:
-        rule: such as "mk,kn->mn".
-        op: the op's name, for messages.
-        operands: how many the op takes; None for any number.
+    """Parse a rule such as "mk,kn->mn" of the op named `op`.
 
     Raises:
-        ConfigError: the text is malformed, has another number of operands, or repeats a lower-case letter.
+        ConfigError: malformed, with another number of operands, or with a lower-case letter twice in one tensor.
     """
 
     def refusal(fault: str) -> ConfigError:
@@ -87,10 +77,10 @@ def parse_rule(rule: str, op: str, operands: int | None = None) -> ShardingRule:
 
 
 def parse_fixed_rule(rule: str, op: str, operands: int | None) -> ShardingRule:
-    """Parse the letters of a record, see `parse_rule`.
+    """Parse the rule of a record that holds for any shape.
 
     Raises:
-        ConfigError: as there, or a letter of the output is missing in the operands, though these have letters.
+        ConfigError: as `parse_rule`, or a letter of the output is in no operand, though these have letters.
     """
     named = parse_rule(rule, op, operands)
     if any(named.inputs) and (unknown := named.own()):
