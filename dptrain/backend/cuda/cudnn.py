@@ -201,7 +201,7 @@ class Cudnn:
             graph.validate()
             graph.build_operation_graph()
             graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
-            graph.deselect_numeric_notes([getattr(cudnn.numerical_note, tensor_id) for tensor_id in notes])
+            graph.deselect_numeric_notes([getattr(cudnn.numerical_note, note) for note in notes])
             graph.deselect_workspace_greater_than(WORKSPACE_BYTES)
             graph.check_support()
             graph.build_plans()

@@ -121,7 +121,7 @@ class Hardware:
 
 @dataclass(frozen=True)
 class InterNodeTraffic:
-    """Traffic between nodes in a hierarchical collective (`comm/hierarchy.py`): rounds, messages and bytes of a node."""
+    """Traffic between nodes of a hierarchical collective (`comm/hierarchy.py`): rounds, a node's messages and bytes."""
 
     turns: int
     messages: int
