@@ -25,7 +25,7 @@ from dptrain.random import Purpose, own_seed
 Masks = Tensor | Sequence[Tensor] | None
 
 
-def given(variables: Mapping[str, Any]) -> dict[str, Any]:
+def arguments_of(variables: Mapping[str, Any]) -> dict[str, Any]:
     """Return a constructor's own arguments, of its `locals()`."""
     return {name: value for name, value in variables.items() if name not in ("self", "__class__", "options")}
 

@@ -7,14 +7,14 @@ from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.layers.arguments import lengths, padding_mode, positive
 from dptrain.layers.base import ActivationArgument, ConstraintArgument, InitializerArgument, RegularizerArgument
-from dptrain.layers.recurrent.cell import Masks, RecurrentCell, UnitForgetBias, given
+from dptrain.layers.recurrent.cell import Masks, RecurrentCell, UnitForgetBias, arguments_of
 from dptrain.layers.recurrent.rnn import CellLayer
 from dptrain.layers.spatial import checked_format
 from dptrain.program.tensor import Tensor
 
 
 class ConvLSTMCell(RecurrentCell):
-    """`LSTMCell` whose products with kernels are convolutions; see `ConvLSTM2D`.
+    """`LSTMCell` whose products with kernels are convolutions; see `ConvLSTM`.
 
     Args:
         rank: axes of space, 1 to 3.
@@ -76,7 +76,7 @@ class ConvLSTMCell(RecurrentCell):
         seed: int | None = None,
         **options: Any,
     ) -> None:
-        arguments = given(locals())
+        arguments = arguments_of(locals())
         names = ("rank", "filters", "kernel_size", "strides", "padding", "data_format", "dilation_rate")
         for name in (*names, "unit_forget_bias"):
             arguments.pop(name)
@@ -167,240 +167,99 @@ class ConvLSTMCell(RecurrentCell):
         return ops.concatenate(parts, axis=self._channel_axis)
 
 
-class _ConvLSTM(CellLayer):
-    """The layer of `ConvLSTMCell`; the arguments are those of `ConvLSTM2D`."""
+class ConvLSTM(CellLayer):
+    """`ConvLSTMCell` over sequences of images.
+
+    Source: X. Shi et al., "Convolutional LSTM network", NeurIPS 2015.
+
+    Args:
+        filters: channels of h, which is the output, and of c.
+        kernel_size: of the windows of the inputs; one integer, or one for each axis of space. So the three that follow.
+        strides: of these windows.
+        padding: "valid" or "same", of the inputs; states are padded to their own size.
+        data_format: "channels_last", which None stands for, or "channels_first".
+        dilation_rate: of the windows of the inputs.
+        activation: name or function of `dptrain.activations`, or None for "linear".
+        recurrent_activation: of the gates.
+        use_bias: whether there is a bias.
+        kernel_initializer: name or initializer of the kernel of the inputs.
+        recurrent_initializer: of the kernel of the state.
+        bias_initializer: of the bias.
+        unit_forget_bias: the bias of the forget gate begins with 1.
+        kernel_regularizer: name or regularizer, as the two that follow.
+        recurrent_regularizer: of the kernel of the state.
+        bias_regularizer: of the bias.
+        activity_regularizer: name or regularizer of the output.
+        kernel_constraint: name or constraint, as the two that follow.
+        recurrent_constraint: of the kernel of the state.
+        bias_constraint: of the bias.
+        dropout: fraction of the inputs to drop, the same ones in all steps of a batch, others for each gate.
+        recurrent_dropout: of the state.
+        seed: of what is dropped; None for the model's.
+        return_sequences: as the three that follow, see `RNN`.
+        return_state: see there.
+        go_backwards: see there.
+        stateful: see there.
+        options: as `RNN`.
+
+    Raises:
+        ConfigError: an argument is out of range or unknown.
+    """
 
     rank: ClassVar[int]
 
-    def __init__(self, arguments: dict[str, Any], **options: Any) -> None:
-        super().__init__(ConvLSTMCell, "conv_lstm_cell", {"rank": self.rank, **arguments}, **options)
+    def __init__(
+        self,
+        filters: int,
+        kernel_size: int | Sequence[int],
+        strides: int | Sequence[int] = 1,
+        padding: str = "valid",
+        data_format: str | None = None,
+        dilation_rate: int | Sequence[int] = 1,
+        activation: ActivationArgument = "tanh",
+        recurrent_activation: ActivationArgument = "sigmoid",
+        use_bias: bool = True,
+        kernel_initializer: InitializerArgument = "glorot_uniform",
+        recurrent_initializer: InitializerArgument = "orthogonal",
+        bias_initializer: InitializerArgument = "zeros",
+        unit_forget_bias: bool = True,
+        kernel_regularizer: RegularizerArgument = None,
+        recurrent_regularizer: RegularizerArgument = None,
+        bias_regularizer: RegularizerArgument = None,
+        activity_regularizer: RegularizerArgument = None,
+        kernel_constraint: ConstraintArgument = None,
+        recurrent_constraint: ConstraintArgument = None,
+        bias_constraint: ConstraintArgument = None,
+        dropout: float = 0.0,
+        recurrent_dropout: float = 0.0,
+        seed: int | None = None,
+        return_sequences: bool = False,
+        return_state: bool = False,
+        go_backwards: bool = False,
+        stateful: bool = False,
+        **options: Any,
+    ) -> None:
+        arguments = {"rank": self.rank, **arguments_of(locals())}
+        super().__init__(ConvLSTMCell, "conv_lstm_cell", arguments, **options)
         self.state_size = [-1, -1]
 
     def _get_own_config(self) -> dict[str, Any]:
-        """See `CellLayer`."""
         return {name: value for name, value in super()._get_own_config().items() if name != "rank"}
 
 
-class ConvLSTM1D(_ConvLSTM):
-    """`ConvLSTMCell` over sequences of sequences, (rows, time, length, channels).
-
-    Source: X. Shi et al., "Convolutional LSTM network", NeurIPS 2015.
-
-    Args:
-        filters: channels of h, which is the output, and of c.
-        kernel_size: of the windows of the inputs; one integer, or one for each axis of space. So the three that follow.
-        strides: of these windows.
-        padding: "valid" or "same", of the inputs; states are padded to their own size.
-        data_format: "channels_last", which None stands for, or "channels_first".
-        dilation_rate: of the windows of the inputs.
-        activation: name or function of `dptrain.activations`, or None for "linear".
-        recurrent_activation: of the gates.
-        use_bias: whether there is a bias.
-        kernel_initializer: name or initializer of the kernel of the inputs.
-        recurrent_initializer: of the kernel of the state.
-        bias_initializer: of the bias.
-        unit_forget_bias: the bias of the forget gate begins with 1.
-        kernel_regularizer: name or regularizer, as the two that follow.
-        recurrent_regularizer: of the kernel of the state.
-        bias_regularizer: of the bias.
-        activity_regularizer: name or regularizer of the output.
-        kernel_constraint: name or constraint, as the two that follow.
-        recurrent_constraint: of the kernel of the state.
-        bias_constraint: of the bias.
-        dropout: fraction of the inputs to drop, the same ones in all steps of a batch, others for each gate.
-        recurrent_dropout: of the state.
-        seed: of what is dropped; None for the model's.
-        return_sequences: as the three that follow, see `RNN`.
-        return_state: see there.
-        go_backwards: see there.
-        stateful: see there.
-        options: as `RNN`.
-
-    Raises:
-        ConfigError: an argument is out of range or unknown.
-    """
+class ConvLSTM1D(ConvLSTM):
+    """`ConvLSTM` over sequences of sequences, (rows, time, length, channels)."""
 
     rank, _steps_ndim = 1, 4
 
-    def __init__(
-        self,
-        filters: int,
-        kernel_size: int | Sequence[int],
-        strides: int | Sequence[int] = 1,
-        padding: str = "valid",
-        data_format: str | None = None,
-        dilation_rate: int | Sequence[int] = 1,
-        activation: ActivationArgument = "tanh",
-        recurrent_activation: ActivationArgument = "sigmoid",
-        use_bias: bool = True,
-        kernel_initializer: InitializerArgument = "glorot_uniform",
-        recurrent_initializer: InitializerArgument = "orthogonal",
-        bias_initializer: InitializerArgument = "zeros",
-        unit_forget_bias: bool = True,
-        kernel_regularizer: RegularizerArgument = None,
-        recurrent_regularizer: RegularizerArgument = None,
-        bias_regularizer: RegularizerArgument = None,
-        activity_regularizer: RegularizerArgument = None,
-        kernel_constraint: ConstraintArgument = None,
-        recurrent_constraint: ConstraintArgument = None,
-        bias_constraint: ConstraintArgument = None,
-        dropout: float = 0.0,
-        recurrent_dropout: float = 0.0,
-        seed: int | None = None,
-        return_sequences: bool = False,
-        return_state: bool = False,
-        go_backwards: bool = False,
-        stateful: bool = False,
-        **options: Any,
-    ) -> None:
-        super().__init__(given(locals()), **options)
 
-
-class ConvLSTM2D(_ConvLSTM):
-    """`ConvLSTMCell` over sequences of pictures, (rows, time, height, width, channels).
-
-    Source: X. Shi et al., "Convolutional LSTM network", NeurIPS 2015.
-
-    Args:
-        filters: channels of h, which is the output, and of c.
-        kernel_size: of the windows of the inputs; one integer, or one for each axis of space. So the three that follow.
-        strides: of these windows.
-        padding: "valid" or "same", of the inputs; states are padded to their own size.
-        data_format: "channels_last", which None stands for, or "channels_first".
-        dilation_rate: of the windows of the inputs.
-        activation: name or function of `dptrain.activations`, or None for "linear".
-        recurrent_activation: of the gates.
-        use_bias: whether there is a bias.
-        kernel_initializer: name or initializer of the kernel of the inputs.
-        recurrent_initializer: of the kernel of the state.
-        bias_initializer: of the bias.
-        unit_forget_bias: the bias of the forget gate begins with 1.
-        kernel_regularizer: name or regularizer, as the two that follow.
-        recurrent_regularizer: of the kernel of the state.
-        bias_regularizer: of the bias.
-        activity_regularizer: name or regularizer of the output.
-        kernel_constraint: name or constraint, as the two that follow.
-        recurrent_constraint: of the kernel of the state.
-        bias_constraint: of the bias.
-        dropout: fraction of the inputs to drop, the same ones in all steps of a batch, others for each gate.
-        recurrent_dropout: of the state.
-        seed: of what is dropped; None for the model's.
-        return_sequences: as the three that follow, see `RNN`.
-        return_state: see there.
-        go_backwards: see there.
-        stateful: see there.
-        options: as `RNN`.
-
-    Raises:
-        ConfigError: an argument is out of range or unknown.
-    """
+class ConvLSTM2D(ConvLSTM):
+    """`ConvLSTM` over sequences of images, (rows, time, height, width, channels)."""
 
     rank, _steps_ndim = 2, 5
 
-    def __init__(
-        self,
-        filters: int,
-        kernel_size: int | Sequence[int],
-        strides: int | Sequence[int] = 1,
-        padding: str = "valid",
-        data_format: str | None = None,
-        dilation_rate: int | Sequence[int] = 1,
-        activation: ActivationArgument = "tanh",
-        recurrent_activation: ActivationArgument = "sigmoid",
-        use_bias: bool = True,
-        kernel_initializer: InitializerArgument = "glorot_uniform",
-        recurrent_initializer: InitializerArgument = "orthogonal",
-        bias_initializer: InitializerArgument = "zeros",
-        unit_forget_bias: bool = True,
-        kernel_regularizer: RegularizerArgument = None,
-        recurrent_regularizer: RegularizerArgument = None,
-        bias_regularizer: RegularizerArgument = None,
-        activity_regularizer: RegularizerArgument = None,
-        kernel_constraint: ConstraintArgument = None,
-        recurrent_constraint: ConstraintArgument = None,
-        bias_constraint: ConstraintArgument = None,
-        dropout: float = 0.0,
-        recurrent_dropout: float = 0.0,
-        seed: int | None = None,
-        return_sequences: bool = False,
-        return_state: bool = False,
-        go_backwards: bool = False,
-        stateful: bool = False,
-        **options: Any,
-    ) -> None:
-        super().__init__(given(locals()), **options)
 
-
-class ConvLSTM3D(_ConvLSTM):
-    """`ConvLSTMCell` over sequences of volumes, (rows, time, depth, height, width, channels).
-
-    Source: X. Shi et al., "Convolutional LSTM network", NeurIPS 2015.
-
-    Args:
-        filters: channels of h, which is the output, and of c.
-        kernel_size: of the windows of the inputs; one integer, or one for each axis of space. So the three that follow.
-        strides: of these windows.
-        padding: "valid" or "same", of the inputs; states are padded to their own size.
-        data_format: "channels_last", which None stands for, or "channels_first".
-        dilation_rate: of the windows of the inputs.
-        activation: name or function of `dptrain.activations`, or None for "linear".
-        recurrent_activation: of the gates.
-        use_bias: whether there is a bias.
-        kernel_initializer: name or initializer of the kernel of the inputs.
-        recurrent_initializer: of the kernel of the state.
-        bias_initializer: of the bias.
-        unit_forget_bias: the bias of the forget gate begins with 1.
-        kernel_regularizer: name or regularizer, as the two that follow.
-        recurrent_regularizer: of the kernel of the state.
-        bias_regularizer: of the bias.
-        activity_regularizer: name or regularizer of the output.
-        kernel_constraint: name or constraint, as the two that follow.
-        recurrent_constraint: of the kernel of the state.
-        bias_constraint: of the bias.
-        dropout: fraction of the inputs to drop, the same ones in all steps of a batch, others for each gate.
-        recurrent_dropout: of the state.
-        seed: of what is dropped; None for the model's.
-        return_sequences: as the three that follow, see `RNN`.
-        return_state: see there.
-        go_backwards: see there.
-        stateful: see there.
-        options: as `RNN`.
-
-    Raises:
-        ConfigError: an argument is out of range or unknown.
-    """
+class ConvLSTM3D(ConvLSTM):
+    """`ConvLSTM` over sequences of volumes, (rows, time, depth, height, width, channels)."""
 
     rank, _steps_ndim = 3, 6
-
-    def __init__(
-        self,
-        filters: int,
-        kernel_size: int | Sequence[int],
-        strides: int | Sequence[int] = 1,
-        padding: str = "valid",
-        data_format: str | None = None,
-        dilation_rate: int | Sequence[int] = 1,
-        activation: ActivationArgument = "tanh",
-        recurrent_activation: ActivationArgument = "sigmoid",
-        use_bias: bool = True,
-        kernel_initializer: InitializerArgument = "glorot_uniform",
-        recurrent_initializer: InitializerArgument = "orthogonal",
-        bias_initializer: InitializerArgument = "zeros",
-        unit_forget_bias: bool = True,
-        kernel_regularizer: RegularizerArgument = None,
-        recurrent_regularizer: RegularizerArgument = None,
-        bias_regularizer: RegularizerArgument = None,
-        activity_regularizer: RegularizerArgument = None,
-        kernel_constraint: ConstraintArgument = None,
-        recurrent_constraint: ConstraintArgument = None,
-        bias_constraint: ConstraintArgument = None,
-        dropout: float = 0.0,
-        recurrent_dropout: float = 0.0,
-        seed: int | None = None,
-        return_sequences: bool = False,
-        return_state: bool = False,
-        go_backwards: bool = False,
-        stateful: bool = False,
-        **options: Any,
-    ) -> None:
-        super().__init__(given(locals()), **options)

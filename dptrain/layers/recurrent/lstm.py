@@ -6,7 +6,7 @@ from typing import Any
 from dptrain import ops
 from dptrain.layers.arguments import positive
 from dptrain.layers.base import ActivationArgument, ConstraintArgument, InitializerArgument, RegularizerArgument
-from dptrain.layers.recurrent.cell import Masks, RecurrentCell, UnitForgetBias, given
+from dptrain.layers.recurrent.cell import Masks, RecurrentCell, UnitForgetBias, arguments_of
 from dptrain.layers.recurrent.rnn import CellLayer
 from dptrain.program.tensor import Tensor
 
@@ -64,7 +64,7 @@ class LSTMCell(RecurrentCell):
         seed: int | None = None,
         **options: Any,
     ) -> None:
-        arguments = given(locals())
+        arguments = arguments_of(locals())
         self._set_units(arguments.pop("units"))
         self.unit_forget_bias = bool(arguments.pop("unit_forget_bias"))
         super().__init__(**arguments, **self._without_implementation(options))
@@ -94,37 +94,10 @@ class LSTMCell(RecurrentCell):
 
 
 class LSTM(CellLayer):
-    """`LSTMCell` over sequences.
+    """`LSTMCell` over sequences (rows, time, features).
 
-    Args:
-        units: length of h, which is the output, and of c.
-        activation: name or function of `dptrain.activations`, or None for "linear".
-        recurrent_activation: of the gates.
-        use_bias: whether there is a bias.
-        kernel_initializer: name or initializer of the kernel of the inputs.
-        recurrent_initializer: of the kernel of the state.
-        bias_initializer: of the bias.
-        unit_forget_bias: the bias of the forget gate begins with 1.
-        kernel_regularizer: name or regularizer, as the two that follow.
-        recurrent_regularizer: of the kernel of the state.
-        bias_regularizer: of the bias.
-        activity_regularizer: name or regularizer of the output.
-        kernel_constraint: name or constraint, as the two that follow.
-        recurrent_constraint: of the kernel of the state.
-        bias_constraint: of the bias.
-        dropout: fraction of the inputs to drop, the same ones in all steps of a batch.
-        recurrent_dropout: of the state.
-        seed: of what is dropped; None for the model's.
-        return_sequences: as the four that follow, see `RNN`.
-        return_state: see there.
-        go_backwards: see there.
-        stateful: see there.
-        unroll: see there.
-        use_cudnn: only "auto" or False: kernels are dptrain's own.
-        options: as `RNN`; `implementation` as `LSTMCell`.
-
-    Raises:
-        ConfigError: an argument is out of range or unknown.
+    The arguments are those of `LSTMCell` and of `RNN`, in Keras' order. `use_cudnn` may be "auto" or False: the
+    kernels are dptrain's own.
     """
 
     def __init__(
@@ -155,4 +128,4 @@ class LSTM(CellLayer):
         use_cudnn: bool | str = "auto",
         **options: Any,
     ) -> None:
-        super().__init__(LSTMCell, "lstm_cell", given(locals()), **options)
+        super().__init__(LSTMCell, "lstm_cell", arguments_of(locals()), **options)

@@ -5,7 +5,7 @@ from typing import Any
 
 from dptrain.layers.arguments import positive
 from dptrain.layers.base import ActivationArgument, ConstraintArgument, InitializerArgument, RegularizerArgument
-from dptrain.layers.recurrent.cell import Masks, RecurrentCell, given
+from dptrain.layers.recurrent.cell import Masks, RecurrentCell, arguments_of
 from dptrain.layers.recurrent.rnn import CellLayer
 from dptrain.program.tensor import Tensor
 
@@ -56,7 +56,7 @@ class SimpleRNNCell(RecurrentCell):
         seed: int | None = None,
         **options: Any,
     ) -> None:
-        arguments = given(locals())
+        arguments = arguments_of(locals())
         self.units = self.state_size = self.output_size = positive("units", arguments.pop("units"))
         super().__init__(**arguments, **options)
 
@@ -76,34 +76,9 @@ class SimpleRNNCell(RecurrentCell):
 
 
 class SimpleRNN(CellLayer):
-    """`SimpleRNNCell` over sequences.
+    """`SimpleRNNCell` over sequences (rows, time, features).
 
-    Args:
-        units: length of the state, which is the output.
-        activation: name or function of `dptrain.activations`, or None for "linear".
-        use_bias: whether there is a bias.
-        kernel_initializer: name or initializer of the kernel of the inputs.
-        recurrent_initializer: of the kernel of the state.
-        bias_initializer: of the bias.
-        kernel_regularizer: name or regularizer, as the two that follow.
-        recurrent_regularizer: of the kernel of the state.
-        bias_regularizer: of the bias.
-        activity_regularizer: name or regularizer of the output.
-        kernel_constraint: name or constraint, as the two that follow.
-        recurrent_constraint: of the kernel of the state.
-        bias_constraint: of the bias.
-        dropout: fraction of the inputs to drop, the same ones in all steps of a batch.
-        recurrent_dropout: of the state.
-        return_sequences: as the four that follow, see `RNN`.
-        return_state: see there.
-        go_backwards: see there.
-        stateful: see there.
-        unroll: see there.
-        seed: of what is dropped; None for the model's.
-        options: as `RNN`.
-
-    Raises:
-        ConfigError: an argument is out of range or unknown.
+    The arguments are those of `SimpleRNNCell` and of `RNN`, in Keras' order.
     """
 
     _always_written = ()
@@ -133,4 +108,4 @@ class SimpleRNN(CellLayer):
         seed: int | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(SimpleRNNCell, "simple_rnn_cell", given(locals()), **options)
+        super().__init__(SimpleRNNCell, "simple_rnn_cell", arguments_of(locals()), **options)
