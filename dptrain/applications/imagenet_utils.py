@@ -40,7 +40,7 @@ def preprocess_input(x: Any, data_format: str | None = None, mode: str = "caffe"
     Args:
         x: an array or a tensor of RGB images, values 0 to 255, (rows, height, width, 3) or (height, width, 3); integers
             become float32.
-        data_format: "channels_last", which None stands for, or "channels_first", where the channels come before height.
+        data_format: "channels_last" (the default) or "channels_first", where the channels come before height.
         mode: "caffe" puts the channels in BGR order and subtracts ImageNet's means, "tf" scales to -1 to 1, "torch"
             scales to 0 to 1, subtracts ImageNet's means and divides by its deviations.
 

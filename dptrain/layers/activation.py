@@ -29,7 +29,7 @@ class Activation(Layer):
 
     Args:
         activation: name or function of `dptrain.activations`.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: the activation is unknown.
@@ -69,7 +69,7 @@ class ReLU(Layer):
         max_value: 0 or more; None for no limit.
         negative_slope: 0 or more.
         threshold: 0 or more.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -104,7 +104,7 @@ class LeakyReLU(Layer):
 
     Args:
         negative_slope: 0 or more; `alpha` of Keras 2.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: the slope is out of range.
@@ -136,7 +136,7 @@ class ELU(Layer):
 
     Args:
         alpha: of what is negative.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
     """
 
     _has_no_weights = True
@@ -161,7 +161,7 @@ class PReLU(Layer):
         alpha_regularizer: name or regularizer of alpha.
         alpha_constraint: name or constraint of alpha.
         shared_axes: along which elements have the same alpha, 1 the first after the rows; None for none.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is unknown, or there is no such axis.
@@ -215,7 +215,7 @@ class ActivityRegularization(Layer):
     Args:
         l1: factor of the sum of |x|.
         l2: factor of the sum of x^2.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
     """
 
     _has_no_weights = True
@@ -241,7 +241,7 @@ class Softmax(Layer):
 
     Args:
         axis: one, or a list of several.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: the axis is no integer or list of integers.

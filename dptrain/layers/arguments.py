@@ -1,4 +1,4 @@
-"""Arguments that several layers have, checked."""
+"""Checks of arguments that several layers share."""
 
 from collections.abc import Sequence
 from numbers import Integral
@@ -12,7 +12,7 @@ Lengths = tuple[int, ...]
 
 
 class ActivationAttribute:
-    """An attribute that is an activation: a name or None may be assigned, and programs traced before are not used."""
+    """An attribute that holds an activation; assigning a name converts it and invalidates traced programs."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -26,11 +26,7 @@ class ActivationAttribute:
 
 
 def positive(name: str, value: Any) -> int:
-    """Return an argument that must be a positive integer.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Return a positive integer argument after checking it."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(
             f"Received an invalid value for `{name}`, expected a positive integer. Received: {name}={value}"
@@ -39,17 +35,7 @@ def positive(name: str, value: Any) -> int:
 
 
 def lengths(name: str, value: Any, count: int, least: int = 1) -> Lengths:
-    """Return an argument that is one integer for all axes, or one for each.
-
-    Args:
-        name: of the argument.
-        value: what it is.
-        count: how many axes there are.
-        least: that each of them must be.
-
-    Raises:
-        ConfigError: it is neither.
-    """
+    """Return an argument of one integer for all `count` axes, or one each, as a tuple; each is at least `least`."""
     values = (value,) * count if isinstance(value, int) else tuple(value) if isinstance(value, Sequence) else ()
     if len(values) != count or any(isinstance(n, bool) or not isinstance(n, int) or n < least for n in values):
         raise ConfigError(
@@ -60,22 +46,14 @@ def lengths(name: str, value: Any, count: int, least: int = 1) -> Lengths:
 
 
 def axis_number(value: Any) -> int:
-    """Return an argument that must be one axis.
-
-    Raises:
-        ArgumentTypeError: it is no integer.
-    """
+    """Return an axis after checking that it is an integer."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise ArgumentTypeError(f"Invalid value for `axis` argument: expected an int. Received: axis={value}")
     return int(value)
 
 
 def axis_numbers(value: Any) -> int | list[int]:
-    """Return an argument that must be one axis, or a list of several.
-
-    Raises:
-        ArgumentTypeError: it is neither.
-    """
+    """Return one axis or a list of axes after checking them."""
     axes = list(value) if isinstance(value, list | tuple) else [value]
     if any(isinstance(axis, bool) or not isinstance(axis, Integral) for axis in axes):
         raise ArgumentTypeError(
@@ -85,11 +63,7 @@ def axis_numbers(value: Any) -> int | list[int]:
 
 
 def padding_mode(value: Any, causal: bool = False) -> str:
-    """Return "valid" or "same", or "causal" where there is that.
-
-    Raises:
-        ConfigError: it is none of them.
-    """
+    """Return "valid", "same" or, where allowed, "causal" in lower case."""
     mode = str(value).lower()
     modes = ("valid", "same", *(("causal",) if causal else ()))
     if mode not in modes:

@@ -36,8 +36,8 @@ class Attention(Layer):
         use_scale: whether a weight scales the scores.
         score_mode: "dot", or "concat" for the sum of tanh(query + key), times a weight.
         dropout: fraction of the softmax to drop in training, 0 to 1.
-        seed: of what is dropped; None for the model's.
-        options: as `Layer`.
+        seed: of the dropout masks; by default the model's.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -93,7 +93,7 @@ class Attention(Layer):
                 outside of which a source takes no part; None for all.
             training: whether some of the softmax is dropped.
             return_attention_scores: whether to return the softmax too.
-            use_causal_mask: a source behind a target's place takes no part.
+            use_causal_mask: ignore sources behind the target.
 
         Raises:
             ConfigError: no such lists.
@@ -154,11 +154,7 @@ class Attention(Layer):
         return (*input_shape[0][:-1], input_shape[1][-1])
 
     def _check_inputs(self, inputs: Any, mask: Any = None) -> None:
-        """Check the lists of inputs and masks.
-
-        Raises:
-            ConfigError: they are none, or of another length.
-        """
+        """Refuse inputs and masks that are no lists of two or three."""
         name = type(self).__name__
         if not isinstance(inputs, list):
             raise ConfigError(
@@ -191,7 +187,7 @@ class AdditiveAttention(Attention):
     Args:
         use_scale: whether the scale is a weight of the query's length; else it is 1.
         dropout: fraction of the softmax to drop in training, 0 to 1.
-        options: as `Layer`, and `seed`.
+        options: keyword arguments of `Layer`, and `seed`.
 
     Raises:
         ConfigError: an argument is out of range.

@@ -32,9 +32,9 @@ class RandomFlip(RandomImageLayer):
 
     Args:
         mode: "horizontal" (left to right), "vertical" or "horizontal_and_vertical".
-        seed: of the draws; None for the model's.
-        data_format: "channels_last", which None stands for, or "channels_first".
-        options: as `Layer`.
+        seed: of the random draws; by default the model's.
+        data_format: "channels_last" (the default) or "channels_first".
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is unknown.
@@ -63,7 +63,7 @@ class RandomFlip(RandomImageLayer):
 
 
 class Affine(RandomImageLayer):
-    """Takes pixels from other places."""
+    """Samples pixels through an affine map that a subclass chooses."""
 
     def __init__(
         self,
@@ -87,12 +87,7 @@ class Affine(RandomImageLayer):
         return self._moved(x, self._matrix(transformation, *self._height_and_width(x)))
 
     def _moved(self, x: Tensor, numbers: Sequence[Any]) -> Tensor:
-        """Return images whose pixels come from other places.
-
-        Args:
-            x: (rows, height, width, channels), or with "channels_first".
-            numbers: as of `matrix`.
-        """
+        """Return images sampled through an affine map, given by the numbers of `_matrix`."""
         rows = x.shape[0]
         columns = [
             ops.cast(number, self._exact_dtype) * ops.ones((rows,), self._exact_dtype) for number in (*numbers, 0, 0)
@@ -108,12 +103,12 @@ class RandomTranslation(Affine):
     Args:
         height_factor: how far down at most, as a part of the height: one number f for -f to f, or two, from -1 to 1.
         width_factor: how far to the right, as a part of the width.
-        fill_mode: what comes in, "reflect", "wrap", "constant" or "nearest", as of `ops.image.affine_transform`.
+        fill_mode: what comes in, "reflect", "wrap", "constant" or "nearest": see `ops.image.affine_transform`.
         interpolation: "bilinear" or "nearest".
-        seed: of the draws; None for the model's.
+        seed: of the random draws; by default the model's.
         fill_value: of "constant".
-        data_format: "channels_last", which None stands for, or "channels_first".
-        options: as `Layer`.
+        data_format: "channels_last" (the default) or "channels_first".
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range or unknown.
@@ -154,12 +149,12 @@ class RandomRotation(Affine):
 
     Args:
         factor: by how much at most, as a part of a full turn: one number f for -f to f, or two, from -1 to 1.
-        fill_mode: as of `RandomTranslation`, and so what follows.
+        fill_mode: see `RandomTranslation`.
         interpolation: "bilinear" or "nearest".
-        seed: of the draws; None for the model's.
+        seed: of the random draws; by default the model's.
         fill_value: of "constant".
-        data_format: "channels_last", which None stands for, or "channels_first".
-        options: as `Layer`.
+        data_format: "channels_last" (the default) or "channels_first".
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range or unknown.
@@ -196,12 +191,12 @@ class RandomZoom(Affine):
         height_factor: how much more of the height comes into the picture: one number f for -f to f, or two, above -1
             to 1.
         width_factor: the same of the width; None zooms both alike.
-        fill_mode: as of `RandomTranslation`, and so what follows.
+        fill_mode: see `RandomTranslation`.
         interpolation: "bilinear" or "nearest".
-        seed: of the draws; None for the model's.
+        seed: of the random draws; by default the model's.
         fill_value: of "constant".
-        data_format: "channels_last", which None stands for, or "channels_first".
-        options: as `Layer`.
+        data_format: "channels_last" (the default) or "channels_first".
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range or unknown.
@@ -252,11 +247,11 @@ class RandomShear(Affine):
         x_factor: by how much rows move at most: one number f of 0 to 1 for -f to f, or two.
         y_factor: by how much columns move at most.
         interpolation: "bilinear" or "nearest".
-        fill_mode: as of `RandomTranslation`.
+        fill_mode: see `RandomTranslation`.
         fill_value: of "constant".
-        data_format: "channels_last", which None stands for, or "channels_first".
-        seed: of the draws; None for the model's.
-        options: as `Layer`.
+        data_format: "channels_last" (the default) or "channels_first".
+        seed: of the random draws; by default the model's.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range or unknown.
@@ -303,10 +298,10 @@ class RandomPerspective(RandomImageLayer):
         factor: the chance of each image: one number f for one that is drawn from 0 to f, or two.
         scale: by how much corners move at most, 0 to 1: half of the distance to the top left.
         interpolation: "bilinear" or "nearest".
-        fill_value: of what comes in.
-        seed: of the draws; None for the model's.
-        data_format: "channels_last", which None stands for, or "channels_first".
-        options: as `Layer`.
+        fill_value: of pixels outside of the image.
+        seed: of the random draws; by default the model's.
+        data_format: "channels_last" (the default) or "channels_first".
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range or unknown.
@@ -356,12 +351,12 @@ class RandomElasticTransform(RandomImageLayer):
         scale: the strength of a batch: one number s of 0 to 1 for one that is drawn from 0 to s, or two. At 1 fields
             are as smooth as a bell of a twentieth of the shorter side.
         interpolation: "bilinear" or "nearest".
-        fill_mode: as of `ops.image.affine_transform`.
+        fill_mode: see `ops.image.affine_transform`.
         fill_value: of "constant".
         value_range: least and greatest value of pixels.
-        seed: of the draws; None for the model's.
-        data_format: "channels_last", which None stands for, or "channels_first".
-        options: as `Layer`.
+        seed: of the random draws; by default the model's.
+        data_format: "channels_last" (the default) or "channels_first".
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range or unknown.
@@ -410,12 +405,12 @@ class RandomCrop(RandomImageLayer):
     Of images that are no larger in one direction, what fits is resized in training as well.
 
     Args:
-        height: of what comes out.
-        width: of what comes out.
-        seed: of the draws; None for the model's.
-        data_format: "channels_last", which None stands for, or "channels_first".
-        name: as `Layer`.
-        options: as `Layer`.
+        height: of the output.
+        width: of the output.
+        seed: of the random draws; by default the model's.
+        data_format: "channels_last" (the default) or "channels_first".
+        name: of the layer.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range.

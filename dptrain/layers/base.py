@@ -1,4 +1,4 @@
-"""What a layer is: weights, sublayers, and a `call` in ops."""
+"""Base class of layers: weights, sublayers and a `call` in ops."""
 
 import copy
 import functools
@@ -82,7 +82,7 @@ class Layer(Parts):
     Attributes:
         built: whether the weights are there.
         input_spec: an `InputSpec`, or one for each input, that inputs are checked against.
-        name: as above; None until a model has the layer.
+        name: None until a model has the layer.
 
     Raises:
         ConfigError: an argument that there is not, that is not supported, or a shape that is none.
@@ -263,12 +263,7 @@ class Layer(Parts):
     add_variable = add_weight
 
     def _add_seed_generator(self, purpose: Purpose = Purpose.NOISE, seed: int | None = None) -> SeedGenerator:
-        """Return the state of random numbers of a layer.
-
-        Args:
-            purpose: what they are for.
-            seed: by default the model's.
-        """
+        """Return a new seed generator of the layer; `seed` is by default the model's."""
         layer_seed = own_seed(seed)
         generator = SeedGenerator(
             default_seed() if layer_seed is None else layer_seed, purpose=purpose, number=next_position()
@@ -285,11 +280,7 @@ class Layer(Parts):
         self._losses += leaves(loss)
 
     def _refuse(self, **arguments: Any) -> None:
-        """Raise for arguments that Keras has and dptrain has not; keep them, None, as attributes.
-
-        Raises:
-            ConfigError: one of them is not None.
-        """
+        """Refuse arguments that dptrain does not support; keep them as attributes that are None."""
         for name, value in arguments.items():
             if value is not None:
                 raise ConfigError(f"not supported: {name} = {value!r} of layer {type(self).__name__}")
@@ -317,11 +308,7 @@ class Layer(Parts):
         return previous_mask
 
     def _refuse_mask(self, mask: Any) -> None:
-        """Raise for a mask that would be ignored.
-
-        Raises:
-            ConfigError: it is one.
-        """
+        """Refuse a mask that the layer would ignore."""
         if leaves(mask):
             raise ConfigError(
                 f"not supported: mask of layer {self._display_name!r} ({type(self).__name__}), which ignores it"
@@ -381,18 +368,15 @@ class Layer(Parts):
 
     @property
     def _read_in(self) -> np.dtype[Any] | None:
-        """In which type `call` reads weights; None for their own."""
+        """The type in which `call` reads weights; None for their own."""
         mixed = self.autocast and self.compute_dtype != self.variable_dtype
         return np.dtype(self.compute_dtype) if mixed else None
 
     def _symbolic_call(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-        """Return what a call without values returns, which tells shapes and types.
+        """Call the layer without values, for shapes and types.
 
-        Where `call` asks for the number of a length that is not known, it gets two, one after the other: lengths of the
-        outputs that differ are not known either. So does Keras (keras/src/backend/jax/core.py, `compute_output_spec`).
-
-        Raises:
-            ConfigError: the layer cannot take that input.
+        Where `call` asks for the number of an unknown length, it is called with two of them: output lengths that differ
+        stay unknown. Source: `compute_output_spec` in keras/src/backend/jax/core.py.
         """
         try:
             with tracing():
@@ -415,7 +399,7 @@ class Layer(Parts):
         return map_leaves(lambda _, leaf: _common_placeholder(leaf, next(second_leaves)), results[0])
 
     def _call_bound(self, bound: inspect.BoundArguments) -> Any:
-        """Return the outputs for bound arguments, which become tensors; build the layer before, if it is not."""
+        """Build the layer if needed, then call it on bound arguments as tensors."""
         for number, (name, value) in enumerate(bound.arguments.items()):
             if not number and _is_number_list(value):
                 value = np.asarray(value)
@@ -453,7 +437,7 @@ class Layer(Parts):
         return value
 
     def _rounds(self, value: Tensor) -> bool:
-        """Whether an input becomes the layer's type: not what half precision would round and a part may look up."""
+        """Whether to cast an input to the layer's type: not ids that half precision would round."""
         if not is_half(np.dtype(self.compute_dtype)):
             return True
         if is_whole(value) and (self._moves_values or not type(self).call.__module__.startswith("dptrain.layers.")):
@@ -461,7 +445,7 @@ class Layer(Parts):
         return not any(layer._takes_ids for layer in self._flatten_layers()[1:])
 
     def _build_for(self, arguments: Mapping[str, Any]) -> None:
-        """Build the layer for the shapes of what it is called with."""
+        """Build the layer for the shapes of its arguments."""
         tensors = {
             name: value for name, value in arguments.items() if any(isinstance(leaf, Tensor) for leaf in leaves(value))
         }
@@ -514,10 +498,7 @@ class Layer(Parts):
 
     @property
     def _last_output(self) -> Any:
-        """Symbolic tensors like what the last symbolic call returned, or one of the shape that it was built for.
-
-        None where there was neither.
-        """
+        """The symbolic outputs of the last symbolic call, or of the shape the layer was built for; else None."""
         if self._nodes:
             return self._nodes[-1].outputs
         with suppress(ConfigError, NotImplementedError, TypeError):
@@ -565,14 +546,7 @@ class Layer(Parts):
             variable.assign(store[str(number)])
 
     def _get_own_config(self) -> dict[str, Any]:
-        """Return the constructor's own arguments as Keras' `get_config` names them, in types that JSON has.
-
-        Those of dptrain's classes are attributes. Those of a user's class without a `get_config` are what the
-        constructor was given.
-
-        Raises:
-            ConfigError: an argument is neither.
-        """
+        """Return the constructor's own arguments for `get_config`: attributes, or what a user's constructor got."""
         strict = type(self).get_config is Configurable.get_config
         cls = next(base for base in type(self).__mro__ if "__init__" in vars(base))
         if not is_dptrain_class(cls) and strict and self._constructed_with is not None:
@@ -589,7 +563,7 @@ class Layer(Parts):
         return name not in (*_COMMON_ARGUMENTS, *self._unwritten)
 
     def _attributes_to_json(self, names: Iterable[str], strict: bool) -> dict[str, Any]:
-        """Return the attributes that a constructor's arguments have become."""
+        """Return the constructor's arguments from attributes of the same names."""
         attributes = {}
         for name in filter(self._is_written, names):
             if name in vars(self) or hasattr(type(self), name):
@@ -602,7 +576,7 @@ class Layer(Parts):
         return attributes
 
     def _argument_to_json(self, name: str, value: Any) -> Any:
-        """Return an argument as it was given, or the attribute of its name: where JSON lacks it, or it was changed."""
+        """Return an argument as given, or its attribute where JSON lacks the type or the layer changed it."""
         assert self._constructed_with is not None
         if is_plain(value) and not self._constructed_with.was_changed(self, name):
             return value
@@ -617,7 +591,7 @@ class Layer(Parts):
         return described
 
     def _get_config(self) -> dict[str, Any]:
-        """Return all of the constructor's arguments as Keras' `get_config` names them, in types that JSON has."""
+        """Return all constructor arguments as `get_config` names them, in JSON types."""
         config: dict[str, Any] = {"name": self.name, "trainable": self._trainable}
         if self._own_policy:
             config["dtype"] = self._policy.name
@@ -671,7 +645,7 @@ def checked_shape(shape: Any) -> BuildShape:
 
 
 def build_shape(value: Any) -> BuildShape | None:
-    """Return the shape of a tensor as `build` gets it: None for the first length, the rows of the batch."""
+    """Return a tensor's shape as `build` gets it: None for the rows of the batch."""
     if not isinstance(value, Tensor):
         return None
     return tuple(None if not axis or isinstance(n, Dim) else int(n) for axis, n in enumerate(value.shape))
@@ -687,7 +661,7 @@ def _calling(training: bool) -> Iterator[None]:
 
 
 def _with_size(value: Any, size: Size) -> Any:
-    """Return a placeholder like a symbolic tensor, in which lengths that are not known are bound to a size."""
+    """Return a placeholder in which unknown lengths are bound to a size."""
     if not isinstance(value, Tensor) or not is_open(value.shape):
         return value
     lengths = (Dim(n.name or n, size=size) if not is_number(n) else n for n in value.shape)
@@ -698,7 +672,7 @@ def _with_size(value: Any, size: Size) -> Any:
 
 
 def _common_placeholder(first: Any, second: Any) -> Any:
-    """Return a placeholder like two tensors, where their lengths are the same."""
+    """Return a placeholder with the lengths that two tensors share; others are unknown."""
     if not isinstance(first, Tensor):
         return first
     common, mask = (
@@ -747,7 +721,7 @@ def _in_scope(build: Callable[..., None]) -> Callable[..., None]:
 
 
 def _unbuilt_copy(layer: Layer) -> Layer:
-    """Return a layer like one that has no weights yet, which may then be built; where there is no copy, itself."""
+    """Return a copy to build on trial; the layer itself where it cannot be copied."""
     with suppress(Exception):  # of whatever a user's own attributes are
         return copy.deepcopy(layer)
     return layer
@@ -758,7 +732,7 @@ def _is_base(cls: type) -> bool:
 
 
 def _from_json(value: Any) -> Any:
-    """Return an argument of a configuration with layers and functions in place of their descriptions."""
+    """Return a configuration's argument with layers and functions revived."""
     if type(value) in (list, tuple):
         return type(value)(map(_from_json, value))
     if not isinstance(value, dict):
@@ -780,7 +754,7 @@ def _is_number_list(value: Any) -> bool:
 
 
 def _map_shapes(function: Callable[[Sequence[Any]], Any], shapes: Any) -> Any:
-    """Return nested shapes with a function of each in its place."""
+    """Apply a function to each of nested shapes."""
     if isinstance(shapes, Mapping):
         return {key: _map_shapes(function, inner) for key, inner in shapes.items()}
     if all(length is None or isinstance(length, Integral) for length in shapes):
@@ -789,7 +763,7 @@ def _map_shapes(function: Callable[[Sequence[Any]], Any], shapes: Any) -> Any:
 
 
 def _to_json(value: Any, strict: bool) -> Any:
-    """Return an argument in types that JSON has."""
+    """Return an argument in JSON types."""
     if isinstance(value, initializers.Initializer):
         return initializers.serialize(value)
     if isinstance(value, regularizers.Regularizer):

@@ -16,11 +16,7 @@ Pairs = tuple[tuple[int, ...], ...]
 
 
 def _pairs(name: str, value: Any, rank: int) -> Pairs:
-    """Return what is before and behind each axis of space.
-
-    Raises:
-        ConfigError: it is no number, nor one or two for each axis.
-    """
+    """Return (before, behind) for each axis of space, after checking them."""
     if isinstance(value, int):
         return (lengths(name, value, 2, least=0),) * rank
     if not isinstance(value, Sequence):
@@ -58,8 +54,8 @@ class ZeroPadding1D(_Padding):
 
     Args:
         padding: how many: one number, or (before, behind).
-        data_format: "channels_last", which None stands for, or "channels_first".
-        options: as `Layer`.
+        data_format: "channels_last" (the default) or "channels_first".
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: another form of padding, or another data format.
@@ -79,8 +75,8 @@ class ZeroPadding2D(_Padding):
 
     Args:
         padding: rows and columns: one number, one each, or ((above, below), (left, right)).
-        data_format: "channels_last", which None stands for, or "channels_first".
-        options: as `Layer`.
+        data_format: "channels_last" (the default) or "channels_first".
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: another form of padding, or another data format.
@@ -100,8 +96,8 @@ class ZeroPadding3D(_Padding):
 
     Args:
         padding: along each axis: one number for all, one each, or (before, behind) each.
-        data_format: "channels_last", which None stands for, or "channels_first".
-        options: as `Layer`.
+        data_format: "channels_last" (the default) or "channels_first".
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: another form of padding, or another data format.
@@ -146,7 +142,7 @@ class Cropping1D(_Cropping):
 
     Args:
         cropping: how many: one number, or (before, behind).
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: another form of cropping.
@@ -166,8 +162,8 @@ class Cropping2D(_Cropping):
 
     Args:
         cropping: rows and columns: one number, or ((above, below), (left, right)), of which each may be one number.
-        data_format: "channels_last", which None stands for, or "channels_first".
-        options: as `Layer`.
+        data_format: "channels_last" (the default) or "channels_first".
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: another form of cropping, or another data format.
@@ -187,8 +183,8 @@ class Cropping3D(_Cropping):
 
     Args:
         cropping: along each axis: one number for all, one each, or (before, behind) each.
-        data_format: "channels_last", which None stands for, or "channels_first".
-        options: as `Layer`.
+        data_format: "channels_last" (the default) or "channels_first".
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: another form of cropping, or another data format.

@@ -41,7 +41,7 @@ def convert_format(
         target: likewise.
         height: of the image, for fractions.
         width: of the image, for fractions.
-        dtype: of what is returned.
+        dtype: of the result.
 
     Raises:
         ConfigError: there is no such format, boxes have not four numbers, or the image's size is missing.
@@ -83,7 +83,7 @@ def clip_to_image_size(
         bounding_boxes: "boxes" (..., boxes, 4) and "labels" (..., boxes).
         height: of the image.
         width: of the image.
-        bounding_box_format: as of `convert_format`.
+        bounding_box_format: a format of `convert_format`.
 
     Raises:
         ConfigError: as `convert_format`, or the image's size is missing.
@@ -119,7 +119,7 @@ def compute_iou(
     Args:
         boxes1: (M, 4) or (rows, M, 4).
         boxes2: (N, 4) or (rows, N, 4).
-        bounding_box_format: as of `convert_format`.
+        bounding_box_format: a format of `convert_format`.
         use_masking: boxes of numbers below 0 are none.
         mask_val: their result.
         image_shape: (height, width, channels), for fractions.
@@ -159,7 +159,7 @@ def compute_ciou(
     Args:
         boxes1: (..., 4).
         boxes2: (..., 4).
-        bounding_box_format: as of `convert_format`, but for fractions.
+        bounding_box_format: a format of `convert_format`, but for fractions.
         image_shape: not used.
 
     Returns:
@@ -309,9 +309,9 @@ def encode_box_to_deltas(
     Args:
         anchors: (boxes, 4).
         boxes: (boxes, 4) or (rows, boxes, 4).
-        anchor_format: as of `convert_format`.
+        anchor_format: a format of `convert_format`.
         box_format: likewise.
-        encoding_format: of what is returned, "center_yxhw" or "center_xywh".
+        encoding_format: of the result, "center_yxhw" or "center_xywh".
         variance: four numbers that the results are divided by; None for none.
         image_shape: (height, width, channels), for fractions.
 
@@ -348,8 +348,8 @@ def decode_deltas_to_boxes(
     Args:
         anchors: (boxes, 4), or a dictionary of such by level.
         boxes_delta: (boxes, 4) or (rows, boxes, 4), or a dictionary likewise.
-        anchor_format: as of `convert_format`.
-        box_format: of what is returned.
+        anchor_format: a format of `convert_format`.
+        box_format: of the result.
         encoded_format: of the deltas, "center_yxhw" or "center_xywh".
         variance: four numbers that deltas are multiplied by; None for none.
         image_shape: (height, width, channels), for fractions.

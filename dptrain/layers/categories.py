@@ -21,14 +21,14 @@ _MODES = ("int", "one_hot", "multi_hot", "count")
 def encode_categories(
     places: Tensor, output_mode: str, depth: int, dtype: Any, weights: Tensor | None = None
 ) -> Tensor:
-    """Return categories as vectors.
+    """Encode categories as indices or vectors.
 
     Args:
-        places: integers (rows, ...); for "multi_hot" and "count" the first axis after the rows has several of a sample.
-        output_mode: "int" for themselves, "one_hot", "multi_hot" for 1 where a category occurs, or "count".
-        depth: how many categories there are.
-        dtype: of what comes out.
-        weights: of "count", what each place counts.
+        places: integers (rows, ...); "multi_hot" and "count" reduce the first axis after the rows.
+        output_mode: "int", "one_hot", "multi_hot" or "count".
+        depth: the number of categories.
+        dtype: of the result.
+        weights: a weight for each index, with "count".
     """
     if output_mode == "int":
         return ops.cast(places, dtype)
@@ -50,7 +50,7 @@ class CategoryEncoding(Layer):
         num_tokens: how many categories there are.
         output_mode: "multi_hot" (1 where a category occurs in a sample), "one_hot" or "count".
         sparse: only False.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range, unknown or not supported.
@@ -108,10 +108,10 @@ class Discretization(Layer):
         bin_boundaries: rising numbers.
         num_bins: how many bins `adapt` makes.
         epsilon: to what part of the data the boundaries are right that `adapt` finds in several batches.
-        output_mode: "int" (int32), or as of `CategoryEncoding` "one_hot", "multi_hot" or "count".
+        output_mode: "int" (int32), or "one_hot", "multi_hot" or "count".
         sparse: only False.
-        dtype: as `Layer`.
-        name: as `Layer`.
+        dtype: of the layer.
+        name: of the layer.
 
     Raises:
         ConfigError: neither boundaries nor a number, or both, or an argument that is unknown or not supported.
@@ -165,7 +165,7 @@ class Discretization(Layer):
         return super()._get_own_config() | {"bin_boundaries": self.bin_boundaries}
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments, which `trainable` is not one of."""
+        """Return the constructor's arguments, without `trainable`."""
         return {key: value for key, value in super()._get_config().items() if key != "trainable"}
 
     def adapt(self, data: Any, steps: int | None = None) -> None:
@@ -212,7 +212,7 @@ class Discretization(Layer):
 
 
 def _summary(values: Array, epsilon: float) -> Array:
-    """Return some of the numbers in order, and how many each stands for."""
+    """Return every n-th number in order, with the count it stands for."""
     ordered = np.sort(values.reshape(-1))
     step = max(ordered.size * epsilon, 1)
     quantiles = ordered[int(step - 1) :: int(step)]
@@ -220,7 +220,7 @@ def _summary(values: Array, epsilon: float) -> Array:
 
 
 def _compressed(summary: Array, epsilon: float) -> Array:
-    """Return a summary of fewer numbers, each of which stands for a part `epsilon` of all."""
+    """Merge a summary so that each number stands for a part `epsilon` of all."""
     if summary.shape[1] * epsilon < 1:
         return summary
     parts = epsilon + np.arange(0.0, 1.0, epsilon)

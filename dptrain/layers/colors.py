@@ -22,7 +22,7 @@ _BYTES = (0, 255)
 
 
 def _rescaled(x: Tensor, source: Range, target: Range) -> Tensor:
-    """Return values of one range in another."""
+    """Map values from one range to another."""
     if source == target:
         return x
     return (x - source[0]) / (source[1] - source[0]) * (target[1] - target[0]) + target[0]
@@ -34,8 +34,8 @@ class RandomContrast(RandomImageLayer):
     Args:
         factor: the contrast is from 1 - lower to 1 + upper: one number for 0 and itself, or both, from 0 to 1.
         value_range: least and greatest value of pixels.
-        seed: of the draws; None for the model's.
-        options: as `Layer`, and `data_format`.
+        seed: of the random draws; by default the model's.
+        options: keyword arguments of `Layer`, and `data_format`.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -68,8 +68,8 @@ class RandomBrightness(RandomContrast):
     Args:
         factor: the number, as a part of the range of values: one number f for -f to f, or two, from -1 to 1.
         value_range: least and greatest value of pixels.
-        seed: of the draws; None for the model's.
-        options: as `Layer`, and `data_format`.
+        seed: of the random draws; by default the model's.
+        options: keyword arguments of `Layer`, and `data_format`.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -95,18 +95,7 @@ class RandomBrightness(RandomContrast):
 
 
 class _Coloring(RandomImageLayer):
-    """Changes colours by a factor that is drawn for each image.
-
-    Args:
-        factor: one number f for -f, or 0 where it may not be below, to f; or two.
-        value_range: least and greatest value of pixels.
-        data_format: "channels_last", which None stands for, or "channels_first".
-        seed: of the draws; None for the model's.
-        options: as `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range.
-    """
+    """Changes colours by a random factor per image; takes the arguments of `RandomHue`."""
 
     _bounds: ClassVar[tuple[float, float]] = (0, 1)
 
@@ -125,7 +114,7 @@ class _Coloring(RandomImageLayer):
         return {"factor": self._uniform(rows, *self.factor)}
 
     def _with_channel(self, x: Tensor, number: int, channel: Tensor) -> Tensor:
-        """Return images with another channel of three in the place of one."""
+        """Return RGB images with one channel replaced."""
         axis = self._channels_of(x)
         return ops.concatenate([channel if n == number else self._channel(x, n) for n in range(3)], axis)
 
@@ -139,9 +128,9 @@ class RandomHue(_Coloring):
     Args:
         factor: by which part of half the circle, in either direction: one number f of 0 to 1 for 0 to f, or two.
         value_range: least and greatest value of pixels.
-        data_format: "channels_last", which None stands for, or "channels_first".
-        seed: of the draws; None for the model's.
-        options: as `Layer`.
+        data_format: "channels_last" (the default) or "channels_first".
+        seed: of the random draws; by default the model's.
+        options: keyword arguments of `Layer`.
     """
 
     def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
@@ -164,9 +153,9 @@ class RandomSaturation(_Coloring):
         factor: 0 leaves grey, 0.5 the image as it is, 1 no grey; one number f for -f to f, of which all below 0 leaves
             grey, or two.
         value_range: least and greatest value of pixels; what is below 0 has no saturation.
-        data_format: "channels_last", which None stands for, or "channels_first".
-        seed: of the draws; None for the model's.
-        options: as `Layer`.
+        data_format: "channels_last" (the default) or "channels_first".
+        seed: of the random draws; by default the model's.
+        options: keyword arguments of `Layer`.
     """
 
     _bounds = (-1, 1)
@@ -187,9 +176,9 @@ class RandomColorDegeneration(_Coloring):
     Args:
         factor: 1 leaves grey; one number f for -f to f, where those below 0 make colours fuller, or two.
         value_range: least and greatest value of pixels.
-        data_format: "channels_last", which None stands for, or "channels_first".
-        seed: of the draws; None for the model's.
-        options: as `Layer`.
+        data_format: "channels_last" (the default) or "channels_first".
+        seed: of the random draws; by default the model's.
+        options: keyword arguments of `Layer`.
     """
 
     _bounds = (-1, 1)
@@ -206,9 +195,9 @@ class RandomSharpness(_Coloring):
         factor: 0 leaves the filter's image, 0.5 the image as it is, 1 doubles what the filter takes away; one number f
             for 0 to f, or two.
         value_range: least and greatest value of pixels.
-        data_format: "channels_last", which None stands for, or "channels_first".
-        seed: of the draws; None for the model's.
-        options: as `Layer`.
+        data_format: "channels_last" (the default) or "channels_first".
+        seed: of the random draws; by default the model's.
+        options: keyword arguments of `Layer`.
     """
 
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
@@ -227,9 +216,9 @@ class RandomPosterization(_Coloring):
         factor: how many of eight bits stay: one number n for 1 to n - 1 (of 1 always 1), or two, the second excluded
             where they differ.
         value_range: least and greatest value of pixels.
-        data_format: "channels_last", which None stands for, or "channels_first".
-        seed: of the draws; None for the model's.
-        options: as `Layer`.
+        data_format: "channels_last" (the default) or "channels_first".
+        seed: of the random draws; by default the model's.
+        options: keyword arguments of `Layer`.
     """
 
     _bounds = (1, 8)
@@ -253,9 +242,9 @@ class RandomInvert(RandomImageLayer):
     Args:
         factor: the chance of each image: one number f for one that is drawn from 0 to f, or two.
         value_range: least and greatest value of pixels.
-        seed: of the draws; None for the model's.
-        data_format: "channels_last", which None stands for, or "channels_first".
-        options: as `Layer`.
+        seed: of the random draws; by default the model's.
+        data_format: "channels_last" (the default) or "channels_first".
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -285,9 +274,9 @@ class RandomGrayscale(RandomImageLayer):
 
     Args:
         factor: the chance of each image, 0 to 1.
-        data_format: "channels_last", which None stands for, or "channels_first".
-        seed: of the draws; None for the model's.
-        options: as `Layer`.
+        data_format: "channels_last" (the default) or "channels_first".
+        seed: of the random draws; by default the model's.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: the chance is out of range.
@@ -317,9 +306,9 @@ class RandomGaussianBlur(RandomImageLayer):
         kernel_size: how many pixels the bell is wide and high, an odd number, or one each.
         sigma: its deviation in a batch, in each direction: one number s of 0 to 1 for one drawn from 0 to s, or two.
         value_range: least and greatest value of pixels.
-        data_format: "channels_last", which None stands for, or "channels_first".
-        seed: of the draws; None for the model's.
-        options: as `Layer`.
+        data_format: "channels_last" (the default) or "channels_first".
+        seed: of the random draws; by default the model's.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -363,9 +352,9 @@ class RandomErasing(RandomImageLayer):
             s of 0 to 1 for 0 to s, or two.
         fill_value: a number, or one for each of three channels; None for noise of the deviation of the greatest value.
         value_range: least and greatest value of pixels.
-        seed: of the draws; None for the model's.
-        data_format: "channels_last", which None stands for, or "channels_first".
-        options: as `Layer`.
+        seed: of the random draws; by default the model's.
+        data_format: "channels_last" (the default) or "channels_first".
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -421,8 +410,8 @@ class Solarization(RandomImageLayer):
         addition_factor: the number, as a part of 255 of the range: one f of 0 to 1 for 0 to f, or two.
         threshold_factor: the threshold, likewise.
         value_range: least and greatest value of pixels.
-        seed: of the draws; None for the model's.
-        options: as `Layer`, and `data_format`.
+        seed: of the random draws; by default the model's.
+        options: keyword arguments of `Layer`, and `data_format`.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -461,7 +450,7 @@ class AutoContrast(ImageLayer):
 
     Args:
         value_range: least and greatest value of pixels.
-        options: as `Layer`, and `data_format`.
+        options: keyword arguments of `Layer`, and `data_format`.
 
     Raises:
         ConfigError: the range is none.
@@ -487,8 +476,8 @@ class Equalization(ImageLayer):
     Args:
         value_range: least and greatest value of pixels.
         bins: of how many values the frequencies are counted.
-        data_format: "channels_last", which None stands for, or "channels_first".
-        options: as `Layer`.
+        data_format: "channels_last" (the default) or "channels_first".
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -541,8 +530,8 @@ class ContrastLimitedAdaptiveHistogramEqualization(ImageLayer):
         value_range: least and greatest value of pixels, of which 256 levels are told apart.
         clip_limit: how often a value counts at most, in times of its mean frequency; 0 for no limit.
         tile_grid_size: tiles of the height and the width.
-        data_format: "channels_last", which None stands for, or "channels_first".
-        options: as `Layer`.
+        data_format: "channels_last" (the default) or "channels_first".
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -620,9 +609,9 @@ class RandomColorJitter(RandomImageLayer):
         contrast_factor: of the second.
         saturation_factor: of the third.
         hue_factor: of the last.
-        seed: of the draws; None for the model's.
-        data_format: "channels_last", which None stands for, or "channels_first".
-        options: as `Layer`.
+        seed: of the random draws; by default the model's.
+        data_format: "channels_last" (the default) or "channels_first".
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range.

@@ -1,7 +1,7 @@
-"""What a layer of a user's class was constructed with, which is its configuration where the class has no `get_config`.
+"""The constructor arguments of a user's layer, its configuration where the class has no `get_config`.
 
-Source: `Operation.__new__` in keras/src/ops/operation.py, Keras 3.15, which keeps arguments of JSON's types. Here
-layers may be arguments as well, and those of dptrain's classes may be handed on by `*args` and `**kwargs`.
+Source: `Operation.__new__` in keras/src/ops/operation.py, Keras 3.15, which keeps arguments of JSON types. Here they
+may be layers too, and may be forwarded to dptrain's classes by `*args` and `**kwargs`.
 """
 
 import functools
@@ -13,11 +13,11 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class ConstructorArguments:
-    """Arguments of a constructor, in an object of their own, in which nobody looks for layers.
+    """Arguments of a constructor, in an object that is not searched for layers.
 
     Attributes:
-        arguments: of the user's classes, by name, with defaults.
-        handed_on: names of further ones, that the class of dptrain's got which the user's is one of.
+        arguments: of the user's classes, by name, defaults included.
+        forwarded: names of arguments that dptrain's base class received.
     """
 
     def __init__(self, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -50,18 +50,18 @@ class ConstructorArguments:
                 return
 
     def remember(self, layer: Any) -> None:
-        """Remember what has become of the arguments: attributes of their names."""
+        """Remember the attributes named like arguments, to notice later changes."""
         names = [name for name in self.arguments if name in vars(layer) and is_plain(vars(layer)[name])]
         self._attributes = {name: _copied(vars(layer)[name]) for name in names}
 
     def was_changed(self, layer: Any, name: str) -> bool:
-        """Whether the attribute of an argument's name is another one by now."""
+        """Whether an argument's attribute has changed since construction."""
         now = vars(layer).get(name)
         return name in self._attributes and not (is_plain(now) and now == self._attributes[name])
 
 
 def remembering(constructor: Callable[..., None]) -> Callable[..., None]:
-    """Return a constructor of a user's class that keeps in `_constructed_with` what it is given."""
+    """Wrap a user's constructor so that it keeps its arguments in `_constructed_with`."""
 
     @functools.wraps(constructor)
     def remembers(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -81,7 +81,7 @@ def is_dptrain_class(cls: type) -> bool:
 
 
 def named_parameters(cls: type) -> list[str]:
-    """Return the names of a constructor's arguments, without the object itself and what it hands on."""
+    """Return the names of a constructor's parameters, without `self` and variadic ones."""
     parameters = list(_signature(cls.__init__).parameters.values())[1:]  # type: ignore[misc]
     return [parameter.name for parameter in parameters if parameter.kind not in _VARIADIC]
 
@@ -92,7 +92,7 @@ def _signature(constructor: Any) -> inspect.Signature:
 
 
 def is_plain(value: Any, around: tuple[int, ...] = ()) -> bool:
-    """Whether JSON has a value as it is: numbers, texts, None, and these in lists and dictionaries."""
+    """Whether JSON can hold a value as it is: numbers, strings, None, nested in lists and dictionaries."""
     if isinstance(value, list | tuple | dict):
         inner = value.values() if isinstance(value, dict) else value
         return id(value) not in around and all(is_plain(item, (*around, id(value))) for item in inner)
@@ -100,7 +100,7 @@ def is_plain(value: Any, around: tuple[int, ...] = ()) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    """Return nested lists and dictionaries anew where they are plain, so that a constructor may change its own."""
+    """Copy plain lists and dictionaries, which a constructor may change."""
     if type(value) in (list, tuple) and is_plain(value):
         return type(value)(map(_copied, value))
     return {key: _copied(item) for key, item in value.items()} if type(value) is dict and is_plain(value) else value

@@ -22,7 +22,7 @@ Extents = int | Sequence[int]
 
 
 class WindowLayer(SpatialLayer, BiasLayer):
-    """A layer whose kernel goes over images: what all convolutions have in common."""
+    """Base of all convolutions, whose windows move over images."""
 
     _always_written = ("activity_regularizer",)
 
@@ -44,7 +44,7 @@ class WindowLayer(SpatialLayer, BiasLayer):
             )
 
     def _channels(self, input_shape: BuildShape) -> int | None:
-        """Return how many channels there are, which the layer expects from now on."""
+        """Return the number of channels, which the layer expects from now on."""
         channels = input_shape[self._channel_axis]
         self.input_spec = InputSpec(ndim=self.rank + 2, axes={self._channel_axis: channels})
         return channels
@@ -73,13 +73,13 @@ class Convolution(WindowLayer, KernelLayer):
         filters: channels of the output, at least 1.
         kernel_size: of the kernel, one number for all axes of space, or one each; as all such arguments here.
         strides: between the kernel's places.
-        padding: "valid" (none), or "same": zeros around the image, so that ceil(length / stride) places come out; over
+        padding: "valid" (none), or "same": zero padding, so that ceil(length / stride) places come out; over
             one axis also "causal": all these zeros before it.
-        data_format: "channels_last", which None stands for, or "channels_first".
+        data_format: "channels_last" (the default) or "channels_first".
         dilation_rate: between the kernel's elements; above 1 only with strides of 1.
         groups: the channels fall into so many groups, each convolved for itself with its part of the filters.
         activation: name or function of `dptrain.activations`, or None for "linear".
-        use_bias: whether there is a bias.
+        use_bias: whether to add a bias.
         kernel_initializer: name or initializer of the kernel.
         bias_initializer: name or initializer of the bias.
         kernel_regularizer: name or regularizer of the kernel.
@@ -87,7 +87,7 @@ class Convolution(WindowLayer, KernelLayer):
         activity_regularizer: name or regularizer of the output.
         kernel_constraint: name or constraint of the kernel.
         bias_constraint: name or constraint of the bias.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range, unknown or not supported.
@@ -194,7 +194,7 @@ class TransposedConvolution(WindowLayer, KernelLayer):
         activity_regularizer: as `Convolution`.
         kernel_constraint: name or constraint of the kernel.
         bias_constraint: name or constraint of the bias.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range, unknown or not supported.
@@ -313,7 +313,7 @@ class DepthwiseConvolution(WindowLayer):
         activity_regularizer: as `Convolution`.
         depthwise_constraint: name or constraint of the kernel.
         bias_constraint: as `Convolution`.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range or unknown.
@@ -405,7 +405,7 @@ class SeparableConvolution(DepthwiseConvolution):
         depthwise_constraint: name or constraint of the depthwise kernel.
         pointwise_constraint: name or constraint of the other.
         bias_constraint: as `Convolution`.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range or unknown.

@@ -22,7 +22,7 @@ class Dense(KernelLayer):
     Args:
         units: outputs, at least 1.
         activation: name or function of `dptrain.activations`, or None for "linear".
-        use_bias: whether there is a bias.
+        use_bias: whether to add a bias.
         kernel_initializer: name or initializer of the kernel.
         bias_initializer: name or initializer of the bias.
         kernel_regularizer: name or regularizer of the kernel.
@@ -30,10 +30,10 @@ class Dense(KernelLayer):
         activity_regularizer: name or regularizer of the output.
         kernel_constraint: name or constraint of the kernel.
         bias_constraint: name or constraint of the bias.
-        lora_rank: only None, as the arguments that follow.
+        lora_rank: only None.
         lora_alpha: only None.
         quantization_config: only None.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range, unknown or not supported.

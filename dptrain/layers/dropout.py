@@ -14,11 +14,7 @@ from dptrain.random import Purpose, own_seed
 
 
 def rate_of(rate: float) -> float:
-    """Return a rate.
-
-    Raises:
-        ConfigError: it is out of range.
-    """
+    """Return a rate after checking that it is from 0 to 1."""
     if not 0 <= rate <= 1:
         raise ConfigError(
             f"Invalid value received for argument `rate`. Expected a float value between 0 and 1. Received: rate={rate}"
@@ -27,11 +23,7 @@ def rate_of(rate: float) -> float:
 
 
 def noise_shape_of(noise_shape: Any) -> tuple[int | None, ...] | None:
-    """Return a shape of random numbers.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """Return a noise shape after checking it."""
     if noise_shape is None:
         return None
     if not isinstance(noise_shape, Sequence) or isinstance(noise_shape, str):
@@ -58,8 +50,8 @@ class Dropout(Layer):
         rate: fraction of elements to drop, 0 to 1.
         noise_shape: of the mask, which is broadcast to the input: its lengths, 1, or None for the input's; None for
             all of these.
-        seed: of the masks; None for the model's.
-        options: as `Layer`.
+        seed: of the masks; by default the model's.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -102,7 +94,7 @@ class _SpatialDropout(SpatialLayer, Dropout):
         self.input_spec = InputSpec(ndim=self.rank + 2)
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments, which `trainable` is not one of."""
+        """Return the constructor's arguments, without `trainable`."""
         return {key: value for key, value in super()._get_config().items() if key != "trainable"}
 
     def _noise_shape(self) -> Sequence[int | None]:
@@ -116,9 +108,9 @@ class SpatialDropout1D(_SpatialDropout):
 
     Args:
         rate: fraction of channels to drop, 0 to 1.
-        seed: of the masks; None for the model's.
-        name: as `Layer`.
-        dtype: as `Layer`.
+        seed: of the masks; by default the model's.
+        name: of the layer.
+        dtype: of the layer.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -135,10 +127,10 @@ class SpatialDropout2D(_SpatialDropout):
 
     Args:
         rate: fraction of channels to drop, 0 to 1.
-        data_format: "channels_last", which None stands for, or "channels_first".
-        seed: of the masks; None for the model's.
-        name: as `Layer`.
-        dtype: as `Layer`.
+        data_format: "channels_last" (the default) or "channels_first".
+        seed: of the masks; by default the model's.
+        name: of the layer.
+        dtype: of the layer.
 
     Raises:
         ConfigError: an argument is out of range.

@@ -56,11 +56,11 @@ class EinsumDense(KernelLayer):
         bias_regularizer: name or regularizer of the bias.
         kernel_constraint: name or constraint of the kernel.
         bias_constraint: name or constraint of the bias.
-        lora_rank: only None, as the arguments that follow.
+        lora_rank: only None.
         lora_alpha: only None.
         gptq_unpacked_column_size: only None.
         quantization_config: only None.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: no such equation, or shapes that do not fit it.
@@ -123,11 +123,7 @@ class EinsumDense(KernelLayer):
 def _shapes(
     equation: str, bias_axes: str | None, input_shape: BuildShape, output_shape: Sequence[int | None]
 ) -> _Shapes:
-    """Return the shapes of the weights.
-
-    Raises:
-        ConfigError: no such equation, or shapes that do not fit it.
-    """
+    """Return the shapes of the weights; refuse equations and shapes that do not fit."""
     matches = [re.fullmatch(form, equation.replace(" ", "")) for form in _FORMS]
     match = next((candidate for candidate in matches if candidate), None)
     if match is None:

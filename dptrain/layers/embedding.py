@@ -23,10 +23,10 @@ class Embedding(Layer):
         embeddings_constraint: name or constraint of the table.
         mask_zero: whether 0 stands for steps that do not count, which layers behind it leave out.
         weights: the table, an array, or a list of it.
-        lora_rank: only None, as the arguments that follow.
+        lora_rank: only None.
         lora_alpha: only None.
         quantization_config: only None.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range, unknown or not supported.

@@ -19,7 +19,7 @@ _CROSS = 0xC6A4A7935BD1E995
 
 
 def _rotate(x: int, by: int) -> int:
-    """Return 64 bits moved to the right, those that fall out coming in on the left."""
+    """Rotate 64 bits to the right."""
     return (x >> by | x << (64 - by)) & _MASK
 
 
@@ -126,7 +126,7 @@ def sip(text: bytes, key: Sequence[int]) -> int:
 
 
 def cross_fingerprints(fingerprints: Sequence[int]) -> int:
-    """Return the fingerprint of several."""
+    """Combine several fingerprints into one."""
     crossing = 0xDECAFCAFFE
     for fingerprint in fingerprints:
         crossing = (crossing ^ _CROSS ^ _shift_mix(fingerprint * _CROSS & _MASK) * _CROSS) * _CROSS & _MASK
@@ -135,7 +135,7 @@ def cross_fingerprints(fingerprints: Sequence[int]) -> int:
 
 
 def fingerprint_each(values: Array, function: Callable[[bytes], int]) -> Array:
-    """Return a function of each text or whole number as a text, uint64; of equal ones it is computed once."""
+    """Apply a fingerprint function to each string or integer (as a string), uint64; equal values once."""
     different, places = np.unique(values, return_inverse=True)
     fingerprints = [
         function(value if isinstance(value, bytes) else str(value).encode()) for value in different.tolist()

@@ -31,7 +31,7 @@ class GroupNormalization(AffineNormalization):
         gamma_regularizer: name or regularizer of gamma.
         beta_constraint: name or constraint of beta.
         gamma_constraint: name or constraint of gamma.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range or unknown, or the channels do not fall into so many groups.
@@ -112,7 +112,7 @@ class RMSNormalization(Layer):
     Args:
         axis: one, or several; the scale has their lengths and is broadcast along the last axes.
         epsilon: added to the mean.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: there are no such axes, or they have other lengths than the last ones.
@@ -137,7 +137,7 @@ class UnitNormalization(Layer):
 
     Args:
         axis: one, or several.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: no axes.

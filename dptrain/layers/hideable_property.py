@@ -1,4 +1,4 @@
-"""What a layer shows of itself under a name that Keras does not keep for itself."""
+"""A property that users may replace by an attribute."""
 
 from collections.abc import Callable
 from typing import Any, Generic, Self, TypeVar, overload
@@ -7,11 +7,7 @@ T = TypeVar("T")
 
 
 class hideable_property(Generic[T]):  # noqa: N801  # a decorator
-    """A property that an attribute of the same name hides, which a user may set; dptrain itself never reads it.
-
-    Args:
-        read: returns the value.
-    """
+    """A read-only property that a user may hide by an attribute of the same name; dptrain never reads it."""
 
     def __init__(self, read: Callable[[Any], T]) -> None:
         self._read = read

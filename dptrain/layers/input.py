@@ -24,7 +24,7 @@ class InputLayer(Layer):
         input_tensor: only None.
         optional: only False.
         name: for messages, and of the input where inputs are a dictionary.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Attributes:
         batch_shape: (batch_size, *shape).

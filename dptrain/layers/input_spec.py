@@ -1,4 +1,4 @@
-"""InputSpec: what a layer says of its inputs, so that a wrong one ends in one line."""
+"""InputSpec: a layer's requirements on its inputs, checked with one-line errors."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -50,16 +50,7 @@ class InputSpec:
 
 
 def check(spec: Any, inputs: Any, name: str) -> None:
-    """Raise where inputs are not what a layer's `input_spec` says.
-
-    Args:
-        spec: one, or a list of one for each input.
-        inputs: nested tensors.
-        name: of the layer.
-
-    Raises:
-        ConfigError: they are not.
-    """
+    """Refuse inputs that do not match a layer's `input_spec`: one, or a list of one per input."""
     specs, tensors = leaves(spec), leaves(inputs)
     if len(specs) != len(tensors):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What Dense and the convolutions have in common: a kernel, a bias and an activation."""
+"""Bases of Dense and convolutions: kernel, bias and activation."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from dptrain.program.tensor import Tensor, Variable
 
 
 class BiasLayer(Layer):
-    """A layer that adds a bias and applies an activation; the arguments are those of `Dense`."""
+    """Adds a bias and applies an activation; takes the arguments of `Dense`."""
 
     activation = ActivationAttribute()
 
@@ -40,12 +40,12 @@ class BiasLayer(Layer):
             )
 
     def _add_bias(self, y: Tensor) -> Tensor:
-        """Return y with the bias, if there is one."""
+        """Add the bias, if there is one."""
         return y if self.bias is None else y + self.bias
 
 
 class KernelLayer(BiasLayer):
-    """A layer that is linear in its input, and what follows it; the arguments are those of `Dense`."""
+    """A linear map with a kernel, then bias and activation; takes the arguments of `Dense`."""
 
     def __init__(
         self,

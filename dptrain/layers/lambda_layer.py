@@ -30,7 +30,7 @@ class Lambda(Layer):
             it is inferred, and checked where it is given.
         mask: the mask of the output, or a function of the inputs and their mask that returns it; None ends masks here.
         arguments: further keyword arguments of the function.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: no function; or a Python lambda from a file, which is code.

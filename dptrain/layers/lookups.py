@@ -27,11 +27,7 @@ _MODES = ("int", "one_hot", "multi_hot", "count", "tf_idf")
 
 
 def on_host(layer: Layer, value: Any) -> Array:
-    """Return values, texts as an array of `str`.
-
-    Raises:
-        ConfigError: they are not known: inside a model or a traced step.
-    """
+    """Return values as an array, strings as `str`; refuse tensors without values, inside a model."""
     if isinstance(value, Variable):
         value = value.value
     if isinstance(value, Tensor):
@@ -53,11 +49,7 @@ def on_host(layer: Layer, value: Any) -> Array:
 
 
 def checked_salt(salt: Salt) -> list[int] | None:
-    """Return both numbers of a salt.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """Return a salt as two numbers, or None."""
     if salt is None:
         return None
     if isinstance(salt, list | tuple) and len(salt) == 2:
@@ -70,7 +62,7 @@ def checked_salt(salt: Salt) -> list[int] | None:
 
 
 def _buckets(values: Array, number: int, salt: Sequence[int] | None) -> Array:
-    """Return the bucket of each value, text or whole number (int64)."""
+    """Return the hash bucket of each string or int64."""
     function: Callable[[bytes], int] = farm if salt is None else lambda text: sip(text, salt)
     return (fingerprint_each(values, function) % np.uint64(number)).astype(np.int64)
 
@@ -82,9 +74,9 @@ class Hashing(Layer):
         num_bins: how many bins, that of `mask_value` among them.
         mask_value: what becomes 0; other values then have the bins from 1.
         salt: of SipHash, two numbers or one for both; None for FarmHash.
-        output_mode: "int" (int64), or as of `CategoryEncoding` "one_hot", "multi_hot" or "count".
+        output_mode: "int" (int64), or "one_hot", "multi_hot" or "count".
         sparse: only False.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range, unknown or not supported.
@@ -153,9 +145,9 @@ class HashedCrossing(Layer):
         num_bins: how many bins.
         output_mode: "int" (int64) or "one_hot".
         sparse: only False.
-        name: as `Layer`.
-        dtype: of what comes out.
-        options: as `Layer`.
+        name: of the layer.
+        dtype: of the output.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is unknown or not supported.
@@ -279,7 +271,7 @@ class _Lookup(Layer):
 
     @property
     def vocabulary(self) -> list[Any] | None:
-        """What is known, as the constructor takes it; None before there is any."""
+        """The tokens as the constructor takes them; None before there are any."""
         return list(self._tokens) or None
 
     @property
@@ -291,24 +283,23 @@ class _Lookup(Layer):
         return self._first_oov_index + self.num_oov_indices
 
     def vocabulary_size(self) -> int:
-        """Return how many values there are, with those of masks and what is not known."""
+        """Return the number of tokens, mask and OOV tokens included."""
         return len(self._tokens) + self._first_token_index
 
     def get_vocabulary(self, include_special_tokens: bool = True) -> list[Any]:
-        """Return what each place stands for."""
+        """Return the token of each index."""
         special = [self.mask_token] * self._first_oov_index + [self.oov_token] * self.num_oov_indices
         return (special if include_special_tokens else []) + list(self._tokens)
 
     def set_vocabulary(self, vocabulary: Any, idf_weights: Any = None) -> None:
-        """Set what is known.
+        """Set the vocabulary.
 
         Args:
-            vocabulary: the values in order, with or without those of masks and what is not known in front; or the name
-                of a file, a value a line.
-            idf_weights: of "tf_idf", for each value.
+            vocabulary: the tokens in order, mask and OOV tokens in front or not; or a file, a token a line.
+            idf_weights: a weight for each token, with "tf_idf".
 
         Raises:
-            ConfigError: there are none, too many, some twice or at a place where they do not belong.
+            ConfigError: no tokens, too many, repeated ones, or reserved ones at other places.
         """
         entries = (
             self._read_vocabulary_file(vocabulary)
@@ -365,11 +356,11 @@ class _Lookup(Layer):
             raise ConfigError(f"Vocabulary file {path}: {error}") from error
 
     def adapt(self, data: Any, steps: int | None = None) -> None:
-        """Take the vocabulary from data: what occurs most comes first, of equal numbers what is greater.
+        """Take the vocabulary from data, most frequent tokens first; ties put the greater token first.
 
         Args:
-            data: an array or a list, or an iterable of batches; with "tf_idf" a row is a document.
-            steps: how many batches; None for all.
+            data: an array or a list, or an iterable of batches; with "tf_idf" each row is a document.
+            steps: how many batches to read; None for all.
 
         Raises:
             ConfigError: the vocabulary was given.
@@ -388,16 +379,7 @@ class _Lookup(Layer):
         self._set_most_frequent(counts, documents, number)
 
     def _set_most_frequent(self, counts: Counter[Any], documents: Counter[Any], number: int) -> None:
-        """Take the values that occur most for the vocabulary.
-
-        Args:
-            counts: how often each value occurs.
-            documents: of "tf_idf", in how many rows.
-            number: of rows.
-
-        Raises:
-            ConfigError: the vocabulary was given.
-        """
+        """Set the vocabulary by token counts, and the IDF weights by counts of documents."""
         if self.has_fixed_vocabulary:
             raise ConfigError(
                 f"Cannot adapt layer '{self._display_name}' after setting a static vocabulary via "
@@ -425,7 +407,7 @@ class _Lookup(Layer):
         return super()._get_own_config() | {"vocabulary": self.vocabulary, "idf_weights": weights}
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments, which `trainable` is not one of."""
+        """Return the constructor's arguments, without `trainable`."""
         return {key: value for key, value in super()._get_config().items() if key != "trainable"}
 
     @classmethod
@@ -446,7 +428,7 @@ class _Lookup(Layer):
         return self._tokens
 
     def _encoded(self, places: Tensor) -> Tensor:
-        """Return places as the mode has them."""
+        """Encode indices in the output mode."""
         if self.output_mode == "int":
             return places
         depth = self.max_tokens if self.pad_to_max_tokens else self.vocabulary_size()
@@ -458,11 +440,7 @@ class _Lookup(Layer):
         return vectors * ops.cast(weights, vectors.dtype)
 
     def _counted(self, rows: Sequence[Sequence[Any]]) -> Tensor:
-        """Return rows of different lengths as vectors of "multi_hot", "count" or "tf_idf".
-
-        Raises:
-            ConfigError: there is no vocabulary.
-        """
+        """Return rows of different lengths as multi-hot, count or TF-IDF vectors."""
         numbers = {token: place + self._first_token_index for place, token in enumerate(self._require_vocabulary())}
         depth = self.max_tokens if self.pad_to_max_tokens else self.vocabulary_size()
         vectors = np.zeros((len(rows), depth or 0), self.compute_dtype)
@@ -477,11 +455,7 @@ class _Lookup(Layer):
         return ops.convert_to_tensor(vectors.astype(self.compute_dtype))
 
     def _check_known(self, values: Array, is_known: Array) -> None:
-        """Check that there is nothing unknown where there is no place for it.
-
-        Raises:
-            ConfigError: there is.
-        """
+        """Refuse unknown tokens where there is no OOV index."""
         if not is_known.all():
             raise ConfigError(
                 "When `num_oov_indices=0` all inputs should be in vocabulary, found OOV values "
@@ -489,11 +463,11 @@ class _Lookup(Layer):
             )
 
     def _oov_indices(self, values: Array) -> Array:
-        """Return the places of values that are not known, by a hash."""
+        """Return the OOV indices of unknown tokens, by a hash."""
         return _buckets(values, self.num_oov_indices, self.salt) + self._first_oov_index
 
     def _look_up(self, inputs: Any) -> Any:
-        """Return places of values, or values of places, computed by NumPy."""
+        """Return indices of tokens, or tokens of indices, by NumPy."""
         tokens = self._require_vocabulary()
         values = on_host(self, inputs)
         if self.invert:
@@ -533,8 +507,8 @@ class StringLookup(_Lookup):
         pad_to_max_tokens: make vectors as long as `max_tokens`.
         sparse: only False.
         encoding: only "utf-8".
-        name: as `Layer`.
-        salt: as of `Hashing`, for texts that are not known.
+        name: of the layer.
+        salt: see `Hashing`, for texts that are not known.
         options: of Keras' configurations.
 
     Raises:
@@ -582,7 +556,7 @@ class IntegerLookup(_Lookup):
     """The places of whole numbers in a vocabulary, or the other way round; also inside a model.
 
     Args:
-        max_tokens: as of `StringLookup`, and so what follows.
+        max_tokens: see `StringLookup`.
         num_oov_indices: places of numbers that are not known.
         mask_token: what becomes 0.
         oov_token: what stands for unknown numbers in the vocabulary.
@@ -590,13 +564,13 @@ class IntegerLookup(_Lookup):
         vocabulary_dtype: only "int64".
         idf_weights: of "tf_idf".
         invert: return numbers of places.
-        output_mode: as above.
+        output_mode: see `StringLookup`.
         sparse: only False.
-        pad_to_max_tokens: as above.
+        pad_to_max_tokens: see `StringLookup`.
         oov_method: how unknown numbers find their place: "floormod" by the rest of a division, "farmhash" by a hash, on
             the host alone.
         salt: of "farmhash".
-        name: as `Layer`.
+        name: of the layer.
 
     Raises:
         ConfigError: an argument is out of range, unknown or not supported.

@@ -17,7 +17,7 @@ class Masking(Layer):
 
     Args:
         mask_value: the value.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
     """
 
     _has_no_weights = True

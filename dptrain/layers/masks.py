@@ -1,4 +1,4 @@
-"""How masks travel: they are attached to tensors (`mask_of`), and reach the layers that these are given to.
+"""How masks travel from layer to layer: attached to tensors (`mask_of`).
 
 Source: `Layer.__call__` in keras/src/layers/layer.py, Keras 3.15.
 """
@@ -16,13 +16,9 @@ if TYPE_CHECKING:
 
 
 def fill_masks(bound: inspect.BoundArguments, first: Any) -> Any:
-    """Give `call` the masks of its tensors, where it takes such and got none; return that of the first argument.
+    """Fill the mask arguments of `call` from its tensors, where none is given; return the first argument's mask.
 
-    The only tensor's is the argument `mask`, and of several `x`'s is `x_mask`.
-
-    Args:
-        bound: arguments of `call`.
-        first: of these.
+    A single tensor's mask becomes `mask`; with several, `x`'s becomes `x_mask`.
     """
     arguments, accepted = bound.arguments, bound.signature.parameters
     holders = [name for name, value in arguments.items() if _holds_only_tensors(value)]
@@ -38,14 +34,7 @@ def fill_masks(bound: inspect.BoundArguments, first: Any) -> Any:
 
 
 def attach_masks(layer: "Layer", first: Any, outputs: Any, previous_mask: Any) -> None:
-    """Attach to a layer's outputs the masks that they have; warn where one ends here.
-
-    Args:
-        layer: that was called.
-        first: argument of the call.
-        outputs: of the call.
-        previous_mask: of the first argument.
-    """
+    """Attach masks to a layer's outputs; warn where the layer drops one."""
     if not layer.supports_masking:
         if leaves(previous_mask):
             warnings.warn(
@@ -73,7 +62,7 @@ def _masks_of(value: Any) -> Any:
 
 
 def _leaves_with_none(nested: Any) -> Iterator[Any]:
-    """Yield leaves, None among them."""
+    """Yield leaves, None included."""
     if isinstance(nested, Mapping):
         nested = list(nested.values())
     if isinstance(nested, list | tuple):

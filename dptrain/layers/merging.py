@@ -112,7 +112,7 @@ class Concatenate(_Merge):
 
     Args:
         axis: along which; the rows' is 0.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
     """
 
     _moves_values = True
@@ -157,7 +157,7 @@ class Dot(_Merge):
     Args:
         axes: one for both, or one of each; not the rows'.
         normalize: whether vectors are brought to length 1 before, which gives cosines.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: the axes are the rows', or no two integers.
@@ -205,11 +205,7 @@ class Dot(_Merge):
 
 
 def _masks_of_each(inputs: Any, masks: Any) -> Sequence[Tensor | None]:
-    """Return a mask for each input, or None in its place.
-
-    Raises:
-        ConfigError: there are more, or fewer.
-    """
+    """Return a mask or None for each input; refuse lists that do not match."""
     if masks is None:
         return [None]
     if not isinstance(masks, list | tuple):
@@ -225,25 +221,25 @@ def _masks_of_each(inputs: Any, masks: Any) -> Sequence[Tensor | None]:
 
 
 def _feature_mask(tensor: Tensor) -> Tensor | None:
-    """Return a tensor's mask in its own shape."""
+    """Return a tensor's mask in the tensor's shape."""
     mask = mask_of(tensor)
     return None if mask is None else ops.broadcast_to(ops.expand_dims(mask, -1), tensor.shape)
 
 
 def _full_mask(tensor: Tensor, mask: Tensor | None) -> Tensor:
-    """Return a mask in its tensor's shape, of ones where there is none."""
+    """Return a mask in its tensor's shape, true where there is none."""
     if mask is None:
         return ops.ones_like(tensor, dtype="bool")
     return ops.broadcast_to(ops.expand_dims(mask, -1), tensor.shape) if mask.ndim < tensor.ndim else mask
 
 
 def _with_steps(output: Tensor, counts: Tensor) -> Tensor:
-    """Return an output with a mask that is as large as itself, as one of steps."""
+    """Attach an element-wise mask to an output as one of steps."""
     return with_mask(output, ops.any(counts, axis=-1))
 
 
 def _extreme(extreme: Callable[[Any, Any], Tensor], inputs: Sequence[Tensor]) -> Tensor:
-    """Return the maximum or the minimum of what masks do not leave out, as Keras computes it from first to last."""
+    """Return the maximum or minimum of unmasked elements, from first to last as Keras does."""
     output, counts = inputs[0], _feature_mask(inputs[0])
     for tensor in inputs[1:]:
         mask = _feature_mask(tensor)

@@ -67,7 +67,7 @@ class _Mixing(RandomImageLayer):
         return mixed
 
     def _draw_partners(self, rows: Any) -> dict[str, Tensor]:
-        """Return with which row of the global batch each is mixed, and where each stands in it."""
+        """Draw a random order of the global batch, whose rows are mixed with its own."""
         generator = self.generator
         if not isinstance(generator, random.SeedGenerator):
             generator = random.SeedGenerator(generator, purpose=Purpose.NOISE)
@@ -76,7 +76,7 @@ class _Mixing(RandomImageLayer):
 
 
 def _partners(x: Tensor, transformation: Any) -> Tensor:
-    """Return for each row the one that it is mixed with; of a single image, itself."""
+    """Return the row that each row is mixed with."""
     order = ops.convert_to_tensor(transformation["permutation_order"])
     if is_one(order.shape[0]):
         return x
@@ -92,9 +92,9 @@ class MixUp(_Mixing):
 
     Args:
         alpha: of the weights, which are drawn from the distribution beta(alpha, alpha); the smaller, the less is mixed.
-        data_format: "channels_last", which None stands for, or "channels_first".
-        seed: of the draws; None for the model's.
-        options: as `Layer`.
+        data_format: "channels_last" (the default) or "channels_first".
+        seed: of the random draws; by default the model's.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: alpha is not above 0.
@@ -126,9 +126,9 @@ class CutMix(_Mixing):
     Args:
         factor: the alpha of a batch: the part of an image that stays is drawn from the distribution beta(alpha, alpha);
             one number f of 0 to 1 for one that is drawn from 0 to f, or two.
-        seed: of the draws; None for the model's.
-        data_format: "channels_last", which None stands for, or "channels_first".
-        options: as `Layer`.
+        seed: of the random draws; by default the model's.
+        data_format: "channels_last" (the default) or "channels_first".
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: the factor is out of range.
@@ -152,7 +152,7 @@ class CutMix(_Mixing):
 
 
 class _AugmentationPool(RandomImageLayer):
-    """Has layers of many kinds, of which chance picks some for a batch."""
+    """A pool of augmentation layers, of which each batch draws some."""
 
     _names: ClassVar[Sequence[str]] = (
         *("random_shear", "random_translation", "random_rotation", "random_brightness", "random_color_degeneration"),
@@ -189,7 +189,7 @@ class _AugmentationPool(RandomImageLayer):
         self.equalization = Equalization(self.value_range, **common)
 
     def _draw_all(self, names: Sequence[str], *shape: Any) -> dict[str, Any]:
-        """Return what the layers of these names draw."""
+        """Draw the transformations of the named layers."""
         return {
             name: layer._draw_with(self.generator, *shape) if isinstance(layer, RandomImageLayer) else None
             for name in names
@@ -197,14 +197,9 @@ class _AugmentationPool(RandomImageLayer):
         }
 
     def _apply_selected(self, x: Tensor, number: Tensor, transformations: Mapping[str, Any]) -> Tensor:
-        """Return what one layer makes of images.
+        """Apply the layer with a number to images; any other number leaves them as they are.
 
-        Layers that move pixels share one move: by the matrix of the layer that is picked.
-
-        Args:
-            x: the images.
-            number: of the layer among those drawn; another number for none.
-            transformations: what layers have drawn, by their names.
+        Layers that move pixels share one affine map, by the matrix of the selected one.
         """
         matrix: list[Any] = [1.0, 0.0, 0.0, 0.0, 1.0, 0.0]
         moving, moves, outputs = None, None, x
@@ -235,9 +230,9 @@ class RandAugment(_AugmentationPool):
         num_ops: how many changes.
         factor: their strength: one number f of 0 to 1 for 0 to f, or two.
         interpolation: "bilinear" or "nearest".
-        seed: of the draws; None for the model's.
-        data_format: "channels_last", which None stands for, or "channels_first".
-        options: as `Layer`.
+        seed: of the random draws; by default the model's.
+        data_format: "channels_last" (the default) or "channels_first".
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range or unknown.
@@ -286,9 +281,9 @@ class AugMix(_AugmentationPool):
         alpha: of the distributions, of Dirichlet and beta, from which weights are drawn.
         all_ops: whether brightness, colours, contrast and sharpness are among the changes.
         interpolation: "bilinear" or "nearest".
-        seed: of the draws; None for the model's.
-        data_format: "channels_last", which None stands for, or "channels_first".
-        options: as `Layer`.
+        seed: of the random draws; by default the model's.
+        data_format: "channels_last" (the default) or "channels_first".
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range or unknown.

@@ -20,7 +20,7 @@ from dptrain.random import own_seed
 
 
 class HeadsLayer(Layer):
-    """What both attentions of several heads have in common; the arguments are those of `MultiHeadAttention`.
+    """Base of `MultiHeadAttention`, whose arguments it takes, and `GroupQueryAttention`.
 
     A subclass makes dense layers in `build`; a user's may override `_compute_attention`.
     """
@@ -95,7 +95,7 @@ class HeadsLayer(Layer):
     def _dense(
         self, name: str, equation: str, output_shape: Sequence[int | None], bias_axes: str, activation: Any = None
     ) -> EinsumDense:
-        """Return a dense layer with the arguments that all have in common."""
+        """Return a dense layer with the arguments that all of them share."""
         return EinsumDense(
             equation,
             output_shape,
@@ -132,13 +132,13 @@ class HeadsLayer(Layer):
             value: (rows, sources, features).
             key: (rows, sources, features); by default the value.
             query_mask: (rows, targets); the mask that comes with the query.
-            value_mask: (rows, sources), outside of which a source takes no part.
+            value_mask: (rows, sources), False for sources to ignore.
             key_mask: (rows, sources), as that of the value.
             attention_mask: (rows, targets, sources), or (rows, heads, targets, sources): whether a source takes part
                 for a target.
             return_attention_scores: whether to return the softmax too, (rows, heads, targets, sources).
             training: whether some of the softmax is dropped.
-            use_causal_mask: a source behind a target's place takes no part.
+            use_causal_mask: ignore sources behind the target.
 
         Raises:
             ConfigError: the scores of flash attention are asked for, or shapes that do not go together.
@@ -167,7 +167,7 @@ class HeadsLayer(Layer):
         return (output, scores) if return_attention_scores else output
 
     def _shared(self, heads: Tensor) -> Tensor:
-        """Return keys or values with as many heads as queries have."""
+        """Repeat keys or values for all query heads."""
         return heads
 
     def _compute_attention(
@@ -189,7 +189,7 @@ class HeadsLayer(Layer):
             attention_mask: whether a source takes part for a target.
             training: whether some of the softmax is dropped.
             return_attention_scores: whether the softmax is asked for.
-            use_causal_mask: a source behind a target's place takes no part.
+            use_causal_mask: ignore sources behind the target.
         """
         if self._flash_attention and return_attention_scores:
             raise ConfigError(
@@ -235,7 +235,7 @@ class HeadsLayer(Layer):
         attention_mask: Any = None,
         use_causal_mask: bool = False,
     ) -> Tensor | None:
-        """Return what all masks leave, (rows, targets, sources); None for everything. Arguments are those of `call`."""
+        """Combine all masks to (rows, targets, sources); None if there are none."""
         masks: list[Any] = [] if attention_mask is None else [attention_mask]
         if query_mask is not None:
             masks.append(ops.expand_dims(query_mask, -1))
@@ -271,7 +271,7 @@ class MultiHeadAttention(HeadsLayer):
         use_bias: whether the dense layers have biases.
         output_shape: last lengths of the output; by default the query's last.
         attention_axes: over which queries look for keys; by default all but rows and features.
-        sliding_window: sources at least so far from a target's place take no part; None for all.
+        sliding_window: sources at least so far from a target are ignored; None for no limit.
         flash_attention: True refuses dropout, and that scores are returned; else it makes no difference.
         kernel_initializer: name or initializer of the kernels.
         bias_initializer: name or initializer of the biases.
@@ -281,8 +281,8 @@ class MultiHeadAttention(HeadsLayer):
         kernel_constraint: name or constraint of the kernels.
         bias_constraint: name or constraint of the biases.
         use_gate: whether a sigmoid of a dense layer of the query multiplies what the heads return.
-        seed: of what is dropped; None for the model's.
-        options: as `Layer`.
+        seed: of the dropout masks; by default the model's.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -412,7 +412,7 @@ class GroupQueryAttention(HeadsLayer):
         num_key_value_heads: how many heads keys and values have, a divisor of it.
         dropout: fraction of the softmax to drop in training, 0 to 1.
         use_bias: whether the dense layers have biases.
-        sliding_window: sources at least so far from a target's place take no part; None for all.
+        sliding_window: sources at least so far from a target are ignored; None for no limit.
         flash_attention: True refuses dropout, and that scores are returned; else it makes no difference.
         kernel_initializer: name or initializer of the kernels.
         bias_initializer: name or initializer of the biases.
@@ -422,8 +422,8 @@ class GroupQueryAttention(HeadsLayer):
         kernel_constraint: name or constraint of the kernels.
         bias_constraint: name or constraint of the biases.
         use_gate: whether a sigmoid of a dense layer of the query multiplies what the heads return.
-        seed: of what is dropped; None for the model's.
-        options: as `Layer`.
+        seed: of the dropout masks; by default the model's.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -494,7 +494,7 @@ class GroupQueryAttention(HeadsLayer):
         return self._query_dense, self._key_dense, self._value_dense, self._output_dense
 
     def _shared(self, heads: Tensor) -> Tensor:
-        """Return keys or values with as many heads as queries have."""
+        """Repeat keys or values for all query heads."""
         return ops.repeat(heads, self.num_query_heads // self.num_key_value_heads, 2)
 
     def compute_output_shape(  # type: ignore[override]
@@ -515,11 +515,7 @@ class GroupQueryAttention(HeadsLayer):
 
 
 def _positive(name: str, value: Any, otherwise: str = "") -> int:
-    """Return an argument that must be a positive integer.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Return a positive integer argument after checking it."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise ConfigError(
             f"Received an invalid value for argument `{name}`, expected a positive integer{otherwise}. "
@@ -529,11 +525,7 @@ def _positive(name: str, value: Any, otherwise: str = "") -> int:
 
 
 def _lengths(name: str, value: Any) -> tuple[int, ...] | None:
-    """Return an argument that is one integer or several; None for none.
-
-    Raises:
-        ConfigError: it is neither.
-    """
+    """Return an argument of one or several integers as a tuple; None for none."""
     if value is None or value == ():
         return None
     if isinstance(value, int):
@@ -544,7 +536,7 @@ def _lengths(name: str, value: Any) -> tuple[int, ...] | None:
 
 
 def _letters(*counts: int) -> list[str]:
-    """Return so many groups of letters, none of which is in two."""
+    """Return groups of distinct letters, of these sizes."""
     letters = iter(string.ascii_letters)
     return ["".join(next(letters) for _ in range(count)) for count in counts]
 

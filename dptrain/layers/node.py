@@ -94,7 +94,7 @@ class OperationCall:
         return [tensor for tensor in leaves([self.arguments, self.keywords]) if is_symbolic(tensor)]
 
     def repeat(self, value: Callable[[Any], Any]) -> None:
-        """Mark what a graph has made of other symbolic tensors as the outputs of such a call."""
+        """Record the same call on other symbolic tensors, as outputs of a graph."""
         arguments, keywords, outputs = (
             map_leaves(lambda _, leaf: value(leaf), nested) for nested in (self.arguments, self.keywords, self.outputs)
         )

@@ -21,8 +21,8 @@ class GaussianNoise(Layer):
 
     Args:
         stddev: of the noise, 0 to 1.
-        seed: of the noise; None for the model's.
-        options: as `Layer`.
+        seed: of the noise; by default the model's.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: the deviation is out of range.
@@ -57,8 +57,8 @@ class GaussianDropout(Layer):
 
     Args:
         rate: as of `Dropout` of the same variance, 0 to below 1.
-        seed: of the noise; None for the model's.
-        options: as `Layer`.
+        seed: of the noise; by default the model's.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: the rate is out of range.
@@ -91,9 +91,9 @@ class AlphaDropout(Layer):
 
     Args:
         rate: fraction of elements to drop, 0 to below 1.
-        noise_shape: as of `Dropout`.
-        seed: of the masks; None for the model's.
-        options: as `Layer`.
+        noise_shape: see `Dropout`.
+        seed: of the masks; by default the model's.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range.

@@ -20,7 +20,7 @@ from dptrain.program.types import is_half
 
 
 class AffineNormalization(Layer):
-    """What scales and shifts normalized features by gamma and beta; the arguments are those of `BatchNormalization`."""
+    """Scales and shifts normalized features by gamma and beta; takes the arguments of `BatchNormalization`."""
 
     _passes_masks = True
 
@@ -47,7 +47,7 @@ class AffineNormalization(Layer):
         self.gamma_constraint = constraints.get(gamma_constraint)
 
     def _make_weights(self, shape: Sequence[int | None], scale: bool | None = None, center: bool | None = None) -> None:
-        """Make gamma and beta, where there are to be any: by default as the arguments say."""
+        """Make gamma and beta, by default as the arguments say."""
         self.gamma: Variable | None = None
         self.beta: Variable | None = None
         if self.scale if scale is None else scale:
@@ -70,7 +70,7 @@ class AffineNormalization(Layer):
             )
 
     def _normalize_wide(self, normalize: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-        """Return inputs normalized, without rounding them first to half precision, whose range may be too small."""
+        """Normalize before rounding to half precision, whose range may be too small."""
         x = inputs if inputs.dtype.kind in "fV" else ops.cast(inputs, self._data_dtype)
         wide = x if is_half(x.dtype) else ops.cast(x, self._data_dtype)
         return ops.cast(normalize(wide), self.compute_dtype)
@@ -103,11 +103,11 @@ class BatchNormalization(AffineNormalization):
         gamma_regularizer: name or regularizer of gamma.
         beta_constraint: name or constraint of beta.
         gamma_constraint: name or constraint of gamma.
-        renorm: as above.
+        renorm: whether to renormalize.
         renorm_clipping: limits of r and d: "rmin", "rmax" and "dmax", each of which may be missing.
         renorm_momentum: of the averages that r and d stand for.
         synchronized: of no effect: statistics are always those of the global batch.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range, unknown or not supported.
@@ -183,7 +183,7 @@ class BatchNormalization(AffineNormalization):
         """Return the input normalized; in training, move the averages.
 
         Args:
-            inputs: as above.
+            inputs: (rows, ..., features).
             training: whether statistics are the batch's.
             mask: of the inputs' shape without the features, what counts in the batch's statistics; None for all.
 
@@ -226,7 +226,7 @@ class BatchNormalization(AffineNormalization):
         moving.assign(moving * momentum + ops.stop_gradient(batch) * (1.0 - momentum))
 
     def _renorm_factors(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        """Return factor and offset that turn the batch's mean and deviation into averages; move these."""
+        """Return the factor and offset of renormalization, and move the averages."""
         deviation = ops.sqrt(variance + self.epsilon)
         usual = ops.maximum(self.renorm_stddev, math.sqrt(self.epsilon))
         r, d = ops.stop_gradient(deviation / usual), ops.stop_gradient((mean - self.renorm_mean) / usual)
@@ -244,7 +244,7 @@ class BatchNormalization(AffineNormalization):
 
 
 def _mean(x: Tensor, over: Sequence[int], counts: Tensor | None) -> Tensor:
-    """Return the mean over axes, of what counts: booleans that are broadcast to x."""
+    """Return the mean over axes of unmasked elements."""
     if counts is None:
         return ops.mean(x, over)
     counts = ops.broadcast_to(ops.cast(counts, "bool"), x.shape)
@@ -252,11 +252,7 @@ def _mean(x: Tensor, over: Sequence[int], counts: Tensor | None) -> Tensor:
 
 
 def _clipping(clipping: Mapping[str, float]) -> dict[str, float]:
-    """Return limits of renormalization, without those that are None.
-
-    Raises:
-        ConfigError: others, or limits that leave nothing.
-    """
+    """Return the limits of renormalization that are set; refuse unknown or empty ranges."""
     supported = ["rmax", "rmin", "dmax"]
     if set(clipping) - set(supported):
         raise ConfigError(
@@ -271,7 +267,7 @@ def _clipping(clipping: Mapping[str, float]) -> dict[str, float]:
 
 
 class _SquareRootOf(initializers.Initializer):
-    """The root of what another initializer draws: a deviation where that is of variances."""
+    """Square roots of what another initializer draws: deviations from variances."""
 
     def __init__(self, variances: Any) -> None:
         self.variances = variances
@@ -302,7 +298,7 @@ class LayerNormalization(AffineNormalization):
         beta_constraint: name or constraint of beta.
         gamma_constraint: name or constraint of gamma.
         rms_scaling: y = gamma * x / sqrt(variance + epsilon), which `RMSNormalization` does not compute.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range, unknown or not supported.

@@ -1,4 +1,4 @@
-"""What a layer is made of: weights, random numbers, sublayers; their names, types and initial values in a model."""
+"""What a layer consists of: weights, random streams, sublayers; their names, types and initial values in a model."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ _outer_paths: ContextVar[str] = ContextVar("outer_paths", default="")
 
 
 class Parts(Configurable):
-    """The half of `Layer` that knows what a layer has; the other half calls it."""
+    """The half of `Layer` that holds weights, sublayers and metrics; `Layer` adds the calls."""
 
     name: str | None
     built: bool
@@ -58,7 +58,7 @@ class Parts(Configurable):
 
     @property
     def _default_name(self) -> str:
-        """What names are counted up from: the class's in snake case."""
+        """The class name in snake case, which models number."""
         return snake_case(type(self).__name__)
 
     @property
@@ -68,7 +68,7 @@ class Parts(Configurable):
 
     @contextmanager
     def _in_scope(self) -> Iterator[None]:
-        """Let layers that are built in this context, and weights, have this one in their paths."""
+        """Put this layer into the paths of layers and weights built in the context."""
         if self._outer_path is None:
             self._outer_path = _outer_paths.get()
         token = _outer_paths.set(f"{self.path}/")
@@ -78,7 +78,7 @@ class Parts(Configurable):
             _outer_paths.reset(token)
 
     def _rename_paths(self) -> None:
-        """Give the weights, and layers that were built in this one, its name as it is now, which a model may change."""
+        """Refresh the paths of weights and inner layers after the layer was renamed."""
         if self._outer_path is not None:
             for variable in self._own_weights:
                 variable._scope_path = f"{self.path}/{variable.name}"
@@ -101,7 +101,7 @@ class Parts(Configurable):
         return cast("list[Layer]", self._attributes(Parts))
 
     def _flatten_layers(self) -> list["Layer"]:
-        """Return this layer, its sublayers and theirs, each before its own and once."""
+        """Return this layer and all sublayers, depth first, each once."""
         layers_by_id: dict[int, Layer] = {id(self): cast("Layer", self)}
         for sublayer in self._sublayers:
             if id(sublayer) not in layers_by_id:
@@ -112,14 +112,14 @@ class Parts(Configurable):
 
     @property
     def _own_weights(self) -> list[Variable]:
-        """The layer's own weights: those to be trained, then the others."""
+        """The layer's own weights, trainable ones first."""
         variables = self._attributes(Variable)
         frozen = {id(variable) for variable in self._frozen}
         return sorted(variables, key=lambda variable: not (variable.trainable or id(variable) in frozen))
 
     @property
     def _states(self) -> list[Variable]:
-        """The layer's own variables that are no weights: states of random numbers, and what batches leave to others."""
+        """The layer's own variables that are no weights: random states and batch states."""
         batch_states = [variable for state in self._attributes(BatchState) for variable in state.variables]
         return [*(generator.count for generator in self._attributes(SeedGenerator)), *batch_states]
 
@@ -290,7 +290,7 @@ class Parts(Configurable):
         return self._policy._data_dtype
 
     def _set_dtype(self, dtype: str | DTypePolicy) -> None:
-        """Give the layer and its sublayers another policy, but those that were given one of their own."""
+        """Set the policy of the layer and of sublayers that were given none."""
         policy = dtype if isinstance(dtype, DTypePolicy) else DTypePolicy(dtype)
         for layer in self._flatten_layers():
             if not layer._own_policy:
@@ -302,18 +302,10 @@ class Parts(Configurable):
         self._own_policy = True
 
     def _adopt(self, seed: int) -> None:
-        """Make one model of the sublayers: unique names, paths of weights, random numbers, initial values.
+        """Give the sublayers unique names, paths, random streams and initial values.
 
-        Weights that were built on symbolic tensors, or in a trace, get their initial values here, and keep them when it
-        is called again. So do those of a model that was built before and is a sublayer now, unless they have the same
-        (seed, position) as others here, as two such models of one seed have: these are drawn anew, as in Keras no two
-        begin alike.
-
-        Args:
-            seed: of the model.
-
-        Raises:
-            ConfigError: two sublayers of a layer have the same name.
+        Weights that were built without values, or drawn with the same (seed, position) as another one, are drawn anew,
+        so that no two begin alike, as in Keras.
         """
         for path, variable in self._paths():
             variable._path = path

@@ -61,7 +61,7 @@ class ImageLayer(Layer):
 
     @abstractmethod
     def _transformed(self, images: Tensor, training: bool) -> Tensor:
-        """Return what the layer makes of images."""
+        """Transform images."""
 
     def _space_of(self, images: Any) -> tuple[int, int]:
         """Return the axes of height and width."""
@@ -87,7 +87,7 @@ class MaxNumBoundingBoxes(ImageLayer):
         max_number: how many.
         fill_value: what missing boxes and their labels consist of.
         bounding_box_format: of the boxes, such as "xyxy"; must be given where there are some, and makes no difference.
-        options: as `Layer`, and `data_format`.
+        options: keyword arguments of `Layer`, and `data_format`.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -135,16 +135,16 @@ class Resizing(ImageLayer):
     """Images of another size, as `ops.image.resize` makes them; whole numbers are rounded, and stay whole.
 
     Args:
-        height: of what comes out.
-        width: of what comes out.
-        interpolation: as of `ops.image.resize`, and so what follows.
+        height: of the output.
+        width: of the output.
+        interpolation: see `ops.image.resize`.
         crop_to_aspect_ratio: cut off what is too high or wide rather than distort.
         pad_to_aspect_ratio: add what is missing rather than distort.
         fill_mode: only "constant".
         fill_value: what is added.
         antialias: where images become smaller, each pixel sees all that it stands for.
-        data_format: "channels_last", which None stands for, or "channels_first".
-        options: as `Layer`.
+        data_format: "channels_last" (the default) or "channels_first".
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range or unknown.
@@ -185,10 +185,10 @@ class CenterCrop(ImageLayer):
     """The middle of images; what is too small is resized to that size before, without what sticks out.
 
     Args:
-        height: of what comes out.
-        width: of what comes out.
-        data_format: "channels_last", which None stands for, or "channels_first".
-        options: as `Layer`.
+        height: of the output.
+        width: of the output.
+        data_format: "channels_last" (the default) or "channels_first".
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range or unknown.

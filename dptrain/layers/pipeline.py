@@ -12,7 +12,7 @@ class Pipeline(Layer):
 
     Args:
         layers: the layers; what comes out of one goes into the next.
-        name: as `Layer`.
+        name: of the layer.
 
     Raises:
         ConfigError: something else than layers.
@@ -37,7 +37,7 @@ class Pipeline(Layer):
         return {"layers": [dptrain.layers.serialize(layer) for layer in self.layers]}
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments, which `trainable` is not one of."""
+        """Return the constructor's arguments, without `trainable`."""
         return {key: value for key, value in super()._get_config().items() if key in ("layers", "name")}
 
     @classmethod

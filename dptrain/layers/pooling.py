@@ -19,9 +19,9 @@ class Pooling(SpatialLayer):
         pool_size: of the windows, one number for all axes of space, or one each.
         strides: between them; by default their size.
         padding: "valid" (none), or "same": windows may reach beyond the image, and then count what of them is in it.
-        data_format: "channels_last", which None stands for, or "channels_first".
-        name: as `Layer`.
-        options: as `Layer`.
+        data_format: "channels_last" (the default) or "channels_first".
+        name: of the layer.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range or not supported.
@@ -92,8 +92,8 @@ class AdaptivePooling(SpatialLayer):
 
     Args:
         output_size: windows along all axes of space, one number, or one each.
-        data_format: "channels_last", which None stands for, or "channels_first".
-        options: as `Layer`.
+        data_format: "channels_last" (the default) or "channels_first".
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -152,9 +152,9 @@ class GlobalPooling(SpatialLayer):
     """One number of each channel of an image.
 
     Args:
-        data_format: "channels_last", which None stands for, or "channels_first".
+        data_format: "channels_last" (the default) or "channels_first".
         keepdims: whether the axes of space stay, 1 each.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: another data format.

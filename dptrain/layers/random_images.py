@@ -1,7 +1,7 @@
-"""What layers that change pictures at random have in common.
+"""Base of layers that transform images at random.
 
-What is drawn for a sample is a function of (seed, number of draws before, place in the global batch), as of `Dropout`:
-the same on any number of ranks, and another in every step and epoch.
+Draws for a sample are a function of (seed, number of earlier draws, place in the global batch): the same on any number
+of ranks, and different in every step and epoch.
 """
 
 from abc import abstractmethod
@@ -36,7 +36,7 @@ class RandomImageLayer(ImageLayer):
 
     @property
     def _exact_dtype(self) -> str:
-        """The type of places and factors: half precision is too coarse for them."""
+        """The type of coordinates and factors: half precision is too coarse."""
         return "float64" if self.compute_dtype == "float64" else "float32"
 
     def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
@@ -55,12 +55,7 @@ class RandomImageLayer(ImageLayer):
         return self._draw_with(self.generator if seed is None else seed, *shape)
 
     def _draw_with(self, generator: Any, *shape: Any) -> Any:
-        """Return what is drawn from a generator for images.
-
-        Args:
-            generator: as of `dptrain.random`.
-            shape: how many there are, their height, width and channels.
-        """
+        """Draw a transformation with another seed generator; `shape` is rows, height, width and channels."""
         layer_generator, self.generator = self.generator, generator
         try:
             return self._draw(*shape)
@@ -80,7 +75,7 @@ class RandomImageLayer(ImageLayer):
         Args:
             images: as `get_random_transformation`.
             transformation: what it returned.
-            training: as above.
+            training: whether to transform.
         """
         x = self._floating(self._as_tensor(images))
         if not training or transformation is None:
@@ -92,17 +87,9 @@ class RandomImageLayer(ImageLayer):
         """Return images (rows, ...) transformed."""
 
     def _box_masks(self, rows: Any, height: Any, width: Any, down: Tensor, across: Tensor) -> Tensor:
-        """Return where a box anywhere in each image lies.
+        """Return masks of a random box in each image, of its parts of height (`down`) and width (`across`), (rows,).
 
-        Args:
-            rows: how many images.
-            height: of the images.
-            width: of the images.
-            down: the box's part of the height, (rows,).
-            across: its part of the width.
-
-        Returns:
-            Booleans (rows, height, width, 1), with "channels_first" (rows, 1, height, width).
+        Booleans (rows, height, width, 1), with "channels_first" (rows, 1, height, width).
         """
         shapes = ((-1, 1), (1, -1))
         inside: Any = True
@@ -114,30 +101,19 @@ class RandomImageLayer(ImageLayer):
         return ops.expand_dims(inside, 1 if self.data_format == "channels_first" else -1)
 
     def _random_flags(self, rows: Any, chances: tuple[float, float]) -> Tensor:
-        """Return what is true with a chance that is itself drawn between these, for each row."""
+        """Return a boolean for each row, true with a probability drawn from a range."""
         chance = self._uniform(rows, *chances)
         return self._uniform(rows, 0, 1) < chance
 
 
 def per_image(number: Any, x: Tensor | None = None) -> Tensor:
-    """Return a number for each image as (rows, 1, 1, 1), of the type of images where these are given."""
+    """Return a number for each image as (rows, 1, 1, 1), in the images' type if they are given."""
     column = ops.reshape(ops.convert_to_tensor(number), (-1, 1, 1, 1))
     return column if x is None else ops.cast(column, x.dtype)
 
 
 def limits(name: str, factor: Factor, least: float, message: str, excluded: bool = False) -> tuple[float, float]:
-    """Return the least and the greatest number that a factor stands for: f for those from -f to f.
-
-    Args:
-        name: of the argument.
-        factor: the argument.
-        least: that each number may be; 1 is the greatest.
-        message: the message's beginning.
-        excluded: whether `least` itself is not allowed.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """Return the range of a factor: (-f, f) for one number f. `message` begins the error."""
     pair: list[Any] = list(factor) if isinstance(factor, list | tuple) else [factor, factor]
     is_wrong = len(pair) != 2 or any(isinstance(number, bool) or not isinstance(number, int | float) for number in pair)
     if is_wrong or any(number > 1 or number < least or (excluded and number == least) for number in pair):
@@ -148,17 +124,7 @@ def limits(name: str, factor: Factor, least: float, message: str, excluded: bool
 
 
 def factor_range(factor: Factor | None, least: float, most: float = 1, name: str = "factor") -> tuple[float, float]:
-    """Return the range of a factor: of one number f from -f, or `least` if that is above it, to f.
-
-    Args:
-        factor: as above, or both ends of the range.
-        least: that it may be.
-        most: that it may be.
-        name: of the argument.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """Return the range of a factor: (max(-f, least), f) for one number f."""
     message = f"The `{name}` argument should be a number (or a list of two numbers) in the range [{least}, {most}]. "
     number: Any = 0.0 if factor is None else factor
     if isinstance(number, list | tuple):
@@ -171,11 +137,7 @@ def factor_range(factor: Factor | None, least: float, most: float = 1, name: str
 
 
 def value_range_of(value_range: Any) -> tuple[float, float]:
-    """Return the least and the greatest value of pixels.
-
-    Raises:
-        ConfigError: they are not two numbers.
-    """
+    """Return the least and greatest pixel value after checking them."""
     if not isinstance(value_range, list | tuple) or len(value_range) != 2:
         raise ConfigError(
             f"The `value_range` argument should be a list of two numbers. Received: value_range={value_range}"
@@ -184,10 +146,6 @@ def value_range_of(value_range: Any) -> tuple[float, float]:
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    """Check that an argument is one of the known values.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Refuse an argument that is none of the choices."""
     if value not in choices:
         raise ConfigError(f"Unknown `{name}` {value}. Expected of one {tuple(choices)}.")

@@ -17,7 +17,7 @@ class Rescaling(Layer):
     Args:
         scale: factor, such as 1 / 255; or one for each index of the last axis.
         offset: added after scaling; likewise.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: scale or offset is neither a number nor a list of them.

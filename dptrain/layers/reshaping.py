@@ -20,9 +20,9 @@ class Flatten(Layer):
     """Reshapes (rows, a, b, ...) to (rows, a * b * ...), (rows,) to (rows, 1).
 
     Args:
-        data_format: "channels_last", which None stands for, or "channels_first": the channels, the first axis after the
+        data_format: "channels_last" (the default) or "channels_first": the channels, the first axis after the
             rows, become the last axis before that.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: another data format.
@@ -46,7 +46,7 @@ class Reshape(Layer):
 
     Args:
         target_shape: one dimension may be -1, for what is left.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: more than one dimension is unknown, or one is not a positive integer.
@@ -84,7 +84,7 @@ class Permute(Layer):
 
     Args:
         dims: the axes, of which the first after the rows is 1.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: not each axis once.
@@ -112,7 +112,7 @@ class RepeatVector(Layer):
 
     Args:
         n: how often, at least 1.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: n is out of range.

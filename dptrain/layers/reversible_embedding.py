@@ -23,7 +23,7 @@ class ReversibleEmbedding(Embedding):
         mask_zero: as `Embedding`.
         reverse_dtype: in which the way back is computed; by default the layer's.
         logit_soft_cap: the way back returns tanh(y / logit_soft_cap) * logit_soft_cap; None for y.
-        options: as `Embedding`.
+        options: keyword arguments of `Embedding`.
 
     Raises:
         ConfigError: an argument is out of range, unknown or not supported.

@@ -1,4 +1,4 @@
-"""What layers of images have in common: axes of space between the rows and the channels, or behind both."""
+"""Base of layers with axes of space."""
 
 from typing import Any, ClassVar
 
@@ -12,7 +12,7 @@ class SpatialLayer(Layer):
     """A layer of (rows, *space, channels), or with "channels_first" of (rows, channels, *space).
 
     Attributes:
-        rank: how many axes of space there are.
+        rank: the number of axes of space.
         data_format: "channels_last" or "channels_first".
     """
 
@@ -36,16 +36,12 @@ class SpatialLayer(Layer):
         return channels_last(x) if self.data_format == "channels_first" else x
 
     def _in_format(self, x: Tensor) -> Tensor:
-        """Return what has its channels last in the layer's format."""
+        """Return a tensor with channels last in the layer's format."""
         return channels_first(x) if self.data_format == "channels_first" else x
 
 
 def checked_format(data_format: Any) -> str:
-    """Return the data format, "channels_last" for None.
-
-    Raises:
-        ConfigError: there is no such format.
-    """
+    """Return the data format after checking it; "channels_last" for None."""
     form = FORMATS[0] if data_format is None else str(data_format).lower()
     if form not in FORMATS:
         raise ConfigError(

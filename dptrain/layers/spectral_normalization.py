@@ -21,7 +21,7 @@ class SpectralNormalization(Wrapper):
     Args:
         layer: a layer with a `kernel` or `embeddings`.
         power_iterations: steps of a call, at least 1.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: the number of steps is out of range, or the layer has neither.

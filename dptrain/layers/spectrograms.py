@@ -38,7 +38,7 @@ class MelSpectrogram(Layer):
         mag_exp: the power of the magnitudes that is summed.
         min_power: the least that counts.
         ref_power: of which decibels are the ratio.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: a window that is longer than its transform.
@@ -91,7 +91,7 @@ class MelSpectrogram(Layer):
         return ops.cast(ops.swapaxes(bands, -1, -2), self.compute_dtype)
 
     def _decibels(self, power: Tensor) -> Tensor:
-        """Return decibels, none of which is further below the greatest of the batch than `top_db`."""
+        """Return decibels, at most `top_db` below the greatest of the batch."""
         decibels = 10.0 * ops.log10(ops.maximum(power, self.min_power))
         decibels = decibels - 10.0 * math.log10(max(abs(self.ref_power), self.min_power))
         return ops.maximum(decibels, ops.max(decibels) - self.top_db)
@@ -146,7 +146,7 @@ class STFTSpectrogram(Layer):
         padding: "valid" or "same".
         expand_dims: return (rows, time, frequencies, channels).
         data_format: "channels_last" or "channels_first".
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Attributes:
         real_kernel: (frame_length, 1, frequencies).
@@ -262,7 +262,7 @@ class STFTSpectrogram(Layer):
         return magnitude if self.mode == "magnitude" else ops.log(ops.maximum(magnitude, self._LEAST))
 
     def _output_layout(self, spectra: Tensor) -> Tensor:
-        """Return (rows, channels, time, frequencies) in the order that was asked for."""
+        """Return (rows, channels, time, frequencies) in the requested layout."""
         first = self.data_format == "channels_first"
         if self.expand_dims:
             return spectra if first else ops.transpose(spectra, (0, 2, 3, 1))

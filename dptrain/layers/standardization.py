@@ -29,7 +29,7 @@ class Normalization(Layer):
         mean: given instead of `adapt`; broadcast over the kept axes. Needs `variance`.
         variance: as `mean`.
         invert: return x * max(sqrt(variance), 1e-7) + mean instead.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Attributes:
         input_mean: the argument `mean`.
@@ -181,14 +181,14 @@ class Normalization(Layer):
 
 
 def is_one_array(data: Any) -> bool:
-    """Whether data that a layer adapts to are one array, a list of numbers or texts too; else they are batches."""
+    """Whether `adapt` received one array, or a list of numbers or strings, rather than batches."""
     if not isinstance(data, list | tuple):
         return hasattr(data, "__array__")
     return all(isinstance(leaf, str | bytes | Number | np.generic) for leaf in leaves(data))
 
 
 def batches_of(data: Any) -> Iterable[Any]:
-    """Yield the batches of data that a layer adapts to; of tuples (x, y) and (x, y, sample_weight) x."""
+    """Yield the batches that `adapt` reads: x of tuples (x, y) and (x, y, sample_weight)."""
     if is_one_array(data):
         yield np.asarray(data)
         return

@@ -47,7 +47,7 @@ class TextVectorization(Layer):
         sparse: only False.
         ragged: only False.
         encoding: only "utf-8".
-        name: as `Layer`.
+        name: of the layer.
 
     Raises:
         ConfigError: an argument is out of range, unknown or not supported.
@@ -158,14 +158,7 @@ class TextVectorization(Layer):
         self._lookup._set_most_frequent(counts, documents, number)
 
     def _tokens(self, inputs: Any) -> list[list[str]]:
-        """Return the tokens of each text.
-
-        Args:
-            inputs: texts (rows,) or (rows, 1); without `split` also tokens (rows, tokens).
-
-        Raises:
-            ConfigError: another shape, or the values are not known: inside a model.
-        """
+        """Return the tokens of each text, (rows,) or (rows, 1); without `split` also (rows, tokens)."""
         texts = on_host(self, inputs)
         if texts.dtype.kind != "U":
             raise ConfigError(f"layer {self._display_name!r}: values of {texts.dtype.name}; expected texts")
@@ -235,7 +228,7 @@ class TextVectorization(Layer):
         return super()._get_own_config() | {"vocabulary": self.vocabulary, "idf_weights": token_weights}
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments, which `trainable` is not one of."""
+        """Return the constructor's arguments, without `trainable`."""
         return {key: value for key, value in super()._get_config().items() if key != "trainable"}
 
     @classmethod

@@ -34,7 +34,7 @@ class UpSampling1D(_UpSampling):
 
     Args:
         size: how often.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: the size is out of range.
@@ -54,9 +54,9 @@ class UpSampling2D(_UpSampling):
 
     Args:
         size: how many times, down and across, one number for both, or two.
-        data_format: "channels_last", which None stands for, or "channels_first".
+        data_format: "channels_last" (the default) or "channels_first".
         interpolation: "nearest" repeats every pixel; the others are those of `ops.image.resize`.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range or unknown.
@@ -96,8 +96,8 @@ class UpSampling3D(_UpSampling):
 
     Args:
         size: how often along each axis, one number for all, or three.
-        data_format: "channels_last", which None stands for, or "channels_first".
-        options: as `Layer`.
+        data_format: "channels_last" (the default) or "channels_first".
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range.

@@ -25,14 +25,7 @@ _element_budget: ContextVar[list[int] | None] = ContextVar("room", default=None)
 
 @contextmanager
 def without_values(most: int) -> Iterator[None]:
-    """Make weights in this context without drawing their values, which a file has.
-
-    Args:
-        most: elements that all of them may have.
-
-    Raises:
-        ConfigError: they have more, before memory is taken for them.
-    """
+    """Make weights in this context without drawing values, which a file has; refuse more than `most` elements."""
     token = _element_budget.set([most, most])
     try:
         yield
@@ -69,8 +62,8 @@ class Weight(Variable):
         aggregation: see `Variable`.
 
     Attributes:
-        initializer: as above.
-        provisional: as above.
+        initializer: draws the initial value.
+        provisional: whether a model is to draw the value anew.
         drawn_with: seed and position of the initial value.
     """
 
@@ -148,7 +141,7 @@ class Weight(Variable):
 def _first_value(
     initializer: InitializerLike, shape: tuple[int, ...], seed: int, position: int, dtype: npt.DTypeLike
 ) -> Any:
-    """Return a weight's first value, or what draws it where that fits every shape, and nothing else depends on it."""
+    """Return a weight's initial value, or a deferred draw where the initializer allows it."""
     draw = partial(_drawn, initializer, shape, seed, position, dtype)
     is_ours = type(initializer).__module__.startswith("dptrain.")
     if (
@@ -169,13 +162,10 @@ def _drawn(
 
 
 class BatchState:
-    """Variables that one batch leaves to the next, which are no weights: files do not have them, checkpoints do.
-
-    Args:
-        nested: the variables, in lists.
+    """Variables that one batch leaves to the next: in checkpoints, not in weight files.
 
     Attributes:
-        nested: as above.
+        nested: the variables, in lists.
         variables: all of them.
     """
 

@@ -12,10 +12,10 @@ class Wrapper(Layer):
 
     Args:
         layer: the other.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: another value.
     """
 
     _unwritten = ("layer",)  # as an argument of JSON's types

@@ -113,7 +113,7 @@ class FeatureSpace(Layer):
         crossing_dim: categories of a cross.
         hashing_dim: of hashed features.
         num_discretization_bins: of discretized ones.
-        name: as `Layer`.
+        name: of the layer.
 
     Raises:
         ConfigError: there are no features, or something is unknown.
@@ -272,7 +272,7 @@ class FeatureSpace(Layer):
             dataset: a dictionary of columns, (rows,) or (rows, 1), or an iterable of such batches.
 
         Raises:
-            ConfigError: it is none.
+            ConfigError: another value.
         """
         batches = [dataset] if isinstance(dataset, Mapping) else list(dataset)
         if not batches or any(not isinstance(batch, Mapping) for batch in batches):

@@ -26,7 +26,7 @@ class Bidirectional(Layer):
         merge_mode: "concat", "sum", "mul" or "ave" of both outputs; None for both.
         weights: of both layers, arrays.
         backward_layer: what goes backwards, instead of a layer like the other.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: no layers, two that do not go together, or another merge mode.
@@ -175,7 +175,7 @@ class Bidirectional(Layer):
 
 
 def _clone_with(layer: Any, **changed: Any) -> Any:
-    """Return a new layer of a layer's configuration, but for some arguments."""
+    """Return a new layer of the same configuration with some arguments changed."""
     import dptrain
 
     described = dptrain.layers.serialize(layer)

@@ -1,4 +1,4 @@
-"""What the cells of recurrent layers have in common: kernels of inputs and states, a bias, activations, dropout."""
+"""Base of recurrent cells: kernels of inputs and states, bias, activations, dropout."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,34 +26,18 @@ Masks = Tensor | Sequence[Tensor] | None
 
 
 def arguments_of(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a constructor's own arguments, of its `locals()`."""
+    """Return a constructor's own arguments, from its `locals()`."""
     return {name: value for name, value in variables.items() if name not in ("self", "__class__", "options")}
 
 
 class RecurrentCell(Layer):
-    """One step of a recurrent layer, of which the product with the inputs can be computed for all steps beforehand.
+    """Base of cells, whose product with the inputs can be computed for all steps at once.
 
-    Args:
-        activation: of the state.
-        use_bias: whether there is a bias.
-        kernel_initializer: name or initializer of the kernel of the inputs.
-        recurrent_initializer: of the kernel of the state.
-        bias_initializer: of the bias.
-        kernel_regularizer: name or regularizer, as the two that follow.
-        recurrent_regularizer: see there.
-        bias_regularizer: see there.
-        kernel_constraint: name or constraint, as the two that follow.
-        recurrent_constraint: see there.
-        bias_constraint: see there.
-        dropout: fraction of the inputs to drop, the same ones in all steps of a batch.
-        recurrent_dropout: of the state.
-        seed: of what is dropped; None for the model's.
-        recurrent_activation: of the gates.
-        options: as `Layer`.
+    Takes the arguments of `LSTMCell` but for the units.
 
     Attributes:
-        state_size: of each state, or of the only one.
-        output_size: of what a step returns.
+        state_size: the size of each state, or of the only one.
+        output_size: the size of a step's output.
     """
 
     activation, recurrent_activation = ActivationAttribute(), ActivationAttribute()
@@ -106,7 +90,7 @@ class RecurrentCell(Layer):
         bias_shape: tuple[int, ...],
         bias_initializer: Any = None,
     ) -> None:
-        """Make both kernels and the bias; by default of the initializer that was given for it."""
+        """Make both kernels and the bias."""
         self.kernel = self.add_weight(
             kernel_shape,
             self.kernel_initializer,
@@ -146,22 +130,11 @@ class RecurrentCell(Layer):
         return output, after[0] if alone else after
 
     def _project(self, inputs: Tensor, masks: Masks) -> Tensor:
-        """Return what the inputs contribute to a step, or with an axis of time behind the rows to all steps.
-
-        Args:
-            inputs: (rows, features) or (rows, time, features).
-            masks: (rows, features).
-        """
+        """Return the inputs' contribution to a step (rows, features), or to all steps (rows, time, features)."""
         raise NotImplementedError
 
     def _advance(self, projected: Tensor, states: Sequence[Tensor], masks: Masks) -> tuple[Tensor, list[Tensor]]:
-        """Return the output and the states after a step.
-
-        Args:
-            projected: what `_project` returned for it.
-            states: before it.
-            masks: of the first state.
-        """
+        """Return the output and the new states, from the inputs' projection and the old states."""
         raise NotImplementedError
 
     def get_initial_state(self, batch_size: Any = None) -> list[Tensor]:
@@ -170,7 +143,7 @@ class RecurrentCell(Layer):
         return [ops.zeros((batch_size, size), self.compute_dtype) for size in sizes]
 
     def _draw_masks(self, inputs: Tensor, state: Tensor, training: bool) -> tuple[Masks, Masks]:
-        """Return masks of the inputs of a step, and of the state: in training, of what is dropped in this batch."""
+        """Return dropout masks of a step's inputs and of the state; None outside of training."""
         if not training:
             return None, None
         return self._masks(inputs, self.dropout), self._masks(state, self.recurrent_dropout)
@@ -190,7 +163,7 @@ class RecurrentCell(Layer):
         return masks if self._mask_count else masks[0]
 
     def _product(self, x: Tensor, kernel: Any, masks: Masks) -> Tensor:
-        """Return a product with the kernels of all gates, which may each have a mask of its own."""
+        """Return the product with the kernels of all gates, each with its own mask if there are several."""
         if masks is None or isinstance(masks, Tensor):
             return _matmul(x if masks is None else x * _over_time(masks, x), kernel)
         kernels = ops.split(kernel, len(masks), axis=-1)
@@ -203,19 +176,16 @@ class RecurrentCell(Layer):
         return options
 
     def _choose_masks(self, gates: int) -> None:
-        """Give each gate dropout masks of its own, as `implementation` 1 does, which recurrent dropout is."""
+        """Give each gate its own dropout mask with `implementation` 1, which recurrent dropout implies."""
         if self.recurrent_dropout:
             self.implementation = 1
         self._mask_count = gates if self.implementation == 1 else 0
 
 
 class UnitForgetBias(Initializer):
-    """1 for the bias of the forget gate, the second of four; another initializer's values for the others.
+    """Ones for the forget gate's bias, the second of four; another initializer's values elsewhere.
 
     Source: R. Jozefowicz et al., "An empirical exploration of recurrent network architectures", ICML 2015.
-
-    Args:
-        initializer: of the other gates.
     """
 
     def __init__(self, initializer: Any) -> None:
@@ -234,7 +204,7 @@ class UnitForgetBias(Initializer):
 
 
 def _over_time(mask: Tensor, x: Tensor) -> Tensor:
-    """Return a mask of a step's inputs for the inputs of all steps, if there is an axis of time."""
+    """Broadcast a step's mask over the axis of time, if there is one."""
     return mask if x.ndim == mask.ndim else ops.expand_dims(mask, 1)
 
 

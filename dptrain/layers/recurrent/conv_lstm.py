@@ -22,25 +22,25 @@ class ConvLSTMCell(RecurrentCell):
         kernel_size: of the windows of the inputs; one integer, or one for each axis of space. So the three that follow.
         strides: of these windows.
         padding: "valid" or "same", of the inputs; states are padded to their own size.
-        data_format: "channels_last", which None stands for, or "channels_first".
+        data_format: "channels_last" (the default) or "channels_first".
         dilation_rate: of the windows of the inputs.
         activation: name or function of `dptrain.activations`, or None for "linear".
         recurrent_activation: of the gates.
-        use_bias: whether there is a bias.
-        kernel_initializer: name or initializer of the kernel of the inputs.
-        recurrent_initializer: of the kernel of the state.
+        use_bias: whether to add a bias.
+        kernel_initializer: name or initializer of the kernel.
+        recurrent_initializer: of the recurrent kernel.
         bias_initializer: of the bias.
-        unit_forget_bias: the bias of the forget gate begins with 1.
-        kernel_regularizer: name or regularizer, as the two that follow.
-        recurrent_regularizer: of the kernel of the state.
+        unit_forget_bias: initialize the forget gate's bias to 1.
+        kernel_regularizer: name or regularizer of the kernel.
+        recurrent_regularizer: of the recurrent kernel.
         bias_regularizer: of the bias.
-        kernel_constraint: name or constraint, as the two that follow.
-        recurrent_constraint: of the kernel of the state.
+        kernel_constraint: name or constraint of the kernel.
+        recurrent_constraint: of the recurrent kernel.
         bias_constraint: of the bias.
         dropout: fraction of the inputs to drop, the same ones in all steps of a batch, others for each gate.
         recurrent_dropout: of the state.
-        seed: of what is dropped; None for the model's.
-        options: as `Layer`.
+        seed: of the dropout masks; by default the model's.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range or unknown.
@@ -177,30 +177,30 @@ class ConvLSTM(CellLayer):
         kernel_size: of the windows of the inputs; one integer, or one for each axis of space. So the three that follow.
         strides: of these windows.
         padding: "valid" or "same", of the inputs; states are padded to their own size.
-        data_format: "channels_last", which None stands for, or "channels_first".
+        data_format: "channels_last" (the default) or "channels_first".
         dilation_rate: of the windows of the inputs.
         activation: name or function of `dptrain.activations`, or None for "linear".
         recurrent_activation: of the gates.
-        use_bias: whether there is a bias.
-        kernel_initializer: name or initializer of the kernel of the inputs.
-        recurrent_initializer: of the kernel of the state.
+        use_bias: whether to add a bias.
+        kernel_initializer: name or initializer of the kernel.
+        recurrent_initializer: of the recurrent kernel.
         bias_initializer: of the bias.
-        unit_forget_bias: the bias of the forget gate begins with 1.
-        kernel_regularizer: name or regularizer, as the two that follow.
-        recurrent_regularizer: of the kernel of the state.
+        unit_forget_bias: initialize the forget gate's bias to 1.
+        kernel_regularizer: name or regularizer of the kernel.
+        recurrent_regularizer: of the recurrent kernel.
         bias_regularizer: of the bias.
         activity_regularizer: name or regularizer of the output.
-        kernel_constraint: name or constraint, as the two that follow.
-        recurrent_constraint: of the kernel of the state.
+        kernel_constraint: name or constraint of the kernel.
+        recurrent_constraint: of the recurrent kernel.
         bias_constraint: of the bias.
         dropout: fraction of the inputs to drop, the same ones in all steps of a batch, others for each gate.
         recurrent_dropout: of the state.
-        seed: of what is dropped; None for the model's.
-        return_sequences: as the three that follow, see `RNN`.
-        return_state: see there.
-        go_backwards: see there.
-        stateful: see there.
-        options: as `RNN`.
+        seed: of the dropout masks; by default the model's.
+        return_sequences: see `RNN`.
+        return_state: see `RNN`.
+        go_backwards: see `RNN`.
+        stateful: see `RNN`.
+        options: keyword arguments of `RNN`.
 
     Raises:
         ConfigError: an argument is out of range or unknown.

@@ -22,21 +22,22 @@ class GRUCell(RecurrentCell):
         units: length of h, which is the output.
         activation: name or function of `dptrain.activations`, or None for "linear".
         recurrent_activation: of the gates.
-        use_bias: whether there is a bias.
-        kernel_initializer: name or initializer of the kernel of the inputs.
-        recurrent_initializer: of the kernel of the state.
+        use_bias: whether to add a bias.
+        kernel_initializer: name or initializer of the kernel.
+        recurrent_initializer: of the recurrent kernel.
         bias_initializer: of the bias.
-        kernel_regularizer: name or regularizer, as the two that follow.
-        recurrent_regularizer: of the kernel of the state.
+        kernel_regularizer: name or regularizer of the kernel.
+        recurrent_regularizer: of the recurrent kernel.
         bias_regularizer: of the bias.
-        kernel_constraint: name or constraint, as the two that follow.
-        recurrent_constraint: of the kernel of the state.
+        kernel_constraint: name or constraint of the kernel.
+        recurrent_constraint: of the recurrent kernel.
         bias_constraint: of the bias.
         dropout: fraction of the inputs to drop, the same ones in all steps of a batch.
         recurrent_dropout: of the state.
         reset_after: r multiplies the product with the state, instead of the state before it.
-        seed: of what is dropped; None for the model's.
-        options: as `Layer`; `implementation` 1 gives each gate dropout masks of its own, as recurrent dropout does.
+        seed: of the dropout masks; by default the model's.
+        options: keyword arguments of `Layer`; `implementation` 1 gives each gate its own dropout masks, as does
+            `recurrent_dropout`.
 
     Raises:
         ConfigError: an argument is out of range or unknown.

@@ -29,15 +29,15 @@ def run(
     """Return the last output, all outputs and the last states.
 
     Args:
-        step: as above.
+        step: takes a step's inputs and states, returns the output and the new states.
         sequences: (rows, time, ...).
-        states: the first states, nested lists of tensors (rows, ...).
-        mask: (rows, time): a step where it is False leaves the states as they are; or None.
-        go_backwards: begin with the last step; outputs are in the order in which they are made.
-        unroll: write all steps down, instead of a loop.
-        zero_output_for_mask: the output of masked steps is 0, else the state before it.
-        returns_state: the output of a step is its first state, so that nobody needs to keep the last one.
-        stacks: whether all outputs are asked for; else there are none.
+        states: the initial states, nested lists of tensors (rows, ...).
+        mask: (rows, time), False for steps that keep the states; or None.
+        go_backwards: begin with the last step; outputs are in the order of computation.
+        unroll: unroll the loop.
+        zero_output_for_mask: the output of masked steps is 0, else the previous state.
+        returns_state: a step's output is its first state, so that the last one need not be kept.
+        stacks: whether all outputs are needed; else they are None.
     """
     if isinstance(sequences.shape[1], Dim) and not counts_rows(sequences.shape[1]):
         return _like_any_step(step, sequences, states, stacks)
@@ -71,7 +71,7 @@ def run(
 def _like_any_step(
     step: Step, sequences: Tensor, states: Sequence[Any], stacks: bool
 ) -> tuple[Tensor, Tensor | None, list[Any]]:
-    """Return what has the shapes of a loop's results, where nobody knows yet how many steps there are."""
+    """Return results of the loop's shapes, where the number of steps is unknown."""
     output, last = step(sequences[:, 0], list(states))
     if not stacks:
         return output, None, last
@@ -84,12 +84,12 @@ def _swapped(x: Tensor) -> Tensor:
 
 
 def _chosen(counts: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """Return new rows where these count, (rows,), else old ones."""
+    """Return new rows where the step counts, else old ones."""
     return ops.where(ops.reshape(counts, (*counts.shape, *(1,) * (new.ndim - 1))), new, old)
 
 
 def _output_state(states: Any) -> Tensor:
-    """Return the state that is taken for a masked step's output: the first, of stacked cells the last cell's."""
+    """Return the state that stands for a masked step's output: the first, of stacked cells the last cell's."""
     first: Any = states[0]
     state: Tensor = states[-1][0] if tree.is_nested(first) else first
     return state

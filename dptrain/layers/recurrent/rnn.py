@@ -33,7 +33,7 @@ class RNN(Layer):
         stateful: begin with the states that the batch before has left, of as many rows; `reset_state` sets zeros.
         unroll: write all steps down, instead of a loop.
         zero_output_for_mask: the output of masked steps is 0, instead of that of the step before.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Attributes:
         states: with `stateful`, variables of the states, nested as these; None before the layer is built.
@@ -89,11 +89,7 @@ class RNN(Layer):
             self.cell.built = True
 
     def _keep_states(self, sequences: Tensor) -> BatchState:
-        """Return the states that batches leave to others, made at the first call.
-
-        Raises:
-            ConfigError: nobody says how many rows a batch has.
-        """
+        """Return the states kept between batches, made at the first call."""
         if self._batch_state is not None:
             return self._batch_state
         if not is_number(sequences.shape[0]):
@@ -190,10 +186,7 @@ class RNN(Layer):
     def _steps(
         self, cell: Any, sequences: Tensor, states: list[Any], mask: Tensor | None, training: bool, stacks: bool
     ) -> tuple[Tensor, Tensor | None, list[Any]]:
-        """Return what `run` returns for a cell.
-
-        Cells of dptrain's compute their product with the inputs for all steps at once; stacked ones run one by one.
-        """
+        """Run a cell over all steps; dptrain's cells project the inputs of all steps at once."""
         if type(cell) is StackedRNNCells:
             return self._run_stack(cell.cells, sequences, states, mask, training, stacks)
         options: dict[str, Any] = {
@@ -223,7 +216,7 @@ class RNN(Layer):
         training: bool,
         stacks: bool,
     ) -> tuple[Tensor, Tensor | None, list[Any]]:
-        """Return what a stack of cells makes, each of which goes through all steps of the one before."""
+        """Run stacked cells one after the other, each over all steps."""
         last = []
         for number, (cell, before) in enumerate(zip(cells, states, strict=True)):
             alone = isinstance(before, Tensor)
@@ -252,14 +245,7 @@ class RNN(Layer):
 
 
 class CellLayer(RNN):
-    """An `RNN` that makes its own cell, whose arguments it has as attributes.
-
-    Args:
-        cell: class of the cell.
-        name: of the cell.
-        arguments: of the cell and of `RNN`.
-        options: as `RNN`.
-    """
+    """An `RNN` that makes its own cell, whose arguments it has as attributes."""
 
     _unwritten: tuple[str, ...] = ("cell", "use_cudnn")
     _always_written: tuple[str, ...] = ("activity_regularizer",)
@@ -285,18 +271,14 @@ class CellLayer(RNN):
         return getattr(cell, name)
 
     def _get_own_config(self) -> dict[str, Any]:
-        """Return the cell's arguments and the layer's, as if they were all the layer's."""
+        """Return the cell's arguments and the layer's as one configuration."""
         described = self._attributes_to_json(named_parameters(RNN), strict=False)
         arguments: dict[str, Any] = self.cell._get_own_config()
         return arguments | {name: value for name, value in described.items() if name != "cell"}
 
 
 def _without_cudnn(use_cudnn: Any) -> Any:
-    """Return the argument `use_cudnn` after checking it.
-
-    Raises:
-        ConfigError: it asks for cuDNN.
-    """
+    """Return `use_cudnn` after checking that it does not ask for cuDNN."""
     if use_cudnn not in ("auto", True, False):
         raise ConfigError(
             "Invalid valid received for argument `use_cudnn`. Expected one of {'auto', True, False}. "
@@ -308,7 +290,7 @@ def _without_cudnn(use_cudnn: Any) -> Any:
 
 
 def _calling_step(cell: Any, training: bool) -> Step:
-    """Return a step that calls a cell."""
+    """Return a step that calls any cell."""
     keywords = {"training": training} if isinstance(cell, Layer) and "training" in cell._signature.parameters else {}
     call = cell if callable(cell) else cell.call
 

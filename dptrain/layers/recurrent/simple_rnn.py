@@ -18,20 +18,20 @@ class SimpleRNNCell(RecurrentCell):
     Args:
         units: length of the state, which is the output.
         activation: name or function of `dptrain.activations`, or None for "linear".
-        use_bias: whether there is a bias.
-        kernel_initializer: name or initializer of the kernel of the inputs.
-        recurrent_initializer: of the kernel of the state.
+        use_bias: whether to add a bias.
+        kernel_initializer: name or initializer of the kernel.
+        recurrent_initializer: of the recurrent kernel.
         bias_initializer: of the bias.
-        kernel_regularizer: name or regularizer, as the two that follow.
-        recurrent_regularizer: of the kernel of the state.
+        kernel_regularizer: name or regularizer of the kernel.
+        recurrent_regularizer: of the recurrent kernel.
         bias_regularizer: of the bias.
-        kernel_constraint: name or constraint, as the two that follow.
-        recurrent_constraint: of the kernel of the state.
+        kernel_constraint: name or constraint of the kernel.
+        recurrent_constraint: of the recurrent kernel.
         bias_constraint: of the bias.
         dropout: fraction of the inputs to drop, the same ones in all steps of a batch.
         recurrent_dropout: of the state.
-        seed: of what is dropped; None for the model's.
-        options: as `Layer`.
+        seed: of the dropout masks; by default the model's.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: an argument is out of range or unknown.

@@ -14,7 +14,7 @@ class StackedRNNCells(Layer):
 
     Args:
         cells: see `RNN`.
-        options: as `Layer`.
+        options: keyword arguments of `Layer`.
 
     Raises:
         ConfigError: something else than a cell.

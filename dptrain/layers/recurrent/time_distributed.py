@@ -17,11 +17,11 @@ class TimeDistributed(Wrapper):
     BatchNormalization and a user's own, get a step after the other.
 
     Args:
-        layer: as above.
-        options: as `Layer`.
+        layer: applied to each step.
+        options: keyword arguments of `Layer`.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: another value.
     """
 
     _passes_masks = True
@@ -91,7 +91,7 @@ class TimeDistributed(Wrapper):
 
 
 def _treats_rows_apart(layer: Layer) -> bool:
-    """Whether what a layer makes of a row depends on this row alone, by all that is known of it."""
+    """Whether a layer is known to compute each row from that row alone."""
     return type(layer).__module__ in _ROW_BY_ROW and not layer._generators
 
 
