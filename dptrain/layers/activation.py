@@ -135,7 +135,7 @@ class ELU(Layer):
     linear units", ICLR 2016.
 
     Args:
-        alpha: of what is negative.
+        alpha: factor for negative x.
         options: keyword arguments of `Layer`.
     """
 
@@ -226,7 +226,7 @@ class ActivityRegularization(Layer):
         self.l1, self.l2 = float(l1), float(l2)
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the arguments, of which the regularizer is made."""
+        """Return the arguments, from which the regularizer is made."""
         config = super()._get_config()
         config.pop("activity_regularizer", None)
         return config

@@ -89,8 +89,8 @@ class Attention(Layer):
 
         Args:
             inputs: query, value and perhaps key.
-            mask: of the query (rows, targets), outside of which the output is 0, and of the value (rows, sources),
-                outside of which a source takes no part; None for all.
+            mask: of the query (rows, targets), False where the output is 0, and of the value (rows, sources),
+                False for sources to ignore; None for neither.
             training: whether some of the softmax is dropped.
             return_attention_scores: whether to return the softmax too.
             use_causal_mask: ignore sources behind the target.

@@ -102,7 +102,7 @@ class Layer(Parts):
     _marks_itself_built: bool
     # It is being built, and what has been built of it may be drawn anew.
     _builds = False
-    # Counts changes of what a program that was traced before would not see.
+    # Counts changes that programs traced before would not see.
     _changes = 0
     # How weights that are still to be made are pruned: see `dptrain.pruning`.
     _pruning: Any = None
@@ -155,7 +155,7 @@ class Layer(Parts):
         if "__init__" in vars(cls) and not is_dptrain_class(cls):
             cls.__init__ = remembering(cls.__init__)  # type: ignore[method-assign]
 
-    # What a subclass writes
+    # For subclasses to override
 
     def build(self, input_shape: Any) -> None:
         """Make the weights.
@@ -194,7 +194,7 @@ class Layer(Parts):
         outputs = layer._symbolic_call(arguments, keywords)
         return map_leaves(lambda _, tensor: placeholder(tensor.shape, tensor.dtype, self._display_name), outputs)
 
-    # What a subclass calls
+    # For subclasses to call
 
     def add_weight(
         self,
@@ -722,7 +722,7 @@ def _in_scope(build: Callable[..., None]) -> Callable[..., None]:
 
 def _unbuilt_copy(layer: Layer) -> Layer:
     """Return a copy to build on trial; the layer itself where it cannot be copied."""
-    with suppress(Exception):  # of whatever a user's own attributes are
+    with suppress(Exception):  # a user's attributes may refuse
         return copy.deepcopy(layer)
     return layer
 

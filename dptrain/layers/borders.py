@@ -161,7 +161,7 @@ class Cropping2D(_Cropping):
     """Takes rows and columns off images (rows, height, width, channels).
 
     Args:
-        cropping: rows and columns: one number, or ((above, below), (left, right)), of which each may be one number.
+        cropping: rows and columns: one number, or ((above, below), (left, right)), each perhaps one number.
         data_format: "channels_last" (the default) or "channels_first".
         options: keyword arguments of `Layer`.
 

@@ -77,7 +77,7 @@ def clip_to_image_size(
     width: float | None = None,
     bounding_box_format: str = "xyxy",
 ) -> dict[str, Any]:
-    """Return boxes cut to the image; those of which nothing is left are zeros, with the label -1.
+    """Return boxes cut to the image; boxes outside of it become zeros with the label -1.
 
     Args:
         bounding_boxes: "boxes" (..., boxes, 4) and "labels" (..., boxes).

@@ -150,8 +150,8 @@ class RandomSaturation(_Coloring):
     """Colours made paler or fuller: saturation times factor / (1 - factor), at most 1; see `_Coloring`.
 
     Args:
-        factor: 0 leaves grey, 0.5 the image as it is, 1 no grey; one number f for -f to f, of which all below 0 leaves
-            grey, or two.
+        factor: 0 leaves grey, 0.5 the image as it is, 1 no grey; one number f for -f to f, those below 0 leave grey, or
+            two.
         value_range: least and greatest value of pixels; what is below 0 has no saturation.
         data_format: "channels_last" (the default) or "channels_first".
         seed: of the random draws; by default the model's.
@@ -189,7 +189,7 @@ class RandomColorDegeneration(_Coloring):
 
 
 class RandomSharpness(_Coloring):
-    """Images blurred or sharpened: away from what a filter of 3 x 3 pixels makes of them; see `_Coloring`.
+    """Images blurred or sharpened, by the difference from a 3 x 3 smoothing filter; see `_Coloring`.
 
     Args:
         factor: 0 leaves the filter's image, 0.5 the image as it is, 1 doubles what the filter takes away; one number f
@@ -348,8 +348,8 @@ class RandomErasing(RandomImageLayer):
 
     Args:
         factor: the chance of each image: one number f for one that is drawn from 0 to f, or two.
-        scale: of which the square root is the box's part of the height, and another the part of the width: one number
-            s of 0 to 1 for 0 to s, or two.
+        scale: the range whose draws' square roots are the box's parts of height and width: one number s of 0 to 1
+            for 0 to s, or two.
         fill_value: a number, or one for each of three channels; None for noise of the deviation of the greatest value.
         value_range: least and greatest value of pixels.
         seed: of the random draws; by default the model's.
@@ -527,7 +527,7 @@ class ContrastLimitedAdaptiveHistogramEqualization(ImageLayer):
     Source: K. Zuiderveld, "Contrast limited adaptive histogram equalization", Graphics Gems IV, 1994.
 
     Args:
-        value_range: least and greatest value of pixels, of which 256 levels are told apart.
+        value_range: least and greatest value of pixels, in 256 levels.
         clip_limit: how often a value counts at most, in times of its mean frequency; 0 for no limit.
         tile_grid_size: tiles of the height and the width.
         data_format: "channels_last" (the default) or "channels_first".

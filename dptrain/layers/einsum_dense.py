@@ -27,13 +27,13 @@ _FORMS = (
 
 
 class _Shapes(NamedTuple):
-    """What an equation says of the weights.
+    """Shapes of the weights by an equation.
 
     Attributes:
-        kernel: its shape.
-        bias: its shape, None where there is none.
-        inputs: the kernel's axes that are summed over.
-        outputs: the kernel's axes that the result has.
+        kernel: shape of the kernel.
+        bias: shape of the bias; None without one.
+        inputs: axes of the kernel that are summed over.
+        outputs: axes of the kernel in the result.
     """
 
     kernel: tuple[int | None, ...]

@@ -20,7 +20,7 @@ class GroupNormalization(AffineNormalization):
     Source: Y. Wu and K. He, "Group normalization", ECCV 2018.
 
     Args:
-        groups: how many, of which the number of channels is a multiple; -1 for as many as channels.
+        groups: a divisor of the number of channels; -1 for a group per channel.
         axis: of the channels.
         epsilon: added to the variance.
         center: whether there is a beta.

@@ -97,6 +97,6 @@ def Input(  # noqa: N802 - Keras' name
     tensor: None = None,
     optional: bool = False,
 ) -> Tensor:
-    """Return a symbolic tensor, what a model begins with; the arguments are those of `InputLayer`."""
+    """Return a symbolic input tensor of a model; the arguments are those of `InputLayer`."""
     symbol: Tensor = InputLayer(shape, batch_size, dtype, sparse, None, batch_shape, tensor, optional, name).output
     return symbol

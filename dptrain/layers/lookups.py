@@ -214,7 +214,7 @@ class HashedCrossing(Layer):
 
 
 class _Lookup(Layer):
-    """Places of values in a vocabulary: first that of the mask, if there is one, then those of what is not known.
+    """Indices of tokens in a vocabulary: first the mask's, if there is one, then the OOV indices.
 
     Args:
         arguments: the arguments of the layer by name; see `StringLookup`.

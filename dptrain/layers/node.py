@@ -69,7 +69,7 @@ class OperationCall:
         module: of Keras.
         class_name: of the operation there.
         config: of the operation, without its name.
-        arguments: by position, as of `Node`.
+        arguments: by position.
         keywords: by name.
         outputs: what it returned.
     """
@@ -118,8 +118,8 @@ class KerasTensor(metaclass=_KerasTensorType):
     Args:
         shape: None stands for a length that is not known; the first for the rows of the batch.
         dtype: of its elements.
-        sparse: only None or False, as `ragged`.
-        ragged: see there.
+        sparse: only None or False.
+        ragged: only None or False.
         record_history: not used.
         name: for messages.
     """

@@ -1,4 +1,4 @@
-"""Noise in training: added, multiplied, or in the place of elements; keyed as `Dropout`'s masks."""
+"""Noise in training: added, multiplied, or replacing elements; keyed as `Dropout`'s masks."""
 
 import math
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ class GaussianDropout(Layer):
     Source: N. Srivastava et al., "Dropout", JMLR 15, 2014, section 10.
 
     Args:
-        rate: as of `Dropout` of the same variance, 0 to below 1.
+        rate: of a `Dropout` of the same variance, 0 to below 1.
         seed: of the noise; by default the model's.
         options: keyword arguments of `Layer`.
 

@@ -83,8 +83,8 @@ class BatchNormalization(AffineNormalization):
     become moving * momentum + batch's * (1 - momentum), as in Keras. Evaluation and prediction normalize with the
     moving averages. With `trainable` False they are used in training, too, and stay as they are.
 
-    With `renorm` y = gamma * ((x - mean) / sqrt(variance + epsilon) * r + d) + beta in training, where r and d, through
-    which no gradient flows, stand for moving averages of their own in the place of the batch's mean and deviation.
+    With `renorm` y = gamma * ((x - mean) / sqrt(variance + epsilon) * r + d) + beta in training, where r and d, without
+    gradients, replace the batch's mean and deviation by moving averages of their own.
 
     Source: S. Ioffe and C. Szegedy, "Batch normalization", ICML 2015; over all ranks, as "synchronized" in Keras.
     S. Ioffe, "Batch renormalization", NeurIPS 2017.
@@ -104,7 +104,7 @@ class BatchNormalization(AffineNormalization):
         beta_constraint: name or constraint of beta.
         gamma_constraint: name or constraint of gamma.
         renorm: whether to renormalize.
-        renorm_clipping: limits of r and d: "rmin", "rmax" and "dmax", each of which may be missing.
+        renorm_clipping: limits of r and d: "rmin", "rmax" and "dmax", all optional.
         renorm_momentum: of the averages that r and d stand for.
         synchronized: of no effect: statistics are always those of the global batch.
         options: keyword arguments of `Layer`.

@@ -136,7 +136,7 @@ class Parts(Configurable):
 
     @property
     def trainable_weights(self) -> list[Variable]:
-        """Those of the weights that are to be trained; what a sublayer within has turned on again is, as in Keras."""
+        """The weights to train; a sublayer may turn its own on again, as in Keras."""
         return [weight for weight in self.weights if weight.trainable] if self._trainable else []
 
     trainable_variables = trainable_weights
@@ -258,7 +258,7 @@ class Parts(Configurable):
 
     @property
     def compute_dtype(self) -> str:
-        """The floating-point type of what is computed."""
+        """The floating-point type of computations."""
         return self._policy.compute_dtype
 
     @property

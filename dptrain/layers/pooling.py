@@ -18,7 +18,7 @@ class Pooling(SpatialLayer):
     Args:
         pool_size: of the windows, one number for all axes of space, or one each.
         strides: between them; by default their size.
-        padding: "valid" (none), or "same": windows may reach beyond the image, and then count what of them is in it.
+        padding: "valid" (none), or "same": windows may reach beyond the image, whose part alone counts.
         data_format: "channels_last" (the default) or "channels_first".
         name: of the layer.
         options: keyword arguments of `Layer`.
@@ -202,7 +202,7 @@ class GlobalAveragePooling1D(GlobalPooling):
         """Return None: what comes out has no steps."""
 
     def call(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return (rows, channels), or with an axis of length 1 in the place of that of space.
+        """Return (rows, channels), or with an axis of length 1 for that of space.
 
         Args:
             inputs: the sequences.

@@ -83,7 +83,7 @@ class Permute(Layer):
     """Puts the axes of samples in another order.
 
     Args:
-        dims: the axes, of which the first after the rows is 1.
+        dims: the axes; the first after the rows is 1.
         options: keyword arguments of `Layer`.
 
     Raises:

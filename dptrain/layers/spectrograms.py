@@ -37,7 +37,7 @@ class MelSpectrogram(Layer):
         top_db: of decibels, how far below the greatest the least is.
         mag_exp: the power of the magnitudes that is summed.
         min_power: the least that counts.
-        ref_power: of which decibels are the ratio.
+        ref_power: the power of 0 dB.
         options: keyword arguments of `Layer`.
 
     Raises:

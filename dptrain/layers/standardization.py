@@ -103,7 +103,7 @@ class Normalization(Layer):
         """Take mean and variance from data, in float64.
 
         Args:
-            data: an array (rows, ...), or an iterable of such batches, of which the first of a tuple counts.
+            data: an array (rows, ...), or an iterable of batches; of tuples the first counts.
 
         Raises:
             ConfigError: there are no rows, shapes differ, or mean and variance were given.
@@ -148,7 +148,7 @@ class Normalization(Layer):
 
     @property
     def variance(self) -> Tensor | None:
-        """The variance of which the root is divided by, as `mean`."""
+        """The variance whose root divides, as `mean`."""
         return self._moment(1)
 
     def _moment(self, number: int) -> Tensor | None:

@@ -114,7 +114,7 @@ class TextVectorization(Layer):
 
     @property
     def vocabulary(self) -> list[str] | None:
-        """What is known, as the constructor takes it; None before there is any."""
+        """The tokens as the constructor takes them; None before there are any."""
         return self._lookup.vocabulary
 
     @property
@@ -124,7 +124,7 @@ class TextVectorization(Layer):
         return None if weights is None else list(weights)
 
     def vocabulary_size(self) -> int:
-        """Return how many places there are, with those that fill up and of what is not known."""
+        """Return the number of tokens, padding and the unknown one included."""
         return self._lookup.vocabulary_size()
 
     def get_vocabulary(self, include_special_tokens: bool = True) -> list[str]:
@@ -132,7 +132,7 @@ class TextVectorization(Layer):
         return self._lookup.get_vocabulary(include_special_tokens)
 
     def set_vocabulary(self, vocabulary: Any, idf_weights: Any = None) -> None:
-        """Set what is known; as `StringLookup.set_vocabulary`."""
+        """Set the vocabulary; see `StringLookup.set_vocabulary`."""
         self._lookup.set_vocabulary(vocabulary, idf_weights)
 
     def adapt(self, data: Any, batch_size: int | None = None, steps: int | None = None) -> None:

@@ -70,7 +70,7 @@ def erf(x: Array, *, out: Array) -> None:
 
 
 def erf_complement(size: Array) -> Array:
-    """Return t exp(-x^2 + p(t)) of `erf`, of x from 0 to 6."""
+    """Return 1 - erf(x) as t exp(-x^2 + p(t)) of `erf`, for x from 0 to 6."""
     t = 1 / (1 + size / 2)
     p = np.polyval(_erf_coefficients(size.dtype), (t - 0.25) / 0.375 - 1)
     return np.asarray(t * np.exp(p - size * size))
@@ -96,7 +96,7 @@ def softmax(x: Any, axis: int = -1) -> Tensor:
 
 
 def _with_logits(output: Tensor, logits: Tensor, by: str) -> Tensor:
-    """Return what softmax or sigmoid made with its input, but not with that one's own, or a loop would keep all."""
+    """Attach its input to a softmax or sigmoid, detached where it is eager, or a loop would keep all."""
     output.logits = logits.detached() if output.op is None and output.value is not None else logits
     output.squashed_by = by
     return output

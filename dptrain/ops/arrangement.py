@@ -1,4 +1,4 @@
-"""Elements in another order, and parts of tensors: what else Keras has of NumPy's, made of slices and gathers."""
+"""Elements in another order, and parts of tensors: further functions of NumPy, made of slices and gathers."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -12,7 +12,7 @@ from dptrain.program.tensor import Tensor, as_tensors
 
 
 def associative_scan(f: Callable[[Any, Any], Any], elems: Any, reverse: bool = False, axis: int = 0) -> Any:
-    """Return what a function joins of each element and all before it along an axis.
+    """Return the cumulative results of an associative function along an axis.
 
     Args:
         f: takes two nests as `elems`, parts of them along the axis, and returns one; f(a, f(b, c)) = f(f(a, b), c).

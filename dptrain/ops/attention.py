@@ -44,7 +44,7 @@ def _mask_letters(shapes: Sequence[Shape]) -> str:
 
 
 def _scores_of(query: Array, key: Array, mask: Array | None, scale: float, is_causal: bool) -> tuple[Array, Array]:
-    """Return the softmax of the scores (batch, heads, targets, sources), and which of them count."""
+    """Return the softmax of the scores (batch, heads, targets, sources), and the mask of counted sources."""
     scores = np.matmul(query.transpose(_HEADS_FIRST), key.transpose(0, 2, 3, 1)) * np.asarray(scale, query.dtype)
     counts = np.ones((1, 1, 1, 1), np.bool_) if mask is None else mask
     if is_causal:
@@ -55,7 +55,7 @@ def _scores_of(query: Array, key: Array, mask: Array | None, scale: float, is_ca
 
 
 def _composed(inputs: Sequence[Tensor], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    """Return what `attend_heads` makes, of other ops."""
+    """`attend_heads` in other ops."""
     q, k, v = (transpose_to(tensor, axes=_HEADS_FIRST) for tensor in inputs[:3])
     mask = inputs[3] if len(inputs) > 3 else None
     weights = _weights(q, k, None, mask, attributes["scale"], attributes["is_causal"], None)
@@ -63,7 +63,7 @@ def _composed(inputs: Sequence[Tensor], attributes: Mapping[str, Any]) -> tuple[
 
 
 def _composed_gradients(inputs: Sequence[Tensor], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    """Return what `ATTEND_GRADIENTS` makes, of other ops."""
+    """`ATTEND_GRADIENTS` in other ops."""
     dy, q, k, v = (transpose_to(tensor, axes=_HEADS_FIRST) for tensor in inputs[:4])
     mask, scale = (inputs[4] if len(inputs) > 4 else None), attributes["scale"]
     weights = _weights(q, k, None, mask, scale, attributes["is_causal"], None)
@@ -77,7 +77,7 @@ def _composed_gradients(inputs: Sequence[Tensor], attributes: Mapping[str, Any])
 
 
 def _operations(output: Tensor) -> int:
-    """Return two for each multiplication of two products."""
+    """Two operations per multiplication, of both products."""
     q, k, v = output.inputs[:3]
     return 2 * size(q.shape[:3]) * int(k.shape[1]) * (int(q.shape[3]) + int(v.shape[3]))
 
@@ -156,7 +156,7 @@ def _attend(y: Tensor, dy: Tensor, *inputs: Tensor) -> tuple[Tensor | None, ...]
 def _attend_second_gradients(
     values: Sequence[Tensor], d_values: Sequence[Tensor | None], *inputs: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """Those of the gradients as other ops make them."""
+    """Second gradients, through other ops."""
     first_grads = _composed_gradients(inputs, values[0].attributes)
     parts = [sum_over(grad * d_grad) for grad, d_grad in zip(first_grads, d_values, strict=True) if d_grad is not None]
     grads = gradients(sum(parts[1:], parts[0]), list(inputs[:4]))
@@ -213,11 +213,7 @@ def dot_product_attention(
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Check the shapes of an attention.
-
-    Raises:
-        ConfigError: they do not go together.
-    """
+    """Refuse query, key and value whose shapes do not match."""
     if not q.ndim == k.ndim == v.ndim == 4:
         raise ConfigError(
             f"`dot_product_attention` only supports 4D inputs. Received: query.shape={q.shape}, key.shape={k.shape}, "
@@ -230,11 +226,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def _mask_4d(mask: Any, q: Tensor, k: Tensor) -> Tensor:
-    """Return a mask with four axes, of the lengths of scores or 1.
-
-    Raises:
-        ConfigError: it cannot be broadcast to them.
-    """
+    """Return a mask of four axes, each of the scores' length or 1."""
     mask_tensor = cast(mask, "bool")
     lengths = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
     if mask_tensor.ndim > 4 or any(
@@ -247,7 +239,7 @@ def _mask_4d(mask: Any, q: Tensor, k: Tensor) -> Tensor:
 def _weights(
     q: Tensor, k: Tensor, bias: Any, mask: Any, scale: float, is_causal: bool, soft_cap: float | None
 ) -> Tensor:
-    """Return how much each source counts for each target, (batch, heads, targets, sources)."""
+    """Return the attention weights, (batch, heads, targets, sources)."""
     if is_half(q.dtype):
         q, k = cast(q, "float32"), cast(k, "float32")
     scores = batch_matmul(q, transpose(k, (0, 1, 3, 2))) * scale
@@ -261,6 +253,6 @@ def _weights(
 
 
 def _masks(q: Tensor, k: Tensor, mask: Any, is_causal: bool) -> list[Tensor]:
-    """Return the masks of scores of queries and keys (batch, heads, places, length)."""
+    """Return all masks of scores of queries and keys (batch, heads, positions, length)."""
     masks = [] if mask is None else [cast(mask, "bool")]
     return masks + (list(as_tensors([np.tri(int(q.shape[2]), int(k.shape[2]), dtype=np.bool_)])) if is_causal else [])

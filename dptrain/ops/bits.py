@@ -15,7 +15,7 @@ from dptrain.program.tensor import Array, DType, Tensor, as_tensors
 
 
 def _integer_dtype(name: str) -> Any:
-    """Return a rule of types for whole numbers and truth values alone."""
+    """Return a type rule for integers and booleans only."""
 
     def dtype(*dtypes: DType, **attributes: Any) -> Any:
         if any(operand_dtype.kind not in "biu" for operand_dtype in dtypes):

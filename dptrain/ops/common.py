@@ -1,4 +1,4 @@
-"""Letters, shapes and types that records of several families have in common."""
+"""Sharding rules, shapes and types shared by several families of ops."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from dptrain.runtime.floatx import floatx
 
 
 def elementwise(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
-    """Operands that are broadcast to the output: `ab,1b,b->ab`; of none `->ab`."""
+    """Sharding rule of broadcast operands: `ab,1b,b->ab`; without operands `->ab`."""
     result = names(len(out))
     operands = []
     for shape in shapes:
@@ -29,7 +29,7 @@ def elementwise(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, An
 
 
 def limits(dtype: DType) -> Any:
-    """Return the limits of a floating-point type (`eps`, `max`, `min`), those of bfloat16 too."""
+    """Return the limits (`eps`, `max`, `min`) of a floating-point type, bfloat16 included."""
     return ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
 
 
@@ -66,7 +66,7 @@ def first_dtype(*dtypes: DType, **attributes: Any) -> npt.DTypeLike:
 
 
 def unbroadcast(dy: Tensor, x: Tensor) -> Tensor:
-    """Return the gradient in an input of one in what it was broadcast to: its sum over the axes that were spread."""
+    """Sum the gradient in a broadcast input over the broadcast axes."""
     extra = len(dy.shape) - len(x.shape)
     spread = [
         axis + extra for axis, length in enumerate(x.shape) if is_one(length) and not is_one(dy.shape[axis + extra])

@@ -58,7 +58,7 @@ class Window:
 
 
 def _convolution(image: int, places: int, kernel: int) -> dict[str, Any]:
-    """Return what records of a convolution and its gradients have in common, by the roles of operands and result."""
+    """Return what a convolution and its gradients share, by the roles of operands and result."""
 
     def operations(output: Tensor) -> int:  # y of x and kernel, or either of y and the other: as many products
         _, y, k = windows.shapes(output)
@@ -93,7 +93,7 @@ def _conv2d_onnx(graph: OnnxGraph, output: Tensor, x: Value, kernel: Value) -> V
 
 
 def conv2d_as_onnx(graph: OnnxGraph, output: Tensor, x: Value, filters: Value, group: int = 1) -> Value:
-    """Return ONNX' convolution that makes a tensor of images and of filters (O, I / group, R, S)."""
+    """Return ONNX's convolution of images with filters (O, I / group, R, S)."""
     attributes = output.attributes
     extents = [
         (int(n) - 1) * step + 1 for n, step in zip(output.inputs[1].shape[:2], attributes["dilation"], strict=True)
@@ -108,7 +108,7 @@ _CHANNELS_FIRST, _CHANNELS_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
 
 
 def _padding(output: Tensor, extents: Sequence[int]) -> dict[str, Any]:
-    """Return how ONNX is to pad the image: as for "same" where strides make it depend on lengths, else by how much."""
+    """Return ONNX's padding: "SAME_UPPER" where strides make it depend on lengths, else explicit."""
     pads, strides = _pads(output, extents), output.attributes["strides"]
     lengths = [int(n) for n in output.inputs[0].shape[1:3]]
     totals = [
@@ -120,11 +120,7 @@ def _padding(output: Tensor, extents: Sequence[int]) -> dict[str, Any]:
 
 
 def _pads(output: Tensor, extents: Sequence[int]) -> tuple[int, ...]:
-    """Return rows and columns before the image, then those behind it, of windows with these extents.
-
-    Raises:
-        ConfigError: no such numbers give the output's size.
-    """
+    """Return rows and columns of padding before the image, then behind; refuse what gives no such output."""
     image, size = output.inputs[0].shape[1:3], output.attributes["size"]
     strides, before = output.attributes["strides"], output.attributes["before"]
     reach = [(size[n] - 1) * strides[n] + extents[n] for n in range(2)]
@@ -205,7 +201,7 @@ def _conv2d_kernel(dkernel: Tensor, g: Tensor, x: Tensor, dy: Tensor) -> tuple[T
     lowering=Windows(0, -1),
 )
 def max_pool2d(x: Array, *, window: Pair, strides: Pair, before: Pair, size: Pair, out: Array) -> None:
-    """The greatest element of each window, of what of it lies in the image."""
+    """The greatest element of each window within the image."""
     out.fill(-np.inf if x.dtype.kind in "fV" else np.iinfo(x.dtype).min)
     for _, (h, w), image in Window(window, strides, (1, 1), before).places(x.shape[1:3], size):
         np.maximum(out[:, h, w], x[:, image[0], image[1]], out=out[:, h, w])
@@ -268,7 +264,7 @@ def _max_pool2d_take(output: Tensor, g: Tensor, x: Tensor, y: Tensor, values: Te
 
 
 def _chosen(x: Array, y: Array, window: Window) -> Iterator[tuple[Array, tuple[slice, slice], tuple[slice, slice]]]:
-    """Yield for each element of the window where it is the first of the greatest, and the places as `Window.places`."""
+    """Yield for each window element where it is the first maximum, and the slices of `Window.places`."""
     free = np.ones(y.shape, bool)
     for _, (h, w), image in window.places(x.shape[1:3], y.shape[1:3]):
         chosen = free[:, h, w] & (x[:, image[0], image[1]] == y[:, h, w])

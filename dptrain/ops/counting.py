@@ -23,7 +23,7 @@ from dptrain.program.tensor import Array, Tensor, as_tensors
 
 
 def _segment_letters(needs_all_rows: bool) -> Any:
-    """`ab,a->Xb`; of what cannot be joined of the ranks' parts `Xb,X->Xb`."""
+    """Return the sharding rule `ab,a->Xb`, or `Xb,X->Xb` where ranks cannot reduce partial results."""
 
     def letters(shapes: Sequence[Shape], out: Shape, attributes: Any) -> str:
         rows = "X" if needs_all_rows else "a"
@@ -92,7 +92,7 @@ def _multiplied_rows(y: Tensor, dy: Tensor, values: Tensor, places: Tensor) -> t
 
 
 def _inside(places: Tensor, length: int, rank: int) -> tuple[Tensor, Tensor]:
-    """Return whether rows are in a segment, as a column beside them, and their segments or 0."""
+    """Return whether rows are in a segment, as a column, and their segments or 0."""
     inside = logical_and(places >= 0, places < length)
     return reshape(inside, (places.shape[0], *(1,) * (rank - 1))), where(inside, places, 0)
 
@@ -125,7 +125,7 @@ def segment_max(data: Any, segment_ids: Any, num_segments: int | None = None, so
 def segment_min(data: Any, segment_ids: Any, num_segments: int | None = None, sorted: bool = False) -> Tensor:
     """Return the least elements of the rows of each segment; as `segment_max`."""
     values, places, length = _segments(data, segment_ids, num_segments, "segment_min")
-    if values.dtype.kind in "iu":  # of which the least has no negative
+    if values.dtype.kind in "iu":  # whose least has no negative
         return bit_invert(greatest_rows(bit_invert(values), places, length=length))
     return -greatest_rows(-values, places, length=length)
 
@@ -147,7 +147,7 @@ def scatter_update(inputs: Any, indices: Any, updates: Any, reduction: str | Non
         inputs: a tensor of known lengths.
         indices: (n, axes) integers: a place along each of the first axes.
         updates: (n, ...), for each place; of equal places the last counts.
-        reduction: None writes them, "add", "max", "min" and "mul" join them with what is there.
+        reduction: None writes them, "add", "max", "min" and "mul" combine them with the old values.
 
     Raises:
         ConfigError: another reduction.

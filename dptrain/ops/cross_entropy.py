@@ -1,7 +1,6 @@
 """Cross-entropies, element by element or class by class.
 
-Probabilities that a softmax or a sigmoid made know its input (`Tensor.logits`), of which the logarithm is computed
-exactly; others are clipped to [1e-7, 1 - 1e-7] as by Keras. Keras on PyTorch clips all: losses differ by less than 1e-6
+Probabilities that a softmax or a sigmoid made know its input (`Tensor.logits`), so that the logarithm is exact; others are clipped to [1e-7, 1 - 1e-7] as by Keras. Keras on PyTorch clips all: losses differ by less than 1e-6
 but for probabilities outside, where ours goes on to rise and to have a gradient.
 """
 
@@ -22,7 +21,7 @@ EPSILON = 1e-7
 
 
 def softmax_logits(y: Tensor) -> Tensor | None:
-    """Return what y is the softmax of, along its last axis, or None."""
+    """Return the input of the softmax that made y, or None."""
     return None if y.squashed_by == "sigmoid" else y.logits
 
 
@@ -34,7 +33,7 @@ def _log_probabilities(output: Tensor, from_logits: bool) -> Tensor:
 
 
 def _checked(target: Any, output: Any, axis: int = -1) -> tuple[Tensor, Tensor]:
-    """Return targets and outputs with the axis of classes, which labels may lack, as the last."""
+    """Return targets and outputs with the axis of classes last."""
     y_true, y_pred = as_tensors([target, output])
     y_pred = y_pred if y_pred.dtype.kind in "fV" else cast(y_pred, "float32")
     (place,) = normalized_axes(axis, y_pred.ndim) if y_pred.ndim else (-1,)
@@ -74,8 +73,8 @@ def sparse_categorical_crossentropy(target: Any, output: Any, from_logits: bool 
     Args:
         target: (...) or (..., 1) labels, also as floating-point numbers; those outside 0 to classes - 1 give 0.
         output: as `categorical_crossentropy`.
-        from_logits: as there.
-        axis: as there.
+        from_logits: as `categorical_crossentropy`.
+        axis: of classes.
 
     Raises:
         ConfigError: there is no such axis, or another number of labels than of vectors of classes.
@@ -113,7 +112,7 @@ def binary_crossentropy(target: Any, output: Any, from_logits: bool = False) -> 
 
 
 def as_labels(y_true: Tensor, y_pred: Tensor) -> Tensor:
-    """Return labels without an axis of length 1 behind, which they may have beside (..., classes)."""
+    """Return labels without a trailing axis of length 1."""
     column = y_true.ndim == y_pred.ndim and is_one(y_true.shape[-1])
     return squeeze(y_true, -1) if column else y_true
 

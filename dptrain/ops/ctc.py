@@ -23,13 +23,13 @@ _LOG_ZERO = -1e5
 
 
 class _Lattice:
-    """The paths of a batch: label, blank, label, blank, ... and which steps between them are allowed.
+    """The states of a batch's paths (label, blank, label, ...) and the transitions allowed.
 
     Attributes:
         labels: (B, S) class of each state; S = 2 N + 1 states, blanks at even places.
         scores: (T, B, S) log-probabilities of the states' classes.
-        skips: (B, S) whether a state can be reached from the one before the last.
-        last: (B,) number of the last state.
+        skips: (B, S) whether a state may follow the last but one.
+        last: (B,) index of the final state.
     """
 
     def __init__(self, logs: Array, target: Array, target_length: Array, blank: int) -> None:
@@ -42,7 +42,7 @@ class _Lattice:
         self.last = 2 * np.clip(target_length, 0, N)
 
     def forward(self, lengths: Array) -> Array:
-        """Return (T, B, S): the logarithm of the probability of all beginnings that end in a state at a time."""
+        """Return (T, B, S): log-probabilities of all prefixes that end in a state at a time."""
         T, rows, S = self.scores.shape
         alphas = np.empty((T, rows, S))
         alpha = np.full((rows, S), -np.inf)
@@ -62,7 +62,7 @@ class _Lattice:
         return np.asarray(np.logaddexp(np.logaddexp(alpha, from_previous), np.where(self.skips, from_skip, -np.inf)))
 
     def backward(self, lengths: Array) -> Array:
-        """Return (T, B, S): the same of all ends after a state at a time."""
+        """Return (T, B, S): log-probabilities of all suffixes after a state at a time."""
         T, rows, S = self.scores.shape
         betas = np.full((T, rows, S), -np.inf)
         ends = np.full((rows, S), -np.inf)
@@ -82,7 +82,7 @@ class _Lattice:
         return betas
 
     def total(self, alphas: Array) -> Array:
-        """Return (B,): the logarithm of the probability of all paths."""
+        """Return (B,): log-probabilities of all paths."""
         at = np.arange(alphas.shape[1])
         last = alphas[-1] if len(alphas) else np.full(self.labels.shape, -np.inf)
         before = np.where(self.last > 0, last[at, np.maximum(self.last - 1, 0)], -np.inf)
@@ -132,7 +132,7 @@ def _ctc_losses(
 
 
 def _at_least_float32(scores: Tensor) -> Tensor:
-    """Return scores in float32, or float64: sums of logarithms are not for half precision."""
+    """Return scores as float32 or float64: half precision cannot sum logarithms."""
     scores = floating(scores)
     return cast(scores, FLOATX) if is_half(scores.dtype) else scores
 
@@ -238,7 +238,7 @@ def beam_paths(logs: Array, lengths: Array, *, width: int, paths: int, blank: in
 
 
 def _beam_search(logs: Array, width: int, blank: int) -> list[tuple[tuple[int, ...], float]]:
-    """Return paths and their scores, the best first, from the probabilities with a blank at the end and without."""
+    """Return paths and scores, best first, from the probabilities with and without a final blank."""
     beams: dict[tuple[int, ...], tuple[float, float]] = {(): (0.0, -np.inf)}
     for scores in logs:
         ahead: dict[tuple[int, ...], list[float]] = {}

@@ -42,17 +42,17 @@ def cumsum(x: Any, axis: int | None = None, dtype: npt.DTypeLike | None = None) 
 
 
 def cumulative(x: Any, axis: int | None, dtype: npt.DTypeLike | None, join: Join, neutral: int) -> Tensor:
-    """Return what a function joins of each element and all before it; as `cumsum`.
+    """Return cumulative sums or products; see `cumsum`.
 
     Args:
-        x: as there.
-        axis: as there.
-        dtype: as there.
+        x: a tensor or an array.
+        axis: one, or None.
+        dtype: of the result.
         join: sums (neutral 0) or products (1) over the last axis.
         neutral: what changes nothing.
 
     Raises:
-        ConfigError: as there.
+        ConfigError: see `cumsum`.
     """
     (tensor,) = as_tensors([x])
     tensor = cast(tensor, dtype or summed_dtype(tensor.dtype))
@@ -67,7 +67,7 @@ def cumulative(x: Any, axis: int | None, dtype: npt.DTypeLike | None, join: Join
 
 
 def _along_last(x: Tensor, join: Join, neutral: int) -> Tensor:
-    """Return what is joined along the last axis."""
+    """Return cumulative results along the last axis."""
     *front, length = x.shape
     if counts_rows(length) and x.value is None:
         raise ConfigError(f"not supported: cumulative sums and products along the rows of a batch, of {x}")
@@ -86,6 +86,6 @@ def _along_last(x: Tensor, join: Join, neutral: int) -> Tensor:
 
 
 def _within_blocks(x: Tensor, join: Join, neutral: int) -> Tensor:
-    """Return what is joined within each vector, which is short."""
+    """Return cumulative results within each block, which is short."""
     length = int(x.shape[-1])
     return join(where(np.tri(length, dtype=np.bool_), expand_dims(x, -2), neutral))

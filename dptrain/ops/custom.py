@@ -31,7 +31,7 @@ class Op:
     Attributes:
         name: of the NumPy function.
         reference: the NumPy function.
-        kernel: what a GPU launches.
+        kernel: the kernel that a GPU launches.
         records: the entry of the vocabulary for each output.
         gradient_op: the op that computes the gradient, if one was registered.
     """
@@ -111,7 +111,7 @@ class Op:
         return [tuple(shape) for shape in self._output_shapes(*shapes)]
 
     def _record(self, number: int) -> records.Op:
-        """Return the entry of the vocabulary for an output: it computes all, and keeps that one."""
+        """Return the vocabulary's entry for one output; it computes all and keeps that one."""
 
         def compute(*arrays: Array, out: Array, **numbers: Any) -> None:
             shapes = self.output_shapes([array.shape for array in arrays])
@@ -142,7 +142,7 @@ class Op:
         return record
 
     def _row_rule(self, shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
-        """Return letters by which rows of the batch make rows, as `aX,X->aX`; gradients of what has none are sums."""
+        """Return the default sharding rule, rows make rows: `aX,X->aX`; gradients of inputs without rows are sums."""
 
         def letters_of_rows(shape: Shape) -> str:
             axis = row_axis(shape)

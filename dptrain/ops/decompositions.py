@@ -1,11 +1,10 @@
-"""Records of matrices' decompositions: by LAPACK through NumPy, on the host for a GPU too.
+"""Ops of matrix decompositions, by LAPACK through NumPy, on the host for a GPU too.
 
-A matrix is the last two axes. What has no answer, as the inverse of a singular matrix, is NaN. Decompositions of
-several parts have these one after the other along their last axis, so that one call makes all; `linalg` takes them
-apart.
+A matrix is the last two axes. Undefined results, such as the inverse of a singular matrix, are NaN. Decompositions
+with several parts are packed along their last axis, so that one call computes all; `linalg` unpacks them.
 
 Gradients: M. Giles, "An extended collection of matrix derivative results for forward and reverse mode algorithmic
-differentiation", 2008; of LU, QR and the pseudo-inverse see there.
+differentiation", 2008; sources of LU, QR and the pseudo-inverse are at their gradients.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,12 +26,12 @@ from dptrain.program.tensor import Array, Tensor
 
 
 def transposed(x: Tensor) -> Tensor:
-    """Return x with its last two axes exchanged."""
+    """Swap the last two axes."""
     return transpose_to(x, axes=(*range(x.ndim - 2), x.ndim - 1, x.ndim - 2))
 
 
 def _letters(output_rank: int) -> Callable[..., str]:
-    """Return letters of an op of whole matrices whose output has so many axes beside those of the batch."""
+    """Return the sharding rule of an op on whole matrices, with `output_rank` axes beside the batch's."""
 
     def letters(shapes: Sequence[Shape], out: Shape, attributes: Any) -> str:
         rows = names(len(shapes[0]) - 2)
@@ -48,11 +47,7 @@ def _pair_letters(shapes: Sequence[Shape], out: Shape, attributes: Any) -> str:
 
 
 def matrix_shape(shape: Shape, square: bool, name: str) -> Shape:
-    """Return the lengths of a matrix.
-
-    Raises:
-        ConfigError: there is none, or none that is square.
-    """
+    """Return the lengths of a matrix; refuse fewer axes, and if `square` other than square ones."""
     if len(shape) < 2:
         raise ConfigError(f"{name}: shape {shape}; expected at least 2 dimensions")
     m, n = int(shape[-2]), int(shape[-1])
@@ -62,7 +57,7 @@ def matrix_shape(shape: Shape, square: bool, name: str) -> Shape:
 
 
 def _per_matrix(function: Callable[..., Array], out: Array, *arrays: Array) -> None:
-    """Write what a function makes of each matrix; NaN where LAPACK gives up."""
+    """Apply a function to each matrix; NaN where LAPACK fails."""
     if not out.size:
         return
     try:
@@ -81,7 +76,7 @@ def _per_matrix(function: Callable[..., Array], out: Array, *arrays: Array) -> N
 
 
 def _square_op(name: str, function: Callable[..., Array], shape: Callable[[Shape], Shape], output_rank: int) -> Op:
-    """Return an op of square matrices that is a function of NumPy's."""
+    """Return an op of square matrices from a NumPy function."""
 
     def compute(x: Array, *, out: Array) -> None:
         _per_matrix(function, out, x)
@@ -188,7 +183,7 @@ eigen_packed = _square_op("eigen_packed", _eigen, lambda shape: (*shape[:-1], in
 
 
 def _reciprocal_differences(x: Tensor) -> Tensor:
-    """Return 1 / (x_j - x_i), and 0 where both are the same."""
+    """Return 1 / (x_j - x_i), 0 where they are equal."""
     differences = expand_dims(x, -2) - expand_dims(x, -1)
     equal = differences == 0
     return where(equal, 0.0, 1.0 / where(equal, 1.0, differences))
@@ -210,13 +205,13 @@ def _eigen_packed(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 def _pack(*parts: Array) -> Array:
-    """Return matrices and vectors one after the other: each has the axes of the batch, and then those that it has."""
+    """Flatten and concatenate matrices and vectors behind the axes of the batch."""
     rank = parts[0].ndim - 2
     return np.concatenate([part.reshape(*part.shape[:rank], -1) for part in parts], -1)
 
 
 def unpack(packed: Tensor, *shapes: Shape) -> list[Tensor]:
-    """Return the parts of what a record has packed, each of a shape beside that of the batch."""
+    """Split what `_pack` joined into parts of these shapes."""
     parts, start = [], 0
     for shape in shapes:
         length = int(np.prod(shape, dtype=np.int64))
@@ -227,7 +222,7 @@ def unpack(packed: Tensor, *shapes: Shape) -> list[Tensor]:
 
 
 def _packed_op(name: str, function: Callable[..., Array], length: Callable[..., int], has_full: bool = False) -> Op:
-    """Return an op of matrices of any lengths, whose parts are packed."""
+    """Return an op of matrices whose parts are packed."""
 
     def shape(input_shape: Shape, **attributes: bool) -> Shape:
         return *input_shape[:-2], length(*matrix_shape(input_shape, False, name), *attributes.values())

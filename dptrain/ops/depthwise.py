@@ -28,7 +28,7 @@ def taps(
     before: Sequence[int],
     size: Shape,
 ) -> Iterator[tuple[tuple[int, ...], Tensor]]:
-    """Yield each element of a window over the first axes of space, and what it sees; zeros lie around the image."""
+    """Yield each window position over the first axes of space, and the elements it sees; zeros surround the image."""
     widths = []
     for n, extent in enumerate(window):
         reach = (size[n] - 1) * strides[n] + (int(extent) - 1) * dilation[n] + 1
@@ -45,7 +45,7 @@ def taps(
 
 
 def _operations(output: Tensor) -> int:
-    """As many products as places, which one operand or the result has, times elements of the kernel."""
+    """Number of output positions times elements of the kernel."""
     places = output.inputs[0] if output.op is depthwise2d_input else output
     r, s, _ = output.inputs[1].shape
     return 2 * size(places.shape) * int(r) * int(s)
@@ -82,11 +82,7 @@ def _depthwise2d_onnx(graph: OnnxGraph, output: Tensor, x: Value, kernel: Value)
 
 
 def _filters(graph: OnnxGraph, output: Tensor, kernel: Value) -> tuple[Value, int]:
-    """Return filters (C, 1, R, S) as ONNX has them, and the number of channels.
-
-    Raises:
-        ConfigError: the channels are rows of a batch, whose number ONNX would have to know.
-    """
+    """Return ONNX's filters (C, 1, R, S) and the number of channels, which must be known."""
     r, s, channels = output.inputs[1].shape
     if isinstance(channels, Dim):
         raise refusal(output, "whose channels are rows")

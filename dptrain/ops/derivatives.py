@@ -48,7 +48,7 @@ def _is_number(x: Any) -> bool:
 def _attached(
     value: Tensor, sources: Sequence[Tensor], leaves: Sequence[Tensor], number: int, grad: Callable[..., Any]
 ) -> Tensor:
-    """Return a value of the function whose gradient in the sources is what `grad` makes of its own."""
+    """Return an output of the function with `grad` as its gradient in the sources."""
 
     def rule(dy: Tensor) -> tuple[Tensor | None, ...]:
         grads = grad(*(dy if at == number else zeros_like(leaf) for at, leaf in enumerate(leaves)))
@@ -75,7 +75,7 @@ def jvp(fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]
         fun: takes as many tensors as there are primals, and returns tensors.
         primals: where.
         tangents: the direction, a tensor for each primal, of its shape.
-        has_aux: `fun` returns a pair, of which the second part is returned as it is.
+        has_aux: `fun` returns a pair, whose second part is returned as it is.
 
     Returns:
         Value and derivative; and, if `has_aux`, that second part.
@@ -103,7 +103,7 @@ def jvp(fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]
 def _derivative(value: Tensor, points: Sequence[Tensor], directions: Sequence[Tensor]) -> Tensor:
     if value.dtype.kind not in "fV":
         return zeros_like(value)
-    if value.value is None:  # a constant would make constants of what the gradients below are of
+    if value.value is None:  # of a constant the gradients below would be constants
         seed = cast(where(value == value, 1.0, 1.0), value.dtype)
     else:
         seed = differentiable(np.ones(value.shape, value.dtype))

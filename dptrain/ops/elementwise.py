@@ -34,12 +34,12 @@ _COMPARISON: dict[str, Any] = {"shape": broadcast_shape, "letters": elementwise,
 
 
 def _as_float(x: Array) -> Array:
-    """Return integers as float64, in which compiled code computes too; NumPy would take float16 for 8 bits of them."""
+    """Return integers as float64, as compiled code computes; NumPy would use float16 for 8 bits."""
     return x if x.dtype.kind in "fV" else x.astype(np.float64)
 
 
 def in_float32(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Let a function of several ops compute half-precision numbers in float32, and round what it returns."""
+    """Let a function compute half precision in float32 and round its result."""
 
     @functools.wraps(function)
     def computed(*arguments: Any, **keywords: Any) -> Tensor:
@@ -170,7 +170,7 @@ def power(x1: Array, x2: Array, *, out: Array) -> None:
 
 @power.gradient
 def _power(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
-    # log of what is not positive is of no use: the gradient in the exponent is 0 there, as in Keras' backends.
+    # Where x1 is not positive, the gradient in the exponent is 0, as in Keras' backends.
     positive = x1 > 0
     log_x1 = where(positive, log(where(positive, x1, 1)), 0)
     return unbroadcast(dy * x2 * power(x1, x2 - 1), x1), unbroadcast(dy * y * log_x1, x2)
@@ -199,7 +199,7 @@ def _minimum(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Ten
 
 
 def _extremum_gradients(dy: Tensor, first: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the operands are equal each gets half, as in JAX and PyTorch."""
+    """Where the operands are equal, each gets half of the gradient, as in JAX and PyTorch."""
     share = where(first, 1.0, where(equal(x1, x2), 0.5, 0.0))
     return unbroadcast(dy * cast(share, dy.dtype.name), x1), unbroadcast(dy * cast(1.0 - share, dy.dtype.name), x2)
 
@@ -538,7 +538,7 @@ def _cast_to(y: Tensor, dy: Tensor, x: Tensor) -> Tensor | None:
 @cast_to.onnx_lowering
 @round_to.onnx_lowering
 def _cast_to_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
-    return x  # what a rule returns is cast
+    return x  # the result of a rule is cast
 
 
 def cast(x: Any, dtype: npt.DTypeLike) -> Tensor:

@@ -235,24 +235,24 @@ def _without_nan(x: Any, instead: float) -> Tensor:
 
 
 def nansum(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the sum over axes of what is not NaN."""
+    """Return the sum over axes of elements that are not NaN."""
     return sum(_without_nan(x, 0), axis, keepdims)
 
 
 def nanprod(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the product over axes of what is not NaN."""
+    """Return the product over axes of elements that are not NaN."""
     return prod(_without_nan(x, 1), axis, keepdims)
 
 
 def nanmean(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the mean over axes of what is not NaN; NaN of nothing."""
+    """Return the mean over axes of elements that are not NaN; NaN of nothing."""
     tensor = floating(x)
     valid = cast(logical_not(isnan(tensor)), tensor.dtype)
     return nansum(tensor, axis, keepdims) / sum(valid, axis, keepdims)
 
 
 def nanvar(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the variance over axes of what is not NaN; NaN of nothing."""
+    """Return the variance over axes of elements that are not NaN; NaN of nothing."""
     tensor = floating(x)
     return nanmean(square(tensor - nanmean(tensor, axis, keepdims=True)), axis, keepdims)
 

@@ -82,14 +82,14 @@ def resize(
 
     Args:
         images: (rows, height, width, channels) or (height, width, channels).
-        size: (height, width) of what comes out.
+        size: (height, width) of the output.
         interpolation: "nearest", "bilinear", "bicubic", "lanczos3" or "lanczos5".
         antialias: where images become smaller, each pixel sees all that it stands for.
         crop_to_aspect_ratio: cut off what is too high or wide, equally on both sides, rather than distort.
         pad_to_aspect_ratio: add what is missing, equally on both sides, rather than distort.
         fill_mode: only "constant".
         fill_value: what is added.
-        data_format: "channels_last", which None stands for, or "channels_first".
+        data_format: "channels_last" (the default) or "channels_first".
 
     Raises:
         ConfigError: an argument is unknown or out of range.
@@ -120,7 +120,7 @@ def resize(
 
 
 def cropped_box(height: int, width: int, target_height: int, target_width: int) -> tuple[int, int, int, int]:
-    """Return (top, left, height, width) of the greatest box in the middle that has a target's aspect ratio."""
+    """Return (top, left, height, width) of the largest centered box with a target's aspect ratio."""
     own_height = max(min(height, int(float(width * target_height) / target_width)), 1)
     own_width = max(min(width, int(float(height * target_width) / target_height)), 1)
     return int((height - own_height) / 2), int((width - own_width) / 2), own_height, own_width
@@ -132,7 +132,7 @@ def _cropped(x: Tensor, height: int, width: int) -> Tensor:
 
 
 def border_around(height: int, width: int, target_height: int, target_width: int) -> tuple[int, int]:
-    """Return how much is added above and below, and at each side, of pictures to have a target's aspect ratio."""
+    """Return the padding above and at each side that gives images a target's aspect ratio."""
     above = int((max(height, int(float(width * target_height) / target_width)) - height) / 2)
     return above, int((max(width, int(float(height * target_width) / target_height)) - width) / 2)
 
@@ -143,7 +143,7 @@ def _padded(x: Tensor, height: int, width: int, value: float) -> Tensor:
 
 
 def _resized(x: Tensor, axis: int, target: int, interpolation: str, antialias: bool) -> Tensor:
-    """Return images with another length of one axis."""
+    """Resize one axis."""
     length = int(x.shape[axis])
     if length == target:
         return x if interpolation == "nearest" else floating(x)
@@ -155,7 +155,7 @@ def _resized(x: Tensor, axis: int, target: int, interpolation: str, antialias: b
 
 
 def nearest_pixels(length: int, target: int) -> npt.NDArray[np.int32]:
-    """Return which of `length` pixels lies nearest to each of `target`."""
+    """Return the index of the nearest of `length` pixels for each of `target`."""
     places = ((np.arange(target, dtype=np.float32) + 0.5) * length / target).astype(np.float32)
     return np.floor(places).astype(np.int32)
 
@@ -173,7 +173,7 @@ def scale_and_translate(
 
     Args:
         images: of any shape.
-        output_shape: of what comes out.
+        output_shape: of the result.
         scale: a factor for each of these axes.
         translation: by how many pixels of the result, for each.
         spatial_dims: the axes.
@@ -201,15 +201,15 @@ def scale_and_translate(
 
 
 def pixel_weights(length: int, target: int, step: Any, shift: Any, interpolation: str, antialias: bool) -> Tensor:
-    """Return what each of `length` pixels weighs in each of `target`, (target, length), float64.
+    """Return the weight of each of `length` pixels in each of `target`, (target, length), float64.
 
     Args:
-        length: as above.
-        target: as above.
+        length: of the axis.
+        target: of the result.
         step: pixels between two of the target.
-        shift: by how many of the target's it is moved.
+        shift: translation in pixels of the target.
         interpolation: of `_KERNELS`.
-        antialias: as above.
+        antialias: widen the kernel where the image shrinks.
     """
     centers = (np.arange(target) + 0.5 - shift) * step - 0.5
     (centers,) = as_tensors([centers])
@@ -271,9 +271,9 @@ def pad_images(
         left_padding: columns before.
         bottom_padding: rows below.
         right_padding: columns behind.
-        target_height: of what comes out.
-        target_width: of what comes out.
-        data_format: "channels_last", which None stands for, or "channels_first".
+        target_height: of the output.
+        target_width: of the output.
+        data_format: "channels_last" (the default) or "channels_first".
 
     Raises:
         ConfigError: not two of three arguments, or fewer than no rows or columns.
@@ -306,9 +306,9 @@ def crop_images(
         left_cropping: columns before.
         bottom_cropping: rows below.
         right_cropping: columns behind.
-        target_height: of what comes out.
-        target_width: of what comes out.
-        data_format: "channels_last", which None stands for, or "channels_first".
+        target_height: of the output.
+        target_width: of the output.
+        data_format: "channels_last" (the default) or "channels_first".
 
     Raises:
         ConfigError: not two of three arguments, or fewer than no rows or columns.
@@ -324,14 +324,7 @@ def crop_images(
 
 
 def _two_of_three(names: Sequence[str], amounts: Sequence[int | None], length: int, sign: int) -> tuple[int, int]:
-    """Return how many elements come before and behind, of (before, behind, target) of which one is None.
-
-    Args:
-        names: of the arguments, for messages.
-        amounts: as above.
-        length: of the axis.
-        sign: 1 where elements are added, -1 where they are left out.
-    """
+    """Return (before, behind) from (before, behind, target), exactly one of which is None; sign -1 crops."""
     if sum(amount is not None for amount in amounts) != 2:
         raise ConfigError(
             f"Must specify exactly two of {', '.join(names)}. Received: "

@@ -20,7 +20,7 @@ def rgb_to_grayscale(images: Any, data_format: str | None = None) -> Tensor:
 
     Args:
         images: (rows, height, width, channels) or (height, width, channels).
-        data_format: "channels_last", which None stands for, or "channels_first".
+        data_format: "channels_last" (the default) or "channels_first".
 
     Raises:
         ConfigError: not one or three channels.
@@ -39,11 +39,11 @@ def rgb_to_grayscale(images: Any, data_format: str | None = None) -> Tensor:
 
 
 def rgb_to_hsv(images: Any, data_format: str | None = None) -> Tensor:
-    """Return hue, saturation and value in the place of red, green and blue.
+    """Convert RGB images to hue, saturation and value.
 
     Args:
         images: (rows, height, width, 3) or (height, width, 3), floating-point numbers from 0.
-        data_format: "channels_last", which None stands for, or "channels_first".
+        data_format: "channels_last" (the default) or "channels_first".
 
     Returns:
         Hue and saturation from 0 to 1, value as the colours.
@@ -57,11 +57,11 @@ def rgb_to_hsv(images: Any, data_format: str | None = None) -> Tensor:
 
 
 def hsv_to_rgb(images: Any, data_format: str | None = None) -> Tensor:
-    """Return red, green and blue in the place of hue, saturation and value.
+    """Convert images of hue, saturation and value to RGB.
 
     Args:
-        images: as of `rgb_to_hsv`; hues repeat after 1.
-        data_format: "channels_last", which None stands for, or "channels_first".
+        images: as the result of `rgb_to_hsv`; hues repeat after 1.
+        data_format: "channels_last" (the default) or "channels_first".
 
     Raises:
         ConfigError: not three channels, or whole numbers.
@@ -72,7 +72,7 @@ def hsv_to_rgb(images: Any, data_format: str | None = None) -> Tensor:
 def _map_channels(
     images: Any, data_format: str | None, function: Callable[[Sequence[Tensor]], Sequence[Tensor]]
 ) -> Tensor:
-    """Return images with a function of their three channels in the place of these."""
+    """Apply a function to the three channels of images."""
     x, restored = batched(images, data_format)
     if x.dtype.kind not in "fV":
         raise ConfigError(f"Invalid images dtype: expected float dtype. Received: images.dtype={x.dtype.name}")

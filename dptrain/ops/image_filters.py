@@ -32,7 +32,7 @@ def gaussian_blur(
         images: (rows, height, width, channels) or (height, width, channels).
         kernel_size: how many pixels the bell is wide, and high.
         sigma: its standard deviation to the right, and downwards, in pixels; two numbers, or a tensor of them.
-        data_format: "channels_last", which None stands for, or "channels_first".
+        data_format: "channels_last" (the default) or "channels_first".
 
     Raises:
         ConfigError: images or sizes of another shape.
@@ -49,7 +49,7 @@ def gaussian_blur(
 
 
 def _bell(size: int, sigma: Any) -> Tensor:
-    """Return a bell of so many numbers, whose sum is 1."""
+    """Return a Gaussian window of this size whose sum is 1."""
     bell = exp(-0.5 * square((np.arange(size) - (size - 1) / 2).astype(sigma.dtype) / sigma))
     return bell / sum_over(bell)
 
@@ -79,7 +79,7 @@ def blurred(x: Tensor, axis: int, sigma: Tensor) -> Tensor:
 
 
 def along_axis(x: Tensor, axis: int, matrix: Tensor) -> Tensor:
-    """Return a product with a matrix (target, length) along an axis that is not the first."""
+    """Multiply by a matrix (target, length) along an axis other than the first."""
     target, length = matrix.shape
     before, behind = math.prod(x.shape[1:axis], start=x.shape[0]), math.prod(x.shape[axis + 1 :])
     product = batch_matmul(matrix, reshape(x, (before, length, behind)))
@@ -91,7 +91,7 @@ def sobel_edges(images: Any, data_format: str | None = None) -> Tensor:
 
     Args:
         images: (rows, height, width, channels).
-        data_format: "channels_last", which None stands for, or "channels_first".
+        data_format: "channels_last" (the default) or "channels_first".
 
     Raises:
         ConfigError: another shape.
@@ -127,7 +127,7 @@ def ssim(
         filter_sigma: its standard deviation.
         k1: as in the paper.
         k2: as in the paper.
-        data_format: "channels_last", which None stands for, or "channels_first".
+        data_format: "channels_last" (the default) or "channels_first".
 
     Raises:
         ConfigError: another shape, or smaller images than the bell.
@@ -169,8 +169,8 @@ def extract_patches(
         size: of the windows, one for all axes, or one each.
         strides: between windows; by default their size.
         dilation_rate: between the pixels of a window, for all axes, or each.
-        padding: "valid" (none), or "same": zeros around the image, so that ceil(length / stride) windows come out.
-        data_format: "channels_last", which None stands for, or "channels_first".
+        padding: "valid" (none), or "same": zero padding, so that ceil(length / stride) windows come out.
+        data_format: "channels_last" (the default) or "channels_first".
 
     Raises:
         ConfigError: sizes that are none, or images of another rank.

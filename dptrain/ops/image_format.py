@@ -1,4 +1,4 @@
-"""What functions of images have in common: batches and single images, channels last or first."""
+"""Batches and single images, channels last or first: shared by functions of images."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from dptrain.program.tensor import Tensor, Variable, as_tensors, constant
 
 
 def batched(images: Any, data_format: str | None) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Return (rows, height, width, channels), and what brings a result back into the images' form."""
+    """Return (rows, height, width, channels), and a function that restores the images' format."""
     if data_format not in (None, *FORMATS):
         raise ConfigError(f"data_format={data_format!r}: expected None, 'channels_last' or 'channels_first'")
     (x,) = as_tensors([images])
@@ -34,11 +34,7 @@ def batched(images: Any, data_format: str | None) -> tuple[Tensor, Callable[[Ten
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    """Check that an argument is one of the known values.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Refuse an argument that is none of the choices."""
     if value not in choices:
         raise ConfigError(
             f"Invalid value for argument `{name}`. Expected of one {tuple(choices)}. Received: {name}={value}"
@@ -46,10 +42,10 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
 
 
 def to_dtype(value: Any, dtype: str) -> Tensor:
-    """Return a tensor, or numbers, in a floating-point type; numbers are not rounded on the way."""
+    """Return a tensor, or numbers without rounding them on the way, in a floating-point type."""
     return cast(value, dtype) if isinstance(value, Tensor | Variable) else constant(np.asarray(value), np.dtype(dtype))
 
 
 def exact_dtype(x: Tensor) -> str:
-    """Return the type of places and weights of images: half precision is too coarse for them."""
+    """Return the type of coordinates and weights of images: half precision is too coarse."""
     return "float64" if x.dtype == np.float64 else "float32"

@@ -86,11 +86,7 @@ def _add_rows_onnx(graph: OnnxGraph, output: Tensor, values: Value, places: Valu
 
 
 def row_numbers(rows: Any) -> Tensor:
-    """Return where each row stands in the global batch (int64).
-
-    Args:
-        rows: how many; a program that asks for the places of rows of the batch is one for this number of them.
-    """
+    """Return each row's index in the global batch (int64); it fixes the program to this number of rows."""
     numbers = np.arange(int(rows))
     # A rank's part of the constant is that of its own rows.
     shape: Any = (rows,)
@@ -98,19 +94,12 @@ def row_numbers(rows: Any) -> Tensor:
 
 
 def gather_all_rows(x: Tensor, numbers: Tensor) -> Tensor:
-    """Return the rows of all ranks, which each of them then has.
-
-    Ranks add up tensors that have zeros in the place of other ranks' rows.
-
-    Args:
-        x: (rows, ...).
-        numbers: (rows,), where each row stands; see `row_numbers`.
-    """
+    """Gather the rows of all ranks on each, as a sum of tensors with zeros elsewhere; `numbers` as of `row_numbers`."""
     return add_rows(x, numbers, length=int(x.shape[0])) if isinstance(x.shape[0], Dim) else x
 
 
 def gather_rows_along(x: Tensor, axes: Sequence[int]) -> Tensor:
-    """Return x with the rows of all ranks along those of its axes that count rows of the batch."""
+    """Gather the rows of all ranks along those axes that count rows of the batch."""
     for axis in axes:
         if isinstance(x.shape[axis], Dim):
             front = (axis, *(at for at in range(x.ndim) if at != axis))
@@ -158,11 +147,7 @@ def _take_each_onnx(graph: OnnxGraph, output: Tensor, table: Value, places: Valu
 
 
 def normalized_indices(indices: Any, length: int) -> Tensor:
-    """Return places that count from the front; those that are known are checked.
-
-    Raises:
-        ConfigError: one is out of range.
-    """
+    """Return indices counted from the front; refuse known ones that are out of range."""
     (places,) = as_tensors([indices])
     if places.dtype.kind == "u" or counts_rows(length):
         return places
@@ -177,7 +162,7 @@ def normalized_indices(indices: Any, length: int) -> Tensor:
 
 
 def take_at_axis(x: Tensor, places: Tensor, axis: int) -> Tensor:
-    """Return the parts of x with these numbers along an axis; their shape stands in the result where the axis was."""
+    """Take indices along an axis; their shape replaces it in the result."""
     if axis == 0:
         return take_rows(x, places)
     front = (axis, *(other_axis for other_axis in range(x.ndim) if other_axis != axis))
@@ -255,7 +240,7 @@ def take_along_last(x: Any, indices: Any) -> Tensor:
 
 
 def nonzero(x: Any) -> tuple[Tensor, ...]:
-    """Return the places of what is not 0, along each axis (int32); outside of a traced step, which cannot know them.
+    """Return the indices of nonzero elements along each axis (int32); not in a traced step, which cannot know them.
 
     Raises:
         ConfigError: inside one.

@@ -74,7 +74,7 @@ def cholesky_inverse(x: Any, upper: bool = False) -> Tensor:
 
     Args:
         x: (..., n, n): L, or L^T if `upper`.
-        upper: see above.
+        upper: whether the factors are upper triangular.
     """
     factor = floating(x)
     n, _ = matrix_shape(factor.shape, True, "cholesky_inverse")
@@ -191,7 +191,7 @@ def pinv(x: Any, rcond: float | None = None) -> Tensor:
     """Return the pseudo-inverses of (..., m, n) matrices.
 
     Args:
-        x: see above.
+        x: (..., m, n).
         rcond: singular values below this part of the greatest count as 0; by default 10 eps times the greater length.
     """
     tensor = _matrices(x)
@@ -203,7 +203,7 @@ def matrix_rank(x: Any, tol: float | None = None) -> Tensor:
     """Return how many singular values of (..., m, n) matrices are above a number (int32).
 
     Args:
-        x: see above.
+        x: (..., m, n).
         tol: that number; by default eps times the greater length times the greatest of them.
     """
     (tensor,) = as_tensors([x])
@@ -229,7 +229,7 @@ def _lengths(name: str, x: Tensor) -> tuple[int, int]:
 
 
 def _matrices(x: Any) -> Tensor:
-    """Return floating-point matrices; rows of the batch that are rows or columns of one are those of all ranks."""
+    """Return floating-point matrices, with all ranks' rows where these are rows or columns of one matrix."""
     tensor = floating(x)
     return gather_rows_along(tensor, range(tensor.ndim)[-2:])
 

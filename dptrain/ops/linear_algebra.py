@@ -28,7 +28,7 @@ def _letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any])
 
 
 def _operations(output: Tensor) -> int:
-    """Return two for each multiplication."""
+    """Two operations per multiplication."""
     return 2 * size(output.shape) * int(output.inputs[0].shape[-1])
 
 
@@ -53,7 +53,7 @@ def _matmul(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tens
 
 
 def _transposed(x: Tensor) -> Tensor:
-    """Return x with its last two axes exchanged."""
+    """Swap the last two axes."""
     order = (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2)
     return transpose_to(x, axes=order)
 

@@ -53,7 +53,7 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -
 
 
 def _select_branch(chosen: Tensor, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
-    """Return what `cond` does where nobody knows the truth value."""
+    """Compute both branches and select, where the condition is unknown."""
     trace = TRACE.get()
     before = {} if trace is None else dict(trace.written)
 
@@ -95,7 +95,7 @@ def while_loop(
 ) -> Any:
     """Return the variables after `body` as long as `cond` of them is true.
 
-    Where a condition is not known, as in a traced step, all `maximum_iterations` are computed, of which those behind
+    Where a condition is not known, as in a traced step, all `maximum_iterations` are computed; those behind
     the last change nothing.
 
     Args:
@@ -132,7 +132,7 @@ def while_loop(
 def _bounded_while(
     goes_on: Callable[..., Any], following: Callable[..., Any], values: tuple[Any, ...], times: int
 ) -> tuple[Any, ...]:
-    """Return what `while_loop` does in so many steps."""
+    """Compute `while_loop` in a fixed number of steps."""
 
     def step(carry: tuple[Tensor, tuple[Any, ...]], _: None) -> tuple[Any, None]:
         runs, values = carry
@@ -173,7 +173,7 @@ def scan(
     """Return what is carried through `carry, y = f(carry, x)` for each part x, and all y, stacked.
 
     Args:
-        f: as above.
+        f: takes the carry and a part, returns the new carry and an output.
         init: the first carry.
         xs: as in `map`; None for as many None as `length` says.
         length: how many parts there are, needed without `xs`.
@@ -241,7 +241,7 @@ def remat(f: Callable[..., Any]) -> Callable[..., Any]:
 def _scan_node(
     f: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any, length: int, reverse: bool
 ) -> tuple[Any, Any]:
-    """Return what `scan` does, as one node of the program that is traced."""
+    """Compute `scan` as one node of the traced program."""
     leaves = [leaf for leaf in tree.flatten(init) if leaf is not None]
     stacked = [] if xs is None else list(as_tensors(tree.flatten(xs)))
     forms: list[Any] = []
@@ -265,7 +265,7 @@ def _scan_node(
 
 
 def _fill_structure(structure: Any, tensors: Sequence[Tensor]) -> Any:
-    """Return a structure with tensors for its leaves but for those that are None."""
+    """Return a structure with tensors for its leaves that are not None."""
     remaining = iter(tensors)
     return tree.pack_sequence_as(
         structure, [None if leaf is None else next(remaining) for leaf in tree.flatten(structure)]

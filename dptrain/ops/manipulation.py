@@ -70,10 +70,10 @@ def ones_like(x: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
 
 
 def _reshape_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
-    """`abX->abXX`: axes stay that have the same length, and as many elements before them.
+    """`abX->abXX`: axes stay sharded that keep their length and the number of elements before them.
 
-    An axis that counts rows stays if it does so at the same place, however many elements each row has: of `(2, n, 3)`
-    each rank's part becomes its part of `(2, 3n)`.
+    An axis that counts rows stays sharded at the same place, however many elements each row has: of `(2, n, 3)` each
+    rank's part becomes its part of `(2, 3n)`.
     """
 
     count: Callable[[Shape], Any] = numel if None not in (row_axis(shapes[0]), row_axis(out)) else size
@@ -117,7 +117,7 @@ def reshape(x: Any, newshape: Sequence[int] | int) -> Tensor:
 
     Args:
         x: a tensor or an array.
-        newshape: lengths, of which one may be -1, or one number for a vector; where -1 takes up the rows of the batch,
+        newshape: lengths, one of them -1 or none, or one number for a vector; where -1 takes up the rows of the batch,
             it counts them.
 
     Raises:
@@ -137,14 +137,14 @@ def reshape(x: Any, newshape: Sequence[int] | int) -> Tensor:
 
 
 def _as_many(shape: Shape, old: Shape) -> bool:
-    """Whether two shapes may have the same number of elements."""
+    """Whether two shapes may have equally many elements."""
     if is_open((*shape, *old)) or numel(shape) == numel(old):
         return True
     return math.prod(map(int, shape)) == math.prod(map(int, old))
 
 
 def _missing(old: Shape, new: Shape) -> Any:
-    """Return the length that stands for -1: with the rows of the batch, if no other one has them."""
+    """Return the length for -1, with the rows of the batch if no other length has them."""
     return quotient(math.prod(old), math.prod(n for n in new if n != -1))
 
 
@@ -266,10 +266,7 @@ def _sliced_shape(shape: Shape, *, key: Key) -> Shape:
 
 
 def _key_letters(lengths: Shape, key: Key) -> tuple[str, str]:
-    """Return letters of axes of these lengths, and of the part that a key takes: `aXbX`, `abX`.
-
-    What is whole keeps its letter, and what counts rows, of which each rank takes those of its own.
-    """
+    """Return the letters of an input and of its slice: `aXbX`, `abX`; full axes and rows stay sharded."""
 
     def is_kept(item: tuple[int, int, int] | int, n: int) -> bool:
         if not isinstance(item, tuple) or item[2] != 1:
@@ -290,7 +287,7 @@ def _slice_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str,
 
 
 def _index(key: Key) -> tuple[Any, ...]:
-    """Return what NumPy takes; with the ellipsis a single element is a view as well."""
+    """Return NumPy's index; with the ellipsis a single element is a view as well."""
     return (*(slice(*item) if isinstance(item, tuple) else item for item in key), ...)
 
 

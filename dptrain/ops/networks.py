@@ -1,4 +1,4 @@
-"""What layers of networks are made of beside products and activations: normalisation, the greatest few."""
+"""Building blocks of layers: normalization, multi-hot vectors, the greatest elements."""
 
 import math
 from collections.abc import Sequence
@@ -77,7 +77,7 @@ def layer_normalization(
 
 
 def _along(vector: Any, x: Tensor, axes: Sequence[int]) -> Tensor:
-    """Return a vector in x's type, and of a shape that is broadcast along axes of x."""
+    """Return a vector in x's type and in a shape that broadcasts along axes of x."""
     lengths = [1 if n not in axes else -1 if len(axes) == 1 else length for n, length in enumerate(x.shape)]
     return reshape(cast(vector, x.dtype), lengths)
 

@@ -74,7 +74,7 @@ def _checked_index(index: int, length: int) -> int:
 
 
 def _advanced_indexing(x: Tensor, indices: list[Any]) -> Tensor:
-    """Return x[given] in steps: axes of length 1 for None, then slices, then arrays, then axes backwards."""
+    """Return x[indices] in steps: new axes for None, then slices, then arrays, then reversed axes."""
     indices = _masks_to_integers(x, indices)
     dots = [at for at, index in enumerate(indices) if index is Ellipsis]
     if len(dots) > 1:
@@ -111,7 +111,7 @@ def _advanced_indexing(x: Tensor, indices: list[Any]) -> Tensor:
 
 
 def _reversed_slice(index: slice, length: int) -> slice:
-    """Return the slice whose elements, backwards, are those of a slice with a negative step."""
+    """Return the ascending slice with the elements of one with a negative step."""
     if counts_rows(length):
         raise ConfigError("not supported: a slice with a negative step along the rows of a batch")
     places = range(*index.indices(length))
@@ -119,7 +119,7 @@ def _reversed_slice(index: slice, length: int) -> slice:
 
 
 def _masks_to_integers(x: Tensor, indices: list[Any]) -> list[Any]:
-    """Return an index with integers for truth values, and tensors for arrays and lists."""
+    """Return indices with integers for boolean masks, and tensors for arrays and lists."""
     integers: list[Any] = []
     for item in indices:
         if (
@@ -145,7 +145,7 @@ def _masks_to_integers(x: Tensor, indices: list[Any]) -> list[Any]:
 
 
 def _nonzero_indices(x: Tensor, mask: Tensor, axis: int) -> Sequence[Tensor]:
-    """Return the places along each of its axes at which a mask is true."""
+    """Return the indices of a mask's true elements along each of its axes."""
     if mask.value is None or not mask.ndim:
         raise ConfigError(
             f"not supported: {x} indexed by truth values that are not known before the step runs; the result would "
@@ -158,7 +158,7 @@ def _nonzero_indices(x: Tensor, mask: Tensor, axis: int) -> Sequence[Tensor]:
 
 
 def _gather(x: Tensor, indices: list[Any]) -> Tensor:
-    """Return what arrays of places take, of x whole along the other axes."""
+    """Take arrays of indices along their axes, and all of the others."""
     axes = [axis for axis, index in enumerate(indices) if not isinstance(index, slice)]
     places = [normalized_indices(indices[axis], x.shape[axis]) for axis in axes]
     together = axes == list(range(axes[0], axes[-1] + 1))

@@ -25,7 +25,7 @@ def median(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = Fal
 
 
 def nanmedian(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-    """Return the median of what is not NaN; NaN where nothing is left."""
+    """Return the median of elements that are not NaN; NaN where nothing is left."""
     return nanquantile(x, 0.5, axis, "midpoint", keepdims)
 
 
@@ -39,7 +39,7 @@ def percentile(
 def nanpercentile(
     x: Any, q: Any, axis: int | Sequence[int] | None = None, method: str = "linear", keepdims: bool = False
 ) -> Tensor:
-    """Return percentiles of what is not NaN."""
+    """Return percentiles of elements that are not NaN."""
     return nanquantile(x, _fractions(q, 100), axis, method, keepdims)
 
 
@@ -74,7 +74,7 @@ def quantile(
 def nanquantile(
     x: Any, q: Any, axis: int | Sequence[int] | None = None, method: str = "linear", keepdims: bool = False
 ) -> Tensor:
-    """Return quantiles of what is not NaN; NaN where nothing is left. As `quantile`."""
+    """Return quantiles of elements that are not NaN; NaN where nothing is left. As `quantile`."""
     last, kept_shape = _axes_to_last(x, axis)
     fractions = _fractions(q)
     ordered = sort_last(last)
@@ -112,7 +112,7 @@ def _fractions(q: Any, scale: int = 1) -> Array:
 
 
 def _neighbours(place: float, method: str) -> tuple[int, int, float]:
-    """Return the elements between which a place is, and the share of the second."""
+    """Return the elements around a position, and the weight of the second."""
     if method not in _METHODS:
         raise ConfigError(f"quantile: method={method!r}; expected one of {', '.join(map(repr, _METHODS))}")
     below, above = int(np.floor(place)), int(np.ceil(place))
@@ -126,7 +126,7 @@ def _neighbours(place: float, method: str) -> tuple[int, int, float]:
 
 
 def _axes_to_last(x: Any, axis: int | Sequence[int] | None) -> tuple[Tensor, Sequence[int]]:
-    """Return x with axes as one, the last; and the shape that a reduction over them would leave with `keepdims`."""
+    """Return x with axes merged into the last one, and the shape of a reduction with `keepdims`."""
     tensor = floating(x)
     axes = normalized_axes(axis, tensor.ndim)
     tensor = gather_rows_along(tensor, axes)

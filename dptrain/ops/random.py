@@ -118,7 +118,7 @@ class SeedGenerator(Readable):
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Let no other thread draw between the draw and its count, in this context."""
+        """Keep other threads from drawing between a draw and its count."""
         if is_tracing():
             yield
             return
@@ -154,15 +154,14 @@ class SeedGenerator(Readable):
         return row_numbers(rows), sum_over(cast(less(all_keys, mine), np.int64), 1)
 
 
-# A seed is the state of random numbers; a number, of which the same are drawn every time; or None for the state that
-# all such draws have in common.
+# A generator, a number that draws the same every time, or None for the generator shared by all such draws.
 Seed = SeedGenerator | int | None
 
 _global_generator: tuple[object, SeedGenerator] | None = None
 
 
 def _draw_per_block(shape: Sequence[int], draw: Callable[[Shape], Tensor]) -> Tensor:
-    """Return what `draw` gives for a shape; for that of a concatenation, of each part, as every rank has rows of it."""
+    """Draw a shape; concatenated rows block by block, as each rank has rows of all."""
     rows = shape[0] if shape else 0
     if not isinstance(rows, Dim) or len(rows.blocks) == 1:
         return draw(tuple(shape))
@@ -179,7 +178,7 @@ def _bits(count: Any, shape: Sequence[int], seed: int, purpose: Purpose, number:
 
 
 def _bits_for_seed(shape: Sequence[int], seed: Seed) -> Tensor:
-    """Return random bits of any seed."""
+    """Return random bits for any kind of seed."""
     global _global_generator
     if isinstance(seed, SeedGenerator):
         return seed.bits(shape)
@@ -195,7 +194,7 @@ def _bits_for_seed(shape: Sequence[int], seed: Seed) -> Tensor:
 
 
 class _Functions(NamedTuple):
-    """What distributions are made with: functions of tensors, or NumPy's, which have their bits."""
+    """The functions distributions need: on tensors, or NumPy's with the same bits."""
 
     cast: Callable[[Any, npt.DTypeLike], Any]
     sqrt: Callable[[Any], Any]
@@ -208,7 +207,7 @@ _OF_ARRAYS = _Functions(np.asarray, np.sqrt, np.log, np.cos)
 
 
 def _apply_to_bits(bits: Tensor, make: Callable[[Any, _Functions], Any]) -> Tensor:
-    """Return what a function makes of random bits."""
+    """Apply a function to random bits, by NumPy where they are known."""
     result = in_one_call(lambda array: make(array, _OF_ARRAYS), bits)
     return make(bits, _OF_TENSORS) if result is None else result
 
@@ -218,12 +217,12 @@ _BITS = {"float32": 24, "float16": 11, "bfloat16": 8}
 
 
 def _computing_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    """Return the type in which numbers of a type are computed: float32 for half precision, whose range is too small."""
+    """Return the type to compute in: float32 for half precision, whose range is too small."""
     return np.dtype(FLOATX) if is_half(np.dtype(dtype)) else np.dtype(dtype)
 
 
 def _fractions(bits: Any, dtype: npt.DTypeLike, of: _Functions) -> Any:
-    """Return numbers that are equally likely in [0, 1)."""
+    """Return uniform numbers in [0, 1)."""
     bit_count = _BITS.get(np.dtype(dtype).name, 32)  # all of them are exact, and 1 does not come out
     return of.cast(bits // 2 ** (32 - bit_count), dtype) * 2.0**-bit_count
 
@@ -250,7 +249,7 @@ def uniform(
 
 
 def _scaled(x: Tensor, scale: float, start: float) -> Tensor:
-    """Return x * scale + start, without what changes nothing."""
+    """Return x * scale + start, leaving out what changes nothing."""
     scaled = x if isinstance(scale, int | float) and scale == 1 else x * scale
     return scaled if isinstance(start, int | float) and start == 0 else scaled + start
 
@@ -445,16 +444,14 @@ _FRACTIONS_PER_DRAW = 3 * _ROUNDS + 1
 
 
 def _first_accepted(accepted: Tensor) -> Tensor:
-    """Return which of `_ROUNDS` along the last axis is the first that is accepted."""
+    """Mark the first accepted of `_ROUNDS` draws along the last axis."""
     return logical_and(accepted, equal(expand_dims(argmax(accepted, -1), -1), np.arange(_ROUNDS)))
 
 
 def _log_gamma(fractions: Tensor, alpha: Any) -> Tensor:
-    """Return logarithms of numbers of a gamma distribution, which for small shapes are far below the least number.
+    """Return logarithms of gamma-distributed numbers, which small shapes put below the least number.
 
-    Args:
-        fractions: `_FRACTIONS_PER_DRAW` fractions for each, along the last axis.
-        alpha: the distribution's shape.
+    `fractions` has `_FRACTIONS_PER_DRAW` uniform numbers for each along the last axis; `alpha` is the shape parameter.
 
     Source: G. Marsaglia and W. Tsang, "A simple method for generating gamma variables", ACM Trans. Math. Software 26
     (2000), with the draw of alpha + 1 times U^(1 / alpha).
@@ -493,7 +490,7 @@ def dropout(inputs: Any, rate: float, noise_shape: Sequence[int | None] | None =
 
 
 def keep_mask(x: Tensor, rate: float, noise_shape: Sequence[int | None] | None, seed: Seed) -> Tensor:
-    """Return what is false with this probability, of a shape that is broadcast to that of x; as `dropout`."""
+    """Return a mask, false with probability `rate`, of a shape that broadcasts to x; see `dropout`."""
     shape = x.shape
     if noise_shape is not None:
         if len(noise_shape) != len(shape) or any(

@@ -49,7 +49,7 @@ def _letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any])
 
 
 def _operations(output: Tensor) -> int:
-    """Return an operation for each element that is joined."""
+    """One operation per reduced element."""
     return size(output.inputs[0].shape)
 
 
@@ -135,7 +135,7 @@ def _reduce_max_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
 
 
 def _broadcast_back(reduced: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Return what belongs to the output y of a reduction of x in the shape of x."""
+    """Broadcast a reduction's output, or its gradient, to the shape of x."""
     kept_shape = tuple(1 if axis in y.attributes["axes"] else length for axis, length in enumerate(x.shape))
     return broadcast_to(reduced if y.attributes["keepdims"] else reshape(reduced, kept_shape), x.shape)
 
@@ -204,12 +204,12 @@ def max(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False,
 
 
 def _is_empty(tensor: Tensor, axes: Iterable[int]) -> bool:
-    """Whether one of axes is known to have no elements."""
+    """Whether an axis is known to be empty."""
     return any(not isinstance(tensor.shape[axis], Dim) and tensor.shape[axis] == 0 for axis in axes)
 
 
 def order_reversed(x: Tensor) -> Tensor:
-    """Return numbers of which the greatest is where the least of x is: -x, or what cannot overflow."""
+    """Return numbers in reverse order, without overflow: -x of floating-point numbers."""
     if x.dtype.kind in "fV":
         return -x
     if x.dtype.kind == "b":
@@ -227,7 +227,7 @@ def min(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False,
 
 
 def _max_constant(x: Tensor, axis: int | Sequence[int]) -> Tensor:
-    """Return the greatest element over axes, which cancels where it is subtracted lest powers overflow."""
+    """Return the maximum over axes without a gradient, to subtract before exponentials."""
     return stop_gradient(reduce_max(x, axes=normalized_axes(axis, x.ndim), keepdims=True))
 
 
@@ -257,7 +257,7 @@ def softmax(x: Any, axis: int = -1) -> Tensor:
 
 
 def _softmax(x: Array, axes: tuple[int, ...]) -> Array:
-    """Return what the ops of `softmax` compute one by one, bit for bit."""
+    """Compute `softmax` by NumPy, bit for bit like its ops."""
     powers = x - np.maximum.reduce(x, axis=axes, keepdims=True, initial=-np.inf)
     np.exp(powers, out=powers)
     powers /= np.add.reduce(powers, axis=axes, keepdims=True)

@@ -15,7 +15,7 @@ from dptrain.program.tensor import Array, Tensor
 def _op_without_gradient(
     name: str, function: Callable[..., Any], c: str, dtype: Any = floating_dtype, onnx: str | None = None
 ) -> Op:
-    """Return an op that is NumPy's function; its gradient is 0."""
+    """Return an op from a NumPy function; its gradient is 0."""
 
     def compute(x: Array, *, out: Array) -> None:
         function(x, out=out)

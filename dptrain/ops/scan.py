@@ -1,7 +1,7 @@
-"""The op of all loops: steps of a body, from the first to the last or the other way round.
+"""The op of all loops: steps of a body, forwards or in reverse.
 
-A node's inputs are the first carries, stacked inputs and captures; its values the last carries and what the steps have
-made, stacked. Its gradient is a loop in the other direction.
+A node's inputs are the initial carries, stacked inputs and captures; its values the final carries and the stacked
+outputs. Its gradient is a loop in the other direction.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ def _dtypes(*inputs: Any, body: Body, length: int, reverse: bool) -> list[Any]:
 
 
 def _letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
-    """All axes must be whole, but for who places the body."""
+    """All axes are unsharded, unless the body is placed."""
     body: Body = attributes["body"]
     letters = ["X" * len(shape) for shape in body.shapes(attributes["length"])]
     return f"{','.join('X' * len(shape) for shape in shapes)}->{','.join(letters)}"
@@ -79,7 +79,7 @@ def _unrolled(node: Node, inputs: Sequence[Tensor], read: Collection[int]) -> tu
 
 
 def _operations(value: Tensor) -> int:
-    """Return the operations of a loop, for one of its values."""
+    """Return the operations of a loop, counted at one of its values."""
     body = body_of(value)
     order = topological(body.results) if value.index == body.counted else []
     total = sum(tensor.op.operations(tensor) for tensor in order if tensor.op is not None and not tensor.op.is_view)
@@ -96,9 +96,8 @@ def _gradient(
 ) -> tuple[Tensor | None, ...]:
     """A loop in the other direction.
 
-    Its carries are the gradients in the carries, and one accumulator a capture, which begins with zeros. Where a step
-    would add a product of matrices to it, the factors are stacked instead, and multiplied after the loop. A loop of one
-    step has nothing to add up.
+    It carries the gradients of the carries and an accumulator for each capture. Factors of matrix products are stacked
+    instead of accumulated, and multiplied after the loop. A single step accumulates nothing.
     """
     node = outputs[0].node
     body, is_single = body_of(node), outputs[0].attributes["length"] == 1
@@ -170,7 +169,7 @@ def _spec(tensor: Tensor) -> tuple[Shape, DType]:
 def _step_gradients(
     body: Body, d_carries: Mapping[int, Tensor], d_stacked: Mapping[int, Tensor]
 ) -> dict[Tensor, Tensor]:
-    """Return the gradients in what a step reads, of those in what it makes, by number."""
+    """Return the gradients of a step's inputs, from those of its outputs by number."""
     cotangents: dict[Tensor, Tensor] = {}
     of_carries = [(body.following[number], dy) for number, dy in d_carries.items()]
     for tensor, dy in (*of_carries, *((body.stacked[number], dy) for number, dy in d_stacked.items())):
@@ -179,7 +178,7 @@ def _step_gradients(
 
 
 def _factors(grad: Tensor) -> list[tuple[Tensor, bool]]:
-    """Return the matrices whose product a gradient is, each with whether it is to be transposed; none of others."""
+    """Return the matrices whose product a gradient is, each with whether to transpose it; else nothing."""
     if not isinstance(lowering_of(grad), Product) or grad.ndim != 2:
         return []
     factors = []
@@ -194,19 +193,13 @@ def _stack(matrices: Tensor, is_transposed: bool) -> Tensor:
 
 
 class _BackwardReads:
-    """What the backward body reads of the forward one: slices of what is stacked already, or is from now on.
-
-    Args:
-        node: of the forward loop, which is extended.
-        backward_inputs: placeholders of the backward body.
-        results: of the backward body.
-        always_stacked: tensors of which what the forward loop makes is stacked in any case.
+    """What the backward body reads of the forward one: slices of stacks, existing or added.
 
     Attributes:
-        stacks: what is stacked, by tensors of the forward body.
-        slices: what is stacked, by its placeholder in the backward body.
-        known: tensors of the program around, by the tensors of the body that they are.
-        new: tensors of the backward body, by those that have been differentiated.
+        stacks: the stack of each tensor of the forward body.
+        slices: the stack behind each placeholder in the backward body.
+        known: tensors of the outer program that are captures of the body.
+        new: tensors of the backward body by those of the forward body.
     """
 
     def __init__(
@@ -243,9 +236,9 @@ class _BackwardReads:
         self.slices = {self.new[tensor]: stacked for tensor, stacked in stacks.items() if self.new[tensor] in used}
 
     def _residuals(self, read: Iterable[Tensor], stacks: Collection[Tensor]) -> Iterable[Tensor]:
-        """Return what is to be stacked: what is read, or what it is cheap to compute it again from.
+        """Return the tensors to stack: those read, or those from which they are cheap to recompute.
 
-        All of a single step is computed again: other loops of one step are written down, see `remat`.
+        A single step is recomputed entirely, see `remat`.
         """
         if self._is_single:
             return [tensor for tensor in topological(read) if tensor in self._carries]

@@ -22,7 +22,7 @@ def isin(x1: Any, x2: Any, assume_unique: bool = False, invert: bool = False) ->
         x1: a tensor or an array.
         x2: as x1.
         assume_unique: without effect.
-        invert: see above.
+        invert: return the opposite.
     """
     is_member = any(equal(expand_dims(x1, -1), ravel(x2)), -1)
     return logical_not(is_member) if invert else is_member
@@ -68,11 +68,7 @@ def select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0)
 
 
 def segments_of(data: Any, segment_ids: Any) -> tuple[Tensor, Tensor]:
-    """Return rows and the segment of each.
-
-    Raises:
-        ConfigError: the segments are no vector of integers, or another number than of rows.
-    """
+    """Return rows and their segments after checking them."""
     values, ids = as_tensors([data, segment_ids])
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise ConfigError(

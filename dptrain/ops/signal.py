@@ -22,7 +22,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 def _letters(input_axes: str, output_axes: str) -> Any:
-    """Return letters of an op of last axes that must be whole."""
+    """Return the sharding rule of an op whose last axes must be unsharded."""
 
     def letters(shapes: Sequence[Shape], out: Shape, attributes: Any) -> str:
         rows = names(len(shapes[0]) - len(input_axes))
@@ -82,7 +82,7 @@ def from_half_spectrum(x: Array, *, length: int, out: Array) -> None:
 
 
 def _multiplicity(n: int, dtype: Any) -> Array:
-    """Return how often each element of half a spectrum stands in the whole one."""
+    """Return how often each element of half a spectrum stands in the full one."""
     counts = np.full(n // 2 + 1, 2, dtype)
     counts[0] = 1
     if n % 2 == 0:
@@ -103,11 +103,7 @@ def _from_half_spectrum(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 def _pair(x: Any) -> Tensor:
-    """Return a pair of tensors as one of (..., 2, n).
-
-    Raises:
-        ConfigError: no pair of floating-point tensors of one shape.
-    """
+    """Return real and imaginary tensors as one of (..., 2, n), after checking them."""
     if not isinstance(x, tuple | list) or len(x) != 2:
         raise ConfigError(f"Input `x` should be a tuple of two tensors - real and imaginary.Received: x={x}")
     real, imaginary = as_tensors(x)
@@ -163,7 +159,7 @@ def _transform_2d(x: Pair, inverse: bool) -> Pair:
 
 
 def _cut_or_padded(x: Tensor, length: int) -> Tensor:
-    """Return x with its last axis cut, or filled up with zeros."""
+    """Cut the last axis, or pad it with zeros."""
     current = int(x.shape[-1])
     if current > length:
         return x[..., :length]
@@ -248,11 +244,7 @@ def overlapped(x: Tensor, sequence_stride: int) -> Tensor:
 
 
 def _window(window: Any, sequence_length: int, fft_length: int, dtype: Any) -> Array:
-    """Return a window's weights, with zeros on both sides.
-
-    Raises:
-        ConfigError: an unknown name, or other weights than a vector of the sequence's length.
-    """
+    """Return a window's weights, centered in zeros; refuse unknown names and other lengths."""
     if window is None:
         return np.ones(fft_length, dtype)
     if isinstance(window, str):

@@ -24,7 +24,7 @@ from dptrain.program.tensor import Array, Tensor, as_tensors
 
 
 def vector_rule(shapes: Any, out: Any, attributes: Any) -> str:
-    """Letters of what takes whole vectors of the last axis and makes one of each: `aX->aX`."""
+    """Sharding rule of ops on whole vectors of the last axis: `aX->aX`."""
     rows = names(len(out) - 1)
     return f"{rows}X->{rows}X"
 
@@ -47,12 +47,7 @@ def argsort_last(x: Array, *, out: Array) -> None:
 
 
 def along_last(x: Tensor, places: Tensor) -> Tensor:
-    """Return the elements at places of each vector of the last axis.
-
-    Args:
-        x: (..., n).
-        places: (..., m) integers of 0 to n - 1, with the same first axes.
-    """
+    """Return elements of each vector of the last axis: x (..., n), places (..., m) from 0 to n - 1."""
     if x.ndim == 1:
         return take(x, places, 0)
     rows = row_axis(x.shape)
@@ -65,12 +60,7 @@ def along_last(x: Tensor, places: Tensor) -> Tensor:
 
 
 def move_to_last(x: Any, axis: int | None) -> tuple[Tensor, Sequence[int] | None]:
-    """Return a tensor with an axis as its last, and the order of axes that undoes that, or None.
-
-    Args:
-        x: a tensor or an array; a single number becomes a vector.
-        axis: one; None for x as a vector.
-    """
+    """Return a tensor with an axis last (None: flattened), and the order of axes that undoes it, or None."""
     (tensor,) = as_tensors([x])
     if axis is None or not tensor.ndim:
         return ravel(gather_rows_along(tensor, range(tensor.ndim))), None
@@ -190,7 +180,7 @@ def unique(
         fill_value: what fills up; by default the least of them.
 
     Returns:
-        A tensor, or a tuple of those that were asked for, integers as int32.
+        A tensor, or a tuple of the requested ones, integers as int32.
 
     Raises:
         ConfigError: in a traced step, where `size` or vectors alone help, see `size`.
@@ -232,7 +222,7 @@ def _unique_of_values(value: Array, axis: int | None, size: int | None, fill_val
 
 
 def _unique_in_step(x: Tensor, size: int, fill_value: Any) -> list[Tensor]:
-    """Return the same in ops: runs of equal elements of the sorted vector, numbered from 0."""
+    """Compute `unique` in ops: runs of equal elements of the sorted vector, numbered from 0."""
     flat = ravel(gather_rows_along(x, range(x.ndim)))
     order = argsort_last(flat)
     ordered = take(flat, order, 0)

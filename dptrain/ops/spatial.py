@@ -1,8 +1,8 @@
-"""Keras' convolutions and pooling over one, two or three axes of space, made of the ops over two in `convolution`.
+"""Keras' convolutions and pooling over one to three axes of space, made of the two-dimensional ops in `convolution`.
 
-Letters: B rows of the batch, I channels in, O channels out; "space" stands for the axes between rows and channels, of
-which the last two are height and width. One axis is a width beside a height of 1. Of three, the depth of a kernel goes
-into its channels: a convolution over height and width reads as many slices beside each other as the kernel is deep.
+Letters: B rows of the batch, I channels in, O channels out; "space" stands for the axes between rows and channels,
+the last two of them height and width. One axis is a width beside a height of 1. The depth of a three-dimensional
+kernel moves into its channels: a two-dimensional convolution reads as many slices as the kernel is deep.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,7 +51,7 @@ def conv(
         inputs: (B, *space, I), one to three axes of space.
         kernel: (*extents, I / g, O).
         strides: one for all axes of space, or one each.
-        padding: "valid" (none), or "same": zeros around the image, so that ceil(length / stride) places come out.
+        padding: "valid" (none), or "same": zero padding, so that ceil(length / stride) places come out.
         data_format: of inputs and result, "channels_last" by default, or "channels_first": (B, I, *space).
         dilation_rate: one for all axes of space, or one each.
 
@@ -86,7 +86,7 @@ def depthwise_conv(
     Args:
         inputs: as `conv`.
         kernel: (*extents, I, M).
-        strides: as `conv`, and so what follows.
+        strides: as `conv`.
         padding: as `conv`.
         data_format: as `conv`.
         dilation_rate: as `conv`.
@@ -152,7 +152,7 @@ def conv_transpose(
         inputs: (B, *space, I), one to three axes of space.
         kernel: (*extents, O, I).
         strides: one for all axes of space, or one each.
-        padding: as above.
+        padding: "valid" or "same".
         output_padding: for all axes of space, or each: "valid" adds that many places behind instead of the zeros, and
             with "same" (n - 1) s + r mod 2 and that many come out.
         data_format: as `conv`.
@@ -227,7 +227,7 @@ def average_pool(
     padding: str = "valid",
     data_format: str | None = None,
 ) -> Tensor:
-    """Return the mean of each window of each channel, of what of it lies in the image; as `max_pool`.
+    """Return the mean of each window within the image, for each channel; as `max_pool`.
 
     That of integers is float32.
     """
@@ -252,7 +252,7 @@ def average_pool(
 def _images(
     name: str, inputs: Any, kernel: Any, data_format: str | None
 ) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
-    """Return images with their channels last, the kernel, and what brings a result into their format."""
+    """Return images with channels last, the kernel, and a function that restores the format."""
     x, k = as_tensors([inputs, kernel])
     if not 3 <= x.ndim <= 5 or k.ndim != x.ndim:
         raise ConfigError(
@@ -272,7 +272,7 @@ def _in_format(x: Tensor, data_format: str | None) -> tuple[Tensor, Callable[[Te
 
 
 def _groups(x: Tensor, kernel: Tensor) -> int:
-    """Return how many groups the channels fall into."""
+    """Return the number of channel groups."""
     channels, kernel_channels = x.shape[-1], kernel.shape[-2]
     if not differ(channels, kernel_channels):
         return 1
@@ -289,7 +289,7 @@ def _different_channels(x: Tensor, kernel: Tensor) -> ConfigError:
 
 
 def _per_axis(x: Tensor, name: str, value: int | Sequence[int], least: int = 1) -> Lengths:
-    """Return one number for each axis of space."""
+    """Return one number per axis of space."""
     rank = x.ndim - 2
     lengths = (value,) * rank if isinstance(value, int) else tuple(value)
     if len(lengths) != rank or any(n < least for n in lengths):
@@ -305,7 +305,7 @@ def _windows(
     padding: str,
     data_format: str | None,
 ) -> tuple[Tensor, Lengths, Lengths, Shape, Lengths, Callable[[Tensor], Tensor]]:
-    """Return the images of a pooling, its window and strides, what `_output_size` says of them, and the way back."""
+    """Return images, window, strides, output size, padding before, and a function that restores the format."""
     (x,) = as_tensors([inputs])
     if not 3 <= x.ndim <= 5:
         raise ConfigError(f"{name}: expected images of one to three axes between rows and channels, found {x.shape}")
@@ -317,11 +317,7 @@ def _windows(
 
 
 def _padding(padding: Any) -> str:
-    """Return a padding in lower case.
-
-    Raises:
-        ConfigError: there is no such padding.
-    """
+    """Return the padding mode in lower case after checking it."""
     mode = padding.lower() if isinstance(padding, str) else padding
     if mode not in ("valid", "same"):
         raise ConfigError(f"padding = {padding!r}: expected 'valid' or 'same'")
@@ -331,7 +327,7 @@ def _padding(padding: Any) -> str:
 def _output_size(
     image: Sequence[int], window: Sequence[int], strides: Lengths, dilation: Lengths, padding: str
 ) -> tuple[Shape, Lengths]:
-    """Return the lengths of what comes out, and how many zeros stand before the image along each axis."""
+    """Return the output's lengths, and the zeros before the image along each axis."""
     padding = _padding(padding)
     sizes, before = [], []
     for length, extent, stride, step in zip(image, map(int, window), strides, dilation, strict=True):
@@ -351,7 +347,7 @@ def _output_size(
 
 
 def _parts(x: Tensor, groups: int) -> list[Tensor]:
-    """Return equal parts of the last axis."""
+    """Split the last axis into equal parts."""
     if groups == 1:
         return [x]
     length = int(x.shape[-1]) // groups
@@ -359,7 +355,7 @@ def _parts(x: Tensor, groups: int) -> list[Tensor]:
 
 
 def _pool_1d_or_2d(function: Any, x: Tensor, window: Lengths, strides: Lengths, before: Lengths, size: Shape) -> Tensor:
-    """Return a pooling over one axis or two."""
+    """Pool over one axis or two."""
     if len(size) == 2:
         pooled: Tensor = function(x, window=window, strides=strides, before=before, size=size)
         return pooled
@@ -368,7 +364,7 @@ def _pool_1d_or_2d(function: Any, x: Tensor, window: Lengths, strides: Lengths, 
 
 
 def _convolved(x: Tensor, kernel: Tensor, strides: Lengths, dilation: Lengths, before: Lengths, size: Shape) -> Tensor:
-    """Return `conv` of one group."""
+    """Compute `conv` of one group."""
     if len(size) == 2:
         return conv2d(x, kernel, strides=strides, dilation=dilation, before=before, size=size)
     rows, channels, filters = x.shape[0], x.shape[-1], kernel.shape[-1]
@@ -386,7 +382,7 @@ def _convolved(x: Tensor, kernel: Tensor, strides: Lengths, dilation: Lengths, b
 def _convolved_transpose(
     x: Tensor, kernel: Tensor, strides: Lengths, dilation: Lengths, before: Lengths, size: Shape
 ) -> Tensor:
-    """Return the transpose of `_convolved`, of these lengths."""
+    """Compute the transpose of `_convolved`, with this output size."""
     if len(size) == 2:
         return conv2d_input(x, kernel, strides=strides, dilation=dilation, before=before, size=size)
     rows, filters = x.shape[0], kernel.shape[-2]
@@ -411,7 +407,7 @@ def _convolved_transpose(
 
 
 def _dilated(x: Tensor, step: int) -> Tensor:
-    """Return what is `step` apart along the first axis of space."""
+    """Insert zeros between elements of the first axis of space, `step` apart."""
     if step == 1:
         return x
     rows, length, *trailing = x.shape
@@ -420,7 +416,7 @@ def _dilated(x: Tensor, step: int) -> Tensor:
 
 
 def _depthwise(x: Tensor, kernel: Tensor, strides: Lengths, dilation: Lengths, before: Lengths, size: Shape) -> Tensor:
-    """Return the sum over the elements of the kernel of what each of them sees, times itself."""
+    """Sum the kernel's elements times the image positions that each of them sees."""
     channels, multiplier = kernel.shape[-2:]
     if len(size) == 2 and not differ(multiplier, 1):
         options = {"strides": strides, "dilation": dilation, "before": before, "size": size}

@@ -20,7 +20,7 @@ _ANGLES = 128
 
 
 def _erfc(x: Array) -> Array:
-    """Return 1 - erf(x) in float64, with all its digits where it is small.
+    """Return 1 - erf(x) in float64, accurate where it is small.
 
     Beyond 5 it is e^(-x^2) / sqrt(pi) over a continued fraction (Abramowitz and Stegun, 7.1.14).
     """
@@ -124,7 +124,7 @@ def i0(x: Any) -> Tensor:
     return bessel_of(x, order=0)
 
 
-# Complex numbers, of which there are none but real ones
+# Complex numbers, as far as they are real
 
 
 def imag(x: Any) -> Tensor:

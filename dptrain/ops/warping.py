@@ -55,7 +55,7 @@ def affine_transform(
         fill_mode: what lies outside: "constant", or the image continued by its last pixel ("nearest"), its period
             ("wrap"), or its mirror, at the last pixel ("mirror") or behind it ("reflect").
         fill_value: of "constant".
-        data_format: "channels_last", which None stands for, or "channels_first".
+        data_format: "channels_last" (the default) or "channels_first".
 
     Raises:
         ConfigError: an argument is unknown, or another shape.
@@ -90,8 +90,8 @@ def perspective_transform(
         start_points: (x, y) of the four, of all images, (4, 2), or of each, (rows, 4, 2).
         end_points: where they go to, of the same shape.
         interpolation: as `affine_transform`.
-        fill_value: of what lies outside.
-        data_format: "channels_last", which None stands for, or "channels_first".
+        fill_value: of pixels outside of the image.
+        data_format: "channels_last" (the default) or "channels_first".
 
     Raises:
         ConfigError: an argument is unknown, or another shape.
@@ -172,11 +172,11 @@ def elastic_transform(
         images: (rows, height, width, channels) or (height, width, channels).
         alpha: by which the fields are multiplied.
         sigma: the deviation of the noise that they are made of, and of the bell by which it is smoothed, in pixels.
-        interpolation: as `affine_transform`, and so what follows.
-        fill_mode: of what lies outside.
+        interpolation: see `affine_transform`.
+        fill_mode: see `affine_transform`.
         fill_value: of "constant".
-        seed: as of `dptrain.random.normal`.
-        data_format: "channels_last", which None stands for, or "channels_first".
+        seed: see `dptrain.random.normal`.
+        data_format: "channels_last" (the default) or "channels_first".
 
     Raises:
         ConfigError: an argument is unknown.
@@ -202,7 +202,7 @@ def elastic_transform(
 def map_coordinates(
     inputs: Any, coordinates: Any, order: int, fill_mode: str = "constant", fill_value: float = 0
 ) -> Tensor:
-    """Return what an array has at coordinates, between its elements.
+    """Return an array's values at coordinates, interpolated between its elements.
 
     Args:
         inputs: an array.
@@ -246,12 +246,12 @@ def _per_image(numbers: Tensor, x: Tensor) -> list[Tensor]:
 
 
 def _grid(x: Tensor) -> tuple[Any, Any]:
-    """Return the places of pixels downwards and to the right, (height, 1) and (width,)."""
+    """Return the pixel coordinates downwards and to the right, (height, 1) and (width,)."""
     return np.arange(int(x.shape[1]))[:, None], np.arange(int(x.shape[2]))
 
 
 def _read_at(x: Tensor, places: Sequence[Tensor], interpolation: str, fill_mode: str, fill_value: float) -> Tensor:
-    """Return what images (rows, height, width, channels) have at places (rows, height, width) of rows and columns."""
+    """Sample images (rows, height, width, channels) at coordinates (rows, height, width) of rows and columns."""
     tensor = floating(x)
     rows, height, width, channels = x.shape
     pixels = reshape(tensor, (rows, int(height) * int(width), channels))
@@ -268,16 +268,16 @@ def _interpolated(
     fill_value: float,
     behind: int = 0,
 ) -> Tensor:
-    """Return the weighted sum of the neighbours of each place.
+    """Return the weighted sum of the neighbours of each coordinate.
 
     Args:
-        read: returns what is at a place, a number in row-major order.
+        read: returns the elements at row-major indices.
         coordinates: one tensor for each axis.
         lengths: of these axes.
-        interpolation: as `affine_transform`, and so what follows.
-        fill_mode: of what lies outside.
-        fill_value: of "constant".
-        behind: how many axes `read` has more than the coordinates.
+        interpolation: see `affine_transform`.
+        fill_mode: see `affine_transform`.
+        fill_value: see `affine_transform`.
+        behind: further axes that `read` returns.
     """
 
     def along(mask: Tensor) -> Tensor:
@@ -304,7 +304,7 @@ def _interpolated(
 
 
 def _neighbours(x: Tensor, interpolation: str) -> list[tuple[Tensor, Any]]:
-    """Return the whole numbers around coordinates, and what each weighs."""
+    """Return the integers around coordinates, and their weights."""
     if interpolation == "nearest":
         return [(cast(floor(x + 0.5), "int32"), None)]
     below = floor(x)
@@ -317,7 +317,7 @@ def _inside(place: Tensor, length: int) -> Tensor:
 
 
 def _index_within(place: Tensor, length: int, fill_mode: str) -> Tensor:
-    """Return places in an axis where they lie outside of it."""
+    """Map indices outside of an axis into it."""
     if fill_mode == "wrap":
         return mod(place, length)
     if fill_mode == "mirror" and length > 1:

@@ -70,7 +70,7 @@ def space_to_depth(x: Any, block_size: int, data_format: str = "channels_last") 
 
 
 def _blocks(x: Any, block_size: int, data_format: str) -> tuple[Tensor, int]:
-    """Return images with their channels last, and the size of blocks."""
+    """Return images with channels last, and the size of blocks."""
     (images,) = as_tensors([x])
     if block_size < 2:
         raise ConfigError(f"`block_size` must be at least 2. Received: block_size={block_size}")
@@ -88,7 +88,7 @@ def unfold(x: Any, kernel_size: Pair, dilation: Pair = 1, padding: Pair = 0, str
 
     Args:
         x: (rows, channels, height, width).
-        kernel_size: of the windows, one number or two, and so what follows.
+        kernel_size: of the windows; here and below, one number or two.
         dilation: between the pixels of a window.
         padding: zeros on each side.
         stride: between windows.
@@ -115,8 +115,8 @@ def fold(
 
     Args:
         x: (rows, channels * window, windows).
-        output_size: height and width of what comes out, one number or two.
-        kernel_size: as of `unfold`, and so what follows.
+        output_size: height and width of the output, one number or two.
+        kernel_size: see `unfold`.
         dilation: between the pixels of a window.
         padding: zeros on each side, which are left out.
         stride: between windows.
@@ -151,7 +151,7 @@ def fold(
 def _windows(
     lengths: Sequence[int], kernel_size: Pair, dilation: Pair, padding: Pair, stride: Pair
 ) -> tuple[list[Array], Sequence[int]]:
-    """Return the places of each window's pixels along each axis, (windows, pixels), and the borders that count."""
+    """Return the pixel indices of each window along each axis, (windows, pixels), and the padding."""
     around = _pair("padding", padding, 0)
     arguments = (lengths, _pair("kernel_size", kernel_size, 1), _pair("dilation", dilation, 1), around)
     places = []
@@ -171,12 +171,12 @@ def _pair(name: str, value: Pair, least: int) -> tuple[int, ...]:
 
 
 def adaptive_average_pool(inputs: Any, output_size: Pair, data_format: str | None = None) -> Tensor:
-    """Return the means of as many windows as are asked for; they overlap where lengths do not divide.
+    """Return the means of so many windows; they overlap where lengths do not divide.
 
     Args:
         inputs: (rows, *space, channels), one to three axes of space.
         output_size: windows along all axes of space, or each.
-        data_format: "channels_last", which None stands for, or "channels_first".
+        data_format: "channels_last" (the default) or "channels_first".
 
     Raises:
         ConfigError: another shape.
@@ -192,7 +192,7 @@ def adaptive_average_pool(inputs: Any, output_size: Pair, data_format: str | Non
 
 
 def adaptive_max_pool(inputs: Any, output_size: Pair, data_format: str | None = None) -> Tensor:
-    """Return the greatest elements of as many windows as are asked for; as `adaptive_average_pool`."""
+    """Return the greatest elements of so many windows; see `adaptive_average_pool`."""
     x, sizes = _adaptive_arguments(inputs, output_size, data_format)
     for axis, size in enumerate(sizes, 1):
         starts, ends = _bounds(int(x.shape[axis]), size)
@@ -213,7 +213,7 @@ def _adaptive_arguments(inputs: Any, output_size: Pair, data_format: str | None)
 
 
 def _bounds(length: int, size: int) -> tuple[Array, Array]:
-    """Return where each of so many windows begins and ends."""
+    """Return where each of these windows begins and ends."""
     numbers = np.arange(size)
     return numbers * length // size, -(-(numbers + 1) * length // size)
 

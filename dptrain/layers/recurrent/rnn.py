@@ -26,7 +26,7 @@ class RNN(Layer):
     the states after it; and perhaps with `output_size` and `get_initial_state(batch_size)`.
 
     Args:
-        cell: as above, or a list of cells, each of which takes the output of the one before.
+        cell: a cell, or a list of cells, each fed by the output of the one before.
         return_sequences: return the outputs of all steps, instead of the last.
         return_state: return the last states as well, behind the output.
         go_backwards: begin with the last step; the outputs are then in that order.

@@ -10,7 +10,7 @@ from dptrain.program.tensor import Tensor
 
 
 class StackedRNNCells(Layer):
-    """A cell made of cells, each of which takes the output of the one before.
+    """A cell of several cells, each fed by the output of the one before.
 
     Args:
         cells: see `RNN`.
