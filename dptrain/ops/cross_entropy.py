@@ -1,7 +1,8 @@
 """Cross-entropies, element by element or class by class.
 
-Probabilities that a softmax or a sigmoid made know its input (`Tensor.logits`), so that the logarithm is exact; others are clipped to [1e-7, 1 - 1e-7] as by Keras. Keras on PyTorch clips all: losses differ by less than 1e-6
-but for probabilities outside, where ours goes on to rise and to have a gradient.
+Probabilities that a softmax or a sigmoid made know its input (`Tensor.logits`), so that the logarithm is exact; others
+are clipped to [1e-7, 1 - 1e-7] as by Keras. Keras on PyTorch clips all: losses differ by less than 1e-6 but for
+probabilities outside, where ours goes on to rise and to have a gradient.
 """
 
 import math
