@@ -77,7 +77,7 @@ def completed(environment: Mapping[str, str | None]) -> dict[str, str]:
     return {name: value for name, value in wanted.items() if value is not None}
 
 
-def run(command: list[str], *, timeout: float = 60, cwd: Path | None = None, **environment: str | None) -> Finished:
+def run(command: list[str], *, timeout: float = 120, cwd: Path | None = None, **environment: str | None) -> Finished:
     """Run a command in a process group of its own; where it does not end in time, kill the group and fail the test.
 
     A variable that is None is not there.
@@ -144,7 +144,7 @@ def when_ready(
 
 
 def on_terminal(
-    command: list[str], *, columns: int = 80, timeout: float = 60, cwd: Path | None = None, **environment: str
+    command: list[str], *, columns: int = 80, timeout: float = 120, cwd: Path | None = None, **environment: str
 ) -> Finished:
     """Run a command on a terminal of its own; `out` is all that it wrote there, escape codes included."""
     parent, child = pty.openpty()
@@ -233,7 +233,7 @@ def interpreter(environment: Mapping[str, str], arguments: Sequence[str], fresh:
 def python(
     ranks: int,
     *arguments: str,
-    timeout: float = 60,
+    timeout: float = 120,
     cwd: Path | None = None,
     fresh: bool = False,
     through: Sequence[str] = (),
@@ -271,7 +271,7 @@ def in_turn(
     cases: Mapping[str, Sequence[str]],
     folder: Path,
     *,
-    limit: float = 60,
+    limit: float = 120,
     launch: Callable[..., Finished] = python,
     cwd: Path | None = None,
     seeds: bool = False,

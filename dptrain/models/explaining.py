@@ -17,7 +17,7 @@ from dptrain.models.explaining_stages import explain_stages
 from dptrain.program import tree
 from dptrain.program.body import with_steps
 from dptrain.program.codegen.fuse import fuse
-from dptrain.program.codegen.kernels import Call, Kernel, Loop
+from dptrain.program.codegen.kernels import Call, Kernel, Loop, ProductKernel, RepeatKernel
 from dptrain.program.codegen.memory import MemoryPlan
 from dptrain.program.dims import Dim
 from dptrain.program.explain import COLUMNS, messages_of, names_of, shown, table, wrapped, wrapped_code
@@ -45,6 +45,8 @@ _IMPLEMENTATIONS = {
     "pixels": "by vectors of pixels",
     "winograd": "by Winograd's F(2x2, 3x3)",
 }
+# What a CPU's kernels are called.
+_KERNELS = {Call: "call", Loop: "loop", ProductKernel: "product", RepeatKernel: "repeat"}
 # What a step is given, by name: shape with rows, type.
 _Data = dict[str, tuple[Shape, str]]
 
@@ -243,7 +245,7 @@ def _on_device(model: "Model", program: PlacedProgram, rows: int) -> _OnDevice:
 
     return _OnDevice(
         "CPU",
-        [(type(kernel).__name__.lower(), label(kernel)) for kernel in fused.kernels],
+        [(_KERNELS[type(kernel)], label(kernel)) for kernel in fused.kernels],
         code.source,
         memory,
         len(in_place),

@@ -69,7 +69,7 @@ def test_what_the_watch_raises_ends_the_wait():
     begin = time.monotonic()
     with pytest.raises(RuntimeError, match="rank 1 is gone"):
         sums[0].sum(0)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 30  # and not never: a busy machine took 10
     assert records[0].position == 2
 
 
