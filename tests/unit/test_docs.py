@@ -20,6 +20,7 @@ refusals.missing_arguments = functools.cache(lambda read=refusals.missing_argume
 refusals.refusals = functools.cache(refusals.refusals)
 
 
+@pytest.mark.long
 def test_the_page_of_refusals_is_what_the_code_refuses():
     written = refusals.PAGE.read_text(encoding="utf-8")
     if f"Keras {refusals.keras_version()} " not in written:
