@@ -8,9 +8,9 @@
 From `--seed` and a number are drawn: what a user opens (`KINDS`: models, weights, programs, checkpoints, folders of
 runs and sweeps, configurations, data, the compile cache, records in shared memory), which file of it an attacker has
 damaged and how (`damages.py`), and what the user does with it. A process that has imported dptrain forks for each
-input; one command in thirty is a real `python -m dptrain`, and with `--ranks` each is one under mpirun. Beside the
-input's folder lie canaries: files that must stay as they are, whose content must not appear anywhere, and the place of
-a file that code in the input would create. In a fork an audit hook notices unpickling, programs that are started, and
+input, or for each rank (forked_ranks.py); one command in thirty is a real `python -m dptrain`. Beside the input's
+folder lie canaries: files that must stay as they are, whose content must not appear anywhere, and the place of a file
+that code in the input would create. Without ranks an audit hook notices unpickling, programs that are started, and
 files that are opened for writing elsewhere.
 
 First every command is tried on undamaged inputs. A success on a damaged one is right where the result is the same, or
@@ -55,6 +55,7 @@ from common import (
     versions,
 )
 from damages import DAMAGES, SECRET, Arena, Unfit
+from forked_ranks import ForkedRanks, Usage, run_module
 from fuzz import Place
 from outsiders import Damage
 
@@ -396,12 +397,15 @@ class Input:
         """Seconds that it may take, and after which it is killed."""
         return (SECONDS, LIMIT) if self.launcher is None else (SECONDS_OF_RANKS, LIMIT_OF_RANKS)
 
-    def command(self) -> list[str]:
-        """Return the command that does what the user does."""
-        if isinstance(self.action, list):
-            words = [sys.executable, "-P", "-m", "dptrain", *self.action]
-        else:
-            words = [sys.executable, str(Path(__file__).resolve()), "--act", self.kind, str(self.which)]
+    @property
+    def is_started(self) -> bool:
+        """Whether Python itself is started."""
+        return self.apart and isinstance(self.action, list)
+
+    def command(self, forked: Sequence[str]) -> list[str]:
+        """Return the command that does what the user does; `forked` is that of a rank which is a fork."""
+        words = [sys.executable, "-P", "-m", "dptrain", *self.action] if isinstance(self.action, list) else []
+        words = words if self.is_started else [*forked]
         return words if self.launcher is None else start_command(self.launcher, self.ranks, {}, words)
 
 
@@ -482,7 +486,7 @@ def watch(arena: Arena, violations: list[str]) -> None:
     sys.addaudithook(hook)
 
 
-def perform(arena: Arena, tried: Input, printed: int, pipe: int) -> None:
+def perform(arena: Arena, tried: Input, printed: int, pipe: int, forked: Sequence[str]) -> None:
     """In the child: do what the user does; never return."""
     os.setpgid(0, 0)
     violations: list[str] = []
@@ -499,8 +503,8 @@ def perform(arena: Arena, tried: Input, printed: int, pipe: int) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30, 1 << 30))
         if not tried.pictures:
             sys.modules["matplotlib"] = None  # type: ignore[assignment]  # as if it were not installed
-        if tried.launcher is not None or (tried.apart and isinstance(tried.action, list)):
-            command = tried.command()
+        if tried.launcher is not None or tried.is_started:
+            command = tried.command(forked)
             os.execv(command[0], command)
         watch(arena, violations)
         code, result = outcome(tried.action)
@@ -514,22 +518,26 @@ def perform(arena: Arena, tried: Input, printed: int, pipe: int) -> None:
 def outcome(action: Action) -> tuple[int, str]:
     """Return the exit code of what the user does, and the result in words."""
     from dptrain.cli.main import main
+    from dptrain.errors import AgreedError
     from dptrain.runtime import failure
 
     try:
         return (main(action), "") if isinstance(action, list) else (0, action())
     except SystemExit as error:
         return failure.exit_code_of(error), ""
+    except AgreedError as error:
+        return failure.end_together(error), ""
     except BaseException as error:
         return failure.end_job(error), ""
 
 
-def act(kind: str, which: int) -> int:
-    """On a rank, in the input's folder: do what a function does; return the exit code."""
-    arena = Arena(Path.cwd().parent)
-    action = KINDS[kind].actions[which](arena)
-    assert not isinstance(action, list)
-    code, result = outcome(action)
+def act(arena: Arena, tried: Input) -> int:
+    """On a rank: do what the user does; return the exit code, or raise SystemExit."""
+    if not tried.pictures:
+        sys.modules["matplotlib"] = None  # type: ignore[assignment]  # as if it were not installed
+    if isinstance(tried.action, list):
+        return run_module("dptrain", tried.action)
+    code, result = outcome(tried.action)
     with open(arena.folder / "temporary" / "results", "a") as file:
         file.write(f"{result}\n")
     return code
@@ -550,39 +558,44 @@ class Outcome:
     text: str  # printed
 
 
-def run(arena: Arena, tried: Input) -> Outcome:
-    """Do what the user does in a process of its own."""
+def run(arena: Arena, tried: Input, forked: ForkedRanks | None = None) -> Outcome:
+    """Do what the user does in a process of its own, or in those of ranks."""
     with tempfile.TemporaryFile("w+b") as printed:
         reading, writing = os.pipe()
         begun = time.monotonic()
         child = os.fork()
         if child == 0:
             os.close(reading)
-            perform(arena, tried, printed.fileno(), writing)
+            perform(arena, tried, printed.fileno(), writing, [] if forked is None else forked.command)
         os.close(writing)
         descriptor = os.pidfd_open(child)
-        ended, _, _ = select.select([descriptor], [], [], tried.limits[1])
+        used = Usage()
+        if forked is None:
+            ended = bool(select.select([descriptor], [], [], tried.limits[1])[0])
+        else:
+            ended, used = forked.serve(descriptor, tried.limits[1], lambda: act(arena, tried))
         seconds = time.monotonic() - begun - waited(child)
         if not ended:
             end_tree(child)
         with contextlib.suppress(ProcessLookupError):  # and what it has started
             os.killpg(child, signal.SIGKILL)
-        _, status, usage = os.wait4(child, 0)  # of mpirun: its ranks' as well
-        if ended and tried.launcher is not None:
-            seconds = usage.ru_utime + usage.ru_stime
+        _, status, usage = os.wait4(child, 0)
+        used.add(usage)
+        if ended and forked is not None:
+            seconds = used.seconds
         os.close(descriptor)
         with os.fdopen(reading, "rb") as pipe:
             answer = pipe.read()
         printed.seek(0)
         text = printed.read(2_000_000).decode(errors="replace")
     if not ended:
-        return Outcome(None, "", [], seconds, usage.ru_maxrss * 1024, text)
+        return Outcome(None, "", [], seconds, used.memory, text)
     status = os.waitstatus_to_exitcode(status)
     code, result, violations = json.loads(answer) if answer else (status if status >= 0 else 128 - status, "", [])
     results = arena.folder / "temporary" / "results"  # of ranks, which must agree
     if results.exists():
         result = " and ".join(sorted(set(results.read_text().splitlines())))
-    return Outcome(code, result, violations, seconds, usage.ru_maxrss * 1024, text)
+    return Outcome(code, result, violations, seconds, used.memory, text)
 
 
 def waited(process: int) -> float:
@@ -655,6 +668,7 @@ def try_one(
     folder: Path,
     specimens: Path,
     clean: Callable[[str, int], Outcome],
+    forked: ForkedRanks | None = None,
     launcher: Launcher | None = None,
     ranks: int = 1,
 ) -> dict[str, Any]:
@@ -664,14 +678,10 @@ def try_one(
         drawn = draw(seed, number, arena, specimens)
         tried = replace(drawn, urgent=attempt > 0, launcher=launcher, ranks=ranks)
         before, honest = arena.canaries(), honest_size(arena)
-        outcome = run(arena, tried)
-        # No undamaged input takes less than this process, of which it is a fork, or than the shortest command.
-        least = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        if launcher is not None:
-            least = clean("settings" if "settings" in KINDS else "config.yaml", 0).memory
-        above = outcome.memory - least - 2 * honest
+        outcome = run(arena, tried, forked)
+        above = outcome.memory - resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - 2 * honest
         result = ""
-        if KINDS[tried.kind].has_checksum or above > MEMORY:
+        if KINDS[tried.kind].has_checksum or above > MEMORY:  # no undamaged input takes less than this process
             undamaged = clean(tried.kind, tried.which)
             result, above = undamaged.result, outcome.memory - undamaged.memory - 2 * honest
         wrong = judge(tried, arena, before, result, outcome, above)
@@ -704,13 +714,15 @@ def serve(specimens: Path, launcher: Launcher | None, ranks: int) -> None:
         folder = Path(name)
         os.environ["DPTRAIN_CACHE"] = str(folder / "cache")
         guard_mapped_files()  # which is compiled once
+        forked = None if launcher is None else ForkedRanks(folder)
 
         @functools.cache
         def clean(kind: str, which: int) -> Outcome:
             arena = Arena(folder / "clean")
             lay_out(kind, arena, specimens)
             action = KINDS[kind].actions[which](arena)
-            outcome = run(arena, Input(kind, "", "", action, which, pictures=True, launcher=launcher, ranks=ranks))
+            undamaged = Input(kind, "", "", action, which, pictures=True, launcher=launcher, ranks=ranks)
+            outcome = run(arena, undamaged, forked)
             if outcome.code != 0:
                 raise RuntimeError(f"{kind}, undamaged: exit code {outcome.code}, {outcome.text[-500:]}")
             return outcome
@@ -720,7 +732,7 @@ def serve(specimens: Path, launcher: Launcher | None, ranks: int) -> None:
                 if isinstance(seed, str):
                     answer(answers, {"result": clean(seed, number).result})
                 else:
-                    answer(answers, try_one(seed, number, folder, specimens, clean, launcher, ranks))
+                    answer(answers, try_one(seed, number, folder, specimens, clean, forked, launcher, ranks))
             except Exception as error:  # the benchmark's own mistake
                 answer(answers, {"trouble": f"{type(error).__name__}: {error}"})
 
@@ -741,10 +753,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=1, help="of each job (default: 1, without mpirun)")
     parser.add_argument("--mpirun", help="a launcher, with options of its own; by default the one beside this Python")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--act", nargs=2, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    if chosen.act:
-        return act(chosen.act[0], int(chosen.act[1]))
     if chosen.outsiders:
         KINDS.clear()
         KINDS.update(OUTSIDERS)

@@ -92,7 +92,7 @@ class ProgbarLogger(Callback):
         self._release()
         timing = self._trainer.timing
         self._print(
-            f"Epoch {epoch + 1}/{self.params['epochs']} - {timing.steps} steps - {timing.seconds:.1f} s - "
+            f"Epoch {epoch + 1}/{self.params['epochs']} - {_counted(timing.steps)} - {timing.seconds:.1f} s - "
             f"{timing.samples_per_second:,.0f} samples/s - {format_logs(logs or {})}"
         )
 
@@ -137,7 +137,7 @@ class ProgbarLogger(Callback):
 
     def _steps(self) -> str:
         steps = self.params.get("steps")
-        return "" if steps is None else f"{steps} step{'' if steps == 1 else 's'} - "
+        return "" if steps is None else f"{_counted(steps)} - "
 
     def _print(self, line: str) -> None:
         if self._verbose and ranks_of(self).rank == 0:
@@ -176,3 +176,7 @@ class ProgbarLogger(Callback):
         parts = [f"{self._trainer.timing.samples_per_second:,.0f} samples/s", *format_logs(dict(logs)).split(" - ")]
         state = printable(" - ".join(_fitting(parts, self._progress.console.width - before)))
         self._progress.update(self._task, completed=batch + 1, state=state, refresh=True)
+
+
+def _counted(steps: int) -> str:
+    return f"{steps} step{'' if steps == 1 else 's'}"

@@ -10,6 +10,7 @@ from typing import Any
 
 from dptrain.errors import ConfigError
 from dptrain.saving.keras_config import MODELS, kinds
+from dptrain.saving.reading import MOST_LEVELS
 
 # Arguments by class that Keras 3 has under another name.
 _RENAMED = {"LeakyReLU": {"alpha": "negative_slope"}}
@@ -19,14 +20,12 @@ _DROPPED: dict[str, tuple[Any, ...]] = {
     "is_legacy_optimizer": (False, None),
     "jit_compile": (False, True, None),
 }
-# How deep descriptions may lie in each other.
-_DEEPEST = 100
 
 
 def upgraded(value: Any, depth: int = 0) -> Any:
     """Return a configuration of Keras 2 as Keras 3 writes it; one of Keras 3 unchanged."""
-    if depth > _DEEPEST:
-        raise ConfigError(f"a configuration of more than {_DEEPEST} levels")
+    if depth > MOST_LEVELS:
+        raise ConfigError(f"a configuration of more than {MOST_LEVELS} levels")
     if isinstance(value, list):
         return [upgraded(each, depth + 1) for each in value]
     if not isinstance(value, dict):

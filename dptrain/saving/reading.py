@@ -27,6 +27,8 @@ Array = npt.NDArray[Any]
 # Names that a message lists, and that a file may hold.
 _MAX_LISTED = 50
 MAX_NAMES = 100_000
+# Levels of a configuration: some four for each model within a model. Readers recurse, which Python bounds.
+MOST_LEVELS = 100
 _FLOATS = ("float16", "float32", "float64")
 
 
@@ -171,7 +173,20 @@ def parse_json(where: str, text: bytes) -> dict[str, Any]:
         value = json.loads(text.decode("utf-8"))
     if not isinstance(value, dict):
         raise DataError(f"{where}: expected a JSON object, found {type(value).__name__}")
+    _check_levels(where, value)
     return value
+
+
+def _check_levels(where: str, value: Any) -> None:
+    """Refuse JSON that is nested more deeply than `MOST_LEVELS`."""
+    level, level_values = 0, [value]
+    while containers := [inner for inner in level_values if isinstance(inner, dict | list)]:
+        level += 1
+        if level > MOST_LEVELS:
+            raise DataError(f"{where}: a configuration of more than {MOST_LEVELS} levels")
+        level_values = [
+            inner for outer in containers for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
 
 
 def fill(

@@ -180,14 +180,24 @@ def test_going_on_elsewhere_and_what_is_refused(small_npz, tmp_path):
     names = ["000002-step-6", "000003-step-8"]
     assert sorted(path.name for path in (first / "checkpoints").iterdir()) == names
 
-    other = [*base, "--epochs", "2", "--resume", str(first), "--out", str(second), "--learning-rate", "0.01"]
-    done = dptrain(0, *other)
+    resumed_elsewhere = [
+        *base,
+        "--epochs",
+        "2",
+        "--resume",
+        str(first),
+        "--out",
+        str(second),
+        "--learning-rate",
+        "0.01",
+    ]
+    done = dptrain(0, *resumed_elsewhere)
     assert done.code == 2
     assert done.messages[0].startswith(
         f"dptrain: {first}/checkpoints/000003-step-8 is the checkpoint of another training: "
         "optimizer.learning_rate: it has None, this one 0.01; start with the same settings, or name"
     )
-    done = dptrain(0, *other, "--resume-anyway", "learning-rate")
+    done = dptrain(0, *resumed_elsewhere, "--resume-anyway", "learning-rate")
     assert (done.code, done.err) == (0, "")
     assert f"\nGoing on from step 8, in epoch 2/2 ({first}/checkpoints/000003-step-8)\n" in done.out
     lines = [(place / "metrics.jsonl").read_text().splitlines() for place in (first, second)]
@@ -239,7 +249,7 @@ def test_reproducible_gives_the_same_bits_on_other_ranks_and_after_a_resume(smal
         done = dptrain(ranks, *arguments, "--epochs", epochs, "--resume", source, "--out", str(tmp_path / out))
         assert (done.code, done.err) == (0, "")
     whole, resumed = (weights(tmp_path / out) for out in ("whole", "resumed"))
-    assert {name: one.tobytes() for name, one in whole.items()} == {k: v.tobytes() for k, v in resumed.items()}
+    assert {name: array.tobytes() for name, array in whole.items()} == {k: v.tobytes() for k, v in resumed.items()}
     summaries = [json.loads((tmp_path / out / "summary.json").read_text()) for out in ("whole", "resumed")]
     assert summaries[0]["metrics"] == summaries[1]["metrics"]
 
@@ -319,7 +329,7 @@ def test_local_launch_script(small_npz, tmp_path):
 @pytest.mark.parametrize("held_out", sample(["--validation-split=0.25", "--fold=2/4"], 2, first=1))
 def test_the_test_part_is_seen_once_where_samples_are_held_out(small_npz, tmp_path, held_out):
     """Any number of ranks holds out the same samples, of every class its share, and evaluates the same test part."""
-    found = []
+    losses = []
     for ranks in (0, 2):
         out = tmp_path / str(ranks)
         arguments = ("--epochs", "1", "--hidden", "4", "--reproducible", "--out", str(out), held_out)
@@ -333,6 +343,6 @@ def test_the_test_part_is_seen_once_where_samples_are_held_out(small_npz, tmp_pa
         assert abs(held - rows / 4) <= 1
         assert f"{rows - held:,} + {held:,} for validation + {tested:,} samples" in done.out
         assert f"test part, evaluated once: loss {summary['test']['loss']:.4g}, accuracy " in done.out
-        found.append([summary["metrics"], summary["test"]])
-    assert found[0] == found[1]
-    assert found[0][0]["val_loss"] != found[0][1]["loss"]
+        losses.append([summary["metrics"], summary["test"]])
+    assert losses[0] == losses[1]
+    assert losses[0][0]["val_loss"] != losses[0][1]["loss"]

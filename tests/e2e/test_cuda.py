@@ -122,10 +122,12 @@ def staged(small_npz, tmp_path_factory) -> Path:
 def test_stages_on_two_gpus_train_what_one_cpu_trains(small_npz, staged, tmp_path):
     done = dptrain(0, *command(small_npz)[2:], *STAGED, "--device", "cpu", "--out", str(tmp_path / "run"), cwd=tmp_path)
     assert (done.code, done.err) == (0, "")
-    alone, found = (safetensors.numpy.load_file(one / "run" / "model.safetensors") for one in (tmp_path, staged))
-    assert list(alone) == list(found)
-    for name, one in alone.items():
-        np.testing.assert_allclose(found[name], one, rtol=1e-3, atol=1e-5, err_msg=name)
+    alone, together = (
+        safetensors.numpy.load_file(folder / "run" / "model.safetensors") for folder in (tmp_path, staged)
+    )
+    assert list(alone) == list(together)
+    for name, weight in alone.items():
+        np.testing.assert_allclose(together[name], weight, rtol=1e-3, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.long
@@ -139,7 +141,9 @@ def test_stages_that_hand_over_from_gpu_to_gpu_have_the_same_bits(small_npz, sta
     done = emulated_ranks(2, *command(small_npz, *more), **options)
     assert (done.code, done.err) == (0, ""), done.err
     assert weights_in(tmp_path / "run") == weights_in(staged / "run")
-    losses = [json.loads((one / "run" / "summary.json").read_text())["metrics"]["loss"] for one in (tmp_path, staged)]
+    losses = [
+        json.loads((folder / "run" / "summary.json").read_text())["metrics"]["loss"] for folder in (tmp_path, staged)
+    ]
     assert losses[0] == losses[1]
     copied, usually_copied = copies_to_host(tmp_path / "trace"), copies_to_host(staged / "trace")
     assert not copied - usually_copied
@@ -234,10 +238,10 @@ def test_device_memory_for_an_mpi_that_does_not_know_gpus(small_npz, tmp_path):
 def test_an_mpi_that_only_says_that_it_knows_gpus(small_npz, tmp_path, claims_cuda):
     """The crash is another process's; here it cannot even find a driver."""
     script = "from dptrain.comm.cuda_aware import why_not; print(why_not())"
-    found = run([sys.executable, "-c", script], LD_PRELOAD=claims_cuda, PYTHONPATH=str(ROOT))
-    assert (found.code, found.err) == (0, "")
-    assert "says that it is CUDA-aware, but fails when it is given device memory" in found.out
-    assert "libcuda.so.1" in found.out
+    done = run([sys.executable, "-c", script], LD_PRELOAD=claims_cuda, PYTHONPATH=str(ROOT))
+    assert (done.code, done.err) == (0, "")
+    assert "says that it is CUDA-aware, but fails when it is given device memory" in done.out
+    assert "libcuda.so.1" in done.out
 
 
 @pytest.mark.long
@@ -323,7 +327,7 @@ def test_products_by_whoever_was_faster(small_npz, tmp_path):
         chosen[name] = summary["kernels"]["chosen"]
         (kept,) = (tmp_path / "cache" / "products").iterdir()
         turned = {
-            problem: {one: 2.0 if one == slower else 1.0 for one in ("dptrain", "cublaslt")}
+            problem: {library: 2.0 if library == slower else 1.0 for library in ("dptrain", "cublaslt")}
             for problem, slower in chosen["first"].items()
         }
         kept.write_text(json.dumps(turned))  # by which the other one would be chosen each time
@@ -356,11 +360,12 @@ def test_without_a_gpu_its_products_are_refused(small_npz, tmp_path, ranks, devi
 def test_within_a_mask_that_stands(small_npz, tmp_path):
     options = {"EMULATOR_DEVICES": "3", "COLUMNS": "150"}
     alone = emulated_ranks(0, *quick(small_npz), CUDA_VISIBLE_DEVICES="2", cwd=tmp_path, **options)
-    both = emulated_ranks(2, *quick(small_npz), CUDA_VISIBLE_DEVICES="1,2", cwd=tmp_path, **options)
-    assert (alone.code, both.code) == (0, 0), alone.err + both.err
-    assert "32.0 GiB" in next(row for row in both.out.splitlines() if "Emulated GPU" in row)
+    together = emulated_ranks(2, *quick(small_npz), CUDA_VISIBLE_DEVICES="1,2", cwd=tmp_path, **options)
+    assert (alone.code, together.code) == (0, 0), alone.err + together.err
+    assert "32.0 GiB" in next(row for row in together.out.splitlines() if "Emulated GPU" in row)
     uuids = [
-        [row.split("GPU-")[1][:36] for row in one.out.splitlines() if "Emulated GPU" in row] for one in (alone, both)
+        [row.split("GPU-")[1][:36] for row in done.out.splitlines() if "Emulated GPU" in row]
+        for done in (alone, together)
     ]
     assert len(set(uuids[1])) == 2
     assert uuids[1][1] == uuids[0][0]
@@ -378,9 +383,9 @@ def test_more_ranks_than_gpus(small_npz, tmp_path):
 
 def test_auto_takes_the_gpu_where_one_answers(small_npz, tmp_path):
     arguments = ["-m", "dptrain", "--data", str(small_npz), "--hidden", "20", "--fast-dev-run"]
-    found = emulated_ranks(0, *arguments, COLUMNS="200", cwd=tmp_path)
-    assert (found.code, found.err) == (0, "")
-    assert "Emulated GPU" in found.out
+    done = emulated_ranks(0, *arguments, COLUMNS="200", cwd=tmp_path)
+    assert (done.code, done.err) == (0, "")
+    assert "Emulated GPU" in done.out
     hidden = emulated_ranks(2, *arguments, COLUMNS="200", CUDA_VISIBLE_DEVICES="", cwd=tmp_path)
     assert (hidden.code, hidden.err) == (0, "")
     assert "CPU, " in hidden.out

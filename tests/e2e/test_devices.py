@@ -28,10 +28,10 @@ def uuids(done: Finished) -> list[str]:
 
 
 def test_a_launcher_that_shows_each_rank_its_own_gpu(small_npz, tmp_path):
-    own = uuids(masked(["2", "0"], tmp_path, "--data", str(small_npz), "--device", "auto"))
+    used = uuids(masked(["2", "0"], tmp_path, "--data", str(small_npz), "--device", "auto"))
     all_three = uuids(masked(["0,1,2", "0,1,2", "0,1,2"], tmp_path, "--data", str(small_npz), "--device", "cuda"))
     assert len(set(all_three)) == 3
-    assert own == [all_three[2], all_three[0]]
+    assert used == [all_three[2], all_three[0]]
 
 
 def test_a_launcher_that_shows_two_ranks_the_same_gpu(small_npz, tmp_path):
@@ -91,24 +91,24 @@ def test_selecting_by_mask_and_by_index(tmp_path, monkeypatch, select, mask, see
     options = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
     done = emulated_ranks(2, str(tmp_path / "script.py"), EMULATOR_DEVICES="3", **options)
     assert (done.code, done.err) == (0, "")
-    found = eval(done.out.splitlines()[0].removeprefix("saw "))
-    assert [one[:2] for one in found] == seen
-    assert found[0][2] != found[1][2]
+    devices = eval(done.out.splitlines()[0].removeprefix("saw "))
+    assert [device[:2] for device in devices] == seen
+    assert devices[0][2] != devices[1][2]
 
 
 def slices(count: int) -> list[str]:
     """Return the UUIDs of the emulator's MIG slices."""
     code = "from dptrain.backend.cuda.selection import visible_gpus; print(*visible_gpus())"
     options = {"EMULATOR_MIG": "1", "EMULATOR_DEVICES": str(count)}
-    told = [emulated_ranks(0, "-c", code, CUDA_VISIBLE_DEVICES=str(n), **options).out for n in range(count)]
-    return [one.strip() for one in told]
+    printed = [emulated_ranks(0, "-c", code, CUDA_VISIBLE_DEVICES=str(n), **options).out for n in range(count)]
+    return [text.strip() for text in printed]
 
 
 @pytest.mark.long
 def test_ranks_on_slices_of_one_gpu(small_npz, tmp_path):
-    one, two, three = own = slices(3)
-    assert all(re.fullmatch(r"MIG-[0-9a-f-]{36}", slice_) for slice_ in own)
-    assert len(set(own)) == 3
+    one, two, three = parts = slices(3)
+    assert all(re.fullmatch(r"MIG-[0-9a-f-]{36}", slice_) for slice_ in parts)
+    assert len(set(parts)) == 3
     arguments = ["--data", str(small_npz), "--device", "cuda"]
     for masks in ([f"{three}, {one}"] * 2, [three, one]):
         done = masked(masks, tmp_path, *arguments, EMULATOR_MIG="1")
@@ -143,14 +143,14 @@ def test_out_of_memory_names_a_batch_that_fits(small_npz, tmp_path, ranks):
         assert done.code == 69
         message = done.messages[0]
         assert ranks == 0 or message.startswith("dptrain: rank ")
-        found = re.search(
+        ended = re.search(
             r"CUDA out of memory on Emulated GPU [^:]*: asked for \S+ [MK]iB \([a-z].*\), \S+ \S+ of \S+ MiB are free; "
             r"largest buffers here: .*(variables|samples|intermediate results) \S+ [MK]iB.*a batch of about (\d+) rows "
             r"a rank",
             message,
         )
-        assert found, message
-        batch = int(found[2]) * max(ranks, 1)
+        assert ended, message
+        batch = int(ended[2]) * max(ranks, 1)
         tried.append(batch)
     assert tried, "5 MiB are too little for a batch of 1000"
     assert done.code == 0, done.err

@@ -28,9 +28,9 @@ LABELS = (
 
 def line(done: Finished, label: str) -> str:
     """Return the one line of the report about something, with what to do about it."""
-    found = re.findall(rf"^  (?:ok|--|!!) {re.escape(label)} .*(?:\n  +-> .*)?", done.out, re.MULTILINE)
-    assert len(found) == 1, f"{label}: {found}\n{done.out}\n{done.err}"
-    return found[0]
+    lines = re.findall(rf"^  (?:ok|--|!!) {re.escape(label)} .*(?:\n  +-> .*)?", done.out, re.MULTILINE)
+    assert len(lines) == 1, f"{label}: {lines}\n{done.out}\n{done.err}"
+    return lines[0]
 
 
 def refused(done: Finished, *words: str, device: str = "cuda", asked: str = "auto") -> None:
@@ -329,9 +329,9 @@ def test_mpirun_belongs_to_the_library(tmp_path, monkeypatch):
         assert row.state == state, row
         assert re.search(expected, row.text), row
     done = dptrain(0, "doctor", PATH=script(tmp_path, "mpirun", MPIRUNS[0][0]))
-    found = line(done, "mpirun")
-    assert found.startswith("  !! ")
-    assert re.search(rf"{MPIRUNS[0][2]}\n .*-> start with .*mpirun", found), found
+    mpirun_line = line(done, "mpirun")
+    assert mpirun_line.startswith("  !! ")
+    assert re.search(rf"{MPIRUNS[0][2]}\n .*-> start with .*mpirun", mpirun_line), mpirun_line
 
 
 def test_a_check_that_fails_is_a_line():
@@ -348,21 +348,21 @@ def test_a_gpu_that_computes_wrongly(monkeypatch):
 
     class Wrong(CpuBackend):
         def executable(self, *arguments, **options):
-            made = super().executable(*arguments, **options)
-            run = made.run
+            executable = super().executable(*arguments, **options)
+            run = executable.run
 
             def run_and_spoil(*starts):
                 run(*starts)
-                made.outputs["y"][-1, -1] += 1e-3
+                executable.outputs["y"][-1, -1] += 1e-3
 
-            made.run = run_and_spoil
-            return made
+            executable.run = run_and_spoil
+            return executable
 
     context = doctor.Context(Config(), SoloCommunicator())
     context.driver = {"cuda": "13.0", "error": None, "gpus": [{}]}
     context.pycuda = (0, "1")
     for kind, state in ((CpuBackend, "ok"), (Wrong, "bad")):
-        monkeypatch.setattr(doctor.backends, "create", lambda *_, made=kind, **__: made())
+        monkeypatch.setattr(doctor.backends, "create", lambda *_, factory=kind, **__: factory())
         row, backend = doctor.try_gpu(context, doctor.DeviceAssignment())
         assert (row.state, backend is None) == (state, state == "bad")
 

@@ -43,7 +43,7 @@ def test_two_models_trained_in_turn():
     options = ["--dtype", "float64", "--steps", "5", "--batch-size", "10", "--width", "4"]
     alone, together = (started(ranks, "gan", *options) for ranks in (0, 3))
     assert together == alone
-    losses = [[float(one) for one in re.findall(r"_loss ([0-9.]+)", line)] for line in alone[:-1]]
+    losses = [[float(number) for number in re.findall(r"_loss ([0-9.]+)", line)] for line in alone[:-1]]
     assert np.array(losses).shape == (4, 2)
     assert 0 < losses[-1][0] < losses[0][0] < 0.8  # the discriminator learns
 
@@ -91,7 +91,7 @@ def test_models_of_several_towers(name):
     options = ["--dtype", "float64", "--images", "120", "--epochs", "3", "--width", "4"]
     alone, together = (started(ranks, name, *options) for ranks in (0, 2))
     assert together == alone
-    losses = [float(one) for one in re.findall(r": loss ([0-9.]+)", "\n".join(alone))]
+    losses = [float(number) for number in re.findall(r": loss ([0-9.]+)", "\n".join(alone))]
     assert len(losses) == 3
     assert 0 < losses[-1] < 0.95 * losses[0]
 
@@ -108,7 +108,7 @@ def test_a_layer_and_an_op_of_ones_own(name, most):
 def test_an_ensemble_is_better_calibrated_than_its_members():
     options = ["--members", "3", "--epochs", "4", "--samples", "2000"]
     alone, together = (started(ranks, "ensemble", *options) for ranks in (0, 2))
-    scores = [[float(one) for one in re.findall(r" (\d\.\d+)", line)] for line in alone[-3:-1]]
+    scores = [[float(number) for number in re.findall(r" (\d\.\d+)", line)] for line in alone[-3:-1]]
     (_, member, _), (accuracy, ensemble, _) = scores
     assert ensemble < member  # as the logarithm is concave
     assert accuracy > 0.6
@@ -140,12 +140,12 @@ def test_on_the_emulated_gpu(name, ranks, arguments):
     assert (done.code, done.err) == (0, "")
     cuda = done.out.splitlines()
     assert len(cuda) == len(cpu)
-    for one, other in zip(cuda, cpu, strict=True):
-        if one.startswith("checked:"):
-            assert "cuda float32" in one
-            assert other in one or "gradient" in other
+    for on_cuda, on_cpu in zip(cuda, cpu, strict=True):
+        if on_cuda.startswith("checked:"):
+            assert "cuda float32" in on_cuda
+            assert on_cpu in on_cuda or "gradient" in on_cpu
         else:
-            mine, others = ([float(number) for number in re.findall(r"-?\d+\.\d*", line)] for line in (one, other))
+            mine, others = ([float(number) for number in re.findall(r"-?\d+\.\d*", line)] for line in (on_cuda, on_cpu))
             assert mine == pytest.approx(others, abs=0.0101)
 
 

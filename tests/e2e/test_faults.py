@@ -53,8 +53,8 @@ def test_a_job_that_is_killed_is_judged(faults, tmp_path, first, second, end, wr
         return {"lines": dict(enumerate(journal.read_text().splitlines()))}
 
     job = faults.Job("job", (), 1, lines, journal=journal.name)
-    found = faults.disturb(job, start, tmp_path, [0.1], {"lines": {0: "a", 1: "b", 2: "c"}})
-    assert (found.kills, found.wrong) == (1, wrong)
+    outcome = faults.disturb(job, start, tmp_path, [0.1], {"lines": {0: "a", 1: "b", 2: "c"}})
+    assert (outcome.kills, outcome.wrong) == (1, wrong)
 
 
 def test_part_of_what_nobody_kills_must_be_the_same(faults):

@@ -32,7 +32,7 @@ def readme_script() -> str:
 
 @pytest.mark.slow
 def test_a_newcomer_runs_the_script_of_the_readme_alone_and_on_two_ranks(mnist_dir, tmp_path):
-    found = {}
+    accuracies = {}
     for ranks in (0, 2):
         folder = tmp_path / str(ranks)
         folder.mkdir()
@@ -41,10 +41,10 @@ def test_a_newcomer_runs_the_script_of_the_readme_alone_and_on_two_ranks(mnist_d
         done = python(ranks, "script.py", cwd=folder, timeout=120, fresh=True, **environment)
         assert (done.code, done.err) == (0, "")
         assert (folder / "model.keras").exists()
-        found[ranks] = float(re.findall(r"accuracy ([0-9.]+)", done.out)[0])
+        accuracies[ranks] = float(re.findall(r"accuracy ([0-9.]+)", done.out)[0])
         assert ranks or "[7, 2, 1]" in done.out, "the first three digits of the test set"
-    assert found[0] > 0.95
-    assert found[2] == pytest.approx(found[0], abs=1e-3)
+    assert accuracies[0] > 0.95
+    assert accuracies[2] == pytest.approx(accuracies[0], abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -92,11 +92,14 @@ def test_a_lab_asks_whether_more_gpus_would_pay(tmp_path):
     assert re.search(r"Take (one rank|up to \d+ ranks): ", words)
     assert "for one training gain nothing: " in words
     assert "Independent runs use them better: a sweep of 1024 runs (seeds, settings), each on 1 rank" in words
-    for wrong, told in {"0": "expected a range of integers >= 1", "8-1": "expected the smaller number first"}.items():
+    for wrong, message in {
+        "0": "expected a range of integers >= 1",
+        "8-1": "expected the smaller number first",
+    }.items():
         refused = dptrain(0, "explain", "--ranks", wrong)
         assert (refused.code, refused.out) == (2, "")
         (line,) = refused.err.splitlines()
-        assert told in line
+        assert message in line
 
 
 def test_a_researcher_asks_what_a_step_would_cost_on_a_gpu(tmp_path):

@@ -105,7 +105,7 @@ def test_what_is_drawn_is_the_same_for_the_same_number(hostile, tmp_path, monkey
     drawn = []
     for number in (*range(8), *range(8)):
         arena = hostile.Arena(tmp_path / "arena")
-        one = hostile.draw(3, number, arena, tmp_path)
-        drawn.append((one.kind, one.damage, one.file, one.apart))
+        drawn_input = hostile.draw(3, number, arena, tmp_path)
+        drawn.append((drawn_input.kind, drawn_input.damage, drawn_input.file, drawn_input.apart))
     assert drawn[:8] == drawn[8:]
     assert len(set(drawn)) > 3

@@ -24,7 +24,7 @@ def test_beside_keras():
     for package in ("keras", "jax"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
-    tests = [str(ROOT / "tests" / "against_keras" / one) for one in COMPARED]
+    tests = [str(ROOT / "tests" / "against_keras" / name) for name in COMPARED]
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", *tests]
     done = run(command, cwd=ROOT, timeout=300, KERAS_BACKEND="jax", XLA_FLAGS=COMPILES_QUICKLY)
     assert done.code == 0, done.out + done.err

@@ -71,16 +71,16 @@ def started(arguments: list[str], **environment: str) -> Iterator[tuple["subproc
 
 def wait_for(lines: list[str], pattern: str, count: int) -> list[str]:
     """Return what a pattern's group found in `count` lines, once there are so many."""
-    return until(lambda: (found := re.findall(pattern, "".join(lines))) and len(found) >= count and found, lines)
+    return until(lambda: (matches := re.findall(pattern, "".join(lines))) and len(matches) >= count and matches, lines)
 
 
-def until(condition, about):
+def until(condition, lines):
     end = time.monotonic() + 60
     while time.monotonic() < end:
-        if found := condition():
-            return found
+        if result := condition():
+            return result
         time.sleep(0.05)
-    raise AssertionError(about)
+    raise AssertionError(lines)
 
 
 def gone(pid: int) -> bool:

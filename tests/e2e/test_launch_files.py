@@ -115,16 +115,16 @@ def fits(value, schema, where="MPIJob"):
     """
     if isinstance(schema, dict):
         assert isinstance(value, dict), where
-        known = {key.rstrip("!"): one for key, one in schema.items()}
-        assert set(value) <= set(known), f"{where}: unknown {set(value) - set(known)}"
+        fields = {key.rstrip("!"): field for key, field in schema.items()}
+        assert set(value) <= set(fields), f"{where}: unknown {set(value) - set(fields)}"
         missing = {key[:-1] for key in schema if key.endswith("!")} - set(value)
         assert not missing, f"{where}: no {missing}"
-        for key, one in value.items():
-            fits(one, known[key], f"{where}.{key}")
+        for key, entry in value.items():
+            fits(entry, fields[key], f"{where}.{key}")
     elif isinstance(schema, list):
         assert isinstance(value, list), where
-        for number, one in enumerate(value):
-            fits(one, schema[0], f"{where}[{number}]")
+        for number, entry in enumerate(value):
+            fits(entry, schema[0], f"{where}[{number}]")
     elif isinstance(schema, set):
         assert value in schema, f"{where}: {value!r}"
     else:
@@ -168,7 +168,7 @@ def test_kubernetes_job():
     job = yaml.safe_load((LAUNCH / "mpijob.yaml").read_text())
     fits(job, MPI_JOB)
     spec = job["spec"]
-    pods = {name: one["template"]["spec"] for name, one in spec["mpiReplicaSpecs"].items()}
+    pods = {name: replica["template"]["spec"] for name, replica in spec["mpiReplicaSpecs"].items()}
     for pod in pods.values():
         mounted = {mount["name"] for container in pod["containers"] for mount in container["volumeMounts"]}
         assert mounted == {volume["name"] for volume in pod["volumes"]}
@@ -188,27 +188,27 @@ def instructions():
 
 
 def test_dockerfile():
-    found = instructions()
-    known = {"FROM", "ARG", "RUN", "WORKDIR", "COPY", "USER", "EXPOSE", "CMD"}
-    assert {name for name, _ in found} <= known
-    assert found[0][0] == "FROM"
-    assert [rest for name, rest in found if name == "USER"] == ["1000"]
-    for name, rest in found:
+    steps = instructions()
+    keywords = {"FROM", "ARG", "RUN", "WORKDIR", "COPY", "USER", "EXPOSE", "CMD"}
+    assert {name for name, _ in steps} <= keywords
+    assert steps[0][0] == "FROM"
+    assert [arguments for name, arguments in steps if name == "USER"] == ["1000"]
+    for name, arguments in steps:
         if name == "COPY":
-            *sources, _ = rest.split()
-            assert all((LAUNCH.parent / source).exists() for source in sources), rest
+            *sources, _ = arguments.split()
+            assert all((LAUNCH.parent / source).exists() for source in sources), arguments
         if name == "RUN":
-            done = run(["sh", "-n", "-c", rest])
-            assert (done.code, done.err) == (0, ""), rest
+            done = run(["sh", "-n", "-c", arguments])
+            assert (done.code, done.err) == (0, ""), arguments
     extras = tomllib.loads((LAUNCH.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    asked = re.findall(r"'\.\[([^]]*)\]'", "".join(rest for _, rest in found))
-    assert asked
-    assert {one for group in asked for one in group.split(",")} <= set(extras)
-    assert json.loads(found[-1][1])[:3] == ["python", "-m", "dptrain"]
+    groups = re.findall(r"'\.\[([^]]*)\]'", "".join(arguments for _, arguments in steps))
+    assert groups
+    assert {extra for group in groups for extra in group.split(",")} <= set(extras)
+    assert json.loads(steps[-1][1])[:3] == ["python", "-m", "dptrain"]
 
 
 def test_the_image_has_what_its_commands_in_comments_and_the_kubernetes_job_need():
-    text = "\n".join(" ".join(one) for one in instructions())
+    text = "\n".join(" ".join(instruction) for instruction in instructions())
     worker = yaml.safe_load((LAUNCH / "mpijob.yaml").read_text())["spec"]["mpiReplicaSpecs"]["Worker"]
     (container,) = worker["template"]["spec"]["containers"]
     assert container["command"][0] == "/usr/sbin/sshd"

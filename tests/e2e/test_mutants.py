@@ -64,9 +64,9 @@ def mutants(monkeypatch, tmp_path):
 def units(mutants):
     """Two that reach the kernel, one that does not."""
     reached = {"lines": {}, "code": 1, "bits": 1, "names": ["least.h:least"]}
-    found = [reached | {"unit": f"cpu {n}", "seconds": 3 - n} for n in range(2)]
-    found.append(reached | {"unit": "cpu 2", "seconds": 0.1, "names": ["least.h:LEAST"]})
-    return mutants.trial.Units({"cpu": found, "other": []})
+    reports = [reached | {"unit": f"cpu {n}", "seconds": 3 - n} for n in range(2)]
+    reports.append(reached | {"unit": "cpu 2", "seconds": 0.1, "names": ["least.h:LEAST"]})
+    return mutants.trial.Units({"cpu": reports, "other": []})
 
 
 def mutant(mutants):
@@ -74,26 +74,26 @@ def mutant(mutants):
 
 
 def test_code_is_changed_and_nothing_else(mutants):
-    made = [make().splitlines() for place in mutants.draw.places("kernels/least.h") for _, make in place]
-    assert {tuple(lines[:2]) for lines in made} == {tuple(KERNEL.splitlines()[:2])}
-    assert [lines[2].split("return ")[1].split(";")[0] for lines in made] == ["a <= b ? a : b", "a > b ? a : b"]
+    mutated = [make().splitlines() for place in mutants.draw.places("kernels/least.h") for _, make in place]
+    assert {tuple(lines[:2]) for lines in mutated} == {tuple(KERNEL.splitlines()[:2])}
+    assert [lines[2].split("return ")[1].split(";")[0] for lines in mutated] == ["a <= b ? a : b", "a > b ? a : b"]
 
 
 def test_what_computes_nothing_is_left_alone(mutants):
     lines = PYTHON.splitlines()
-    found = [
+    killers = [
         "\n".join(lines[first[0] - 1 : last[0]])[first[1] : last[1] - len(lines[last[0] - 1]) or None]
         for first, last in mutants.draw._computes_nothing(PYTHON, ("BLOCK",))
     ]
-    assert sorted(found) == ["-1", "1024", "True", "int", "int | None", "int | None", 'raise ValueError(f"{a + 1}")']
+    assert sorted(killers) == ["-1", "1024", "True", "int", "int | None", "int | None", 'raise ValueError(f"{a + 1}")']
 
 
 def test_sizes_and_other_processors_are_left_alone(mutants, monkeypatch, tmp_path):
     monkeypatch.setattr(mutants.draw, "SIZES", {"kernels/least.h": ("LEAST",)})
     text = "#if defined(__AVX__)\nint a = 1;\n#else\nint a = 2;\n#endif\nint LEAST = 3, b = 4;\n"
     (tmp_path / "kernels" / "least.h").write_text(text)
-    made = [make() for place in mutants.draw.places("kernels/least.h") for _, make in place]
-    assert made == [text.replace("= 1", "= (1 + 1)"), text.replace("= 4", "= (4 + 1)")]
+    texts = [make() for place in mutants.draw.places("kernels/least.h") for _, make in place]
+    assert texts == [text.replace("= 1", "= (1 + 1)"), text.replace("= 4", "= (4 + 1)")]
 
 
 @pytest.mark.parametrize(
@@ -112,14 +112,14 @@ def test_a_verdict(mutants, units, monkeypatch, tmp_path, what, killer, senseles
     monkeypatch.setattr(mutants.trial, "IDLE", 1 if "sleep" in what else usual)
     (tmp_path / "benchmarks" / "mutant_judge.py").write_text(JUDGE.replace("WHAT", what))
     copy = mutants.trial.Copy(tmp_path / "work")
-    found = copy.judge(mutant(mutants), units)
+    verdict = copy.judge(mutant(mutants), units)
     monkeypatch.setattr(mutants.trial, "IDLE", usual)  # on a busy machine a judge may wait for its turn
     again = copy.judge(mutants.draw.Mutant(1, "kernels/least.h", "none", KERNEL), units)
     copy.close()
-    assert (found.killer, found.is_senseless) == (killer, senseless)
-    assert printed in found.printed
-    assert (found.effect, found.run, found.reached) == (("", 1, 2) if killer else ("code, and no bits", 2, 2))
-    assert found.mutant.difference().splitlines()[1:] == [
+    assert (verdict.killer, verdict.is_senseless) == (killer, senseless)
+    assert printed in verdict.printed
+    assert (verdict.effect, verdict.run, verdict.reached) == (("", 1, 2) if killer else ("code, and no bits", 2, 2))
+    assert verdict.mutant.difference().splitlines()[1:] == [
         "-int least(int a, int b) { return a < b ? a : b; }  // 1 < 2",
         "+int least(int a, int b) { return a <= b ? a : b; }  // 1 < 2",
     ]
@@ -127,10 +127,10 @@ def test_a_verdict(mutants, units, monkeypatch, tmp_path, what, killer, senseles
 
 
 def test_what_has_noticed_mutants_of_a_file_comes_first(mutants, units):
-    (device, _), one = mutants.trial.DEVICES, mutant(mutants)
-    assert units.reaching(device, one) == ["cpu 1", "cpu 0"]
-    units.has_killed(one.file, device, "cpu 0")
-    assert units.reaching(device, one) == ["cpu 0", "cpu 1"]
+    (device, _), mutated = mutants.trial.DEVICES, mutant(mutants)
+    assert units.reaching(device, mutated) == ["cpu 1", "cpu 0"]
+    units.has_killed(mutated.file, device, "cpu 0")
+    assert units.reaching(device, mutated) == ["cpu 0", "cpu 1"]
 
 
 def test_the_lines_that_a_unit_must_have_reached(mutants):

@@ -30,14 +30,14 @@ def build_model(input_shape, num_classes, units: int = 16, rate: float = 0.0):
 
 
 @pytest.fixture
-def own(small_npz, tmp_path):
+def train(small_npz, tmp_path):
     """Return what runs the command line on the data, in a folder with the model file."""
     (tmp_path / "models.py").write_text(MODELS)
 
     def run(ranks, *arguments, **environment):
         fixed = ("--data", str(small_npz), "--model", "models.py:build_model", "--batch-size", "128")
-        first, rest = ((arguments[0],), arguments[1:]) if arguments[0] == "sweep" else ((), arguments)
-        return dptrain(ranks, *first, *fixed, *rest, cwd=tmp_path, **environment)
+        first, options = ((arguments[0],), arguments[1:]) if arguments[0] == "sweep" else ((), arguments)
+        return dptrain(ranks, *first, *fixed, *options, cwd=tmp_path, **environment)
 
     return run
 
@@ -46,9 +46,9 @@ STOPS = ("--early-stopping", "1", "--schedule", "cosine:warmup=10%,alpha=0.5", "
 
 
 @pytest.mark.long
-def test_a_sweep_of_its_arguments_and_its_best_run_alone(own, tmp_path):
+def test_a_sweep_of_its_arguments_and_its_best_run_alone(train, tmp_path):
     swept = ("--grid", "units=4,12", "--model-arg", "rate=0.25", "--seeds", "0-1", "--epochs", "12", *STOPS)
-    done = own(2, "sweep", *swept, "--validation-split", "0.2", "--metric", "val_loss", "--out", "s")
+    done = train(2, "sweep", *swept, "--validation-split", "0.2", "--metric", "val_loss", "--out", "s")
     assert (done.code, done.err) == (0, "")
     assert "2 trials x 2 seeds = 4 runs of 12 epochs" in done.out
     lines = [json.loads(line) for line in (tmp_path / "s" / "results.jsonl").read_text().splitlines()]
@@ -64,26 +64,28 @@ def test_a_sweep_of_its_arguments_and_its_best_run_alone(own, tmp_path):
     _, _, *command = shlex.split(re.search("<pre>(.*)</pre>", (tmp_path / "s" / "report.html").read_text())[1])
     again = dptrain(0, *command[2:], "--out", "alone", "--verbose", "0", cwd=tmp_path)
     assert (again.code, again.err) == (0, "")
-    found = json.loads((tmp_path / "alone" / "summary.json").read_text())
+    summary = json.loads((tmp_path / "alone" / "summary.json").read_text())
     epochs = [json.loads(line)["val_loss"] for line in (tmp_path / "alone" / "metrics.jsonl").read_text().splitlines()]
     assert epochs in losses.values()
-    assert found["metrics"]["val_loss"] == found["best"]["value"] == min(epochs)
+    assert summary["metrics"]["val_loss"] == summary["best"]["value"] == min(epochs)
 
-    grown = own(2, "sweep", *swept, "--validation-split", "0.2", "--metric", "val_loss", "--out", "s", "--epochs", "20")
+    grown = train(
+        2, "sweep", *swept, "--validation-split", "0.2", "--metric", "val_loss", "--out", "s", "--epochs", "20"
+    )
     assert grown.code == 2
     assert "config.train.epochs: 12 there, 20 here" in grown.err
 
 
-def test_the_same_bits_on_other_ranks_and_after_a_resume(own, tmp_path):
+def test_the_same_bits_on_other_ranks_and_after_a_resume(train, tmp_path):
     fixed = (*STOPS, "--model-arg", "units=8", "--reproducible", "--epochs", "12", "--verbose", "0")
-    whole = own(0, *fixed, "--out", "whole")
+    whole = train(0, *fixed, "--out", "whole")
     assert (whole.code, whole.err) == (0, "")
     ended = json.loads((tmp_path / "whole" / "summary.json").read_text())
     half = ("--resume", "whole/checkpoints/" + names(tmp_path / "whole")[0])
-    again = own(2, *fixed, *half, "--out", "again")
+    again = train(2, *fixed, *half, "--out", "again")
     assert (again.code, again.err) == (0, "")
-    found = json.loads((tmp_path / "again" / "summary.json").read_text())
-    assert {key: found[key] for key in ("best", "metrics", "epochs")} == {
+    summary = json.loads((tmp_path / "again" / "summary.json").read_text())
+    assert {key: summary[key] for key in ("best", "metrics", "epochs")} == {
         key: ended[key] for key in ("best", "metrics", "epochs")
     }
     for name in ("model.keras", "best.keras"):
@@ -96,14 +98,14 @@ def names(run):
 
 
 @pytest.mark.parametrize("rank", sample(["0", "1"], 2, first=1))
-def test_a_file_that_fails_on_one_rank_ends_them_all(own, rank):
-    done = own(2, "--epochs", "1", FAILS_ON=rank)
+def test_a_file_that_fails_on_one_rank_ends_them_all(train, rank):
+    done = train(2, "--epochs", "1", FAILS_ON=rank)
     assert done.code == 2
     assert len(done.messages) == 1
     assert "--model models.py:build_model: models.py, line 6: RuntimeError: no such disk" in done.messages[0]
 
 
-def test_ranks_with_different_files_do_not_train(own, tmp_path):
+def test_ranks_with_different_files_do_not_train(train, tmp_path):
     (tmp_path / "models.py").write_text("")
     for rank in ("0", "1"):
         (tmp_path / rank).mkdir()

@@ -19,7 +19,7 @@ from tests.launching import find_mpirun, run
 
 # Of the interpreters that dptrain is for: 3.12 is between two that are tried.
 VERSIONS = ("3.11", "3.13", "3.14")
-OTHERS = [one for one in VERSIONS if one != platform.python_version().rpartition(".")[0]]
+OTHERS = [version for version in VERSIONS if version != platform.python_version().rpartition(".")[0]]
 ROOMS = ("benchmarks", "docs", "dptrain", "examples", "kernels", "launch", "tests")
 
 
@@ -34,8 +34,8 @@ def wheel(tmp_path_factory):
     if built.returncode != 0 and "No matching distribution found for setuptools" in built.stderr:
         pytest.skip("no package registry to build a wheel with")
     assert built.returncode == 0, built.stderr
-    (found,) = folder.glob("dptrain-*.whl")
-    return found
+    (wheel,) = folder.glob("dptrain-*.whl")
+    return wheel
 
 
 def test_wheel_holds_package_kernels_and_type_marker(wheel):
@@ -54,8 +54,8 @@ def interpreter(version: str) -> str | None:
     for name in (f"python{version}", *map(str, beside)):
         code = "import sys, venv, ensurepip; print(sys.version)"
         with contextlib.suppress(OSError):  # not there; a shim of pyenv's that stands for nothing fails
-            found = subprocess.run([name, "-c", code], capture_output=True, text=True, timeout=60)
-            if found.stdout.startswith(f"{version}."):
+            done = subprocess.run([name, "-c", code], capture_output=True, text=True, timeout=60)
+            if done.stdout.startswith(f"{version}."):
                 return name
     return None
 
@@ -109,7 +109,7 @@ def tools(tmp_path_factory):
     return folder
 
 
-def build(what: str, tools: Path, out: Path, tmp_path: Path) -> Path:
+def build(kind: str, tools: Path, out: Path, tmp_path: Path) -> Path:
     """Build a distribution of a copy of the repository; return its file."""
     copy = tmp_path / "clone" / "dptrain"
     for room in ROOMS:
@@ -122,7 +122,7 @@ def build(what: str, tools: Path, out: Path, tmp_path: Path) -> Path:
         (copy / place / "__pycache__" / "old.cpython-311.pyc").write_bytes(b"")
     (copy / "runs").mkdir()
     (copy / "runs" / "config.yaml").write_text("")
-    code = f"import setuptools.build_meta as b; b.build_{what}({str(out)!r})"
+    code = f"import setuptools.build_meta as b; b.build_{kind}({str(out)!r})"
     environment = {**os.environ, "PYTHONPATH": str(tools)}
     built = subprocess.run(
         [sys.executable, "-c", code], cwd=copy, env=environment, capture_output=True, text=True, timeout=180
@@ -158,5 +158,5 @@ def test_an_editable_install_is_found_from_the_folder_above_a_clone_named_dptrai
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-S", "-c", code]  # without what this environment has installed
     for place in (tmp_path / "clone", tmp_path):
-        found = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=60)
-        assert found.stdout.strip() == str(tmp_path / "clone" / "dptrain" / "dptrain" / "__init__.py"), found.stderr
+        done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=60)
+        assert done.stdout.strip() == str(tmp_path / "clone" / "dptrain" / "dptrain" / "__init__.py"), done.stderr

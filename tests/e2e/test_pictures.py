@@ -40,8 +40,8 @@ def test_training_and_prediction(pets):
         assert "pets: 48 + 12 samples; 6x8x3 -> 8 -> 3" in done.out
         runs[ranks] = out
     assert json.loads((runs[0] / "summary.json").read_text())["metrics"]["val_accuracy"] == 1
-    one, two = (dp.models.load_model(run).get_weights() for run in runs.values())
-    for left, right in zip(one, two, strict=True):
+    alone, two = (dp.models.load_model(run).get_weights() for run in runs.values())
+    for left, right in zip(alone, two, strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-3, atol=1e-5)
     done = dptrain(2, "predict", str(runs[0]), "--data", "images:pets/dark", cwd=pets)
     assert (done.code, done.err) == (0, "")
@@ -60,7 +60,7 @@ def alone(pets):
         "sweep": [*SWEPT, "--out", "sweep"],
     }
     said = in_turn(0, {name: command(*case) for name, case in cases.items()}, pets / "said-alone", cwd=pets)
-    assert {name: (one.code, one.err) for name, one in said.items()} == dict.fromkeys(cases, (0, ""))
+    assert {name: (done.code, done.err) for name, done in said.items()} == dict.fromkeys(cases, (0, ""))
     return pets
 
 
@@ -71,29 +71,31 @@ def command(*options):
 
 def results(folder):
     lines = map(json.loads, (folder / "results.jsonl").read_text().splitlines())
-    return sorted((one["trial"], one["seed"], one["epoch"], one["loss"], one["val_loss"]) for one in lines)
+    return sorted((row["trial"], row["seed"], row["epoch"], row["loss"], row["val_loss"]) for row in lines)
 
 
 # No picture stays in memory; some do.
 @pytest.mark.parametrize(("ranks", "most"), sample([(0, 1), (2, 3000)], 2, first=1))
 def test_pictures_that_are_decoded_again_give_the_same_numbers(alone, ranks, most):
-    here = f"{ranks}-{most}"
+    suffix = f"{ranks}-{most}"
     trained = ["--validation-split", "0.25", "--epochs", "4", "--out"]
     cases = {
-        "whole": [*trained, f"whole-{here}"],
-        "resumed": [*trained, f"resumed-{here}", "--resume", "begun"],
-        "sweep": [*SWEPT, "--out", f"sweep-{here}"],
+        "whole": [*trained, f"whole-{suffix}"],
+        "resumed": [*trained, f"resumed-{suffix}", "--resume", "begun"],
+        "sweep": [*SWEPT, "--out", f"sweep-{suffix}"],
     }
-    cases = {name: [*command(*one), "--data.max_bytes", str(most)] for name, one in cases.items()}
-    said = in_turn(ranks, cases, alone / f"said-{here}", cwd=alone)
-    assert {name: (one.code, one.err) for name, one in said.items()} == dict.fromkeys(cases, (0, ""))
+    cases = {name: [*command(*arguments), "--data.max_bytes", str(most)] for name, arguments in cases.items()}
+    said = in_turn(ranks, cases, alone / f"said-{suffix}", cwd=alone)
+    assert {name: (done.code, done.err) for name, done in said.items()} == dict.fromkeys(cases, (0, ""))
     for name in cases:
         if name == "sweep":
-            found, expected = (results(alone / folder) for folder in (f"sweep-{here}", "sweep"))
-            assert found == expected
+            together, expected = (results(alone / folder) for folder in (f"sweep-{suffix}", "sweep"))
+            assert together == expected
             continue
-        found, expected = (dp.models.load_model(alone / folder).get_weights() for folder in (f"{name}-{here}", "whole"))
-        for left, right in zip(found, expected, strict=True):
+        together, expected = (
+            dp.models.load_model(alone / folder).get_weights() for folder in (f"{name}-{suffix}", "whole")
+        )
+        for left, right in zip(together, expected, strict=True):
             if ranks == 0:
                 np.testing.assert_array_equal(left, right)
             else:

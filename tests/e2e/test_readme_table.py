@@ -31,28 +31,28 @@ sys.meta_path.insert(0, Blocked())
 """
 
 
-def installed(requirement: Requirement, known: set[tuple[str, str]]) -> None:
+def installed(requirement: Requirement, names: set[tuple[str, str]]) -> None:
     """Add the distributions that a requirement brings, with the extras that they are asked for, to those known."""
     for extra in ("", *requirement.extras):
         key = re.sub(r"[-_.]+", "-", requirement.name).lower(), extra
-        if key in known:
+        if key in names:
             continue
-        known.add(key)
+        names.add(key)
         try:
             needed = metadata.requires(requirement.name) or []
         except metadata.PackageNotFoundError:
             continue
-        for other in map(Requirement, needed):
-            if other.marker is None or other.marker.evaluate({"extra": extra}):
-                installed(other, known)
+        for dependency in map(Requirement, needed):
+            if dependency.marker is None or dependency.marker.evaluate({"extra": extra}):
+                installed(dependency, names)
 
 
 @pytest.fixture(scope="module")
 def only_installed(tmp_path_factory) -> Path:
     """A folder that hides, in front on PYTHONPATH, what README's install command does not install."""
-    known: set[tuple[str, str]] = set()
-    installed(Requirement(f"dptrain[{','.join(EXTRAS)}]"), known)
-    names = {name for name, _ in known} | {"dptrain"}
+    distributions: set[tuple[str, str]] = set()
+    installed(Requirement(f"dptrain[{','.join(EXTRAS)}]"), distributions)
+    names = {name for name, _ in distributions} | {"dptrain"}
     blocked = {
         module
         for module, owners in metadata.packages_distributions().items()

@@ -43,10 +43,12 @@ def asked(url: str, seconds: float, start: int) -> list[float]:
         begun = time.perf_counter()
         connection.request("POST", "/", bodies[number])
         response = connection.getresponse()
-        found = json.loads(response.read())
+        answer = json.loads(response.read())
         took.append(time.perf_counter() - begun)
-        assert response.status == 200, found
-        assert found["y"] == EXPECTED[number], f"another answer than that of a single thread, for {len(X[number])} rows"
+        assert response.status == 200, answer
+        assert answer["y"] == EXPECTED[number], (
+            f"another answer than that of a single thread, for {len(X[number])} rows"
+        )
     connection.close()
     return took
 

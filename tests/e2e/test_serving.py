@@ -33,9 +33,9 @@ def test_predictions_are_the_model_s_in_the_rows_order(served, ranks):
         rows = list(csv.DictReader(file))
     expected = dp.models.load_model(served / "runs" / "first").predict(np.load(served / "new.npy"), verbose=0)
     assert [int(row["index"]) for row in rows] == list(range(201))
-    found = np.array([[row[f"p_{one}"] for one in range(10)] for row in rows], np.float32)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
-    assert [int(row["class"]) for row in rows] == found.argmax(axis=1).tolist()
+    probabilities = np.array([[row[f"p_{label}"] for label in range(10)] for row in rows], np.float32)
+    np.testing.assert_allclose(probabilities, expected, rtol=1e-5, atol=1e-7)
+    assert [int(row["class"]) for row in rows] == probabilities.argmax(axis=1).tolist()
 
 
 @pytest.mark.parametrize("ranks", sample([0, 2], 2))
@@ -75,7 +75,7 @@ def test_an_exported_model_runs_in_onnx_runtime(served):
     assert (done.code, done.err) == (0, "")
     x = np.load(served / "new.npy")
     session = onnxruntime.InferenceSession(served / "model.onnx", providers=["CPUExecutionProvider"])
-    (given,) = session.get_inputs()
-    assert given.shape == ["rows", 28, 28]
-    (found,) = session.run(None, {given.name: x.astype(np.float32)})
-    assert_near(found, dp.models.load_model(served / "runs" / "first").predict(x, verbose=0), "float32")
+    (input_info,) = session.get_inputs()
+    assert input_info.shape == ["rows", 28, 28]
+    (outputs,) = session.run(None, {input_info.name: x.astype(np.float32)})
+    assert_near(outputs, dp.models.load_model(served / "runs" / "first").predict(x, verbose=0), "float32")

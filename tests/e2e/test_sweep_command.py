@@ -67,9 +67,9 @@ def test_a_sweep_and_one_of_its_runs_alone(small_npz, tmp_path):
     assert (again.code, again.err) == (0, "")
     [expected] = [json.loads(line) for line in (alone / "metrics.jsonl").read_text().splitlines()]
     lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
-    found = max(lines, key=lambda line: line["val_accuracy"])
+    best = max(lines, key=lambda line: line["val_accuracy"])
     assert {key: expected[key] for key in ("loss", "accuracy", "val_loss", "val_accuracy")} == {
-        key: found[key] for key in ("loss", "accuracy", "val_loss", "val_accuracy")
+        key: best[key] for key in ("loss", "accuracy", "val_loss", "val_accuracy")
     }
 
 
@@ -172,9 +172,9 @@ def test_killed_and_started_again(small_npz, tmp_path):
             [*command, "--out", str(out), "--runs-per-device", "2"], stdout=subprocess.DEVNULL, start_new_session=True
         )
         deadline = time.monotonic() + 60
-        wanted = 7 + 10 * kill
+        lines_wanted = 7 + 10 * kill
         results = out / "results.jsonl"
-        while not results.exists() or results.read_bytes().count(b"\n") < wanted:
+        while not results.exists() or results.read_bytes().count(b"\n") < lines_wanted:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         os.killpg(process.pid, signal.SIGKILL)
@@ -261,15 +261,15 @@ def wrong_alone(small_npz, tmp_path_factory):
     folder = tmp_path_factory.mktemp("wrong")
     command = ["-m", "dptrain", "sweep", "--data", str(small_npz), *QUICK]
     cases = {message: [*command, *arguments] for arguments, message in WRONG}
-    here = folder / "here"
-    here.mkdir()
-    return in_turn(0, cases, folder / "in turn", cwd=here), here
+    folder_of_run = folder / "here"
+    folder_of_run.mkdir()
+    return in_turn(0, cases, folder / "in turn", cwd=folder_of_run), folder_of_run
 
 
 @pytest.mark.parametrize(("arguments", "message"), WRONG)
 def test_wrong_words(wrong_alone, arguments, message):
-    finished, here = wrong_alone
-    refused(finished[message], message, here)
+    finished, cwd = wrong_alone
+    refused(finished[message], message, cwd)
 
 
 # Of each place that refuses one: the command line, a field, the metric that is compared, the data, a file.
@@ -280,18 +280,18 @@ def test_wrong_words(wrong_alone, arguments, message):
     ),
 )
 def test_wrong_words_on_two_ranks(small_npz, tmp_path, start):
-    ((arguments, message),) = [one for one in WRONG if one[1].startswith(start)]
+    ((arguments, message),) = [case for case in WRONG if case[1].startswith(start)]
     refused(sweep(small_npz, *arguments, ranks=2, cwd=tmp_path), message, tmp_path)
 
 
-def refused(done, message, here):
+def refused(done, message, cwd):
     """One line on standard error says it, and nothing is left behind."""
     assert done.code == 2
     assert [line for line in done.out.splitlines() if not line.startswith(("dptrain ", "measuring "))] == []
     [line] = done.messages
     assert message in line
     assert done.err.splitlines() == [line]
-    assert list(here.iterdir()) == []
+    assert list(cwd.iterdir()) == []
 
 
 def test_help_names_the_options_of_a_sweep():
@@ -320,7 +320,7 @@ def test_what_is_held_out_chooses_and_the_test_part_is_seen_once(small_npz, tmp_
     assert "Trials were chosen by" not in done.out
     said = re.search(r"On the test set, by which nothing was chosen, the accuracy of trial 0 is (\S+) \(95 %", done.out)
     journal = [json.loads(line) for line in (out / "journal.jsonl").read_text().splitlines()]
-    tested = [one["metrics"]["accuracy"] for one in journal if one["kind"] == "test"]
+    tested = [event["metrics"]["accuracy"] for event in journal if event["kind"] == "test"]
     assert float(said[1]) == pytest.approx(sum(tested) / len(tested), rel=1e-4)
     # The report's command trains the best run to the same values, on the test part too.
     report = (out / "report.html").read_text(encoding="utf-8")

@@ -59,9 +59,9 @@ def test_runs_have_the_bits_of_runs_alone(tiny_npz, alone, tmp_path, ranks, plac
     done = emulated_ranks(ranks, *arguments, "--out", str(out), EMULATOR_DEVICES=str(max(ranks, 1)), **more)
     assert (done.code, done.out, done.err) == (0, "", "")
     expected = alone(out)
-    found = [json.loads(line) for line in results(out, run=4)]
+    epochs = [json.loads(line) for line in results(out, run=4)]
     keys = ("loss", "accuracy", "val_loss", "val_accuracy")
-    assert [[one[key] for key in keys] for one in found] == [[one[key] for key in keys] for one in expected]
+    assert [[epoch[key] for key in keys] for epoch in epochs] == [[epoch[key] for key in keys] for epoch in expected]
     assert len(results(out)) == 12
 
 
@@ -78,14 +78,14 @@ def test_runs_in_packs_whose_members_change(tmp_path):
     options = {"EMULATOR_STREAMS": "random", "EMULATOR_ORDER": "shuffled"}
     done = emulated_ranks(0, str(ROOT / "tests" / "e2e" / "scripts" / "sweep_in_packs.py"), **options)
     assert (done.code, done.err) == (0, "")
-    found = json.loads(done.out)
-    assert found["statuses"] == ["done"] * 8 + ["diverged"] * 4
-    assert found["differing"] == {"two packs": [], "alone": [], "streams": []}
-    assert {"2", "3", "5"} <= found["sizes"]["packs"].keys()
-    assert {"2", "3"} <= found["sizes"]["two packs"].keys() <= {"1", "2", "3"}
-    assert found["chosen"] == [2]
-    assert found["sizes"]["measured"]["1"] > 50
-    assert found["sizes"]["alone"].keys() == found["sizes"]["streams"].keys() == {"1"}
+    facts = json.loads(done.out)
+    assert facts["statuses"] == ["done"] * 8 + ["diverged"] * 4
+    assert facts["differing"] == {"two packs": [], "alone": [], "streams": []}
+    assert {"2", "3", "5"} <= facts["sizes"]["packs"].keys()
+    assert {"2", "3"} <= facts["sizes"]["two packs"].keys() <= {"1", "2", "3"}
+    assert facts["chosen"] == [2]
+    assert facts["sizes"]["measured"]["1"] > 50
+    assert facts["sizes"]["alone"].keys() == facts["sizes"]["streams"].keys() == {"1"}
 
 
 @pytest.mark.long
@@ -131,7 +131,7 @@ def test_sparse_runs_in_a_pack_have_the_bits_of_runs_alone(tiny_npz, tmp_path):
     done = emulated_ranks(0, "-m", "dptrain", *sparse, "--prune", "0.75", "--seed", "1", "--out", str(alone))
     assert (done.code, done.out, done.err) == (0, "", "")
     keys = ("loss", "accuracy", "val_loss", "val_accuracy", "sparsity")
-    found = [json.loads(line) for line in results(out, run=3)]
+    epochs = [json.loads(line) for line in results(out, run=3)]
     expected = [json.loads(line) for line in (alone / "metrics.jsonl").read_text().splitlines()]
-    assert [[one[key] for key in keys] for one in found] == [[one[key] for key in keys] for one in expected]
-    assert found[-1]["sparsity"] == pytest.approx(0.75, abs=0.01)
+    assert [[epoch[key] for key in keys] for epoch in epochs] == [[epoch[key] for key in keys] for epoch in expected]
+    assert epochs[-1]["sparsity"] == pytest.approx(0.75, abs=0.01)

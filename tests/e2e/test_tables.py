@@ -44,25 +44,25 @@ def test_a_regression_on_one_rank_and_on_two(houses):
     runs = []
     for ranks, more in ((0, ()), (2, ()), (2, ("--shard-weights",))):
         out = houses / f"price-{len(runs)}"
-        asked = ("--target", "price", "--drop", "id,sold", "--epochs", "25", "--learning-rate", "0.01")
-        done = dptrain(ranks, "--data", "houses.csv", *asked, *COMMON, *more, "--out", str(out), cwd=houses)
+        options = ("--target", "price", "--drop", "id,sold", "--epochs", "25", "--learning-rate", "0.01")
+        done = dptrain(ranks, "--data", "houses.csv", *options, *COMMON, *more, "--out", str(out), cwd=houses)
         assert (done.code, done.err) == (0, "")
         assert "4 columns; numbers: rooms, area; one-hot: heating (2); embedded: street (20)" in done.out
         assert "target 'price': regression" in done.out
         assert "60 of 300 samples are held out as the test part" in done.out
         assert "5 -> 8 -> 1" in done.out
         runs.append(out)
-    found = json.loads((runs[0] / "summary.json").read_text())["metrics"]
-    assert found["val_mae"] < 25_000  # of prices of 50,000 to 600,000, in their own units
+    metrics = json.loads((runs[0] / "summary.json").read_text())["metrics"]
+    assert metrics["val_mae"] < 25_000  # of prices of 50,000 to 600,000, in their own units
     alone, *on_two = map(weights, runs)
     for others in on_two:
-        for one, two in zip(alone, others, strict=True):
-            np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-4 * np.abs(one).max())
+        for weight, two in zip(alone, others, strict=True):
+            np.testing.assert_allclose(weight, two, rtol=1e-4, atol=1e-4 * np.abs(weight).max())
 
 
 def test_the_model_takes_the_raw_table(houses):
-    asked = ("--target", "sold", "--drop", "id,price", "--test-data", "test.parquet", "--epochs", "20")
-    done = dptrain(0, "--data", "train.parquet", *asked, *COMMON, "--out", "sold", cwd=houses)
+    options = ("--target", "sold", "--drop", "id,price", "--test-data", "test.parquet", "--epochs", "20")
+    done = dptrain(0, "--data", "train.parquet", *options, *COMMON, "--out", "sold", cwd=houses)
     assert (done.code, done.err) == (0, "")
     assert "target 'sold': binary, the probability of 'yes' rather than 'no'" in done.out
     metrics = json.loads((houses / "sold" / "summary.json").read_text())["metrics"]
@@ -73,8 +73,8 @@ def test_the_model_takes_the_raw_table(houses):
     lines = predicted.out.splitlines()
     assert (lines[0], len(lines)) == ("index,class,p_yes", ROWS + 1)
     model, frame = dp.models.load_model(houses / "sold"), pd.read_csv(houses / "houses.csv")
-    found = model.predict(frame, verbose=0)[:, 0]
-    np.testing.assert_allclose(found, [float(line.split(",")[2]) for line in lines[1:]], rtol=1e-5)
+    predictions = model.predict(frame, verbose=0)[:, 0]
+    np.testing.assert_allclose(predictions, [float(line.split(",")[2]) for line in lines[1:]], rtol=1e-5)
     assert model.evaluate(frame[250:], verbose=0, return_dict=True)["accuracy"] == pytest.approx(
         metrics["val_accuracy"]
     )
@@ -97,14 +97,16 @@ def test_each_fold_is_standardised_by_the_others(houses):
     assert any(mae == pytest.approx(number, rel=1e-4) for number in _numbers(results))
     frame = pd.read_csv(houses / "houses.csv")
     model = dp.models.load_model(houses / "fold")
-    mean = next(one for one in model._flatten_layers() if isinstance(one, dp.layers.Normalization)).adapt_mean.numpy()
+    mean = next(
+        layer for layer in model._flatten_layers() if isinstance(layer, dp.layers.Normalization)
+    ).adapt_mean.numpy()
     assert mean[0] != pytest.approx(frame.rooms.mean(), rel=1e-6)  # half of four fifths of the rows
     assert mean[2:].tolist() == [0, 0]
 
 
 def _numbers(tree):
     if isinstance(tree, dict | list):
-        return [one for inner in (tree.values() if isinstance(tree, dict) else tree) for one in _numbers(inner)]
+        return [number for inner in (tree.values() if isinstance(tree, dict) else tree) for number in _numbers(inner)]
     return [tree] if isinstance(tree, float) else []
 
 
@@ -189,10 +191,10 @@ UNSEEN = {
 
 @pytest.mark.long
 def test_prediction_goes_on_with_what_training_has_not_seen_where_asked(houses):
-    asked = ("--target", "price", "--columns", "rooms,heating", "--epochs", "1", *COMMON, "--out", "unseen")
+    options = ("--target", "price", "--columns", "rooms,heating", "--epochs", "1", *COMMON, "--out", "unseen")
     (houses / "coal.csv").write_text("rooms,heating\n3,coal\n3,gas\n")
     cases = {
-        "run": ["-m", "dptrain", "--data", "houses.csv", *asked],
+        "run": ["-m", "dptrain", "--data", "houses.csv", *options],
         "other": ["-m", "dptrain", "predict", "unseen", "--data", "coal.csv", "--unseen", "other"],
         "no table": ["-m", "dptrain", "predict", "unseen", "--data", "coal.csv", "--bad-pictures", "skip"],
     }
@@ -205,8 +207,8 @@ def test_prediction_goes_on_with_what_training_has_not_seen_where_asked(houses):
 
 def test_prediction_refuses_what_training_has_not_seen(houses):
     """A run, and one table after the other."""
-    asked = ("--target", "price", "--columns", "rooms,heating", "--epochs", "1")
-    cases = {"run": ["-m", "dptrain", "--data", "houses.csv", *asked, *COMMON, "--out", "heated"]}
+    options = ("--target", "price", "--columns", "rooms,heating", "--epochs", "1")
+    cases = {"run": ["-m", "dptrain", "--data", "houses.csv", *options, *COMMON, "--out", "heated"]}
     for number, text in enumerate(UNSEEN):
         (houses / f"{number}.csv").write_text(text)
         cases[text] = ["-m", "dptrain", "predict", "heated", "--data", f"{number}.csv"]

@@ -32,11 +32,11 @@ def reviews(tmp_path_factory):
 
 @pytest.mark.parametrize("network", ["lstm", "transformer"])
 def test_a_column_on_one_rank_and_on_two(reviews, network):
-    asked = ("--data", "reviews.csv", "--target", "label", "--text", "review", "--network", network, "--epochs", "8")
+    options = ("--data", "reviews.csv", "--target", "label", "--text", "review", "--network", network, "--epochs", "8")
     losses = []
     for ranks in (0, 2):
         out = f"{network}-{ranks}"
-        done = dptrain(ranks, *asked, *COMMON, "--out", out, cwd=reviews)
+        done = dptrain(ranks, *options, *COMMON, "--out", out, cwd=reviews)
         assert (done.code, done.err) == (0, "")
         assert f"7 -> {network} -> 8 -> 1" in done.out
         losses.append(json.loads((reviews / out / "summary.json").read_text())["metrics"])
@@ -46,23 +46,23 @@ def test_a_column_on_one_rank_and_on_two(reviews, network):
     lines = predicted.out.splitlines()
     assert (lines[0], len(lines)) == ("index,class,p_good", ROWS + 1)
     model = dp.models.load_model(reviews / f"{network}-2")
-    found = model.predict(pd.read_csv(reviews / "reviews.csv"), verbose=0)[:, 0]
-    np.testing.assert_allclose(found, [float(line.split(",")[2]) for line in lines[1:]], rtol=1e-3, atol=1e-4)
+    predictions = model.predict(pd.read_csv(reviews / "reviews.csv"), verbose=0)[:, 0]
+    np.testing.assert_allclose(predictions, [float(line.split(",")[2]) for line in lines[1:]], rtol=1e-3, atol=1e-4)
     evaluated = dptrain(2, "evaluate", f"{network}-0", "--json", cwd=reviews)
     metrics = json.loads(evaluated.out)["metrics"]
     assert metrics["loss"] == pytest.approx(losses[0]["val_loss"], rel=1e-4)
 
 
 def test_a_folder_a_sweep_and_a_resume(reviews):
-    asked = ("--data", "texts", "--network", "dense", *COMMON)
+    options = ("--data", "texts", "--network", "dense", *COMMON)
     swept = dptrain(
-        0, "sweep", *asked, "--grid", "learning_rate=0.01,0.03", "--seeds", "0", "--epochs", "2", cwd=reviews
+        0, "sweep", *options, "--grid", "learning_rate=0.01,0.03", "--seeds", "0", "--epochs", "2", cwd=reviews
     )
     assert swept.code == 0, swept.err
-    whole = dptrain(0, *asked, "--epochs", "4", "--out", "whole", cwd=reviews)
+    whole = dptrain(0, *options, "--epochs", "4", "--out", "whole", cwd=reviews)
     assert "96 texts; 2 classes: bad, good" in whole.out
-    dptrain(0, *asked, "--epochs", "2", "--out", "parts", cwd=reviews)
-    resumed = dptrain(0, *asked, "--epochs", "4", "--out", "resumed", "--resume", "parts", cwd=reviews)
+    dptrain(0, *options, "--epochs", "2", "--out", "parts", cwd=reviews)
+    resumed = dptrain(0, *options, "--epochs", "4", "--out", "resumed", "--resume", "parts", cwd=reviews)
     assert resumed.code == 0, resumed.err
     results = [json.loads((reviews / out / "summary.json").read_text())["metrics"] for out in ("whole", "resumed")]
     assert results[0]["val_loss"] == pytest.approx(results[1]["val_loss"], rel=1e-6)

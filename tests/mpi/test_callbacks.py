@@ -25,11 +25,11 @@ FAILURES = [
     ("backup that cannot be written", 74, "choose another `backup_dir` of BackupAndRestore (rank 0, host "),
     *(
         (
-            f"{found} {name} and a log of its own",
+            f"{expected} {name} and a log of its own",
             2,
             f"the ranks have different logs: {name}(monitor='own'): rank 0 has ",
         )
-        for found, name in [
+        for expected, name in [
             ("number", "EarlyStopping"),
             ("number", "ReduceLROnPlateau"),
             ("number", "ModelCheckpoint"),
@@ -101,20 +101,20 @@ def test_a_killed_training_goes_on_with_the_same_bits(on_two, tmp_path, way):
     assert checkpoint.name == ("000001-step-7" if way == "kill epoch" else "000002-step-8")
     done = start(way, again)
     assert (done.code, done.err) == (0, "")
-    expected, found = facts(whole), facts(again)
-    assert found["steps"][0] == ([1, 0] if way == "kill epoch" else [1, 1])
-    assert found["weights"] == expected["weights"]
-    assert found["history"] == expected["history"]
+    expected, resumed = facts(whole), facts(again)
+    assert resumed["steps"][0] == ([1, 0] if way == "kill epoch" else [1, 1])
+    assert resumed["weights"] == expected["weights"]
+    assert resumed["history"] == expected["history"]
     assert not (again / "backup").exists()
 
 
 def test_files_and_lines_come_once(on_three):
     done, folder = on_three[0]["csv"], on_three[1] / "csv"
     assert (done.code, done.err) == (0, "")
-    found = facts(folder)
-    assert found["epochs"] == [0, 1, 2]
-    assert found["history"]["learning_rate"] == [0.01, 0.01, 0.005]
-    assert found["rate"] == 0.0025
+    resumed = facts(folder)
+    assert resumed["epochs"] == [0, 1, 2]
+    assert resumed["history"]["learning_rate"] == [0.01, 0.01, 0.005]
+    assert resumed["rate"] == 0.0025
     assert len((folder / "log.csv").read_text().splitlines()) == 4
     assert sorted(path.name for path in (folder / "new").iterdir()) == ["1.keras", "2.keras", "3.keras"]
     for line in ("Epoch 2/4 - 7 steps - ", "Epoch 2: finished saving model to ", "Epoch 3: early stopping"):

@@ -39,15 +39,15 @@ def moved(tmp_path_factory):
 
 
 def train_on(folder, ranks, epochs, form, **options):
-    given = [str(folder / "checkpoints"), str(folder / "out.npz"), str(epochs), form]
-    return python(ranks, SCRIPT, *given, timeout=120, **options)
+    arguments = [str(folder / "checkpoints"), str(folder / "out.npz"), str(epochs), form]
+    return python(ranks, SCRIPT, *arguments, timeout=120, **options)
 
 
 @pytest.fixture
 def copied(moved, tmp_path):
     """A copy of it, and the names of its checkpoints, the newest first."""
     shutil.copytree(moved, tmp_path / "copy")
-    names = sorted((one.name for one in (tmp_path / "copy/checkpoints").glob("0*")), reverse=True)
+    names = sorted((path.name for path in (tmp_path / "copy/checkpoints").glob("0*")), reverse=True)
     assert len(names) == 2
     return tmp_path / "copy", names
 
@@ -56,13 +56,13 @@ def copied(moved, tmp_path):
 def test_a_training_moves_between_meshes(moved, copied, tmp_path):
     """On other numbers of ranks, too, and it ends with what one rank ends with that was never stopped."""
     folder, (newest, _) = copied
-    found = checkpoints.read(folder / "checkpoints" / newest)
-    assert found.manifest.mesh == {"batch": 2, "model": 2}
-    assert {name for name in found.manifest.files if name.startswith("shard")} == {
+    arrays = checkpoints.read(folder / "checkpoints" / newest)
+    assert arrays.manifest.mesh == {"batch": 2, "model": 2}
+    assert {name for name in arrays.manifest.files if name.startswith("shard")} == {
         f"shard-{rank}-of-4.safetensors" for rank in range(4)
     }
     for name in ("dense/kernel", "callbacks/Stopping/0/best_weights/0"):
-        kernel = found.manifest.arrays[name]
+        kernel = arrays.manifest.arrays[name]
         assert (kernel.shape, len(kernel.parts)) == ((12, 17), 4)
     done = train_on(folder, 3, 16, "--shard-weights")
     assert (done.code, done.err) == (0, "")
@@ -70,8 +70,10 @@ def test_a_training_moves_between_meshes(moved, copied, tmp_path):
     done = train_on(tmp_path / "alone", 0, 16, "")
     assert (done.code, done.err) == (0, "")
     with np.load(folder / "out.npz") as together, np.load(tmp_path / "alone/out.npz") as alone:
-        for path, one in alone.items():
-            np.testing.assert_allclose(together[path], one, rtol=1e-12, atol=1e-12 * np.abs(one).max(), err_msg=path)
+        for path, array in alone.items():
+            np.testing.assert_allclose(
+                together[path], array, rtol=1e-12, atol=1e-12 * np.abs(array).max(), err_msg=path
+            )
 
 
 def test_a_reproducible_training_moves_to_the_bit(tmp_path):
@@ -84,7 +86,7 @@ def test_a_reproducible_training_moves_to_the_bit(tmp_path):
             done = train_on(tmp_path / name, ranks, epochs, form, DPTRAIN_REPRODUCIBLE="1")
             assert (done.code, done.err) == (0, "")
     with np.load(tmp_path / "moved/out.npz") as moved, np.load(tmp_path / "alone/out.npz") as alone:
-        assert [path for path, one in alone.items() if one.tobytes() != moved[path].tobytes()] == []
+        assert [path for path, array in alone.items() if array.tobytes() != moved[path].tobytes()] == []
 
 
 def flip(path, place):
@@ -108,14 +110,14 @@ def test_a_damaged_shard_is_named_and_the_checkpoint_before_taken(copied):
     folder, (newest, before) = copied
     flip(folder / "checkpoints" / newest / "shard-2-of-4.safetensors", -3)
     without_copies(folder / "checkpoints" / before)
-    with np.load(folder / "out.npz") as found:
-        best = {path: one.tobytes() for path, one in found.items() if path.startswith("best/")}
+    with np.load(folder / "out.npz") as arrays:
+        best = {path: array.tobytes() for path, array in arrays.items() if path.startswith("best/")}
     done = train_on(folder, 0, 16, "", PYTHONWARNINGS="default")
     assert done.code == 0, done.err
     assert f"{newest}: damaged: shard-2-of-4.safetensors is not what was written, from byte " in done.err
     assert f"; going on from {before}" in done.err
-    with np.load(folder / "out.npz") as found:
-        assert {path: found[path].tobytes() for path in best} == best
+    with np.load(folder / "out.npz") as arrays:
+        assert {path: arrays[path].tobytes() for path in best} == best
 
 
 def outside(path):
@@ -175,5 +177,5 @@ def test_killed_trainings_go_on_on_other_meshes(monkeypatch):
 
     # On three ranks in a save of sharded slots, then at a step with sharded weights; one rank goes on.
     kills, difference = disturbed(random.Random(395), undisturbed(), 2)
-    assert [(one.kind, one.hit) for one in kills] == [("a save", True), ("a step", True)]
+    assert [(kill.kind, kill.hit) for kill in kills] == [("a save", True), ("a step", True)]
     assert difference <= 1e-12

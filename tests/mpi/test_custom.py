@@ -41,7 +41,7 @@ def test_float64_agrees_to_1e_12(train, case):
     kept = alone, together = train(0, case), train(4, case)
     for name in alone:
         if name == "history":
-            a, b = (json.loads(str(one[name])) for one in kept)
+            a, b = (json.loads(str(results[name])) for results in kept)
             assert list(a) == list(b) == [*LOGS, "val_loss", "val_mae", "val_mse"]
             for key in a:
                 np.testing.assert_allclose(b[key], a[key], rtol=1e-12, err_msg=key)

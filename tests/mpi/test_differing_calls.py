@@ -38,7 +38,7 @@ def differ(tmp_path_factory):
     def differ(ranks: int, odd: int, *calls: str) -> Finished:
         if ranks not in kept:
             cases = {
-                f"{odd} {each}": [SCRIPT, *each[:2], str(odd), *each[2:]] for each in CALLS[ranks] for odd in (0, 1)
+                f"{odd} {call}": [SCRIPT, *call[:2], str(odd), *call[2:]] for call in CALLS[ranks] for odd in (0, 1)
             }
             kept[ranks] = in_turn(ranks, cases, folder / f"on {ranks}", TMPDIR=str(folder))
         return kept[ranks][f"{odd} {calls}"]
@@ -52,10 +52,10 @@ def test_methods(differ, calls, ranks, odd):
     done, (own, others, *_) = differ(ranks, odd, *calls), calls
     assert done.code == 2, done.err
     (line,) = (line for line in done.err.splitlines() if "AgreedError: " in line)
-    rest = [str(rank) for rank in range(ranks) if rank != odd]
+    others_ranks = [str(rank) for rank in range(ranks) if rank != odd]
     assert "the ranks call different methods: " in line
     assert f"rank {odd} in {own}" in line
-    assert f"rank{'s' * (ranks == 3)} {', '.join(rest)} in {others}" in line
+    assert f"rank{'s' * (ranks == 3)} {', '.join(others_ranks)} in {others}" in line
     assert "KeyError" not in done.err
 
 

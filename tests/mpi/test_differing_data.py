@@ -41,7 +41,7 @@ SAME = ["predict", "predict_on_batch", "evaluate", "test_on_batch", "train_on_ba
 
 
 @pytest.fixture(scope="module", params=[(2, 0), (3, 1)], ids=str)
-def told(request):
+def outcomes(request):
     """What has become of each call, on so many ranks of which one differs."""
     ranks, odd = request.param
     done = mpirun(ranks, SCRIPT, str(odd), *DIFFERING, *SAME, timeout=60)
@@ -50,9 +50,9 @@ def told(request):
 
 
 @pytest.mark.parametrize("way", DIFFERING)
-def test_a_rank_with_other_data_or_arguments_is_refused_on_all(told, way):
+def test_a_rank_with_other_data_or_arguments_is_refused_on_all(outcomes, way):
     method = way.partition(",")[0]
-    code, message = told[way]
+    code, message = outcomes[way]
     assert code == 2
     assert message.startswith(f"the ranks call {method} differently: {DIFFERING[way]}")
     if DIFFERING[way] == DATA:
@@ -60,5 +60,5 @@ def test_a_rank_with_other_data_or_arguments_is_refused_on_all(told, way):
 
 
 @pytest.mark.parametrize("way", SAME)
-def test_what_is_the_same_on_all_ranks_is_computed(told, way):
-    assert told[way] == "done"
+def test_what_is_the_same_on_all_ranks_is_computed(outcomes, way):
+    assert outcomes[way] == "done"

@@ -123,7 +123,7 @@ def test_float64_agrees_to_1e_12(train, case, ranks, dtype):
     alone, together = train(0, case, dtype), train(ranks, case, dtype)
     for name in alone:
         if name == "history":
-            a, b = (json.loads(str(one[name])) for one in (alone, together))
+            a, b = (json.loads(str(results[name])) for results in (alone, together))
             assert list(a) == ["loss", "accuracy", "val_loss", "val_accuracy"]
             for key in a:
                 np.testing.assert_allclose(b[key], a[key], rtol=1e-12, err_msg=key)
@@ -148,7 +148,7 @@ def test_half_precision_agrees_but_for_what_falls_between_two_numbers(train, cas
     for name in ("dense/kernel", "dense_1/kernel", "dense_1/bias"):
         difference = np.linalg.norm(together[name] - alone[name]) / np.linalg.norm(alone[name])
         assert difference < 0.01, name
-    losses = [json.loads(str(one["history"]))["loss"] for one in (alone, together)]
+    losses = [json.loads(str(results["history"]))["loss"] for results in (alone, together)]
     np.testing.assert_allclose(*losses, rtol=2e-3)
 
 
@@ -160,7 +160,7 @@ def test_gradients_in_half_precision_agree_to_their_rounding(train, case, ranks,
     for name in ("dense/kernel", "dense_1/kernel", "dense_1/bias"):
         difference = np.linalg.norm(together[name] - alone[name]) / np.linalg.norm(alone[name])
         assert 0 < difference < 0.02, name
-    losses = [json.loads(str(one["history"]))["loss"] for one in (alone, together)]
+    losses = [json.loads(str(results["history"]))["loss"] for results in (alone, together)]
     np.testing.assert_allclose(*losses, rtol=5e-3)
 
 

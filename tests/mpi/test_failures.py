@@ -66,7 +66,7 @@ def test_an_exception_past_an_excepthook_of_its_own_names_the_rank(tmp_path, bad
     done = mpirun(2, str(script), timeout=30)
     assert done.code in (1, 77)
     assert "Traceback" in done.err
-    (line,) = [one for one in done.messages if "ValueError" in one]
+    (line,) = [message for message in done.messages if "ValueError" in message]
     assert line.startswith(f"dptrain: rank {bad}/2 host ")
     assert line.endswith("user code: ValueError: at the end (hook.py:7)")
 

@@ -60,10 +60,10 @@ print(dptrain.layers.Dense.__module__, dptrain.__spec__.name, dptrain.models is 
 def test_arguments_environment_and_files(forked, tmp_path, way):
     (tmp_path / "facts.py").write_text(FACTS)
     arguments = {"-c": ["-c", FACTS], "script": [str(tmp_path / "facts.py")], "-m": ["-m", "facts"]}[way]
-    found = [run([*how, *arguments, "a", "-b"], cwd=tmp_path, ONLY_HERE="x") for how in (forked, [sys.executable])]
-    assert found[0] == found[1]
-    assert (found[0].code, found[0].err) == (0, "")
-    assert "x error" in found[0].out
+    runs = [run([*how, *arguments, "a", "-b"], cwd=tmp_path, ONLY_HERE="x") for how in (forked, [sys.executable])]
+    assert runs[0] == runs[1]
+    assert (runs[0].code, runs[0].err) == (0, "")
+    assert "x error" in runs[0].out
 
 
 def test_numbers_drawn_without_a_seed_are_others(forked):

@@ -24,9 +24,9 @@ model.fit(x, y, epochs=100_000_000, verbose=0)
 
 
 @pytest.mark.parametrize("ranks", sample([0, 2], 2, first=1))
-@pytest.mark.parametrize("what", ["train", "script", "sweep"])
-def test_it_ends_all_with_one_line(small_npz, tmp_path, what, ranks):
-    if what == "script" and ranks == 0:
+@pytest.mark.parametrize("way", ["train", "script", "sweep"])
+def test_it_ends_all_with_one_line(small_npz, tmp_path, way, ranks):
+    if way == "script" and ranks == 0:
         pytest.skip("a script alone is Python's own to end")
     (tmp_path / "script.py").write_text(SCRIPT)
     forever = ["--data", str(small_npz), "--epochs", "100000000", "--out", "out"]
@@ -34,7 +34,7 @@ def test_it_ends_all_with_one_line(small_npz, tmp_path, what, ranks):
         "train": (["-m", "dptrain", *forever], "Epoch 2/"),
         "script": (["script.py"], "Epoch 0"),
         "sweep": (["-m", "dptrain", "sweep", *forever, "--seeds", "0-3"], "results go to"),
-    }[what]
+    }[way]
     beside = Path(sys.executable).with_name("mpirun")
     launcher = str(beside) if beside.exists() else shutil.which("mpirun")
     if ranks and launcher is None:
@@ -44,6 +44,6 @@ def test_it_ends_all_with_one_line(small_npz, tmp_path, what, ranks):
     code, err = when_ready([*start, sys.executable, *arguments], ready, ctrl_c, tmp_path)
     assert code == 130, err
     (line,) = (line for line in err.splitlines() if line.startswith("dptrain: "))
-    expected = r"interrupted after .*; start again with --out out to go on" if what == "train" else ".*interrupted"
+    expected = r"interrupted after .*; start again with --out out to go on" if way == "train" else ".*interrupted"
     assert re.fullmatch(f"dptrain: {expected}", line)
     assert "Traceback" not in err

@@ -42,9 +42,9 @@ def trained(tmp_path_factory):
 def test_steps_in_float64_agree_to_1e_12(trained, ranks):
     alone, together = trained(0), trained(ranks)
     assert len(together) == len(alone) * len(FORMS[ranks])
-    for key, found in together.items():
+    for key, array in together.items():
         expected = alone["|" + key.partition("|")[2]]
-        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12 * np.abs(expected).max(), err_msg=key)
+        np.testing.assert_allclose(array, expected, rtol=1e-12, atol=1e-12 * np.abs(expected).max(), err_msg=key)
 
 
 @pytest.mark.long
@@ -63,10 +63,10 @@ def test_a_model_trains_of_which_no_rank_holds_all(tmp_path, form, most, checkpo
     case = {form: [script, "--form", form, "--units", "768", "--layers", "12", *kept]}
     done = in_turn(4, case, tmp_path / form, limit=120)[form]
     assert (done.code, done.err) == (0, "")
-    found = json.loads(done.out)
-    assert found["bytes_a_parameter"] < most
-    assert found.get("with_checkpoints", 0) < 12
-    assert ("with_checkpoints" in found) == checkpoints
+    facts = json.loads(done.out)
+    assert facts["bytes_a_parameter"] < most
+    assert facts.get("with_checkpoints", 0) < 12
+    assert ("with_checkpoints" in facts) == checkpoints
 
 
 REFUSED = {

@@ -41,16 +41,16 @@ def pictures(tmp_path_factory):
 
 def cases(folder, ranks):
     skipped = {"good": {}, "cut": {"bad": "skip"}, "odd": {"bad": "skip"}}
-    made = {
+    models = {
         f"{kind} {name}": (kind, {**options, **more})
         for kind, options in skipped.items()
         for name, more in (("trained", {}), ("with fixed bits", {"reproducible": True}))
         if (kind, name) != ("odd", "with fixed bits")
     }
-    made |= {kind: (kind, {}) for kind in ("cut", "link", "empty", "none", "odd")}
+    models |= {kind: (kind, {}) for kind in ("cut", "link", "empty", "none", "odd")}
     return {
         name: [SCRIPT, str(folder / kind), str(folder / f"{name} {ranks}.npz"), json.dumps(options)]
-        for name, (kind, options) in made.items()
+        for name, (kind, options) in models.items()
     }
 
 
@@ -66,13 +66,13 @@ def done(pictures, tmp_path_factory):
 def test_the_numbers_of_one_rank(pictures, done, name):
     for count in (0, 3):
         assert done[count][name].code == 0, done[count][name].err
-    with np.load(pictures / f"{name} 0.npz") as expected, np.load(pictures / f"{name} 3.npz") as found:
+    with np.load(pictures / f"{name} 0.npz") as expected, np.load(pictures / f"{name} 3.npz") as together:
         assert np.isfinite(expected["loss"]).all()
         for key in expected:
             if "fixed" in name:
-                np.testing.assert_array_equal(found[key], expected[key], err_msg=key)
+                np.testing.assert_array_equal(together[key], expected[key], err_msg=key)
             else:
-                np.testing.assert_allclose(found[key], expected[key], rtol=1e-10, atol=1e-12, err_msg=key)
+                np.testing.assert_allclose(together[key], expected[key], rtol=1e-10, atol=1e-12, err_msg=key)
     if name.startswith("cut"):
         assert "skipped: " in done[3][name].err
         assert "b/2.png: damaged" in done[3][name].err
@@ -89,8 +89,8 @@ def test_the_numbers_of_one_rank(pictures, done, name):
     ],
 )
 def test_what_is_wrong_ends_all_ranks_in_one_line(done, name, message):
-    found = done[3][name]
-    assert found.code == 65, found.err
-    (line,) = [one for one in found.err.splitlines() if one.startswith("dptrain.errors.AgreedError: ")]
+    finished = done[3][name]
+    assert finished.code == 65, finished.err
+    (line,) = [message for message in finished.err.splitlines() if message.startswith("dptrain.errors.AgreedError: ")]
     assert message in line
     assert message in done[0][name].err

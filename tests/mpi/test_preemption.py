@@ -27,7 +27,7 @@ def signalled(start: list[str], number: int, one_rank: bool, cwd: Path) -> tuple
     """Send a signal to a training, or to its highest rank, after the first epoch; return exit code and stderr."""
 
     def send(process: subprocess.Popen[str], lines: list[str]) -> None:
-        ranks = [int(found[1]) for line in lines if (found := re.search(r"│ (\d+) +│ CPU", line))]
+        ranks = [int(match[1]) for line in lines if (match := re.search(r"│ (\d+) +│ CPU", line))]
         os.kill(ranks[-1] if one_rank else process.pid, number)
 
     return when_ready(start, "Epoch 1/", send, cwd)
@@ -42,15 +42,15 @@ def results(path: Path) -> tuple[bytes, list[dict]]:
 @pytest.fixture(scope="module")
 def whole(small_npz, tmp_path_factory):
     """The results of an uninterrupted training by number of ranks."""
-    found: dict[int, tuple[bytes, list[dict]]] = {}
+    outcomes: dict[int, tuple[bytes, list[dict]]] = {}
 
     def train(ranks: int) -> tuple[bytes, list[dict]]:
-        if ranks not in found:
+        if ranks not in outcomes:
             out = tmp_path_factory.mktemp("whole") / "out"
             done = python(ranks, "-m", "dptrain", "--data", str(small_npz), *SLOWLY, "--out", str(out), timeout=100)
             assert (done.code, done.err) == (0, "")
-            found[ranks] = results(out)
-        return found[ranks]
+            outcomes[ranks] = results(out)
+        return outcomes[ranks]
 
     return train
 
@@ -93,8 +93,8 @@ def test_a_signal_to_one_rank_is_all_ranks_and_others_go_on(small_npz, tmp_path,
     done = python(2, *start, *on, timeout=100, cwd=tmp_path)
     assert (done.code, done.err) == (0, "")
     assert f" an epoch{said}\n" in done.out
-    for found, expected in zip(results(tmp_path / "out")[1], whole(0)[1], strict=True):
-        assert found == pytest.approx(expected, rel=1e-3)
+    for epoch, expected in zip(results(tmp_path / "out")[1], whole(0)[1], strict=True):
+        assert epoch == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_signal_at_the_start_is_not_lost(small_npz, tmp_path):

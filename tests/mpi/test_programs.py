@@ -16,6 +16,6 @@ def test_ranks_compute_what_one_computes():
     expected = [float(word) for word in alone.out.split()]
     assert len(expected) == 4
     for ranks in (2, 7):
-        found = mpirun(ranks, SCRIPT)
-        assert found.code == 0, found.err
-        np.testing.assert_allclose([float(word) for word in found.out.split()], expected, rtol=1e-10)
+        done = mpirun(ranks, SCRIPT)
+        assert done.code == 0, done.err
+        np.testing.assert_allclose([float(word) for word in done.out.split()], expected, rtol=1e-10)

@@ -35,9 +35,9 @@ def alone(tmp_path_factory):
 def test_masks_and_weights_as_on_one_rank(alone, tmp_path, ranks):
     together = train(tmp_path, ranks, *FORMS[ranks])
     assert len(together) == len(alone) * len(FORMS[ranks])
-    for key, found in together.items():
+    for key, array in together.items():
         expected = alone["|" + key.partition("|")[2]]
         if "mask" in key or "sparsity" in key:
-            np.testing.assert_array_equal(found, expected, err_msg=key)
-        np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-12, err_msg=key)
+            np.testing.assert_array_equal(array, expected, err_msg=key)
+        np.testing.assert_allclose(array, expected, rtol=1e-11, atol=1e-12, err_msg=key)
     assert alone["|polynomial/sparsity"][-1] == pytest.approx(0.75, abs=0.01)

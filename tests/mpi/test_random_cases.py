@@ -56,9 +56,11 @@ def outcome(tmp_path_factory):
 def test_any_sizes(outcome):
     alone = outcome(1)
     assert len({rows for rows, *_ in alone}) > 0.4 * CASES
-    for one, other in zip(alone, outcome(3), strict=True):
-        assert sorted(one[1]) == sorted(other[1])
-        for key in one[1]:
-            np.testing.assert_allclose(other[1][key], one[1][key], rtol=1e-9, err_msg=f"{one[0]} rows: {key}")
-        for mine, theirs in zip(one[2:], other[2:], strict=True):
+    for expected, outcome_on_ranks in zip(alone, outcome(3), strict=True):
+        assert sorted(expected[1]) == sorted(outcome_on_ranks[1])
+        for key in expected[1]:
+            np.testing.assert_allclose(
+                outcome_on_ranks[1][key], expected[1][key], rtol=1e-9, err_msg=f"{expected[0]} rows: {key}"
+            )
+        for mine, theirs in zip(expected[2:], outcome_on_ranks[2:], strict=True):
             np.testing.assert_allclose(theirs, mine, rtol=1e-8, atol=1e-12)

@@ -12,7 +12,7 @@ WAYS = ["parameter", "slot", "rate", "between", "never", "stream", "data", "skip
 
 
 @pytest.fixture(scope="module", params=[2, 3])
-def found(request):
+def outcomes(request):
     """What has become of each training, on so many ranks."""
     done = mpirun(request.param, SCRIPT, *WAYS, timeout=90)
     assert done.code == 0, done.err
@@ -27,53 +27,53 @@ def found(request):
         ("rate", "'dense/kernel', 'dense/bias', 'dense_1/kernel', 'dense_1/bias' and 1 more"),
     ],
 )
-def test_what_changes_on_one_rank_is_found_within_an_interval_and_named(found, way, names):
+def test_what_changes_on_one_rank_is_found_within_an_interval_and_named(outcomes, way, names):
     """On two ranks as well, where no majority tells who is right."""
-    code, message = found[way]
+    code, message = outcomes[way]
     assert code == 76
     assert message.startswith("the replicas differ after step 16 of epoch 1: rank 1 (host ")
     assert f") from the others in {names}" in message
 
 
-def test_what_changes_on_one_rank_between_epochs_is_found_and_named(found):
+def test_what_changes_on_one_rank_between_epochs_is_found_and_named(outcomes):
     """What callbacks change on all ranks there does not matter."""
-    code, message = found["between"]
+    code, message = outcomes["between"]
     assert code == 76
     assert message.startswith("the replicas differ after step 4 of epoch 2: rank 1 (host ")
 
 
-def test_slots_that_the_first_step_makes_are_compared_too(found):
+def test_slots_that_the_first_step_makes_are_compared_too(outcomes):
     """Where batches are gone, two ranks are not told apart."""
-    code, message = found["stream"]
+    code, message = outcomes["stream"]
     assert code == 76
     assert "'adam/dense_kernel_velocity'" in message
 
 
-def test_without_digests_nobody_sees_it(found):
-    assert found["never"][0] == "done"
+def test_without_digests_nobody_sees_it(outcomes):
+    assert outcomes["never"][0] == "done"
 
 
-def test_the_rank_and_the_sample_are_named_that_are_not_finite(found):
-    code, message = found["data"]
+def test_the_rank_and_the_sample_are_named_that_are_not_finite(outcomes):
+    code, message = outcomes["data"]
     assert code == 76
     assert message.startswith("training diverged in step 2 of epoch 1: x is not finite in sample 23 (rank ")
 
 
-def test_all_ranks_leave_out_the_same_step(found):
-    ended, history, same, as_without = found["skip"]
+def test_all_ranks_leave_out_the_same_step(outcomes):
+    ended, history, same, as_without = outcomes["skip"]
     assert ended == "done"
     assert history["skipped_steps"] == [1]
     assert same
     assert as_without
 
 
-def test_a_row_that_differs_on_one_rank_is_found_before_the_training(found):
-    code, message = found["row"]
+def test_a_row_that_differs_on_one_rank_is_found_before_the_training(outcomes):
+    code, message = outcomes["row"]
     assert code == 2
     assert "the training sets (shapes, dtypes, checksum) differ: rank 0 has [[300, 6], 'float32', [300], " in message
 
 
-def test_a_training_begins_with_rank_0s_slots_too(found):
-    ended, _, same = found["slots"]
+def test_a_training_begins_with_rank_0s_slots_too(outcomes):
+    ended, _, same = outcomes["slots"]
     assert ended == "done"
     assert same

@@ -32,10 +32,10 @@ def test_float32_bit_for_bit(tmp_path, how, worlds):
         more = {"DPTRAIN_REPRODUCIBLE": "1" if how == "fit" else "0", "UCX_LOG_LEVEL": "error", **NODES.get(ranks, {})}
         done = python(ranks, SCRIPT, str(out), how, *FORMS[ranks], **more)
         assert (done.code, done.err) == (0, "")
-        with np.load(out) as found:
-            saved.append({name: found[name].tobytes() for name in found})
+        with np.load(out) as arrays:
+            saved.append({name: arrays[name].tobytes() for name in arrays})
     assert len(saved[0]) == 4 + 4 + (6 if how == "fit" else 0)  # weights; losses and accuracies
-    assert all(one == saved[0] for one in saved)
+    assert all(content == saved[0] for content in saved)
 
 
 def test_an_optimizer_that_adds_up_parts_of_slots_is_refused():

@@ -22,7 +22,7 @@ def train(tmp_path_factory):
     def train(ranks: int, kind: str) -> dict[str, np.ndarray]:
         if ranks not in kept:
             kinds = KINDS if ranks else ("generator", "dataset")
-            cases = {each: [SCRIPT, each, "none", "-1", str(folder / f"{ranks}, {each}.npz")] for each in kinds}
+            cases = {source: [SCRIPT, source, "none", "-1", str(folder / f"{ranks}, {source}.npz")] for source in kinds}
             kept[ranks] = in_turn(ranks, cases, folder / f"on {ranks}")
         assert (kept[ranks][kind].code, kept[ranks][kind].err) == (0, "")
         with np.load(folder / f"{ranks}, {kind}.npz") as saved:
@@ -33,10 +33,10 @@ def train(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_numbers_of_one_rank(train, kind):
-    found, expected = train(3, kind), train(0, "dataset" if kind in ("parts", "workers") else kind)
+    together, expected = train(3, kind), train(0, "dataset" if kind in ("parts", "workers") else kind)
     assert expected["prediction"].shape == (59, 2)
     for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, rtol=1e-11, atol=1e-13, err_msg=name)
+        np.testing.assert_allclose(together[name], values, rtol=1e-11, atol=1e-13, err_msg=name)
 
 
 TROUBLES = [

@@ -130,8 +130,8 @@ CASES = [
 def launch(case: Case, folder: Path, warning: str = "0", timeout: str = "2") -> Finished:
     limits = {"DPTRAIN_STALL_WARNING": warning, "DPTRAIN_STALL_TIMEOUT": timeout}
     fresh = case.way.startswith("before: ")  # dptrain is imported
-    given = (SCRIPT, case.way, str(case.bad))
-    return mpirun(case.ranks, *given, cwd=folder, fresh=fresh, **limits, **case.environment)
+    arguments = (SCRIPT, case.way, str(case.bad))
+    return mpirun(case.ranks, *arguments, cwd=folder, fresh=fresh, **limits, **case.environment)
 
 
 @pytest.fixture(scope="module")
@@ -165,8 +165,8 @@ def test_a_rank_that_keeps_the_others_waiting_ends_the_job_and_is_named(done, nu
     assert job.code == case.code, job.err
     assert len(job.messages) == 1, job.err
     pid = "" if case.way == "before: raise" else r" pid \d+"
-    both = case.way in ("hook: other sum", "gather: other counts", "gather: scatter", "sum: other size")
-    bad = r"\d" if both else case.bad  # both see it, and either may say who is odd
+    both_named = case.way in ("hook: other sum", "gather: other counts", "gather: scatter", "sum: other size")
+    bad = r"\d" if both_named else case.bad  # both see it, and either may say who is odd
     assert re.match(rf"dptrain: rank {bad}/{case.ranks} host \S+{pid} {case.text}", job.messages[0]), job.err
 
 
@@ -206,6 +206,6 @@ def test_a_rank_may_end_late_and_end_mpi_itself_and_nothing_is_left_in_shared_me
     )
     job = mpirun(2, str(script), cwd=tmp_path, fresh=True, DPTRAIN_STALL_TIMEOUT="1")
     assert (job.code, job.err) == (0, "")
-    files, there, path = job.out.split()
-    assert (files, there) == ("1", "True"), "one for all ranks"
+    files, segments, path = job.out.split()
+    assert (files, segments) == ("1", "True"), "one for all ranks"
     assert not Path(path).exists()

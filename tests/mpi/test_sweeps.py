@@ -55,17 +55,17 @@ def test_halving_and_optuna_on_two_ranks(small_npz, tmp_path):
     adaptive = ("--adaptive", "4", "--random", "learning_rate=log:1e-4..1e-1", "dropout=0..0.3")
     done = dptrain(2, "sweep", *arguments, *adaptive, "--out", str(out), "--runs-per-device", "1")
     assert (done.code, done.err) == (0, "")
-    endings = [one for one in journal(out) if one["kind"] == "ending"]
-    last = {one["run"]: one for one in endings}
+    endings = [event for event in journal(out) if event["kind"] == "ending"]
+    last = {event["run"]: event for event in endings}
     assert len(last) == 8
-    assert {one["status"] for one in last.values()} == {"done", "pruned"}
+    assert {event["status"] for event in last.values()} == {"done", "pruned"}
     # Each trial goes on or stops as a whole.
     for trial in range(4):
         assert len({(last[run]["status"], last[run]["epochs"]) for run in (2 * trial, 2 * trial + 1)}) == 1
     again = dptrain(2, "sweep", *arguments, *adaptive, "--out", str(out), "--runs-per-device", "1")
     assert again.code == 0
     assert "8 runs have ended already" in again.out
-    assert [one for one in journal(out) if one["kind"] == "ending"] == endings
+    assert [event for event in journal(out) if event["kind"] == "ending"] == endings
 
 
 def test_the_dry_run_times_runs_on_the_first_rank_alone(small_npz, tmp_path):
@@ -94,12 +94,12 @@ def test_a_rank_that_dies_ends_the_sweep_which_then_goes_on(small_npz, on_one_ra
     arguments = (*SWEEP, "--data", str(small_npz), "--out", str(out), "--verbose", "0")
     died = mpirun(2, "-c", kill, *arguments, timeout=60)
     assert died.code != 0
-    ended = [one["run"] for one in journal(out) if one["kind"] == "ending"]
+    ended = [event["run"] for event in journal(out) if event["kind"] == "ending"]
     assert 0 < len(ended) < 12
     done = dptrain(2, *arguments, timeout=60)
     assert (done.code, done.err) == (0, "")
     assert lines(out) == lines(on_one_rank)
-    after = [one["run"] for one in journal(out) if one["kind"] == "ending"]
+    after = [event["run"] for event in journal(out) if event["kind"] == "ending"]
     assert after[: len(ended)] == ended
     assert sorted(after) == list(range(12))
 
@@ -121,11 +121,11 @@ def test_a_run_that_fails_on_one_rank_alone_is_recorded(small_npz, tmp_path):
     arguments = (*SWEEP, "--data", str(small_npz), "--out", str(out), "--verbose", "0")
     done = mpirun(2, "-c", script, *arguments)
     assert (done.code, done.err) == (70, "")
-    last = [one for one in journal(out) if one["kind"] == "ending"]
-    failed = [one for one in last if one["status"] == "failed"]
+    last = [event for event in journal(out) if event["kind"] == "ending"]
+    failed = [event for event in last if event["status"] == "failed"]
     assert len(last) == 12
     assert 0 < len(failed) < 12
-    assert all("AttributeError: 'NoneType' object has no attribute 'build'" in one["reason"] for one in failed)
+    assert all("AttributeError: 'NoneType' object has no attribute 'build'" in event["reason"] for event in failed)
 
 
 def test_an_error_of_rank_1_itself_ends_all_with_one_line(small_npz, tmp_path):
@@ -218,11 +218,11 @@ def test_two_sweeps_in_one_directory(small_npz, tmp_path):
 def test_a_sweep_from_a_script_between_trainings_of_all_ranks(tmp_path):
     """Every rank gets the same result, that of one rank; what the ranks train together is not touched by it."""
     script = str(Path(__file__).parent / "scripts" / "sweep.py")
-    found = []
+    results = []
     for ranks in (1, 3):
         done = mpirun(ranks, script, str(tmp_path / "out.json"))
         assert (done.code, done.out, done.err) == (0, "", "")
-        found.append(json.loads((tmp_path / "out.json").read_text()))
-    one, three = found
-    assert three.pop("together") == pytest.approx(one.pop("together"), rel=1e-5)
-    assert three == one
+        results.append(json.loads((tmp_path / "out.json").read_text()))
+    alone, three = results
+    assert three.pop("together") == pytest.approx(alone.pop("together"), rel=1e-5)
+    assert three == alone

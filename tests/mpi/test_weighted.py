@@ -31,9 +31,9 @@ def train(tmp_path_factory):
     def train(ranks: int, case: str) -> dict[str, np.ndarray]:
         if ranks not in kept:
             cases = {}
-            for each, (name, config, weighted, *steps) in taken(CASES.items(), 2):
+            for number, (name, config, weighted, *steps) in taken(CASES.items(), 2):
                 options = {"loss": {"class_name": name, "config": config}, "weighted": weighted, "steps": steps}
-                cases[each] = [SCRIPT, str(folder / f"{ranks}, {each}.npz"), json.dumps(options)]
+                cases[number] = [SCRIPT, str(folder / f"{ranks}, {number}.npz"), json.dumps(options)]
             kept[ranks] = in_turn(ranks, cases, folder / f"on {ranks}")
         assert (kept[ranks][case].code, kept[ranks][case].err) == (0, "")
         with np.load(folder / f"{ranks}, {case}.npz") as saved:

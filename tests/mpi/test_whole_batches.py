@@ -27,7 +27,7 @@ def test_ignored_classes(tmp_path):
     script.write_text(SCRIPT)
     alone, together = (mpirun(ranks, str(script), PYTHONPATH=str(ROOT)) for ranks in (1, 3))
     assert (alone.code, alone.err, together.code, together.err) == (0, "", 0, "")
-    (one, *values), (other, *others) = json.loads(alone.out), json.loads(together.out)
-    for key in one:
-        np.testing.assert_allclose(other[key], one[key], rtol=1e-11, err_msg=key)
+    (count, *values), (expected_count, *others) = json.loads(alone.out), json.loads(together.out)
+    for key in count:
+        np.testing.assert_allclose(expected_count[key], count[key], rtol=1e-11, err_msg=key)
     np.testing.assert_allclose(others, values, rtol=1e-11)

@@ -55,8 +55,8 @@ elif task == "layers":
     optimizer = dp.optimizers.MultiOptimizer(chosen)
     model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"], device=device)
 else:
-    x, x_test = (one.reshape(len(one), -1).astype(np.float64) / 255 for one in (x, x_test))
-    y, y_test = (np.stack([one, one % 2], 1) / 10 for one in (y, y_test))
+    x, x_test = (images.reshape(len(images), -1).astype(np.float64) / 255 for images in (x, x_test))
+    y, y_test = (np.stack([labels, labels % 2], 1) / 10 for labels in (y, y_test))
     layers = [
         dp.layers.Dense(20, "sigmoid", input_shape=(784,)),
         dp.layers.Rescaling(2.0, -1.0),

@@ -16,9 +16,9 @@ link = links.along("batch")
 rank, size = ranks.rank, ranks.size
 
 
-def of(other, count, dtype):
-    found = np.random.default_rng(other).normal(size=count)
-    return (found * 100 if np.dtype(dtype).kind in "iu" else found).astype(dtype)
+def of(seed, count, dtype):
+    values = np.random.default_rng(seed).normal(size=count)
+    return (values * 100 if np.dtype(dtype).kind in "iu" else values).astype(dtype)
 
 
 def check(queue, out, expected, exact=True):
@@ -26,14 +26,14 @@ def check(queue, out, expected, exact=True):
     with links.queueing():
         queue()
     backend.wait()
-    found = [backend.download(out)]
-    for one in found:
+    results = [backend.download(out)]
+    for result in results:
         if exact:
-            np.testing.assert_array_equal(one, expected)
+            np.testing.assert_array_equal(result, expected)
         else:
-            np.testing.assert_allclose(one, expected, rtol=1e-5, atol=1e-6)
-    told = ranks.allgather_bytes(found[0].tobytes())
-    return told
+            np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
+    contents = ranks.allgather_bytes(results[0].tobytes())
+    return contents
 
 
 for dtype in ("float32", "float64", "int32", "uint64", ml_dtypes.bfloat16, "float16", "bool"):
@@ -41,15 +41,15 @@ for dtype in ("float32", "float64", "int32", "uint64", ml_dtypes.bfloat16, "floa
         for over in ("sum", "max"):
             if dtype == "bool" and over == "sum":
                 continue
-            given = [of(other, count, dtype) for other in range(size)]
+            arrays = [of(sender, count, dtype) for sender in range(size)]
             if over == "max" and np.dtype(dtype).kind == "f":
-                given[0][count // 2] = np.nan
+                arrays[0][count // 2] = np.nan
             if over == "max":
-                expected = np.max(given, axis=0)
+                expected = np.max(arrays, axis=0)
             else:
-                expected = tree_sum(given).astype(dtype)
-            buffer = backend.empty(given[rank].shape, dtype)
-            backend.write(buffer, given[rank])
+                expected = tree_sum(arrays).astype(dtype)
+            buffer = backend.empty(arrays[rank].shape, dtype)
+            backend.write(buffer, arrays[rank])
             message = LinkedSum(backend, buffer, over, link)
             message.scratch = backend.empty((message.scratch_bytes,), np.uint8)
 
@@ -58,17 +58,17 @@ for dtype in ("float32", "float64", "int32", "uint64", ml_dtypes.bfloat16, "floa
                 message.finish()
 
             native = over == "sum" and dtype in ("float32", "float64")
-            told = check(queue, buffer, expected, exact=not native)
-            assert len(set(told)) == 1
+            contents = check(queue, buffer, expected, exact=not native)
+            assert len(set(contents)) == 1
             graph = backend.gpu_record.captured(backend.stream, queue)
             for _ in range(2):
-                backend.write(buffer, given[rank])
+                backend.write(buffer, arrays[rank])
                 graph.launch(backend.stream)
-                assert backend.download(buffer).tobytes() == told[0], (dtype, count, over)
+                assert backend.download(buffer).tobytes() == contents[0], (dtype, count, over)
             graph.close()
 
 # Uneven parts, one of them empty
-counts = [3 * other for other in range(size)]
+counts = [3 * sender for sender in range(size)]
 ends = np.cumsum([0, *counts])
 whole = np.arange(ends[-1], dtype=np.float32)
 part = backend.upload(whole[ends[rank] : ends[rank + 1]])
@@ -76,14 +76,14 @@ out = backend.zeros(whole.shape)
 stream = backend.stream
 link.all_gather(part, out, counts, stream)
 np.testing.assert_array_equal(backend.download(out), whole)
-given = [of(other, int(ends[-1]), "float32") for other in range(size)]
+arrays = [of(sender, int(ends[-1]), "float32") for sender in range(size)]
 mine = backend.zeros((size * counts[rank],))
-link.all_to_all(backend.upload(given[rank]), counts, mine, [counts[rank]] * size, stream)
-expected = [one[ends[rank] : ends[rank + 1]] for one in given]
+link.all_to_all(backend.upload(arrays[rank]), counts, mine, [counts[rank]] * size, stream)
+expected = [array[ends[rank] : ends[rank + 1]] for array in arrays]
 np.testing.assert_array_equal(backend.download(mine), np.concatenate(expected))
-found = backend.zeros((counts[rank],))
-RankReduction(backend, np.dtype(np.float32), "sum")(backend.stream, mine, found, size)
-np.testing.assert_array_equal(backend.download(found), tree_sum(expected))
+buffer = backend.zeros((counts[rank],))
+RankReduction(backend, np.dtype(np.float32), "sum")(backend.stream, mine, buffer, size)
+np.testing.assert_array_equal(backend.download(buffer), tree_sum(expected))
 
 # From one rank to the next
 if rank:

@@ -23,27 +23,27 @@ class Step(Perceptron):
     """One that reads and gathers old weights, also every other column, when the new ones are known."""
 
     def step(self, x, y, weights):
-        old, found = [one.value for one in self.weights.values()], super().step(x, y, weights)
-        late = found["loss"]
+        old, logs = [weight.value for weight in self.weights.values()], super().step(x, y, weights)
+        late = logs["loss"]
         for _ in range(3):
             late = ops.sum(old[0] * ops.tanh(late))
         late = ops.mean(ops.square((x @ old[0][:, 1::2]) * ops.tanh(late) + old[1][::2]))
-        return {**found, "late": late}
+        return {**logs, "late": late}
 
 
-def near(found, expected, scale=1.0):
+def near(value, expected, scale=1.0):
     """Assert what a training in float32 allows, or one whose gradients are rounded, and squared in Adam's slots."""
     if comm_dtype:
-        np.testing.assert_allclose(found, expected, rtol=0.03, atol=0.003 * np.abs(expected).max(initial=0))
+        np.testing.assert_allclose(value, expected, rtol=0.03, atol=0.003 * np.abs(expected).max(initial=0))
     else:
-        assert_near(found, expected, "float32", scale)
+        assert_near(value, expected, "float32", scale)
 
 
-shards = [int(one) for one in sys.argv[2].split("+")]
+shards = [int(count) for count in sys.argv[2].split("+")]
 world, backend = comm.current(), CudaBackend()
 backend.transport = sys.argv[1]
 alone = Step()
-state = {one: one.numpy() for one in alone.program.state}
+state = {variable: variable.numpy() for variable in alone.program.state}
 for _ in range(STEPS):
     outputs, updates = evaluate(alone.program, alone.data, state)
     state |= updates
@@ -60,12 +60,12 @@ for name in sys.argv[3:]:
     program, parts = of_rank(step, layouts, at, comm_dtype or None)
     own_shards = shards if ranks.replicas > 1 else [sum(shards)]
     first, rows = sum(own_shards[: ranks.replica]), own_shards[ranks.replica]
-    own = {name: one[first : first + rows] for name, one in step.data.items()}
-    executable = backend.executable(program, own, rows=rows, first_row=first, comm=ranks)
+    local_data = {name: array[first : first + rows] for name, array in step.data.items()}
+    executable = backend.executable(program, local_data, rows=rows, first_row=first, comm=ranks)
     executable.run([0] * STEPS)
     for output in ("loss", "late"):
         near(executable.outputs[output], outputs[output])
     near(executable.outputs["logits"], outputs["logits"][first : first + rows], 10)
-    for mine, other in zip(step.program.state, alone.program.state, strict=True):
+    for mine, expected in zip(step.program.state, alone.program.state, strict=True):
         key = at.key(mine.shape, layouts[mine]) if mine in parts else ()
-        near(parts.get(mine, mine).numpy(), state[other][key], 10)
+        near(parts.get(mine, mine).numpy(), state[expected][key], 10)

@@ -14,7 +14,7 @@ from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Variable
 
 compute, bucket_bytes, comm_dtype, transport = sys.argv[1], int(sys.argv[2]), *sys.argv[3:5]
-shards = [int(one) for one in sys.argv[5:]]
+shards = [int(count) for count in sys.argv[5:]]
 rng = np.random.default_rng(0)
 rows = sum(shards)
 weights, slope = (
@@ -31,8 +31,8 @@ def step(x, share):
     loss = ops.sum(share * ops.square(centred - 1.0)) / ops.sum(share)
     loss.backward()
     greatest.assign(ops.maximum(greatest, ops.max(ops.absolute(y))))
-    for one in (weights, slope):
-        one.assign(one - 0.1 * one.value.grad)
+    for variable in (weights, slope):
+        variable.assign(variable - 0.1 * variable.value.grad)
     return {"loss": loss}
 
 
@@ -42,15 +42,18 @@ program = place(
 )
 ranks = comm.current()
 first = sum(shards[: ranks.rank])
-own = slice(first, first + shards[ranks.rank])
+local_rows = slice(first, first + shards[ranks.rank])
 backend = CudaBackend()
 backend.transport = transport  # "cuda-aware" reaches the memory of the emulator, but does not know bfloat16
 executable = backend.executable(
-    program, {"x": x[own], "share": t[own]}, rows=shards[ranks.rank], first_row=first, comm=ranks
+    program, {"x": x[local_rows], "share": t[local_rows]}, rows=shards[ranks.rank], first_row=first, comm=ranks
 )
 executable.run([0] * 4)
 assert len(set(ranks.allgather_bytes(weights.numpy().tobytes() + slope.numpy().tobytes()))) == 1
 if ranks.rank == 0:
-    found = [float(executable.outputs["loss"]), float(greatest.numpy())]
-    found += [float(np.sum(one.numpy() * np.arange(one.numpy().size).reshape(one.shape))) for one in (weights, slope)]
-    print(*(f"{value:.5f}" for value in found))
+    numbers = [float(executable.outputs["loss"]), float(greatest.numpy())]
+    numbers += [
+        float(np.sum(variable.numpy() * np.arange(variable.numpy().size).reshape(variable.shape)))
+        for variable in (weights, slope)
+    ]
+    print(*(f"{value:.5f}" for value in numbers))

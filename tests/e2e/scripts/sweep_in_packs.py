@@ -48,19 +48,19 @@ def trained(**options):
     return sorted(logs), [run["status"] for run in result.runs], dict(sizes)
 
 
-found = {
+facts = {
     "packs": trained(runs_per_device=5),
     "two packs": trained(runs_per_device=5, packing=2),
     "alone": trained(runs_per_device=1),
     "streams": trained(runs_per_device=5, packing=False),
 }
-logs, statuses, _ = found["packs"]
+logs, statuses, _ = facts["packs"]
 differing = {
-    name: [pair for pair in zip(logs, found[name][0], strict=True) if pair[0] != pair[1]]
-    + [pair for pair in zip(statuses, found[name][1], strict=True) if pair[0] != pair[1]]
+    name: [pair for pair in zip(logs, facts[name][0], strict=True) if pair[0] != pair[1]]
+    + [pair for pair in zip(statuses, facts[name][1], strict=True) if pair[0] != pair[1]]
     for name in ("two packs", "alone", "streams")
 }
-sizes_found = {name: one for name, (*_, one) in found.items()}
+sizes_found = {name: nbytes for name, (*_, nbytes) in facts.items()}
 # Measured: two runs at once are faster than one, four are not, and two packs of one run each are faster still.
 speeds, chosen = iter([10.0, 20.0, 21.0, 40.0]), []
 capacity._steps_per_second = lambda schedule, trainings: next(speeds)

@@ -32,8 +32,8 @@ worker.Worker.advance = look
 result = dp.sweep(build, {"units": [3, 5]}, seeds=range(3), x=x, y=y, epochs=2, runs_per_device=3, verbose=0)
 assert [run["status"] for run in result.runs] == ["done"] * 6, result.runs
 # Features and labels, each at one place, as long as any run needs them.
-assert {size for one in held for size in one} == {x.nbytes, y.nbytes}, held
-places = {tuple(one.values()) for one in held if one}
+assert {size for sizes in held for size in sizes} == {x.nbytes, y.nbytes}, held
+places = {tuple(sizes.values()) for sizes in held if sizes}
 assert len(places) == 1, places
 assert len(device._gpu.samples) == 0
 left = {memory.name: memory.nbytes for backend in device._gpu.backends for memory in backend.heap.memories}

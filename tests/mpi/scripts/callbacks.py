@@ -105,7 +105,7 @@ if way.endswith("a log of its own"):
         "ReduceLROnPlateau": dp.callbacks.ReduceLROnPlateau("own", mode="min", patience=1),
         "ModelCheckpoint": dp.callbacks.ModelCheckpoint(folder / "best.keras", "own", mode="min", save_best_only=True),
     }
-    callbacks += [OwnLog(), *(one for name, one in watching.items() if name in way)]
+    callbacks += [OwnLog(), *(callback for name, callback in watching.items() if name in way)]
 if way == "nan":
     x[33] = np.nan
     callbacks.append(dp.callbacks.TerminateOnNaN(raise_error=True))
@@ -142,7 +142,7 @@ if way.startswith("evaluation stopped"):
     model.evaluate(x, y, batch_size=8, **stopping)
     model.evaluate(endless(), **stopping)
     assert len(model.predict(x, batch_size=8, **stopping)) == 24
-    assert len(model.predict(((one,) for one, _ in endless()), **stopping)) == 21
+    assert len(model.predict(((row,) for row, _ in endless()), **stopping)) == 21
 facts = {"steps": steps, "epochs": model.history.epoch, "rate": model.optimizer.learning_rate}
 facts["history"] = model.history.history
 weights = model.get_weights()
@@ -150,6 +150,6 @@ facts["weights"] = [weight.tobytes().hex() for weight in weights]
 everywhere = current().allgather(facts)
 if way == "evaluation watched on rank 1":
     everywhere[1]["steps"] = [step for step in everywhere[1]["steps"] if step[0] != 9]
-assert all(other == everywhere[0] for other in everywhere), everywhere
+assert all(facts == everywhere[0] for facts in everywhere), everywhere
 if rank == 0:
     (folder / "out.json").write_text(json.dumps(everywhere[0]))

@@ -89,22 +89,22 @@ class Stopping(EarlyStopping):
 
 def whole(model):
     """Return all that a training changes. Collective."""
-    return {path: one.numpy() for path, one in variables(model).items()}
+    return {path: variable.numpy() for path, variable in variables(model).items()}
 
 
-def same_bits(found, expected):
-    assert found.keys() == expected.keys()
-    for path, one in found.items():
-        assert one.dtype == expected[path].dtype, path
-        assert one.tobytes() == expected[path].tobytes(), path
+def same_bits(arrays, expected):
+    assert arrays.keys() == expected.keys()
+    for path, array in arrays.items():
+        assert array.dtype == expected[path].dtype, path
+        assert array.tobytes() == expected[path].tobytes(), path
 
 
 def build(form):
     dp.utils.set_random_seed(5)
     flags = form.split()
-    given = [one[2:].replace("-", "_").partition("=") for one in flags if one.startswith("--")]
-    sharded = {name: int(number) if number else True for name, _, number in given}
-    mesh = next((one for one in flags if not one.startswith("--")), None)
+    options_given = [flag[2:].replace("-", "_").partition("=") for flag in flags if flag.startswith("--")]
+    sharded = {name: int(number) if number else True for name, _, number in options_given}
+    mesh = next((flag for flag in flags if not flag.startswith("--")), None)
     if mesh is not None:
         arranged(mesh, current())
     # With a fixed number of shards no layer may need all samples of a batch at once.
@@ -126,13 +126,13 @@ def planted():
         return int(number)
     left, real = [int(number)], getattr(os, call)
 
-    def counted(*given, **options):
+    def counted(*inputs, **options):
         left[0] -= 1
         if left[0] == 0 and error:
             raise OSError(getattr(errno, error[0]), os.strerror(getattr(errno, error[0])))
         if left[0] == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        return real(*given, **options)
+        return real(*inputs, **options)
 
     module = type(os)("os")
     module.__dict__.update(vars(os))
@@ -150,7 +150,7 @@ if __name__ == "__main__":
         watch, total = Watch(saved, dies), number * int(epochs)
         model.fit(X, Y, batch_size=30, epochs=total, verbose=0, callbacks=[keeper, watch, Stopping()])
         saved, before = watch.ended, best
-        best = {f"best/{path}": one.numpy() for path, one in model._weights_by_path().items()}
+        best = {f"best/{path}": weight.numpy() for path, weight in model._weights_by_path().items()}
         if before is not None:
             same_bits(best, before)
         set_distribution(None)

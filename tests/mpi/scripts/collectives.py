@@ -27,7 +27,7 @@ else:
 def summed(terms: np.ndarray, ranks: Communicator = comm) -> np.ndarray:
     """Return the sum of all ranks' terms, in the order that is promised: by nodes, where they share memory."""
     nodes = [range(ranks.size)] if ranks._shared is None else ranks._nodes
-    return tree_sum([tree_sum([terms[one] for one in here]) for here in nodes])
+    return tree_sum([tree_sum([terms[rank] for rank in node]) for node in nodes])
 
 
 assert comm.description
@@ -79,11 +79,11 @@ def check_parts(ranks: Communicator, kinds: list, longest: int = 40_000) -> None
         whole = np.empty(sum(counts), dtype)
         ranks.all_gather(outs[0], whole, counts)
         assert whole.tobytes() == summed(terms, ranks).astype(dtype).tobytes()
-        given = [counts[(rank + other) % size] for other in range(size)]
-        taken = np.empty(sum(given), dtype)
-        sent = [np.full(count, rank + 10 * other % 7, dtype) for other, count in enumerate(given)]
-        ranks.all_to_all(np.concatenate(sent), given, taken, given)  # which is symmetric
-        expected = [np.full(count, other + 10 * rank % 7, dtype) for other, count in enumerate(given)]
+        sent_counts = [counts[(rank + peer) % size] for peer in range(size)]
+        taken = np.empty(sum(sent_counts), dtype)
+        sent = [np.full(count, rank + 10 * peer % 7, dtype) for peer, count in enumerate(sent_counts)]
+        ranks.all_to_all(np.concatenate(sent), sent_counts, taken, sent_counts)  # which is symmetric
+        expected = [np.full(count, peer + 10 * rank % 7, dtype) for peer, count in enumerate(sent_counts)]
         assert taken.tobytes() == np.concatenate(expected).tobytes()
 
 
@@ -93,13 +93,13 @@ def check_native(ranks: Communicator) -> None:
     for number, (sizes, dtype) in enumerate((sizes, kind) for sizes in shapes for kind in (np.float32, np.float16)):
         memory = ranks.node_messages([(count, np.dtype(dtype)) for count in sizes])
         assert memory is not None
-        made = NodeSums(memory)
+        sums = NodeSums(memory)
         for message, count in enumerate(sizes):
             terms = np.random.default_rng(number).normal(size=(ranks.size, count)).astype(dtype)
-            given, found = made.memory(message)
-            given[:] = terms[ranks.rank]
-            made.sum(message)
-            assert found.tobytes() == tree_sum(terms).astype(dtype).tobytes()
+            part, total = sums.memory(message)
+            part[:] = terms[ranks.rank]
+            sums.sum(message)
+            assert total.tobytes() == tree_sum(terms).astype(dtype).tobytes()
 
 
 check_parts(comm, KINDS)
@@ -114,12 +114,12 @@ if size == 4:
         if len(mesh.along(axis)._nodes) == 1:
             check_native(mesh.along(axis))
     # Groups side by side may have other numbers of elements, on both sides of what goes through shared memory.
-    own = mesh.along("model")
+    model_ranks = mesh.along("model")
     for count in (10, 100_000):
         counts = [count // (1 + mesh.coordinates["batch"]), 3]
-        found = np.empty(sum(counts))
-        own.all_gather(np.full(counts[own.rank], own.rank, float), found, counts)
-        np.testing.assert_array_equal(found, np.repeat([0.0, 1.0], counts))
+        received = np.empty(sum(counts))
+        model_ranks.all_gather(np.full(counts[model_ranks.rank], model_ranks.rank, float), received, counts)
+        np.testing.assert_array_equal(received, np.repeat([0.0, 1.0], counts))
 for part, counts in ((np.zeros(3), [2] * size), (np.zeros(2, np.float32), [2] * size)):
     try:
         comm.all_gather(part, np.zeros(2 * size), counts)
@@ -184,8 +184,8 @@ comm.barrier()
 
 # Mail: every rank sends to every rank, itself as well, small and large, with collectives in between.
 for number in range(5):
-    for other in range(size):
-        comm.send(other, {"from": rank, "number": number}, bytes([number]) * (300_000 if number == 3 else 1))
+    for peer in range(size):
+        comm.send(peer, {"from": rank, "number": number}, bytes([number]) * (300_000 if number == 3 else 1))
     comm.barrier()
 letters = []
 while len(letters) < 5 * size:

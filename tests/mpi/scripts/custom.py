@@ -88,7 +88,7 @@ history = model.fit(
     verbose=0,
     callbacks=[notes],
 )
-assert all(other == notes.seen for other in current().allgather(notes.seen))
+assert all(seen == notes.seen for seen in current().allgather(notes.seen))
 score = model.evaluate(x[:1], verbose=0)  # some ranks have nothing to evaluate
 if current().rank == 0:
     np.savez(out, **model._named_weights(), seen=notes.seen, score=score, history=json.dumps(history.history))

@@ -14,7 +14,7 @@ import dptrain as dp
 from dptrain.comm import current
 from dptrain.errors import AgreedError
 
-own, others, odd = sys.argv[1], sys.argv[2], int(sys.argv[3])
+odd_call, others, odd = sys.argv[1], sys.argv[2], int(sys.argv[3])
 rank = int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
 x = np.random.default_rng(0).integers(0, 256, (64, 4), np.uint8)
 y = (x[:, 0] // 128).astype(np.int64)
@@ -59,5 +59,5 @@ if sys.argv[4:] == ["later"]:
 elif sys.argv[4:] == ["again"]:
     with suppress(AgreedError):
         calls["predict" if rank == odd else "train_on_batch"]()
-calls[own if rank == odd else others]()
+calls[odd_call if rank == odd else others]()
 calls["fit"]()

@@ -45,26 +45,26 @@ def activation(name: str) -> bool:
     return True
 
 
-own = slice(comm.rank, None, comm.size)  # as data are divided by hand, for every rank another part
+local_rows = slice(comm.rank, None, comm.size)  # as data are divided by hand, for every rank another part
 changed = x.copy()
 changed[13, 5] += differs
 ways = {
-    "predict, parts": lambda: model.predict(x[own], verbose=0),
+    "predict, parts": lambda: model.predict(x[local_rows], verbose=0),
     "predict, a value": lambda: model.predict(changed, verbose=0),
     "predict, shuffled": lambda: with_(list(range(13, -1, -1)), "predict", verbose=0),
     "predict, dtype": lambda: model.predict(x.astype(np.float64) if differs else x, verbose=0),
     "predict, batch_size": lambda: model.predict(x, batch_size=4 + differs, verbose=0),
     "predict, steps": lambda: model.predict(x, steps=2 + differs, verbose=0),
     "predict, dataset": lambda: model.predict(Rows(), verbose=0),
-    "predict_on_batch, parts": lambda: model.predict_on_batch(x[own]),
+    "predict_on_batch, parts": lambda: model.predict_on_batch(x[local_rows]),
     "predict_on_batch, a value": lambda: model.predict_on_batch(changed),
-    "evaluate, parts": lambda: model.evaluate(x[own], y[own], verbose=0),
+    "evaluate, parts": lambda: model.evaluate(x[local_rows], y[local_rows], verbose=0),
     "evaluate, batch_size": lambda: model.evaluate(x, y, batch_size=4 + differs, verbose=0),
     "evaluate, steps": lambda: model.evaluate(x, y, steps=2 + differs, verbose=0),
-    "test_on_batch, parts": lambda: model.test_on_batch(x[own], y[own]),
+    "test_on_batch, parts": lambda: model.test_on_batch(x[local_rows], y[local_rows]),
     "test_on_batch, targets": lambda: model.test_on_batch(x, np.roll(y, differs)),
     "test_on_batch, weights": lambda: model.test_on_batch(x, y, np.ones(14) + differs),
-    "train_on_batch, parts": lambda: model.train_on_batch(x[own], y[own]),
+    "train_on_batch, parts": lambda: model.train_on_batch(x[local_rows], y[local_rows]),
     "train_on_batch, a value": lambda: model.train_on_batch(changed, y),
     "train_on_batch, targets": lambda: model.train_on_batch(x, np.roll(y, differs)),
     "train_on_batch, class_weight": lambda: model.train_on_batch(x, y, class_weight={0: 1.0 + differs}),
@@ -86,17 +86,17 @@ ways = {
     "test_on_batch": lambda: model.test_on_batch(x, y),
     "train_on_batch": lambda: model.train_on_batch(x, y),
 }
-found: dict[str, object] = {}
+outcomes: dict[str, object] = {}
 for way in sys.argv[2:]:
     model.layers[0].activation = "softmax"
     model.compile("sgd", "sparse_categorical_crossentropy")
     try:
         ways[way]()
     except dp.errors.AgreedError as error:
-        found[way] = [int(error.exit_code), str(error)]
+        outcomes[way] = [int(error.exit_code), str(error)]
     else:
-        found[way] = "done"
-every = comm.allgather(found)
-assert all(one == every[0] for one in every), "the ranks do not end alike"
+        outcomes[way] = "done"
+every = comm.allgather(outcomes)
+assert all(outcome == every[0] for outcome in every), "the ranks do not end alike"
 if comm.rank == 0:
-    print(json.dumps(found))
+    print(json.dumps(outcomes))

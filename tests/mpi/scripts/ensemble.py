@@ -31,15 +31,18 @@ histories = [
     # Goes on where it was, whoever trains a member.
     ensemble.fit(x, y, batch_size=16, epochs=4, initial_epoch=2, verbose=0),
 ]
-found = {
-    "history": [[[one.epoch, one.history] for one in history.members] for history in histories],
-    "weights": [[w.tolist() for w in one.get_weights()] for one in ensemble.members],
-    "iterations": [int(one.optimizer.iterations) for one in ensemble.members],
+facts = {
+    "history": [
+        [[history_of_member.epoch, history_of_member.history] for history_of_member in history.members]
+        for history in histories
+    ],
+    "weights": [[w.tolist() for w in member.get_weights()] for member in ensemble.members],
+    "iterations": [int(member.optimizer.iterations) for member in ensemble.members],
 }
-comm.current().require_same("the ranks have different members", found)
-found["scores"] = ensemble.evaluate(x, y, verbose=0)
+comm.current().require_same("the ranks have different members", facts)
+facts["scores"] = ensemble.evaluate(x, y, verbose=0)
 together = ensemble.members[1].fit(x, y, batch_size=16, epochs=1, verbose=0)  # an ordinary model, on all ranks
-found["together"] = together.history["loss"][-1]
+facts["together"] = together.history["loss"][-1]
 if dp.rank() == 0:
     with open(sys.argv[1], "w") as file:
-        json.dump(found, file)
+        json.dump(facts, file)

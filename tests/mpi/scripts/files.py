@@ -39,17 +39,17 @@ path = os.path.join(folder, f"model{whole}" if whole else "w.safetensors")
 if rank != 0:
     path = os.path.join(folder, f"rank {rank} has another working directory", os.path.basename(path))
 if whole:
-    other = dp.models.load_model(path, device="cpu")
+    loaded = dp.models.load_model(path, device="cpu")
     train(model)
-    train(other)
+    train(loaded)
 else:
-    other = build(1)
-    train(other)
-    other.set_weights([weight + rank for weight in other.get_weights()])  # the ranks' copies differ
-    other.load_weights(path)
-expected, found = model.predict(x, verbose=0), other.predict(x, verbose=0)
-assert np.array_equal(expected, found), np.abs(expected - found).max()
-digests = current().allgather([float(weight.sum()) for weight in other.get_weights()])
+    loaded = build(1)
+    train(loaded)
+    loaded.set_weights([weight + rank for weight in loaded.get_weights()])  # the ranks' copies differ
+    loaded.load_weights(path)
+expected, outputs = model.predict(x, verbose=0), loaded.predict(x, verbose=0)
+assert np.array_equal(expected, outputs), np.abs(expected - outputs).max()
+digests = current().allgather([float(weight.sum()) for weight in loaded.get_weights()])
 assert all(digest == digests[0] for digest in digests), digests
 if rank == 0:
     print("same")

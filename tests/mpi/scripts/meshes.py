@@ -80,9 +80,9 @@ MODELS = {"perceptron": perceptron, "convnet": convnet, "embedding": embedding, 
 def trained(name, flags, steps):
     """Return weights, losses and predictions of a model after so many steps."""
     dp.utils.set_random_seed(5)
-    given = [one[2:].replace("-", "_").partition("=") for one in flags if one.startswith("--")]
-    sharded = {name: int(number) if number else True for name, _, number in given}
-    mesh = next((one for one in flags if not one.startswith("--")), None)
+    options_given = [flag[2:].replace("-", "_").partition("=") for flag in flags if flag.startswith("--")]
+    sharded = {name: int(number) if number else True for name, _, number in options_given}
+    mesh = next((flag for flag in flags if not flag.startswith("--")), None)
     if mesh is not None:
         arranged(mesh, current())
     # Compiled steps of sharded variables agree to the bit, see shards.py.
@@ -101,19 +101,19 @@ def trained(name, flags, steps):
     # 31 rows, and 7 at the end, are never as many on two replicas, nor in microbatches.
     fit = {"batch_size": 8 if name == "GAN" else 31, "epochs": -(-steps // 4), "verbose": 0}  # of four steps or less
     history = model.fit(x, y, sample_weight=weights[0] if weights else None, **fit).history
-    found = {f"{name}/{number}": one for number, one in enumerate(model.get_weights())}
-    found |= {f"{name}/{key}": np.array(losses) for key, losses in history.items()}
+    arrays = {f"{name}/{number}": weight for number, weight in enumerate(model.get_weights())}
+    arrays |= {f"{name}/{key}": np.array(losses) for key, losses in history.items()}
     if name != "GAN":
-        found[f"{name}/prediction"] = model.predict(x[:7], verbose=0)
+        arrays[f"{name}/prediction"] = model.predict(x[:7], verbose=0)
     set_distribution(None)
-    return found
+    return arrays
 
 
 if __name__ == "__main__":
     out, steps, *forms = sys.argv[1:]
-    found = {}
+    arrays = {}
     for form in forms or [""]:
         for name in (*MODELS, "GAN"):
-            found |= {f"{form}|{key}": one for key, one in trained(name, form.split(), int(steps)).items()}
+            arrays |= {f"{form}|{key}": array for key, array in trained(name, form.split(), int(steps)).items()}
     if current().rank == 0:
-        np.savez(out, **found)
+        np.savez(out, **arrays)

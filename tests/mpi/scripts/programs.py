@@ -30,20 +30,20 @@ def step(x, y, weights):
     losses = ops.sum(ops.square(hidden @ w2 - y), -1)
     loss = ops.sum(losses * weights) / ops.sum(weights)
     loss.backward()
-    for one in variables:
-        one.assign(one - 0.05 * one.value.grad)
+    for variable in variables:
+        variable.assign(variable - 0.05 * variable.value.grad)
     return {"loss": loss}
 
 
 specs = {name: ((Dim.rows(ROWS), *array.shape[1:]), array.dtype) for name, array in data.items()}
 program = place(trace(step, specs))
 start, stop = cut(0, ROWS, comm.size)[comm.rank]
-own = {name: array[start:stop] for name, array in data.items()}
+local_data = {name: array[start:stop] for name, array in data.items()}
 for _ in range(20):
-    outputs, updates = evaluate(program, own, rows=stop - start, first_row=start, comm=comm)
+    outputs, updates = evaluate(program, local_data, rows=stop - start, first_row=start, comm=comm)
     for variable, value in updates.items():
         variable.assign(value)
-told = [float(outputs["loss"]), *(float(np.abs(one.numpy()).sum()) for one in variables)]
+numbers = [float(outputs["loss"]), *(float(np.abs(variable.numpy()).sum()) for variable in variables)]
 if comm.rank == 0:
-    print(*(f"{number:.12g}" for number in told))
-comm.require_same("the ranks computed something else", {"results": [f"{number:.12g}" for number in told]})
+    print(*(f"{number:.12g}" for number in numbers))
+comm.require_same("the ranks computed something else", {"results": [f"{number:.12g}" for number in numbers]})

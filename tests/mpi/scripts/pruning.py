@@ -26,8 +26,8 @@ CASES = {
 def trained(case, flags):
     """Return weights, masks and logs."""
     dp.utils.set_random_seed(5)
-    sharded = {one[2:].replace("-", "_"): True for one in flags if one.startswith("--")}
-    mesh = next((one for one in flags if "=" in one), None)
+    sharded = {flag[2:].replace("-", "_"): True for flag in flags if flag.startswith("--")}
+    mesh = next((flag for flag in flags if "=" in flag), None)
     if mesh is not None:
         arranged(mesh, current())
     model = dp.Sequential(
@@ -43,18 +43,18 @@ def trained(case, flags):
     if mesh is not None:
         lay_out(model)
     history = model.fit(ROWS, CLASSES, batch_size=30, epochs=3, verbose=0, digest_every=2).history
-    found = {f"{case}/{number}": one for number, one in enumerate(model.get_weights())}
-    found |= {f"{case}/{one.path}": one.numpy() for one in model.optimizer._masks.values()}
-    found |= {f"{case}/{key}": np.array(values) for key, values in history.items()}
+    arrays = {f"{case}/{number}": weight for number, weight in enumerate(model.get_weights())}
+    arrays |= {f"{case}/{mask.path}": mask.numpy() for mask in model.optimizer._masks.values()}
+    arrays |= {f"{case}/{key}": np.array(values) for key, values in history.items()}
     set_distribution(None)
-    return found
+    return arrays
 
 
 if __name__ == "__main__":
     out, *forms = sys.argv[1:]
-    found = {}
+    arrays = {}
     for form in forms or [""]:
         for case in CASES:
-            found |= {f"{form}|{key}": one for key, one in trained(case, form.split()).items()}
+            arrays |= {f"{form}|{key}": array for key, array in trained(case, form.split()).items()}
     if current().rank == 0:
-        np.savez(out, **found)
+        np.savez(out, **arrays)

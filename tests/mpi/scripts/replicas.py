@@ -35,11 +35,15 @@ class Change(dp.callbacks.Callback):
         if self.way == "rate":
             self.model.optimizer.learning_rate = 0.5
         if self.way in ("parameter", "slot", "between"):
-            slots = [one for one in self.model.optimizer.variables if one._path.endswith("dense_kernel_velocity")]
-            one = slots[0] if self.way == "slot" else self.model.weights[0]
-            value = one.numpy()
+            slots = [
+                variable
+                for variable in self.model.optimizer.variables
+                if variable._path.endswith("dense_kernel_velocity")
+            ]
+            target = slots[0] if self.way == "slot" else self.model.weights[0]
+            value = target.numpy()
             value.view(np.uint32).reshape(-1)[17] ^= 1 << 12
-            one.assign(value)
+            target.assign(value)
 
 
 def build() -> dp.Sequential:
@@ -49,7 +53,7 @@ def build() -> dp.Sequential:
 
 
 def state(model: dp.Sequential) -> list[str]:
-    return [one.numpy().tobytes().hex() for one in (*model.weights, *model.optimizer.variables)]
+    return [variable.numpy().tobytes().hex() for variable in (*model.weights, *model.optimizer.variables)]
 
 
 def told(action) -> list[object]:
@@ -61,7 +65,7 @@ def told(action) -> list[object]:
 
 rng = np.random.default_rng(0)
 x, y = rng.normal(size=(300, 6)).astype(np.float32), rng.integers(0, 3, 300)
-found: dict[str, object] = {}
+outcomes: dict[str, object] = {}
 for way in sys.argv[1:]:
     os.environ["DPTRAIN_DIGEST_EVERY"] = "0" if way == "never" else "4"
     mine, arguments = x.copy(), {"batch_size": 15, "epochs": 1, "verbose": 0}
@@ -78,23 +82,23 @@ for way in sys.argv[1:]:
     if way == "slots":  # of an earlier training, changed on one rank: those of rank 0 hold
         model.fit(x, y, **arguments)
         if comm.rank == BAD:
-            for one in (*model.weights, *model.optimizer.variables):
-                if not one._path.endswith("learning_rate"):  # with another one they would not begin
-                    one.assign(one.numpy() + 1)
+            for variable in (*model.weights, *model.optimizer.variables):
+                if not variable._path.endswith("learning_rate"):  # with another one they would not begin
+                    variable.assign(variable.numpy() + 1)
     change = Change("parameter" if way == "never" else way)
     data = (mine, y)
     if way == "stream":  # whose first step makes the optimizer's slots
         change = Change("slot")
         data = (((mine[begin : begin + 15], y[begin : begin + 15]) for begin in range(0, 300, 15)),)
         arguments = {"steps_per_epoch": 20, "verbose": 0, "shuffle": False}
-    found[way] = told(lambda: model.fit(*data, callbacks=[change], **arguments).history)  # noqa: B023
+    outcomes[way] = told(lambda: model.fit(*data, callbacks=[change], **arguments).history)  # noqa: B023
     if way in ("skip", "slots"):
         every = comm.allgather(state(model))
-        found[way].append(all(one == every[0] for one in every))
+        outcomes[way].append(all(outcome == every[0] for outcome in every))
     if way == "skip":
-        other = build()
+        another = build()
         kept = np.r_[0:15, 30:300]
-        other.fit(x[kept], y[kept], **arguments)
-        found[way].append(state(model) == state(other))
+        another.fit(x[kept], y[kept], **arguments)
+        outcomes[way].append(state(model) == state(another))
 if comm.rank == 0:
-    print(json.dumps(found))
+    print(json.dumps(outcomes))

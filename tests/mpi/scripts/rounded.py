@@ -30,13 +30,13 @@ def scaled():
     return dp.optimizers.LossScaleOptimizer(dp.optimizers.SGD(0.01), initial_scale=2.0**24)
 
 
-found = {
+facts = {
     "large": train(dp.optimizers.SGD(1e-9), y * 1e6, comm_dtype="float16"),
     "large, exact": train(dp.optimizers.SGD(1e-9), y * 1e6),
     "large, bfloat16": train(dp.optimizers.SGD(1e-9), y * 1e6, comm_dtype="bfloat16"),
     "scaled": train(scaled(), y, comm_dtype="float16"),
     "scaled, exact": train(scaled(), y),
 }
-assert len({json.dumps(one) for one in current().allgather(found)}) == 1
+assert len({json.dumps(facts_of_rank) for facts_of_rank in current().allgather(facts)}) == 1
 if current().rank == 0:
-    print(json.dumps(found))
+    print(json.dumps(facts))

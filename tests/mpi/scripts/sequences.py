@@ -65,8 +65,8 @@ else:
     history = fit()
 scores = model.evaluate(x, y, batch_size=5, verbose=0)
 logs = [*np.transpose([history[key] for key in sorted(history)]).tolist()]
-assert all(other == [logs, scores] for other in comm.allgather([logs, scores]))
+assert all(results == [logs, scores] for results in comm.allgather([logs, scores]))
 states = [] if case == "labelled" else [state.numpy() for state in model.layers[0].states]
 if comm.rank == 0:
-    params = np.concatenate([one.reshape(-1) for one in [*model.get_weights(), *states]])
+    params = np.concatenate([weight.reshape(-1) for weight in [*model.get_weights(), *states]])
     np.savez(out, params=params, logs=logs, scores=scores)

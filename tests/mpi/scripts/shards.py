@@ -31,10 +31,10 @@ def build(how, form):
         seed=1,
     )
     flags = form.split()
-    mesh = next((one for one in flags if "=" in one), None)
+    mesh = next((flag for flag in flags if "=" in flag), None)
     if mesh is not None:
         arranged(mesh, current())
-    options = {one[2:].replace("-", "_"): True for one in flags if one.startswith("--")}
+    options = {flag[2:].replace("-", "_"): True for flag in flags if flag.startswith("--")}
     options |= {"metrics": ["accuracy"], "jit_compile": how != "numpy", "shards_per_batch": 8}
     model.compile(dp.optimizers.Adam(0.01, global_clipnorm=0.5), "sparse_categorical_crossentropy", **options)
     model.build()
@@ -53,26 +53,26 @@ def trained(how, form):
     model = build(how, form)
     if how == "fit":
         options = {"epochs": 2, "verbose": 0}
-        found = model.fit(X, Y, batch_size=40, validation_data=TEST, validation_batch_size=30, **options).history
+        logs = model.fit(X, Y, batch_size=40, validation_data=TEST, validation_batch_size=30, **options).history
         generated = model.fit(batches(), validation_data=TEST, shuffle=False, steps_per_epoch=5, verbose=0).history
         scores = [model.evaluate(*TEST, verbose=0), model.evaluate(batches(), verbose=0, steps=3)]
         scores += [model.train_on_batch(X[:9], Y[:9]), model.train_on_batch(X[:2], Y[:2])]
         scores += [model.evaluate(X[:2], Y[:2], verbose=0), model.test_on_batch(X[:2], Y[:2])]  # less than ranks
-        found["few"] = model.fit(X[:2], Y[:2], batch_size=40, validation_data=(X[:1], Y[:1]), verbose=0).history["loss"]
-        found |= {f"{name} of batches": values for name, values in generated.items()} | {"scores": scores}
+        logs["few"] = model.fit(X[:2], Y[:2], batch_size=40, validation_data=(X[:1], Y[:1]), verbose=0).history["loss"]
+        logs |= {f"{name} of batches": values for name, values in generated.items()} | {"scores": scores}
     else:
         data, test = Split(X, Y), Split(*TEST)
-        found = model.fit(data, validation_data=test, batch_size=40, epochs=3, verbose=0).history
-    found |= {f"weight {number}": one for number, one in enumerate(model.get_weights())}
+        logs = model.fit(data, validation_data=test, batch_size=40, epochs=3, verbose=0).history
+    logs |= {f"weight {number}": weight for number, weight in enumerate(model.get_weights())}
     set_distribution(None)
-    return {name: np.asarray(one) for name, one in found.items()}
+    return {name: np.asarray(values) for name, values in logs.items()}
 
 
 if __name__ == "__main__":
     out, how, *forms = sys.argv[1:]
     first, *others = [trained(how, form) for form in forms or [""]]
-    for form, found in zip(forms[1:], others, strict=True):
-        for name, one in found.items():
-            assert one.tobytes() == first[name].tobytes(), f"{form}: {name}"
+    for form, arrays in zip(forms[1:], others, strict=True):
+        for name, array in arrays.items():
+            assert array.tobytes() == first[name].tobytes(), f"{form}: {name}"
     if current().rank == 0:
         np.savez(out, **first)

@@ -13,29 +13,29 @@ rng = np.random.default_rng(9)
 x, y = rng.standard_normal((59, 4)), rng.standard_normal((59, 2))
 SIZES = [8, 8, 1, 13, 2, 8, 8, 8, 3]  # some leave ranks without a sample
 ENDS = np.cumsum(SIZES)
-asked: list[int] = []
+indices: list[int] = []
 
 
 def batch(number: int, trouble: str = trouble):
     stop = int(ENDS[number])
     begin = stop - SIZES[number]
-    found = x[begin:stop], y[begin:stop]
+    part = x[begin:stop], y[begin:stop]
     if trouble == "nan" and number == 3:
-        found[0][11, 2] = np.nan
+        part[0][11, 2] = np.nan
     if rank == bad and number == 4:
         if trouble == "size":
-            found = found[0][:1], found[1][:1]
+            part = part[0][:1], part[1][:1]
         elif trouble == "dtype":
-            found = found[0].astype(np.float32), found[1]
+            part = part[0].astype(np.float32), part[1]
         elif trouble == "values":
-            found = found[0] + 1, found[1]
+            part = part[0] + 1, part[1]
         elif trouble == "shape":
-            found = found[0][:, :3], found[1]
+            part = part[0][:, :3], part[1]
         elif trouble == "raises":
             raise KeyError("the disk is gone")
         elif trouble == "exits":
             sys.exit(3)
-    return found
+    return part
 
 
 def generator():
@@ -69,7 +69,7 @@ class Parts(Batches):
     """Cut where `dptrain` would not: the parts' sizes are the data set's own."""
 
     def shard(self, index: int, part: int, parts: int):
-        asked.append(index)
+        indices.append(index)
         bounds = [round(SIZES[index] * (p / parts) ** 2) for p in range(parts + 1)]
         return tuple(array[bounds[part] : bounds[part + 1]] for array in batch(index))
 
@@ -96,8 +96,8 @@ from dptrain.comm import current  # noqa: E402 - after fit, as a script would
 
 comm = current()
 sums = [float(weight.sum()) for weight in model.get_weights()]
-assert all(other == sums for other in comm.allgather(sums)), "ranks differ"
-assert bool(asked) == (kind in ("parts", "workers") and comm.size > 1)
+assert all(sums_of_rank == sums for sums_of_rank in comm.allgather(sums)), "ranks differ"
+assert bool(indices) == (kind in ("parts", "workers") and comm.size > 1)
 if comm.rank == 0:
     losses = np.array([history.history["loss"], history.history["val_loss"]])
     np.savez(out, *model.get_weights(), prediction=prediction, score=score, losses=losses)

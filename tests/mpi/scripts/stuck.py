@@ -98,16 +98,16 @@ def scatter(comm: Communicator) -> None:
 
 @functools.cache
 def sums_of(size: int) -> NodeSums:
-    found = group.node_messages([(size, np.dtype(np.float32))])
-    assert found is not None
-    return NodeSums(found)
+    message = group.node_messages([(size, np.dtype(np.float32))])
+    assert message is not None
+    return NodeSums(message)
 
 
 def add(size: int) -> None:
-    own, found = sums_of(size).memory(0)
-    own[:] = 1
+    part, total = sums_of(size).memory(0)
+    part[:] = 1
     sums_of(size).sum(0)
-    assert (found == group.size).all()
+    assert (total == group.size).all()
 
 
 MEETINGS = {
@@ -145,24 +145,24 @@ class SweepHook(dp.callbacks.Callback):
 
 
 def build(units: int) -> dp.Sequential:
-    made = dp.Sequential([dp.layers.Dense(units, input_shape=(4,)), dp.layers.Dense(2, "softmax")])
-    made.compile("sgd", "sparse_categorical_crossentropy")
-    return made
+    model = dp.Sequential([dp.layers.Dense(units, input_shape=(4,)), dp.layers.Dense(2, "softmax")])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
 
 
 if when == "sweep":
-    made = {"x": x, "y": y, "epochs": 2, "verbose": 0, "callbacks": lambda: [SweepHook()]}
-    dp.sweep(build, {"units": [2, 3]}, seeds=[1, 2], **made)
+    arguments = {"x": x, "y": y, "epochs": 2, "verbose": 0, "callbacks": lambda: [SweepHook()]}
+    dp.sweep(build, {"units": [2, 3]}, seeds=[1, 2], **arguments)
     print("swept", flush=True)
     sys.exit()
 if when == "stage":  # in the middle of a step
     execute = PipelineExecutable._execute
 
-    def execute_or_not(self, turn, *rest):
+    def execute_or_not(self, turn, *arguments):
         if mine and phase.step == 3 and turn.microbatch == 2:
             until_seen()
             DEEDS[deed]()
-        execute(self, turn, *rest)
+        execute(self, turn, *arguments)
 
     PipelineExecutable._execute = execute_or_not
     stack = [dp.layers.Dense(4, "relu") for _ in range(current().size)]

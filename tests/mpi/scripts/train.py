@@ -51,6 +51,6 @@ weights = model._named_weights()
 digests = current().allgather(
     [float(sum(w.astype(np.float64).sum() for w in weights.values())), float(prediction.sum())]
 )
-assert all(other == digests[0] for other in digests), digests
+assert all(digest == digests[0] for digest in digests), digests
 if current().rank == 0:
     np.savez(out, **weights, prediction=prediction, score=score, history=json.dumps(history.history))

@@ -47,10 +47,10 @@ class WithOwnStep(keras.Model):
 
     def __init__(self):
         super().__init__()
-        given = keras.Input(shape=(10,))
-        hidden = layers.Dense(6, "relu")(given)
+        inputs = keras.Input(shape=(10,))
+        hidden = layers.Dense(6, "relu")(inputs)
         parts = [layers.Dense(2, name="mean")(hidden), layers.Dense(2, name="log_variance")(hidden)]
-        self.encoder = keras.Model(given, [*parts, Sampling()(parts)], seed=2)
+        self.encoder = keras.Model(inputs, [*parts, Sampling()(parts)], seed=2)
         code = keras.Input(shape=(2,))
         self.decoder = keras.Model(code, layers.Dense(10, "sigmoid")(code), seed=3)
         self.trackers = {name: keras.metrics.Mean(name) for name in ("loss", "reconstruction_loss", "kl_loss")}
@@ -62,29 +62,29 @@ class WithOwnStep(keras.Model):
     def train_step(self, data):
         with keras.GradientTape() as tape:
             mean, log_variance, code = self.encoder(data)
-            each = keras.losses.binary_crossentropy(data, self.decoder(code))
-            reconstruction, kl = ops.mean(each), ops.mean(ops.sum(divergence(mean, log_variance), axis=1))
+            losses = keras.losses.binary_crossentropy(data, self.decoder(code))
+            reconstruction, kl = ops.mean(losses), ops.mean(ops.sum(divergence(mean, log_variance), axis=1))
             loss = reconstruction + kl
         gradients = tape.gradient(loss, self.trainable_weights)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
         for tracker, value in zip(self.metrics, (loss, reconstruction, kl), strict=True):
             tracker.update_state(value)
-        return {one.name: one.result() for one in self.metrics}
+        return {metric.name: metric.result() for metric in self.metrics}
 
 
 rng = np.random.default_rng(0)
 x, more, arguments = rng.random((45, 10)), rng.random((700, 10)), {"batch_size": 16, "epochs": 2, "verbose": 0}
-found = []
+results = []
 added = WithAddedLoss()
 added.compile(keras.optimizers.Adam(0.01), "mse", dtype="float64")
 for _ in range(2):  # what is evaluated and predicted in between draws random numbers as well
-    found.append(added.fit(x, x, validation_data=(more, more), **arguments).history)
-    found.append([float(one.sum()) for one in np.array_split(added.predict(more, verbose=0), 5)])
-    found.append(added.evaluate(more, more, verbose=0, return_dict=True))
-own = WithOwnStep()
-own.compile(keras.optimizers.Adam(0.01), dtype="float64")
+    results.append(added.fit(x, x, validation_data=(more, more), **arguments).history)
+    results.append([float(part.sum()) for part in np.array_split(added.predict(more, verbose=0), 5)])
+    results.append(added.evaluate(more, more, verbose=0, return_dict=True))
+with_own_step = WithOwnStep()
+with_own_step.compile(keras.optimizers.Adam(0.01), dtype="float64")
 for _ in range(2):
-    found.append(own.fit(x, **arguments).history)
-    found.append([float(one.sum()) for one in own.encoder.predict(more, verbose=0)])
+    results.append(with_own_step.fit(x, **arguments).history)
+    results.append([float(part.sum()) for part in with_own_step.encoder.predict(more, verbose=0)])
 if keras.rank() == 0:
-    Path(sys.argv[1]).write_text(json.dumps(found))
+    Path(sys.argv[1]).write_text(json.dumps(results))

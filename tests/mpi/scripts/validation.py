@@ -44,7 +44,7 @@ class Signalled(dp.callbacks.Callback):
         sys.stdout.flush()
 
 
-found = train(dp.callbacks.BackupAndRestore(folder / "backup"), Signalled())
+model = train(dp.callbacks.BackupAndRestore(folder / "backup"), Signalled())
 expected = train()
-assert found.history.history == expected.history.history
-assert [one.tobytes() for one in found.get_weights()] == [one.tobytes() for one in expected.get_weights()]
+assert model.history.history == expected.history.history
+assert [weight.tobytes() for weight in model.get_weights()] == [weight.tobytes() for weight in expected.get_weights()]

@@ -23,9 +23,9 @@ again = ["accuracy"] if loss._takes_labels else ["accuracy", "mae", metrics.Prec
 model = dp.Sequential([Dense(9, "tanh", input_shape=(*steps, 6)), Dense(4, "softmax")], seed=1)
 model.compile(dp.optimizers.SGD(0.3), loss, metrics=measured, weighted_metrics=again, dtype="float64")
 # The last batch of an epoch has five samples, less than a batch of eight has on three ranks each.
-given = {"sample_weight": weights, "batch_size": 8, "verbose": 0}
-history = model.fit(x, y, epochs=6, **given, validation_data=(x[:31], y[:31])).history
-scores = [model.evaluate(x, y, **given), model.evaluate(x, y, sample_weight=weights, verbose=0)]
+options = {"sample_weight": weights, "batch_size": 8, "verbose": 0}
+history = model.fit(x, y, epochs=6, **options, validation_data=(x[:31], y[:31])).history
+scores = [model.evaluate(x, y, **options), model.evaluate(x, y, sample_weight=weights, verbose=0)]
 if steps:  # batches of the user's own, all of them or this rank's part
 
     class Batches(dp.utils.PyDataset):
@@ -33,7 +33,7 @@ if steps:  # batches of the user's own, all of them or this rank's part
             return 7
 
         def __getitem__(self, index):
-            return tuple(one[8 * index : 8 * index + 8] for one in (x, y, weights))
+            return tuple(array[8 * index : 8 * index + 8] for array in (x, y, weights))
 
     model.fit(Batches(), verbose=0, shuffle=False)
     scores += [
@@ -42,7 +42,7 @@ if steps:  # batches of the user's own, all of them or this rank's part
         model.train_on_batch(x[:20], y[:20], weights[:20]),
     ]
 logs = [*np.transpose(list(history.values())).tolist()]
-assert all(other == [logs, scores] for other in comm.allgather([logs, scores]))
+assert all(results == [logs, scores] for results in comm.allgather([logs, scores]))
 if comm.rank == 0:
-    params = np.concatenate([one.reshape(-1) for one in model.get_weights()])
+    params = np.concatenate([weight.reshape(-1) for weight in model.get_weights()])
     np.savez(out, params=params, keys=list(history), logs=logs, scores=scores)

@@ -54,6 +54,7 @@ def test_epoch_lines():
     assert lines[1].startswith("Epoch 2/2 - 4 steps - ")
     for part in (" samples/s - loss: ", " - accuracy: ", " - val_loss: ", " - val_accuracy: "):
         assert part in lines[1]
+    assert printed(lambda: build().fit(x, y, batch_size=64, verbose=2)).startswith("Epoch 1/1 - 1 step - ")
 
 
 def test_a_live_line_becomes_the_epochs_line(monkeypatch):

@@ -16,6 +16,7 @@ import dptrain as dp
 from dptrain.errors import ConfigError, DataError
 from dptrain.registry.names import snake_case
 from dptrain.saving import keras_zip, saveables
+from dptrain.saving.reading import parse_json
 from tests.sample import examples, sample
 from tests.unit.saving.test_saving import CPU, INPUT, RNG, X, Y, data_error, dense, small
 
@@ -357,6 +358,27 @@ def test_hostile_configurations(tmp_path, config, message):
     assert re.search(message, found), found
     assert found.startswith(str(tmp_path / "m.keras"))
     assert "\n" not in found
+
+
+@pytest.mark.parametrize(("levels", "message"), [(95, "Sequential"), (500, "a configuration of more than 100 levels")])
+def test_how_deep_a_configuration_may_be_nested(tmp_path, levels, message):
+    """Of a class name that is no text, which takes Python's recursion no further than it goes."""
+    nested: Any = 0
+    for _ in range(levels):
+        nested = [nested]
+    write_zip(tmp_path / "m.keras", {"class_name": "Sequential", "config": nested}, h5_bytes())
+    assert message in data_error(lambda: dp.models.load_model(tmp_path / "m.keras"))
+
+
+@pytest.mark.parametrize("levels", [100, 101])
+def test_json_is_nested_no_deeper_than_its_readers_go(levels):
+    content = (b'{"a":' * (levels - 1) + b"{}" + b"}" * (levels - 1), b"[" * levels + b"]" * levels)
+    if levels == 100:
+        assert isinstance(parse_json("x.json", content[0]), dict)
+    else:
+        assert "x.json: a configuration of more than 100 levels" in data_error(lambda: parse_json("x.json", content[0]))
+    with pytest.raises(DataError, match=r"expected a JSON object"):
+        parse_json("x.json", content[1])
 
 
 def test_hostile_archives(tmp_path, monkeypatch):
