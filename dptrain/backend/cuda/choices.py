@@ -58,15 +58,9 @@ class Library(Protocol):
 
 
 class Choices:
-    """Who computes what on a backend.
+    """Who computes which problem on a backend, given the requested provider of each kind and the libraries.
 
-    Args:
-        backend: the device.
-        requested: by kind one of `PROVIDERS`.
-        libraries: those that are there.
-
-    Attributes:
-        chosen: by a problem's key who computes it, of those that were measured.
+    `chosen` has the choice for each measured problem.
     """
 
     def __init__(
@@ -92,7 +86,7 @@ class Choices:
 
     @property
     def digest(self) -> str:
-        """What ranks compare of all that was chosen; empty where nothing was."""
+        """Digest of all choices, which ranks compare; "" without any."""
         if not self.chosen:
             return ""
         text = "\n".join(f"{name}: {by}" for name, by in sorted(self.chosen.items()))
@@ -100,7 +94,7 @@ class Choices:
         return f"{by_libraries} of {len(self.chosen)} by libraries, {hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return what a checkpoint holds: the libraries, and who computes what."""
+        """Return libraries and choices for a checkpoint."""
         if "auto" not in self._asked.values():
             return {}
         return {"libraries": self._versions, "chosen": dict(self.chosen)}
@@ -110,11 +104,7 @@ class Choices:
         return [self._libraries[kind].numerics for kind in sorted(self._libraries)]
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Choose as a checkpoint says.
-
-        Raises:
-            ConfigError: its training used a library, or a version of it, that is not here.
-        """
+        """Restore the choices of a checkpoint; ConfigError if its library, or that version of it, is missing."""
         chosen = {str(name): str(by) for name, by in saved.get("chosen", {}).items()}
         if not chosen or "auto" not in self._asked.values():
             return
@@ -129,11 +119,7 @@ class Choices:
         self.chosen |= chosen
 
     def settle(self, problems: Iterable[Problem], comm: Communicator) -> None:
-        """Choose for problems that nobody has chosen for. Collective.
-
-        Args:
-            problems: of this rank's programs.
-            comm: the ranks.
+        """Measure new problems of this rank's programs on rank 0. Collective.
 
         Raises:
             AgreedError: rank 0 cannot measure.
@@ -161,7 +147,7 @@ class Choices:
         return self._asked[problem.kind] == "auto" and name not in self.chosen and not problem.is_empty
 
     def _tell_what_stays(self, problems: Iterable[Problem]) -> None:
-        """Say what a library that was asked for does not compute."""
+        """Report problems that a requested library does not compute."""
         requested = [
             problem
             for problem in problems
@@ -173,7 +159,7 @@ class Choices:
             _say_once(f"--{kind} {LIBRARIES[kind]}: it does not take {refused[0]}{and_more}; our kernels compute that")
 
     def _measured(self, problems: Mapping[str, Problem]) -> dict[str, str]:
-        """Return who computes problems, by what was measured on this machine now or before; say so."""
+        """Choose by measurements of this machine, new or kept, and report the choice."""
         backend = self._backend
         environment = [
             backend.gpu_record.name,
@@ -206,7 +192,7 @@ class Choices:
         return library if seconds.get(library, np.inf) < _FASTER * seconds[OURS] else OURS
 
     def _seconds(self, problem: Problem) -> dict[str, float]:
-        """Return the seconds that a problem takes, by who computes it: of the library if its numbers are right."""
+        """Return the seconds of a problem by provider, of those whose result is right."""
         backend, library = self._backend, LIBRARIES[problem.kind]
         rivals = [OURS, *([library] if self._libraries[problem.kind].takes(problem) else [])]
         program, operands = program_of(problem)
@@ -247,7 +233,7 @@ def _say_once(line: str) -> None:
 
 
 def program_of(problem: Problem) -> tuple[Program, list[Variable]]:
-    """Return a program that is a problem alone, and operands of small whole numbers."""
+    """Return a program of one problem, and operands of small integers."""
     if problem.kind == "gemm":
         transposed_a, transposed_b, batch, M, N, K = problem.sizes
         lead = (batch,) if batch > 1 else ()

@@ -1,4 +1,4 @@
-"""The kernels of a program: what becomes of its tensors on a GPU, and in which order; nothing here needs one."""
+"""Composes a program for a GPU: kernels, their order, messages and memory plan; needs no GPU."""
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence, Set
@@ -44,12 +44,12 @@ ALIGNMENT = 256
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """What travels together at the end of a stage.
+    """Collectives that travel together at the end of a stage.
 
     Attributes:
-        results: what comes from the other ranks, see `messages.Stage`.
-        parts: what this rank gives for each of them, see `Grouping.parts`.
-        after: how many kernels of the stage have run when all parts are complete.
+        results: that other ranks send, see `messages.Stage`.
+        parts: that this rank sends, see `Grouping.parts`.
+        after: how many kernels of the stage complete the parts.
     """
 
     results: list[Tensor]
@@ -58,7 +58,7 @@ class Message:
 
     @property
     def is_sum(self) -> bool:
-        """Whether it is one of all-reduces, which lie in a buffer of its own."""
+        """Whether it consists of all-reduces, which have a buffer of its own."""
         return self.results[0].op is ALL_REDUCE
 
 
@@ -66,27 +66,27 @@ class Composition:
     """A program as kernels.
 
     Args:
-        program: what is executed.
+        program: that is executed.
         rows: of the global batch that this rank has; None for all.
-        first_row: the global number of the first of them.
+        first_row: global number of the first of them.
         alone: there is one rank.
         precision: of products.
-        of_halves: of those of factors in half precision, see `with_precision`.
+        of_halves: of products of half-precision factors, see `with_precision`.
         provider: returns who computes a product or a convolution; by default our kernels.
 
     Attributes:
-        program: with results that are all computed, and none of them twice.
+        program: with distinct, computed results.
         sizes: of the batch.
-        stages: kernels, in order, between two sync points with the other ranks.
-        messages: what then travels.
-        stored: tensors that kernels and messages leave in memory.
-        targets: those that become the value of a variable.
+        stages: kernels, in order, between two sync points.
+        messages: that follow each stage.
+        stored: tensors that kernels and messages store.
+        targets: the variable of each new value.
         counts_steps: kernels read the number of the step.
-        notes_rows: kernels note rows that are asked for and that a table does not have.
-        wide_index: there are more elements than an int can count.
-        in_place: updates that are written over the old values by what makes them, kernels or messages.
-        last_carries: values of loops that lie where a carry has lain, and at which of its places.
-        plan: where intermediate results lie, and scratch memory by the names of function and argument.
+        notes_rows: kernels report indices outside a table.
+        wide_index: an int cannot count all elements.
+        in_place: updates that overwrite the old values.
+        last_carries: the first carry, and the slot, that hold a loop's last carry.
+        plan: offsets of intermediate results, and of scratch memory by function and argument.
 
     Raises:
         ConfigError: an op has no kernel.
@@ -163,7 +163,7 @@ class Composition:
         addresses: Mapping[Tensor, Address],
         depth: int,
     ) -> tuple[dict[Group, GeneratedFunction], Generator]:
-        """Return the functions of groups, and what makes them, within so many loops."""
+        """Return the functions of groups, and their generator, at a depth of loops."""
         generator = Generator(grouping, self.sizes, stored, names, addresses)
         functions = {group: generator.function(group) for group in grouping.groups}
         for group, function in functions.items():
@@ -174,7 +174,7 @@ class Composition:
     def _loop(
         self, values: Sequence[Tensor], names: dict[Tensor, str], around: Mapping[Tensor, Address], depth: int
     ) -> LoopCall:
-        """Return the steps of a loop, of which these values are read."""
+        """Return the steps of a loop whose `values` are read."""
         call = LoopCall(values[0].node, (f"slice_{depth}", f"now_{depth}", f"next_{depth}"))
         self.last_carries |= call.last_carries(values)
         addresses = call.addresses(values, names, around)
@@ -195,9 +195,9 @@ class Composition:
         return source(self._kernels, self.wide_index)
 
     def sources(self) -> dict[str, list[Kernel]]:
-        """Return the C++ of all kernels in texts that are compiled beside each other, each with its kernels.
+        """Return the C++ of all kernels in sources for parallel compilation, each with its kernels.
 
-        How they are cut depends on their number alone, so that every machine finds what another one has compiled.
+        The cut depends on the number of kernels alone, so that machines share compiled sources.
         """
         generated = [kernel for kernel in self._kernels if kernel.threads]
         fields, parts = (
@@ -208,12 +208,12 @@ class Composition:
 
     @property
     def fields(self) -> list[str]:
-        """Names of what kernels read of each run: pointers and numbers, of eight bytes each, in order."""
+        """Names of the fields of a `Run`, in order."""
         return list(run_fields(self._kernels))
 
     @property
     def _kernels(self) -> list[Kernel]:
-        """All of them, with those of the steps of loops."""
+        """All kernels, including those within loops."""
         return list(with_steps(kernel for stage in self.stages for kernel in stage))
 
     def _replaced(
@@ -222,7 +222,7 @@ class Composition:
         messages: Sequence[Sequence[Sequence[Tensor]]],
         parts: Mapping[Tensor, Tensor],
     ) -> Set[Tensor]:
-        """Return the updates that are written over the old values, and let their groups wait for who reads these."""
+        """Return the updates that overwrite old values, and let their groups wait for the readers of these."""
         kernels: dict[Group, Access] = {}
         accesses: list[Access] = []
         stages: list[list[Group]] = [[] for _ in messages]
@@ -250,7 +250,7 @@ class Composition:
 
     @property
     def _elsewhere(self) -> set[Tensor]:
-        """What has memory of its own: results, and what all-reduces sum."""
+        """Tensors with memory outside the arena: results, and operands of all-reduces."""
         sums = (
             result for messages in self.messages for message in messages if message.is_sum for result in message.results
         )
@@ -259,7 +259,7 @@ class Composition:
     def _plan(
         self, stages: Sequence[Sequence[Kernel]], messages: Sequence[Sequence[Message]], stored: Set[Tensor]
     ) -> MemoryPlan:
-        """Return where intermediate results and scratch lie, within that of loops the memory of their steps."""
+        """Plan intermediate results and scratch memory, including those of loops."""
         loops = [kernel.loop for stage in stages for kernel in stage if kernel.loop is not None]
         carries = {carry for loop in loops for carry in loop.first_carries}
         rows, sizes, accesses = self.sizes.rows, dict[Any, int](), list[Access]()
@@ -300,7 +300,7 @@ class Composition:
 
 
 def problems(program: Program, rows: int, *, precision: str, of_halves: str) -> list[Problem]:
-    """Return the products and convolutions of a program that a library could be asked for; see `Composition`."""
+    """Return the products and convolutions of a program that a library may compute; see `Composition`."""
     program = with_steps_changed(without_ranks(program), lambda step: with_precision(step, precision, of_halves))
     count = _local(program, rows, 0).count
 
@@ -312,7 +312,7 @@ def problems(program: Program, rows: int, *, precision: str, of_halves: str) -> 
 
 
 def _lowered(program: Program, precision: str, of_halves: str, provider: Provider | None, sizes: Local) -> Program:
-    """Return a program in which each op says how it is computed."""
+    """Choose how each op is computed."""
     program = with_precision(with_long_products(without_attention(program)), precision, of_halves)
     if provider is not None:
         program = with_providers(program, provider, sizes.count, factors_of)
@@ -320,9 +320,9 @@ def _lowered(program: Program, precision: str, of_halves: str, provider: Provide
 
 
 def _with_own_results(program: Program) -> Program:
-    """Return a program whose results are all computed, and none of them twice.
+    """Make results distinct and computed.
 
-    A sum over the ranks is copied as well, and so is a loop's last carry: they do not lie where a result is read.
+    A sum over the ranks and a loop's last carry are copied as well: they are not stored where a result is read.
     """
     used: set[Tensor] = set()
 
@@ -345,7 +345,7 @@ def _with_own_results(program: Program) -> Program:
 def _messages(
     results_of: Sequence[list[Tensor]], parts: Mapping[Tensor, Tensor], stage: Sequence[Kernel]
 ) -> list[Message]:
-    """Return what travels at the end of a stage with these kernels."""
+    """Return the messages at the end of a stage with these kernels."""
     written = {
         result: n for n, kernel in enumerate(stage, 1) for function in kernel.functions for result in function.writes
     }
@@ -355,17 +355,14 @@ def _messages(
 
 
 def _local(program: Program, rows: int | None, first_row: int) -> Local:
-    """Return the batch of a rank."""
+    """Return the rows of a rank."""
     return Local(program.rows if rows is None else rows, first_row, program.rows)
 
 
 def _order(groups: Sequence[Group], early: Set[Group], sent_parts: Set[Tensor]) -> None:
-    """Give groups the lowest levels that let them wait for what they need, or later ones that suit them better.
+    """Give groups the lowest possible levels, or later ones that suit them better.
 
-    Args:
-        groups: of a program.
-        early: those that have launches of their own before all others of their stage.
-        sent_parts: what other ranks wait for: parts of what travels.
+    `early` groups are launched before all others of their stage; `sent` are parts of messages.
     """
     height: dict[Group, int] = {}
 
@@ -393,7 +390,7 @@ def _order(groups: Sequence[Group], early: Set[Group], sent_parts: Set[Tensor]) 
 
 
 def _stages(grouping: Grouping, functions: dict[Group, GeneratedFunction], steps: bool) -> list[list[Kernel]]:
-    """Return the kernels of each stage, in order; the last one advances the step."""
+    """Return the kernels of each stage; the last one advances the step."""
     kernels_of = []
     of_stages: list[dict[int, list[GeneratedFunction]]] = [{} for _ in range(grouping.stage_count)]
     for group, function in functions.items():
@@ -415,7 +412,7 @@ def _stages(grouping: Grouping, functions: dict[Group, GeneratedFunction], steps
 
 
 def _replaces(group: Group, function: GeneratedFunction, new: Tensor, old: Tensor) -> bool:
-    """Whether no thread of a group reads elements of the old value that another one replaces."""
+    """Whether no thread of a group reads an old element that another thread overwrites."""
     read = function.reads.get(old, set())
     role = group.roles[new]
     if None in read:  # as a user's kernel and a loop do, in any order

@@ -1,4 +1,4 @@
-"""What each kernel of a program asks of a GPU, and a table of it with predicted times; nothing here needs a GPU."""
+"""The load of each kernel of a program, and a table of it with predicted times; needs no GPU."""
 
 import ast
 import functools
@@ -34,12 +34,7 @@ _STEPS = ("", "k", "M", "G", "T", "P")
 
 
 def loads(composition: Composition, resources: Mapping[str, Resources] | None = None) -> list[Load]:
-    """Return what the kernels of a step ask of a GPU, in their order, those of loops once.
-
-    Args:
-        composition: the kernels.
-        resources: what the compiler gives each of them, by name, as far as that is known.
-    """
+    """Return the loads of a step's kernels in order, of loops once, with the compiler's resources as far as known."""
     known_resources = resources or {}
     kernels = launched(kernel for stage in composition.stages for kernel in stage)
     return [_load(kernel, times, composition, known_resources.get(kernel.name)) for kernel, times in kernels]
@@ -84,16 +79,16 @@ def _load(kernel: Kernel, times: int, composition: Composition, resources: Resou
 
 
 def _loaded(function: GeneratedFunction, demands: Mapping[Tensor, int]) -> list[Tensor]:
-    """Return the tensors that a function reads from memory."""
+    """Return the tensors that a function loads."""
     assert function.group is not None
     return [tensor for tensor in function.pointers if tensor not in function.group.roles and tensor in demands]
 
 
 def _demands(function: GeneratedFunction, composition: Composition) -> dict[Tensor, int]:
-    """Return how many elements of each tensor a function needs: of those that it computes, and of those that it loads.
+    """Return how many elements of each tensor a function computes or loads.
 
-    A view, a gather of rows or an op of single elements needs as many of its operands' elements as are needed of its
-    own at most; any other op needs all of them.
+    A view, a gather or an elementwise op needs at most as many elements of its operands as of itself; other ops need
+    all.
     """
     assert function.group is not None
     roles, count = function.group.roles, composition.sizes.count
@@ -106,7 +101,7 @@ def _demands(function: GeneratedFunction, composition: Composition) -> dict[Tens
 
 
 def _computed(function: GeneratedFunction) -> list[Tensor]:
-    """Return the tensors that a function computes, stored or not, each after its inputs."""
+    """Return the tensors that a function computes, stored or not, in topological order."""
     assert function.group is not None
     roles = function.group.roles
     order: list[Tensor] = []
@@ -124,7 +119,7 @@ def _computed(function: GeneratedFunction) -> list[Tensor]:
 
 
 def _shared(kernel: Kernel) -> int | None:
-    """Return the bytes of a kernel's shared memory, where the C++ that says them is no more than macros and numbers."""
+    """Return the bytes of a kernel's shared memory if macros and numbers say them, else None."""
     if kernel.dynamic:
         return kernel.dynamic
     sizes = [_value(function.shared) for function in kernel.functions]
@@ -142,7 +137,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 
 @functools.cache
 def _macros() -> dict[str, tuple[list[str], str]]:
-    """Return the parameters and the text of each macro of the kernels' headers that is arithmetic alone."""
+    """Return parameters and text of each arithmetic macro in the headers."""
     text = "\n".join(path.read_text() for path in sorted(kernels_dir().glob("*.cuh")))
     return {
         name: ([parameter for parameter in parameters.split(", ") if parameter], body)
@@ -151,7 +146,7 @@ def _macros() -> dict[str, tuple[list[str], str]]:
 
 
 def _value(text: str) -> int | None:
-    """Return the number that an expression of C++ is, or None where it is more than sums and products."""
+    """Evaluate a C++ expression of sums and products; None for others."""
 
     def of(node: ast.expr, names_known: Mapping[str, int]) -> int:
         match node:
@@ -183,12 +178,7 @@ def _value(text: str) -> int | None:
 
 
 def table(loads_of_step: Sequence[Load], measured: Mapping[str, Sequence[float]] | None = None) -> list[str]:
-    """Return the table: a line for each kernel, sums, and steps a second.
-
-    Args:
-        loads_of_step: the kernels of a step.
-        measured: further columns, seconds by kernel, by their heading.
-    """
+    """Return the table: a line for each kernel, sums, and steps/s; `measured` are columns of seconds by heading."""
     measured_columns = {name: list(seconds) for name, seconds in (measured or {}).items()}
     heads = ["", "blocks", "thr", "shared", "regs", "spill", "/SM", "read", "written", "ops"]
     heads += ["times"] if any(load.times > 1 for load in loads_of_step) else []
@@ -250,7 +240,7 @@ def _total(seconds: Iterable[float]) -> str:
 
 
 def short(number: int) -> str:
-    """Return a whole number in five columns at most: as it is, or three digits and a power of 1,000."""
+    """Format an integer in at most five columns: as it is, or three digits and a power of 1,000."""
     if number < 1000:
         return str(number)
     digits, _, power = f"{number:.2e}".partition("e")

@@ -1,10 +1,10 @@
-"""A program on a GPU: generated kernels, the memory of their tensors, and the launches of a step.
+"""A program on a GPU: generated kernels, memory, and the launches of a step.
 
-What changes from step to step is in the device's memory: the variables, and the number of the step, by which it finds
-its rows. A step is then a list of launches whose arguments never change.
+Everything that changes from step to step is in device memory: the variables, and the number of the step, by which it
+finds its rows. So a step is a list of launches with constant arguments.
 
-Where a run's tensors are, kernels read from its row of a table, so that several runs can be executed together, as a
-pack: one of its executables, the lead, has a table with a row for each, and launches the kernels for all.
+Kernels read a run's addresses from its row of a table, so that several runs can be executed together as a pack: one of
+its executables, the lead, has a table with a row for each, and launches the kernels for all.
 """
 
 import sys
@@ -72,12 +72,7 @@ class _Launches:
 
 @dataclass(frozen=True)
 class _Travel:
-    """How a message travels.
-
-    Attributes:
-        begin: lets it leave when the launches that are queued so far have run.
-        finish: exchanges it, and lets what is queued from then on see what came. Collective.
-    """
+    """Begins a message after the launches queued so far, and finishes it before those queued later. Collective."""
 
     begin: Callable[[], None]
     finish: Callable[[], None]
@@ -142,7 +137,7 @@ class CudaExecutable:
     # Memory
 
     def _allocate(self) -> None:
-        """Give tensors, scratch and counters their memory."""
+        """Allocate tensors, scratch memory and counters."""
         backend, program = self.backend, self._made.program
         backend.adopt(program.state)
         self._pointers: dict[Tensor, int] = {
@@ -192,7 +187,7 @@ class CudaExecutable:
         self._number = backend.zeros((1,), np.int64, "steps")
 
     def _placed(self, tensors: Sequence[Tensor], name: str) -> dict[Tensor, DeviceArray]:
-        """Return memory of their own for tensors, one behind the other."""
+        """Allocate consecutive tensors."""
         shapes = [self._shape(tensor) for tensor in tensors]
         starts = in_a_row((nbytes(tensor, self._rows) for tensor in tensors), ALIGNMENT)
         memory = DeviceMemory(self.backend.heap, starts[-1], name)
@@ -205,7 +200,7 @@ class CudaExecutable:
         return buffers
 
     def _sum(self, message: Message) -> "_Travel | LinkedMessage":
-        """Give the tensors of a message of all-reduces places in one buffer that travels."""
+        """Put the tensors of an all-reduce message into one buffer."""
         backend, comm, first = self.backend, self._comm, message.results[0]
         assert comm is not None
         starts = in_a_row(self._sizes.count(result.shape) for result in message.results)
@@ -226,9 +221,9 @@ class CudaExecutable:
         return _Travel(exchange_of_buffer.begin, finish)
 
     def _moves(self) -> dict[Message, _Travel]:
-        """Return how messages of gathers and of reduce-scatters travel.
+        """Prepare messages of gathers and reduce-scatters.
 
-        Stages come one after the other, so the first of each shares pinned memory, the second of each, and so on.
+        Stages run in turn, so the first message of each shares pinned memory, the second of each, and so on.
         """
         stages = [[message for message in messages if not message.is_sum] for messages in self._made.messages]
         moves: dict[Message, _Travel] = {}
@@ -262,7 +257,7 @@ class CudaExecutable:
         return _Travel(move.begin, finish)
 
     def _linked_moves(self) -> dict[Message, LinkedMessage]:
-        """Return how messages of gathers and of reduce-scatters travel from GPU to GPU."""
+        """Prepare messages of gathers and reduce-scatters between GPUs."""
         assert self._links is not None
         updates = set(self._made.program.updates.values())
         moves: dict[Message, LinkedMessage] = {}
@@ -273,7 +268,7 @@ class CudaExecutable:
         return moves
 
     def _buffers(self, message: Message) -> tuple[list[DeviceArray], list[DeviceArray]]:
-        """Return where the parts of a message of gathers or of reduce-scatters lie, and its results."""
+        """Return the buffers of a message's parts and results."""
 
         def buffer(tensor: Tensor, like: Tensor) -> DeviceArray:
             return DeviceArray(self._arena, self._pointers[tensor], self._shape(like), tensor.dtype)
@@ -303,7 +298,7 @@ class CudaExecutable:
     # Launches
 
     def _load(self) -> Hashable:
-        """Compile the kernels, and prepare their launches; return the pack key."""
+        """Compile the kernels and prepare their launches; return the pack key."""
         backend, gpu = self.backend, self.backend.gpu_record
         sources = self._made.sources()
         backend.compile_ahead(list(sources)[1:])
@@ -344,7 +339,7 @@ class CudaExecutable:
         return tuple(pack_parts) if is_generated and not self._messages else None
 
     def _prepare(self, kernel: Kernel, module: Any) -> Callable[..., None] | None:
-        """Return what launches a generated kernel; None where it has no blocks."""
+        """Return the prepared call of a generated kernel; None without blocks."""
         gpu, index = self.backend.gpu_record, "q" if self._made.wide_index else "i"
         letters = "P" + index * 3 + "".join("q" if "long long" in kind else "i" for kind, _ in arguments_of(kernel))
         if not sum(blocks_of(function, kernel.threads) for function in kernel.functions):
@@ -360,8 +355,8 @@ class CudaExecutable:
 
         Args:
             kernel: to be launched.
-            counters: the numbers of the steps of loops around it, by name.
-            pack_parts: is told what executables have in common that are a pack; of the steps of a loop, once.
+            counters: step numbers of the loops around it, by name.
+            pack_parts: receives parts of the pack key; of a loop's steps once.
         """
         if kernel.loop is not None:
             launches = list[Launch]()
@@ -392,11 +387,11 @@ class CudaExecutable:
 
     @property
     def _queues_messages(self) -> bool:
-        """Whether messages are queued as launches are."""
+        """Whether messages are queued on the device."""
         return bool(self._messages) and self._links is not None
 
     def _whole_step(self) -> list[Launch]:
-        """Return all that a step queues, where the GPUs send its messages by themselves."""
+        """Return launches and messages of a step whose messages the GPUs send."""
         launches: list[Launch] = []
         for stage in self._stages:
             for part in stage:
@@ -406,7 +401,7 @@ class CudaExecutable:
         return launches
 
     def _calls(self, kernel: Kernel, counters: Mapping[str, int]) -> list[Callable[[], None]]:
-        """Return what is called where no generated kernel is launched, at a step of the loops around it."""
+        """Return the calls in place of a generated kernel, at a step of the loops around it."""
         (function,) = kernel.functions
         call = function.call
         if isinstance(call, OwnCall):
@@ -422,7 +417,7 @@ class CudaExecutable:
         ]
 
     def _pointer(self, function: GeneratedFunction, tensor: Tensor, counters: Mapping[str, int]) -> int:
-        """Return where a function finds a tensor at a step of the loops around it."""
+        """Return a tensor's address at a step of the loops around a function."""
         at = function.addresses.get(tensor)
         if at is None:
             return self._pointers[tensor]
@@ -473,7 +468,7 @@ class CudaExecutable:
         return values
 
     def _of_run(self) -> dict[str, int]:
-        """Return what kernels read of this run, by name: addresses, and the bytes of numbers."""
+        """Return the fields of this run's `Run` by name: addresses, and bytes of numbers."""
         values = {"starts": self._starts.pointer, "step": self._number.pointer}
         if self._made.notes_rows:
             values["outside"] = self.backend.outside.pointer
@@ -489,15 +484,11 @@ class CudaExecutable:
 
     @property
     def launches(self) -> int:
-        """How many kernels a step launches."""
+        """Number of launches in a step."""
         return sum(len(part.launches) for stage in self._stages for part in stage)
 
     def run(self, starts: Sequence[int] = (0,)) -> None:
-        """Queue as many steps as there are starts. Collective where the program is a placed one.
-
-        Args:
-            starts: where in the array `ROWS` each step's rows begin.
-        """
+        """Queue a step for each start of its rows in the array `ROWS`. Collective if the program is placed."""
         if self._made.notes_rows:
             self._asked.append(starts)
         for begin in range(0, len(starts), _STEPS):
@@ -508,7 +499,7 @@ class CudaExecutable:
                 self.execute([(self, chunk)])
 
     def absent_row(self) -> DataError | None:
-        """Return the error that names a row that a table does not have, of a step since the last call."""
+        """Return the error that names an index outside a table, of a step since the last call."""
         program, starts_of_runs = self._made.program, list(self._asked)
         self._asked.clear()
         if not starts_of_runs:
@@ -529,11 +520,7 @@ class CudaExecutable:
         return self.backend.fetched(buffer)
 
     def execute(self, pack: Sequence[tuple["CudaExecutable", Starts]]) -> None:
-        """Queue steps of several runs, as the lead of their pack.
-
-        Args:
-            pack: executables that are alike, this one first, and the starts of each one's steps, the most first.
-        """
+        """Queue steps of a pack, as its lead: executables with equal keys and their starts, the most steps first."""
         for executable, starts in pack:
             if executable._made.counts_steps:
                 executable.backend.send(executable._starts[: len(starts)], starts)
@@ -574,11 +561,9 @@ class CudaExecutable:
                 self._messages[message].finish()
 
     def _queue(self, place: tuple[int, int, int, int], launches: Sequence[Launch]) -> None:
-        """Queue what is between two points at which messages leave: one graph, recorded when it is first queued.
+        """Queue launches between two messages: one graph, recorded when it is first queued.
 
-        Args:
-            place: number of the stage and of its part; how many runs, and how many steps.
-            launches: of the part, as often as there are steps.
+        `place` is the numbers of the stage and of its part, of runs and of steps.
         """
         stream, table, runs = self.backend.stream, self._table, place[2]
         assert table is not None, "it is closed"
@@ -595,10 +580,7 @@ class CudaExecutable:
             queue()
 
     def close(self) -> None:
-        """Queue what waits for other runs, and give the intermediate results back, and graphs that no other one shares.
-
-        What came out can still be read.
-        """
+        """Queue waiting steps, and free intermediate results and graphs that nobody shares; outputs stay readable."""
         self.backend.launch_waiting()
         self._table = None
         if not self.backend.joins_packs:  # else others' launches may still need them
@@ -622,13 +604,7 @@ def _is_of_host(launch: Launch) -> bool:
 
 
 def _cut(launches: list[Launch], ready: Sequence[tuple[int, int]], alone: Sequence[int]) -> list[_Launches]:
-    """Return launches cut where messages are complete, and around those of the host.
-
-    Args:
-        launches: of a stage.
-        ready: messages, each with how many launches complete it.
-        alone: the numbers, from 1, of those that are the host's.
-    """
+    """Cut launches where messages begin (`ready`, with the launches that complete them), and around the host's."""
     ends = sorted(
         {len(launches), *(count for _, count in ready), *alone, *(number - 1 for number in alone if number > 1)}
     )
@@ -639,12 +615,7 @@ def _cut(launches: list[Launch], ready: Sequence[tuple[int, int]], alone: Sequen
 
 
 class DeviceOutputs(Mapping[str, Array]):
-    """What the last step has made: copied to the host when it is read.
-
-    Args:
-        buffers: on the device, by name.
-        download: copies one, after all queued work.
-    """
+    """Outputs of the last step, copied to the host when they are read."""
 
     def __init__(self, buffers: Mapping[str, DeviceArray], download: Callable[[DeviceArray], Array]) -> None:
         self._buffers, self._download = buffers, download

@@ -1,8 +1,8 @@
-"""Tensors as C++: the statements that compute an element of one at an index, pulled from what is in memory.
+"""Elements of tensors as C++: the statements that compute one from stored tensors, at an index.
 
-`Writer.value(tensor, index)` writes what computes one element: views become arithmetic on indices, ops of single
-elements their expression, other ops a function of `kernels/`. What is stored is loaded. A statement stands in the
-outermost scope in which its operands are known, and what is written once is used again.
+`Writer.value(tensor, index)` writes the computation of an element: views become index arithmetic, elementwise ops their
+expression, other ops a function of `kernels/`; stored tensors are loaded. A statement stands in the outermost scope
+that knows its operands, and equal expressions are computed once.
 """
 
 import functools
@@ -44,12 +44,9 @@ Index = Sequence[IndexExpr]
 
 @dataclass
 class Quads:
-    """What a map's threads load and store by four elements that lie side by side.
+    """Groups of four adjacent elements that a map's threads load and store, with the C++ index of the current element.
 
-    Attributes:
-        index: at which the map's own element lies, in C++.
-        loaded: by the pointer from which: the variable that holds four elements, and the type of one.
-        stored: likewise.
+    `loaded` and `stored` have, by pointer, the variable that holds four elements, and the type of one.
     """
 
     index: str
@@ -58,19 +55,19 @@ class Quads:
 
 
 class Writer(Statements):
-    """Writes the statements of one function, told what is in memory.
+    """Writes the statements of one function.
 
     Args:
         is_stored: whether a tensor is in memory when the function runs.
-        name: what a stored tensor's pointer is called there; asking notes that the function needs it.
-        number: what a number is called there that each run has its own of, by the tensor that has it, the attribute
-            ("" for a constant), value and type; asking notes it. By default numbers are written as they are.
+        name: returns a stored tensor's pointer, and records that the function needs it.
+        number: returns the name of a number that differs by run, and records it, given tensor, attribute ("" for a
+            constant), value and type. By default numbers are literals.
 
     Attributes:
-        known: elements that are in a variable, by their tensor, and by their place in its memory.
-        loads: places at which stored tensors are read; None where a function reads all of them.
-        needs: headers and arguments that the statements name.
-        quads: what is loaded and stored by four elements at once; None where it is one by one.
+        known: elements in variables, by tensor and flat index.
+        loads: flat indices at which stored tensors are loaded; None for all.
+        needs: headers and special arguments.
+        quads: elements that are loaded and stored by four; None for one by one.
     """
 
     def __init__(
@@ -88,18 +85,14 @@ class Writer(Statements):
         self.quads: Quads | None = None
 
     def drawn(self, numbers: str) -> str:
-        """Return the name of the random numbers that were drawn last for such arguments, beyond all loops."""
+        """Return the variable of the random numbers drawn last with these arguments, declared outside all loops."""
         if numbers not in self._drawn:
             self._drawn[numbers] = self.fresh("drawn")
             self.write(f"Drawn {self._drawn[numbers]};", depth=0)
         return self._drawn[numbers]
 
     def value(self, tensor: Tensor, index: Index) -> Ex:
-        """Return an element of a tensor.
-
-        Raises:
-            ConfigError: its op has no kernel.
-        """
+        """Return an element of a tensor; ConfigError if its op has no kernel."""
         if tensor in self.known and (variable := self.known[tensor].get(ravel(index, tensor.shape))) is not None:
             return variable
         if self._is_stored(tensor):
@@ -107,7 +100,7 @@ class Writer(Statements):
         return self.computed(tensor, index)._replace(computed=tensor.op is not None)
 
     def computed(self, tensor: Tensor, index: Index) -> Ex:
-        """Return an element, computed even if the tensor is stored; as `value`."""
+        """Return an element, computed even if the tensor is stored."""
         return self.kept((tensor, *index), lambda: self._computed(tensor, index))
 
     def _computed(self, tensor: Tensor, index: Index) -> Ex:
@@ -124,7 +117,7 @@ class Writer(Statements):
         raise ConfigError(f"op {tensor.op.name!r} has no kernel: use --device cpu")
 
     def load(self, tensor: Tensor, index: Index) -> Ex:
-        """Return an element of what is in memory."""
+        """Load an element."""
         place = ravel(index, tensor.shape)
         self.loads.setdefault(tensor, set()).add(place)
         if tensor.name == ROWS and tensor.variable is None:  # of which each step has its own
@@ -137,17 +130,17 @@ class Writer(Statements):
         return self.let(kind, f"{quad}.of[own]", at.depth)
 
     def number(self, tensor: Tensor, attribute: str, value: Any, dtype: DType) -> str:
-        """Return a number of a constant or an attribute: its name where each run has its own, else as it is."""
+        """Return a constant or attribute: by name if it may differ by run, else as a literal."""
         return self.own(tensor, attribute, value, dtype) if differs_by_run(value, dtype) else literal(value, dtype)
 
     def own(self, tensor: Tensor, attribute: str, value: Any, dtype: DType) -> str:
-        """Return the name of a number that each run has its own of."""
+        """Return the name of a number that differs by run."""
         if self._number_name is None:
             return literal(value, dtype)
         return self._number_name(tensor, attribute, value, dtype)
 
     def _element(self, lowering: Element, tensor: Tensor, index: Index) -> Ex:
-        """Return what an op of single elements makes."""
+        """Return the element of an elementwise op."""
         last = ZERO
         if lowering.by_last:
             *index, place = index
@@ -165,12 +158,12 @@ class Writer(Statements):
         return element(tensor, operands, functools.partial(self.number, tensor), last.text)
 
     def pointer(self, tensor: Tensor) -> str:
-        """Return the name of what a function reads in its own order."""
+        """Return the pointer of a tensor that a function reads in an order of its own."""
         self.loads.setdefault(tensor, set()).add(None)
         return self._name(tensor)
 
     def joined(self, kind: str, join: str, lengths: Shape, term: Callable[[IndexExpr], Ex]) -> Ex:
-        """Return the sum (or another join) of terms, in a loop."""
+        """Reduce terms in a loop."""
         result, at = self.fresh("sum"), self.fresh("k")
         with self.scope() as inner:
             term_value = term(symbol(Axis(at, numel(lengths), self.depth)))
@@ -187,11 +180,7 @@ class Writer(Statements):
 
 
 class Reading(Writer):
-    """Follows the same rules without writing anything: only `loads` is of use, and what is equal has one name.
-
-    Args:
-        is_stored: as in `Writer`.
-    """
+    """Records what a function loads without writing it; equal values have one name."""
 
     def __init__(self, is_stored: Callable[[Tensor], bool]) -> None:
         super().__init__(is_stored, lambda tensor: "")
@@ -201,7 +190,7 @@ class Reading(Writer):
         return self._called.setdefault(key, f"x{len(self._called)}")
 
     def kept(self, key: Any, make: Callable[[], Ex]) -> Ex:
-        """See `Statements`; in one scope."""
+        """See `Statements`; in a single scope."""
         if (value := self._made.get(key)) is None:
             value = self._made[key] = make()
         return value
@@ -233,19 +222,19 @@ class Reading(Writer):
 
 
 def _spread(index: Index, shape: Shape) -> Index:
-    """Return the place in an input that is broadcast to an output."""
+    """Return the index in an operand that is broadcast."""
     return [
         ZERO_INDEX if is_one(n) else place for place, n in zip(index[len(index) - len(shape) :], shape, strict=True)
     ]
 
 
 def _reshaped(index: Index, old: Shape, new: Shape) -> Index:
-    """Return the place of the same element in another shape."""
+    """Return the index of the same element in another shape."""
     return unravel(ravel(index, old), new)
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    """Whether a tensor is a positive whole number that is known."""
+    """Whether a tensor is a known positive integer."""
     value = tensor.value
     if tensor.op is not None or value is None or value.size != 1 or tensor.counts_rows:
         return False
@@ -253,10 +242,10 @@ def _is_whole(tensor: Tensor) -> bool:
 
 
 def differs_by_run(value: Any, dtype: DType) -> bool:
-    """Whether runs of one program may have another number there: rates, seeds, thresholds of random bits.
+    """Whether a number may differ between runs of one program: rates, seeds, thresholds of random bits.
 
-    0, 1 and -1 belong to formulas, and so do whole numbers of few digits. The text of a program depends on neither
-    value of a number that may differ, so that runs which differ in these alone share kernels, and launches.
+    0, 1, -1 and small integers belong to formulas. The text does not depend on the value of a number that may differ,
+    so that runs which differ in these alone share kernels and launches.
     """
     number = np.asarray(value).astype(dtype)[()]
     if dtype.kind == "f":
@@ -269,7 +258,7 @@ _LEAST_THRESHOLD = 2**16
 
 
 def same(a: Sequence[int], b: Sequence[int]) -> bool:
-    """Whether shapes are the same for every number of rows."""
+    """Whether shapes are equal for every number of rows."""
     return len(a) == len(b) and all(numel((n,)) == numel((m,)) for n, m in zip(a, b, strict=True))
 
 
@@ -360,7 +349,7 @@ def _random_bits(w: Writer, t: Tensor, index: Index) -> Ex:
 
 
 def _batch_matmul(w: Writer, t: Tensor, index: Index) -> Ex:
-    """Of other types than the tiled kernels': a plain loop."""
+    """Products of types without tiled kernels: a plain loop."""
     a, b = t.inputs
     *batch, m, n = index
 
@@ -376,18 +365,18 @@ _JOINS = {"sum": "Sum", "max": "Greatest", "argmax": "First"}
 
 
 def join_of(t: Tensor) -> str | None:
-    """Return what joins a reduction's terms in C++; None for other tensors."""
+    """Return the C++ reduction of a tensor; None for other ops."""
     reduction = lowering_of(t)
     return _JOINS[reduction.join] if isinstance(reduction, Reduction) else None
 
 
 def join_type(t: Tensor) -> str:
-    """Return the C++ type in which a reduction joins its terms within a thread."""
+    """Return the C++ type of a thread's accumulator."""
     return f"Best<{ctype(t.inputs[0].dtype)}>" if join_of(t) == "First" else ctype(t.dtype)
 
 
 def _reduce(w: Writer, t: Tensor, index: Index) -> Ex:
-    """A reduction whose element one thread computes alone."""
+    """A reduction that one thread computes alone."""
     x, axes, join_name, kind = t.inputs[0], reduced_axes(t), join_of(t), join_type(t)
     assert join_name is not None
     lengths = [x.shape[axis] for axis in axes]
@@ -407,7 +396,7 @@ def _reduce(w: Writer, t: Tensor, index: Index) -> Ex:
 
 
 def _windows(w: Writer, t: Tensor, index: Index) -> Ex:
-    """An op of kernels/windows.cuh, which takes whole inputs, and the place of an element."""
+    """An op of kernels/windows.cuh, which takes whole inputs and an index."""
     assert t.op is not None
     assert isinstance(t.op.lowering, Windows)
     w.needs.add("windows.cuh")
@@ -423,7 +412,7 @@ def _windows(w: Writer, t: Tensor, index: Index) -> Ex:
 
 
 def _convolution(w: Writer, t: Tensor, index: Index) -> Ex:
-    """Of other types than the tiled kernels': a plain loop."""
+    """Convolutions of types without tiled kernels: a plain loop."""
     lowering = lowering_of(t)
     assert isinstance(lowering, ConvolutionLowering)
     names = {lowering.image: "bhwi", lowering.places: "bpqo", lowering.kernel: "rsio"}

@@ -1,11 +1,11 @@
-"""The CUDA C++ of a program: a function for each group, and kernels that deal their blocks out to functions.
+"""Generates a program's CUDA C++: a function for each group, and kernels whose blocks are dealt out to functions.
 
-All of a program is one source. Its text depends on the program and on the tiles of its products, not on the number of
-rows, which kernels get as arguments, so that batches of other sizes find it compiled; nor on seeds, rates and other
-numbers in which runs of one program may differ.
+A program is one source. It depends on the program and on the tiles of its products, not on the number of rows, which is
+a kernel argument, so that batches of other sizes find it compiled; nor on seeds, rates and other numbers in which runs
+of one program may differ.
 
-What each run has of its own, where its tensors are and these numbers, is a `Run` in the device's memory. Kernels are
-given an array of them: the second dimension of the grid counts the runs that are executed together, a pack.
+Addresses and numbers of each run are a `Run` in device memory. Kernels are given an array of them: the second dimension
+of the grid counts the runs that are executed together, a pack.
 """
 
 import re
@@ -50,13 +50,7 @@ SIZES = ("B", "first_row", "global_B")
 
 @dataclass
 class Local:
-    """The batch as a rank has it.
-
-    Attributes:
-        rows: of the batch that the rank has.
-        first_row: the global number of the first of them.
-        global_rows: of the whole batch.
-    """
+    """Rows of a rank: their number, the global number of the first, and the rows of the whole batch."""
 
     rows: int
     first_row: int
@@ -69,13 +63,7 @@ class Local:
 
 @dataclass
 class Argument:
-    """A number or a piece of scratch memory that a function takes beside tensors.
-
-    Attributes:
-        kind: C++ type, in which `*` is a pointer to scratch.
-        name: in the function.
-        value: the number, or the bytes of scratch.
-    """
+    """A number, or bytes of scratch memory (a `*` in `kind`), that a function takes beside tensors."""
 
     kind: str
     name: str
@@ -84,13 +72,10 @@ class Argument:
 
 @dataclass(eq=False)
 class LibraryCall:
-    """Products of matrices, or a convolution, that a library computes.
+    """Matrix products or a convolution that the library `by` computes.
 
-    Attributes:
-        by: the library.
-        problem: what it is asked for.
-        tensors: both factors and the result.
-        steps: bytes from one matrix to the next of the three, where there are several.
+    `tensors` are both factors and the result; `steps` the bytes from one matrix to the next of each, if there are
+    several.
     """
 
     by: str
@@ -101,11 +86,9 @@ class LibraryCall:
 
 @dataclass(eq=False)
 class OwnCall:
-    """A launch of a user's own kernel, or a call of an op's NumPy function on the host.
+    """A launch of a user's kernel, or a call of an op's NumPy function on the host.
 
-    Attributes:
-        tensor: what it makes.
-        scratch: shapes of its other outputs, by their numbers, and where they begin in scratch memory.
+    `scratch` has shape and offset of the kernel's other outputs, by number.
     """
 
     tensor: Tensor
@@ -114,28 +97,28 @@ class OwnCall:
 
 @dataclass(eq=False)
 class GeneratedFunction:
-    """What one group computes.
+    """The C++ function of a group.
 
     Attributes:
-        name: of the C++ function.
-        group: as above; None for what advances the step.
-        about: which ops, in words.
+        name: in C++.
+        group: that it computes; None for the step counter.
+        about: its ops, for a comment.
         body: statements.
-        pointers: C++ names of the tensors in memory, in order.
-        writes: those that it stores.
-        overlapping: those whose memory is also another's of them: of a variable's old value and of the new one.
-        reads: places at which tensors are read; None for all.
-        places: at which it stores a tensor.
+        pointers: C++ names of stored tensors, in order.
+        writes: tensors that it stores.
+        overlapping: tensors that share memory, as a variable's old and new value.
+        reads: indices at which it loads tensors; None for all.
+        places: index at which it stores each tensor.
         arguments: beside the tensors.
-        numbers: that each run has its own of, by name.
-        needs: headers, and what else it names.
+        numbers: that differ by run, by name.
+        needs: headers and special arguments.
         blocks: how many it needs.
         threads: of a block; None for any.
         resident: blocks that a multiprocessor is to hold at once, for which nvcc saves registers.
         shared: bytes of shared memory, in C++.
-        dynamic: the same as a number, where they are more than a kernel has without asking; else 0.
-        addresses: of tensors whose place differs from step to step of a loop.
-        call: what is called instead of a generated kernel.
+        dynamic: the same as a number if it exceeds the static limit; else 0.
+        addresses: of tensors that move from step to step of a loop.
+        call: that takes the place of a generated kernel.
     """
 
     name: str
@@ -160,7 +143,7 @@ class GeneratedFunction:
 
     @property
     def signature(self) -> list[tuple[str, str]]:
-        """Types and names of its parameters, in order."""
+        """Types and names of its parameters."""
         tensors = [
             (
                 f"{'' if tensor in self.writes else 'const '}{ctype(tensor.dtype)} *"
@@ -176,7 +159,7 @@ class GeneratedFunction:
 
     @property
     def fields(self) -> dict[Tensor, str]:
-        """Names of the fields of a `Run` by the tensors to which these point."""
+        """The field of a `Run` that points to each tensor."""
         pairs = self.pointers.items()
         return dict(
             (at.base, at.name) if (at := self.addresses.get(tensor)) else (tensor, name) for tensor, name in pairs
@@ -184,15 +167,7 @@ class GeneratedFunction:
 
 
 class Generator:
-    """Writes the functions of a program.
-
-    Args:
-        grouping: of its tensors.
-        sizes: of the batch.
-        stored: which anchors are kept in memory.
-        names: what tensors are called.
-        addresses: of those whose place differs from step to step of a loop.
-    """
+    """Writes the functions of groups, given stored anchors, names, and addresses within loops."""
 
     def __init__(
         self,
@@ -266,7 +241,7 @@ class Generator:
         self._end_sums(function, w, places, group)
 
     def _elements(self, function: GeneratedFunction, w: Writer, places: Places) -> list[str]:
-        """Return what a map does for one element."""
+        """Return the statements of a map for one element."""
         group = places.group
         with w.scope(1) as body:
             mains = [(tensor, w.computed(tensor, places.index(tensor.shape, "main"))) for tensor in group.of("main")]
@@ -275,10 +250,10 @@ class Generator:
         return body
 
     def _by_quads(self, w: Writer, chunk: int, body: Sequence[str], quads: Quads) -> None:
-        """Write the loop of a map whose threads take four elements that lie side by side.
+        """Write the loop of a map whose threads take four adjacent elements.
 
-        What lies as the elements do is loaded before and stored behind, 16 bytes at once where all of it is aligned.
-        Behind the end a thread computes the last element again, and neither stores nor adds it.
+        Tensors in the elements' order are loaded before and stored afterwards, 16 bytes at once if all are aligned.
+        Behind the end a thread recomputes the last element, and neither stores nor adds it.
         """
         addresses = " | ".join(f"(size_t){pointer}" for pointer in sorted({*quads.loaded, *quads.stored}))
         w.write(
@@ -353,7 +328,7 @@ class Generator:
         self._end_sums(function, w, places, group)
 
     def _columns(self, function: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
-        """Sums over rows: a lane a column, whose block's warps take turns."""
+        """Sum over rows: a lane for each column, the warps of a block share the rows."""
         count = numel_text(group.inner)
         function.needs.add("columns.cuh")
         w.write(
@@ -366,7 +341,7 @@ class Generator:
         self._over_rows(function, w, places, tiles, _CHUNK_ROWS, turns, ("column_join", "threadIdx.x < WARP"))
 
     def _totals(self, function: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
-        """Sums over rows: a block a column, whose threads take turns."""
+        """Sum over rows: a block for each column, its threads share the rows."""
         function.needs.add("columns.cuh")
         w.write(
             f"const int tiles = {numel_text(group.inner)}, tile = block % tiles, chunk_number = block / tiles;",
@@ -387,16 +362,17 @@ class Generator:
         turns: tuple[str, str, str],
         joined: tuple[str, str],
     ) -> None:
-        """Write sums over rows for each column, whose blocks are dealt out to tiles of columns and chunks of rows.
+        """Write sums over rows for each column, with blocks for tiles of columns and chunks of rows.
 
         Args:
-            function: the function.
+            function: that is written.
             w: its writer, at a `tile`, a column `c` and a `chunk_number`.
             places: of its group.
             tiles: their number.
             least: rows of a chunk.
-            turns: which threads have a column, and the first row and the distance of the rows that one takes.
-            joined: what joins what the threads of a column have, and which threads then know it.
+            turns: the condition for a thread to have a column, its first row and the distance of its rows.
+            joined: the function that reduces over the threads of a column, and the condition for threads that get the
+                result.
         """
         group, count = places.group, numel_text(places.group.inner)
         columns = self._sizes.count(group.inner)
@@ -542,7 +518,7 @@ class Generator:
         sizes: tuple[int, int],
         phases: int,
     ) -> None:
-        """Write sums over rows of a product's results: of a tile, and by the last block of all tiles."""
+        """Write sums over rows of a product's results: within a tile, then by the last block of all tiles."""
         M, N = sizes
         tiles, of_columns = plan.tiles(max(M, 1), 1) * phases, plan.tiles(1, N)
         nodes = tree_levels(tiles, COLUMNS_FAN)
@@ -571,10 +547,7 @@ class Generator:
     def _cut(
         self, function: GeneratedFunction, sizes: tuple[int, int, int], plan: ProductPlan, matrices: int, least: int = 0
     ) -> None:
-        """Note the blocks of products of these M, N and K by a plan, and the arguments that say them.
-
-        There are blocks for `least` rows where there are fewer.
-        """
+        """Set blocks and arguments for products of these M, N and K, for `least` rows if there are fewer."""
         (M, N, _), tiling = sizes, plan.tiling
         tiles = plan.tiles(max(M, least), N) * matrices
         function.blocks = tiles * plan.slices
@@ -589,7 +562,7 @@ class Generator:
     def _epilogue(
         self, function: GeneratedFunction, group: Group, result: Tensor, w: Writer, places: Places
     ) -> list[str]:
-        """Return what becomes of `sum`, the product's element of row r and column c, `own` among the thread's."""
+        """Return the statements that consume `sum`, the product's element (r, c), `own` among the thread's."""
         with w.scope(1) as body:
             w.known[result] = {places.element: Ex("sum", 2)}
             mains = [(tensor, w.value(tensor, places.index(tensor.shape, "main"))) for tensor in group.of("main")]
@@ -600,7 +573,7 @@ class Generator:
     def _tiled(
         self, function: GeneratedFunction, result: Tensor, plan: ProductPlan, transposed: tuple[bool, bool]
     ) -> str:
-        """Return the name of a tiled product's kernel; note its header, threads and shared memory."""
+        """Return the name of a tiled product's kernel; set header, threads and shared memory."""
         tiling = plan.tiling
         function.threads, function.dynamic = tiling.threads, tiling.shared
         if not isinstance(lowering_of(result), ConvolutionLowering):  # whose matrices take more registers to find
@@ -637,7 +610,7 @@ class Generator:
         function.call = OwnCall(tensor, other_outputs)
 
     def _loop(self, function: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
-        """What its steps are is said by who composes a program."""
+        """`Composition` sets the steps."""
         for operand in next(iter(group.roles)).inputs:
             w.pointer(operand)
         for value in group.roles:
@@ -646,7 +619,7 @@ class Generator:
     # Sums over all elements, which the last block ends
 
     def _begin_sums(self, w: Writer, sums: Sequence[Tensor], columns: int | None = None) -> None:
-        """Write what a thread adds up in: a number each, or one for each of its columns."""
+        """Declare a thread's accumulators: one for each sum, or for each of its columns."""
         for number, tensor in enumerate(sums):
             kind, name, identity = (
                 join_type(tensor),
@@ -693,7 +666,7 @@ class Generator:
         self._finals(function, w, places, group, "threadIdx.x == 0")
 
     def _total(self, tensor: Tensor, number: int) -> Ex:
-        """Return a sum that is complete."""
+        """Return a complete sum."""
         place = ".place" if join_of(tensor) == "First" else ""
         return Ex(f"(({ctype(tensor.dtype)})total_{number}{place})", 0)
 
@@ -712,7 +685,7 @@ class Generator:
     def _store(
         self, function: GeneratedFunction, w: Writer, places: Places, values: Iterable[tuple[Tensor, Ex]]
     ) -> None:
-        """Store elements, after all have been computed: what they replace may be read by others of the group."""
+        """Store elements after all have been computed: other members may read the old values."""
         for tensor, value in values:
             if tensor in self._stored:
                 target = self._target(function, w, tensor, places.of("main"))
@@ -736,13 +709,7 @@ def _precision(product: Tensor) -> str:
 
 @dataclass
 class Kernel:
-    """Functions of one launch.
-
-    Attributes:
-        name: of the kernel.
-        functions: that its blocks are dealt out to, in order.
-        threads: of a block; 0 for what is no generated kernel.
-    """
+    """Functions of one launch, by the order of their blocks; `threads` is 0 unless it is a generated kernel."""
 
     name: str
     functions: list[GeneratedFunction]
@@ -750,18 +717,18 @@ class Kernel:
 
     @property
     def dynamic(self) -> int:
-        """Bytes of dynamic shared memory that it is launched with."""
+        """Bytes of dynamic shared memory."""
         return max(function.dynamic for function in self.functions)
 
     @property
     def loop(self) -> LoopCall | None:
-        """The loop that it is, if it is one."""
+        """The loop that it is, or None."""
         call = self.functions[0].call
         return call if isinstance(call, LoopCall) else None
 
 
 def with_steps(kernels: Iterable[Kernel]) -> Iterator[Kernel]:
-    """Yield kernels, and those of the steps of loops among them, once."""
+    """Yield kernels, and those within loops once."""
     for kernel in kernels:
         yield kernel
         if kernel.loop is not None:
@@ -769,7 +736,7 @@ def with_steps(kernels: Iterable[Kernel]) -> Iterator[Kernel]:
 
 
 def launched(kernels: Iterable[Kernel], times: int = 1) -> Iterator[tuple[Kernel, int]]:
-    """Yield what is launched, with how often: kernels of the steps of loops as often as there are steps."""
+    """Yield kernels with how often they are launched, within loops once a step."""
     for kernel in kernels:
         if kernel.loop is None:
             yield kernel, times
@@ -778,11 +745,7 @@ def launched(kernels: Iterable[Kernel], times: int = 1) -> Iterator[tuple[Kernel
 
 
 def kernels(levels: Sequence[Sequence[GeneratedFunction]]) -> list[Kernel]:
-    """Return the kernels of one stage: those of a level are independent, and share launches where they can.
-
-    Args:
-        levels: functions, each level after those that it waits for.
-    """
+    """Return the kernels of a stage: the functions of a level are independent, and share launches if possible."""
     result: list[Kernel] = []
     for level in levels:
         functions = [function for function in level if function.call is None]
@@ -797,7 +760,7 @@ def kernels(levels: Sequence[Sequence[GeneratedFunction]]) -> list[Kernel]:
 
 
 def _parted(functions: list[GeneratedFunction]) -> list[list[GeneratedFunction]]:
-    """Return functions by launches, each of which takes no more arguments than CUDA allows."""
+    """Group functions into launches within CUDA's limit of arguments."""
     parts: list[list[GeneratedFunction]] = []
     room = 0
     for function in functions:
@@ -811,17 +774,15 @@ def _parted(functions: list[GeneratedFunction]) -> list[list[GeneratedFunction]]
 
 
 def blocks_of(function: GeneratedFunction, threads: int) -> int:
-    """Return the blocks that a function needs when a block has so many threads."""
+    """Return the blocks of a function, given the threads of a block."""
     return -(-function.blocks // (threads // 32)) if "rows" in function.needs else function.blocks
 
 
 def source(kernels_of_source: Sequence[Kernel], wide_index: bool, fields: Mapping[str, str] | None = None) -> str:
     """Return the C++ of kernels.
 
-    Args:
-        kernels_of_source: the kernels.
-        wide_index: there are tensors whose elements an int cannot count.
-        fields: of a `Run`, by default those that these kernels need.
+    `wide_index`: an int cannot count all elements. `fields` are those of a `Run`, by default those that the kernels
+    need.
     """
     kernels_of_source = [kernel for kernel in kernels_of_source if kernel.threads]
     functions = [function for kernel in kernels_of_source for function in kernel.functions]
@@ -887,20 +848,20 @@ def source(kernels_of_source: Sequence[Kernel], wide_index: bool, fields: Mappin
 
 
 def called(function: GeneratedFunction) -> list[tuple[str, str]]:
-    """Return types and names of what kernels call a function with."""
+    """Return types and names of the arguments that kernels pass to a function."""
     shared = {name: name for name in (*function.pointers.values(), *function.numbers, "starts", "step", "outside")}
     shared |= {function.pointers[tensor]: at.name for tensor, at in function.addresses.items()}
     return [(kind, shared.get(name, f"{name}_{function.name}")) for kind, name in function.signature]
 
 
 def _offsets(function: GeneratedFunction) -> list[str]:
-    """Return what is added to each of what kernels call a function with, in C++."""
+    """Return the C++ offset of each argument."""
     offsets = {function.pointers[tensor]: f" + {at.offset}" for tensor, at in function.addresses.items() if at.terms}
     return [offsets.get(name, "") for _, name in function.signature]
 
 
 def arguments_of(kernel: Kernel) -> list[tuple[str, str]]:
-    """Return types and names of a kernel's parameters behind the sizes: numbers that all runs have in common."""
+    """Return types and names of a kernel's parameters behind the sizes: numbers that all runs share."""
     parameters: list[tuple[str, str]] = []
     for function in kernel.functions:
         parameters.append(("int ", f"blocks_{function.name}"))
@@ -910,7 +871,7 @@ def arguments_of(kernel: Kernel) -> list[tuple[str, str]]:
 
 
 def _declared(fields: Mapping[str, str], used: Set[str]) -> list[str]:
-    """Return the declarations of the fields of a `Run`, of which those that nothing names stand together."""
+    """Declare the fields of a `Run`; unused ones become padding."""
     declarations, skipped = list[str](), 0
     for number, (name, kind) in enumerate((*fields.items(), ("", ""))):
         if name and name not in used:
@@ -925,7 +886,7 @@ def _declared(fields: Mapping[str, str], used: Set[str]) -> list[str]:
 
 
 def run_fields(kernels_of_run: Sequence[Kernel]) -> dict[str, str]:
-    """Return the fields of a `Run` in order: the C++ types by name. Each takes eight bytes."""
+    """Return the C++ type of each field of a `Run`, in order; each takes eight bytes."""
     fields: dict[str, str] = {}
     for function in (function for kernel in kernels_of_run if kernel.threads for function in kernel.functions):
         for kind, name in called(function):
@@ -940,7 +901,7 @@ def _is_of_run(function: GeneratedFunction, kind: str, name: str) -> bool:
 
 
 def _greatest(functions: Sequence[GeneratedFunction]) -> str:
-    """Return the most shared memory that functions need, in C++."""
+    """Return the maximum of the functions' shared memory, in C++."""
     expression = ""
     for size_text in dict.fromkeys(function.shared for function in functions):
         expression = size_text if not expression else f"({expression} > {size_text} ? {expression} : {size_text})"
@@ -948,13 +909,13 @@ def _greatest(functions: Sequence[GeneratedFunction]) -> str:
 
 
 def _word(name: str) -> str:
-    """Return a name as C++ can have it."""
+    """Return a name as a C++ identifier."""
     word = re.sub(r"\W+", "_", name).strip("_")
     return word if word and not word[0].isdigit() else f"t_{word}"
 
 
 def names_of(tensors: Iterable[Tensor], labels: Mapping[Tensor, str]) -> dict[Tensor, str]:
-    """Return what tensors are called in C++: by their label or name, or by their op and a number."""
+    """Return unique C++ names of tensors, from their label, name or op."""
     names: dict[Tensor, str] = {}
     # Some ops are functions of headers.
     used_names: set[str] = {"shared", "block", "pack", "run", "starts", "step", "outside", *_TYPES, *SIZES, *OPS}
@@ -1004,7 +965,7 @@ _RESERVED = re.compile(
 
 
 def _passes(group: Group) -> list[list[Tensor]]:
-    """Return a row's reductions by passes over it: those of a pass do not need each other."""
+    """Group a row's reductions into passes of independent ones."""
     passes: list[list[Tensor]] = []
     for tensor in group.of("reduce"):
         if passes and not _needs(tensor, set(passes[-1]), group):
@@ -1028,17 +989,17 @@ def _needs(tensor: Tensor, targets: set[Tensor], group: Group) -> bool:
 
 
 def _wide(tensor: Tensor) -> str:
-    """Return the type in which sums go on beyond one thread."""
+    """Return the type in which sums are reduced beyond one thread."""
     return ctype(type_of(tensor.dtype).accumulate) if join_of(tensor) == "Sum" else join_type(tensor)
 
 
 def _width(tensor: Tensor) -> int:
-    """Return how many bytes of that type suffice."""
+    """Return the bytes of that type, at most."""
     return 16 if join_of(tensor) == "First" else 8
 
 
 def _used(lines: list[str]) -> list[str]:
-    """Return statements without variables that nothing reads."""
+    """Drop unused variables from statements."""
     while True:
         words = Counter(re.findall(r"\w+", "\n".join(lines)))
         used_lines = [line for line in lines if (match := _VARIABLE.match(line)) is None or words[match[1]] > 1]

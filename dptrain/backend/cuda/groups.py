@@ -1,9 +1,9 @@
-"""Which tensors of a program one kernel function computes together: fusion, as it suits a GPU.
+"""Fusion for a GPU: which tensors of a program one kernel function computes together.
 
-Few tensors are *anchors*: results, sums, products, what products and convolutions read, and what is expensive and used
-for many elements. All others are computed where they are used. An anchor joins the group of what it reads where an
-element needs only elements that the same thread (or the threads of the same row) has at that moment, and everything
-else is there before the group begins. Groups that do not wait for each other share a launch.
+A few tensors are *anchors*: results, sums, products, operands of products and convolutions, and expensive tensors that
+are used for many elements. All others are recomputed where they are used. An anchor joins the group of an operand if
+each element needs only elements that the same thread (or the threads of the same row) has at that moment, and
+everything else is stored before the group begins. Groups that do not wait for each other share a launch.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -69,11 +69,10 @@ class Group:
     Attributes:
         kind: see `GroupKind`.
         axes: of its elements; all of a map belong to the row.
-        stage: between which sync points with other ranks it runs.
-        level: groups of lower levels run before it.
-        roles: of its members, in the order in which they can be computed.
-        after: groups that must have run before.
-        copied: of a group that only copies: the update, and the variable that it becomes.
+        stage: between two sync points of the ranks.
+        level: groups of lower levels run before.
+        roles: of its members, in executable order.
+        after: groups that must run before.
     """
 
     kind: GroupKind
@@ -85,39 +84,39 @@ class Group:
 
     @property
     def lead(self) -> Shape:
-        """Lengths of all axes of a map, of the rows otherwise."""
+        """Lengths of all axes of a map, else of the rows."""
         return tuple(n for side, shape in self.axes for n in shape if side == "row")
 
     @property
     def inner(self) -> Shape:
-        """Lengths of the axes within a row, of the columns."""
+        """Lengths of the axes within a row, the columns."""
         return tuple(n for side, shape in self.axes for n in shape if side == "column")
 
     @property
     def by_column(self) -> bool:
-        """Whether its sums go over the rows, for each column."""
+        """Whether it sums over the rows, for each column."""
         return self.kind in ("columns", "totals", "product")
 
     @property
     def space(self) -> tuple[object, ...]:
-        """What groups have in common whose elements can be gone over together."""
+        """A key, equal for groups that can share a loop."""
         return self.kind, weights(self.axes)
 
     @cached_property
     def places(self) -> "Places":
-        """Where its function stands."""
+        """Indices of its elements."""
         return Places(self)
 
     def of(self, *roles: Role) -> list[Tensor]:
-        """Return the members of these roles."""
+        """Return the members with these roles."""
         return [tensor for tensor, role in self.roles.items() if role in roles]
 
 
 def operand_of(tensor: Tensor) -> tuple[Tensor, bool]:
-    """Return the tensor whose memory a factor of a product is, and whether its last two axes are exchanged there.
+    """Return the tensor in memory behind a factor of a product, and whether its last two axes are transposed there.
 
-    A transpose is looked through where what stands outside of it has left its matrices as they are: a reshape to others
-    reads the elements in the order of the transpose, which is nowhere in memory. Inside of it any reshape will do.
+    A transpose is looked through if the views outside it keep the matrices: a reshape to other matrices reads elements
+    in the order of the transpose, which is nowhere in memory. Any reshape inside it will do.
     """
     matrix, transposed = tensor.shape[-2:], False
     while tensor.op is not None and tensor.op.is_view:
@@ -132,18 +131,18 @@ def operand_of(tensor: Tensor) -> tuple[Tensor, bool]:
 
 
 def factors_of(tensor: Tensor) -> list[tuple[Tensor, bool]]:
-    """Return `operand_of` both factors of a product; those of a convolution lie in memory in their order."""
+    """Return `operand_of` both factors of a product; those of a convolution are stored in order."""
     if isinstance(lowering_of(tensor), ConvolutionLowering):
         return [(in_order(factor), False) for factor in tensor.inputs]
     return [operand_of(factor) for factor in tensor.inputs]
 
 
 def _part(travels: Tensor) -> Tensor:
-    """Return the tensor in memory that a rank gives for one that travels, with its elements in their order.
+    """Return the tensor in memory, in order, that a rank sends for a collective's result.
 
-    An all-reduce is written over what it sums, so it stands for both. Others are given what they take where it lies, in
-    the state too. It is copied, in the stage that sends it, if it lies in another order, or comes anew with every step;
-    and if it is computed of the state alone: rounded weights of all layers need not be there at once.
+    An all-reduce overwrites its operand, so the result stands for both. Other operands are sent from where they are
+    stored, also from the state. An operand is copied, in the stage that sends it, if it is stored in another order,
+    changes with every step, or depends on the state alone: rounded weights of all layers need not be stored at once.
     """
     if travels.op is ALL_REDUCE:
         return travels
@@ -155,7 +154,7 @@ def _part(travels: Tensor) -> Tensor:
 
 
 def _is_of_state(tensor: Tensor) -> bool:
-    """Whether single elements of variables and constants are all that a tensor is computed of."""
+    """Whether a tensor is an elementwise function of variables and constants."""
     visited, stack = set[Tensor](), [tensor]
     while stack:
         current = stack.pop()
@@ -170,36 +169,33 @@ def _is_of_state(tensor: Tensor) -> bool:
 
 
 def is_rounding(tensor: Tensor) -> bool:
-    """Whether it converts to half precision."""
+    """Whether a tensor is a conversion to half precision."""
     lowering = lowering_of(tensor)
     return isinstance(lowering, Element) and lowering.converts and is_half(tensor.dtype)
 
 
 def is_call(tensor: Tensor) -> bool:
-    """Whether a kernel of a user's own makes it, or the host."""
+    """Whether a user's kernel or the host computes a tensor."""
     return isinstance(lowering_of(tensor), UserKernel | HostCall)
 
 
 def runs_alone(tensor: Tensor) -> bool:
-    """Whether it is a group by itself, whose inputs lie in memory whole: a call, or a loop's values."""
+    """Whether a tensor is a group of its own with contiguous inputs: a call, or a loop's value."""
     return is_call(tensor) or has_body(tensor)
 
 
 class Grouping:
     """The groups of a program.
 
-    Args:
-        program: what is computed; the ops `SENT` meet other ranks. Nothing can be computed with a library's products.
-
     Attributes:
-        groups: in an order in which they can run.
-        anchors: tensors that groups compute, and those that come from other ranks.
-        parts: of each tensor that travels, what this rank gives for it; see `_part`.
-        early: groups that run before the others of their stage, so that what they make can travel meanwhile.
-        used: those that other groups than their own read.
+        groups: in executable order.
+        anchors: tensors that groups compute or other ranks send.
+        parts: what this rank sends for each collective's result; see `_part`.
+        early: groups that run before the others of their stage, so that their results can travel meanwhile.
+        used: anchors that other groups read.
         group_of: the group of each anchor.
-        updates: what becomes of variables.
-        stage_count: the number of sync points, and one.
+        updates: new values of variables.
+        stage_count: the number of stages.
     """
 
     def __init__(self, program: Program) -> None:
@@ -258,9 +254,9 @@ class Grouping:
         self._cut_chains(tensors)
 
     def _cut_chains(self, tensors: Sequence[Tensor]) -> None:
-        """Let anchors be what several of them would compute anew by many ops, and what is made by too many in a row.
+        """Store what several anchors would recompute by many ops, and what lies behind too long a chain.
 
-        Else the state of a recurrence without products would be computed from its beginning at each of its steps.
+        Otherwise a recurrence without products would be recomputed from its beginning at each step.
         """
         of: dict[Tensor, set[Tensor]] = {}  # two of the anchors that are made of a tensor
         for tensor in reversed(tensors):
@@ -281,7 +277,7 @@ class Grouping:
                 beneath[tensor], depths[tensor] = ops, depth
 
     def _expensive(self, tensor: Tensor) -> Tensor | None:
-        """Return what should be computed once where a smaller tensor is used for many elements, or None."""
+        """Return the tensor to be computed once where a smaller tensor is used for many elements, or None."""
         while tensor.op is not None and tensor.op.is_view:
             if numel(tensor.inputs[0].shape) != numel(tensor.shape):
                 return None  # of which that view's own input is judged
@@ -291,7 +287,7 @@ class Grouping:
         return tensor
 
     def _cheap(self, tensor: Tensor) -> bool:
-        """Whether nothing expensive is computed for an element, from what lies in memory on."""
+        """Whether recomputing an element involves nothing expensive."""
         if tensor.op is None or tensor in self.anchors:
             return True
         cheap, anchors = self._known_as_cheap.get(tensor, (False, -1))
@@ -306,7 +302,7 @@ class Grouping:
     # Groups
 
     def _add(self, tensor: Tensor, stage: int) -> None:
-        """Put an anchor into the group that suits it, or into one of its own."""
+        """Add an anchor to a group that fits, or to a new one."""
         if has_body(tensor) and tensor.node in self._loops:
             self._include(tensor, self._loops[tensor.node], "main")
             return
@@ -338,7 +334,7 @@ class Grouping:
         self._highest = max(self._highest, group.level)
 
     def _add_copy(self, part: Tensor, stage: int) -> None:
-        """Put a copy that travels into a group: before all others of its stage, if it waits for none of them."""
+        """Add a copy that is sent: before all others of its stage, if it depends on none of them."""
         copy_group = Group("map", (("row", part.shape),), stage, self._floor)  # a level at which nothing else joins
         if _is_of_state(part) and self._joins(part, copy_group):
             self._append(copy_group)
@@ -357,7 +353,7 @@ class Grouping:
         return Group("map", (("row", tensor.shape),), stage, 0)
 
     def _reads(self, tensor: Tensor) -> list[Tensor]:
-        """Return the anchors that an anchor is computed of."""
+        """Return the anchors that an anchor depends on."""
         if is_product(tensor):
             return [base for base, _ in factors_of(tensor) if base in self.anchors]
         visited, stack = set[Tensor](), list(tensor.inputs)
@@ -374,7 +370,7 @@ class Grouping:
         return anchors_read
 
     def _joins(self, tensor: Tensor, group: Group) -> bool:
-        """Make an anchor a member of a group, if it can be one."""
+        """Make an anchor a member of a group; return whether that is possible."""
         for role in roles_in(tensor, group):
             if is_product(tensor) or runs_alone(tensor):
                 whole_inputs = tensor.inputs if runs_alone(tensor) else [base for base, _ in factors_of(tensor)]
@@ -408,7 +404,7 @@ class Grouping:
         return True
 
     def _follows(self, tensor: Tensor, group: Group) -> bool:
-        """Whether the blocks of a product should compute a tensor of its results."""
+        """Whether the blocks of a product should compute a function of its result."""
         product = next(iter(group.roles))
         if is_by_library(product):
             return False
@@ -420,7 +416,7 @@ class Grouping:
         return all(reader is group or reader.level < group.level for reader in readers)
 
     def is_stored(self, tensor: Tensor) -> bool:
-        """Whether a tensor is in memory for those groups that do not compute it."""
+        """Whether groups that do not compute a tensor load it from memory."""
         return tensor in self.anchors or (tensor.op is None and (tensor.value is None or tensor.value.size != 1))
 
 
@@ -435,9 +431,9 @@ _KNOWN_BY: dict[Role, tuple[Role, ...]] = {
 
 
 def reduction(tensor: Tensor) -> tuple[Literal["all", "rows", "columns", "totals"], Axes] | None:
-    """Return how a reduction is computed, and over which elements; None where each thread makes an element alone.
+    """Return how a reduction is computed, and over which elements; None if a single thread computes an element.
 
-    What decides is known without the number of rows, on which no code depends: an axis that counts them is long.
+    The choice does not depend on the number of rows: an axis that counts them is long.
     """
     if join_of(tensor) is None:
         return None
@@ -473,7 +469,7 @@ def _has_rows(shape: Iterable[int]) -> bool:
 
 
 def _sides(shape: Shape, sides: Mapping[int, Side]) -> Axes:
-    """Return the axes of a shape by their sides; those of length 1 go with the one before."""
+    """Return the axes of a shape by sides; an axis of length 1 joins the one before."""
     sides_found: list[tuple[Side, Shape]] = []
     for axis, n in enumerate(shape):
         side = sides.get(axis, sides_found[-1][0] if sides_found else next(iter(sides.values())))
@@ -485,12 +481,12 @@ def _sides(shape: Shape, sides: Mapping[int, Side]) -> Axes:
 
 
 def weights(axes: Axes) -> tuple[tuple[Side, Numel], ...]:
-    """Return what tells the axes of groups apart whatever the number of rows is."""
+    """Return a key of axes, for any number of rows."""
     return tuple((side, numel(shape)) for side, shape in axes)
 
 
 def roles_in(tensor: Tensor, group: Group) -> Iterator[Role]:
-    """Yield the roles that an anchor could have in a group by its shape."""
+    """Yield the roles that an anchor can have in a group by its shape."""
     how_reduced, count = reduction(tensor), numel(tensor.shape)
     lead, inner = numel(group.lead), numel(group.inner)
     if how_reduced is not None:
@@ -521,21 +517,21 @@ def roles_in(tensor: Tensor, group: Group) -> Iterator[Role]:
 
 
 def _sums_results(tensor: Tensor, group: Group) -> bool:
-    """Whether the blocks of a group should add up its results over the rows: a convolution's, of which there are many.
+    """Whether the blocks of a group should sum its results over the rows: a convolution's, of which there are many.
 
-    Those of a product of matrices, a row for each of the batch, are read again in little time.
+    Results of a matrix product, with a row for each of the batch, are quick to read again.
     """
     products = [member for member in group.roles if is_product(member)]
     return bool(products) and isinstance(lowering_of(products[0]), ConvolutionLowering) and join_of(tensor) == "Sum"
 
 
 def is_dealt(shape: Shape, group: Group) -> bool:
-    """Whether a shape has a group's elements in their order, and its axes cut into some of the group's."""
+    """Whether a shape has a group's elements in order, its axes cut into some of the group's."""
     return _aligns([(n,) for n in shape], [lengths for _, lengths in group.axes])
 
 
 def _aligns(first: Sequence[Shape], second: Sequence[Shape]) -> bool:
-    """Whether two lists of lengths can be cut into blocks of as many elements."""
+    """Whether two lists of lengths can be cut into blocks of equal numbers of elements."""
     if not first and not second:
         return True
     for count in range(1, len(second) + 1):
@@ -549,18 +545,7 @@ def _aligns(first: Sequence[Shape], second: Sequence[Shape]) -> bool:
 
 
 class Places:
-    """Where the function of a group stands: the indices of its elements.
-
-    Args:
-        group: what it computes.
-
-    Attributes:
-        group: as above.
-        element: number of the element at hand.
-        row: number of the row of a map's element, which is one itself.
-        column: number within the row, of the column.
-        final: number of what is computed of sums.
-    """
+    """Indices of a group's current element, its row and column, and of tensors computed from sums (`final`)."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
@@ -576,32 +561,32 @@ class Places:
         self.element = ravel(places, [n for _, shape in group.axes for n in shape])
 
     def index(self, shape: Shape, role: Role) -> Index:
-        """Return the index of the element at hand of a tensor."""
+        """Return the index of a tensor's current element."""
         return unravel(self.of(role), shape)
 
     def of(self, role: Role) -> IndexExpr:
-        """Return the place of the element at hand of a member in its memory."""
+        """Return the flat index of a member's current element."""
         return {"main": self.element, "sum": self.final, "final": self.final}.get(role, self.row)
 
     def pull(self, writer: Writer, tensor: Tensor, role: Role) -> Ex:
-        """Return the element of a member, or the term that it joins."""
+        """Return a member's element, or the term that it reduces."""
         if role in ("reduce", "sum"):
             return self.term(writer, tensor)
         return writer.computed(tensor, self.index(tensor.shape, role))
 
     def term(self, writer: Writer, tensor: Tensor) -> Ex:
-        """Return what a reduction joins at the place at hand."""
+        """Return the term that a reduction adds at the current element."""
         x = tensor.inputs[0]
         return writer.value(x, self.index(x.shape, "row" if self.is_of_rows(tensor) else "main"))
 
     def place_of_term(self, tensor: Tensor) -> IndexExpr:
-        """Return the number of that term among those of its sum."""
+        """Return the number of that term within its sum."""
         if self.group.roles[tensor] == "reduce":
             return self.column
         return self.row if self.group.by_column or self.is_of_rows(tensor) else self.element
 
     def is_of_rows(self, tensor: Tensor) -> bool:
-        """Whether a sum of a group of rows has one term for each row."""
+        """Whether a sum in a group of rows has one term for each row."""
         how_reduced = reduction(tensor)
         terms = numel(tensor.inputs[0].shape) if tensor.inputs else None
         return (

@@ -1,7 +1,7 @@
-"""Messages between ranks that their GPUs send by themselves: queued on a stream between two events.
+"""Messages that GPUs send each other, queued on a stream between two events.
 
-The host waits for nobody there, so that a step with its messages is one graph. What ranks have is packed and unpacked
-by copies on the device.
+The host waits for nobody, so that a step with its messages is one graph. Parts are packed and unpacked by copies on the
+device.
 """
 
 import time
@@ -44,15 +44,10 @@ _JOINED = ("float32", "float64", "bfloat16", "float16", "int32", "int64", "uint8
 
 
 class Links:
-    """The GPUs of ranks, joined along each axis of their mesh.
-
-    Collective.
-
-    Args:
-        comm: the ranks.
+    """The GPUs of ranks, joined along each axis of their mesh. Collective.
 
     Raises:
-        DeviceError: NCCL cannot join them; the other ranks may wait for this one then.
+        DeviceError: NCCL cannot join them; the other ranks may then wait for this one.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -64,7 +59,7 @@ class Links:
         self._queued = -1  # the record's position behind the last messages
 
     def along(self, axis: str) -> NcclCommunicator:
-        """Return the ranks along an axis of the mesh. Collective at the first call."""
+        """Return the communicator along an axis of the mesh. Collective at the first call."""
         if axis not in self._groups:
             group = self._comm.along(axis)
             if group.size == self._comm.size:
@@ -90,14 +85,14 @@ class Links:
 
     @contextmanager
     def queueing(self) -> Iterator[None]:
-        """Let the other ranks see that this one queues messages."""
+        """Record for hang detection that this rank queues messages."""
         with self._record.collective(Collective.DEVICES):
             yield
         self._queued = self._record.position
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Let the other ranks see that this one waits for a stream, on which messages may wait for them."""
+        """Record for hang detection that this rank waits for a stream, on which messages may wait for other ranks."""
         # Where ranks have met since, all have queued these messages.
         must_wait = self._record.position == self._queued
         if must_wait:
@@ -111,7 +106,7 @@ class Links:
             time.sleep(_END)  # what the device has made is garbage
 
     def close(self) -> None:
-        """Part the GPUs, once all queued work has ended. Collective."""
+        """Leave, once all queued work has ended. Collective."""
         if self._rings is not None:
             self._rings.close()
         for communicator in dict.fromkeys([*self._groups.values(), self._nccl]):
@@ -119,22 +114,15 @@ class Links:
 
 
 def _adding(link: DeviceCommunicator, dtype: np.dtype[Any], over: str) -> AddingCommunicator | None:
-    """Return the ranks where they add up by themselves."""
+    """Return the communicator if it reduces by itself."""
     return link if isinstance(link, AddingCommunicator) and link.adds(dtype, over) else None
 
 
 class LinkedMessage(ABC):
-    """A message that GPUs send.
+    """A message between GPUs.
 
-    Args:
-        streams: of the backend.
-        link: the ranks that it goes to.
-        waits: whether ops that are queued between `begin` and `finish` may read what lies where results will; all ranks
-            say the same.
-
-    Attributes:
-        scratch_bytes: memory that it needs while it is on its way.
-        scratch: that memory; messages, which leave one after the other, may have the same.
+    `waits`: ops queued between `begin` and `finish` may read the results' memory; the same on all ranks. Messages leave
+    one after the other, and may share `scratch`, of `scratch_bytes` each.
     """
 
     scratch_bytes = 0
@@ -145,12 +133,12 @@ class LinkedMessage(ABC):
         self._complete, self._arrived = (cuda.Event(cuda.event_flags.DISABLE_TIMING) for _ in range(2))
 
     def begin(self) -> None:
-        """Ops queued so far complete what is given: send it, while ops that are queued later run."""
+        """Send what the ops queued so far complete, beside ops that are queued later."""
         if not self._waits:
             self._leave()
 
     def finish(self) -> None:
-        """What has come is there for ops that are queued from now on."""
+        """Let ops that are queued from now on see the results."""
         if self._waits:
             self._leave()
         self._streams.ops.wait_for_event(self._arrived)
@@ -164,7 +152,7 @@ class LinkedMessage(ABC):
 
     @abstractmethod
     def _queue(self, stream: Any) -> None:
-        """Queue all that is to be done."""
+        """Queue the transfers."""
 
     def __del__(self) -> None:
         """Leave the events to the thread that can give them back."""
@@ -173,16 +161,10 @@ class LinkedMessage(ABC):
 
 
 class LinkedSum(LinkedMessage):
-    """A sum over the ranks, or the greatest of each element, in place.
+    """A sum or elementwise maximum over the ranks, in place.
 
-    What the link does not add up itself, each rank adds up of its share of all ranks' elements, or of all that it has
-    gathered: to the bits that the host makes of them.
-
-    Args:
-        backend: the device.
-        buffer: what is given and found, flat.
-        over: "sum" or "max".
-        link: the ranks.
+    If the communicator does not reduce by itself, each rank reduces its share of all ranks' elements, or all that it
+    has gathered, to the bits that the host computes.
     """
 
     def __init__(self, backend: "CudaBackend", buffer: DeviceArray, over: str, link: DeviceCommunicator) -> None:
@@ -217,16 +199,7 @@ class LinkedSum(LinkedMessage):
 
 
 class LinkedMove(LinkedMessage):
-    """Gathers, or reduce-scatters, that travel together.
-
-    Args:
-        backend: the device.
-        message: as `messages.exchange` takes it.
-        parts: what each of them takes.
-        results: what each of them makes.
-        link: the ranks along the message's axis of the mesh.
-        waits: as of a `LinkedMessage`.
-    """
+    """Gathers, or reduce-scatters, that travel together; arguments as of `messages.exchange`."""
 
     def __init__(
         self,
@@ -293,7 +266,7 @@ class LinkedMove(LinkedMessage):
             _cut_up(third, results, stream)
 
     def _copy(self, flat: DeviceArray, wholes: Sequence[DeviceArray], stream: Any, *, unpack: bool) -> None:
-        """Copy the ranks' parts of tensors between where they lie in these and where they travel."""
+        """Copy the ranks' parts of tensors between the tensors and the message."""
         itemsize = wholes[0].dtype.itemsize
         for number, start, begin, length in layout(self._message, self._each):
             array, axis = wholes[number], self._message[number].attributes["axis"]
@@ -305,16 +278,7 @@ class LinkedMove(LinkedMessage):
 
 
 class RankReduction:
-    """Queues what adds up what ranks have, or finds the greatest: `kernels/ranks.h`.
-
-    Args:
-        backend: the device.
-        dtype: of the elements.
-        over: "sum" or "max".
-
-    Raises:
-        ConfigError: there is none for this type.
-    """
+    """The kernel that sums ranks' elements, or takes the maximum: `kernels/ranks.h`; ConfigError for other types."""
 
     def __init__(self, backend: "CudaBackend", dtype: np.dtype[Any], over: str) -> None:
         name = "uint8" if dtype == np.bool_ else dtype.name
@@ -326,14 +290,7 @@ class RankReduction:
         self._kernel.prepare("PPqi")
 
     def __call__(self, stream: Any, inputs: DeviceArray, out: DeviceArray, ranks: int) -> None:
-        """Queue it.
-
-        Args:
-            stream: on which.
-            inputs: every rank's elements, one rank's behind the other's, as bytes.
-            out: where the results go, flat.
-            ranks: how many.
-        """
+        """Queue it on `inputs`, the ranks' elements one rank after the other as bytes, and a flat `out`."""
         if out.size:
             grid = min(-(-out.size // _THREADS), _BLOCKS), 1
             block = _THREADS, 1, 1
@@ -341,7 +298,7 @@ class RankReduction:
 
 
 class _Rows(NamedTuple):
-    """Bytes that lie in pieces, `pitch` bytes from one to the next."""
+    """Rows of bytes, `pitch` bytes apart."""
 
     pointer: int
     pitch: int
@@ -381,5 +338,5 @@ def _flat(buffer: DeviceArray) -> DeviceArray:
 
 
 def _stored(buffer: DeviceArray) -> DeviceArray:
-    """Return a flat array with truth values as numbers, 0 and 1."""
+    """Return a flat array with booleans as bytes."""
     return buffer.view(np.uint8 if buffer.dtype == np.bool_ else buffer.dtype)

@@ -25,13 +25,7 @@ CARRY_PLACES = 2
 
 @dataclass(frozen=True, eq=False)
 class Address:
-    """Where a tensor lies at a step of a loop.
-
-    Attributes:
-        base: the tensor within whose memory it lies.
-        name: of that in C++.
-        terms: what it lies behind the beginning: numbers of a step, each with the shape that it counts.
-    """
+    """A tensor's address at a step of a loop: a base, and terms of (counter, shape of a slice)."""
 
     base: Tensor
     name: str
@@ -65,7 +59,7 @@ class LoopCall:
 
     @property
     def length(self) -> int:
-        """How many steps there are."""
+        """Number of steps."""
         return int(self.node.attributes["length"])
 
     @property
@@ -74,18 +68,18 @@ class LoopCall:
         return bool(self.node.attributes["reverse"])
 
     def steps(self) -> Iterator[dict[str, int]]:
-        """Yield what the launches of each step are told."""
+        """Yield the counters of each step."""
         for number in range(self.length):
             place = self.length - 1 - number if self.is_reverse else number
             yield dict(zip(self.counters, (place, number % 2, 1 - number % 2), strict=True))
 
     @property
     def first_carries(self) -> tuple[Tensor, ...]:
-        """What the carries begin with, and lie in."""
+        """Initial carries, in whose memory all carries are stored."""
         return self.node.inputs[: len(body_of(self.node).carries)]
 
     def last_carries(self, values: Sequence[Tensor]) -> dict[Tensor, tuple[Tensor, int]]:
-        """Return where the last carries lie among values: the first ones, and the number of the place."""
+        """Return the initial carry and the slot that hold each last carry among values."""
         firsts = self.first_carries
         return {value: (firsts[value.index], self.length % 2) for value in values if value.index < len(firsts)}
 

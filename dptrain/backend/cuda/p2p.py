@@ -39,14 +39,7 @@ _READ = 1 << 14
 
 
 class RingSize(NamedTuple):
-    """What a ring has room for.
-
-    Attributes:
-        source: the rank that gives.
-        target: the rank that takes.
-        slots: how many.
-        nbytes: of each.
-    """
+    """A ring of so many slots of `nbytes` from one rank to another."""
 
     source: int
     target: int
@@ -55,19 +48,7 @@ class RingSize(NamedTuple):
 
 
 class _End:
-    """An end of a ring.
-
-    Args:
-        size: of the ring.
-        link: both ends.
-
-    Attributes:
-        size: as above.
-        slots: memory of this end, one slot behind the other.
-        stream: of this end.
-        filled: recorded by slot, at the sender's end where it is sent, at the other one where it has come.
-        read: by slot, when it may be filled again.
-    """
+    """An end of a ring: memory of its slots, a stream, and an event for each slot that is filled and that is read."""
 
     def __init__(self, size: RingSize, link: NcclCommunicator) -> None:
         self.size, self._link = size, link
@@ -81,20 +62,20 @@ class _End:
         return DeviceArray(self.slots, pointer, (nbytes,), np.dtype(np.uint8))
 
     def close(self) -> None:
-        """Free what this end has, once its stream has ended."""
+        """Free its memory once its stream has ended."""
         self.stream.synchronize()
         self.slots.free()
 
 
 class _Sender(_End):
-    """The end that gives. Slots are memory from which the stream sends, while ops overwrite what was given."""
+    """The sending end; the stream sends from slots, while ops may overwrite the arrays."""
 
     def __init__(self, size: RingSize, link: NcclCommunicator) -> None:
         super().__init__(size, link)
         self._copied = cuda.Event(cuda.event_flags.DISABLE_TIMING)
 
     def send(self, slot: int, array: DeviceArray, streams: Streams) -> None:
-        """Queue that an array goes to a slot, whose last content has been queued to be read."""
+        """Queue an array for a slot whose last content has been queued to be read."""
         if not array.nbytes:
             return
         ops, in_slot = streams.ops, self.at(slot, array.nbytes)
@@ -107,10 +88,10 @@ class _Sender(_End):
 
 
 class _Receiver(_End):
-    """The end that takes."""
+    """The receiving end."""
 
     def receive(self, slot: int, out: DeviceArray, streams: Streams) -> None:
-        """Queue that an array is filled with what comes to a slot, which has been queued to be sent."""
+        """Queue the copy of a slot, which has been queued to be sent, into an array."""
         if not out.nbytes:
             return
         ops, in_slot = streams.ops, self.at(slot, out.nbytes)
@@ -123,12 +104,7 @@ class _Receiver(_End):
 
 
 class P2pRings:
-    """The ends that this rank has of rings between the ranks of a group.
-
-    Args:
-        comm: the ranks.
-        nccl: what joins their GPUs.
-    """
+    """This rank's ends of rings between the ranks of a group."""
 
     def __init__(self, comm: Communicator, nccl: NcclCommunicator) -> None:
         self._comm, self._nccl = comm, nccl
@@ -137,7 +113,7 @@ class P2pRings:
         self.links: dict[tuple[int, int], NcclCommunicator] = {}  # made in an order that all ranks know
 
     def require(self, sizes: Sequence[RingSize], streams: Streams) -> None:
-        """Make rings that are not there yet, or are too small. Collective, with the same sizes on all ranks.
+        """Make rings that are missing or too small. Collective, with the same sizes on all ranks.
 
         Raises:
             AgreedError: too little memory, on every rank.
@@ -187,24 +163,14 @@ class P2pRings:
         return self._ends[source, target]
 
     def close(self) -> None:
-        """Give back what they hold, once all queued work has ended. Collective."""
+        """Free the rings once all queued work has ended. Collective."""
         self._close(list(self._sizes))
         for link in self.links.values():
             link.close()
 
 
 class NcclPointToPoint(PointToPoint):
-    """Hand-overs of one step from GPU to GPU.
-
-    Args:
-        host: tells the others what is queued.
-        channels: between the stages.
-        rings: between the ranks of a pipeline, large enough.
-        joined: the GPUs of all ranks.
-        streams: of the backend.
-        rank: this stage.
-        ticks: of the clock.
-    """
+    """Transfers of one step from GPU to GPU; `host` tells the other stages what is queued."""
 
     on_device = True
 
@@ -251,14 +217,14 @@ class NcclPointToPoint(PointToPoint):
             pass
 
     def _wait(self, rank: int, tick: int) -> None:
-        """Return once a rank has queued to read the first slot of which that is not known."""
+        """Wait until a rank has queued the reading of the oldest slot that is not known to be read."""
         tag = self._given[rank][self._known_read[rank]]
         self._host.receive(rank, _byte(), tag | _READ, tick)
         self._known_read[rank] += 1
 
 
 def padded(nbytes: int) -> int:
-    """Return the bytes of a slot for so many."""
+    """Return the bytes of a slot."""
     return max(-(-nbytes // _ALIGNMENT), 1) * _ALIGNMENT
 
 

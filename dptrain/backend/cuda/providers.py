@@ -65,13 +65,7 @@ Provider = Callable[[Problem], str]
 
 @dataclass(frozen=True)
 class Matrices:
-    """A product of matrices as kernels and libraries compute it.
-
-    Attributes:
-        sizes: M, N and K.
-        batch: how many.
-        steps: elements from one to the next of each factor; 0 where there is one for all.
-    """
+    """M, N and K of products, their number, and the elements between matrices of each factor (0: shared)."""
 
     sizes: tuple[int, int, int]
     batch: int
@@ -79,13 +73,7 @@ class Matrices:
 
 
 def matrices(result: Tensor, transposed_a: bool, count: Callable[[Shape], int]) -> Matrices:
-    """Return a product that a tensor is.
-
-    Args:
-        result: what it makes.
-        transposed_a: whether the first factor is (K, M) in memory.
-        count: returns the number of elements that a rank has of a shape.
-    """
+    """Return the matrix product that computes a tensor; `transposed_a`: the first factor is stored as (K, M)."""
     batch = count(result.shape[:-2])
     M, N, K = (count((n,)) for n in (*result.shape[-2:], result.inputs[0].shape[-1]))
     batch_a, batch_b = (count(factor.shape[:-2]) for factor in result.inputs)
@@ -95,9 +83,9 @@ def matrices(result: Tensor, transposed_a: bool, count: Callable[[Shape], int]) 
 
 
 def is_product(tensor: Tensor) -> bool:
-    """Whether the tiled kernels, or a library, compute it.
+    """Whether tiled kernels, or a library, compute a tensor.
 
-    Convolutions, and matrices whose factors have a batch each, or one: both factors in float32 or in one half type.
+    Convolutions, and matrices whose factors have equal batches or none: both factors in float32 or in one half type.
     """
     if not isinstance(lowering := lowering_of(tensor), Product | ConvolutionLowering) or tensor.dtype != np.float32:
         return False
@@ -111,18 +99,12 @@ def is_product(tensor: Tensor) -> bool:
 
 
 def is_by_library(tensor: Tensor) -> bool:
-    """Whether a library computes a product or a convolution."""
+    """Whether a library computes a tensor."""
     return "by" in tensor.attributes and is_product(tensor)
 
 
 def problem_of(tensor: Tensor, transposed: tuple[bool, bool], count: Callable[[Shape], int]) -> Problem:
-    """Return what a library is asked for in place of our kernels.
-
-    Args:
-        tensor: one that `is_product`.
-        transposed: whether the factors of a product of matrices lie transposed in memory.
-        count: returns the number of elements that a rank has of a shape.
-    """
+    """Return the problem of a tensor that `is_product`, given which factors are stored transposed."""
     dtype = tensor.inputs[0].dtype.name
     precision = str(tensor.attributes.get("precision", "float32"))
     lowering = lowering_of(tensor)
@@ -135,7 +117,7 @@ def problem_of(tensor: Tensor, transposed: tuple[bool, bool], count: Callable[[S
 
 
 def asked(gemm: str, conv: str) -> Provider:
-    """Return who computes what as far as that is known without a GPU: of "auto" nothing is, and our kernels stand."""
+    """Return the providers that are known without a GPU: "auto" stands for our kernels."""
     chosen = {kind: name for kind, name in (("gemm", gemm), ("conv", conv)) if name == LIBRARIES[kind]}  # type: ignore[index]
     return lambda problem: chosen.get(problem.kind, "dptrain")
 
@@ -146,16 +128,10 @@ def with_providers(
     count: Callable[[Shape], int],
     factors: Callable[[Tensor], list[tuple[Tensor, bool]]],
 ) -> Program:
-    """Return a program whose products and convolutions say who computes them.
+    """Choose the providers of a program's products and convolutions, whose precisions are set.
 
-    The kernel of a library's convolution lies there as (O, R, S, I): it is transposed by kernels of ours before, and so
-    is its gradient by whatever reads it.
-
-    Args:
-        program: one that says the precision of its products.
-        provider: returns who.
-        count: returns the number of elements that a rank has of a shape.
-        factors: returns the tensors whose memory the factors of a product are, and which of them lie transposed.
+    The kernel of a library's convolution is stored as (O, R, S, I): our kernels transpose it before, and readers of its
+    gradient transpose that.
     """
     kernels: dict[Tensor, Tensor] = {}
 
