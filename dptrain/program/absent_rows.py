@@ -1,4 +1,4 @@
-"""Which row was asked for that a table does not have: an id of an Embedding that is too large, say."""
+"""Finds the index outside a table that a program has met, such as an id of an Embedding that is too large."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,13 +16,13 @@ OUTSIDE = "a row is asked for that is not there: a number outside the table"
 
 
 def absent_row(layer: str, length: int, places: Array, samples: Array | None = None) -> DataError | None:
-    """Return the error that names the first id that is no row of a table; None where all are.
+    """Return the error that names the first id outside a table, or None.
 
     Args:
-        layer: that takes the rows; empty where none does.
+        layer: that takes the rows, or "".
         length: of the table.
-        places: (rows, ...) or (): the ids, of which negative ones count from the end.
-        samples: (rows,): the numbers of the samples; None where they are counted as they stand.
+        places: (rows, ...) or (): ids; negative ones count from the end.
+        samples: (rows,): numbers of the samples; None for their order.
     """
     is_absent = (places >= length) | (places < -length)
     if not is_absent.any():
@@ -41,16 +41,10 @@ def absent_row(layer: str, length: int, places: Array, samples: Array | None = N
 
 
 def find_absent_row(program: Program, values: Mapping[Tensor, Array], rows: int, first_row: int) -> DataError | None:
-    """Return the error that names the first id in a program that is no row of its table.
-
-    Args:
-        program: one that has met such an id.
-        values: of its inputs and its state, at that step.
-        rows: of the batch that this rank has.
-        first_row: the global number of the first of them.
+    """Return the error that names the first id outside a table, given the values of inputs and state at that step.
 
     Returns:
-        None where it hangs on what ranks send each other, or lies in a loop.
+        None if the id depends on messages, or lies in a loop.
     """
     order = program.inputs.get(ROWS)
     gathers = [tensor for tensor in program.tensors if tensor.op is not None and tensor.op.lowering == Gather()]
@@ -78,11 +72,7 @@ def _counts(table: Tensor) -> bool:
 
 
 def _value(tensor: Tensor, values: dict[Tensor, Array], program: Program, rows: int, first_row: int) -> Array:
-    """Return a tensor's value, computed with what it hangs on.
-
-    Raises:
-        LookupError: it hangs on a message.
-    """
+    """Compute a tensor and its operands; LookupError if it depends on a message."""
     stack = [tensor]
     while stack:
         current = stack[-1]

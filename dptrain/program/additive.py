@@ -1,7 +1,7 @@
 """Whether totals are sums over samples, so that they do not depend on how samples are cut into batches.
 
-The mean loss of a batch, times its rows, is such a sum; the sum of the losses, times its rows, is none. What tells them
-apart is the degree of a tensor: the power of the number of rows among its factors.
+The mean loss of a batch times its rows is such a sum; the sum of the losses times its rows is not. A tensor's degree
+tells them apart: the power of the number of rows among its factors.
 """
 
 from collections.abc import Iterable
@@ -13,12 +13,7 @@ from dptrain.program.tensor import Tensor, Variable
 
 
 def sums_over_samples(program: Program, totals: Iterable[Variable]) -> bool:
-    """Whether a step adds to all of these variables only what is a sum over its samples.
-
-    Args:
-        program: traced for a batch.
-        totals: those that the step leaves alone are no hindrance.
-    """
+    """Whether a traced step adds only sums over its samples to these variables, if anything."""
     degrees: dict[Tensor, int | None] = {}  # None for what is no power of it
     data = set(program.inputs.values())
     for tensor in program.tensors:

@@ -1,11 +1,10 @@
 """Bodies: what a loop repeats, as a program of one step.
 
-A node may hold a body. A step of it takes **carries**, which the step before has made, a **slice** of each stacked
-input, and **captures**, which are the same in every step. It makes the next carries, and values that are stacked. A
-node's inputs are the first carries, the stacked inputs and the captures; some carries have no input and begin with
-zeros, as sums do.
+A step takes **carries** from the step before, a **slice** of each stacked input, and **captures**, which all steps
+share. It computes the next carries, and values that are stacked. A node's inputs are the first carries, the stacked
+inputs and the captures; carries without an input begin as zeros, as sums do.
 
-What depends on captures alone is no part of a body: it is computed once, before the loop, and captured itself.
+Whatever depends on captures alone is not part of a body: it is computed once, before the loop, and captured itself.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,14 +24,14 @@ class Body:
     """One step of a loop.
 
     Attributes:
-        carries: placeholders of what the step before has made.
+        carries: placeholders of the last step's results.
         slices: placeholders of this step's part of each stacked input.
-        captures: placeholders of what all steps read.
+        captures: placeholders of tensors that all steps read.
         following: the next carries.
-        stacked: what each step makes, which comes out stacked.
-        sums: how many carries, the last ones, begin with zeros.
-        counted: the value that the operations of all steps are counted for: the first that is read.
-        made: what others have made of it, see `step_of`.
+        stacked: results that are stacked.
+        sums: how many carries, the last ones, begin as zeros.
+        counted: the value that counts the operations of all steps: the first that is read.
+        made: cached derivatives, see `step_of`.
     """
 
     carries: tuple[Tensor, ...]
@@ -46,22 +45,22 @@ class Body:
 
     @property
     def begun(self) -> tuple[Tensor, ...]:
-        """The carries that begin with an input."""
+        """Carries that begin with an input."""
         return self.carries[: len(self.carries) - self.sums]
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """The placeholders of the node's inputs, in their order."""
+        """Placeholders of the node's inputs, in order."""
         return (*self.begun, *self.slices, *self.captures)
 
     @property
     def placeholders(self) -> tuple[Tensor, ...]:
-        """All that a step reads."""
+        """All leaves of a step."""
         return (*self.carries, *self.slices, *self.captures)
 
     @property
     def results(self) -> tuple[Tensor, ...]:
-        """All that a step makes, in the order of the node's values."""
+        """All results of a step, in the order of the node's values."""
         return (*self.following, *self.stacked)
 
     def shapes(self, length: int) -> list[Shape]:
@@ -77,16 +76,16 @@ Step = Callable[[list[Tensor], list[Tensor]], tuple[Sequence[Tensor], Sequence[T
 
 
 def traced(step: Step, inits: Sequence[Tensor], slices: Sequence[Tensor]) -> tuple[Body, list[Tensor], list[Variable]]:
-    """Return what a function does in a step, within a trace.
+    """Trace one step of a loop, within a trace.
 
     Args:
         step: takes carries and slices, and returns the next carries and what is to be stacked. A variable that it
-            assigns becomes one more carry.
+            assigns becomes a further carry.
         inits: the first carries.
         slices: stacked inputs.
 
     Returns:
-        The body, the inputs of a node of it, and the variables that the last of its carries are.
+        The body, the inputs of its node, and the variables that its last carries are.
 
     Raises:
         ConfigError: a carry changes its shape or type.
@@ -125,15 +124,9 @@ def closed(
     outer_tensors: Mapping[Tensor, Tensor],
     sums: int = 0,
 ) -> tuple[Body, list[Tensor], Mapping[Tensor, Tensor]]:
-    """Return the body that makes these tensors of carries and slices, what it captures, and what stands for tensors.
+    """Return the body with these results, its captures, and the body's tensor for each tensor.
 
-    Args:
-        carries: placeholders.
-        slices: placeholders.
-        following: the next carries.
-        stacked: what is to be stacked.
-        outer_tensors: tensors of the program around it, for tensors of the step that stand for them.
-        sums: see `Body`.
+    `outer_tensors` are tensors of the surrounding program for their stand-ins in the step; `sums` as of `Body`.
     """
     results = [*following, *stacked]
     new = dict(outer_tensors)
@@ -165,21 +158,21 @@ def closed(
 
 
 def is_number(tensor: Tensor) -> bool:
-    """Whether a tensor is a constant of one element, which bodies have themselves."""
+    """Whether a tensor is a scalar constant, which bodies contain themselves."""
     return tensor.op is None and tensor.value is not None and tensor.value.size == 1 and not tensor.counts_rows
 
 
 def body_of(node: Tensor | Node) -> Body:
-    """Return the body of a node that has one."""
+    """Return the body of a loop node."""
     body = node.attributes["body"]
     assert isinstance(body, Body)
     return body
 
 
 def extend(node: Node, stacked: Iterable[Tensor]) -> list[Tensor]:
-    """Let a node that is not placed yet stack more of its body's tensors; return the new values.
+    """Stack further tensors of an unplaced node's body; return the new values.
 
-    Nodes know their values by number, and what nobody reads is left out, so whoever has the node sees no other.
+    Nodes address values by number, and unread values are dropped, so other users of the node see no difference.
     """
     body = body_of(node)
     added = list(stacked)
@@ -194,7 +187,7 @@ def has_body(tensor: Tensor) -> bool:
 
 
 def with_steps(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield tensors, and those of the bodies of loops among them, a body's once for each value."""
+    """Yield tensors, and those in the bodies of loops among them, once for each value."""
     for tensor in tensors:
         yield tensor
         if has_body(tensor):
@@ -202,12 +195,12 @@ def with_steps(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
 
 
 def has_loops(results: Iterable[Tensor]) -> bool:
-    """Whether tensors are made by loops, among others."""
+    """Whether tensors depend on loops."""
     return any(map(has_body, topological(results)))
 
 
 def trimmed(results: Iterable[Tensor]) -> dict[Tensor, Tensor]:
-    """Return what stands for tensors, and all that they are made of, where loops make only what is read of them.
+    """Drop unread values of loops; return the new tensor for each.
 
     A carry that is the same in every step becomes a capture.
     """
@@ -239,11 +232,7 @@ def trimmed(results: Iterable[Tensor]) -> dict[Tensor, Tensor]:
 
 
 class _Trim:
-    """A loop without what nobody reads.
-
-    Attributes:
-        inputs: of the old node, those that are left.
-    """
+    """A loop without its unread values; `inputs` are those of the old node that remain."""
 
     def __init__(self, node: Node, read: set[int]) -> None:
         self._node, body = node, body_of(node)
@@ -283,7 +272,7 @@ class _Trim:
         self._values: tuple[Tensor, ...] = ()
 
     def value(self, index: int, new: Mapping[Tensor, Tensor]) -> Tensor:
-        """Return what stands for a value, of inputs for which others stand."""
+        """Return the new tensor for a value, given new tensors for the inputs."""
         if index in self._constant:
             return new[self._constant[index]]
         if not self._values:

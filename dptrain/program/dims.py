@@ -21,7 +21,7 @@ _ROWS = "rows"
 
 
 class UnknownLengthError(ConfigError):
-    """A number is asked for where there is a length alone that is not known yet."""
+    """A length is asked for as a number while it is unknown."""
 
 
 class Size:
@@ -74,11 +74,11 @@ class Dim:
 
     @classmethod
     def rows(cls, number: int | None = None, scale: int = 1, blocks: tuple[int, ...] = ()) -> "Dim":
-        """Return so many times the rows of a global batch that has this number of them; None if nobody has it."""
+        """Return a multiple of a global batch's rows, of which there are so many; None if unknown."""
         return cls(_ROWS, scale=scale, blocks=blocks, size=None if number is None else Size(number))
 
     def times(self, scale: int) -> "Dim":
-        """Return so many times what its name stands for."""
+        """Return a multiple of its name."""
         return Dim(*self.names, scale=scale, size=self.size)
 
     def counting(self, length: Any) -> "Dim":
@@ -104,7 +104,7 @@ class Dim:
 
     @property
     def name(self) -> str | None:
-        """Its name where it is nothing more than that."""
+        """Its name if it is nothing more, else None."""
         is_plain_name = len(self.names) == 1 and isinstance(self.names[0], str) and (self.scale, self.offset) == (1, 0)
         return self.names[0] if is_plain_name else None
 
@@ -141,7 +141,7 @@ class Dim:
         return product + self.offset
 
     def _is_like(self, other: "Dim") -> bool:
-        """Whether another dim has the same names, bound to the same."""
+        """Whether another dim has the same names with the same sizes."""
         return self.names == other.names and (
             self.size is other.size or (self.size and self.size.number) == (other.size and other.size.number)
         )
@@ -287,7 +287,7 @@ def _is_int(value: Any) -> bool:
 def _length(
     names: tuple[Any, ...], scale: int, offset: int = 0, blocks: tuple[int, ...] = (), size: Size | None = None
 ) -> Any:
-    """Return a dim, or the number that it is."""
+    """Return a dim, or an int if it is one."""
     if not names or not scale:
         return scale + offset if not names else offset
     dim = Dim(*sorted(names, key=repr), scale=scale, offset=offset, blocks=blocks, size=size)
@@ -326,19 +326,19 @@ _numbers = itertools.count()
 
 
 def unknown() -> Any:
-    """Return a length of symbolic tensors that is like no other."""
+    """Return a new length of symbolic tensors, equal to no other."""
     return Dim(f"length {next(_numbers)}")
 
 
 def bound(value: Any, lengths: Mapping[str, Any]) -> Any:
-    """Return an attribute of an op with numbers, or other dims, for the names of dims in it; as `Dim.bound`."""
+    """Substitute lengths for names in an op's attribute; as `Dim.bound`."""
     if isinstance(value, tuple):
         return tuple(bound(part, lengths) for part in value)
     return value.bound(lengths) if isinstance(value, Dim) else value
 
 
 def learned(lengths: dict[str, Any], symbolic: Iterable[Any], shape: Iterable[Any]) -> None:
-    """Note the lengths of a tensor under the names that they have in a symbolic one, but for those known already."""
+    """Record the lengths of a tensor under the names in its symbolic shape, unless known."""
     for dim, n in zip(symbolic, shape, strict=False):
         name = dim.name if isinstance(dim, Dim) else None
         if name is not None:
@@ -346,12 +346,12 @@ def learned(lengths: dict[str, Any], symbolic: Iterable[Any], shape: Iterable[An
 
 
 def is_number(length: Any) -> bool:
-    """Whether a length is known, as rows of a batch at hand are."""
+    """Whether a length is known, as the rows of an actual batch."""
     return not isinstance(length, Dim) or length.size is not None
 
 
 def counts_rows(length: Any) -> bool:
-    """Whether a length is that of the rows of a batch, or a multiple of it."""
+    """Whether a length is the number of rows, or a multiple."""
     return isinstance(length, Dim) and length.names == (_ROWS,)
 
 
@@ -365,7 +365,7 @@ def number_of(length: Any) -> int:
 
 
 def read(shape: Iterable[Any]) -> tuple[int | None, ...]:
-    """Return a symbolic tensor's shape as users read it: None for what is not known."""
+    """Return a symbolic shape as users see it: None for unknown lengths."""
     return tuple(number_of(n) if is_number(n) else None for n in shape)
 
 
@@ -376,14 +376,14 @@ def _exact(product: Any, factor: Any) -> Any:
 
 
 def quotient(product: Any, factor: Any) -> Any:
-    """Return the length by which another must be multiplied to give a product."""
+    """Return the factor by which a length must be multiplied to give a product."""
     factor_wanted = product // factor if isinstance(factor, Dim) or factor else 0
     exact = is_number(product) or math.prod((factor, factor_wanted)) == product
     return factor_wanted if exact else Dim(("/", product, factor))
 
 
 def least(a: Any, b: Any) -> Any:
-    """Return the lesser of two lengths."""
+    """Return the minimum of two lengths."""
     try:
         return min(a, b)
     except UnknownLengthError:
@@ -391,7 +391,7 @@ def least(a: Any, b: Any) -> Any:
 
 
 def greatest(a: Any, b: Any) -> Any:
-    """Return the greater of two lengths."""
+    """Return the maximum of two lengths."""
     try:
         return max(a, b)
     except UnknownLengthError:

@@ -1,7 +1,4 @@
-"""Executing a program op by op with NumPy: what compiled programs must compute, and machines without a compiler do.
-
-Each op writes an array of its own, which is made once and written anew at each step.
-"""
+"""Executes a program op by op with NumPy: the reference for compiled programs, and for machines without a compiler."""
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -65,7 +62,7 @@ def evaluate(
 
 
 def _written(program: Program) -> list[Tensor]:
-    """Return the tensors that have arrays of their own."""
+    """Return the tensors with arrays of their own."""
     return [
         tensor
         for tensor in program.tensors
@@ -74,27 +71,12 @@ def _written(program: Program) -> list[Tensor]:
 
 
 def bytes_of(program: Program, rows: int | None = None) -> int:
-    """Return the bytes of the arrays that ops write, for so many rows of a rank; None for all."""
+    """Return the bytes of arrays that ops write, for a rank with so many rows (None: all)."""
     return sum(nbytes(tensor, program.rows if rows is None else rows) for tensor in _written(program))
 
 
 class _Step:
-    """A program's ops, in order.
-
-    Args:
-        program: what is executed.
-        arrays: of its inputs, by name.
-        state: the arrays of its variables.
-        rows: as `evaluate`.
-        first_row: as `evaluate`.
-        comm: as `evaluate`.
-
-    Attributes:
-        values: of its tensors, after `execute`.
-
-    Raises:
-        ConfigError: an input is missing or has another shape.
-    """
+    """A program's ops in order; arguments as of `evaluate`, with the arrays of inputs by name and of variables."""
 
     def __init__(
         self,
@@ -135,20 +117,20 @@ class _Step:
         }
 
     def _loop(self, read_values: Mapping[int, Tensor]) -> "_Loop":
-        """Return what executes a loop, of whose values these are read."""
+        """Return the executor of a loop, given its read values by number."""
         first_value = next(iter(read_values.values()))
         place = (self._rows, self._first_row, self._comm)
         out = {number: self.values[value] for number, value in read_values.items()}
         return _Loop(first_value, out, self._program.rows, *place)
 
     def absent_row(self) -> DataError | None:
-        """Return the error that names a row that a table does not have, after an execution that has met it."""
+        """Return the error that names an index outside a table, after an execution that met one."""
         program = self._program
         leaf_values = {tensor: self.values[tensor] for tensor in (*program.inputs.values(), *program.state.values())}
         return find_absent_row(program, leaf_values, self._rows, self._first_row)
 
     def _execute_node(self, tensor: Tensor, inputs: Sequence[Array]) -> None:
-        """Compute all values of a node that are read, when the first of them is wanted."""
+        """Compute all read values of a node, at the first of them."""
         node = tensor.node
         if node in self._done:
             return
@@ -163,7 +145,7 @@ class _Step:
 
     @np.errstate(all="ignore")  # infinities and NaNs are results, as on a GPU
     def execute(self) -> None:
-        """Compute all values. Collective where the program is a placed one."""
+        """Compute all values. Collective if the program is placed."""
         values, is_watched = self.values, WATCH.get() is not None
         for stage in self._stages:
             for tensor in stage.tensors:
@@ -194,16 +176,7 @@ class _Step:
 
 
 class _Loop:
-    """A loop's steps, in order.
-
-    Args:
-        tensor: one of its values.
-        out: arrays of the values that are read, by their numbers.
-        batch_rows: of the global batch.
-        rows: as `evaluate`.
-        first_row: as `evaluate`.
-        comm: as `evaluate`.
-    """
+    """A loop's steps in order; `out` are arrays of its read values by number, other arguments as of `evaluate`."""
 
     def __init__(
         self,
@@ -227,7 +200,7 @@ class _Loop:
         self._given = [self._step.values[leaf] for leaf in self._body.inputs]
 
     def execute(self, inputs: Sequence[Array]) -> None:
-        """Compute all values."""
+        """Run all steps."""
         body, values = self._body, self._step.values
         count, ends = len(body.begun), len(body.begun) + len(body.slices)
         for array in self._carries[count:]:
@@ -251,11 +224,7 @@ class _Loop:
 
 
 class HostMemory:
-    """The arrays of variables that executables read and write in place; a `Storage`.
-
-    Attributes:
-        arena: of the executables' intermediate results.
-    """
+    """Arrays of variables that executables use in place (a `Storage`), and the arena of intermediate results."""
 
     def __init__(self) -> None:
         self.arena = Arena()
@@ -263,7 +232,7 @@ class HostMemory:
         self._arrays: dict[int, tuple[Array, weakref.ref[Variable]]] = {}
 
     def adopt(self, variables: Iterable[Variable]) -> None:
-        """Let variables live here; those that do already stay as they are."""
+        """Move variables here, unless they are here."""
         for variable in variables:
             if variable.storage is not self:
                 array = aligned(variable.shape, variable.dtype)
@@ -282,7 +251,7 @@ class HostMemory:
         self._arrays.pop(number, None)
 
     def array(self, variable: Variable) -> Array:
-        """Return a variable's own array."""
+        """Return a variable's array."""
         return self._arrays[id(variable)][0]
 
     def read(self, variable: Variable) -> Array:
@@ -363,7 +332,7 @@ class ReferenceExecutable:
         """Nothing is held."""
 
     def _own(self, tensor: Tensor) -> Array:
-        """Return a value that stays when the state changes."""
+        """Return a value that a change of state does not affect."""
         root = tensor
         while root.op is not None and (root.op.is_view or root.op is ALL_REDUCE):
             root = root.inputs[0]

@@ -59,11 +59,11 @@ def explain(program: Program, local: PlacedProgram | None = None) -> str:
 
 
 def grouped(program: Program) -> dict[str, list[Tensor]]:
-    """Return a program's ops by what they are for, each group in the program's order: a partition of them.
+    """Partition a program's ops into forward pass, backward pass, update and messages, each in program order.
 
-    Everything that outputs and the state beside the trained variables need is the forward pass. Of the rest, the update
-    is what ends in a new value by ops of single elements, and the backward pass what comes before. What travels is
-    messages. A program that trains nothing is one group.
+    Everything that outputs, and state other than trained variables, depend on is the forward pass. Of the rest, the
+    update is the elementwise ops at the end, and the backward pass what comes before. A program that trains nothing is
+    one group.
     """
     tensors = [tensor for tensor in program.tensors if tensor.op is not None]
     trained = {variable for variable in program.updates if variable.trainable}
@@ -98,7 +98,7 @@ def grouped(program: Program) -> dict[str, list[Tensor]]:
 
 
 def _slots(program: Program, tensors: list[Tensor], trained: set[Variable]) -> set[Variable]:
-    """Return the variables that the new values of trained ones are made of, and that change with these: slots."""
+    """Return the slots: variables that new values of trained ones depend on, and that change with them."""
     behind_updates = set(topological([program.updates[variable] for variable in trained]))
     logged = set(topological(list(program.outputs.values())))
     return {
@@ -135,7 +135,7 @@ def _line(tensor: Tensor, program: Program, names: Mapping[Tensor, str]) -> tupl
 
 
 def _row(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
-    """Return the lines of a row, of which the op and the placement may be wrapped."""
+    """Return the lines of a row, with op and placement wrapped."""
     ops, placements = wrapped(cells[1], widths[1]), wrapped(cells[_PLACEMENT], widths[_PLACEMENT])
     lines = []
     for number, (op, placed) in enumerate(zip_longest(ops, placements, fillvalue="")):
@@ -146,13 +146,9 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
 
 
 def messages_of(local: PlacedProgram, lengths: Mapping[str, int]) -> list[str]:
-    """Return a table of what travels in a step, by kind and by axis of the mesh.
+    """Return a table of a step's messages by kind and axis of the mesh, from the program of a rank.
 
-    Bytes are those of whole tensors: of an all-reduce's sum, of all parts of a gather or of a reduce-scatter.
-
-    Args:
-        local: the program of a rank.
-        lengths: of the mesh's axes.
+    Bytes are those of whole tensors: of an all-reduce's sum, of all parts of a gather or a reduce-scatter.
     """
     rows: list[Sequence[str]] = [("message", "over", "ranks", "messages", "tensors", "bytes")]
     sums: dict[tuple[str, str], list[int]] = {}
@@ -167,7 +163,7 @@ def messages_of(local: PlacedProgram, lengths: Mapping[str, int]) -> list[str]:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return lines of columns, the first of which may be cut so that they fit."""
+    """Align columns; the first may be cut to fit."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     widths[0] = min(widths[0], COLUMNS - sum(widths[1:]) - 2 * (len(widths) - 1))
     return [
@@ -182,7 +178,7 @@ def _whole_bytes(tensor: Tensor) -> int:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Return text in lines of so many columns, broken after commas; longer parts are cut."""
+    """Wrap text after commas; longer parts are cut."""
     lines = [""]
     *parts, last = text.split(", ")
     for part in (*(f"{part_text}," for part_text in parts), last):
@@ -194,10 +190,7 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def wrapped_code(text: str) -> str:
-    """Return C++ in lines of `COLUMNS`, broken where it may be: between tokens, after a comma or semicolon if possible.
-
-    A comment behind long code comes to stand before it.
-    """
+    """Wrap C++ between tokens, after a comma or semicolon if possible; trailing comments move before long code."""
     return "\n".join(part for line in text.splitlines() for part in _wrapped_code(line))
 
 
@@ -221,10 +214,10 @@ def _wrapped_code(line: str) -> list[str]:
 
 
 def _filled(words: Sequence[str], first: str, next_margin: str, end: str = "") -> list[str]:
-    """Return lines of words; one that is longer than a line has its own.
+    """Fill lines with words; a longer word has its own line.
 
     Args:
-        words: without spaces between them.
+        words: to be joined by blanks.
         first: begins the first line.
         next_margin: begins the others.
         end: of all lines but the last.
@@ -250,14 +243,14 @@ def _cut(text: str, width: int) -> str:
 
 
 def flops(tensor: Tensor) -> int:
-    """Return the floating-point operations of the op that makes a tensor, over the global batch."""
+    """Return the floating-point operations of a tensor's op over the global batch."""
     if tensor.op is None or tensor.op.is_view:
         return 0
     return tensor.op.operations(tensor)
 
 
 def shown(shape: Shape) -> str:
-    """Return a shape as text, in which B is the number of rows of the batch."""
+    """Format a shape, with B for the rows of the batch."""
     return f"({', '.join(_length(n) for n in shape)})"
 
 
@@ -268,7 +261,7 @@ def _length(n: int | Dim) -> str:
 
 
 def names_of(program: Program) -> dict[Tensor, str]:
-    """Return what tensors are called: inputs by their names, constants by their value, others by number."""
+    """Name tensors: inputs by name, constants by value, others by number."""
     tensors = program.tensors
 
     def pairs() -> Iterator[tuple[Tensor, str]]:

@@ -16,7 +16,7 @@ from dptrain.program.types import is_floating
 
 
 def _operands(tensor: Tensor) -> Sequence[Tensor]:
-    """Return the tensors that a tensor is a function of, for its gradient."""
+    """Return the tensors that a gradient propagates to."""
     custom = getattr(tensor, "own_gradient", None)
     return tensor.inputs if custom is None else (*tensor.inputs, *custom[0])
 
@@ -24,7 +24,7 @@ def _operands(tensor: Tensor) -> Sequence[Tensor]:
 def topological(
     outputs: Iterable[Tensor], operands: Callable[[Tensor], Sequence[Tensor]] = attrgetter("inputs")
 ) -> list[Tensor]:
-    """Return the tensors that outputs are made of, and these, each after its inputs, or after other `operands`."""
+    """Return outputs and all that they depend on, each after its inputs, or other `operands`."""
     order: list[Tensor] = []
     visited: set[Tensor] = set()
     stack = [(output, False) for output in reversed(list(outputs))]
@@ -40,15 +40,12 @@ def topological(
 
 
 def gradients(target: Tensor, sources: Sequence[Tensor], gradient: Any = None) -> list[Tensor | None]:
-    """Return the gradient of a target in each source, None where it does not depend on it.
+    """Return the gradient of a floating-point target in each source, None where it does not depend on it.
 
-    Args:
-        target: of floating-point numbers.
-        sources: tensors that it was made of.
-        gradient: of something in the target, of its shape; ones by default, which differentiates the target's sum.
+    `gradient` is the target's cotangent, ones by default, which differentiates the target's sum.
 
     Raises:
-        ConfigError: the target is no floating-point tensor, or an op on the way has no gradient.
+        ConfigError: the target is no floating-point tensor, or an op in between has no gradient.
     """
     if not is_floating(target.dtype):
         raise ConfigError(f"{target} has no gradient: expected floating-point numbers")
@@ -62,14 +59,10 @@ def gradients(target: Tensor, sources: Sequence[Tensor], gradient: Any = None) -
 
 
 def pulled_back(cotangents: Mapping[Tensor, Tensor], sources: Sequence[Tensor]) -> dict[Tensor, Tensor]:
-    """Return the gradients in tensors, of the sources those on which what is differentiated depends.
-
-    Args:
-        cotangents: the gradients in the tensors that are differentiated.
-        sources: tensors that these were made of.
+    """Return the gradients of all tensors between cotangents and sources.
 
     Raises:
-        ConfigError: an op on the way has no gradient.
+        ConfigError: an op in between has no gradient.
     """
     order = topological(cotangents, _operands)
     depends = set(sources)
@@ -113,7 +106,7 @@ def pulled_back(cotangents: Mapping[Tensor, Tensor], sources: Sequence[Tensor]) 
 
 
 def _total(parts: Sequence[Tensor]) -> Tensor:
-    """Return a sum; of the gradients of parts of a tensor, such as a cell's gates, these parts beside each other."""
+    """Sum gradients; those of parts of a tensor, such as a cell's gates, are concatenated."""
     if len(parts) > 1 and all(isinstance(lowering_of(part), Insert) for part in parts):
         joined = _beside_each_other(parts)
         if joined is not None:
@@ -125,7 +118,7 @@ def _total(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _beside_each_other(inserts: Sequence[Tensor]) -> Tensor | None:
-    """Return the sum of tensors that are zeros but for a part each, where these parts tile an axis; else None."""
+    """Return the sum of zero-padded parts as a concatenation if the parts tile an axis, else None."""
     shape, keys = inserts[0].shape, [insert.attributes["key"] for insert in inserts]
     cut = {axis for key in keys for axis, part in enumerate(key) if not _is_all(part, shape[axis])}
     if len(cut) != 1 or len({insert.dtype for insert in inserts}) > 1:
@@ -142,14 +135,14 @@ def _beside_each_other(inserts: Sequence[Tensor]) -> Tensor | None:
 
 
 def _is_all(key: Any, length: Any) -> bool:
-    """Whether a part is the whole of an axis; the number of rows of a batch is not asked for."""
+    """Whether a key takes a whole axis; does not ask for the number of rows."""
     if not isinstance(key, tuple) or isinstance(key[0], Dim) or isinstance(key[1], Dim) != isinstance(length, Dim):
         return False
     return bool(key == (0, length, 1))
 
 
 def backward(target: Tensor, gradient: Any = None) -> None:
-    """Add the gradient of a target to `grad` of the trainable variables that it was made of; see `gradients`."""
+    """Add a target's gradient to `grad` of the trainable variables that it depends on; see `gradients`."""
     leaves = [
         tensor
         for tensor in topological([target], _operands)

@@ -1,8 +1,4 @@
-"""What generated code makes of an op: the part of its record on which backends dispatch.
-
-Each backend has one table from these classes to its own code, so that a new op of a class needs no line there. An op
-that has none of them is computed by its NumPy function, on a CPU alone.
-"""
+"""Lowerings: the part of an op's record on which backends dispatch, which says what generated code computes."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -70,7 +66,7 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Product:
-    """A product of matrices: the last two axes; those before are broadcast."""
+    """A matrix product of the last two axes; leading axes are broadcast."""
 
 
 @dataclass(frozen=True)
@@ -86,22 +82,22 @@ class Gather:
 
 @dataclass(frozen=True)
 class Scatter:
-    """Zeros, to whose rows at the places of the second operand the first is added."""
+    """Zeros plus the first operand, added to the rows that the second operand indexes."""
 
 
 @dataclass(frozen=True)
 class Insert:
-    """Zeros, with the operand as the part that the attribute "key" says."""
+    """The operand within zeros, at the attribute "key"."""
 
 
 @dataclass(frozen=True)
 class Join:
-    """The operands one after the other along the attribute "axis"."""
+    """The operands concatenated along the attribute "axis"."""
 
 
 @dataclass(frozen=True)
 class RandomBits:
-    """Bits of Philox of (rows, features), by the attributes "seed", "purpose" and "number" and a count of draws."""
+    """Philox bits of shape (rows, features), by the attributes "seed", "purpose", "number" and a count of draws."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +115,7 @@ class Windows:
     kernel: int | None = None
 
     def shapes(self, tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Return the shapes of images, places and kernel, () where there is none."""
+        """Return the shapes of images, places and kernel, () if there is none."""
         shapes = [*(operand.shape for operand in tensor.inputs), tensor.shape]
         return shapes[self.image], shapes[self.places], () if self.kernel is None else shapes[self.kernel]
 
@@ -156,7 +152,7 @@ class ConvolutionLowering(Windows):
     """
 
     def shapes(self, tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Return the shapes of images, places and kernel, whose axes may lie in the order that "kernel_axes" says."""
+        """Return the shapes of images, places and kernel, the kernel's axes ordered by "kernel_axes"."""
         images, places, kernel = super().shapes(tensor)
         axes = tensor.attributes.get("kernel_axes", range(4))
         return images, places, tuple(kernel[axes.index(axis)] for axis in range(4))
@@ -245,7 +241,7 @@ class AttentionLowering:
 
 @dataclass(frozen=True)
 class HostCall:
-    """What the NumPy function alone makes, as by LAPACK: on a GPU between two copies, for which its stream waits."""
+    """The NumPy function alone, as of LAPACK: on a GPU between two copies, for which its stream waits."""
 
 
 # What reads its operands in an order of its own, so that they must lie in memory whole.
@@ -271,12 +267,12 @@ Lowering = (
 
 
 def lowering_of(tensor: Tensor) -> Lowering | None:
-    """Return how a tensor is made; None for inputs, constants and ops without one."""
+    """Return a tensor's lowering; None for leaves and ops without one."""
     return None if tensor.op is None else tensor.op.lowering
 
 
 def axes_of(tensor: Tensor) -> tuple[int, ...] | None:
-    """Return which axis of a view each axis of its operand is, if it shows all elements; None of other tensors."""
+    """Return the view's axis for each axis of its operand, if it shows all elements; None for other tensors."""
     view_map = lowering_of(tensor)
     if not isinstance(view_map, ViewMap) or view_map.maps is None:
         return None
@@ -292,12 +288,12 @@ def axes_of(tensor: Tensor) -> tuple[int, ...] | None:
 
 
 def is_same(tensor: Tensor) -> bool:
-    """Whether a tensor is a view of all elements of another, at the same places."""
+    """Whether a tensor is a view of all elements of its operand, unchanged."""
     return axes_of(tensor) == tuple(range(tensor.ndim))
 
 
 def in_order(tensor: Tensor) -> Tensor:
-    """Return the tensor in whose memory the elements of a tensor lie in their order."""
+    """Return the tensor whose memory holds a tensor's elements in order."""
     while tensor.op is not None and tensor.op.is_view and (is_same(tensor) or lowering_of(tensor) == ViewMap()):
         tensor = tensor.inputs[0]
     return tensor

@@ -61,7 +61,7 @@ _quiet = _Quiet()
 
 
 def one_an_element(tensor: Tensor) -> int:
-    """Return the floating-point operations of an op that takes one for each element."""
+    """Count one floating-point operation for each element."""
     return size(tensor.shape)
 
 
@@ -247,7 +247,7 @@ class Op:
         return tuple(results)
 
     def values_of(self, inputs: Sequence[Tensor], attributes: dict[str, Any], name: str = "") -> tuple[Tensor, ...]:
-        """Return the values of a node, written down."""
+        """Return the values of a new node."""
         if not self.has_values:
             shapes: Any = [self.shape(*[tensor.shape for tensor in inputs], **attributes)]
             dtypes: Any = [self.dtype(*[tensor.dtype for tensor in inputs], **attributes)]
@@ -260,13 +260,13 @@ class Op:
         )
 
     def _is_made_at_once(self, inputs: Sequence[Tensor], shape: Shape, dtype: DType) -> bool:
-        """Whether the ufunc makes an array of the op's type of these inputs; of single numbers it makes none."""
+        """Whether the ufunc returns an array of the op's type; for scalars it does not."""
         if self.ufunc is None or not shape:
             return False
         return self.ufunc.resolve_dtypes((*[tensor.dtype for tensor in inputs], None))[-1] == dtype
 
     def _in_float32(self, inputs: Sequence[Tensor], attributes: Mapping[str, Any], dtype: DType) -> Tensor:
-        """Return what it makes of half-precision numbers: computed in float32, and rounded once."""
+        """Compute half-precision operands in float32, and round once."""
         cast = METHODS["cast"]
         only_whole = (
             not any(is_floating(tensor.dtype) for tensor in inputs) and "dtype" not in attributes
@@ -277,10 +277,10 @@ class Op:
         return cast(self(*wide, **attributes), dtype)  # type: ignore[no-any-return]
 
     def _bound(self, inputs: tuple[Any, ...], attributes: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a call as operands, which may have been named, and attributes, which may not.
+        """Bind a call's arguments to operands, which may be named, and attributes, which may not.
 
         Raises:
-            TypeError: there are more than it takes, or operands are missing.
+            TypeError: too many arguments, or operands are missing.
         """
         if self.operands is None:
             return inputs, attributes
@@ -307,21 +307,14 @@ class Op:
         return out
 
     def execute(self, arrays: Sequence[Any], tensor: Tensor, rows: int | None = None, first_row: int = 0) -> Array:
-        """Return the output of these inputs.
-
-        Args:
-            arrays: the inputs, as a rank holds them.
-            tensor: the tensor that is computed.
-            rows: of the batch that the rank has; None for all.
-            first_row: the global number of the first of them.
-        """
+        """Return the output for a rank's input arrays; `rows` of the batch (None: all), from `first_row` on."""
         attributes = self.local_attributes(tensor, rows, first_row)
         if self.is_view:
             return np.asarray(self.compute(*arrays, **attributes))
         return self._computed(arrays, attributes, local(tensor.shape, rows), tensor.dtype)
 
     def local_attributes(self, tensor: Tensor, rows: int | None, first_row: int) -> dict[str, Any]:
-        """Return the attributes of a tensor as a rank with these rows has them; as `execute`."""
+        """Return a tensor's attributes on a rank with these rows; as `execute`."""
         attributes = tensor.attributes
         if self.by_row:
             counted = next((n for n in tensor.shape if isinstance(n, Dim)), None)
@@ -329,11 +322,7 @@ class Op:
         return {name: _local(value, rows) for name, value in attributes.items()}
 
     def sharding_rule(self, tensor: Tensor) -> ShardingRule:
-        """Return the letters of the operands' axes and of the output's of a tensor that it makes.
-
-        Raises:
-            ConfigError: they are not as many as axes.
-        """
+        """Return the sharding rule of a tensor's op; ConfigError if it does not match the axes."""
         shapes = [operand.shape for operand in tensor.inputs]
         rule = self._named
         if rule is None:

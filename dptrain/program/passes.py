@@ -1,8 +1,4 @@
-"""Passes over a program before a backend executes it: each takes a program and returns one.
-
-What comes after them, which ops are computed together, depends on the device: `fuse.py` decides it for a CPU,
-`backend/cuda/groups.py` for a GPU. Which all-reduces travel together is `messages.py`'s decision.
-"""
+"""Passes over a program before a backend executes it: each takes a program and returns one."""
 
 import math
 from collections import Counter
@@ -26,12 +22,7 @@ PRECISIONS = ("float32", "tf32")
 
 
 def substitutes(tensors: Iterable[Tensor], change: Callable[[Tensor], Tensor]) -> dict[Tensor, Tensor]:
-    """Return what stands for each tensor.
-
-    Args:
-        tensors: each after its inputs.
-        change: returns what stands for a tensor, whose inputs have been replaced already.
-    """
+    """Rebuild tensors in topological order; `change` returns the new tensor for one whose inputs are new."""
     new: dict[Tensor, Tensor] = {}
     for tensor in tensors:
         new[tensor] = change(tensor.with_inputs([new[read] for read in tensor.inputs]))
@@ -39,7 +30,7 @@ def substitutes(tensors: Iterable[Tensor], change: Callable[[Tensor], Tensor]) -
 
 
 def rewritten(program: Program, change: Callable[[Tensor], Tensor]) -> Program:
-    """Return a program in which other tensors stand for some; see `substitutes`."""
+    """Rewrite a program by `substitutes`."""
     return _of_substitutes(program, substitutes(program.tensors, change))
 
 
@@ -59,12 +50,12 @@ def _of_substitutes(program: Program, new: Mapping[Tensor, Tensor]) -> Program:
 
 
 def without_ranks(program: Program) -> Program:
-    """Return a program for one rank that has no others: without all-reduces."""
+    """Drop all-reduces, for a single rank."""
     return rewritten(program, without_all_reduce)
 
 
 def without_all_reduce(tensor: Tensor) -> Tensor:
-    """Return what stands for a tensor on a rank that has no others."""
+    """Return the operand of an all-reduce, else the tensor."""
     return tensor.inputs[0] if tensor.op is ALL_REDUCE else tensor
 
 
@@ -99,9 +90,9 @@ def with_precision(program: Program, precision: str, of_halves: str = "float32")
 
 
 def with_half_factors(tensor: Tensor) -> Tensor:
-    """Return what stands for a product of float32 copies of matrices of one half precision: that of the matrices.
+    """Replace float32 copies of half-precision matrices in a product by the matrices.
 
-    It has the same numbers; no backend but one whose products widen such factors themselves can compute it.
+    The numbers are the same; only backends whose products widen such factors can compute it.
     """
     if isinstance(lowering_of(tensor), Product) and tensor.dtype == np.float32:
         halves = _half_factors(tensor)
@@ -111,7 +102,7 @@ def with_half_factors(tensor: Tensor) -> Tensor:
 
 
 def sums_of_products(program: Program) -> dict[Tensor, Tensor]:
-    """Return the products of matrices that nothing but a sum over all axes before the last two reads, by the sum."""
+    """Return matrix products that only a sum over their leading axes reads, by the sum."""
     readers = Counter(read for tensor in program.tensors for read in tensor.inputs)
     readers.update(program.results)
     products = {}
@@ -126,9 +117,9 @@ def sums_of_products(program: Program) -> dict[Tensor, Tensor]:
 
 
 def with_long_products(program: Program) -> Program:
-    """Return a program in which sums of products, whose factors lie for it, are single products of all their rows.
+    """Replace sums of matrix products over leading axes by one product of all rows, where the layout allows it.
 
-    So the gradient in a matrix that each step of a loop multiplies is not made step by step, and then summed.
+    So a weight gradient within a loop is not computed step by step and then summed.
     """
     sums = sums_of_products(program)
     new: dict[Tensor, Tensor] = {}
@@ -144,7 +135,7 @@ def with_long_products(program: Program) -> Program:
 
 
 def _long_product(product: Tensor, new: Mapping[Tensor, Tensor]) -> Tensor | None:
-    """Return the sum of products of (..., k, m), transposed, and (..., k, n) as one of all rows; None of others."""
+    """Return the sum of products of transposed (..., k, m) and (..., k, n) as one of all rows; None for others."""
     a, b = product.inputs
     last = a.ndim - 1
     if axes_of(a) != (*range(last - 1), last, last - 1) or marked(a.shape[:-2]) != marked(b.shape[:-2]):
@@ -157,13 +148,13 @@ def _long_product(product: Tensor, new: Mapping[Tensor, Tensor]) -> Tensor | Non
 
 
 def _half_factors(product: Tensor) -> list[Tensor] | None:
-    """Return the tensors of half precision whose float32 copies a product reads; None unless both factors are such."""
+    """Return the half-precision tensors whose float32 copies a product reads; None unless both factors are copies."""
     factors = [half for factor in product.inputs if (half := _narrow(factor)) is not None]
     return factors if len(factors) == len(product.inputs) else None
 
 
 def _narrow(tensor: Tensor) -> Tensor | None:
-    """Return the tensor of half precision of which a float32 one is a copy, or a view of a copy; None of others."""
+    """Return the half-precision tensor that a float32 one is a copy of, or a view of a copy; None for others."""
     lowering = lowering_of(tensor)
     if isinstance(lowering, ViewMap):
         beneath = _narrow(tensor.inputs[0])
@@ -175,18 +166,18 @@ def _narrow(tensor: Tensor) -> Tensor | None:
 
 
 def without_repeats(program: Program) -> Program:
-    """Return a program that computes equal ops once."""
+    """Compute equal ops once (common subexpression elimination)."""
     return rewritten(program, first_of_equals())
 
 
 def first_of_equals() -> Callable[[Tensor], Tensor]:
-    """Return a function that returns, of equal tensors, the first that it was given."""
+    """Return a function that returns the first of equal tensors that it was given."""
     firsts: dict[Any, Tensor] = {}
     return lambda tensor: firsts.setdefault(_identity(tensor), tensor)
 
 
 def _identity(tensor: Tensor) -> Any:
-    """Return what equal tensors have in common, whose inputs are the same tensors."""
+    """Return a key of equal tensors with identical inputs."""
     if tensor.op is None and (tensor.value is None or tensor.value.size != 1):
         return id(tensor)
     source = tensor.value.tobytes() if tensor.value is not None else tuple(id(operand) for operand in tensor.inputs)
@@ -202,10 +193,10 @@ def _comparable(value: Any) -> Any:
 
 
 def comparable(value: Any) -> Hashable:
-    """Return what is equal for attributes that are the same in every bit and for every number of rows.
+    """Return an attribute as a key, equal bit for bit and for every number of rows.
 
     Raises:
-        TypeError: the attribute is told by its identity alone, as an array is.
+        TypeError: only its identity tells it apart, as of an array.
     """
     if isinstance(value, tuple | list):
         return tuple(map(comparable, value))

@@ -1,4 +1,4 @@
-"""A program: what one execution reads, and what it makes of it; traced from a Python function."""
+"""Programs: the ops of a step as data, traced from a Python function."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -51,21 +51,21 @@ class Program:
 
     @cached_property
     def reads(self) -> frozenset[Variable]:
-        """The variables whose value an execution needs."""
+        """Variables whose values an execution reads."""
         return frozenset(self.state)
 
     @cached_property
     def writes(self) -> frozenset[Variable]:
-        """The variables that an execution changes."""
+        """Variables that an execution changes."""
         return frozenset(self.updates)
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All of them, each after its inputs."""
+        """All tensors in topological order."""
         return tuple(topological(self.results))
 
     def for_rows(self, rows: int) -> Self:
-        """Return the program for global batches of another number of rows."""
+        """Return the program for another global batch size."""
         copy = replace(self, rows=rows)
         object.__setattr__(copy, "lowered", self.lowered)
         return copy
@@ -104,7 +104,7 @@ def trace(function: Callable[..., Mapping[str, Any]], inputs: Mapping[str, tuple
 
 
 def _derived(outputs: Mapping[str, Tensor], recorded: Trace) -> Program:
-    """Return the program of those outputs that follow from the state after the step."""
+    """Return the program of outputs that depend on the state after the step alone."""
     unchanged = {variable: leaf for variable, leaf in recorded.read.items() if variable not in recorded.written}
     state = {**unchanged, **recorded.written}
     leaves = {leaf: placeholder(leaf.shape, leaf.dtype, variable._path, variable) for variable, leaf in state.items()}

@@ -20,22 +20,22 @@ def is_one(length: Any) -> bool:
 
 
 def without_rows(shape: Iterable[Any]) -> tuple[int | None, ...]:
-    """Return a shape as users read it: None for what counts rows of the batch, or is not known."""
+    """Return a shape as users see it: None for rows and unknown lengths."""
     return tuple(None if isinstance(n, Dim) else int(n) for n in shape)
 
 
 def differ(a: Any, b: Any) -> bool:
-    """Whether two lengths cannot be the same: not where one of them is not known."""
+    """Whether two lengths are known to differ."""
     return is_number(a) and is_number(b) and bool(a != b)
 
 
 def is_open(shape: Iterable[Any]) -> bool:
-    """Whether a length in a shape is not known."""
+    """Whether a shape has an unknown length."""
     return any(isinstance(n, Dim) and n.size is None for n in shape)
 
 
 def local(shape: Iterable[int], rows: int | None) -> Shape:
-    """Return a shape as a rank sees it that has `rows` rows of the batch; None for all that it was traced for."""
+    """Return a rank's shape, with `rows` rows of the batch; None for all."""
     if rows is None:
         return tuple(map(number_of, shape))
     return tuple(n.scale * rows if isinstance(n, Dim) else n for n in shape)

@@ -1,4 +1,4 @@
-"""Loops and programs: a step of a loop as a program, and a program without loops, or without attention as one op."""
+"""Passes over loops, and attention: one step as a program, unrolling, attention as simpler ops."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,12 +14,7 @@ from dptrain.program.tensor import Node, Tensor, placeholder, tracing
 
 
 def step_of(body: Body, rows: int = 0) -> Program:
-    """Return a step of a loop as a program, one for each body: its inputs and outputs are numbered.
-
-    Args:
-        body: of the loop.
-        rows: of the global batch.
-    """
+    """Return one step of a loop as a program with numbered inputs and outputs, cached in the body."""
     if "program" not in body.made:
         inputs = {str(number): tensor for number, tensor in enumerate(body.placeholders)}
         outputs = {str(number): tensor for number, tensor in enumerate(body.results)}
@@ -29,12 +24,7 @@ def step_of(body: Body, rows: int = 0) -> Program:
 
 
 def unrolled(program: Program, loop: Node | None = None) -> Program:
-    """Return a program in which the steps of a loop stand one after the other.
-
-    Args:
-        program: any.
-        loop: the loop; by default all.
-    """
+    """Unroll a loop, by default all."""
     read: dict[Node, set[int]] = {}
     for tensor in program.tensors:
         if has_body(tensor) and loop in (None, tensor.node):
@@ -65,7 +55,7 @@ def unrolled(program: Program, loop: Node | None = None) -> Program:
 
 
 def without_attention(program: Program) -> Program:
-    """Return a program in which attention is made of other ops, for backends that have no kernel for it."""
+    """Replace attention by simpler ops, for backends without a kernel for it."""
     composed: dict[Node, tuple[Tensor, ...]] = {}
 
     def change(tensor: Tensor) -> Tensor:
@@ -81,7 +71,7 @@ def without_attention(program: Program) -> Program:
 
 
 def with_steps_changed(program: Program, change: Callable[[Program], Program]) -> Program:
-    """Return what a change makes of a program, and in it of the steps of loops, and of theirs."""
+    """Apply a pass to a program and to the steps of its loops."""
     attributes: dict[Node, dict[str, Any]] = {}
 
     def of_loop(tensor: Tensor) -> Tensor:
@@ -102,10 +92,10 @@ def with_steps_changed(program: Program, change: Callable[[Program], Program]) -
 
 
 def with_loops_in_memory(program: Program) -> Program:
-    """Return a program in which all that its loops take from step to step is in memory of its own.
+    """Give everything that loops take from step to step memory of its own.
 
-    Each carry begins with a tensor that nothing else reads, and what else goes in lies in memory whole. Each result of
-    a step is computed, and none of them twice. No two loops share a tensor of their steps.
+    Each carry begins with a tensor that nothing else reads, and other inputs are contiguous. Each result of a step is
+    computed and distinct. No two loops share a tensor of their steps.
     """
     loops: dict[Node, tuple[Sequence[Tensor], dict[str, Any]]] = {}
 
@@ -129,7 +119,7 @@ def with_loops_in_memory(program: Program) -> Program:
 
 
 def _of_its_own(body: Body) -> Body:
-    """Return the same body of other tensors, each of whose results is computed for itself; all carries have inputs."""
+    """Copy a body, with distinct, computed results; all carries have inputs."""
     new = {tensor: placeholder(tensor.shape, tensor.dtype, tensor.name) for tensor in body.placeholders}
     for tensor in topological(body.results):
         if tensor not in new:
@@ -160,7 +150,7 @@ def _zeros(like: Tensor) -> Tensor:
 
 
 def _lies_whole(tensor: Tensor) -> bool:
-    """Whether a tensor can lie in memory: neither a number of the code, nor the rows, of which each step has others."""
+    """Whether a tensor can be stored: neither a literal nor the rows, which differ by step."""
     if tensor.op is not None:
         return True
     return tensor.variable is not None or (tensor.name != ROWS if tensor.value is None else tensor.value.size > 1)

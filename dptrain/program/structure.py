@@ -1,7 +1,4 @@
-"""What programs have in common that differ in variables and seeds alone, as those of a sweep's runs do.
-
-What a backend makes of one of them is right for all: kernels and their code know variables and seeds by number.
-"""
+"""Structures: keys of programs that differ in variables and seeds alone, as those of a sweep's runs."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,13 +19,7 @@ CONSTANTS = 1 << 16
 
 @dataclass(frozen=True, eq=False)
 class ProgramStructure:
-    """A program without its variables and seeds.
-
-    Attributes:
-        key: equal for programs that compute the same of what they are given.
-        variables: its state, in the order of the key.
-        seeds: of its random numbers, each once.
-    """
+    """A key, equal for programs that compute the same function, with the program's variables and seeds in order."""
 
     key: Hashable
     variables: Sequence[Variable]
@@ -36,7 +27,7 @@ class ProgramStructure:
 
 
 def structure_of(program: Program) -> ProgramStructure | None:
-    """Return a program's structure; None where it holds what cannot be compared, or constants of many bytes."""
+    """Return a program's structure; None if an attribute is not comparable or constants are large."""
     seeds: dict[int, int] = {}
     inputs = {tensor: ("input", name) for name, tensor in program.inputs.items()}
     state = {tensor: ("state", number) for number, tensor in enumerate(program.state.values())}
@@ -59,7 +50,7 @@ def structure_of(program: Program) -> ProgramStructure | None:
 
 
 def _nodes(tensors: Sequence[Tensor], leaves: Mapping[Tensor, Any], seeds: dict[int, int]) -> Hashable | None:
-    """Return what tensors are, told by their places, with seeds by number; None where that cannot be said."""
+    """Return a key of tensors, with inputs and seeds by number; None if there is none."""
     numbers = {tensor: number for number, tensor in enumerate(tensors)}
     nodes: list[Hashable] = []
     constant_bytes_left = CONSTANTS
@@ -86,7 +77,7 @@ def _nodes(tensors: Sequence[Tensor], leaves: Mapping[Tensor, Any], seeds: dict[
 
 
 def _body(body: Body, seeds: dict[int, int]) -> Hashable:
-    """Return what bodies of loops have in common that compute the same, but for seeds; the body itself at worst."""
+    """Return a key of a loop's body, or the body itself."""
     tensors = topological(body.results)
     leaves = {tensor: ("given", number) for number, tensor in enumerate(body.placeholders)}
     nodes = _nodes(tensors, leaves, seeds)
@@ -105,7 +96,7 @@ def _body(body: Body, seeds: dict[int, int]) -> Hashable:
 
 
 def draws_bits(tensor: Tensor) -> bool:
-    """Whether a tensor is random bits, whose seed is no part of the structure."""
+    """Whether a tensor is random bits, whose seed is not part of the structure."""
     return isinstance(lowering_of(tensor), RandomBits)
 
 
@@ -114,9 +105,9 @@ def _key(tensor: Tensor) -> Hashable:
 
 
 def to_be_kept(program: Program) -> Program:
-    """Return a program that computes the same of placeholders that know no variable, so that it keeps none in memory.
+    """Return an equal program of placeholders without variables, which keeps none in memory.
 
-    Its constants are copies, which nobody changes. Its state and updates still say which variables there were.
+    Constants are copied. State and updates still name the variables.
     """
     stand_ins = {tensor: placeholder(tensor.shape, tensor.dtype, tensor.name) for tensor in program.state.values()}
     for tensor in program.tensors:
@@ -132,12 +123,7 @@ def to_be_kept(program: Program) -> Program:
 
 
 def of_variables(fused: Fused, substitutes: Mapping[Any, Any]) -> Fused:
-    """Return kernels as those of other variables.
-
-    Args:
-        fused: kernels.
-        substitutes: what takes the place of each: another variable, or its number while kernels are kept.
-    """
+    """Replace the variables of kernels, or number them while kernels are cached."""
     program = replace(
         fused.program,
         state={substitutes[variable]: tensor for variable, tensor in fused.program.state.items()},

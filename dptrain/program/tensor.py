@@ -1,7 +1,7 @@
-"""Tensors and variables: what ops take and make.
+"""Tensors and variables.
 
-Inside a trace (`tracing`) what depends on a placeholder is only written down: the tensors that a function returns then
-know by which ops they are made, which is all that a program is.
+Inside a trace (`tracing`) ops on placeholders are only recorded: the tensors that a function returns know the ops that
+make them, and those are a program.
 """
 
 import time
@@ -40,7 +40,7 @@ NOT_TRACKED, WATCHED, TRAINABLE = range(3)
 
 
 def native(array: Array) -> Array:
-    """Return an array in this machine's byte order, as kernels read it; itself where it is."""
+    """Return an array in native byte order, itself if it has it."""
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
@@ -122,28 +122,28 @@ class Tensor(Operand):
         self.history: Any = None
 
     def with_inputs(self, inputs: Sequence["Tensor"]) -> "Tensor":
-        """Return what its op makes of other inputs of the same shapes; itself if they are its own."""
+        """Return its op on other inputs of the same shapes; itself for its own inputs."""
         if all(new is old for new, old in zip(inputs, self.inputs, strict=True)):
             return self
         return Tensor(self.op, inputs, self.attributes, self.shape, self.dtype, name=self.name, index=self.index)
 
     @property
     def node(self) -> "Node":
-        """The use of its op, which it shares with the op's other values."""
+        """The node that computes it, shared with the op's other values."""
         return Node(self)
 
     @property
     def counts_rows(self) -> bool:
-        """Whether it is the number of rows of the batch, a constant that differs from batch to batch."""
+        """Whether it is the number of rows, a constant that differs by batch."""
         return self.op is None and "rows" in self.attributes
 
     @property
     def is_length(self) -> bool:
-        """Whether it is a length of symbolic tensors, which a batch will tell."""
+        """Whether it is an unknown length of symbolic tensors."""
         return self.op is None and "length" in self.attributes
 
     def __getitem__(self, key: Any) -> "Tensor":
-        """Return a part, which is a view where nobody asks how it was made."""
+        """Return a part; a view if no gradient can be asked for."""
         if self.is_bare and is_plain(key):
             try:
                 assert self.value is not None
@@ -154,12 +154,12 @@ class Tensor(Operand):
 
     @property
     def is_bare(self) -> bool:
-        """Whether it is no more than a value: nobody traces or watches what is made of it, or asks for a gradient."""
+        """Whether it is a mere value: not traced, watched, or differentiated."""
         return self.kind is not None and self.tracking == NOT_TRACKED and WATCH.get() is None
 
     @property
     def grad(self) -> "Tensor | None":
-        """Of the variable whose value it is, see `backward`."""
+        """Gradient of the variable whose value it is, see `backward`."""
         return None if self.variable is None else self.variable._gradient
 
     @property
@@ -210,11 +210,11 @@ class Tensor(Operand):
 
     @property
     def _is_symbolic(self) -> bool:
-        """Whether there is no value to look at, as inside a trace."""
+        """Whether it has no value, as inside a trace."""
         return self.value is None
 
     def detached(self) -> "Tensor":
-        """Return a constant of its value, which does not know how it was made."""
+        """Return a constant with its value."""
         constant_tensor = Tensor(None, (), {}, self.shape, self.dtype, self.value)
         constant_tensor.kind = self.kind
         return constant_tensor
@@ -241,17 +241,10 @@ class Tensor(Operand):
 
 
 class Node:
-    """One use of an op. Its values share the op, the same inputs and one record of attributes: these tell nodes apart.
+    """One use of an op, given one of its values.
 
-    So values that a pass rewrites one by one, to the same inputs, are those of one node again.
-
-    Args:
-        value: one of its values.
-
-    Attributes:
-        op: as of the value.
-        inputs: as of the value.
-        attributes: as of the value.
+    Values of a node share op, inputs and one record of attributes, whose identities tell nodes apart. So values that a
+    pass rewrites one by one, to the same inputs, belong to one node again.
     """
 
     __slots__ = ("_key", "attributes", "inputs", "op")
@@ -269,22 +262,22 @@ class Node:
 
     @property
     def values(self) -> tuple[Tensor, ...]:
-        """All of them, as tensors that nobody has yet."""
+        """All values, as new tensors."""
         return self.op.values_of(self.inputs, self.attributes)
 
 
 def is_whole(value: Any) -> bool:
-    """Whether a tensor's floating-point numbers are known to be integers, such as ids of an input without a type."""
+    """Whether a tensor's floating-point numbers are known to be integers, as ids of an input without a type."""
     return getattr(value, "is_whole", False)
 
 
 def mask_of(value: Any) -> "Tensor | None":
-    """Return the mask that a layer has attached to a tensor, or None."""
+    """Return the mask that a layer has attached, or None."""
     return getattr(value, "_keras_mask", None)
 
 
 def with_mask(tensor: Tensor, mask: "Tensor | None") -> Tensor:
-    """Return a tensor with a mask attached: itself where it has that one, else an alias."""
+    """Attach a mask: itself if it has it, else an alias."""
     if mask_of(tensor) is mask:
         return tensor
     alias: Tensor = OPERATORS["same"](tensor)
@@ -295,7 +288,7 @@ def with_mask(tensor: Tensor, mask: "Tensor | None") -> Tensor:
 
 
 def as_tensors(inputs: Sequence[Any]) -> Sequence[Tensor]:
-    """Return tensors of tensors, variables, arrays and numbers; Python's numbers take the type of what they meet."""
+    """Convert operands to tensors; Python numbers take the type of the others."""
     for value in inputs:
         if value.__class__ is not Tensor:
             break
@@ -316,7 +309,7 @@ _TYPED = (Tensor, np.ndarray, np.generic)
 
 
 def _of_integers(value: Any) -> DType | None:
-    """Return int32, Keras' type of Python's integers and lists of them; None where one does not fit, or of others."""
+    """Return int32, Keras' type of Python integers, if they fit; None for others."""
     if not _are_integers(value):
         return None
     array = np.asarray(value)
@@ -331,7 +324,7 @@ def _are_integers(value: Any) -> bool:
 
 
 def _converted(value: Any, met: Sequence[DType]) -> Tensor:
-    """Return a constant of an array or a number that meets these types."""
+    """Convert an array or number beside operands of these types."""
     dtype: Any = None
     if isinstance(value, float):
         floats = [kind for kind in met if is_floating(kind)]
@@ -346,7 +339,7 @@ def _converted(value: Any, met: Sequence[DType]) -> Tensor:
 
 
 def counted(length: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
-    """Return a length as a constant; it differs from batch to batch where it counts rows, or is not known."""
+    """Return a length as a constant, which differs by batch if it counts rows or is unknown."""
     if is_number(length):
         number = constant(number_of(length), dtype)
         return row_count(number, length.scale) if isinstance(length, Dim) else number
@@ -357,12 +350,12 @@ Dim.to_tensor = staticmethod(counted)
 
 
 def row_count(rows: Tensor, scale: int) -> Tensor:
-    """Return a constant of so many times the number of rows of the batch."""
+    """Return a constant multiple of the number of rows."""
     return Tensor(None, (), {"rows": scale}, rows.shape, rows.dtype, rows.value)
 
 
 def constant(value: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
-    """Return a tensor of a value that is known."""
+    """Return a constant tensor; ConfigError for other than real numbers."""
     if isinstance(value, Tensor):
         return value
     array = native(np.asarray(value, dtype))
@@ -374,7 +367,7 @@ def constant(value: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
 
 
 def of_value(value: Array) -> Tensor:
-    """Return a constant of an array, without a look at it."""
+    """Return a constant of an array, unchecked."""
     shape, dtype = kind = value.shape, value.dtype
     tensor = Tensor(None, (), {}, shape, dtype, value)
     tensor.kind = kind
@@ -382,7 +375,7 @@ def of_value(value: Array) -> Tensor:
 
 
 class Storage(Protocol):
-    """A device's memory, as the variables see it that live there."""
+    """A device's memory, as seen by the variables in it."""
 
     def read(self, variable: "Variable") -> Array:
         """Return a copy of a variable's value."""
@@ -393,13 +386,7 @@ class Storage(Protocol):
 
 @dataclass(frozen=True)
 class Drawn:
-    """A variable's first value, which is made when it is first read: of a large one a rank may need a part alone.
-
-    Attributes:
-        shape: of the value.
-        dtype: of the value.
-        draw: makes it, the same at every call.
-    """
+    """A variable's initial value, drawn (equally at every call) when it is first read: a rank may need only a part."""
 
     shape: Shape
     dtype: npt.DTypeLike
@@ -473,7 +460,7 @@ class Variable(Operand):
         self._path = path
 
     def _hold_later(self, draw: Callable[[], Array] | None, shape: Shape, dtype: DType) -> None:
-        """Hold shape and type alone, which takes no memory, and the value once it is asked for; None: never."""
+        """Hold shape and type only, and draw the value when it is asked for; None: never."""
         self._draw, self._held = draw, of_value(np.broadcast_to(np.zeros((), dtype), shape))
 
     def _at_hand(self) -> Tensor:
@@ -489,7 +476,7 @@ class Variable(Operand):
         return self._held
 
     def _now(self) -> Tensor:
-        """Return the value, outside of a trace; a whole one, though another thread may change or move it."""
+        """Return a consistent value outside a trace, even if another thread assigns or moves it."""
         while True:
             moves = self.moves
             if self.storage is None and not TURNS.is_eager:
@@ -502,14 +489,14 @@ class Variable(Operand):
             time.sleep(0)
 
     def _own(self, value: Array) -> Tensor:
-        """Return a value as this variable's: a copy that does not know how it was made, or steps would pile up."""
+        """Return a copy as this variable's value, without history."""
         tensor = of_value(np.array(value, order="C"))
         tensor.name, tensor.variable = self.name, self
         return tensor
 
     @property
     def value(self) -> Tensor:
-        """What reading it gives: its value, or inside a trace what stands for it."""
+        """Its value, or inside a trace the tensor for it."""
         trace = TRACE.get()
         if trace is not None:
             tensor = trace.value_of(self)
@@ -521,7 +508,7 @@ class Variable(Operand):
 
     @property
     def _is_symbolic(self) -> bool:
-        """Whether there is no value to look at, as inside a trace."""
+        """Whether it has no value, as inside a trace."""
         return TRACE.get() is not None
 
     @property
@@ -562,9 +549,10 @@ class Variable(Operand):
         return np.array(self.value.numpy())
 
     def _snapshot(self) -> Drawn:
-        """Return the value as it is now, also inside a trace, as the first one of another variable.
+        """Return the present value, also inside a trace, as another variable's initial value.
 
-        What is not drawn yet is drawn when that is read. A sharded value is gathered now: all ranks must call this.
+        A value that has not been drawn is drawn when that is read. A sharded value is gathered: all ranks must call
+        this.
         """
         tensor = self._held if self.storage is None else self._now()
         return Drawn(self.shape, self.dtype, self._draw or tensor.numpy)
@@ -610,7 +598,7 @@ class Variable(Operand):
         return self.assign(self - value)
 
     def _move(self, storage: Storage | None) -> None:
-        """Let the value live on a device, which has it already, or (None) come back from there."""
+        """Move the value to a device that has it already, or (None) back."""
         tensor = self._own(self.storage.read(self)) if storage is None and self.storage is not None else None
         with REPLACING:
             self.moves += 1
@@ -626,15 +614,7 @@ class Variable(Operand):
 
 
 class Trace:
-    """What a function has read and written while it was traced.
-
-    Attributes:
-        read: placeholders of the variables that were read.
-        written: new values of those that were assigned.
-        gradients: what `backward` has added up for those that have one.
-        applied: gradients that optimizers were given.
-        of_weights: gradients in trainable variables, and in which.
-    """
+    """Variables read (with placeholders) and written, gradients, and gradients given to optimizers during a trace."""
 
     def __init__(self) -> None:
         self.applied: list[Tensor] = []
@@ -644,17 +624,17 @@ class Trace:
         self.gradients: dict[Variable, Tensor] = {}
 
     def value_of(self, variable: Variable) -> Tensor:
-        """Return what stands for a variable: what was assigned last, else its placeholder."""
+        """Return a variable's current tensor: the last assigned, else its placeholder."""
         return self.written[variable] if variable in self.written else self.placeholder_of(variable)
 
     def placeholder_of(self, variable: Variable) -> Tensor:
-        """Return what stands for a variable's value before the step."""
+        """Return the placeholder of a variable's value before the step."""
         if variable not in self.read:
             self.read[variable] = placeholder(variable.shape, variable.dtype, variable._path, variable)
         return self.read[variable]
 
     def write(self, variable: Variable, value: Tensor) -> None:
-        """Note a new value; gradients end at it, as they do outside of a trace."""
+        """Record a new value; gradients end at it, as outside a trace."""
         leaf = Tensor(OPERATORS["identity"], (value,), {}, value.shape, value.dtype, name=variable._path)
         leaf.variable = variable
         self.written[variable] = leaf
@@ -662,7 +642,7 @@ class Trace:
 
 @contextmanager
 def reading_weights_in(dtype: DType | None) -> Iterator[None]:
-    """Read weights in another type in this context, but those that are always read as they are; None for their own."""
+    """Read autocast weights in another type in this context; None for their own."""
     token = READ_IN.set(dtype)
     try:
         yield
@@ -672,7 +652,7 @@ def reading_weights_in(dtype: DType | None) -> Iterator[None]:
 
 @contextmanager
 def scope(name: str) -> Iterator[None]:
-    """Name tensors that ops make in this context after a layer, for messages and tables."""
+    """Name tensors made in this context after a layer, for messages and tables."""
     token = SCOPE.set(name)
     try:
         yield
@@ -682,7 +662,7 @@ def scope(name: str) -> Iterator[None]:
 
 @contextmanager
 def watching(check: "Callable[[Tensor], None] | None" = None) -> Iterator[None]:
-    """Show every value that an op makes in this context to `check`; by default stop at the first NaN."""
+    """Show every computed value to `check` in this context; by default stop at the first NaN."""
     token = WATCH.set(check or _refuse_nan)
     try:
         yield
@@ -691,7 +671,7 @@ def watching(check: "Callable[[Tensor], None] | None" = None) -> Iterator[None]:
 
 
 def watch(tensor: Tensor, value: Array) -> None:
-    """Show a value that has been computed to whoever is watching."""
+    """Show a computed value to the watcher."""
     check = WATCH.get()
     if check is not None:
         check(
@@ -720,31 +700,27 @@ def _refuse_nan(tensor: Tensor) -> None:
 
 
 def note_applied(gradients: Sequence[Tensor]) -> None:
-    """Note gradients that an optimizer is given; outside of a trace nothing."""
+    """Record gradients given to an optimizer, inside a trace."""
     trace = TRACE.get()
     if trace is not None:
         trace.applied += gradients
 
 
 def note_weight_gradients(gradients: Mapping[Tensor, Variable]) -> None:
-    """Note gradients in trainable variables; outside of a trace nothing."""
+    """Record weight gradients, inside a trace."""
     trace = TRACE.get()
     if trace is not None:
         trace.weight_gradients |= gradients
 
 
 def applied_gradients() -> list[Tensor]:
-    """Return the gradients that optimizers were given in this trace."""
+    """Return the gradients given to optimizers in this trace."""
     trace = TRACE.get()
     return [] if trace is None else list(trace.applied)
 
 
 def update_if(condition: Tensor) -> None:
-    """Let all variables that this trace has assigned keep the values that they had before the step.
-
-    Args:
-        condition: a number; where it is true, they get what they were assigned.
-    """
+    """Make all assignments of this trace conditional: where a scalar is false, variables keep their old values."""
     trace = TRACE.get()
     assert trace is not None
     behind, stack = set(), [condition]
@@ -763,7 +739,7 @@ def update_if(condition: Tensor) -> None:
 
 @contextmanager
 def unchanged(variables: "Iterable[Variable]") -> Iterator[None]:
-    """Let variables have the values after this context that they had before it."""
+    """Restore variables after this context."""
     trace = TRACE.get()
     if trace is not None:
         before = {variable: trace.written.get(variable) for variable in variables}
@@ -780,7 +756,7 @@ def unchanged(variables: "Iterable[Variable]") -> Iterator[None]:
 
 
 def watch_for_tape(watched: Tensor | Variable, tracking: int) -> int:
-    """Let what is made of a tensor or a variable remember how it was made (see `Tensor.tracking`); return what was."""
+    """Track results of a tensor or variable (see `Tensor.tracking`); return the tracking before."""
     if isinstance(watched, Variable):
         before, watched.watched = watched.watched, tracking
     else:
@@ -789,23 +765,23 @@ def watch_for_tape(watched: Tensor | Variable, tracking: int) -> int:
 
 
 def open_tape() -> Token[int]:
-    """Note that one more tape is open; see `close_tape`."""
+    """Count one more open tape; see `close_tape`."""
     return TAPES.set(TAPES.get() + 1)
 
 
 def close_tape(token: Token[int]) -> None:
-    """Note that a tape is open no longer."""
+    """Count one less."""
     TAPES.reset(token)
 
 
 def is_tracing() -> bool:
-    """Whether ops are written down instead of executed."""
+    """Whether ops are recorded instead of executed."""
     return TRACE.get() is not None
 
 
 @contextmanager
 def tracing() -> Iterator[Trace]:
-    """Write down the ops that are called in this context, where they depend on placeholders or on the rows."""
+    """Record ops in this context that depend on placeholders or rows."""
     token = TRACE.set(Trace())
     try:
         trace = TRACE.get()
@@ -817,7 +793,7 @@ def tracing() -> Iterator[Trace]:
 
 @contextmanager
 def untraced() -> Iterator[None]:
-    """Execute ops in this context as outside of a trace: what is built in the middle of a step is not of the step."""
+    """Execute ops in this context as outside a trace."""
     token = TRACE.set(None)
     try:
         yield
@@ -826,21 +802,14 @@ def untraced() -> Iterator[None]:
 
 
 def differentiable(value: Any) -> Tensor:
-    """Return a constant of which `program.gradient.gradients` can be asked, as of a trainable variable."""
+    """Return a constant that gradients can be asked for."""
     leaf = constant(value).detached()
     leaf.tracking = TRAINABLE
     return leaf
 
 
 def placeholder(shape: Shape, dtype: npt.DTypeLike, name: str, variable: Variable | None = None) -> Tensor:
-    """Return a tensor whose value comes with each execution.
-
-    Args:
-        shape: lengths, those that count rows as `Dim`s.
-        dtype: of its elements.
-        name: under which the value comes.
-        variable: whose value it is.
-    """
+    """Return a tensor whose value comes with each execution, under this name, or from a variable."""
     tensor = Tensor(None, (), {}, shape, np.dtype(dtype), None, name)
     tensor.variable = variable
     return tensor

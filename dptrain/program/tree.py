@@ -51,7 +51,7 @@ def map_leaves(function: Callable[..., Any], data: Any, path: str = "") -> Any:
 
 
 def tuple_like(like: tuple[Any, ...], values: Sequence[Any]) -> tuple[Any, ...]:
-    """Return a tuple of a tuple's class, which may have names for its places."""
+    """Return a tuple of the same class, which may be a named tuple."""
     kind: Any = type(like)
     return kind(*values) if hasattr(like, "_fields") else tuple(values)
 
@@ -126,7 +126,7 @@ def is_shape(data: Any) -> bool:
 
 
 def flat_shapes(shapes: Any, path: str = "") -> list[tuple[str, Any]]:
-    """Return nested shapes, or other leaves in their places, with their paths."""
+    """Return nested shapes, or other leaves, with their paths."""
     if is_shape(shapes) or not is_nested(shapes):
         return [(path, shapes)]
     items = shapes.items() if isinstance(shapes, Mapping) else enumerate(shapes)
@@ -134,7 +134,7 @@ def flat_shapes(shapes: Any, path: str = "") -> list[tuple[str, Any]]:
 
 
 def refilled(shapes: Any, values: Iterator[Any]) -> Any:
-    """Return values, nested as these shapes, or as other leaves in their places."""
+    """Nest values as these shapes, or as other leaves."""
     if is_shape(shapes) or not is_nested(shapes):
         return next(values)
     if isinstance(shapes, Mapping):

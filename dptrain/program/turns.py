@@ -40,7 +40,7 @@ _NOTHING: frozenset[Any] = frozenset()
 
 
 class OfThread(threading.local):
-    """Attributes of which each thread has its own; a copy has none."""
+    """Thread-local attributes; a copy has none."""
 
     def __reduce__(self) -> Any:
         """Return what makes an empty one, for copies."""
@@ -84,7 +84,7 @@ class Turn:
         self._turns.end(self)
 
     def excludes(self, other: "Turn") -> bool:
-        """Whether two turns cannot go on side by side."""
+        """Whether two turns cannot run side by side."""
         if self.thread == other.thread or (self.is_eager and other.is_eager):
             return False
         mine, theirs = self.writes, other.writes
@@ -140,11 +140,11 @@ class Turns:
 
     @property
     def is_eager(self) -> bool:
-        """Whether this thread executes ops one by one, in a turn of these."""
+        """Whether this thread executes ops one by one, in one of these turns."""
         return self.eager_turn is not None
 
     def reading(self, variable: Any) -> AbstractContextManager[None]:
-        """Return the turn of who reads one variable; of eager ops it lasts as long as theirs."""
+        """Return the turn of a reader of one variable; among eager ops it lasts as long as theirs."""
         eager = self.eager_turn
         turn = Turn(self, {variable}, _NOTHING, queues=False, is_eager=eager is not None)
         if eager is None:
@@ -155,7 +155,7 @@ class Turns:
         return nullcontext()
 
     def writing(self, variable: Any) -> Turn:
-        """Return the turn of who writes one variable; among eager ops whatever those of other threads have read."""
+        """Return the turn of a writer of one variable."""
         return Turn(self, _NOTHING, {variable}, is_eager=self.is_eager)
 
     def begin(self, turn: Turn) -> None:
@@ -175,7 +175,7 @@ class Turns:
             raise
 
     def _may_begin(self, turn: Turn, ahead: Sequence[Turn]) -> bool:
-        """Whether no turn that runs excludes it, nor one ahead of it, where it queues and its thread has none yet."""
+        """Whether no running turn excludes it, nor, if it queues and its thread has none, one ahead."""
         queues = turn.queues
         for other in self._running:
             if turn.excludes(other):
@@ -184,7 +184,7 @@ class Turns:
         return not (queues and any(turn.excludes(waiting_turn) for waiting_turn in ahead))
 
     def end(self, turn: Turn) -> None:
-        """End a turn, or the wait for it, and let others begin."""
+        """End a turn, or its wait, and start others."""
         with self._lock:
             (self._running if turn in self._running else self._waiting).remove(turn)
             number = 0
@@ -199,7 +199,7 @@ class Turns:
                     number += 1
 
     def after_fork(self) -> None:
-        """Forget the turns of threads that a forked process does not have."""
+        """Forget the turns of threads that a fork does not have."""
         self._lock = threading.Lock()
         self._running = [turn for turn in self._running if turn.thread == threading.get_ident()]
         self._waiting = []

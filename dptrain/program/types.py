@@ -83,7 +83,7 @@ def is_floating(dtype: DType) -> bool:
 
 @functools.cache
 def promoted(*dtypes: DType) -> DType:
-    """Return the type that holds the numbers of all, as NumPy's `result_type`; of both halves it is float32.
+    """Return the common type, as NumPy's `result_type`; of both halves it is float32.
 
     Integers, but for the smallest, take bfloat16 as Keras and JAX do: as it is.
     """
