@@ -28,7 +28,6 @@ class Size:
     """What a name of dims is bound to.
 
     Attributes:
-        number: as above.
         asked: whether anybody has asked for it: what was computed since may be right for this number alone.
     """
 
@@ -47,17 +46,8 @@ class Dim:
 
     Args:
         names: of the lengths that are multiplied: words, or expressions (function, operand, operand).
-        scale: as above.
-        offset: as above.
         blocks: scales of the parts of which a sum, a concatenation's length, has one behind the other.
         size: that its single name is bound to, or None.
-
-    Attributes:
-        names: as above.
-        scale: as above.
-        offset: as above.
-        blocks: as above.
-        size: as above.
     """
 
     __slots__ = ("blocks", "names", "offset", "scale", "size")

@@ -408,13 +408,8 @@ class Variable(Operand):
         aggregation: "sum" where ranks may each keep a summand of it, as of a metric's total; else "none".
 
     Attributes:
-        name: as above.
         _path: unique in a model and below it, "layer/name" of a weight; by default the name.
         _scope_path: see `path`; None for `_path`.
-        trainable: as above.
-        regularizer: as above.
-        constraint: as above.
-        aggregation: as above.
         pruning: how elements of it become zero in training (`dptrain.pruning`); an optimizer keeps its mask.
         storage: the device that its value lives on, or None for this object's own memory.
         moves: counts the beginnings and the ends of its moves: odd within one.

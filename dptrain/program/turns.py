@@ -58,10 +58,6 @@ class Turn:
         is_eager: it is one of ops that are executed one by one: what they read is told as they go on.
 
     Attributes:
-        reads: as above.
-        writes: as above.
-        queues: as above.
-        is_eager: as above.
         thread: whose it is.
         begun: a lock that is held until a turn that has to wait begins.
     """

@@ -67,7 +67,6 @@ class CudaBackend(Backend):
     Attributes:
         name: "cuda".
         dtype: of the products, and of whatever is not told another.
-        precision: as above.
         of_halves: of products of factors in half precision: on tensor cores, where there are some, "half" or "wgmma".
         gpu: the device's UUID, or None.
         gpu_record: the device.

@@ -166,7 +166,6 @@ class Ahead:
         """Begin with a text that has not been begun with.
 
         Args:
-            text: as above.
             compile_it: called in another thread; what it raises is met again by who needs the text.
         """
         digest = hashlib.sha256(text.encode()).hexdigest()

@@ -46,7 +46,6 @@ def own_launch(
     Args:
         gpu: where it runs.
         stream: what it is queued on.
-        kernel: as above.
         buffers: inputs, then outputs.
         numbers: the others, by name.
 
