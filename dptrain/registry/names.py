@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from dptrain.errors import ConfigError
@@ -45,7 +45,7 @@ def keras_has(module: str, name: str) -> bool:
 @cache
 def keras_names() -> dict[str, frozenset[str]]:
     """Return the public names of Keras by module; "" for the top."""
-    text = files("dptrain.registry").joinpath("keras_names.txt").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("keras_names.txt").read_text(encoding="utf-8")
     sections = (section.partition("]") for section in text.partition("\n")[2].split("[")[1:])
     return {module: frozenset(names.split()) for module, _, names in sections}
 
