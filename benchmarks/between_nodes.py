@@ -30,17 +30,17 @@ class Counting:
 
     @property
     def call(self) -> Any:
-        """See `Column`."""
+        """See `NodePeers`."""
         return self.column.call
 
     def all_gather(self, memory: Any, places: Any) -> None:
-        """See `Column`."""
+        """See `NodePeers`."""
         first, last = places[self.node]
         self.nbytes += (len(places) - 1) * (last - first)
         self.column.all_gather(memory, places)
 
     def all_to_all(self, memory: Any, places: Any, out: Any) -> None:
-        """See `Column`."""
+        """See `NodePeers`."""
         self.nbytes += sum(last - first for node, (first, last) in enumerate(places) if node != self.node)
         self.column.all_to_all(memory, places, out)
 

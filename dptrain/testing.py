@@ -20,7 +20,7 @@ from dptrain.backend.base import Backend
 from dptrain.backend.cpu.backend import CpuBackend
 from dptrain.errors import ConfigError, DptrainError
 from dptrain.layers import Layer
-from dptrain.ops.custom import Op
+from dptrain.ops.custom import CustomOp
 from dptrain.program import tree
 from dptrain.program.dims import Dim
 from dptrain.program.gradient import gradients
@@ -54,7 +54,7 @@ class CheckError(DptrainError, AssertionError):
 
 
 def check_op(
-    op: Op,
+    op: CustomOp,
     *inputs: Shape | Array,
     device: str = "auto",
     seed: int = 0,
@@ -98,7 +98,7 @@ def check_op(
     compared = []
 
     def compare(
-        checked: Op, operands: Sequence[Array], sizes: Sequence[Shape], references: Sequence[Array], what: str
+        checked: CustomOp, operands: Sequence[Array], sizes: Sequence[Shape], references: Sequence[Array], what: str
     ) -> None:
         for name, where in (("numpy", None), ("cuda", gpu)):
             if name == "numpy" or where is not None:
@@ -181,7 +181,7 @@ def check_layer(
 
 
 def _run(
-    op: Op,
+    op: CustomOp,
     arrays: Sequence[Array],
     shapes: Sequence[Shape],
     numbers: dict[str, Any],
@@ -335,7 +335,7 @@ def _map_shapes(shape: Any) -> Any:
 # Comparing
 
 
-def _require_numbers(op: Op, outputs: Sequence[Array]) -> None:
+def _require_numbers(op: CustomOp, outputs: Sequence[Array]) -> None:
     for name, output in zip(op.outputs, outputs, strict=True):
         if np.isnan(output).any():
             index = [int(n) for n in np.argwhere(np.isnan(output))[0]]

@@ -84,7 +84,7 @@ class Row:
     fix: str = ""  # what to do about it
 
 
-class Context:
+class CheckContext:
     """What checks look at: the configuration and the ranks."""
 
     def __init__(self, config: Config, comm: Communicator) -> None:
@@ -114,7 +114,7 @@ def doctor(config: Config, comm: Communicator, parsed: argparse.Namespace) -> in
     GPUs must work with `--device cuda`, and with `--device auto` where there is one or a driver.
     """
     phase.enter("doctor")
-    context = Context(config, comm)
+    context = CheckContext(config, comm)
     launch = detect_launch()
     show = _Printer(comm.rank == 0 and (launch is None or launch.rank == 0))
     with_gpu = config.device == "cuda" or (config.device == "auto" and any(comm.allgather(_signs_of_a_gpu())))
@@ -165,15 +165,15 @@ def doctor(config: Config, comm: Communicator, parsed: argparse.Namespace) -> in
 # Checks
 
 
-def _python(context: Context) -> list[Row]:
+def _python(context: CheckContext) -> list[Row]:
     return [Row("Python", f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}")]
 
 
-def _dptrain(context: Context) -> list[Row]:
+def _dptrain(context: CheckContext) -> list[Row]:
     return [Row("dptrain", f"{__version__} in {Path(__file__).parents[1]}; CUDA sources in {kernels_dir()}")]
 
 
-def _numpy(context: Context) -> list[Row]:
+def _numpy(context: CheckContext) -> list[Row]:
     blas = [
         f"{pool['internal_api']} {pool['version'] or ''}, {_plural(pool['num_threads'], 'thread')}"
         for pool in threadpool_info()
@@ -185,7 +185,7 @@ def _numpy(context: Context) -> list[Row]:
     return [Row("NumPy", f"{np.__version__} with {'; '.join(dict.fromkeys(blas))}")]
 
 
-def _compiler(context: Context) -> list[Row]:
+def _compiler(context: CheckContext) -> list[Row]:
     path_and_version = compiler()
     if path_and_version is not None:
         return [
@@ -195,7 +195,7 @@ def _compiler(context: Context) -> list[Row]:
     return [Row("C++ compiler", "none: steps on the CPU are NumPy calls", "note", fix)]
 
 
-def _cores(context: Context) -> list[Row]:
+def _cores(context: CheckContext) -> list[Row]:
     usable, bound, all_cores = usable_cores(), len(core_affinity()), os.cpu_count() or 1
     text = f"{usable} usable; this process may run on {bound} of {all_cores}"
     if usable < bound:
@@ -203,7 +203,7 @@ def _cores(context: Context) -> list[Row]:
     return [Row("cores", text)]
 
 
-def _mpi4py(context: Context) -> list[Row]:
+def _mpi4py(context: CheckContext) -> list[Row]:
     status, output = context.mpi_library
     if status == 0:
         return [
@@ -216,7 +216,7 @@ def _mpi4py(context: Context) -> list[Row]:
     return [Row("mpi4py", version, "bad", f"install an MPI library, or {pip_install('mpich')}, which brings one")]
 
 
-def _mpirun(context: Context) -> list[Row]:
+def _mpirun(context: CheckContext) -> list[Row]:
     on_path, beside = shutil.which("mpirun"), Path(sys.executable).with_name("mpirun")
     if on_path is None and not beside.exists():
         fix = f"{pip_install('mpich')}, or your system's package of MPI"
@@ -242,7 +242,7 @@ def _mpirun(context: Context) -> list[Row]:
     return [Row("mpirun", f"{place} ({launcher_family})")]
 
 
-def _ranks(context: Context) -> list[Row]:
+def _ranks(context: CheckContext) -> list[Row]:
     launch, comm = detect_launch(), context.comm
     if launch is None:
         return [Row("launcher", "none: one process; start me with mpirun -n N and all ranks are looked at")]
@@ -256,7 +256,7 @@ def _ranks(context: Context) -> list[Row]:
     return [Row("launcher", f"{launch.launcher}: {_plural(comm.size, 'rank')}, {comm.local_size} on this node")]
 
 
-def _transport(context: Context) -> list[Row]:
+def _transport(context: CheckContext) -> list[Row]:
     if context.config.comm == "host":
         return [Row("CUDA-aware", "not asked: gradients travel through host memory (--comm host)", "note")]
     if context.config.comm == "nccl":
@@ -271,7 +271,7 @@ def _transport(context: Context) -> list[Row]:
     return [Row("CUDA-aware", "yes: a copy of device memory through MPI arrives")]
 
 
-def _shared_memory(context: Context) -> list[Row]:
+def _shared_memory(context: CheckContext) -> list[Row]:
     status = os.statvfs("/dev/shm")
     free, total = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
     text = f"{amount(free)} of {amount(total)} free, for the node's one copy of the data set"
@@ -281,7 +281,7 @@ def _shared_memory(context: Context) -> list[Row]:
     return [Row("/dev/shm", text, "note", fix)]
 
 
-def _locked_memory(context: Context) -> list[Row]:
+def _locked_memory(context: CheckContext) -> list[Row]:
     import resource  # not on every operating system
 
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
@@ -300,12 +300,12 @@ def _signs_of_a_gpu() -> bool:
     return False
 
 
-def _no_gpu(context: Context) -> list[Row]:
+def _no_gpu(context: CheckContext) -> list[Row]:
     text = "not looked at (--device cpu)" if context.config.device == "cpu" else "none here: the CPU computes"
     return [Row("GPU", text, "note", "--device cuda says what a GPU would need")]
 
 
-def _driver(context: Context) -> list[Row]:
+def _driver(context: CheckContext) -> list[Row]:
     driver = context.driver
     version = ""
     with suppress(OSError, IndexError):
@@ -320,7 +320,7 @@ def _driver(context: Context) -> list[Row]:
     return [Row("NVIDIA driver", f"{version}{knows} {driver['error']}{masked()}".strip(" ,"), "bad", fix)]
 
 
-def _gpus(context: Context) -> list[Row]:
+def _gpus(context: CheckContext) -> list[Row]:
     rows = []
     for number, gpu in enumerate(context.driver["gpus"]):
         text = f"{gpu['name']}, {gpu['uuid'] or 'UUID unknown'}, {amount(gpu['total'])}"
@@ -334,7 +334,7 @@ def _gpus(context: Context) -> list[Row]:
     return rows or [Row("GPUs", "none that a program can use", "bad", "see the NVIDIA driver above")]
 
 
-def _pycuda(context: Context) -> list[Row]:
+def _pycuda(context: CheckContext) -> list[Row]:
     status, output = context.pycuda
     if status == 0:
         if tuple(map(int, re.findall(r"\d+", output)[:2])) < _KNOWS_CUDA_13:
@@ -368,7 +368,7 @@ def _lacking() -> list[str]:
     return lacks if there else [*lacks, f"cuda.h in {folders[0]}"]
 
 
-def _nvcc(context: Context) -> list[Row]:
+def _nvcc(context: CheckContext) -> list[Row]:
     try:
         nvcc = find_nvcc()
     except DptrainError:
@@ -396,7 +396,7 @@ def _nvcc(context: Context) -> list[Row]:
     return [Row("nvcc", f"{text}, knows {', '.join(architectures)}")]
 
 
-def _kernels(context: Context) -> list[Row]:
+def _kernels(context: CheckContext) -> list[Row]:
     architectures = sorted({gpu["architecture"] for gpu in context.driver["gpus"]})
     if not architectures:
         return [Row("kernels", "a model's steps are compiled at their first use", "note")]
@@ -408,7 +408,7 @@ def _kernels(context: Context) -> list[Row]:
     return rows
 
 
-def _libraries(context: Context) -> list[Row]:
+def _libraries(context: CheckContext) -> list[Row]:
     """Report the libraries that may replace our products and convolutions."""
     rows = []
     for kind, title, choice, why_not in (
@@ -431,7 +431,7 @@ def _libraries(context: Context) -> list[Row]:
     return rows
 
 
-def _cache(context: Context) -> list[Row]:
+def _cache(context: CheckContext) -> list[Row]:
     place = cache_dir()
     try:
         with own_folder(native_cache()) as opened, tempfile.TemporaryFile(dir=opened):
@@ -443,14 +443,14 @@ def _cache(context: Context) -> list[Row]:
 
 
 # By title of the section, in the order of the report. A check is not collective.
-CHECKS: dict[str, list[Callable[[Context], list[Row]]]] = {
+CHECKS: dict[str, list[Callable[[CheckContext], list[Row]]]] = {
     "Python": [_python, _dptrain, _numpy, _compiler, _cores, _cache],
     "MPI": [_mpi4py, _mpirun, _ranks, _transport, _shared_memory, _locked_memory],
     "GPU": [_driver, _gpus, _pycuda, _nvcc, _kernels, _libraries],
 }
 
 
-def try_gpu(context: Context, place: DeviceAssignment) -> tuple[Row, Backend | None]:
+def try_gpu(context: CheckContext, place: DeviceAssignment) -> tuple[Row, Backend | None]:
     """Open this rank's GPU and compute an op on it."""
     label = "one op"
     if place.trouble is not None:
@@ -623,7 +623,7 @@ class _Printer:
                 say(line, indent=indent)
 
 
-def _isolated(check: Callable[[Context], list[Row]], context: Context) -> list[Row]:
+def _isolated(check: Callable[[CheckContext], list[Row]], context: CheckContext) -> list[Row]:
     """Run a check; a failure becomes a row."""
     try:
         return check(context)
@@ -646,7 +646,7 @@ def _show_section(show: _Printer, comm: Communicator, title: str, rows: list[Row
                     show(f"     {'':<13} -> {row.fix}", indent=22)
 
 
-def _is_safe(context: Context) -> bool:
+def _is_safe(context: CheckContext) -> bool:
     """Whether neither the driver nor PyCUDA crashed the process that asked."""
     return not str(context.driver["error"]).startswith("a process that asks") and context.pycuda[0] >= 0
 

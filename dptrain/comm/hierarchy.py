@@ -27,13 +27,13 @@ from dptrain.errors import MismatchError
 PIECE = 1 << 22
 # Bytes of all nodes' slices up to which each rank of a column gets them whole: one exchange instead of two.
 GATHERED = 1 << 16
-# Bytes by which the nodes compare what they are in, see `Column.call`: each collective begins with them.
+# Bytes by which the nodes compare what they are in, see `NodePeers.call`: each collective begins with them.
 CALL = 40
 # Bytes of a cache line.
 _LINE = 64
 
 
-class Column(Protocol):
+class NodePeers(Protocol):
     """The ranks of one local number on all nodes, in the nodes' order; they exchange byte ranges (begin, end)."""
 
     @property
@@ -56,7 +56,7 @@ class HierarchicalCollectives(SharedMemoryCollectives):
         nodes: Sequence[Sequence[int]],
         rank: int,
         barrier: Callable[[], None],
-        column: Column | None,
+        column: NodePeers | None,
     ) -> None:
         self._nodes, self._column = nodes, column
         self._node_index = next(number for number, ranks in enumerate(nodes) if rank in ranks)
@@ -133,7 +133,7 @@ class HierarchicalCollectives(SharedMemoryCollectives):
             self._barrier()
         return total
 
-    def _sum_in_column(self, part: Array, out: Array, column: Column, is_first: bool) -> None:
+    def _sum_in_column(self, part: Array, out: Array, column: NodePeers, is_first: bool) -> None:
         """Put the sum of the nodes' parts into `out`, which may be the same memory."""
         nodes = len(self._nodes)
         if part.nbytes * nodes <= GATHERED:
@@ -153,7 +153,7 @@ class HierarchicalCollectives(SharedMemoryCollectives):
         half = is_half(dtype)
         return (self._piece - _LINE * half) // (dtype.itemsize + 4 * half)
 
-    def _exchanged(self, column: Column, more: Array) -> list[Array]:
+    def _exchanged(self, column: NodePeers, more: Array) -> list[Array]:
         """Gather equal numbers of bytes from each rank of the column; refuse nodes in different collectives."""
         length = CALL + more.size
         rows = np.empty((len(self._nodes), length), np.uint8)
@@ -164,7 +164,7 @@ class HierarchicalCollectives(SharedMemoryCollectives):
             raise MismatchError("the nodes are in different collectives")
         return [row[CALL:] for row in rows]
 
-    def _require_same(self, column: Column, begun: int | bool) -> None:
+    def _require_same(self, column: NodePeers, begun: int | bool) -> None:
         """Compare the nodes' collectives, unless this one has already begun."""
         if not begun:
             self._exchanged(column, np.empty(0, np.uint8))

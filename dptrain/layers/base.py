@@ -16,7 +16,7 @@ from dptrain.errors import ConfigError
 from dptrain.layers.constructor import ConstructorArguments, is_dptrain_class, is_plain, named_parameters, remembering
 from dptrain.layers.input_spec import check
 from dptrain.layers.masks import attach_masks, fill_masks
-from dptrain.layers.node import Node, is_symbolic
+from dptrain.layers.node import LayerCall, is_symbolic
 from dptrain.layers.parts import Parts
 from dptrain.layers.weight import Weight
 from dptrain.mixed_precision import dtype_policy, policy_name, policy_of
@@ -128,7 +128,7 @@ class Layer(Parts):
         except ConfigError as error:
             raise ConfigError(f"{error} of layer {type(self).__name__}") from error
         self._weights, self._frozen, self._generators, self._of_thread = [], [], [], OfThread()
-        self._nodes: list[Node] = []
+        self._nodes: list[LayerCall] = []
         # A description stands in every configuration of Keras', whether or not the layer was given a type.
         self._own_policy = policy is not None and not isinstance(dtype, Mapping)
         self._policy = policy or dtype_policy()
@@ -333,7 +333,7 @@ class Layer(Parts):
             )
         if any(is_symbolic(leaf) for leaf in leaves([arguments, keywords])):
             outputs = self._symbolic_call(arguments, keywords)
-            node = Node(self, arguments, keywords)
+            node = LayerCall(self, arguments, keywords)
             self._nodes.append(node)
             return node.finish(outputs)
         accepted = self._signature.parameters
@@ -509,7 +509,7 @@ class Layer(Parts):
                 )
         return None
 
-    def _first_node(self, name: str) -> Node:
+    def _first_node(self, name: str) -> LayerCall:
         if not self._nodes:
             raise AttributeError(
                 f"The layer {self._display_name} has never been called and thus has no defined {name}."

@@ -5,7 +5,7 @@ from typing import Any
 
 from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer, checked_shape
-from dptrain.layers.node import Node
+from dptrain.layers.node import LayerCall
 from dptrain.mixed_precision import dtype_policy
 from dptrain.program.dims import symbolic
 from dptrain.program.tensor import Tensor
@@ -62,7 +62,7 @@ class InputLayer(Layer):
         self._refuse(sparse=sparse or None, ragged=ragged or None, input_tensor=input_tensor, optional=optional or None)
         self.batch_shape = (batch_size, *shape)
         self._input_dtype, self.built = dtype or dtype_policy()._data_dtype, True
-        node = Node(self)
+        node = LayerCall(self)
         self._nodes.append(node)
         node.outputs = node.output(symbolic(self.batch_shape), self._input_dtype, name or "input")
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class Node:
+class LayerCall:
     """A call of a layer on symbolic tensors.
 
     Attributes:
@@ -101,7 +101,7 @@ class OperationCall:
         OperationCall(self.module, self.class_name, self.config, arguments, keywords, outputs)
 
 
-def maker_of(tensor: Tensor) -> Node | OperationCall | Tensor:
+def maker_of(tensor: Tensor) -> LayerCall | OperationCall | Tensor:
     """Return the call that made a symbolic tensor; itself where an op did."""
     call = getattr(tensor, "operation_call", None)
     return tensor.history or call or tensor

@@ -13,7 +13,7 @@ import numpy as np
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.layers import InputLayer, Layer
-from dptrain.layers.node import Node, OperationCall, is_symbolic, maker_of
+from dptrain.layers.node import LayerCall, OperationCall, is_symbolic, maker_of
 from dptrain.program import tree
 from dptrain.program.dims import bound, is_number, learned, number_of, read
 from dptrain.program.shapes import axis_of_one
@@ -21,7 +21,7 @@ from dptrain.program.tensor import Tensor, as_tensors, counted, is_whole, mask_o
 from dptrain.program.types import is_half
 
 # What makes a symbolic tensor: a call of a layer or an operation, or the tensor itself where an op was called.
-Maker = Node | OperationCall | Tensor
+Maker = LayerCall | OperationCall | Tensor
 
 
 class Graph:
@@ -44,7 +44,7 @@ class Graph:
         self._ends = {id(tensor) for tensor in tree.leaves(inputs)}
         order, indices = self._walk()
         self.makers = order  # calls of layers and operations, and tensors that ops made, in topological order
-        self.nodes = [maker for maker in order if isinstance(maker, Node)]
+        self.nodes = [maker for maker in order if isinstance(maker, LayerCall)]
         self.layers = self._in_keras_order(order, indices)
 
     @property
@@ -101,7 +101,7 @@ class Graph:
                     _mark_whole(values[id(symbol)], symbol.inputs, symbol.op.moves, values)
             return values[id(symbol)]
 
-        def run(node: Node) -> None:
+        def run(node: LayerCall) -> None:
             if integers and (node.layer._takes_ids or not node.layer._casts_inputs):  # float32 rounds from 2^24 on
                 self._call(node, lambda x: integers[id(x)] if id(x) in integers else value(x), values, call)
             else:
@@ -121,7 +121,7 @@ class Graph:
                     maker.repeat(value)
         return outputs
 
-    def _call(self, node: Node, value: Any, values: dict[int, Any], call: Callable[..., Any] | None) -> None:
+    def _call(self, node: LayerCall, value: Any, values: dict[int, Any], call: Callable[..., Any] | None) -> None:
         arguments = tree.map_leaves(lambda path, symbol: value(symbol), node.arguments)
         keywords = {
             name: tree.map_leaves(lambda path, symbol: value(symbol), keyword)
@@ -157,11 +157,11 @@ class Graph:
                 order.append(maker)
             elif id(maker) not in visited:
                 visited.add(id(maker))
-                indices.setdefault(id(maker.layer if isinstance(maker, Node) else maker), len(indices))
+                indices.setdefault(id(maker.layer if isinstance(maker, LayerCall) else maker), len(indices))
                 parents = list(self._parents(maker))
                 origin = not isinstance(maker, Tensor) or maker.op is None
                 if not parents and not self._is_end(maker) and origin:
-                    label = maker.layer._display_name if isinstance(maker, Node) else maker
+                    label = maker.layer._display_name if isinstance(maker, LayerCall) else maker
                     raise ConfigError(
                         f"`inputs` not connected to `outputs`: an output needs {label!r}, which is not among them"
                     )
@@ -174,10 +174,10 @@ class Graph:
         of_layer: dict[int, int] = {}
         layers: dict[int, Layer] = {}
         for maker in reversed(order):
-            key = id(maker.layer if isinstance(maker, Node) else maker)
+            key = id(maker.layer if isinstance(maker, LayerCall) else maker)
             depth = max(depths.get(id(maker), 0), of_layer.get(key, 0))
             depths[id(maker)] = of_layer[key] = depth
-            if isinstance(maker, Node):
+            if isinstance(maker, LayerCall):
                 layers[key] = maker.layer
             for parent in self._parents(maker):
                 depths[id(parent)] = max(depth + 1, depths.get(id(parent), 0))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from dptrain.errors import ConfigError
 from dptrain.layers import Layer
 from dptrain.layers.hideable_property import hideable_property
-from dptrain.layers.node import Node
+from dptrain.layers.node import LayerCall
 from dptrain.layers.parts import name_layers
 from dptrain.models.graph import Graph, Maker, name_of_maker
 from dptrain.program import tree
@@ -142,7 +142,7 @@ class Structure(Layer):
         return next((number_of(symbol.shape[0]) for symbol in symbols if is_number(symbol.shape[0])), None)
 
     @property
-    def _layer_calls(self) -> list[Node]:
+    def _layer_calls(self) -> list[LayerCall]:
         """The calls of layers in a functional model; none in others."""
         return [] if self._graph is None else self._graph.nodes
 

@@ -21,7 +21,7 @@ from dptrain.ops.counting import (
 )
 from dptrain.ops.creation import dtype, is_tensor, saturate_cast
 from dptrain.ops.cross_entropy import in_top_k
-from dptrain.ops.custom import LETTERS, Launch, Op, op
+from dptrain.ops.custom import LETTERS, CustomOp, Launch, op
 from dptrain.ops.derivatives import (
     custom_gradient,
     jvp,
@@ -73,8 +73,8 @@ from dptrain.registry.names import not_there
 
 __all__ = [
     "LETTERS",
+    "CustomOp",
     "Launch",
-    "Op",
     "associative_scan",
     "cast",
     "cdist",

@@ -22,10 +22,10 @@ from dptrain.program.shapes import Shape, row_axis
 from dptrain.program.sharding.sharding_rule import RuleText, parse_rule
 from dptrain.program.tensor import OPS, Array, Tensor, as_tensors
 
-__all__ = ["LETTERS", "Launch", "Op", "op"]
+__all__ = ["LETTERS", "CustomOp", "Launch", "op"]
 
 
-class Op:
+class CustomOp:
     """A function of tensors that a user brings along; `op` makes one.
 
     Attributes:
@@ -72,7 +72,7 @@ class Op:
             *(self.name, source, kernel or self.name, arguments, self.inputs, self.outputs, scalars, launch),
             self.output_shapes,
         )
-        self.gradient_op: Op | None = None
+        self.gradient_op: CustomOp | None = None
         self.records = tuple(self._record(number) for number in range(outputs))
 
     def __call__(self, *inputs: Any, **numbers: Any) -> Any:
@@ -94,7 +94,7 @@ class Op:
         results = tuple(record(*tensors, **defaults, **numbers) for record in self.records)
         return results[0] if len(results) == 1 else results
 
-    def __deepcopy__(self, memo: Any) -> "Op":
+    def __deepcopy__(self, memo: Any) -> "CustomOp":
         return self
 
     def _call(self) -> str:
@@ -169,7 +169,7 @@ class Op:
         kernel: str | None = None,
         launch: Callable[..., Launch] | None = None,
         letters: RuleText | None = None,
-    ) -> Callable[[Callable[..., None]], "Op"]:
+    ) -> Callable[[Callable[..., None]], "CustomOp"]:
         """Return a decorator that makes a NumPy function the gradient of this op, an op of its own.
 
         The function takes the op's inputs, the gradients of a loss in its outputs, and as outputs the gradients in
@@ -188,7 +188,7 @@ class Op:
             ConfigError: the function's parameters are others, or as `op`.
         """
 
-        def make(reference: Callable[..., None]) -> Op:
+        def make(reference: Callable[..., None]) -> CustomOp:
             inputs, kinds = len(self.inputs), inspect.signature(reference).parameters
             numbers = tuple(name for name, parameter in kinds.items() if parameter.kind is parameter.KEYWORD_ONLY)
             if len(kinds) - len(numbers) != 2 * inputs + len(self.outputs) or numbers != self.scalars:
@@ -197,7 +197,7 @@ class Op:
                     f"{len(self.outputs)} gradient(s) of outputs, {inputs} gradient(s) of inputs to write, and the "
                     f"numbers {list(self.scalars)}; found ({', '.join(kinds)})"
                 )
-            self.gradient_op = Op(
+            self.gradient_op = CustomOp(
                 reference,
                 self.source if source is None else source,
                 arguments,
@@ -222,7 +222,7 @@ def op(
     outputs: int = 1,
     output_shapes: Callable[..., Sequence[Shape]] | None = None,
     letters: RuleText | None = None,
-) -> Callable[[Callable[..., None]], Op]:
+) -> Callable[[Callable[..., None]], CustomOp]:
     """Return a decorator that makes an op of a NumPy function.
 
     The function's positional parameters are arrays, inputs first, outputs last; what comes after `*` are numbers. It
@@ -259,4 +259,4 @@ def op(
     Raises:
         ConfigError: arguments that do not go together, or a source file that is not there.
     """
-    return lambda reference: Op(reference, source, arguments, kernel, launch, outputs, output_shapes, letters)
+    return lambda reference: CustomOp(reference, source, arguments, kernel, launch, outputs, output_shapes, letters)

@@ -36,7 +36,7 @@ _OPENED = Path("/proc/self/fd")
 _not_kept: dict[str, bytes] = {}
 
 
-class Compiled(NamedTuple):
+class CompiledFile(NamedTuple):
     """A verified compiled file: the path to load it by, valid inside the `with` block, and its content."""
 
     path: Path
@@ -93,7 +93,7 @@ def compiled(
     make: Callable[[], bytes],
     check: Callable[[Path], None] = lambda path: None,
     patience: float | None = None,
-) -> Iterator[Compiled]:
+) -> Iterator[CompiledFile]:
     """Open a compiled file of the cache; compile it if it is missing or damaged.
 
     `name` must encode everything that the content depends on. `check` gets the path of a fresh file, which is kept only
@@ -118,7 +118,7 @@ def compiled(
             if name not in _not_kept:
                 check(place / name)
                 _not_kept[name] = content
-        yield Compiled(place / name, content)
+        yield CompiledFile(place / name, content)
 
 
 def _load_or_compile(

@@ -14,7 +14,7 @@ from dptrain.random import Purpose, stream
 from dptrain.runtime.extras import pip_install
 from dptrain.sweeps.records import Setting, Trial
 from dptrain.sweeps.scheduler import SettingSource
-from dptrain.sweeps.space import Choice, Distribution, Floats, Integers
+from dptrain.sweeps.space import Choice, FieldDistribution, Floats, Integers
 
 Mode = Literal["max", "min"]
 
@@ -33,7 +33,7 @@ class OptunaSource(SettingSource):
     """
 
     def __init__(
-        self, fields: Mapping[str, Distribution], trials: int, modes: Mode | Sequence[Mode], seed: int = 0
+        self, fields: Mapping[str, FieldDistribution], trials: int, modes: Mode | Sequence[Mode], seed: int = 0
     ) -> None:
         if not fields:
             raise ConfigError("an adaptive sweep needs a field to draw at random")
@@ -99,7 +99,7 @@ class OptunaSource(SettingSource):
             return self._optuna.samplers.TPESampler(seed=seed, constant_liar=True)
 
 
-def to_optuna(distribution: Distribution) -> "BaseDistribution":
+def to_optuna(distribution: FieldDistribution) -> "BaseDistribution":
     """Convert a distribution to Optuna's; choices become JSON texts, as Optuna has no lists."""
     import optuna
 
@@ -113,9 +113,9 @@ def to_optuna(distribution: Distribution) -> "BaseDistribution":
     raise TypeError(f"{distribution} is no distribution that Optuna knows")
 
 
-def _value(distribution: Distribution, parameter: Any) -> Any:
+def _value(distribution: FieldDistribution, parameter: Any) -> Any:
     return json.loads(parameter) if isinstance(distribution, Choice) else parameter
 
 
-def _parameter(distribution: Distribution, value: Any) -> Any:
+def _parameter(distribution: FieldDistribution, value: Any) -> Any:
     return json.dumps(value) if isinstance(distribution, Choice) else value

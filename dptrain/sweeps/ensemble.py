@@ -30,7 +30,7 @@ from dptrain.saving import ensemble_zip
 from dptrain.saving.state import decode, encode, restore
 from dptrain.saving.weights import require_ending, write
 from dptrain.sweeps.arguments import Builder, facts, require_array
-from dptrain.sweeps.members import Member, Members, Progress, train
+from dptrain.sweeps.members import EpochProgress, Member, Members, train
 from dptrain.sweeps.round_robin import threads_for
 from dptrain.sweeps.space import parse_seeds
 from dptrain.train.devices import open_backend
@@ -180,7 +180,7 @@ class Ensemble:
         mine = range(ranks.rank, len(self), ranks.size)
         with closing(open_backend(ranks, **first._device_options)) as backend:
             threads = threads_for(backend, max(1, len(mine)))
-        progress = Progress(len(self), int(epochs), shown=ranks.rank == 0 and verbosity(verbose) > 0)
+        progress = EpochProgress(len(self), int(epochs), shown=ranks.rank == 0 and verbosity(verbose) > 0)
         ranks.received()  # what an interrupted training of this process has left
         with first._collective(ranks), comms.independent():
             members = [

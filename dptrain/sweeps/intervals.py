@@ -44,7 +44,7 @@ Covers = Literal["seeds and samples", "seeds alone", "samples alone", ""]
 
 
 @dataclass(frozen=True)
-class Samples:
+class SampleSize:
     """The samples that every value was measured on."""
 
     count: int
@@ -82,7 +82,7 @@ def mean_and_interval(
 
 
 def interval_of(
-    values: Sequence[float], bounds: Bounds = UNBOUNDED, folds: int = 1, samples: Samples | None = None
+    values: Sequence[float], bounds: Bounds = UNBOUNDED, folds: int = 1, samples: SampleSize | None = None
 ) -> Interval:
     """Return the mean of at least one value and its 95 % confidence interval; the module's docstring has the method."""
     mean, runs = statistics.mean(values), len(values)

@@ -124,7 +124,7 @@ class Members:
         member.close()
 
 
-class Progress:
+class EpochProgress:
     """Prints a line for each epoch that all members still in training have finished."""
 
     def __init__(self, members: int, epochs: int, *, shown: bool) -> None:
@@ -159,7 +159,7 @@ class Progress:
             self._begun = now
 
 
-def train(ranks: Communicator, mine: Members, progress: Progress) -> Exception | None:
+def train(ranks: Communicator, mine: Members, progress: EpochProgress) -> Exception | None:
     """Train until all members of all ranks have ended or one has failed; return this rank's error. Collective."""
     problem: Exception | None = None
     finished = finish_sent = False

@@ -205,11 +205,11 @@ def _test(directory: SweepDirectory, plan: SweepPlan) -> dict[str, Any] | None:
     means = [math.fsum(values) / len(values) for _, values in sorted(by_seed.items())]
     samples = None
     if plan.test_samples and intervals.counts_samples(key):
-        samples = intervals.Samples(plan.test_samples)
+        samples = intervals.SampleSize(plan.test_samples)
     elif plan.test_samples and draws[0] and all(len(drawn) == len(draws[0]) for drawn in draws):
         # The draws are the same for all models: their mean over models has the samples' chance alone.
         variance = float(np.var(np.mean(draws, axis=0), ddof=1))
-        samples = intervals.Samples(plan.test_samples, variance) if math.isfinite(variance) else None
+        samples = intervals.SampleSize(plan.test_samples, variance) if math.isfinite(variance) else None
     interval = intervals.interval_of(means, intervals.bounds_of(key, means), samples=samples)
     return {
         **{"trial": best, "metric": key, "n": len(means), "samples": plan.test_samples},

@@ -28,7 +28,7 @@ T = TypeVar("T", bound=Advances)
 
 
 @dataclass(frozen=True)
-class Outcome(Generic[T]):
+class AdvanceResult(Generic[T]):
     """Result of one `advance` of a training: its ending, its error, or neither while it goes on."""
 
     training: T  # whose it was
@@ -52,12 +52,12 @@ class RoundRobin(Generic[T]):
     def __init__(self, threads: int = 1, packs: int = 1) -> None:
         self._packs = packs
         self._pool = ThreadPoolExecutor(threads, "training") if threads > 1 else None
-        self._running: dict[Future[Outcome[T]], T] = {}
+        self._running: dict[Future[AdvanceResult[T]], T] = {}
         self._stack = ExitStack()
         if self._pool is not None:
             self._stack.enter_context(acquired())
 
-    def advance(self, trainings: Sequence[T]) -> list[Outcome[T]]:
+    def advance(self, trainings: Sequence[T]) -> list[AdvanceResult[T]]:
         """Advance the trainings that are not running already; return at least one outcome."""
         if self._pool is None:
             outcomes = []
@@ -87,13 +87,13 @@ class RoundRobin(Generic[T]):
         self._stack.close()
 
 
-def _advance(training: T, run: Callable[[Callable[[], bool]], bool] = lambda action: action()) -> Outcome[T]:
+def _advance(training: T, run: Callable[[Callable[[], bool]], bool] = lambda action: action()) -> AdvanceResult[T]:
     try:
-        return Outcome(training, run(training.advance))
+        return AdvanceResult(training, run(training.advance))
     except Exception as error:
-        return Outcome(training, error=error)
+        return AdvanceResult(training, error=error)
 
 
-def _advance_in_thread(training: T) -> Outcome[T]:
+def _advance_in_thread(training: T) -> AdvanceResult[T]:
     with acquired():
         return _advance(training, ending_forks)

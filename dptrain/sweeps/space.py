@@ -79,13 +79,13 @@ def parse_grid(text: str) -> tuple[str, list[Any]]:
     return name, list(_values(f"grid: {name}", _read(f"grid: {name}", values)))
 
 
-def parse_random(text: str) -> tuple[str, "Distribution"]:
+def parse_random(text: str) -> tuple[str, "FieldDistribution"]:
     """Return name and distribution of "learning_rate=log:1e-5..1e-1"."""
     name, distribution = _assignment("random", text)
     return name, _distribution(name, distribution)
 
 
-class Distribution(ABC):
+class FieldDistribution(ABC):
     """Distribution of one field's random values."""
 
     @abstractmethod
@@ -98,7 +98,7 @@ class Distribution(ABC):
 
 
 @dataclass(frozen=True)
-class Floats(Distribution):
+class Floats(FieldDistribution):
     """A float between two.
 
     Args:
@@ -133,7 +133,7 @@ class Floats(Distribution):
 
 
 @dataclass(frozen=True)
-class Integers(Distribution):
+class Integers(FieldDistribution):
     """An integer between two, both included.
 
     Args:
@@ -167,7 +167,7 @@ class Integers(Distribution):
 
 
 @dataclass(frozen=True)
-class Choice(Distribution):
+class Choice(FieldDistribution):
     """One of several values, each as likely.
 
     Args:
@@ -191,7 +191,7 @@ class Choice(Distribution):
         return ",".join(map(_text, self.choices))
 
 
-def parse_distribution(text: str) -> Distribution:
+def parse_distribution(text: str) -> FieldDistribution:
     """Return the distribution of "0.1..0.5", "16..512", "log:1e-5..1e-1", "log:16..1024" or "relu,tanh"."""
     match = _PREFIX.match(text)
     if match is not None and match[1] != "log":
@@ -227,7 +227,7 @@ class Space:
     """
 
     grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    random: Mapping[str, Distribution] = field(default_factory=dict)
+    random: Mapping[str, FieldDistribution] = field(default_factory=dict)
     samples: int = 0
     seed: int = 0
 
@@ -322,8 +322,8 @@ def _checked_name(what: str, name: Any) -> str:
     return name
 
 
-def _distribution(name: str, value: Any) -> Distribution:
-    if isinstance(value, Distribution):
+def _distribution(name: str, value: Any) -> FieldDistribution:
+    if isinstance(value, FieldDistribution):
         return value
     try:
         return parse_distribution(value) if isinstance(value, str) else Choice(value)

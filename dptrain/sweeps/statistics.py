@@ -26,7 +26,7 @@ from dptrain.sweeps.intervals import (
     CONFIDENCE,
     Bounds,
     Covers,
-    Samples,
+    SampleSize,
     bounds_of,
     counts_samples,
     interval_of,
@@ -115,7 +115,7 @@ def summarize(
     trials: Sequence[Trial], endings: Sequence[Ending], metric: str, mode: Mode, samples: int | None = None
 ) -> list[Summary]:
     """Return each trial's summary, in order; `samples` that runs were judged on widen accuracies' intervals."""
-    judged_on = Samples(samples) if samples and counts_samples(metric) else None
+    judged_on = SampleSize(samples) if samples and counts_samples(metric) else None
     runs = defaultdict(list)
     for ending in last_endings(endings):
         runs[ending.run.trial].append(ending)
@@ -201,7 +201,7 @@ def _summary(
     replicates: set[tuple[int, int]],
     metric: str,
     mode: Mode,
-    samples: Samples | None,
+    samples: SampleSize | None,
 ) -> Summary:
     folds = runs[0].run.folds if runs else 1
     interval = interval_of(values, bounds, folds, samples) if values else None

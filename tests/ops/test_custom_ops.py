@@ -42,7 +42,7 @@ extern "C" __global__ void row_sums(const float *x_BF, float *y_B, int F) {
 """
 
 
-def cube_op(source: str = CUBE, **options) -> dp.ops.Op:
+def cube_op(source: str = CUBE, **options) -> dp.ops.CustomOp:
     @dp.ops.op(source=source, **{"arguments": "PPqf"} | options)
     def cube(x, y, *, scale):
         y[...] = scale * x**3

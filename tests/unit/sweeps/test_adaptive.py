@@ -15,7 +15,7 @@ from dptrain.errors import ConfigError
 from dptrain.sweeps.adaptive import OptunaSource, to_optuna
 from dptrain.sweeps.records import Ending, Status, Trial
 from dptrain.sweeps.scheduler import Scheduler
-from dptrain.sweeps.space import Choice, Distribution, Floats, Integers
+from dptrain.sweeps.space import Choice, FieldDistribution, Floats, Integers
 
 FIELDS = {
     "learning_rate": Floats(1e-5, 1e-1, log=True),
@@ -63,7 +63,7 @@ def test_values_are_of_their_kind_and_in_their_range():
 
 
 def test_a_distribution_that_is_none_of_ours():
-    class Other(Distribution):
+    class Other(FieldDistribution):
         def sample(self, rng):
             return 0
 

@@ -214,7 +214,7 @@ def test_intervals_within_bounds_are_those_of_quasi_likelihood_models(values):
 
 
 def test_seeds_that_agree_on_few_samples_have_an_interval_of_the_samples():
-    interval = intervals.interval_of([1.0] * 4, (0, 1), samples=intervals.Samples(36))
+    interval = intervals.interval_of([1.0] * 4, (0, 1), samples=intervals.SampleSize(36))
     quantile = stats.t.ppf(0.975, 36)
     assert (interval.mean, interval.high, interval.covers) == (1.0, 1.0, "seeds and samples")
     assert interval.low == pytest.approx(36 / (36 + quantile**2), rel=1e-9)  # Wilson's
@@ -227,17 +227,17 @@ def test_seeds_that_agree_on_few_samples_have_an_interval_of_the_samples():
 
 def test_variances_of_seeds_and_samples_add_up():
     values, rng = [1.2, 1.4, 1.1, 1.3], np.random.default_rng(0)
-    both = intervals.interval_of(values, samples=intervals.Samples(50, 0.003))
+    both = intervals.interval_of(values, samples=intervals.SampleSize(50, 0.003))
     of_seeds = np.var(values, ddof=1) / 4
     freedom = (of_seeds + 0.003) ** 2 / (of_seeds**2 / 3 + 0.003**2 / 49)
     half = stats.t.ppf(0.975, freedom) * math.sqrt(of_seeds + 0.003)
     assert [both.low, both.high] == pytest.approx([1.25 - half, 1.25 + half], rel=1e-9)
     assert both.covers == "seeds and samples"
-    alone = intervals.interval_of(values[:1], samples=intervals.Samples(50, 0.003))
+    alone = intervals.interval_of(values[:1], samples=intervals.SampleSize(50, 0.003))
     assert (alone.covers, alone.low < 1.2 < alone.high) == ("samples alone", True)
     assert intervals.interval_of(values).covers == "seeds alone"
     accuracies = rng.normal(0.8, 0.05, 5).tolist()
-    many = intervals.interval_of(accuracies, (0, 1), samples=intervals.Samples(10**9))
+    many = intervals.interval_of(accuracies, (0, 1), samples=intervals.SampleSize(10**9))
     assert [many.low, many.high] == pytest.approx(mean_and_interval(accuracies, (0, 1))[1:], abs=0.01)
 
 
@@ -248,7 +248,7 @@ def test_intervals_of_both_cover_the_accuracy_of_fresh_seeds_and_fresh_samples(a
     for _ in range(400):
         difficulty = rng.beta(accuracy * 4, (1 - accuracy) * 4, count)  # how often a seed is right on a sample
         values = (rng.random((seeds, count)) < difficulty).mean(axis=1).tolist()
-        interval = intervals.interval_of(values, (0, 1), samples=intervals.Samples(count))
+        interval = intervals.interval_of(values, (0, 1), samples=intervals.SampleSize(count))
         assert interval.low < interval.high
         covered += interval.low <= accuracy <= interval.high
     assert covered / 400 >= 0.93
