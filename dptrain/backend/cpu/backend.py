@@ -75,13 +75,13 @@ class CpuBackend(Backend):
         self.name = "cpu"
         self.dtype = np.dtype(dtype)
         self.threads = threads
-        wanted = wants_compiled(jit_compile)
-        found = None if wanted is False else compiler()
-        if found is None and wanted:
+        must_compile = wants_compiled(jit_compile)
+        command = None if must_compile is False else compiler()
+        if command is None and must_compile:
             raise ConfigError("jit_compile=True needs a C++ compiler: neither $CXX nor c++, g++ or clang++ on PATH")
-        self.compiles = found is not None
-        by = f"compiled by {found[1]}" if found is not None else "NumPy"
-        by += ": no C++ compiler on PATH" if found is None and wanted is None else ""
+        self.compiles = command is not None
+        by = f"compiled by {command[1]}" if command is not None else "NumPy"
+        by += ": no C++ compiler on PATH" if command is None and must_compile is None else ""
         of_models = DTypePolicy(policy or self.dtype.name)
         in_tiles = self.compiles and of_models.compute_dtype == "bfloat16" and has_tiles()
         tiles = ", products in AMX tiles" if in_tiles else ""
@@ -121,9 +121,9 @@ class CpuBackend(Backend):
         pass  # nothing but MPI joins them
 
     def snapshot(self, variables: Iterable[Variable]) -> HostSnapshot:
-        found = list(variables)
-        self._memory.adopt(found)
-        return HostSnapshot([self._memory.array(one) for one in found], self.compiles)
+        adopted = list(variables)
+        self._memory.adopt(adopted)
+        return HostSnapshot([self._memory.array(variable) for variable in adopted], self.compiles)
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None, name: str = "") -> Array:
         return aligned(shape, self.dtype if dtype is None else dtype)

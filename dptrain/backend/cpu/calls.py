@@ -43,9 +43,9 @@ class Epilogue:
 
     begin: str
 
-    def after(self, made: str) -> str:
+    def after(self, kernel: str) -> str:
         """Return C++ that makes the rows by an expression, which may execute the epilogue `then`, and says whether."""
-        return f"{self.begin}[&](const dp_Epilogue &then) {{ return {made}; }});"
+        return f"{self.begin}[&](const dp_Epilogue &then) {{ return {kernel}; }});"
 
 
 def call_text(call: Call, numbers: Numbers, epilogue: Callable[[], Epilogue | None]) -> str | None:
@@ -66,21 +66,21 @@ def call_text(call: Call, numbers: Numbers, epilogue: Callable[[], Epilogue | No
         scalar, part = ctype(tensor.dtype), part_of(tensor, key_maps(tensor.attributes["key"]), tensor.inputs[0].ndim)
         fill = f"  dp_fill<{scalar}>({numbers.address(tensor, True)}, {numel_text(tensor.shape)}, 0);\n"
         return fill + _copied(part, call.reads[0], tensor.inputs[0].shape, numbers)
-    if not all(view.is_whole(one.shape) for view, one in zip(call.reads, tensor.inputs, strict=True)):
+    if not all(view.is_whole(source.shape) for view, source in zip(call.reads, tensor.inputs, strict=True)):
         return None
     write = _ARGUMENTS.get(type(op.lowering))
     arguments = None if write is None else write(call, numbers)
     if arguments is None:
         return None
     pointers = [numbers.address(view.root, False) for view in call.reads]
-    made = arguments.format(*pointers, out=numbers.address(tensor, True))
-    takes = isinstance(op.lowering, ConvolutionLowering) and op.lowering.makes != "kernel"
-    then = epilogue() if takes else None
-    return f"  {made};\n" if then is None else f"  {then.after(f'{made[:-1]}, then)')}\n"
+    statement = arguments.format(*pointers, out=numbers.address(tensor, True))
+    can_fuse = isinstance(op.lowering, ConvolutionLowering) and op.lowering.makes != "kernel"
+    fused = epilogue() if can_fuse else None
+    return f"  {statement};\n" if fused is None else f"  {fused.after(f'{statement[:-1]}, then)')}\n"
 
 
 def _copied(to: View, of: View, shape: Shape, numbers: Numbers) -> str:
-    """Return loops that copy elements from one view to another, both read along the same axes."""
+    """Return loops that copy from one view to another along the same axes."""
     indices = [symbol(Axis(f"i{axis}", numel((n,)))) for axis, n in enumerate(shape)]
     lines = [
         f"{'  ' * depth}for (int64_t i{axis} = 0; i{axis} < {numel_text((shape[axis],))}; ++i{axis})\n"
@@ -90,7 +90,7 @@ def _copied(to: View, of: View, shape: Shape, numbers: Numbers) -> str:
     if lines:
         lines.insert(-1, "DP_LOOP\n")
     target, source = (
-        f"({numbers.address(one.root, one is to)})[{index_text(one.place.at(indices))}]" for one in (to, of)
+        f"({numbers.address(view.root, view is to)})[{index_text(view.place.at(indices))}]" for view in (to, of)
     )
     return f"{''.join(lines)}{indent}{target} = {source};\n"
 
@@ -98,23 +98,23 @@ def _copied(to: View, of: View, shape: Shape, numbers: Numbers) -> str:
 def _joined(call: Call, numbers: Numbers) -> str:
     tensor, axis = call.tensor, call.tensor.attributes["axis"]
     start, lines = ZERO_INDEX, []
-    for view, one in zip(call.reads, tensor.inputs, strict=True):
+    for view, source in zip(call.reads, tensor.inputs, strict=True):
         axes = [symbol(Axis(n)) for n in range(tensor.ndim)]
         axes[axis] += start
-        lines.append(_copied(View(tensor, ravel(axes, tensor.shape)), view, one.shape, numbers))
-        start += offset_by(numel(one.shape[axis : axis + 1]))
+        lines.append(_copied(View(tensor, ravel(axes, tensor.shape)), view, source.shape, numbers))
+        start += offset_by(numel(source.shape[axis : axis + 1]))
     return "".join(lines)
 
 
 def _random_bits(call: Call, numbers: Numbers) -> str:
-    own = call.tensor.attributes
-    rows, features = (numel_text((n,)) for n in own["shape"])
+    attributes = call.tensor.attributes
+    rows, features = (numel_text((n,)) for n in attributes["shape"])
     counted = row_axis(call.tensor.shape)
     first = f"first_row * {_scale(call.tensor.shape[counted])}" if counted is not None else "0"
-    seed = numbers.seed(int(own["seed"]))
+    seed = numbers.seed(int(attributes["seed"]))
     return (
-        f"dp_random_bits({{out}}, {rows}, {features}, {seed}, {int(own['purpose'])}ull, *{{0}}, "
-        f"{int(own['number'])}ull, {first})"
+        f"dp_random_bits({{out}}, {rows}, {features}, {seed}, {int(attributes['purpose'])}ull, *{{0}}, "
+        f"{int(attributes['number'])}ull, {first})"
     )
 
 
@@ -124,8 +124,8 @@ def _scale(n: int) -> int:
 
 def _add_rows(call: Call, numbers: Numbers) -> str:
     values, places = call.tensor.inputs
-    length, *rest = call.tensor.shape
-    sizes = [numel_text((length,)), numel_text(rest), numel_text(places.shape)]
+    length, *row_shape = call.tensor.shape
+    sizes = [numel_text((length,)), numel_text(row_shape), numel_text(places.shape)]
     types = f"{ctype(values.dtype)}, {ctype(places.dtype)}"
     return f"dp_add_rows<{types}>(c, {{out}}, {sizes[0]}, {sizes[1]}, {{0}}, {{1}}, {sizes[2]})"
 
@@ -136,29 +136,31 @@ def _windows(call: Call, numbers: Numbers) -> str | None:
     assert op is not None
     assert isinstance(op.lowering, Windows)
     image, _, kernel = op.lowering.shapes(tensor)
-    if any(one.dtype != tensor.dtype for one in tensor.inputs) or (kernel and tensor.dtype.kind != "f"):
+    if any(source.dtype != tensor.dtype for source in tensor.inputs) or (kernel and tensor.dtype.kind != "f"):
         return None
     window = f"dp_Window{{{{{', '.join(map(str, op.lowering.numbers(tensor)))}}}}}"
     sizes = ", ".join([numel_text(image[:1]), *(numel_text((n,)) for n in kernel[2:] or image[3:])])
-    given = ", ".join(f"{{{n}}}" for n in range(len(tensor.inputs)))
+    operands = ", ".join(f"{{{n}}}" for n in range(len(tensor.inputs)))
     types = ctype(tensor.dtype)
     if not isinstance(op.lowering, ConvolutionLowering):
         channels = image[3]
         # Of other numbers, compilers make code of single elements where they know them; pooling has vectors of its own.
-        known = not isinstance(channels, Dim) and not (kernel and channels % 8)
-        types += f", {channels if known else 0}"
+        is_static = not isinstance(channels, Dim) and not (kernel and channels % 8)
+        types += f", {channels if is_static else 0}"
     else:
         window = f"DP_{op.lowering.implementation(tensor).upper()}, {window}"
-    return f"dp_{op.name}<{types}>(c, {window}, {sizes}, {given}, {{out}})"
+    return f"dp_{op.name}<{types}>(c, {window}, {sizes}, {operands}, {{out}})"
 
 
 def _attention(call: Call, numbers: Numbers) -> str | None:
-    """Of a gradient, only the values that are read are computed."""
+    """The gradient computes only the values that are read."""
     tensor = call.tensor
     lowering, inputs = lowering_of(tensor), tensor.inputs
     assert isinstance(lowering, AttentionLowering)
     count = 4 if lowering.gradient else 3
-    if tensor.dtype.name not in ("float32", "float64") or any(one.dtype != tensor.dtype for one in inputs[:count]):
+    if tensor.dtype.name not in ("float32", "float64") or any(
+        operand.dtype != tensor.dtype for operand in inputs[:count]
+    ):
         return None
     scalar, (q, k, v) = ctype(tensor.dtype), inputs[count - 3 : count]
     sizes = ", ".join(
@@ -171,12 +173,14 @@ def _attention(call: Call, numbers: Numbers) -> str | None:
         mask = f"dp_Mask{{{{(const bool *){{{count}}}, {', '.join(pitches)}}}}}"
     else:
         mask = mask.replace("{", "{{").replace("}", "}}")
-    about = tensor.attributes
-    causal = "true" if about["is_causal"] else "false"
-    given = ", ".join(f"{{{n}}}" for n in range(count - 3, count))
-    made = [numbers.address(call.values[number], True) if number in call.values else "nullptr" for number in range(3)]
-    outs = ["nullptr", "{0}", *made] if lowering.gradient else ["{out}", *["nullptr"] * 4]
-    numbers_of = f"{given}, {mask}, ({scalar}){float(about['scale'])!r}, {causal}, {', '.join(outs)}"
+    attributes = tensor.attributes
+    causal = "true" if attributes["is_causal"] else "false"
+    operands = ", ".join(f"{{{n}}}" for n in range(count - 3, count))
+    gradients = [
+        numbers.address(call.values[number], True) if number in call.values else "nullptr" for number in range(3)
+    ]
+    outs = ["nullptr", "{0}", *gradients] if lowering.gradient else ["{out}", *["nullptr"] * 4]
+    numbers_of = f"{operands}, {mask}, ({scalar}){float(attributes['scale'])!r}, {causal}, {', '.join(outs)}"
     return f"dp_Heads<{scalar}>{{{{c, {sizes}, {numbers_of}}}}}.run()"
 
 

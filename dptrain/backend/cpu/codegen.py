@@ -105,10 +105,7 @@ class NeedsPythonError(Exception):
 
 
 class Numbers:
-    """What tells the calls of one function apart: numbers that it reads from `s`.
-
-    Args:
-        writer: of the program.
+    """The numbers in `s` by which calls of one function differ.
 
     Attributes:
         given: the numbers.
@@ -124,7 +121,7 @@ class Numbers:
         return len(self.given) - 1
 
     def slot(self, root: Tensor) -> int:
-        """Return which number is that of a root's pointer."""
+        """Return the index of a root's pointer."""
         number = self.writer.slot(root)
         if number not in self._slots:
             self._slots[number] = self._next(number)
@@ -142,14 +139,14 @@ class Numbers:
         """Return where a seed stands as C++; each of a sweep's runs has its own, and all one text."""
         return f"c.seeds[s[{self._next(self.writer.seed(value))}]]"
 
-    def call(self, other: "Numbers") -> str:
-        """Return what a function is given that this one calls."""
+    def call(self, callee: "Numbers") -> str:
+        """Return the argument for a function that this one calls."""
         first = len(self.given)
-        self.given += other.given
+        self.given += callee.given
         return f"s + {first}"
 
     def name(self, tensor: Tensor) -> int:
-        """Return what tells a tensor's names from others'."""
+        """Return a number that identifies a tensor in names."""
         return self._names.setdefault(tensor, len(self._names))
 
 
@@ -159,7 +156,7 @@ def generate(fused: Fused) -> Code:
 
 
 class _Writer:
-    """The work of `generate`."""
+    """Writes the C++ of a fused program."""
 
     def __init__(self, fused: Fused) -> None:
         self.fused, self.code = fused, Code()
@@ -197,57 +194,54 @@ class _Writer:
                 self.code.stored |= _between_passes(kernel)
 
     def _calls(self, kernels: Sequence[Kernel]) -> Iterator[tuple[Kernel, str | None]]:
-        """Write kernels' functions; yield what calls each, "" for those that another calls, None as `_call`."""
+        """Write kernels' functions; yield each with its call, "" where it is an epilogue, None where only NumPy can."""
         for number, kernel in enumerate(kernels):
             follower = kernels[number + 1] if number + 1 < len(kernels) else None
             yield kernel, "" if kernel in self.code.epilogues else self._call(kernel, follower)
 
     def _call(self, kernel: Kernel, follower: Kernel | None) -> str | None:
-        """Write a kernel's function; return what calls it, None for a call that only NumPy can execute."""
+        """Write a kernel's function and return its call; None where only NumPy can execute it."""
         numbers = Numbers(self)
         if isinstance(kernel, Loop):
             loop = _LoopText(numbers, kernel)
             name, ending = self._define_loop(loop)
-            given = self._give(numbers)
+            arguments = self._give(numbers)
             if ending is not None:
-                own = f"{loop.rows}, {loop.operations}, {loop.summed}"
-                called = f"dp_summed(c, {given}, {name}, {ending}, {own});"
+                sums = f"{loop.rows}, {loop.operations}, {loop.summed}"
+                statement = f"dp_summed(c, {arguments}, {name}, {ending}, {sums});"
             elif loop.shared_axis is not None:
-                called = f"dp_rows(c, {given}, {name}, {loop.parts}, {loop.operations});"
+                statement = f"dp_rows(c, {arguments}, {name}, {loop.parts}, {loop.operations});"
             else:
-                called = f"{name}(c, {given});"
+                statement = f"{name}(c, {arguments});"
         elif isinstance(kernel, RepeatKernel):
-            called = f"{self._repeat(kernel)}(c);"
+            statement = f"{self._repeat(kernel)}(c);"
         else:
-            then = partial(self._epilogue, kernel, follower, numbers)
+            epilogue = partial(self._epilogue, kernel, follower, numbers)
             if isinstance(kernel, ProductKernel):
-                body: str | None = self._product(kernel, numbers, then())
+                body: str | None = self._product(kernel, numbers, epilogue())
             else:
-                body = call_text(kernel, numbers, then)
+                body = call_text(kernel, numbers, epilogue)
             if body is None:
                 return None
-            called = f"{self._define(body)}(c, {self._give(numbers)});"
-        return called if self._is_needed(kernel) else f"if (last) {called}"
+            statement = f"{self._define(body)}(c, {self._give(numbers)});"
+        return statement if self._is_needed(kernel) else f"if (last) {statement}"
 
     def _repeat(self, kernel: RepeatKernel) -> str:
-        """Write the function of a loop's steps; return its name.
+        """Write the function of a loop's steps and return its name; raises where only NumPy can execute a step.
 
-        It moves pointers: to the slices of a step, to where it stacks what it makes, and from a carry to the next one.
-
-        Raises:
-            NeedsPythonError: only NumPy can execute a step.
+        It moves pointers: to the slices of a step, to its stacked outputs, and from a carry to the next one.
         """
         body, results, around = kernel.body, kernel.results, self.fused
         inputs = [self.slot(view.root) for view in kernel.reads]
-        values = {number: self.slot(one) for number, one in kernel.values.items()}
+        values = {number: self.slot(tensor) for number, tensor in kernel.values.items()}
         self.fused = kernel.step
         self._store()
         self.code.moved |= kernel.moved
         begins, moves, ends, last = list[str](), list[str](), list[str](), list[str]()
-        own = [self.slot(one) for one in body.placeholders]
+        slots = [self.slot(tensor) for tensor in body.placeholders]
         count, first = len(body.carries), len(body.begun)
-        for number, (one, (buffer, other)) in enumerate(zip(body.carries, kernel.buffers, strict=True)):
-            carry, following, size = own[number], self.slot(results[number]), _nbytes(one)
+        for number, (carried, (buffer, spare)) in enumerate(zip(body.carries, kernel.buffers, strict=True)):
+            carry, following, size = slots[number], self.slot(results[number]), _nbytes(carried)
             begins.append(f"p[{carry}] = p[{self.slot(buffer)}];")
             begins.append(
                 f"memcpy(p[{carry}], p[{inputs[number]}], {size});"
@@ -257,17 +251,17 @@ class _Writer:
             if any(results[place] is results[number] for place in values if place >= count):
                 ends.append(f"p[{carry}] = p[{following}];")
             else:
-                begins.append(f"p[{following}] = p[{self.slot(other)}];")
+                begins.append(f"p[{following}] = p[{self.slot(spare)}];")
                 ends.append(f"dp_swap(p[{carry}], p[{following}]);")
             if number in values:
                 last.append(f"memcpy(p[{values[number]}], p[{carry}], {size});")
-        for place, one in enumerate(body.slices):
-            moves.append(f"p[{own[count + place]}] = p[{inputs[first + place]}] + t * {_nbytes(one)};")
+        for place, part in enumerate(body.slices):
+            moves.append(f"p[{slots[count + place]}] = p[{inputs[first + place]}] + t * {_nbytes(part)};")
         for place in range(len(body.captures)):
-            begins.append(f"p[{own[len(own) - 1 - place]}] = p[{inputs[len(inputs) - 1 - place]}];")
-        for number, one in enumerate(body.stacked, count):
+            begins.append(f"p[{slots[len(slots) - 1 - place]}] = p[{inputs[len(inputs) - 1 - place]}];")
+        for number, output in enumerate(body.stacked, count):
             if number in values:
-                moves.append(f"p[{self.slot(results[number])}] = p[{values[number]}] + t * {_nbytes(one)};")
+                moves.append(f"p[{self.slot(results[number])}] = p[{values[number]}] + t * {_nbytes(output)};")
         (stage,) = kernel.step.stages
         for _, call in self._calls(stage.kernels):
             if call is None:
@@ -283,16 +277,16 @@ class _Writer:
         return name
 
     def _define_loop(self, loop: "_LoopText") -> tuple[str, str | None]:
-        """Write the function of a loop, and of the end of its sums if it sums blocks of rows; return their names."""
+        """Write a loop's function, and that of the end of its block sums if there are any; return their names."""
         name = self._define(loop.text(), ", int64_t low, int64_t high" if loop.ranged else "")
         return name, self._define(loop.ending(), ", int64_t blocks") if loop.summed else None
 
     def _define(self, body: str, arguments: str = "") -> str:
-        """Write a function of this body, unless there is one; return its name."""
+        """Write a function with this body unless it exists; return its name."""
         return self._functions.setdefault((arguments, body), f"kernel{len(self._functions)}")
 
     def _give(self, numbers: Numbers) -> str:
-        """Return what a function is given that reads these numbers."""
+        """Register a function's numbers and return the argument that points to them."""
         self._given += numbers.given
         return f"numbers + {len(self._given) - len(numbers.given)}"
 
@@ -301,16 +295,7 @@ class _Writer:
         return any(tensor in self.fused.every_step for tensor in kernel.tensors)
 
     def _epilogue(self, kernel: ProductKernel | Call, loop: Kernel | None, numbers: Numbers) -> Epilogue | None:
-        """Write the function of a loop that the threads of a product or of a convolution can go on with.
-
-        Args:
-            kernel: of both.
-            loop: what follows it.
-            numbers: of the kernel's function, which calls the loop's.
-
-        Returns:
-            What computes the kernel and then the loop; None where a part of the loop needs more than that part of it.
-        """
+        """Fuse the following loop into a product or convolution, run by its threads on each part, if that suffices."""
         tensor = kernel.tensor
         if not isinstance(loop, Loop) or (isinstance(kernel, ProductKernel) and kernel.product.ndim != 2):
             return None
@@ -319,18 +304,20 @@ class _Writer:
             return None
         if space_of(loop.space) != marked(tensor.shape) or self._is_needed(loop) != self._is_needed(kernel):
             return None
-        reads = [one for one in loop.reads if self.fused.memory_of(one.root) is self.fused.memory_of(tensor)]
-        if not reads or any(one != whole(tensor) for one in reads):
+        reads = [view for view in loop.reads if self.fused.memory_of(view.root) is self.fused.memory_of(tensor)]
+        if not reads or any(view != whole(tensor) for view in reads):
             return None
-        text = _LoopText(Numbers(self), loop, by_row=True)
-        if text.shared_axis != 0:
+        follower = _LoopText(Numbers(self), loop, by_row=True)
+        if follower.shared_axis != 0:
             return None
         self.code.epilogues.add(loop)
-        name, ending = self._define_loop(text)
-        given, rows = numbers.call(text.numbers), numel_text(tensor.shape[:1])
+        name, ending = self._define_loop(follower)
+        arguments, rows = numbers.call(follower.numbers), numel_text(tensor.shape[:1])
         if ending is not None:
-            return Epilogue(f"dp_then_summed<{name}, {ending}>(c, {given}, {rows}, {text.operations}, {text.summed}, ")
-        return Epilogue(f"dp_then<{name}>(c, {given}, {rows}, {text.operations}, ")
+            return Epilogue(
+                f"dp_then_summed<{name}, {ending}>(c, {arguments}, {rows}, {follower.operations}, {follower.summed}, "
+            )
+        return Epilogue(f"dp_then<{name}>(c, {arguments}, {rows}, {follower.operations}, ")
 
     def _close(self, calls: list[str]) -> None:
         if not calls:
@@ -340,17 +327,17 @@ class _Writer:
         self.code.parts.append(NativeFunction(name))
 
     def _run(self) -> str:
-        """Return the function that executes many steps, where nothing else is between them but sums over ranks."""
+        """Return the function that executes many steps, where only sums over ranks separate kernels."""
         order = self.fused.program.inputs.get(ROWS)
         slot = None if order is None else self._slots.get(order)
         window = f"    c.p[{slot}] = order + 8 * starts[n];\n" if slot is not None else ""
         first = f"  char *order = c.p[{slot}];\n" if slot is not None else ""
         last = f"  c.p[{slot}] = order;\n" if slot is not None else ""
         calls, messages = [], 0
-        for one in self.code.parts:
-            if isinstance(one, NativeFunction):
-                calls.append(f"    {one.name}(c, n == steps - 1);\n")
-            elif isinstance(one, list):
+        for part in self.code.parts:
+            if isinstance(part, NativeFunction):
+                calls.append(f"    {part.name}(c, n == steps - 1);\n")
+            elif isinstance(part, list):
                 calls.append(f"    if (c.sum(c.messages[{messages}])) break;\n")
                 messages += 1
         moves = []
@@ -374,9 +361,9 @@ class _Writer:
 
     def table(self, root: Tensor) -> int:
         """Return the number of a table's length."""
-        if not any(one is root for one in self.code.tables):
+        if not any(table is root for table in self.code.tables):
             self.code.tables.append(root)
-        return next(n for n, one in enumerate(self.code.tables) if one is root)
+        return next(n for n, table in enumerate(self.code.tables) if table is root)
 
     def seed(self, value: int) -> int:
         """Return the number of a seed."""
@@ -390,16 +377,16 @@ class _Writer:
         m, n, k = (numel(shape) for shape in (tensor.shape[-2:-1], tensor.shape[-1:], a.shape[-1:]))
         axes = [
             [
-                axis + rank - one.ndim if axis >= one.ndim - 2 or not is_one(one.shape[axis]) else None
-                for axis in range(one.ndim)
+                axis + rank - operand.ndim if axis >= operand.ndim - 2 or not is_one(operand.shape[axis]) else None
+                for axis in range(operand.ndim)
             ]
-            for one in (a, b)
+            for operand in (a, b)
         ]
         of_a, of_b = matrix(x1, a.shape), matrix(x2, b.shape)
         assert of_a is not None
         assert of_b is not None
         reads = [x1.along(axes[0]), x2.along(axes[1])]
-        strides = [one.strides(rank) for one in reads]
+        strides = [view.strides(rank) for view in reads]
         outer = [axis for axis in range(rank - 2) if not is_one(tensor.shape[axis])]
         # Batches of rows that meet one matrix are rows of one batch.
         adds = product.tensor is not tensor
@@ -442,12 +429,12 @@ _TOP, _ROW, _PASS, _ELEMENT, _WRITTEN = range(5)
 class _LoopText(Statements):
     """The text of a loop.
 
-    An element is read before any is written, which may replace it. Where sums over the first axis are made of those of
-    blocks of rows, each block is `begin`, its rows, and `end`; what blocks have summed is added up in `ending`.
+    Elements are read before any is written, which may replace them. Where sums over the first axis consist of block
+    sums, each block is `begin`, its rows and `end`; `ending` adds the blocks up.
 
     Attributes:
-        summed: bytes of a block's sums, 0 where there are none.
-        numbers: that its functions read.
+        summed: bytes of a block's sums; 0 where there are none.
+        numbers: read by its functions.
     """
 
     def __init__(self, numbers: Numbers, loop: Loop, *, by_row: bool = False) -> None:
@@ -468,7 +455,7 @@ class _LoopText(Statements):
             if self._is_summed(member):
                 self._offsets[member] = self.summed
                 self.summed += -(-numel(member.tensor.shape)[0] * member.tensor.dtype.itemsize // 64) * 64
-        if all(one.kind == "map" and not _is_by_last(one) for one in loop.members):
+        if all(member.kind == "map" and not _is_by_last(member) for member in loop.members):
             self._collapse(1 if by_row else 0)
         self._start = [
             symbol(Axis(f"k{axis}", self._lengths[axis], _ROW)) if axis in self._outer else ZERO_INDEX
@@ -497,22 +484,22 @@ class _LoopText(Statements):
         return "".join(f"{line}\n" for line in _indented([*self.lines, *body, *self._bottom]))
 
     def _go_along(self, number: int) -> None:
-        """Write one pass along a row, and what is known after it."""
-        self._pass, taken = number, list[str]()
-        members = [one for one in self._loop.members if self._passes[one] == number]
+        """Write one pass along a row, and the statements behind it."""
+        self._pass, reductions = number, list[str]()
+        members = [member for member in self._loop.members if self._passes[member] == number]
         with self.scope(_ELEMENT) as read, self.scope(_WRITTEN) as written:
-            for one in members:
-                if one.inner:
-                    self._add(one, taken)
-        self.write(*self._inner([*read, *written], taken))
-        for one in members:
-            if not one.inner:
-                self._add(one, taken)
-            elif self._takes(one):
-                self._complete(one)
+            for member in members:
+                if member.inner:
+                    self._add(member, reductions)
+        self.write(*self._inner([*read, *written], reductions))
+        for member in members:
+            if not member.inner:
+                self._add(member, reductions)
+            elif self._takes(member):
+                self._complete(member)
 
     def ending(self) -> str:
-        """Return the body of the function that adds up what blocks have summed, in their order."""
+        """Return the body of the function that adds up block sums in order."""
         lines = []
         for member, place in self._offsets.items():
             tensor, scalar = member.tensor, ctype(member.tensor.dtype)
@@ -532,24 +519,24 @@ class _LoopText(Statements):
 
     @property
     def ranged(self) -> bool:
-        """Whether its function is told which part it executes."""
+        """Whether its function takes a range to execute."""
         return self.summed > 0 or self.shared_axis is not None
 
     def _is_summed(self, member: LoopMember) -> bool:
-        """Whether a member is a sum that is made of those of blocks of rows, which other members do not change."""
+        """Whether a member is a sum of block sums, undisturbed by other members."""
         number, power = numel(member.tensor.shape)
         return self._rank > 1 and member.kind == "sum" and 0 not in member.axes and not power and 0 < number <= _SUMMED
 
     @property
     def shared_axis(self) -> int | None:
-        """The axis whose parts different threads can compute, None where each needs the others' elements.
+        """The axis that threads share, None where its parts depend on each other.
 
-        Every sum is one thread's, or made of blocks, so that its bits do not depend on their number.
+        Each sum is one thread's, or consists of blocks, so that its bits do not depend on the number of threads.
         """
         members, rank = self._loop.members, self._rank
-        if rank and all(one.kind in ("map", "gather") for one in members):
+        if rank and all(member.kind in ("map", "gather") for member in members):
             return [*self._outer, self._row][0]
-        if self._outer and all(one in self._offsets for one in members if one.kind == "sum"):
+        if self._outer and all(member in self._offsets for member in members if member.kind == "sum"):
             return self._outer[0]
         return None
 
@@ -561,17 +548,17 @@ class _LoopText(Statements):
 
     @property
     def operations(self) -> str:
-        """Those of all parts together on single elements; 0 where they are not shared."""
+        """Element operations of all parts together; 0 where they are not shared."""
         if self.shared_axis is None:
             return "0"
-        elements = " * ".join(f"({length_text(self._lengths[one])})" for one in (*self._outer, self._row))
+        elements = " * ".join(f"({length_text(self._lengths[axis])})" for axis in (*self._outer, self._row))
         return f"{elements} * {len(self._loop.members)}"
 
-    def _inner(self, body: list[str], taken: list[str]) -> list[str]:
+    def _inner(self, body: list[str], reductions: list[str]) -> list[str]:
         """Return the loop along the last axis in one pass."""
-        if self._rank == 0 or not (body or taken):
+        if self._rank == 0 or not (body or reductions):
             return body
-        length, blocked = length_text(self._lengths[self._row]), self._blocked and bool(taken)
+        length, blocked = length_text(self._lengths[self._row]), self._blocked and bool(reductions)
         head, first, count = "{", "0", length
         if self._row == self.shared_axis:
             first, count = "low", "high - low"
@@ -581,11 +568,11 @@ class _LoopText(Statements):
         lines = [f"const int64_t m = {count};"] if blocked else [f"const int64_t jb = {first}, m = {count};"]
         if body:
             lines += ["DP_LOOP", "for (int64_t j = jb; j < jb + m; ++j) {", *_indented(body), "}"]
-        return [head, *_indented([*lines, *taken]), "}"]
+        return [head, *_indented([*lines, *reductions]), "}"]
 
     def _buffered(self) -> set[Tensor]:
-        """Return the members whose row is kept: for a later pass, or for a reduction."""
-        found = set()
+        """Return the members whose row is buffered, for a later pass or a reduction."""
+        buffered = set()
         for member in self._loop.members:
             for view in member.reads:
                 read = self._loop.member(view.root)
@@ -593,26 +580,27 @@ class _LoopText(Statements):
                     continue
                 later = self._passes[read] < self._passes[member] and read.tensor not in self._stored
                 if later or (self._takes(member) and not self._lies(member, read)):
-                    found.add(read.tensor)
-        return found
+                    buffered.add(read.tensor)
+        return buffered
 
     def _takes(self, member: LoopMember) -> bool:
         """Whether a member reduces along a row."""
         return member.inner and (member.kind == "reduce" or (member.kind == "sum" and self._row not in member.axes))
 
     def _lies(self, member: LoopMember, read: LoopMember) -> bool:
-        """Whether a reduction finds a row of another member side by side in memory."""
+        """Whether a reduction finds another member's row contiguous in memory."""
         stored = read.tensor in self._stored and _accumulated(member) == read.tensor.dtype
         return stored and read.view.strides(self._rank)[self._row] == ONE
 
     def _collapse(self, first: int) -> None:
-        """Let axes be one, from the first of them on, that lie one behind the other in all arrays."""
+        """Merge axes, from the first on, that are contiguous in all arrays."""
         arrays = [view.strides(self._rank) for view in self._loop.reads]
-        arrays += [one.view.strides(self._rank) for one in self._loop.members]
+        arrays += [member.view.strides(self._rank) for member in self._loop.members]
         for axis in reversed(range(first, self._rank - 1)):
             inner = axis + 1
             if all(
-                one[axis] == numel_product(one[inner], numel(self._loop.space[inner : inner + 1])) for one in arrays
+                strides[axis] == numel_product(strides[inner], numel(self._loop.space[inner : inner + 1]))
+                for strides in arrays
             ):
                 last = next(n for n in (*self._outer, self._row) if n >= inner)
                 self._lengths[last] = numel_product(self._lengths[last], self._lengths[axis])
@@ -641,14 +629,14 @@ class _LoopText(Statements):
         at = self.at(place)
         return self.let(ctype(root.dtype), f"{_bytes(root, self._array(root))}[{at.text}]", self._at_least(at))
 
-    def _at_least(self, one: Ex) -> int:
-        """Return the depth in which something is read: within the loops, which may have no rows."""
-        return max(one.depth, _ROW if self._rank else _ELEMENT)
+    def _at_least(self, expression: Ex) -> int:
+        """Return the depth of a read: within the loops, which may have no rows."""
+        return max(expression.depth, _ROW if self._rank else _ELEMENT)
 
     def _value(self, view: View) -> Ex:
-        """Return an element of a view, or what a whole row has of it."""
-        if (known := known_number(view.root, _number)) is not None:
-            return Ex(known)
+        """Return an element of a view, or its value for the whole row."""
+        if (constant := known_number(view.root, _number)) is not None:
+            return Ex(constant)
         read = self._loop.member(view.root)
         if read is not None and (not read.inner or read.kind == "reduce" or self._passes[read] == self._pass):
             return self._values[read]
@@ -658,18 +646,18 @@ class _LoopText(Statements):
 
     # What is computed
 
-    def _add(self, member: LoopMember, taken: list[str]) -> None:
+    def _add(self, member: LoopMember, reductions: list[str]) -> None:
         if member.kind in ("reduce", "sum"):
-            self._reduce(member, taken)
+            self._reduce(member, reductions)
             return
         tensor, depth = member.tensor, _ELEMENT if member.inner else _PASS
         text = self._gathered(member) if member.kind == "gather" else self._mapped(member)
-        found = self.let(ctype(tensor.dtype), text, depth, "t")._replace(computed=True)
-        self._store(member, found)
+        value = self.let(ctype(tensor.dtype), text, depth, "t")._replace(computed=True)
+        self._store(member, value)
         if tensor in self._buffers:
             size = _BLOCK if self._blocked else self._lengths[self._row][0]
             self.write(f"{ctype(tensor.dtype)} r{self._number(member)}[{size}];", depth=_TOP)
-            self.write(f"r{self._number(member)}[j - jb] = {found.text};")
+            self.write(f"r{self._number(member)}[j - jb] = {value.text};")
 
     def _mapped(self, member: LoopMember) -> str:
         last = member.axes[-1] if member.axes else None
@@ -679,22 +667,22 @@ class _LoopText(Statements):
     def _gathered(self, member: LoopMember) -> str:
         table, places = member.reads
         batch, shape = _batch_of(member), table.root.shape
-        known = length_text(numel(shape[batch : batch + 1]))
-        length, step = known if batch else self.numbers.table(table.root), numel(shape[batch + 1 :])
-        asked, array = self._value(places), self._array(table.root)
-        row = self.let("Index", f"dp_row({asked.text}, {length}, c.outside)", self._at_least(asked), "i")
+        static_length = length_text(numel(shape[batch : batch + 1]))
+        length, step = static_length if batch else self.numbers.table(table.root), numel(shape[batch + 1 :])
+        row_number, array = self._value(places), self._array(table.root)
+        row = self.let("Index", f"dp_row({row_number.text}, {length}, c.outside)", self._at_least(row_number), "i")
         axis = self._outer[-1] if self._outer else None
-        by_row = member.inner and asked.depth == _ROW and not batch
+        by_row = member.inner and row_number.depth == _ROW and not batch
         if by_row and axis is not None and places.strides(self._rank)[axis] == ONE:
             following = self.at(places.place.at(self._places) + offset_by(ONE)).text
-            coming = f"dp_row({self._array(places.root)}[{following}], {length}, c.outside)"
-            prefetched = f"dp_prefetch({array} + {coming} * {length_text(step)}, {length_text(step)});"
+            next_row = f"dp_row({self._array(places.root)}[{following}], {length}, c.outside)"
+            prefetched = f"dp_prefetch({array} + {next_row} * {length_text(step)}, {length_text(step)});"
             self.write(f"if (k{axis} + 1 < {length_text(self._lengths[axis])}) {prefetched}", depth=_PASS)
         place = symbol(Axis(row.text, None, row.depth)).times(step) + table.place.at(self._places)
         return f"{array}[{self.at(place).text}]"
 
     def _store(self, member: LoopMember, value: Ex) -> None:
-        """Write what a member is into memory, if it has any."""
+        """Write a member's value into memory, if it has any."""
         if member.tensor in self._stored:
             array = _bytes(member.tensor, self._array(member.tensor, written=True), written=True)
             self.write(f"{self._target(member, array)} = {value.text};")
@@ -703,8 +691,8 @@ class _LoopText(Statements):
     def _target(self, member: LoopMember, array: str) -> str:
         return f"{array}[{self.at(member.view.place.at(self._places)).text}]"
 
-    def _reduce(self, member: LoopMember, taken: list[str]) -> None:
-        own, join = self._number(member), _join(member)
+    def _reduce(self, member: LoopMember, reductions: list[str]) -> None:
+        number, join = self._number(member), _join(member)
         dtype = _accumulated(member)
         if not self._takes(member):
             value = self._value(member.reads[0])
@@ -714,14 +702,14 @@ class _LoopText(Statements):
         lanes = 1 if not length[1] and length[0] < _LONG else _LANES
         kind = {"sum": "dp_Sum", "max": "dp_Max", "argmax": "dp_Argmax"}[join]
         settings = ctype(dtype) if join == "argmax" else f"{ctype(dtype)}, {lanes}"
-        declared = f"{kind}<{settings}> s{own}"
+        declared = f"{kind}<{settings}> s{number}"
         if self._rank == 1 and length[1] and join == "sum":  # in the order of a sum in a loop over rows
-            declared = f"dp_RowSum<{ctype(dtype)}> s{own}({self.rows})"
+            declared = f"dp_RowSum<{ctype(dtype)}> s{number}({self.rows})"
         self.write(f"{declared};", depth=_PASS)
-        taken.append(f"s{own}.add({self._vector(member, dtype)}, m);")
+        reductions.append(f"s{number}.add({self._vector(member, dtype)}, m);")
 
     def _complete(self, member: LoopMember) -> None:
-        """Write what a reduction along a row has made."""
+        """Write the result of a reduction along a row."""
         total, kind = f"s{self._number(member)}.total()", ctype(member.tensor.dtype)
         if member.kind == "sum":
             self._accumulate(member, total)
@@ -739,14 +727,14 @@ class _LoopText(Statements):
         beside = view.strides(self._rank)[self._row] == ONE and known_number(view.root, _number) is None
         if read is None and beside and view.root.dtype == dtype:
             return self._beside(view)
-        own, scalar = f"q{self._number(member)}", ctype(dtype)
+        buffer, scalar = f"q{self._number(member)}", ctype(dtype)
         size = _BLOCK if self._blocked else self._lengths[self._row][0]
-        self.write(f"{scalar} {own}[{size}];", depth=_TOP)
-        self.write(f"{own}[j - jb] = ({scalar}){self._value(view).text};")
-        return own
+        self.write(f"{scalar} {buffer}[{size}];", depth=_TOP)
+        self.write(f"{buffer}[j - jb] = ({scalar}){self._value(view).text};")
+        return buffer
 
     def _accumulate(self, member: LoopMember, value: str) -> None:
-        """Take a value up in a sum that is complete after the loop."""
+        """Add a value to a sum that is complete after the loop."""
         tensor = member.tensor
         scalar, start = ctype(tensor.dtype), self._first(member)
         first, last, array = self._scopes[_TOP].lines, self._bottom, f"p{self._number(member)}"
@@ -765,13 +753,17 @@ class _LoopText(Statements):
         self.write(f"{target} = {self._joined(member, target, value)};")
 
     def _first(self, member: LoopMember) -> str:
-        """Return what a reduction begins with."""
+        """Return the initial value of a reduction."""
         return "0" if _join(member) == "sum" else f"dp_lowest<{ctype(member.tensor.dtype)}>()"
 
-    def _joined(self, member: LoopMember, one: str, other: str) -> str:
-        """Return what a reduction makes of two values."""
+    def _joined(self, member: LoopMember, left_operand: str, right_operand: str) -> str:
+        """Combine two values of a reduction."""
         scalar = ctype(member.tensor.dtype)
-        return f"{one} + {other}" if _join(member) == "sum" else f"dp_maximum<{scalar}>({one}, {other})"
+        return (
+            f"{left_operand} + {right_operand}"
+            if _join(member) == "sum"
+            else f"dp_maximum<{scalar}>({left_operand}, {right_operand})"
+        )
 
 
 def _nbytes(tensor: Tensor) -> str:
@@ -785,7 +777,7 @@ def _bytes(root: Tensor, array: str, *, written: bool = False) -> str:
 
 
 def _batch_of(member: LoopMember) -> int:
-    """Return how many axes a gather's table and places have in common."""
+    """Return how many leading axes a gather's table and indices share."""
     gather = lowering_of(member.tensor)
     return gather.batch if isinstance(gather, Gather) else 0
 
@@ -796,35 +788,36 @@ def _is_by_last(member: LoopMember) -> bool:
 
 
 def _join(member: LoopMember) -> str:
-    """Return how a reduction joins what it reads."""
+    """Return the combining operation of a reduction."""
     reduction = lowering_of(member.tensor)
     assert isinstance(reduction, Reduction)
     return reduction.join
 
 
 def _accumulated(member: LoopMember) -> DType:
-    """Return the type in which a reduction takes up what it reads."""
+    """Return the type in which a reduction accumulates."""
     return member.tensor.dtype if _join(member) == "sum" else member.tensor.inputs[0].dtype
 
 
 def _is_blocked(loop: Loop) -> bool:
-    """Whether rows are too long, or of a length that is not known, to be kept whole for a reduction."""
+    """Whether rows are too long, or of unknown length, to be buffered for a reduction."""
     row = len(loop.space) - 1
-    takes = any(
-        one.inner and (one.kind == "reduce" or (one.kind == "sum" and row not in one.axes)) for one in loop.members
+    reduces = any(
+        member.inner and (member.kind == "reduce" or (member.kind == "sum" and row not in member.axes))
+        for member in loop.members
     )
-    return takes and (isinstance(loop.space[row], Dim) or loop.space[row] > _BLOCK)
+    return reduces and (isinstance(loop.space[row], Dim) or loop.space[row] > _BLOCK)
 
 
 def _between_passes(loop: Loop) -> set[Tensor]:
-    """Return the tensors that must lie in memory because a row of them is too long to be kept from pass to pass."""
-    passes, found = loop.passes(), set()
+    """Return the tensors that need memory because their rows are too long to be buffered between passes."""
+    passes, stored = loop.passes(), set()
     for member in loop.members if _is_blocked(loop) else []:
         for view in member.reads:
             read = loop.member(view.root)
             if read is not None and read.inner and read.kind != "reduce" and passes[read] < passes[member]:
-                found.add(read.tensor)
-    return found
+                stored.add(read.tensor)
+    return stored
 
 
 def _indented(lines: Iterable[str]) -> list[str]:

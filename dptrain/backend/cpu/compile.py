@@ -62,7 +62,7 @@ def compiler() -> tuple[tuple[str, ...], str] | None:
 
 
 def compiler_named(name: str | None) -> tuple[tuple[str, ...], str] | None:
-    """Return one compiler's command and version, or None where it is not there or does not start."""
+    """Return a compiler's command and version; None if it is missing or does not start."""
     try:
         command = shlex.split(name or "")
     except ValueError as error:  # an open quote
@@ -71,28 +71,28 @@ def compiler_named(name: str | None) -> tuple[tuple[str, ...], str] | None:
     if not command or not shutil.which(command[0]):
         return None
     try:
-        done = run_program([*command, "--version"], _PATIENCE_FOR_VERSION)
+        finished = run_program([*command, "--version"], _PATIENCE_FOR_VERSION)
     except subprocess.TimeoutExpired:
         _refuse(f"{name} --version", f"no answer within {_PATIENCE_FOR_VERSION:g} s")
         return None
     except OSError as error:
         _refuse(f"{name} --version", error.strerror or one_line(error))
         return None
-    if done.returncode:
+    if finished.returncode:
         return None
-    lines = done.stdout.decode(errors="replace").splitlines() or [""]
+    lines = finished.stdout.decode(errors="replace").splitlines() or [""]
     return tuple(command), lines[0]
 
 
-def _refuse(what: str, why: str) -> None:
+def _refuse(command: str, reason: str) -> None:
     launch = detect_launch()
     if launch is None or launch.rank == 0:
-        write_error(f"dptrain: warning: {what}: {why}; this compiler is not used\n")
+        write_error(f"dptrain: warning: {command}: {reason}; this compiler is not used\n")
 
 
 @functools.cache
 def _cpu() -> str:
-    """Return what tells CPUs apart for which -march=native makes different code."""
+    """Return the CPU's features, on which the code of -march=native depends."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0]
     except OSError:
@@ -120,10 +120,10 @@ def library(
     Raises:
         DeviceError: there is no compiler, or it fails.
     """
-    found = compiler() if by is None else compiler_named(by)
-    if found is None:
+    candidate = compiler() if by is None else compiler_named(by)
+    if candidate is None:
         raise DeviceError("no C++ compiler: neither $CXX nor c++, g++ or clang++ on PATH")
-    command, version = found
+    command, version = candidate
     text = "\n".join((*map(_header, headers), source))
     digest = hashlib.sha256("\0".join((text, *command, version, *OPTIONS, *options, _cpu())).encode()).hexdigest()[:32]
     name, full = f"{digest}.so", (*command, *OPTIONS, *options)
@@ -135,33 +135,29 @@ def library(
 
 
 def _try_to_load(path: Path) -> None:
-    """Load a new library in a process of its own, which a truncated one kills.
-
-    Raises:
-        DeviceError: that fails.
-    """
+    """Load a new library in its own process, which a truncated one kills; raise DeviceError if that fails."""
     with path.open("rb") as file:
         header, size = file.read(_ELF.size), path.stat().st_size
     if len(header) == _ELF.size and header[:5] == b"\x7fELF\2":
-        start, each, count = _ELF.unpack(header)
-        if start + each * count > size:
-            raise _not_loaded(f"it ends after {size} of {start + each * count} bytes")
+        start, entry_size, count = _ELF.unpack(header)
+        if start + entry_size * count > size:
+            raise _not_loaded(f"it ends after {size} of {start + entry_size * count} bytes")
     if not sys.executable:  # a Python inside another program
         return
     try:
-        done = run_program([sys.executable, "-I", "-S", "-c", _LOAD, str(path)], _PATIENCE_FOR_LOADING)
+        finished = run_program([sys.executable, "-I", "-S", "-c", _LOAD, str(path)], _PATIENCE_FOR_LOADING)
     except subprocess.TimeoutExpired:
         raise _not_loaded(f"no end within {_PATIENCE_FOR_LOADING:g} s") from None
-    if done.returncode < 0:
-        raise _not_loaded(f"loading it ends by signal {-done.returncode}")
-    if done.returncode:
-        lines = done.stderr.decode(errors="replace").splitlines() or [f"exit code {done.returncode}"]
+    if finished.returncode < 0:
+        raise _not_loaded(f"loading it ends by signal {-finished.returncode}")
+    if finished.returncode:
+        lines = finished.stderr.decode(errors="replace").splitlines() or [f"exit code {finished.returncode}"]
         raise _not_loaded(one_line(lines[-1].removeprefix("OSError: ")))
 
 
-def _not_loaded(why: str) -> DeviceError:
+def _not_loaded(reason: str) -> DeviceError:
     # Such as a disk from which nothing may be executed, or a compiler that was cut short.
-    return DeviceError(f"a compiled program does not load: {why}; set DPTRAIN_CACHE, or CXX to another compiler")
+    return DeviceError(f"a compiled program does not load: {reason}; set DPTRAIN_CACHE, or CXX to another compiler")
 
 
 def native_cache() -> Path:
@@ -213,17 +209,17 @@ def _beginning(source: str, headers: tuple[str, ...], function: str) -> Future[i
 
 
 def _begun(find: Callable[[], int]) -> Future[int]:
-    begun: Future[int] = Future()
+    future: Future[int] = Future()
 
     def work() -> None:
         try:
-            begun.set_result(find())
+            future.set_result(find())
         except BaseException as error:  # of whoever asks for the result
-            begun.set_exception(error)
+            future.set_exception(error)
 
     # A daemon: a process that ends does not wait for it.
     threading.Thread(target=work, name="dptrain-compile", daemon=True).start()
-    return begun
+    return future
 
 
 def _address(function: object) -> int:
@@ -232,15 +228,19 @@ def _address(function: object) -> int:
 
 def _compiled(text: str, command: tuple[str, ...]) -> bytes:
     with tempfile.TemporaryDirectory(prefix="dptrain-") as folder:
-        source, made = Path(folder, "program.cpp"), Path(folder, "program.so")
+        source, target = Path(folder, "program.cpp"), Path(folder, "program.so")
         source.write_text(text)
         try:
-            done = run_program([*command, str(source), "-o", str(made)], _PATIENCE)
+            finished = run_program([*command, str(source), "-o", str(target)], _PATIENCE)
         except subprocess.TimeoutExpired:
             advice = "set CXX to another compiler, or --jit-compile off"
             raise DeviceError(f"{command[0]} has not compiled a program within {_PATIENCE:g} s: {advice}") from None
-        if done.returncode:
-            killed = f"killed by signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
-            said = done.stderr.decode(errors="replace").strip()[:2000] or killed
-            raise DeviceError(f"{' '.join(command)} fails on a generated program: {said}")
-        return made.read_bytes()
+        if finished.returncode:
+            killed = (
+                f"killed by signal {-finished.returncode}"
+                if finished.returncode < 0
+                else f"exit code {finished.returncode}"
+            )
+            message = finished.stderr.decode(errors="replace").strip()[:2000] or killed
+            raise DeviceError(f"{' '.join(command)} fails on a generated program: {message}")
+        return target.read_bytes()

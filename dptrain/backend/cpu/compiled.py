@@ -133,31 +133,31 @@ class CompiledExecutable:
         memory.adopt(program.state)
         # Itself among it: it has buffers for one run at a time.
         self._reads, self._writes = program.reads, program.writes | {self}
-        self._arrays = {one: memory.array(variable) for variable, one in self.fused.program.state.items()}
+        self._arrays = {tensor: memory.array(variable) for variable, tensor in self.fused.program.state.items()}
         self._arena = memory.arena if arena is None else arena
         self._place()
         self._pointers = np.zeros(max(len(self.code.roots), 1), np.uint64)
         self._lengths = np.zeros(max(len(self.code.tables), 1), np.int64)
         self._seeds = np.array(self.code.seeds, np.uint64)
         self._outside = np.zeros(1, np.int64)
-        own = (self._rows, first_row, self._batch_rows)
+        rows_of_batch = (self._rows, first_row, self._batch_rows)
         table = (self._pointers.ctypes.data, self._lengths.ctypes.data, self._seeds.ctypes.data)
-        self._context = Context(*table, *own, self._outside.ctypes.data, max(threads, 1), *addresses)
-        self._is_one_call = all(isinstance(one, NativeFunction) for one in self.code.parts)
+        self._context = Context(*table, *rows_of_batch, self._outside.ctypes.data, max(threads, 1), *addresses)
+        self._is_one_call = all(isinstance(part, NativeFunction) for part in self.code.parts)
         self._sums: list[NodeSums] = []
         self._summed: dict[Tensor, tuple[NodeSums, int]] = {}
         self._has_met = not self.fused.reduced
         self.bind(arrays)
 
     def _compiled(self) -> tuple[ctypes.CDLL, list[int]]:
-        """Return the program's library, and the addresses of threads and products in those that all programs share."""
+        """Return the program's library, and the addresses of shared functions."""
         kernels = self.fused.all_kernels
-        factors = [one.reads[0].root for one in kernels if isinstance(one, ProductKernel)]
-        calls = [one.tensor for one in kernels if isinstance(one, Call)]
+        factors = [kernel.reads[0].root for kernel in kernels if isinstance(kernel, ProductKernel)]
+        calls = [kernel.tensor for kernel in kernels if isinstance(kernel, Call)]
         shared = _shared(factors, calls)
         with MAKING:  # two threads would compile a text twice
-            own = library(self.code.source)
-        return own, [0 if one is None else one.result() for one in shared]
+            program_library = library(self.code.source)
+        return program_library, [0 if address is None else address.result() for address in shared]
 
     def bind(self, arrays: Mapping[str, Array]) -> None:
         """Let inputs read other arrays from now on.
@@ -166,31 +166,27 @@ class CompiledExecutable:
             ConfigError: one is missing or has another shape.
         """
         self._order = self._window = np.empty(0, np.int64)
-        for name, one in self.fused.program.inputs.items():
+        for name, tensor in self.fused.program.inputs.items():
             if name not in arrays:
                 raise ConfigError(f"input {name!r} is missing")
-            given, shape = np.asarray(arrays[name], one.dtype, order="C"), tuple(local(one.shape, self._rows))
+            array, shape = np.asarray(arrays[name], tensor.dtype, order="C"), tuple(local(tensor.shape, self._rows))
             if name == ROWS:
-                self._order, self._window = given, np.empty(shape, one.dtype)
-                self._arrays[one] = self._window
-            elif given.shape != shape:
-                raise ConfigError(f"input {name!r} has shape {given.shape}: expected {shape}")
+                self._order, self._window = array, np.empty(shape, tensor.dtype)
+                self._arrays[tensor] = self._window
+            elif array.shape != shape:
+                raise ConfigError(f"input {name!r} has shape {array.shape}: expected {shape}")
             else:
-                self._arrays[one] = given
+                self._arrays[tensor] = array
         self._lent: Array | None = None  # the memory that the code knows; none
 
     def _connect(self, arena: Array) -> None:
-        """Let the code know where all memory is.
-
-        Args:
-            arena: bytes, in which all that is computed lies, but for messages and what replaces state.
-        """
+        """Point the code to all memory; `arena` holds everything computed but messages and replaced state."""
         if arena is self._lent:
             return
         self._lent = arena
-        for one, start in self._offsets.items():
-            place = arena[start : start + nbytes(one, self._rows)]
-            self._arrays[one] = place.view(one.dtype).reshape(local(one.shape, self._rows))
+        for tensor, start in self._offsets.items():
+            place = arena[start : start + nbytes(tensor, self._rows)]
+            self._arrays[tensor] = place.view(tensor.dtype).reshape(local(tensor.shape, self._rows))
         for number, root in enumerate(self.code.roots):
             if root in self.code.moved:
                 continue
@@ -234,8 +230,8 @@ class CompiledExecutable:
                 run, steps = self._library.run, ctypes.c_int64(positions.size)
                 with released():
                     run(ctypes.byref(self._context), ctypes.c_void_p(positions.ctypes.data), steps)
-                for one in self._sums:
-                    one.check()
+                for node_sums in self._sums:
+                    node_sums.check()
             else:
                 for number, start in enumerate(positions, 1):
                     self._window[...] = self._order[start : start + len(self._window)]
@@ -249,18 +245,18 @@ class CompiledExecutable:
             self.outputs = {name: view.copy() for name, view in self._results.items()}
 
     def _absent_row(self, positions: Array) -> DataError | None:
-        """Return the error that names a row that a table does not have, of one of the steps."""
+        """Return the error that names a row missing in a table, for one of the steps."""
         program = self.fused.program
-        given = {one: self._arrays[one] for one in (*program.inputs.values(), *program.state.values())}
+        values = {tensor: self._arrays[tensor] for tensor in (*program.inputs.values(), *program.state.values())}
         for start in positions:
             if ROWS in program.inputs:
-                given[program.inputs[ROWS]] = self._order[start : start + len(self._window)]
-            if (error := find_absent_row(program, given, self._rows, self._first_row)) is not None:
+                values[program.inputs[ROWS]] = self._order[start : start + len(self._window)]
+            if (error := find_absent_row(program, values, self._rows, self._first_row)) is not None:
                 return error
         return None
 
     def _meet(self) -> None:
-        """Find memory for messages together with the other ranks. Collective at the first call."""
+        """Allocate memory for messages with the other ranks. Collective at the first call."""
         if not self._has_met:
             self._lay_out_sums()
             self._has_met = True
@@ -271,10 +267,10 @@ class CompiledExecutable:
     @property
     def addresses(self) -> list[int]:
         """Where `code.roots` lie."""
-        return [int(one) for one in self._pointers[: len(self.code.roots)]]
+        return [int(pointer) for pointer in self._pointers[: len(self.code.roots)]]
 
     def _step(self, part: NativeFunction | Call | list[tuple[Tensor, Tensor]]) -> Callable[[bool], None]:
-        """Return what executes a part of a step, told whether it is that of the last step."""
+        """Return a function that executes a part of a step; it is told whether the step is the last."""
         if isinstance(part, NativeFunction):
             function, context = getattr(self._library, part.name), ctypes.byref(self._context)
             return lambda last: function(context, int(last))
@@ -283,29 +279,29 @@ class CompiledExecutable:
         first, comm = part[0][1], self._comm
         assert comm is not None
         if first in self._summed:
-            made, number = self._summed[first]
-            return lambda last: made.sum(number)
+            node_sums, number = self._summed[first]
+            return lambda last: node_sums.sum(number)
         if first.op is ALL_REDUCE:
-            flat, about = self._messages[first], first.attributes
-            return lambda last: all_reduce(flat, about["over"], comm.along(about["mesh"]))
+            flat, attributes = self._messages[first], first.attributes
+            return lambda last: all_reduce(flat, attributes["over"], comm.along(attributes["mesh"]))
         message = [result for _, result in part]
-        given = [self._array(root).reshape(local(one.inputs[0].shape, self._rows)) for root, one in part]
-        found = [self._array(one) for one in message]
-        return lambda last: exchange(message, given, found, comm)
+        summands = [self._array(root).reshape(local(reduced.inputs[0].shape, self._rows)) for root, reduced in part]
+        totals = [self._array(reduced) for reduced in message]
+        return lambda last: exchange(message, summands, totals, comm)
 
     def _call(self, call: Call) -> Callable[[bool], None]:
         tensor, op = call.tensor, call.tensor.op
         assert op is not None
         attributes = op.local_attributes(tensor, self._rows, self._first_row)
-        inputs = [self._strided(view, one) for view, one in zip(call.reads, tensor.inputs, strict=True)]
+        inputs = [self._strided(view, source) for view, source in zip(call.reads, tensor.inputs, strict=True)]
         out: Any = self._array(tensor)
         if op.has_values:
             count = len(tensor.node.values)
             out = [self._array(call.values[number]) if number in call.values else None for number in range(count)]
-        every = not self.fused.every_step.isdisjoint(call.tensors)
+        in_every_step = not self.fused.every_step.isdisjoint(call.tensors)
 
         def execute(last: bool) -> None:
-            if every or last:
+            if in_every_step or last:
                 op.compute(*inputs, **attributes, out=out)
 
         return execute
@@ -323,81 +319,81 @@ class CompiledExecutable:
         if 0 in shape or not array.size:
             return np.empty(shape, array.dtype)
         start = view.start.number(self._rows, self._first_row)
-        strides = [self._number(one) * array.itemsize for one in view.strides(len(shape))]
+        strides = [self._number(stride) * array.itemsize for stride in view.strides(len(shape))]
         flat = array.reshape(-1)[start:]
         return np.lib.stride_tricks.as_strided(flat, shape, strides)
 
-    def _number(self, one: Numel) -> int:
-        return one[0] * int(self._rows ** one[1])
+    def _number(self, numel: Numel) -> int:
+        return numel[0] * int(self._rows ** numel[1])
 
     # Memory
 
     def _place(self) -> None:
-        """Give roots that replace state their memory, and those that are neither state nor messages their place."""
-        replaced, found = planned(self.fused, self.code, self._rows)
-        for one, old in replaced.items():
-            self._arrays[one] = self._arrays[old].reshape(local(one.shape, self._rows))
-        self._offsets, self.nbytes = found.offsets, found.size
-        self._arena.reserve(found.size)
+        """Give memory to new values that replace state, and places in the arena to the rest."""
+        replaced, layout = planned(self.fused, self.code, self._rows)
+        for tensor, old in replaced.items():
+            self._arrays[tensor] = self._arrays[old].reshape(local(tensor.shape, self._rows))
+        self._offsets, self.nbytes = layout.offsets, layout.size
+        self._arena.reserve(layout.size)
 
     def _lay_out_sums(self) -> None:
-        """Give what ranks sum its memory: that which they share where they do, else as much for part and sum."""
+        """Give memory to sums over ranks: shared where the ranks share it, else a buffer."""
         assert self._comm is not None
         self._messages: dict[Tensor, Array] = {}
-        all_sums = [one for one in self.code.parts if isinstance(one, list) and one[0][1].op is ALL_REDUCE]
-        for axis in dict.fromkeys(one[0][1].attributes["mesh"] for one in all_sums):
-            here = [one for one in all_sums if one[0][1].attributes["mesh"] == axis and is_native(one[0][1])]
-            like = [(self._ends(one)[-1], one[0][0].dtype) for one in here]
-            memory = self._comm.along(axis).node_messages(like) if here else None
+        all_sums = [part for part in self.code.parts if isinstance(part, list) and part[0][1].op is ALL_REDUCE]
+        for axis in dict.fromkeys(message[0][1].attributes["mesh"] for message in all_sums):
+            native_sums = [
+                message for message in all_sums if message[0][1].attributes["mesh"] == axis and is_native(message[0][1])
+            ]
+            like = [(self._ends(message)[-1], message[0][0].dtype) for message in native_sums]
+            memory = self._comm.along(axis).node_messages(like) if native_sums else None
             if memory is not None:
-                made = NodeSums(memory)
-                self._sums.append(made)
-                self._summed |= {message[0][1]: (made, number) for number, message in enumerate(here)}
+                node_sums = NodeSums(memory)
+                self._sums.append(node_sums)
+                self._summed |= {message[0][1]: (node_sums, number) for number, message in enumerate(native_sums)}
         for message in all_sums:
             first, ends = message[0][1], self._ends(message)
             if first in self._summed:
-                made, number = self._summed[first]
-                given, found = made.memory(number)
+                node_sums, number = self._summed[first]
+                summand, total = node_sums.memory(number)
             else:
-                given = found = self._messages[first] = aligned((ends[-1],), first.dtype)
-            cut = (np.split(flat, ends[1:-1]) for flat in (given, found))
+                summand = total = self._messages[first] = aligned((ends[-1],), first.dtype)
+            cut = (np.split(flat, ends[1:-1]) for flat in (summand, total))
             for (part, reduced), *places in zip(message, *cut, strict=True):
                 shape = local(part.shape, self._rows)
-                self._arrays[part], self._arrays[reduced] = (one.reshape(shape) for one in places)
-        if all(isinstance(one, NativeFunction) or self._is_native(one) for one in self.code.parts):
+                self._arrays[part], self._arrays[reduced] = (flat_part.reshape(shape) for flat_part in places)
+        if all(isinstance(part, NativeFunction) or self._is_native(part) for part in self.code.parts):
             self._is_one_call = True
-            addresses = [made.addresses[number] for made, number in (self._summed[one[0][1]] for one in all_sums)]
+            addresses = [
+                node_sums.addresses[number]
+                for node_sums, number in (self._summed[message[0][1]] for message in all_sums)
+            ]
             self._addresses = np.array(addresses, np.uint64)
             self._context.messages, self._context.sum = self._addresses.ctypes.data, self._sums[0].function
 
     def _is_native(self, part: Call | list[tuple[Tensor, Tensor]]) -> bool:
-        """Whether compiled code makes a part of a step by itself."""
+        """Whether compiled code executes a part of a step by itself."""
         return isinstance(part, list) and part[0][1] in self._summed
 
     def _ends(self, message: Sequence[tuple[Tensor, Tensor]]) -> list[int]:
-        """Return where the tensors of a message begin, and the end."""
+        """Return the offsets of a message's tensors, and the end."""
         return in_a_row(size(local(part.shape, self._rows)) for part, _ in message)
 
 
-def _shared(factors: Iterable[Tensor], made: Iterable[Tensor]) -> list[Future[int] | None]:
-    """Begin to compile what all programs share; return what will be the addresses, in the order of the `Context`.
-
-    Args:
-        factors: of products.
-        made: tensors, among them those that convolutions make.
-    """
-    multiplied = {one.dtype.name for one in factors}
+def _shared(factors: Iterable[Tensor], tensors: Iterable[Tensor]) -> list[Future[int] | None]:
+    """Start compiling what programs share: products, attention, convolutions; return futures in `Context`'s order."""
+    multiplied = {factor.dtype.name for factor in factors}
     convolved = set[tuple[str, str]]()
-    for one in made:
-        convolution = lowering_of(one)
+    for tensor in tensors:
+        convolution = lowering_of(tensor)
         if isinstance(convolution, AttentionLowering):
-            multiplied.add(one.dtype.name)
+            multiplied.add(tensor.dtype.name)
         if isinstance(convolution, ConvolutionLowering):
-            by = convolution.implementation(one)
-            convolved.add((by, one.dtype.name))
-            multiplied |= {one.dtype.name} if by == "product" else set()
-    found = [products(name) if name in multiplied else None for name in _PRODUCTS]
-    return [parallel(), *found, *(convolutions(*one) if one in convolved else None for one in _CONVOLUTIONS)]
+            by = convolution.implementation(tensor)
+            convolved.add((by, tensor.dtype.name))
+            multiplied |= {tensor.dtype.name} if by == "product" else set()
+    addresses = [products(name) if name in multiplied else None for name in _PRODUCTS]
+    return [parallel(), *addresses, *(convolutions(*kind) if kind in convolved else None for kind in _CONVOLUTIONS)]
 
 
 def lowered(program: Program, *, alone: bool = True, join: bool = True) -> tuple[Fused, Code]:
@@ -413,8 +409,8 @@ def lowered(program: Program, *, alone: bool = True, join: bool = True) -> tuple
         with MAKING:
             if key not in program.lowered:
                 program.lowered[key] = _of_structure(program, alone, join)
-    found: tuple[Fused, Code] = program.lowered[key]
-    return found
+    result: tuple[Fused, Code] = program.lowered[key]
+    return result
 
 
 def _of_structure(program: Program, alone: bool, join: bool) -> tuple[Fused, Code]:
@@ -423,16 +419,16 @@ def _of_structure(program: Program, alone: bool, join: bool) -> tuple[Fused, Cod
     if structure is None:
         return _made(program, alone, join)
     key = structure.key, alone, join
-    known = _LOWERED.pop(key, None)
-    if known is not None:
-        _LOWERED[key] = known  # the last one now
-        fused, code, seeds = known
-        own = dict(zip(seeds, structure.seeds, strict=True))
+    cached = _LOWERED.pop(key, None)
+    if cached is not None:
+        _LOWERED[key] = cached  # the last one now
+        fused, code, seeds = cached
+        new_seeds = dict(zip(seeds, structure.seeds, strict=True))
         of_state = dict(enumerate(structure.variables))
-        return of_variables(fused, of_state), replace(code, seeds=[own[one] for one in code.seeds])
+        return of_variables(fused, of_state), replace(code, seeds=[new_seeds[seed] for seed in code.seeds])
     fused, code = _made(to_be_kept(program), alone, join)
     # A call by NumPy draws by the seed that it was fused with.
-    if not any(isinstance(one, Call) and draws_bits(one.tensor) for one in code.parts):
+    if not any(isinstance(part, Call) and draws_bits(part.tensor) for part in code.parts):
         numbers = {variable: number for number, variable in enumerate(structure.variables)}
         _LOWERED[key] = of_variables(fused, numbers), code, structure.seeds
         if len(_LOWERED) > KEPT:
@@ -462,68 +458,68 @@ def planned(fused: Fused, code: Code, rows: int) -> tuple[dict[Tensor, Tensor], 
             if message[0][1].op is not ALL_REDUCE:
                 reads = {fused.memory_of(part) for part, _ in message}
                 kernels.append(Access(reads, [result for _, result in message], len(kernels)))
-    results = [*(one.root for one in fused.outputs.values()), *fused.updates.values()]
+    results = [*(view.root for view in fused.outputs.values()), *fused.updates.values()]
     kernels.append(Access(set(map(fused.memory_of, results)), stage=len(kernels)))
-    sent = fused.reduced
+    reduced = fused.reduced
     pairs = [(fused.memory_of(new), fused.program.state[variable]) for variable, new in fused.updates.items()]
-    replaced = in_place([(new, old) for new, old in pairs if new not in sent], kernels)
-    return replaced, _laid_out(kernels, code, rows, [*sent, *replaced])
+    replaced = in_place([(new, old) for new, old in pairs if new not in reduced], kernels)
+    return replaced, _laid_out(kernels, code, rows, [*reduced, *replaced])
 
 
 def _accesses(fused: Fused, code: Code, kernels: Sequence[Kernel], first: int) -> list[Access]:
-    """Return what the kernels of a stage do with memory. A loop needs some for its steps."""
+    """Return the memory accesses of a stage's kernels."""
     steps: list[list[Kernel]] = []
     for kernel in kernels:
         steps += [] if kernel in code.epilogues else [[]]
         steps[-1].append(kernel)
-    found = []
+    accesses = []
     for number, step in enumerate(steps, first):
         reads = {fused.memory_of(view.root) for kernel in step for view in kernel.reads}
-        writes: list[Any] = [one for kernel in step for one in kernel.tensors if one in code.stored]
-        writes += [one for one in step if isinstance(one, RepeatKernel)]
-        found.append(Access(reads, writes, number, replaces=partial(_replaces, fused, step)))
-    return found
+        writes: list[Any] = [tensor for kernel in step for tensor in kernel.tensors if tensor in code.stored]
+        writes += [repeat for repeat in step if isinstance(repeat, RepeatKernel)]
+        accesses.append(Access(reads, writes, number, replaces=partial(_replaces, fused, step)))
+    return accesses
 
 
 def _laid_out(kernels: Sequence[Access], code: Code, rows: int, elsewhere: Collection[Tensor]) -> MemoryPlan:
-    """Return where lies what kernels write, in an arena, and within that of their loops the memory of the steps."""
+    """Return the layout of what kernels write in an arena, the steps of loops included."""
     lie_elsewhere = {*elsewhere, *code.moved}
-    made = [one for kernel in kernels for one in kernel.writes if one not in lie_elsewhere]
-    of_steps = {one: _of_steps(one, code, rows) for one in made if isinstance(one, RepeatKernel)}
-    sizes = {one: of_steps[one].size if one in of_steps else nbytes(one, rows) for one in made}
-    found = plan(kernels, sizes)
-    offsets = {one: start for one, start in found.offsets.items() if one not in of_steps}
-    for one, steps in of_steps.items():
-        offsets |= {root: found.offsets[one] + start for root, start in steps.offsets.items()}
-    return replace(found, offsets=offsets)
+    written = [root for kernel in kernels for root in kernel.writes if root not in lie_elsewhere]
+    of_steps = {root: _of_steps(root, code, rows) for root in written if isinstance(root, RepeatKernel)}
+    sizes = {root: of_steps[root].size if root in of_steps else nbytes(root, rows) for root in written}
+    layout = plan(kernels, sizes)
+    offsets = {root: start for root, start in layout.offsets.items() if root not in of_steps}
+    for repeat, steps in of_steps.items():
+        offsets |= {root: layout.offsets[repeat] + start for root, start in steps.offsets.items()}
+    return replace(layout, offsets=offsets)
 
 
 def _of_steps(repeat: RepeatKernel, code: Code, rows: int) -> MemoryPlan:
-    """Return the memory of a loop's steps: what one needs, and two places for each carry."""
+    """Return the memory of a loop's steps: that of one step, and two buffers for each carry."""
     (stage,) = repeat.step.stages
     kernels = _accesses(repeat.step, code, stage.kernels, 0)
     kernels.append(Access(set(repeat.results), stage=len(kernels)))
-    found = _laid_out(kernels, code, rows, ())
-    buffers = [one for pair in repeat.buffers for one in pair]
-    starts = in_a_row([found.size, *(nbytes(one, rows) for one in buffers)], ALIGNMENT)
-    return MemoryPlan(starts[-1], {**found.offsets, **dict(zip(buffers, starts[1:], strict=False))}, starts[-1])
+    layout = _laid_out(kernels, code, rows, ())
+    buffers = [buffer for pair in repeat.buffers for buffer in pair]
+    starts = in_a_row([layout.size, *(nbytes(buffer, rows) for buffer in buffers)], ALIGNMENT)
+    return MemoryPlan(starts[-1], {**layout.offsets, **dict(zip(buffers, starts[1:], strict=False))}, starts[-1])
 
 
 def _replaces(fused: Fused, step: Sequence[Kernel], new: Tensor, old: Tensor) -> bool:
-    """See `Access.replaces`: a loop does that goes along its rows once and reads each element where it replaces it."""
-    loop = next(one for one in step if any(made is new for made in one.tensors))
+    """See `Access.replaces`: true of a loop with one pass that reads each element where it overwrites it."""
+    loop = next(kernel for kernel in step if any(tensor is new for tensor in kernel.tensors))
     writer = loop.member(new) if isinstance(loop, Loop) else None
     if not isinstance(loop, Loop) or writer is None or writer.kind != "map" or not writer.inner:
         return False
-    own = writer.view.place
-    readers = [one for kernel in step for one in (kernel.members if isinstance(kernel, Loop) else [kernel])]
+    writer_index = writer.view.place
+    readers = [reader for kernel in step for reader in (kernel.members if isinstance(kernel, Loop) else [kernel])]
     return not any(loop.passes().values()) and all(
-        isinstance(one, LoopMember)
-        and one in loop.members
-        and one.kind in ("map", "gather")
-        and one.inner
-        and view.place == own
-        for one in readers
-        for view in one.reads
+        isinstance(reader, LoopMember)
+        and reader in loop.members
+        and reader.kind in ("map", "gather")
+        and reader.inner
+        and view.place == writer_index
+        for reader in readers
+        for view in reader.reads
         if fused.memory_of(view.root) is old
     )

@@ -29,22 +29,22 @@ class Digests:
 
     def __init__(self, arrays: Sequence[Array], native: bool) -> None:
         self._arrays = list(arrays)
-        if any(not one.flags.c_contiguous for one in self._arrays):
+        if any(not array.flags.c_contiguous for array in self._arrays):
             raise AssertionError("the digest of an array that is not contiguous")
         self._found = np.zeros((len(self._arrays), 2), np.uint64)
         self._function = _function() if native else None
         self._table = np.array(
-            [[one.ctypes.data for one in arrays], [one.nbytes for one in arrays], list(map(type_code, arrays))],
+            [[array.ctypes.data for array in arrays], [array.nbytes for array in arrays], list(map(type_code, arrays))],
             np.int64,
         )
 
     def __call__(self) -> npt.NDArray[np.uint64]:
         """Return (arrays, 2): the digest of each, and whether it holds NaN or infinities."""
         if self._function is None:
-            for number, one in enumerate(self._arrays):
-                self._found[number] = _by_numpy(one)
+            for number, array in enumerate(self._arrays):
+                self._found[number] = _by_numpy(array)
         else:
-            rows = [one.ctypes.data for one in self._table]
+            rows = [row.ctypes.data for row in self._table]
             self._function(*map(ctypes.c_void_p, rows), len(self._arrays), ctypes.c_void_p(self._found.ctypes.data))
         return self._found.copy()
 
@@ -60,10 +60,10 @@ def type_code(array: Any) -> int:
 
 @functools.cache
 def _function() -> Any:
-    found = library("", ("scalar.h", "digest.h")).digest
-    found.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
-    found.restype = None
-    return found
+    function = library("", ("scalar.h", "digest.h")).digest
+    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
+    function.restype = None
+    return function
 
 
 def _odd(numbers: Array) -> Array:
@@ -81,12 +81,12 @@ def _odd_of_places() -> Array:
 
 def _by_numpy(array: Array) -> tuple[int, bool]:
     flat = array.reshape(-1).view(np.uint8)
-    whole = len(flat) // (8 * _BLOCK) * _BLOCK
-    rest = np.zeros((1, _BLOCK), np.uint64)
-    rest.view(np.uint8)[0, : len(flat) - 8 * whole] = flat[8 * whole :]
-    words = flat[: 8 * whole].view(np.uint64).reshape(-1, _BLOCK)
+    full_words = len(flat) // (8 * _BLOCK) * _BLOCK
+    remainder = np.zeros((1, _BLOCK), np.uint64)
+    remainder.view(np.uint8)[0, : len(flat) - 8 * full_words] = flat[8 * full_words :]
+    words = flat[: 8 * full_words].view(np.uint64).reshape(-1, _BLOCK)
     # In parts that stay in the processor's cache.
-    parts = [*(words[begin : begin + _PART] for begin in range(0, len(words), _PART)), rest]
+    parts = [*(words[begin : begin + _PART] for begin in range(0, len(words), _PART)), remainder]
     sums = np.concatenate([(part ^ (part >> np.uint64(32))) @ _odd_of_places() for part in parts])
     digest = sums @ _odd(np.arange(len(sums)) + (1 << 32))
     floats = [part.view(array.dtype) for part in parts] if type_code(array) else []

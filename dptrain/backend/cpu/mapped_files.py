@@ -64,11 +64,7 @@ def guard_what_is_mapped() -> None:
 
 
 def _raise(guard: Any, frame: Any) -> None:
-    """Raise the error in the main thread, once for pages that are missed together.
-
-    Raises:
-        DataError: always else.
-    """
+    """Raise the error in the main thread, once for pages that are missed together."""
     global _raised_at
     now = time.monotonic()
     if now - _raised_at < _SAME:

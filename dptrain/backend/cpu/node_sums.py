@@ -59,8 +59,8 @@ class NodeSums:
         self._failure: BaseException | None = None
         self._attend = _Attend(self._attended)
         self._given: list[Any] = []  # what the structures point to
-        self._made = [self._message(one) for one in messages.messages]
-        self.addresses = [ctypes.addressof(one) for one in self._made]
+        self._made = [self._message(message) for message in messages.messages]
+        self.addresses = [ctypes.addressof(structure) for structure in self._made]
         self.function = shared("dp_sum")
         self._sum = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(self.function)
 
@@ -90,23 +90,23 @@ class NodeSums:
             return 1
         return 0
 
-    def _message(self, one: NodeMessage) -> _Message:
-        about = self.messages
-        given = np.array([each.ctypes.data for each in one.summands], np.uint64)
-        self._given.append(given)
-        beside = [_address(each) for each in about.neighbors]
+    def _message(self, message: NodeMessage) -> _Message:
+        memory = self.messages
+        pointers = np.array([summand.ctypes.data for summand in message.summands], np.uint64)
+        self._given.append(pointers)
+        beside = [_address(neighbor) for neighbor in memory.neighbors]
         return _Message(
-            ranks=len(one.summands),
-            rank=about.rank,
-            count=one.total.size,
-            given=given.ctypes.data,
-            found=one.total.ctypes.data,
-            arrived=about.arrived.ctypes.data,
-            own=_address(about.progress),
+            ranks=len(message.summands),
+            rank=memory.rank,
+            count=message.total.size,
+            given=pointers.ctypes.data,
+            found=message.total.ctypes.data,
+            arrived=memory.arrived.ctypes.data,
+            own=_address(memory.progress),
             beside=(ctypes.c_void_p * 2)(*beside),
-            call=(ctypes.c_int64 * 5)(*one.call),
-            turns=_TURNS if about.spins else 0,
-            summed=shared(f"dp_add_{one.total.dtype.name}"),
+            call=(ctypes.c_int64 * 5)(*message.call),
+            turns=_TURNS if memory.spins else 0,
+            summed=shared(f"dp_add_{message.total.dtype.name}"),
             attend=self._attend,
         )
 

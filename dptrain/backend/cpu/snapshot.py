@@ -29,11 +29,11 @@ class HostSnapshot:
 
     def take(self) -> bool:
         if not self._copies:
-            self._copies = [np.empty_like(one) for one in self._arrays]
-        for copy, one in zip(self._copies, self._arrays, strict=True):
-            np.copyto(copy, one)
+            self._copies = [np.empty_like(array) for array in self._arrays]
+        for copy, array in zip(self._copies, self._arrays, strict=True):
+            np.copyto(copy, array)
         return True
 
     def restore(self) -> None:
-        for copy, one in zip(self._copies, self._arrays, strict=True):
-            np.copyto(one, copy)
+        for copy, array in zip(self._copies, self._arrays, strict=True):
+            np.copyto(array, copy)
