@@ -202,7 +202,7 @@ def comparable(value: Any) -> Hashable:
         return tuple(map(comparable, value))
     if isinstance(value, Dim):
         return (value.names, value.scale, value.offset, value.blocks)
-    if isinstance(value, float):  # of which 0.0 and -0.0 are equal
+    if isinstance(value, float):  # 0.0 == -0.0
         return (type(value).__name__, value.hex())
     if isinstance(value, np.generic):
         return (type(value).__name__, value.tobytes())

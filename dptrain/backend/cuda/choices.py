@@ -213,7 +213,7 @@ class Choices:
                     executable.run()
                 backend.wait()
                 times[provider].append(max(time.perf_counter() - start, 1e-9) / _TIMES)
-        # Whole numbers, of which every precision has all sums.
+        # Integers, whose sums are exact in every precision.
         results = {rival: executable.outputs["made"] for rival, executable in executables.items()}
         for executable in executables.values():
             executable.close()

@@ -120,7 +120,7 @@ class Writer(Statements):
         """Load an element."""
         place = ravel(index, tensor.shape)
         self.loads.setdefault(tensor, set()).add(place)
-        if tensor.name == ROWS and tensor.variable is None:  # of which each step has its own
+        if tensor.name == ROWS and tensor.variable is None:  # each step has its own rows
             self.needs.add("step")
             place += symbol(Axis(self.let("Index", "(Index)starts[*step]", 0, "start").text))
         at, pointer, kind = self.at(place), self._name(tensor), ctype(tensor.dtype)

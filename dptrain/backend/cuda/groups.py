@@ -280,7 +280,7 @@ class Grouping:
         """Return the tensor to be computed once where a smaller tensor is used for many elements, or None."""
         while tensor.op is not None and tensor.op.is_view:
             if numel(tensor.inputs[0].shape) != numel(tensor.shape):
-                return None  # of which that view's own input is judged
+                return None  # the input of that view is judged by itself
             tensor = tensor.inputs[0]
         if tensor.op is None or tensor in self.anchors or self._cheap(tensor):
             return None
@@ -291,7 +291,7 @@ class Grouping:
         if tensor.op is None or tensor in self.anchors:
             return True
         cheap, anchors = self._known_as_cheap.get(tensor, (False, -1))
-        if not cheap and anchors != len(self.anchors):  # of which more make more cheap
+        if not cheap and anchors != len(self.anchors):  # more anchors make more tensors cheap
             if tensor.op.expensive:  # but of numbers that are known, which wait for nothing
                 cheap = all(operand.op is None and operand.value is not None for operand in tensor.inputs)
             else:

@@ -128,7 +128,7 @@ class CostModel:
             key=lambda tensor: (self.stage[tensor], depth[tensor]),
         )
         self._depth = depth
-        self._reads = self._what_is_read()
+        self._reads = self._stored_operands()
 
     def works(self, lengths: Mapping[str, int], rows: int) -> dict[Tensor, Work]:
         """Return the work of each op but views and messages, given the mesh's lengths and the global batch."""
@@ -196,7 +196,7 @@ class CostModel:
         readers = self._readers.get(tensor, [tensor])
         return self.stage[tensor], min(self._depth[read] for read in readers)
 
-    def _what_is_read(self) -> dict[Tensor, frozenset[Tensor]]:
+    def _stored_operands(self) -> dict[Tensor, frozenset[Tensor]]:
         """Return the stored tensors that each op reads."""
         read_by: dict[Tensor, frozenset[Tensor]] = {}
         for tensor in self.tensors:

@@ -104,7 +104,7 @@ class Hardware:
         beside, nodes = min(stride, self.node), -(-ranks // on_node)
         edge = self.network.shared(beside)
         if hierarchical or self.hierarchical:
-            exchanges = _ways(name, nbytes, nodes, on_node)
+            exchanges = _possible_exchanges(name, nbytes, nodes, on_node)
             pause = _rounds(nodes) * edge.latency
             between_nodes = min(exchange.turns * pause + exchange.nbytes / edge.bandwidth for exchange in exchanges)
             return _doubling(times, nbytes, on_node, self.link) + between_nodes
@@ -130,12 +130,14 @@ class InterNodeTraffic:
 
 def inter_node_traffic(name: str, nbytes: float, nodes: int, columns: int, *, half: bool = False) -> InterNodeTraffic:
     """Return the traffic of a collective between nodes with equal parts; half precision is summed in float32."""
-    *gathered_whole, large = _ways(name, nbytes, nodes, columns, half)
+    *gathered_whole, large = _possible_exchanges(name, nbytes, nodes, columns, half)
     wide = 2 if half else 1
     return gathered_whole[0] if gathered_whole and nbytes * wide * nodes / columns <= hierarchy.GATHERED else large
 
 
-def _ways(name: str, nbytes: float, nodes: int, columns: int, half: bool = False) -> list[InterNodeTraffic]:
+def _possible_exchanges(
+    name: str, nbytes: float, nodes: int, columns: int, half: bool = False
+) -> list[InterNodeTraffic]:
     """Return the possible exchanges: small sums are gathered whole, larger ones scattered first."""
     other_nodes, wide = nodes - 1, 2 if half and name != "all_gather" else 1
 

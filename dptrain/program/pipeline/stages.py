@@ -47,10 +47,10 @@ def predict_pipeline(cost_model: CostModel, ranks: int, rows: int, hardware: Har
             nbytes = sum(cost_model.nbytes(tensor, alone, rows) for tensor in tensors if stage[tensor] == at)
             messages_seconds[at] += hardware.collective("all_reduce", nbytes, replicas, stages)
             sums[at], messages[at] = sums[at] + nbytes, messages[at] + 1
-    handed = max((_handed_on(cost_model, stage, at, micro_rows) for at in range(1, stages)), default=0.0)
+    sent_bytes = max((_activation_bytes(cost_model, stage, at, micro_rows) for at in range(1, stages)), default=0.0)
     last = max(seconds + wait for seconds, wait in zip(per_step, messages_seconds, strict=True))
     hops = 2 * microbatches if stages > 1 else 0
-    hop = 2 * (hardware.link.latency + handed / hardware.link.bandwidth) if stages > 1 else 0.0
+    hop = 2 * (hardware.link.latency + sent_bytes / hardware.link.bandwidth) if stages > 1 else 0.0
     usages = []
     for at in range(stages):
         usage = cost_model.memory(alone, micro_rows, {tensor for tensor, number in stage.items() if number == at})
@@ -62,7 +62,7 @@ def predict_pipeline(cost_model: CostModel, ranks: int, rows: int, hardware: Har
         rows,
         (microbatches + stages - 1) * (max(per_microbatch) + hop) + last + hardware.step,
         microbatches * max(per_microbatch) + max(per_step) + hardware.step,
-        max(sums) + hops * handed,
+        max(sums) + hops * sent_bytes,
         max(messages) + hops,
         max(usages, key=lambda usage: usage.total),
     )
@@ -116,7 +116,7 @@ def _nbytes(tensor: Tensor) -> float:
     return size(tensor.shape) * tensor.dtype.itemsize
 
 
-def _handed_on(cost_model: CostModel, stage: Mapping[Tensor, int], at: int, rows: int) -> float:
+def _activation_bytes(cost_model: CostModel, stage: Mapping[Tensor, int], at: int, rows: int) -> float:
     """Return the bytes of activations that the forward pass of so many rows sends to a stage."""
     forward = grouped(cost_model.placed)["forward"]
     read = {source_of(operand) for reader in forward if stage[reader] >= at for operand in reader.inputs}
