@@ -176,7 +176,7 @@ def _has(module: Any, name: str) -> bool:
 
 def dptrain_arguments(found: Any) -> set[str]:
     """Return the names that a class, whose bases take what it passes on, or a function takes."""
-    if type(found).__name__ == "CustomOp":  # its calls bind the names of the function that computes it
+    if type(found).__name__ == "Op":  # its calls bind the names of the function that computes it
         found = found.compute
     bases = found.__mro__[:-1] if isinstance(found, type) else ()
     functions = [one.__new__ if "__new__" in vars(one) else one.__init__ for one in bases] or [found]
