@@ -21,7 +21,7 @@ def missing() -> str:
     chosen = os.environ["KERAS_BACKEND"]
     if chosen not in ("torch", "jax"):
         return f"Keras runs on {chosen}: set KERAS_BACKEND=torch or jax"
-    absent = [one for one in ("keras", chosen) if importlib.util.find_spec(one) is None]
+    absent = [module for module in ("keras", chosen) if importlib.util.find_spec(module) is None]
     return f"{absent[0]} is not installed: pip install 'dptrain[peers]'" if absent else ""
 
 

@@ -57,10 +57,13 @@ def both(keras, name, **options):
     theirs = getattr(keras.applications, name)(weights=None, **options)
     rng = np.random.default_rng(3)
     arrays = map(keras.ops.convert_to_numpy, theirs.weights)
-    drawn = [one + 0.1 * rng.random(one.shape).astype(one.dtype) if one.ndim == 1 else one for one in arrays]
-    theirs.set_weights(drawn)
+    perturbed = [
+        weight + 0.1 * rng.random(weight.shape).astype(weight.dtype) if weight.ndim == 1 else weight
+        for weight in arrays
+    ]
+    theirs.set_weights(perturbed)
     ours = getattr(applications, name)(weights=None, **options)
-    ours.set_weights(drawn)
+    ours.set_weights(perturbed)
     return ours, theirs
 
 
@@ -79,8 +82,8 @@ def as_written(config):
 
 def described(model):
     # Keras counts weights without a name up over all models.
-    weights = [(re.sub(r"^variable_\d+$", "variable", one.name), tuple(one.shape)) for one in model.weights]
-    return [type(one).__name__ for one in model.layers], [one.name for one in model.layers], weights
+    weights = [(re.sub(r"^variable_\d+$", "variable", weight.name), tuple(weight.shape)) for weight in model.weights]
+    return [type(layer).__name__ for layer in model.layers], [layer.name for layer in model.layers], weights
 
 
 @pytest.mark.parametrize(
@@ -115,9 +118,9 @@ def test_layers_and_weights(keras, float32, name, options):
     assert described(ours) == described(theirs)
     assert (ours.name, ours.count_params()) == (theirs.name, theirs.count_params())
     assert (ours.input_shape, ours.output_shape) == (theirs.input_shape, theirs.output_shape)
-    for mine, other in zip(ours.layers, theirs.layers, strict=True):
-        given, expected = (as_written(json.loads(json.dumps(one.get_config()))) for one in (mine, other))
-        assert expected == {key: given[key] for key in expected}
+    for mine, their_layer in zip(ours.layers, theirs.layers, strict=True):
+        config, expected = (as_written(json.loads(json.dumps(layer.get_config()))) for layer in (mine, their_layer))
+        assert expected == {key: config[key] for key in expected}
 
 
 @pytest.mark.parametrize(
@@ -157,8 +160,8 @@ def test_files_of_keras(keras, float32, tmp_path):
         theirs.save(tmp_path / "m.h5")
     for name in ("w.weights.h5", "m.keras", "m.h5"):
         ours = applications.MobileNet(weights=tmp_path / name, **options)
-        for mine, other in zip(ours.weights, theirs.weights, strict=True):
-            np.testing.assert_array_equal(mine.numpy(), keras.ops.convert_to_numpy(other))
+        for mine, expected in zip(ours.weights, theirs.weights, strict=True):
+            np.testing.assert_array_equal(mine.numpy(), keras.ops.convert_to_numpy(expected))
     assert described(dp.models.load_model(tmp_path / "m.keras")) == described(theirs)
     ours.save(tmp_path / "ours.keras")
     assert described(keras.models.load_model(tmp_path / "ours.keras")) == described(theirs)
@@ -170,9 +173,9 @@ def test_files_of_networks_with_ops_and_layers_of_their_own(keras, float32, tmp_
     ours, theirs = both(keras, name, **options)
     ours.save(tmp_path / "ours.keras")
     theirs.save(tmp_path / "theirs.keras")
-    again = keras.models.load_model(tmp_path / "ours.keras")
-    for mine, other in (*zip(ours.weights, again.weights, strict=True),):
-        np.testing.assert_array_equal(mine.numpy(), keras.ops.convert_to_numpy(other))
+    reloaded = keras.models.load_model(tmp_path / "ours.keras")
+    for mine, expected in (*zip(ours.weights, reloaded.weights, strict=True),):
+        np.testing.assert_array_equal(mine.numpy(), keras.ops.convert_to_numpy(expected))
     x = np.random.default_rng(5).uniform(0, 255, (1, 32, 32, 3)).astype(np.float32)
     for file in ("ours.keras", "theirs.keras"):
         loaded = dp.models.load_model(tmp_path / file)
@@ -188,9 +191,9 @@ def test_weights_in_the_layout_of_keras_2(keras, float32, tmp_path):
     ours, theirs = both(keras, "EfficientNetB0", **options)
     with h5py.File(tmp_path / "w.h5", "w") as file:
         legacy_h5_format.save_weights_to_hdf5_group(file, theirs)
-    found = applications.EfficientNetB0(weights=tmp_path / "w.h5", **options)
-    for mine, other in zip(found.weights, ours.weights, strict=True):
-        np.testing.assert_array_equal(mine.numpy(), other.numpy())
+    loaded = applications.EfficientNetB0(weights=tmp_path / "w.h5", **options)
+    for mine, expected in zip(loaded.weights, ours.weights, strict=True):
+        np.testing.assert_array_equal(mine.numpy(), expected.numpy())
 
 
 def test_a_step_of_training(keras):
@@ -200,7 +203,7 @@ def test_a_step_of_training(keras):
     ours, theirs = (module.MobileNetV2(weights=None, **options) for module in (applications, keras.applications))
     ours.compile(dp.optimizers.SGD(0.01), dp.losses.get(LOGITS), dtype="float64", jit_compile=False)
     theirs.compile(keras.optimizers.SGD(0.01), keras.losses.get(LOGITS))
-    ours.set_weights([keras.ops.convert_to_numpy(one) for one in theirs.weights])
+    ours.set_weights([keras.ops.convert_to_numpy(weight) for weight in theirs.weights])
     rng = np.random.default_rng(7)
     x, y = rng.uniform(-1, 1, (6, 32, 32, 3)), rng.integers(0, 7, 6)
     losses = [[float(model.train_on_batch(x, y)) for _ in range(2)] for model in (ours, theirs)]

@@ -65,8 +65,8 @@ def both(keras, make):
 
 
 def call(layer, inputs, arguments):
-    found = layer(*inputs, **arguments)
-    return list(found) if isinstance(found, tuple) else [found]
+    outputs = layer(*inputs, **arguments)
+    return list(outputs) if isinstance(outputs, tuple) else [outputs]
 
 
 def numbers(keras, tensor):
@@ -81,16 +81,16 @@ def assert_same_call(keras, layers, inputs, arguments, tolerance=1e-8):
     assert [weight.path.split("/", 1)[1] for weight in theirs.weights] == [*ours._weights_by_path()]
     assert [tuple(weight.shape) for weight in theirs.weights] == [weight.shape for weight in ours.weights]
     ours.set_weights(theirs.get_weights())
-    for mine, other in zip(call(ours, inputs, arguments), expected, strict=True):
-        np.testing.assert_allclose(mine, numbers(keras, other), rtol=tolerance, atol=tolerance)
+    for mine, reference in zip(call(ours, inputs, arguments), expected, strict=True):
+        np.testing.assert_allclose(mine, numbers(keras, reference), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_values_of_several_heads(keras, name):
-    make, more, arguments = CALLS[name]
+    make, call_args, arguments = CALLS[name]
     # What Keras computes without dropout and scores, it computes in float32 on JAX.
     exact = keras.backend.backend() == "torch" or "dropout" in name or "scores" in name
-    assert_same_call(keras, both(keras, make), (QUERY, VALUE, *more), arguments, 1e-8 if exact else 1e-6)
+    assert_same_call(keras, both(keras, make), (QUERY, VALUE, *call_args), arguments, 1e-8 if exact else 1e-6)
 
 
 @pytest.mark.parametrize("axes", [None, (1, 2), (2,), -2])
@@ -106,22 +106,22 @@ def test_values_over_several_axes(keras, axes):
 @pytest.mark.parametrize("name", LISTS)
 def test_values_of_lists(keras, name):
     make, arguments = LISTS[name]
-    for more in ((), (KEY,)):
-        assert_same_call(keras, both(keras, make), ([QUERY, VALUE, *more],), arguments)
+    for extra_inputs in ((), (KEY,)):
+        assert_same_call(keras, both(keras, make), ([QUERY, VALUE, *extra_inputs],), arguments)
 
 
 def test_the_op(keras):
     q, k, v = RNG.normal(size=(2, 5, 4, 3)), RNG.normal(size=(2, 6, 2, 3)), RNG.normal(size=(2, 6, 2, 3))
     mask, bias = RNG.random((2, 1, 5, 6)) < 0.5, RNG.normal(size=(1, 4, 5, 6))
-    for given in ({}, {"mask": mask}, {"bias": bias, "scale": 0.3}, {"mask": mask, "is_causal": True}):
+    for options in ({}, {"mask": mask}, {"bias": bias, "scale": 0.3}, {"mask": mask, "is_causal": True}):
         if keras.backend.backend() == "torch":
-            if "is_causal" in given:
+            if "is_causal" in options:
                 continue  # PyTorch takes no mask beside it
             both_heads = [np.repeat(tensor, 2, 2) for tensor in (k, v)]
         else:
             both_heads = [k, v]
-        expected = numbers(keras, keras.ops.dot_product_attention(q, *both_heads, **given))
-        np.testing.assert_allclose(dp.ops.dot_product_attention(q, k, v, **given), expected, rtol=1e-6, atol=1e-6)
+        expected = numbers(keras, keras.ops.dot_product_attention(q, *both_heads, **options))
+        np.testing.assert_allclose(dp.ops.dot_product_attention(q, k, v, **options), expected, rtol=1e-6, atol=1e-6)
 
 
 def block(k, attention, length=6):
@@ -129,9 +129,9 @@ def block(k, attention, length=6):
     L = k.layers
     inputs = k.Input((length,), dtype="int32")
     x = L.Embedding(7, 6)(inputs)
-    own = attention(k)
-    seen = own([x, x]) if isinstance(own, k.layers.Attention) else own(x, x, use_causal_mask=True)
-    x = L.LayerNormalization()(L.Add()([x, seen]))
+    layer = attention(k)
+    output = layer([x, x]) if isinstance(layer, k.layers.Attention) else layer(x, x, use_causal_mask=True)
+    x = L.LayerNormalization()(L.Add()([x, output]))
     x = L.Add()([x, L.Dense(6)(L.Dense(12, "gelu")(x))])
     return k.Model(inputs, L.Dense(2)(L.GlobalAveragePooling1D()(x)))
 
@@ -156,10 +156,10 @@ def test_200_steps(keras, name):
         model.compile(k.optimizers.SGD(0.05), loss, **({} if k is keras else {"dtype": "float64", **CPU}))
         model.set_weights(start)
     arguments = {"batch_size": 10, "epochs": 20, "shuffle": False, "verbose": 0}
-    expected, found = (model.fit(IDS, CLASSES, **arguments).history["loss"] for model in (theirs, ours))
+    expected, losses = (model.fit(IDS, CLASSES, **arguments).history["loss"] for model in (theirs, ours))
     # JAX's softmax is one of float32 where Keras needs no scores.
     rounds = keras.backend.backend() == "jax" and ("heads" in name or name == "groups")
-    np.testing.assert_allclose(found, expected, rtol=1e-5 if rounds else 1e-8)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5 if rounds else 1e-8)
     for place, (mine, other) in enumerate(zip(ours.get_weights(), theirs.get_weights(), strict=True)):
         tolerance = 2e-5 if rounds else 1e-7
         np.testing.assert_allclose(mine, other, rtol=tolerance, atol=tolerance, err_msg=f"weight {place}")
@@ -175,11 +175,11 @@ def test_half_precision(keras, make, policy):
         expected = call(theirs, (QUERY, VALUE), arguments)
         call(ours, (QUERY, VALUE), arguments)
         ours.set_weights(theirs.get_weights())
-        (found,) = call(ours, (QUERY, VALUE), arguments)
-        assert found.dtype.name == ours.compute_dtype
+        (output,) = call(ours, (QUERY, VALUE), arguments)
+        assert output.dtype.name == ours.compute_dtype
         close = 5e-3 if policy == "mixed_float16" else 4e-2
-        found = dp.ops.cast(found, "float32").numpy()
-        np.testing.assert_allclose(found, numbers(keras, expected[0]), rtol=close, atol=close)
+        output = dp.ops.cast(output, "float32").numpy()
+        np.testing.assert_allclose(output, numbers(keras, expected[0]), rtol=close, atol=close)
 
 
 @pytest.mark.parametrize(
@@ -199,8 +199,8 @@ def test_configurations_are_those_of_keras(keras, make):
     config = {key: value for key, value in theirs["config"].items() if key not in ("dtype", "name")}
     assert {key: value for key, value in described["config"].items() if key not in ("dtype", "name")} == config
     assert theirs["config"]["name"].rstrip("_0123456789") == mine._default_name
-    again = keras.saving.deserialize_keras_object(dp.layers.serialize(dp.layers.deserialize(theirs)))
-    assert again.get_config() == make(keras).get_config() | {"name": again.name}
+    restored = keras.saving.deserialize_keras_object(dp.layers.serialize(dp.layers.deserialize(theirs)))
+    assert restored.get_config() == make(keras).get_config() | {"name": restored.name}
 
 
 @pytest.mark.parametrize("name", BLOCKS)
@@ -214,8 +214,8 @@ def test_files_go_both_ways(keras, tmp_path, name):
     ours.compile(dtype="float64", **CPU)
     ours.set_weights(theirs.get_weights())
     ours.save(tmp_path / "ours.keras")
-    again = keras.models.load_model(tmp_path / "ours.keras", compile=False)
-    np.testing.assert_allclose(again.predict(IDS, verbose=0), expected, rtol=1e-6, atol=1e-6)
+    reloaded = keras.models.load_model(tmp_path / "ours.keras", compile=False)
+    np.testing.assert_allclose(reloaded.predict(IDS, verbose=0), expected, rtol=1e-6, atol=1e-6)
     ours.save_weights(tmp_path / "ours.weights.h5")
     fresh = block(keras, BLOCKS[name])
     fresh.load_weights(tmp_path / "ours.weights.h5")
@@ -255,10 +255,10 @@ def test_embeddings_both_ways(keras, tied):
 def test_errors_are_those_of_keras(keras, wrong):
     with pytest.raises(ValueError, match=r".") as expected:
         wrong(keras)
-    with pytest.raises(dp.errors.ConfigError) as found:
+    with pytest.raises(dp.errors.ConfigError) as error:
         wrong(dp)
     start = str(expected.value).split("Received")[0].replace("Exception encountered when calling ", "")[:60]
-    assert start in str(found.value) or str(found.value)[:40] in str(expected.value)
+    assert start in str(error.value) or str(error.value)[:40] in str(expected.value)
 
 
 @pytest.mark.parametrize("make", [heads, groups, lambda k: k.layers.Attention()])
@@ -267,17 +267,17 @@ def test_masks_that_come_with_tensors(keras, make):
 
     def outputs(k, weights=None):
         words, layer = k.layers.Embedding(5, 6, mask_zero=True), make(k)
-        query, value = (words(each) for each in ids)
+        query, value = (words(sequence) for sequence in ids)
         inputs = ([query, value],) if isinstance(layer, k.layers.Attention) else (query, value)
-        found = layer(*inputs)
+        output = layer(*inputs)
         if weights is None:
-            return numbers(k, found), [words.get_weights(), layer.get_weights()]
-        for each, values in zip((words, layer), weights, strict=True):
-            each.set_weights(values)
+            return numbers(k, output), [words.get_weights(), layer.get_weights()]
+        for part, values in zip((words, layer), weights, strict=True):
+            part.set_weights(values)
         return outputs_of(words, layer)
 
     def outputs_of(words, layer):
-        query, value = (words(each) for each in ids)
+        query, value = (words(sequence) for sequence in ids)
         return layer([query, value]) if isinstance(layer, dp.layers.Attention) else layer(query, value)
 
     expected, weights = outputs(keras)

@@ -28,16 +28,18 @@ RANDOM = [
 FIRST = [("AutoContrast", 1), ("RandomErasing", 1), ("RandomGaussianBlur", 1)]
 
 
-def arrays(keras, drawn):
+def arrays(keras, transformation):
     """Return a transformation of Keras' as arrays."""
-    if isinstance(drawn, dict):
-        return {key: one if isinstance(one, tuple) else arrays(keras, one) for key, one in drawn.items()}
-    if isinstance(drawn, tuple):
-        return tuple(one if isinstance(one, int) else arrays(keras, one) for one in drawn)
-    return keras.ops.convert_to_numpy(drawn) if keras.ops.is_tensor(drawn) else drawn
+    if isinstance(transformation, dict):
+        return {
+            key: entry if isinstance(entry, tuple) else arrays(keras, entry) for key, entry in transformation.items()
+        }
+    if isinstance(transformation, tuple):
+        return tuple(entry if isinstance(entry, int) else arrays(keras, entry) for entry in transformation)
+    return keras.ops.convert_to_numpy(transformation) if keras.ops.is_tensor(transformation) else transformation
 
 
-@pytest.mark.parametrize(("name", "number"), [one for one in RANDOM if one not in FIRST])
+@pytest.mark.parametrize(("name", "number"), [case for case in RANDOM if case not in FIRST])
 @pytest.mark.parametrize("single", [False, True])
 def test_pictures_are_transformed_as_by_keras(keras, name, number, single):
     case = CASES[name][number]
@@ -54,14 +56,14 @@ def test_pictures_are_transformed_as_by_keras(keras, name, number, single):
         described["config"] |= {key: abs(described["config"][key]) for key in ("x_factor", "y_factor") if number == 0}
     theirs = keras.saving.deserialize_keras_object(described)
     images = images[0] if single else images
-    given = keras.ops.convert_to_tensor(images)
-    drawn = theirs.get_random_transformation(given, training=True)
-    own = arrays(keras, drawn)
-    mine = ours.transform_images(images, own).numpy()
+    tensor = keras.ops.convert_to_tensor(images)
+    transformation = theirs.get_random_transformation(tensor, training=True)
+    as_arrays = arrays(keras, transformation)
+    mine = ours.transform_images(images, as_arrays).numpy()
     if single and name not in ("RandomRotation", "RandomCrop", "RandomPerspective", "RandomShear"):
-        expected = theirs.transform_single_image(given, drawn)
+        expected = theirs.transform_single_image(tensor, transformation)
     else:
-        expected = theirs.transform_images(given, drawn)
+        expected = theirs.transform_images(tensor, transformation)
     np.testing.assert_allclose(mine, keras.ops.convert_to_numpy(expected), rtol=1e-5, atol=1e-5)
 
 
@@ -69,10 +71,10 @@ def test_pictures_are_transformed_as_by_keras(keras, name, number, single):
 def test_labels_are_mixed_as_by_keras(keras, name):
     ours, (images,) = CASES[name][0].make(), CASES[name][0].inputs()
     theirs, labels = getattr(keras.layers, name)(seed=3), np.eye(len(images), dtype=np.float32)
-    drawn = theirs.get_random_transformation(images)
-    expected = theirs.transform_labels(keras.ops.convert_to_tensor(labels), drawn)
-    found = ours.transform_labels(labels, arrays(keras, drawn))
-    np.testing.assert_allclose(found, keras.ops.convert_to_numpy(expected), rtol=1e-6, atol=1e-6)
+    transformation = theirs.get_random_transformation(images)
+    expected = theirs.transform_labels(keras.ops.convert_to_tensor(labels), transformation)
+    labels_out = ours.transform_labels(labels, arrays(keras, transformation))
+    np.testing.assert_allclose(labels_out, keras.ops.convert_to_numpy(expected), rtol=1e-6, atol=1e-6)
 
 
 def test_each_of_eleven_changes_is_that_of_keras(keras):
@@ -80,35 +82,35 @@ def test_each_of_eleven_changes_is_that_of_keras(keras):
     images = np.random.default_rng(1).uniform(0, 255, (3, 6, 5, 3))
     ours, theirs = layers.RandAugment(num_ops=1, seed=3), keras.layers.RandAugment(seed=3)
     ours._set_dtype("float64")
-    drawn = theirs.get_random_transformation(images)
-    own = arrays(keras, drawn)
-    assert list(own["transforms"]) == list(ours._names)
+    transformation = theirs.get_random_transformation(images)
+    as_arrays = arrays(keras, transformation)
+    assert list(as_arrays["transforms"]) == list(ours._names)
     for number, name in enumerate(ours._names):
-        given = keras.ops.convert_to_tensor(images, "float32")
-        expected = getattr(theirs, name).transform_images(given, drawn["transforms"][name])
-        found = ours.transform_images(images, own | {"layer_idxes": np.array([number])})
+        tensor = keras.ops.convert_to_tensor(images, "float32")
+        expected = getattr(theirs, name).transform_images(tensor, transformation["transforms"][name])
+        outputs = ours.transform_images(images, as_arrays | {"layer_idxes": np.array([number])})
         # An image is rounded to whole levels, where single precision may fall below.
-        far = np.abs(found - keras.ops.convert_to_numpy(expected)) > 0.01
-        assert far.mean() <= (0.02 if name in ("random_posterization", "equalization") else 0), name
+        differing = np.abs(outputs - keras.ops.convert_to_numpy(expected)) > 0.01
+        assert differing.mean() <= (0.02 if name in ("random_posterization", "equalization") else 0), name
 
 
 def test_chains_are_mixed_as_by_keras(keras):
     images = np.random.default_rng(1).uniform(0, 255, (3, 6, 5, 3))
     ours, theirs = layers.AugMix(seed=3), keras.layers.AugMix(seed=3)
     ours._set_dtype("float64")
-    drawn = theirs.get_random_transformation(images)
+    transformation = theirs.get_random_transformation(images)
     names = [*ours._names, *ours._more]
-    chains = [[one["layer_name"] for one in chain] for chain in drawn["chain_transforms"]]
-    own = arrays(keras, {key: drawn[key] for key in ("chain_mixing_weights", "weight_sample")})
+    chains = [[transform["layer_name"] for transform in chain] for chain in transformation["chain_transforms"]]
+    as_arrays = arrays(keras, {key: transformation[key] for key in ("chain_mixing_weights", "weight_sample")})
     filler = ours.get_random_transformation(images)["chain_transforms"]
     numbers = np.full((3, 3), len(names))
-    for chain, transforms in enumerate(drawn["chain_transforms"]):
-        for depth, one in enumerate(transforms):
-            numbers[chain, depth] = names.index(one["layer_name"])
-            filler[chain][depth][one["layer_name"]] = arrays(keras, one["transformation"])
-    found = ours.transform_images(images, own | {"layer_idxes": numbers, "chain_transforms": filler})
-    expected = theirs.transform_images(keras.ops.convert_to_tensor(images, "float32"), drawn)
-    np.testing.assert_allclose(found, keras.ops.convert_to_numpy(expected), rtol=1e-4, atol=0.01, err_msg=str(chains))
+    for chain, transforms in enumerate(transformation["chain_transforms"]):
+        for depth, transform in enumerate(transforms):
+            numbers[chain, depth] = names.index(transform["layer_name"])
+            filler[chain][depth][transform["layer_name"]] = arrays(keras, transform["transformation"])
+    outputs = ours.transform_images(images, as_arrays | {"layer_idxes": numbers, "chain_transforms": filler})
+    expected = theirs.transform_images(keras.ops.convert_to_tensor(images, "float32"), transformation)
+    np.testing.assert_allclose(outputs, keras.ops.convert_to_numpy(expected), rtol=1e-4, atol=0.01, err_msg=str(chains))
 
 
 # What Keras takes among others, which its signature does not name.
@@ -119,10 +121,20 @@ def test_every_augmentation_has_the_arguments_of_keras(keras):
     for name in sorted(set(layers.LAYERS) & set(dir(keras.layers))):
         theirs = getattr(keras.layers, name)
         if "image_preprocessing" in theirs.__module__ or name == "Pipeline":
-            expected, found = (inspect.signature(one.__init__).parameters for one in (theirs, layers.LAYERS[name]))
-            wanted = [(one.name, one.default) for one in expected.values() if one.kind is not one.VAR_KEYWORD]
-            own = [(one.name, one.default) for one in found.values() if one.kind is not one.VAR_KEYWORD]
-            assert own == wanted + UNNAMED.get(name, []), name
+            expected, parameters = (
+                inspect.signature(layer.__init__).parameters for layer in (theirs, layers.LAYERS[name])
+            )
+            expected_defaults = [
+                (parameter.name, parameter.default)
+                for parameter in expected.values()
+                if parameter.kind is not parameter.VAR_KEYWORD
+            ]
+            defaults = [
+                (parameter.name, parameter.default)
+                for parameter in parameters.values()
+                if parameter.kind is not parameter.VAR_KEYWORD
+            ]
+            assert defaults == expected_defaults + UNNAMED.get(name, []), name
 
 
 def test_bins(keras):
@@ -136,16 +148,16 @@ def test_bins(keras):
             theirs.finalize_state()
             np.testing.assert_allclose(ours.bin_boundaries, theirs.bin_boundaries, rtol=1e-6)
             np.testing.assert_array_equal(ours(x[:20]), keras.ops.convert_to_numpy(theirs(x[:20])))
-    again = layers.deserialize(json.loads(json.dumps(keras.saving.serialize_keras_object(theirs))))
-    assert again.bin_boundaries == pytest.approx(theirs.bin_boundaries)
-    assert again.num_bins == 8
+    restored = layers.deserialize(json.loads(json.dumps(keras.saving.serialize_keras_object(theirs))))
+    assert restored.bin_boundaries == pytest.approx(theirs.bin_boundaries)
+    assert restored.num_bins == 8
 
 
 def test_weights_of_categories(keras):
     x, weights = np.array([[0, 2, 2], [1, 1, 3]]), np.array([[0.5, 1, 2], [1, 1, 0.25]])
     ours, theirs = layers.CategoryEncoding(4, "count"), keras.layers.CategoryEncoding(4, "count")
-    found = theirs(x, count_weights=weights)
-    np.testing.assert_allclose(ours(x, count_weights=weights), keras.ops.convert_to_numpy(found))
+    encoded = theirs(x, count_weights=weights)
+    np.testing.assert_allclose(ours(x, count_weights=weights), keras.ops.convert_to_numpy(encoded))
 
 
 @pytest.mark.parametrize("size", [(3, 8), (7, 7)])
@@ -168,14 +180,16 @@ def test_as_many_bounding_boxes_as_by_keras(keras, number):
         },
         "labels": np.arange(3),
     }
-    found, expected = (
-        one.layers.MaxNumBoundingBoxes(number, 7, bounding_box_format="xyxy")({**data, "images": data["images"].copy()})
-        for one in (dp, keras)
+    outputs, expected = (
+        library.layers.MaxNumBoundingBoxes(number, 7, bounding_box_format="xyxy")(
+            {**data, "images": data["images"].copy()}
+        )
+        for library in (dp, keras)
     )
-    np.testing.assert_array_equal(found["images"], data["images"])
+    np.testing.assert_array_equal(outputs["images"], data["images"])
     for key in ("boxes", "labels"):
         theirs = keras.ops.convert_to_numpy(expected["bounding_boxes"][key])
-        np.testing.assert_allclose(found["bounding_boxes"][key], theirs, rtol=1e-6)
+        np.testing.assert_allclose(outputs["bounding_boxes"][key], theirs, rtol=1e-6)
 
 
 def test_levels_around_each_place_are_those_of_keras(keras):
@@ -184,13 +198,15 @@ def test_levels_around_each_place_are_those_of_keras(keras):
     x = np.random.default_rng(5).uniform(0, 255, (2, 21, 18 if on_jax else 20, 3)).astype(np.float32)
     limit = 40.0 if on_jax else 0.0
     for images in (x, x[0], x.astype(np.uint8)):
-        found, expected = (
-            one.layers.ContrastLimitedAdaptiveHistogramEqualization(clip_limit=limit, tile_grid_size=(3, 4))(images)
-            for one in (dp, keras)
+        outputs, expected = (
+            library.layers.ContrastLimitedAdaptiveHistogramEqualization(clip_limit=limit, tile_grid_size=(3, 4))(images)
+            for library in (dp, keras)
         )
         # Keras gives whole numbers back for whole numbers, cut off.
-        found = np.trunc(found) if images.dtype == np.uint8 else found
-        assert np.abs(found - keras.ops.convert_to_numpy(expected).astype(float)).max() < (1.01, 0.01)[images.ndim == 3]
+        outputs = np.trunc(outputs) if images.dtype == np.uint8 else outputs
+        assert (
+            np.abs(outputs - keras.ops.convert_to_numpy(expected).astype(float)).max() < (1.01, 0.01)[images.ndim == 3]
+        )
 
 
 def every_augmentation(module):
@@ -211,13 +227,13 @@ def every_augmentation(module):
 @pytest.mark.filterwarnings("ignore:`build.*was called on layer 'pipeline':UserWarning")  # by Keras
 @pytest.mark.parametrize("theirs_first", [False, True])
 def test_models_with_augmentations_go_both_ways_in_files(keras, tmp_path, theirs_first):
-    here, there = (dp, keras)[theirs_first], (keras, dp)[theirs_first]
-    layers_of = [one for one in every_augmentation(here)]
-    model = here.Sequential([here.Input((6, 5, 3)), *layers_of, here.layers.Flatten(), here.layers.Dense(2)])
+    saver, loader = (dp, keras)[theirs_first], (keras, dp)[theirs_first]
+    layers_of = [layer for layer in every_augmentation(saver)]
+    model = saver.Sequential([saver.Input((6, 5, 3)), *layers_of, saver.layers.Flatten(), saver.layers.Dense(2)])
     path = tmp_path / "m.keras"
     model.save(path)
-    again = there.models.load_model(path)
+    reloaded = loader.models.load_model(path)
     x = np.random.default_rng(1).uniform(0, 255, (4, 6, 5, 3)).astype(np.float32)
-    np.testing.assert_allclose(again.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-5, atol=1e-5)
-    names = [type(one).__name__ for one in again.layers]
-    assert names == [type(one).__name__ for one in layers_of] + ["Flatten", "Dense"]
+    np.testing.assert_allclose(reloaded.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-5, atol=1e-5)
+    names = [type(layer).__name__ for layer in reloaded.layers]
+    assert names == [type(layer).__name__ for layer in layers_of] + ["Flatten", "Dense"]

@@ -66,5 +66,5 @@ OF_IMAGES = {
 )
 def test_functions(keras, name, options):
     expected = keras.ops.convert_to_numpy(getattr(keras.utils.bounding_boxes, name)(**options))
-    found = getattr(bounding_boxes, name)(**options)
-    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
+    outputs = getattr(bounding_boxes, name)(**options)
+    np.testing.assert_allclose(outputs, expected, rtol=2e-5, atol=2e-5)

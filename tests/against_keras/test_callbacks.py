@@ -52,8 +52,8 @@ def models(keras):
 
 
 HOOKS = [
-    *(f"on_{mode}_{when}" for mode in ("train", "test", "predict") for when in ("begin", "end")),
-    *(f"on_{mode}_batch_{when}" for mode in ("train", "test", "predict") for when in ("begin", "end")),
+    *(f"on_{mode}_{edge}" for mode in ("train", "test", "predict") for edge in ("begin", "end")),
+    *(f"on_{mode}_batch_{edge}" for mode in ("train", "test", "predict") for edge in ("begin", "end")),
     "on_epoch_begin",
     "on_epoch_end",
 ]
@@ -70,8 +70,8 @@ def recorder(base: type, events: list[Any], stop: tuple[str, int] | None = None)
     calls = dict.fromkeys(HOOKS, 0)
 
     def hook(name: str):
-        def note(self, *arguments, **named):
-            logs = named.get("logs", arguments[-1])
+        def note(self, *arguments, **kwargs):
+            logs = kwargs.get("logs", arguments[-1])
             number = arguments[0] if isinstance(arguments[0], int) else None
             events.append((name, number, sorted(logs), dict(self.params)))
             if stop == (name, calls[name]):
@@ -110,13 +110,13 @@ def test_events_of_fit(keras, models, case):
     arguments = {"batch_size": 10, "epochs": 3, "verbose": 0, "shuffle": False} | options
     if "validation_data" in options:
         arguments["validation_data"] = (x[:25], y[:25])
-    expected, found = [], []
+    expected, events = [], []
     theirs, ours = models()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Your input ran out of data")
         theirs.fit(x, y, **arguments, callbacks=[recorder(keras.callbacks.Callback, expected, stop)])
-        ours.fit(x, y, **arguments, callbacks=[recorder(dp.callbacks.Callback, found, stop)])
-    assert found == expected
+        ours.fit(x, y, **arguments, callbacks=[recorder(dp.callbacks.Callback, events, stop)])
+    assert events == expected
     assert len(expected) > 1
 
 
@@ -133,14 +133,14 @@ def test_events_of_evaluate_and_predict(keras, models, steps, verbose, capsys):
     assert found == expected
 
 
-def agree(theirs: Any, ours: dp.Sequential, expected: Any, found: Any) -> None:
-    assert found.epoch == expected.epoch
-    assert sorted(found.history) == sorted(expected.history)
+def agree(theirs: Any, ours: dp.Sequential, expected: Any, actual: Any) -> None:
+    assert actual.epoch == expected.epoch
+    assert sorted(actual.history) == sorted(expected.history)
     for key, values in expected.history.items():
         # Keras computes losses and metrics in float32 even where weights are float64.
-        np.testing.assert_allclose(found.history[key], values, rtol=1e-5, err_msg=key)
-    for mine, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
-        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=2e-7)
+        np.testing.assert_allclose(actual.history[key], values, rtol=1e-5, err_msg=key)
+    for mine, reference in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, reference, rtol=1e-5, atol=2e-7)
 
 
 CASES: dict[str, Any] = {
@@ -176,29 +176,29 @@ def test_trainings_take_the_same_decisions(keras, models, case, rate):
         "validation_data": data(30),
     }
     expected = theirs.fit(x, y, **arguments, callbacks=CASES[case](keras.callbacks))
-    found = ours.fit(x, y, **arguments, callbacks=CASES[case](dp.callbacks))
-    agree(theirs, ours, expected, found)
+    history = ours.fit(x, y, **arguments, callbacks=CASES[case](dp.callbacks))
+    agree(theirs, ours, expected, history)
     assert float(ours.optimizer.learning_rate) == pytest.approx(float(theirs.optimizer.learning_rate), rel=1e-9)
 
 
 @pytest.mark.parametrize("validated", [False, True])
 def test_csv_files_are_the_same(keras, models, tmp_path, validated):
     x, y = data()
-    more = {"validation_data": (x[:20], y[:20]), "validation_freq": 2} if validated else {}
-    texts = []
+    validation = {"validation_data": (x[:20], y[:20]), "validation_freq": 2} if validated else {}
+    tables = []
     for name, model, callbacks in zip(("a", "b"), models(), (keras.callbacks, dp.callbacks), strict=True):
         path = tmp_path / name
         path.write_text("before\r\n")
         for append in (True, False):
             logger = callbacks.CSVLogger(str(path), ";", append)
-            model.fit(x, y, batch_size=10, epochs=3, verbose=0, shuffle=False, callbacks=[logger], **more)
-            texts.append([line.split(";") for line in path.read_bytes().decode().split("\r\n")])
-    for theirs, ours in ((texts[0], texts[2]), (texts[1], texts[3])):
+            model.fit(x, y, batch_size=10, epochs=3, verbose=0, shuffle=False, callbacks=[logger], **validation)
+            tables.append([line.split(";") for line in path.read_bytes().decode().split("\r\n")])
+    for theirs, ours in ((tables[0], tables[2]), (tables[1], tables[3])):
         assert len(ours) == len(theirs)
-        for mine, other in zip(ours, theirs, strict=True):
-            assert len(mine) == len(other)
-            for one, two in zip(mine, other, strict=True):
-                assert one == two or float(one) == pytest.approx(float(two), rel=1e-5)
+        for mine, expected_row in zip(ours, theirs, strict=True):
+            assert len(mine) == len(expected_row)
+            for value, expected in zip(mine, expected_row, strict=True):
+                assert value == expected or float(value) == pytest.approx(float(expected), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_nan_ends_training_at_the_same_step(keras, models, raise_error, capsys):
     x, y = data()
     x[33] = np.nan
     expected, found = [], []
-    texts = []
+    messages = []
     for model, callbacks, events in zip(models(), (keras.callbacks, dp.callbacks), (expected, found), strict=True):
         hooks = [callbacks.TerminateOnNaN(raise_error), recorder(callbacks.Callback, events)]
         arguments = {"batch_size": 10, "epochs": 2, "verbose": 0, "shuffle": False, "callbacks": hooks}
@@ -247,13 +247,13 @@ def test_nan_ends_training_at_the_same_step(keras, models, raise_error, capsys):
         if raise_error:
             with pytest.raises(RuntimeError) as caught:
                 model.fit(x, y, **arguments)
-            texts.append(str(caught.value))
+            messages.append(str(caught.value))
         else:
             with np.errstate(all="ignore"):
                 model.fit(x, y, **arguments)
-            texts.append(capsys.readouterr().out)
+            messages.append(capsys.readouterr().out)
     assert found == expected
-    assert texts[1] == texts[0]
+    assert messages[1] == messages[0]
 
 
 @pytest.mark.parametrize(
@@ -276,6 +276,6 @@ def test_constructors_have_keras_arguments_and_defaults(keras, name):
 
     def arguments(cls):
         parameters = inspect.signature(cls.__init__).parameters.values()
-        return [(one.name, one.default, one.kind) for one in parameters]
+        return [(parameter.name, parameter.default, parameter.kind) for parameter in parameters]
 
     assert arguments(getattr(dp.callbacks, name)) == arguments(getattr(keras.callbacks, name))

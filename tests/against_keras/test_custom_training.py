@@ -44,13 +44,13 @@ def make_gan(k):
         def train_step(self, data):
             noise, real = data
             rows = k.ops.shape(real)[0]
-            made = self.generator(noise, training=True)
-            both = k.ops.concatenate([k.ops.stop_gradient(made), real], axis=0)
+            fakes = self.generator(noise, training=True)
+            images = k.ops.concatenate([k.ops.stop_gradient(fakes), real], axis=0)
             aims = k.ops.concatenate([k.ops.zeros((rows, 1)), k.ops.ones((rows, 1))], axis=0)
-            d_loss = self.loss_fn(aims, self.discriminator(both, training=True))
+            d_loss = self.loss_fn(aims, self.discriminator(images, training=True))
             self.update(self.d_optimizer, d_loss, self.discriminator)
 
-            g_loss = self.loss_fn(k.ops.ones((rows, 1)), self.discriminator(made, training=True))
+            g_loss = self.loss_fn(k.ops.ones((rows, 1)), self.discriminator(fakes, training=True))
             self.update(self.g_optimizer, g_loss, self.generator)
             self.d_loss.update_state(d_loss)
             self.g_loss.update_state(g_loss)
@@ -60,7 +60,7 @@ def make_gan(k):
             self.zero_grad()
             loss.backward()
             weights = model.trainable_weights
-            gradients = [one.value.grad for one in weights]
+            gradients = [weight.value.grad for weight in weights]
             with no_grad():
                 optimizer.apply(gradients, weights)
 
@@ -72,24 +72,26 @@ def test_two_hundred_steps(torch_keras, options):
     rng = np.random.default_rng(0)
     noise, real = rng.standard_normal((40 * STEPS - 5, LATENT)), rng.standard_normal((40 * STEPS - 5, 2))
     real += np.array([2.0, -1.0])
-    found, start = [], None
+    results, start = [], None
     for k in (torch_keras, dp):
-        gan, seen = make_gan(k), []
-        own = {"dtype": "float64", **options} if k is dp else {}
+        gan, losses = make_gan(k), []
+        build_options = {"dtype": "float64", **options} if k is dp else {}
         loss = k.losses.BinaryCrossentropy(from_logits=True)
-        gan.compile(k.optimizers.Adam(RATE), k.optimizers.Adam(RATE, beta_1=0.5), loss, **own)
+        gan.compile(k.optimizers.Adam(RATE), k.optimizers.Adam(RATE, beta_1=0.5), loss, **build_options)
         models = (gan.generator, gan.discriminator)
         start = start or [model.get_weights() for model in models]
         for model, weights in zip(models, start, strict=True):
             model.set_weights(weights)
         each_batch = k.callbacks.LambdaCallback(
-            on_train_batch_end=lambda batch, logs, seen=seen: seen.append([logs["d_loss"], logs["g_loss"]])
+            on_train_batch_end=lambda batch, logs, losses=losses: losses.append([logs["d_loss"], logs["g_loss"]])
         )
         history = gan.fit(noise, real, batch_size=40, shuffle=False, verbose=0, callbacks=[each_batch])
-        found.append([np.array(seen), list(history.history), [one for model in models for one in model.get_weights()]])
-    (theirs, their_keys, their_weights), (ours, our_keys, our_weights) = found
+        results.append(
+            [np.array(losses), list(history.history), [weight for model in models for weight in model.get_weights()]]
+        )
+    (theirs, their_keys, their_weights), (ours, our_keys, our_weights) = results
     np.testing.assert_allclose(ours, theirs, rtol=1e-9)
     assert our_keys == their_keys
     assert len(ours) == STEPS
-    for mine, other in zip(our_weights, their_weights, strict=True):
-        np.testing.assert_allclose(mine, other, rtol=1e-8, atol=1e-10)
+    for mine, expected in zip(our_weights, their_weights, strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=1e-8, atol=1e-10)

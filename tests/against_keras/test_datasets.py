@@ -24,9 +24,9 @@ def cache(keras, tmp_path, monkeypatch):
 
 
 def ragged(rows):
-    texts = np.empty(rows, object)
-    texts[:] = [RNG.integers(1, 60, RNG.integers(2, 12)).tolist() for _ in range(rows)]
-    return texts
+    sequences = np.empty(rows, object)
+    sequences[:] = [RNG.integers(1, 60, RNG.integers(2, 12)).tolist() for _ in range(rows)]
+    return sequences
 
 
 def assert_same(ours, theirs):

@@ -22,8 +22,12 @@ def eight_ranks(monkeypatch):
 
 
 def arguments(called) -> list[tuple]:
-    found = inspect.signature(called).parameters.values()
-    return [(one.name, one.default, one.kind) for one in found if one.kind is not one.VAR_KEYWORD]
+    parameters = inspect.signature(called).parameters.values()
+    return [
+        (parameter.name, parameter.default, parameter.kind)
+        for parameter in parameters
+        if parameter.kind is not parameter.VAR_KEYWORD
+    ]
 
 
 @pytest.mark.parametrize("name", sorted(keras_names()["distribution"]))
@@ -31,7 +35,7 @@ def test_names_and_arguments(keras, name):
     ours, theirs = getattr(dp.distribution, name), getattr(keras.distribution, name)
     assert arguments(ours) == arguments(theirs)
     if inspect.isclass(theirs):
-        methods = {one: found for one, found in inspect.getmembers(theirs, inspect.isfunction) if one[0] != "_"}
+        methods = {name: method for name, method in inspect.getmembers(theirs, inspect.isfunction) if name[0] != "_"}
         for method, found in methods.items():
             if method != "distribute_tf_dataset":  # dptrain has no data sets of TensorFlow's
                 assert arguments(getattr(ours, method)) == arguments(found), method
@@ -57,15 +61,15 @@ def test_attributes(keras):
 
 def test_layouts(keras):
     ours, theirs = made(dp.distribution)[3:], made(keras.distribution)[3:]
-    for own, other in zip(ours, theirs, strict=True):
-        assert own.batch_dim_name == other.batch_dim_name
-        assert own.num_model_replicas == other.num_model_replicas
-        assert own.get_data_layout((5, 6, 7)).axes == other.get_data_layout((5, 6, 7)).axes
+    for mine, expected in zip(ours, theirs, strict=True):
+        assert mine.batch_dim_name == expected.batch_dim_name
+        assert mine.num_model_replicas == expected.num_model_replicas
+        assert mine.get_data_layout((5, 6, 7)).axes == expected.get_data_layout((5, 6, 7)).axes
         for path, shape in (("a/dense_1/kernel", (2, 3)), ("hidden/bias", (3,)), ("dense/bias", (3,))):
             variable = dp.Variable(np.ones(shape), name=path)
-            assert own.get_variable_layout(variable).axes == other.get_variable_layout(variable).axes
-            found = [one.get_tensor_layout(path) for one in (own, other)]
-            assert len({None if one is None else one.axes for one in found}) == 1
+            assert mine.get_variable_layout(variable).axes == expected.get_variable_layout(variable).axes
+            layouts = [distribution.get_tensor_layout(path) for distribution in (mine, expected)]
+            assert len({None if layout is None else layout.axes for layout in layouts}) == 1
 
 
 def refusals(room: ModuleType) -> dict[str, str]:
@@ -83,12 +87,12 @@ def refusals(room: ModuleType) -> dict[str, str]:
         "no map": lambda: room.ModelParallel(),
         "not a map": lambda: room.ModelParallel(layout_map={"x": ("model",)}),
     }
-    found = {}
+    messages = {}
     for name, action in wrong.items():
         with pytest.raises(ValueError) as caught:  # noqa: PT011
             action()
-        found[name] = str(caught.value)
-    return found
+        messages[name] = str(caught.value)
+    return messages
 
 
 def test_messages(keras):

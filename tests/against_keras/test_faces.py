@@ -15,7 +15,7 @@ from dptrain.registry.names import keras_names
 ROOMS = (
     *("layers", "losses", "metrics", "optimizers", "optimizers.schedules", "ops.image", "ops.nn", "initializers"),
     *("regularizers", "constraints", "callbacks", "applications", "applications.imagenet_utils"),
-    *(f"applications.{one}" for one in ("resnet", "resnet_v2", "vgg16", "vgg19", "mobilenet", "mobilenet_v2")),
+    *(f"applications.{module}" for module in ("resnet", "resnet_v2", "vgg16", "vgg19", "mobilenet", "mobilenet_v2")),
     "applications.efficientnet",
 )
 # What Keras has otherwise, and why ours differs.
@@ -31,25 +31,29 @@ OTHERWISE = {
 }
 
 
-def parameters(found):
+def parameters(symbol):
     """Return name and default of each argument, and which are positional; options of all layers are left out."""
-    function = found.__init__ if inspect.isclass(found) else getattr(found, "compute", found)
-    wanted = {}
-    for one in inspect.signature(function).parameters.values():
-        if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL) and one.name not in ("self", "out", "first_row"):
-            wanted[one.name] = one.default
-    return wanted
+    function = symbol.__init__ if inspect.isclass(symbol) else getattr(symbol, "compute", symbol)
+    defaults = {}
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL) and parameter.name not in (
+            "self",
+            "out",
+            "first_row",
+        ):
+            defaults[parameter.name] = parameter.default
+    return defaults
 
 
-def same(own, other, name):
+def same(parameter, their_parameter, name):
     """Whether a default stands for what Keras' does."""
-    if own is other or own == other:
+    if parameter is their_parameter or parameter == their_parameter:
         return True
-    if other is inspect.Parameter.empty:  # Keras asks for it
+    if their_parameter is inspect.Parameter.empty:  # Keras asks for it
         return True
-    if isinstance(other, tuple) and len(set(other)) == 1:  # one number for all axes
-        return own == other[0]
-    return name == "name" and own is None  # which then is Keras'
+    if isinstance(their_parameter, tuple) and len(set(their_parameter)) == 1:  # one number for all axes
+        return parameter == their_parameter[0]
+    return name == "name" and parameter is None  # which then is Keras'
 
 
 def compared(room):
@@ -60,9 +64,9 @@ def compared(room):
     for name in names:
         if name not in getattr(ours, "__all__", dir(ours)):
             continue
-        found = getattr(ours, name)
-        if callable(found):
-            yield name, found
+        member = getattr(ours, name)
+        if callable(member):
+            yield name, member
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -70,26 +74,28 @@ def test_arguments_have_keras_names_order_and_defaults(keras, room):
     theirs = keras
     for part in room.split("."):
         theirs = getattr(theirs, part)
-    seen, wrong = Counter(), {}
-    for name, found in compared(room):
+    counts, wrong = Counter(), {}
+    for name, symbol in compared(room):
         try:
-            own, other = parameters(found), parameters(getattr(theirs, name))
+            mine, their = parameters(symbol), parameters(getattr(theirs, name))
         except ValueError:  # one of them is not written in Python
             continue
-        seen[room] += 1
-        common = [one for one in own if one in other]
-        missing = [one for one in other if one not in own and not takes_options(found)]
-        differing = [one for one in common if not same(own[one], other[one], one)]
-        if common != [one for one in other if one in own] or missing or differing:
+        counts[room] += 1
+        common = [name for name in mine if name in their]
+        missing = [name for name in their if name not in mine and not takes_options(symbol)]
+        differing = [name for name in common if not same(mine[name], their[name], name)]
+        if common != [name for name in their if name in mine] or missing or differing:
             wrong[name] = {"order": common, "missing": missing, "differing": differing}
-    meant = {one.rpartition(".")[2] for one in OTHERWISE if one.rpartition(".")[0] == room}
-    assert {name: what for name, what in wrong.items() if name not in meant} == {}
-    assert set(wrong) >= meant, "not otherwise any more"
-    assert seen[room] >= 2
+    allowed_names = {
+        symbol_path.rpartition(".")[2] for symbol_path in OTHERWISE if symbol_path.rpartition(".")[0] == room
+    }
+    assert {name: difference for name, difference in wrong.items() if name not in allowed_names} == {}
+    assert set(wrong) >= allowed_names, "not otherwise any more"
+    assert counts[room] >= 2
 
 
-def takes_options(found):
+def takes_options(symbol):
     """Whether it takes further arguments by keyword, which its base class checks."""
-    function = found.__init__ if inspect.isclass(found) else found
-    kinds = {one.kind for one in inspect.signature(function).parameters.values()}
+    function = symbol.__init__ if inspect.isclass(symbol) else symbol
+    kinds = {parameter.kind for parameter in inspect.signature(function).parameters.values()}
     return inspect.Parameter.VAR_KEYWORD in kinds

@@ -169,20 +169,20 @@ def test_the_layout_is_keras_own(keras, tmp_path):
     import h5py
 
     def content(path) -> dict[str, object]:
-        found: dict[str, object] = {}
+        datasets: dict[str, object] = {}
         with h5py.File(path) as file:
             file.visititems(
-                lambda name, one: found.__setitem__(
-                    name, (one.shape, one.dtype) if isinstance(one, h5py.Dataset) else sorted(one.attrs)
+                lambda name, item: datasets.__setitem__(
+                    name, (item.shape, item.dtype) if isinstance(item, h5py.Dataset) else sorted(item.attrs)
                 )
             )
-        return found
+        return datasets
 
     ours, theirs = with_dptrain(), with_keras(keras)
     ours.save_weights(tmp_path / "ours.weights.h5")
     theirs.save_weights(tmp_path / "theirs.weights.h5")
     expected = content(tmp_path / "theirs.weights.h5")
-    assert {name: one for name, one in expected.items() if "dropout" not in name} == content(
+    assert {name: value for name, value in expected.items() if "dropout" not in name} == content(
         tmp_path / "ours.weights.h5"
     )
 
@@ -191,9 +191,9 @@ def test_a_configuration_goes_both_ways(keras):
     ours = with_dptrain()
     theirs = keras.models.model_from_json(ours.to_json())
     assert [type(layer).__name__ for layer in theirs.layers] == [type(layer).__name__ for layer in ours.layers]
-    again = dp.Sequential.from_config(theirs.get_config())
-    assert again.get_config()["layers"] == dp.Sequential.from_config(ours.get_config()).get_config()["layers"]
-    assert [w.shape for w in again.get_weights()] == [w.shape for w in ours.get_weights()]
+    rebuilt = dp.Sequential.from_config(theirs.get_config())
+    assert rebuilt.get_config()["layers"] == dp.Sequential.from_config(ours.get_config()).get_config()["layers"]
+    assert [w.shape for w in rebuilt.get_weights()] == [w.shape for w in ours.get_weights()]
 
 
 def test_an_unused_optimizer_starts_afresh(keras, tmp_path):
@@ -217,9 +217,9 @@ def test_objects_instead_of_names(keras, tmp_path):
     history = ours.fit(X, Y, batch_size=8, verbose=0)
     assert list(history.history) == ["loss", "right"]
     ours.save(tmp_path / "ours.keras")
-    again = keras.models.load_model(tmp_path / "ours.keras")
-    assert_same(ours, again)
-    assert set(again.evaluate(X, Y, verbose=0, return_dict=True)) == {"loss", "right"}
+    reloaded = keras.models.load_model(tmp_path / "ours.keras")
+    assert_same(ours, reloaded)
+    assert set(reloaded.evaluate(X, Y, verbose=0, return_dict=True)) == {"loss", "right"}
 
 
 def test_a_chain_made_by_the_functional_api(keras):
@@ -234,10 +234,10 @@ def test_a_chain_made_by_the_functional_api(keras):
     merged = keras.Model(inputs, keras.layers.Subtract(dtype="float64")([outputs, added]))
     for theirs in (branch, merged):
         ours, x = dp.from_keras(theirs, **CPU), X[:5]
-        for mine, other in zip(
+        for mine, expected in zip(
             ours(x) if theirs is branch else [ours(x)], theirs(x) if theirs is branch else [theirs(x)], strict=True
         ):
-            np.testing.assert_allclose(mine, keras.ops.convert_to_numpy(other), atol=1e-6)
+            np.testing.assert_allclose(mine, keras.ops.convert_to_numpy(expected), atol=1e-6)
 
 
 def functional(module, **options):
@@ -251,9 +251,9 @@ def functional(module, **options):
     inner_input = layers.Input((4,), **options)
     inner = module.Model(inner_input, layers.BatchNormalization()(layers.Dense(4, name="within")(inner_input)))
     first = inner(shared(layers.Dense(5)(layers.Flatten()(a))))
-    both = layers.Add()([first, inner(shared(b))]) * first
+    total = layers.Add()([first, inner(shared(b))]) * first
     stack = module.Sequential([layers.Dense(3, name="last"), layers.Activation("softmax")])
-    model = module.Model([a, b], [stack(both), layers.Dense(1, name="size")(both)])
+    model = module.Model([a, b], [stack(total), layers.Dense(1, name="size")(total)])
     compiled = {} if module is not dp else {"dtype": "float64", **CPU}
     losses = ["sparse_categorical_crossentropy", "mse"]
     model.compile(module.optimizers.Adam(0.01), losses, loss_weights=[1.0, 0.5], **compiled)
@@ -265,8 +265,8 @@ TARGETS = [Y, X[:, 0, :1]]
 
 
 def assert_same_outputs(a, b, tolerance: float = 1e-9) -> None:
-    for one, other in zip(a.predict(INPUTS, verbose=0), b.predict(INPUTS, verbose=0), strict=True):
-        np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=0, atol=tolerance)
+    for output, expected in zip(a.predict(INPUTS, verbose=0), b.predict(INPUTS, verbose=0), strict=True):
+        np.testing.assert_allclose(np.asarray(output), np.asarray(expected), rtol=0, atol=tolerance)
 
 
 @pytest.fixture
@@ -285,8 +285,8 @@ def test_a_functional_model_of_keras_is_loaded_and_trains_on(theirs, tmp_path):
     ours = dp.models.load_model(tmp_path / "model.keras", **CPU)
     assert_same_outputs(ours, theirs)
     assert_same_outputs(dp.from_keras(theirs, **CPU), theirs)
-    for one in (ours, theirs):
-        fit(one)
+    for model in (ours, theirs):
+        fit(model)
     assert_same_outputs(ours, theirs)
 
 
@@ -296,17 +296,17 @@ def test_a_functional_model_of_ours_is_loaded_by_keras_and_trains_on(keras, tmp_
     ours.save(tmp_path / "model.keras")
     theirs = keras.models.load_model(tmp_path / "model.keras")
     assert_same_outputs(ours, theirs)
-    for one in (ours, theirs):
-        fit(one)
+    for model in (ours, theirs):
+        fit(model)
     assert_same_outputs(ours, theirs)
 
 
 def test_the_configuration_of_a_functional_model_is_keras_own(keras, theirs):
     ours = dp.Model.from_config(theirs.get_config())
-    assert [one.name for one in ours.layers] == [one.name for one in theirs.layers]
+    assert [layer.name for layer in ours.layers] == [layer.name for layer in theirs.layers]
     assert [w.shape for w in ours.get_weights()] == [w.shape for w in theirs.get_weights()]
-    again = keras.Model.from_config(ours.get_config())
-    assert [one.name for one in again.layers] == [one.name for one in theirs.layers]
+    rebuilt = keras.Model.from_config(ours.get_config())
+    assert [layer.name for layer in rebuilt.layers] == [layer.name for layer in theirs.layers]
 
 
 def subclassed(module):
@@ -319,8 +319,8 @@ def subclassed(module):
             self.blocks = [[layers.Dense(3), layers.Dense(4)], {"b": (layers.Dense(3),), "a": [[layers.Dense(3)]]}]
 
         def call(self, inputs):
-            (first, second), others = self.blocks
-            return others["a"][0][0](others["b"][0](second(first(inputs))))
+            (first, second), head = self.blocks
+            return head["a"][0][0](head["b"][0](second(first(inputs))))
 
     class Tower(module.Model):
         def __init__(self) -> None:
@@ -333,8 +333,8 @@ def subclassed(module):
             outputs = self._hidden(self.first(inputs))
             for layer in self.many:
                 outputs = layer(outputs)
-            (blocks,), others = self.nested
-            for layer in (blocks, *others["b"], others["a"][0]["c"]):
+            (blocks,), head = self.nested
+            for layer in (blocks, *head["b"], head["a"][0]["c"]):
                 outputs = layer(outputs)
             return self.zed(outputs)
 
@@ -348,10 +348,10 @@ def test_the_layout_of_a_subclassed_model_is_keras_own(keras, tmp_path):
 
     ours, theirs = subclassed(dp), subclassed(keras)
     names: list[list[str]] = [[], []]
-    for path, model, found in (("ours", ours, names[0]), ("theirs", theirs, names[1])):
+    for path, model, weight_names in (("ours", ours, names[0]), ("theirs", theirs, names[1])):
         model.save_weights(tmp_path / f"{path}.weights.h5")
         with h5py.File(tmp_path / f"{path}.weights.h5") as file:
-            file.visit(found.append)
+            file.visit(weight_names.append)
     assert [name for name in names[0] if "seed_generator" not in name] == names[1]
     ours.load_weights(tmp_path / "theirs.weights.h5")
     x = RNG.random((5, 4)).astype("float32")
@@ -368,8 +368,8 @@ def test_a_layer_in_two_models_of_a_model_is_one_in_keras_too(keras, tmp_path):
     theirs = keras.models.load_model(tmp_path / "m.keras")
     assert len(theirs.weights) == len(ours.weights) == 4
     x = RNG.random((5, 3)).astype("float32")
-    for one, other in zip(ours.predict(x, verbose=0), theirs.predict(x, verbose=0), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5)
+    for output, expected in zip(ours.predict(x, verbose=0), theirs.predict(x, verbose=0), strict=True):
+        np.testing.assert_allclose(output, expected, rtol=1e-5)
 
 
 def test_what_dptrain_does_not_have_is_named(keras, tmp_path):
@@ -392,9 +392,9 @@ def test_what_dptrain_does_not_have_is_named(keras, tmp_path):
     class Descent(keras.optimizers.SGD):
         pass
 
-    found = refused([layers.Flatten(), layers.Dense(1)], optimizer=Descent(), loss="mse")
-    assert "Descent" in found
-    assert "compile=False" in found
+    error = refused([layers.Flatten(), layers.Dense(1)], optimizer=Descent(), loss="mse")
+    assert "Descent" in error
+    assert "compile=False" in error
 
     @keras.saving.register_keras_serializable("mine")
     class Dense(keras.layers.Layer):

@@ -38,69 +38,69 @@ def make(k, seed):
     rng = np.random.default_rng(seed)
     L, widths = k.layers, {}
     inputs = [k.Input((int(rng.integers(2, 5)),), name=f"in_{number}") for number in range(rng.integers(1, 4))]
-    found = list(inputs)
-    widths = {id(one): int(one.shape[-1]) for one in found}
+    tensors = list(inputs)
+    widths = {id(tensor): int(tensor.shape[-1]) for tensor in tensors}
     shared = {}  # layers with weights by the width that they take
 
-    def add(one, width):
-        found.append(one)
-        widths[id(one)] = width
+    def add(tensor, width):
+        tensors.append(tensor)
+        widths[id(tensor)] = width
 
     def pick():
-        return found[min(int(rng.integers(0, len(found)) + rng.integers(0, 2)), len(found) - 1)]
+        return tensors[min(int(rng.integers(0, len(tensors)) + rng.integers(0, 2)), len(tensors) - 1)]
 
-    def like(one):
+    def like(tensor):
         """Return a tensor of the same width, made with a layer of its own if there is none."""
-        same = [other for other in found if widths[id(other)] == widths[id(one)]]
-        other = same[int(rng.integers(0, len(same)))]
-        return L.Dense(widths[id(one)], "sigmoid")(pick()) if other is one else other
+        candidates = [candidate for candidate in tensors if widths[id(candidate)] == widths[id(tensor)]]
+        choice = candidates[int(rng.integers(0, len(candidates)))]
+        return L.Dense(widths[id(tensor)], "sigmoid")(pick()) if choice is tensor else choice
 
     for _ in range(rng.integers(3, 9)):
-        one, kind = pick(), int(rng.integers(0, 10))
-        width = widths[id(one)]
+        tensor, kind = pick(), int(rng.integers(0, 10))
+        width = widths[id(tensor)]
         if kind < 4:
             layer, n = UNARY[int(rng.integers(0, len(UNARY)))](L, width + 1), width
             n = width + 1 if isinstance(layer, L.Dense) else width
-            add(layer(one), n)
+            add(layer(tensor), n)
             if isinstance(layer, L.Dense):
                 shared[width] = (layer, n)
         elif kind < 6 and width in shared:
             layer, n = shared[width]
-            add(layer(one), n)
+            add(layer(tensor), n)
         elif kind < 8:
-            name, other = MERGES[int(rng.integers(0, len(MERGES)))], like(one)
+            name, partner = MERGES[int(rng.integers(0, len(MERGES)))], like(tensor)
             layer = L.Dot(axes=1) if name == "Dot" else getattr(L, name)()
-            add(layer([one, other]), {"Dot": 1, "Concatenate": 2 * width}.get(name, width))
+            add(layer([tensor, partner]), {"Dot": 1, "Concatenate": 2 * width}.get(name, width))
         else:
-            which = int(rng.integers(0, len(OPS)))
-            add(OPS[which](k, one, like(one)), 2 * width if which == 2 else width)
+            op_index = int(rng.integers(0, len(OPS)))
+            add(OPS[op_index](k, tensor, like(tensor)), 2 * width if op_index == 2 else width)
     outputs, y, losses, metrics = [], [], [], []
     for number in range(rng.integers(1, 4)):
         loss, activation, measured, targets = LOSSES[int(rng.integers(0, len(LOSSES)))]
         n = int(rng.integers(2, 4))
-        outputs.append(L.Dense(n, activation, name=f"{'zax'[number]}_out")(found[-1 - number % len(found)]))
+        outputs.append(L.Dense(n, activation, name=f"{'zax'[number]}_out")(tensors[-1 - number % len(tensors)]))
         y.append(targets(rng, n))
         losses.append(loss)
         metrics.append(measured)
-    x = [rng.standard_normal((ROWS, int(one.shape[-1]))) for one in inputs]
+    x = [rng.standard_normal((ROWS, int(tensor.shape[-1]))) for tensor in inputs]
     names = [f"{'zax'[number]}_out" for number in range(len(outputs))]
-    weights = [float(one) for one in rng.uniform(0.5, 2, len(outputs)).round(2)]
+    weights = [float(weight) for weight in rng.uniform(0.5, 2, len(outputs)).round(2)]
     if len(outputs) == 1:
         return k.Model(inputs, outputs[0]), x, y[0], {"loss": losses[0], "metrics": metrics[0]}
     compiled = {"loss": losses, "loss_weights": weights, "metrics": metrics}
     if rng.integers(0, 2):
-        compiled = {key: dict(zip(names, one, strict=True)) for key, one in compiled.items()}
+        compiled = {key: dict(zip(names, entries, strict=True)) for key, entries in compiled.items()}
     if rng.integers(0, 2):  # nested as dictionaries
         if not isinstance(compiled["loss"], dict):
-            compiled = {key: dict(zip(names, one, strict=True)) for key, one in compiled.items()}
+            compiled = {key: dict(zip(names, entries, strict=True)) for key, entries in compiled.items()}
         return k.Model(inputs, dict(zip(names, outputs, strict=True))), x, dict(zip(names, y, strict=True)), compiled
     return k.Model(inputs, outputs), x, y, compiled
 
 
-def leaves(found):
-    if isinstance(found, dict):
-        return [np.asarray(found[key]) for key in sorted(found)]
-    return [np.asarray(one) for one in (found if isinstance(found, list | tuple) else [found])]
+def leaves(outputs):
+    if isinstance(outputs, dict):
+        return [np.asarray(outputs[key]) for key in sorted(outputs)]
+    return [np.asarray(output) for output in (outputs if isinstance(outputs, list | tuple) else [outputs])]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -120,19 +120,19 @@ def compare(keras, seed, dtype, rtol):
     ours, *_ = make(dp, seed)
     ours.compile(dp.optimizers.SGD(0.1), **compiled, dtype=dtype, jit_compile=bool(seed % 4 == 0))
     theirs.compile(keras.optimizers.SGD(0.1), **compiled, run_eagerly=True)
-    assert [type(one).__name__ for one in ours.layers if type(one).__module__.startswith("dptrain")] == [
-        type(one).__name__ for one in theirs.layers if isinstance(one, keras.layers.Layer)
+    assert [type(layer).__name__ for layer in ours.layers if type(layer).__module__.startswith("dptrain")] == [
+        type(layer).__name__ for layer in theirs.layers if isinstance(layer, keras.layers.Layer)
     ]
     kinds = [
-        [("/".join(one.path.split("/")[-1:]), tuple(one.shape), one.trainable) for one in model.weights]
+        [("/".join(weight.path.split("/")[-1:]), tuple(weight.shape), weight.trainable) for weight in model.weights]
         for model in (ours, theirs)
     ]
     assert kinds[0] == kinds[1]
     assert ours.output_names == theirs.output_names
-    assert ours.input_names == [one.name for one in theirs.inputs]
+    assert ours.input_names == [tensor.name for tensor in theirs.inputs]
     ours.set_weights(theirs.get_weights())
 
-    x = [one.astype(dtype) for one in x]
+    x = [array.astype(dtype) for array in x]
     for mine, other in zip(leaves(ours.predict(x, verbose=0)), leaves(theirs.predict(x, verbose=0)), strict=True):
         np.testing.assert_allclose(mine, other, rtol=rtol, atol=rtol)
     options = {"batch_size": 8, "verbose": 0, "shuffle": False, "epochs": 2}
@@ -145,8 +145,8 @@ def compare(keras, seed, dtype, rtol):
         np.testing.assert_allclose(mine, other, rtol=10 * rtol, atol=10 * rtol, err_msg=kinds[0][place][0])
     arguments = {"batch_size": 8, "verbose": 0}
     np.testing.assert_allclose(ours.evaluate(x, y, **arguments), theirs.evaluate(x, y, **arguments), rtol=10 * rtol)
-    found = ours.evaluate(x, y, return_dict=True, **arguments)
-    assert set(found) == set(theirs.evaluate(x, y, return_dict=True, **arguments))
+    metrics = ours.evaluate(x, y, return_dict=True, **arguments)
+    assert set(metrics) == set(theirs.evaluate(x, y, return_dict=True, **arguments))
     np.testing.assert_allclose(
         ours.train_on_batch(x, y), theirs.train_on_batch(x, y), rtol=20 * rtol, err_msg="train_on_batch"
     )

@@ -35,26 +35,28 @@ def test_the_guide_as_it_is(torch_keras, monkeypatch, options):
 
     for name in ("conv2d", "conv_transpose2d"):  # whose gradients in float64 need kernels in one piece
         torchs = getattr(functional, name)
-        own = lambda x, kernel, *rest, f=torchs, **more: f(x, kernel.contiguous(), *rest, **more)  # noqa: E731
-        monkeypatch.setattr(functional, name, own)
+        contiguous_conv = lambda x, kernel, *args, f=torchs, **kwargs: f(x, kernel.contiguous(), *args, **kwargs)  # noqa: E731
+        monkeypatch.setattr(functional, name, contiguous_conv)
     images = np.random.default_rng(0).random((BATCH * STEPS - 1, 28, 28, 1))
-    found, start = [], None
+    results, start = [], None
     for k in (torch_keras, dp):
-        names, seen = script(k.__name__), []
-        own = {"dtype": "float64", **options} if k is dp else {"run_eagerly": True}
-        gan = names["make_gan"](2, LATENT, **own)
+        names, losses = script(k.__name__), []
+        build_options = {"dtype": "float64", **options} if k is dp else {"run_eagerly": True}
+        gan = names["make_gan"](2, LATENT, **build_options)
         start = start or [gan.discriminator.get_weights(), gan.generator.get_weights()]
         gan.discriminator.set_weights(start[0])
         gan.generator.set_weights(start[1])
         each_batch = k.callbacks.LambdaCallback(
-            on_train_batch_end=lambda batch, logs, seen=seen: seen.append([logs["d_loss"], logs["g_loss"]])
+            on_train_batch_end=lambda batch, logs, losses=losses: losses.append([logs["d_loss"], logs["g_loss"]])
         )
         history = gan.fit(images, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[each_batch]).history
-        found.append((list(history), np.array(seen), [*gan.discriminator.get_weights(), *gan.generator.get_weights()]))
-    (their_keys, theirs, their_weights), (our_keys, ours, our_weights) = found
+        results.append(
+            (list(history), np.array(losses), [*gan.discriminator.get_weights(), *gan.generator.get_weights()])
+        )
+    (their_keys, theirs, their_weights), (our_keys, ours, our_weights) = results
     assert our_keys == their_keys
     assert len(ours) == STEPS
     np.testing.assert_allclose(ours, theirs, rtol=1e-9)
     assert abs(theirs[-1] - theirs[0]).max() > 1e-3, "the comparison would say little"
-    for mine, other in zip(our_weights, their_weights, strict=True):
-        np.testing.assert_allclose(mine, other, rtol=1e-7, atol=1e-9)
+    for mine, expected in zip(our_weights, their_weights, strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=1e-7, atol=1e-9)

@@ -33,7 +33,8 @@ def assert_goes_on(model, loaded):
     np.testing.assert_allclose(loaded.predict(X, verbose=0), model.predict(X, verbose=0), rtol=1e-6)
     assert int(loaded.optimizer.iterations) == int(model.optimizer.iterations) == 6
     losses = [
-        one.fit(X, Y, batch_size=4, epochs=2, verbose=0, shuffle=False).history["loss"] for one in (model, loaded)
+        candidate.fit(X, Y, batch_size=4, epochs=2, verbose=0, shuffle=False).history["loss"]
+        for candidate in (model, loaded)
     ]
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
 

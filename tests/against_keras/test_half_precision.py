@@ -20,14 +20,17 @@ LAYERS = {
     "Softmax": ((4, 9), {}),
     "Rescaling": ((4, 9), {"scale": 1 / 3}),
     "Embedding": ((3, 4), {"input_dim": 9, "output_dim": 4}),
-    **{f"Activation {one}": ((4, 9), {"activation": one}) for one in ("silu", "sigmoid", "tanh", "mish", "selu")},
+    **{
+        f"Activation {activation}": ((4, 9), {"activation": activation})
+        for activation in ("silu", "sigmoid", "tanh", "mish", "selu")
+    },
 }
 
 
-def units(found, expected, last_place):
+def units(outputs, expected, last_place):
     """Return by how many units in the last place numbers differ; small ones count as a tenth of the largest."""
     size = np.abs(expected) + np.abs(expected).max() / 10 + 1e-9
-    return np.max(np.abs(found - expected) / size) / last_place
+    return np.max(np.abs(outputs - expected) / size) / last_place
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -42,24 +45,29 @@ def test_layers(torch_keras, name, policy):
     theirs = getattr(torch_keras.layers, kind)(dtype=policy, **arguments)
     ours = getattr(dp.layers, kind)(dtype=policy, **arguments)
     x = rng.integers(0, 9, shape) if kind == "Embedding" else rng.normal(size=shape).astype(np.float32)
-    given, own = torch.tensor(x, requires_grad=x.dtype == np.float32), dp.Variable(x)
+    torch_input, dp_input = torch.tensor(x, requires_grad=x.dtype == np.float32), dp.Variable(x)
     training = {"training": True} if kind == "BatchNormalization" else {}
-    expected = theirs(given, **training)
+    expected = theirs(torch_input, **training)
     ours.build(x.shape)
-    assert [one.dtype.name for one in ours.weights] == [str(one.dtype).split(".")[-1] for one in theirs.weights]
-    for weight, one in zip(ours.weights, theirs.weights, strict=True):
-        weight.assign(one.value.detach().float().numpy())
-    found = ours(own, **training)
-    assert found.dtype.name == str(expected.dtype).split(".")[-1]
-    assert units(found.numpy().astype("f"), expected.detach().float().numpy(), last_place) < 4
-    slope = rng.normal(size=found.shape).astype(np.float32)
+    assert [weight.dtype.name for weight in ours.weights] == [
+        str(weight.dtype).split(".")[-1] for weight in theirs.weights
+    ]
+    for weight, their_weight in zip(ours.weights, theirs.weights, strict=True):
+        weight.assign(their_weight.value.detach().float().numpy())
+    output = ours(dp_input, **training)
+    assert output.dtype.name == str(expected.dtype).split(".")[-1]
+    assert units(output.numpy().astype("f"), expected.detach().float().numpy(), last_place) < 4
+    slope = rng.normal(size=output.shape).astype(np.float32)
     (expected.float() * torch.tensor(slope)).sum().backward()
-    ops.sum(ops.cast(found, "float32") * slope).backward()
-    both = zip(ours.trainable_weights, theirs.trainable_weights, strict=True)
-    pairs = [*((one.value.grad, other.value.grad) for one, other in both), (own.value.grad, given.grad)]
-    for one, other in pairs[: None if given.requires_grad else -1]:
+    ops.sum(ops.cast(output, "float32") * slope).backward()
+    weight_pairs = zip(ours.trainable_weights, theirs.trainable_weights, strict=True)
+    pairs = [
+        *((weight.value.grad, their_weight.value.grad) for weight, their_weight in weight_pairs),
+        (dp_input.value.grad, torch_input.grad),
+    ]
+    for value, reference in pairs[: None if torch_input.requires_grad else -1]:
         # PyTorch differentiates these by their rounded outputs.
-        assert units(one.numpy().astype("f"), other.float().numpy(), last_place) < (
+        assert units(value.numpy().astype("f"), reference.float().numpy(), last_place) < (
             12 if "tanh" in name or "softmax" in name else 5
         )
 
@@ -79,11 +87,11 @@ def losses(library, policy, weights, x, y, **options):
     if weights is not None:
         model.set_weights(weights)
     model.compile(library.optimizers.Adam(1e-3), "sparse_categorical_crossentropy", **options)
-    found = []
+    losses_of_runs = []
     for step in range(200):
         part = slice(step % 40 * 50, step % 40 * 50 + 50)
-        found.append(float(model.train_on_batch(x[part], y[part])))
-    return np.array(found)
+        losses_of_runs.append(float(model.train_on_batch(x[part], y[part])))
+    return np.array(losses_of_runs)
 
 
 @pytest.mark.slow
@@ -96,8 +104,8 @@ def test_200_steps_within_what_rounding_alone_makes(torch_keras, policy):
     dp.utils.set_random_seed(1)
     start = dp.Sequential([dp.Input((20,)), dp.layers.Dense(64), dp.layers.BatchNormalization(), dp.layers.Dense(32)])
     start.add(dp.layers.Dense(5))
-    weights = [np.asarray(one) for one in start.get_weights()]
-    nearby = [one * (1 + 1e-6 * rng.normal(size=one.shape)).astype(np.float32) for one in weights]
-    ours, beside = (losses(dp, policy, one, x, y, device="cpu") for one in (weights, nearby))
+    weights = [np.asarray(weight) for weight in start.get_weights()]
+    nearby = [weight * (1 + 1e-6 * rng.normal(size=weight.shape)).astype(np.float32) for weight in weights]
+    ours, beside = (losses(dp, policy, initial, x, y, device="cpu") for initial in (weights, nearby))
     theirs = losses(torch_keras, policy, weights, x, y)
     assert np.abs(ours - theirs).max() < 2 * np.abs(ours - beside).max()

@@ -39,8 +39,8 @@ def test_resize_with_padding(keras):
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
 @pytest.mark.parametrize("fill_mode", ["constant", "nearest", "wrap", "mirror", "reflect"])
 def test_affine_transform(keras, interpolation, fill_mode):
-    one = np.array([1, 0, 0, 0, 1, 0, 0, 0.0])
-    transforms = one + np.concatenate([RNG.normal(size=(2, 6)), np.zeros((2, 2))], 1)
+    identity = np.array([1, 0, 0, 0, 1, 0, 0, 0.0])
+    transforms = identity + np.concatenate([RNG.normal(size=(2, 6)), np.zeros((2, 2))], 1)
     for transform in (transforms, transforms[0]):
         arguments = (interpolation, fill_mode, 0.25)
         images = IMAGES if transform.ndim == 2 else IMAGES[0]
@@ -49,8 +49,8 @@ def test_affine_transform(keras, interpolation, fill_mode):
 
 
 def test_borders_and_colours(keras):
-    for name, given in (("pad_images", (1, 2, 0, None, None, 11)), ("crop_images", (1, None, None, 2, 3, 4))):
-        same(keras, getattr(ops.image, name)(IMAGES, *given), getattr(keras.ops.image, name)(IMAGES, *given))
+    for name, arguments in (("pad_images", (1, 2, 0, None, None, 11)), ("crop_images", (1, None, None, 2, 3, 4))):
+        same(keras, getattr(ops.image, name)(IMAGES, *arguments), getattr(keras.ops.image, name)(IMAGES, *arguments))
     same(keras, ops.image.rgb_to_grayscale(IMAGES), keras.ops.image.rgb_to_grayscale(IMAGES))
 
 
@@ -58,8 +58,8 @@ def test_borders_and_colours(keras):
 def test_perspective_transform(keras, interpolation):
     starts = np.array([[0, 0], [6, 0], [0, 4], [6, 4.0]])
     ends = starts + RNG.uniform(-0.9, 0.9, (2, 4, 2))
-    for images, own in ((IMAGES, ends), (IMAGES[0], ends[0])):
-        points = np.broadcast_to(starts, own.shape).copy(), own
+    for images, expected_ends in ((IMAGES, ends), (IMAGES[0], ends[0])):
+        points = np.broadcast_to(starts, expected_ends.shape).copy(), expected_ends
         theirs = keras.ops.image.perspective_transform(images, *points, interpolation, 0.25)
         ours = ops.image.perspective_transform(images, *points, interpolation, 0.25)
         same(keras, ours, theirs, 1e-5)  # Keras on JAX makes points float32, and solves with them
@@ -81,10 +81,10 @@ def test_colour_spaces(keras):
     images[0, 0] = images[0, 0, :, :1]  # grey
     images[0, 1] = 0
     for data_format in ("channels_last", "channels_first"):
-        given = np.moveaxis(images, -1, 1) if data_format == "channels_first" else images
+        inputs = np.moveaxis(images, -1, 1) if data_format == "channels_first" else images
         for name in ("rgb_to_hsv", "hsv_to_rgb"):
-            theirs = getattr(keras.ops.image, name)(given, data_format)
-            same(keras, getattr(ops.image, name)(given, data_format), theirs)
+            theirs = getattr(keras.ops.image, name)(inputs, data_format)
+            same(keras, getattr(ops.image, name)(inputs, data_format), theirs)
 
 
 def test_filters(keras):
@@ -94,10 +94,10 @@ def test_filters(keras):
         same(keras, ops.image.gaussian_blur(IMAGES, (size, size), sigma), theirs)
     for images, data_format in ((IMAGES, "channels_last"), (np.moveaxis(IMAGES, -1, 1), "channels_first")):
         same(keras, ops.image.sobel_edges(images, data_format), keras.ops.image.sobel_edges(images, data_format))
-    other = IMAGES + RNG.normal(size=IMAGES.shape) * 0.1
+    noisy = IMAGES + RNG.normal(size=IMAGES.shape) * 0.1
     arguments = (1.0, 4, 0.9)
-    same(keras, ops.image.ssim(IMAGES, other, *arguments), keras.ops.image.ssim(IMAGES, other, *arguments))
-    same(keras, ops.image.ssim(IMAGES[0], other[0], *arguments), keras.ops.image.ssim(IMAGES[0], other[0], *arguments))
+    same(keras, ops.image.ssim(IMAGES, noisy, *arguments), keras.ops.image.ssim(IMAGES, noisy, *arguments))
+    same(keras, ops.image.ssim(IMAGES[0], noisy[0], *arguments), keras.ops.image.ssim(IMAGES[0], noisy[0], *arguments))
 
 
 @pytest.mark.parametrize("padding", ["valid", "same"])
@@ -107,9 +107,9 @@ def test_filters(keras):
 def test_patches(keras, padding, size, strides, dilation):
     images = RNG.normal(size=(2, 4, 5, 7, 3)) if size == (2, 3, 2) else IMAGES
     for data_format in ("channels_last", "channels_first"):
-        given = np.moveaxis(images, -1, 1) if data_format == "channels_first" else images
-        for one in (given, given[0]):
-            arguments = (one, size, strides, dilation, padding, data_format)
+        inputs = np.moveaxis(images, -1, 1) if data_format == "channels_first" else images
+        for batch in (inputs, inputs[0]):
+            arguments = (batch, size, strides, dilation, padding, data_format)
             same(keras, ops.image.extract_patches(*arguments), keras.ops.image.extract_patches(*arguments))
     if size == (2, 3, 2):
         same(keras, ops.image.extract_patches_3d(images, 2), keras.ops.image.extract_patches_3d(images, 2))
@@ -133,17 +133,17 @@ def test_blocks_columns_and_pools(keras):
         for name in ("depth_to_space", "space_to_depth"):
             theirs = getattr(keras.ops, name)(images, 2, data_format)
             same(keras, getattr(ops, name)(images, 2, data_format), theirs)
-        for given, size in ((images, (3, 4)), (images, 5), (images[0], 2), (images[:, None], (1, 3, 2))):
+        for inputs, size in ((images, (3, 4)), (images, 5), (images[0], 2), (images[:, None], (1, 3, 2))):
             for name in ("adaptive_average_pool", "adaptive_max_pool"):
-                theirs = getattr(keras.ops, name)(given, size, data_format)
-                same(keras, getattr(ops, name)(given, size, data_format), theirs)
+                theirs = getattr(keras.ops, name)(inputs, size, data_format)
+                same(keras, getattr(ops, name)(inputs, size, data_format), theirs)
     for arguments in (((3, 2),), (2, 1, 1, 2), ((2, 3), (2, 1), (1, 0), (1, 2))):
         columns = ops.unfold(images, *arguments)
         same(keras, columns, keras.ops.unfold(keras.ops.convert_to_tensor(images), *arguments))
         theirs = keras.ops.fold(keras.ops.convert_to_tensor(columns.numpy()), (6, 8), *arguments)
-        made = ops.fold(columns, (6, 8), *arguments)
+        folded = ops.fold(columns, (6, 8), *arguments)
         if keras.backend.backend() == "jax":  # which leaves out the last columns of an image that no window reaches
-            assert not made[..., theirs.shape[2] :, :].numpy().any()
-            made = made[..., : theirs.shape[2], : theirs.shape[3]]
-        same(keras, made, theirs)
+            assert not folded[..., theirs.shape[2] :, :].numpy().any()
+            folded = folded[..., : theirs.shape[2], : theirs.shape[3]]
+        same(keras, folded, theirs)
     same(keras, ops.psnr(images, images + 0.1, 2.0), keras.ops.psnr(images, images + 0.1, 2.0))

@@ -195,8 +195,8 @@ def test_200_steps(keras, monkeypatch, name, optimizer):
     rtol = 1e-7 if "hard_sigmoid" in name and keras.backend.backend() == "torch" else 1e-9
     for key in their_history:
         np.testing.assert_allclose(our_history[key], their_history[key], rtol=rtol, err_msg=key)
-    for place, (mine, other) in enumerate(zip(ours.get_weights(), theirs.get_weights(), strict=True)):
-        np.testing.assert_allclose(mine, other, rtol=10 * rtol, atol=rtol, err_msg=f"weight {place}")
+    for place, (mine, expected) in enumerate(zip(ours.get_weights(), theirs.get_weights(), strict=True)):
+        np.testing.assert_allclose(mine, expected, rtol=10 * rtol, atol=rtol, err_msg=f"weight {place}")
     np.testing.assert_allclose(
         ours.evaluate(x, y, verbose=0), theirs.evaluate(x, y, verbose=0, batch_size=BATCH), rtol=rtol
     )
@@ -205,26 +205,26 @@ def test_200_steps(keras, monkeypatch, name, optimizer):
 
 @pytest.mark.parametrize("name", middles(dp))
 def test_configurations_are_those_of_keras(keras, name):
-    for mine, other in zip(stack(dp, name)[1:], stack(keras, name)[1:], strict=True):
-        theirs = json.loads(json.dumps(keras.saving.serialize_keras_object(other)))
+    for mine, their_layer in zip(stack(dp, name)[1:], stack(keras, name)[1:], strict=True):
+        theirs = json.loads(json.dumps(keras.saving.serialize_keras_object(their_layer)))
         config = without_types(theirs["config"]) | {"dtype": None, "name": None}
         assert layers.serialize(mine)["class_name"] == theirs["class_name"]
         assert {"dtype": None, **mine._get_config()} == _rounded(config, mine._get_config())
         # Both ways: theirs is read here, ours there.
-        again = layers.deserialize(theirs)
-        assert again._get_config() | {"name": None} == mine._get_config()
-        read = keras.saving.deserialize_keras_object(layers.serialize(again))
-        assert type(read) is type(other)
-        assert read.get_config()["name"] == other.name
+        restored = layers.deserialize(theirs)
+        assert restored._get_config() | {"name": None} == mine._get_config()
+        read = keras.saving.deserialize_keras_object(layers.serialize(restored))
+        assert type(read) is type(their_layer)
+        assert read.get_config()["name"] == their_layer.name
 
 
 def without_types(config):
     """Return a configuration without the policies that Keras writes, also of layers in it."""
     if isinstance(config, list):
-        return [without_types(one) for one in config]
+        return [without_types(entry) for entry in config]
     if not isinstance(config, dict):
         return config
-    return {key: without_types(one) for key, one in config.items() if key != "dtype"}
+    return {key: without_types(entry) for key, entry in config.items() if key != "dtype"}
 
 
 def _rounded(config, mine):
@@ -280,7 +280,7 @@ UNREAD = {
     "InputLayer": "has a test of its own",
     "IntegerLookup": "Keras' needs TensorFlow",
 }
-READ = [one for one in ALL_CASES if one[0] not in UNREAD]
+READ = [case for case in ALL_CASES if case[0] not in UNREAD]
 # Arguments that Keras does not write.
 FORGOTTEN = {"RandomGrayscale": {"seed": 3}, "MaxNumBoundingBoxes": {"fill_value": 0}}
 # Arguments that Keras writes in another form; of this one it reads none below 0.
@@ -309,10 +309,10 @@ def test_configurations_of_every_layer(keras, name, number):
     theirs = read_by(keras, ours)
     described = json.loads(json.dumps(keras.saving.serialize_keras_object(theirs)))
     expected = ours._get_config() | {"name": theirs.name}
-    found = FORGOTTEN.get(name, {}) | without_types(described["config"])
-    assert found == expected | OTHERWISE.get((name, number), {})
-    again = layers.deserialize(described)
-    assert without_types(again._get_config()) | FORGOTTEN.get(name, {}) == expected
+    config = FORGOTTEN.get(name, {}) | without_types(described["config"])
+    assert config == expected | OTHERWISE.get((name, number), {})
+    restored = layers.deserialize(described)
+    assert without_types(restored._get_config()) | FORGOTTEN.get(name, {}) == expected
 
 
 @pytest.mark.filterwarnings("ignore:You passed `rms_scaling=True`:UserWarning")
@@ -331,17 +331,17 @@ def test_outputs_of_every_layer(keras, name, number, training):
     case.call(ours, inputs)
     if training and len(ours.variables) > len(ours.weights):
         return  # states of random numbers: test_augmentation.py compares what is made of the same ones
-    their_inputs = [keras.ops.convert_to_tensor(one) for one in inputs]
+    their_inputs = [keras.ops.convert_to_tensor(array) for array in inputs]
     case.call(theirs, their_inputs)
     theirs.set_weights(ours.get_weights())
-    near = {"rtol": 1e-6, "atol": 1e-6} if name in IN_FLOAT32 else {"rtol": 1e-12, "atol": 1e-13}
+    tolerances = {"rtol": 1e-6, "atol": 1e-6} if name in IN_FLOAT32 else {"rtol": 1e-12, "atol": 1e-13}
     for _ in range(2):
-        mine, other = case.call(ours, inputs, training), case.call(theirs, their_inputs, training)
-        np.testing.assert_allclose(mine, keras.ops.convert_to_numpy(other), **near)
-    for mine, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
-        np.testing.assert_allclose(mine, other, rtol=1e-12, atol=1e-13)
+        mine, reference = case.call(ours, inputs, training), case.call(theirs, their_inputs, training)
+        np.testing.assert_allclose(mine, keras.ops.convert_to_numpy(reference), **tolerances)
+    for mine, reference in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, reference, rtol=1e-12, atol=1e-13)
     assert float(sum(ours.losses)) == pytest.approx(
-        float(sum(keras.ops.convert_to_numpy(one) for one in theirs.losses)), rel=1e-6
+        float(sum(keras.ops.convert_to_numpy(loss) for loss in theirs.losses)), rel=1e-6
     )
 
 
@@ -351,6 +351,6 @@ def test_normalization_adapts_as_keras_does(keras, options):
     ours, theirs = layers.Normalization(**options), keras.layers.Normalization(**options)
     ours.adapt(x)
     theirs.adapt(x)
-    for one, two in zip(ours.get_weights(), theirs.get_weights(), strict=True):
-        np.testing.assert_allclose(one, two, rtol=1e-5)
+    for weight, expected in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, expected, rtol=1e-5)
     np.testing.assert_allclose(ours(x).numpy(), np.asarray(theirs(x)), rtol=1e-5, atol=1e-5)

@@ -52,14 +52,14 @@ def compare(keras, loss, last, targets, *, weighted, outputs=CLASSES):
     """Compare a loss, a function of a module that is Keras or dptrain, and its gradient before the last activation."""
     z, y, weights = samples(targets, outputs)
     for rows in batches():
-        given = (weights[rows],) if weighted else ()
+        sample_weight = (weights[rows],) if weighted else ()
 
-        def of_theirs(z, y=y[rows], given=given):
-            return keras.losses.get(loss(keras))(y, keras.activations.get(last)(z), *given)
+        def of_theirs(z, y=y[rows], sample_weight=sample_weight):
+            return keras.losses.get(loss(keras))(y, keras.activations.get(last)(z), *sample_weight)
 
         theirs, gradient_of_theirs = value_and_gradient(keras, of_theirs, z[rows])
         ours_z = differentiable(z[rows])
-        ours = our_losses.as_loss(loss(Ours))(y[rows], ACTIVATIONS[last](ours_z), *given)
+        ours = our_losses.as_loss(loss(Ours))(y[rows], ACTIVATIONS[last](ours_z), *sample_weight)
         np.testing.assert_allclose(ours, theirs, rtol=RTOL, atol=1e-12)
         (gradient,) = gradients(ours, [ours_z])
         np.testing.assert_allclose(gradient, gradient_of_theirs, rtol=RTOL, atol=1e-11)
@@ -81,22 +81,22 @@ def compare_metrics(keras, loss, last, targets, measured, *, weighted, outputs=C
     """Compare metrics, named by strings as `compile` would understand them, after each batch."""
     z, y, weights = samples(targets, outputs)
     y_pred = ACTIVATIONS[last](constant(z)).numpy()
-    own, given = [one(Ours) for one in measured], our_losses.as_loss(loss(Ours))
-    ours = our_metrics.resolve(*((None, own) if weighted else (own, None)), given, (outputs,))[weighted]
+    metrics, loss_function = [metric(Ours) for metric in measured], our_losses.as_loss(loss(Ours))
+    ours = our_metrics.resolve(*((None, metrics) if weighted else (metrics, None)), loss_function, (outputs,))[weighted]
     trainer = keras.Sequential([keras.Input((outputs,)), keras.layers.Activation("linear")])
     trainer.compile(
         "sgd",
         loss(keras),
-        metrics=None if weighted else [one(keras) for one in measured],
-        weighted_metrics=[one(keras) for one in measured] if weighted else None,
+        metrics=None if weighted else [metric(keras) for metric in measured],
+        weighted_metrics=[metric(keras) for metric in measured] if weighted else None,
     )
     for rows in batches():
-        given = (weights[rows],) if weighted else ()
+        sample_weight = (weights[rows],) if weighted else ()
         for metric in ours.values():
-            metric.update_state(y[rows], y_pred[rows], *given)
+            metric.update_state(y[rows], y_pred[rows], *sample_weight)
         # Unlike `test_on_batch`, which starts afresh, this goes on with the metrics.
-        x, *rest = (keras.ops.convert_to_tensor(one) for one in (y_pred[rows], y[rows], *given))
-        theirs = trainer.compute_metrics(x, rest[0], x, *rest[1:])
+        x, *arguments = (keras.ops.convert_to_tensor(array) for array in (y_pred[rows], y[rows], *sample_weight))
+        theirs = trainer.compute_metrics(x, arguments[0], x, *arguments[1:])
         theirs.pop("loss")
         assert list(ours) == list(theirs)
         for key, value in theirs.items():
@@ -107,12 +107,12 @@ def compare_metrics(keras, loss, last, targets, measured, *, weighted, outputs=C
             np.testing.assert_allclose(ours[key].result(), value, rtol=rtol, atol=1e-12, err_msg=key)
 
 
-def loss_of(kind, /, *given, **options):
-    return lambda module: getattr(module.losses, kind)(*given, **options)
+def loss_of(kind, /, *args, **options):
+    return lambda module: getattr(module.losses, kind)(*args, **options)
 
 
-def metric_of(kind, /, *given, **options):
-    return lambda module: getattr(module.metrics, kind)(*given, **options)
+def metric_of(kind, /, *args, **options):
+    return lambda module: getattr(module.metrics, kind)(*args, **options)
 
 
 def named(name):
@@ -317,24 +317,27 @@ NAMELESS = our_losses.CategoricalGeneralizedCrossEntropy
 def test_names(keras):
     """A name that both know means the same class; dptrain knows no name that Keras does not."""
     for ours, theirs in ((our_losses.LOSSES, keras.losses), (our_metrics.METRICS, keras.metrics)):
-        for name, made in ours.items():
-            if made is NAMELESS or made.__name__ in OWN:
+        for name, symbol in ours.items():
+            if symbol is NAMELESS or symbol.__name__ in OWN:
                 continue
-            found = theirs.get(name)
-            known = type(found).__name__ if not hasattr(found, "__name__") else found.__name__
-            assert known in (made.__name__, *[alias for alias, one in ours.items() if one is made]), name
+            their_symbol = theirs.get(name)
+            their_name = type(their_symbol).__name__ if not hasattr(their_symbol, "__name__") else their_symbol.__name__
+            assert their_name in (
+                symbol.__name__,
+                *[alias for alias, candidate in ours.items() if candidate is symbol],
+            ), name
 
 
 @pytest.mark.parametrize("kind", ["losses", "metrics"])
 def test_configurations_travel_both_ways(keras, kind):
     ours, theirs = (our_losses, keras.losses) if kind == "losses" else (our_metrics, keras.metrics)
-    for made in set((our_losses.LOSSES if kind == "losses" else our_metrics.METRICS).values()) - {NAMELESS}:
-        mine = made(**OWN.get(made.__name__, {}))
-        there = theirs.deserialize(ours.serialize(mine))
-        back = ours.deserialize(theirs.serialize(there))
-        assert type(back) is made
+    for symbol in set((our_losses.LOSSES if kind == "losses" else our_metrics.METRICS).values()) - {NAMELESS}:
+        mine = symbol(**OWN.get(symbol.__name__, {}))
+        restored = theirs.deserialize(ours.serialize(mine))
+        back = ours.deserialize(theirs.serialize(restored))
+        assert type(back) is symbol
         assert back._get_config() == mine._get_config()
-        assert set(there.get_config()) - {"fn"} <= set(mine._get_config()), made
+        assert set(restored.get_config()) - {"fn"} <= set(mine._get_config()), symbol
 
 
 LABELS = np.random.default_rng(8).integers(0, 3, (12, 4))
@@ -356,12 +359,14 @@ def test_accuracy_and_weights_of_targets_of_any_shape(keras, name, loss):
     y, weights = TARGETS[name]
     shape = (4, 3) if y.ndim > 2 or y.shape[1:] == (4,) else (3,)
     x = np.random.default_rng(3).dirichlet(np.ones(3), (12, *shape[:-1])).astype(np.float32)
-    known = "categorical_crossentropy" if y.shape[1:] == shape else "sparse_categorical_crossentropy"
+    expected_loss = "categorical_crossentropy" if y.shape[1:] == shape else "sparse_categorical_crossentropy"
 
     def evaluated(library):
         model = library.Sequential([library.layers.Input(shape), library.layers.Identity()])
-        own = lambda y_true, y_pred: library.ops.mean(library.ops.square(y_pred), -1)  # noqa: E731
-        model.compile("sgd", own if loss == "own" else known, metrics=["accuracy"], weighted_metrics=["acc"])
+        mean_square = lambda y_true, y_pred: library.ops.mean(library.ops.square(y_pred), -1)  # noqa: E731
+        model.compile(
+            "sgd", mean_square if loss == "own" else expected_loss, metrics=["accuracy"], weighted_metrics=["acc"]
+        )
         return model.evaluate(x, y, sample_weight=weights, batch_size=12, verbose=0, return_dict=True)
 
     assert evaluated(dptrain) == pytest.approx(evaluated(keras), rel=1e-5)

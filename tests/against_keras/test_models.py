@@ -33,26 +33,26 @@ def both(keras, *layers, **options):
 
 
 def agree(ours, theirs) -> None:
-    for mine, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
-        np.testing.assert_allclose(mine, np.asarray(other), rtol=1e-6)
+    for mine, expected in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, np.asarray(expected), rtol=1e-6)
 
 
-@pytest.mark.parametrize("way", ["constructor", "setter", "layer"])
-def test_trainable(keras, way):
+@pytest.mark.parametrize("case", ["constructor", "setter", "layer"])
+def test_trainable(keras, case):
     x, _ = toy()
     stack = [("Dense", 3, "tanh"), ("BatchNormalization",), ("Dense", 2)]
-    theirs, ours = both(keras, *stack, **({"trainable": False} if way == "constructor" else {}))
+    theirs, ours = both(keras, *stack, **({"trainable": False} if case == "constructor" else {}))
     before = ours.get_weights()
     histories = []
     for model in (theirs, ours):
-        if way != "constructor":
-            (model.layers[0] if way == "layer" else model).trainable = False
+        if case != "constructor":
+            (model.layers[0] if case == "layer" else model).trainable = False
         histories.append(model.fit(x, x[:, :2], epochs=2, shuffle=False, verbose=0).history)
     np.testing.assert_allclose(histories[1]["loss"], histories[0]["loss"], rtol=1e-6)
     agree(ours, theirs)
     assert [layer.trainable for layer in ours.layers] == [layer.trainable for layer in theirs.layers]
-    same = [np.array_equal(old, new) for old, new in zip(before, ours.get_weights(), strict=True)]
-    assert same[:2] == [True, True]
+    unchanged = [np.array_equal(old, new) for old, new in zip(before, ours.get_weights(), strict=True)]
+    assert unchanged[:2] == [True, True]
     assert int(np.asarray(theirs.optimizer.iterations)) == ours.optimizer.iterations
 
 
@@ -73,12 +73,12 @@ def test_build(keras, input_shape):
 
 def test_a_model_of_rescaling_alone(keras):
     x, _ = toy()
-    found = []
+    histories = []
     for model in both(keras, ("Rescaling", 2.0)):
         history = model.fit(x, x, epochs=2, verbose=0, validation_data=(x, x)).history
-        found.append([*history["loss"], *history["val_loss"], model.evaluate(x, x, verbose=0)])
+        histories.append([*history["loss"], *history["val_loss"], model.evaluate(x, x, verbose=0)])
         np.testing.assert_allclose(np.asarray(model.predict(x, verbose=0)), 2 * x)
-    np.testing.assert_allclose(found[1], found[0], rtol=1e-6)
+    np.testing.assert_allclose(histories[1], histories[0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("validation", ["split", "data"])
@@ -87,17 +87,17 @@ def test_class_weights(keras, validation):
     theirs, ours = both(keras, ("Dense", 3, "softmax"))
     theirs.compile("sgd", "sparse_categorical_crossentropy", jit_compile=False)
     ours.compile("sgd", "sparse_categorical_crossentropy", dtype="float64", jit_compile=False)
-    given = {"validation_split": 0.25} if validation == "split" else {"validation_data": (x[:9], y[:9])}
+    validation_data = {"validation_split": 0.25} if validation == "split" else {"validation_data": (x[:9], y[:9])}
     options = {"epochs": 3, "shuffle": False, "verbose": 0, "class_weight": {0: 5.0, 2: 0.1}}
-    expected = theirs.fit(x, y, **options, **given).history
-    history = ours.fit(x, y, **options, **given).history
+    expected = theirs.fit(x, y, **options, **validation_data).history
+    history = ours.fit(x, y, **options, **validation_data).history
     for key in ("loss", "val_loss"):
         np.testing.assert_allclose(history[key], expected[key], rtol=1e-5)
 
 
 def test_stops(keras):
     x, _ = toy()
-    found = []
+    results = []
     for k, model in zip((keras, dp), both(keras, ("Dense", 2)), strict=True):
 
         class Stop(k.callbacks.Callback):
@@ -116,9 +116,9 @@ def test_stops(keras):
             x, x[:, :2], shuffle=False, validation_data=(x, x[:, :2]), validation_batch_size=4, **options
         )
         values += [*history.history["loss"], *history.history["val_loss"]]
-        found.append((values, [np.asarray(one) for one in outputs]))
+        results.append((values, [np.asarray(output) for output in outputs]))
         assert (model.stop_evaluating, model.stop_predicting) == (True, True)
-    np.testing.assert_allclose(found[1][0], found[0][0], rtol=1e-6)
-    assert [len(one) for one in found[1][1]] == [12, 21]
-    for mine, other in zip(found[1][1], found[0][1], strict=True):
-        np.testing.assert_allclose(mine, other, rtol=1e-6, atol=1e-7)  # in float32
+    np.testing.assert_allclose(results[1][0], results[0][0], rtol=1e-6)
+    assert [len(output) for output in results[1][1]] == [12, 21]
+    for mine, expected in zip(results[1][1], results[0][1], strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=1e-6, atol=1e-7)  # in float32

@@ -21,6 +21,6 @@ def test_few_public_names_are_none_of_keras(keras):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of PyTorch
         theirs = parts(keras, {})
-    for kind, one in ours.items():
-        public = {name for name in dir(one) if not name.startswith("_")}
+    for kind, symbol in ours.items():
+        public = {name for name in dir(symbol) if not name.startswith("_")}
         assert public - set(dir(theirs[kind])) <= OURS.get(kind, set()), kind

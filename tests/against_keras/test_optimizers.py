@@ -75,20 +75,20 @@ COMMON = {
 
 def update(keras, optimizer, variables, steps):
     """Let Keras' optimizer make its updates; on JAX compiled, as `fit` does."""
-    given = [[keras.ops.convert_to_tensor(one) for one in grads] for grads in steps]
+    gradients = [[keras.ops.convert_to_tensor(grad) for grad in grads] for grads in steps]
     if keras.backend.backend() != "jax":
-        for grads in given:
+        for grads in gradients:
             optimizer.apply_gradients(zip(grads, variables, strict=True))
         return
     import jax
 
     optimizer.build(variables)
-    own, state = [one.value for one in variables], [one.value for one in optimizer.variables]
-    compiled = jax.jit(lambda own, state, grads: optimizer.stateless_apply(state, grads, own))
-    for grads in given:
-        own, state = compiled(own, state, grads)
-    for one, value in zip([*variables, *optimizer.variables], [*own, *state], strict=True):
-        one.assign(value)
+    values, state = [variable.value for variable in variables], [variable.value for variable in optimizer.variables]
+    compiled = jax.jit(lambda values, state, grads: optimizer.stateless_apply(state, grads, values))
+    for grads in gradients:
+        values, state = compiled(values, state, grads)
+    for variable, value in zip([*variables, *optimizer.variables], [*values, *state], strict=True):
+        variable.assign(value)
 
 
 @pytest.mark.parametrize("common", COMMON)
@@ -101,7 +101,9 @@ def test_two_hundred_steps(keras, name, number, common):
     close = 1e-5 if (name, number) == ("Muon", 0) else 1e-9  # Keras has the root of the greater side in float32
     rng = np.random.default_rng(1)
     start = {path: 0.5 * rng.standard_normal(shape) for path, shape in SHAPES.items()}
-    steps = [[size * rng.standard_normal(one.shape) for one in start.values()] for size in rng.uniform(0, 0.1, STEPS)]
+    steps = [
+        [size * rng.standard_normal(weight.shape) for weight in start.values()] for size in rng.uniform(0, 0.1, STEPS)
+    ]
     pair, configs, results = [], [], []
     for kind, variable in ((optimizers, Variable), (keras.optimizers, keras.Variable)):
         options = {"learning_rate": 0.01, **COMMON[common], **OWN[name][number]}
@@ -118,10 +120,15 @@ def test_two_hundred_steps(keras, name, number, common):
                 optimizer.apply_gradients(zip(grads, variables, strict=True))
         else:
             update(keras, optimizer, variables, steps)
-        trained = [keras.ops.convert_to_numpy(one) if kind is not optimizers else one.numpy() for one in variables]
+        trained = [
+            keras.ops.convert_to_numpy(variable) if kind is not optimizers else variable.numpy()
+            for variable in variables
+        ]
         optimizer.finalize_variable_values(variables)
         finished = [*trained, *variables, *optimizer.variables]
-        results.append([np.array(one if kind is optimizers else keras.ops.convert_to_numpy(one)) for one in finished])
+        results.append(
+            [np.array(value if kind is optimizers else keras.ops.convert_to_numpy(value)) for value in finished]
+        )
         pair.append(optimizer)
     assert list(configs[0]) == list(configs[1])
     assert configs[0] == configs[1]
@@ -137,20 +144,22 @@ def test_two_hundred_steps(keras, name, number, common):
 @pytest.mark.parametrize(("name", "number"), ALL)
 def test_the_names_of_variables(keras, name, number):
     """Slots' paths but for the optimizer's name, of which Keras' is not always the class's in snake case."""
-    found = []
+    names_of_libraries = []
     for kind, variable in ((optimizers, Variable), (keras.optimizers, keras.Variable)):
         optimizer = getattr(kind, name)(gradient_accumulation_steps=2, **OWN[name][number])
         optimizer.build([variable(np.zeros(shape), name=path) for path, shape in SHAPES.items()])
-        found.append([one.path.partition("/")[2] for one in optimizer.variables if one.shape])
-    assert found[0] == found[1]
+        names_of_libraries.append(
+            [variable.path.partition("/")[2] for variable in optimizer.variables if variable.shape]
+        )
+    assert names_of_libraries[0] == names_of_libraries[1]
 
 
 def test_keras_reads_what_is_serialized(keras):
     from keras import optimizers as theirs
 
-    known = [name for name in OWN if name != "Lamb"]  # which Keras writes and does not read
-    for name, own in itertools.chain(*([(name, own) for own in OWN[name]] for name in known)):
-        mine = getattr(optimizers, name)(schedule(schedules), clipnorm=0.5, **own)
+    readable = [name for name in OWN if name != "Lamb"]  # which Keras writes and does not read
+    for name, options in itertools.chain(*([(name, own) for own in OWN[name]] for name in readable)):
+        mine = getattr(optimizers, name)(schedule(schedules), clipnorm=0.5, **options)
         optimizer = theirs.deserialize(optimizers.serialize(mine))
         assert isinstance(optimizer, getattr(theirs, name))
         assert optimizer.get_config() == mine.get_config()
@@ -183,8 +192,8 @@ def test_the_same_errors(keras, name, options):
 def test_the_same_errors_of_updates(keras):
     messages = []
     for kind, variable in ((optimizers, Variable), (keras.optimizers, keras.Variable)):
-        optimizer, one = kind.SGD(0.1), variable(np.zeros(2), name="kernel")
-        for grads, variables in (([np.ones(2)], None), ([None], [one]), ([np.ones(2)] * 2, None)):
+        optimizer, weight = kind.SGD(0.1), variable(np.zeros(2), name="kernel")
+        for grads, variables in (([np.ones(2)], None), ([None], [weight]), ([np.ones(2)] * 2, None)):
             with pytest.raises(ValueError) as raised:  # noqa: PT011 - the messages are compared
                 optimizer.apply(grads, variables)
             messages.append(str(raised.value))

@@ -55,10 +55,10 @@ def test_both_ways(keras, tmp_path, direction):
     assert (loaded.layers[0].known, loaded.layers[0].many) == (("a", "b"), 2)
     np.testing.assert_allclose(loaded.predict(X, verbose=0), model.predict(X, verbose=0), rtol=1e-6)
     model.save_weights(tmp_path / "m.weights.h5")
-    other = words(reader)
-    other.load_weights(tmp_path / "m.weights.h5")
-    for one, expected in zip(other.get_weights(), model.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, expected)
+    restored = words(reader)
+    restored.load_weights(tmp_path / "m.weights.h5")
+    for weight, expected in zip(restored.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(weight, expected)
 
 
 class _Blocks:
@@ -102,10 +102,10 @@ class _Blocks:
 
 def test_paths_have_the_layers_around(keras):
     ours, theirs = _Blocks(dp), _Blocks(keras)
-    for model, other in zip(ours.models, theirs.models, strict=True):
-        assert [weight.path for weight in model.weights] == [weight.path for weight in other.weights]
-        assert model.path == other.path
+    for model, their_model in zip(ours.models, theirs.models, strict=True):
+        assert [weight.path for weight in model.weights] == [weight.path for weight in their_model.weights]
+        assert model.path == their_model.path
     layers = ours.block, ours.block.inner, ours.block.listed[0], ours.whole.head, ours.whole.block.inner
-    others = theirs.block, theirs.block.inner, theirs.block.listed[0], theirs.whole.head, theirs.whole.block.inner
-    assert [layer.path for layer in layers] == [layer.path for layer in others]
+    their_layers = theirs.block, theirs.block.inner, theirs.block.listed[0], theirs.whole.head, theirs.whole.block.inner
+    assert [layer.path for layer in layers] == [layer.path for layer in their_layers]
     assert dp.layers.Dense(3).path is None

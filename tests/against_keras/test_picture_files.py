@@ -56,11 +56,11 @@ def test_decoded_pictures(keras, float32, folder, options):
         folder, image_size=(9, 12), batch_size=1, shuffle=False, verbose=False, **options
     )
     channels = {"rgb": 3, "grayscale": 1, "rgba": 4}[options["color_mode"]]
-    asked = {"interpolation": "bilinear", "data_format": "channels_last", **options}
-    del asked["color_mode"]
+    arguments = {"interpolation": "bilinear", "data_format": "channels_last", **options}
+    del arguments["color_mode"]
     for path, (x, _) in zip(dataset.file_paths, dataset, strict=True):
         expected = keras.ops.convert_to_numpy(
-            _load_image_grain(io.BytesIO(Path(path).read_bytes()), (9, 12), channels, **asked)
+            _load_image_grain(io.BytesIO(Path(path).read_bytes()), (9, 12), channels, **arguments)
         )
         np.testing.assert_allclose(x[0], expected, rtol=1e-5, atol=1e-3)
 
@@ -74,12 +74,12 @@ def test_files_labels_and_parts(keras, folder, labels):
             str(folder), labels and labels[:], (".bmp", ".gif", ".jpeg", ".jpg", ".png"), seed=seed, verbose=False
         )
         options = {"labels": labels, "seed": seed, "verbose": False, "validation_split": 0.4, "image_size": 4}
-        train, held = dp.utils.image_dataset_from_directory(folder, subset="both", **options)
-        assert [*train.file_paths, *held.file_paths] == [str(one) for one in files]
-        assert len(held.file_paths) == int(0.4 * len(files))
+        train, validation = dp.utils.image_dataset_from_directory(folder, subset="both", **options)
+        assert [*train.file_paths, *validation.file_paths] == [str(file) for file in files]
+        assert len(validation.file_paths) == int(0.4 * len(files))
         assert train.class_names == names
-        found = None if labels is None else [*train._labels, *held._labels]
-        assert found == (None if numbers is None else list(numbers))
+        labels_of_both = None if labels is None else [*train._labels, *validation._labels]
+        assert labels_of_both == (None if numbers is None else list(numbers))
 
 
 @pytest.mark.parametrize("color_mode", ["rgb", "rgba", "grayscale"])
@@ -87,11 +87,12 @@ def test_files_labels_and_parts(keras, folder, labels):
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "lanczos"])
 def test_load_img(keras, folder, color_mode, size, interpolation):
     for path in sorted(folder.rglob("*.*")):
-        found, expected = (
-            each.load_img(path, color_mode, interpolation=interpolation, **size) for each in (dp.utils, keras.utils)
+        image, expected = (
+            library.load_img(path, color_mode, interpolation=interpolation, **size)
+            for library in (dp.utils, keras.utils)
         )
-        assert (found.mode, found.size) == (expected.mode, expected.size)
-        np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
+        assert (image.mode, image.size) == (expected.mode, expected.size)
+        np.testing.assert_array_equal(np.asarray(image), np.asarray(expected))
 
 
 @pytest.mark.parametrize("data_format", [None, "channels_first"])
@@ -100,18 +101,18 @@ def test_load_img(keras, folder, color_mode, size, interpolation):
 def test_arrays(keras, float32, tmp_path, data_format, scale, channels):
     shape = (5, 6, channels) if data_format is None else (channels, 5, 6)
     for x in (RNG.random(shape) * 255, RNG.integers(0, 300 if channels == 1 else 255, shape), np.zeros(shape)):
-        found, expected = (each.array_to_img(x, data_format, scale) for each in (dp.utils, keras.utils))
-        assert (found.mode, found.size) == (expected.mode, expected.size)
-        np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
-        back = [each.img_to_array(expected, data_format) for each in (dp.utils, keras.utils)]
+        image, expected = (library.array_to_img(x, data_format, scale) for library in (dp.utils, keras.utils))
+        assert (image.mode, image.size) == (expected.mode, expected.size)
+        np.testing.assert_array_equal(np.asarray(image), np.asarray(expected))
+        back = [library.img_to_array(expected, data_format) for library in (dp.utils, keras.utils)]
         np.testing.assert_array_equal(*back)
         assert back[0].dtype == back[1].dtype
         for ending in ("png", "bmp", "jpg") if expected.mode != "I" else ():
             written = []
-            for each in (dp.utils, keras.utils):
+            for library in (dp.utils, keras.utils):
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", UserWarning)  # JPEG has no transparency
-                    each.save_img(tmp_path / f"x.{ending}", x, data_format, scale=scale)
+                    library.save_img(tmp_path / f"x.{ending}", x, data_format, scale=scale)
                 written.append((tmp_path / f"x.{ending}").read_bytes())
             assert written[0] == written[1]
     content = io.BytesIO()
@@ -124,12 +125,12 @@ def test_arrays(keras, float32, tmp_path, data_format, scale, channels):
 def test_smart_resize(keras, float32, data_format, shape, size):
     x = RNG.random(shape).astype(np.float32)
     x = x if data_format == "channels_last" else np.moveaxis(x, -1, -3)
-    found, expected = (
-        each.preprocessing.image.smart_resize(x, size, "nearest" if size[0] == 5 else "bilinear", data_format)
-        for each in (dp, keras)
+    resized, expected = (
+        library.preprocessing.image.smart_resize(x, size, "nearest" if size[0] == 5 else "bilinear", data_format)
+        for library in (dp, keras)
     )
-    assert isinstance(found, np.ndarray)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert isinstance(resized, np.ndarray)
+    np.testing.assert_allclose(resized, expected, rtol=1e-5, atol=1e-6)
     assert (
         dp.preprocessing.image.smart_resize(dp.ops.convert_to_tensor(x), size, data_format=data_format).ndim == x.ndim
     )

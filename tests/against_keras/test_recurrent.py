@@ -55,18 +55,18 @@ def test_two_hundred_steps(keras, name):
     assert [weight.shape for weight in ours.weights] == [tuple(weight.shape) for weight in theirs.weights]
     for k, model in ((dp, ours), (keras, theirs)):
         loss = k.losses.SparseCategoricalCrossentropy(from_logits=True)
-        more = {"dtype": "float64", "jit_compile": False} if k is dp else {}
-        model.compile(k.optimizers.SGD(0.3, 0.5), loss, metrics=["accuracy"], **more)
+        compile_options = {"dtype": "float64", "jit_compile": False} if k is dp else {}
+        model.compile(k.optimizers.SGD(0.3, 0.5), loss, metrics=["accuracy"], **compile_options)
     start = [weight + 0.1 * RNG.random(weight.shape) for weight in theirs.get_weights()]
     for model in (ours, theirs):
         model.set_weights(start)
     options = {"batch_size": 5, "epochs": 23, "shuffle": False, "verbose": 0}  # 9 steps each
-    mine, other = (model.fit(IDS, LABELS, **options).history for model in (ours, theirs))
-    np.testing.assert_allclose(mine["loss"], other["loss"], rtol=1e-8)
+    mine, their_history = (model.fit(IDS, LABELS, **options).history for model in (ours, theirs))
+    np.testing.assert_allclose(mine["loss"], their_history["loss"], rtol=1e-8)
     if name == "picturing" or keras.backend.backend() != "jax":  # in whose training steps masks do not reach metrics
-        np.testing.assert_allclose(mine["accuracy"], other["accuracy"], rtol=1e-6)
-    for one, two in zip(ours.get_weights(), theirs.get_weights(), strict=True):
-        np.testing.assert_allclose(one, two, rtol=1e-7, atol=1e-8)
+        np.testing.assert_allclose(mine["accuracy"], their_history["accuracy"], rtol=1e-6)
+    for weight, expected in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, expected, rtol=1e-7, atol=1e-8)
     np.testing.assert_allclose(
         ours.evaluate(IDS, LABELS, batch_size=32, verbose=0), theirs.evaluate(IDS, LABELS, verbose=0), rtol=1e-6
     )
@@ -82,27 +82,27 @@ def test_files_are_read_both_ways(keras, name, ending, tmp_path):
         theirs.save_weights(path)
         ours.load_weights(path)
         ours.save_weights(back)
-        again = MODELS[name](keras)
-        again.load_weights(back)
+        rebuilt = MODELS[name](keras)
+        rebuilt.load_weights(back)
     else:
         theirs.save(path)
         ours = dp.models.load_model(path)
         ours.save(back)
-        again = keras.models.load_model(back)
+        rebuilt = keras.models.load_model(back)
     np.testing.assert_allclose(ours.predict(IDS, verbose=0), expected, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(again.predict(IDS, verbose=0), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(rebuilt.predict(IDS, verbose=0), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_masks_of_layers_that_merge(keras):
     """Values and masks, also where one input has none."""
-    x, other = (RNG.normal(size=(3, 4, 2)) * (RNG.random((3, 4, 1)) < 0.5) for _ in range(2))
+    x, state = (RNG.normal(size=(3, 4, 2)) * (RNG.random((3, 4, 1)) < 0.5) for _ in range(2))
     for name in ("Add", "Subtract", "Average", "Multiply", "Maximum", "Minimum", "Concatenate"):
         for second in (True, False):
             results = []
             for k in (dp, keras):
                 masked = [
                     k.layers.Masking(dtype="float64")(x),
-                    k.layers.Masking(dtype="float64")(other) if second else k.ops.convert_to_tensor(other),
+                    k.layers.Masking(dtype="float64")(state) if second else k.ops.convert_to_tensor(state),
                 ]
                 output = getattr(k.layers, name)(dtype="float64")(masked)
                 mask = getattr(output, "_keras_mask", None)

@@ -34,5 +34,5 @@ def test_three_hundred_steps(keras, name, arguments, options):
     expected = [float(theirs(step)) for step in range(300)]
     np.testing.assert_allclose([float(mine(step)) for step in range(300)], expected, rtol=1e-11, atol=1e-15)
     assert schedules.serialize(mine) == keras.optimizers.schedules.serialize(theirs)
-    again = keras.optimizers.schedules.deserialize(schedules.serialize(mine))
-    assert again.get_config() == mine.get_config()
+    restored = keras.optimizers.schedules.deserialize(schedules.serialize(mine))
+    assert restored.get_config() == mine.get_config()

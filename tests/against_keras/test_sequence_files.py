@@ -65,9 +65,9 @@ def assert_both_ways(keras, theirs, x, tmp_path, tolerance=1e-5):
     expected = theirs.predict(x, verbose=0)
     ours = dp.models.load_model(tmp_path / "theirs.keras")
     ours.save(tmp_path / "ours.keras")
-    again = keras.models.load_model(tmp_path / "ours.keras")
+    reloaded = keras.models.load_model(tmp_path / "ours.keras")
     once_more = dp.models.load_model(tmp_path / "ours.keras")
-    for model in (ours, again, once_more):
+    for model in (ours, reloaded, once_more):
         np.testing.assert_allclose(model.predict(x, verbose=0), expected, rtol=tolerance, atol=tolerance)
 
 
@@ -103,8 +103,8 @@ def test_texts(keras):
     assert (config["module"], config["class_name"]) == ("keras.layers", "TextVectorization")
     arguments = inspect.signature(keras.layers.TextVectorization).parameters
     assert set(config["config"]) - {"trainable", "dtype", "name"} <= set(arguments)
-    again = dp.saving.deserialize_keras_object(json.loads(json.dumps(config)))
-    np.testing.assert_array_equal(again(TEXTS), layer(TEXTS))
+    restored = dp.saving.deserialize_keras_object(json.loads(json.dumps(config)))
+    np.testing.assert_array_equal(restored(TEXTS), layer(TEXTS))
 
 
 OPERATIONS = {
@@ -127,5 +127,5 @@ def test_operations(keras, name, tmp_path):
     theirs = keras.Model(x, OPERATIONS[name](keras.ops, x))
     assert_both_ways(keras, theirs, X, tmp_path)
     ours = dp.models.load_model(tmp_path / "ours.keras")
-    kinds = [[one["class_name"] for one in model.get_config()["layers"]] for model in (ours, theirs)]
+    kinds = [[layer["class_name"] for layer in model.get_config()["layers"]] for model in (ours, theirs)]
     assert sorted(kinds[0]) == sorted(kinds[1])

@@ -13,20 +13,20 @@ OWN = {"out", "first_row"}
 
 def arguments(function):
     of = function.compute if isinstance(function, Op) else function
-    found = inspect.signature(of).parameters.values()
+    parameters = inspect.signature(of).parameters.values()
     kinds = (inspect.Parameter.VAR_KEYWORD,)
     return [
-        (one.name, None if one.default is one.empty else one.default)
-        for one in found
-        if one.name not in OWN and one.kind not in kinds
+        (parameter.name, None if parameter.default is parameter.empty else parameter.default)
+        for parameter in parameters
+        if parameter.name not in OWN and parameter.kind not in kinds
     ]
 
 
 def test_arguments_are_those_of_keras(keras):
-    both = [name for name in ops.__all__ if inspect.isfunction(getattr(keras.ops, name, None))]
-    assert len(both) > 250
-    theirs = {name: arguments(getattr(keras.ops, name)) for name in both}
-    assert {name: arguments(getattr(ops, name)) for name in both} == theirs
+    shared_names = [name for name in ops.__all__ if inspect.isfunction(getattr(keras.ops, name, None))]
+    assert len(shared_names) > 250
+    theirs = {name: arguments(getattr(keras.ops, name)) for name in shared_names}
+    assert {name: arguments(getattr(ops, name)) for name in shared_names} == theirs
 
 
 def test_rooms_are_those_of_keras(keras):

@@ -14,9 +14,9 @@ RTOL = 3e-6
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 EVENTS = [
-    f"on_{name}_{when}"
+    f"on_{name}_{edge}"
     for name in ("train", "epoch", "train_batch", "test", "test_batch", "predict", "predict_batch")
-    for when in ("begin", "end")
+    for edge in ("begin", "end")
 ]
 RNG = np.random.default_rng(3)
 X, Y = RNG.standard_normal((60, 4)), RNG.standard_normal((60, 2))
@@ -29,40 +29,40 @@ def batch(number: int) -> tuple[np.ndarray, np.ndarray]:
     return X[begin : begin + SIZES[number]], Y[begin : begin + SIZES[number]]
 
 
-def generator(count: int, seen: list[str]):
+def generator(count: int, log: list[str]):
     for number in range(count):
-        seen.append(f"draw {number}")
+        log.append(f"draw {number}")
         yield batch(number)
 
 
-def dataset(base: type, count: int | None, seen: list[str], **options):
+def dataset(base: type, count: int | None, log: list[str], **options):
     class Batches(base):
         @property
         def num_batches(self):
             return count
 
         def __getitem__(self, index):
-            seen.append(f"get {index}")
+            log.append(f"get {index}")
             return batch(index % len(SIZES))
 
         def on_epoch_begin(self):
-            seen.append("begin")
+            log.append("begin")
 
         def on_epoch_end(self):
-            seen.append("end")
+            log.append("end")
 
     return Batches(**options)
 
 
-def recorder(base: type, seen: list):
+def recorder(base: type, events: list):
     """Return a callback that notes every event with its number, and the losses."""
 
     def hook(name: str):
-        def note(self, *arguments, **named):
-            logs = named.get("logs", arguments[-1] if arguments else None)
-            number = [one for one in arguments if isinstance(one, int)]
+        def note(self, *arguments, **kwargs):
+            logs = kwargs.get("logs", arguments[-1] if arguments else None)
+            number = [argument for argument in arguments if isinstance(argument, int)]
             losses = {key: float(logs[key]) for key in ("loss", "val_loss") if logs and key in logs}
-            seen.append((name, number, losses))
+            events.append((name, number, losses))
 
         return note
 
@@ -71,7 +71,7 @@ def recorder(base: type, seen: list):
 
 def run(library, keras, method: str, make, **arguments):
     """Return what a library does: result, parameters, warnings, the callbacks' events, the sources' events."""
-    drawn: dict[str, list[str]] = {"x": [], "validation_data": []}
+    batches_read: dict[str, list[str]] = {"x": [], "validation_data": []}
     ours = library is dp
     if ours:
         model = dp.Sequential([dp.layers.Dense(2, input_shape=(4,))])
@@ -82,22 +82,29 @@ def run(library, keras, method: str, make, **arguments):
     model.set_weights([KERNEL, BIAS])
     events: list = []
     callback = recorder(library.callbacks.Callback, events)
-    made = {name: one(library.utils.PyDataset, drawn[name]) if callable(one) else one for name, one in make.items()}
+    sources = {
+        name: source(library.utils.PyDataset, batches_read[name]) if callable(source) else source
+        for name, source in make.items()
+    }
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        result = getattr(model, method)(**made, **arguments, verbose=0, callbacks=[callback])
-    said = [str(one.message) for one in caught if "shuffle" in str(one.message) or "ran out" in str(one.message)]
+        result = getattr(model, method)(**sources, **arguments, verbose=0, callbacks=[callback])
+    warnings_seen = [
+        str(warning.message)
+        for warning in caught
+        if "shuffle" in str(warning.message) or "ran out" in str(warning.message)
+    ]
     if method == "fit":
         result = result.history
-    return result, callback.params["steps"], said, events, drawn, model.get_weights()
+    return result, callback.params["steps"], warnings_seen, events, batches_read, model.get_weights()
 
 
 def generators(count: int):
-    return lambda base, seen: generator(count, seen)
+    return lambda base, log: generator(count, log)
 
 
 def datasets(count: int | None, **options):
-    return lambda base, seen: dataset(base, count, seen, **options)
+    return lambda base, log: dataset(base, count, log, **options)
 
 
 def compare(keras, method: str, make, **arguments) -> None:
@@ -111,9 +118,11 @@ def compare(keras, method: str, make, **arguments) -> None:
             if not event[0].endswith("batch_begin") or after[0] == event[0].replace("begin", "end")
         ]
     assert [event[:2] for event in ours[3]] == [event[:2] for event in events]
-    for one, other in zip(ours[3], events, strict=True):
-        assert list(one[2]) == list(other[2]), one
-        np.testing.assert_allclose(list(one[2].values()), list(other[2].values()), rtol=RTOL, err_msg=str(one[:2]))
+    for event, their_event in zip(ours[3], events, strict=True):
+        assert list(event[2]) == list(their_event[2]), event
+        np.testing.assert_allclose(
+            list(event[2].values()), list(their_event[2].values()), rtol=RTOL, err_msg=str(event[:2])
+        )
     assert ours[4] == theirs[4], "what the sources were asked"
     if method == "fit":
         assert {key: len(values) for key, values in ours[0].items()} == {k: len(v) for k, v in theirs[0].items()}
@@ -121,8 +130,8 @@ def compare(keras, method: str, make, **arguments) -> None:
             np.testing.assert_allclose(ours[0][key], values, rtol=RTOL, atol=1e-6)
     else:
         np.testing.assert_allclose(ours[0], theirs[0], rtol=RTOL, atol=1e-6)
-    for one, other in zip(ours[5], theirs[5], strict=True):
-        np.testing.assert_allclose(one, other, rtol=RTOL, atol=1e-6)
+    for value, expected in zip(ours[5], theirs[5], strict=True):
+        np.testing.assert_allclose(value, expected, rtol=RTOL, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -192,23 +201,23 @@ def test_evaluate_and_predict(keras, method, make, steps):
 
 
 def test_a_second_training_looks_at_no_batch(keras):
-    found = []
+    results = []
     for library in (dp, keras):
-        seen: list[str] = []
+        log: list[str] = []
         if library is dp:
             model = dp.Sequential([dp.layers.Dense(2, input_shape=(4,))])
         else:
             model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
         model.compile("sgd", "mse")
-        data = dataset(library.utils.PyDataset, 2, seen)
+        data = dataset(library.utils.PyDataset, 2, log)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model.evaluate(data, verbose=0)
             model.fit(data, shuffle=False, verbose=0)
             model.predict(data, verbose=0)
             model.fit(data, shuffle=False, verbose=0)
-        found.append(seen)
-    assert found[0] == found[1]
+        results.append(log)
+    assert results[0] == results[1]
 
 
 def test_workers_give_the_batches_in_order(keras):
@@ -224,7 +233,7 @@ def test_a_torch_loader(keras):
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
-    def loader(base, seen):
+    def loader(base, log):
         return DataLoader(TensorDataset(torch.tensor(X), torch.tensor(Y)), batch_size=7)
 
     compare(keras, "fit", {"x": loader}, epochs=2)
@@ -232,8 +241,8 @@ def test_a_torch_loader(keras):
     compare(keras, "fit", {"x": torch.tensor(X, requires_grad=True), "y": torch.tensor(Y)}, shuffle=False)
 
 
-def nothing(base, seen):
-    return generator(0, seen)
+def nothing(base, log):
+    return generator(0, log)
 
 
 BAD = [
@@ -245,15 +254,15 @@ BAD = [
     ({"x": datasets(3), "sample_weight": Y[:, 0]}, {}),
     ({"x": datasets(3)}, {"validation_split": 0.5}),
     ({"x": nothing}, {}),
-    ({"x": lambda base, seen: (one for one in [[X, Y]])}, {}),
-    ({"x": lambda base, seen: (one for one in [X])}, {}),
-    ({"x": lambda base, seen: (one for one in [{"a": X}])}, {}),
-    ({"x": lambda base, seen: (one for one in [(X, Y, Y, Y)])}, {}),
+    ({"x": lambda base, log: (batch for batch in [[X, Y]])}, {}),
+    ({"x": lambda base, log: (batch for batch in [X])}, {}),
+    ({"x": lambda base, log: (batch for batch in [{"a": X}])}, {}),
+    ({"x": lambda base, log: (batch for batch in [(X, Y, Y, Y)])}, {}),
     ({"x": X.tolist(), "y": Y}, {}),
     ({"x": X, "y": Y[:5]}, {}),
     ({"x": "abc"}, {}),
     ({"x": 3}, {}),
-    ({"x": lambda base, seen: len}, {}),
+    ({"x": lambda base, log: len}, {}),
     ({"x": X, "y": Y[:, 0], "sample_weight": Y[:, 0]}, {"class_weight": {0: 1.0}}),
     ({"x": X, "y": Y, "validation_data": (X, Y, Y[:, 0], Y)}, {}),
     ({"x": X, "y": Y, "validation_data": (X, Y)}, {"validation_freq": 1.5}),
@@ -263,15 +272,15 @@ BAD = [
 @pytest.mark.parametrize("case", range(len(BAD)))
 def test_what_is_refused(keras, case):
     make, arguments = BAD[case]
-    said = []
+    messages = []
     for library in (dp, keras):
         with pytest.raises(ValueError, match=r".") as caught:
             run(library, keras, "fit", make, shuffle=False, **arguments)
-        said.append(" ".join(str(caught.value).split()))
+        messages.append(" ".join(str(caught.value).split()))
     # What was found is shown by each library in its own way.
-    beginning = re.split(r"Received: |found: |x=|'x' sizes|Found incompatible|, found", said[1])[0].strip()
+    beginning = re.split(r"Received: |found: |x=|'x' sizes|Found incompatible|, found", messages[1])[0].strip()
     assert len(beginning) > 20
-    assert beginning in said[0].replace("  ", " ")
+    assert beginning in messages[0].replace("  ", " ")
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")  # by Keras, where there is none

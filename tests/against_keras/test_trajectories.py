@@ -67,17 +67,17 @@ def test_losses_metrics_and_weights(keras, build):
         model, optimizer, loss, (x, y), options = build(k)
         if not weights:
             # A model of dptrain is float32 until `compile` says otherwise: begin both at numbers that it can hold.
-            weights.append([np.asarray(one, "float32").astype("float64") for one in model.get_weights()])
+            weights.append([np.asarray(weight, "float32").astype("float64") for weight in model.get_weights()])
         model.set_weights(weights[0])
-        more = {"dtype": "float64"} if k is dp else {"jit_compile": "auto"}
-        model.compile(optimizer, loss, **options, **more)
+        model_options = {"dtype": "float64"} if k is dp else {"jit_compile": "auto"}
+        model.compile(optimizer, loss, **options, **model_options)
         history = model.fit(*(x, y), batch_size=16, epochs=3, shuffle=False, verbose=0, validation_data=(x, y))
         histories.append(history.history)
-        weights.append([np.asarray(one) for one in model.get_weights()])
+        weights.append([np.asarray(weight) for weight in model.get_weights()])
     theirs, ours = histories
     assert ours.keys() == theirs.keys()
     for name, values in theirs.items():
         np.testing.assert_allclose(ours[name], values, rtol=1e-7, atol=1e-9, err_msg=name)
-    for before, mine, other in zip(*weights[:1], weights[2], weights[1], strict=True):
-        assert not np.array_equal(before, other)
-        np.testing.assert_allclose(mine, other, rtol=1e-7, atol=1e-9)
+    for before, mine, reference in zip(*weights[:1], weights[2], weights[1], strict=True):
+        assert not np.array_equal(before, reference)
+        np.testing.assert_allclose(mine, reference, rtol=1e-7, atol=1e-9)

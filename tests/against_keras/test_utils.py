@@ -10,6 +10,6 @@ import dptrain as dp
 @pytest.mark.parametrize("classes", [None, 4])
 def test_to_categorical(keras, labels, classes):
     expected = keras.utils.to_categorical(labels, classes)
-    found = dp.utils.to_categorical(labels, classes)
-    np.testing.assert_array_equal(found, expected)
-    assert found.dtype == expected.dtype
+    encoded = dp.utils.to_categorical(labels, classes)
+    np.testing.assert_array_equal(encoded, expected)
+    assert encoded.dtype == expected.dtype
