@@ -300,8 +300,15 @@ class Fitting(Feeding):
 
         A different number of steps would leave ranks waiting; with different data each would compute another gradient.
         """
-        differing_data, frequency = "the training sets (shapes, dtypes, checksum) differ", arguments.validation_freq
-        facts = {
+        differing_data = "the training sets (shapes, dtypes, checksum) differ"
+        # Of files that are read as they are needed, some may be damaged.
+        facts = self._agreed(comm, "fit", partial(self._call_facts, differing_data, arguments, data))
+        comm.require_same("the ranks call fit differently", facts, {differing_data: DRAW_THE_SAME})
+
+    def _call_facts(self, differing_data: str, arguments: FitArguments, data: "_FitData") -> dict[str, Any]:
+        """Return what ranks must have in common; all data are read once."""
+        frequency = arguments.validation_freq
+        return {
             differing_data: data.train.facts,
             "arguments": [
                 arguments.batch_size,
@@ -325,7 +332,6 @@ class Fitting(Feeding):
             "trainable": self.trainable,
             "compiled": self._describe_compiled(),
         }
-        comm.require_same("the ranks call fit differently", facts, {differing_data: DRAW_THE_SAME})
 
     def _train(
         self,

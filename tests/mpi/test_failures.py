@@ -226,6 +226,25 @@ def test_the_job_ends_within_a_second_of_the_failure(tmp_path):
     assert time.time() - float((tmp_path / "time").read_text()) < 5, "a second, and what a loaded machine adds"
 
 
+def test_a_damaged_picture_of_the_part_that_validates_is_told_once(tmp_path):
+    image = pytest.importorskip("PIL.Image", reason="pictures need the extra 'images'")
+    rng = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        for picture in range(6):
+            pixels = rng.integers(0, 255, (9, 9, 3), dtype=np.uint8)
+            image.fromarray(pixels).save(tmp_path / "pets" / name / f"{picture}.png")
+    path = tmp_path / "pets" / "dog" / "1.png"
+    content = bytearray(path.read_bytes())
+    content[content.index(b"IDAT") + 10] ^= 0xFF
+    path.write_bytes(content)
+    arguments = ("--image-size", "8x8", "--batch-size", "8", "--hidden", "3", "--jit-compile", "off", "--fast-dev-run")
+    done = dptrain(2, "--data", "pets", *arguments, cwd=tmp_path)
+    assert done.code == 65
+    (line,) = [line for line in done.err.splitlines() if line.startswith("dptrain: ")]
+    assert "pets/dog/1.png: damaged" in line
+
+
 # How the data is damaged, how it is divided, and on which rank.
 DAMAGED = [
     f"{kind} {sharding} {bad}"
