@@ -40,22 +40,22 @@ class Emulator:
         self.environment.pop("CUDA_VISIBLE_DEVICES", None)
         self.servers: dict[bool, subprocess.Popen[str]] = {}  # of bugs.py, by whether what they compile is checked
 
-    def run(self, *command: str, timeout: float = 120, **options: str) -> Completed:
+    def run(self, *command: str, timeout: float = 300, **options: str) -> Completed:
         """Runs a command with these environment variables; its output is text."""
         return subprocess.run(
             command, env=self.environment | options, capture_output=True, text=True, timeout=timeout, check=False,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
-    def python(self, script: str, *arguments: str, timeout: float = 120, **options: str) -> Completed:
+    def python(self, script: str, *arguments: str, timeout: float = 300, **options: str) -> Completed:
         """Runs a script of this folder."""
         return self.run(sys.executable, str(HERE / script), *arguments, timeout=timeout, **options)
 
-    def code(self, text: str, *arguments: str, timeout: float = 120, **options: str) -> Completed:
+    def code(self, text: str, *arguments: str, timeout: float = 300, **options: str) -> Completed:
         """Runs Python code."""
         return self.run(sys.executable, "-c", text, *arguments, timeout=timeout, **options)
 
-    def bug(self, name: str, *seeds: str, timeout: float = 120, **options: str) -> Completed:
+    def bug(self, name: str, *seeds: str, timeout: float = 300, **options: str) -> Completed:
         """Runs bugs.py as `python` does, in a fork of a process that has imported and compiled everything."""
         checked = "EMULATOR_SANITIZE" in options
         if checked not in self.servers:
