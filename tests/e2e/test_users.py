@@ -10,7 +10,6 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.launching import find_mpirun, run
-from tests.sample import sample
 
 pytest.importorskip("scipy", reason="sweeps need the extra 'sweep'")
 pytest.importorskip("pandas", reason="tables need the extra 'tables'")
@@ -35,7 +34,8 @@ def write_data(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("user", sample(sorted(path.stem for path in USERS.glob("*.sh")), 8, first=2))
+@pytest.mark.long
+@pytest.mark.parametrize("user", sorted(path.stem for path in USERS.glob("*.sh")))
 def test_what_a_user_types_runs_through(user, tmp_path):
     if user in ("porter", "ranks"):
         find_mpirun()

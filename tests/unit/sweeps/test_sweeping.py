@@ -518,6 +518,7 @@ def test_cross_validation_and_what_the_best_trial_makes_of_the_test_set(tmp_path
     assert go(keep="none").test == result.test
 
 
+@pytest.mark.long
 def test_the_interval_on_the_test_set_has_the_chance_of_seeds_and_of_samples(tmp_path):
     """Every seed is right on every one of 36 samples, which is no certainty; errors are drawn anew from the samples."""
     x = np.linspace(-1, 1, 96, dtype=np.float32)[:, None]
@@ -555,6 +556,7 @@ def comparable(result):
     return sorted(map(repr, runs))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("keep", sample(["all", "none"], 2))
 def test_a_finished_sweep_grows(tmp_path, monkeypatch, keep):
     """More seeds, values, draws and epochs: only what is missing is trained, with the bits of one sweep."""
