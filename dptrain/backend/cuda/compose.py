@@ -267,7 +267,7 @@ class Composition:
             sizes[tensor] = nbytes(tensor, rows) * (CARRY_PLACES if tensor in carries else 1)
         for stage, stage_messages in zip(stages, messages, strict=True):
             moved = [
-                (message.after, Access(set(message.parts), message.results))
+                (message.after, Access(dict.fromkeys(message.parts).keys(), message.results))
                 for message in stage_messages
                 if not message.is_sum
             ]
@@ -286,7 +286,8 @@ class Composition:
                 }
                 if kernel.loop is not None:
                     scratch[kernel.loop] = kernel.loop.plan.size
-                accesses.append(Access(set(tensors), [*dict.fromkeys(tensors), *scratch]))
+                used = dict.fromkeys(tensors).keys()  # a set in order, so that a program always has one layout
+                accesses.append(Access(used, [*used, *scratch]))
                 sizes |= scratch
                 # From here on it is on its way, on streams of its own, beside the stage's other kernels.
                 accesses += [access for after, access in moved if after == number]

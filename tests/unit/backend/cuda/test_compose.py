@@ -122,3 +122,17 @@ def test_only_two_gathered_layers_are_there_at_a_time(dtype):
     one_layer = 64 * 64 * np.dtype(dtype).itemsize
     assert sizes[12] - sizes[4] < one_layer / 4
     assert 2 * one_layer < sizes[12] < 4 * one_layer
+
+
+def test_a_program_always_has_one_layout():
+    def layout():
+        def step(x):
+            roots = [ops.sqrt(x + number) for number in range(12)]
+            sums = [ops.sum(root, axis=-1, keepdims=True) for root in roots]
+            return {"y": sum(root @ ops.transpose(root) * total for root, total in zip(roots, sums, strict=True))}
+
+        composition = composed(trace(step, {"x": ((4, 8), np.float32)}))
+        numbers = {tensor: number for number, tensor in enumerate(composition.program.tensors)}
+        return sorted((numbers.get(key, -1), str(key), start) for key, start in composition.plan.offsets.items())
+
+    assert len({str(layout()) for _ in range(8)}) == 1
