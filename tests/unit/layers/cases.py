@@ -98,12 +98,14 @@ CASES: dict[str, list[Case]] = {
     "Add": [Case(L.Add, PAIR, (3, 2)), Case(L.Add, [(3, 2), (1, 2), (3, 1)], (3, 2))],
     **{
         f"Adaptive{kind}Pooling{rank}D": [
-            Case(lambda made=made, rank=rank: made((3, 2, 1)[:rank]), (*(5, 4, 2)[:rank], 2), (*(3, 2, 1)[:rank], 2)),
-            Case(lambda made=made: made(2, "channels_first"), (2, *(3, 4, 5)[:rank]), (2,) * (rank + 1)),
+            Case(
+                lambda made=pooling, rank=rank: made((3, 2, 1)[:rank]), (*(5, 4, 2)[:rank], 2), (*(3, 2, 1)[:rank], 2)
+            ),
+            Case(lambda made=pooling: made(2, "channels_first"), (2, *(3, 4, 5)[:rank]), (2,) * (rank + 1)),
         ]
         for kind in ("Average", "Max")
         for rank in (1, 2, 3)
-        for made in (getattr(L, f"Adaptive{kind}Pooling{rank}D"),)
+        for pooling in (getattr(L, f"Adaptive{kind}Pooling{rank}D"),)
     },
     "AdditiveAttention": [
         Case(L.AdditiveAttention, [(3, 4), (2, 4)], (3, 4)),

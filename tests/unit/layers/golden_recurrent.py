@@ -15,16 +15,16 @@ PAGE = Path(__file__).with_name("golden_recurrent.json")
 def layers(module: Any) -> dict[str, tuple[Any, Any]]:
     """Return layers of dptrain's or Keras' module `layers`, by name, with the shapes of their first states."""
     L = module
-    every = {"return_sequences": True, "return_state": True}
+    outputs = {"return_sequences": True, "return_state": True}
     return {
-        "simple": (L.SimpleRNN(2, **every), ((2, 2),)),
-        "lstm": (L.LSTM(2, **every), ((2, 2), (2, 2))),
+        "simple": (L.SimpleRNN(2, **outputs), ((2, 2),)),
+        "lstm": (L.LSTM(2, **outputs), ((2, 2), (2, 2))),
         "lstm backwards": (L.LSTM(2, go_backwards=True, return_state=True), ((2, 2), (2, 2))),
-        "lstm zeros": (L.LSTM(2, zero_output_for_mask=True, use_bias=False, **every), ((2, 2), (2, 2))),
-        "gru": (L.GRU(2, go_backwards=True, **every), ((2, 2),)),
-        "gru before": (L.GRU(2, reset_after=False, recurrent_activation="tanh", **every), ((2, 2),)),
+        "lstm zeros": (L.LSTM(2, zero_output_for_mask=True, use_bias=False, **outputs), ((2, 2), (2, 2))),
+        "gru": (L.GRU(2, go_backwards=True, **outputs), ((2, 2),)),
+        "gru before": (L.GRU(2, reset_after=False, recurrent_activation="tanh", **outputs), ((2, 2),)),
         "stack": (L.RNN([L.GRUCell(2), L.LSTMCell(3)], return_sequences=True), None),
-        "bidirectional": (L.Bidirectional(L.LSTM(2, **every)), ((2, 2),) * 4),
+        "bidirectional": (L.Bidirectional(L.LSTM(2, **outputs)), ((2, 2),) * 4),
         "bidirectional mean": (L.Bidirectional(L.GRU(2), "ave"), None),
     }
 
@@ -42,10 +42,10 @@ def results(layer: Any, states: Any, to_numpy: Any, flatten: Any) -> list[list[n
     """Return what a layer returns without and with a mask, and then from given states."""
     layer(X)
     layer.set_weights([numbers(weight.shape, 5 * place) for place, weight in enumerate(layer.get_weights())])
-    found = [layer(X), layer(X, mask=MASK)]
+    outputs = [layer(X), layer(X, mask=MASK)]
     if states:
-        found.append(layer(X, initial_state=[numbers(shape, 7) for shape in states], mask=MASK))
-    return [[to_numpy(each) for each in flatten(one)] for one in found]
+        outputs.append(layer(X, initial_state=[numbers(shape, 7) for shape in states], mask=MASK))
+    return [[to_numpy(tensor) for tensor in flatten(output)] for output in outputs]
 
 
 if __name__ == "__main__":
@@ -56,8 +56,8 @@ if __name__ == "__main__":
     dtypes.BIT64_TO_BIT32_DTYPE["float64"] = "float64"  # else Keras' promotion makes it float32
     golden = {
         name: [
-            [each.tolist() for each in one]
-            for one in results(layer, states, keras.ops.convert_to_numpy, keras.tree.flatten)
+            [values.tolist() for values in output]
+            for output in results(layer, states, keras.ops.convert_to_numpy, keras.tree.flatten)
         ]
         for name, (layer, states) in layers(keras.layers).items()
     }

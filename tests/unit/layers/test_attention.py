@@ -37,9 +37,9 @@ def by_numpy(layer, query, value, mask=True):
 
 @pytest.fixture
 def layer():
-    made = L.MultiHeadAttention(2, 3, bias_initializer="glorot_uniform")
-    made(QUERY, VALUE)
-    return made
+    attention = L.MultiHeadAttention(2, 3, bias_initializer="glorot_uniform")
+    attention(QUERY, VALUE)
+    return attention
 
 
 def test_values(layer):
@@ -51,14 +51,14 @@ def test_values(layer):
 @pytest.mark.parametrize("causal", [False, True])
 def test_masks_of_parts_are_one_mask(layer, causal):
     left = np.broadcast_to(LEFT[:, None, :], (3, 5, 4))
-    whole = left & np.tri(5, 4, dtype=bool) if causal else left
-    expected = by_numpy(layer, QUERY, VALUE, whole[:, None])
+    mask = left & np.tri(5, 4, dtype=bool) if causal else left
+    expected = by_numpy(layer, QUERY, VALUE, mask[:, None])
     for masks in ({"value_mask": LEFT}, {"key_mask": LEFT}, {"attention_mask": left}):
-        found = layer(QUERY, VALUE, use_causal_mask=causal, **masks)
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+        actual = layer(QUERY, VALUE, use_causal_mask=causal, **masks)
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
     heads = np.broadcast_to(left[:, None], (3, 2, 5, 4))
-    found = layer(QUERY, VALUE, attention_mask=heads, use_causal_mask=False)
-    np.testing.assert_allclose(found, by_numpy(layer, QUERY, VALUE, left[:, None]), rtol=1e-4, atol=1e-5)
+    actual = layer(QUERY, VALUE, attention_mask=heads, use_causal_mask=False)
+    np.testing.assert_allclose(actual, by_numpy(layer, QUERY, VALUE, left[:, None]), rtol=1e-4, atol=1e-5)
 
 
 def test_scores_are_those_that_the_output_is_of(layer):
@@ -88,10 +88,10 @@ def test_as_many_groups_as_heads_are_heads(layer):
 
 
 def test_weights_have_the_names_and_the_order_of_keras():
-    for made in (L.MultiHeadAttention(2, 3, use_gate=True), L.GroupQueryAttention(3, 2, 1, use_gate=True)):
-        made(QUERY, VALUE)
+    for attention in (L.MultiHeadAttention(2, 3, use_gate=True), L.GroupQueryAttention(3, 2, 1, use_gate=True)):
+        attention(QUERY, VALUE)
         parts = ("query", "key", "gate", "value", "attention_output")
-        assert [*made._weights_by_path()] == [f"{part}/{name}" for part in parts for name in ("kernel", "bias")]
+        assert [*attention._weights_by_path()] == [f"{part}/{name}" for part in parts for name in ("kernel", "bias")]
 
 
 def test_sizes_that_are_not_known():
@@ -123,11 +123,11 @@ def test_additive():
 
 
 def test_scores_are_dropped_in_training_alone():
-    for made in (L.MultiHeadAttention(2, 3, dropout=0.5, seed=1), L.Attention(dropout=0.5, seed=1)):
-        inputs = ([QUERY, VALUE],) if isinstance(made, L.Attention) else (QUERY, VALUE)
-        calm, calm_again = made(*inputs), made(*inputs)
+    for attention in (L.MultiHeadAttention(2, 3, dropout=0.5, seed=1), L.Attention(dropout=0.5, seed=1)):
+        inputs = ([QUERY, VALUE],) if isinstance(attention, L.Attention) else (QUERY, VALUE)
+        calm, calm_again = attention(*inputs), attention(*inputs)
         np.testing.assert_array_equal(calm, calm_again)
-        assert np.abs(made(*inputs, training=True).numpy() - calm.numpy()).max() > 0.01
+        assert np.abs(attention(*inputs, training=True).numpy() - calm.numpy()).max() > 0.01
 
 
 def test_penalties_are_those_of_the_dense_layers():
@@ -175,10 +175,10 @@ def test_an_override_gets_a_causal_mask():
             assert attention_mask is not None
             return super()._compute_attention(query, key, value, attention_mask, training)
 
-    made = Plain(2, 3)
-    made(QUERY, VALUE, use_causal_mask=True)
-    expected = by_numpy(made, QUERY, VALUE, np.tri(5, 4, dtype=bool))
-    np.testing.assert_allclose(made(QUERY, VALUE, use_causal_mask=True), expected, rtol=1e-4, atol=1e-5)
+    attention = Plain(2, 3)
+    attention(QUERY, VALUE, use_causal_mask=True)
+    expected = by_numpy(attention, QUERY, VALUE, np.tri(5, 4, dtype=bool))
+    np.testing.assert_allclose(attention(QUERY, VALUE, use_causal_mask=True), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -202,21 +202,21 @@ OTHER_IDS = np.array([[4, 1, 0, 0], [3, 0, 0, 0], [2, 1, 1, 3]])
 def test_masks_that_come_with_query_and_value(make, causal):
     words, layer = L.Embedding(5, 8, mask_zero=True), make()
     query, value = words(IDS), words(OTHER_IDS)
-    found = layer(query, value, use_causal_mask=causal)
-    whole = (IDS != 0)[:, :, None] & (OTHER_IDS != 0)[:, None] & (np.tri(5, 4, dtype=bool) if causal else True)
+    output = layer(query, value, use_causal_mask=causal)
+    mask = (IDS != 0)[:, :, None] & (OTHER_IDS != 0)[:, None] & (np.tri(5, 4, dtype=bool) if causal else True)
     plain = [with_mask(tensor, None) for tensor in (query, value)]
-    np.testing.assert_array_equal(found, layer(*plain, attention_mask=whole))
-    np.testing.assert_array_equal(mask_of(found), IDS != 0)
+    np.testing.assert_array_equal(output, layer(*plain, attention_mask=mask))
+    np.testing.assert_array_equal(mask_of(output), IDS != 0)
     _, scores = layer(query, value, return_attention_scores=True)
     assert mask_of(scores) is None
 
 
 def test_masks_that_come_in_a_list():
     words, layer = L.Embedding(5, 8, mask_zero=True), L.Attention()
-    found = layer([words(IDS), words(OTHER_IDS)])
+    output = layer([words(IDS), words(OTHER_IDS)])
     plain = [with_mask(words(ids), None) for ids in (IDS, OTHER_IDS)]
-    np.testing.assert_array_equal(found, layer(plain, mask=[IDS != 0, OTHER_IDS != 0]))
-    np.testing.assert_array_equal(mask_of(found), IDS != 0)
+    np.testing.assert_array_equal(output, layer(plain, mask=[IDS != 0, OTHER_IDS != 0]))
+    np.testing.assert_array_equal(mask_of(output), IDS != 0)
 
 
 def test_a_mask_of_ids_and_none_on_the_way_back():
@@ -237,8 +237,8 @@ def test_gradients_where_nothing_takes_part_in_float16():
 @pytest.mark.parametrize("name", golden.layers(L))
 def test_outputs_and_scores_are_those_of_keras(name):
     layer, arguments, keywords = golden.layers(L)[name]
-    found = golden.results(layer, arguments, keywords, np.asarray)
-    for mine, theirs in zip(found, GOLDEN[name], strict=True):
+    outputs = golden.results(layer, arguments, keywords, np.asarray)
+    for mine, theirs in zip(outputs, GOLDEN[name], strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-11, atol=1e-13)
     alone = layer(*arguments, **keywords | {"return_attention_scores": False})  # by the kernel without scores
     np.testing.assert_allclose(alone, GOLDEN[name][0], rtol=1e-11, atol=1e-13)

@@ -15,9 +15,9 @@ IMAGES = np.random.default_rng(2).uniform(0, 255, (64, 4, 5, 1)).astype(np.float
 def test_each_image_is_drawn_for_itself_and_in_each_call_anew():
     flip = layers.RandomFlip("horizontal", seed=1)
     first, second = (flip(IMAGES, training=True).numpy() for _ in range(2))
-    flipped = [np.array_equal(one, image[:, ::-1]) for one, image in zip(first, IMAGES, strict=True)]
-    kept = [np.array_equal(one, image) for one, image in zip(first, IMAGES, strict=True)]
-    assert [one != other for one, other in zip(flipped, kept, strict=True)] == [True] * 64
+    flipped = [np.array_equal(output, image[:, ::-1]) for output, image in zip(first, IMAGES, strict=True)]
+    unchanged = [np.array_equal(output, image) for output, image in zip(first, IMAGES, strict=True)]
+    assert [flip != other for flip, other in zip(flipped, unchanged, strict=True)] == [True] * 64
     assert 16 < sum(flipped) < 48
     assert not np.array_equal(first, second)
     flip.generator.count.assign(0)
@@ -41,9 +41,9 @@ def test_factors_are_ranges(make, least, most):
 
 def test_crops():
     crop = layers.RandomCrop(2, 2, seed=1)
-    found = {tuple(crop(IMAGES[:1], training=True).numpy().ravel()) for _ in range(60)}
+    crops = {tuple(crop(IMAGES[:1], training=True).numpy().ravel()) for _ in range(60)}
     parts = {tuple(IMAGES[0, h : h + 2, w : w + 2].ravel()) for h in range(3) for w in range(4)}
-    assert found == parts
+    assert crops == parts
     assert crop(IMAGES, training=False).shape == (64, 2, 2, 1)
 
 
@@ -56,14 +56,14 @@ def test_single_images_and_dictionaries():
         lambda: layers.RandomCrop(2, 2, seed=1),
         lambda: layers.Resizing(2, 3),
     ):
-        layer, found = make(), []
-        for given in (IMAGES[0], IMAGES[:1], {"images": IMAGES[:1], "labels": np.arange(1)}):
-            for count in [one for one in layer.variables if one.name == "seed_generator"]:
+        layer, outputs = make(), []
+        for images in (IMAGES[0], IMAGES[:1], {"images": IMAGES[:1], "labels": np.arange(1)}):
+            for count in [variable for variable in layer.variables if variable.name == "seed_generator"]:
                 count.assign(0)
-            found.append(layer(given, training=True))
-        np.testing.assert_allclose(found[0], found[1].numpy()[0], rtol=1e-6)
-        np.testing.assert_array_equal(found[2]["images"], found[1])
-        assert found[2]["labels"].numpy() == 0
+            outputs.append(layer(images, training=True))
+        np.testing.assert_allclose(outputs[0], outputs[1].numpy()[0], rtol=1e-6)
+        np.testing.assert_array_equal(outputs[2]["images"], outputs[1])
+        assert outputs[2]["labels"].numpy() == 0
 
 
 def test_in_a_model_that_trains_and_is_saved(tmp_path):
@@ -78,8 +78,8 @@ def test_in_a_model_that_trains_and_is_saved(tmp_path):
     model.compile("adam", "mse")
     model.fit(IMAGES, IMAGES.mean((1, 2, 3)) / 255, epochs=2, verbose=0)
     model.save(tmp_path / "m.keras")
-    again = dp.models.load_model(tmp_path / "m.keras")
-    np.testing.assert_array_equal(again.predict(IMAGES, verbose=0), model.predict(IMAGES, verbose=0))
+    loaded = dp.models.load_model(tmp_path / "m.keras")
+    np.testing.assert_array_equal(loaded.predict(IMAGES, verbose=0), model.predict(IMAGES, verbose=0))
 
 
 def test_bins_of_numbers():
@@ -138,8 +138,8 @@ NOISE = np.random.default_rng(5).uniform(0, 255, (400, 4, 4, 3)).astype(np.float
 
 def changed(layer, images):
     """Return what a layer makes of images in training, and whether it changed each."""
-    found = layer(images, training=True).numpy()
-    return found, np.abs(found - images).max((1, 2, 3)) > 1e-3
+    output = layer(images, training=True).numpy()
+    return output, np.abs(output - images).max((1, 2, 3)) > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -175,10 +175,10 @@ def test_chances(make, chance):
     ],
 )
 def test_ranges(make, least, most):
-    found, _ = changed(make(), GRAY)
-    assert least <= found.min() + 1e-3
-    assert found.max() <= most + 1e-3
-    assert least == most or np.unique(found).size > 1
+    output, _ = changed(make(), GRAY)
+    assert least <= output.min() + 1e-3
+    assert output.max() <= most + 1e-3
+    assert least == most or np.unique(output).size > 1
 
 
 def test_colours_stay_in_their_range_and_grey_stays_grey():
@@ -190,16 +190,16 @@ def test_colours_stay_in_their_range_and_grey_stays_grey():
         lambda **o: layers.RandAugment(factor=1.0, **o),
         lambda **o: layers.AugMix(chain_depth=1, **o),
     ):
-        found, touched = changed(make(seed=1), NOISE)
-        assert found.min() >= -1e-3
-        assert found.max() <= 255.001
+        output, touched = changed(make(seed=1), NOISE)
+        assert output.min() >= -1e-3
+        assert output.max() <= 255.001
         assert touched.mean() > 0.9
     for make in (layers.RandomHue, layers.RandomColorDegeneration, layers.RandomSaturation):
         np.testing.assert_allclose(make(0.9, seed=1)(GRAY, training=True), GRAY, rtol=2e-4)
     faded = layers.RandomColorDegeneration((1.0, 1.0), seed=1)(NOISE, training=True).numpy()
     np.testing.assert_allclose(faded[..., 0], faded[..., 2], atol=0.05)
-    same = layers.RandomSharpness((0.5, 0.5), seed=1)(NOISE, training=True)
-    np.testing.assert_allclose(same, NOISE, rtol=1e-4)
+    unchanged = layers.RandomSharpness((0.5, 0.5), seed=1)(NOISE, training=True)
+    np.testing.assert_allclose(unchanged, NOISE, rtol=1e-4)
 
 
 def test_shears_are_written_so_that_keras_reads_them():
@@ -211,8 +211,8 @@ def test_shears_are_written_so_that_keras_reads_them():
 
 def test_contrast_and_frequencies():
     x = np.array([[[0.0, 50], [50, 50]], [[10, 20], [30, 40]]])[..., None]
-    found = layers.AutoContrast()(x).numpy()
-    np.testing.assert_allclose(found[..., 0], [[[0, 255], [255, 255]], [[0, 85], [170, 255]]], rtol=1e-5)
+    output = layers.AutoContrast()(x).numpy()
+    np.testing.assert_allclose(output[..., 0], [[[0, 255], [255, 255]], [[0, 85], [170, 255]]], rtol=1e-5)
     np.testing.assert_array_equal(layers.AutoContrast()(GRAY[:1]), GRAY[:1])
     equal = layers.Equalization(bins=256)
     values = np.arange(4.0).reshape(1, 2, 2, 1) * 3
@@ -225,8 +225,8 @@ def test_frequencies_around_each_place():
     equal = layers.ContrastLimitedAdaptiveHistogramEqualization(clip_limit=0, tile_grid_size=(1, 2))
     # In a tile of two values the lower becomes 255 / 2 and the higher 255. The third pixel lies in the middle between
     # the tiles' middles: 200 is above all of the first tile, and the lower in the second.
-    found = equal(np.array([10.0, 20, 200, 210]).reshape(1, 1, 4, 1)).numpy().ravel()
-    np.testing.assert_allclose(found, [127.5, 255, (255 + 127.5) / 2, 255])
+    output = equal(np.array([10.0, 20, 200, 210]).reshape(1, 1, 4, 1)).numpy().ravel()
+    np.testing.assert_allclose(output, [127.5, 255, (255 + 127.5) / 2, 255])
     limited = layers.ContrastLimitedAdaptiveHistogramEqualization(clip_limit=1e-6, tile_grid_size=(2, 2))
     np.testing.assert_allclose(limited(GRAY), np.floor(GRAY), atol=0.01)  # all values count alike
 
@@ -234,13 +234,15 @@ def test_frequencies_around_each_place():
 def test_as_many_boxes_of_every_image():
     layer = layers.MaxNumBoundingBoxes(3, bounding_box_format="xyxy")
     boxes = {"boxes": np.arange(16.0).reshape(2, 2, 4), "labels": np.array([[1, 2], [3, 4]])}
-    found = layer({"images": NOISE[:2], "bounding_boxes": boxes})["bounding_boxes"]
-    np.testing.assert_array_equal(found["labels"], [[1, 2, -1], [3, 4, -1]])
-    np.testing.assert_array_equal(found["boxes"][:, :2], boxes["boxes"])
-    assert (found["boxes"][:, 2].numpy() == -1).all()
-    one = {key: value[0] for key, value in boxes.items()}
-    found = layers.MaxNumBoundingBoxes(1, bounding_box_format="xyxy")({"images": NOISE[0], "bounding_boxes": one})
-    assert found["bounding_boxes"]["boxes"].shape == (1, 4)
+    padded_boxes = layer({"images": NOISE[:2], "bounding_boxes": boxes})["bounding_boxes"]
+    np.testing.assert_array_equal(padded_boxes["labels"], [[1, 2, -1], [3, 4, -1]])
+    np.testing.assert_array_equal(padded_boxes["boxes"][:, :2], boxes["boxes"])
+    assert (padded_boxes["boxes"][:, 2].numpy() == -1).all()
+    image_boxes = {key: value[0] for key, value in boxes.items()}
+    padded_boxes = layers.MaxNumBoundingBoxes(1, bounding_box_format="xyxy")(
+        {"images": NOISE[0], "bounding_boxes": image_boxes}
+    )
+    assert padded_boxes["bounding_boxes"]["boxes"].shape == (1, 4)
     with pytest.raises(ConfigError, match="you didn't specify a bounding box format"):
         layers.MaxNumBoundingBoxes(1)({"images": NOISE[:2], "bounding_boxes": boxes})
     with pytest.raises(ConfigError, match="have boxes and labels"):
@@ -254,8 +256,8 @@ def test_pictures_and_labels_are_mixed_alike(make):
     images = np.zeros((number, 8, 8, 1), np.float32) + np.arange(number)[:, None, None, None]
     labels = np.eye(number)
     layer = make()
-    found = layer({"images": images, "labels": labels}, training=True)
-    mixed, parts = found["images"].numpy(), found["labels"].numpy()
+    mixed_data = layer({"images": images, "labels": labels}, training=True)
+    mixed, parts = mixed_data["images"].numpy(), mixed_data["labels"].numpy()
     np.testing.assert_allclose(parts.sum(1), 1, rtol=1e-5)
     assert (np.count_nonzero(parts > 1e-6, 1) <= 2).all()
     partners = np.where(parts - np.diag(np.diag(parts)) > 1e-6)[1]
@@ -264,13 +266,13 @@ def test_pictures_and_labels_are_mixed_alike(make):
         np.testing.assert_allclose(mixed[:, 0, 0, 0], parts @ np.arange(number), rtol=1e-4)
         np.testing.assert_allclose(np.ptp(mixed, (1, 2, 3)), 0, atol=1e-5)
     else:
-        for one, own in zip(mixed, parts, strict=True):
-            assert set(np.unique(one)) <= set(np.flatnonzero(own > 0))
+        for mixture, part in zip(mixed, parts, strict=True):
+            assert set(np.unique(mixture)) <= set(np.flatnonzero(part > 0))
         area = [(one == n).mean() for n, one in enumerate(mixed)]
         assert np.abs(np.array(area) - np.diag(parts)).mean() < 0.1
-    kept = layer({"images": images, "labels": labels}, training=False)
-    np.testing.assert_array_equal(kept["images"], images)
-    np.testing.assert_array_equal(kept["labels"], labels)
+    unmixed = layer({"images": images, "labels": labels}, training=False)
+    np.testing.assert_array_equal(unmixed["images"], images)
+    np.testing.assert_array_equal(unmixed["labels"], labels)
     single = layer({"images": images[3], "labels": labels[3]}, training=True)
     np.testing.assert_allclose(single["images"], images[3], rtol=1e-5)
     np.testing.assert_allclose(single["labels"], labels[3], rtol=1e-5)
@@ -284,8 +286,8 @@ def test_mixing_in_a_step_of_ones_own():
 
         def train_step(self, data):
             x, y = data
-            both = self.mix({"images": x, "labels": y}, training=True)
-            return super().train_step((both["images"], both["labels"]))
+            mixed = self.mix({"images": x, "labels": y}, training=True)
+            return super().train_step((mixed["images"], mixed["labels"]))
 
     x = np.random.default_rng(1).normal(size=(20, 3, 3, 1)).astype(np.float32)
     y = np.eye(2, dtype=np.float32)[np.arange(20) % 2]
@@ -299,23 +301,23 @@ def test_mixing_in_a_step_of_ones_own():
 def test_a_seed_that_is_given_draws_the_same():
     for make in (layers.MixUp, layers.RandomInvert, layers.RandomErasing, layers.RandAugment):
         layer = make(seed=1)
-        one, other = (layer.get_random_transformation(NOISE[:4], seed=7) for _ in range(2))
-        found = [layer.transform_images(NOISE[:4], drawn).numpy() for drawn in (one, other)]
-        np.testing.assert_array_equal(*found)
+        first, other = (layer.get_random_transformation(NOISE[:4], seed=7) for _ in range(2))
+        outputs = [layer.transform_images(NOISE[:4], transformation).numpy() for transformation in (first, other)]
+        np.testing.assert_array_equal(*outputs)
         assert layer.get_random_transformation(NOISE[:4], training=False) is None
 
 
 def test_a_pipeline(tmp_path):
     pipeline = layers.Pipeline([layers.RandomFlip(seed=1), layers.AutoContrast(), layers.Rescaling(1 / 255)])
-    assert [type(one).__name__ for one in pipeline.layers] == ["RandomFlip", "AutoContrast", "Rescaling"]
-    found = pipeline(NOISE[:5], training=False).numpy()
-    np.testing.assert_allclose(found, layers.AutoContrast()(NOISE[:5]).numpy() / 255, rtol=1e-6)
+    assert [type(layer).__name__ for layer in pipeline.layers] == ["RandomFlip", "AutoContrast", "Rescaling"]
+    output = pipeline(NOISE[:5], training=False).numpy()
+    np.testing.assert_allclose(output, layers.AutoContrast()(NOISE[:5]).numpy() / 255, rtol=1e-6)
     model = dp.Sequential([Input((4, 4, 3)), pipeline, layers.Flatten(), layers.Dense(1)])
     model.compile("sgd", "mse")
     model.fit(NOISE[:8], np.ones(8), verbose=0)
     model.save(tmp_path / "m.keras")
-    again = dp.models.load_model(tmp_path / "m.keras")
-    np.testing.assert_array_equal(again.predict(NOISE[:8], verbose=0), model.predict(NOISE[:8], verbose=0))
+    loaded = dp.models.load_model(tmp_path / "m.keras")
+    np.testing.assert_array_equal(loaded.predict(NOISE[:8], verbose=0), model.predict(NOISE[:8], verbose=0))
 
 
 @pytest.mark.parametrize(
@@ -368,16 +370,16 @@ PICTURES = [(name, number) for name, number in ALL_CASES if name.startswith("Ran
 @pytest.mark.parametrize(("name", "number"), PICTURES)
 def test_half_precision_stays_near(name, number, policy):
     """What is drawn is drawn in single precision: the same transformation, of rounded pixels."""
-    case, found = CASES[name][number], []
-    for one in (policy, "float32"):
+    case, outputs = CASES[name][number], []
+    for dtype in (policy, "float32"):
         layer = case.make()
         case.call(layer, [Input(shape[1:]) for shape in [case.inputs()[0].shape]])
         layer._adopt(seed=3)
-        layer._set_dtype(one)
+        layer._set_dtype(dtype)
         images = np.clip(case.inputs()[0], -1.9, 2.9).astype(np.float16).astype(np.float32)
-        found.append(case.call(layer, [images], training=True))
-    assert found[0].dtype == policy.removeprefix("mixed_")
-    half, exact = (ops.cast(one, "float32").numpy() for one in found)
+        outputs.append(case.call(layer, [images], training=True))
+    assert outputs[0].dtype == policy.removeprefix("mixed_")
+    half, exact = (ops.cast(output, "float32").numpy() for output in outputs)
     assert np.isfinite(half).all()
     far = np.abs(half - exact) > (0.02 if policy == "mixed_float16" else 0.1) * np.abs(exact).max()
     assert far.mean() < 0.1  # levels and hues may jump

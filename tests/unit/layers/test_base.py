@@ -38,12 +38,12 @@ class Block(Layer):
         return self.by_name["last"](x)
 
 
-def paths(found):
-    return [one._path for one in found]
+def paths(weights):
+    return [weight._path for weight in weights]
 
 
 OWN = ["scale", "calls"]
-NAMED = [*OWN, *(f"{layer}/{one}" for layer in ("dense", "dense_1", "dense_2") for one in ("kernel", "bias"))]
+NAMED = [*OWN, *(f"{layer}/{variable}" for layer in ("dense", "dense_1", "dense_2") for variable in ("kernel", "bias"))]
 
 
 def test_a_layer_is_built_by_its_first_call():
@@ -59,8 +59,8 @@ def test_a_layer_is_built_by_its_first_call():
     assert (block.seen[0], int(block.calls)) == ((None, 5), 1)
     block._adopt(seed=2)
     assert paths(block.weights) == NAMED
-    assert [one.name for one in block._flatten_layers()] == [None, "dense", "dense_1", "dense_2"]
-    assert paths(block.trainable_weights) == [one for one in NAMED if one != "calls"]
+    assert [layer.name for layer in block._flatten_layers()] == [None, "dense", "dense_1", "dense_2"]
+    assert paths(block.trainable_weights) == [name for name in NAMED if name != "calls"]
     assert paths(block.non_trainable_weights) == ["calls"]
     assert paths(block.trainable_variables) == paths(block.trainable_weights)
     assert block.count_params() == 5 + 1 + 18 + 12 + 8
@@ -77,12 +77,12 @@ def test_build_by_hand_builds_once():
         def call(self, x):
             return ops.matmul(x, self.w)
 
-    one = Own()
-    one.build((None, 3))
-    assert one.built
-    assert one(np.ones((2, 3))).shape == (2, 2)
-    assert len(one.weights) == 1
-    assert one.weights[0].name == "variable"
+    layer = Own()
+    layer.build((None, 3))
+    assert layer.built
+    assert layer(np.ones((2, 3))).shape == (2, 2)
+    assert len(layer.weights) == 1
+    assert layer.weights[0].name == "variable"
 
 
 def test_trainable_reaches_sublayers_and_weights():
@@ -93,7 +93,7 @@ def test_trainable_reaches_sublayers_and_weights():
     block.trainable = False
     assert block.trainable_weights == []
     assert len(block.non_trainable_weights) == 8
-    assert not any(one.trainable for one in block.weights)
+    assert not any(weight.trainable for weight in block.weights)
     assert block.losses[1:] == []
     block.trainable = True
     assert len(block.trainable_weights) == 7
@@ -123,11 +123,11 @@ def test_losses_are_those_of_the_last_call():
 
 
 def test_training_is_that_of_the_outer_call():
-    seen = []
+    phases = []
 
     class Inner(Layer):
         def call(self, x, training=None):
-            seen.append(training)
+            phases.append(training)
             return x
 
     class Outer(Layer):
@@ -142,7 +142,7 @@ def test_training_is_that_of_the_outer_call():
     outer(np.ones(2), training=True)
     outer(np.ones(2))
     outer.inner(np.ones(2), training=True)
-    assert seen == [True, False, False, False, True]
+    assert phases == [True, False, False, False, True]
 
 
 def test_arguments_by_position_and_by_name():
@@ -153,12 +153,12 @@ def test_arguments_by_position_and_by_name():
         def call(self, query, value, scale=1.0, mask=None):
             return ops.matmul(query, ops.transpose(value)) * scale
 
-    one = Attention()
-    assert one(np.ones((2, 3)), value=np.ones((4, 3)), scale=2.0).numpy().tolist() == [[6.0] * 4] * 2
-    assert one.shapes == ((None, 3), (None, 3))
+    layer = Attention()
+    assert layer(np.ones((2, 3)), value=np.ones((4, 3)), scale=2.0).numpy().tolist() == [[6.0] * 4] * 2
+    assert layer.shapes == ((None, 3), (None, 3))
     with pytest.raises(TypeError, match="missing a required argument: 'value'"):
-        one(np.ones((2, 3)))
-    symbolic = one(Input((3,)), np.ones((4, 3)), scale=3.0)
+        layer(np.ones((2, 3)))
+    symbolic = layer(Input((3,)), np.ones((4, 3)), scale=3.0)
     assert symbolic.history.keywords == {"scale": 3.0}
     assert len(symbolic.history.inputs) == 1
 
@@ -171,24 +171,24 @@ def test_nested_inputs_and_outputs():
         def call(self, inputs):
             return {"sum": inputs["a"] + inputs["b"][0], "first": inputs["a"]}
 
-    one = Nested()
-    found = one({"a": np.ones((2, 3)), "b": [np.ones((2, 3), np.float32)]})
-    assert one.shapes == {"a": (None, 3), "b": [(None, 3)]}
-    assert found["sum"].numpy().tolist() == [[2.0] * 3] * 2
-    found = one({"a": Input((3,)), "b": [Input((3,))]})
-    assert found["sum"].history is found["first"].history
-    assert one.output is found
+    layer = Nested()
+    output = layer({"a": np.ones((2, 3)), "b": [np.ones((2, 3), np.float32)]})
+    assert layer.shapes == {"a": (None, 3), "b": [(None, 3)]}
+    assert output["sum"].numpy().tolist() == [[2.0] * 3] * 2
+    output = layer({"a": Input((3,)), "b": [Input((3,))]})
+    assert output["sum"].history is output["first"].history
+    assert layer.output is output
     with pytest.raises(AttributeError, match="has never been called and thus has no defined output"):
         Nested().output  # noqa: B018
 
 
 def test_floating_inputs_take_the_layers_type():
-    one = Dense(2)
-    assert one([[1, 2.5], [3, 4]]).dtype == np.float32
-    assert one(np.ones((1, 2), np.float64)).dtype == np.float32
-    assert one(np.ones((1, 2), np.uint8)).dtype == np.float32
-    assert one(np.ones((1, 2), np.int64)).dtype == np.float32
-    assert one(ops.ones((1, 2), "float64")).dtype == np.float32
+    layer = Dense(2)
+    assert layer([[1, 2.5], [3, 4]]).dtype == np.float32
+    assert layer(np.ones((1, 2), np.float64)).dtype == np.float32
+    assert layer(np.ones((1, 2), np.uint8)).dtype == np.float32
+    assert layer(np.ones((1, 2), np.int64)).dtype == np.float32
+    assert layer(ops.ones((1, 2), "float64")).dtype == np.float32
     assert Dense(2, dtype="float64")(np.ones((1, 2), np.float32)).dtype == np.float64
     assert Dense(2, dtype="float64").get_config()["dtype"] == "float64"
 
@@ -206,7 +206,7 @@ def test_set_dtype_draws_initial_values_again_and_converts_others():
     block._adopt(4)
     block.steps[1].kernel.assign(np.full((3, 3), 0.1, np.float32))
     block._set_dtype("float64")
-    assert {one.dtype.name for one in block.weights} == {"float64", "int64"}
+    assert {weight.dtype.name for weight in block.weights} == {"float64", "int64"}
     assert block.dtype == block.steps[0].compute_dtype == "float64"
     kernel = block.steps[0].kernel
     assert kernel.numpy().tobytes() == kernel.initializer((5, 3), 4, 2).tobytes()
@@ -221,16 +221,27 @@ def test_adoption_names_layers_and_draws_provisional_weights_once():
     model.steps.append(layers.Dropout(0.5, seed=9))
     model(Input((5,)))
     model._adopt(7)
-    assert [one.name for one in model._sublayers] == ["dense", "dense_1", "mine", "dropout", "dropout_1", "dense_2"]
-    generators = [one.seed_generator for one in model.steps[3:]]
-    assert [(one.seed, one.number, one.purpose, one.count._path) for one in generators] == [
+    assert [sublayer.name for sublayer in model._sublayers] == [
+        "dense",
+        "dense_1",
+        "mine",
+        "dropout",
+        "dropout_1",
+        "dense_2",
+    ]
+    generators = [step.seed_generator for step in model.steps[3:]]
+    assert [
+        (generator.seed, generator.number, generator.purpose, generator.count._path) for generator in generators
+    ] == [
         (7, 0, Purpose.DROPOUT, "dropout/seed_generator"),
         (9, 1, Purpose.DROPOUT, "dropout_1/seed_generator"),
     ]
-    assert set(paths(model.variables)) - set(paths(model.weights)) == {one.count._path for one in generators}
+    assert set(paths(model.variables)) - set(paths(model.weights)) == {
+        generator.count._path for generator in generators
+    }
     first = model.get_weights()
     model._adopt(8)
-    assert [one.seed for one in generators] == [8, 9]
+    assert [generator.seed for generator in generators] == [8, 9]
     assert all(np.array_equal(a, b) for a, b in zip(first, model.get_weights(), strict=True))
     other = Block()
     other.steps[:] = model.steps[:]
@@ -240,27 +251,27 @@ def test_adoption_names_layers_and_draws_provisional_weights_once():
 
 
 def test_layers_outside_a_model_differ_and_follow_the_seed():
-    def drawn():
+    def draw():
         dp.utils.set_random_seed(5)
-        one, other = Dense(3), Dense(3)
-        return [layer(np.ones((1, 4))).numpy().tobytes() for layer in (one, other)]
+        first, other = Dense(3), Dense(3)
+        return [layer(np.ones((1, 4))).numpy().tobytes() for layer in (first, other)]
 
     try:
-        first = drawn()
+        first = draw()
         assert first[0] != first[1]
-        assert drawn() == first
+        assert draw() == first
     finally:
         dp.utils.set_random_seed(0)
 
 
 def test_weights_come_and_go():
-    one, other = Dense(3), Dense(3)
-    one(np.ones((1, 4)))
+    first, other = Dense(3), Dense(3)
+    first(np.ones((1, 4)))
     other(np.ones((1, 4)))
-    other.set_weights(one.get_weights())
-    assert np.array_equal(one(np.ones((1, 4))), other(np.ones((1, 4))))
+    other.set_weights(first.get_weights())
+    assert np.array_equal(first(np.ones((1, 4))), other(np.ones((1, 4))))
     with pytest.raises(ConfigError, match=r"Layer dense weight shape \(4, 3\) is not compatible with .* \(3, 4\)\."):
-        one.set_weights([np.ones((3, 4)), np.ones(3)])
+        first.set_weights([np.ones((3, 4)), np.ones(3)])
 
 
 def test_initializers_and_regularizers_of_ones_own():
@@ -275,15 +286,15 @@ def test_initializers_and_regularizers_of_ones_own():
     def halves(shape, dtype=None):
         return np.full(shape, 0.5, dtype)
 
-    one = Dense(2, kernel_initializer=Ramp(), bias_initializer=halves, kernel_regularizer=Quartic(), name="d")
-    one(np.ones((1, 2)))
-    assert one.kernel.numpy().tolist() == [[0, 1], [2, 3]]
-    assert one.bias.numpy().tolist() == [0.5, 0.5]
-    assert float(one.losses[0]) == 1 + 16 + 81
-    assert one.get_config()["bias_initializer"]["config"] == "halves"
-    one = Dense(2, kernel_regularizer=lambda w: ops.sum(w))
-    one(np.ones((1, 2)))
-    assert float(one.losses[0]) == pytest.approx(one.kernel.numpy().sum())
+    layer = Dense(2, kernel_initializer=Ramp(), bias_initializer=halves, kernel_regularizer=Quartic(), name="d")
+    layer(np.ones((1, 2)))
+    assert layer.kernel.numpy().tolist() == [[0, 1], [2, 3]]
+    assert layer.bias.numpy().tolist() == [0.5, 0.5]
+    assert float(layer.losses[0]) == 1 + 16 + 81
+    assert layer.get_config()["bias_initializer"]["config"] == "halves"
+    layer = Dense(2, kernel_regularizer=lambda w: ops.sum(w))
+    layer(np.ones((1, 2)))
+    assert float(layer.losses[0]) == pytest.approx(layer.kernel.numpy().sum())
 
 
 def test_configurations_of_ones_own_layers():
@@ -313,23 +324,23 @@ def test_configurations_of_ones_own_layers():
 
 def test_dense_of_more_axes_is_one_of_rows():
     x = np.random.default_rng(0).normal(size=(2, 3, 4))
-    one = Dense(5, "tanh", dtype="float64")
-    y = one(x).numpy()
-    kernel, bias = one.get_weights()
+    layer = Dense(5, "tanh", dtype="float64")
+    y = layer(x).numpy()
+    kernel, bias = layer.get_weights()
     np.testing.assert_allclose(y, np.tanh(x @ kernel + bias), rtol=1e-12)
 
 
 def test_mistakes_in_one_line():
-    one = Dense(2)
+    layer = Dense(2)
     with pytest.raises(
         ConfigError, match=r'Input 0 of layer "dense" is incompatible .*expected min_ndim=2, found ndim=1'
     ):
-        one(np.ones(3))
-    one(np.ones((2, 3)))
+        layer(np.ones(3))
+    layer(np.ones((2, 3)))
     with pytest.raises(ConfigError, match=r"expected axis -1 of input shape to have value 3, but .* shape \(2, 4\)"):
-        one(np.ones((2, 4)))
+        layer(np.ones((2, 4)))
     with pytest.raises(ConfigError, match=r"expected axis -1 .* received input with shape \(None, 4\)"):
-        one(Input((4,)))
+        layer(Input((4,)))
 
     class Forgot(Layer):
         def __init__(self):
@@ -571,14 +582,14 @@ def test_a_convolution_of_another_kernel():
             return self.convolution_op(inputs, self.kernel - ops.mean(self.kernel))
 
     layer, x = Centered(2, 3), np.random.default_rng(1).normal(size=(1, 5, 5, 1)).astype(np.float32)
-    found = layer(x).numpy()
+    output = layer(x).numpy()
     kernel = layer.kernel.numpy()
-    np.testing.assert_allclose(found, ops.conv(x, kernel - kernel.mean()).numpy(), rtol=1e-5)
+    np.testing.assert_allclose(output, ops.conv(x, kernel - kernel.mean()).numpy(), rtol=1e-5)
 
 
 def test_a_rate_of_one_leaves_nothing():
-    for found in (layers.Dropout(1.0)(np.ones((2, 2)), training=True), random.dropout(np.ones((2, 2)), 1.0)):
-        assert not found.numpy().any()
+    for output in (layers.Dropout(1.0)(np.ones((2, 2)), training=True), random.dropout(np.ones((2, 2)), 1.0)):
+        assert not output.numpy().any()
 
 
 def test_what_outputs_will_be_is_asked_without_building():
@@ -645,11 +656,11 @@ def test_a_weight_is_named_by_keyword():
 
 def test_arguments_of_build_have_the_names_of_those_of_call():
     class Pair(Layer):
-        def build(self, one, two):
+        def build(self, first, two):
             self.built = True
 
-        def call(self, one, two):
-            return one + two
+        def call(self, first, two):
+            return first + two
 
     with pytest.raises(ConfigError, match="build\\(\\) takes one, two; call\\(\\) was given one, two"):
         Pair()(np.ones((1, 2)), np.ones((1, 2)))

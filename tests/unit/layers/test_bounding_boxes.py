@@ -23,23 +23,23 @@ FORMS = {
 @pytest.mark.parametrize("source", FORMS)
 @pytest.mark.parametrize("target", FORMS)
 def test_every_format_of_every_other(source, target):
-    found = bounding_boxes.convert_format(np.array([[FORMS[source]]]), source, target, 100, 200)
-    np.testing.assert_allclose(found.numpy(), [[FORMS[target]]], rtol=1e-6)
+    boxes = bounding_boxes.convert_format(np.array([[FORMS[source]]]), source, target, 100, 200)
+    np.testing.assert_allclose(boxes.numpy(), [[FORMS[target]]], rtol=1e-6)
 
 
 def test_overlaps():
     first, second = np.array([[0, 0, 2, 2], [-1, -1, -1, -1]]), np.array([[1, 0, 3, 2], [0, 0, 2, 2], [5, 5, 6, 6]])
-    found = bounding_boxes.compute_iou(first, second, "xyxy").numpy()
-    np.testing.assert_allclose(found, [[1 / 3, 1, 0], [0, 0, 0]], atol=1e-6)
+    overlaps = bounding_boxes.compute_iou(first, second, "xyxy").numpy()
+    np.testing.assert_allclose(overlaps, [[1 / 3, 1, 0], [0, 0, 0]], atol=1e-6)
     masked = bounding_boxes.compute_iou(first, second[None], "xyxy", use_masking=True).numpy()
     np.testing.assert_allclose(masked, [[[1 / 3, 1, 0], [-1, -1, -1]]], atol=1e-6)
 
 
 def test_boxes_are_cut_to_the_image():
-    given = {"boxes": np.array([[-5, 10, 20, 110], [300, 0, 310, 5]]), "labels": np.array([3, 4])}
-    found = bounding_boxes.clip_to_image_size(given, 100, 200, "xyxy")
-    np.testing.assert_allclose(found["boxes"].numpy(), [[0, 10, 20, 100], [0, 0, 0, 0]])
-    assert found["labels"].numpy().tolist() == [3, -1]
+    labelled_boxes = {"boxes": np.array([[-5, 10, 20, 110], [300, 0, 310, 5]]), "labels": np.array([3, 4])}
+    clipped = bounding_boxes.clip_to_image_size(labelled_boxes, 100, 200, "xyxy")
+    np.testing.assert_allclose(clipped["boxes"].numpy(), [[0, 10, 20, 100], [0, 0, 0, 0]])
+    assert clipped["labels"].numpy().tolist() == [3, -1]
 
 
 @pytest.mark.parametrize(
@@ -58,18 +58,18 @@ def test_refusals(call, message):
 
 def test_deltas_are_undone():
     anchors, boxes = np.array([[0, 0, 10, 20], [5, 5, 9, 8]]), np.array([[[1, 2, 8, 9], [4, 6, 20, 30]]])
-    how = {"anchor_format": "xyxy", "box_format": "xyxy", "variance": [0.1, 0.1, 0.2, 0.2]}
-    deltas = bounding_boxes.encode_box_to_deltas(anchors, boxes, **how)
-    found = bounding_boxes.decode_deltas_to_boxes(anchors, deltas, **how)
+    options = {"anchor_format": "xyxy", "box_format": "xyxy", "variance": [0.1, 0.1, 0.2, 0.2]}
+    deltas = bounding_boxes.encode_box_to_deltas(anchors, boxes, **options)
+    found = bounding_boxes.decode_deltas_to_boxes(anchors, deltas, **options)
     np.testing.assert_allclose(found.numpy(), boxes, rtol=1e-5)
-    levels = bounding_boxes.decode_deltas_to_boxes({"P3": anchors}, {"P3": deltas}, **how)
+    levels = bounding_boxes.decode_deltas_to_boxes({"P3": anchors}, {"P3": deltas}, **options)
     np.testing.assert_array_equal(levels["P3"].numpy(), found.numpy())
 
 
 def test_a_turn_by_a_quarter_about_the_center():
     zero, boxes = np.zeros(1, np.float32), np.array([[[0, 0, 10, 20]]])
-    found = bounding_boxes.affine_transform(boxes, zero + 90, zero, zero, zero + 1, zero, zero, 101, 101)
-    np.testing.assert_allclose(found.numpy(), [[[0, 90, 20, 100]]], atol=1e-4)
+    turned = bounding_boxes.affine_transform(boxes, zero + 90, zero, zero, zero + 1, zero, zero, 101, 101)
+    np.testing.assert_allclose(turned.numpy(), [[[0, 90, 20, 100]]], atol=1e-4)
     np.testing.assert_array_equal(bounding_boxes.pad(boxes, 1, 2).numpy(), [[[2, 1, 12, 21]]])
     np.testing.assert_array_equal(bounding_boxes.crop(boxes, 5, 2, 10, 4).numpy(), [[[0, 0, 4, 10]]])
     assert bounding_boxes.compute_ciou(boxes, boxes, "xyxy").numpy() == pytest.approx(1, abs=1e-6)

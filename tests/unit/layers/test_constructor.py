@@ -136,16 +136,16 @@ def test_a_layer_comes_back_from_a_file(tmp_path, name):
 def test_a_layer_comes_back_from_its_configuration(name):
     layer = LAYERS[name]()
     layer(X)
-    for again in (
+    for restored in (
         type(layer).from_config(layer.get_config()),
         dp.saving.deserialize_keras_object(dp.saving.serialize_keras_object(layer), OBJECTS),
         dp.models.clone_model(dp.Sequential([layer])).layers[0],
         copy.deepcopy(layer),
     ):
-        again(X)
-        again.set_weights(layer.get_weights())
-        np.testing.assert_array_equal(again(X), layer(X))
-        assert again.get_config().keys() == layer.get_config().keys()
+        restored(X)
+        restored.set_weights(layer.get_weights())
+        np.testing.assert_array_equal(restored(X), layer(X))
+        assert restored.get_config().keys() == layer.get_config().keys()
 
 
 def test_a_model_with_arguments_that_are_no_attributes(tmp_path):

@@ -11,14 +11,14 @@ IDS[57, 1] = 7
 EXPECTED = r"layer 'words': id 7 of sample 57 \(1 in this batch\), expected 0 to 4; correct the data"
 
 
-def model(**how):
+def model(**options):
     words = dp.layers.Embedding(5, 2, name="words")
-    made = dp.Sequential([dp.Input((3,), dtype="int32"), words, dp.layers.Flatten(), dp.layers.Dense(1)], seed=1)
-    made.compile("sgd", "mse", **how)
-    return made
+    net = dp.Sequential([dp.Input((3,), dtype="int32"), words, dp.layers.Flatten(), dp.layers.Dense(1)], seed=1)
+    net.compile("sgd", "mse", **options)
+    return net
 
 
-@pytest.mark.parametrize("how", [{}, {"jit_compile": False}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"jit_compile": False}], ids=str)
 @pytest.mark.parametrize(
     "ask",
     [
@@ -28,9 +28,9 @@ def model(**how):
         lambda model: model.predict_on_batch(IDS),
     ],
 )
-def test_an_id_that_is_no_row_is_named_with_its_layer_and_its_sample(how, ask):
+def test_an_id_that_is_no_row_is_named_with_its_layer_and_its_sample(options, ask):
     with pytest.raises(DataError, match=EXPECTED):
-        ask(model(**how))
+        ask(model(**options))
 
 
 def test_it_is_named_eagerly():
@@ -43,10 +43,10 @@ def test_it_is_named_eagerly():
 def test_ids_that_count_rows_of_a_column_are_named_too():
     """As the models of tables take them: a column of numbers among others."""
     inputs = dp.Input((4,))
-    made = dp.Model(inputs, dp.layers.Embedding(6, 2, name="code")(inputs[:, 3]))
+    net = dp.Model(inputs, dp.layers.Embedding(6, 2, name="code")(inputs[:, 3]))
     x = np.zeros((100, 4), np.float32)
     x[33, 3] = -7
     with pytest.raises(DataError, match=r"layer 'code': id -7 of sample 33 .*expected 0 to 5"):
-        made.predict(x, verbose=0)
+        net.predict(x, verbose=0)
     x[33, 3] = -1  # counts from the end
-    assert made.predict(x, verbose=0)[33].tolist() == made.predict(np.full((1, 4), 5.0), verbose=0)[0].tolist()
+    assert net.predict(x, verbose=0)[33].tolist() == net.predict(np.full((1, 4), 5.0), verbose=0)[0].tolist()

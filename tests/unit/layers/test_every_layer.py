@@ -27,23 +27,23 @@ FEW = 16
 every_case = pytest.mark.parametrize(("name", "number"), ALL_CASES)
 # Each layer as it is used most, in every run.
 first_cases = pytest.mark.parametrize(
-    ("name", "number"), [pytest.param(*one, marks=[pytest.mark.long] if one[1] else []) for one in ALL_CASES]
+    ("name", "number"), [pytest.param(*case, marks=[pytest.mark.long] if case[1] else []) for case in ALL_CASES]
 )
 
 
 def made(name, number, dtype="float64"):
     case = CASES[name][number]
     layer = case.make()
-    case.call(layer, [Input(one.shape[1:], dtype=one.dtype.name) for one in case.inputs()])
+    case.call(layer, [Input(tensor.shape[1:], dtype=tensor.dtype.name) for tensor in case.inputs()])
     layer._adopt(seed=3)
     layer._set_dtype(dtype)
     return case, layer
 
 
 def rewound(layer):
-    for one in layer.variables:
-        if one.name == "seed_generator":
-            one.assign(0)
+    for variable in layer.variables:
+        if variable.name == "seed_generator":
+            variable.assign(0)
     return layer
 
 
@@ -53,31 +53,31 @@ def test_every_layer_has_cases():
 
 @every_case
 def test_configurations_come_back(name, number):
-    one = CASES[name][number].make()
-    assert type(one) is LAYERS[name]
-    described = json.loads(json.dumps(layers.serialize(one)))
+    layer = CASES[name][number].make()
+    assert type(layer) is LAYERS[name]
+    described = json.loads(json.dumps(layers.serialize(layer)))
     assert described["class_name"] == name
-    again = layers.deserialize(described)
-    assert type(again) is type(one)
-    assert again.get_config() == one._get_config() == described["config"]
+    restored = layers.deserialize(described)
+    assert type(restored) is type(layer)
+    assert restored.get_config() == layer._get_config() == described["config"]
     # Keras writes its own dtype policy beside them.
     described["config"]["dtype"] = {"class_name": "DTypePolicy", "config": {"name": "float32"}}
-    assert layers.deserialize(described)._get_config() == one._get_config()
+    assert layers.deserialize(described)._get_config() == layer._get_config()
 
 
 @every_case
 def test_shapes_are_known_before_there_is_a_batch(name, number):
     case = CASES[name][number]
     layer = case.make()
-    symbolic = [Input(one.shape[1:], dtype=one.dtype.name) for one in case.inputs()]
+    symbolic = [Input(tensor.shape[1:], dtype=tensor.dtype.name) for tensor in case.inputs()]
     output = case.call(layer, symbolic)
     assert without_rows(output.shape) == (None, *case.output)
     assert output.value is None
     assert output.history.layer is layer
-    assert [id(one) for one in output.history.inputs] == [id(one) for one in symbolic]
+    assert [id(tensor) for tensor in output.history.inputs] == [id(tensor) for tensor in symbolic]
     is_asked = layer.compute_output_shape.__func__ is layers.Layer.compute_output_shape and not case.integers
     if is_asked and not isinstance(case, CellCase):
-        shapes = [(None, *one) for one in case.shapes] if isinstance(case.shapes, list) else (None, *case.shapes)
+        shapes = [(None, *shape) for shape in case.shapes] if isinstance(case.shapes, list) else (None, *case.shapes)
         assert layer.compute_output_shape(shapes) == (None, *case.output)
     assert repr(output).startswith("<tensor ")
     assert str((None, *case.output)) in repr(output)
@@ -116,49 +116,51 @@ def test_gradients_by_central_differences(name, number, training):
             close = 1e-7 * max(1, np.abs(step).sum()) + 1e-6 * np.abs(terms).sum()
             np.testing.assert_allclose(slope, terms.sum(), rtol=0, atol=close, err_msg=where)
 
-    tensors = [differentiable(one) for one in arrays]
+    tensors = [differentiable(array) for array in arrays]
     total = loss(tensors)
     total.backward()
     for weight in layer.trainable_weights:
-        kept = weight.numpy()
+        original = weight.numpy()
 
         def moved(value, weight=weight):
             weight.assign(value)
             return float(loss(arrays))
 
-        assert_slopes(kept, weight.value.grad.numpy(), moved, weight.path)
-        weight.assign(kept)
+        assert_slopes(original, weight.value.grad.numpy(), moved, weight.path)
+        weight.assign(original)
     if case.integers:
         return
     for place_, (array, gradient) in enumerate(zip(arrays, gradients(total, tensors), strict=True)):
 
         def shifted(value, place_=place_):
-            return float(loss([value if n == place_ else one for n, one in enumerate(arrays)]))
+            return float(loss([value if n == place_ else array for n, array in enumerate(arrays)]))
 
-        found = np.zeros_like(array) if gradient is None else gradient.numpy()
-        assert_slopes(array, found, shifted, f"input {place_}")
+        analytic = np.zeros_like(array) if gradient is None else gradient.numpy()
+        assert_slopes(array, analytic, shifted, f"input {place_}")
 
 
 def program_of(case, layer):
     """Return a step with outputs, penalties, gradients and updates of a layer, and the values of its inputs."""
-    values = {f"x{n}": one for n, one in enumerate(case.inputs())}
+    values = {f"x{n}": tensor for n, tensor in enumerate(case.inputs())}
 
     def step(*inputs):
         y = case.call(layer, list(inputs), training=True)
         loss = sum(layer.losses, ops.sum(ops.square(y)))
         loss.backward()
-        found = {f"d{n}": one.value.grad for n, one in enumerate(layer.trainable_weights)}
-        return {"y": y, "loss": loss, **found}
+        gradients = {f"d{n}": weight.value.grad for n, weight in enumerate(layer.trainable_weights)}
+        return {"y": y, "loss": loss, **gradients}
 
-    return trace(step, {name: ((Dim.rows(ROWS), *one.shape[1:]), one.dtype) for name, one in values.items()}), values
+    return trace(
+        step, {name: ((Dim.rows(ROWS), *value.shape[1:]), value.dtype) for name, value in values.items()}
+    ), values
 
 
 @every_case
 def test_a_trace_has_the_bits_of_eager_execution(name, number):
     case, layer = made(name, number, "float32")
     program, values = program_of(case, layer)
-    before = [one.numpy() for one in layer.variables]
-    values = {key: one if case.integers else one.astype(np.float32) for key, one in values.items()}
+    before = [variable.numpy() for variable in layer.variables]
+    values = {key: value if case.integers else value.astype(np.float32) for key, value in values.items()}
     program, _ = program_of(case, layer)
     for step in range(2):
         outputs, updates = evaluate(program, values)
@@ -166,7 +168,7 @@ def test_a_trace_has_the_bits_of_eager_execution(name, number):
         assert y.numpy().tobytes() == outputs["y"].astype(np.float32).tobytes()
         for variable, value in updates.items():
             assert variable.numpy().tobytes() == value.tobytes(), (variable.path, step)
-    assert [one.shape for one in before] == [one.shape for one in layer.variables]
+    assert [array.shape for array in before] == [variable.shape for variable in layer.variables]
 
 
 @first_cases
@@ -174,15 +176,15 @@ def test_ranks_compute_what_one_computes(name, number):
     """One, and several of which one has no rows; on a mesh with two ranks for each of them too."""
     case, layer = made(name, number)
     program, values = program_of(case, layer)
-    whole, updates = evaluate(program, values)
+    output, updates = evaluate(program, values)
     placed, layouts = place(program), spread(program)
     for shards in ([ROWS], [0, 3, 2]):
-        found, _ = run_on_ranks(placed, values, shards, dict.fromkeys(values, 0))
+        actual, _ = run_on_ranks(placed, values, shards, dict.fromkeys(values, 0))
         starts = np.cumsum([0, *shards])
-        for rank, (outputs, moved) in enumerate(found):
-            for key, expected in whole.items():
-                own = expected[starts[rank] : starts[rank + 1]] if key == "y" else expected
-                np.testing.assert_allclose(outputs[key], own, rtol=1e-12, atol=1e-12, err_msg=key)
+        for rank, (outputs, moved) in enumerate(actual):
+            for key, expected in output.items():
+                expected_rows = expected[starts[rank] : starts[rank + 1]] if key == "y" else expected
+                np.testing.assert_allclose(outputs[key], expected_rows, rtol=1e-12, atol=1e-12, err_msg=key)
             for variable, expected in updates.items():
                 np.testing.assert_allclose(moved[variable], expected, rtol=1e-12, atol=1e-12, err_msg=variable.path)
         assert_same_on_mesh(program, values, layouts, VirtualMesh(shards, model=2))
@@ -195,11 +197,11 @@ def test_weights_are_drawn_by_seed_and_position(name, number):
     for one, other in zip(first.get_weights(), second.get_weights(), strict=True):
         assert one.tobytes() == other.tobytes()
     for position, weight in enumerate(first.weights):
-        drawn = weight.initializer(weight.shape, 3, position).astype(np.float32)
-        assert weight.numpy().tobytes() == drawn.tobytes()
-    assert first.count_params() == sum(one.size for one in first.get_weights())
+        initial = weight.initializer(weight.shape, 3, position).astype(np.float32)
+        assert weight.numpy().tobytes() == initial.tobytes()
+    assert first.count_params() == sum(weight.size for weight in first.get_weights())
     with pytest.raises(ConfigError, match="weight list of length"):
         first.set_weights([*first.get_weights(), np.zeros(1)])
-    assert len(leaves(first.losses)) == len([one for one in first.trainable_weights if one.regularizer is not None]), (
-        "what the symbolic call added is gone"
-    )
+    assert len(leaves(first.losses)) == len(
+        [weight for weight in first.trainable_weights if weight.regularizer is not None]
+    ), "what the symbolic call added is gone"

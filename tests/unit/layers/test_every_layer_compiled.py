@@ -19,7 +19,7 @@ CLOSE = {"rtol": 1e-11, "atol": 1e-12}
 def test_compiled_layers_compute_what_numpy_computes(monkeypatch, part):
     monkeypatch.setattr(compiling, "OPTIONS", ("-O0", *compiling.OPTIONS[1:]))  # a fifth of the time
     program, values = program_of_all(part=part, parts=PARTS)
-    state = {one: one.numpy() for one in program.state}
+    state = {variable: variable.numpy() for variable in program.state}
     executable = CompiledExecutable(program, HostMemory(), values)
     for _ in range(2):
         expected, updates = evaluate(program, values, state)

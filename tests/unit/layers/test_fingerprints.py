@@ -21,8 +21,8 @@ def test_farm(length, expected):
 
 def test_farm_of_short_texts():
     """As TensorFlow's `to_hash_bucket_fast` finds buckets, in Keras' documentation."""
-    assert [farm(one) % 3 for one in (b"A", b"B", b"C", b"D", b"E")] == [1, 0, 1, 1, 2]
-    assert [farm(one) % 2 for one in (b"omar", b"stringer", b"marlo", b"wire", b"skywalker")] == [0, 0, 1, 0, 0]
+    assert [farm(string) % 3 for string in (b"A", b"B", b"C", b"D", b"E")] == [1, 0, 1, 1, 2]
+    assert [farm(string) % 2 for string in (b"omar", b"stringer", b"marlo", b"wire", b"skywalker")] == [0, 0, 1, 0, 0]
     assert farm(b"") == 0x9AE16A3B2F90404F
 
 
@@ -40,6 +40,6 @@ def test_crosses():
 
 def test_numbers_are_taken_as_texts_and_equal_ones_once():
     calls = []
-    found = fingerprint_each(np.array([[7, -3], [7, 7]]), lambda text: calls.append(text) or len(text))
-    assert found.tolist() == [[1, 2], [1, 1]]
+    fingerprints = fingerprint_each(np.array([[7, -3], [7, 7]]), lambda text: calls.append(text) or len(text))
+    assert fingerprints.tolist() == [[1, 2], [1, 1]]
     assert sorted(calls) == [b"-3", b"7"]

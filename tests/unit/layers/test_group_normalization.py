@@ -10,9 +10,9 @@ LARGE = np.array([[1.0, 2.0, 70000.0, 4.0]], np.float32).reshape(1, 1, 1, 4)
 
 @pytest.mark.parametrize("make", [lambda **o: L.GroupNormalization(2, **o), L.LayerNormalization])
 def test_inputs_are_not_rounded_to_half_precision_first(make):
-    found = make(dtype="mixed_float16")(LARGE)
-    assert found.dtype.name == "float16"
-    np.testing.assert_allclose(found.numpy().astype(float), make()(LARGE).numpy(), atol=2e-3)
+    output = make(dtype="mixed_float16")(LARGE)
+    assert output.dtype.name == "float16"
+    np.testing.assert_allclose(output.numpy().astype(float), make()(LARGE).numpy(), atol=2e-3)
 
 
 @pytest.mark.parametrize("make", [lambda **o: L.GroupNormalization(2, **o), L.LayerNormalization])

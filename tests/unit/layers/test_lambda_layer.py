@@ -32,9 +32,9 @@ def test_the_function_gets_what_it_names():
 
 def test_several_inputs_and_outputs():
     a, b = layers.Input((3,)), layers.Input((3,))
-    total, rest = layers.Lambda(lambda both: (both[0] + both[1], both[0] - both[1]))([a, b])
-    found = dp.Model([a, b], [total, rest]).predict([X, X], verbose=0)
-    np.testing.assert_array_equal(found, [2 * X, 0 * X])
+    total, rest = layers.Lambda(lambda tensors: (tensors[0] + tensors[1], tensors[0] - tensors[1]))([a, b])
+    predictions = dp.Model([a, b], [total, rest]).predict([X, X], verbose=0)
+    np.testing.assert_array_equal(predictions, [2 * X, 0 * X])
 
 
 def test_a_model_with_one_is_trained():
@@ -69,8 +69,8 @@ def test_refused(arguments, message):
 def test_a_file_holds_the_name_of_the_function(tmp_path):
     model = model_of(doubled)
     model.save(tmp_path / "m.keras")
-    again = dp.models.load_model(tmp_path / "m.keras", {"doubled": doubled})
-    np.testing.assert_array_equal(again.predict(X, verbose=0), model.predict(X, verbose=0))
+    loaded = dp.models.load_model(tmp_path / "m.keras", {"doubled": doubled})
+    np.testing.assert_array_equal(loaded.predict(X, verbose=0), model.predict(X, verbose=0))
     with pytest.raises(DataError, match=r"custom function 'doubled' .* pass it in custom_objects"):
         dp.models.load_model(tmp_path / "m.keras")
 

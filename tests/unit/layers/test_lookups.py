@@ -36,10 +36,10 @@ def again(layer):
 )
 def test_hashing(make, inputs, expected):
     layer = make()
-    for one in (layer, again(layer)):
-        found = one(inputs)
-        assert found.dtype == np.int64
-        assert found.numpy().tolist() == [[place] for place in expected]
+    for lookup in (layer, again(layer)):
+        actual = lookup(inputs)
+        assert actual.dtype == np.int64
+        assert actual.numpy().tolist() == [[place] for place in expected]
     assert again(layer).get_config() == layer.get_config()
 
 
@@ -89,9 +89,9 @@ def test_places_of_texts(options, expected):
             layers.StringLookup(vocabulary=VOCABULARY, **options)
         return
     layer = layers.StringLookup(vocabulary=VOCABULARY, **options)
-    for one in (layer, again(layer)):
-        for given in (DATA, np.array(DATA), np.array(DATA, dtype=object), np.char.encode(DATA)):
-            np.testing.assert_allclose(one(given), expected, rtol=1e-6)
+    for lookup in (layer, again(layer)):
+        for texts in (DATA, np.array(DATA), np.array(DATA, dtype=object), np.char.encode(DATA)):
+            np.testing.assert_allclose(lookup(texts), expected, rtol=1e-6)
     assert layer(DATA).dtype == (np.int64 if layer.output_mode == "int" else np.float32)
     assert again(layer).get_config() == layer.get_config()
 
@@ -117,7 +117,7 @@ def test_adapting():
     layer = layers.StringLookup()
     layer.adapt([["a", "c", "d"], ["d", "z", "b"]])
     assert layer.get_vocabulary() == ["[UNK]", "d", "z", "c", "b", "a"]
-    layer.adapt((np.array(one) for one in (["x", "y"], ["y", "y"], ["w"])), steps=2)
+    layer.adapt((np.array(batch) for batch in (["x", "y"], ["y", "y"], ["w"])), steps=2)
     assert layer.get_vocabulary() == ["[UNK]", "y", "x"]
     assert again(layer)(["x", "q"]).numpy().tolist() == [2, 0]
     short = layers.StringLookup(max_tokens=3, mask_token="", num_oov_indices=1)
@@ -152,13 +152,13 @@ NUMBERS = np.array([[12, 1138, 42], [42, 1000, 36]])
 
 
 def test_places_of_numbers():
-    known = [12, 36, 1138, 42]
-    assert layers.IntegerLookup(vocabulary=known)(NUMBERS).numpy().tolist() == [[1, 3, 4], [4, 0, 2]]
-    several = layers.IntegerLookup(num_oov_indices=2, vocabulary=known)
+    vocabulary = [12, 36, 1138, 42]
+    assert layers.IntegerLookup(vocabulary=vocabulary)(NUMBERS).numpy().tolist() == [[1, 3, 4], [4, 0, 2]]
+    several = layers.IntegerLookup(num_oov_indices=2, vocabulary=vocabulary)
     assert several(np.array([37, 1000, -3])).numpy().tolist() == [1, 0, 1]
-    hashed = layers.IntegerLookup(num_oov_indices=2, vocabulary=known, oov_method="farmhash")
+    hashed = layers.IntegerLookup(num_oov_indices=2, vocabulary=vocabulary, oov_method="farmhash")
     assert set(hashed(np.arange(100, 120)).numpy()) == {0, 1}
-    back = layers.IntegerLookup(vocabulary=known, invert=True)
+    back = layers.IntegerLookup(vocabulary=vocabulary, invert=True)
     assert back(np.array([[1, 3], [4, 9]])).numpy().tolist() == [[12, 1138], [42, -1]]
     adapted = layers.IntegerLookup()
     adapted.adapt(NUMBERS)
@@ -207,7 +207,7 @@ def test_a_vocabulary_in_a_file(tmp_path):
     with pytest.raises(ConfigError, match=r"Vocabulary file .*: "):
         layer.set_vocabulary(str(tmp_path / "none"))
     # A model's file could name any other.
-    for make in (layers.StringLookup, lambda **given: layers.StringLookup.from_config(given)):
+    for make in (layers.StringLookup, lambda **config: layers.StringLookup.from_config(config)):
         with pytest.raises(ConfigError, match=r"words.txt', a file; call set_vocabulary"):
             make(vocabulary=str(path))
 

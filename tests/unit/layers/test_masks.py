@@ -173,11 +173,11 @@ def test_several_tensors_have_masks_under_their_names():
             self.seen = query_mask, value_mask
             return query
 
-    both = Both()
+    layer = Both()
     with pytest.warns(UserWarning, match=ENDS):
-        both(L.Masking()(STEPS), STEPS)
-    np.testing.assert_array_equal(both.seen[0], COUNTS)
-    assert both.seen[1] is None
+        layer(L.Masking()(STEPS), STEPS)
+    np.testing.assert_array_equal(layer.seen[0], COUNTS)
+    assert layer.seen[1] is None
 
 
 def test_a_layer_without_support_warns_and_drops_the_mask():
@@ -195,15 +195,15 @@ def test_symbolic_tensors_have_symbolic_masks():
     np.testing.assert_array_equal(mask_of(model(STEPS)[0]), COUNTS)
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_models_hand_masks_to_their_layers(known):
+@pytest.mark.parametrize("options", [True, False])
+def test_models_hand_masks_to_their_layers(options):
     layers = [L.Dense(2), L.GlobalAveragePooling1D()]
-    model = keras.Sequential([*([L.Input((None, 2))] if known else []), *layers])
+    model = keras.Sequential([*([L.Input((None, 2))] if options else []), *layers])
     for inputs, more in ((L.Masking()(STEPS), {}), (STEPS, {"mask": COUNTS})):
         with pytest.warns(UserWarning, match=ENDS):  # as in Keras, though they reach the layers
-            found = model(inputs, **more)
+            output = model(inputs, **more)
         rows = np.array([STEPS[0, [0, 2]].mean(0), STEPS[1, 1]])
-        np.testing.assert_allclose(found, layers[0](rows), rtol=1e-5)
+        np.testing.assert_allclose(output, layers[0](rows), rtol=1e-5)
 
 
 def test_a_nested_model_and_its_file(tmp_path):
@@ -216,11 +216,11 @@ def test_a_nested_model_and_its_file(tmp_path):
     ids = np.array([[1, 2, 0], [0, 3, 0]])
     rows = np.array([model.layers[1].get_weights()[0][[1, 2]].mean(0), model.layers[1].get_weights()[0][3]])
     with pytest.warns(UserWarning, match=ENDS):
-        found = model(ids)
-    np.testing.assert_allclose(found, inner(rows[:, None])[:, 0], rtol=1e-5)
+        output = model(ids)
+    np.testing.assert_allclose(output, inner(rows[:, None])[:, 0], rtol=1e-5)
     model.save(tmp_path / "m.keras")
     with pytest.warns(UserWarning, match=ENDS):
-        np.testing.assert_array_equal(keras.models.load_model(tmp_path / "m.keras")(ids), found)
+        np.testing.assert_array_equal(keras.models.load_model(tmp_path / "m.keras")(ids), output)
 
 
 def test_a_subclassed_model_hands_masks_on():
@@ -321,19 +321,19 @@ def weighted(reduction, errors, counts, weights):
 @pytest.mark.parametrize("weights", [None, [0.5, 2.0], [[1.0, 2.0, 0.5], [3.0, 1.0, 1.0]]])
 def test_a_loss_divides_by_what_counts(reduction, weights):
     predicted, targets = L.Masking()(STEPS), np.ones((2, 3, 2), np.float32)
-    given = np.ones((2, 3)) if weights is None else np.reshape(weights, (2, -1)) * np.ones((2, 3))
+    full_weights = np.ones((2, 3)) if weights is None else np.reshape(weights, (2, -1)) * np.ones((2, 3))
     errors = np.square(predicted.numpy() - 1).mean(-1)
-    found = losses.MeanSquaredError(reduction)(targets, predicted, weights)
-    np.testing.assert_allclose(found, weighted(reduction, errors, COUNTS, given), rtol=1e-6)
+    value = losses.MeanSquaredError(reduction)(targets, predicted, weights)
+    np.testing.assert_allclose(value, weighted(reduction, errors, COUNTS, full_weights), rtol=1e-6)
 
 
 def test_a_mask_and_ignored_labels_count_together():
     logits = L.Masking()(STEPS)
     labels = np.array([[0, 1, -1], [0, 1, 0]])
-    found = losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1)(labels, logits)
+    value = losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1)(labels, logits)
     counted = STEPS[[0, 1], [0, 1]]
     expected = np.log(np.exp(counted).sum(-1)) - counted[[0, 1], [0, 1]]
-    np.testing.assert_allclose(found, expected.mean(), rtol=1e-5)
+    np.testing.assert_allclose(value, expected.mean(), rtol=1e-5)
 
 
 def test_nothing_that_counts_is_no_loss():
@@ -343,10 +343,12 @@ def test_nothing_that_counts_is_no_loss():
 def test_metrics_leave_masked_steps_out():
     predicted, targets = L.Masking()(STEPS), np.ones((2, 3, 2), np.float32)
     errors = np.abs(predicted.numpy() - 1).mean(-1)
-    for weights, given in ((None, np.ones((2, 3))), ([1.0, 3.0], np.array([[1.0], [3.0]]))):
+    for weights, full_weights in ((None, np.ones((2, 3))), ([1.0, 3.0], np.array([[1.0], [3.0]]))):
         metric = metrics.MeanAbsoluteError()
         metric.update_state(targets, predicted, weights)
-        np.testing.assert_allclose(metric.result(), (errors * COUNTS * given).sum() / (COUNTS * given).sum(), rtol=1e-6)
+        np.testing.assert_allclose(
+            metric.result(), (errors * COUNTS * full_weights).sum() / (COUNTS * full_weights).sum(), rtol=1e-6
+        )
 
 
 @pytest.mark.parametrize("eager", [True, False])
@@ -355,8 +357,8 @@ def test_fit_and_evaluate_leave_masked_steps_out(eager):
     model.compile(keras.optimizers.SGD(0.5), "mse", metrics=["mae"], run_eagerly=eager)
     targets = np.zeros((2, 3, 1), np.float32)
     sums = STEPS.sum(-1)[COUNTS]
-    found = model.evaluate(STEPS, targets, verbose=0)
-    np.testing.assert_allclose(found, [np.square(sums).mean(), sums.mean()], rtol=1e-6)
+    results = model.evaluate(STEPS, targets, verbose=0)
+    np.testing.assert_allclose(results, [np.square(sums).mean(), sums.mean()], rtol=1e-6)
     model.fit(STEPS, targets, epochs=1, verbose=0)
     gradient = (2 * sums[:, None] * STEPS[COUNTS]).mean(0)
     np.testing.assert_allclose(model.get_weights()[0][:, 0], 1 - 0.5 * gradient, rtol=1e-5)

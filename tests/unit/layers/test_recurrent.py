@@ -21,10 +21,10 @@ MASK = golden.MASK
 def test_outputs_and_states_are_those_of_keras(name):
     layer, states = golden.layers(L)[name]
     layer._set_dtype("float64")
-    found = golden.results(layer, states, np.asarray, tree.flatten)
-    for mine, theirs in zip(found, GOLDEN[name], strict=True):
-        for one, other in zip(mine, theirs, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
+    outputs = golden.results(layer, states, np.asarray, tree.flatten)
+    for mine, theirs in zip(outputs, GOLDEN[name], strict=True):
+        for actual, other in zip(mine, theirs, strict=True):
+            np.testing.assert_allclose(actual, other, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("make", [L.LSTM, lambda units: L.Bidirectional(L.GRU(units, dropout=0.2, seed=3))])
@@ -32,15 +32,15 @@ def test_several_steps_an_execution_have_the_bits_of_single_ones(make):
     """Loops within the loop over batches."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(28, 6, 3)).astype(np.float32), rng.normal(size=(28, 2)).astype(np.float32)
-    found = []
+    runs = []
     for steps in (1, 3):
         dp.utils.set_random_seed(1)
         model = dp.Sequential([L.Input((6, 3)), make(4), L.Dense(2)])
         model.compile("adam", "mse", steps_per_execution=steps)
         model.fit(x, y, batch_size=4, epochs=2, verbose=0)
-        found.append(model.get_weights())
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_array_equal(one, other)
+        runs.append(model.get_weights())
+    for single, other in zip(*runs, strict=True):
+        np.testing.assert_array_equal(single, other)
 
 
 class Counter(L.Layer):
@@ -85,8 +85,8 @@ def test_unrolled_layers_compute_the_same(make):
     rolled, unrolled = make(3, return_sequences=True), make(3, return_sequences=True, unroll=True)
     rolled(X), unrolled(X)
     unrolled.set_weights(rolled.get_weights())
-    for more in ({}, {"mask": MASK | [[True, False, False, False]]}):
-        np.testing.assert_array_equal(rolled(X, **more), unrolled(X, **more))
+    for options in ({}, {"mask": MASK | [[True, False, False, False]]}):
+        np.testing.assert_array_equal(rolled(X, **options), unrolled(X, **options))
 
 
 def test_a_mask_goes_on_with_all_steps_and_ends_with_the_last():
@@ -102,8 +102,8 @@ def test_a_mask_goes_on_with_all_steps_and_ends_with_the_last():
 
 def test_masked_steps_are_as_if_they_were_not_there():
     layer = L.GRU(3)
-    found = layer(X, mask=MASK).numpy()
-    for row, x, counts in zip(found, X, MASK, strict=True):
+    output = layer(X, mask=MASK).numpy()
+    for row, x, counts in zip(output, X, MASK, strict=True):
         np.testing.assert_allclose(row, layer(x[None, counts])[0], rtol=1e-6)
 
 
@@ -120,10 +120,10 @@ def test_states_of_one_layer_begin_another():
 
 
 def test_a_stateful_layer_goes_on_where_the_batch_before_ended():
-    whole, parts = L.LSTM(2), L.LSTM(2, stateful=True)
-    expected = whole(X)
+    layer, parts = L.LSTM(2), L.LSTM(2, stateful=True)
+    expected = layer(X)
     parts(X[:, :2])
-    parts.set_weights(whole.get_weights())
+    parts.set_weights(layer.get_weights())
     parts.reset_state()
     parts(X[:, :2])
     np.testing.assert_allclose(parts(X[:, 2:]), expected, rtol=1e-6)
@@ -150,8 +150,8 @@ def test_a_stateful_model_trains_over_batches(eager):
         other.layers[0].states[0].assign(state)
         other.train_on_batch(x[start : start + 2], y[start : start + 2])
         state = other.layers[0].states[0].numpy()
-    for one, two in zip(model.get_weights(), other.get_weights(), strict=True):
-        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-7)
+    for weight, two in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, two, rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(model.layers[0].states[0], state, rtol=1e-5)
     assert np.abs(state).min() > 0
 
@@ -297,4 +297,4 @@ def test_a_cell_alone():
     np.testing.assert_array_equal(output, state)
     output, states = cell(X[:, 0], [ops.zeros((2, 2))])
     np.testing.assert_array_equal(output, states[0])
-    assert [each.shape for each in L.LSTMCell(3).get_initial_state(4)] == [(4, 3), (4, 3)]
+    assert [state.shape for state in L.LSTMCell(3).get_initial_state(4)] == [(4, 3), (4, 3)]

@@ -53,10 +53,10 @@ def test_one_pair_for_all_elements_without_an_axis():
 
 
 def test_invert_undoes_it():
-    there, back = layers.Normalization(), layers.Normalization(invert=True)
-    there.adapt(X)
+    forward, back = layers.Normalization(), layers.Normalization(invert=True)
+    forward.adapt(X)
     back.adapt(X)
-    np.testing.assert_allclose(back(there(X)).numpy(), X, rtol=1e-6)
+    np.testing.assert_allclose(back(forward(X)).numpy(), X, rtol=1e-6)
 
 
 def test_a_column_without_variance_is_divided_by_epsilon():
@@ -73,7 +73,7 @@ def test_given_moments_are_no_weights():
 def test_training_changes_no_moments():
     layer = layers.Normalization()
     layer.adapt(X)
-    assert [one.trainable for one in layer.weights] == [False, False, False]
+    assert [weight.trainable for weight in layer.weights] == [False, False, False]
 
 
 @pytest.mark.parametrize(

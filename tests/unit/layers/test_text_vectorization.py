@@ -20,11 +20,11 @@ def test_places_of_tokens():
     layer = layers.TextVectorization(max_tokens=5)
     layer.adapt(TEXTS)
     assert layer.get_vocabulary() == ["", "[UNK]", "the", "dog", "cat"]
-    for one in (layer, again(layer)):
-        found = one(TEXTS)
-        assert found.dtype == np.int64
-        assert found.numpy().tolist() == [[2, 4, 1, 0], [2, 3, 2, 3], [0, 0, 0, 0], [1, 4, 0, 0]]
-        np.testing.assert_array_equal(one(np.array(TEXTS)[:, None]), found)
+    for layer_copy in (layer, again(layer)):
+        tokens = layer_copy(TEXTS)
+        assert tokens.dtype == np.int64
+        assert tokens.numpy().tolist() == [[2, 4, 1, 0], [2, 3, 2, 3], [0, 0, 0, 0], [1, 4, 0, 0]]
+        np.testing.assert_array_equal(layer_copy(np.array(TEXTS)[:, None]), tokens)
     assert layer("the cat").numpy().tolist() == [2, 4]
     assert layer.vocabulary_size() == 5
     assert again(layer).get_config() == layer.get_config()
@@ -51,10 +51,10 @@ def test_rows_of_one_length(length, expected):
     ],
 )
 def test_tokens(options, tokens):
-    found = [token.replace(" ", "") if "character" in str(options) else token for token in tokens]
-    made = layers.TextVectorization(**options)._tokens(TEXTS[:1])[0]
-    made = [token.replace(" ", "") if "character" in str(options) else token for token in made]
-    assert made == found
+    actual = [token.replace(" ", "") if "character" in str(options) else token for token in tokens]
+    expected = layers.TextVectorization(**options)._tokens(TEXTS[:1])[0]
+    expected = [token.replace(" ", "") if "character" in str(options) else token for token in expected]
+    assert expected == actual
 
 
 def test_vectors():
@@ -91,7 +91,7 @@ def test_a_generator_of_texts_trains_a_model():
 
         def __getitem__(self, index):
             labels = rng.integers(0, 2, 8)
-            return layer([f"{('bad', 'good')[one]} film" for one in labels]), labels.astype(np.float32)[:, None]
+            return layer([f"{('bad', 'good')[label]} film" for label in labels]), labels.astype(np.float32)[:, None]
 
     model = dp.Sequential(
         [dp.Input((2,)), layers.Embedding(5, 4), layers.GlobalAveragePooling1D(), layers.Dense(1, "sigmoid")]

@@ -17,8 +17,8 @@ def in_float64(layer):
 def windows(x, size, strides, low, fill):
     """Return (B, H', W', R, S, C) of images that are padded by `low` before and enough behind."""
     padded = np.pad(x, ((0, 0), (low[0], size[0]), (low[1], size[1]), (0, 0)), constant_values=fill)
-    seen = np.lib.stride_tricks.sliding_window_view(padded, size, (1, 2))
-    return np.moveaxis(seen[:, :: strides[0], :: strides[1]], 3, -1)
+    windows_view = np.lib.stride_tricks.sliding_window_view(padded, size, (1, 2))
+    return np.moveaxis(windows_view[:, :: strides[0], :: strides[1]], 3, -1)
 
 
 def test_batch_normalization_of_the_batch_and_of_moving_averages():
@@ -54,8 +54,8 @@ def test_convolution(padding, low, shape):
     y = layer(x).numpy()
     kernel, bias = layer.get_weights()
     low = (1, 0) if padding == "same" else low  # an even window has its zero behind
-    seen = windows(x, (3, 2), (2, 1), low, 0)[:, : shape[0], : shape[1]]
-    expected = np.maximum(np.einsum("bhwrsi,rsio->bhwo", seen, kernel) + bias, 0)
+    patches = windows(x, (3, 2), (2, 1), low, 0)[:, : shape[0], : shape[1]]
+    expected = np.maximum(np.einsum("bhwrsi,rsio->bhwo", patches, kernel) + bias, 0)
     assert y.shape == (2, *shape, 4)
     np.testing.assert_allclose(y, expected, rtol=1e-10, atol=1e-12)
 
@@ -77,14 +77,14 @@ def test_transposed_convolution_spreads_every_pixel():
 
 def test_pooling():
     x = RNG.normal(size=(2, 5, 6, 3))
-    seen = windows(x, (2, 3), (2, 3), (0, 0), np.nan)[:, :2, :2]
+    patches = windows(x, (2, 3), (2, 3), (0, 0), np.nan)[:, :2, :2]
     pools = {"pool_size": (2, 3), "dtype": "float64"}
-    np.testing.assert_allclose(L.MaxPooling2D(**pools)(x), seen.max((3, 4)))
-    np.testing.assert_allclose(L.AveragePooling2D(**pools)(x), seen.mean((3, 4)), rtol=1e-12)
-    seen = windows(x, (3, 3), (2, 2), (1, 0), np.nan)[:, :3, :3]
+    np.testing.assert_allclose(L.MaxPooling2D(**pools)(x), patches.max((3, 4)))
+    np.testing.assert_allclose(L.AveragePooling2D(**pools)(x), patches.mean((3, 4)), rtol=1e-12)
+    patches = windows(x, (3, 3), (2, 2), (1, 0), np.nan)[:, :3, :3]
     pools = {"pool_size": 3, "strides": 2, "padding": "same", "dtype": "float64"}
-    np.testing.assert_allclose(L.MaxPooling2D(**pools)(x), np.nanmax(seen, (3, 4)))
-    np.testing.assert_allclose(L.AveragePooling2D(**pools)(x), np.nanmean(seen, (3, 4)), rtol=1e-12)
+    np.testing.assert_allclose(L.MaxPooling2D(**pools)(x), np.nanmax(patches, (3, 4)))
+    np.testing.assert_allclose(L.AveragePooling2D(**pools)(x), np.nanmean(patches, (3, 4)), rtol=1e-12)
     wide = L.GlobalAveragePooling2D(keepdims=True, dtype="float64")
     np.testing.assert_allclose(wide(x), x.mean((1, 2), keepdims=True), rtol=1e-12)
     np.testing.assert_allclose(L.GlobalMaxPooling2D(dtype="float64")(x), x.max((1, 2)))
@@ -129,17 +129,17 @@ def test_dropout():
 
 def test_merging():
     a, b = RNG.normal(size=(2, 4, 3, 2))
-    both = [a, b]
+    tensors = [a, b]
     options = {"dtype": "float64"}
     assert np.array_equal(L.add([a, b, a], **options), a + b + a)
-    assert np.array_equal(L.subtract(both, **options), a - b)
-    assert np.array_equal(L.multiply(both, **options), a * b)
-    np.testing.assert_allclose(L.average(both, **options), (a + b) / 2)
-    assert np.array_equal(L.maximum(both, **options), np.maximum(a, b))
-    assert np.array_equal(L.minimum(both, **options), np.minimum(a, b))
-    assert np.array_equal(L.concatenate(both, 1, **options), np.concatenate(both, 1))
-    np.testing.assert_allclose(L.dot(both, (2, 2), **options), np.einsum("bik,bjk->bij", a, b), rtol=1e-12)
-    np.testing.assert_allclose(L.dot(both, 1, **options), np.einsum("bki,bkj->bij", a, b), rtol=1e-12)
-    unit = [one / np.sqrt((one**2).sum(-1, keepdims=True)) for one in both]
+    assert np.array_equal(L.subtract(tensors, **options), a - b)
+    assert np.array_equal(L.multiply(tensors, **options), a * b)
+    np.testing.assert_allclose(L.average(tensors, **options), (a + b) / 2)
+    assert np.array_equal(L.maximum(tensors, **options), np.maximum(a, b))
+    assert np.array_equal(L.minimum(tensors, **options), np.minimum(a, b))
+    assert np.array_equal(L.concatenate(tensors, 1, **options), np.concatenate(tensors, 1))
+    np.testing.assert_allclose(L.dot(tensors, (2, 2), **options), np.einsum("bik,bjk->bij", a, b), rtol=1e-12)
+    np.testing.assert_allclose(L.dot(tensors, 1, **options), np.einsum("bki,bkj->bij", a, b), rtol=1e-12)
+    unit = [tensor / np.sqrt((tensor**2).sum(-1, keepdims=True)) for tensor in tensors]
     cosines = L.dot([a[:, 0], b[:, 0]], axes=1, normalize=True, **options)
     np.testing.assert_allclose(cosines, (unit[0] * unit[1]).sum(-1)[:, :1], rtol=1e-12)

@@ -30,5 +30,5 @@ def test_arrays_as_initializers():
 
 def test_a_tensor_and_a_variable_with_their_axes_reversed():
     values = np.arange(6.0).reshape(1, 2, 3)
-    for one in (keras.ops.convert_to_tensor(values), keras.Variable(values)):
-        np.testing.assert_array_equal(one.T.numpy(), values.T)
+    for reversed_tensor in (keras.ops.convert_to_tensor(values), keras.Variable(values)):
+        np.testing.assert_array_equal(reversed_tensor.T.numpy(), values.T)

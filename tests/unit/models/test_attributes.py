@@ -44,11 +44,11 @@ def test_an_activation_that_there_is_not():
 
 
 def test_run_eagerly_is_an_attribute():
-    seen = []
+    calls = []
 
     class Looks(L.Layer):
         def call(self, x):
-            seen.append(getattr(x, "value", None) is not None)
+            calls.append(getattr(x, "value", None) is not None)
             return x
 
     model = keras.Sequential([keras.Input((2,)), Looks(), L.Dense(1)])
@@ -56,14 +56,14 @@ def test_run_eagerly_is_an_attribute():
     assert model.run_eagerly
     model.compile("sgd", "mse")
     model.fit(X, X[:, :1], verbose=0)
-    seen.clear()
+    calls.clear()
     model.run_eagerly = True
     model.fit(X, X[:, :1], verbose=0)
     assert model.run_eagerly
-    assert seen == [True]
+    assert calls == [True]
     model.run_eagerly = False
     model.fit(X, X[:, :1], verbose=0)
-    assert not all(seen)
+    assert not all(calls)
 
 
 def test_an_embedding_is_built_without_a_shape():
@@ -77,7 +77,7 @@ def test_weights_come_and_go_as_arrays():
     assert (layer.weights, layer.get_weights()) == ([], [])
     layer.build((None, 3))
     layer.set_weights([np.ones((3, 2)), np.arange(2.0)])
-    assert [one.tolist() for one in layer.get_weights()] == [[[1, 1]] * 3, [0, 1]]
+    assert [weight.tolist() for weight in layer.get_weights()] == [[[1, 1]] * 3, [0, 1]]
     assert layer.count_params() == 8
 
 

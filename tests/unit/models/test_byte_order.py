@@ -19,9 +19,9 @@ def swapped(array: np.ndarray, dtype: str = ">f4") -> np.ndarray:
 
 def model(**options) -> dp.Sequential:
     stack = [layers.Input((3,)), layers.Rescaling(1 / 24), layers.Dense(2, "tanh"), layers.Dense(2)]
-    made = dp.Sequential(stack, seed=1)
-    made.compile(dp.optimizers.SGD(0.1), "mse", weighted_metrics=["mae"], **options)
-    return made
+    model = dp.Sequential(stack, seed=1)
+    model.compile(dp.optimizers.SGD(0.1), "mse", weighted_metrics=["mae"], **options)
+    return model
 
 
 def mapped(tmp_path, array: np.ndarray) -> np.ndarray:
@@ -46,8 +46,8 @@ def test_prediction(dtype, tmp_path):
     net = model()
     expected = net.predict(X, verbose=0)
     x = swapped(X, dtype)
-    for found in (net.predict(x, verbose=0), net.predict_on_batch(x), net.predict(mapped(tmp_path, x), verbose=0)):
-        np.testing.assert_array_equal(found, expected)
+    for actual in (net.predict(x, verbose=0), net.predict_on_batch(x), net.predict(mapped(tmp_path, x), verbose=0)):
+        np.testing.assert_array_equal(actual, expected)
     np.testing.assert_array_equal(net.predict(Dataset(x), verbose=0), expected)
     batches = ((x[at : at + 4],) for at in (0, 4))
     np.testing.assert_array_equal(net.predict(batches, verbose=0, steps=2), expected)
@@ -57,7 +57,7 @@ def test_prediction(dtype, tmp_path):
 def test_evaluation():
     net = model()
     expected = net.evaluate(X, Y, sample_weight=WEIGHTS, verbose=0)
-    parts = [swapped(one) for one in (X, Y, WEIGHTS)]
+    parts = [swapped(array) for array in (X, Y, WEIGHTS)]
     assert net.evaluate(*parts[:2], sample_weight=parts[2], verbose=0) == expected
     assert net.test_on_batch(*parts) == net.test_on_batch(X, Y, WEIGHTS)
     assert net.evaluate(Dataset(*parts), verbose=0) == net.evaluate(Dataset(X, Y, WEIGHTS), verbose=0)
@@ -80,8 +80,8 @@ def test_training(kind, tmp_path):
 
     x = swapped(X)
     x = mapped(tmp_path, x) if kind == "maps" else x
-    for found, expected in zip(trained(x, swapped(Y), swapped(WEIGHTS)), trained(X, Y, WEIGHTS), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for actual, expected in zip(trained(x, swapped(Y), swapped(WEIGHTS)), trained(X, Y, WEIGHTS), strict=True):
+        np.testing.assert_array_equal(actual, expected)
 
 
 def test_labels_and_their_weights():
@@ -111,9 +111,14 @@ def test_dictionaries_and_data_frames():
 @pytest.mark.parametrize("dtype", OTHER)
 def test_tensors_and_variables(dtype):
     x = swapped(X, dtype)
-    for made in (ops.convert_to_tensor(x), ops.convert_to_tensor(x, dtype), dp.Variable(x, dtype=dtype), ops.add(x, 0)):
-        assert made.dtype.isnative
-        np.testing.assert_array_equal(made, X)
+    for tensor in (
+        ops.convert_to_tensor(x),
+        ops.convert_to_tensor(x, dtype),
+        dp.Variable(x, dtype=dtype),
+        ops.add(x, 0),
+    ):
+        assert tensor.dtype.isnative
+        np.testing.assert_array_equal(tensor, X)
     variable = dp.Variable(np.zeros_like(X))
     variable.assign(x)
     np.testing.assert_array_equal(variable, X)
@@ -127,8 +132,8 @@ def test_weights_that_are_set_and_weights_that_a_step_reads():
     values = net.get_weights()
     expected = net.predict(X, verbose=0)
     other = model()
-    other.set_weights([swapped(one * 0) for one in values])
-    other.set_weights([swapped(one) for one in values])
+    other.set_weights([swapped(value * 0) for value in values])
+    other.set_weights([swapped(value) for value in values])
     np.testing.assert_array_equal(other.predict(X, verbose=0), expected)
 
 
@@ -137,8 +142,8 @@ def test_layers_that_learn_from_data():
     plain.adapt(X)
     other.adapt(swapped(X))
     np.testing.assert_array_equal(other(swapped(X)), plain(X))
-    given = layers.Normalization(mean=swapped(X[0]), variance=swapped(X[1]))
-    np.testing.assert_array_equal(given(X), layers.Normalization(mean=X[0], variance=X[1])(X))
+    normalization = layers.Normalization(mean=swapped(X[0]), variance=swapped(X[1]))
+    np.testing.assert_array_equal(normalization(X), layers.Normalization(mean=X[0], variance=X[1])(X))
     edges = layers.Discretization(bin_boundaries=swapped(np.float32([4, 9, 16])))
     np.testing.assert_array_equal(edges(swapped(X)), layers.Discretization(bin_boundaries=[4, 9, 16])(X))
     plain, other = layers.Discretization(num_bins=3), layers.Discretization(num_bins=3)
@@ -161,14 +166,14 @@ def test_a_model_that_is_built_by_its_first_batch():
     net = dp.Sequential([layers.Dense(2)], seed=1)
     net.compile("sgd", "mse")
     net.fit(swapped(X, ">i4"), swapped(Y), verbose=0)
-    again = dp.Sequential([layers.Dense(2)], seed=1)
-    again.compile("sgd", "mse")
-    again.fit(X.astype("i4"), Y, verbose=0)
-    np.testing.assert_array_equal(net.get_weights()[0], again.get_weights()[0])
+    built = dp.Sequential([layers.Dense(2)], seed=1)
+    built.compile("sgd", "mse")
+    built.fit(X.astype("i4"), Y, verbose=0)
+    np.testing.assert_array_equal(net.get_weights()[0], built.get_weights()[0])
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_however_arrays_lie_in_memory(way):
+@pytest.mark.parametrize("layout", WAYS)
+def test_however_arrays_lie_in_memory(layout):
     def trained(change):
         net = model()
         x, y, weights = map(change, (X, Y, WEIGHTS))
@@ -177,5 +182,5 @@ def test_however_arrays_lie_in_memory(way):
         net.fit(iter([(x, y, weights)]), verbose=0, shuffle=False, steps_per_epoch=1)
         return [*net.get_weights(), net.predict(x, verbose=0), net.predict_on_batch(x), net(x).numpy()]
 
-    for found, expected in zip(trained(WAYS[way]), trained(np.copy), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for actual, expected in zip(trained(WAYS[layout]), trained(np.copy), strict=True):
+        np.testing.assert_array_equal(actual, expected)

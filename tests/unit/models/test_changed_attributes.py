@@ -36,8 +36,8 @@ def trained(model: dp.Sequential, **options) -> list[np.ndarray]:
     return model.get_weights()
 
 
-def assert_equal(found, expected) -> None:
-    for one, other in zip(found, expected, strict=True):
+def assert_equal(actual, expected) -> None:
+    for one, other in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -57,19 +57,19 @@ def test_between_two_trainings():
     trained(other)
     other.layers[-1].beta = 0.0
     other.run_eagerly = True
-    for one, eager in zip(trained(model), trained(other), strict=True):
-        np.testing.assert_allclose(one, eager, rtol=1e-5)
+    for lazy, eager in zip(trained(model), trained(other), strict=True):
+        np.testing.assert_allclose(lazy, eager, rtol=1e-5)
 
 
 @pytest.mark.parametrize("hook", ["on_epoch_begin", "on_train_batch_begin"])
 def test_annealed_by_a_callback(hook):
-    found = []
+    results = []
     for eagerly in (False, True):
         model, penalty = build(0.0, run_eagerly=eagerly)
         anneal = At(hook, lambda number, penalty=penalty: setattr(penalty, "beta", 0.3 * (number % 2)))
-        found.append(trained(model, epochs=2, callbacks=[anneal]))
-    for one, eager in zip(*found, strict=True):
-        np.testing.assert_allclose(one, eager, rtol=1e-5)
+        results.append(trained(model, epochs=2, callbacks=[anneal]))
+    for lazy, eager in zip(*results, strict=True):
+        np.testing.assert_allclose(lazy, eager, rtol=1e-5)
 
 
 def test_between_steps_that_go_on_by_hand():
@@ -133,16 +133,16 @@ CHANGES = [change_dropout, change_momentum, change_regularizer, change_loss, cha
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_is_built_in_has_the_effect_that_it_has_from_the_beginning(change):
     """A training, a change, another training: as eagerly, where Python runs in each step."""
-    found = []
+    results = []
     for eagerly in (False, True):
         dense = layers.Dense(2, kernel_regularizer=dp.regularizers.L2(1e-3))
         model = dp.Sequential([layers.Input((4,)), layers.Dropout(0.5), dense, layers.BatchNormalization()], seed=1)
         model.compile(dp.optimizers.SGD(0.1, momentum=0.2), dp.losses.Huber(), run_eagerly=eagerly)
         trained(model)
         change(model)
-        found.append(trained(model))
-    for one, eager in zip(*found, strict=True):
-        np.testing.assert_allclose(one, eager, rtol=2e-5, atol=1e-6)
+        results.append(trained(model))
+    for lazy, eager in zip(*results, strict=True):
+        np.testing.assert_allclose(lazy, eager, rtol=2e-5, atol=1e-6)
 
 
 def test_a_layer_that_takes_the_place_of_another():
@@ -180,13 +180,13 @@ def test_who_comes_back_to_a_value_finds_its_trace():
     calls = penalty.calls
     penalty.beta = 0.0
     model.set_weights(weights)
-    again = trained(model)
+    retrained = trained(model)
     penalty.beta = 1.0
     trained(model)
     assert penalty.calls == calls
     other, _ = build(0.0)
     other.set_weights(weights)
-    assert_equal(again, trained(other))
+    assert_equal(retrained, trained(other))
 
 
 def test_what_changes_often_is_said_once():

@@ -24,8 +24,8 @@ def branched():
 def copied(model, **options):
     """Return a clone that has been given the model's weights."""
     clone = clone_model(model, **options)
-    assert not {id(one) for one in clone.weights} & {id(one) for one in model.weights}
-    assert [one.path for one in clone.weights] == [one.path for one in model.weights]
+    assert not {id(weight) for weight in clone.weights} & {id(weight) for weight in model.weights}
+    assert [weight.path for weight in clone.weights] == [weight.path for weight in model.weights]
     model.set_weights([value + 0.5 for value in model.get_weights()])
     clone.set_weights(model.get_weights())
     return clone
@@ -36,7 +36,7 @@ def test_a_clone_computes_the_same(build):
     model = build()
     clone = copied(model)
     assert (type(clone), clone.name, clone.input_names) == (type(model), model.name, ["x"])
-    assert [one.name for one in clone.layers] == [one.name for one in model.layers]
+    assert [layer.name for layer in clone.layers] == [layer.name for layer in model.layers]
     for mine, other in zip(model.predict(X, verbose=0), clone.predict(X, verbose=0), strict=True):
         np.testing.assert_array_equal(mine, other)
 
@@ -49,28 +49,30 @@ def test_a_clone_function_says_what_layers_become():
         return type(layer).from_config(config)
 
     clone = clone_model(sequential(), clone_function=regular)
-    assert [type(one.kernel_regularizer).__name__ for one in (clone.layers[0], clone.layers[2])] == ["L2", "L2"]
+    assert [type(layer.kernel_regularizer).__name__ for layer in (clone.layers[0], clone.layers[2])] == ["L2", "L2"]
     assert clone_model(branched(), clone_function=lambda layer: layer).get_layer("shared") is not None
 
 
 def test_a_call_function_puts_layers_between():
     model = branched()
     clone = clone_model(
-        model, clone_function=lambda layer: layer, call_function=lambda layer, *given: L.Rescaling(2.0)(layer(*given))
+        model,
+        clone_function=lambda layer: layer,
+        call_function=lambda layer, *tensors: L.Rescaling(2.0)(layer(*tensors)),
     )
     added, first = model.predict(X, verbose=0)
-    found, doubled = clone.predict(X, verbose=0)
+    plain, doubled = clone.predict(X, verbose=0)
     np.testing.assert_allclose(doubled, 2 * first, rtol=1e-6)
-    np.testing.assert_allclose(found, 4 * added, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(plain, 4 * added, rtol=1e-5, atol=1e-6)
     assert clone.get_layer("shared") is model.get_layer("shared")
 
 
 def test_other_inputs():
-    given = keras.Input((3,), name="other")
-    clone = clone_model(branched(), input_tensors=given)
-    assert clone.inputs[0] is given
+    inputs = keras.Input((3,), name="other")
+    clone = clone_model(branched(), input_tensors=inputs)
+    assert clone.inputs[0] is inputs
     assert clone_model(sequential(), input_tensors=keras.Input((5,))).input_shape == (None, 5)
-    for wrong in (3, [given, given]):
+    for wrong in (3, [inputs, inputs]):
         with pytest.raises(ConfigError, match="must contain a single tensor"):
             clone_model(sequential(), wrong)
     with pytest.raises(ConfigError, match="must be KerasTensors"):
@@ -80,18 +82,18 @@ def test_other_inputs():
 def test_models_in_a_model():
     inner = sequential()
     model = keras.Sequential([keras.Input((3,)), inner, L.Dense(1)])
-    seen = []
+    copied_layers = []
 
     def note(layer):
-        seen.append(type(layer).__name__)
+        copied_layers.append(type(layer).__name__)
         return type(layer).from_config(layer.get_config())
 
     clone = clone_model(model, clone_function=note)
-    assert seen == ["Sequential", "Dense"]
+    assert copied_layers == ["Sequential", "Dense"]
     assert clone.layers[0] is not inner
-    seen.clear()
+    copied_layers.clear()
     clone_model(model, clone_function=note, recursive=True)
-    assert seen == ["Dense", "Dropout", "Dense", "Dense"]
+    assert copied_layers == ["Dense", "Dropout", "Dense", "Dense"]
 
 
 def test_a_clone_is_compiled_as_the_model_is():
@@ -114,8 +116,8 @@ def test_a_clone_is_compiled_as_the_model_is():
 def test_a_clone_adds_up_as_the_model_does(options):
     model = sequential()
     model.compile("sgd", "mse", **options)
-    found = clone_model(model)._compile_arguments
-    assert {name: found[name] for name in options} == options
+    arguments = clone_model(model)._compile_arguments
+    assert {name: arguments[name] for name in options} == options
 
 
 class Own(keras.Model):

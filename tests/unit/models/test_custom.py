@@ -115,12 +115,12 @@ def test_the_built_in_step_bit_for_bit(kind):
 def test_weights_are_the_third_of_the_data():
     x, y = toy()
     weights = np.linspace(0.5, 1.5, len(x))
-    found = []
+    batch_weights = []
     for kind in (dp.Sequential, Unpacked):
         model = kind(stack(), seed=1)
         model.compile("adam", "sparse_categorical_crossentropy", dtype="float64")
-        found.append(model.fit(x, y, batch_size=16, verbose=0, sample_weight=weights).history)
-    assert found[0] == found[1]
+        batch_weights.append(model.fit(x, y, batch_size=16, verbose=0, sample_weight=weights).history)
+    assert batch_weights[0] == batch_weights[1]
 
 
 def everything() -> list[dp.layers.Layer]:
@@ -140,8 +140,8 @@ def test_other_executions_of_a_step(options):
     x, _ = values(37)
     y = (x[:, :1] > 0).astype(np.float64)
     weights = np.random.default_rng(5).uniform(0.5, 2, len(x))
-    found = []
-    for how in ({}, options):
+    runs = []
+    for settings in ({}, options):
         model = dp.Sequential(everything(), seed=1)
         model.compile(
             dp.optimizers.Adam(0.01, clipnorm=1.0, weight_decay=0.01),
@@ -149,13 +149,13 @@ def test_other_executions_of_a_step(options):
             metrics=["accuracy", "mae", dp.metrics.Precision(name="precision")],
             weighted_metrics=["accuracy", dp.metrics.Recall(name="recall")],
             dtype="float64",
-            **({"jit_compile": False} | how),
+            **({"jit_compile": False} | settings),
         )
         history = model.fit(
             x, y, batch_size=8, epochs=3, sample_weight=weights, validation_data=(x[:9], y[:9]), verbose=0
         )
-        found.append((history.history, model.get_weights(), model.evaluate(x, y, verbose=0, sample_weight=weights)))
-    (history, parameters, score), (own_history, own_parameters, own_score) = found
+        runs.append((history.history, model.get_weights(), model.evaluate(x, y, verbose=0, sample_weight=weights)))
+    (history, parameters, score), (own_history, own_parameters, own_score) = runs
     assert list(own_history) == list(history)
     assert "weighted_accuracy" in history
     exact = "run_eagerly" in options
@@ -163,8 +163,8 @@ def test_other_executions_of_a_step(options):
         rtol = 0 if exact else 1e-12 if key.endswith("loss") else 1e-6
         np.testing.assert_allclose(own_history[key], other, rtol=rtol, err_msg=key)
     np.testing.assert_allclose(own_score, score, rtol=0 if exact else 1e-6)
-    for one, other in zip(own_parameters, parameters, strict=True):
-        np.testing.assert_allclose(one, other, rtol=0 if exact else 1e-11, atol=0 if exact else 1e-14)
+    for parameter, other in zip(own_parameters, parameters, strict=True):
+        np.testing.assert_allclose(parameter, other, rtol=0 if exact else 1e-11, atol=0 if exact else 1e-14)
 
 
 # What only steps of one's own can do
@@ -199,10 +199,10 @@ def regression(**options) -> Regression:
 
 def test_gradients_of_several_passes_add_up():
     x, y = values()
-    whole, halves = regression(), regression(halves=True)
-    for model in (whole, halves):
+    full, halves = regression(), regression(halves=True)
+    for model in (full, halves):
         model.fit(x, y, batch_size=8, epochs=2, verbose=0)
-    for mine, other in zip(halves.get_weights(), whole.get_weights(), strict=True):
+    for mine, other in zip(halves.get_weights(), full.get_weights(), strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-12)
 
 
@@ -217,7 +217,9 @@ def test_no_step_waits_for_the_device_unless_somebody_looks(monkeypatch):
     x, y = values(64)
     reads = []
     real = dp.program.execute.HostMemory.read
-    monkeypatch.setattr(dp.program.execute.HostMemory, "read", lambda self, one: (reads.append(1), real(self, one))[1])
+    monkeypatch.setattr(
+        dp.program.execute.HostMemory, "read", lambda self, memory: (reads.append(1), real(self, memory))[1]
+    )
 
     def count(batch_size: int, *callbacks: Callback) -> int:
         model = regression()
@@ -250,22 +252,22 @@ def test_a_model_is_called_on_arrays_and_updated_outside_of_fit():
     np.testing.assert_allclose(model(x).numpy(), model.predict(x), rtol=1e-12)  # BLAS, and compiled code
     before = model._named_weights()
     ops.sum(model(x, training=True) * dy).backward()
-    gradients = {one._path: one.value.grad.numpy() for one in model.trainable_weights}
-    assert all(np.abs(one).max() > 0 for one in gradients.values())
-    model.optimizer.apply([one.value.grad for one in model.trainable_weights], model.trainable_weights)
-    for name, one in model._named_weights().items():
-        np.testing.assert_allclose(one, before[name] - gradients[name], rtol=1e-14)
+    gradients = {weight._path: weight.value.grad.numpy() for weight in model.trainable_weights}
+    assert all(np.abs(gradient).max() > 0 for gradient in gradients.values())
+    model.optimizer.apply([weight.value.grad for weight in model.trainable_weights], model.trainable_weights)
+    for name, weight in model._named_weights().items():
+        np.testing.assert_allclose(weight, before[name] - gradients[name], rtol=1e-14)
     model.zero_grad()
-    assert [one.value.grad for one in model.weights] == [None] * 4
+    assert [weight.value.grad for weight in model.weights] == [None] * 4
 
 
 def test_the_gradient_in_the_input():
     model, x, dy = eager()
-    given = ops.convert_to_tensor(x)
+    inputs = ops.convert_to_tensor(x)
     with dp.GradientTape() as tape:
-        tape.watch(given)
-        total = ops.sum(model(given, training=True) * dy)
-    (dx,) = tape.gradient(total, [given])
+        tape.watch(inputs)
+        total = ops.sum(model(inputs, training=True) * dy)
+    (dx,) = tape.gradient(total, [inputs])
     assert dx.shape == x.shape
     for index in np.ndindex(x.shape):
         moved = np.zeros_like(x)
@@ -284,20 +286,20 @@ def test_what_a_tape_gives():
     with dp.GradientTape(persistent=True) as tape:
         y = a * a * frozen
         z = ops.sum(y)
-    found = tape.gradient(z, {"a": a, "rest": [frozen, other]})
-    np.testing.assert_array_equal(found["a"].numpy(), [6, 16])
-    assert found["rest"] == [None, None]
+    grads = tape.gradient(z, {"a": a, "rest": [frozen, other]})
+    np.testing.assert_array_equal(grads["a"].numpy(), [6, 16])
+    assert grads["rest"] == [None, None]
     np.testing.assert_array_equal(tape.gradient([y, z], a, output_gradients=[np.array([1.0, 0.0]), 2.0]), [18, 32])
     np.testing.assert_array_equal(tape.gradient(z, other, unconnected_gradients="zero"), 0)
     tape.watch(frozen)
     np.testing.assert_array_equal(tape.gradient(z, frozen), [1, 4])
-    with dp.GradientTape() as once:
+    with dp.GradientTape() as single:
         z = ops.sum(a * a)
-    once.gradient(z, a)
+    single.gradient(z, a)
     with pytest.raises(ConfigError, match="A non-persistent GradientTape can only be used to compute one set"):
-        once.gradient(z, a)
+        single.gradient(z, a)
     with pytest.raises(ConfigError, match=r"Passed in object .* of type 'ndarray', not tensor or variable"):
-        once.watch(np.zeros(2))
+        single.watch(np.zeros(2))
     with dp.GradientTape(watch_accessed_variables=False) as blind:
         z = ops.sum(a * a)
     assert blind.gradient(z, a) is None
@@ -334,7 +336,7 @@ def test_a_gradient_of_a_gradient():
 
     for number, (old, new) in enumerate(zip(before, model.get_weights(), strict=True)):
         for index in np.ndindex(old.shape):
-            moved = [[one.copy() for one in before] for _ in range(2)]
+            moved = [[array.copy() for array in before] for _ in range(2)]
             moved[0][number][index] += 1e-6
             moved[1][number][index] -= 1e-6
             slope = (loss(moved[0]) - loss(moved[1])) / 2e-6
@@ -348,7 +350,7 @@ class Free(dp.Sequential):
     """Targets of any shape."""
 
     def train_step(self, data):
-        self.seen = [(one.shape[1:], one.dtype.name) for one in dp.program.tree.leaves(data)]
+        self.seen = [(leaf.shape[1:], leaf.dtype.name) for leaf in dp.program.tree.leaves(data)]
         x = data[0] if isinstance(data, tuple) else data
         ops.sum(self(x, training=True)).backward()
         return {"rows": ops.cast(x.shape[0], "float32")}
@@ -481,7 +483,7 @@ def test_layers_of_ones_own():
     model = dp.Sequential([dp.Input((4,)), Linear(5), dp.layers.ReLU(), Linear(2)], seed=1)
     model.compile(dp.optimizers.SGD(0.1), "mse", dtype="float64")
     model.fit(x, y, batch_size=8, epochs=2, verbose=0)
-    assert [one._path for one in model.weights[:3]] == ["linear/variable", "linear/variable_1", "linear/calls"]
+    assert [weight._path for weight in model.weights[:3]] == ["linear/variable", "linear/variable_1", "linear/calls"]
     assert [float(layer.calls) for layer in model.layers if isinstance(layer, Linear)] == [6, 6]
     penalty = sum(0.01 * (layer.w.numpy() ** 2).sum() for layer in model.layers if isinstance(layer, Linear))
     mse = ((model.predict(x) - y) ** 2).mean()
@@ -598,21 +600,21 @@ def test_steps_per_execution(steps):
         model = dp.Sequential([Dense(5, "tanh", input_shape=(4,)), Dropout(0.2), Dense(2)], seed=1)
         model.compile("adam", "mse", metrics=["mae"], dtype="float64", steps_per_execution=steps)
         history = model.fit(x, y, batch_size=8, epochs=2, verbose=0, validation_data=(x, y), **options).history
-        return history, b"".join(one.tobytes() for one in model.get_weights())
+        return history, b"".join(weight.tobytes() for weight in model.get_weights())
 
     expected = {
-        "auto": [f"{what} {n}" for n in range(8) for what in ("begin", "end")],
-        1: [f"{what} {n}" for n in range(8) for what in ("begin", "end")],
+        "auto": [f"{phase} {n}" for n in range(8) for phase in ("begin", "end")],
+        1: [f"{phase} {n}" for n in range(8) for phase in ("begin", "end")],
         3: ["begin 0", "end 2", "begin 3", "end 5", "begin 6", "end 6", "begin 7", "end 7"],
         100: ["begin 0", "end 6", "begin 7", "end 7"],  # the last batch is a smaller one
     }[steps]
-    found = fit(callbacks=[batches])
+    actual = fit(callbacks=[batches])
     assert batches.seen == expected * 2
-    assert batches.losses[-1] == found[0]["loss"][-1]
-    assert fit() == found
+    assert batches.losses[-1] == actual[0]["loss"][-1]
+    assert fit() == actual
     model = dp.Sequential([Dense(5, "tanh", input_shape=(4,)), Dropout(0.2), Dense(2)], seed=1)
     model.compile("adam", "mse", metrics=["mae"], dtype="float64", steps_per_execution=1)
-    assert model.fit(x, y, batch_size=8, epochs=2, verbose=0, validation_data=(x, y)).history == found[0]
+    assert model.fit(x, y, batch_size=8, epochs=2, verbose=0, validation_data=(x, y)).history == actual[0]
 
 
 # Random numbers
@@ -656,15 +658,15 @@ def test_seeds_of_random_functions():
         dp.utils.set_random_seed(3)
         first = [dp.random.uniform((2, 3)).numpy() for _ in range(2)]
         dp.utils.set_random_seed(3)
-        again = [dp.random.uniform((2, 3)).numpy() for _ in range(2)]
+        values = [dp.random.uniform((2, 3)).numpy() for _ in range(2)]
     finally:
         dp.utils.set_random_seed(0)
-    np.testing.assert_array_equal(first, again)
+    np.testing.assert_array_equal(first, values)
     assert not np.array_equal(first[0], first[1])
     numbers = dp.random.randint((1000,), -2, 3, seed=1).numpy()
     assert numbers.dtype == np.int32
     assert sorted(set(numbers.tolist())) == [-2, -1, 0, 1, 2]
-    kept = dp.random.dropout(np.ones((100, 100)), 0.25, seed=dp.random.SeedGenerator(4)).numpy()
-    assert abs((kept == 0).mean() - 0.25) < 0.02
+    dropped = dp.random.dropout(np.ones((100, 100)), 0.25, seed=dp.random.SeedGenerator(4)).numpy()
+    assert abs((dropped == 0).mean() - 0.25) < 0.02
     with pytest.raises(AttributeError, match=r"not supported: random\.norml; did you mean 'normal'"):
         dp.random.norml  # noqa: B018

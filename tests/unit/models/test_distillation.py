@@ -35,9 +35,9 @@ class Distiller(keras.Model):
 @pytest.fixture
 def distiller() -> Distiller:
     teacher = keras.Sequential([Dense(7, "tanh", input_shape=(5,)), Dense(3)], seed=1)
-    made = Distiller(keras.Sequential([Dense(3, input_shape=(5,))], seed=2), teacher)
-    made.teacher.trainable = False
-    made.compile(
+    student_model = Distiller(keras.Sequential([Dense(3, input_shape=(5,))], seed=2), teacher)
+    student_model.teacher.trainable = False
+    student_model.compile(
         keras.optimizers.SGD(0.1),
         [keras.metrics.SparseCategoricalAccuracy()],
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -46,7 +46,7 @@ def distiller() -> Distiller:
         TEMPERATURE,
         dtype="float64",
     )
-    return made
+    return student_model
 
 
 def softmax(z):

@@ -26,8 +26,8 @@ def test_messages_of_gradients_in_half_precision():
     for comm_dtype in (None, "bfloat16"):
         model.compile("sgd", "mse", comm_dtype=comm_dtype)
         text = model.explain(8)
-        (found,) = re.findall(r" all-reduces in \d+ messages? of (\d+) bytes", text)
-        nbytes.append(int(found))
+        (message_bytes,) = re.findall(r" all-reduces in \d+ messages? of (\d+) bytes", text)
+        nbytes.append(int(message_bytes))
     assert nbytes == [4 + 43 * 4, 4 + 43 * 2], "and the loss, in float32"
     assert re.search(r"all_reduce\(%\d+\) +\(4, 5\) +bfloat16 +replicated +20 +40\n", text)
 
@@ -40,11 +40,11 @@ def test_sharded_variables_on_two_ranks():
     table = text.partition("mesh batch=2:\n")[2].splitlines()
     assert re.fullmatch(r"dense/kernel +\(33, 5\) +sharded 0 +\(17, 5\) +680", table[1])
     assert re.fullmatch(r"sgd/dense_kernel_momentum +\(33, 5\) +sharded 0 +\(17, 5\) +680", table[2])
-    (more, whole, held) = re.match(
+    (extra, full_bytes, kept_bytes) = re.match(
         r"(\d+) more are on all ranks, (\d+) bytes; a rank holds ([\d,]+)", table[3]
     ).groups()
-    assert int(held.replace(",", "")) == int(whole) + 2 * 680
-    assert int(more) >= 3
+    assert int(kept_bytes.replace(",", "")) == int(full_bytes) + 2 * 680
+    assert int(extra) >= 3
     # Forward, and for no other reader; of the gradient's sum each rank gets its part.
     assert re.search(r"\nall_gather +batch +2 +1 +1 +1,320\n", text)
     assert re.search(r"\nreduce_scatter +batch +2 +1 +1 +1,320\n", text)
@@ -66,12 +66,12 @@ def test_the_sums_of_a_step():
     text = dense().explain(8)
     assert text.startswith("train step of 'sequential', batches of 8\n")
     # Two products forward, three backward, of 2 B I O operations each; of the first layer's input nobody asks.
-    products = [int(one.replace(",", "")) for one in re.findall(r"batch_matmul.* ([\d,]+)  +[\d,]+$", text, re.M)]
+    products = [int(size.replace(",", "")) for size in re.findall(r"batch_matmul.* ([\d,]+)  +[\d,]+$", text, re.M)]
     assert sorted(products) == sorted([2 * 8 * 4 * 5] * 2 + [2 * 8 * 5 * 3] * 3)
     assert "43 parameters, 43 of them trained; " in text
     assert re.search(r"\d+ all-reduces in 1 message of \d+ bytes", text)
-    found = re.search(r"([\d,]+) bytes of intermediate results at most, ([\d,]+) if", text)
-    most, alone = (int(one.replace(",", "")) for one in found.groups())
+    match = re.search(r"([\d,]+) bytes of intermediate results at most, ([\d,]+) if", text)
+    most, alone = (int(number.replace(",", "")) for number in match.groups())
     assert 8 * 5 * 8 < most < alone
     assert re.search(
         r"\n(\d+) of \1 new values are written over the old ones\n\d+ kernels after fusion, on a CPU$", text
@@ -96,7 +96,7 @@ def test_several_inputs_and_outputs_and_values_as_targets():
     model = dp.Model({"a": a, "b": b}, [dp.layers.Dense(2, name="one")(joined), dp.layers.Dense(4, name="two")(joined)])
     model.compile("adam", ["mse", "sparse_categorical_crossentropy"])
     program = program_of(model, 6, "test")
-    assert {name: tuple(map(int, one.shape)) for name, one in program.inputs.items()} == {
+    assert {name: tuple(map(int, tensor.shape)) for name, tensor in program.inputs.items()} == {
         "x/a": (6, 3), "x/b": (6, 2), "y/0": (6, 2), "y/1": (6,)
     }  # fmt: skip
     assert program.inputs["y/1"].dtype == np.int64
@@ -129,10 +129,10 @@ def test_what_is_missing_is_said():
 
 def test_the_command(capfd):
     assert main(["explain", "--hidden", "7", "--batch-size", "12", "--input-shape", "5,4", "--classes", "3"]) == 0
-    shown = capfd.readouterr().out
-    assert "train step of 'explain', batches of 12" in shown
-    assert f"{20 * 7 + 7 + 7 * 3 + 3} parameters" in shown
-    assert re.search(r"cast_to\(x\) +\(B, 5, 4\)", shown)
+    output = capfd.readouterr().out
+    assert "train step of 'explain', batches of 12" in output
+    assert f"{20 * 7 + 7 + 7 * 3 + 3} parameters" in output
+    assert re.search(r"cast_to\(x\) +\(B, 5, 4\)", output)
     for arguments, message in (
         (["--step", "fit"], "step = 'fit'"),
         (["--input-shape", "28,x"], "--input-shape x: expected an integer >= 1"),
@@ -155,8 +155,8 @@ def test_groups_have_their_sums():
     sums = re.findall(r"^(\w+): (\d+) ops, ([\d,]+) operations, ([\d,]+) bytes written$", text, re.M)
     assert [name for name, *_ in sums] == ["forward", "backward", "update", "messages"]
     total = re.search(r"^(\d+) ops, ([\d,]+) operations, ([\d,]+) bytes written, ", text, re.M).groups()
-    for column, whole in enumerate(total, 1):
-        assert sum(int(one[column].replace(",", "")) for one in sums) == int(whole.replace(",", ""))
+    for column, total_cell in enumerate(total, 1):
+        assert sum(int(one[column].replace(",", "")) for one in sums) == int(total_cell.replace(",", ""))
     groups = dict(re.findall(r"^(\w+): .*?\n(.*?)\n\n", text, re.M | re.S))
     assert "adam/" not in groups["forward"] + groups["backward"]
     assert groups["forward"].count("batch_matmul") == 2
@@ -172,8 +172,8 @@ def test_an_evaluation_has_a_forward_pass_and_messages_alone():
 def test_kernels_compute_what_the_tables_show():
     text = adam().explain(8, kernels=True)
     tables, kernels = text.split("\nkernels:\n")
-    named = set(re.findall(r"(%\d+) (\w+)", kernels))
-    assert named <= set(re.findall(r"^(%\d+) +(\w+)\(", tables, re.M))
+    kernel_ops = set(re.findall(r"(%\d+) (\w+)", kernels))
+    assert kernel_ops <= set(re.findall(r"^(%\d+) +(\w+)\(", tables, re.M))
     assert kernels.count("product  %") == 5
     assert re.search(r"(\d+) kernels after fusion", tables)[1] == re.findall(r"^ +(\d+)  \w", kernels, re.M)[-1]
 
@@ -193,21 +193,21 @@ def no_nvcc(monkeypatch):
 def test_memory_and_kernels_are_those_of_the_device(step):
     """What a device takes for intermediate results, and launches, is what is said of it beforehand."""
     model = dp.Sequential([dp.layers.Dense(70, "tanh", input_shape=(40,)), dp.layers.Dense(3, "softmax")])
-    said = {}
+    reports = {}
     for device, letter in (("cpu", "C"), ("cuda", "G")):
         model.compile("adam", "sparse_categorical_crossentropy", device=device, dtype="float32")
         text = model.explain(16, step, kernels=True)
         most = int(re.search(r"([\d,]+) bytes of intermediate results at most", text)[1].replace(",", ""))
-        said[device] = most, int(re.search(rf"(\d+) kernels after fusion, on a {letter}PU\n", text)[1])
+        reports[device] = most, int(re.search(rf"(\d+) kernels after fusion, on a {letter}PU\n", text)[1])
     program = program_of(model, 16, step)
-    launches = [one for stage in Composition(program).stages for one in stage]
-    assert said["cuda"] == (Composition(program).plan.size, len(launches))
+    launches = [launch for stage in Composition(program).stages for launch in stage]
+    assert reports["cuda"] == (Composition(program).plan.size, len(launches))
     backend = CpuBackend(jit_compile=True)
-    arrays = {name: np.zeros(tuple(map(int, one.shape)), one.dtype) for name, one in program.inputs.items()}
+    arrays = {name: np.zeros(tuple(map(int, tensor.shape)), tensor.dtype) for name, tensor in program.inputs.items()}
     executable = backend.executable(program, arrays)
-    assert said["cpu"] == (executable.nbytes, len(executable.fused.kernels))
+    assert reports["cpu"] == (executable.nbytes, len(executable.fused.kernels))
     assert backend.planned_bytes(program, 16) == executable.nbytes
-    assert said["cpu"][1] != said["cuda"][1]
+    assert reports["cpu"][1] != reports["cuda"][1]
 
 
 @pytest.mark.usefixtures("no_nvcc")
@@ -219,7 +219,9 @@ def test_kernels_of_loops_are_shown_once():
         model.compile("sgd", "mse", device="cuda")
         text = model.explain(8, kernels=True)
         assert f"  {steps} times" in text
-        seconds.append([float(one) for one in re.search(r"^step +([\d.]+) +([\d.]+)", text, re.MULTILINE).groups()])
+        seconds.append(
+            [float(duration) for duration in re.search(r"^step +([\d.]+) +([\d.]+)", text, re.MULTILINE).groups()]
+        )
     for short, long in zip(*seconds, strict=True):
         assert 2 < long / short < 4
 
@@ -267,18 +269,18 @@ def test_registers_are_those_of_the_compiler(monkeypatch):
 def test_the_command_explains_a_run(capfd, tmp_path):
     dense().save(tmp_path / "model.keras")
     assert main(["explain", str(tmp_path), "--step", "predict", "--kernels", "--batch-size", "6"]) == 0
-    shown = capfd.readouterr().out
-    assert "predict step of 'sequential', batches of 6" in shown
-    assert "product  %1 batch_matmul" in shown
+    output = capfd.readouterr().out
+    assert "predict step of 'sequential', batches of 6" in output
+    assert "product  %1 batch_matmul" in output
     assert main(["explain", str(tmp_path / "nowhere")]) == 65
 
 
 def test_help_of_the_command_is_its_own(capfd):
     with pytest.raises(SystemExit):
         main(["explain", "--help"])
-    shown = capfd.readouterr().out
-    assert all(option in shown for option in ("--kernels", "--code", "--input-shape", "--hidden"))
-    assert not any(option in shown for option in ("--epochs", "--checkpoint-every", "--stall-timeout"))
+    output = capfd.readouterr().out
+    assert all(option in output for option in ("--kernels", "--code", "--input-shape", "--hidden"))
+    assert not any(option in output for option in ("--epochs", "--checkpoint-every", "--stall-timeout"))
 
 
 def test_the_stages_of_a_pipeline():

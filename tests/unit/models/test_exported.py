@@ -50,8 +50,8 @@ def words() -> tuple[dp.Model, Any]:
 
 def several() -> tuple[dp.Model, Any]:
     a, b = layers.Input((3,), name="a"), layers.Input((2,), name="b")
-    both = layers.Concatenate()([a, layers.Dense(3)(b)])
-    outputs = [layers.Dense(2)(both), {"mean": ops.mean(both, 1, keepdims=True)}]
+    merged = layers.Concatenate()([a, layers.Dense(3)(b)])
+    outputs = [layers.Dense(2)(merged), {"mean": ops.mean(merged, 1, keepdims=True)}]
     return dp.Model({"a": a, "b": b}, outputs), {"a": RNG.random((20, 3)), "b": RNG.random((20, 2))}
 
 
@@ -65,10 +65,10 @@ MODELS = {"flat": flat, "images": images, "words": words, "several": several, "n
 def made(kind: str, folder: Any, dtype: str = "float32") -> tuple[dp.Model, Any, Any]:
     model, x = MODELS[kind]()
     model.compile(dtype=dtype, **CPU)
-    before = {one: one.numpy() for one in model.variables}
+    before = {variable: variable.numpy() for variable in model.variables}
     model.predict(x, verbose=0)
-    for one, value in before.items():
-        one.assign(value)  # the numbers of random draws, which prediction counts
+    for variable, value in before.items():
+        variable.assign(value)  # the numbers of random draws, which prediction counts
     model.export(folder / "program")
     return model, x, dp.saving.load_program(folder / "program", **CPU)
 
@@ -84,10 +84,10 @@ def test_the_bits_of_predict(tmp_path, kind, dtype):
 @pytest.mark.parametrize("rows", [0, 1, 2, 255, 256, 257])
 def test_any_number_of_rows(tmp_path, rows):
     model, x, program = made("flat", tmp_path)
-    found = program(x[:rows])
-    assert found.shape == (rows, 3)
+    result = program(x[:rows])
+    assert result.shape == (rows, 3)
     if rows:
-        np.testing.assert_array_equal(found, model.predict(x[:rows], verbose=0))
+        np.testing.assert_array_equal(result, model.predict(x[:rows], verbose=0))
 
 
 def test_what_it_takes_is_told(tmp_path):
@@ -121,10 +121,10 @@ def test_the_file_holds_no_code(tmp_path):
     content = (tmp_path / "program").read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
     header = json.loads(content[8 : 8 + length])
-    about = json.loads(header["__metadata__"]["about"])
-    names = {node["op"] for node in about["nodes"] if "op" in node}
+    metadata = json.loads(header["__metadata__"]["about"])
+    names = {node["op"] for node in metadata["nodes"] if "op" in node}
     assert {"add", "exp", "erf"} <= names
-    assert about["inputs"] == "input"
+    assert metadata["inputs"] == "input"
     assert "batch_normalization/moving_mean" in header
 
 
@@ -161,29 +161,29 @@ def about_with(content: bytes, change: Any) -> bytes:
     """Return a file whose JSON is changed, with a checksum that holds."""
     from dptrain.saving import state
 
-    about, arrays = state.unpack(content, "file", "dptrain program 1", "")
-    change(about)
-    return state.pack(arrays, about, "dptrain program 1")
+    metadata, arrays = state.unpack(content, "file", "dptrain program 1", "")
+    change(metadata)
+    return state.pack(arrays, metadata, "dptrain program 1")
 
 
-def first_op(about: dict[str, Any]) -> dict[str, Any]:
-    return next(node for node in about["nodes"] if "op" in node)
+def first_op(metadata: dict[str, Any]) -> dict[str, Any]:
+    return next(node for node in metadata["nodes"] if "op" in node)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda about: first_op(about).update(op="system"), "op 'system', which this version does not have"),
-        (lambda about: first_op(about).update(inputs=[99]), r"has inputs \[99\]"),
-        (lambda about: first_op(about).update(inputs=[-1]), r"has inputs \[-1\]"),
-        (lambda about: first_op(about).update(attributes={"a": 3}), "has no attribute 'a'"),
-        (lambda about: about.update(nodes=3), "damaged"),
-        (lambda about: about["results"].update(output=999), "damaged"),
-        (lambda about: about.update(outputs=["none"]), r"outputs \['none'\]: none of its nodes"),
-        (lambda about: about.update(inputs={"a": "a"}), r"inputs {'a': 'a'}.*none of its nodes"),
+        (lambda metadata: first_op(metadata).update(op="system"), "op 'system', which this version does not have"),
+        (lambda metadata: first_op(metadata).update(inputs=[99]), r"has inputs \[99\]"),
+        (lambda metadata: first_op(metadata).update(inputs=[-1]), r"has inputs \[-1\]"),
+        (lambda metadata: first_op(metadata).update(attributes={"a": 3}), "has no attribute 'a'"),
+        (lambda metadata: metadata.update(nodes=3), "damaged"),
+        (lambda metadata: metadata["results"].update(output=999), "damaged"),
+        (lambda metadata: metadata.update(outputs=["none"]), r"outputs \['none'\]: none of its nodes"),
+        (lambda metadata: metadata.update(inputs={"a": "a"}), r"inputs {'a': 'a'}.*none of its nodes"),
         (
-            lambda about: about["nodes"].append(
-                {"op": "broadcast_along", "inputs": [_constant(about)], "attributes": {"shape": [1 << 20, 1 << 20]}}
+            lambda metadata: metadata["nodes"].append(
+                {"op": "broadcast_along", "inputs": [_constant(metadata)], "attributes": {"shape": [1 << 20, 1 << 20]}}
             ),
             "too large to be made|damaged",
         ),
@@ -199,8 +199,8 @@ def test_programs_that_are_none(tmp_path, change, message):
     assert str(path) in str(caught.value)
 
 
-def _constant(about: dict[str, Any]) -> int:
-    return next(number for number, node in enumerate(about["nodes"]) if "constant" in node)
+def _constant(metadata: dict[str, Any]) -> int:
+    return next(number for number, node in enumerate(metadata["nodes"]) if "constant" in node)
 
 
 def test_a_file_that_is_larger_than_it_says_is_not_read(tmp_path):
@@ -212,15 +212,15 @@ def test_a_file_that_is_larger_than_it_says_is_not_read(tmp_path):
         dp.saving.load_program(path, **CPU)
 
 
-@pytest.mark.parametrize("less", [0, 100])
-def test_a_header_has_a_limit(tmp_path, monkeypatch, less):
+@pytest.mark.parametrize("limit", [0, 100])
+def test_a_header_has_a_limit(tmp_path, monkeypatch, limit):
     from dptrain.saving import state
 
     made("flat", tmp_path)
     content = (tmp_path / "program").read_bytes()
-    monkeypatch.setattr(state, "_MAX_HEADER", int.from_bytes(content[:8], "little") - less)
+    monkeypatch.setattr(state, "_MAX_HEADER", int.from_bytes(content[:8], "little") - limit)
     with open(tmp_path / "program", "rb") as file:
-        assert (state.read_packed(file) == content) == (not less)
+        assert (state.read_packed(file) == content) == (not limit)
 
 
 def test_files_that_are_none(tmp_path):

@@ -31,9 +31,9 @@ def space(**options):
 
 
 def test_each_feature_is_encoded():
-    made = space(output_mode="dict")
-    made.adapt(TABLE)
-    found = made(TABLE)
+    feature_space = space(output_mode="dict")
+    feature_space.adapt(TABLE)
+    found = feature_space(TABLE)
     assert list(found) == ["age", "city", "code", "number", "size", "word", "city_X_code"]
     np.testing.assert_allclose(found["age"], np.array([-3, -1, 1, 3])[:, None] / 5**0.5, rtol=1e-6)
     np.testing.assert_array_equal(found["city"], np.eye(4)[[1, 3, 1, 2]])  # of equal counts, the greater text first
@@ -41,49 +41,53 @@ def test_each_feature_is_encoded():
     hashed = layers.Hashing(3)(TABLE["number"]).numpy()
     np.testing.assert_array_equal(found["number"], np.eye(3)[hashed])
     places = (layers.StringLookup(vocabulary=["a", "c", "b"])(TABLE["city"]), np.array([0, 2, 0, 1]))
-    crossed = layers.HashedCrossing(5)([one if isinstance(one, np.ndarray) else one.numpy() for one in places])
+    crossed = layers.HashedCrossing(5)(
+        [column if isinstance(column, np.ndarray) else column.numpy() for column in places]
+    )
     np.testing.assert_array_equal(found["city_X_code"], np.eye(5)[crossed.numpy()])
     np.testing.assert_array_equal(found["size"].numpy().sum(1), np.ones(4))
-    one = made({name: column[2] for name, column in TABLE.items()})
-    for name, encoded in one.items():
+    encoded_row = feature_space({name: column[2] for name, column in TABLE.items()})
+    for name, encoded in encoded_row.items():
         np.testing.assert_array_equal(encoded, found[name].numpy()[2])
 
 
 def test_in_batches_as_in_one():
-    one, other = space(), space()
-    one.adapt(TABLE)
+    feature_space, other = space(), space()
+    feature_space.adapt(TABLE)
     other.adapt(
         [{name: column[:3] for name, column in TABLE.items()}, {name: column[3:] for name, column in TABLE.items()}]
     )
-    np.testing.assert_array_equal(one(TABLE), other({name: column[:, None] for name, column in TABLE.items()}))
+    np.testing.assert_array_equal(
+        feature_space(TABLE), other({name: column[:, None] for name, column in TABLE.items()})
+    )
 
 
 def test_a_model_for_it_and_a_file_of_it(tmp_path):
-    made = space()
-    made.adapt(TABLE)
-    x = made.get_encoded_features()
+    feature_space = space()
+    feature_space.adapt(TABLE)
+    x = feature_space.get_encoded_features()
     model = dp.Model(x, layers.Dense(1)(x))
     model.compile("sgd", "mse")
-    model.fit(made(TABLE), np.ones(4), verbose=0)
-    made.save(tmp_path / "space.keras")
-    again = dp.models.load_model(tmp_path / "space.keras")
-    assert isinstance(again, FeatureSpace)
-    np.testing.assert_array_equal(again(TABLE), made(TABLE))
-    assert again.get_config() == made.get_config()
+    model.fit(feature_space(TABLE), np.ones(4), verbose=0)
+    feature_space.save(tmp_path / "space.keras")
+    loaded = dp.models.load_model(tmp_path / "space.keras")
+    assert isinstance(loaded, FeatureSpace)
+    np.testing.assert_array_equal(loaded(TABLE), feature_space(TABLE))
+    assert loaded.get_config() == feature_space.get_config()
     with pytest.raises(dp.errors.OutputError, match="exists"):
-        made.save(tmp_path / "space.keras", overwrite=False)
+        feature_space.save(tmp_path / "space.keras", overwrite=False)
 
 
 def test_own_features_and_whole_numbers():
-    own = FeatureSpace.feature("float32", layers.Rescaling(0.5), "float")
+    rescaled = FeatureSpace.feature("float32", layers.Rescaling(0.5), "float")
     crosses = [FeatureSpace.cross(("a", "b"), 7, "int")]
-    made = FeatureSpace({"a": own, "b": FeatureSpace.integer_hashed(3, "int"), "c": "float"}, "dict")
-    found = made({"a": [2.0], "b": [1], "c": [3]})
-    assert [float(found[name].numpy()[0, 0]) for name in ("a", "c")] == [1, 3]
-    assert found["b"].dtype == np.int64
-    assert list(made.get_encoded_features()) == ["a", "b", "c"]
-    made = FeatureSpace({name: FeatureSpace.integer_hashed(3, "int") for name in "ab"}, "dict", crosses)
-    assert made({"a": [1], "b": [2]})["a_X_b"].dtype == np.int64
+    feature_space = FeatureSpace({"a": rescaled, "b": FeatureSpace.integer_hashed(3, "int"), "c": "float"}, "dict")
+    encoded = feature_space({"a": [2.0], "b": [1], "c": [3]})
+    assert [float(encoded[name].numpy()[0, 0]) for name in ("a", "c")] == [1, 3]
+    assert encoded["b"].dtype == np.int64
+    assert list(feature_space.get_encoded_features()) == ["a", "b", "c"]
+    feature_space = FeatureSpace({name: FeatureSpace.integer_hashed(3, "int") for name in "ab"}, "dict", crosses)
+    assert feature_space({"a": [1], "b": [2]})["a_X_b"].dtype == np.int64
     with pytest.raises(ConfigError, match="Cannot concatenate features because feature 'b'"):
         FeatureSpace({"b": FeatureSpace.integer_hashed(3, "int")})({"b": [1]})
 

@@ -54,23 +54,23 @@ def fit(model: dp.Model) -> list[float]:
 
 
 def assert_same(model: dp.Model, other: dp.Model, x: Any = X) -> None:
-    expected, found = model.predict(x, verbose=0), other.predict(x, verbose=0)
+    expected, actual = model.predict(x, verbose=0), other.predict(x, verbose=0)
     if isinstance(expected, dict):
-        assert list(expected) == list(found)
-        expected, found = list(expected.values()), list(found.values())
-    np.testing.assert_equal(found, expected)
+        assert list(expected) == list(actual)
+        expected, actual = list(expected.values()), list(actual.values())
+    np.testing.assert_equal(actual, expected)
 
 
 def test_a_functional_model_there_and_back(tmp_path):
     model = compiled(branches())
     fit(model)
     model.save(tmp_path / "m.keras")
-    again = dp.models.load_model(tmp_path / "m.keras", **CPU)
-    assert again.get_config() == model.get_config()
-    assert [one._path for one in again.weights] == [one._path for one in model.weights]
-    assert_same(model, again)
-    assert fit(again) == fit(model)
-    assert_same(model, again)
+    loaded = dp.models.load_model(tmp_path / "m.keras", **CPU)
+    assert loaded.get_config() == model.get_config()
+    assert [weight._path for weight in loaded.weights] == [weight._path for weight in model.weights]
+    assert_same(model, loaded)
+    assert fit(loaded) == fit(model)
+    assert_same(model, loaded)
 
 
 @pytest.mark.parametrize("ending", [".weights.h5", ".safetensors"])
@@ -84,25 +84,25 @@ def test_weights_of_a_functional_model(tmp_path, ending):
 
 def test_groups_are_keras_own(tmp_path):
     branches().save_weights(tmp_path / "w.weights.h5")
-    found: list[str] = []
+    names: list[str] = []
     with h5py.File(tmp_path / "w.weights.h5") as file:
-        file.visititems(lambda name, one: found.append(name) if isinstance(one, h5py.Dataset) else None)
+        file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
     inner = [f"layers/functional/layers/dense/vars/{n}" for n in range(2)]
     inner += [f"layers/functional/layers/batch_normalization/vars/{n}" for n in range(4)]
     dense = [f"layers/{name}/vars/{n}" for name in ("dense", "dense_1", "dense_2") for n in range(2)]
     rest = [f"layers/sequential/layers/dense/vars/{n}" for n in range(2)]
-    assert sorted(found) == sorted([*inner, *dense, *rest, "layers/dropout/seed_generator/vars/0"])
+    assert sorted(names) == sorted([*inner, *dense, *rest, "layers/dropout/seed_generator/vars/0"])
 
 
 def test_the_configuration_of_a_functional_model_is_keras_own():
     x = layers.Input((3,), name="x")
     layer = layers.Dense(3, name="twice")
     model = dp.Model(x, layer(layer(x)), name="mine")
-    found = json.loads(json.dumps(model.get_config()))
-    assert (found["name"], found["trainable"]) == ("mine", True)
-    assert found["input_layers"] == ["x", 0, 0]
-    assert found["output_layers"] == ["twice", 1, 0]
-    start, dense = found["layers"]
+    config = json.loads(json.dumps(model.get_config()))
+    assert (config["name"], config["trainable"]) == ("mine", True)
+    assert config["input_layers"] == ["x", 0, 0]
+    assert config["output_layers"] == ["twice", 1, 0]
+    start, dense = config["layers"]
     assert start["config"] == {
         "batch_shape": [None, 3],
         "dtype": "float32",
@@ -113,35 +113,35 @@ def test_the_configuration_of_a_functional_model_is_keras_own():
     assert (start["class_name"], start["inbound_nodes"], start["name"]) == ("InputLayer", [], "x")
 
     def tensor(history: list) -> dict:
-        about = {"shape": [None, 3], "dtype": "float32", "keras_history": history}
-        return {"class_name": "__keras_tensor__", "config": about}
+        arguments = {"shape": [None, 3], "dtype": "float32", "keras_history": history}
+        return {"class_name": "__keras_tensor__", "config": arguments}
 
     assert dense["inbound_nodes"] == [
         {"args": [tensor(["x", 0, 0])], "kwargs": {}},
         {"args": [tensor(["twice", 0, 0])], "kwargs": {}},
     ]
     assert dense["build_config"] == {"input_shape": [None, 3]}
-    whole = json.loads(model.to_json())
-    assert (whole["module"], whole["class_name"]) == ("keras.src.models.functional", "Functional")
-    assert whole["build_config"] == {"input_shape": [None, 3]}
-    again = dp.models.model_from_json(model.to_json())
-    assert again.get_config() == model.get_config()
+    document = json.loads(model.to_json())
+    assert (document["module"], document["class_name"]) == ("keras.src.models.functional", "Functional")
+    assert document["build_config"] == {"input_shape": [None, 3]}
+    restored = dp.models.model_from_json(model.to_json())
+    assert restored.get_config() == model.get_config()
 
 
 def test_layers_may_be_listed_in_any_order():
     config = branches().get_config()
     config["layers"].reverse()
-    again = dp.Model.from_config(config)
-    assert {one.name for one in again.layers} == {one.name for one in branches().layers}
-    assert [one.shape for one in again.weights] == [one.shape for one in branches().weights]
+    restored = dp.Model.from_config(config)
+    assert {layer.name for layer in restored.layers} == {layer.name for layer in branches().layers}
+    assert [weight.shape for weight in restored.weights] == [weight.shape for weight in branches().weights]
 
 
 def test_ops_are_keras_own_where_it_has_them():
     x = layers.Input((3,))
     model = dp.Model(x, ops.relu(x + 1.0) * x)
-    found = [(one["module"], one["class_name"]) for one in model.get_config()["layers"][1:]]
+    ops_of_layers = [(layer["module"], layer["class_name"]) for layer in model.get_config()["layers"][1:]]
     numpy = "keras.src.ops.numpy"
-    assert found == [(numpy, "Add"), ("keras.src.ops.nn", "Relu"), (numpy, "Multiply")]
+    assert ops_of_layers == [(numpy, "Add"), ("keras.src.ops.nn", "Relu"), (numpy, "Multiply")]
     assert_same(model, dp.Model.from_config(model.get_config()), A[:, :3])
     model = dp.Model(x, ops.sum(x, 1, keepdims=True))
     assert model.get_config()["layers"][1]["module"] == "dptrain.ops"
@@ -151,15 +151,15 @@ def test_ops_are_keras_own_where_it_has_them():
 def test_parts_of_samples_are_keras_own():
     x = layers.Input((3,))
     model = dp.Model(x, [x[:, 1:], x[:, 0], x[..., ::2]])
-    found = model.get_config()["layers"][1:]
-    assert [(one["module"], one["class_name"]) for one in found] == [("keras.src.ops.numpy", "GetItem")] * 3
+    op_layers = model.get_config()["layers"][1:]
+    assert [(layer["module"], layer["class_name"]) for layer in op_layers] == [("keras.src.ops.numpy", "GetItem")] * 3
     rows = {"class_name": "__slice__", "config": {"start": None, "stop": None, "step": None}}
-    some = {"class_name": "__slice__", "config": {"start": 1, "stop": 3, "step": 1}}
-    assert found[0]["inbound_nodes"][0]["args"][1] == [rows, some]
-    assert found[1]["inbound_nodes"][0]["args"][1] == [rows, 0]
-    again = dp.Model.from_config(model.get_config())
-    for one, two in zip(model(A[:, :3]), again(A[:, :3]), strict=True):
-        np.testing.assert_array_equal(one, two)
+    slice_config = {"class_name": "__slice__", "config": {"start": 1, "stop": 3, "step": 1}}
+    assert op_layers[0]["inbound_nodes"][0]["args"][1] == [rows, slice_config]
+    assert op_layers[1]["inbound_nodes"][0]["args"][1] == [rows, 0]
+    restored = dp.Model.from_config(model.get_config())
+    for actual, two in zip(model(A[:, :3]), restored(A[:, :3]), strict=True):
+        np.testing.assert_array_equal(actual, two)
 
 
 def test_parts_of_the_rows_are_ours():
@@ -195,8 +195,8 @@ def test_a_graph_that_begins_in_the_middle_of_another_is_written(tmp_path):
     hidden = layers.Dense(4)(x)
     model = dp.Model(hidden, layers.Dense(2)(hidden))
     model.save(tmp_path / "model.keras")
-    again, rows = dp.models.load_model(tmp_path / "model.keras"), np.ones((2, 4), np.float32)
-    np.testing.assert_array_equal(again.predict(rows, verbose=0), model.predict(rows, verbose=0))
+    loaded, rows = dp.models.load_model(tmp_path / "model.keras"), np.ones((2, 4), np.float32)
+    np.testing.assert_array_equal(loaded.predict(rows, verbose=0), model.predict(rows, verbose=0))
 
 
 def test_frozen_layers_stay_frozen(tmp_path):
@@ -204,14 +204,14 @@ def test_frozen_layers_stay_frozen(tmp_path):
     frozen = layers.Dense(4)
     frozen.trainable = False
     model = dp.Model(x, layers.Dense(2)(frozen(x)))
-    assert [one._path for one in model.trainable_weights] == ["dense_1/kernel", "dense_1/bias"]
+    assert [weight._path for weight in model.trainable_weights] == ["dense_1/kernel", "dense_1/bias"]
     model.compile("adam", "mse", **CPU)
     model.fit(A, B[:, :2], verbose=0)
     model.save(tmp_path / "m.keras")
-    again = dp.models.load_model(tmp_path / "m.keras", **CPU)
-    assert [one._path for one in again.trainable_weights] == ["dense_1/kernel", "dense_1/bias"]
-    assert len(again.optimizer.variables) == 6
-    assert_same(model, again, A)
+    loaded = dp.models.load_model(tmp_path / "m.keras", **CPU)
+    assert [weight._path for weight in loaded.trainable_weights] == ["dense_1/kernel", "dense_1/bias"]
+    assert len(loaded.optimizer.variables) == 6
+    assert_same(model, loaded, A)
 
 
 @pytest.mark.parametrize("optimizer", ["Adam", "Nadam", "RMSprop"])
@@ -224,10 +224,10 @@ def test_slots_are_in_order_whatever_was_trained_first(tmp_path, optimizer):
     model.fit(A, B, verbose=0)
     model.layers[1].trainable = False
     model.save(tmp_path / "m.keras")
-    again = dp.models.load_model(tmp_path / "m.keras", **CPU)
-    for one in (model, again):
-        one.fit(A, B, epochs=2, verbose=0)
-    assert_same(model, again, A)
+    loaded = dp.models.load_model(tmp_path / "m.keras", **CPU)
+    for net in (model, loaded):
+        net.fit(A, B, epochs=2, verbose=0)
+    assert_same(model, loaded, A)
 
 
 # Subclasses
@@ -256,12 +256,12 @@ def test_a_subclassed_model_needs_its_class(tmp_path):
     model.save(tmp_path / "m.keras")
     with pytest.raises(DataError, match=r"custom object 'Tower' of module .*; pass its class in custom_objects"):
         dp.models.load_model(tmp_path / "m.keras")
-    again = dp.models.load_model(tmp_path / "m.keras", {"Tower": Tower}, **CPU)
-    assert (type(again), again.units) == (Tower, 7)
-    assert_same(model, again, A)
-    for one in (model, again):
-        one.fit(A, B[:, :2], batch_size=5, verbose=0)
-    assert_same(model, again, A)
+    loaded = dp.models.load_model(tmp_path / "m.keras", {"Tower": Tower}, **CPU)
+    assert (type(loaded), loaded.units) == (Tower, 7)
+    assert_same(model, loaded, A)
+    for net in (model, loaded):
+        net.fit(A, B[:, :2], batch_size=5, verbose=0)
+    assert_same(model, loaded, A)
     with h5py.File(_weights(model, tmp_path)) as file:
         assert sorted(file) == ["a_rest", "b_first", "optimizer", "vars"]
         assert sorted(file["a_rest"]) == ["dense", "dense_1", "dropout"]
@@ -285,9 +285,9 @@ def test_a_model_with_a_step_of_its_own_is_functional(tmp_path):
     model.compile("sgd", "mse", **CPU)
     model.fit(A, B[:, :2], verbose=0)
     model.save(tmp_path / "m.keras")
-    again = dp.models.load_model(tmp_path / "m.keras", {"Stepping": Stepping}, **CPU)
-    assert type(again) is Stepping
-    assert_same(model, again, A)
+    loaded = dp.models.load_model(tmp_path / "m.keras", {"Stepping": Stepping}, **CPU)
+    assert type(loaded) is Stepping
+    assert_same(model, loaded, A)
 
 
 def squared(y_true: Any, y_pred: Any) -> Any:
@@ -301,8 +301,8 @@ def test_a_loss_of_ones_own_is_found_by_custom_objects(tmp_path):
     model.save(tmp_path / "m.keras")
     with pytest.raises(DataError, match="custom function 'squared'"):
         dp.models.load_model(tmp_path / "m.keras")
-    again = dp.models.load_model(tmp_path / "m.keras", {"squared": squared}, **CPU)
-    assert again.evaluate(A, B, verbose=0) == model.evaluate(A, B, verbose=0)
+    loaded = dp.models.load_model(tmp_path / "m.keras", {"squared": squared}, **CPU)
+    assert loaded.evaluate(A, B, verbose=0) == model.evaluate(A, B, verbose=0)
 
 
 class Compiling(Tower):
@@ -319,9 +319,9 @@ def test_a_compile_of_ones_own_is_not_called(tmp_path):
     model.fit(A, B[:, :2], verbose=0)
     model.save(tmp_path / "m.keras")
     with pytest.warns(UserWarning, match=r"`compile\(\)` was not called as part of model loading"):
-        again = dp.models.load_model(tmp_path / "m.keras", {"Compiling": Compiling})
-    assert not again.compiled
-    np.testing.assert_equal(again.get_weights(), model.get_weights())
+        loaded = dp.models.load_model(tmp_path / "m.keras", {"Compiling": Compiling})
+    assert not loaded.compiled
+    np.testing.assert_equal(loaded.get_weights(), model.get_weights())
 
 
 def test_a_model_without_shape_has_no_files(tmp_path):
@@ -334,8 +334,8 @@ def test_a_model_that_was_only_called_goes_into_files(tmp_path):
     model = Tower(3)
     expected = model(A).numpy()
     model.save(tmp_path / "m.keras")
-    again = dp.models.load_model(tmp_path / "m.keras", {"Tower": Tower})
-    np.testing.assert_array_equal(again(A).numpy(), expected)
+    loaded = dp.models.load_model(tmp_path / "m.keras", {"Tower": Tower})
+    np.testing.assert_array_equal(loaded(A).numpy(), expected)
     model.export(tmp_path / "p")
     np.testing.assert_allclose(dp.saving.load_program(tmp_path / "p", device="cpu")(A), expected, rtol=1e-5)
 
@@ -348,8 +348,8 @@ def test_models_in_a_model_are_numbered():
     first, second = (dp.Sequential([layers.Dense(6)]) for _ in range(2))
     mine = dp.Sequential([layers.Dense(2)], name="sequential_1")
     model = dp.Model(x, mine(second(first(x))))
-    assert [one.name for one in model.layers] == ["input_layer", "sequential", "sequential_2", "sequential_1"]
-    assert [one._path for one in model.weights][::2] == [
+    assert [layer.name for layer in model.layers] == ["input_layer", "sequential", "sequential_2", "sequential_1"]
+    assert [weight._path for weight in model.weights][::2] == [
         "sequential/dense/kernel",
         "sequential_2/dense/kernel",
         "sequential_1/dense/kernel",

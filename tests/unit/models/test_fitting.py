@@ -75,14 +75,14 @@ def test_validation_split_of_nested_arrays(nest):
 
     def fitted(rows, **options):
         inputs = {"a": dp.layers.Input((3,), name="a"), "b": dp.layers.Input((2,), name="b")}
-        both = dp.layers.Concatenate()(list(inputs.values()))
-        outputs = {"p": dp.layers.Dense(2, name="p")(both), "q": dp.layers.Dense(1, name="q")(both)}
-        made = dp.Model(list(inputs.values()), list(outputs.values()), seed=1)
-        made.compile("sgd", "mse")
-        given = [nest({name: one[rows] for name, one in parts.items()}) for parts in (x, y, weights)]
-        return made.fit(given[0], given[1], sample_weight=given[2], epochs=2, verbose=0, **options).history
+        merged = dp.layers.Concatenate()(list(inputs.values()))
+        outputs = {"p": dp.layers.Dense(2, name="p")(merged), "q": dp.layers.Dense(1, name="q")(merged)}
+        model = dp.Model(list(inputs.values()), list(outputs.values()), seed=1)
+        model.compile("sgd", "mse")
+        arguments = [nest({name: part[rows] for name, part in parts.items()}) for parts in (x, y, weights)]
+        return model.fit(arguments[0], arguments[1], sample_weight=arguments[2], epochs=2, verbose=0, **options).history
 
-    last = [nest({name: one[7:] for name, one in parts.items()}) for parts in (x, y, weights)]
+    last = [nest({name: part[7:] for name, part in parts.items()}) for parts in (x, y, weights)]
     assert fitted(slice(None), validation_split=0.3) == fitted(slice(7), validation_data=tuple(last))
     with pytest.raises(ConfigError, match=r"Found incompatible type in the input: \[<class 'float'>\]"):
         build().fit({"a": [1.0, 2.0], "b": x["b"]}, nest(y), validation_split=0.3, verbose=0)
@@ -91,8 +91,8 @@ def test_validation_split_of_nested_arrays(nest):
 def test_validation_split_takes_the_last_rows():
     x, y = toy(40)
     split = build().fit(x, y, epochs=2, verbose=0, validation_split=0.25)
-    given = build().fit(x[:30], y[:30], epochs=2, verbose=0, validation_data=(x[30:], y[30:]))
-    assert split.history == given.history
+    explicit = build().fit(x[:30], y[:30], epochs=2, verbose=0, validation_data=(x[30:], y[30:]))
+    assert split.history == explicit.history
     for fraction in (1.0, -0.1, 0.999):
         with pytest.raises(ConfigError, match="validation_split"):
             build().fit(x, y, verbose=0, validation_split=fraction)
@@ -108,8 +108,8 @@ def test_class_weights_leave_the_validation_alone():
     expected = build().fit(x[:30], y[:30], **(fit | trained | {"class_weight": None}), validation_data=(x[30:], y[30:]))
     assert build().fit(x, y, **fit, validation_split=0.25).history == expected.history
     assert build().fit(x[:30], y[:30], **fit, validation_data=(x[30:], y[30:])).history == expected.history
-    given = build().fit(x[:30], y[:30], **fit, validation_data=iter([(x[30:], y[30:])] * 3), validation_steps=1)
-    np.testing.assert_allclose(given.history["val_loss"], expected.history["val_loss"], rtol=1e-12)
+    explicit = build().fit(x[:30], y[:30], **fit, validation_data=iter([(x[30:], y[30:])] * 3), validation_steps=1)
+    np.testing.assert_allclose(explicit.history["val_loss"], expected.history["val_loss"], rtol=1e-12)
     ours = build()
     ours.fit(x, y, **fit, validation_split=0.25)
     assert ours.evaluate(x[30:], y[30:], verbose=0)[0] == expected.history["val_loss"][-1]
@@ -143,10 +143,10 @@ def test_a_callback_stops_evaluating_and_predicting():
         assert (stop.last, model.stop_evaluating) == (2, True)
         np.testing.assert_allclose(model.evaluate(x, y, batch_size=2, **options), part, rtol=1e-12)
         assert stop.last == 2
-        for given in (x, endless(x)):
+        for data in (x, endless(x)):
             count = iter(range(100))
-            found = model.predict(given, batch_size=None if given is not x else 2, **options)
-            np.testing.assert_allclose(found, model.predict(x[:6], verbose=0), rtol=1e-12)
+            predictions = model.predict(data, batch_size=None if data is not x else 2, **options)
+            np.testing.assert_allclose(predictions, model.predict(x[:6], verbose=0), rtol=1e-12)
             assert (stop.last, model.stop_predicting) == (2, True)
     fit = {"validation_data": (x, y), "validation_batch_size": 2, "epochs": 2}
     history = model.fit(x, y, **options, **fit).history
@@ -167,21 +167,21 @@ def test_validation_on_some_epochs():
 
 def test_going_on_at_an_epoch():
     x, y = toy()
-    whole, parts = build(), build()
-    whole.fit(x, y, epochs=4, verbose=0)
+    model, parts = build(), build()
+    model.fit(x, y, epochs=4, verbose=0)
     parts.fit(x, y, epochs=1, verbose=0)
     later = parts.fit(x, y, epochs=4, initial_epoch=1, verbose=0)
     assert later.epoch == [1, 2, 3]
-    assert bits(parts) == bits(whole)
+    assert bits(parts) == bits(model)
     assert parts.history is later
 
 
 def test_epochs_of_some_steps_go_on_in_the_data():
     x, y = toy(40)
-    whole, parts = build(), build()
-    whole.fit(x, y, batch_size=10, epochs=1, verbose=0)
+    model, parts = build(), build()
+    model.fit(x, y, batch_size=10, epochs=1, verbose=0)
     parts.fit(x, y, batch_size=10, epochs=2, steps_per_epoch=2, verbose=0)
-    assert bits(parts) == bits(whole)
+    assert bits(parts) == bits(model)
     with pytest.warns(UserWarning, match="Your input ran out of data; interrupting training"):
         history = build().fit(x, y, batch_size=10, epochs=2, steps_per_epoch=3, verbose=0)
     assert history.epoch == [0, 1]
@@ -191,9 +191,9 @@ def test_some_rows_of_a_data_set():
     x, y = toy()
     rows = np.random.default_rng(3).permutation(40)[:29]
     alone, part = build(), build()
-    wanted = alone.fit(x[rows], y[rows], batch_size=8, epochs=2, validation_data=(x[:9], y[:9]), verbose=0)
-    found = part.fit(Split(x, y, rows), batch_size=8, epochs=2, validation_data=Split(x, y, np.arange(9)), verbose=0)
-    assert found.history == wanted.history
+    expected = alone.fit(x[rows], y[rows], batch_size=8, epochs=2, validation_data=(x[:9], y[:9]), verbose=0)
+    actual = part.fit(Split(x, y, rows), batch_size=8, epochs=2, validation_data=Split(x, y, np.arange(9)), verbose=0)
+    assert actual.history == expected.history
     assert bits(part) == bits(alone)
     assert part.evaluate(Split(x, y, rows), verbose=0) == alone.evaluate(x[rows], y[rows], verbose=0)
 
@@ -202,7 +202,7 @@ def test_ranks_must_agree_on_which_rows_are_used_and_on_how_many_each_has():
     x, y = toy()
     splits = [Split(x, y), Split(x, y, np.arange(29)), Split(x, y, np.arange(30)), Split(x, y, np.arange(29)[::-1])]
     splits += [Split(x, y, total=80), Split(x, y, total=81)]
-    facts = [Samples(one.x, one.y, split=one).facts for one in splits]
+    facts = [Samples(split.x, split.y, split=split).facts for split in splits]
     assert all(facts[i] != facts[j] for i in range(len(facts)) for j in range(i))
     assert facts[0] == Samples(x, y).facts
     assert facts[4] == Samples(x + 1, y, split=Split(x + 1, y, total=80)).facts  # its own are each rank's
@@ -210,28 +210,28 @@ def test_ranks_must_agree_on_which_rows_are_used_and_on_how_many_each_has():
 
 def test_every_epoch_of_some_steps_of_a_split_is_a_new_pass():
     x, y = toy()
-    whole, parts = build(), build()
-    whole.fit(x[:20], y[:20], batch_size=10, epochs=2, shuffle=False, verbose=0)
+    model, parts = build(), build()
+    model.fit(x[:20], y[:20], batch_size=10, epochs=2, shuffle=False, verbose=0)
     parts.fit(Split(x, y), batch_size=10, epochs=2, steps_per_epoch=2, shuffle=False, verbose=0)
-    assert bits(parts) == bits(whole)
+    assert bits(parts) == bits(model)
 
 
 def test_shards_that_compile_is_told_are_those_of_the_environment(monkeypatch):
     x, y = toy(43)
-    told, asked, plain = build(shards_per_batch=3), build(), build()
-    told.fit(x, y, batch_size=16, verbose=0)
+    configured, from_environment, plain = build(shards_per_batch=3), build(), build()
+    configured.fit(x, y, batch_size=16, verbose=0)
     plain.fit(x, y, batch_size=16, verbose=0)
     monkeypatch.setenv("DPTRAIN_REPRODUCIBLE", "3")
-    asked.fit(x, y, batch_size=16, verbose=0)
-    assert bits(told) == bits(asked) != bits(plain)
-    assert told._compile_arguments["shards_per_batch"] == 3
+    from_environment.fit(x, y, batch_size=16, verbose=0)
+    assert bits(configured) == bits(from_environment) != bits(plain)
+    assert configured._compile_arguments["shards_per_batch"] == 3
 
 
 def test_one_rank_sends_no_gradients_that_could_be_rounded():
     x, y = toy(43)
     exact, rounded = build(), build(comm_dtype="bfloat16")
-    for one in (exact, rounded):
-        one.fit(x, y, batch_size=16, verbose=0)
+    for net in (exact, rounded):
+        net.fit(x, y, batch_size=16, verbose=0)
     assert bits(rounded) == bits(exact)
     assert rounded._compile_arguments["comm_dtype"] == "bfloat16"
 
@@ -293,21 +293,21 @@ def test_logs_of_a_step_are_the_means_so_far():
     x, y = toy(40)
     losses = Losses()
     history = build().fit(x, y, batch_size=10, verbose=0, callbacks=[losses])
-    assert [sorted(one) for one in losses.seen] == [["accuracy", "loss"]] * 4
+    assert [sorted(logs) for logs in losses.seen] == [["accuracy", "loss"]] * 4
     assert losses.seen[-1]["loss"] == history.history["loss"][0]
-    assert len({one["loss"] for one in losses.seen}) == 4
+    assert len({logs["loss"] for logs in losses.seen}) == 4
 
 
 def test_one_batch_at_a_time():
     x, y = toy(40)
-    whole, parts = build(), build()
-    history = whole.fit(x, y, batch_size=10, shuffle=False, verbose=0)
+    model, parts = build(), build()
+    history = model.fit(x, y, batch_size=10, shuffle=False, verbose=0)
     logs = []
     for begin in range(0, 40, 10):
         logs.append(parts.train_on_batch(x[begin : begin + 10], y[begin : begin + 10], return_dict=True))
-    assert bits(parts) == bits(whole)
+    assert bits(parts) == bits(model)
     for key, values in history.history.items():  # each batch has its own, as in Keras
-        np.testing.assert_allclose(np.mean([one[key] for one in logs]), values[0], rtol=1e-12)
+        np.testing.assert_allclose(np.mean([batch_logs[key] for batch_logs in logs]), values[0], rtol=1e-12)
     tested = parts.test_on_batch(x[:7], y[:7])
     np.testing.assert_allclose(tested, parts.evaluate(x[:7], y[:7], verbose=0), rtol=1e-12)
     assert parts.test_on_batch(x[:7], y[:7]) == tested
@@ -319,9 +319,9 @@ def test_one_batch_at_a_time():
 )
 def test_labels_of_another_type(convert):
     x, y = toy()
-    given = convert(y)
-    expected = build().fit(x, given.astype(int), verbose=0).history
-    assert build().fit(x, given, verbose=0).history == expected
+    labels = convert(y)
+    expected = build().fit(x, labels.astype(int), verbose=0).history
+    assert build().fit(x, labels, verbose=0).history == expected
     with pytest.raises(DataError, match=r"y: label \d.5 at index 0; labels are whole numbers"):
         build().fit(x, y + 0.5, verbose=0)
 
@@ -339,15 +339,15 @@ def test_labels_of_another_type(convert):
 )
 def test_targets_are_squeezed_expanded_and_repeated(output, target, aligned):
     x, y = toy(10)[0], np.random.default_rng(1).standard_normal((10, *target))
-    whole = np.broadcast_to(y.reshape(10, *aligned), (10, *output))
-    found = []
-    for targets in (y, whole):
+    full = np.broadcast_to(y.reshape(10, *aligned), (10, *output))
+    results = []
+    for targets in (y, full):
         model = dp.Sequential(
             [dp.layers.Dense(int(np.prod(output)), input_shape=(5,)), dp.layers.Reshape(output)], seed=1
         )
         model.compile("sgd", "mse", metrics=["mae"], dtype="float64")
-        found.append([*model.fit(x, targets, verbose=0).history.values(), model.predict(x, verbose=0)])
-    for mine, other in zip(*found, strict=True):
+        results.append([*model.fit(x, targets, verbose=0).history.values(), model.predict(x, verbose=0)])
+    for mine, other in zip(*results, strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-6)
 
 
@@ -423,9 +423,9 @@ def test_numbers_of_numpy():
     x, y = toy(40)
     plain = {"batch_size": 4, "epochs": 4, "steps_per_epoch": 2, "validation_freq": 2, "validation_batch_size": 3}
     arrays = {name: np.int64(number) for name, number in plain.items()}
-    one, other = (build().fit(x, y, verbose=0, validation_data=(x, y), **them) for them in (plain, arrays))
-    assert one.history == other.history
-    assert (len(one.history["loss"]), len(one.history["val_loss"])) == (4, 2)
+    logs, other = (build().fit(x, y, verbose=0, validation_data=(x, y), **options) for options in (plain, arrays))
+    assert logs.history == other.history
+    assert (len(logs.history["loss"]), len(logs.history["val_loss"])) == (4, 2)
     assert build().evaluate(x, y, np.int32(4), 0, None, np.uint8(2)) == build().evaluate(x, y, 4, 0, None, 2)
 
 
@@ -473,8 +473,8 @@ def test_a_layer_that_is_frozen_after_training():
     for old, new in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)
     model.fit(x, y, verbose=0)
-    same = [np.array_equal(old, new) for old, new in zip(before, model.get_weights(), strict=True)]
-    assert same == [True, True, False, False]
+    unchanged = [np.array_equal(old, new) for old, new in zip(before, model.get_weights(), strict=True)]
+    assert unchanged == [True, True, False, False]
 
 
 @pytest.mark.parametrize(

@@ -23,14 +23,14 @@ def test_a_chain_is_the_sequential():
     twin = dp.Sequential(stack, seed=1)
     assert (model.name, twin.name) == ("functional", "sequential")
     histories = []
-    for one in (model, twin):
-        one.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], dtype="float64")
-        histories.append(one.fit(x, y, batch_size=8, epochs=3, verbose=0, validation_split=0.2).history)
+    for net in (model, twin):
+        net.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], dtype="float64")
+        histories.append(net.fit(x, y, batch_size=8, epochs=3, verbose=0, validation_split=0.2).history)
     assert histories[0] == histories[1]
     for mine, other in zip(weights_of(model), weights_of(twin), strict=True):
         np.testing.assert_array_equal(mine, other)
-    assert [one._path for one in model.weights] == [one._path for one in twin.weights]
-    assert [type(one).__name__ for one in model.layers] == ["InputLayer", "Dense", "Dropout", "Dense"]
+    assert [weight._path for weight in model.weights] == [weight._path for weight in twin.weights]
+    assert [type(layer).__name__ for layer in model.layers] == ["InputLayer", "Dense", "Dropout", "Dense"]
     np.testing.assert_allclose(model(x).numpy(), model.predict(x), rtol=1e-12)
 
 
@@ -76,9 +76,9 @@ def test_a_shared_layer_has_one_set_of_weights():
 
 def two_and_two() -> dp.Model:
     image, words = dp.Input((4,), name="image"), dp.Input((3,), name="words")
-    both = layers.Concatenate()([layers.Dense(5, "tanh")(image), layers.Dense(2, "tanh")(words)])
-    kind = layers.Dense(3, "softmax", name="kind")(both)
-    size = layers.Dense(1, name="size")(both)
+    merged = layers.Concatenate()([layers.Dense(5, "tanh")(image), layers.Dense(2, "tanh")(words)])
+    kind = layers.Dense(3, "softmax", name="kind")(merged)
+    size = layers.Dense(1, name="size")(merged)
     return dp.Model([image, words], [kind, size], seed=4)
 
 
@@ -97,29 +97,29 @@ def expected_losses(model: dp.Model, image, words, kind, size) -> tuple[float, f
     return -np.log(p[np.arange(len(kind)), kind]).mean(), ((s[:, 0] - size) ** 2).mean(), accuracy
 
 
-@pytest.mark.parametrize("named", [False, True])
-def test_several_inputs_and_outputs(named):
+@pytest.mark.parametrize("form", [False, True])
+def test_several_inputs_and_outputs(form):
     image, words, kind, size = data()
     model = two_and_two()
     loss = {"kind": "sparse_categorical_crossentropy", "size": "mse"}
     weights, metrics = {"kind": 1.0, "size": 0.5}, {"kind": ["accuracy"], "size": ["mae"]}
-    if not named:
-        loss, weights, metrics = (list(one.values()) for one in (loss, weights, metrics))
+    if not form:
+        loss, weights, metrics = (list(option.values()) for option in (loss, weights, metrics))
     model.compile("adam", loss, weights, metrics, dtype="float64")
-    x = {"words": words, "image": image} if named else [image, words]
-    y = {"size": size, "kind": kind} if named else [kind, size]
+    x = {"words": words, "image": image} if form else [image, words]
+    y = {"size": size, "kind": kind} if form else [kind, size]
     ce, mse, accuracy = expected_losses(model, image, words, kind, size)
     logs = model.evaluate(x, y, batch_size=8, verbose=0, return_dict=True)
     assert list(logs) == ["loss", "kind_loss", "size_loss", "kind_accuracy", "size_mae"]
-    found = [logs[key] for key in ("loss", "kind_loss", "size_loss", "kind_accuracy")]
-    np.testing.assert_allclose(found, [ce + 0.5 * mse, ce, mse, accuracy], rtol=1e-7)
+    values = [logs[key] for key in ("loss", "kind_loss", "size_loss", "kind_accuracy")]
+    np.testing.assert_allclose(values, [ce + 0.5 * mse, ce, mse, accuracy], rtol=1e-7)
     history = model.fit(x, y, batch_size=8, epochs=12, verbose=0, validation_data=(x, y)).history
     assert list(history) == [*logs, *(f"val_{key}" for key in logs)]
     assert history["loss"][-1] < history["loss"][0]
     total = np.array(history["kind_loss"]) + 0.5 * np.array(history["size_loss"])
     np.testing.assert_allclose(history["loss"], total, rtol=1e-12)
     outputs = model.predict(x)
-    assert [one.shape for one in outputs] == [(22, 3), (22, 1)]
+    assert [tensor.shape for tensor in outputs] == [(22, 3), (22, 1)]
 
 
 def test_sample_weights_of_several_outputs():
@@ -131,8 +131,8 @@ def test_sample_weights_of_several_outputs():
     ce, mse = -np.log(p[np.arange(22), kind]), (s[:, 0] - size) ** 2
     logs = model.evaluate([image, words], [kind, size], sample_weight=w, verbose=0)
     np.testing.assert_allclose(logs[0], (w * ce).mean() + (w * mse).mean(), rtol=1e-7)
-    for given in ([w, np.ones(22)], {"size": np.ones(22), "kind": w}, {"kind": w}):
-        logs = model.evaluate([image, words], [kind, size], sample_weight=given, verbose=0)
+    for batch_weights in ([w, np.ones(22)], {"size": np.ones(22), "kind": w}, {"kind": w}):
+        logs = model.evaluate([image, words], [kind, size], sample_weight=batch_weights, verbose=0)
         np.testing.assert_allclose(logs[0], (w * ce).mean() + mse.mean(), rtol=1e-7)
 
 
@@ -152,9 +152,9 @@ def test_dictionaries_of_inputs_and_outputs():
     a, b = dp.Input((2,), name="first"), dp.Input((2,), name="second")
     model = dp.Model({"a": a, "b": b}, {"sum": layers.Add()([a, b]), "diff": layers.Subtract()([a, b])})
     x = {"b": RNG.standard_normal((5, 2)), "a": RNG.standard_normal((5, 2))}
-    found = model.predict(x)
-    assert set(found) == {"sum", "diff"}
-    np.testing.assert_allclose(found["sum"], x["a"] + x["b"], rtol=1e-6)
+    predictions = model.predict(x)
+    assert set(predictions) == {"sum", "diff"}
+    np.testing.assert_allclose(predictions["sum"], x["a"] + x["b"], rtol=1e-6)
     np.testing.assert_allclose(model(x)["diff"].numpy(), x["a"] - x["b"], rtol=1e-5, atol=1e-6)
 
 
@@ -163,22 +163,22 @@ def test_models_in_models():
     encoder = dp.Model(inputs, layers.Dense(2, "tanh")(inputs), name="encoder")
     decoder = dp.Sequential([dp.Input((2,)), layers.Dense(4)], name="decoder")
     whole_inputs = dp.Input((4,))
-    whole = dp.Model(whole_inputs, decoder(encoder(whole_inputs)), seed=5)
-    assert [one.name for one in whole.layers[1:]] == ["encoder", "decoder"]
-    assert [one._path for one in whole.weights] == [
+    model = dp.Model(whole_inputs, decoder(encoder(whole_inputs)), seed=5)
+    assert [layer.name for layer in model.layers[1:]] == ["encoder", "decoder"]
+    assert [weight._path for weight in model.weights] == [
         "encoder/dense/kernel",
         "encoder/dense/bias",
         "decoder/dense/kernel",
         "decoder/dense/bias",
     ]
     x = RNG.standard_normal((30, 4))
-    whole.compile("adam", "mse", dtype="float64")
+    model.compile("adam", "mse", dtype="float64")
     encoder.trainable = False
     before = encoder.get_weights()
-    losses = whole.fit(x, x, batch_size=10, epochs=20, verbose=0).history["loss"]
+    losses = model.fit(x, x, batch_size=10, epochs=20, verbose=0).history["loss"]
     assert losses[-1] < losses[0]
     np.testing.assert_array_equal(encoder.get_weights()[0], before[0])
-    np.testing.assert_allclose(whole.predict(x), decoder.predict(encoder.predict(x)), rtol=1e-6)
+    np.testing.assert_allclose(model.predict(x), decoder.predict(encoder.predict(x)), rtol=1e-6)
 
 
 def test_a_model_of_a_models_hidden_layer():
@@ -215,10 +215,10 @@ def test_graphs_that_are_refused(make, message):
     ],
 )
 def test_data_of_another_structure(x, y, message):
-    model, given = two_and_two(), data()
+    model, arrays = two_and_two(), data()
     model.compile("sgd", ["sparse_categorical_crossentropy", "mse"])
     with pytest.raises(DataError, match=message):
-        model.fit(x(given), y(given), verbose=0)
+        model.fit(x(arrays), y(arrays), verbose=0)
 
 
 @pytest.mark.parametrize(
@@ -266,15 +266,20 @@ def test_a_subclass_with_a_call():
     assert list(history) == ["loss", "mae", "val_loss", "val_mae"]
     assert history["val_loss"][-1] < history["val_loss"][0]
     first, first_bias, last, last_bias, *rest = model.get_weights()
-    assert [one._path.rpartition("/")[0] for one in model.weights[::2]] == ["dense", "dense_1", "dense_2", "dense_3"]
+    assert [weight._path.rpartition("/")[0] for weight in model.weights[::2]] == [
+        "dense",
+        "dense_1",
+        "dense_2",
+        "dense_3",
+    ]
     hidden = np.tanh(x @ first + first_bias)
     for kernel, bias in (rest[:2], rest[2:]):
         hidden = hidden + np.tanh(hidden @ kernel + bias)
     np.testing.assert_allclose(model.predict(x), hidden @ last + last_bias, rtol=1e-10)
     assert not np.array_equal(model(x, training=True).numpy(), model.predict(x))
-    again = Residual(6, seed=7)
-    again.build((None, 4))
-    assert again.count_params() == model.count_params()
+    twin = Residual(6, seed=7)
+    twin.build((None, 4))
+    assert twin.count_params() == model.count_params()
     with pytest.raises(NotImplementedError, match="does not have a `call"):
         dp.Model()(x)
 
@@ -294,9 +299,9 @@ def test_a_subclass_with_several_inputs_and_a_dictionary_of_outputs():
     model.compile("sgd", {"a": "mse", "b": "mae"}, dtype="float64")
     logs = model.fit(x, y, verbose=0).history
     assert list(logs) == ["loss", "a_loss", "b_loss"]
-    found = model.predict(x)
+    predictions = model.predict(x)
     kernel, bias = model.get_weights()
-    np.testing.assert_allclose(found["b"], x["right"] @ kernel + bias, rtol=1e-12)
+    np.testing.assert_allclose(predictions["b"], x["right"] @ kernel + bias, rtol=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
@@ -308,7 +313,7 @@ def test_trainable_reaches_parts_and_comes_back():
     model.blocks[0].trainable = False
     before = model._named_weights()
     model.fit(x, y, verbose=0)
-    changed = {path: not np.array_equal(one, before[path]) for path, one in model._named_weights().items()}
+    changed = {path: not np.array_equal(weight, before[path]) for path, weight in model._named_weights().items()}
     assert [path for path, moved in changed.items() if not moved] == ["dense_2/kernel", "dense_2/bias"]
     model.trainable = False
     assert model.trainable_weights == []
@@ -330,7 +335,7 @@ def test_a_subclass_is_built_when_its_weights_are_there():
     assert not model.built
     model.build((None, 2))
     assert model.built
-    assert [one.shape for one in model.weights] == [(2, 3), (3,)]
+    assert [weight.shape for weight in model.weights] == [(2, 3), (3,)]
 
     class Building(Own):
         def build(self, input_shape):
@@ -348,25 +353,25 @@ def tower():
 
 def nested(kind):
     """Return a model of two towers that were built alone, and a layer of its own."""
-    first, second, own = tower(), tower(), dp.layers.Dense(4)
-    for one in (first, second):
-        one.build()
+    first, second, head = tower(), tower(), dp.layers.Dense(4)
+    for block in (first, second):
+        block.build()
     if kind == "functional":
         x = dp.Input((4,))
-        return dp.Model(x, dp.layers.add([first(x), own(second(x))]))
-    model = dp.Sequential([own, first, second])
+        return dp.Model(x, dp.layers.add([first(x), head(second(x))]))
+    model = dp.Sequential([head, first, second])
     model.build((None, 4))
     return model
 
 
 @pytest.mark.parametrize("kind", ["functional", "sequential"])
 def test_models_of_one_seed_begin_with_other_weights_in_a_third(kind):
-    kernels = [one.numpy().tobytes() for one in nested(kind).weights if one.name == "kernel"]
+    kernels = [weight.numpy().tobytes() for weight in nested(kind).weights if weight.name == "kernel"]
     assert len(set(kernels)) == len(kernels) == 5
-    assert kernels == [one.numpy().tobytes() for one in nested(kind).weights if one.name == "kernel"]
+    assert kernels == [weight.numpy().tobytes() for weight in nested(kind).weights if weight.name == "kernel"]
     dp.utils.set_random_seed(3)
     try:
-        assert not set(kernels) & {one.numpy().tobytes() for one in nested(kind).weights}
+        assert not set(kernels) & {weight.numpy().tobytes() for weight in nested(kind).weights}
     finally:
         dp.utils.set_random_seed(0)
 
@@ -377,8 +382,8 @@ def test_weights_that_somebody_has_set_stay_in_another_model():
     x = dp.Input((4,))
     dp.Model(x, second(first(x)))
     for model in (first, second):
-        for one, other in zip(model.get_weights(), alone.get_weights(), strict=True):
-            np.testing.assert_array_equal(one, other)
+        for weight, other in zip(model.get_weights(), alone.get_weights(), strict=True):
+            np.testing.assert_array_equal(weight, other)
 
 
 def test_a_model_of_inner_tensors_has_the_layers_between_them():
@@ -391,10 +396,10 @@ def test_a_model_of_inner_tensors_has_the_layers_between_them():
     hidden = dp.Model(entry, first)(x).numpy()
     for inner, values in ((first, hidden), (second, np.maximum(hidden, 0) * 2)):
         model = dp.Model(inner, outputs)
-        assert [one.name for one in model.layers][-2:] == ["middle", "last"]
-        assert "first" not in [one.name for one in model.layers]
+        assert [layer.name for layer in model.layers][-2:] == ["middle", "last"]
+        assert "first" not in [layer.name for layer in model.layers]
         assert (len(model.weights), model.input_shape) == (4, (None, 4))
         np.testing.assert_allclose(model.predict(values, verbose=0), whole.predict(x, verbose=0), rtol=1e-5)
-        again = dp.Model.from_config(model.get_config())
-        again.set_weights(model.get_weights())
-        np.testing.assert_array_equal(again.predict(values, verbose=0), model.predict(values, verbose=0))
+        restored = dp.Model.from_config(model.get_config())
+        restored.set_weights(model.get_weights())
+        np.testing.assert_array_equal(restored.predict(values, verbose=0), model.predict(values, verbose=0))

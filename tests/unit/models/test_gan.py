@@ -116,31 +116,31 @@ def images(rows: int = 22) -> np.ndarray:
 def test_both_are_trained_and_losses_are_means_over_batches():
     gan = build()
     before = [gan.discriminator.get_weights(), gan.generator.get_weights()]
-    seen = []
+    steps = []
 
     class Note(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            seen.append((logs["d_loss"], logs["g_loss"]))
+            steps.append((logs["d_loss"], logs["g_loss"]))
 
     history = gan.fit(images(), batch_size=8, epochs=2, verbose=0, callbacks=[Note()]).history
     assert list(history) == ["d_loss", "g_loss"]
-    assert seen[2] == (history["d_loss"][0], history["g_loss"][0])
+    assert steps[2] == (history["d_loss"][0], history["g_loss"][0])
     assert int(gan.d_optimizer.iterations) == int(gan.g_optimizer.iterations) == 6
     for old, part in zip(before, (gan.discriminator, gan.generator), strict=True):
         assert all(not np.array_equal(a, b) for a, b in zip(old, part.get_weights(), strict=True))
-    made = gan.generator.predict(np.zeros((3, LATENT)), verbose=0)
-    assert made.shape == (3, SIDE, SIDE, 1)
-    again = build()
-    assert again.fit(images(), batch_size=8, epochs=2, verbose=0).history == history
+    generated = gan.generator.predict(np.zeros((3, LATENT)), verbose=0)
+    assert generated.shape == (3, SIDE, SIDE, 1)
+    twin = build()
+    assert twin.fit(images(), batch_size=8, epochs=2, verbose=0).history == history
 
 
 @pytest.mark.parametrize("options", [{"run_eagerly": True}, {"jit_compile": True}, {"jit_compile": False}])
 def test_the_same_losses_however_it_is_executed(options):
     gan, other = build(dtype="float64"), build(dtype="float64", **options)
     expected = gan.fit(images(), batch_size=8, epochs=2, verbose=0).history
-    found = other.fit(images(), batch_size=8, epochs=2, verbose=0).history
-    for name, one in expected.items():
-        np.testing.assert_allclose(found[name], one, rtol=1e-10)
+    actual = other.fit(images(), batch_size=8, epochs=2, verbose=0).history
+    for name, value in expected.items():
+        np.testing.assert_allclose(actual[name], value, rtol=1e-10)
 
 
 def test_parts_are_used_before_and_after():
@@ -164,10 +164,10 @@ def test_a_step_on_five_ranks_of_which_some_have_no_images():
     gan._set_dtype("float64")
     step = gan._make_step("train")
     inputs = {"x": ((Dim.rows(3), SIDE, SIDE, 1), np.float64)}
-    whole = trace(lambda x: step.function(x), inputs)
-    expected, updates = evaluate(whole, {"x": data})
-    found, _ = run_on_ranks(place(whole), {"x": data}, [1, 0, 0, 2, 0], {"x": 0})
-    for outputs, updated in found:
+    program = trace(lambda x: step.function(x), inputs)
+    expected, updates = evaluate(program, {"x": data})
+    actual, _ = run_on_ranks(place(program), {"x": data}, [1, 0, 0, 2, 0], {"x": 0})
+    for outputs, updated in actual:
         for name in ("d_loss", "g_loss"):
             np.testing.assert_allclose(outputs[name], expected[name], rtol=1e-11)
         for variable, value in updates.items():

@@ -80,21 +80,21 @@ AS_FLOATS = {
 
 def looked_up(model, ids, policy):
     model.compile("sgd", "mse", dtype=policy)
-    for found in (model.predict(ids, verbose=0), model(ids), model.predict(iter([(ids,)]), verbose=0, steps=1)):
-        yield np.asarray(found, np.float32).ravel()
+    for result in (model.predict(ids, verbose=0), model(ids), model.predict(iter([(ids,)]), verbose=0, steps=1)):
+        yield np.asarray(result, np.float32).ravel()
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_integers(name, policy):
     for dtype in ("int64",) if policy != "mixed_bfloat16" else ("int64", "int32", "uint16", ">i4"):
-        for found in looked_up(MODELS[name](), IDS.astype(dtype), policy):
-            np.testing.assert_array_equal(found, IDS.ravel() // 2)
+        for result in looked_up(MODELS[name](), IDS.astype(dtype), policy):
+            np.testing.assert_array_equal(result, IDS.ravel() // 2)
 
 
 @pytest.mark.parametrize("name", AS_FLOATS)
 def test_floating_point_numbers(name, policy):
-    for found in looked_up(AS_FLOATS[name](), IDS.astype(np.float32), policy):
-        np.testing.assert_array_equal(found, IDS.ravel() // 2)
+    for result in looked_up(AS_FLOATS[name](), IDS.astype(np.float32), policy):
+        np.testing.assert_array_equal(result, IDS.ravel() // 2)
 
 
 def test_the_row_of_each_id_is_trained(policy):
@@ -110,15 +110,15 @@ def test_the_row_of_each_id_is_trained(policy):
 def test_an_exported_program_has_the_same_rows(name, policy, tmp_path):
     model = MODELS[name]()
     model.export(tmp_path / "net.dpt", format="program")
-    found = dp.saving.load_program(tmp_path / "net.dpt")(IDS)
-    np.testing.assert_array_equal(np.asarray(found, np.float32).ravel(), IDS.ravel() // 2)
+    result = dp.saving.load_program(tmp_path / "net.dpt")(IDS)
+    np.testing.assert_array_equal(np.asarray(result, np.float32).ravel(), IDS.ravel() // 2)
 
 
 def test_large_ids_do_not_become_float32():
     numbers = np.array([[2**24], [2**24 + 1], [2**24 + 3]])
     lookup = layers.IntegerLookup(vocabulary=numbers.ravel().tolist())
-    found = functional(lookup).predict(numbers, verbose=0)
-    assert found.ravel().tolist() == [1, 2, 3]
+    predictions = functional(lookup).predict(numbers, verbose=0)
+    assert predictions.ravel().tolist() == [1, 2, 3]
 
 
 def test_categories_and_bins(policy):

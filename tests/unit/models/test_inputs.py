@@ -19,10 +19,10 @@ def test_one_input_by_its_name():
     x = keras.Input((3,), name="x")
     model = keras.Model(x, L.Rescaling(2.0)(x))
     model.compile("sgd", "mse")
-    for given in ({"x": X}, [X], X):
-        np.testing.assert_array_equal(model(given), 2 * X)
-        np.testing.assert_array_equal(model.predict(given, verbose=0), 2 * X)
-        assert model.evaluate(given, 2 * X, verbose=0) == 0
+    for data in ({"x": X}, [X], X):
+        np.testing.assert_array_equal(model(data), 2 * X)
+        np.testing.assert_array_equal(model.predict(data, verbose=0), 2 * X)
+        assert model.evaluate(data, 2 * X, verbose=0) == 0
     with pytest.raises(DataError, match="a dictionary with"):
         model.predict({"y": X}, verbose=0)
 
@@ -31,21 +31,21 @@ def test_a_list_does_not_stand_for_a_dictionary():
     """Whose order nobody has said: sorted by key, the difference would have the other sign."""
     model = difference(dict)
     np.testing.assert_array_equal(model({"first": X, "second": Y}), Y - X)
-    for call in (model, lambda given: model.predict(given, verbose=0)):
+    for call in (model, lambda data: model.predict(data, verbose=0)):
         with pytest.raises(ValueError, match="The structure of `inputs` doesn't match the expected structure"):
             call([Y, X])
 
 
 def test_a_list_stands_for_a_dictionary_that_was_declared_in_the_order_of_its_keys(tmp_path):
     """As in Keras, whose order of a dictionary is that of its sorted keys."""
-    named = {name: keras.Input((3,), name=name) for name in ("minuend", "subtrahend")}
-    sorted_keys = keras.Model(named, L.Subtract()(list(named.values())))
+    inputs_by_name = {name: keras.Input((3,), name=name) for name in ("minuend", "subtrahend")}
+    sorted_keys = keras.Model(inputs_by_name, L.Subtract()(list(inputs_by_name.values())))
     sorted_keys.compile("sgd", "mse")
-    for given in ([Y, X], (Y, X)):
-        np.testing.assert_array_equal(sorted_keys(given), Y - X)
-        np.testing.assert_array_equal(sorted_keys.predict(given, verbose=0), Y - X)
-        assert sorted_keys.evaluate(given, Y - X, verbose=0) == 0
-    dense = keras.Model(named, L.Dense(1)(sorted_keys.output))
+    for data in ([Y, X], (Y, X)):
+        np.testing.assert_array_equal(sorted_keys(data), Y - X)
+        np.testing.assert_array_equal(sorted_keys.predict(data, verbose=0), Y - X)
+        assert sorted_keys.evaluate(data, Y - X, verbose=0) == 0
+    dense = keras.Model(inputs_by_name, L.Dense(1)(sorted_keys.output))
     dense.compile("sgd", "mse")
     assert len(dense.fit([Y, X], Y[:, :1], verbose=0).history["loss"]) == 1
     for model, accepts in ((sorted_keys, True), (difference(dict), False)):
@@ -86,10 +86,10 @@ def test_a_dictionary_stands_for_a_list_by_the_names():
 def test_an_input_that_is_not_used_is_in_the_configuration():
     a, b = keras.Input((3,), name="a"), keras.Input((3,), name="b")
     model = keras.Model({"a": a, "b": b}, {"a": a * 2, "b": b})
-    again = keras.Model.from_config(model.get_config())
-    found = again({"a": X, "b": Y})
-    np.testing.assert_array_equal(found["a"], 2 * X)
-    np.testing.assert_array_equal(found["b"], Y)
+    restored = keras.Model.from_config(model.get_config())
+    result = restored({"a": X, "b": Y})
+    np.testing.assert_array_equal(result["a"], 2 * X)
+    np.testing.assert_array_equal(result["b"], Y)
     unused = keras.Model([a, b], L.Dense(2)(a))
     assert keras.Model.from_config(unused.get_config()).predict([X, Y], verbose=0).shape == (2, 2)
 
@@ -108,8 +108,8 @@ def test_layers_in_a_row_of_dictionaries_and_lists():
     model = keras.Sequential([Swap()])
     np.testing.assert_array_equal(model({"a": X, "b": Y})["a"], Y)
     assert model.built
-    found = keras.Sequential([Swap(), L.Add()])
-    np.testing.assert_array_equal(found.predict([X, Y], verbose=0), X + Y)
+    swapped = keras.Sequential([Swap(), L.Add()])
+    np.testing.assert_array_equal(swapped.predict([X, Y], verbose=0), X + Y)
 
 
 def test_training_without_a_default_is_filled_in():

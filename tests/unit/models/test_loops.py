@@ -11,9 +11,9 @@ X, Y = RNG.standard_normal((40, 8)), RNG.integers(0, 3, 40)
 
 
 def build() -> keras.Model:
-    given = keras.Input((8,))
-    hidden = layers.Dense(6, "relu")(given)
-    model = keras.Model(given, layers.Dense(3)(hidden), seed=1)
+    inputs = keras.Input((8,))
+    hidden = layers.Dense(6, "relu")(inputs)
+    model = keras.Model(inputs, layers.Dense(3)(hidden), seed=1)
     model.compile(keras.optimizers.Adam(0.01), crossentropy(), dtype="float64")
     return model
 
@@ -37,7 +37,7 @@ def by_backward(model, loss_fn, optimizer, x, y):
     model.zero_grad()
     weights = list(model.trainable_weights)
     loss.backward()
-    optimizer.apply([one.value.grad for one in weights], weights)
+    optimizer.apply([weight.value.grad for weight in weights], weights)
     return loss, logits
 
 
@@ -48,7 +48,7 @@ def test_a_loop_trains_what_fit_trains(update):
     accuracy, optimizer = keras.metrics.SparseCategoricalAccuracy(), keras.optimizers.Adam(0.01)
     fitted.compile(fitted.optimizer, crossentropy(), metrics=[accuracy], dtype="float64")
     expected = fitted.fit(X, Y, batch_size=16, epochs=2, shuffle=False, verbose=0).history
-    metric, found = keras.metrics.SparseCategoricalAccuracy(), {"loss": [], "sparse_categorical_accuracy": []}
+    metric, actual = keras.metrics.SparseCategoricalAccuracy(), {"loss": [], "sparse_categorical_accuracy": []}
     for _ in range(2):
         losses = []
         for start in range(0, 40, 16):
@@ -56,11 +56,11 @@ def test_a_loop_trains_what_fit_trains(update):
             loss, logits = update(model, crossentropy(), optimizer, X[rows], Y[rows])
             metric.update_state(Y[rows], logits)
             losses.append(float(loss) * len(logits))
-        found["loss"].append(sum(losses) / 40)
-        found["sparse_categorical_accuracy"].append(float(metric.result()))
+        actual["loss"].append(sum(losses) / 40)
+        actual["sparse_categorical_accuracy"].append(float(metric.result()))
         metric.reset_state()
-    for name, one in expected.items():
-        np.testing.assert_allclose(found[name], one, rtol=1e-12)
+    for name, value in expected.items():
+        np.testing.assert_allclose(actual[name], value, rtol=1e-12)
     for mine, other in zip(model.get_weights(), fitted.get_weights(), strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-10)
 
@@ -71,14 +71,14 @@ def test_losses_of_layers_are_those_of_the_last_call():
             self.add_loss(0.01 * ops.sum(inputs))
             return inputs
 
-    given = keras.Input((8,))
-    model = keras.Model(given, layers.Dense(3)(Sparse()(layers.Dense(6, "relu")(given))), seed=1)
+    inputs = keras.Input((8,))
+    model = keras.Model(inputs, layers.Dense(3)(Sparse()(layers.Dense(6, "relu")(inputs))), seed=1)
     assert model.losses == []
-    kernel, bias = (one.numpy() for one in model.weights[:2])
+    kernel, bias = (weight.numpy() for weight in model.weights[:2])
     for rows in (slice(0, 9), slice(9, 40)):
         model(X[rows])
         np.testing.assert_allclose(
-            [float(one) for one in model.losses], [0.01 * np.maximum(X[rows] @ kernel + bias, 0).sum()], rtol=1e-5
+            [float(loss) for loss in model.losses], [0.01 * np.maximum(X[rows] @ kernel + bias, 0).sum()], rtol=1e-5
         )
     with keras.GradientTape() as tape:
         model(X, training=True)

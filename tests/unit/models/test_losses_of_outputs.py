@@ -15,20 +15,20 @@ WEIGHTS = RNG.random(20)
 
 
 def model(nested=list) -> dp.Model:
-    given = dp.Input((4,))
-    outputs = {"a": dp.layers.Dense(1, name="a")(given), "b": dp.layers.Dense(3, name="b")(given)}
-    return dp.Model(given, outputs if nested is dict else list(outputs.values()), seed=1)
+    inputs = dp.Input((4,))
+    outputs = {"a": dp.layers.Dense(1, name="a")(inputs), "b": dp.layers.Dense(3, name="b")(inputs)}
+    return dp.Model(inputs, outputs if nested is dict else list(outputs.values()), seed=1)
 
 
-def expected(made: dp.Model, weights=1.0) -> dict[str, float]:
+def expected(net: dp.Model, weights=1.0) -> dict[str, float]:
     """Return the means of squares and of absolute errors of both outputs."""
-    predicted = made.predict(X, verbose=0)
+    predicted = net.predict(X, verbose=0)
     values = predicted.values() if isinstance(predicted, dict) else predicted
-    found = {}
-    for name, y, own in zip("ab", (A, B), values, strict=True):
-        found[f"{name} squares"] = float((((own - y) ** 2).mean(1) * weights).mean())
-        found[f"{name} sizes"] = float((np.abs(own - y).mean(1) * weights).mean())
-    return found
+    actual = {}
+    for name, y, value in zip("ab", (A, B), values, strict=True):
+        actual[f"{name} squares"] = float((((value - y) ** 2).mean(1) * weights).mean())
+        actual[f"{name} sizes"] = float((np.abs(value - y).mean(1) * weights).mean())
+    return actual
 
 
 CASES = {
@@ -48,36 +48,36 @@ CASES = {
 def test_losses_of_two_outputs(case, nested, weights):
     """The logs have each output's loss where several outputs have one, as in Keras."""
     loss, targets, parts = CASES[case]
-    made = model(nested)
-    made.compile("sgd", loss, dtype="float64")
-    numbers = expected(made, 1.0 if weights is None else weights)
-    sums = {name: sum(numbers[f"{name} {one}"] for one in each) for name, each in parts.items()}
-    logs = made.evaluate(X, targets, sample_weight=weights, verbose=0, return_dict=True, batch_size=8)
-    own = {f"{name}_loss": value for name, value in sums.items()} if len(sums) > 1 else {}
-    assert list(logs) == ["loss", *own]
-    np.testing.assert_allclose(list(logs.values()), [sum(sums.values()), *own.values()], rtol=1e-12)
+    net = model(nested)
+    net.compile("sgd", loss, dtype="float64")
+    numbers = expected(net, 1.0 if weights is None else weights)
+    sums = {name: sum(numbers[f"{name} {key}"] for key in keys) for name, keys in parts.items()}
+    logs = net.evaluate(X, targets, sample_weight=weights, verbose=0, return_dict=True, batch_size=8)
+    sums_by_name = {f"{name}_loss": value for name, value in sums.items()} if len(sums) > 1 else {}
+    assert list(logs) == ["loss", *sums_by_name]
+    np.testing.assert_allclose(list(logs.values()), [sum(sums.values()), *sums_by_name.values()], rtol=1e-12)
 
 
 @pytest.mark.parametrize(
     "loss", [["mse"], {"a": "mse"}, {"a": ["mse"]}, ["mse", "mae"], [dp.losses.mean_squared_error]]
 )
 def test_losses_of_one_output(loss):
-    made = dp.Sequential([dp.layers.Dense(1, name="a", input_shape=(4,))], seed=1)
-    made.compile("sgd", loss, dtype="float64")
-    error = made.predict(X, verbose=0) - A
-    wanted = (error**2).mean() + (np.abs(error).mean() if len(loss) == 2 else 0)
-    assert np.ravel(made.evaluate(X, A, verbose=0))[0] == pytest.approx(wanted, rel=1e-12)
-    made.fit(X, A, verbose=0)
+    net = dp.Sequential([dp.layers.Dense(1, name="a", input_shape=(4,))], seed=1)
+    net.compile("sgd", loss, dtype="float64")
+    error = net.predict(X, verbose=0) - A
+    expected_loss = (error**2).mean() + (np.abs(error).mean() if len(loss) == 2 else 0)
+    assert np.ravel(net.evaluate(X, A, verbose=0))[0] == pytest.approx(expected_loss, rel=1e-12)
+    net.fit(X, A, verbose=0)
 
 
 def test_metrics_need_targets():
-    made = model()
-    made.compile("sgd", ["mse", None], metrics=[["mae"], ["mae"]], weighted_metrics=[])
-    assert made.evaluate(X, [A, B], verbose=0, return_dict=True).keys() == {"loss", "a_mae", "b_mae"}
+    net = model()
+    net.compile("sgd", ["mse", None], metrics=[["mae"], ["mae"]], weighted_metrics=[])
+    assert net.evaluate(X, [A, B], verbose=0, return_dict=True).keys() == {"loss", "a_mae", "b_mae"}
     with pytest.raises(ConfigError, match="output 'b' has metrics, but no targets"):
-        made.evaluate(X, [A], verbose=0)
+        net.evaluate(X, [A], verbose=0)
     with pytest.raises(DataError, match="The structure of `inputs` doesn't match"):
-        made.evaluate(X, [A, B, B], verbose=0)
+        net.evaluate(X, [A, B, B], verbose=0)
 
 
 class Sparse(dp.layers.Layer):
@@ -90,13 +90,13 @@ class Sparse(dp.layers.Layer):
 @pytest.mark.parametrize("options", [{}, {"run_eagerly": True}])
 def test_added_losses_are_enough(targets, options):
     """No compiled loss: the targets may be there, and count for nothing."""
-    made = dp.Sequential([dp.layers.Dense(3, use_bias=False, input_shape=(4,)), Sparse()], seed=1)
-    made.compile(dp.optimizers.SGD(1.0), dtype="float64", **options)
-    (kernel,) = before = made.get_weights()
-    history = made.fit(X, targets, batch_size=20, verbose=0).history
+    net = dp.Sequential([dp.layers.Dense(3, use_bias=False, input_shape=(4,)), Sparse()], seed=1)
+    net.compile(dp.optimizers.SGD(1.0), dtype="float64", **options)
+    (kernel,) = before = net.get_weights()
+    history = net.fit(X, targets, batch_size=20, verbose=0).history
     np.testing.assert_allclose(history["loss"], [0.1 * ((X @ kernel) ** 2).mean()], rtol=1e-12)
     gradient = 0.2 * X.T @ (X @ kernel) / (20 * 3)
-    np.testing.assert_allclose(made.get_weights()[0], before[0] - gradient, rtol=1e-10)
+    np.testing.assert_allclose(net.get_weights()[0], before[0] - gradient, rtol=1e-10)
 
 
 class Endpoint(dp.layers.Layer):
@@ -115,11 +115,11 @@ class Endpoint(dp.layers.Layer):
 def test_a_layer_that_is_the_end_of_training():
     inputs, targets = dp.Input((4,), name="inputs"), dp.Input((3,), name="targets")
     outputs = Endpoint(name="predictions")(targets, dp.layers.Dense(3, use_bias=False)(inputs))
-    made = dp.Model([inputs, targets], outputs, seed=1)
-    made.compile("adam", dtype="float64")
-    (kernel,) = made.get_weights()
+    net = dp.Model([inputs, targets], outputs, seed=1)
+    net.compile("adam", dtype="float64")
+    (kernel,) = net.get_weights()
     logits, yes = X @ kernel, B > 0
-    history = made.fit({"inputs": X, "targets": yes * 1.0}, batch_size=20, verbose=0).history
+    history = net.fit({"inputs": X, "targets": yes * 1.0}, batch_size=20, verbose=0).history
     crossentropy = np.logaddexp(0, np.where(yes, -logits, logits)).mean()
     np.testing.assert_allclose([history["loss"], history["spread"]], [[crossentropy], [logits.std()]], rtol=1e-6)
 
@@ -133,29 +133,32 @@ def test_a_layer_that_is_the_end_of_training():
         (["mse", (None, "mae")], None),
     ],
 )
-@pytest.mark.parametrize("named", [False, True])
-def test_losses_nested_as_the_outputs(loss, weights, named):
+@pytest.mark.parametrize("form", [False, True])
+def test_losses_nested_as_the_outputs(loss, weights, form):
     def like(parts):
-        return {"a": parts[0], "b": parts[1]} if named and isinstance(parts, tuple) else parts
+        return {"a": parts[0], "b": parts[1]} if form and isinstance(parts, tuple) else parts
 
     entry = dp.Input((3,))
     outputs = [dp.layers.Dense(2, name=name)(entry) for name in "pqr"]
     nested = [outputs[0], like((outputs[1], outputs[2]))]
     model = dp.Model(entry, nested)
-    own = loss if isinstance(loss, str) else [loss[0], like(loss[1])]
-    model.compile("sgd", own, loss_weights=None if weights is None else [weights[0], like(weights[1])], device="cpu")
+    nested_loss = loss if isinstance(loss, str) else [loss[0], like(loss[1])]
+    model.compile(
+        "sgd", nested_loss, loss_weights=None if weights is None else [weights[0], like(weights[1])], device="cpu"
+    )
     x, y = np.random.default_rng(1).normal(size=(2, 6, 3))
     y = y[:, :2]
-    found = model.evaluate(x, [y, like((y + 1, y - 1))], verbose=0, return_dict=True)["loss"]
+    actual = model.evaluate(x, [y, like((y + 1, y - 1))], verbose=0, return_dict=True)["loss"]
     flat_loss = [loss] * 3 if isinstance(loss, str) else [loss[0], *loss[1]]
     flat_weights = [1, 1, 1] if weights is None else [weights[0], *weights[1]]
-    predicted = [one.numpy() for one in dp.Model(entry, outputs)(x.astype(np.float32))]
-    errors = [one - target for one, target in zip(predicted, (y, y + 1, y - 1), strict=True)]
-    each = [
-        np.abs(one).mean() if kind == "mae" else (one**2).mean() for one, kind in zip(errors, flat_loss, strict=True)
+    predicted = [tensor.numpy() for tensor in dp.Model(entry, outputs)(x.astype(np.float32))]
+    errors = [prediction - target for prediction, target in zip(predicted, (y, y + 1, y - 1), strict=True)]
+    losses = [
+        np.abs(error).mean() if kind == "mae" else (error**2).mean()
+        for error, kind in zip(errors, flat_loss, strict=True)
     ]
-    expected = sum(w * e for w, e, kind in zip(flat_weights, each, flat_loss, strict=True) if kind is not None)
-    assert found == pytest.approx(expected, rel=1e-5)
+    expected = sum(w * e for w, e, kind in zip(flat_weights, losses, flat_loss, strict=True) if kind is not None)
+    assert actual == pytest.approx(expected, rel=1e-5)
 
 
 def test_outputs_with_names_for_their_places():
@@ -186,31 +189,31 @@ def test_outputs_with_names_for_their_places():
 )
 def test_crossentropy_is_chosen_by_shape(units, targets, kind):
     model = dp.Sequential([dp.Input((3,)), dp.layers.Dense(units, "sigmoid" if units == 1 else "softmax")])
-    x, found = np.random.default_rng(2).normal(size=(4, 3)), []
+    x, results = np.random.default_rng(2).normal(size=(4, 3)), []
     for loss in ("crossentropy", "ce", kind):
         model.compile("sgd", loss)
-        found.append(model.evaluate(x, targets, verbose=0))
-    assert found[0] == found[1] == found[2]
+        results.append(model.evaluate(x, targets, verbose=0))
+    assert results[0] == results[1] == results[2]
 
 
 @pytest.mark.parametrize("targets", [A, [A]], ids=["an array", "a list"])
 @pytest.mark.parametrize("weights", [None, [0.5, 0.25]], ids=["", "weighted"])
 def test_each_of_several_losses_of_one_output_is_in_logs(targets, weights):
-    made = dp.Sequential([dp.Input((4,)), dp.layers.Dense(1)], seed=1)
-    made.compile("sgd", ["mse", "mae"], loss_weights=weights, metrics=["mse"])
-    error = made.predict(X, verbose=0) - A
+    net = dp.Sequential([dp.Input((4,)), dp.layers.Dense(1)], seed=1)
+    net.compile("sgd", ["mse", "mae"], loss_weights=weights, metrics=["mse"])
+    error = net.predict(X, verbose=0) - A
     squares, sizes = float((error**2).mean()), float(np.abs(error).mean())
     first, second = weights or (1, 1)
-    known = {"loss": first * squares + second * sizes, "mse_loss": squares, "mae_loss": sizes, "mse": squares}
-    logs = made.evaluate(X, targets, verbose=0, return_dict=True)
-    assert logs == pytest.approx(known, rel=1e-5)
-    in_order = [known[name] for name in ("loss", "mse", "mse_loss", "mae_loss")]
-    assert made.evaluate(X, targets, verbose=0) == pytest.approx(in_order, rel=1e-5)
-    history = made.fit(X, targets, batch_size=20, shuffle=False, verbose=0).history
-    assert {name: values[0] for name, values in history.items()} == pytest.approx(known, rel=1e-5)
+    values = {"loss": first * squares + second * sizes, "mse_loss": squares, "mae_loss": sizes, "mse": squares}
+    logs = net.evaluate(X, targets, verbose=0, return_dict=True)
+    assert logs == pytest.approx(values, rel=1e-5)
+    in_order = [values[name] for name in ("loss", "mse", "mse_loss", "mae_loss")]
+    assert net.evaluate(X, targets, verbose=0) == pytest.approx(in_order, rel=1e-5)
+    history = net.fit(X, targets, batch_size=20, shuffle=False, verbose=0).history
+    assert {name: values[0] for name, values in history.items()} == pytest.approx(values, rel=1e-5)
 
 
 def test_weights_of_several_losses_of_one_output_are_as_many():
-    made = dp.Sequential([dp.Input((4,)), dp.layers.Dense(1)])
+    net = dp.Sequential([dp.Input((4,)), dp.layers.Dense(1)])
     with pytest.raises(ConfigError, match="must match the number of losses, got 2 losses and 3 weights"):
-        made.compile("sgd", ["mse", "mae"], loss_weights=[1, 2, 3])
+        net.compile("sgd", ["mse", "mae"], loss_weights=[1, 2, 3])

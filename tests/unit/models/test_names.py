@@ -52,10 +52,10 @@ def test_an_attribute_of_any_name_is_the_scripts_own(made, kind):
 def test_a_model_with_such_attributes_is_saved(made, kind, tmp_path):
     model = made[kind]
     model.save_weights(tmp_path / "model.weights.h5")
-    kept = model.get_weights()
-    model.set_weights([0 * one for one in kept])
+    weights = model.get_weights()
+    model.set_weights([0 * weight for weight in weights])
     model.load_weights(tmp_path / "model.weights.h5")
-    assert all((one == other).all() for one, other in zip(model.get_weights(), kept, strict=True))
+    assert all((weight == other).all() for weight, other in zip(model.get_weights(), weights, strict=True))
     model.save(tmp_path / "model.keras")
     assert (tmp_path / "model.keras").stat().st_size > 1000
 

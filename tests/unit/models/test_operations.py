@@ -23,14 +23,16 @@ def loaded(name: str, config: Any = None) -> Any:
 
 
 def assert_golden(name: str, model: Any) -> None:
-    found = model(golden.MODELS[name][1])
-    np.testing.assert_allclose(found, GOLDEN[name]["output"], rtol=1e-9, atol=1e-11)
+    result = model(golden.MODELS[name][1])
+    np.testing.assert_allclose(result, GOLDEN[name]["output"], rtol=1e-9, atol=1e-11)
 
 
 def operations(config: Any) -> list[tuple[str, str, list[Any]]]:
     """Return module, class and calls of each operation, with the names of what these take."""
     layers = config["config"]["layers"]
-    return [(one["module"], one["class_name"], one["inbound_nodes"]) for one in layers if ".ops" in one["module"]]
+    return [
+        (layer["module"], layer["class_name"], layer["inbound_nodes"]) for layer in layers if ".ops" in layer["module"]
+    ]
 
 
 @pytest.mark.parametrize("name", golden.MODELS)
@@ -42,20 +44,20 @@ def test_models_with_masks_compute_what_they_do_in_keras(name):
 
 
 @pytest.mark.parametrize("name", golden.MODELS)
-@pytest.mark.parametrize("way", ["written", "cloned"])
-def test_their_operations_are_written_as_keras_does(name, way):
+@pytest.mark.parametrize("form", ["written", "cloned"])
+def test_their_operations_are_written_as_keras_does(name, form):
     model = loaded(name)
-    if way == "cloned":
+    if form == "cloned":
         model = dp.models.clone_model(model)
     written = json.loads(model.to_json())
     kinds = [
-        sorted((module, kind) for module, kind, _ in operations(each)) for each in (written, GOLDEN[name]["config"])
+        sorted((module, kind) for module, kind, _ in operations(config)) for config in (written, GOLDEN[name]["config"])
     ]
     assert kinds[0] == kinds[1]
     assert kinds[0]
-    again = loaded(name, written)
-    assert_golden(name, again)
-    assert operations(json.loads(again.to_json())) == operations(written)
+    restored = loaded(name, written)
+    assert_golden(name, restored)
+    assert operations(json.loads(restored.to_json())) == operations(written)
 
 
 @pytest.mark.parametrize("name", golden.MODELS)
@@ -118,7 +120,7 @@ def test_an_operation_needs_a_tensor():
 def test_damaged_descriptions_end_in_one_line():
     for name, change in [("class_name", "Nothing"), ("config", None), ("inbound_nodes", [{"args": [1]}])]:
         config = copy.deepcopy(GOLDEN["merged"]["config"])
-        layer = next(one for one in config["config"]["layers"] if one["class_name"] == "NotEqual")
+        layer = next(layer for layer in config["config"]["layers"] if layer["class_name"] == "NotEqual")
         layer[name] = change
         with pytest.raises((ConfigError, TypeError, AttributeError)):
             dp.models.model_from_json(json.dumps(config))

@@ -23,7 +23,7 @@ def branched():
 
 
 def texts(svg):
-    return [one.text for one in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+    return [element.text for element in ElementTree.fromstring(svg).iter(f"{SVG}text")]
 
 
 def test_every_layer_and_op_is_a_box_and_every_tensor_an_arrow(tmp_path):
@@ -33,7 +33,7 @@ def test_every_layer_and_op_is_a_box_and_every_tensor_an_arrow(tmp_path):
     root = ElementTree.fromstring(svg)
     assert len(list(root.iter(f"{SVG}line"))) == 5
     assert len(list(root.iter(f"{SVG}rect"))) == 1 + 5  # the background
-    ends = [float(one.get("y1")) - float(one.get("y2")) for one in root.iter(f"{SVG}line")]
+    ends = [float(line.get("y1")) - float(line.get("y2")) for line in root.iter(f"{SVG}line")]
     assert max(ends) < 0  # downward
 
 
@@ -73,15 +73,15 @@ def test_a_subclass_is_a_row_of_layers(tmp_path):
     with pytest.raises(ConfigError, match="This model has not yet been built"):
         plot_model(model, tmp_path / "m.svg")
     model(np.ones((2, 3)))
-    found = texts(plot_model(model, tmp_path / "m.svg", show_shapes=True))
-    assert found[:2] == ["dense (Dense)", "Output shape: (None, 2)"]
+    result = texts(plot_model(model, tmp_path / "m.svg", show_shapes=True))
+    assert result[:2] == ["dense (Dense)", "Output shape: (None, 2)"]
 
 
 def test_without_graphviz_it_is_an_svg_all_the_same(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.warns(UserWarning, match=r"no Graphviz \(dot\) to write .*m.png; wrote .*m.svg"):
         plot_model(branched(), tmp_path / "m.png")
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["m.svg"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.svg"]
 
 
 def program(folder, text):

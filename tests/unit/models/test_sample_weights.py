@@ -81,18 +81,18 @@ def test_training_by_arrays_and_by_batches_is_the_same():
         model = dp.Sequential([layers.Input((STEPS, CLASSES)), layers.Dense(CLASSES, "softmax")], seed=1)
         model.compile("adam", "sparse_categorical_crossentropy", weighted_metrics=["accuracy"])
         if kind == "arrays":
-            given = {"x": X, "y": LABELS, "batch_size": 4, "sample_weight": OF_STEPS}
+            arguments = {"x": X, "y": LABELS, "batch_size": 4, "sample_weight": OF_STEPS}
         elif kind == "number":
-            given = {"x": Dataset(X, LABELS, OF_STEPS)}
+            arguments = {"x": Dataset(X, LABELS, OF_STEPS)}
         else:
-            given = {"x": iter(list(Dataset(X, LABELS, OF_STEPS))), "steps_per_epoch": 3}
-        history = model.fit(**given, shuffle=False, verbose=0, validation_data=(X, LABELS, OF_STEPS)).history
+            arguments = {"x": iter(list(Dataset(X, LABELS, OF_STEPS))), "steps_per_epoch": 3}
+        history = model.fit(**arguments, shuffle=False, verbose=0, validation_data=(X, LABELS, OF_STEPS)).history
         return [*model.get_weights(), *history.values()]
 
     arrays = trained("arrays")
     for kind in ("number", "generator"):
-        for found, right in zip(trained(kind), arrays, strict=True):
-            np.testing.assert_allclose(found, right, rtol=1e-6)
+        for actual, right in zip(trained(kind), arrays, strict=True):
+            np.testing.assert_allclose(actual, right, rtol=1e-6)
     without = dp.Sequential([layers.Input((STEPS, CLASSES)), layers.Dense(CLASSES, "softmax")], seed=1)
     without.compile("adam", "sparse_categorical_crossentropy")
     without.fit(X, LABELS, 4, shuffle=False, verbose=0)
@@ -105,8 +105,8 @@ def own(y_true, y_pred):
 
 def test_a_loss_of_ones_own_may_have_a_number_for_each_element():
     weights = RNG.random(X.shape).astype(np.float32)
-    found = identity(loss=own).evaluate(X, LABELS, sample_weight=weights[..., 0], verbose=0)[0]
-    assert found == pytest.approx((X**2 * weights[..., :1]).mean(), rel=1e-5)
+    actual = identity(loss=own).evaluate(X, LABELS, sample_weight=weights[..., 0], verbose=0)[0]
+    assert actual == pytest.approx((X**2 * weights[..., :1]).mean(), rel=1e-5)
     model = dp.Sequential([layers.Input((STEPS, CLASSES))])
     model.add(layers.Identity())
     model.compile("sgd", own)
@@ -132,16 +132,16 @@ def test_several_outputs(nest):
     weights = OF_STEPS, OF_STEPS[:, 0]
     right = [(LOSSES * OF_STEPS).mean(), (((P[:, 0] - FIRST) ** 2).mean(1) * OF_STEPS[:, 0]).mean()]
     model = two_outputs()
-    found = model.evaluate(P, [LABELS, FIRST], sample_weight=nest(weights), verbose=0, return_dict=True)
-    np.testing.assert_allclose([found["steps_loss"], found["first_loss"]], right, rtol=1e-5)
-    found = model.evaluate(P, [LABELS, FIRST], sample_weight=nest((None, weights[1])), verbose=0, return_dict=True)
-    np.testing.assert_allclose([found["steps_loss"], found["first_loss"]], [LOSSES.mean(), right[1]], rtol=1e-5)
+    results = model.evaluate(P, [LABELS, FIRST], sample_weight=nest(weights), verbose=0, return_dict=True)
+    np.testing.assert_allclose([results["steps_loss"], results["first_loss"]], right, rtol=1e-5)
+    results = model.evaluate(P, [LABELS, FIRST], sample_weight=nest((None, weights[1])), verbose=0, return_dict=True)
+    np.testing.assert_allclose([results["steps_loss"], results["first_loss"]], [LOSSES.mean(), right[1]], rtol=1e-5)
 
 
 def test_an_output_that_a_dictionary_leaves_out_has_no_weights():
-    found = two_outputs().evaluate(P, [LABELS, FIRST], sample_weight={"steps": OF_STEPS}, verbose=0, return_dict=True)
+    results = two_outputs().evaluate(P, [LABELS, FIRST], sample_weight={"steps": OF_STEPS}, verbose=0, return_dict=True)
     right = [(LOSSES * OF_STEPS).mean(), ((P[:, 0] - FIRST) ** 2).mean()]
-    np.testing.assert_allclose([found["steps_loss"], found["first_loss"]], right, rtol=1e-5)
+    np.testing.assert_allclose([results["steps_loss"], results["first_loss"]], right, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -42,9 +42,9 @@ def test_an_input_is_none_of_the_layers():
     assert model.input_shape == (None, 4)
     model.layers.clear()
     assert len(model.layers) == 3
-    again = dp.Sequential.from_config(model.get_config())
-    assert [type(layer).__name__ for layer in again.layers] == kinds
-    assert again.input_shape == (None, 4)
+    restored = dp.Sequential.from_config(model.get_config())
+    assert [type(layer).__name__ for layer in restored.layers] == kinds
+    assert restored.input_shape == (None, 4)
     empty = dp.Sequential([dp.Input((4,))])
     assert empty.layers == []
     empty.add(layers.Dense(2))
@@ -94,7 +94,10 @@ def test_shapes_that_build_refuses(input_shape, message):
 def test_a_model_that_knows_its_input_is_built_at_once():
     model = dp.Sequential([dp.Input((4,)), layers.Dense(3), layers.Dense(2)])
     assert (model.built, model.count_params(), model.output_shape) == (True, 23, (None, 2))
-    assert [one.shape[1:] for one in (*model.inputs, *model.outputs, model.input, model.output)] == [(4,), (2,)] * 2
+    assert [tensor.shape[1:] for tensor in (*model.inputs, *model.outputs, model.input, model.output)] == [
+        (4,),
+        (2,),
+    ] * 2
     assert [layer.output.shape[1:] for layer in model.layers] == [(3,), (2,)]
     assert dp.Sequential([layers.Dense(3, input_shape=(4,))]).built
     unknown = dp.Sequential([layers.Dense(3)])
@@ -108,7 +111,7 @@ def test_layers_one_by_one_are_the_layers_at_once():
     for layer in stack():
         model.add(layer)
         assert model.built == bool(model.layers)
-    assert [one.path for one in model.weights] == [one.path for one in twin.weights]
+    assert [weight.path for weight in model.weights] == [weight.path for weight in twin.weights]
     for mine, other in zip(model.get_weights(), twin.get_weights(), strict=True):
         np.testing.assert_array_equal(mine, other)
     assert all(len(layer._nodes) == 1 for layer in model.layers)
@@ -151,11 +154,11 @@ def test_a_model_emptied_by_pop():
 
 
 @pytest.mark.parametrize(
-    ("declared", "given"), [((4, 4, 1), (4, 4)), ((1,), ()), ((3,), (3, 1)), ((2, 2), (2, 2)), ((), (1,))]
+    ("declared", "shape"), [((4, 4, 1), (4, 4)), ((1,), ()), ((3,), (3, 1)), ((2, 2), (2, 2)), ((), (1,))]
 )
-def test_a_last_axis_of_one_is_added_or_left_out(declared, given):
+def test_a_last_axis_of_one_is_added_or_left_out(declared, shape):
     """As in Keras: images without channels, a feature without an axis."""
-    x = np.arange(2.0 * np.prod(given, dtype=int)).reshape(2, *given)
+    x = np.arange(2.0 * np.prod(shape, dtype=int)).reshape(2, *shape)
     model = compiled(dp.Sequential([dp.Input(declared), layers.Rescaling(2.0)]))
     expected = 2 * x.reshape(2, *declared)
     np.testing.assert_array_equal(model.predict(x, verbose=0), expected)
@@ -199,8 +202,8 @@ def test_batches_of_different_sizes():
     logs = model.fit(iter([*batches, *batches]), steps_per_epoch=3, shuffle=False, verbose=0).history
     assert logs["loss"][0] > 0
     expected = [model(x).numpy() for x, _ in batches]
-    for (x, _), one in zip(batches, expected, strict=True):
-        np.testing.assert_array_equal(model.predict(iter([(x,), (x,)]), steps=1, verbose=0), one)
+    for (x, _), expected_batch in zip(batches, expected, strict=True):
+        np.testing.assert_array_equal(model.predict(iter([(x,), (x,)]), steps=1, verbose=0), expected_batch)
     declared = compiled(dp.Sequential([dp.Input((6, 6, 2)), layers.Conv2D(2, 3)]))
     with pytest.raises(DataError, match=r"model expects 72 features of shape \(6, 6, 2\), data has 162"):
         declared.fit(iter(batches[1:]), steps_per_epoch=1, shuffle=False, verbose=0)
@@ -262,29 +265,29 @@ def test_a_layer_of_a_model_that_is_not_trained():
     before = compiled(model).get_weights()
     model.fit(x, y, verbose=0)
     assert changed(before, model) == [False] * 4
-    again = dp.Sequential.from_config(json.loads(json.dumps(model.get_config())))
-    assert (again.trainable, again.layers[0].trainable) == (False, True)
-    assert again.trainable_weights == []
+    restored = dp.Sequential.from_config(json.loads(json.dumps(model.get_config())))
+    assert (restored.trainable, restored.layers[0].trainable) == (False, True)
+    assert restored.trainable_weights == []
 
 
 @pytest.mark.filterwarnings(NOTHING)
-@pytest.mark.parametrize("way", ["model", "layer"])
-def test_trainable_changed_after_compile_holds_from_the_next_fit(way, capsys):
+@pytest.mark.parametrize("how_frozen", ["model", "layer"])
+def test_trainable_changed_after_compile_holds_from_the_next_fit(how_frozen, capsys):
     """As in Keras; the optimizer goes on with what it knows of the parameters that it still trains."""
     x, y = toy()
 
     def change(trainable: bool) -> None:
-        (model if way == "model" else model.layers[0]).trainable = trainable
+        (model if how_frozen == "model" else model.layers[0]).trainable = trainable
 
     model = compiled(dp.Sequential([layers.Dense(3, "tanh"), layers.Dense(2)], seed=3))
     model.fit(x, y, verbose=0)
     change(False)
     model.summary()
-    assert f" Trainable params: {0 if way == 'model' else 8} (" in capsys.readouterr().out
+    assert f" Trainable params: {0 if how_frozen == 'model' else 8} (" in capsys.readouterr().out
     before = model.get_weights()
     model.fit(x, y, verbose=0)
-    assert changed(before, model) == ([False] * 4 if way == "model" else [False, False, True, True])
-    assert int(model.optimizer.iterations) == (1 if way == "model" else 2)
+    assert changed(before, model) == ([False] * 4 if how_frozen == "model" else [False, False, True, True])
+    assert int(model.optimizer.iterations) == (1 if how_frozen == "model" else 2)
     change(True)
     model.train_on_batch(x, y)
     assert changed(before, model) == [True] * 4
@@ -310,19 +313,19 @@ def test_files_say_what_is_trained(tmp_path):
     model.fit(x, y, verbose=0)
     model.layers[0].trainable = False
     model.save(tmp_path / "layer.keras")
-    again = dp.models.load_model(tmp_path / "layer.keras", device="cpu")
-    assert [layer.trainable for layer in again.layers] == [False, True]
-    for one in (model, again):
-        one.train_on_batch(x, y)
-    assert changed(model.get_weights(), again) == [False] * 4
+    loaded = dp.models.load_model(tmp_path / "layer.keras", device="cpu")
+    assert [layer.trainable for layer in loaded.layers] == [False, True]
+    for net in (model, loaded):
+        net.train_on_batch(x, y)
+    assert changed(model.get_weights(), loaded) == [False] * 4
     model.train_on_batch(x, y)
     model.trainable = False
     model.save(tmp_path / "model.keras")
-    again = dp.models.load_model(tmp_path / "model.keras", device="cpu")
-    assert not again.trainable
-    assert changed(model.get_weights(), again) == [False] * 4
-    again.load_weights(tmp_path / "layer.keras")
-    assert changed(model.get_weights(), again) == [False, False, True, True]
+    loaded = dp.models.load_model(tmp_path / "model.keras", device="cpu")
+    assert not loaded.trainable
+    assert changed(model.get_weights(), loaded) == [False] * 4
+    loaded.load_weights(tmp_path / "layer.keras")
+    assert changed(model.get_weights(), loaded) == [False, False, True, True]
 
 
 # Nothing to train
@@ -330,7 +333,7 @@ def test_files_say_what_is_trained(tmp_path):
 
 @pytest.mark.filterwarnings(NOTHING)
 @pytest.mark.parametrize(
-    "made",
+    "stack",
     [
         lambda: [layers.Rescaling(2.0)],
         lambda: [layers.Rescaling(2.0, 0.0), layers.Flatten()],
@@ -339,9 +342,9 @@ def test_files_say_what_is_trained(tmp_path):
         lambda: [layers.Rescaling(4.0), layers.Rescaling(0.5)],
     ],
 )
-def test_a_model_without_weights(made):
+def test_a_model_without_weights(stack):
     x = toy()[0]
-    model = compiled(dp.Sequential([dp.Input((4,)), *made()]))
+    model = compiled(dp.Sequential([dp.Input((4,)), *stack()]))
     np.testing.assert_array_equal(model.predict(x, verbose=0), 2 * x)
     loss = float((x**2).mean())
     assert model.evaluate(x, x, verbose=0) == pytest.approx(loss)
@@ -364,8 +367,8 @@ def test_nothing_to_train_is_said():
 
 def test_a_layer_of_two_inputs_is_refused():
     class Adds(dp.layers.Layer):
-        def call(self, one, other):
-            return one + other
+        def call(self, first, other):
+            return first + other
 
     with pytest.raises(ConfigError, match=r"can only have a single required positional argument.*Layer Adds has mult"):
         dp.Sequential([dp.Input((3,)), Adds()])

@@ -63,24 +63,24 @@ def nested():
 
 
 def test_models_in_a_model_are_shown_on_request():
-    assert [one[0] for one in rows(printed(nested()))] == ["inner (Sequential)", "head (Dense)"]
-    found = [one[0] for one in rows(printed(nested(), expand_nested=True))]
-    assert found == ["inner (Sequential)", "└ deep (Dense)", "└ re_lu (ReLU)", "head (Dense)"]
+    assert [row[0] for row in rows(printed(nested()))] == ["inner (Sequential)", "head (Dense)"]
+    result = [row[0] for row in rows(printed(nested(), expand_nested=True))]
+    assert result == ["inner (Sequential)", "└ deep (Dense)", "└ re_lu (ReLU)", "head (Dense)"]
 
 
 def test_what_is_trained_is_shown_on_request():
-    found = rows(printed(nested(), expand_nested=True, show_trainable=True, line_length=100))
-    assert [one[-1] for one in found] == ["N", "N", "-", "Y"]
+    result = rows(printed(nested(), expand_nested=True, show_trainable=True, line_length=100))
+    assert [row[-1] for row in result] == ["N", "N", "-", "Y"]
 
 
 def test_branches_say_what_they_are_connected_to():
     x = keras.Input((3,), name="x")
     shared = L.Dense(2, name="shared")
     model = keras.Model(x, L.Add(name="sum")([shared(x), shared(x * 2)]))
-    found = {one[0]: one[1:] for one in rows(printed(model, line_length=140))}
-    assert found["x (InputLayer)"] == ["(None, 3)", "0", "-"]
-    assert found["shared (Dense)"] == ["(None, 2)", "8", "x[0][0], multiply[0][0]"]
-    assert found["sum (Add)"] == ["(None, 2)", "0", "shared[0][0], shared[1][0]"]
+    result = {row[0]: row[1:] for row in rows(printed(model, line_length=140))}
+    assert result["x (InputLayer)"] == ["(None, 3)", "0", "-"]
+    assert result["shared (Dense)"] == ["(None, 2)", "8", "x[0][0], multiply[0][0]"]
+    assert result["sum (Add)"] == ["(None, 2)", "0", "shared[0][0], shared[1][0]"]
 
 
 def test_a_chain_has_no_such_column():
@@ -99,9 +99,9 @@ class Own(keras.Model):
 
 def test_a_subclass_before_and_after_its_first_call():
     model = Own()
-    assert [one[1:] for one in rows(printed(model))] == [["?", "0 (unbuilt)"]] * 2
+    assert [row[1:] for row in rows(printed(model))] == [["?", "0 (unbuilt)"]] * 2
     model(np.ones((5, 3)))
-    assert [one[1:] for one in rows(printed(model))] == [["(None, 4)", "16"], ["(None, 2)", "10"]]
+    assert [row[1:] for row in rows(printed(model))] == [["(None, 4)", "16"], ["(None, 2)", "10"]]
 
 
 def test_the_optimizers_numbers_are_counted():
@@ -116,8 +116,8 @@ def test_the_optimizers_numbers_are_counted():
 
 def test_a_range_of_layers():
     model = keras.Sequential([keras.Input((3,)), *(L.Dense(3, name=f"layer{n}") for n in range(5))])
-    found = rows(printed(model, layer_range=("layer1", "layer[23]")))
-    assert [one[0] for one in found] == ["layer1 (Dense)", "layer2 (Dense)", "layer3 (Dense)"]
+    result = rows(printed(model, layer_range=("layer1", "layer[23]")))
+    assert [row[0] for row in result] == ["layer1 (Dense)", "layer2 (Dense)", "layer3 (Dense)"]
     for wrong in (("layer1",), (1, 2), ("layer1", "none")):
         with pytest.raises(ConfigError, match="layer_"):
             printed(model, layer_range=wrong)

@@ -42,10 +42,10 @@ TARGETS = {
 
 
 @pytest.mark.parametrize("name", TARGETS)
-@pytest.mark.parametrize("given", [["accuracy"], ["acc"], {"same": ["accuracy"]}, [["accuracy"]]])
-def test_accuracy_beside_a_loss_of_ones_own(name, given):
+@pytest.mark.parametrize("targets", [["accuracy"], ["acc"], {"same": ["accuracy"]}, [["accuracy"]]])
+def test_accuracy_beside_a_loss_of_ones_own(name, targets):
     y, right = TARGETS[name]
-    model = identity(metrics=given, weighted_metrics=given)
+    model = identity(metrics=targets, weighted_metrics=targets)
     plain, weighted = accuracies(model, y, sample_weight=WEIGHTS).values()
     np.testing.assert_allclose([plain, weighted], [np.mean(right), np.average(right, weights=WEIGHTS)], rtol=1e-6)
 
@@ -78,9 +78,9 @@ def test_each_output_has_its_own_kind():
     outputs = {name: layers.Identity(name=name)(inputs) for name in ("a", "b", "c")}
     model = dp.Model(inputs, outputs)
     model.compile("sgd", own_loss, metrics={name: ["accuracy"] for name in outputs})
-    found = accuracies(model, {"a": LABELS, "b": np.eye(3)[LABELS], "c": MULTIPLE})
+    actual = accuracies(model, {"a": LABELS, "b": np.eye(3)[LABELS], "c": MULTIPLE})
     expected = [RIGHT.mean(), RIGHT.mean(), (X.argmax(1) == MULTIPLE.argmax(1)).mean()]
-    np.testing.assert_allclose([found[f"{name}_accuracy"] for name in "abc"], expected)
+    np.testing.assert_allclose([actual[f"{name}_accuracy"] for name in "abc"], expected)
 
 
 def test_training_and_own_steps():

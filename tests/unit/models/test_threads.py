@@ -52,12 +52,12 @@ def side_by_side(*actions: Callable[[int], Any], times: int = 14) -> None:
             future.result(60)
 
 
-def close(found: Any, expected: Any) -> None:
-    assert np.allclose(found, expected, rtol=1e-5, atol=1e-6), (found, expected)
+def close(actual: Any, expected: Any) -> None:
+    assert np.allclose(actual, expected, rtol=1e-5, atol=1e-6), (actual, expected)
 
 
-def is_one_of(found: Any, states: Sequence[Any]) -> None:
-    assert any(np.allclose(found, one, rtol=1e-5, atol=1e-6) for one in states), "the answer of no state"
+def is_one_of(actual: Any, states: Sequence[Any]) -> None:
+    assert any(np.allclose(actual, state, rtol=1e-5, atol=1e-6) for state in states), "the answer of no state"
 
 
 def by_rows(answer: Callable[[np.ndarray], Any]) -> Callable[[int], None]:
@@ -105,7 +105,7 @@ def test_all_side_by_side(options: dict[str, Any], tmp_path: Path):
         evaluated.append(alone.evaluate(X, Y, verbose=0))
         logs += [trained(number, alone)] if number < steps else []
     first = states[0]
-    found: list[Any] = []
+    results: list[Any] = []
 
     def evaluates(number: int) -> None:
         is_one_of(model.evaluate(X, Y, verbose=0), evaluated)
@@ -115,13 +115,13 @@ def test_all_side_by_side(options: dict[str, Any], tmp_path: Path):
         close(program(X), first)
 
     side_by_side(
-        lambda number: found.append(trained(number, model)),
+        lambda number: results.append(trained(number, model)),
         evaluates,
         predicts,
         lambda number: is_one_of(model(X), states),
         times=steps,
     )
-    assert found == logs
+    assert results == logs
     close(model.predict(X, verbose=0), states[-1])
 
 
@@ -130,7 +130,7 @@ def test_fit_beside_predictions():
     model, alone = build(), build()
     expected = alone.fit(X, Y, batch_size=16, epochs=6, verbose=0).history
     states = [build().predict(X, verbose=0)]
-    running, done = threading.Event(), threading.Event()
+    running, finished = threading.Event(), threading.Event()
     waited: list[bool] = []
 
     class Waits(dp.callbacks.Callback):
@@ -139,7 +139,7 @@ def test_fit_beside_predictions():
             if epoch == 2:
                 assert self.model.evaluate(X, Y, verbose=0)  # in its own thread
                 running.set()
-                waited.append(done.wait(30))
+                waited.append(finished.wait(30))
 
     with ThreadPoolExecutor(2) as pool:
         fit = pool.submit(model.fit, X, Y, batch_size=16, epochs=6, verbose=0, callbacks=[Waits()])
@@ -158,7 +158,7 @@ def test_fit_beside_predictions():
             close(model.predict(X, verbose=0), states[-1])
             close(model(X), states[-1])
         finally:
-            done.set()
+            finished.set()
         by_steps = pool.submit(lambda: [model.predict(X, batch_size=7, verbose=0) for _ in range(20)])
         assert fit.result(60).history == expected
         assert len(by_steps.result(60)) == 20
@@ -211,8 +211,8 @@ def test_new_weights_beside_predictions(tmp_path: Path):
             model.load_weights(files[number % 2])
 
     def reads(number: int) -> None:
-        found = model.get_weights()
-        assert any(all(map(np.array_equal, found, one)) for one in values)
+        weights = model.get_weights()
+        assert any(all(map(np.array_equal, weights, one)) for one in values)
 
     side_by_side(
         replaces,
@@ -227,11 +227,11 @@ def test_the_first_calls():
     """Threads that come first find one set of weights and one program."""
 
     def answers(model: dp.Model) -> list[Any]:
-        found: list[Any] = []
-        calls = [lambda number: found.append(np.asarray(model(X)))] * 2
-        calls += [lambda number: found.append(model.predict(X, verbose=0))] * 2
+        results: list[Any] = []
+        calls = [lambda number: results.append(np.asarray(model(X)))] * 2
+        calls += [lambda number: results.append(model.predict(X, verbose=0))] * 2
         side_by_side(*calls, times=1)
-        return found
+        return results
 
     class Own(dp.Model):
         def __init__(self) -> None:
@@ -244,15 +244,15 @@ def test_the_first_calls():
             self.traces += 1
             return self.second(self.first(inputs))
 
-    for made in (Own(), dp.Sequential([layers.Dense(4), layers.Dense(2)], seed=7)):
-        found = answers(made)
-        for one in found:
-            close(one, found[0])
-        assert len(made.weights) == 4
-        if isinstance(made, Own):
-            before = made.traces
-            made.predict(X, verbose=0)
-            assert made.traces == before
+    for model in (Own(), dp.Sequential([layers.Dense(4), layers.Dense(2)], seed=7)):
+        result = answers(model)
+        for one in result:
+            close(one, result[0])
+        assert len(model.weights) == 4
+        if isinstance(model, Own):
+            before = model.traces
+            model.predict(X, verbose=0)
+            assert model.traces == before
 
 
 def test_losses_that_layers_add():
@@ -268,17 +268,17 @@ def test_losses_that_layers_add():
     inputs = layers.Input((5,))
     outputs = layers.Dense(3, "softmax")(Penalty()(inputs))
 
-    def made() -> dp.Model:
+    def build() -> dp.Model:
         model = dp.Model(inputs, outputs)
         model.compile("sgd", "sparse_categorical_crossentropy", device="cpu")
         return model
 
-    expected = made().evaluate(X, Y, verbose=0)
+    expected = build().evaluate(X, Y, verbose=0)
     assert expected > 1
-    model = made()
+    model = build()
 
     def evaluates(number: int) -> None:
-        other = made() if number else model
+        other = build() if number else model
         close(other.evaluate(X, Y, verbose=0), expected)
 
     side_by_side(evaluates, *[lambda number: model(X[:1])] * 3, times=8)
@@ -287,7 +287,7 @@ def test_losses_that_layers_add():
 def test_models_that_share_layers():
     """One trains weights that the other predicts by: both see each other's, in one thread and in several."""
 
-    def made() -> tuple[dp.Model, dp.Model]:
+    def build() -> tuple[dp.Model, dp.Model]:
         inputs = layers.Input((5,))
         code = layers.Dense(4, "tanh")(inputs)
         encoder, whole = dp.Model(inputs, code, seed=2), dp.Model(inputs, layers.Dense(3, "softmax")(code), seed=2)
@@ -295,26 +295,26 @@ def test_models_that_share_layers():
         encoder.compile("sgd", "mse", device="cpu")
         return encoder, whole
 
-    encoder, whole = made()
+    encoder, decoder = build()
     states = [encoder.predict(X, verbose=0)]
     for _ in range(10):
-        whole.train_on_batch(X, Y)
+        decoder.train_on_batch(X, Y)
         states.append(encoder.predict(X, verbose=0))
         close(states[-1], encoder(X))
         assert not np.allclose(states[-1], states[-2], rtol=1e-5)
     encoder.compile("sgd", "mse", device="cpu")  # which takes it from the device, and back
     close(encoder.predict(X, verbose=0), states[-1])
-    whole.train_on_batch(X, Y)
+    decoder.train_on_batch(X, Y)
     close(encoder.predict(X, verbose=0), encoder(X))
     assert not np.allclose(encoder.predict(X, verbose=0), states[-1], rtol=1e-5)
 
-    whole.compile("sgd", "sparse_categorical_crossentropy", device="cpu", dtype="float64")
-    whole.train_on_batch(X, Y)
+    decoder.compile("sgd", "sparse_categorical_crossentropy", device="cpu", dtype="float64")
+    decoder.train_on_batch(X, Y)
     close(encoder.predict(X, verbose=0), encoder(X))
 
-    encoder, whole = made()
+    encoder, decoder = build()
     side_by_side(
-        lambda number: whole.train_on_batch(X, Y),
+        lambda number: decoder.train_on_batch(X, Y),
         *[lambda number: is_one_of(encoder.predict(X, batch_size=40, verbose=0), states)] * 2,
         times=10,
     )
@@ -350,22 +350,22 @@ def test_metrics():
 def test_random_numbers():
     """Threads that share a generator draw other numbers, which one thread would have drawn one after the other."""
     generator, alone = dp.random.SeedGenerator(7), dp.random.SeedGenerator(7)
-    dropout, found = layers.Dropout(0.5, seed=3), []
-    side_by_side(*[lambda number: found.append(float(dp.random.uniform((), seed=generator)))] * 4, times=20)
-    assert sorted(found) == sorted(float(dp.random.uniform((), seed=alone)) for _ in range(80))
-    side_by_side(*[lambda number: found.append(np.asarray(dropout(X, training=True)).tobytes())] * 4, times=10)
-    assert len(set(found)) == 80 + 40
+    dropout, results = layers.Dropout(0.5, seed=3), []
+    side_by_side(*[lambda number: results.append(float(dp.random.uniform((), seed=generator)))] * 4, times=20)
+    assert sorted(results) == sorted(float(dp.random.uniform((), seed=alone)) for _ in range(80))
+    side_by_side(*[lambda number: results.append(np.asarray(dropout(X, training=True)).tobytes())] * 4, times=10)
+    assert len(set(results)) == 80 + 40
 
 
 def test_samples_of_other_sizes():
     """A model whose input nobody has declared takes samples of the size that each thread has."""
     model = dp.Sequential([layers.Dense(3), layers.GlobalAveragePooling1D()], seed=1)
     model.compile("sgd", "mse", device="cpu")
-    given = [RNG.random((4, length, 5), np.float32) for length in (3, 6, 9)]
-    expected = [model.predict(x, verbose=0) for x in given]
+    samples = [RNG.random((4, length, 5), np.float32) for length in (3, 6, 9)]
+    expected = [model.predict(x, verbose=0) for x in samples]
 
     def action(number: int) -> None:
-        close(model.predict(given[number % 3], verbose=0), expected[number % 3])
+        close(model.predict(samples[number % 3], verbose=0), expected[number % 3])
 
     side_by_side(*[action] * 3, times=12)
 

@@ -50,11 +50,13 @@ def test_metrics_of_layers_are_in_the_logs(layer, options):
     assert list(history) == ["loss", "size", "squares", "val_loss", "val_size", "val_squares"]
     batches = [X[:8], X[8:16], X[16:]]
     np.testing.assert_allclose(history["size"], [X.mean()] * 2, rtol=1e-6)
-    np.testing.assert_allclose(history["squares"], [np.mean([(one**2).mean() for one in batches])] * 2, rtol=1e-12)
+    np.testing.assert_allclose(history["squares"], [np.mean([(batch**2).mean() for batch in batches])] * 2, rtol=1e-12)
     np.testing.assert_allclose(history["val_size"], [X[:9].mean()] * 2, rtol=1e-6)
-    before = [one.numpy() for metric in model.metrics for one in metric.variables]
+    before = [variable.numpy() for metric in model.metrics for variable in metric.variables]
     model.predict(X, verbose=0)
-    np.testing.assert_array_equal([one.numpy() for metric in model.metrics for one in metric.variables], before)
+    np.testing.assert_array_equal(
+        [variable.numpy() for metric in model.metrics for variable in metric.variables], before
+    )
 
 
 @pytest.mark.parametrize("shards", [[21], [10, 11], [0, 15, 6]], ids=str)
@@ -79,11 +81,11 @@ def test_metrics_in_lists_and_dictionaries_and_those_of_an_inner_model():
     model = compiled(Outer(), metrics=["mae"])
     logs = model.evaluate(X, Y, verbose=0, return_dict=True)
     names = ["loss", "compile_metrics", "first", "second", "third", "size", "squares"]
-    assert [one.name for one in model.metrics] == names
+    assert [metric.name for metric in model.metrics] == names
     assert list(logs) == [name if name != "compile_metrics" else "mae" for name in names]
     np.testing.assert_allclose([logs["first"], logs["second"]], [X.mean(), 0], rtol=1e-6)
-    assert [one.name for one in model.inner.metrics] == ["of the inner model alone", "size", "squares"]
-    assert [one.name for one in Nested().metrics] == ["size", "squares"]
+    assert [metric.name for metric in model.inner.metrics] == ["of the inner model alone", "size", "squares"]
+    assert [metric.name for metric in Nested().metrics] == ["size", "squares"]
 
 
 def test_a_metric_has_the_state_of_metrics_in_its_lists():
@@ -100,11 +102,11 @@ def test_a_metric_has_the_state_of_metrics_in_its_lists():
         def result(self):
             return {"a": self.parts[0].result(), "b": self.parts[1]["b"].result()}
 
-    made = Several()
-    assert [one.name for one in made.variables] == ["seen", "total", "count", "total", "count"]
-    assert {key: float(one) for key, one in made([1.0, 2.0], [3.0, 5.0]).items()} == {"a": 1.5, "b": 4}
-    made.reset_state()
-    assert not any(one.numpy().any() for one in made.variables)
+    metric = Several()
+    assert [variable.name for variable in metric.variables] == ["seen", "total", "count", "total", "count"]
+    assert {key: float(value) for key, value in metric([1.0, 2.0], [3.0, 5.0]).items()} == {"a": 1.5, "b": 4}
+    metric.reset_state()
+    assert not any(variable.numpy().any() for variable in metric.variables)
     model = compiled(dp.Sequential([Dense(2, input_shape=(4,))], seed=1), metrics=[Several(), "mae"])
     logs = model.evaluate(X, Y, verbose=0, return_dict=True)
     assert list(logs) == ["loss", "a", "b", "mae"]
@@ -120,13 +122,13 @@ class Guide(dp.Sequential):
         y_pred = self(x, training=True)
         loss = self.compute_loss(y=y, y_pred=y_pred, sample_weight=sample_weight)
         loss.backward()
-        self.optimizer.apply([one.value.grad for one in self.trainable_weights], self.trainable_weights)
+        self.optimizer.apply([weight.value.grad for weight in self.trainable_weights], self.trainable_weights)
         for metric in self.metrics:
             if metric.name == "loss":
                 metric.update_state(loss)
             else:
                 metric.update_state(y, y_pred, sample_weight=sample_weight)
-        return {one.name: one.result() for one in self.metrics}
+        return {metric.name: metric.result() for metric in self.metrics}
 
 
 @pytest.mark.parametrize("options", [{}, {"run_eagerly": True}])
@@ -136,16 +138,16 @@ def test_only_weighted_metrics_are_weighted_in_a_step_of_ones_own(options):
     model.build()
     predicted = X @ model.get_weights()[0]
     history = model.fit(X, Y, batch_size=21, sample_weight=WEIGHTS, verbose=0).history
-    assert [one.name for one in model.metrics] == ["loss", "compile_metrics"]
-    each, squares = np.abs(predicted - Y).mean(1), ((predicted - Y) ** 2).mean(1)
+    assert [metric.name for metric in model.metrics] == ["loss", "compile_metrics"]
+    absolute, squares = np.abs(predicted - Y).mean(1), ((predicted - Y) ** 2).mean(1)
     expected = {
         "loss": (squares * WEIGHTS).mean(),
-        "mae": each.mean(),
-        "weighted_mae": (each * WEIGHTS).sum() / WEIGHTS.sum(),
+        "mae": absolute.mean(),
+        "weighted_mae": (absolute * WEIGHTS).sum() / WEIGHTS.sum(),
         "mse": (squares * WEIGHTS).sum() / WEIGHTS.sum(),
     }
     assert list(history) == list(expected)
-    np.testing.assert_allclose([one for (one,) in history.values()], list(expected.values()), rtol=1e-6)
+    np.testing.assert_allclose([value for (value,) in history.values()], list(expected.values()), rtol=1e-6)
 
 
 def test_a_compute_loss_without_training():
@@ -153,10 +155,10 @@ def test_a_compute_loss_without_training():
         def compute_loss(self, x, y, y_pred, sample_weight):
             return ops.mean(ops.square(y - y_pred)) + 1
 
-    found = [compiled(kind([Dense(2, input_shape=(4,))], seed=1)) for kind in (Short, dp.Sequential)]
-    losses = [model.fit(X, Y, batch_size=21, epochs=2, verbose=0).history["loss"] for model in found]
+    models = [compiled(kind([Dense(2, input_shape=(4,))], seed=1)) for kind in (Short, dp.Sequential)]
+    losses = [model.fit(X, Y, batch_size=21, epochs=2, verbose=0).history["loss"] for model in models]
     np.testing.assert_allclose(losses[0], np.add(losses[1], 1), rtol=1e-12)
-    assert found[0].evaluate(X, Y, verbose=0) == pytest.approx(found[1].evaluate(X, Y, verbose=0) + 1)
+    assert models[0].evaluate(X, Y, verbose=0) == pytest.approx(models[1].evaluate(X, Y, verbose=0) + 1)
 
 
 def test_a_step_with_a_loss_and_metrics_of_its_own():

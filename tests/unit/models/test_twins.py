@@ -18,8 +18,8 @@ class Distance(layers.Layer):
 
 
 def contrastive(y_true, y_pred):
-    apart = ops.square(ops.maximum(MARGIN - y_pred, 0))
-    return ops.mean((1 - y_true) * ops.square(y_pred) + y_true * apart)
+    shortfall = ops.square(ops.maximum(MARGIN - y_pred, 0))
+    return ops.mean((1 - y_true) * ops.square(y_pred) + y_true * shortfall)
 
 
 def twins() -> keras.Model:
@@ -49,7 +49,7 @@ class Triplets(keras.Model):
         self.embedding, self.loss_tracker = embedding, keras.metrics.Mean(name="loss")
 
     def each(self, data):
-        anchor, positive, negative = (self.embedding(one) for one in data[0])
+        anchor, positive, negative = (self.embedding(image) for image in data[0])
         near, far = (ops.sum(ops.square(anchor - other), axis=-1) for other in (positive, negative))
         return ops.maximum(near - far + MARGIN, 0.0)
 
@@ -68,10 +68,10 @@ class Triplets(keras.Model):
 
 @pytest.fixture
 def triplets() -> Triplets:
-    made = Triplets(keras.Sequential([layers.Dense(3, use_bias=False, input_shape=(6,))], seed=1))
-    made.compile(keras.optimizers.SGD(0.01), weighted_metrics=[], dtype="float64")
-    made._set_dtype("float64")
-    return made
+    model = Triplets(keras.Sequential([layers.Dense(3, use_bias=False, input_shape=(6,))], seed=1))
+    model.compile(keras.optimizers.SGD(0.01), weighted_metrics=[], dtype="float64")
+    model._set_dtype("float64")
+    return model
 
 
 def test_a_triplet_loss_of_single_samples(triplets):

@@ -53,10 +53,10 @@ def test_models_train_and_predict_on_every_size(make, shapes):
     for shape in (*shapes, shapes[0]):
         x, y = samples(10, *shape), samples(10, 2)
         model.fit(x, y, batch_size=4, verbose=0)
-        found = model.predict(x, verbose=0)
-        assert found.shape == (10, 2)
-        np.testing.assert_allclose(found, np.asarray(model(x)), atol=1e-6)
-        expected = np.mean((found - y) ** 2)
+        predictions = model.predict(x, verbose=0)
+        assert predictions.shape == (10, 2)
+        np.testing.assert_allclose(predictions, np.asarray(model(x)), atol=1e-6)
+        expected = np.mean((predictions - y) ** 2)
         np.testing.assert_allclose(model.evaluate(x, y, verbose=0), expected, rtol=1e-5)
     with pytest.raises(DataError, match=r"model expects samples of shape \(.*None.*\), data has samples of shape"):
         model.predict(samples(10, *shapes[0][:-1], 5), verbose=0)
@@ -64,16 +64,16 @@ def test_models_train_and_predict_on_every_size(make, shapes):
 
 def test_one_size_is_trained_as_without_none():
     x, y = samples(10, 5, 8), samples(10, 2)
-    found = []
+    results = []
     for length in (None, 5):
         inputs = Input((length, 8))
         pooled = layers.GlobalAveragePooling2D()(layers.Reshape((-1, 1, 8))(layers.Dense(8)(inputs)))
         model = Model(inputs, layers.Dense(2)(pooled), seed=3)
         model.compile("adam", "mse", jit_compile=False)
         model.fit(x, y, batch_size=4, verbose=0, shuffle=False)
-        found.append(model.get_weights())
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_array_equal(one, other)
+        results.append(model.get_weights())
+    for actual, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(actual, other)
 
 
 def test_ops_on_symbolic_tensors_are_run_on_real_ones():
@@ -100,20 +100,20 @@ def test_ops_on_symbolic_tensors_are_run_on_real_ones():
     ]
     for length in (2, 5):
         a = samples(3, length, 8)
-        found = {name: np.asarray(one) for name, one in model(a).items()}
-        np.testing.assert_allclose(found["mean"], a.mean(axis=1), rtol=1e-5)
-        np.testing.assert_allclose(found["of the number"], a / length, rtol=1e-6)
-        np.testing.assert_array_equal(found["flat"], a.reshape(-1, 8))
-        np.testing.assert_array_equal(found["halves"], a.reshape(3, -1, 4))
-        np.testing.assert_array_equal(found["ravelled"], a.reshape(3, -1))
-        np.testing.assert_array_equal(found["part"], a[:, 1:4])
-        np.testing.assert_array_equal(found["steps"], a[:, 1::2])
-        np.testing.assert_array_equal(found["last"], a[:, -1])
-        np.testing.assert_array_equal(found["zeros"], np.zeros_like(a[:, :3]))
-        np.testing.assert_array_equal(found["twice"], np.concatenate([a, a[:, 1:]], 1))
-        np.testing.assert_allclose(found["products"], a @ a.transpose(0, 2, 1), atol=1e-5)
-        assert found["conv"].shape == (3 * -(-length // 2), 4)
-        assert found["layer"].shape == (3 * (length - 1), 7)
+        result = {name: np.asarray(value) for name, value in model(a).items()}
+        np.testing.assert_allclose(result["mean"], a.mean(axis=1), rtol=1e-5)
+        np.testing.assert_allclose(result["of the number"], a / length, rtol=1e-6)
+        np.testing.assert_array_equal(result["flat"], a.reshape(-1, 8))
+        np.testing.assert_array_equal(result["halves"], a.reshape(3, -1, 4))
+        np.testing.assert_array_equal(result["ravelled"], a.reshape(3, -1))
+        np.testing.assert_array_equal(result["part"], a[:, 1:4])
+        np.testing.assert_array_equal(result["steps"], a[:, 1::2])
+        np.testing.assert_array_equal(result["last"], a[:, -1])
+        np.testing.assert_array_equal(result["zeros"], np.zeros_like(a[:, :3]))
+        np.testing.assert_array_equal(result["twice"], np.concatenate([a, a[:, 1:]], 1))
+        np.testing.assert_allclose(result["products"], a @ a.transpose(0, 2, 1), atol=1e-5)
+        assert result["conv"].shape == (3 * -(-length // 2), 4)
+        assert result["layer"].shape == (3 * (length - 1), 7)
 
 
 def test_a_layer_may_ask_for_the_number():
@@ -147,9 +147,9 @@ def test_subclassed_and_nested_models():
         expected = np.asarray(outer(x))
         np.testing.assert_allclose(copy.predict(x, verbose=0), expected, atol=1e-6)
         assert pooled.predict(x, verbose=0).shape == (4, 2)
-    own = Pooled()
-    own.build((None, None, 8))
-    assert own.compute_output_shape((None, None, 8)) == (None, 2)
+    model = Pooled()
+    model.build((None, None, 8))
+    assert model.compute_output_shape((None, None, 8)) == (None, 2)
 
 
 @pytest.mark.parametrize("make", [of_sequences, of_images])
@@ -216,22 +216,22 @@ def test_batches_of_a_generator_may_differ_in_length():
 
     losses = model.fit(batches((3, 5, 3, 7)), steps_per_epoch=4, shuffle=False, verbose=0).history["loss"]
     assert np.isfinite(losses).all()
-    found = model.predict(((samples(4, n, 8),) for n in (3, 4)), steps=2, verbose=0)
-    assert found.shape == (8, 2)
+    predictions = model.predict(((samples(4, n, 8),) for n in (3, 4)), steps=2, verbose=0)
+    assert predictions.shape == (8, 2)
 
 
-@pytest.mark.parametrize("asks", [False, True])
-def test_a_step_is_traced_for_each_number_of_rows_only_where_it_asks(monkeypatch, asks):
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_step_is_traced_for_each_number_of_rows_only_where_it_asks(monkeypatch, traced):
     inputs = Input((None, 8))
-    pooled = layers.Lambda(lambda x: ops.mean(x, axis=1) / (int(x.shape[0]) if asks else x.shape[0]))(inputs)
+    pooled = layers.Lambda(lambda x: ops.mean(x, axis=1) / (int(x.shape[0]) if traced else x.shape[0]))(inputs)
     model = Model(inputs, layers.Dense(2)(pooled))
     model.compile("sgd", "mse", jit_compile=False)
-    seen = []
+    traces = []
     step = model.train_step
-    monkeypatch.setattr(model, "train_step", lambda data: (seen.append(data[0].shape), step(data))[1])
+    monkeypatch.setattr(model, "train_step", lambda data: (traces.append(data[0].shape), step(data))[1])
     x, y = samples(10, 5, 8), samples(10, 2)
     model.fit(x, y, batch_size=4, epochs=2, verbose=0)  # batches of 4, 4 and 2
-    assert len(seen) == (2 if asks else 1)
+    assert len(traces) == (2 if traced else 1)
     pooled = x[:3].mean(axis=1) @ model.get_weights()[0] / 3 + model.get_weights()[1]
     np.testing.assert_allclose(model.predict_on_batch(x[:3]), pooled, atol=1e-5)
 

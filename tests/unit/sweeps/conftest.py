@@ -16,9 +16,9 @@ def undrawn(monkeypatch):
     """Every figure, to look into what it holds; it is not drawn, which takes longest, and its picture is empty."""
     from dptrain.sweeps import drawing
 
-    seen = []
-    monkeypatch.setattr(drawing, "svg", lambda figure, name, width: seen.append(figure) or "<svg></svg>")
-    return seen
+    undrawn_names = []
+    monkeypatch.setattr(drawing, "svg", lambda figure, name, width: undrawn_names.append(figure) or "<svg></svg>")
+    return undrawn_names
 
 
 @pytest.fixture
@@ -26,12 +26,12 @@ def figures(monkeypatch):
     """Every figure that is drawn, to look into: a wide one and a narrow one for each picture."""
     from dptrain.sweeps import drawing
 
-    seen = []
+    figure_list = []
     real = drawing.svg
 
     def keeping(figure, name, width):
-        seen.append(figure)
+        figure_list.append(figure)
         return real(figure, name, width)
 
     monkeypatch.setattr(drawing, "svg", keeping)
-    return seen
+    return figure_list

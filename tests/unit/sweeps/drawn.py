@@ -29,7 +29,7 @@ def check_texts(figure):
             texts += labels
             if all(label.get_rotation() in (0, 90) for label in labels):
                 boxes = [label.get_window_extent() for label in labels]
-                assert not any(one.overlaps(other) for one, other in itertools.pairwise(boxes)), labels
+                assert not any(box.overlaps(other) for box, other in itertools.pairwise(boxes)), labels
     for text in texts:
         box = text.get_window_extent()
         if text.get_text() and text.get_visible():

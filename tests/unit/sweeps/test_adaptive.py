@@ -85,9 +85,9 @@ def test_later_settings_are_better(mode):
 
 
 def test_the_seed_decides():
-    one, same, other = (walk(OptunaSource(FEW, 5, "min", seed), "min", range(5)) for seed in (3, 3, 4))
-    assert one == same != other
-    assert len({setting["x"] for setting in one}) == 5
+    first, repeated, other = (walk(OptunaSource(FEW, 5, "min", seed), "min", range(5)) for seed in (3, 3, 4))
+    assert first == repeated != other
+    assert len({setting["x"] for setting in first}) == 5
 
 
 def test_settings_that_diverge_are_avoided_and_those_that_fail_otherwise_are_not():
@@ -95,11 +95,11 @@ def test_settings_that_diverge_are_avoided_and_those_that_fail_otherwise_are_not
 
     def settings(value: float | None) -> list[float]:
         source = OptunaSource({"x": Floats(0.0, 1.0)}, 40, "min", seed=1)
-        found = []
+        results = []
         for number in range(40):
-            found.append(source.next(number)["x"])
-            source.tell(Trial(number, {"x": found[-1]}), value if found[-1] > 0.5 else 1.0)
-        return found
+            results.append(source.next(number)["x"])
+            source.tell(Trial(number, {"x": results[-1]}), value if results[-1] > 0.5 else 1.0)
+        return results
 
     avoided, ignored = (sum(x > 0.5 for x in settings(value)[20:]) for value in (math.nan, None))
     assert avoided < ignored
@@ -109,12 +109,12 @@ def test_all_metrics_are_optimized_and_a_sweep_of_several_goes_on():
     """Nearness to 0 and to 1: trials between them are all on the front, and those outside are not."""
 
     def go(source, numbers):
-        found = []
+        results = []
         for number in numbers:
             x = source.next(number)["x"]
-            found.append(x)
+            results.append(x)
             tell(source, number, x)
-        return found
+        return results
 
     def tell(source, number, x):
         source.tell(Trial(number, {"x": x}), abs(x), math.nan if number % 7 == 3 else -abs(x - 1))
@@ -122,36 +122,36 @@ def test_all_metrics_are_optimized_and_a_sweep_of_several_goes_on():
     def source():
         return OptunaSource({"x": Floats(-10.0, 10.0)}, 60, ["min", "max"], seed=0)
 
-    whole = go(source(), range(60))
-    assert sum(-1 <= x <= 2 for x in whole[-20:]) >= 6  # twice as many as of random ones
-    again = source()
-    again.restore([Trial(number, {"x": x}) for number, x in enumerate(whole[:25])])
-    for number, x in enumerate(whole[:25]):
-        tell(again, number, x)
-    assert go(again, range(25, 60)) == whole[25:]
+    complete = go(source(), range(60))
+    assert sum(-1 <= x <= 2 for x in complete[-20:]) >= 6  # twice as many as of random ones
+    continued = source()
+    continued.restore([Trial(number, {"x": x}) for number, x in enumerate(complete[:25])])
+    for number, x in enumerate(complete[:25]):
+        tell(continued, number, x)
+    assert go(continued, range(25, 60)) == complete[25:]
 
 
 @pytest.mark.parametrize("kill", [1, 12, 25])
 def test_a_continued_sweep_chooses_as_it_would_have_chosen(kill):
-    whole = walk(OptunaSource(FEW, 30, "min", 5), "min", range(30))
+    complete = walk(OptunaSource(FEW, 30, "min", 5), "min", range(30))
     source = OptunaSource(FEW, 30, "min", 5)
-    trials = [Trial(number, json.loads(json.dumps(setting))) for number, setting in enumerate(whole[:kill])]
+    trials = [Trial(number, json.loads(json.dumps(setting))) for number, setting in enumerate(complete[:kill])]
     source.restore(trials)
     for trial in trials:
         source.tell(trial, None if trial.number % 7 == 3 else badness(trial.setting))
-    assert walk(source, "min", range(kill, 30)) == whole[kill:]
+    assert walk(source, "min", range(kill, 30)) == complete[kill:]
 
 
 def test_trials_at_a_time_are_told_in_any_order():
     source = OptunaSource(FEW, 60, "min", 0)
     waiting = [Trial(number, source.next(number)) for number in range(4)]
-    told = []
+    told_trials = []
     for number in range(4, 60):
         trial = waiting.pop(number % 3)
-        told.append(badness(trial.setting))
-        source.tell(trial, told[-1])
+        told_trials.append(badness(trial.setting))
+        source.tell(trial, told_trials[-1])
         waiting.append(Trial(number, source.next(number)))
-    assert sum(told[-15:]) < 0.5 * sum(told[:15])
+    assert sum(told_trials[-15:]) < 0.5 * sum(told_trials[:15])
     assert len({json.dumps(trial.setting) for trial in waiting}) == 4
 
 
@@ -186,11 +186,11 @@ def test_a_scheduler_with_optuna_goes_on_from_a_journal(rungs, kill):
     scheduler = start()
     go(scheduler, -1)
     assert [trial.number for trial in trials] == list(range(12))
-    finals = [one for one in (*endings, *scheduler.leftover()) if one.status.is_final]
-    assert sorted(one.run.number for one in finals) == list(range(24))
-    done = {one.run.trial for one in finals if one.status is Status.DONE}
-    assert min(trials, key=lambda trial: badness(trial.setting)).number in done
-    assert rungs or len(done) == 12
+    finals = [ending for ending in (*endings, *scheduler.leftover()) if ending.status.is_final]
+    assert sorted(ending.run.number for ending in finals) == list(range(24))
+    done_trials = {ending.run.trial for ending in finals if ending.status is Status.DONE}
+    assert min(trials, key=lambda trial: badness(trial.setting)).number in done_trials
+    assert rungs or len(done_trials) == 12
 
 
 def test_optuna_is_quiet_and_keeps_its_own_level():
@@ -207,10 +207,10 @@ def test_optuna_is_quiet_and_keeps_its_own_level():
         "for number, value in enumerate((0.5, None)):\n"
         "    source.tell(Trial(number, source.next(number)), value)\n"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (process.returncode, process.stdout, process.stderr) == (0, "", "")
 
 
 def test_without_optuna(monkeypatch):

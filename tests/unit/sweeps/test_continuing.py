@@ -51,7 +51,7 @@ def go(path: Path, rungs: tuple[int, ...], rng: random.Random, patience: float) 
                 return sweep.trials, sweep.endings
             if rng.random() < 1 / patience:
                 raise StoppedError
-            segment = rng.choice(sorted(out, key=lambda one: one.run.number))
+            segment = rng.choice(sorted(out, key=lambda candidate: candidate.run.number))
             run, out[segment] = segment.run, out[segment] + 1
             logs = {"acc": value(run.number, out[segment])}
             sweep.add_epoch(run, out[segment], logs)
@@ -83,24 +83,26 @@ def test_a_sweep_that_is_stopped_again_and_again(rungs, seed, patience, loses_st
                 if loses_states and states:
                     rng.choice(states).unlink()
         assert [trial.setting["x"] for trial in trials] == list(range(TRIALS))
-        finals = {one.run.number: one for one in endings if one.status.is_final}
-        assert len(finals) == sum(one.status.is_final for one in endings) == TRIALS * len(SEEDS)
-        assert {(one.run.trial, one.run.seed) for one in finals.values()} == {
+        finals = {ending.run.number: ending for ending in endings if ending.status.is_final}
+        assert len(finals) == sum(ending.status.is_final for ending in endings) == TRIALS * len(SEEDS)
+        assert {(ending.run.trial, ending.run.seed) for ending in finals.values()} == {
             (t, s) for t in range(TRIALS) for s in SEEDS
         }
         # The last trial is the best, and the one with the run that diverges at its end may have been pruned before.
         assert {finals[run].status for run in (8, 9)} == {Status.DONE}
         if not rungs:
-            assert {run for run, one in finals.items() if one.status is Status.DONE} == set(range(10)) - {DIVERGES}
+            assert {run for run, ending in finals.items() if ending.status is Status.DONE} == set(range(10)) - {
+                DIVERGES
+            }
         with SweepDirectory(path, {"rungs": list(rungs)}) as sweep:
             assert list((path / "states").iterdir()) == []
             assert repr(sweep.endings) == repr(endings)  # NaN is not equal to itself
-            found = {(line["run"], line["epoch"]): line["acc"] for line in sweep.epochs()}
-            assert len(found) == len(list(sweep.epochs()))
+            actual = {(line["run"], line["epoch"]): line["acc"] for line in sweep.epochs()}
+            assert len(actual) == len(list(sweep.epochs()))
         expected = {
-            (run, epoch): value(run, epoch) for run, one in finals.items() for epoch in range(1, one.epochs + 1)
+            (run, epoch): value(run, epoch) for run, ending in finals.items() for epoch in range(1, ending.epochs + 1)
         }
-        assert found == {place: None if math.isnan(acc) else acc for place, acc in expected.items()}
+        assert actual == {place: None if math.isnan(acc) else acc for place, acc in expected.items()}
 
 
 def test_another_plan_does_not_go_on(tmp_path):

@@ -38,8 +38,8 @@ def _impatient(monkeypatch):
     monkeypatch.setattr(locks, "_PATIENCE", 0.05)
 
 
-def ending(run: Run, status: Status, epochs: int, **more) -> Ending:
-    return Ending(run, status, epochs, 0.5 * epochs, {"loss": 1 / (epochs + 1)}, **more)
+def ending(run: Run, status: Status, epochs: int, **metrics) -> Ending:
+    return Ending(run, status, epochs, 0.5 * epochs, {"loss": 1 / (epochs + 1)}, **metrics)
 
 
 def train(sweep: SweepDirectory, run: Run, status: Status, begin: int, end: int, state: bytes | None = None) -> Ending:
@@ -51,9 +51,9 @@ def train(sweep: SweepDirectory, run: Run, status: Status, begin: int, end: int,
 
 
 def lines(path: Path) -> list[dict]:
-    found = [json.loads(line) for line in path.read_text().splitlines()]
-    assert all(len(line.pop("digest")) == 16 for line in found)
-    return found
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert all(len(line.pop("digest")) == 16 for line in records)
+    return records
 
 
 def seen(sweep: SweepDirectory) -> list[tuple[int, int]]:
@@ -179,19 +179,21 @@ def test_a_claim_that_was_killed_is_taken_over(tmp_path):
 
 
 def test_two_sweeps_at_once_are_refused(tmp_path):
-    held = rf"another sweep works there \(host {socket.gethostname()}, pid {os.getpid()}, since .*\); end it, or choose"
+    lock_error = (
+        rf"another sweep works there \(host {socket.gethostname()}, pid {os.getpid()}, since .*\); end it, or choose"
+    )
     with SweepDirectory(tmp_path, PLAN):
         for _ in range(2):
-            with pytest.raises(OutputError, match=held):
+            with pytest.raises(OutputError, match=lock_error):
                 SweepDirectory(tmp_path, PLAN)
         code = (
             "import sys\nfrom pathlib import Path\nfrom dptrain.sweeps.directory import SweepDirectory\n"
             f"SweepDirectory(Path({str(tmp_path)!r}), {PLAN!r})"
         )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode != 0
-        assert f"OutputError: {tmp_path}: another sweep works there (host" in done.stderr
-        assert f"pid {os.getpid()}" in done.stderr
+        process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+        assert process.returncode != 0
+        assert f"OutputError: {tmp_path}: another sweep works there (host" in process.stderr
+        assert f"pid {os.getpid()}" in process.stderr
         (tmp_path / "holder").write_bytes(b"\xff")
         with pytest.raises(OutputError, match=r"another sweep works there; end it"):
             SweepDirectory(tmp_path, PLAN)
@@ -220,14 +222,14 @@ def test_a_failed_opening_releases_the_lock(tmp_path):
 def test_a_torn_last_line_never_happened(tmp_path, name, torn):
     with begin(tmp_path) as sweep:
         train(sweep, RUN, Status.DONE, 0, 2)
-    whole = (tmp_path / name).read_bytes()
-    (tmp_path / name).write_bytes(whole + torn)
+    content = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(content + torn)
     with SweepDirectory(tmp_path, PLAN) as sweep:
-        assert (tmp_path / name).read_bytes() == whole
+        assert (tmp_path / name).read_bytes() == content
         train(sweep, OTHER, Status.DONE, 0, 1)
     with SweepDirectory(tmp_path, PLAN) as sweep:
         assert seen(sweep) == [(0, 1), (0, 2), (1, 1)]
-        assert [one.run for one in sweep.endings] == [RUN, OTHER]
+        assert [ending.run for ending in sweep.endings] == [RUN, OTHER]
 
 
 def test_a_line_that_only_lacks_its_newline_does_not_glue(tmp_path):
@@ -237,7 +239,7 @@ def test_a_line_that_only_lacks_its_newline_does_not_glue(tmp_path):
     journal = tmp_path / "journal.jsonl"
     journal.write_bytes(journal.read_bytes()[:-1])
     with SweepDirectory(tmp_path, PLAN) as sweep:
-        assert [one.run for one in sweep.endings] == [RUN]
+        assert [ending.run for ending in sweep.endings] == [RUN]
         assert seen(sweep) == [(0, 1)]
         train(sweep, OTHER, Status.DONE, 0, 1)
     assert len(lines(journal)) == 3
@@ -284,7 +286,7 @@ def test_endings_that_contradict_are_an_error(tmp_path):
 def test_a_paused_run_without_its_state_is_trained_again(tmp_path, damage):
     with begin(tmp_path) as sweep:
         train(sweep, RUN, Status.PAUSED, 0, 1, b"one")
-        kept = train(sweep, OTHER, Status.PAUSED, 0, 2, b"kept")
+        kept_ending = train(sweep, OTHER, Status.PAUSED, 0, 2, b"kept")
         train(sweep, RUN, Status.PAUSED, 1, 3, b"three")
         state = tmp_path / "states" / "0-3.safetensors"
         if damage == "missing":
@@ -297,7 +299,7 @@ def test_a_paused_run_without_its_state_is_trained_again(tmp_path, damage):
                 sweep.state(RUN)
     for _ in range(2):
         with SweepDirectory(tmp_path, PLAN) as sweep:
-            assert sweep.endings == [kept]
+            assert sweep.endings == [kept_ending]
             assert seen(sweep) == [(1, 1), (1, 2)]
             assert sweep.state(OTHER) == b"kept"
             assert [file.name for file in (tmp_path / "states").iterdir()] == ["1-2.safetensors"]
@@ -319,8 +321,8 @@ def test_a_full_disk_leaves_no_half_line(tmp_path, monkeypatch):
             def write(self, content: bytes) -> int:
                 if not self.left:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                taken, self.left = self.left, 0
-                return results.write(content[:taken])
+                written, self.left = self.left, 0
+                return results.write(content[:written])
 
             def __getattr__(self, name: str):
                 return getattr(results, name)
@@ -346,32 +348,32 @@ def test_a_full_disk_leaves_no_half_line(tmp_path, monkeypatch):
             sweep.add_ending(ending(Run(2, 1, 0), Status.DONE, 0), None)
     monkeypatch.undo()
     with SweepDirectory(tmp_path, PLAN) as sweep:
-        assert [one.run.number for one in sweep.endings] == [0, 1]
+        assert [ending.run.number for ending in sweep.endings] == [0, 1]
 
 
 def test_whichever_call_fails_what_was_reported_is_there(tmp_path):
     def work(number):
-        told.clear()
+        reported.clear()
         with SweepDirectory(tmp_path / str(number), PLAN) as sweep:
             sweep.add_trial(Trial(0, {"learning_rate": 0.1}))
             train(sweep, RUN, Status.PAUSED, 0, 1, b"one")
-            told.append((RUN, b"one"))
+            reported.append((RUN, b"one"))
             train(sweep, RUN, Status.PAUSED, 1, 2, b"two")
-            told[:] = [(RUN, b"two")]
+            reported[:] = [(RUN, b"two")]
             train(sweep, OTHER, Status.DONE, 0, 1)
-            told.append((OTHER, None))
+            reported.append((OTHER, None))
             sweep.add_model(OTHER, b"PK")
             sweep.keep_models([])
 
-    told: list[tuple[Run, bytes | None]] = []
+    reported: list[tuple[Run, bytes | None]] = []
     for number, raised in each_fault(work):
         assert raised is None or (isinstance(raised, OutputError) and "Read-only file system" in str(raised))
         with SweepDirectory(tmp_path / str(number), PLAN) as sweep:
-            last = {one.run: one for one in sweep.endings}
-            assert {run for run, _ in told} <= last.keys()
-            for run, state in told:
+            last = {ending.run: ending for ending in sweep.endings}
+            assert {run for run, _ in reported} <= last.keys()
+            for run, state in reported:
                 assert state is None or (last[run].epochs == 2) == (sweep.state(run) == b"two")
-            assert sum(one.epochs for one in last.values()) == len(seen(sweep))
+            assert sum(ending.epochs for ending in last.values()) == len(seen(sweep))
     assert number > 25, "calls were counted"
 
 
@@ -414,7 +416,7 @@ def test_a_kill_at_any_byte_leaves_a_consistent_sweep(actions, data):
                 while len(sweep.trials) <= run.trial:
                     sweep.add_trial(Trial(len(sweep.trials), {"x": number}))
                     needs.append((journal.stat().st_size, needs[-1][1]))
-                if any(one.run == run and one.status.is_final for one in ended):
+                if any(ending.run == run and ending.status.is_final for ending in ended):
                     continue
                 if action == "e":
                     epochs[number] = epochs.get(number, 0) + 1
@@ -430,29 +432,31 @@ def test_a_kill_at_any_byte_leaves_a_consistent_sweep(actions, data):
         need = max(size for end, size in needs if end <= cut)
         os.truncate(journal, cut)
         os.truncate(results, data.draw(st.integers(need, results.stat().st_size), "results"))
-        whole = journal.read_bytes()
-        kept = ended[: whole[: whole.rfind(b"\n") + 1].count(b'"ending"')]
-        last = {one.run.number: one for one in kept}
-        needed = {f"{n}-{one.epochs}.safetensors" for n, one in last.items() if one.status is Status.PAUSED}
+        content = journal.read_bytes()
+        kept_endings = ended[: content[: content.rfind(b"\n") + 1].count(b'"ending"')]
+        last = {ending.run.number: ending for ending in kept_endings}
+        state_files = {
+            f"{n}-{ending.epochs}.safetensors" for n, ending in last.items() if ending.status is Status.PAUSED
+        }
         for name, state in states.items():
-            if name in needed or data.draw(st.booleans(), name):
+            if name in state_files or data.draw(st.booleans(), name):
                 (path / "states" / name).write_bytes(state)
 
         for _ in range(2):
             with SweepDirectory(path, PLAN) as sweep:
-                assert sweep.endings == kept
-                expected = {(n, epoch) for n, one in last.items() for epoch in range(1, one.epochs + 1)}
+                assert sweep.endings == kept_endings
+                expected = {(n, epoch) for n, ending in last.items() for epoch in range(1, ending.epochs + 1)}
                 assert len(seen(sweep)) == len(expected)
                 assert set(seen(sweep)) == expected
-                assert {file.name for file in (path / "states").iterdir()} == needed
+                assert {file.name for file in (path / "states").iterdir()} == state_files
                 for one in last.values():
                     if one.status is Status.PAUSED:
                         assert sweep.state(one.run) == states[f"{one.run.number}-{one.epochs}.safetensors"]
                 trials = len(sweep.trials)
                 sweep.add_trial(Trial(trials, {}))
                 run = Run(trials * SEEDS, trials, 0)
-                kept = [*kept, train(sweep, run, Status.DONE, 0, 1)]
-                last[run.number] = kept[-1]
+                kept_endings = [*kept_endings, train(sweep, run, Status.DONE, 0, 1)]
+                last[run.number] = kept_endings[-1]
 
 
 ENDLESS = """
@@ -500,12 +504,14 @@ def test_kill_9_at_random_moments_loses_nothing(tmp_path):
         with SweepDirectory(path, {"endless": True}) as sweep:
             assert sweep.endings[: len(before)] == before
             before = list(sweep.endings)
-            last = {one.run.number: one for one in before}
-            expected = {(n, epoch): n + epoch / 8 for n, one in last.items() for epoch in range(1, one.epochs + 1)}
-            found = [((line["run"], line["epoch"]), line["loss"]) for line in sweep.epochs()]
-            assert len(found) == len(expected)
-            assert dict(found) == expected
-            paused = [one.run for one in last.values() if one.status is Status.PAUSED]
+            last = {ending.run.number: ending for ending in before}
+            expected = {
+                (n, epoch): n + epoch / 8 for n, ending in last.items() for epoch in range(1, ending.epochs + 1)
+            }
+            actual = [((line["run"], line["epoch"]), line["loss"]) for line in sweep.epochs()]
+            assert len(actual) == len(expected)
+            assert dict(actual) == expected
+            paused = [ending.run for ending in last.values() if ending.status is Status.PAUSED]
             assert [sweep.state(run) for run in paused] == [str(run.number).encode() * 20000 for run in paused]
     assert len(before) > 12
 
@@ -565,7 +571,7 @@ def test_more_epochs_go_on_from_states_that_were_kept(tmp_path):
         assert [sweep.has_state(run) for run in (RUN, OTHER)] == [True, False]
     for _ in range(2):  # a second start finds the same
         with SweepDirectory(tmp_path, grown(epochs=5)) as sweep:
-            assert [(one.run, one.status) for one in sweep.endings] == [
+            assert [(ending.run, ending.status) for ending in sweep.endings] == [
                 (RUN, Status.PAUSED), (early, Status.DONE), (failed, Status.FAILED)
             ]  # fmt: skip
             assert sweep.runs == [RUN, OTHER, early, failed]
@@ -577,4 +583,4 @@ def test_more_epochs_go_on_from_states_that_were_kept(tmp_path):
         sweep.release(RUN)
         assert not sweep.has_state(RUN)
     with SweepDirectory(tmp_path, grown(epochs=5)) as sweep:
-        assert [one.status for one in sweep.endings if one.run == RUN] == [Status.PAUSED, Status.DONE]
+        assert [ending.status for ending in sweep.endings if ending.run == RUN] == [Status.PAUSED, Status.DONE]

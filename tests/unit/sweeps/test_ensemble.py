@@ -38,9 +38,9 @@ def alone(seed, *calls):
 
 
 def require_same(models, others):
-    for one, other in zip(models, others, strict=True):
-        for mine, its in zip(one.get_weights(), other.get_weights(), strict=True):
-            np.testing.assert_array_equal(mine, its)
+    for model, other in zip(models, others, strict=True):
+        for mine, their_weight in zip(model.get_weights(), other.get_weights(), strict=True):
+            np.testing.assert_array_equal(mine, their_weight)
 
 
 @pytest.fixture(autouse=True)
@@ -64,15 +64,15 @@ def test_members_have_the_bits_of_models_alone(monkeypatch, compiled):
     monkeypatch.setattr(devices, "limit_threads", lambda local_size: 2)
     ensemble = dp.Ensemble(build, seeds=[4, 2, 7])
     first = ensemble.fit(X, Y, verbose=0, **FIT)
-    more = {"epochs": 3, "initial_epoch": 2, "shuffle": False}
-    second = ensemble.fit(X, Y, verbose=0, **more)
-    expected = [alone(seed, FIT, more) for seed in (4, 2, 7)]
+    options = {"epochs": 3, "initial_epoch": 2, "shuffle": False}
+    second = ensemble.fit(X, Y, verbose=0, **options)
+    expected = [alone(seed, FIT, options) for seed in (4, 2, 7)]
     require_same(ensemble.members, expected)
     assert ensemble.seeds == (4, 2, 7)
-    assert [one.history for one in second.members] == [one.history.history for one in expected]
+    assert [member.history for member in second.members] == [history.history.history for history in expected]
     assert second.epoch == [2]
     losses = [alone(seed).history.history["val_loss"] for seed in (4, 2, 7)]
-    assert [one.history["val_loss"] for one in first.members] == losses
+    assert [member.history["val_loss"] for member in first.members] == losses
     np.testing.assert_allclose(first.history["val_loss"], np.mean(losses, axis=0))
     ensemble.members[1].fit(X, Y, verbose=0, **FIT)  # an ordinary model
     expected[1].fit(X, Y, verbose=0, **FIT)
@@ -80,30 +80,30 @@ def test_members_have_the_bits_of_models_alone(monkeypatch, compiled):
 
 
 def test_predictions_are_those_of_the_members(trained):
-    found = trained.predict(X[:9], verbose=0)
-    each = [one.predict(X[:9], verbose=0) for one in trained.members]
-    np.testing.assert_array_equal(found.members, each)
-    np.testing.assert_allclose(found.mean, np.mean(each, axis=0), rtol=1e-6)
-    np.testing.assert_allclose(found.std, np.std(each, axis=0), rtol=1e-4)
-    assert (found.mean.shape, found.mean.dtype) == ((9, 3), np.float32)
+    predictions = trained.predict(X[:9], verbose=0)
+    member_predictions = [member.predict(X[:9], verbose=0) for member in trained.members]
+    np.testing.assert_array_equal(predictions.members, member_predictions)
+    np.testing.assert_allclose(predictions.mean, np.mean(member_predictions, axis=0), rtol=1e-6)
+    np.testing.assert_allclose(predictions.std, np.std(member_predictions, axis=0), rtol=1e-4)
+    assert (predictions.mean.shape, predictions.mean.dtype) == ((9, 3), np.float32)
 
 
 def test_an_evaluation_is_that_of_the_mean(trained):
     weights = RNG.uniform(0.5, 2, len(X))
     mean = trained.predict(X, verbose=0).mean
     losses = -np.log(mean[np.arange(len(X)), Y])
-    found = trained.evaluate(X, Y, sample_weight=weights, verbose=0, return_dict=True)
-    assert found == pytest.approx({"loss": np.mean(losses * weights), "accuracy": np.mean(mean.argmax(1) == Y)})
+    results = trained.evaluate(X, Y, sample_weight=weights, verbose=0, return_dict=True)
+    assert results == pytest.approx({"loss": np.mean(losses * weights), "accuracy": np.mean(mean.argmax(1) == Y)})
     loss, accuracy = trained.evaluate(X, Y, verbose=0)
-    assert (loss, accuracy) == pytest.approx((np.mean(losses), found["accuracy"]))
+    assert (loss, accuracy) == pytest.approx((np.mean(losses), results["accuracy"]))
 
 
 def test_an_evaluation_leaves_metrics_to_the_member_that_has_them():
     ensemble = dp.Ensemble(lambda: build([dp.metrics.SparseTopKCategoricalAccuracy(2)]), seeds=2)
     ensemble.fit(X, Y, verbose=0, **FIT)
-    before, whole = ensemble.members[0].evaluate(X, Y, verbose=0), ensemble.evaluate(X, Y, verbose=0)
+    before, total = ensemble.members[0].evaluate(X, Y, verbose=0), ensemble.evaluate(X, Y, verbose=0)
     assert ensemble.members[0].evaluate(X, Y, verbose=0) == before
-    assert ensemble.evaluate(X, Y, verbose=0) == whole
+    assert ensemble.evaluate(X, Y, verbose=0) == total
 
 
 def test_several_outputs():
@@ -119,10 +119,10 @@ def test_several_outputs():
     ensemble = dp.Ensemble(two, seeds=2)
     targets = {"label": Y, "size": X[:, :1]}
     ensemble.fit(X, targets, verbose=0, batch_size=16)
-    found = ensemble.predict(X, verbose=0)
-    assert found.members["label"].shape == (2, 70, 3)
+    predictions = ensemble.predict(X, verbose=0)
+    assert predictions.members["label"].shape == (2, 70, 3)
     scores = ensemble.evaluate(X, targets, verbose=0, return_dict=True)
-    assert scores["size_loss"] == pytest.approx(np.mean((found.mean["size"] - X[:, :1]) ** 2), rel=1e-5)
+    assert scores["size_loss"] == pytest.approx(np.mean((predictions.mean["size"] - X[:, :1]) ** 2), rel=1e-5)
     assert scores.keys() == ensemble.members[0].evaluate(X, targets, verbose=0, return_dict=True).keys()
 
 
@@ -142,9 +142,9 @@ def test_each_member_has_callbacks_of_its_own(capsys):
     hooks = [[Stop(epochs)] for epochs in (3, 1, 2)]
     ensemble = dp.Ensemble(build, seeds=3)
     history = ensemble.fit(X, Y, epochs=3, callbacks=hooks, verbose=2)
-    assert [len(one.epoch) for one in history.members] == [3, 1, 2]
+    assert [len(member.epoch) for member in history.members] == [3, 1, 2]
     assert [hook.seen for (hook,) in hooks] == [
-        [(seed, loss) for loss in one.history["loss"]] for seed, one in enumerate(history.members)
+        [(seed, loss) for loss in member.history["loss"]] for seed, member in enumerate(history.members)
     ]
     lines = capsys.readouterr().out.splitlines()
     assert [re.sub(r"[\d.]+ s", "_", line) for line in lines] == [
@@ -180,7 +180,7 @@ class Fail(Callback):
 
 def test_an_error_names_the_member_and_ends_all(trained):
     before = trained.members[0].get_weights()
-    trained.members[1].set_weights([one * np.float32(np.nan) for one in trained.members[1].get_weights()])
+    trained.members[1].set_weights([weight * np.float32(np.nan) for weight in trained.members[1].get_weights()])
     with pytest.raises(DivergenceError, match=r"^member 1 \(seed 1\): "):
         trained.fit(X, Y, verbose=0, epochs=50)
     trained.members[1].set_weights(before)
@@ -191,22 +191,22 @@ def test_an_error_names_the_member_and_ends_all(trained):
 
 
 def test_a_member_that_finds_no_memory_beside_others_is_trained_later(trained, monkeypatch):
-    start, close, going, refused = Member.start, Member.close, set(), []
+    start, close, started, refused = Member.start, Member.close, set(), []
 
     def full(self, threads):
         start(self, threads)
-        if len(going) >= 2:
+        if len(started) >= 2:
             refused.append(self.number)
             raise DeviceMemoryError("CUDA out of memory", "activations", 10, 5, {})
-        going.add(self)
+        started.add(self)
 
     monkeypatch.setattr(Member, "start", full)
-    monkeypatch.setattr(Member, "close", lambda self: (going.discard(self), close(self)))
+    monkeypatch.setattr(Member, "close", lambda self: (started.discard(self), close(self)))
     ensemble = dp.Ensemble(build, seeds=3)
     ensemble.fit(X, Y, verbose=0, **FIT)
     assert refused == [2]
     require_same(ensemble.members, trained.members)
-    going |= {None, 0}  # others', so that one finds none alone
+    started |= {None, 0}  # others', so that one finds none alone
     with pytest.raises(DeviceMemoryError, match=r"^member 0 \(seed 0\): CUDA out of memory"):
         ensemble.fit(X, Y, verbose=0)
 
@@ -249,15 +249,15 @@ def test_a_file_of_all_members(trained, tmp_path):
         trained.save(path, overwrite=False)
     with pytest.raises(ConfigError, match=r"must end in `\.zip`"):
         trained.save(tmp_path / "digits.keras")
-    again = dp.Ensemble.load(path)
-    assert again.seeds == trained.seeds
-    for one in (trained, again):  # with their optimizers, and their seeds' orders
-        one.fit(X, Y, verbose=0, epochs=3, initial_epoch=2)
-    require_same(again.members, trained.members)
+    restored = dp.Ensemble.load(path)
+    assert restored.seeds == trained.seeds
+    for ensemble in (trained, restored):  # with their optimizers, and their seeds' orders
+        ensemble.fit(X, Y, verbose=0, epochs=3, initial_epoch=2)
+    require_same(restored.members, trained.members)
     zipfile.ZipFile(path).extract("member-2.keras", tmp_path)
     model = dp.models.load_model(tmp_path / "member-2.keras")
     require_same([model], [dp.Ensemble.load(path).members[2]])
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["digits.zip", "member-2.keras"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["digits.zip", "member-2.keras"]
     with pytest.raises(DataError, match=r"digits2\.zip: not found"):
         dp.Ensemble.load(tmp_path / "digits2.zip")
     (tmp_path / "member-2.keras").rename(tmp_path / "models.zip")

@@ -18,19 +18,19 @@ from tests.unit.sweeps.samples import NASTY, ending, endings, trials
 METRIC = "val_accuracy"
 
 
-def panels(some, ended):
+def panels(all_trials, ended):
     """Return the picture with a panel for each field; warnings are errors."""
-    fields = swept_fields(None, some, list(some[0].setting))
-    return draw_hyperparameters(some, summarize(some, ended, METRIC, "max"), ended, METRIC, fields)
+    fields = swept_fields(None, all_trials, list(all_trials[0].setting))
+    return draw_hyperparameters(all_trials, summarize(all_trials, ended, METRIC, "max"), ended, METRIC, fields)
 
 
-def parallel(some, ended, mode="max"):
-    fields = swept_fields(None, some, list(some[0].setting))
-    return draw_parallel(some, summarize(some, ended, METRIC, mode), METRIC, mode, fields)
+def parallel(all_trials, ended, mode="max"):
+    fields = swept_fields(None, all_trials, list(all_trials[0].setting))
+    return draw_parallel(all_trials, summarize(all_trials, ended, METRIC, mode), METRIC, mode, fields)
 
 
-def drawn(some, ended):
-    return [panels(some, ended), parallel(some, ended)]
+def drawn(all_trials, ended):
+    return [panels(all_trials, ended), parallel(all_trials, ended)]
 
 
 @pytest.mark.parametrize(("number", "seeds"), sample([(1, 1), (40, 3)], 2))
@@ -48,8 +48,8 @@ def test_no_text_is_cut_at_either_width(figures, number, seeds):
     ],
 )
 def test_numbers_have_an_axis_of_numbers(figures, values, scale):
-    some = [Trial(n, {"field": value}) for n, value in enumerate(values)]
-    drawn(some, endings({n: [0.5 + n / 100] for n in range(len(values))}))
+    all_trials = [Trial(n, {"field": value}) for n, value in enumerate(values)]
+    drawn(all_trials, endings({n: [0.5 + n / 100] for n in range(len(values))}))
     for figure in figures:
         check_texts(figure)
     [axes] = figures[0].axes
@@ -74,8 +74,8 @@ def test_round_numbers_of_a_logarithmic_axis(low, high, expected):
 
 def test_other_values_have_an_axis_of_categories(undrawn):
     settings = [{"field": value, "flag": value is None} for value in ([128], [64], None, "relu", [64])]
-    some = [Trial(n, setting) for n, setting in enumerate(settings)]
-    drawn(some, endings({n: [0.5 + n / 100] for n in range(len(some))}))
+    all_trials = [Trial(n, setting) for n, setting in enumerate(settings)]
+    drawn(all_trials, endings({n: [0.5 + n / 100] for n in range(len(all_trials))}))
     field, flag = (axes for axes in undrawn[0].axes if axes.get_visible())
     names = [text.get_text() for text in field.get_xticklabels()]
     assert sorted(names) == ["[128]", "[64]", "none", "relu"]
@@ -86,8 +86,8 @@ def test_other_values_have_an_axis_of_categories(undrawn):
 
 
 def test_lists_are_ordered_by_their_numbers(undrawn):
-    some = [Trial(n, {"hidden": [units]}) for n, units in enumerate((512, 64, 128))]
-    panels(some, endings({n: [0.5] for n in range(3)}))
+    all_trials = [Trial(n, {"hidden": [units]}) for n, units in enumerate((512, 64, 128))]
+    panels(all_trials, endings({n: [0.5] for n in range(3)}))
     assert [text.get_text() for text in undrawn[0].axes[0].get_xticklabels()] == ["[64]", "[128]", "[512]"]
 
 
@@ -101,16 +101,18 @@ def test_trials_that_are_not_complete_are_hollow(undrawn):
 
 
 def test_one_field_has_room_for_the_title(figures):
-    some = [Trial(n, {"learning_rate": 0.1 + n}) for n in range(2)]
-    drawn(some, [*endings({0: [0.5, 0.6]}), ending(1, 0, 0.9, Status.PRUNED, epochs=1)])
+    all_trials = [Trial(n, {"learning_rate": 0.1 + n}) for n in range(2)]
+    drawn(all_trials, [*endings({0: [0.5, 0.6]}), ending(1, 0, 0.9, Status.PRUNED, epochs=1)])
     assert "hollow" in figures[0].get_suptitle()
     for figure in figures:
         check_texts(figure)
 
 
 def test_many_fields_and_many_long_categories(figures):
-    some = [Trial(n, {f"layers.{m}.kernel_initializer": f"variance_scaling_{n}" for m in range(4)}) for n in range(25)]
-    drawn(some, endings({n: [0.5 + n, 0.6 + n] for n in range(25)}))
+    all_trials = [
+        Trial(n, {f"layers.{m}.kernel_initializer": f"variance_scaling_{n}" for m in range(4)}) for n in range(25)
+    ]
+    drawn(all_trials, endings({n: [0.5 + n, 0.6 + n] for n in range(25)}))
     check_texts(figures[0])
     check_texts(figures[1])
     assert "first 16 values" in figures[0].axes[0].get_title()
@@ -119,13 +121,13 @@ def test_many_fields_and_many_long_categories(figures):
 
 @pytest.mark.parametrize("values", sample([[1e-8, 1e12], [-1e300, 1e300], [5e-324, 1.0]], 3))
 def test_values_of_any_size(values):
-    some = [Trial(n, {"field": value, "other": n}) for n, value in enumerate(values)]
-    drawn(some, endings({0: values, 1: values[::-1]}))
+    all_trials = [Trial(n, {"field": value, "other": n}) for n, value in enumerate(values)]
+    drawn(all_trials, endings({0: values, 1: values[::-1]}))
 
 
 def test_settings_are_drawn_as_text_whatever_they_hold(figures):
-    some = [Trial(n, {"a\nb\0$": text, "$\\frac{$$": [text]}) for n, text in enumerate(NASTY)]
-    drawn(some, endings({n: [0.5, 0.6] for n in range(len(some))}))
+    all_trials = [Trial(n, {"a\nb\0$": text, "$\\frac{$$": [text]}) for n, text in enumerate(NASTY)]
+    drawn(all_trials, endings({n: [0.5, 0.6] for n in range(len(all_trials))}))
     draw_importances({"a\nb\0$": 0.75, "$\\frac{$$": 0.25})
     for figure in figures:
         check_texts(figure)
@@ -138,11 +140,11 @@ def lines_of(figure):
 
 @pytest.mark.parametrize(("mode", "best"), [("max", 2), ("min", 0)])
 def test_parallel_coordinates(undrawn, mode, best):
-    some = [
+    all_trials = [
         Trial(n, {"rate": rate, "kind": kind, "units": units})
         for n, (rate, kind, units) in enumerate([(1e-4, "relu", [8]), (1e-1, "tanh", [64]), (1e-3, "relu", [256])])
     ]
-    parallel(some, endings({n: [0.5 + n / 10, 0.6 + n / 10] for n in range(3)}), mode)
+    parallel(all_trials, endings({n: [0.5 + n / 10, 0.6 + n / 10] for n in range(3)}), mode)
     wide, narrow = undrawn
     places = {number: list(line.get_ydata()) for number, line in lines_of(wide).items()}
     third = (math.log(1e-3) - math.log(1e-4)) / (math.log(1e-1) - math.log(1e-4))

@@ -83,11 +83,11 @@ def test_more_seeds_are_not_advised_where_they_are_not_what_is_missing():
 
 
 def test_a_sweep_over_seeds_alone():
-    one = [Trial(0, {})]
+    single_trial = [Trial(0, {})]
 
     def of(ended):
-        summaries = statistics.summarize(one, ended, "val_accuracy", "max")
-        return " ".join(sentences(one, summaries, [], "val_accuracy", "max"))
+        summaries = statistics.summarize(single_trial, ended, "val_accuracy", "max")
+        return " ".join(sentences(single_trial, summaries, [], "val_accuracy", "max"))
 
     text = of(endings({0: [0.8, 0.9, 0.7]}))
     assert text.startswith("The one setting has a mean of val_accuracy of 0.8 (95 % interval 0.4")

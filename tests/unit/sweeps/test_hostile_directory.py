@@ -123,7 +123,7 @@ def test_a_state_that_is_a_link_is_none(sweep, canary):
     state.symlink_to(canary.parent / "elsewhere")
     with SweepDirectory(sweep, PLAN) as directory:
         assert not directory.has_state(PAUSED)
-        assert [one.run for one in directory.endings] == [DONE], "it is trained again"
+        assert [ending.run for ending in directory.endings] == [DONE], "it is trained again"
 
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -179,11 +179,11 @@ def test_lines_of_earlier_versions_have_no_digest(sweep):
         plain = [lines.decode(line) for line in (sweep / name).read_bytes().splitlines(keepends=True)]
         (sweep / name).write_text("".join(f"{json.dumps(line)}\n" for line in plain))
     with SweepDirectory(sweep, PLAN) as directory:
-        assert [one.run for one in directory.endings] == [PAUSED, DONE]
+        assert [ending.run for ending in directory.endings] == [PAUSED, DONE]
         directory.add_epoch(PAUSED, 2, {"loss": 0.5})
         directory.add_ending(Ending(PAUSED, Status.DONE, 2, 0.5), None)
     with SweepDirectory(sweep, PLAN) as directory:
-        assert [one["loss"] for one in directory.epochs()] == [0.25, 0.25, 0.5]
+        assert [line["loss"] for line in directory.epochs()] == [0.25, 0.25, 0.5]
 
 
 json_values = st.recursive(
@@ -206,7 +206,7 @@ def test_whatever_a_line_says_the_sweep_opens_or_refuses_it_in_one_line(sweep, d
     fields = data.draw(st.sampled_from(written))
     key = data.draw(st.sampled_from(sorted(fields)))
     fields[key] = data.draw(json_values | st.sampled_from([1e308, -1, 10**400, "../../canary/file", {"bytes": -1}]))
-    seal = data.draw(st.sampled_from([lines.encode, lambda one: f"{json.dumps(one)}\n".encode()]))
+    seal = data.draw(st.sampled_from([lines.encode, lambda entry: f"{json.dumps(entry)}\n".encode()]))
     with tempfile.TemporaryDirectory(dir=sweep.parent) as folder:
         path = Path(folder) / "sweep"
         shutil.copytree(sweep, path)

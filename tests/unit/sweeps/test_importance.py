@@ -20,10 +20,10 @@ SPACE = Space(
 )
 
 
-def found(value, space=SPACE, named=None):
+def found(value, space=SPACE, names=None):
     trials = [Trial(number, setting) for number, setting in enumerate(space.settings())]
     ended = endings({trial.number: [value(trial.setting), value(trial.setting)] for trial in trials})
-    fields = swept_fields((named or space).to_dict(), trials, space.fields)
+    fields = swept_fields((names or space).to_dict(), trials, space.fields)
     return importances(trials, summarize(trials, ended, "val_accuracy", "max"), fields)
 
 
@@ -47,7 +47,7 @@ def test_nothing_can_be_said_of_few_trials_or_equal_ones():
     assert found(lambda setting: setting["a"], Space(grid={"a": [1, 2, 3]})) == {}
     # a grown sweep may hold values of an earlier range
     now = Space(random={"a": "5.0..9.0"}, samples=1)
-    assert found(lambda setting: setting["a"], Space(random={"a": "0.0..1.0"}, samples=9), named=now) == {}
+    assert found(lambda setting: setting["a"], Space(random={"a": "0.0..1.0"}, samples=9), names=now) == {}
 
 
 @pytest.mark.parametrize("missing", ["optuna", "sklearn"])

@@ -53,11 +53,11 @@ def look(tmp_path, report, probe, width=1200):
     frame.write_text(FRAME.format(width=width, report=html.escape(report), probe=probe), encoding="utf-8")
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
     command = [installed_browser(), *options, "--virtual-time-budget=10000", "--dump-dom", frame.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    found = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
-    assert found is not None, done.stderr
-    assert found[1], done.stdout[-2000:] + done.stderr
-    return json.loads(html.unescape(found[1]))
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    match = re.search(r'<pre id="found">(.*?)</pre>', process.stdout, re.DOTALL)
+    assert match is not None, process.stderr
+    assert match[1], process.stdout[-2000:] + process.stderr
+    return json.loads(html.unescape(match[1]))
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +67,8 @@ def report(_browser, tmp_path_factory):
     ended = endings({n: [0.5 + n / 50 + seed / 100 for seed in range(3)] for n in range(12)})
     ended += [ending(12, seed, status=Status.FAILED) for seed in range(3)]
     facts, repeat = {"command": "python " + "x" * 300}, "python -m dptrain " + "--option=value " * 30
-    about = ("val_accuracy", "max", ["learning_rate", "model.hidden"], facts)
-    write_report(path, Report(trials(13), ended, logs(ended), *about, repeat=repeat))
+    arguments = ("val_accuracy", "max", ["learning_rate", "model.hidden"], facts)
+    write_report(path, Report(trials(13), ended, logs(ended), *arguments, repeat=repeat))
     return path.read_text(encoding="utf-8")
 
 
@@ -96,25 +96,28 @@ return {
 
 
 @pytest.mark.parametrize(("width", "kind"), [(1200, "wide"), (400, "narrow")])
-@pytest.mark.parametrize("which", sample(["report", "seeds_report"], 2))
-def test_it_fits_a_window_and_loads_nothing(tmp_path, request, which, width, kind):
-    found = look(tmp_path, request.getfixturevalue(which), SHOWN, width)
-    assert found["fits"]
-    assert found["width"] == width
-    assert found["kinds"] == [kind]
-    assert found["pictures"] == found["figures"] > 0
-    assert found["widest"] <= width
-    assert found["outside"] == 0
+@pytest.mark.parametrize("report_fixture", sample(["report", "seeds_report"], 2))
+def test_it_fits_a_window_and_loads_nothing(tmp_path, request, report_fixture, width, kind):
+    measured = look(tmp_path, request.getfixturevalue(report_fixture), SHOWN, width)
+    assert measured["fits"]
+    assert measured["width"] == width
+    assert measured["kinds"] == [kind]
+    assert measured["pictures"] == measured["figures"] > 0
+    assert measured["widest"] <= width
+    assert measured["outside"] == 0
 
 
 @pytest.fixture(scope="module")
 def two_metrics_report(_browser, tmp_path_factory):
     path = tmp_path_factory.mktemp("report") / "report.html"
-    some, ended = trials(4), endings({n: [0.5 + n / 50 + seed / 100 for seed in range(3)] for n in range(4)})
-    ended = [dataclasses.replace(one, metrics={**one.metrics, "parameters": 50890.0 + one.run.trial}) for one in ended]
-    front = front_of(some, ended, {"val_accuracy": "max", "parameters": "min"})
-    about = ("val_accuracy", "max", ["learning_rate", "model.hidden"], {})
-    write_report(path, Report(some, ended, logs(ended), *about, front=front))
+    all_trials, ended = trials(4), endings({n: [0.5 + n / 50 + seed / 100 for seed in range(3)] for n in range(4)})
+    ended = [
+        dataclasses.replace(ending, metrics={**ending.metrics, "parameters": 50890.0 + ending.run.trial})
+        for ending in ended
+    ]
+    front = front_of(all_trials, ended, {"val_accuracy": "max", "parameters": "min"})
+    arguments = ("val_accuracy", "max", ["learning_rate", "model.hidden"], {})
+    write_report(path, Report(all_trials, ended, logs(ended), *arguments, front=front))
     return path.read_text(encoding="utf-8")
 
 
@@ -125,8 +128,8 @@ def test_what_matters_is_seen_without_scrolling(tmp_path, two_metrics_report, wi
       .map((one) => one.getBoundingClientRect().right));
     return ["Pareto front", "p corrected", "at 5 %", "mean"].map(right);
     """
-    seen = look(tmp_path, two_metrics_report, probe, width)
-    assert all(0 < right <= width for right in seen), seen
+    measured = look(tmp_path, two_metrics_report, probe, width)
+    assert all(0 < right <= width for right in measured), measured
 
 
 def test_a_click_on_a_column_sorts_the_ranking(tmp_path, report):
@@ -148,13 +151,13 @@ def test_a_click_on_a_column_sorts_the_ranking(tmp_path, report):
     click("mean");
     return { before, rising, falling, means, worst: column("mean").at(-1) };
     """
-    found = look(tmp_path, report, probe)
+    measured = look(tmp_path, report, probe)
     numbers = [str(n) for n in range(13)]
-    assert found["before"] == [*(str(n) for n in range(11, -1, -1)), "12"]
-    assert found["rising"] == numbers
-    assert found["falling"] == numbers[::-1]
-    assert found["means"] == [f"{0.51 + n / 50:.5g}" for n in range(12)] + ["-"]  # what has no value is last
-    assert found["worst"] == "-"
+    assert measured["before"] == [*(str(n) for n in range(11, -1, -1)), "12"]
+    assert measured["rising"] == numbers
+    assert measured["falling"] == numbers[::-1]
+    assert measured["means"] == [f"{0.51 + n / 50:.5g}" for n in range(12)] + ["-"]  # what has no value is last
+    assert measured["worst"] == "-"
 
 
 def test_a_click_on_a_trial_shows_its_lines(tmp_path, report):
@@ -169,15 +172,15 @@ def test_a_click_on_a_trial_shows_its_lines(tmp_path, report):
     other.dispatchEvent(new view.MouseEvent("click", { bubbles: true }));
     return { first, second, faint, third: lit() };
     """
-    found = look(tmp_path, report, probe)
-    for number, lit in ((10, found["first"]), (9, found["second"])):
+    measured = look(tmp_path, report, probe)
+    for number, lit in ((10, measured["first"]), (9, measured["second"])):
         assert f"row {number}" in lit
         assert {"curves-wide-line", "curves-narrow-band", "ranking-wide-bar", "parallel-narrow-line"} <= {
             name.removesuffix(f"-trial-{number}") for name in lit
         }
         assert all(name.endswith((f"-trial-{number}", f"row {number}")) for name in lit)
-    assert found["faint"] < 0.5
-    assert found["third"] == []
+    assert measured["faint"] < 0.5
+    assert measured["third"] == []
 
 
 def test_a_script_that_got_into_a_page_would_not_run(tmp_path):
@@ -189,8 +192,8 @@ def test_a_script_that_got_into_a_page_would_not_run(tmp_path):
 def test_what_is_text_stays_text():
     assert page("<b>", []).count("&lt;b&gt;") == 1
     assert "<i>" not in figure("", "<i>")
-    made = table(["<i>"], [["<b>", 1]], [7])
-    assert "<b>" not in made
-    assert "<i>" not in made
-    assert '<tr data-trial="7"><td>&lt;b&gt;</td><td class="number">1</td></tr>' in made
+    html_table = table(["<i>"], [["<b>", 1]], [7])
+    assert "<b>" not in html_table
+    assert "<i>" not in html_table
+    assert '<tr data-trial="7"><td>&lt;b&gt;</td><td class="number">1</td></tr>' in html_table
     assert "<th" not in table(["", ""], [["a", "b"]])

@@ -20,10 +20,12 @@ from tests.unit.sweeps.samples import ending, trials
 MODES = {"val_accuracy": "max", "parameters": "min"}
 
 
-def ended(values, **more):
+def ended(values, **metrics):
     """Return the endings of runs: trial -> (val_accuracy, parameters) over seeds 0, 1, ..."""
     return [
-        dataclasses.replace(one := ending(trial, seed, accuracy), metrics={**one.metrics, "parameters": size, **more})
+        dataclasses.replace(
+            one := ending(trial, seed, accuracy), metrics={**one.metrics, "parameters": size, **metrics}
+        )
         for trial, row in values.items()
         for seed, (accuracy, size) in enumerate(row)
     ]
@@ -40,8 +42,8 @@ def ended(values, **more):
 def test_the_front_is_what_brute_force_finds(case):
     rows, modes = case
 
-    def beats(one, other):
-        gains = [a - b if mode == "max" else b - a for a, b, mode in zip(one, other, modes, strict=True)]
+    def beats(candidate, other):
+        gains = [a - b if mode == "max" else b - a for a, b, mode in zip(candidate, other, modes, strict=True)]
         return min(gains) >= 0 and max(gains) > 0
 
     values_TM = np.array(rows, np.float64).reshape(len(rows), len(modes))

@@ -19,17 +19,19 @@ from tests.unit.sweeps.samples import NASTY, ending, endings, logs, trials
 METRIC = "val_accuracy"
 
 
-def curves(some, ended):
+def curves(all_trials, ended):
     """Return the picture over epochs; warnings are errors."""
-    return draw_curves(some, summarize(some, ended, METRIC, "max"), curves_of(logs(ended), METRIC), METRIC, "max")
+    return draw_curves(
+        all_trials, summarize(all_trials, ended, METRIC, "max"), curves_of(logs(ended), METRIC), METRIC, "max"
+    )
 
 
-def ranking(some, ended):
-    return draw_ranking(some, summarize(some, ended, METRIC, "max"), METRIC, "max")
+def ranking(all_trials, ended):
+    return draw_ranking(all_trials, summarize(all_trials, ended, METRIC, "max"), METRIC, "max")
 
 
-def drawn(some, ended):
-    return [curves(some, ended), ranking(some, ended)]
+def drawn(all_trials, ended):
+    return [curves(all_trials, ended), ranking(all_trials, ended)]
 
 
 @pytest.mark.parametrize(("number", "seeds"), sample([(2, 2), (40, 3)], 2))
@@ -70,9 +72,9 @@ def test_epochs_are_whole(figures, epochs):
 
 
 def test_a_single_trial_is_drawn_with_all_its_seeds(figures):
-    one, ended = [Trial(0, {})], endings({0: [0.5, 0.6, 0.8]})
-    [summary] = summarize(one, ended, METRIC, "max")
-    curves(one, ended)
+    single_trial, ended = [Trial(0, {})], endings({0: [0.5, 0.6, 0.8]})
+    [summary] = summarize(single_trial, ended, METRIC, "max")
+    curves(single_trial, ended)
     draw_seeds(summary, ended, METRIC)
     for figure in figures:
         check_texts(figure)
@@ -150,8 +152,8 @@ def test_ranking_is_of_at_most_thirty(undrawn):
 
 
 def test_settings_are_drawn_as_text_whatever_they_hold(figures):
-    some = [Trial(n, {"a\nb\0$": text, "$\\frac{$$": [text]}) for n, text in enumerate(NASTY)]
-    drawn(some, endings({n: [0.5, 0.6] for n in range(len(some))}))
+    all_trials = [Trial(n, {"a\nb\0$": text, "$\\frac{$$": [text]}) for n, text in enumerate(NASTY)]
+    drawn(all_trials, endings({n: [0.5, 0.6] for n in range(len(all_trials))}))
     for figure in figures:
         check_texts(figure)
 
@@ -162,7 +164,7 @@ def test_values_of_any_size(values):
 
 
 def test_nothing_to_draw_is_drawn_empty():
-    some = trials(2)
-    summaries = summarize(some, [], METRIC, "max")
-    assert "<svg " in draw_curves(some, summaries, {}, METRIC, "max")
-    assert "<svg " in draw_ranking(some, summaries, METRIC, "max")
+    all_trials = trials(2)
+    summaries = summarize(all_trials, [], METRIC, "max")
+    assert "<svg " in draw_curves(all_trials, summaries, {}, METRIC, "max")
+    assert "<svg " in draw_ranking(all_trials, summaries, METRIC, "max")

@@ -35,12 +35,12 @@ class Noted(dp.callbacks.Callback):
         self.noted, self.fate, self.at = noted, fate, at
 
     def on_epoch_end(self, epoch, logs=None):
-        self.noted[epoch + 1] = b"".join(one.tobytes() for one in self.model.get_weights()), dict(logs)
+        self.noted[epoch + 1] = b"".join(weight.tobytes() for weight in self.model.get_weights()), dict(logs)
         if epoch + 1 == self.at:
             if self.fate == "failed":
                 raise RuntimeError("as planned")
             if self.fate == "diverged":
-                self.model.set_weights([one * np.float32(np.nan) for one in self.model.get_weights()])
+                self.model.set_weights([weight * np.float32(np.nan) for weight in self.model.get_weights()])
             self.model.stop_training = self.fate == "stopped"
 
 
@@ -76,8 +76,8 @@ class Planned(Recipe):
         return build(setting["units"], setting["rate"], seed)
 
     def train(self, model, setting, callbacks, run):
-        own = Noted(self.noted.setdefault(setting["number"], {}), setting["fate"], setting["at"])
-        return fit(model, setting["epochs"], [own, *callbacks])
+        noted = Noted(self.noted.setdefault(setting["number"], {}), setting["fate"], setting["at"])
+        return fit(model, setting["epochs"], [noted, *callbacks])
 
 
 RUNS = st.fixed_dictionaries(
@@ -97,12 +97,12 @@ RUNS = st.fixed_dictionaries(
 def test_a_run_has_the_bits_of_the_run_alone(runs, places, threads, order):
     """Runs of mixed lengths stop, fail, diverge or wait; others take their places; threads come in any order."""
     recipe, ranks, chance = Planned(), SoloCommunicator(), random.Random(order)
-    plan = {number: one | {"number": number} for number, one in enumerate(runs)}
+    plan = {number: run | {"number": number} for number, run in enumerate(runs)}
     waiting = [
         (Segment(Run(number, 0, one["seed"]), 0, one["at"] if one["fate"] == "waits" else None), b"")
         for number, one in plan.items()
     ]
-    endings, begun = {}, 0
+    endings, running = {}, 0
     with pytest.MonkeyPatch.context() as patch:
         execute = CompiledExecutable.run
 
@@ -114,32 +114,32 @@ def test_a_run_has_the_bits_of_the_run_alone(runs, places, threads, order):
         patch.setattr(CompiledExecutable, "run", late)
         worker = Worker(ranks, recipe, threads)
         try:
-            while waiting or begun:
-                while waiting and begun < places:
+            while waiting or running:
+                while waiting and running < places:
                     segment, state = waiting.pop(chance.randrange(len(waiting)))
                     worker.start(segment, plan[segment.run.number], state)
-                    begun += 1
+                    running += 1
                 chance.shuffle(worker._trainings)
                 worker.advance()
                 for mail in ranks.received():
                     if mail.fact["kind"] == Tag.ENDING:
-                        ending, begun = to_ending(mail.fact["ending"]), begun - 1
+                        ending, running = to_ending(mail.fact["ending"]), running - 1
                         endings[ending.run.number] = ending
                         if ending.status is Status.PAUSED:
                             waiting.append((Segment(ending.run, ending.epochs, None), mail.content))
         finally:
             worker.close()
-    for number, one in plan.items():
-        ended, epochs, fate = endings[number], one["epochs"], one["fate"]
+    for number, planned_run in plan.items():
+        ended, epochs, fate = endings[number], planned_run["epochs"], planned_run["fate"]
         if fate == "unbuilt":
             assert (ended.status, ended.epochs) == (Status.FAILED, 0)
             continue
-        cut = fate in ("stopped", "failed", "diverged") and one["at"] <= epochs
-        cut = cut and (fate, one["at"]) != ("diverged", epochs)  # nobody trains with those weights
-        trained = one["at"] if cut else epochs
+        cut = fate in ("stopped", "failed", "diverged") and planned_run["at"] <= epochs
+        cut = cut and (fate, planned_run["at"]) != ("diverged", epochs)  # nobody trains with those weights
+        trained = planned_run["at"] if cut else epochs
         status = {"failed": Status.FAILED, "diverged": Status.DIVERGED}.get(fate, Status.DONE) if cut else Status.DONE
         assert ended.status is status, ended.reason
-        expected = alone(one["units"], one["rate"], one["seed"])
+        expected = alone(planned_run["units"], planned_run["rate"], planned_run["seed"])
         assert recipe.noted[number] == {epoch: expected[epoch] for epoch in range(1, trained + 1)}
         if status is Status.DONE:
             assert ended.metrics == expected[trained][1]

@@ -74,17 +74,17 @@ class Page(HTMLParser):
         """Return the rows below the header that starts with this name, up to the next header or rows of other width."""
         [start] = [n for n, row in enumerate(self.rows) if row[0] == first]
         header = self.rows[start]
-        found = []
+        cells = []
         for row in self.rows[start + 1 :]:
             if len(row) != len(header):
                 break
-            found.append(dict(zip(header, row, strict=True)))
-        return found
+            cells.append(dict(zip(header, row, strict=True)))
+        return cells
 
 
-def written(path, some, ended, *, fields=FIELDS, facts=None, **more):
+def written(path, all_trials, ended, *, fields=FIELDS, facts=None, **options):
     facts = {"dptrain": "1.2.3"} if facts is None else facts
-    write_report(path, Report(some, ended, iter(logs(ended)), "val_accuracy", "max", fields, facts, **more))
+    write_report(path, Report(all_trials, ended, iter(logs(ended)), "val_accuracy", "max", fields, facts, **options))
     return Page(path.read_text(encoding="utf-8"))
 
 
@@ -92,15 +92,15 @@ def written(path, some, ended, *, fields=FIELDS, facts=None, **more):
 
 
 def test_trials_csv_is_the_summaries(tmp_path):
-    some = [
+    all_trials = [
         Trial(0, {"learning_rate": 0.1 + 0.2, "model.hidden": [128, 64], "name": 'a,"b"\nc'}),
         Trial(1, {"learning_rate": 1e-05, "model.hidden": [], "name": None}),
         Trial(2, {"learning_rate": 1, "model.hidden": [1], "name": True}),
     ]
     ended = [*endings({0: [1 / 3, 2 / 3, 0.1], 1: [0.7]}), ending(2, 0, status=Status.DIVERGED, epochs=4)]
-    summaries = summarize(some, ended, "val_accuracy", "max")
+    summaries = summarize(all_trials, ended, "val_accuracy", "max")
     path = tmp_path / "trials.csv"
-    write_trials_csv(path, some, summaries[::-1], ["name", "model.hidden", "learning_rate"])
+    write_trials_csv(path, all_trials, summaries[::-1], ["name", "model.hidden", "learning_rate"])
     with open(path, encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
         rows = list(reader)
@@ -141,14 +141,14 @@ def test_trials_csv_that_cannot_be_written(tmp_path):
 @pytest.mark.parametrize("pictures", [0, 1, 2])
 def test_a_report_in_a_hurry_draws_nothing_more(tmp_path, pictures):
     pytest.importorskip("matplotlib", reason="pictures need the extra 'sweep'")
-    asked = []
+    requests = []
 
     def hurries():
-        asked.append(1)
-        return len(asked) > pictures
+        requests.append(1)
+        return len(requests) > pictures
 
-    some = endings({0: [0.5, 0.6, 0.7], 1: [0.8, 0.9, 0.95]})
-    page = written(tmp_path / "report.html", trials(2), some, hurries=hurries)
+    all_endings = endings({0: [0.5, 0.6, 0.7], 1: [0.8, 0.9, 0.95]})
+    page = written(tmp_path / "report.html", trials(2), all_endings, hurries=hurries)
     assert page.pictures == pictures
     assert [row["trial"] for row in page.table("place")] == ["1", "0"]
     assert ("No pictures: a signal has stopped the sweep" in page.text) == (pictures == 0)
@@ -205,10 +205,12 @@ def test_report_holds_all_trials_numbers_and_pictures(tmp_path):
 @pytest.mark.usefixtures("undrawn")
 def test_the_report_and_the_table_mark_the_front(tmp_path):
     pytest.importorskip("matplotlib", reason="pictures need the extra 'sweep'")
-    some, ended = trials(3), endings({0: [0.5, 0.6], 1: [0.8, 0.9], 2: [0.1, 0.2]})
-    ended = [dataclasses.replace(one, metrics={**one.metrics, "size": 9 - one.run.trial % 2}) for one in ended]
-    front = front_of(some, ended, {"val_accuracy": "max", "size": "min"})
-    page = written(tmp_path / "report.html", some, ended, front=front)
+    all_trials, ended = trials(3), endings({0: [0.5, 0.6], 1: [0.8, 0.9], 2: [0.1, 0.2]})
+    ended = [
+        dataclasses.replace(ending, metrics={**ending.metrics, "size": 9 - ending.run.trial % 2}) for ending in ended
+    ]
+    front = front_of(all_trials, ended, {"val_accuracy": "max", "size": "min"})
+    page = written(tmp_path / "report.html", all_trials, ended, front=front)
     ranking = page.table("place")
     assert [(row["trial"], row["mean size"], row["remarks"]) for row in ranking] == [
         ("1", "8", "Pareto front"),
@@ -217,20 +219,28 @@ def test_the_report_and_the_table_mark_the_front(tmp_path):
     ]
     assert page.pictures == 5
     assert page.texts.count("Pareto front") == 2  # the remark and the headline
-    write_trials_csv(tmp_path / "trials.csv", some, summarize(some, ended, "val_accuracy", "max"), FIELDS, front)
+    write_trials_csv(
+        tmp_path / "trials.csv", all_trials, summarize(all_trials, ended, "val_accuracy", "max"), FIELDS, front
+    )
     with open(tmp_path / "trials.csv", encoding="utf-8", newline="") as file:
-        found = list(csv.DictReader(file))
-    assert [(row["mean_size"], row["pareto"]) for row in found] == [("9.0", "false"), ("8.0", "true"), ("9.0", "false")]
+        rows = list(csv.DictReader(file))
+    assert [(row["mean_size"], row["pareto"]) for row in rows] == [("9.0", "false"), ("8.0", "true"), ("9.0", "false")]
 
 
 def test_nothing_a_user_wrote_becomes_html(tmp_path):
-    some = [Trial(n, {NASTY: f"{NASTY}{n}"}) for n in range(2)]
+    all_trials = [Trial(n, {NASTY: f"{NASTY}{n}"}) for n in range(2)]
     ended = [
         *endings({0: [0.5, 0.6], 1: [0.7, 0.9]}),
         dataclasses.replace(ending(1, 2, status=Status.FAILED), reason=f"reason {NASTY}"),
     ]
     page = written(
-        tmp_path / "report.html", some, ended, fields=[NASTY], facts={f"fact {NASTY}": NASTY}, repeat=NASTY, title=NASTY
+        tmp_path / "report.html",
+        all_trials,
+        ended,
+        fields=[NASTY],
+        facts={f"fact {NASTY}": NASTY},
+        repeat=NASTY,
+        title=NASTY,
     )
     assert "b" not in page.tags
     assert page.tags.count("script") == 1  # the page's own
@@ -273,9 +283,9 @@ def test_remarks_of_a_ranking(tmp_path):
 
 def test_no_cell_is_a_formula(tmp_path):
     formulas = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1"]
-    some = [Trial(n, {"word": text}) for n, text in enumerate(formulas)]
-    ended = endings({n: [0.5] for n in range(len(some))})
-    write_trials_csv(tmp_path / "trials.csv", some, summarize(some, ended, "val_accuracy", "max"), ["word"])
+    all_trials = [Trial(n, {"word": text}) for n, text in enumerate(formulas)]
+    ended = endings({n: [0.5] for n in range(len(all_trials))})
+    write_trials_csv(tmp_path / "trials.csv", all_trials, summarize(all_trials, ended, "val_accuracy", "max"), ["word"])
     with open(tmp_path / "trials.csv", newline="") as file:
         assert [row["word"] for row in csv.DictReader(file)] == [f"'{text}" for text in formulas]
 

@@ -34,15 +34,15 @@ def test_runs_have_their_bits_alone(tmp_path, monkeypatch):
             raise ZeroDivisionError("no such model")
         return build(units, learning_rate)
 
-    execute, made = CompiledExecutable.run, CompiledExecutable.__init__
+    execute, initialize = CompiledExecutable.run, CompiledExecutable.__init__
 
     def watched(self, starts=(0,)):
         threads.add(threading.current_thread().name.partition("_")[0])
         execute(self, starts)
 
-    def noted(self, *arguments, **named):
-        slots.append(named["threads"])
-        made(self, *arguments, **named)
+    def noted(self, *arguments, **keywords):
+        slots.append(keywords["threads"])
+        initialize(self, *arguments, **keywords)
 
     monkeypatch.setattr(CompiledExecutable, "run", watched)
     monkeypatch.setattr(CompiledExecutable, "__init__", noted)
@@ -78,8 +78,8 @@ def test_a_pack_begins_when_its_trainings_have_advanced():
 def test_two_runs_for_each_core():
     """One is ready where another waits for Python; no more than there are, and as many as somebody says."""
     recipe = _Recipe(build, Space(), X, Y, None, FIT)
-    found = [measure(recipe, [{}], Run(0, 0, 0), ["loss"], *asked) for asked in ((None, 9), (None, 2), (1, 9))]
-    assert [(one.places, one.at_once) for one in found] == [(6, 3), (2, 2), (1, 1)]
+    measurements = [measure(recipe, [{}], Run(0, 0, 0), ["loss"], *limits) for limits in ((None, 9), (None, 2), (1, 9))]
+    assert [(measurement.places, measurement.at_once) for measurement in measurements] == [(6, 3), (2, 2), (1, 1)]
 
 
 def test_an_interrupted_sweep_waits_for_its_threads(tmp_path, monkeypatch):

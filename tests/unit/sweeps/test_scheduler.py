@@ -74,11 +74,11 @@ def test_without_rungs_all_seeds_of_a_trial_then_the_next_trial():
 
 def test_a_trial_is_known_before_its_first_segment_is_out():
     scheduler = plan(2, 2)
-    known = []
+    known_trials = []
     for _ in range(4):
         segment = scheduler.next()
-        known += [trial.number for trial in scheduler.new_trials()]
-        assert known == list(range(segment.run.trial + 1))
+        known_trials += [trial.number for trial in scheduler.new_trials()]
+        assert known_trials == list(range(segment.run.trial + 1))
 
 
 def test_nothing_to_train_is_finished():
@@ -117,9 +117,9 @@ def test_asha_by_hand():
     ]  # fmt: skip
     scheduler = plan(9, rungs=(1, 3))
     assert alone(scheduler, value.get) == expected
-    left = {(one.run.number, one.epochs) for one in scheduler.leftover()}
+    left = {(ending.run.number, ending.epochs) for ending in scheduler.leftover()}
     assert left == {(1, 3), (2, 3), *((run, 1) for run in range(3, 9))}
-    assert {one.status for one in scheduler.leftover()} == {Status.PRUNED}
+    assert {ending.status for ending in scheduler.leftover()} == {Status.PRUNED}
     # The same where a low value is good.
     assert alone(plan(9, rungs=(1, 3), mode="min"), lambda trial: float(trial)) == expected
     # The later the better: each is the best so far, and goes on at once.
@@ -169,7 +169,7 @@ def test_a_trial_that_went_on_goes_on_though_others_are_better_now():
 def test_a_trial_that_was_pruned_stays_so():
     scheduler = restored([(run, Status.PAUSED, 1, 1) for run in range(2)] + [(0, Status.PRUNED, 1, 1)], 1, 2)
     assert scheduler.finished
-    assert [one.run.number for one in scheduler.leftover()] == [1]
+    assert [ending.run.number for ending in scheduler.leftover()] == [1]
 
 
 def test_the_place_of_a_trial_that_fails_later_is_anothers():
@@ -214,7 +214,7 @@ def test_a_trial_without_a_value_is_last_and_never_goes_on(bad):
             scheduler.ended(end(segment, value))
     assert scheduler.next() is None
     assert scheduler.finished
-    assert [one.run.number for one in scheduler.leftover()] == ([0] if isinstance(bad, Status) else [0, 1])
+    assert [ending.run.number for ending in scheduler.leftover()] == ([0] if isinstance(bad, Status) else [0, 1])
 
 
 def test_a_run_that_ends_early_counts_and_is_not_trained_again():
@@ -267,15 +267,15 @@ def test_the_source_learns_the_mean_of_trials_that_are_through(mode, wrong):
     ended = [end(out[0], 0.25), end(out[1], 0.75), end(out[2], 0.25, wrong, 3)]
     scheduler.ended(end(out[3], 0.75))
     assert repr(source.values) == repr({0: 0.5, 1: math.nan if wrong is Status.DIVERGED else None})
-    again = Told(SETTINGS[:2])
-    Scheduler(again, (0, 1), metric="acc", mode=mode).restore(scheduler.trials, ended)
-    assert (again.restored, again.values) == ([0, 1], {0: 0.5})
+    second_source = Told(SETTINGS[:2])
+    Scheduler(second_source, (0, 1), metric="acc", mode=mode).restore(scheduler.trials, ended)
+    assert (second_source.restored, second_source.values) == ([0, 1], {0: 0.5})
 
 
 def test_the_source_learns_the_means_of_further_metrics():
     class ToldAll(Told):
-        def tell(self, trial, value, *further):
-            self.values[trial.number] = (value, *further)
+        def tell(self, trial, value, *further_values):
+            self.values[trial.number] = (value, *further_values)
 
     source = ToldAll(SETTINGS[:2])
     scheduler = Scheduler(source, (0, 1), metric="acc", mode="max", further=("size", "cost"))
@@ -347,12 +347,12 @@ class World:
             rungs=self.rungs, eta=self.eta,
         )  # fmt: skip
         self.scheduler.restore(self.trials, self.endings)
-        self.promoted = {(one.run.trial, rung) for one in self.endings for rung in range(self.stage_of(one))}
+        self.promoted = {(ending.run.trial, rung) for ending in self.endings for rung in range(self.stage_of(ending))}
 
     def stage_of(self, ending: Ending) -> int:
         """Return how many rungs lie behind the segment that ended so."""
         earlier = [one for one in self.endings[: self.endings.index(ending)] if one.run == ending.run]
-        return sum(one.status is Status.PAUSED for one in earlier) - (ending.status is Status.PRUNED)
+        return sum(ending.status is Status.PAUSED for ending in earlier) - (ending.status is Status.PRUNED)
 
     def value(self, run: Run, epochs: int) -> float:
         value = self.quality[run.trial] + 0.3 * (run.seed % 2) + 0.001 * epochs
@@ -366,23 +366,23 @@ class World:
         return Ending(run, status, epochs, 1.0, {"acc": self.value(run, epochs)})
 
     def done(self, run: Run) -> int:
-        return max((one.epochs for one in self.endings if one.run == run), default=0)
+        return max((ending.epochs for ending in self.endings if ending.run == run), default=0)
 
     def judged(self, rung: int) -> dict[int, float | None]:
         """Return the trials that have completed a rung, from the endings alone (no run ends early and well)."""
-        found = {}
+        values = {}
         for trial in range(len(self.trials)):
-            runs = {one.run.number: one for one in self.endings if one.run.trial == trial}
+            runs = {ending.run.number: ending for ending in self.endings if ending.run.trial == trial}
             at = [
-                one
-                for one in self.endings
-                if one.run.trial == trial and (one.epochs == self.rungs[rung] and one.status is Status.PAUSED)
+                ending
+                for ending in self.endings
+                if ending.run.trial == trial and (ending.epochs == self.rungs[rung] and ending.status is Status.PAUSED)
             ]
-            failed = [one for one in runs.values() if not one.status.is_success]
-            early = [one for one in failed if one.epochs <= self.rungs[rung]]
+            failed = [ending for ending in runs.values() if not ending.status.is_success]
+            early = [ending for ending in failed if ending.epochs <= self.rungs[rung]]
             if len(at) + len(early) == self.seeds and (rung == 0 or (trial, rung - 1) in self.promoted):
-                found[trial] = None if failed else sum(one.metrics["acc"] for one in at) / self.seeds
-        return found
+                values[trial] = None if failed else sum(ending.metrics["acc"] for ending in at) / self.seeds
+        return values
 
     def place_of(self, trial: int, judged: dict[int, float | None]) -> int:
         """Return how many are better."""
@@ -392,8 +392,8 @@ class World:
 
     def check(self, segment: Segment, exact: bool) -> None:
         run = segment.run
-        assert all(one.run != run for one in self.out), "it is trained already"
-        last = [one for one in self.endings if one.run == run]
+        assert all(segment.run != run for segment in self.out), "it is trained already"
+        last = [ending for ending in self.endings if ending.run == run]
         assert not last or last[-1].status is Status.PAUSED
         assert segment.begin == self.done(run)
         assert segment.end is None or segment.end > segment.begin
@@ -434,9 +434,9 @@ class World:
 
     def finals(self) -> dict[int, Ending]:
         """Return each run's only final ending, the leftover ones included."""
-        finals = [one for one in (*self.endings, *self.scheduler.leftover()) if one.status.is_final]
-        assert len({one.run.number for one in finals}) == len(finals)
-        return {one.run.number: one for one in finals}
+        finals = [ending for ending in (*self.endings, *self.scheduler.leftover()) if ending.status.is_final]
+        assert len({ending.run.number for ending in finals}) == len(finals)
+        return {ending.run.number: ending for ending in finals}
 
     def check_end(self, exact: bool) -> None:
         finals = self.finals()
@@ -444,17 +444,17 @@ class World:
         if not self.rungs:
             assert not any(one.status is Status.PRUNED for one in finals.values())
         failed = {run // self.seeds for run, (status, _) in self.fates.items() if not status.is_success}
-        whole = [trial for trial in range(len(self.quality)) if trial not in failed]
-        if exact and whole:
-            best = max(whole, key=lambda trial: self.quality[trial])
+        complete_trials = [trial for trial in range(len(self.quality)) if trial not in failed]
+        if exact and complete_trials:
+            best = max(complete_trials, key=lambda trial: self.quality[trial])
             runs = range(best * self.seeds, (best + 1) * self.seeds)
             assert [(finals[run].status, finals[run].epochs) for run in runs] == [(Status.DONE, EPOCHS)] * self.seeds
         if exact:
-            for one in finals.values():
-                if one.status is Status.PRUNED:
-                    judged = self.judged(self.rungs.index(one.epochs))
+            for ending in finals.values():
+                if ending.status is Status.PRUNED:
+                    judged = self.judged(self.rungs.index(ending.epochs))
                     enough = max(1, len(judged) // self.eta)
-                    assert judged[one.run.trial] is None or self.place_of(one.run.trial, judged) >= enough
+                    assert judged[ending.run.trial] is None or self.place_of(ending.run.trial, judged) >= enough
 
 
 @st.composite
@@ -494,11 +494,11 @@ def test_a_killed_sweep_goes_on_from_its_journal(world, kills, loses_states, tol
     before: set[int] = set()
     for steps in kills:
         world.go(steps, exact=not loses_states)
-        before |= {one.run.number for one in world.endings if one.status.is_final}
+        before |= {ending.run.number for ending in world.endings if ending.status.is_final}
         if loses_states:
-            paused = {one.run.number for one in world.endings} - before
+            paused = {ending.run.number for ending in world.endings} - before
             lost = {run for run in paused if world.rng.random() < 0.4}
-            world.endings = [one for one in world.endings if one.run.number not in lost]
+            world.endings = [ending for ending in world.endings if ending.run.number not in lost]
         world.start()
     world.go(-1, exact=not loses_states)
     world.check_end(exact=not loses_states)
@@ -517,8 +517,8 @@ def test_a_lost_state_is_made_again_where_its_trial_went_on():
     trials = [Trial(number, SETTINGS[number]) for number in range(3)]
     paused = [end(Segment(Run(n, n // 2, n % 2), 0, 1), float(n)) for n in range(6)]
     beyond = end(Segment(Run(5, 2, 1), 1, 3), 5.0)
-    kept = [one for one in (*paused, beyond) if one.run.number != 4]
-    scheduler.restore(trials, kept)
+    kept_endings = [ending for ending in (*paused, beyond) if ending.run.number != 4]
+    scheduler.restore(trials, kept_endings)
     for begin, stop in ((0, 1), (1, 3)):
         segment = scheduler.next()
         assert segment == Segment(Run(4, 2, 0), begin, stop)

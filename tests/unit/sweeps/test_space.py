@@ -131,9 +131,9 @@ def test_seeds_that_are_none(words, message):
     ],
 )
 def test_grid(text, name, values):
-    found = parse_grid(text)
-    assert found == (name, values)
-    assert [type(value) for value in found[1]] == [type(value) for value in values]
+    grid = parse_grid(text)
+    assert grid == (name, values)
+    assert [type(value) for value in grid[1]] == [type(value) for value in values]
 
 
 @pytest.mark.parametrize(
@@ -276,13 +276,13 @@ def test_seeds_stay_as_written(seeds):
 @example(Integers(2**63 - 2, 2**63 - 1, log=True), 0)
 @example(Integers(-(2**63), 2**63 - 1), 0)
 def test_a_description_gives_the_distribution_back_and_draws_are_in_it(distribution, seed):
-    again = parse_distribution(distribution.describe())
-    assert again == distribution
-    assert type(again) is type(distribution)
-    drawn = [distribution.sample(np.random.default_rng(seed + i)) for i in range(5)]
-    assert drawn == [again.sample(np.random.default_rng(seed + i)) for i in range(5)]
-    assert json.loads(json.dumps(drawn, allow_nan=False)) == drawn
-    for value in drawn:
+    reparsed = parse_distribution(distribution.describe())
+    assert reparsed == distribution
+    assert type(reparsed) is type(distribution)
+    samples = [distribution.sample(np.random.default_rng(seed + i)) for i in range(5)]
+    assert samples == [reparsed.sample(np.random.default_rng(seed + i)) for i in range(5)]
+    assert json.loads(json.dumps(samples, allow_nan=False)) == samples
+    for value in samples:
         if isinstance(distribution, Choice):
             assert value in distribution.choices
         else:
@@ -329,9 +329,9 @@ def test_each_draw_meets_the_whole_grid():
     assert len(settings) == space.size == 6
     assert [tuple(setting) for setting in settings] == 6 * [("a", "b", "c")]
     assert [setting["a"] for setting in settings] == [1, 2, 1, 2, 1, 2]
-    drawn = [(setting["b"], setting["c"]) for setting in settings]
-    assert drawn[::2] == drawn[1::2]
-    assert len(set(drawn)) == 3
+    combinations = [(setting["b"], setting["c"]) for setting in settings]
+    assert combinations[::2] == combinations[1::2]
+    assert len(set(combinations)) == 3
 
 
 def test_draws_stay_what_they_were():
@@ -360,8 +360,8 @@ def test_another_seed_and_another_name_draw_anew():
     def values(name, seed):
         return [setting[name] for setting in Space(random={name: Floats(0, 1)}, samples=4, seed=seed).settings()]
 
-    drawn = values("a", 0) + values("a", 1) + values("b", 0)
-    assert len(set(drawn)) == 12
+    samples = values("a", 0) + values("a", 1) + values("b", 0)
+    assert len(set(samples)) == 12
 
 
 @given(

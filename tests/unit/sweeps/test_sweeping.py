@@ -53,9 +53,9 @@ def alone(seed, epochs=FIT["epochs"], **setting):
 def epochs_of(path, run):
     lines = [json.loads(line) for line in (path / "results.jsonl").read_text().splitlines()]
     return [
-        {k: v for k, v in one.items() if k not in ("trial", "run", "seed", "epoch", "digest")}
-        for one in lines
-        if one["run"] == run
+        {k: v for k, v in record.items() if k not in ("trial", "run", "seed", "epoch", "digest")}
+        for record in lines
+        if record["run"] == run
     ]
 
 
@@ -66,9 +66,9 @@ def test_a_run_has_the_bits_of_the_same_run_alone(tmp_path, places):
     assert [run["seed"] for run in result.runs] == [0, 1, 2] * 4
     for run in result.runs:
         expected = alone(run["seed"], units=run["units"], learning_rate=run["learning_rate"])
-        found = epochs_of(tmp_path / "s", run["run"])
-        assert found == expected
-        assert run["metrics"] == found[-1]
+        epochs = epochs_of(tmp_path / "s", run["run"])
+        assert epochs == expected
+        assert run["metrics"] == epochs[-1]
         assert (run["status"], run["epochs_trained"], run["reason"]) == ("done", 3, "")
     values = [run["metrics"]["val_loss"] for run in result.runs if run["trial"] == 2]
     assert result.metric == "val_loss"
@@ -98,9 +98,9 @@ def test_halving_stops_trials_and_changes_no_bit_of_the_others(tmp_path):
     assert result.best["epochs_trained"] == 5
     for run in result.runs:
         expected = alone(run["seed"], epochs=5, learning_rate=run["learning_rate"])
-        found = epochs_of(tmp_path / "s", run["run"])
-        assert len(found) == run["epochs_trained"] == trained[run["trial"]]
-        assert found == expected[: len(found)]
+        epochs = epochs_of(tmp_path / "s", run["run"])
+        assert len(epochs) == run["epochs_trained"] == trained[run["trial"]]
+        assert epochs == expected[: len(epochs)]
         assert run["status"] == ("done" if run["epochs_trained"] == 5 else "pruned")
     best = [f"{run['run']}-5" for run in result.runs if run["trial"] == result.best["trial"]]
     assert sorted(file.stem for file in (tmp_path / "s" / "states").iterdir()) == sorted(best)
@@ -141,7 +141,7 @@ def test_a_continued_sweep_repeats_nothing(tmp_path, monkeypatch):
 
 def test_a_sweep_that_was_interrupted_goes_on(tmp_path, monkeypatch):
     """Runs that had ended stay, the others are trained again, with the same results."""
-    whole = sweep({"units": [4, 5]}, out=tmp_path / "whole")
+    complete = sweep({"units": [4, 5]}, out=tmp_path / "whole")
     report = worker.Worker._report
     epochs = []
 
@@ -159,13 +159,15 @@ def test_a_sweep_that_was_interrupted_goes_on(tmp_path, monkeypatch):
     so_far = (tmp_path / "s" / "trials.csv").read_text().splitlines()
     assert [row.split(",")[:3] for row in so_far] == [["trial", "units", "n"], ["0", "4", "2"], ["1", "5", "0"]]
     assert "2 done" in (tmp_path / "s" / "report.html").read_text()
-    again = []
+    repeated_epochs = []
     start = worker.Worker.start
-    monkeypatch.setattr(worker.Worker, "start", lambda self, *a: (again.append(a[0].run.number), start(self, *a))[1])
+    monkeypatch.setattr(
+        worker.Worker, "start", lambda self, *a: (repeated_epochs.append(a[0].run.number), start(self, *a))[1]
+    )
     result = sweep({"units": [4, 5]}, out=tmp_path / "s")
-    assert again == [2, 3, 4, 5]
-    for one, other in zip(result.runs, whole.runs, strict=True):
-        assert {**one, "seconds": 0} == {**other, "seconds": 0}
+    assert repeated_epochs == [2, 3, 4, 5]
+    for run, other in zip(result.runs, complete.runs, strict=True):
+        assert {**run, "seconds": 0} == {**other, "seconds": 0}
     assert sorted((tmp_path / "s" / "results.jsonl").read_text().splitlines()) == sorted(
         (tmp_path / "whole" / "results.jsonl").read_text().splitlines()
     )
@@ -217,16 +219,16 @@ def test_optuna_chooses_settings_by_the_means(tmp_path):
 
 
 def test_numpys_random_numbers_follow_the_seed_while_a_model_is_built():
-    drawn = []
+    draws = []
 
     def with_own_weights(seed):
-        drawn.append(np.random.rand())
+        draws.append(np.random.rand())
         return build()
 
     np.random.seed(5)
     expected = np.random.RandomState(5).rand()
     sweep({}, with_own_weights, seeds=[3, 4])
-    assert drawn[-2:] == [np.random.RandomState(seed).rand() for seed in (3, 4)]
+    assert draws[-2:] == [np.random.RandomState(seed).rand() for seed in (3, 4)]
     assert np.random.rand() == expected
 
 
@@ -237,14 +239,14 @@ def test_fields_go_to_build_model_or_to_fit():
     assert len(steps_of(seeds=[0])) == 4
     result = sweep({"batch_size": [8, 35], "epochs": [1, 2]}, seeds=[0])
     assert [run["epochs_trained"] for run in result.runs] == [1, 2, 1, 2]
-    seen = []
+    settings = []
 
     def with_anything(seed, **values):
-        seen.append((seed, values))
+        settings.append((seed, values))
         return build()
 
     sweep({"units": [1], "batch_size": [8]}, with_anything, seeds=[4])
-    assert {(seed, tuple(values)) for seed, values in seen} == {(4, ("units",))}
+    assert {(seed, tuple(values)) for seed, values in settings} == {(4, ("units",))}
     for options, message in (
         ({"space": {"n": [1]}}, "swept 'n': results have another column of that name"),
         ({"space": {"unitz": [1]}}, "swept 'unitz' is a parameter of neither build_model nor fit"),
@@ -266,14 +268,14 @@ def test_callbacks_are_made_for_every_run():
         def on_epoch_end(self, epoch, logs=None):
             self.model.stop_training = epoch == 1
 
-    made = []
+    created = []
 
     def callbacks():
-        made.append(StopAfterTwo())
-        return [made[-1]]
+        created.append(StopAfterTwo())
+        return [created[-1]]
 
     result = sweep({"units": [4]}, callbacks=callbacks)
-    assert len(made) == 4  # one is the measurement's
+    assert len(created) == 4  # one is the measurement's
     assert [(run["status"], run["epochs_trained"]) for run in result.runs] == [("done", 2)] * 3
 
 
@@ -301,19 +303,19 @@ def test_the_frame_of_runs():
 
 def test_memory_is_given_back_when_a_run_ends():
     recipe = _Recipe(build, Space(grid={"units": [4]}), X, Y, None, FIT)
-    training = Training(recipe, Segment(Run(0, 0, 1)), {"units": 4}, Slot(), b"", lambda *told: None)
+    training = Training(recipe, Segment(Run(0, 0, 1)), {"units": 4}, Slot(), b"", lambda *reports: None)
     while (ended := training.advance()) is None:
         pass
     programs = training.trainer.programs
     assert programs.nbytes > 0
     assert ended[0].status is Status.DONE
     variables = training.model._variables_on_device()
-    storages = {one.storage for one in variables}
+    storages = {variable.storage for variable in variables}
     assert None not in storages
     training.close()
     assert programs.nbytes == 0
     for storage in storages:
-        assert all(one not in storage._arrays for one in variables)
+        assert all(variable not in storage._arrays for variable in variables)
 
 
 def test_runs_of_which_some_diverge_at_once_or_make_no_model():
@@ -370,7 +372,7 @@ def test_wrong_arguments(wrong, message):
 
 def test_several_metrics_make_a_front_and_one_changes_no_journal(tmp_path):
     metrics = ["val_accuracy", "parameters", "seconds"]
-    several, one = tmp_path / "several", tmp_path / "one"
+    several, single = tmp_path / "several", tmp_path / "one"
     result = sweep({"units": [2, 4, 8]}, metric=metrics, out=several)
     assert result.modes == {"val_accuracy": "max", "parameters": "min", "seconds": "min"}
     assert [trial["mean_parameters"] for trial in result.trials] == [23, 43, 83]
@@ -379,14 +381,16 @@ def test_several_metrics_make_a_front_and_one_changes_no_journal(tmp_path):
         assert trial["mean_seconds"] == pytest.approx(np.mean(seconds))
     assert 0 in result.front  # no other model is as small
     assert result.front == [number for number in result.ranking if result.trials[number]["pareto"]]
-    assert [said for said in result.findings if said.startswith("Pareto front of val_accuracy (more is better), ")]
+    assert [
+        finding for finding in result.findings if finding.startswith("Pareto front of val_accuracy (more is better), ")
+    ]
     # Continued, nothing is left to do; with other metrics it is another sweep.
     assert sweep({"units": [2, 4, 8]}, metric=metrics, out=several).trials == result.trials
     with pytest.raises(AgreedError, match=r"holds another sweep: metric"):
         sweep({"units": [2, 4, 8]}, metric=metrics[:2], out=several)
-    alone = sweep({"units": [2]}, metric=["val_accuracy"], out=one)
+    alone = sweep({"units": [2]}, metric=["val_accuracy"], out=single)
     assert (alone.front, alone.modes) == ([], {"val_accuracy": "max"})
-    assert sweep({"units": [2]}, metric="val_accuracy", out=one).trials == alone.trials
+    assert sweep({"units": [2]}, metric="val_accuracy", out=single).trials == alone.trials
     assert set(alone.runs[0]["metrics"]) == {"loss", "accuracy", "val_loss", "val_accuracy"}
     assert not {"pareto", "mean_parameters"} & set(alone.trials[0])
 
@@ -470,13 +474,13 @@ def test_an_ending_claims_no_epoch_that_was_not_reported(monkeypatch):
 
 def folded_alone(fold, seed, **setting):
     """Return the history of a fold of three, trained alone."""
-    rows, held = fold_rows(Y, fold, 3, seed)
+    rows, test_rows = fold_rows(Y, fold, 3, seed)
     dp.utils.set_random_seed(seed)
     try:
         model = build(**setting)
     finally:
         dp.utils.set_random_seed(0)
-    options = {"epochs": 3, "batch_size": 16, "validation_data": (X[held], Y[held]), "verbose": 0}
+    options = {"epochs": 3, "batch_size": 16, "validation_data": (X[test_rows], Y[test_rows]), "verbose": 0}
     return model.fit(X[rows], Y[rows], **options).history, model.evaluate(XV, YV, verbose=0, return_dict=True)
 
 
@@ -523,7 +527,7 @@ def test_the_interval_on_the_test_set_has_the_chance_of_seeds_and_of_samples(tmp
     """Every seed is right on every one of 36 samples, which is no certainty; errors are drawn anew from the samples."""
     x = np.linspace(-1, 1, 96, dtype=np.float32)[:, None]
     x[np.abs(x) < 0.2] = 0.5
-    held, test = (x[1::3], (x[1::3, 0] > 0) * 1), (x[:36], (x[:36, 0] > 0) * 1)
+    held_out, test = (x[1::3], (x[1::3, 0] > 0) * 1), (x[:36], (x[:36, 0] > 0) * 1)
 
     def line(loss, metric, activation):
         model = dp.Sequential([dp.layers.Dense(1, activation, input_shape=(1,), kernel_initializer="ones")])
@@ -531,17 +535,17 @@ def test_the_interval_on_the_test_set_has_the_chance_of_seeds_and_of_samples(tmp
         return model
 
     common = {"seeds": "0-3", "x": x, "y": (x[:, 0] > 0) * 1, "epochs": 2, "verbose": 0, "test_data": test}
-    common |= {"validation_data": held, "out": tmp_path / "s"}
+    common |= {"validation_data": held_out, "out": tmp_path / "s"}
     result = dp.sweep(lambda: line("binary_crossentropy", "accuracy", "sigmoid"), {}, metric="val_accuracy", **common)
     assert (result.test["mean"], result.test["ci_high"], result.test["covers"]) == (1, 1, "seeds and samples")
     assert 0.85 < result.test["ci_low"] < 0.92
-    said = " ".join(result.findings)
-    assert "is 1 (95 % interval 0.89746 to 1 over seeds and samples, n = 4 seeds and 36 samples)" in said
-    assert "1 to 1" not in said + (tmp_path / "s" / "report.html").read_text().replace("\N{NO-BREAK SPACE}", " ")
+    findings = " ".join(result.findings)
+    assert "is 1 (95 % interval 0.89746 to 1 over seeds and samples, n = 4 seeds and 36 samples)" in findings
+    assert "1 to 1" not in findings + (tmp_path / "s" / "report.html").read_text().replace("\N{NO-BREAK SPACE}", " ")
     assert result.best["ci_low"] < result.best["ci_high"] == 1
 
     y = x[:, 0] + RNG.normal(0, 0.3, len(x)).astype(np.float32)
-    common |= {"y": y, "validation_data": (held[0], y[1::3]), "test_data": (test[0], y[:36]), "out": tmp_path / "t"}
+    common |= {"y": y, "validation_data": (held_out[0], y[1::3]), "test_data": (test[0], y[:36]), "out": tmp_path / "t"}
     fixed = dp.sweep(lambda: line("mse", "mae", None), {}, metric="val_mae", **common)
     assert fixed.test["covers"] == "seeds and samples"
     errors = np.abs(y[:36, None] - dp.models.load_model(tmp_path / "t" / fixed.models[0]).predict(test[0], verbose=0))
@@ -577,9 +581,9 @@ def test_a_finished_sweep_grows(tmp_path, monkeypatch, keep):
     started.clear()
     last = sweep({"units": [5, 4], **draws}, seeds=[1, 0], samples=2, epochs=4, out=out, **common)
     assert [segment.begin for segment in started] == [2 if keep == "all" else 0] * 8
-    whole = sweep({"units": [5, 4], **draws}, seeds=[0, 1], samples=2, epochs=4, out=tmp_path / "whole", **common)
-    assert comparable(last) == comparable(whole)
-    assert last.best["mean"] == whole.best["mean"]
+    complete = sweep({"units": [5, 4], **draws}, seeds=[0, 1], samples=2, epochs=4, out=tmp_path / "whole", **common)
+    assert comparable(last) == comparable(complete)
+    assert last.best["mean"] == complete.best["mean"]
     assert len(last.models) == (8 if keep == "all" else 0)
     with pytest.raises(AgreedError, match=r"fit\.batch_size: 16 there, 8 here"):
         sweep({"units": [5, 4], **draws}, seeds=[0, 1], samples=2, epochs=4, batch_size=8, out=out, **common)
@@ -588,12 +592,12 @@ def test_a_finished_sweep_grows(tmp_path, monkeypatch, keep):
 def test_halving_grows_by_seeds_and_settings_but_not_by_epochs(tmp_path):
     options = {"halving": 2, "epochs": 4, "out": tmp_path / "s"}
     first = sweep({"learning_rate": [0.1, 1e-6, 0.01]}, seeds=[0], **options)
-    more = sweep({"learning_rate": [0.1, 1e-6, 0.01, 1e-5]}, seeds=[0, 1], **options)
-    assert len(more.runs) == 8
-    assert {run["status"] for run in more.runs} == {"done", "pruned"}
-    assert more.best["epochs_trained"] == 4
+    grown = sweep({"learning_rate": [0.1, 1e-6, 0.01, 1e-5]}, seeds=[0, 1], **options)
+    assert len(grown.runs) == 8
+    assert {run["status"] for run in grown.runs} == {"done", "pruned"}
+    assert grown.best["epochs_trained"] == 4
     before = {run["run"]: run for run in first.runs}
-    assert [run for run in more.runs if run["run"] in before and run["status"] == "done"] == [
+    assert [run for run in grown.runs if run["run"] in before and run["status"] == "done"] == [
         run for run in first.runs if run["status"] == "done"
     ]
     with pytest.raises(AgreedError, match="with halving, epochs cannot grow"):
@@ -604,8 +608,8 @@ def test_a_sweep_whose_time_is_over_says_what_there_is_and_goes_on(tmp_path):
     stopped = sweep({"units": [4, 5]}, out=tmp_path / "s", max_time=0)
     assert (stopped.runs, stopped.stopped, stopped.exit_code) == ([], "the time is over", 75)
     assert (tmp_path / "s" / "report.html").exists()
-    whole = sweep({"units": [4, 5]}, out=tmp_path / "s")
-    assert (len(whole.runs), whole.stopped, whole.exit_code) == (6, "", 0)
+    complete = sweep({"units": [4, 5]}, out=tmp_path / "s")
+    assert (len(complete.runs), complete.stopped, complete.exit_code) == (6, "", 0)
 
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
@@ -635,7 +639,7 @@ def test_a_signal_ends_a_sweep_with_what_there_is(tmp_path, monkeypatch, capsys,
 def test_sweeps_of_several_threads_do_not_meet(tmp_path):
     seeds = ["0-1", "2-3"]
     with ThreadPoolExecutor(2) as pool:
-        results = [pool.submit(sweep, {"units": [4]}, seeds=one, out=tmp_path / one) for one in seeds]
+        results = [pool.submit(sweep, {"units": [4]}, seeds=name, out=tmp_path / name) for name in seeds]
         runs = [run for result in results for run in result.result(60).runs]
     assert [run["seed"] for run in runs] == [0, 1, 2, 3]
     for run, folder in zip(runs, np.repeat(seeds, 2), strict=True):

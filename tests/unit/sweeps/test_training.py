@@ -39,7 +39,7 @@ def trained(recipe: Recipe, *ends: int | None) -> tuple[list[np.ndarray], float]
     """Return the weights and the learning rate after segments that end with these epochs."""
     begin, state, slot = 0, b"", Slot()
     for end in ends:
-        training = Training(recipe, Segment(Run(0, 0, 7), begin, end), {}, slot, state, lambda *told: None)
+        training = Training(recipe, Segment(Run(0, 0, 7), begin, end), {}, slot, state, lambda *reports: None)
         while (ended := training.advance()) is None:
             pass
         ending, state = ended
@@ -54,7 +54,7 @@ def trained(recipe: Recipe, *ends: int | None) -> tuple[list[np.ndarray], float]
 @pytest.mark.parametrize(("rate", "scheduled"), [*((rate, False) for rate in RATES), ("number", True)])
 def test_the_learning_rate_of_a_run_that_waited(rate, scheduled):
     weights, learning_rate = trained(Small(rate, scheduled), None)
-    again, other = trained(Small(rate, scheduled), 1, 3, None)
+    resumed, other = trained(Small(rate, scheduled), 1, 3, None)
     assert learning_rate == other
-    for mine, theirs in zip(again, weights, strict=True):
+    for mine, theirs in zip(resumed, weights, strict=True):
         np.testing.assert_array_equal(mine, theirs)
