@@ -87,20 +87,20 @@ def running() -> list[str]:
 @settings(deadline=None, max_examples=examples(25))
 @given(st.integers(1, 60), st.integers(1, 25), st.integers(1, 3), st.sampled_from(["generator", "number", "loader"]))
 def test_the_bits_of_the_same_batches_from_arrays(rows, size, epochs, kind):
-    whole, parts = build(), build()
+    model, parts = build(), build()
     batches = pieces(rows, size)
-    expected = whole.fit(X[:rows], Y[:rows], batch_size=size, epochs=epochs, shuffle=False, verbose=0)
+    expected = model.fit(X[:rows], Y[:rows], batch_size=size, epochs=epochs, shuffle=False, verbose=0)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", RAN_OUT)  # a loader without a length is iterated to its end
         if kind == "generator":
-            found = parts.fit(forever(batches), steps_per_epoch=len(batches), epochs=epochs, shuffle=False, verbose=0)
+            actual = parts.fit(forever(batches), steps_per_epoch=len(batches), epochs=epochs, shuffle=False, verbose=0)
         else:
             source = Batches(batches) if kind == "number" else Loader(batches)
-            found = parts.fit(source, epochs=epochs, shuffle=False, verbose=0)
-    assert found.history == expected.history
-    assert bits(parts) == bits(whole)
-    np.testing.assert_array_equal(parts.predict(Batches(batches)), whole.predict(X[:rows], batch_size=size))
-    scored = whole.evaluate(X[:rows], Y[:rows], batch_size=size, verbose=0)
+            actual = parts.fit(source, epochs=epochs, shuffle=False, verbose=0)
+    assert actual.history == expected.history
+    assert bits(parts) == bits(model)
+    np.testing.assert_array_equal(parts.predict(Batches(batches)), model.predict(X[:rows], batch_size=size))
+    scored = model.evaluate(X[:rows], Y[:rows], batch_size=size, verbose=0)
     assert parts.evaluate(Batches(batches), verbose=0) == scored
     assert running() == []
 
@@ -110,11 +110,11 @@ def test_the_bits_of_the_same_batches_from_arrays(rows, size, epochs, kind):
 def test_batches_of_any_sizes(sizes):
     ends = np.cumsum(sizes)
     batches = [(X[end - size : end], Y[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
-    one, other = build(), build()
+    first, other = build(), build()
     for x, y in batches:
-        one.train_on_batch(x, y)
+        first.train_on_batch(x, y)
     other.fit(Batches(batches), shuffle=False, verbose=0)
-    assert bits(one) == bits(other)
+    assert bits(first) == bits(other)
 
 
 Named = collections.namedtuple("Named", "image more")
@@ -180,11 +180,15 @@ def test_a_generator_may_fill_the_same_memory_again(wrap, what):
     def result(*, reuse):
         net = Net()
         net.compile("sgd", "mse")
-        made = batches(np.empty((4, 3), "f4"), np.empty((4, 2), "f4"), np.empty(4, "f4"), reuse=reuse)
+        batch_iterator = batches(np.empty((4, 3), "f4"), np.empty((4, 2), "f4"), np.empty(4, "f4"), reuse=reuse)
         if what == "fit":
-            net.fit(made, steps_per_epoch=6, shuffle=False, verbose=0)
+            net.fit(batch_iterator, steps_per_epoch=6, shuffle=False, verbose=0)
             return net.get_weights()[0]
-        return net.evaluate(made, steps=6, verbose=0) if what == "evaluate" else net.predict(made, steps=6, verbose=0)
+        return (
+            net.evaluate(batch_iterator, steps=6, verbose=0)
+            if what == "evaluate"
+            else net.predict(batch_iterator, steps=6, verbose=0)
+        )
 
     np.testing.assert_array_equal(result(reuse=True), result(reuse=False))
 
@@ -197,21 +201,21 @@ def test_dtypes_and_memory_may_change_from_batch_to_batch():
             x[:], y[:] = X[begin : begin + 6], Y[begin : begin + 6]
             yield x, y
 
-    one, other, third = build(), build(), build()
-    one.fit(X[:30], Y[:30], batch_size=6, shuffle=False, verbose=0)
+    first, other, third = build(), build(), build()
+    first.fit(X[:30], Y[:30], batch_size=6, shuffle=False, verbose=0)
     other.fit(same_memory(), steps_per_epoch=5, shuffle=False, verbose=0)
-    assert bits(one) == bits(other)
+    assert bits(first) == bits(other)
     mixed = [(a.astype(kind), b.tolist()) for (a, b), kind in zip(pieces(30, 6), "BhidB", strict=True)]
     third.fit(Batches([(a, np.array(b)) for a, b in mixed]), shuffle=False, verbose=0)
-    assert bits(one) == bits(third)
+    assert bits(first) == bits(third)
 
 
 def test_validation_by_batches():
-    whole, parts = build(), build()
-    expected = whole.fit(X, Y, epochs=2, shuffle=False, verbose=0, validation_data=(X[:20], Y[:20])).history
-    found = parts.fit(X, Y, epochs=2, shuffle=False, verbose=0, validation_data=Batches(pieces(20, 6))).history
-    assert found["loss"] == expected["loss"]
-    np.testing.assert_allclose(found["val_loss"], expected["val_loss"], rtol=1e-12)
+    model, parts = build(), build()
+    expected = model.fit(X, Y, epochs=2, shuffle=False, verbose=0, validation_data=(X[:20], Y[:20])).history
+    actual = parts.fit(X, Y, epochs=2, shuffle=False, verbose=0, validation_data=Batches(pieces(20, 6))).history
+    assert actual["loss"] == expected["loss"]
+    np.testing.assert_allclose(actual["val_loss"], expected["val_loss"], rtol=1e-12)
 
 
 def test_a_model_takes_its_input_shape_from_the_first_batch():
@@ -265,26 +269,26 @@ class Steps(dp.callbacks.Callback):
     ],
 )
 def test_epochs_of_a_generator(count, arguments, steps, warned, losses):
-    counter, drawn = Steps(), []
+    counter, draws = Steps(), []
 
     def batches():
         for number, batch in enumerate(pieces(60, 5)[:count]):
-            drawn.append(number)
+            draws.append(number)
             yield batch
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         history = build().fit(batches(), **arguments, verbose=0, callbacks=[counter])
     assert counter.steps == steps
-    assert sum(RAN_OUT in str(one.message) for one in caught) == warned
-    assert sum(SHUFFLED in str(one.message) for one in caught) == 1
+    assert sum(RAN_OUT in str(warning.message) for warning in caught) == warned
+    assert sum(SHUFFLED in str(warning.message) for warning in caught) == 1
     assert len(history.history["loss"]) == losses
     assert counter.params["steps"] == arguments.get("steps_per_epoch")
-    assert drawn == list(range(min(count, sum(steps))))
+    assert draws == list(range(min(count, sum(steps))))
 
 
 @pytest.mark.parametrize(
-    ("count", "steps_per_epoch", "taken", "warned"),
+    ("count", "steps_per_epoch", "batches_taken", "warned"),
     [
         (3, None, [[0, 1, 2], [0, 1, 2]], 0),
         (3, 2, [[0, 1], [2]], 1),
@@ -292,7 +296,7 @@ def test_epochs_of_a_generator(count, arguments, steps, warned, losses):
         (4, 2, [[0, 1], [2, 3], [0, 1]], 0),
     ],
 )
-def test_epochs_of_a_dataset(count, steps_per_epoch, taken, warned):
+def test_epochs_of_a_dataset(count, steps_per_epoch, batches_taken, warned):
     class Noted(Batches):
         def on_epoch_begin(self):
             self.seen.append("begin")
@@ -305,16 +309,16 @@ def test_epochs_of_a_dataset(count, steps_per_epoch, taken, warned):
         warnings.simplefilter("always")
         build().fit(
             data,
-            epochs=len(taken),
+            epochs=len(batches_taken),
             steps_per_epoch=steps_per_epoch,
             shuffle=False,
             verbose=0,
             validation_data=validation,
         )
     look = ["begin", 0, "end"]
-    assert data.seen == look + [one for epoch in taken for one in ["begin", *epoch, "end"]]
-    assert validation.seen == ["end", "begin", 0, 1, "end"] * len(taken)
-    assert sum(RAN_OUT in str(one.message) for one in caught) == warned
+    assert data.seen == look + [event for epoch in batches_taken for event in ["begin", *epoch, "end"]]
+    assert validation.seen == ["end", "begin", 0, 1, "end"] * len(batches_taken)
+    assert sum(RAN_OUT in str(warning.message) for warning in caught) == warned
 
 
 def test_every_validation_begins_with_the_first_batch():
@@ -330,15 +334,15 @@ def test_every_validation_begins_with_the_first_batch():
 
 def test_without_a_batch_size_steps_go_through_all_samples():
     counter = Steps()
-    one, other = build(), build()
-    one.fit(X[:59], Y[:59], steps_per_epoch=3, shuffle=False, verbose=0, callbacks=[counter])
+    first, other = build(), build()
+    first.fit(X[:59], Y[:59], steps_per_epoch=3, shuffle=False, verbose=0, callbacks=[counter])
     other.fit(X[:59], Y[:59], batch_size=20, shuffle=False, verbose=0)
     assert counter.steps == [3]
-    assert bits(one) == bits(other)
-    assert len(one.predict(X[:59], steps=2)) == 59
-    assert len(one.predict(X[:59], steps=2, batch_size=7)) == 14
+    assert bits(first) == bits(other)
+    assert len(first.predict(X[:59], steps=2)) == 59
+    assert len(first.predict(X[:59], steps=2, batch_size=7)) == 14
     with pytest.warns(UserWarning, match=RAN_OUT):
-        assert len(one.predict(X[:59], steps=10, batch_size=7)) == 59
+        assert len(first.predict(X[:59], steps=10, batch_size=7)) == 59
 
 
 def test_progress_of_epochs_whose_end_nobody_knows(capsys):
@@ -361,10 +365,10 @@ def test_workers_make_batches_at_once_and_they_come_in_order():
             return super().__getitem__(index)
 
     data = Slow(pieces(60, 6), workers=3, max_queue_size=4)
-    one, other = build(), build()
-    one.fit(X, Y, batch_size=6, shuffle=False, verbose=0)
+    first, other = build(), build()
+    first.fit(X, Y, batch_size=6, shuffle=False, verbose=0)
     other.fit(data, shuffle=False, verbose=0)
-    assert bits(one) == bits(other)
+    assert bits(first) == bits(other)
     assert len(data.threads) == 4, "three workers, and the look"
     assert running() == []
 
@@ -385,18 +389,18 @@ def test_the_queue_is_bounded(options, most):
 
 
 def test_the_next_batch_is_drawn_while_the_present_one_is_computed():
-    drawn = threading.Event()
+    finished = threading.Event()
 
     def batches():
         for number, batch in enumerate(pieces(60, 6)):
             if number == 3:
-                drawn.set()
+                finished.set()
             yield batch
 
     class Wait(dp.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
             if batch == 2:
-                assert drawn.wait(20), "batch 3 is drawn when batch 2 is done"
+                assert finished.wait(20), "batch 3 is drawn when batch 2 is done"
 
     build().fit(batches(), steps_per_epoch=10, shuffle=False, verbose=0, callbacks=[Wait()])
 
@@ -433,15 +437,15 @@ def test_stop_training_ends_the_threads():
 
 def test_a_thread_that_does_not_come_back_does_not_keep_the_process(monkeypatch):
     monkeypatch.setattr(workers, "_PATIENCE", 0.05)
-    begun, stuck = threading.Event(), threading.Event()
+    started, stuck = threading.Event(), threading.Event()
     pool = Workers(1, "dptrain-test")
-    held = pool.submit(lambda: (begun.set(), stuck.wait(20)))
-    assert begun.wait(20)
+    future = pool.submit(lambda: (started.set(), stuck.wait(20)))
+    assert started.wait(20)
     left = pool.submit(lambda: 1)
     pool.close()
     assert all(thread.daemon for thread in threading.enumerate() if thread.name.startswith("dptrain-test"))
     stuck.set()
-    assert held.result(5)
+    assert future.result(5)
     with pytest.raises(CancelledError):
         left.result(5)
 
@@ -450,16 +454,16 @@ def test_a_thread_that_does_not_come_back_does_not_keep_the_process(monkeypatch)
 
 
 def weights_given(source, **options) -> list[list[float] | None]:
-    found = source_of(source, comm=SoloCommunicator(), **options)
+    actual = source_of(source, comm=SoloCommunicator(), **options)
     expected = Expected((5,), (2,), MeanSquaredError(), dtype="float64")
-    batches = stream_batches(found, expected, SoloCommunicator(), None)
-    given = []
+    batches = stream_batches(actual, expected, SoloCommunicator(), None)
+    arguments = []
     with batches.open(CpuBackend(np.float64), None):
         for step in batches.epoch(0):
             rows = batches.rows([step])
             arrays = dict(zip(batches.spec.names, rows.arrays, strict=True))
-            given.append(arrays["sample_weight"][: step[0].rows].tolist() if "sample_weight" in arrays else None)
-    return given
+            arguments.append(arrays["sample_weight"][: step[0].rows].tolist() if "sample_weight" in arrays else None)
+    return arguments
 
 
 def test_weights_in_batches_and_of_classes():
@@ -476,8 +480,8 @@ def test_weights_in_batches_and_of_classes():
 def test_class_weights_of_numpy_are_compared_like_others():
     weights = dict.fromkeys(np.arange(3), np.float32(0.5))
     facts = [
-        Stream(PyDatasetSource(Batches([(X, Y)]), class_weight=given)).facts
-        for given in (weights, dict.fromkeys(range(3), 0.5))
+        Stream(PyDatasetSource(Batches([(X, Y)]), class_weight=class_weights)).facts
+        for class_weights in (weights, dict.fromkeys(range(3), 0.5))
     ]
     assert json.dumps(facts[0]) == json.dumps(facts[1])
 
@@ -566,12 +570,12 @@ def test_a_dataset_of_another_class_and_one_that_forgets_its_base():
 
         __getitem__ = Other.__getitem__
 
-    one, other, third = build(), build(), build()
-    one.fit(X[:9], Y[:9], batch_size=3, shuffle=False, verbose=0)
+    first, other, third = build(), build(), build()
+    first.fit(X[:9], Y[:9], batch_size=3, shuffle=False, verbose=0)
     other.fit(Other(), shuffle=False, verbose=0)
     with pytest.warns(UserWarning, match=r"should call `super\(\).__init__\(\*\*kwargs\)` in its constructor"):
         third.fit(Forgetful(), shuffle=False, verbose=0)
-    assert bits(one) == bits(other) == bits(third)
+    assert bits(first) == bits(other) == bits(third)
     assert [len(batch[0]) for batch in Forgetful()] == [3, 3, 3]
     with pytest.raises(NotImplementedError, match="You need to implement the `num_batches` property"):
         PyDatasetSource(dp.utils.PyDataset())
@@ -619,10 +623,10 @@ class Tensor:
 @pytest.mark.parametrize("make", [Table, Exported, Tensor, lambda: [X], lambda: (X,)])
 def test_arrays_of_other_libraries(make):
     np.testing.assert_array_equal(as_array(make(), "x"), X)
-    one, other = build(), build()
-    one.fit(X, Y, verbose=0)
+    first, other = build(), build()
+    first.fit(X, Y, verbose=0)
     other.fit(make(), Y, verbose=0)
-    assert bits(one) == bits(other)
+    assert bits(first) == bits(other)
 
 
 def test_what_cannot_be_read_as_an_array():
@@ -665,5 +669,5 @@ print(len(history.history["val_loss"]), model.predict(x, batch_size=64, steps=20
 def test_a_memory_map_is_never_copied_whole(tmp_path, device_mb):
     """235 MB of samples, 100 MB of memory besides what the program has before."""
     command = [sys.executable, "-c", MAPPED, str(tmp_path / "x"), str(device_mb)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout == "limited\n1 (1280, 2)\n", done.stderr
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert process.stdout == "limited\n1 (1280, 2)\n", process.stderr

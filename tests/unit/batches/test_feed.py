@@ -25,20 +25,20 @@ def samples_of(feed: Feed, steps: list[list[Shard]]) -> list[tuple[np.ndarray, .
     """Return the samples of the next steps, of as many as the feed gives at once."""
     rows = feed.rows(steps)
     shards = [shard for step in steps for shard in step]
-    found = []
+    samples_read = []
     for shard, start in zip(shards, rows.starts, strict=False):
         chosen = rows.order[start : start + shard.rows]
-        found.append(tuple(array[chosen].copy() for array in rows.arrays))
-    return found
+        samples_read.append(tuple(array[chosen].copy() for array in rows.arrays))
+    return samples_read
 
 
 def batches(feed: Feed, order: np.ndarray, shards: list[Shard]) -> list[tuple[np.ndarray, ...]]:
     steps = [[shard] for shard in shards]
     feed.start(order, steps)
-    found = []
-    while len(found) < len(steps):
-        found += samples_of(feed, steps[len(found) :])
-    return found
+    results = []
+    while len(results) < len(steps):
+        results += samples_of(feed, steps[len(results) :])
+    return results
 
 
 @given(st.data())
@@ -59,15 +59,15 @@ def test_chunks_hold_what_the_steps_ask_for(data):
             order = sampler.order(epoch)
             streamed.start(order, steps)
             resident.start(order, steps)
-            done = 0
-            while done < stop:
-                found = samples_of(streamed, steps[done : done + together])
-                assert found, "at least one step"
-                for arrays, step in zip(found, steps[done:], strict=False):
+            rows_done = 0
+            while rows_done < stop:
+                actual = samples_of(streamed, steps[rows_done : rows_done + together])
+                assert actual, "at least one step"
+                for arrays, step in zip(actual, steps[rows_done:], strict=False):
                     (expected,) = samples_of(resident, [step])
-                    for one, other in zip(arrays, expected, strict=True):
-                        np.testing.assert_array_equal(one, other)
-                done += len(found)
+                    for array, other in zip(arrays, expected, strict=True):
+                        np.testing.assert_array_equal(array, other)
+                rows_done += len(actual)
 
 
 class Squares(RowSource):
@@ -93,18 +93,18 @@ class Addressed(CpuBackend):
 def test_rows_are_made_a_chunk_at_a_time():
     source, order = Squares(), np.random.default_rng(2).permutation(30)
     lazy = LazyArray(source, np.arange(40))[5:35]
-    whole, y = np.asarray(lazy), np.arange(30)
-    assert (whole.shape, lazy.shape, lazy.nbytes) == ((30, 2, 3), (30, 2, 3), 180)
-    np.testing.assert_array_equal(np.asarray(lazy.reshape(30, 6)[order]), whole.reshape(30, 6)[order])
+    full, y = np.asarray(lazy), np.arange(30)
+    assert (full.shape, lazy.shape, lazy.nbytes) == ((30, 2, 3), (30, 2, 3), 180)
+    np.testing.assert_array_equal(np.asarray(lazy.reshape(30, 6)[order]), full.reshape(30, 6)[order])
     source.made.clear()
     shards = [Shard(start, start + 5, 0, 5) for start in range(0, 30, 5)]
     with make_feed(Addressed(np.float64), [lazy, y], 5, most_bytes=4 * 2 * 5 * 14) as feed:  # two steps a chunk
         assert isinstance(feed, StreamedFeed)
         assert source.made == []
-        for (x, own), start in zip(batches(feed, order, shards), range(0, 30, 5), strict=True):
-            np.testing.assert_array_equal(x, whole[order[start : start + 5]])
-            np.testing.assert_array_equal(own, order[start : start + 5])
-    assert [len(one) for one in source.made] == [10, 10, 10]
+        for (x, labels), start in zip(batches(feed, order, shards), range(0, 30, 5), strict=True):
+            np.testing.assert_array_equal(x, full[order[start : start + 5]])
+            np.testing.assert_array_equal(labels, order[start : start + 5])
+    assert [len(rows) for rows in source.made] == [10, 10, 10]
 
 
 def test_arrays_that_are_no_contiguous_memory(tmp_path):
@@ -115,8 +115,8 @@ def test_arrays_that_are_no_contiguous_memory(tmp_path):
     order = np.arange(10)[::-1].copy()
     for array in (x[:, ::2], mapped, np.asfortranarray(x)):
         with StreamedFeed(BACKEND, [array], 4) as feed:
-            found = np.concatenate([one for (one,) in batches(feed, order, shards)])
-        np.testing.assert_array_equal(found, np.asarray(array)[order])
+            inputs = np.concatenate([part for (part,) in batches(feed, order, shards)])
+        np.testing.assert_array_equal(inputs, np.asarray(array)[order])
 
 
 def test_what_fits_stays_on_the_device():
@@ -160,13 +160,15 @@ def test_a_training_on_streamed_samples_has_the_same_bits(shards_per_batch):
     x, y = rng.standard_normal((101, 5)), rng.standard_normal((101, 2))
 
     def train(data_bytes: int | None) -> tuple[bytes, dict]:
-        one, history = trainer(data_bytes), History()
+        model_trainer, history = trainer(data_bytes), History()
         samples = cut(x, y, GlobalSampler(101, 16, seed=4, shards_per_batch=shards_per_batch))
         validation = cut(x, y, LocalSampler(0, 101, 30))
-        hooks = CallbackList([history], one.model)
-        run_to_end(one.training(samples, hooks, epochs=3, validation=validation))
-        outputs = one.model._as_outputs(one.predict(cut(x, None, LocalSampler(0, 101, 40)), hooks))
-        return b"".join(weight.tobytes() for weight in one.model.get_weights()) + outputs.tobytes(), history.history
+        hooks = CallbackList([history], model_trainer.model)
+        run_to_end(model_trainer.training(samples, hooks, epochs=3, validation=validation))
+        outputs = model_trainer.model._as_outputs(model_trainer.predict(cut(x, None, LocalSampler(0, 101, 40)), hooks))
+        return b"".join(
+            weight.tobytes() for weight in model_trainer.model.get_weights()
+        ) + outputs.tobytes(), history.history
 
     assert train(None) == train(2000)
 
@@ -178,10 +180,10 @@ def test_the_thread_ends_with_the_training():
         def on_train_batch_end(self, step, logs=None):
             raise KeyError("user's own")
 
-    one = trainer(500)
+    model_trainer = trainer(500)
     batches = cut(np.zeros((50, 5)), np.zeros((50, 2)), GlobalSampler(50, 5))
     with pytest.raises(KeyError):
-        run_to_end(one.training(batches, CallbackList([Fails()], one.model), epochs=1))
+        run_to_end(model_trainer.training(batches, CallbackList([Fails()], model_trainer.model), epochs=1))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("dptrain-feed")]
 
 
@@ -189,22 +191,22 @@ def test_the_thread_ends_with_the_training():
 
 
 def test_few_samples_are_copied_to_the_same_memory_each_time():
-    kept = FeedPool(BACKEND)
+    pool = FeedPool(BACKEND)
     first, other = (np.arange(15.0).reshape(5, 3) + n for n in (1, 100))
-    found = []
+    results = []
     for x in (first, other[:4]):
-        feed = make_feed(BACKEND, [x], len(x), pool=kept)
+        feed = make_feed(BACKEND, [x], len(x), pool=pool)
         with feed:
             feed.start(np.arange(len(x)), [[Shard(0, len(x), 0, len(x))]])
-            found.append(feed.rows([[Shard(1, 4, 0, 3)]]))
-            (array,) = found[-1].arrays
+            results.append(feed.rows([[Shard(1, 4, 0, 3)]]))
+            (array,) = results[-1].arrays
             np.testing.assert_array_equal(array[:3], x[1:4])
             assert not array[3:].any()
-    sizes = [len(one.arrays[0]) for one in found]
+    sizes = [len(feed_batch.arrays[0]) for feed_batch in results]
     assert sizes == [8, 4]
-    again = make_feed(BACKEND, [first + 1], 7, pool=kept)
-    again.start(np.arange(5), [])
-    assert again.rows([[Shard(0, 5, 0, 5)]]).arrays[0] is found[0].arrays[0]
+    second_feed = make_feed(BACKEND, [first + 1], 7, pool=pool)
+    second_feed.start(np.arange(5), [])
+    assert second_feed.rows([[Shard(0, 5, 0, 5)]]).arrays[0] is results[0].arrays[0]
 
 
 @pytest.mark.parametrize(("rows", "room", "kind"), [(1000, None, ResidentFeed), (9, 100, StreamedFeed)])
@@ -214,25 +216,25 @@ def test_many_samples_are_not_copied(rows, room, kind):
 
 
 def test_few_kinds_of_samples_are_remembered():
-    kept = FeedPool(BACKEND)
-    feeds = [kept.feed([np.zeros((1, width))], 1, None) for width in range(1, 11)]
+    pool = FeedPool(BACKEND)
+    feeds = [pool.feed([np.zeros((1, width))], 1, None) for width in range(1, 11)]
     assert len(set(feeds)) == 10
-    for one in feeds:
-        one.close()
-    assert kept.feed([np.ones((1, 10))], 1, None) is feeds[-1]
-    assert kept.feed([np.ones((1, 1))], 1, None) is not feeds[0]
+    for feed in feeds:
+        feed.close()
+    assert pool.feed([np.ones((1, 10))], 1, None) is feeds[-1]
+    assert pool.feed([np.ones((1, 1))], 1, None) is not feeds[0]
 
 
 def test_samples_that_are_read_at_once_have_memory_of_their_own():
-    kept = FeedPool(BACKEND)
-    feeds = [kept.feed([np.full((2, 3), n, float)], 2, None) for n in range(2)]
-    for one in feeds:
-        one.start(np.arange(2), [])
-    found = [one.rows([[Shard(0, 2, 0, 2)]]).arrays[0] for one in feeds]
-    for n, array in enumerate(found):
+    pool = FeedPool(BACKEND)
+    feeds = [pool.feed([np.full((2, 3), n, float)], 2, None) for n in range(2)]
+    for feed in feeds:
+        feed.start(np.arange(2), [])
+    arrays = [one.rows([[Shard(0, 2, 0, 2)]]).arrays[0] for one in feeds]
+    for n, array in enumerate(arrays):
         np.testing.assert_array_equal(array, np.full((2, 3), n))
     feeds[1].close()
-    assert kept.feed([np.zeros((2, 3))], 2, None) is feeds[1]
+    assert pool.feed([np.zeros((2, 3))], 2, None) is feeds[1]
 
 
 @pytest.mark.parametrize(("rows", "padded"), [(0, 1), (1, 1), (2, 2), (3, 4), (255, 256), (256, 256), (257, 512)])

@@ -35,7 +35,7 @@ def read(folder, **options):
 def all_of(dataset):
     batches = list(dataset)
     if isinstance(batches[0], tuple):
-        return tuple(np.concatenate(each) for each in zip(*batches, strict=True))
+        return tuple(np.concatenate(columns) for columns in zip(*batches, strict=True))
     return np.concatenate(batches)
 
 
@@ -62,8 +62,8 @@ def test_labels(folder):
     binary = read(folder, label_mode="binary", class_names=["owl", "cat"])
     np.testing.assert_array_equal(all_of(binary)[1], [[0.0]] * 5 + [[1.0]] * 3)
     assert binary.class_names == ["owl", "cat"]
-    given = read(folder, labels=[7, 5] * 6)
-    assert (given.class_names, all_of(given)[1].tolist()) == (["5", "7"], [7, 5] * 6)
+    dataset = read(folder, labels=[7, 5] * 6)
+    assert (dataset.class_names, all_of(dataset)[1].tolist()) == (["5", "7"], [7, 5] * 6)
     for options in ({"labels": None}, {"label_mode": None}):
         alone = read(folder, **options)
         assert (all_of(alone).shape, alone.class_names) == ((12, 5, 6, 3), None)
@@ -78,12 +78,12 @@ def test_colours_and_formats(folder):
 
 def test_parts_are_those_of_a_seed_and_do_not_overlap(folder):
     options = {"validation_split": 0.3, "seed": 4, "shuffle": True}
-    train, held = read(folder, subset="both", **options)
-    assert (len(train.file_paths), len(held.file_paths)) == (9, 3)
-    assert not set(train.file_paths) & set(held.file_paths)
+    train, validation = read(folder, subset="both", **options)
+    assert (len(train.file_paths), len(validation.file_paths)) == (9, 3)
+    assert not set(train.file_paths) & set(validation.file_paths)
     assert read(folder, subset="training", **options).file_paths == train.file_paths
-    assert read(folder, subset="validation", **options).file_paths == held.file_paths
-    assert read(folder, subset="validation", **{**options, "seed": 5}).file_paths != held.file_paths
+    assert read(folder, subset="validation", **options).file_paths == validation.file_paths
+    assert read(folder, subset="validation", **{**options, "seed": 5}).file_paths != validation.file_paths
 
 
 def test_each_pass_has_another_order_of_its_own(folder):
@@ -101,22 +101,24 @@ def test_each_pass_has_another_order_of_its_own(folder):
 def test_a_rank_decodes_its_part_alone(folder, monkeypatch):
     dataset, opened = read(folder), []
     real = type(dataset._decoding).read
-    monkeypatch.setattr(type(dataset._decoding), "read", lambda *each: opened.append(each[1].name) or real(*each))
-    whole = dataset[1]
+    monkeypatch.setattr(
+        type(dataset._decoding), "read", lambda *arguments: opened.append(arguments[1].name) or real(*arguments)
+    )
+    batch = dataset[1]
     opened.clear()
     parts = [dataset.shard(1, part, 3) for part in range(3)]
     assert len(opened) == 5
     assert [len(x) for x, _ in parts] == [1, 2, 2]
-    for array, cut in zip(whole, zip(*parts, strict=True), strict=True):
+    for array, cut in zip(batch, zip(*parts, strict=True), strict=True):
         np.testing.assert_array_equal(array, np.concatenate(cut))
 
 
 def test_training(folder):
-    train, held = read(folder, subset="both", validation_split=0.25, seed=3, shuffle=True)
+    train, validation = read(folder, subset="both", validation_split=0.25, seed=3, shuffle=True)
     layers = [dp.layers.Rescaling(1 / 255), dp.layers.Flatten(), dp.layers.Dense(3, "softmax")]
     model = dp.Sequential([dp.layers.Input((*SIZE, 3)), *layers], seed=1)
     model.compile("adam", "sparse_categorical_crossentropy", jit_compile=False)
-    history = model.fit(train, epochs=3, validation_data=held, verbose=0).history
+    history = model.fit(train, epochs=3, validation_data=validation, verbose=0).history
     assert set(history) == {"loss", "val_loss"}
     assert model.predict(read(folder), verbose=0).shape == (12, 3)
 

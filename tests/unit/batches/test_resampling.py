@@ -16,9 +16,9 @@ from dptrain.ops.image import RESIZE_INTERPOLATIONS, resize
 def test_the_same_pixels(interpolation, looks, shape, size):
     x = (np.random.default_rng(3).random(shape) * 255).astype(np.float32)
     before = x.copy()
-    found = resized(x, size, interpolation, **looks)
+    actual = resized(x, size, interpolation, **looks)
     options = {"crop_to_aspect_ratio": looks.get("crops", False), "pad_to_aspect_ratio": looks.get("pads", False)}
     expected = resize(x, size, interpolation, **options).numpy()
-    assert (found.shape, found.dtype) == (expected.shape, np.float32)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-3)
+    assert (actual.shape, actual.dtype) == (expected.shape, np.float32)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-3)
     np.testing.assert_array_equal(x, before)

@@ -49,14 +49,14 @@ def test_global_shards_of_all_ranks_are_the_global_batches(samples, batch_size, 
 def test_static_shards_use_every_row_of_every_rank_once(samples, batch_size, world):
     assume(batch_size >= world)
     samplers = [StaticSampler(samples, batch_size, r, world) for r in range(world)]
-    own = [stop - start for start, stop in cut(0, samples, world)]
+    sizes = [stop - start for start, stop in cut(0, samples, world)]
     for rank, sampler in enumerate(samplers):
         assert sampler.steps == -(-samples // batch_size)
         places = [
             p for s in range(sampler.steps) for shard in sampler.shards(s) for p in range(shard.start, shard.stop)
         ]
-        assert places == list(range(own[rank]))
-        assert sorted(sampler.order(0)) == list(range(own[rank]))
+        assert places == list(range(sizes[rank]))
+        assert sorted(sampler.order(0)) == list(range(sizes[rank]))
         assert all(shard.rows <= sampler.capacity for s in range(sampler.steps) for shard in sampler.shards(s))
     for step in range(samplers[0].steps):
         rows = [sampler.shards(step)[0] for sampler in samplers]
@@ -115,8 +115,8 @@ def test_every_batch_of_every_epoch_is_shuffled_in_an_order_of_its_own(seed, bat
 def test_local_pieces_cover_a_ranks_rows(start, rows, batch_size):
     sampler = LocalSampler(start, start + rows, batch_size)
     shards = [shard for step in range(sampler.steps) for shard in sampler.shards(step)]
-    found = [sampler.order(0)[shard.start : shard.stop] for shard in shards]
-    assert np.array_equal(np.concatenate([*found, np.empty(0, int)]), np.arange(start, start + rows))
+    orders = [sampler.order(0)[shard.start : shard.stop] for shard in shards]
+    assert np.array_equal(np.concatenate([*orders, np.empty(0, int)]), np.arange(start, start + rows))
     assert all(0 < shard.rows <= sampler.capacity for shard in shards)
 
 

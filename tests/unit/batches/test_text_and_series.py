@@ -104,9 +104,9 @@ def write(path, samples, width=2, rate=8000):
 def test_sounds(tmp_path, width):
     sound = np.sin(np.arange(40) / 3)[:, None] * [0.5, -1]
     write(tmp_path / "a.wav", sound, width)
-    found = decoded_wave((tmp_path / "a.wav").read_bytes(), tmp_path / "a.wav")
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, sound, atol=2.0 ** (2 - 8 * min(width, 3)))
+    wave = decoded_wave((tmp_path / "a.wav").read_bytes(), tmp_path / "a.wav")
+    assert wave.dtype == np.float32
+    np.testing.assert_allclose(wave, sound, atol=2.0 ** (2 - 8 * min(width, 3)))
 
 
 def test_sounds_of_a_folder(tmp_path):

@@ -87,9 +87,9 @@ def drive(
     hooks = CallbackList(callback, model, verbose=0, epochs=len(epochs), steps=None)
     model._metrics_by_key = {name: METRICS[name](name=name) for name in metrics}
     hooks._set_trainer(trainer(comm))
-    seen: list[dict[str, float]] = []
+    epochs_logs: list[dict[str, float]] = []
     recorder = Callback()
-    vars(recorder)["on_epoch_end"] = lambda epoch, logs: seen.append(dict(logs))
+    vars(recorder)["on_epoch_end"] = lambda epoch, logs: epochs_logs.append(dict(logs))
     hooks.callbacks.append(recorder)
     hooks.on_train_begin()
     logs: dict[str, float] = {}
@@ -105,4 +105,4 @@ def drive(
         if model.stop_training:
             break
     hooks.on_train_end(logs)
-    return seen
+    return epochs_logs

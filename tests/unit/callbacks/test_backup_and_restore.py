@@ -43,7 +43,7 @@ def bomb(epoch: int, step: int) -> LambdaCallback:
 
 
 def state(model) -> list[bytes]:
-    return [one.numpy().tobytes() for one in variables(model).values()]
+    return [variable.numpy().tobytes() for variable in variables(model).values()]
 
 
 ROWS = 53
@@ -80,16 +80,16 @@ def test_the_bits_of_an_uninterrupted_training(tmp_path, case):
     options, fit, freq, at = CASES[case]
     x, y = toy(ROWS)
     arguments = FIT | fit | {"validation_data": (x[:20], y[:20])}
-    whole = make(options)
-    expected = whole.fit(x, y, **arguments).history
-    whole_epochs = whole.history.epoch
+    complete = make(options)
+    expected = complete.fit(x, y, **arguments).history
+    whole_epochs = complete.history.epoch
     first = make(options)
     with pytest.raises(KilledError):
         first.fit(x, y, **arguments, callbacks=[BackupAndRestore(tmp_path, freq), bomb(*at)])
-    again, epochs = make(options), []
-    again.fit(x, y, **arguments, callbacks=[BackupAndRestore(tmp_path, freq), began(epochs)])
-    assert state(again) == state(whole)
-    assert (again.history.epoch, again.history.history) == (whole_epochs, expected)
+    resumed, epochs = make(options), []
+    resumed.fit(x, y, **arguments, callbacks=[BackupAndRestore(tmp_path, freq), began(epochs)])
+    assert state(resumed) == state(complete)
+    assert (resumed.history.epoch, resumed.history.history) == (whole_epochs, expected)
     assert (epochs[0] > arguments.get("initial_epoch", 0)) == (case not in ("before the first backup", "every step"))
     assert not tmp_path.exists(), "nothing is left when the training has come to its end"
 
@@ -108,19 +108,19 @@ def test_callbacks_go_on_with_what_they_held(tmp_path, freq, at):
 
     x, y = toy(ROWS)
     fit = FIT | {"epochs": 8, "validation_data": (x[:20], y[:20])}
-    whole, again = build(), build()
+    model, again = build(), build()
     expected = callbacks(tmp_path / "whole")
-    whole.fit(x, y, **fit, callbacks=expected)
-    assert len(whole.history.epoch) == 4, "stopped early"
+    model.fit(x, y, **fit, callbacks=expected)
+    assert len(model.history.epoch) == 4, "stopped early"
     with pytest.raises(KilledError):
         build().fit(x, y, **fit, callbacks=[*callbacks(tmp_path / "again"), bomb(*at)])
-    found = callbacks(tmp_path / "again")
-    again.fit(x, y, **fit, callbacks=found)
-    assert state(again) == state(whole)
-    assert again.history.history == whole.history.history
+    actual = callbacks(tmp_path / "again")
+    again.fit(x, y, **fit, callbacks=actual)
+    assert state(again) == state(model)
+    assert again.history.history == model.history.history
     assert (tmp_path / "again/log.csv").read_bytes() == (tmp_path / "whole/log.csv").read_bytes()
-    for one, other in zip(found, expected, strict=True):
-        assert repr(one.state_dict()) == repr(other.state_dict())
+    for actual_logs, other in zip(actual, expected, strict=True):
+        assert repr(actual_logs.state_dict()) == repr(other.state_dict())
 
 
 def test_a_training_that_was_stopped_is_not_trained_on(tmp_path):
@@ -165,22 +165,23 @@ def test_every_schedule_is_tried():
 
 
 @pytest.mark.parametrize(
-    ("kind", "freq", "accumulated"), sample([("Halving", "epoch", None), *((one, 3, 2) for one in SCHEDULES)], 2)
+    ("kind", "freq", "accumulated"),
+    sample([("Halving", "epoch", None), *((schedule, 3, 2) for schedule in SCHEDULES)], 2),
 )
 def test_a_schedule_goes_on_by_its_steps(tmp_path, kind, freq, accumulated):
     def make():
         return build(Adam(SCHEDULES[kind](), gradient_accumulation_steps=accumulated))
 
     x, y = toy(ROWS)
-    whole, again = make(), make()
-    whole.fit(x, y, **FIT)
+    complete, resumed = make(), make()
+    complete.fit(x, y, **FIT)
     with pytest.raises(KilledError):
         make().fit(x, y, **FIT, callbacks=[BackupAndRestore(tmp_path, freq), bomb(2, 4)])
     epochs = []
-    again.fit(x, y, **FIT, callbacks=[BackupAndRestore(tmp_path, freq), began(epochs)])
+    resumed.fit(x, y, **FIT, callbacks=[BackupAndRestore(tmp_path, freq), began(epochs)])
     assert epochs[0] == 2
-    assert again.optimizer.learning_rate == whole.optimizer.learning_rate
-    assert state(again) == state(whole)
+    assert resumed.optimizer.learning_rate == complete.optimizer.learning_rate
+    assert state(resumed) == state(complete)
 
 
 @pytest.mark.parametrize("freq", ["epoch", 3])
@@ -194,14 +195,14 @@ def test_learning_rates_go_on_too(tmp_path, freq, first):
         return [*(backup + rates if first else rates + backup), *more]
 
     x, y = toy(ROWS)
-    whole = build()
-    whole.fit(x, y, **FIT, callbacks=[LearningRateScheduler(lambda epoch, rate: rate * 0.9)])
+    model = build()
+    model.fit(x, y, **FIT, callbacks=[LearningRateScheduler(lambda epoch, rate: rate * 0.9)])
     with pytest.raises(KilledError):
         build().fit(x, y, **FIT, callbacks=callbacks(bomb(2, 4)))
     again = build()
     again.fit(x, y, **FIT, callbacks=callbacks())
-    assert again.optimizer.learning_rate == whole.optimizer.learning_rate
-    assert state(again) == state(whole)
+    assert again.optimizer.learning_rate == model.optimizer.learning_rate
+    assert state(again) == state(model)
 
 
 def test_a_reduced_learning_rate_stays_reduced(tmp_path):
@@ -211,9 +212,9 @@ def test_a_reduced_learning_rate_stays_reduced(tmp_path):
     x, y = toy(ROWS)
     with pytest.raises(KilledError):
         build().fit(x, y, **FIT, callbacks=[reduce(), BackupAndRestore(tmp_path), bomb(3, 0)])
-    again = build()
-    again.fit(x, y, **FIT | {"epochs": 3}, callbacks=[BackupAndRestore(tmp_path)])
-    assert again.optimizer.learning_rate == 0.01 * 0.25
+    model = build()
+    model.fit(x, y, **FIT | {"epochs": 3}, callbacks=[BackupAndRestore(tmp_path)])
+    assert model.optimizer.learning_rate == 0.01 * 0.25
 
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])
@@ -222,8 +223,8 @@ def test_a_signal_saves_and_ends(tmp_path, capsys, number, error):
         return LambdaCallback(on_train_batch_end=lambda batch, logs: batch == step and os.kill(os.getpid(), number))
 
     x, y = toy(ROWS)
-    whole, again, epochs = build(), build(), []
-    whole.fit(x, y, **FIT)
+    model, again, epochs = build(), build(), []
+    model.fit(x, y, **FIT)
     before = signal.getsignal(number)
     with pytest.raises(error) as ended:
         build().fit(x, y, **FIT, callbacks=[BackupAndRestore(tmp_path), at(0, 2)])
@@ -231,7 +232,7 @@ def test_a_signal_saves_and_ends(tmp_path, capsys, number, error):
     assert signal.getsignal(number) is before
     assert re.search(rf" after [34] steps, saved as {tmp_path}/000001-step-[34]\n", capsys.readouterr().err)
     again.fit(x, y, **FIT, callbacks=[BackupAndRestore(tmp_path), began(epochs)])
-    assert (state(again), again.history.history) == (state(whole), whole.history.history)
+    assert (state(again), again.history.history) == (state(model), model.history.history)
     assert epochs[0] == 0
 
 
@@ -239,8 +240,8 @@ def test_steps_that_were_left_out_before_the_interruption_count(tmp_path):
     x, y = toy(ROWS)
     x[[3, 30]] = float("nan")
     fit = FIT | {"on_nonfinite": "skip", "shuffle": False}
-    whole, again = build(), build()
-    expected = whole.fit(x, y, **fit).history
+    model, again = build(), build()
+    expected = model.fit(x, y, **fit).history
     assert expected["skipped_steps"] == [2] * 4
     with pytest.raises(KilledError):
         build().fit(x, y, **fit, callbacks=[BackupAndRestore(tmp_path, 1), bomb(1, 2)])
@@ -284,30 +285,30 @@ def test_a_signal_in_a_validation_ends_it_and_the_epoch_goes_on_there(tmp_path, 
         model.fit(*data, **arguments, callbacks=[*more, *callbacks(signals)])
 
     options = {"steps_per_execution": 1, "dropout": 0.4 * (case == "dropout")}
-    whole, first, again = (build(**options) for _ in range(3))
-    fit(whole)
+    complete, first, resumed = (build(**options) for _ in range(3))
+    fit(complete)
     seen.clear()
     with pytest.raises(SystemExit) as ended:
         fit(first, BackupAndRestore(tmp_path), signals=True)
     assert ended.value.code == 75
     assert seen == [*range(5), 0, 1], "the validation was left at once"
     epochs = []
-    fit(again, BackupAndRestore(tmp_path), began(epochs))
+    fit(resumed, BackupAndRestore(tmp_path), began(epochs))
     assert epochs[0] == 1
-    assert state(again) == state(whole)
-    assert (again.history.epoch, again.history.history) == (whole.history.epoch, whole.history.history)
+    assert state(resumed) == state(complete)
+    assert (resumed.history.epoch, resumed.history.history) == (complete.history.epoch, complete.history.history)
 
 
 def test_streamed_samples_go_on_in_the_middle(tmp_path):
     x, y = toy(ROWS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dptrain.batches.base.make_feed", lambda backend, arrays, *_: StreamedFeed(backend, arrays, 16))
-        whole, again = build(), build()
-        whole.fit(x, y, **FIT)
+        model, again = build(), build()
+        model.fit(x, y, **FIT)
         with pytest.raises(KilledError):
             build().fit(x, y, **FIT, callbacks=[BackupAndRestore(tmp_path, 4), bomb(2, 5)])
         again.fit(x, y, **FIT, callbacks=[BackupAndRestore(tmp_path, 4)])
-    assert state(again) == state(whole)
+    assert state(again) == state(model)
 
 
 class Numbered(dp.utils.PyDataset):
@@ -361,12 +362,12 @@ def endless(x, y):
 def test_batches_of_the_users_own_go_on(tmp_path, make, fit, freq, at):
     x, y = toy(56)
     fit = {"epochs": 4, "verbose": 0} | fit
-    whole, again = build(), build()
-    whole.fit(make(x, y), **fit)
+    model, again = build(), build()
+    model.fit(make(x, y), **fit)
     with pytest.raises(KilledError):
         build().fit(make(x, y), **fit, callbacks=[BackupAndRestore(tmp_path, freq), bomb(*at)])
     again.fit(make(x, y), **fit, callbacks=BackupAndRestore(tmp_path, freq))
-    assert (state(again), again.history.history) == (state(whole), whole.history.history)
+    assert (state(again), again.history.history) == (state(model), model.history.history)
 
 
 def interrupt(path, freq="epoch", **options):
@@ -403,13 +404,13 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(tmp_path, file):
     content = bytearray((latest / file).read_bytes())
     content[-5] ^= 1
     (latest / file).write_bytes(content)
-    whole, again = build(), build()
-    whole.fit(x, y, **FIT)
+    model, again = build(), build()
+    model.fit(x, y, **FIT)
     epochs = []
     with pytest.warns(UserWarning, match=rf"000002-step-14: damaged: .*{file}.*; going on from 000001-step-7"):
         again.fit(x, y, **FIT, callbacks=[BackupAndRestore(tmp_path, delete_checkpoint=False), began(epochs)])
     assert epochs == [1, 2, 3]
-    assert state(again) == state(whole)
+    assert state(again) == state(model)
     (left,) = (path for path in tmp_path.iterdir() if path.is_dir())
     (left / file).write_bytes(b"")
     with pytest.raises(DataError, match=rf"no checkpoint is good: .*{left.name}: damaged"):
@@ -473,8 +474,8 @@ def test_what_a_checkpoint_holds(tmp_path):
     interrupt(tmp_path, 4)
     (path,) = (path for path in tmp_path.iterdir() if path.is_dir())
     assert path.name == "000004-step-16"
-    found = json.loads((path / "state.json").read_text())
-    assert found["position"] | {"rate_at_begin": 0} == {
+    state = json.loads((path / "state.json").read_text())
+    assert state["position"] | {"rate_at_begin": 0} == {
         "epoch": 2, "step": 2, "made": 16, "rate_at_begin": 0, "ended": False, "logs": {}, "stops": False,
         "skipped_at_begin": None,
     }  # fmt: skip

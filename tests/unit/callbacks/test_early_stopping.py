@@ -80,9 +80,9 @@ def test_a_model_gets_the_weights_of_its_best_epoch():
     stopping = EarlyStopping("loss", mode="max", restore_best_weights=True)  # the first epoch is the best
     model.fit(x, y, epochs=4, verbose=0, callbacks=stopping, shuffle=False)
     assert len(model.history.epoch) == 2
-    once = build()
-    once.fit(x, y, epochs=1, verbose=0, shuffle=False)
-    for mine, kept, expected in zip(model.get_weights(), stopping.best_weights, once.get_weights(), strict=True):
-        assert mine.tobytes() == kept.tobytes() == expected.tobytes()
+    reference = build()
+    reference.fit(x, y, epochs=1, verbose=0, shuffle=False)
+    for mine, weight, expected in zip(model.get_weights(), stopping.best_weights, reference.get_weights(), strict=True):
+        assert mine.tobytes() == weight.tobytes() == expected.tobytes()
     with pytest.raises(ConfigError, match="found values of 3 weights, expected 4"):
         model._set_local_weights(stopping.best_weights[1:])

@@ -17,6 +17,6 @@ def test_a_second_training_adds_to_it_as_in_keras():
 
 def test_a_users_own_is_the_models():
     x, y = toy()
-    own, model = History(), build()
-    assert model.fit(x, y, verbose=0, callbacks=own) is own
-    assert model.history is own
+    history, model = History(), build()
+    assert model.fit(x, y, verbose=0, callbacks=history) is history
+    assert model.history is history

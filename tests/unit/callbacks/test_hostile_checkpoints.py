@@ -60,16 +60,16 @@ def reseal(path: Path, name: str, content: bytes) -> None:
     header = 8 + int.from_bytes(content[:8], "little")
     pieces, before = [content], Manifest.parsed((path / "manifest.json").read_bytes())
     parts, files = None, dict(before.files)
-    arrays = {key: one for key, one in before.arrays.items() if one.parts[0].file != name}
+    arrays = {key: array for key, array in before.arrays.items() if array.parts[0].file != name}
     if name.endswith(".safetensors"):
-        found = safetensors.numpy.load(content)
-        parts = {key: PartOf(key, (0,) * one.ndim, one.shape) for key, one in found.items()}
+        arrays_read = safetensors.numpy.load(content)
+        parts = {key: PartOf(key, (0,) * value.ndim, value.shape) for key, value in arrays_read.items()}
         listed = json.loads(content[8:header])
-        ends = [(header + one["data_offsets"][0], header + one["data_offsets"][1]) for one in listed.values()]
+        ends = [(header + value["data_offsets"][0], header + value["data_offsets"][1]) for value in listed.values()]
         pieces = [content[:header], *(content[start:end] for start, end in ends)]
-    held = described(name, pieces, parts)
-    whole = dataclasses.replace(before, files=files | held.files, arrays=arrays | held.arrays)
-    (path / "manifest.json").write_bytes(whole.encoded())
+    entries = described(name, pieces, parts)
+    manifest = dataclasses.replace(before, files=files | entries.files, arrays=arrays | entries.arrays)
+    (path / "manifest.json").write_bytes(manifest.encoded())
 
 
 def with_state(trained: Path, change) -> bytes:
@@ -121,14 +121,14 @@ def test_what_is_no_json_object_is_no_state(rewrite, text):
 
 def test_a_state_gives_a_callback_no_attribute_that_it_does_not_keep(trained, rewrite, tmp_path):
     """Else it would say where files are written."""
-    there = str(tmp_path / "elsewhere.keras")
-    held = {"filepath": there, "best": 1.0, "_finished": "x", "save_best_only": True}
+    elsewhere = str(tmp_path / "elsewhere.keras")
+    held = {"filepath": elsewhere, "best": 1.0, "_finished": "x", "save_best_only": True}
     folder = rewrite(
         "state.json", with_state(trained, lambda state: state.update(callbacks=[["ModelCheckpoint", held]]))
     )
     keeper = ModelCheckpoint(tmp_path / "best.keras", "loss")
     train(folder, 2, keeper)
-    assert not Path(there).exists()
+    assert not Path(elsewhere).exists()
     assert (tmp_path / "best.keras").exists()
     assert not keeper.save_best_only
 
@@ -137,25 +137,25 @@ def test_what_callbacks_held_fits_into_memory(trained, rewrite):
     """A file may say that it is of any size, and be sparse."""
     folder = rewrite("state.json", (trained / "state.json").read_bytes())
     (path,) = folder.glob("0*")
-    found = Manifest.parsed((path / "manifest.json").read_bytes())
+    manifest = Manifest.parsed((path / "manifest.json").read_bytes())
     shape = (1, 1 << 50)
     huge = StoredPart("huge", 8, (0, 0), shape, ("0" * 64,))
-    files = dict(found.files) | {"huge": StoredFile(8 + (1 << 50), 8, hashlib.sha256(bytes(8)).hexdigest())}
-    arrays = dict(found.arrays) | {"callbacks/0/x": StoredArray("uint8", shape, (huge,))}
-    (path / "manifest.json").write_bytes(dataclasses.replace(found, files=files, arrays=arrays).encoded())
+    files = dict(manifest.files) | {"huge": StoredFile(8 + (1 << 50), 8, hashlib.sha256(bytes(8)).hexdigest())}
+    arrays = dict(manifest.arrays) | {"callbacks/0/x": StoredArray("uint8", shape, (huge,))}
+    (path / "manifest.json").write_bytes(dataclasses.replace(manifest, files=files, arrays=arrays).encoded())
     (path / "huge").write_bytes(bytes(8))
     with pytest.raises(DataError, match="damaged: huge has 8 bytes"):
         train(folder, 2)
     with pytest.MonkeyPatch.context() as patch:  # no file system has room for one
-        patch.setattr(checkpointing, "newest", lambda *given, **options: checkpoint(path))
+        patch.setattr(checkpointing, "newest", lambda *arguments, **options: checkpoint(path))
         with pytest.raises(DataError, match=f"{1 << 50} bytes of callbacks' arrays, more than the memory"):
             train(folder, 2)
 
 
 def checkpoint(path: Path) -> Checkpoint:
     """Return a checkpoint without a look at its files."""
-    found = Manifest.parsed((path / "manifest.json").read_bytes())
-    return Checkpoint(path, False, found, {"state.json": (path / "state.json").read_bytes()})
+    manifest = Manifest.parsed((path / "manifest.json").read_bytes())
+    return Checkpoint(path, False, manifest, {"state.json": (path / "state.json").read_bytes()})
 
 
 @pytest.mark.parametrize("change", ["missing", "shape", "dtype"])

@@ -6,7 +6,9 @@ def test_every_function_is_called_in_its_place():
     calls = []
 
     def note(name):
-        return lambda *arguments: calls.append((name, *(one for one in arguments if isinstance(one, int))))
+        return lambda *arguments: calls.append(
+            (name, *(argument for argument in arguments if isinstance(argument, int)))
+        )
 
     callback = LambdaCallback(
         note("epoch begin"),

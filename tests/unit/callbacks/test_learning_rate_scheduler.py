@@ -16,8 +16,8 @@ from tests.unit.callbacks import FakeModel, Rank1, build, drive, toy
     ],
 )
 def test_rates_of_epochs(schedule):
-    seen = drive(LearningRateScheduler(schedule), [{"loss": 1.0}] * 3)
-    assert [logs["learning_rate"] for logs in seen] == [1.0, 0.5, 1 / 3]
+    rates = drive(LearningRateScheduler(schedule), [{"loss": 1.0}] * 3)
+    assert [logs["learning_rate"] for logs in rates] == [1.0, 0.5, 1 / 3]
 
 
 def test_the_function_is_given_the_rate_of_the_epoch_before():

@@ -13,10 +13,10 @@ from dptrain.errors import ConfigError
 X, Y = np.arange(8.0, dtype=np.float32).reshape(8, 1), np.arange(8.0, dtype=np.float32)
 
 
-def fit(callback, epochs=2, **more):
+def fit(callback, epochs=2, **options):
     model = dp.Sequential([dp.layers.Input((1,)), dp.layers.Dense(1, kernel_initializer="zeros")])
     model.compile(dp.optimizers.SGD(0.0078125), "mse")
-    return model.fit(X, Y, epochs=epochs, batch_size=8, callbacks=[callback], verbose=0, **more).history
+    return model.fit(X, Y, epochs=epochs, batch_size=8, callbacks=[callback], verbose=0, **options).history
 
 
 class FakeRun:
@@ -48,7 +48,7 @@ def test_wandb_gets_every_epoch_under_its_own_names(wandb):
     [run] = wandb.runs
     assert (run.init, run.step_metric, run.ended) == ({"project": "p"}, "epoch/epoch", 0)
     rate = {"epoch/learning_rate": 0.0078125}
-    assert run.lines == [{"epoch/epoch": n, "epoch/loss": one, **rate} for n, one in enumerate(losses)]
+    assert run.lines == [{"epoch/epoch": n, "epoch/loss": loss, **rate} for n, loss in enumerate(losses)]
 
 
 def test_wandb_uses_the_scripts_run_and_leaves_its_end_to_the_script(wandb):
@@ -96,12 +96,12 @@ def test_mlflow_keeps_settings_and_metrics(tmp_path, monkeypatch):
     run = client.get_run(callback.run_id)
     assert (run.info.status, run.info.run_name) == ("FINISHED", "a run")
     assert run.data.params == {key: str(value) for key, value in settings.items()}
-    found = client.get_metric_history(callback.run_id, "loss")
-    assert [(one.step, one.value) for one in found] == list(enumerate(losses))
+    records = client.get_metric_history(callback.run_id, "loss")
+    assert [(record.step, record.value) for record in records] == list(enumerate(losses))
     assert run.data.metrics["learning_rate"] == 0.0078125
 
-    again = MlflowCallback(uri, "first", params={"units": 4})
-    again.load_state_dict(callback.state_dict())
-    fit(again, 4, initial_epoch=2)
-    assert [one.step for one in client.get_metric_history(callback.run_id, "loss")] == [0, 1, 2, 3]
+    resumed = MlflowCallback(uri, "first", params={"units": 4})
+    resumed.load_state_dict(callback.state_dict())
+    fit(resumed, 4, initial_epoch=2)
+    assert [record.step for record in client.get_metric_history(callback.run_id, "loss")] == [0, 1, 2, 3]
     assert client.get_run(callback.run_id).info.status == "FINISHED"

@@ -38,8 +38,8 @@ def test_names_follow_from_epoch_and_logs(tmp_path):
 def test_only_the_best(tmp_path, options, values, expected):
     options = {"save_best_only": True} | options
     callback = ModelCheckpoint(tmp_path / "{epoch}.keras", **options)
-    found = saved(callback, epochs(*values), metrics=("accuracy",))
-    assert found == [f"{number}.keras" for number in expected]
+    actual = saved(callback, epochs(*values), metrics=("accuracy",))
+    assert actual == [f"{number}.keras" for number in expected]
 
 
 def test_the_best_of_an_earlier_training_counts(tmp_path):
@@ -126,13 +126,13 @@ def test_other_ranks_take_part_in_saving_but_make_no_directory(tmp_path, capsys)
 
 def test_the_best_weights_of_a_training_are_in_the_file(tmp_path):
     x, y = toy()
-    model, once = build(), build()
+    model, best_model = build(), build()
     path = tmp_path / "best.safetensors"
     best = ModelCheckpoint(path, "loss", mode="max", save_best_only=True, save_weights_only=True)
     model.fit(x, y, epochs=3, verbose=0, shuffle=False, callbacks=best)  # the first epoch's loss is the highest
-    once.fit(x, y, verbose=0, shuffle=False)
+    best_model.fit(x, y, verbose=0, shuffle=False)
     model.load_weights(path)
-    for mine, expected in zip(model.get_weights(), once.get_weights(), strict=True):
+    for mine, expected in zip(model.get_weights(), best_model.get_weights(), strict=True):
         assert mine.tobytes() == expected.tobytes()
 
 
@@ -172,17 +172,17 @@ def test_a_file_is_written_while_the_training_goes_on(tmp_path, disk, name, caps
     assert not path.exists()
     assert "finished" not in capsys.readouterr().out
     expected = model.get_weights()
-    model.set_weights([one + 1 for one in expected])
+    model.set_weights([weight + 1 for weight in expected])
     disk.set()
     hooks.on_epoch_end(1, {"loss": 1.0})
-    said = capsys.readouterr().out
-    assert said.index(f"Epoch 1: finished saving model to {path}") < said.index("Epoch 2: saving")
+    output = capsys.readouterr().out
+    assert output.index(f"Epoch 1: finished saving model to {path}") < output.index("Epoch 2: saving")
     hooks.on_train_end()
     assert "Epoch 2: finished" in capsys.readouterr().out
     assert len(list(tmp_path.iterdir())) == 2
     model.load_weights(path)
-    for mine, one in zip(model.get_weights(), expected, strict=True):
-        assert mine.tobytes() == one.tobytes(), "the weights are those of the epoch's end"
+    for mine, expected_weight in zip(model.get_weights(), expected, strict=True):
+        assert mine.tobytes() == expected_weight.tobytes(), "the weights are those of the epoch's end"
 
 
 class OwnSave(dp.Sequential):
@@ -202,14 +202,14 @@ def test_who_could_look_for_a_file_finds_it_as_in_keras(tmp_path, disk, who):
     disk.set()
     path = tmp_path / "a.keras"
     model = OwnSave(build().layers) if who == "model" else build()
-    found = []
+    results = []
     others = {
         "callback": [Looks()],
-        "lambda": [LambdaCallback(on_epoch_end=lambda epoch, logs: found.append(path.exists()))],
+        "lambda": [LambdaCallback(on_epoch_end=lambda epoch, logs: results.append(path.exists()))],
     }.get(who, [])
     begun(ModelCheckpoint(path), *others, model=model)
     assert path.exists()
-    assert found == [True] * (who == "lambda")
+    assert results == [True] * (who == "lambda")
 
 
 def test_a_checkpoint_of_the_training_waits_for_the_file(tmp_path, disk):
@@ -233,5 +233,5 @@ def test_what_the_thread_met_is_raised_at_the_next_save_and_in_the_end(tmp_path,
     hooks = begun(ModelCheckpoint(path, save_weights_only=True))
     with pytest.warns(UserWarning, match=full):
         hooks._release()
-    assert [one.name for one in tmp_path.iterdir()] == ["a.safetensors"]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
     assert path.read_bytes() == b"as it was"

@@ -36,7 +36,7 @@ def test_a_first_step_that_compiles_for_long_is_said_to(monkeypatch):
     logger._verbose = 2
     monkeypatch.setattr(module, "ranks_of", lambda callback: SimpleNamespace(rank=0))
     monkeypatch.setattr(module, "_SILENCE", 0.01)
-    for name, said in (("training", ""), ("compilation", "compiling the step, once for this model and machine\n")):
+    for name, message in (("training", ""), ("compilation", "compiling the step, once for this model and machine\n")):
         monkeypatch.setattr(module, "phase", SimpleNamespace(name=name))
         logger.on_train_begin()
         logger.on_epoch_begin(0)
@@ -44,7 +44,7 @@ def test_a_first_step_that_compiles_for_long_is_said_to(monkeypatch):
         logger._release()
         logger.on_epoch_begin(1)
         assert logger._watch is None
-        assert file.getvalue() == said
+        assert file.getvalue() == message
 
 
 def test_epoch_lines():
@@ -61,8 +61,8 @@ def test_a_live_line_becomes_the_epochs_line(monkeypatch):
     monkeypatch.setattr("dptrain.callbacks.progbar_logger._REFRESH", 0.0)
     x, y = toy(50)
     text = io.StringIO()
-    shown = ProgbarLogger(text, Console(file=text, force_terminal=True, width=80))
-    build().fit(x, y, batch_size=10, epochs=2, verbose=1, callbacks=shown)
+    logger = ProgbarLogger(text, Console(file=text, force_terminal=True, width=80))
+    build().fit(x, y, batch_size=10, epochs=2, verbose=1, callbacks=logger)
     live = re.findall(r"Epoch 1/2 +(\d)/5 [^\r\n]*ETA[^\r\n]*samples/s - loss: [0-9.]+", text.getvalue())
     assert live[0] == "1"  # several steps may be executed at once
     assert live[-1] == "5"
@@ -74,8 +74,8 @@ def test_a_live_line_leaves_out_what_does_not_fit(monkeypatch, width):
     monkeypatch.setattr("dptrain.callbacks.progbar_logger._REFRESH", 0.0)
     x, y = toy(50)
     text = io.StringIO()
-    shown = ProgbarLogger(text, Console(file=text, force_terminal=True, color_system=None, width=width))
-    build().fit(x, y, batch_size=10, verbose=1, callbacks=shown)
+    logger = ProgbarLogger(text, Console(file=text, force_terminal=True, color_system=None, width=width))
+    build().fit(x, y, batch_size=10, verbose=1, callbacks=logger)
     live = re.findall(r"Epoch 1/1 +[1-5]/5 ETA [-0-9:]+ [0-9,]+ samples/s[^\r\n\x1b]*", text.getvalue())
     assert live
     assert max(map(len, live)) <= width
@@ -91,9 +91,9 @@ def test_an_error_gives_the_terminal_back():
 
     x, y = toy()
     before = sys.stdout
-    shown = ProgbarLogger(io.StringIO(), Console(file=io.StringIO(), force_terminal=True))
+    logger = ProgbarLogger(io.StringIO(), Console(file=io.StringIO(), force_terminal=True))
     with pytest.raises(KeyError, match="planted"):
-        build().fit(x, y, verbose=1, callbacks=[shown, LambdaCallback(on_train_batch_end=fail)])
+        build().fit(x, y, verbose=1, callbacks=[logger, LambdaCallback(on_train_batch_end=fail)])
     assert sys.stdout is before
 
 

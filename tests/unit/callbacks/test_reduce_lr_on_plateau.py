@@ -8,8 +8,8 @@ from tests.unit.callbacks import FakeModel, Rank1, drive
 def rates(values, **options) -> list[float]:
     """Return the learning rates of the epochs, and the last."""
     model = FakeModel(1.0)
-    seen = drive(ReduceLROnPlateau(factor=0.5, **options), [{"val_loss": value} for value in values], model)
-    return [logs["learning_rate"] for logs in seen] + [model.optimizer.learning_rate]
+    rates = drive(ReduceLROnPlateau(factor=0.5, **options), [{"val_loss": value} for value in values], model)
+    return [logs["learning_rate"] for logs in rates] + [model.optimizer.learning_rate]
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ X = np.array([[1.0], [2.0], [3.0], [4.0]], np.float32)
 
 
 def model(**options) -> dp.Model:
-    made = dp.Sequential([dp.Input((1,)), dp.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
-    made.compile(dp.optimizers.SGD(0.01, **options), "mse", device="cpu")
-    return made
+    inputs = dp.Sequential([dp.Input((1,)), dp.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
+    inputs.compile(dp.optimizers.SGD(0.01, **options), "mse", device="cpu")
+    return inputs
 
 
 class Sees(dp.callbacks.Callback):
@@ -40,30 +40,30 @@ def train(swap_on_epoch: bool) -> tuple[dp.Model, Sees]:
 
 def averages() -> tuple[list[float], list[float]]:
     """Return the weight and its average after each epoch, by hand."""
-    weight, average, found = 1.0, 0.0, ([], [])
+    weight, average, averages_pair = 1.0, 0.0, ([], [])
     for step in range(4):
         x = X[2 * (step % 2) : 2 * (step % 2) + 2, 0]
         weight -= 0.01 * float(np.mean(2 * (weight - 3) * x * x))
         average = weight if step == 0 else 0.5 * average + 0.5 * weight
         if step % 2:
-            found[0].append(weight)
-            found[1].append(average)
-    return found
+            averages_pair[0].append(weight)
+            averages_pair[1].append(average)
+    return averages_pair
 
 
 def test_evaluations_see_the_averages_and_training_the_weights():
-    weights, means = averages()
+    weights, averaged = averages()
     _, sees = train(False)
-    assert sees.in_test == pytest.approx(means, rel=1e-6)
+    assert sees.in_test == pytest.approx(averaged, rel=1e-6)
     assert sees.at_end == pytest.approx(weights, rel=1e-6)
 
 
 def test_the_averages_stay_at_the_end_of_epochs():
-    weights, means = averages()
-    made, sees = train(True)
-    assert sees.at_end == pytest.approx(means, rel=1e-6)
+    weights, averaged = averages()
+    model, sees = train(True)
+    assert sees.at_end == pytest.approx(averaged, rel=1e-6)
     assert sees.in_epoch == pytest.approx([1, weights[0]], rel=1e-6)
-    assert made.get_weights()[0][0, 0] == pytest.approx(means[-1], rel=1e-6)
+    assert model.get_weights()[0][0, 0] == pytest.approx(averaged[-1], rel=1e-6)
 
 
 def test_without_averages_it_is_refused():

@@ -13,18 +13,18 @@ def events(folder) -> list[tuple[str, int, object]]:
     pytest.importorskip("tensorboardX")
     from tensorboardX.proto.event_pb2 import Event
 
-    found = []
+    results = []
     for path in sorted(folder.iterdir()):
         content = path.read_bytes()
         while content:
             length = int.from_bytes(content[:8], "little")
             event = Event.FromString(content[12 : 12 + length])
             for value in event.summary.value:
-                found.append(
+                results.append(
                     (value.tag, event.step, value.histo.num if value.HasField("histo") else value.simple_value)
                 )
             content = content[16 + length :]
-    return found
+    return results
 
 
 @pytest.fixture
@@ -51,8 +51,8 @@ def test_scalars_of_steps(tmp_path, freq, steps):
     logs = [[{"loss": 10.0 * epoch + step} for step in range(3)] for epoch in range(2)]
     drive(TensorBoard(tmp_path, update_freq=freq), [{"loss": 1.0}] * 2, steps=logs)
     values = [0.0, 1.0, 2.0, 10.0, 11.0, 12.0]
-    found = [event for event in events(tmp_path / "train") if event[0].startswith("batch_")]
-    assert found == [("batch_loss", step, values[step - 1]) for step in steps]
+    batch_events = [event for event in events(tmp_path / "train") if event[0].startswith("batch_")]
+    assert batch_events == [("batch_loss", step, values[step - 1]) for step in steps]
 
 
 @pytest.mark.usefixtures("board")

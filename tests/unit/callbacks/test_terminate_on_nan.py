@@ -34,11 +34,11 @@ def test_finite_losses_and_steps_without_a_loss_go_on():
 def test_a_training_that_diverges_ends_after_the_step(capsys):
     x, y = toy()
     model = build()
-    seen = []
+    epochs_seen = []
     stop = TerminateOnNaN()
     with np.errstate(all="ignore"):
         x[17] = np.nan
         model.fit(x, y, batch_size=10, epochs=3, verbose=0, shuffle=False, callbacks=stop)
-        seen = model.history.epoch
-    assert seen == [0]
+        epochs_seen = model.history.epoch
+    assert epochs_seen == [0]
     assert capsys.readouterr().out == "Batch 1: Invalid loss, terminating training\n"

@@ -45,44 +45,44 @@ STOPS = ("--early-stopping", "2", "--learning-rate", "0.5")
 
 def test_a_training_stops_where_nothing_improves_and_ends_with_its_best_weights(train):
     run = train("run", *STOPS, "--epochs", "40", "--validation-split", "0.2")
-    lines, found = epochs(run), summary(run)
+    lines, report = epochs(run), summary(run)
     best = min(lines, key=lambda line: line["val_loss"])
     assert len(lines) == best["epoch"] + 2 < 40
-    assert (found["best"]["epoch"], found["best"]["value"]) == (best["epoch"], best["val_loss"])
-    assert found["metrics"] == found["best"]["metrics"] == {key: best[key] for key in found["metrics"]}
-    assert found["epochs"] == len(lines)
-    assert found["test"].keys() == {"loss", "accuracy"}
-    kept = load_model(run / "best.keras").get_weights()
-    for one, other in zip(kept, load_model(run).get_weights(), strict=True):
-        assert np.array_equal(one, other)
+    assert (report["best"]["epoch"], report["best"]["value"]) == (best["epoch"], best["val_loss"])
+    assert report["metrics"] == report["best"]["metrics"] == {key: best[key] for key in report["metrics"]}
+    assert report["epochs"] == len(lines)
+    assert report["test"].keys() == {"loss", "accuracy"}
+    best_weights = load_model(run / "best.keras").get_weights()
+    for weight, other in zip(best_weights, load_model(run).get_weights(), strict=True):
+        assert np.array_equal(weight, other)
 
 
 def test_going_on_with_early_stopping_has_the_bits_of_one_training(train):
-    whole = train("whole", *STOPS, "--epochs", "40")
-    last = len(epochs(whole))
-    begun = train("begun", *STOPS, "--epochs", str(last - 1))
-    ended = train("ended", *STOPS, "--epochs", "40", "--resume", str(begun))
+    complete = train("whole", *STOPS, "--epochs", "40")
+    last = len(epochs(complete))
+    interrupted = train("begun", *STOPS, "--epochs", str(last - 1))
+    ended = train("ended", *STOPS, "--epochs", "40", "--resume", str(interrupted))
     assert len(epochs(ended)) == last
-    assert summary(ended)["best"] == summary(whole)["best"]
-    for name, one in weights(whole).items():
-        assert np.array_equal(one, weights(ended)[name])
+    assert summary(ended)["best"] == summary(complete)["best"]
+    for name, weight in weights(complete).items():
+        assert np.array_equal(weight, weights(ended)[name])
     assert (ended / "best.keras").exists(), "brought from where the training began"
 
 
 def test_the_best_model_without_early_stopping(train):
     run = train("run", "--epochs", "3", "--monitor", "val_accuracy")
-    found = summary(run)
-    assert found["best"]["monitor"] == "val_accuracy"
-    assert found["best"]["value"] == max(line["val_accuracy"] for line in epochs(run))
-    assert found["metrics"]["loss"] == epochs(run)[-1]["loss"], "the last epoch's: nothing was restored"
+    report = summary(run)
+    assert report["best"]["monitor"] == "val_accuracy"
+    assert report["best"]["value"] == max(line["val_accuracy"] for line in epochs(run))
+    assert report["metrics"]["loss"] == epochs(run)[-1]["loss"], "the last epoch's: nothing was restored"
 
 
 def test_the_schedule_reaches_the_optimizer(train):
     run = train("run", "--epochs", "2", "--schedule", "cosine:warmup=2", "--learning-rate", "0.1")
-    found = load_model(run).optimizer
-    assert found._follows_schedule
-    assert found.get_config()["learning_rate"]["config"]["decay_steps"] == 2 * 4 - 2
-    assert float(found.learning_rate) == pytest.approx(0)
+    optimizer = load_model(run).optimizer
+    assert optimizer._follows_schedule
+    assert optimizer.get_config()["learning_rate"]["config"]["decay_steps"] == 2 * 4 - 2
+    assert float(optimizer.learning_rate) == pytest.approx(0)
 
 
 @pytest.mark.parametrize(
@@ -100,13 +100,13 @@ def test_what_is_refused(train, arguments, message):
 
 
 def test_more_epochs_are_another_schedule(train):
-    begun = train("begun", "--epochs", "1", "--schedule", "linear")
-    more = ("--epochs", "2", "--schedule", "linear", "--resume", str(begun))
-    assert "train.epochs: it has 1, this one 2" in train("more", *more)
-    assert len(epochs(train("more", *more, "--resume-anyway", "epochs"))) == 2
-    begun = train("begun2", "--epochs", "1", "--schedule", "linear:steps=20")
-    more = ("--epochs", "2", "--schedule", "linear:steps=20", "--resume", str(begun))
-    assert len(epochs(train("more2", *more))) == 2
+    first_run = train("begun", "--epochs", "1", "--schedule", "linear")
+    arguments = ("--epochs", "2", "--schedule", "linear", "--resume", str(first_run))
+    assert "train.epochs: it has 1, this one 2" in train("more", *arguments)
+    assert len(epochs(train("more", *arguments, "--resume-anyway", "epochs"))) == 2
+    first_run = train("begun2", "--epochs", "1", "--schedule", "linear:steps=20")
+    arguments = ("--epochs", "2", "--schedule", "linear:steps=20", "--resume", str(first_run))
+    assert len(epochs(train("more2", *arguments))) == 2
 
 
 @pytest.fixture
@@ -137,9 +137,9 @@ def test_braces_in_a_path_are_no_format(model, tmp_path):
 
 def test_going_on_takes_the_file_of_the_checkpoints_epoch_alone(model, tmp_path):
     state = watched(model, tmp_path / "a", 3.0, 2.0).state_dict()
-    again = watched(model, tmp_path / "a")
-    again.load_state_dict(state)
-    assert (again.best, again.best_epoch, again.best_logs) == (2.0, 2, {"loss": 2.0})
+    second = watched(model, tmp_path / "a")
+    second.load_state_dict(state)
+    assert (second.best, second.best_epoch, second.best_logs) == (2.0, 2, {"loss": 2.0})
 
     (tmp_path / "b").mkdir()
     elsewhere = watched(model, tmp_path / "b", source=tmp_path / "a" / "checkpoints" / "000001")

@@ -42,7 +42,7 @@ NUMBERS = data("regression", (1000 + 100 * np.arange(ROWS)).astype(np.float32))
 )
 def test_the_task_says_head_loss_and_metrics(given, loss, metrics, head):
     model = build_model(config(), given)
-    dense = [one for one in model.layers if isinstance(one, layers.Dense)][-1]
+    dense = [layer for layer in model.layers if isinstance(layer, layers.Dense)][-1]
     assert (model.loss, dense.get_config()["activation"], dense.units) == (loss, head, given.outputs)
     logs = model.evaluate(given.train.x, given.train.y, return_dict=True, verbose=0)
     assert list(logs) == [*sorted(metrics), "loss"] or set(logs) == {"loss", *metrics}
@@ -88,9 +88,9 @@ def test_targets_of_any_unit_are_learned_alike():
     """Also by a rule that knows no scale; before, prices made it diverge."""
     losses = []
     for unit in (1, 1e6):
-        given = data("regression", (NUMBERS.train.y * unit).astype(np.float32), NUMBERS.train.x)
-        model = build_model(config(**{"optimizer.name": "sgd"}), given)
-        losses.append(model.fit(given.train.x, given.train.y, epochs=3, verbose=0).history["loss"])
+        training_data = data("regression", (NUMBERS.train.y * unit).astype(np.float32), NUMBERS.train.x)
+        model = build_model(config(**{"optimizer.name": "sgd"}), training_data)
+        losses.append(model.fit(training_data.train.x, training_data.train.y, epochs=3, verbose=0).history["loss"])
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-3)
 
 
@@ -104,33 +104,33 @@ def test_balanced_classes_weigh_the_same():
 
 def pictures(side, channels=3):
     x = RNG.integers(0, 256, (ROWS, side, side, channels)).astype(np.uint8)
-    known = Preprocessing("multiclass", class_names=("a", "b", "c"), picture=(side, side, channels))
-    return data("multiclass", np.arange(ROWS) % 3, x, known)
+    preprocessing = Preprocessing("multiclass", class_names=("a", "b", "c"), picture=(side, side, channels))
+    return data("multiclass", np.arange(ROWS) % 3, x, preprocessing)
 
 
 def kinds(model):
-    return [type(one).__name__ for one in model.layers]
+    return [type(layer).__name__ for layer in model.layers]
 
 
 def test_folders_of_pictures_have_convolutions_and_small_ones_dense_layers():
-    given = pictures(16, 1)
-    model = build_model(config(), given)
+    training_data = pictures(16, 1)
+    model = build_model(config(), training_data)
     block = ["Conv2D", "BatchNormalization", "Activation", "MaxPooling2D"]
     first = ["Rescaling", "RandomTranslation", "RandomZoom"]
     assert kinds(model) == [*first, *block, *block, "GlobalAveragePooling2D", "Dense", "Dense"]
-    assert describe_network(config(), given) == "16x16x1 -> convolutions 16, 32 -> 4 -> 3"
-    model.fit(given.train.x, given.train.y, verbose=0)
+    assert describe_network(config(), training_data) == "16x16x1 -> convolutions 16, 32 -> 4 -> 3"
+    model.fit(training_data.train.x, training_data.train.y, verbose=0)
     assert "Conv2D" not in kinds(build_model(config(), pictures(15)))
-    assert "Conv2D" not in kinds(build_model(config(**{"model.network": "dense"}), given))
-    assert "RandomZoom" not in kinds(build_model(config(**{"model.augment": "off"}), given))
-    assert "RandomFlip" in kinds(build_model(config(**{"model.augment": "flip"}), given))
+    assert "Conv2D" not in kinds(build_model(config(**{"model.network": "dense"}), training_data))
+    assert "RandomZoom" not in kinds(build_model(config(**{"model.augment": "off"}), training_data))
+    assert "RandomFlip" in kinds(build_model(config(**{"model.augment": "flip"}), training_data))
 
 
 def test_other_images_have_convolutions_where_asked_for():
     x = RNG.random((ROWS, 28, 28)).astype(np.float32)
-    given = data("multiclass", np.arange(ROWS) % 3, x)
-    assert "Conv2D" not in kinds(build_model(config(), given))
-    model = build_model(config(**{"model.network": "convolutional"}), given)
+    training_data = data("multiclass", np.arange(ROWS) % 3, x)
+    assert "Conv2D" not in kinds(build_model(config(), training_data))
+    model = build_model(config(**{"model.network": "convolutional"}), training_data)
     assert model.predict(x, verbose=0).shape == (ROWS, 3)
     with pytest.raises(ConfigError, match=r"model\.network = convolutional: expected pictures, found samples of 3"):
         build_model(config(**{"model.network": "convolutional"}), NUMBERS)
@@ -146,13 +146,15 @@ TABULAR = data("regression", NUMBERS.train.y, CODES.astype(np.float32), TABLE)
 
 
 def normalization(model):
-    return next(one for one in model._flatten_layers() if isinstance(one, layers.Normalization) and not one.invert)
+    return next(
+        layer for layer in model._flatten_layers() if isinstance(layer, layers.Normalization) and not layer.invert
+    )
 
 
 def test_numbers_are_standardised_categories_are_not():
-    found = normalization(build_model(config(), TABULAR))
-    np.testing.assert_allclose(found.adapt_mean.numpy(), [5.5, 0, 0])
-    np.testing.assert_allclose(found.adapt_variance.numpy(), [143 / 12, 1, 1], rtol=1e-6)
+    layer = normalization(build_model(config(), TABULAR))
+    np.testing.assert_allclose(layer.adapt_mean.numpy(), [5.5, 0, 0])
+    np.testing.assert_allclose(layer.adapt_variance.numpy(), [143 / 12, 1, 1], rtol=1e-6)
 
 
 def test_only_rows_that_are_trained_on_say_mean_and_variance():
@@ -166,14 +168,14 @@ def test_only_rows_that_are_trained_on_say_mean_and_variance():
 
 def test_large_categories_are_embedded():
     model = build_model(config(), TABULAR)
-    table = next(one for one in model._flatten_layers() if isinstance(one, layers.Embedding))
+    table = next(layer for layer in model._flatten_layers() if isinstance(layer, layers.Embedding))
     assert (table.input_dim, table.output_dim) == (4, 2)
     assert model.predict(TABULAR.train.x, verbose=0).shape == (ROWS, 1)
 
 
 def test_categories_alone_need_no_numbers():
-    known = dataclasses.replace(TABLE, columns=TABLE.columns[2:])
-    model = build_model(config(), data("regression", NUMBERS.train.y, TABULAR.train.x[:, 3:], known))
+    table = dataclasses.replace(TABLE, columns=TABLE.columns[2:])
+    model = build_model(config(), data("regression", NUMBERS.train.y, TABULAR.train.x[:, 3:], table))
     assert model.predict(TABULAR.train.x[:, 3:], verbose=0).shape == (ROWS, 1)
 
 
@@ -184,10 +186,10 @@ def test_length_of_an_embedding(categories, length):
 
 def test_layers_that_were_adapted_by_others_stay():
     model = build_model(config(), TABULAR)
-    found, back = normalization(model), model.layers[-1]
-    found.follows_data = False
+    layer, back = normalization(model), model.layers[-1]
+    layer.follows_data = False
     standardize(model, TABULAR, np.array([0]))
-    np.testing.assert_allclose(found.adapt_mean.numpy(), [5.5, 0, 0])
+    np.testing.assert_allclose(layer.adapt_mean.numpy(), [5.5, 0, 0])
     np.testing.assert_allclose(back.adapt_mean.numpy(), [1000])
 
 

@@ -13,16 +13,18 @@ OUTPUTS = np.eye(3)[[0, 0, 1, 1, 0, 0]]
 def test_the_matrix_and_its_scores():
     matrix = confusion_matrix(Y, OUTPUTS, 3)
     assert matrix.tolist() == [[2, 1, 0], [1, 1, 0], [1, 0, 0]]
-    found = scores(matrix)
-    assert found["precision"] == [0.5, 0.5, 0]
-    assert found["recall"] == pytest.approx([2 / 3, 0.5, 0])
-    assert found["f1"] == pytest.approx([4 / 7, 0.5, 0])
+    class_scores = scores(matrix)
+    assert class_scores["precision"] == [0.5, 0.5, 0]
+    assert class_scores["recall"] == pytest.approx([2 / 3, 0.5, 0])
+    assert class_scores["f1"] == pytest.approx([4 / 7, 0.5, 0])
 
 
 def test_two_classes_of_one_probability():
-    found = of_classes(Meaning("binary", ("no", "yes")), np.array([[0], [1], [1]]), np.array([[0.2], [0.9], [0.5]]))
-    assert found["names"] == ["no", "yes"]
-    assert found["confusion"] == [[1, 0], [1, 1]]
+    class_scores = of_classes(
+        Meaning("binary", ("no", "yes")), np.array([[0], [1], [1]]), np.array([[0.2], [0.9], [0.5]])
+    )
+    assert class_scores["names"] == ["no", "yes"]
+    assert class_scores["confusion"] == [[1, 0], [1, 1]]
 
 
 def test_numbers_and_other_labels_have_none():

@@ -166,8 +166,8 @@ def test_aliases_are_allowed(tmp_path):
 
 def test_what_is_no_regular_file_is_not_opened(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    for path, what in ((tmp_path / "pipe", "a named pipe"), (Path("/dev/zero"), "a character device")):
-        with pytest.raises(ConfigError, match=f"{path}: it is {what}, expected a regular file"):
+    for path, kind in ((tmp_path / "pipe", "a named pipe"), (Path("/dev/zero"), "a character device")):
+        with pytest.raises(ConfigError, match=f"{path}: it is {kind}, expected a regular file"):
             read_file(path)
     with pytest.raises(ConfigError, match="Is a directory"):
         read_file(tmp_path)
@@ -264,5 +264,5 @@ def test_reproducible_fixes_the_shards(settings, shards):
 @pytest.mark.parametrize(("word", "decides"), [("none", {}), ("float16", {"comm_dtype": "float16"})])
 def test_gradients_in_half_precision_decide(word, decides):
     """Of checkpoints of earlier versions nothing was rounded, and nothing is said."""
-    found = deciding(resolve({}, "-", {"comm_dtype": word}))
-    assert {name: one for name, one in found.items() if name == "comm_dtype"} == decides
+    decisions = deciding(resolve({}, "-", {"comm_dtype": word}))
+    assert {name: value for name, value in decisions.items() if name == "comm_dtype"} == decides

@@ -35,9 +35,9 @@ def damage(request):
     """What is done to a file."""
 
     def act(path: Path) -> None:
-        whole = path.read_bytes()
+        content = path.read_bytes()
         if request.param in CONTENTS:
-            path.write_bytes(CONTENTS[request.param](whole))
+            path.write_bytes(CONTENTS[request.param](content))
         elif request.param == "huge":
             os.truncate(path, 1 << 40)
         else:
@@ -77,7 +77,7 @@ def test_a_damaged_configuration_is_named(run, damage):
     assert model_file(run) == run / "model.keras"
     runs, others = read_runs(run.parent)
     assert len(runs) + len(others) == 1
-    assert all(why.isprintable() for _, why in others)
+    assert all(reason.isprintable() for _, reason in others)
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl"])
@@ -94,8 +94,8 @@ def test_damaged_metrics_are_shown_as_far_as_they_can_be_read(run, damage):
     assert read_epochs(run) == EPOCHS
     damage(run / "metrics.jsonl")
     runs, others = read_runs(run.parent)
-    assert [one.epochs in (0, 1, 2) for one in runs] == [True] * (1 - len(others))
+    assert [run.epochs in (0, 1, 2) for run in runs] == [True] * (1 - len(others))
     try:
-        assert all("epoch" in one for one in read_epochs(run))
+        assert all("epoch" in epoch for epoch in read_epochs(run))
     except DataError as error:
         assert str(error).startswith(str(run))  # noqa: PT017 - whether it is one depends on the damage

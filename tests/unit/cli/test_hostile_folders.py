@@ -32,8 +32,8 @@ def test_pipes_and_links_end_a_training_with_65(start, tmp_path, name):
     path, canary = tmp_path / "out" / name, tmp_path / "canary"
     canary.mkdir()
     (canary / "file").write_bytes(b"alive")
-    for put in (os.mkfifo, lambda path: path.symlink_to(canary), lambda path: path.symlink_to(canary / "file")):
-        put(path)
+    for create in (os.mkfifo, lambda path: path.symlink_to(canary), lambda path: path.symlink_to(canary / "file")):
+        create(path)
         code, line = start()
         assert code == 65
         assert "expected a" in line

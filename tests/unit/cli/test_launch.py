@@ -26,7 +26,7 @@ from dptrain.runtime.mpirun import Launcher
     ],
 )
 def test_wrong_options_are_refused(monkeypatch, capfd, arguments, message):
-    monkeypatch.setattr(launch, "find_launcher", lambda asked: Launcher("MPICH", ("mpirun",)))
+    monkeypatch.setattr(launch, "find_launcher", lambda name: Launcher("MPICH", ("mpirun",)))
     assert main(["launch", *arguments.split()]) == 2
     err = capfd.readouterr().err
     assert err.startswith("dptrain: ")
@@ -34,9 +34,9 @@ def test_wrong_options_are_refused(monkeypatch, capfd, arguments, message):
     assert message in err
 
 
-def started(**more):
+def started(**options):
     """Return what `Job` would be given for a start on four ranks."""
-    return Start(Launcher("MPICH", ("mpirun",)), ("true",), 4, {}, ("127.0.0.1",), **more)
+    return Start(Launcher("MPICH", ("mpirun",)), ("true",), 4, {}, ("127.0.0.1",), **options)
 
 
 def test_ranks_of_one_machine_share_its_cores(monkeypatch):
@@ -67,9 +67,9 @@ def test_it_goes_on_with_the_hosts_that_are_left(monkeypatch, capfd, given, down
     start = launch._on_hosts_left(started(), given, 4, least)
     assert start.hosts == expected
     assert start.ranks == sum(expected.values())
-    said = capfd.readouterr().err
-    assert ("does not answer" in said) == bool(down)
-    assert ("--min-ranks is" in said) == (bool(down) and len(expected) == 2)
+    errors = capfd.readouterr().err
+    assert ("does not answer" in errors) == bool(down)
+    assert ("--min-ranks is" in errors) == (bool(down) and len(expected) == 2)
 
 
 @pytest.mark.parametrize(
@@ -89,11 +89,11 @@ def test_what_begins_at_epoch_1_when_it_is_started_again(command, anew):
 
 
 def test_a_command_that_cannot_be_run_is_told_before_mpi_starts(monkeypatch, capfd, tmp_path):
-    monkeypatch.setattr(launch, "find_launcher", lambda asked: Launcher("MPICH", ("mpirun",)))
+    monkeypatch.setattr(launch, "find_launcher", lambda name: Launcher("MPICH", ("mpirun",)))
     monkeypatch.setattr(launch, "Job", None)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "script.py").touch()
-    for command, code, why in (
+    for command, code, message in (
         ("no-such-command", 127, "not found on PATH"),
         ("./no-such-command", 127, "no such file"),
         ("script.py", 127, "not found on PATH; write python script.py"),
@@ -101,4 +101,4 @@ def test_a_command_that_cannot_be_run_is_told_before_mpi_starts(monkeypatch, cap
         (str(tmp_path), 126, "it is a folder"),
     ):
         assert main(["launch", "-n", "2", "--", command]) == code
-        assert capfd.readouterr().err == f"dptrain: launch: cannot run {command}: {why}\n"
+        assert capfd.readouterr().err == f"dptrain: launch: cannot run {command}: {message}\n"

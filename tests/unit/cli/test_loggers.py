@@ -93,11 +93,11 @@ def test_a_logger_takes_up_its_own_state_alone():
         def load_state_dict(self, state):
             self.state = state
 
-    one, other = (loggers.BestEffort(name, Remembers("")) for name in ("MLflow", "TensorBoard"))
-    one.inner.state_dict = lambda: {"run_id": "a"}
-    for callback in (one, other):
-        callback.load_state_dict(one.state_dict())
-    assert one.inner.state == {"run_id": "a"}
+    first, other = (loggers.BestEffort(name, Remembers("")) for name in ("MLflow", "TensorBoard"))
+    first.inner.state_dict = lambda: {"run_id": "a"}
+    for callback in (first, other):
+        callback.load_state_dict(first.state_dict())
+    assert first.inner.state == {"run_id": "a"}
     assert not hasattr(other.inner, "state")
 
 
@@ -105,8 +105,8 @@ def test_a_logger_takes_up_its_own_state_alone():
 def test_wandb_itself_without_a_network(small_npz, tmp_path):
     pytest.importorskip("wandb", reason="needs the extra 'wandb'")
     arguments = ("--data", str(small_npz), "--epochs", "1", "--wandb", "digits", "--out", str(tmp_path / "run"))
-    done = dptrain(0, *arguments, "--verbose", "0", WANDB_MODE="offline", PYTHONWARNINGS="default")
-    assert (done.code, done.out, done.err) == (0, "", "")
+    process = dptrain(0, *arguments, "--verbose", "0", WANDB_MODE="offline", PYTHONWARNINGS="default")
+    assert (process.code, process.out, process.err) == (0, "", "")
     [offline] = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")
     content = offline.read_bytes()
     assert all(word in content for word in (b"epoch/val_loss", b"digits", b"optimizer.name"))

@@ -59,18 +59,18 @@ def test_help_is_a_command_too(capfd, arguments, shown):
 
 
 def test_help_of_a_command_is_its_own(capfd):
-    told = {}
+    outputs = {}
     for command in ("train", "sweep", "doctor", "launch"):
         with pytest.raises(SystemExit):
             main([command, "--help"])
-        told[command] = capfd.readouterr().out
-    assert told["sweep"].startswith("usage: python -m dptrain sweep [options]\n")
-    assert told["doctor"].startswith("usage: python -m dptrain doctor [options]\n")
-    assert "--epochs" in told["sweep"]
-    assert "--epochs" not in told["doctor"]
-    assert "--device" in told["doctor"]
-    assert "--grid FIELD" not in told["train"] + told["doctor"]
-    assert "(default: )" not in "".join(told.values())
+        outputs[command] = capfd.readouterr().out
+    assert outputs["sweep"].startswith("usage: python -m dptrain sweep [options]\n")
+    assert outputs["doctor"].startswith("usage: python -m dptrain doctor [options]\n")
+    assert "--epochs" in outputs["sweep"]
+    assert "--epochs" not in outputs["doctor"]
+    assert "--device" in outputs["doctor"]
+    assert "--grid FIELD" not in outputs["train"] + outputs["doctor"]
+    assert "(default: )" not in "".join(outputs.values())
 
 
 def test_options_that_the_help_of_a_command_leaves_out_are_taken(capfd):

@@ -157,8 +157,8 @@ def test_what_names_no_function(spec, message):
 def test_a_module_and_files_beside_a_file(tmp_path):
     (tmp_path / "helper_of_models.py").write_text("WIDTH = 3\n")
     (tmp_path / "json.py").write_text("from helper_of_models import WIDTH\ndef f(a: int = WIDTH, **more): pass\n")
-    found = load_function(f"{tmp_path}/json.py:f")
-    assert found.arguments({"a": 2, "other": [1]}) == {"a": 2, "other": [1]}
+    function = load_function(f"{tmp_path}/json.py:f")
+    assert function.arguments({"a": 2, "other": [1]}) == {"a": 2, "other": [1]}
     assert json.loads("1") == 1, "a file of that name hides no module"
     assert load_function("tests.unit.cli.test_model_function:test_what_names_no_function").required == {
         "spec",
@@ -191,8 +191,8 @@ def test_a_file_that_changed_is_told_of_and_no_configuration_runs_code_by_itself
     load_function.cache_clear()
     with open(models, "a") as file:
         file.write("# changed\n")
-    again = ["--config", config, "--model", f"{models}:build_model", "--out", str(tmp_path / "again")]
-    assert main([*again, "--verbose", "0"]) == 0
+    arguments = ["--config", config, "--model", f"{models}:build_model", "--out", str(tmp_path / "again")]
+    assert main([*arguments, "--verbose", "0"]) == 0
     assert "models.py has changed since" in capfd.readouterr().err
 
 
@@ -202,11 +202,11 @@ def test_a_run_goes_on_with_the_same_arguments(models, small_npz, tmp_path, capf
         return main([*fixed, *arguments]), capfd.readouterr().err
 
     assert train("--model-arg", "units=4", "--epochs", "1", "--out", str(tmp_path / "run")) == (0, "")
-    more = ["--resume", str(tmp_path / "run"), "--epochs", "2", "--out", str(tmp_path / "more")]
-    code, err = train("--model-arg", "units=5", *more)
+    arguments = ["--resume", str(tmp_path / "run"), "--epochs", "2", "--out", str(tmp_path / "more")]
+    code, err = train("--model-arg", "units=5", *arguments)
     assert code == 2
     assert "model.arguments.units: it has 4, this one 5" in err
-    assert train("--model-arg", "units=4", *more) == (0, "")
+    assert train("--model-arg", "units=4", *arguments) == (0, "")
     lines = (tmp_path / "more" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["epoch"] for line in lines] == [1, 2]
 
@@ -227,8 +227,8 @@ def test_a_model_that_no_file_can_hold_is_trained_without(answer, models, small_
     swept = ["sweep", "--model", f"{models}:subclassed", "--data", str(small_npz), "--grid", "units=2,3"]
     assert main([*swept, "--epochs", "1", "--verbose", "0", "--out", str(tmp_path / "s")]) == 2
     assert "no file can hold the models (layer Net: argument 'marker' is no attribute" in capfd.readouterr().err
-    more = ["--seeds", "0", "--keep", "none", "--batch-size", "512"]
-    assert main([*swept, *more, "--epochs", "1", "--verbose", "0", "--out", str(tmp_path / "s")]) == 0
+    arguments = ["--seeds", "0", "--keep", "none", "--batch-size", "512"]
+    assert main([*swept, *arguments, "--epochs", "1", "--verbose", "0", "--out", str(tmp_path / "s")]) == 0
 
 
 def test_explain_shows_its_layers(models, capfd):

@@ -32,7 +32,9 @@ def train(small_npz, tmp_path, capfd):
 
 
 def zeros(run, file="model.safetensors"):
-    return [round(float(np.mean(one == 0)), 3) for name, one in weights(run, file).items() if name.endswith("kernel")]
+    return [
+        round(float(np.mean(weight == 0)), 3) for name, weight in weights(run, file).items() if name.endswith("kernel")
+    ]
 
 
 def weights(run, file="model.safetensors"):
@@ -50,10 +52,10 @@ PRUNE = ("--prune", "0.75", "--pruning.frequency", "4", *LAYER)
 def test_a_run_becomes_sparse_and_keeps_its_best_sparse_model(train):
     run = train("run", *PRUNE, "--pruning.begin", "0", "--pruning.end", "50%", "--epochs", "4")  # 11 steps an epoch
     assert zeros(run) == [0.75, 0.75]
-    found = [line["sparsity"] for line in epochs(run)]
-    assert 0 < found[0] < found[1] == found[2] == found[3] == pytest.approx(0.75, abs=1e-3)
+    sparsities = [line["sparsity"] for line in epochs(run)]
+    assert 0 < sparsities[0] < sparsities[1] == sparsities[2] == sparsities[3] == pytest.approx(0.75, abs=1e-3)
     summary = json.loads((run / "summary.json").read_text())
-    assert summary["metrics"]["sparsity"] == found[-1]
+    assert summary["metrics"]["sparsity"] == sparsities[-1]
     assert summary["best"]["epoch"] >= 2
     best = load_model(run / "best.keras", device="cpu").layers[-1].kernel.numpy()
     assert np.mean(best == 0) == 0.75
@@ -75,10 +77,10 @@ def test_a_fast_dev_run_prunes_whatever_the_lengths(small_npz, capfd):
     ],
 )
 def test_when_it_is_pruned(given, epochs, expected):
-    config = resolve({}, "", {"pruning.sparsity": "0.9", **{f"pruning.{name}": one for name, one in given.items()}})
+    config = resolve({}, "", {"pruning.sparsity": "0.9", **{f"pruning.{name}": value for name, value in given.items()}})
     model = Sequential([layers.Input((6,)), layers.Dense(4), layers.Dense(2)])
     prune(model, replace(config, train=replace(config.train, epochs=epochs)), 469)
-    first, second = (one.kernel.pruning for one in model.layers)
+    first, second = (layer.kernel.pruning for layer in model.layers)
     assert first is second  # compared over all layers
     assert first.global_unstructured
     assert (first.schedule.begin_step, first.schedule.end_step, first.schedule.frequency) == expected
@@ -90,20 +92,20 @@ def test_exported(train, tmp_path):
     out = tmp_path / "m.onnx"
     assert main(["export", str(run), "--out", str(out)]) == 0
 
-    found = [onnx.numpy_helper.to_array(one) for one in onnx.load(out).graph.initializer]
-    kernels = sorted((one for one in found if one.ndim == 2 and one.size > 1), key=np.size)
-    assert [float(np.mean(one == 0)) for one in kernels] == [0.75, 0.75]
+    arrays = [onnx.numpy_helper.to_array(tensor) for tensor in onnx.load(out).graph.initializer]
+    kernels = sorted((array for array in arrays if array.ndim == 2 and array.size > 1), key=np.size)
+    assert [float(np.mean(kernel == 0)) for kernel in kernels] == [0.75, 0.75]
 
 
 def test_going_on_has_the_bits_of_one_training(train):
     fixed = (*PRUNE, "--pruning.begin", "0", "--pruning.end", "20", "--regrow")  # in the middle of the second epoch
     straight = train("straight", *fixed, "--epochs", "3")
-    begun = train("begun", *fixed, "--epochs", "1")
-    resumed = train("resumed", *fixed, "--epochs", "3", "--resume", str(begun))
-    found, expected = weights(resumed), weights(straight)
-    assert all(found[name].tobytes() == one.tobytes() for name, one in expected.items())
+    first_run = train("begun", *fixed, "--epochs", "1")
+    resumed = train("resumed", *fixed, "--epochs", "3", "--resume", str(first_run))
+    actual, expected = weights(resumed), weights(straight)
+    assert all(actual[name].tobytes() == array.tobytes() for name, array in expected.items())
     assert zeros(straight)[0] > 0.7
-    code, err = train("other", "--prune", "0.5", *fixed[2:], "--epochs", "3", "--resume", str(begun))
+    code, err = train("other", "--prune", "0.5", *fixed[2:], "--epochs", "3", "--resume", str(first_run))
     assert (code, "pruning.sparsity: it has 0.75, this one 0.5" in err) == (2, True)
 
 
@@ -128,8 +130,8 @@ def test_values_refused(field, value, told):
 
 @pytest.mark.parametrize("value", [0, "0", 0.999, "1e-3", "3:4", "none", None])
 def test_values_taken(value):
-    found = resolve({}, "", {"pruning.sparsity": value}).pruning.sparsity
-    assert found == (None if value in ("none", None) else value if ":" in str(value) else float(value))
+    sparsity = resolve({}, "", {"pruning.sparsity": value}).pruning.sparsity
+    assert sparsity == (None if value in ("none", None) else value if ":" in str(value) else float(value))
 
 
 @pytest.mark.parametrize(
@@ -178,13 +180,15 @@ def test_a_sweep_shows_sparsity_beside_accuracy(small_npz, tmp_path, capfd):
     assert main(["sweep", "--data", str(small_npz), *FIXED, *grid, "--out", str(out)]) == 0
     capfd.readouterr()
     with open(out / "trials.csv", encoding="utf-8", newline="") as file:
-        found = {row["prune"]: float(row["mean_sparsity"]) for row in csv.DictReader(file)}
-    assert list(found) == ["", "0.5", "0.75"] or list(found) == ["none", "0.5", "0.75"]
-    assert list(found.values()) == pytest.approx([0, 0.5, 0.75], abs=0.01)
+        sparsities = {row["prune"]: float(row["mean_sparsity"]) for row in csv.DictReader(file)}
+    assert list(sparsities) == ["", "0.5", "0.75"] or list(sparsities) == ["none", "0.5", "0.75"]
+    assert list(sparsities.values()) == pytest.approx([0, 0.5, 0.75], abs=0.01)
     report = (out / "report.html").read_text(encoding="utf-8")
     assert "sparsity" in report
     # A run of it alone has its bits.
-    line = next(one for one in map(json.loads, (out / "results.jsonl").read_text().splitlines()) if one["run"] == 5)
+    line = next(
+        record for record in map(json.loads, (out / "results.jsonl").read_text().splitlines()) if record["run"] == 5
+    )
     alone = ("--prune", "0.75", "--seed", str(line["seed"]), *grid[4:], "--out", str(tmp_path / "alone"))
     assert main(["--data", str(small_npz), *FIXED, *alone]) == 0
     first = epochs(tmp_path / "alone")[0]

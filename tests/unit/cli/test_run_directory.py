@@ -183,11 +183,11 @@ assert why_not().startswith("matplotlib does not start: ValueError: Key backend:
 def test_no_curves_with_a_backend_that_is_none():
     pytest.importorskip("matplotlib", reason="curves need the extra 'plots'")
     command, environment = [sys.executable, "-E", "-c", BAD_BACKEND], os.environ | {"MPLBACKEND": "nonsense"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith("dptrain: warning: no curves.png: ValueError: Key backend: 'nonsense'")
-    assert done.stderr.endswith("; unset MPLBACKEND\n")
-    assert done.stderr.count("\n") == 1
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert process.returncode == 0, process.stderr
+    assert process.stderr.startswith("dptrain: warning: no curves.png: ValueError: Key backend: 'nonsense'")
+    assert process.stderr.endswith("; unset MPLBACKEND\n")
+    assert process.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

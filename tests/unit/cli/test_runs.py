@@ -21,8 +21,8 @@ from tests.sample import examples
 def make(folder, name, *losses, finished=True, **overrides):
     """Make a run's folder as a training does, with a validation loss an epoch."""
     path = folder / name
-    said = {"train.epochs": 5} | {key.replace("__", "."): value for key, value in overrides.items()}
-    with RunDirectory(path, to_yaml(resolve({}, "", said))) as run:
+    settings = {"train.epochs": 5} | {key.replace("__", "."): value for key, value in overrides.items()}
+    with RunDirectory(path, to_yaml(resolve({}, "", settings))) as run:
         for epoch, loss in enumerate(losses, 1):
             run.add_epoch({"epoch": epoch, "loss": loss / 2, "val_loss": loss, "val_accuracy": 1 - loss, "seconds": 1})
         if finished:
@@ -58,7 +58,7 @@ def test_what_a_folder_says(folder):
     runs, others = read_runs(folder)
     a, b, c = runs
     assert others == []
-    assert [one.name for one in runs] == ["a", "b", "c"]
+    assert [run.name for run in runs] == ["a", "b", "c"]
     assert (b.state, b.epochs, b.planned, b.seconds, b.started) == ("finished", 3, 5, 7.5, "2020-11-23T10:00:00+0000")
     assert (b.value("val_loss"), b.value("val_accuracy")) == (0.25, 0.625)
     assert (b.settings["optimizer.learning_rate"], b.settings["seed"]) == (0.1, 0)
@@ -88,8 +88,8 @@ def test_the_table_has_what_differs(folder, capfd):
     [("val_loss", "cba"), ("val_accuracy", "cba"), ("name", "abc"), ("epochs", "cab"), ("seconds", "abc")],
 )
 def test_sorted_the_best_first(folder, capfd, key, order):
-    found = json.loads(shown(capfd, folder, "--json", "--sort", key))
-    assert "".join(one["name"] for one in found["runs"]) == order
+    listing = json.loads(shown(capfd, folder, "--json", "--sort", key))
+    assert "".join(run["name"] for run in listing["runs"]) == order
 
 
 def test_what_is_no_run_is_named_and_left_alone(folder, capfd):
@@ -147,8 +147,8 @@ def test_no_content_of_a_file_is_worse_than_damaged(tmp_path, name, content):
     if not path.exists():
         make(tmp_path, "run", 0.5, finished=False)
         (tmp_path / "as-it-was").write_bytes((path / "config.yaml").read_bytes())
-    for one in ("summary.json", "metrics.jsonl"):
-        (path / one).unlink(missing_ok=True)
+    for file in ("summary.json", "metrics.jsonl"):
+        (path / file).unlink(missing_ok=True)
     (path / "config.yaml").write_bytes((tmp_path / "as-it-was").read_bytes())
     (path / name).write_bytes(content)
     for read in (read_run, read_epochs):
@@ -170,9 +170,9 @@ def test_one_bad_folder_is_one_line_and_the_rest_goes_on(folder, capfd):
     long.write_text(long.read_text().replace("  columns: []", f"  columns: [{columns}]"))
     os.rename(make(folder, "name", 0.5), os.fsencode(folder) + b"/name\xff")
     (folder / "loop").symlink_to("loop")
-    begun = time.process_time()
+    start = time.process_time()
     out = shown(capfd, folder, "--sort", "val_loss")
-    assert time.process_time() - begun < 5
+    assert time.process_time() - start < 5
     assert [name for name in ("a", "b", "digits", "started", "long", "name\\udcff") if f"│ {name} " not in out] == []
     assert "number: damaged: config.yaml" in out
     assert "many: damaged: config.yaml has more settings than any run" in out
@@ -193,8 +193,8 @@ def test_curves_over_decades_have_a_logarithmic_axis():
 
 
 def test_comparing_two_shows_and_draws_what_differs(folder, capfd, monkeypatch):
-    drawn = {}
-    monkeypatch.setattr(curves, "draw_comparison", lambda runs: drawn.update(runs) or b"picture")
+    drawings = {}
+    monkeypatch.setattr(curves, "draw_comparison", lambda runs: drawings.update(runs) or b"picture")
     monkeypatch.chdir(folder)
     out = shown(capfd, ".", "--compare", "a", folder / "b")
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in out.splitlines()]
@@ -206,14 +206,14 @@ def test_comparing_two_shows_and_draws_what_differs(folder, capfd, monkeypatch):
     ):
         assert row in rows
     assert "hidden" not in out
-    assert [epoch["val_loss"] for epoch in drawn["b"]] == [0.5, 0.25, 0.375]
+    assert [epoch["val_loss"] for epoch in drawings["b"]] == [0.5, 0.25, 0.375]
     assert (folder / "compare-a-b.png").read_bytes() == b"picture"
 
 
 def test_a_torn_last_line_is_no_epoch(folder):
     with open(folder / "c" / "metrics.jsonl", "a") as file:
         file.write('{"epoch": 2, "val_lo')
-    assert [one["epoch"] for one in read_epochs(folder / "c")] == [1]
+    assert [epoch["epoch"] for epoch in read_epochs(folder / "c")] == [1]
     assert read_run(folder / "c").epochs == 1
 
 
@@ -239,8 +239,8 @@ def test_curves_of_runs_are_a_picture():
 )
 def test_what_is_refused(folder, capfd, monkeypatch, code, arguments, message):
     monkeypatch.chdir(folder)
-    found = shown(capfd, *arguments.replace("DIR", str(folder)).split(), code=code)
-    assert message.replace("DIR", str(folder)) in found
+    output = shown(capfd, *arguments.replace("DIR", str(folder)).split(), code=code)
+    assert message.replace("DIR", str(folder)) in output
 
 
 def test_a_folder_without_runs(tmp_path, capfd):

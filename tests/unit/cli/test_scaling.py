@@ -91,18 +91,18 @@ def test_what_is_not_understood_is_said_in_one_line_before_a_machine_is_measured
 def test_tables_of_gpus(ask):
     lines = ask("--ranks", "1-1024", *GPU, "--hidden", "512,512", "--batch-size", "8192")
     assert max(map(len, lines)) <= COLUMNS
-    found = {mode: table(lines, mode) for mode in MODES}
-    assert all(list(rows) == [2**n for n in range(11)] for rows in found.values())
-    first = found["data parallel"][1]
+    tables = {mode: table(lines, mode) for mode in MODES}
+    assert all(list(rows) == [2**n for n in range(11)] for rows in tables.values())
+    first = tables["data parallel"][1]
     assert first["eff."] == "100.0%"
     parameters = 784 * 512 + 512 * 512 + 512 * 10 + 2 * 512 + 10
     assert first["weights"] == first["gradients"] == f"{4 * parameters / 1e6:.3g}MB"
     assert first["slots"] == f"{8 * parameters / 1e6:.3g}MB"
-    for rows in found.values():
+    for rows in tables.values():
         assert {**rows[1], "mesh": "", "sent": "0B", "memory": ""} == {**first, "mesh": "", "memory": ""}
-    assert found["data parallel"][8]["sent"] == f"{4 * parameters / 1e6:.3g}MB"
-    assert (found["tensor parallel"][64]["mesh"], found["pipeline"][64]["mesh"]) == ("8 x 8", "32 x 2")
-    marks = [sum(rows[ranks]["memory"].endswith("*") for rows in found.values()) for ranks in found["FSDP"]]
+    assert tables["data parallel"][8]["sent"] == f"{4 * parameters / 1e6:.3g}MB"
+    assert (tables["tensor parallel"][64]["mesh"], tables["pipeline"][64]["mesh"]) == ("8 x 8", "32 x 2")
+    marks = [sum(rows[ranks]["memory"].endswith("*") for rows in tables.values()) for ranks in tables["FSDP"]]
     assert marks == [1] * 11, "one mode to take on each number of ranks"
 
 
@@ -122,12 +122,12 @@ def test_words(ask):
 
 def test_what_does_not_fit_into_a_gpu(ask, monkeypatch):
     hidden = ["--hidden", "1024,1024", "--batch-size", "1024", "--ranks", "1-64"]
-    monkeypatch.setattr(scaling, "_fits", lambda one, hardware: one.memory.total < 20e6)
+    monkeypatch.setattr(scaling, "_fits", lambda plan, hardware: plan.memory.total < 20e6)
     lines = ask(*GPU, *hidden)
     assert "One rank would need " in text(lines)
     assert table(lines, "data parallel")[64]["memory"].endswith("!")
     assert table(lines, "FSDP")[64]["memory"].endswith("MB")
-    monkeypatch.setattr(scaling, "_fits", lambda one, hardware: False)
+    monkeypatch.setattr(scaling, "_fits", lambda plan, hardware: False)
     assert "No mode fits into 80GB a rank: take a smaller model or batch, or more ranks." in ask(*GPU, *hidden)
 
 
@@ -163,9 +163,9 @@ def test_a_cpu_is_measured_where_nothing_is_stated(ask, monkeypatch):
 
     monkeypatch.setattr(scaling, "measured", found)
     options = ["--device", "cpu", "--ranks", "1-4", "--hidden", "8"]
-    told = text(ask(*options))
-    assert "products reach float32 123 Gflop/s, memory 45GB/s;" in told
-    assert "measured here" in told
+    output = text(ask(*options))
+    assert "products reach float32 123 Gflop/s, memory 45GB/s;" in output
+    assert "measured here" in output
     assert "float32 99 Gflop/s, memory 45GB/s;" in text(ask(*options, "--gflops", "99"))
     monkeypatch.delattr(scaling, "measured")
     assert "CPU, stated; products reach float32 100 Gflop/s, memory 40GB/s;" in text(ask(*options, *CPU))
@@ -176,10 +176,10 @@ def test_measured_rates_are_options():
 
 
 def test_options_about_gpus_choose_gpus(ask):
-    said = ["--ranks", "1-2", "--hidden", "8", "--node-gpus", "8", "--network", "200Gb"]
-    assert "machine: H100, SXM, " in text(ask(*said))
+    options = ["--ranks", "1-2", "--hidden", "8", "--node-gpus", "8", "--network", "200Gb"]
+    assert "machine: H100, SXM, " in text(ask(*options))
     assert "machine: A100, SXM, " in text(ask("--ranks", "1", "--hidden", "8", "--gpu", "A100"))
-    assert "CPU, stated; " in text(ask(*said, *CPU))
+    assert "CPU, stated; " in text(ask(*options, *CPU))
 
 
 def test_modes_of_a_convolutional_network():
@@ -198,23 +198,23 @@ def test_modes_of_a_convolutional_network():
     )
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], device="cpu")
     hardware = cpu_hardware(Rates(1e11, 4e10, None), 4, 4)
-    found = [one.predict(8, 32, hardware) for one in of_model(model, 32)]
-    assert [one.mode for one in found] == list(MODES)
-    assert all(np.isfinite(one.seconds) and one.sent > 0 for one in found)
-    assert found[3].memory.weights < found[0].memory.weights
+    predictions = [mode.predict(8, 32, hardware) for mode in of_model(model, 32)]
+    assert [prediction.mode for prediction in predictions] == list(MODES)
+    assert all(np.isfinite(prediction.seconds) and prediction.sent > 0 for prediction in predictions)
+    assert predictions[3].memory.weights < predictions[0].memory.weights
 
 
 @pytest.mark.parametrize(("hidden", "batch"), [([128], 1024), ([1024, 1024], 1024), ([1024, 1024], 8192)])
 def test_a_step_on_one_gpu_takes_what_its_kernels_take(hidden, batch):
     """As `explain --kernels` predicts them, at the GPU's peaks; registers as nvcc gives them to products."""
     model = dp.Sequential(
-        [dp.layers.Input((784,)), *(dp.layers.Dense(one, "relu") for one in hidden), dp.layers.Dense(10, "softmax")]
+        [dp.layers.Input((784,)), *(dp.layers.Dense(units, "relu") for units in hidden), dp.layers.Dense(10, "softmax")]
     )
     model.compile("adam", "sparse_categorical_crossentropy", device="cuda")
-    made = Composition(program_of(model, batch))
-    given = {one.name: Resources(128, 0, one.shared or 0) for one in loads(made)}
-    kernels = predict_step(loads(made, given), GPUS[1])
+    composition = Composition(program_of(model, batch))
+    resources = {kernel.name: Resources(128, 0, kernel.shared or 0) for kernel in loads(composition)}
+    kernels = predict_step(loads(composition, resources), GPUS[1])
     options = ScalingOptions([1], False, None, "H100", None, None, GPUS[1].peaks["FP32"], None)
     hardware, _ = scaling._of_gpus(options, "float32")
-    (found, *_) = of_model(model, batch)
-    assert found.predict(1, batch, hardware).seconds == pytest.approx(kernels, rel=0.4)
+    (prediction, *_) = of_model(model, batch)
+    assert prediction.predict(1, batch, hardware).seconds == pytest.approx(kernels, rel=0.4)

@@ -39,10 +39,12 @@ def test_what_is_written_is_read_again(schedule, separator):
 def made_of(schedule, epoch, epochs):
     """Return its rate as a function of the step; None where the training is too short."""
     try:
-        made = schedule.make(0.25, epoch, epochs)
+        rate_schedule = schedule.make(0.25, epoch, epochs)
     except ConfigError:
         return None
-    return (lambda step: made) if isinstance(made, float) else (lambda step: float(made(step)))
+    return (
+        (lambda step: rate_schedule) if isinstance(rate_schedule, float) else (lambda step: float(rate_schedule(step)))
+    )
 
 
 @settings(max_examples=examples(40), deadline=None)
@@ -83,8 +85,10 @@ def test_every_schedule_stays_between_nothing_and_the_learning_rate(schedule, ep
     ],
 )
 def test_numbers(text, step, rate):
-    made = parse_schedule(text).make(1.0, 100, 10)
-    assert (made if isinstance(made, float) else float(made(step))) == pytest.approx(rate, abs=1e-12)
+    rate_schedule = parse_schedule(text).make(1.0, 100, 10)
+    assert (rate_schedule if isinstance(rate_schedule, float) else float(rate_schedule(step))) == pytest.approx(
+        rate, abs=1e-12
+    )
 
 
 @pytest.mark.parametrize(

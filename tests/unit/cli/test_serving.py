@@ -47,10 +47,10 @@ def refused(capfd, code: int, *arguments) -> str:
 
 
 def test_evaluate_says_what_the_training_said(folder, capfd):
-    found = json.loads(ask(capfd, "evaluate", folder / "run", "--json"))
+    report = json.loads(ask(capfd, "evaluate", folder / "run", "--json"))
     metrics = json.loads((folder / "run" / "summary.json").read_text())["metrics"]
-    assert found["metrics"] == {"loss": metrics["val_loss"], "accuracy": metrics["val_accuracy"]}
-    assert found["samples"] == 7
+    assert report["metrics"] == {"loss": metrics["val_loss"], "accuracy": metrics["val_accuracy"]}
+    assert report["samples"] == 7
     train = ask(capfd, "evaluate", folder / "run" / "model.keras", "--data", folder / "data.npz", "--part", "train")
     assert train.startswith(f"{folder / 'data.npz'}: 23 samples: loss ")
 
@@ -58,11 +58,11 @@ def test_evaluate_says_what_the_training_said(folder, capfd):
 @pytest.mark.parametrize("shape", [(-1,), (-1, 1)])
 def test_evaluate_with_targets_in_a_file_of_their_own(folder, capfd, tmp_path, shape):
     np.save(tmp_path / "y.npy", (np.arange(23) % 3).reshape(shape))
-    found = ask(
+    report = ask(
         *(capfd, "evaluate", folder / "run", "--data", folder / "x.npy", "--target", tmp_path / "y.npy", "--json")
     )
-    whole = ask(capfd, "evaluate", folder / "run", "--data", folder / "data.npz", "--part", "train", "--json")
-    assert json.loads(found)["metrics"] == json.loads(whole)["metrics"]
+    full_report = ask(capfd, "evaluate", folder / "run", "--data", folder / "data.npz", "--part", "train", "--json")
+    assert json.loads(report)["metrics"] == json.loads(full_report)["metrics"]
 
 
 OWN_LAYERS = """
@@ -89,11 +89,11 @@ def test_a_model_s_own_classes_are_in_a_file_that_the_command_line_names(folder,
     message = refused(capfd, 65, *asked)  # what the folder names is not run
     assert "custom object 'Scaled' of module 'mine'" in message
     assert "--custom-objects FILE.py" in message
-    named = ("--custom-objects", tmp_path / "mine.py")
-    assert ask(capfd, *asked, *named).startswith("the file is run\nindex,class,p_0,p_1,p_2\n0,")
-    assert "accuracy" in ask(capfd, "evaluate", run, *named)
-    ask(capfd, "export", run, "--out", tmp_path / "m.program", *named)
-    assert "(3, x)" in ask(capfd, "explain", run, *named, "--step", "predict")
+    options = ("--custom-objects", tmp_path / "mine.py")
+    assert ask(capfd, *asked, *options).startswith("the file is run\nindex,class,p_0,p_1,p_2\n0,")
+    assert "accuracy" in ask(capfd, "evaluate", run, *options)
+    ask(capfd, "export", run, "--out", tmp_path / "m.program", *options)
+    assert "(3, x)" in ask(capfd, "explain", run, *options, "--step", "predict")
 
 
 @pytest.mark.parametrize(
@@ -113,8 +113,8 @@ def test_code_that_fails_ends_in_one_line(folder, capfd, tmp_path, text, message
 def test_two_files_must_not_have_different_classes_of_one_name(folder, capfd, tmp_path):
     for name in ("one", "two"):
         (tmp_path / f"{name}_file.py").write_text(OWN_LAYERS.replace('print("the file is run")', ""))
-    both = [word for name in ("one", "two") for word in ("--custom-objects", tmp_path / f"{name}_file.py")]
-    assert "has another 'Scaled' than a file before it" in refused(capfd, 2, "predict", folder / "run", *both)
+    arguments = [word for name in ("one", "two") for word in ("--custom-objects", tmp_path / f"{name}_file.py")]
+    assert "has another 'Scaled' than a file before it" in refused(capfd, 2, "predict", folder / "run", *arguments)
 
 
 def test_predict_writes_a_line_a_row(folder, capfd):
@@ -124,8 +124,8 @@ def test_predict_writes_a_line_a_row(folder, capfd):
     assert list(rows[0]) == ["index", "class", "p_0", "p_1", "p_2"]
     assert [int(row["index"]) for row in rows] == list(range(23))
     assert [int(row["class"]) for row in rows] == expected.argmax(axis=1).tolist()
-    found = np.array([[row[f"p_{one}"] for one in range(3)] for row in rows], np.float32)
-    np.testing.assert_array_equal(found, expected)
+    actual = np.array([[row[f"p_{label}"] for label in range(3)] for row in rows], np.float32)
+    np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize("name", ["p.csv", "p.npy", "p.npz"])
@@ -135,9 +135,9 @@ def test_predict_writes_a_file_in_one_piece(folder, capfd, tmp_path, name):
     assert ask(capfd, "predict", folder / "run", "--data", folder / "x.npy", "--batch-size", 5, "--out", out) == ""
     expected = dp.models.load_model(folder / "run").predict(X, verbose=0)
     if name != "p.csv":
-        found = np.load(out)
-        np.testing.assert_array_equal(found if name == "p.npy" else found["output"], expected)
-    assert [one.name for one in tmp_path.iterdir()] == [name]
+        actual = np.load(out)
+        np.testing.assert_array_equal(actual if name == "p.npy" else actual["output"], expected)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 @pytest.mark.parametrize("form", ["keras", "safetensors", "npz", "program", "onnx"])
@@ -148,20 +148,20 @@ def test_export_writes_every_format(folder, capfd, tmp_path, form):
     assert ask(capfd, "export", folder / "run", "--out", out).startswith(f"{out}: {form}, ")
     model = dp.models.load_model(folder / "run", device="cpu")
     if form == "keras":
-        found = dp.models.load_model(out, device="cpu")
-        assert found.optimizer.get_config() == model.optimizer.get_config()
-        np.testing.assert_array_equal(found.predict(X, verbose=0), model.predict(X, verbose=0))
+        exported = dp.models.load_model(out, device="cpu")
+        assert exported.optimizer.get_config() == model.optimizer.get_config()
+        np.testing.assert_array_equal(exported.predict(X, verbose=0), model.predict(X, verbose=0))
     elif form == "program":
-        found = dp.saving.load_program(out, device="cpu")(X)
-        np.testing.assert_array_equal(found, model.predict(X, verbose=0))
+        exported = dp.saving.load_program(out, device="cpu")(X)
+        np.testing.assert_array_equal(exported, model.predict(X, verbose=0))
     elif form == "onnx":
         model.export(tmp_path / "own", format="onnx")
         assert out.read_bytes() == (tmp_path / "own").read_bytes()
     else:
-        found = safetensors.numpy.load_file(out) if form == "safetensors" else np.load(out)
+        exported = safetensors.numpy.load_file(out) if form == "safetensors" else np.load(out)
         weights = model._named_weights()
-        assert sorted(found) == sorted(weights)
-        assert all(np.array_equal(found[name], one) for name, one in weights.items())
+        assert sorted(exported) == sorted(weights)
+        assert all(np.array_equal(exported[name], array) for name, array in weights.items())
     assert f"{out} exists; --overwrite replaces it" in refused(capfd, 74, "export", folder / "run", "--out", out)
     ask(capfd, "export", folder / "run", "--out", out, "--overwrite")
 
@@ -182,8 +182,8 @@ def test_several_inputs_are_named_in_the_file(capfd, tmp_path):
     np.savez(tmp_path / "d.npz", a=X[:, :2], b=X[:, :3])
     out = tmp_path / "p.npz"
     ask(capfd, "predict", tmp_path / "m.keras", "--data", tmp_path / "d.npz", "--out", out)
-    found, expected = np.load(out), model.predict([X[:, :2], X[:, :3]], verbose=0)
-    assert all(np.array_equal(found[name], one) for name, one in expected.items())
+    actual, expected = np.load(out), model.predict([X[:, :2], X[:, :3]], verbose=0)
+    assert all(np.array_equal(actual[name], array) for name, array in expected.items())
     text = ask(capfd, "predict", tmp_path / "m.keras", "--data", tmp_path / "d.npz")
     assert text.splitlines()[0] == "index,same_0,same_1,sum"
 
@@ -255,22 +255,22 @@ def test_a_table_with_gaps_is_filled_as_in_the_training(capfd, tmp_path):
     (tmp_path / "t.csv").write_text("\n".join(["n,c,y", *rows]))
     run = tmp_path / "run"
     train = ("--data", tmp_path / "t.csv", "--target", "y", "--epochs", 1, "--hidden", 3, "--out", run)
-    assert "row 2, column 'c': no value" in (said := refused(capfd, 65, *train, "--verbose", 0))
-    assert "--missing mean" in said
+    assert "row 2, column 'c': no value" in (message := refused(capfd, 65, *train, "--verbose", 0))
+    assert "--missing mean" in message
     assert "column 'n': 12 of 60 values are missing" in ask(capfd, *train, "--missing", "mean")
     (tmp_path / "new.csv").write_text("n,c\n,a\n3,\n,\n")
-    found = ask(capfd, "predict", run, "--data", tmp_path / "new.csv").splitlines()
+    lines = ask(capfd, "predict", run, "--data", tmp_path / "new.csv").splitlines()
     mean = dp.models.load_model(run).preprocessing.columns[0].mean
     (tmp_path / "full.csv").write_text(f"n,c\n{mean},a\n3,(missing)\n{mean},(missing)\n")
-    assert ask(capfd, "predict", run, "--data", tmp_path / "full.csv").splitlines() == found
-    assert len(set(found)) == 4
+    assert ask(capfd, "predict", run, "--data", tmp_path / "full.csv").splitlines() == lines
+    assert len(set(lines)) == 4
 
 
 def test_evaluate_says_what_is_right_of_each_class(folder, capfd):
-    found = json.loads(ask(capfd, "evaluate", folder / "run", "--json"))
-    by_class = found["classes"]
+    report = json.loads(ask(capfd, "evaluate", folder / "run", "--json"))
+    by_class = report["classes"]
     right = sum(by_class["confusion"][label][label] for label in range(3))
-    assert right / 7 == pytest.approx(found["metrics"]["accuracy"])
+    assert right / 7 == pytest.approx(report["metrics"]["accuracy"])
     assert [sum(row) for row in by_class["confusion"]] == [3, 2, 2]
     assert set(by_class) == {"names", "precision", "recall", "f1", "confusion"}
     out = ask(capfd, "evaluate", folder / "run")
@@ -313,8 +313,8 @@ def test_values_have_a_column_each():
 
 
 def test_classes_have_names_where_they_are_known():
-    means = Meaning("multiclass", ("cat", "dog, wet"))
-    assert lines(np.float32([[0.25, 0.75]]), means) == ['index,class,p_cat,"p_dog, wet"', '0,"dog, wet",0.25,0.75']
+    meaning = Meaning("multiclass", ("cat", "dog, wet"))
+    assert lines(np.float32([[0.25, 0.75]]), meaning) == ['index,class,p_cat,"p_dog, wet"', '0,"dog, wet",0.25,0.75']
     assert "'=1+1" in lines(np.float32([[0.75, 0.25]]), Meaning("multiclass", ("=1+1", "b")))[1]
     binary = np.float32([[0.25], [0.75]])
     assert lines(binary, Meaning("binary", ("no", "yes"))) == ["index,class,p_yes", "0,no,0.25", "1,yes,0.75"]

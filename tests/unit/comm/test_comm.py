@@ -20,13 +20,13 @@ def test_one_failure_fails_all_with_one_message(bad):
 
         comm.agree("data", check)
 
-    found = on_ranks(3, action)
-    assert all(isinstance(error, AgreedError) for error in found)
+    results = on_ranks(3, action)
+    assert all(isinstance(error, AgreedError) for error in results)
     others = ", ".join(str(rank) for rank in range(3) if rank != bad)
-    assert {str(error) for error in found} == {
+    assert {str(error) for error in results} == {
         f"truncated (rank {bad}, host host{bad}, pid {os.getpid()}; no error on ranks {others})"
     }
-    assert {error.exit_code for error in found} == {65}
+    assert {error.exit_code for error in results} == {65}
 
 
 def test_the_same_failure_everywhere_is_one_line():
@@ -36,9 +36,9 @@ def test_the_same_failure_everywhere_is_one_line():
 
         comm.agree("configuration", check)
 
-    found = on_ranks(4, action)
-    assert {str(error) for error in found} == {"bad value"}
-    assert {error.exit_code for error in found} == {2}
+    results = on_ranks(4, action)
+    assert {str(error) for error in results} == {"bad value"}
+    assert {error.exit_code for error in results} == {2}
 
 
 def test_different_failures_name_the_first_and_the_others():
@@ -58,9 +58,9 @@ def test_unexpected_exceptions_are_internal_errors_everywhere():
     def action(comm: Communicator) -> None:
         comm.agree("model", lambda: 1 / 0 if comm.rank == 1 else 1)
 
-    found = on_ranks(2, action)
-    assert {error.exit_code for error in found} == {70}
-    assert all("ZeroDivisionError" in str(error) for error in found)
+    results = on_ranks(2, action)
+    assert {error.exit_code for error in results} == {70}
+    assert all("ZeroDivisionError" in str(error) for error in results)
 
 
 def test_too_little_memory_on_one_rank_is_the_devices_error_everywhere():
@@ -79,20 +79,20 @@ def test_success_returns_each_ranks_own_result():
 
 
 def test_what_must_be_the_same_of_results_travels_with_the_agreement():
-    same = Same("the ranks count differently", lambda number: {"parity": number % 2}, {"parity": "count in twos"})
-    assert on_ranks(3, lambda comm: comm.agree("x", lambda: comm.rank * 2, same)) == [0, 2, 4]
-    found = on_ranks(2, lambda comm: comm.agree("x", lambda: comm.rank, same))
-    assert {str(error) for error in found} == {
+    same_facts = Same("the ranks count differently", lambda number: {"parity": number % 2}, {"parity": "count in twos"})
+    assert on_ranks(3, lambda comm: comm.agree("x", lambda: comm.rank * 2, same_facts)) == [0, 2, 4]
+    results = on_ranks(2, lambda comm: comm.agree("x", lambda: comm.rank, same_facts))
+    assert {str(error) for error in results} == {
         "the ranks count differently: parity: rank 0 has 0, rank 1 has 1; count in twos"
     }
-    assert {error.exit_code for error in found} == {2}
+    assert {error.exit_code for error in results} == {2}
 
 
 def test_a_failure_comes_before_what_differs():
-    same = Same("the ranks count differently", lambda number: {"number": number}, {})
-    found = on_ranks(2, lambda comm: comm.agree("x", lambda: comm.rank / comm.rank, same))
-    assert {error.exit_code for error in found} == {70}
-    assert all("ZeroDivisionError" in str(error) for error in found)
+    same_facts = Same("the ranks count differently", lambda number: {"number": number}, {})
+    results = on_ranks(2, lambda comm: comm.agree("x", lambda: comm.rank / comm.rank, same_facts))
+    assert {error.exit_code for error in results} == {70}
+    assert all("ZeroDivisionError" in str(error) for error in results)
     assert on_ranks(3, lambda comm: comm.broadcast_fact({"r": comm.rank})) == [{"r": 0}] * 3
 
 
@@ -146,28 +146,28 @@ def test_ranks_that_are_in_different_calls_learn_who_is_where(odd):
             return comm.agree("fit", lambda: 1)
         return comm.require_same("the ranks differ", {"rows": 3})
 
-    found = on_ranks(3, action)
-    assert all(isinstance(error, AgreedError) for error in found), found
-    assert {error.exit_code for error in found} == {2}
-    (message,) = {str(error) for error in found}
+    results = on_ranks(3, action)
+    assert all(isinstance(error, AgreedError) for error in results), results
+    assert {error.exit_code for error in results} == {2}
+    (message,) = {str(error) for error in results}
     others = ", ".join(str(rank) for rank in range(3) if rank != odd)
     assert f"rank {odd} in agree('fit')" in message
     assert f"ranks {others} in require_same('the ranks differ')" in message
 
 
 def test_facts_that_not_all_ranks_have_differ():
-    found = on_ranks(2, lambda comm: comm.require_same("differ", {"a": 1, **({"b": 2} if comm.rank else {})}))
-    assert {str(error) for error in found} == {"differ: b: rank 0 has None, rank 1 has 2"}
+    results = on_ranks(2, lambda comm: comm.require_same("differ", {"a": 1, **({"b": 2} if comm.rank else {})}))
+    assert {str(error) for error in results} == {"differ: b: rank 0 has None, rank 1 has 2"}
 
 
 def test_what_to_do_is_said_of_facts_that_differ():
     advice = {"b": "seed it", "a": "never said"}
-    found = on_ranks(2, lambda comm: comm.require_same("differ", {"a": 1, "b": comm.rank}, advice))
-    assert {str(error) for error in found} == {"differ: b: rank 0 has 0, rank 1 has 1; seed it"}
+    results = on_ranks(2, lambda comm: comm.require_same("differ", {"a": 1, "b": comm.rank}, advice))
+    assert {str(error) for error in results} == {"differ: b: rank 0 has 0, rank 1 has 1; seed it"}
 
 
 @pytest.mark.parametrize(("count", "more"), [(3, ""), (4, "; and 1 more"), (10, "; and 7 more")])
 def test_of_many_facts_that_differ_three_are_shown(count, more):
-    found = on_ranks(2, lambda comm: comm.require_same("differ", {f"f{n}": comm.rank for n in range(count)}))
-    shown = "; ".join(f"f{n}: rank 0 has 0, rank 1 has 1" for n in range(3))
-    assert {str(error) for error in found} == {f"differ: {shown}{more}"}
+    results = on_ranks(2, lambda comm: comm.require_same("differ", {f"f{n}": comm.rank for n in range(count)}))
+    message = "; ".join(f"f{n}: rank 0 has 0, rank 1 has 1" for n in range(3))
+    assert {str(error) for error in results} == {f"differ: {message}{more}"}

@@ -36,9 +36,9 @@ class Column:
         board, barrier = self.board
         board[self.number] = what
         barrier.wait(20)
-        found = list(board)
+        values = list(board)
         barrier.wait(20)
-        return found
+        return values
 
     def count(self, lengths):
         others = [n for other, n in enumerate(lengths) if other != self.number]
@@ -53,8 +53,8 @@ class Column:
 
     def all_to_all(self, memory, places, out):
         self.count([last - first for first, last in places])
-        given = self.told([memory[first:last].copy() for first, last in places])
-        for row, theirs in zip(out, given, strict=True):
+        parts = self.told([memory[first:last].copy() for first, last in places])
+        for row, theirs in zip(out, parts, strict=True):
             row[:] = theirs[self.number]
 
 
@@ -62,15 +62,15 @@ def on_nodes(nodes, work):
     """Return what `work` returns on each rank, a thread, given it and its collectives; and the ranks' columns."""
     ranks, talking = sum(map(len, nodes)), min(map(len, nodes))
     boards = [([None] * len(nodes), threading.Barrier(len(nodes))) for _ in range(talking)]
-    made, columns = {}, {}
+    created, columns = {}, {}
     for number, here in enumerate(nodes):
         shared, barrier = np.zeros(node.shape(len(here), hierarchy.PIECE), np.uint8), threading.Barrier(len(here))
         for place, rank in enumerate(here):
             column = columns[rank] = Column(boards[place], number) if place < talking else None
             wait = lambda barrier=barrier: barrier.wait(20) and None  # noqa: E731
-            made[rank] = HierarchicalCollectives(shared, nodes, rank, wait, column)
+            created[rank] = HierarchicalCollectives(shared, nodes, rank, wait, column)
     with ThreadPoolExecutor(ranks) as pool:
-        return list(pool.map(work, range(ranks), [made[rank] for rank in range(ranks)])), columns
+        return list(pool.map(work, range(ranks), [created[rank] for rank in range(ranks)])), columns
 
 
 def numbers(shape, dtype):
@@ -86,28 +86,28 @@ def by_nodes(terms, nodes):
 def test_collectives_have_the_bits_of_the_nodes_sums(nodes):
     ranks = sum(map(len, nodes))
     cases = [[7] * ranks, [0] * ranks, [0, 1025, *[3] * (ranks - 2)], [700, 900, 5, *[0] * (ranks - 3)]]
-    given = [(counts, numbers((ranks, sum(counts)), kind)) for counts in cases for kind in KINDS]
+    cases_given = [(counts, numbers((ranks, sum(counts)), kind)) for counts in cases for kind in KINDS]
 
-    def work(rank, own):
-        found = []
-        for counts, terms in given:
+    def work(rank, collectives):
+        outputs = []
+        for counts, terms in cases_given:
             outs = np.empty((2, counts[rank]), terms.dtype)
-            own.reduce_scatter(terms[rank], outs[0], counts)
-            own.reduce_scatter(terms[rank], outs[1], counts, "max")
-            whole = np.empty((3, sum(counts)), terms.dtype)
-            own.all_gather(outs[0], whole[0], counts)
-            own.all_gather(outs[1], whole[1], counts)
-            whole[2] = terms[rank]
-            own.sum(whole[2])
-            found.append(whole)
-        return found
+            collectives.reduce_scatter(terms[rank], outs[0], counts)
+            collectives.reduce_scatter(terms[rank], outs[1], counts, "max")
+            full = np.empty((3, sum(counts)), terms.dtype)
+            collectives.all_gather(outs[0], full[0], counts)
+            collectives.all_gather(outs[1], full[1], counts)
+            full[2] = terms[rank]
+            collectives.sum(full[2])
+            outputs.append(full)
+        return outputs
 
-    found, _ = on_nodes(nodes, work)
-    for *ours, (_, terms) in zip(*found, given, strict=True):
+    results, _ = on_nodes(nodes, work)
+    for *ours, (_, terms) in zip(*results, cases_given, strict=True):
         right = by_nodes(terms, nodes).tobytes()
-        for one in ours:
-            assert (one[0].tobytes(), one[2].tobytes()) == (right, right)
-            assert one[1].tobytes() == terms.max(axis=0).tobytes()
+        for our in ours:
+            assert (our[0].tobytes(), our[2].tobytes()) == (right, right)
+            assert our[1].tobytes() == terms.max(axis=0).tobytes()
 
 
 @pytest.mark.parametrize(
@@ -116,13 +116,13 @@ def test_collectives_have_the_bits_of_the_nodes_sums(nodes):
 def test_equal_nodes_of_a_power_of_two_add_as_one_tree(nodes, is_tree):
     terms = numbers((sum(map(len, nodes)), 999), np.float32)
 
-    def work(rank, own):
+    def work(rank, collectives):
         mine = terms[rank].copy()
-        own.sum(mine)
-        return own.in_a_tree, mine.tobytes() == tree_sum(terms).tobytes()
+        collectives.sum(mine)
+        return collectives.in_a_tree, mine.tobytes() == tree_sum(terms).tobytes()
 
-    found, _ = on_nodes(nodes, work)
-    assert set(found) == {(is_tree, is_tree)}
+    results, _ = on_nodes(nodes, work)
+    assert set(results) == {(is_tree, is_tree)}
 
 
 @pytest.mark.parametrize("nodes", NODES)
@@ -134,54 +134,54 @@ def test_what_travels_between_nodes_is_what_is_predicted(monkeypatch, nodes, dty
     monkeypatch.setattr(hierarchy, "PIECE", 1 << 13)
     ranks, nbytes = sum(map(len, nodes)), elements * np.dtype(dtype).itemsize
     counts = [0] * ranks  # as many elements of each node, so that all send as many
-    for here in nodes:
-        for rank in here:
-            counts[rank] = elements // len(nodes) // len(here)
+    for ranks_of_node in nodes:
+        for rank in ranks_of_node:
+            counts[rank] = elements // len(nodes) // len(ranks_of_node)
 
-    def work(rank, own):
+    def work(rank, collectives):
         flat, out = np.ones(elements, dtype), np.empty(elements, dtype)
         if name == "all_reduce":
-            own.sum(flat)
+            collectives.sum(flat)
         elif name == "reduce_scatter":
-            own.reduce_scatter(flat, out[: counts[rank]], counts)
+            collectives.reduce_scatter(flat, out[: counts[rank]], counts)
         else:
-            own.all_gather(flat[: counts[rank]].copy(), out, counts)
+            collectives.all_gather(flat[: counts[rank]].copy(), out, counts)
 
     _, columns = on_nodes(nodes, work)
     talking = min(map(len, nodes))
-    for here in nodes:
-        mine = [columns[rank] for rank in here[:talking]]
-        assert all(columns[rank] is None for rank in here[talking:])
-        found = (sum(one.messages for one in mine), sum(one.nbytes for one in mine))
-        wanted = inter_node_traffic(name, nbytes, len(nodes), talking, half=is_half(np.dtype(dtype)))
-        assert found[1] == pytest.approx(wanted.nbytes, rel=1e-3)  # slices of pieces are of whole elements
+    for ranks_of_node in nodes:
+        mine = [columns[rank] for rank in ranks_of_node[:talking]]
+        assert all(columns[rank] is None for rank in ranks_of_node[talking:])
+        traffic = (sum(message.messages for message in mine), sum(message.nbytes for message in mine))
+        expected = inter_node_traffic(name, nbytes, len(nodes), talking, half=is_half(np.dtype(dtype)))
+        assert traffic[1] == pytest.approx(expected.nbytes, rel=1e-3)  # slices of pieces are of whole elements
         if name == "all_reduce" or nodes is NODES[0]:  # the longest part decides in how many rounds parts travel
-            assert found[0] == wanted.messages
+            assert traffic[0] == expected.messages
 
 
 def test_nodes_that_are_in_different_collectives_are_told():
-    def work(rank, own):
-        own._column.call = np.full(hierarchy.CALL, rank // 2, np.uint8)
-        said = []
+    def work(rank, collectives):
+        collectives._column.call = np.full(hierarchy.CALL, rank // 2, np.uint8)
+        messages = []
         for size in (5, 1000):
             try:
-                own.sum(np.ones(size))
+                collectives.sum(np.ones(size))
             except MismatchError as error:
-                said.append(str(error))
+                messages.append(str(error))
             try:
-                own.all_gather(np.ones(size), np.ones(4 * size), [size] * 4)
+                collectives.all_gather(np.ones(size), np.ones(4 * size), [size] * 4)
             except MismatchError as error:
-                said.append(str(error))
-        return said
+                messages.append(str(error))
+        return messages
 
-    found, _ = on_nodes(NODES[0], work)
-    assert [len(one) for one in found] == [4] * 4
-    assert "the nodes are in different collectives" in found[0][0]
+    results, _ = on_nodes(NODES[0], work)
+    assert [len(message) for message in results] == [4] * 4
+    assert "the nodes are in different collectives" in results[0][0]
 
 
 def test_pieces_of_ranks_are_laid_out_by_nodes():
     shared = np.zeros(node.shape(3, 4096), np.uint8)
-    own = HierarchicalCollectives(shared, [[0, 2, 4], [1, 3]], 2, lambda: None, None)
-    places, blocks = own._laid_out([1, 2, 3, 4, 5])
+    collectives = HierarchicalCollectives(shared, [[0, 2, 4], [1, 3]], 2, lambda: None, None)
+    places, blocks = collectives._laid_out([1, 2, 3, 4, 5])
     assert blocks == [(0, 9), (9, 15)]
     assert list(accumulate([1, 3, 5, 2, 4])) == [places[rank][1] for rank in (0, 2, 4, 1, 3)]

@@ -36,14 +36,14 @@ def test_all_ranks_have_the_trees_bits_of_sums(ranks):
     summands = [numbers((ranks, size), kind) for size in sizes for kind in KINDS]
 
     def work(rank, own):
-        found = [one[rank].copy() for one in summands]
-        for one in found:
-            own.sum(one)
-        return found
+        arrays = [summand[rank].copy() for summand in summands]
+        for array in arrays:
+            own.sum(array)
+        return arrays
 
-    for *ours, given in zip(*on_threads(ranks, work), summands, strict=True):
-        for one in ours:
-            assert one.tobytes() == tree_sum(given).astype(one.dtype).tobytes()
+    for *ours, term in zip(*on_threads(ranks, work), summands, strict=True):
+        for our in ours:
+            assert our.tobytes() == tree_sum(term).astype(our.dtype).tobytes()
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -55,23 +55,23 @@ def test_what_is_scattered_has_the_bits_of_what_is_reduced_and_gathers_to_it(ran
         [2048, *[0] * (ranks - 1)],
         [700, 900, 5, 0][:ranks],
     ]
-    given = [(counts, numbers((ranks, sum(counts)), kind)) for counts in cases for kind in KINDS]
+    inputs_of_cases = [(counts, numbers((ranks, sum(counts)), kind)) for counts in cases for kind in KINDS]
 
     def work(rank, own):
-        found = []
-        for counts, terms in given:
+        outputs = []
+        for counts, terms in inputs_of_cases:
             outs = np.empty((2, counts[rank]), terms.dtype)
             own.reduce_scatter(terms[rank], outs[0], counts)
             own.reduce_scatter(terms[rank], outs[1], counts, "max")
-            whole = np.empty((2, sum(counts)), terms.dtype)
-            own.all_gather(outs[0], whole[0], counts)
-            own.all_gather(outs[1], whole[1], counts)
+            full = np.empty((2, sum(counts)), terms.dtype)
+            own.all_gather(outs[0], full[0], counts)
+            own.all_gather(outs[1], full[1], counts)
             reduced = terms[rank].copy()
             own.sum(reduced)
-            assert whole[0].tobytes() == reduced.tobytes()
-            found.append(whole)
-        return found
+            assert full[0].tobytes() == reduced.tobytes()
+            outputs.append(full)
+        return outputs
 
-    for *ours, (_, terms) in zip(*on_threads(ranks, work), given, strict=True):
-        for one in ours:
-            assert one[1].tobytes() == terms.max(axis=0).tobytes()
+    for *ours, (_, terms) in zip(*on_threads(ranks, work), inputs_of_cases, strict=True):
+        for our in ours:
+            assert our[1].tobytes() == terms.max(axis=0).tobytes()

@@ -30,7 +30,7 @@ def test_a_file_of_this_machine_is_copied_once(source, tmp_path, checksum):
         assert path == str(tmp_path / "datasets" / "a b.csv")
     source.unlink()
     assert Path(get_file("a b.csv", "https://example.org/x", cache_dir=tmp_path, **checksum)).read_bytes() == CONTENT
-    assert [one.name for one in (tmp_path / "datasets").iterdir()] == ["a b.csv"]
+    assert [path.name for path in (tmp_path / "datasets").iterdir()] == ["a b.csv"]
 
 
 def test_the_cache_is_keras(source, tmp_path, monkeypatch):
@@ -63,9 +63,9 @@ def test_archives_are_unpacked_beside_themselves(tmp_path, kind):
             packed.writestr("a/b.txt", CONTENT)
     else:
         with tarfile.open(archive, "w:gz") as tar:
-            about = tarfile.TarInfo("a/b.txt")
-            about.size = len(CONTENT)
-            tar.addfile(about, io.BytesIO(CONTENT))
+            member = tarfile.TarInfo("a/b.txt")
+            member.size = len(CONTENT)
+            tar.addfile(member, io.BytesIO(CONTENT))
     for names, folder, kept in (
         ({}, f"pack.{kind}", f"pack.{kind}_archive"),
         ({"fname": f"own.{kind}.x"}, "own_extracted", f"own.{kind}.x"),
@@ -87,9 +87,9 @@ def test_archives_are_unpacked_beside_themselves(tmp_path, kind):
 def test_an_archive_that_leaves_its_folder_is_refused(tmp_path):
     archive = tmp_path / "evil.tar"
     with tarfile.open(archive, "w") as tar:
-        about = tarfile.TarInfo("../../evil.txt")
-        about.size = len(CONTENT)
-        tar.addfile(about, io.BytesIO(CONTENT))
+        member = tarfile.TarInfo("../../evil.txt")
+        member.size = len(CONTENT)
+        tar.addfile(member, io.BytesIO(CONTENT))
     for how in ("extract", "untar"):
         with pytest.raises(DataError, match="evil"):
             get_file(origin=archive, cache_dir=tmp_path / "cache", **{how: True})

@@ -372,7 +372,7 @@ def test_what_is_fetched_is_pinned_and_comes_by_https():
         entry = CATALOG[name]
         assert entry.address.startswith("https://")
         assert {key for pins in (entry.sha256, entry.gz_sha256) for key in pins} == set(entry.shapes)
-        assert all(re.fullmatch("[0-9a-f]{64}", one) for one in [*entry.sha256.values(), *entry.gz_sha256.values()])
+        assert all(re.fullmatch("[0-9a-f]{64}", value) for value in [*entry.sha256.values(), *entry.gz_sha256.values()])
 
 
 def test_plain_http_is_refused_unasked(server, tiny, monkeypatch):
@@ -557,9 +557,9 @@ def test_a_named_pipe_is_no_file_of_a_set_and_not_opened(tmp_path, name):
         if not name.startswith(other):
             write_idx(tmp_path / other, array)
     os.mkfifo(tmp_path / name)
-    asked = tmp_path / name if name == "set.npz" else tmp_path
+    location = tmp_path / name if name == "set.npz" else tmp_path
     with pytest.raises(DataError, match=f"{name}.*(: .*a named pipe| not found)"):
-        open_dataset(str(asked))
+        open_dataset(str(location))
 
 
 def test_a_device_is_refused():

@@ -17,16 +17,16 @@ def counts(y, rows):
 
 @given(LABELS, st.floats(0.01, 0.99))
 def test_a_split_holds_out_the_same_part_of_every_class(y, fraction):
-    held = round(len(y) * fraction)
-    if not 0 < held < len(y):
-        with pytest.raises(ConfigError, match=f"of {len(y)} samples it holds out {held}"):
+    held_out = round(len(y) * fraction)
+    if not 0 < held_out < len(y):
+        with pytest.raises(ConfigError, match=f"of {len(y)} samples it holds out {held_out}"):
             split_rows(y, fraction)
         return
     trained, validated = split_rows(y, fraction)
-    assert len(validated) == held
+    assert len(validated) == held_out
     np.testing.assert_array_equal(np.sort(np.concatenate([trained, validated])), np.arange(len(y)))
     assert (np.diff(trained) > 0).all()
-    shares = counts(y, np.arange(len(y))) * held / len(y)
+    shares = counts(y, np.arange(len(y))) * held_out / len(y)
     assert (np.abs(counts(y, validated) - shares) < 1 + 1e-9).all()
     np.testing.assert_array_equal(split_rows(y.copy(), fraction)[1], validated)
 
@@ -38,12 +38,12 @@ def test_folds_share_out_all_rows_and_every_class(y, folds, seed):
             fold_rows(y, 0, folds, seed)
         return
     parts = [fold_rows(y, fold, folds, seed) for fold in range(folds)]
-    held = [validated for _, validated in parts]
-    np.testing.assert_array_equal(np.sort(np.concatenate(held)), np.arange(len(y)))
+    held_out = [validated for _, validated in parts]
+    np.testing.assert_array_equal(np.sort(np.concatenate(held_out)), np.arange(len(y)))
     for trained, validated in parts:
         np.testing.assert_array_equal(np.sort(np.concatenate([trained, validated])), np.arange(len(y)))
-    assert np.ptp([len(rows) for rows in held]) <= 1
-    assert (np.ptp([counts(y, rows) for rows in held], axis=0) <= 1).all()
+    assert np.ptp([len(rows) for rows in held_out]) <= 1
+    assert (np.ptp([counts(y, rows) for rows in held_out], axis=0) <= 1).all()
 
 
 def test_a_seed_cuts_folds_of_its_own_and_a_split_is_not_sorted_data():

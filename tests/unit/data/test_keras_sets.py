@@ -52,9 +52,9 @@ def test_another_file_is_refused_before_it_is_read(name, cache, tmp_path):
     for path in (cache / f"{name}.npz", tmp_path / "own" / "file.npz"):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(pickle.dumps(os.getcwd))
-    for given in (f"{name}.npz", tmp_path / "own" / "file.npz"):
+    for file in (f"{name}.npz", tmp_path / "own" / "file.npz"):
         with pytest.raises(AgreedError, match="has another sha256 than"):
-            getattr(datasets, name).load_data(given)
+            getattr(datasets, name).load_data(file)
     with pytest.raises(AgreedError, match="not found: expected"):
         getattr(datasets, name).load_data(tmp_path / "none" / "x.npz")
 
@@ -132,9 +132,9 @@ def test_pictures(name, labels, parts, cache, unpinned):
     contents = {part: RNG.integers(0, 10, (2, labels + 3072)).astype(np.uint8) for part in parts}
     with tarfile.open(cache / f"{name[:5]}-{name[5:]}-binary.tar.gz", "w:gz") as archive:
         for part, rows in contents.items():
-            about = tarfile.TarInfo(part)
-            about.size = rows.nbytes
-            archive.addfile(about, io.BytesIO(rows.tobytes()))
+            member = tarfile.TarInfo(part)
+            member.size = rows.nbytes
+            archive.addfile(member, io.BytesIO(rows.tobytes()))
     (x_train, y_train), (x_test, y_test) = getattr(datasets, name).load_data()
     assert x_train.shape == (2 * (len(parts) - 1), 32, 32, 3)
     assert (x_test.shape, y_train.shape, y_test.shape) == ((2, 32, 32, 3), (len(x_train), 1), (2, 1))

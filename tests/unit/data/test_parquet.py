@@ -48,12 +48,14 @@ def test_other_types_are_refused_before_they_are_read(tmp_path, values):
 
 def test_a_text_that_is_stored_once_takes_its_place_once(tmp_path):
     """5 GB, if each row had a text of its own."""
-    once = arrow.DictionaryArray.from_arrays(arrow.array([0] * 5000, arrow.int32()), arrow.array(["x" * 1_000_000]))
+    dictionary = arrow.DictionaryArray.from_arrays(
+        arrow.array([0] * 5000, arrow.int32()), arrow.array(["x" * 1_000_000])
+    )
     other = {"y": np.arange(5000) % 7 / 2, "z": np.arange(5000) % 3}
-    arrow_parquet.write_table(arrow.table({"s": once, **other}), tmp_path / "t.parquet", compression="zstd")
+    arrow_parquet.write_table(arrow.table({"s": dictionary, **other}), tmp_path / "t.parquet", compression="zstd")
     assert (tmp_path / "t.parquet").stat().st_size < 50_000
-    known, _ = learn(read_table(tmp_path / "t.parquet", max_bytes=10_000_000), TableOptions("y"))
-    assert [column.name for column in known.columns] == ["z"]
+    preprocessing, _ = learn(read_table(tmp_path / "t.parquet", max_bytes=10_000_000), TableOptions("y"))
+    assert [column.name for column in preprocessing.columns] == ["z"]
 
 
 @pytest.mark.parametrize(

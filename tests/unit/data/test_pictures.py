@@ -144,10 +144,10 @@ def test_pictures_are_decoded_again_unless_they_stay(tmp_path, monkeypatch, most
     for _ in range(3):
         np.testing.assert_array_equal(np.asarray(x)[:, 0, 0, 0] // 10, data.train.y)
         np.testing.assert_array_equal(np.asarray(x[[3, 1]]), np.asarray(x)[[3, 1]])
-    again = [decoded.count(path) for path in sorted(set(decoded))]
+    counts = [decoded.count(path) for path in sorted(set(decoded))]
     stay = min(most // 73, 10)
-    assert len(again) == 8
-    assert sum(count == 1 for count in again) == {0: 0, 1: 1, 5: 4, 10: 8}[stay]
+    assert len(counts) == 8
+    assert sum(count == 1 for count in counts) == {0: 0, 1: 1, 5: 4, 10: 8}[stay]
 
 
 def test_a_class_without_a_good_picture_is_told(tmp_path):
@@ -214,24 +214,24 @@ def test_a_folder_of_idx_files_is_none_of_pictures(tmp_path):
 KNOWN = Preprocessing("multiclass", class_names=("cat", "dog"), picture=(4, 6, 3))
 
 
-def encoded(path, known=KNOWN):
-    found = encode_pictures(str(path), known, SoloCommunicator())
-    return found.x, found.y
+def encoded(path, preprocessing=KNOWN):
+    encoded_pictures = encode_pictures(str(path), preprocessing, SoloCommunicator())
+    return encoded_pictures.x, encoded_pictures.y
 
 
 def test_rows_have_the_names_of_their_files_and_bad_ones_are_left_out_where_asked(tmp_path):
     fill(tmp_path)
     (tmp_path / "cat" / "bad.png").write_bytes(b"no picture")
-    whole = next((tmp_path / "dog").iterdir())
-    (tmp_path / "dog" / "torn.png").write_bytes(whole.read_bytes()[:45])  # its header is good
+    picture = next((tmp_path / "dog").iterdir())
+    (tmp_path / "dog" / "torn.png").write_bytes(picture.read_bytes()[:45])  # its header is good
     with pytest.raises(AgreedError, match="--bad-pictures skip"):
         encoded(tmp_path)
-    found = encode_pictures(str(tmp_path), KNOWN, SoloCommunicator(), bad="skip")
+    encoded_pictures = encode_pictures(str(tmp_path), KNOWN, SoloCommunicator(), bad="skip")
     files = sorted(str(file.relative_to(tmp_path)) for file in tmp_path.glob("*/*"))
-    assert list(found.files) == [file for file in files if "bad" not in file and "torn" not in file]
-    assert len(found.x) == len(found.y) == len(found.files)
-    assert ["bad.png" in found.notes[0], "torn.png" in found.notes[1]] == [True, True]
-    assert list(encode_pictures(str(whole), KNOWN, SoloCommunicator()).files) == [whole.name]
+    assert list(encoded_pictures.files) == [file for file in files if "bad" not in file and "torn" not in file]
+    assert len(encoded_pictures.x) == len(encoded_pictures.y) == len(encoded_pictures.files)
+    assert ["bad.png" in encoded_pictures.notes[0], "torn.png" in encoded_pictures.notes[1]] == [True, True]
+    assert list(encode_pictures(str(picture), KNOWN, SoloCommunicator()).files) == [picture.name]
 
 
 def test_a_model_takes_folders_of_classes_a_folder_or_a_picture(tmp_path):
@@ -278,9 +278,9 @@ def test_links_out_of_the_folder(tmp_path):
     for bad in ("stop", "skip"):
         with pytest.raises(AgreedError, match=f"{message}--follow-links"):
             load(tmp_path / "pets", bad=bad)
-    known = Preprocessing("multiclass", class_names=("cat", "dog"), picture=(4, 6, 3))
+    preprocessing = Preprocessing("multiclass", class_names=("cat", "dog"), picture=(4, 6, 3))
     with pytest.raises(AgreedError, match=f"{message}name the folder that it leads to"):
-        encode_pictures(str(tmp_path / "pets"), known, SoloCommunicator())
+        encode_pictures(str(tmp_path / "pets"), preprocessing, SoloCommunicator())
     data = load(tmp_path / "pets", follow_links=True)
     assert len(data.train) + len(data.test) == 12
     (tmp_path / "pets" / "dog" / "9.png").unlink()

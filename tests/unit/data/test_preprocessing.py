@@ -41,9 +41,9 @@ def test_targets_are_numbers_or_places_of_classes():
 
 
 def test_whole_numbers_are_one_category_however_they_are_stored():
-    known = Preprocessing("regression", (Column("zip", "one-hot", ("1", "20")),))
+    preprocessing = Preprocessing("regression", (Column("zip", "one-hot", ("1", "20")),))
     for column in (["1", "20"], [1, 20], [1.0, 20.0]):
-        assert known.encode(pd.DataFrame({"zip": column})).tolist() == [[1, 0], [0, 1]]
+        assert preprocessing.encode(pd.DataFrame({"zip": column})).tolist() == [[1, 0], [0, 1]]
 
 
 def test_categories_that_training_has_not_seen_are_what_is_asked_for():

@@ -32,8 +32,8 @@ def learned(target=N / 7, options=None, **columns):
 
 
 def column(values, name="c", **options):
-    known, _ = learned(options=options, **{name: values})
-    return known.columns[1]
+    preprocessing, _ = learned(options=options, **{name: values})
+    return preprocessing.columns[1]
 
 
 def test_types_say_what_is_a_number_and_what_a_category():
@@ -73,8 +73,8 @@ def test_the_columns_are_those_asked_for_in_the_tables_order():
     ],
 )
 def test_the_target_says_the_task(target, task, classes):
-    known, notes = learned(target)
-    assert (known.task, known.class_names) == (task, classes)
+    preprocessing, notes = learned(target)
+    assert (preprocessing.task, preprocessing.class_names) == (task, classes)
     assert any(note.startswith("target 'y': ") for note in notes)
 
 
@@ -85,7 +85,7 @@ def test_few_whole_numbers_are_classes_where_each_has_five_rows():
 
 
 @pytest.mark.parametrize(
-    ("target", "asked", "classes"),
+    ("target", "task", "classes"),
     [
         (N % 5, "regression", 0),
         (N % 50, "multiclass", 50),
@@ -93,9 +93,9 @@ def test_few_whole_numbers_are_classes_where_each_has_five_rows():
         (N % 2, "regression", 0),
     ],
 )
-def test_the_task_may_be_said(target, asked, classes):
-    known, _ = learned(target, {"task": asked})
-    assert (known.task, len(known.class_names)) == (asked, classes)
+def test_the_task_may_be_said(target, task, classes):
+    preprocessing, _ = learned(target, {"task": task})
+    assert (preprocessing.task, len(preprocessing.class_names)) == (task, classes)
 
 
 def test_many_columns_at_a_time_are_what_each_is_alone(monkeypatch):
@@ -116,12 +116,12 @@ def test_many_columns_at_a_time_are_what_each_is_alone(monkeypatch):
         }
     )
     table = Table("t.csv", frame)
-    asked = TableOptions("y", missing="mean")
+    options = TableOptions("y", missing="mean")
 
     def result():
-        known, notes = learn(table, asked)
-        known = with_means(known, table, np.arange(100))
-        return known, notes, known.encode(frame).tobytes()
+        preprocessing, notes = learn(table, options)
+        preprocessing = with_means(preprocessing, table, np.arange(100))
+        return preprocessing, notes, preprocessing.encode(frame).tobytes()
 
     together = result()
     assert {"float", "whole", "half", "nullable"} <= plain_numbers(frame, list(frame))
@@ -215,8 +215,8 @@ CODES = [f"{n % 40 + 1:03}" for n in N]
 
 
 def test_codes_that_begin_with_zeros_are_categories_and_a_note_says_so():
-    known, notes = learned(c=CODES)
-    assert known.columns[1] == Column("c", "embedding", tuple(sorted(set(CODES))), text=True)
+    preprocessing, notes = learned(c=CODES)
+    assert preprocessing.columns[1] == Column("c", "embedding", tuple(sorted(set(CODES))), text=True)
     assert "column 'c': a category, as of codes such as '001'; --numbers c otherwise" in notes
     with pytest.raises(DataError, match=r"120 different texts in 120 rows.*--categorical c\) or numbers \(--numbers c"):
         learned(c=[f"{n:03}" for n in N])
@@ -239,25 +239,25 @@ DAYS = {
 
 @pytest.mark.parametrize("kind", DAYS)
 def test_dates_may_be_days(kind):
-    known, notes = learned(c=DAYS[kind], options={"number_columns": ["c"]})
-    assert known.columns[1] == Column("c", "number", date=True)
+    preprocessing, notes = learned(c=DAYS[kind], options={"number_columns": ["c"]})
+    assert preprocessing.columns[1] == Column("c", "number", date=True)
     assert "column 'c': dates, as days since 1970-01-01" in notes
-    assert Preprocessing.from_dict(known.to_dict()) == known
-    assert known.encode(pd.DataFrame({"x": [0, 0], "c": DAYS[kind][:2]}))[:, 1].tolist() == [1, 365.5]
+    assert Preprocessing.from_dict(preprocessing.to_dict()) == preprocessing
+    assert preprocessing.encode(pd.DataFrame({"x": [0, 0], "c": DAYS[kind][:2]}))[:, 1].tolist() == [1, 365.5]
 
 
 @pytest.mark.parametrize("values", [["31.12.2020"], [3]])
 def test_days_are_made_of_clear_dates(values):
-    known, _ = learned(c=DAYS["texts"], options={"number_columns": ["c"]})
+    preprocessing, _ = learned(c=DAYS["texts"], options={"number_columns": ["c"]})
     with pytest.raises(DataError, match=r"row 0 .*column 'c': .*, expected a date such as 2020-12-31"):
-        known.encode(pd.DataFrame({"x": [0], "c": values}))
+        preprocessing.encode(pd.DataFrame({"x": [0], "c": values}))
 
 
 def test_missing_dates_are_the_mean():
     frame = pd.DataFrame({"c": ["1970-01-02", None, "1970-01-04", "1970-01-02"], "y": [0.5, 2, 3, 4]})
     table = Table("t.csv", frame)
-    known, _ = learn(table, TableOptions("y", number_columns=["c"], missing="mean"))
-    assert with_means(known, table, np.array([0, 1, 2])).encode(frame)[:, 0].tolist() == [1, 2, 3, 1]
+    preprocessing, _ = learn(table, TableOptions("y", number_columns=["c"], missing="mean"))
+    assert with_means(preprocessing, table, np.array([0, 1, 2])).encode(frame)[:, 0].tolist() == [1, 2, 3, 1]
 
 
 def learned_from_a_file(folder, ending, values, number_columns=()):
@@ -265,9 +265,11 @@ def learned_from_a_file(folder, ending, values, number_columns=()):
     path = folder / f"t.{ending}"
     frame.to_csv(path, index=False) if ending == "csv" else frame.to_parquet(path)
     table = read_table(path, number_columns=number_columns)
-    known, _ = learn(table, TableOptions("y", number_columns=number_columns))
-    again = read_table(path, text_columns=known.text_columns, number_columns=known.number_columns)
-    return known.columns[0].role, known.encode(again.frame)
+    preprocessing, _ = learn(table, TableOptions("y", number_columns=number_columns))
+    second_table = read_table(
+        path, text_columns=preprocessing.text_columns, number_columns=preprocessing.number_columns
+    )
+    return preprocessing.columns[0].role, preprocessing.encode(second_table.frame)
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
@@ -319,9 +321,9 @@ def test_rows_that_miss_a_value_are_left_out_where_asked():
 
 
 def test_a_category_for_what_is_not_seen_is_set_aside_where_asked():
-    known, _ = learned(c=["a", "b", "c"] * 40, options={"unseen": "other"})
-    assert known.columns[1] == Column("c", "one-hot", ("a", "b", "c", "(other)"), text=True, other="(other)")
-    assert known.unseen == "other"
+    preprocessing, _ = learned(c=["a", "b", "c"] * 40, options={"unseen": "other"})
+    assert preprocessing.columns[1] == Column("c", "one-hot", ("a", "b", "c", "(other)"), text=True, other="(other)")
+    assert preprocessing.unseen == "other"
     with pytest.raises(DataError, match=r"'\(other\)' is a value, and stands for unseen ones"):
         learned(c=["a", "(other)"] * 60, options={"unseen": "other"})
 
@@ -335,18 +337,18 @@ GAPS = pd.DataFrame(
 
 def test_missing_categories_are_one_of_their_own_and_means_are_of_the_rows_trained_on():
     table = Table("t.csv", GAPS)
-    known, notes = learn(table, TableOptions("y", missing="mean"))
-    assert known.columns[1] == Column("c", "one-hot", ("a", "b", "(missing)"), text=True, missing="(missing)")
+    preprocessing, notes = learn(table, TableOptions("y", missing="mean"))
+    assert preprocessing.columns[1] == Column("c", "one-hot", ("a", "b", "(missing)"), text=True, missing="(missing)")
     assert "column 'n': 1 of 4 values are missing; the mean of the training part stands for them" in notes
     assert "column 'c': 1 of 4 values are missing; they are a category of their own" in notes
-    assert [one.mean for one in with_means(known, table, np.array([0, 1, 2])).columns] == [2.75, None, 2]
+    assert [column.mean for column in with_means(preprocessing, table, np.array([0, 1, 2])).columns] == [2.75, None, 2]
 
 
 def test_no_mean_of_nothing():
     table = Table("t.csv", GAPS)
-    known, _ = learn(table, TableOptions("y", missing="mean"))
+    preprocessing, _ = learn(table, TableOptions("y", missing="mean"))
     with pytest.raises(DataError, match=r"column 'n': no value in the training part; --drop n"):
-        with_means(known, table, np.array([1]))
+        with_means(preprocessing, table, np.array([1]))
     with pytest.raises(DataError, match=r"'\(missing\)' is a value, and stands for missing ones"):
         learn(Table("t.csv", GAPS.assign(c=["(missing)", None, "b", "b"])), TableOptions("y", missing="mean"))
     with pytest.raises(DataError, match=r"column 'y': no value .*--missing drop"):
@@ -355,8 +357,8 @@ def test_no_mean_of_nothing():
 
 def test_a_column_that_has_one_value_beside_missing_ones():
     frame = GAPS.assign(n=[1.0, np.nan, 1, 1], c=["a", None, "a", "a"])
-    known, notes = learn(Table("t.csv", frame), TableOptions("y", missing="mean"))
-    assert [one.name for one in known.columns] == ["c", "full"]
+    preprocessing, notes = learn(Table("t.csv", frame), TableOptions("y", missing="mean"))
+    assert [column.name for column in preprocessing.columns] == ["c", "full"]
     assert "column 'n' is left out: every row has '1'" in notes
 
 
@@ -380,14 +382,17 @@ def test_any_table_of_a_file_is_refused_or_becomes_finite_numbers(tmp_path_facto
     pd.DataFrame(columns).to_csv(path, index=False)
     try:
         table = read_table(path)
-        known, _ = learn(table, TableOptions("c0"))
-        x, y = known.encode(table.frame, fault=table.fault), known.targets(table.frame, fault=table.fault)
+        preprocessing, _ = learn(table, TableOptions("c0"))
+        x, y = (
+            preprocessing.encode(table.frame, fault=table.fault),
+            preprocessing.targets(table.frame, fault=table.fault),
+        )
     except DataError as error:
         has_place = str(path) in str(error)
     else:
         has_place = True
-        assert x.shape == (rows, *known.sample_shape)
+        assert x.shape == (rows, *preprocessing.sample_shape)
         assert np.isfinite(x).all()
         assert y.shape == (rows,)
-        assert known.task == "regression" or set(y) <= set(range(len(known.class_names)))
+        assert preprocessing.task == "regression" or set(y) <= set(range(len(preprocessing.class_names)))
     assert has_place

@@ -75,7 +75,7 @@ def test_codes_keep_their_zeros_without_a_word(tmp_path, cells):
     expected = [cell.strip('" ') for cell in cells]
     assert frame["zip"].fillna("").tolist() == expected
     assert frame["n"].tolist() == [1, 2]
-    read_as_numbers = read(tmp_path, "zip,n\n" + "".join(f"{one},1\n" for one in cells), number_columns=["zip"]).frame
+    read_as_numbers = read(tmp_path, "zip,n\n" + "".join(f"{cell},1\n" for cell in cells), number_columns=["zip"]).frame
     assert read_as_numbers["zip"].dropna().tolist() == [float(cell) for cell in expected if cell]
 
 

@@ -35,16 +35,16 @@ def test_the_most_frequent_words_are_known():
 
 
 def test_a_text_stands_behind_the_other_columns():
-    known, notes = learned(text_length=3)
-    assert [column.role for column in known.columns] == ["words", "number"]
-    assert known.sample_shape == (4,)
-    x = known.encode(FRAME)
+    preprocessing, notes = learned(text_length=3)
+    assert [column.role for column in preprocessing.columns] == ["words", "number"]
+    assert preprocessing.sample_shape == (4,)
+    x = preprocessing.encode(FRAME)
     np.testing.assert_array_equal(x[:, 0], FRAME.stars.astype(np.float32))
-    np.testing.assert_array_equal(x[:, 1:], encode_texts(FRAME.review, known.columns[0].values, 3))
-    assert known.is_number.tolist() == [True]
-    assert Preprocessing.from_dict(known.to_dict()) == known
+    np.testing.assert_array_equal(x[:, 1:], encode_texts(FRAME.review, preprocessing.columns[0].values, 3))
+    assert preprocessing.is_number.tolist() == [True]
+    assert Preprocessing.from_dict(preprocessing.to_dict()) == preprocessing
     assert "column 'review': texts of up to 4 words, of which the first 3 count; 8 words are known" in notes
-    assert known.text_columns == ["review"]
+    assert preprocessing.text_columns == ["review"]
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_no_such_column():
     "change", [{"length": 0}, {"length": -1}, {"length": 10**9}, {"values": []}, {"role": "number"}]
 )
 def test_descriptions_of_files_are_checked(change):
-    known, _ = learned()
-    tree = known.to_dict()
+    preprocessing, _ = learned()
+    tree = preprocessing.to_dict()
     tree["columns"] = [tree["columns"][0] | change, *tree["columns"][1:]]
     with pytest.raises(DataError, match="preprocessing"):
         Preprocessing.from_dict(tree)
@@ -94,14 +94,14 @@ def test_a_folder_is_a_table(folder):
     assert (path, options.test) == (str(folder / "train"), str(folder / "test"))
     table = read_text_folder(path, 1000)
     assert list(table.frame["class"]) == ["bad"] * 3 + ["good"] * 3
-    known, notes = learn_text_folder(table, options)
-    assert (known.task, known.class_names, known.columns[0].values) == (
+    preprocessing, notes = learn_text_folder(table, options)
+    assert (preprocessing.task, preprocessing.class_names, preprocessing.columns[0].values) == (
         "multiclass",
         ("bad", "good"),
         ("a", "day", "dull", "fine"),
     )
     assert notes[0] == "6 texts; 2 classes: bad, good"
-    np.testing.assert_array_equal(known.targets(table.frame), [0, 0, 0, 1, 1, 1])
+    np.testing.assert_array_equal(preprocessing.targets(table.frame), [0, 0, 0, 1, 1, 1])
 
 
 def test_a_folder_without_classes_is_predicted(folder):

@@ -155,10 +155,10 @@ def test_values_and_gradients(case):
     source = differentiable(output)
     loss = make()(target, source, WEIGHTS)
     np.testing.assert_allclose(loss, (WEIGHTS * expected).sum() / ROWS, rtol=1e-7)
-    (found,) = gradients(loss, [source])
+    (actual,) = gradients(loss, [source])
     direction = np.random.default_rng(3).normal(size=output.shape)
     ends = [float(make()(target, output + step * direction, WEIGHTS)) for step in (1e-6, -1e-6)]
-    np.testing.assert_allclose(np.sum(found.numpy() * direction), (ends[0] - ends[1]) / 2e-6, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(np.sum(actual.numpy() * direction), (ends[0] - ends[1]) / 2e-6, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("shards", [[4, 4, 3], [0, 11]], ids=str)
@@ -174,16 +174,16 @@ def test_ranks_compute_what_one_computes(case, reduction, shards):
         return {"loss": value, "gradient": w.value.grad}
 
     values = {"y_true": target, "x": output, "weights": WEIGHTS}
-    program = trace(step, {name: ((Dim.rows(ROWS), *one.shape[1:]), one.dtype) for name, one in values.items()})
-    whole, _ = evaluate(program, values)
+    program = trace(step, {name: ((Dim.rows(ROWS), *value.shape[1:]), value.dtype) for name, value in values.items()})
+    full, _ = evaluate(program, values)
     placed, starts = place(program), np.cumsum([0, *shards])
     # Whether all targets are 0 or 1 must be known first; the sum of the weights then does not wait either.
-    asks = case in ("hinge, 0 and 1", "squared hinge", "hinge")
-    assert count(placed) == 1 + asks * (1 + (reduction == "mean_with_sample_weight"))
+    signed = case in ("hinge, 0 and 1", "squared hinge", "hinge")
+    assert count(placed) == 1 + signed * (1 + (reduction == "mean_with_sample_weight"))
     for rank, (outputs, _) in enumerate(run_on_ranks(placed, values, shards, dict.fromkeys(values, 0))[0]):
-        own = slice(starts[rank], starts[rank + 1]) if reduction == "none" else ()
-        np.testing.assert_allclose(outputs["loss"], whole["loss"][own], rtol=1e-12)
-        np.testing.assert_allclose(outputs["gradient"], whole["gradient"], rtol=1e-11, atol=1e-14)
+        own_rows = slice(starts[rank], starts[rank + 1]) if reduction == "none" else ()
+        np.testing.assert_allclose(outputs["loss"], full["loss"][own_rows], rtol=1e-12)
+        np.testing.assert_allclose(outputs["gradient"], full["gradient"], rtol=1e-11, atol=1e-14)
 
 
 @pytest.mark.parametrize("shards", [[11], [4, 4, 3], [0, 11]], ids=str)
@@ -205,25 +205,25 @@ def test_the_overlap_of_a_whole_batch(make, expected, shards):
 
     values = {"y_true": BINARY, "x": SIGMOID}
     program = trace(step, {name: ((Dim.rows(ROWS), C), "float64") for name in values})
-    whole, _ = evaluate(program, values)
-    np.testing.assert_allclose(whole["loss"], expected, rtol=1e-6)
+    full, _ = evaluate(program, values)
+    np.testing.assert_allclose(full["loss"], expected, rtol=1e-6)
     for n in range(C):
         ends = [float(make()(BINARY, SIGMOID * (1 + h * np.eye(C)[n]))) for h in (1e-6, -1e-6)]
-        np.testing.assert_allclose(whole["gradient"][n], (ends[0] - ends[1]) / 2e-6, rtol=1e-6)
+        np.testing.assert_allclose(full["gradient"][n], (ends[0] - ends[1]) / 2e-6, rtol=1e-6)
     for outputs, _ in run_on_ranks(place(program), values, shards, dict.fromkeys(values, 0))[0]:
-        np.testing.assert_allclose(outputs["loss"], whole["loss"], rtol=1e-12)
-        np.testing.assert_allclose(outputs["gradient"], whole["gradient"], rtol=1e-11)
+        np.testing.assert_allclose(outputs["loss"], full["loss"], rtol=1e-12)
+        np.testing.assert_allclose(outputs["gradient"], full["gradient"], rtol=1e-11)
 
 
 def circle(labels, x, gamma, margin, itself):
     d = np.maximum(1 - x @ x.T, 0)
-    same, found = labels[:, None] == labels, []
+    same_label, results = labels[:, None] == labels, []
     for n in range(len(x)):
-        near, far = same[n] & (itself | (np.arange(len(x)) != n)), ~same[n]
+        near, far = same_label[n] & (itself | (np.arange(len(x)) != n)), ~same_label[n]
         a = gamma * (d[n] + margin) * (d[n] - margin)
         b = gamma * np.maximum(1 + margin - d[n], 0) * (1 - margin - d[n])
-        found.append(np.log1p(np.exp(a[near]).sum() * np.exp(b[far]).sum()))
-    return np.array(found)
+        results.append(np.log1p(np.exp(a[near]).sum() * np.exp(b[far]).sum()))
+    return np.array(results)
 
 
 UNIT = Z / np.linalg.norm(Z, axis=1, keepdims=True)
@@ -245,32 +245,32 @@ def test_pairs_of_the_global_batch(itself):
     }
 
     def step(y_true, x, weights):
-        found = {}
+        values_by_name = {}
         for reduction in results:
-            found[reduction] = losses.Circle(3, 0.3, not itself, reduction)(y_true, x * w, weights)
-        found["sum_over_batch_size"].backward()
-        return found | {"gradient": w.value.grad}
+            values_by_name[reduction] = losses.Circle(3, 0.3, not itself, reduction)(y_true, x * w, weights)
+        values_by_name["sum_over_batch_size"].backward()
+        return values_by_name | {"gradient": w.value.grad}
 
     values = {"y_true": OF_PAIRS, "x": UNIT, "weights": WEIGHTS}
-    program = trace(step, {name: ((Dim.rows(ROWS), *one.shape[1:]), one.dtype) for name, one in values.items()})
-    whole, _ = evaluate(program, values)
+    program = trace(step, {name: ((Dim.rows(ROWS), *value.shape[1:]), value.dtype) for name, value in values.items()})
+    full, _ = evaluate(program, values)
     for name, value in results.items():
-        np.testing.assert_allclose(whole[name], value, rtol=1e-12)
+        np.testing.assert_allclose(full[name], value, rtol=1e-12)
     for n in range(C):
         ends = [circle(OF_PAIRS, UNIT * (w.numpy() + h * np.eye(C)[n]), 3, 0.3, itself) for h in (1e-6, -1e-6)]
         slope = (WEIGHTS * (ends[0] - ends[1])).sum() / 2e-6 / counted.sum()
-        np.testing.assert_allclose(whole["gradient"][n], slope, rtol=1e-6)
+        np.testing.assert_allclose(full["gradient"][n], slope, rtol=1e-6)
     for shards in ([11], [4, 0, 7], [0, 11]):
         starts = np.cumsum([0, *shards])
         for rank, (outputs, _) in enumerate(run_on_ranks(place(program), values, shards, dict.fromkeys(values, 0))[0]):
-            for name, value in whole.items():
-                own = slice(starts[rank], starts[rank + 1]) if name == "none" else ()
-                np.testing.assert_allclose(outputs[name], value[own], rtol=1e-11, atol=1e-14)
+            for name, value in full.items():
+                own_rows = slice(starts[rank], starts[rank + 1]) if name == "none" else ()
+                np.testing.assert_allclose(outputs[name], value[own_rows], rtol=1e-11, atol=1e-14)
 
 
 def test_pairs_with_other_references():
-    found = losses.circle(LABELS[:3], UNIT[:3], LABELS, UNIT, gamma=3, margin=0.3)
-    np.testing.assert_allclose(found, circle(LABELS, UNIT, 3, 0.3, False)[:3], rtol=1e-12)
+    loss = losses.circle(LABELS[:3], UNIT[:3], LABELS, UNIT, gamma=3, margin=0.3)
+    np.testing.assert_allclose(loss, circle(LABELS, UNIT, 3, 0.3, False)[:3], rtol=1e-12)
 
 
 def test_training_on_pairs():
@@ -281,14 +281,14 @@ def test_training_on_pairs():
         model.compile(dp.optimizers.Adam(0.05), "Circle", dtype="float64", run_eagerly=eager)
         model.fit(Z, OF_PAIRS, batch_size=8, epochs=2, verbose=0)
         trained.append(model)
-    for one, other in zip(*(model.get_weights() for model in trained), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-13)
+    for weight, other in zip(*(model.get_weights() for model in trained), strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-10, atol=1e-13)
     x, expected = model(Z).numpy(), []
     for rows in (slice(8), slice(8, ROWS)):
-        each = circle(OF_PAIRS[rows], x[rows], 80, 0.4, False)
-        expected.append(each.sum() / max((each > 0).sum(), 1))
-    found = model.evaluate(Z, OF_PAIRS, batch_size=8, verbose=0)
-    np.testing.assert_allclose(found, np.average(expected, weights=[8, ROWS - 8]), rtol=1e-9)
+        per_sample = circle(OF_PAIRS[rows], x[rows], 80, 0.4, False)
+        expected.append(per_sample.sum() / max((per_sample > 0).sum(), 1))
+    results = model.evaluate(Z, OF_PAIRS, batch_size=8, verbose=0)
+    np.testing.assert_allclose(results, np.average(expected, weights=[8, ROWS - 8]), rtol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -340,7 +340,7 @@ def test_ignored_samples_count_in_nothing(reduction, expected, shards):
         return {"loss": value, "gradient": w.value.grad}
 
     values = {"y_true": LABELS, "x": np.eye(ROWS), "weights": WEIGHTS}
-    program = trace(step, {name: ((Dim.rows(ROWS), *one.shape[1:]), one.dtype) for name, one in values.items()})
+    program = trace(step, {name: ((Dim.rows(ROWS), *value.shape[1:]), value.dtype) for name, value in values.items()})
     placed = place(program)
     assert count(placed) == 1  # sums of losses, gradients and counted samples travel together
     for outputs, _ in run_on_ranks(placed, values, shards, dict.fromkeys(values, 0))[0]:
@@ -357,17 +357,17 @@ def test_nothing_but_ignored_samples():
 
 def test_weights_of_elements_and_of_rows_of_sequences():
     target, output, weights = RNG.normal(size=(5, 3, 2)), RNG.normal(size=(5, 3, 2)), RNG.random((5, 3))
-    each = ((target - output) ** 2).mean(-1)
+    squares = ((target - output) ** 2).mean(-1)
     mse, weighted = losses.MeanSquaredError(), losses.MeanSquaredError("mean_with_sample_weight")
-    np.testing.assert_allclose(mse(target, output, weights), (each * weights).mean())
-    np.testing.assert_allclose(mse(target, output, weights[:, 0]), (each * weights[:, :1]).mean())
+    np.testing.assert_allclose(mse(target, output, weights), (squares * weights).mean())
+    np.testing.assert_allclose(mse(target, output, weights[:, 0]), (squares * weights[:, :1]).mean())
     np.testing.assert_allclose(
-        weighted(target, output, weights[:, 0]), (each.mean(1) * weights[:, 0]).sum() / weights[:, 0].sum()
+        weighted(target, output, weights[:, 0]), (squares.mean(1) * weights[:, 0]).sum() / weights[:, 0].sum()
     )
     labels = RNG.integers(0, 2, (5, 3))
-    found = SparseCategoricalCrossentropy(True, ignore_class=1)(labels[..., None], output)
+    actual = SparseCategoricalCrossentropy(True, ignore_class=1)(labels[..., None], output)
     expected = np.where(labels == 0, -np.log(softmax(output))[..., 0], 0).sum() / (labels == 0).sum()
-    np.testing.assert_allclose(found, expected)
+    np.testing.assert_allclose(actual, expected)
 
 
 @pytest.mark.parametrize("scale", [1, 100])
@@ -378,10 +378,10 @@ def test_a_softmax_or_sigmoid_is_looked_through(scale):
     of_label = np.log(np.exp(exact - exact.max(-1, keepdims=True)).sum(-1)) + exact.max(-1) - exact[range(ROWS), LABELS]
     for loss, target in ((SparseCategoricalCrossentropy(), LABELS), (losses.CategoricalCrossentropy(), ONE_HOT)):
         source = differentiable(z)
-        found = loss(target, ops.softmax(source))
-        np.testing.assert_allclose(found, of_label.mean(), rtol=1e-6)
+        result = loss(target, ops.softmax(source))
+        np.testing.assert_allclose(result, of_label.mean(), rtol=1e-6)
         np.testing.assert_allclose(
-            gradients(found, [source])[0], (softmax(exact) - ONE_HOT) / ROWS, rtol=1e-5, atol=1e-8
+            gradients(result, [source])[0], (softmax(exact) - ONE_HOT) / ROWS, rtol=1e-5, atol=1e-8
         )
     of_bits = (np.logaddexp(0, exact) - BINARY * exact).mean()
     np.testing.assert_allclose(losses.BinaryCrossentropy()(BINARY, ops.sigmoid(z)), of_bits, rtol=1e-6)
@@ -405,10 +405,10 @@ def test_every_loss_is_made_of_its_name_class_and_configuration(name):
     for identifier in (LOSSES[name].__name__, LOSSES[name], {"class_name": LOSSES[name].__name__, "config": {}}):
         assert type(losses.get(identifier)) is LOSSES[name]
     assert type(losses.as_loss(name)) is LOSSES[name]
-    made = LOSSES[name](**UNUSUAL.get(LOSSES[name].__name__, {}))
-    back = losses.deserialize(losses.serialize(made))
-    assert (type(back), back._get_config()) == (type(made), made._get_config())
-    assert losses.get(made) is made
+    loss_object = LOSSES[name](**UNUSUAL.get(LOSSES[name].__name__, {}))
+    back = losses.deserialize(losses.serialize(loss_object))
+    assert (type(back), back._get_config()) == (type(loss_object), loss_object._get_config())
+    assert losses.get(loss_object) is loss_object
 
 
 def test_configurations_are_those_of_keras():
@@ -429,9 +429,9 @@ def test_functions():
         return ops.mean(ops.square(ops.square(y_true - y_pred)), -1)
 
     assert losses.get(quartic) is quartic
-    made = losses.as_loss(quartic)
-    assert (made.name, made._takes_labels, made._get_config()["fn"]) == ("quartic", None, "quartic")
-    np.testing.assert_allclose(made(VALUES, Z, WEIGHTS), ((E**4).mean(-1) * WEIGHTS).mean())
+    loss = losses.as_loss(quartic)
+    assert (loss.name, loss._takes_labels, loss._get_config()["fn"]) == ("quartic", None, "quartic")
+    np.testing.assert_allclose(loss(VALUES, Z, WEIGHTS), ((E**4).mean(-1) * WEIGHTS).mean())
     of_labels = losses.as_loss(lambda y_true, y_pred: losses.sparse_categorical_crossentropy(y_true, y_pred))
     np.testing.assert_allclose(of_labels(LABELS, P), OF_LABEL.mean())
     assert type(losses.as_loss(losses.sparse_categorical_crossentropy)) is SparseCategoricalCrossentropy
@@ -442,12 +442,12 @@ def test_functions():
 @pytest.mark.parametrize("name", sorted({name for name in LOSSES if name != LOSSES[name].__name__}))
 def test_other_names_mean_functions_of_single_samples(name):
     """As in Keras: "mse" and "mean_squared_error" are the function, "MeanSquaredError" is the loss."""
-    found = losses.get(name)
-    assert found is getattr(losses, snake_case(LOSSES[name].__name__))
-    described = losses.serialize(found)
-    about = {"module": "builtins", "class_name": "function", "config": found.__name__, "registered_name": "function"}
-    assert described == about
-    assert losses.deserialize(described) is losses.deserialize(name) is found
+    loss = losses.get(name)
+    assert loss is getattr(losses, snake_case(LOSSES[name].__name__))
+    described = losses.serialize(loss)
+    config = {"module": "builtins", "class_name": "function", "config": loss.__name__, "registered_name": "function"}
+    assert described == config
+    assert losses.deserialize(described) is losses.deserialize(name) is loss
 
 
 def test_functions_of_the_users_own_are_found_again():
@@ -472,8 +472,13 @@ def test_a_loss_that_overrides_its_call():
     model = dp.Sequential([dp.layers.Dense(C, use_bias=False, input_shape=(C,))], seed=1)
     model.compile("sgd", Whole(), dtype="float64")
     predicted = model.predict(Z, verbose=0)
-    found = [model.evaluate(Z, VALUES, verbose=0, sample_weight=one, batch_size=ROWS) for one in (None, WEIGHTS)]
-    np.testing.assert_allclose(found, ((predicted - VALUES) ** 2).mean() * np.array([1, WEIGHTS.mean()]), rtol=1e-12)
+    losses_of_weights = [
+        model.evaluate(Z, VALUES, verbose=0, sample_weight=sample_weight, batch_size=ROWS)
+        for sample_weight in (None, WEIGHTS)
+    ]
+    np.testing.assert_allclose(
+        losses_of_weights, ((predicted - VALUES) ** 2).mean() * np.array([1, WEIGHTS.mean()]), rtol=1e-12
+    )
     with pytest.raises(NotImplementedError, match="Loss Unfinished has no `call"):
         type("Unfinished", (losses.Loss,), {})()(VALUES, Z)
 
@@ -484,16 +489,18 @@ def test_a_loss_of_the_users_own():
             assert y_true.dtype == y_pred.dtype
             return ops.mean(ops.square(y_pred - 0.5 * y_true), axis=-1)
 
-    made = Quarter()
-    assert (made.name, made._takes_labels) == ("quarter", None)
+    loss_object = Quarter()
+    assert (loss_object.name, loss_object._takes_labels) == ("quarter", None)
     integers = np.arange(ROWS * C).reshape(ROWS, C)
-    np.testing.assert_allclose(made(integers, Z, WEIGHTS), (((Z - 0.5 * integers) ** 2).mean(1) * WEIGHTS).mean())
+    np.testing.assert_allclose(
+        loss_object(integers, Z, WEIGHTS), (((Z - 0.5 * integers) ** 2).mean(1) * WEIGHTS).mean()
+    )
 
 
 def test_one_value_a_row_may_be_a_column():
     target, output = VALUES[:, 0], Z[:, :1]
-    for found in (losses.MeanSquaredError()(target, output), losses.MeanSquaredError()(target[:, None], output)):
-        np.testing.assert_allclose(found, (E[:, 0] ** 2).mean())
+    for loss in (losses.MeanSquaredError()(target, output), losses.MeanSquaredError()(target[:, None], output)):
+        np.testing.assert_allclose(loss, (E[:, 0] ** 2).mean())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "bool"])
@@ -507,8 +514,8 @@ def test_labels_of_any_type(dtype):
 
 @pytest.mark.parametrize("weights", [0.5, [0.5], WEIGHTS, WEIGHTS[:, None]], ids=["number", "one", "rows", "column"])
 def test_a_loss_that_is_one_number_is_weighted_sample_by_sample(weights):
-    whole = losses.as_loss(lambda y_true, y_pred: ops.mean(ops.square(y_true - y_pred)))
-    np.testing.assert_allclose(whole(VALUES, Z, weights), (E**2).mean() * np.mean(weights))
+    loss = losses.as_loss(lambda y_true, y_pred: ops.mean(ops.square(y_true - y_pred)))
+    np.testing.assert_allclose(loss(VALUES, Z, weights), (E**2).mean() * np.mean(weights))
     np.testing.assert_allclose(losses.MeanSquaredError("sum")(VALUES[0], Z[0], [1, 2]), 3 * (E[0] ** 2).mean())
 
 
@@ -564,12 +571,12 @@ def test_classes_along_another_axis(axis, from_logits):
     expected = losses.sparse_categorical_crossentropy(labels, last if from_logits else softmax(last), from_logits)
     one_hot = np.moveaxis(np.eye(z.shape[axis])[labels], -1, axis)
     y = z if from_logits else np.moveaxis(softmax(last), -1, axis)
-    for found in (
+    for loss in (
         losses.SparseCategoricalCrossentropy(from_logits, axis=axis, reduction=None)(labels, y),
         losses.sparse_categorical_crossentropy(np.expand_dims(labels, axis), y, from_logits, axis=axis),
         losses.CategoricalCrossentropy(from_logits, axis=axis, reduction=None)(one_hot, y),
     ):
-        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        np.testing.assert_allclose(loss, expected, rtol=1e-5)
     mean = float(losses.SparseCategoricalCrossentropy(from_logits, axis=axis)(labels, y))
     assert float(dp.metrics.SparseCategoricalCrossentropy(from_logits=from_logits, axis=axis)(labels, y)) == (
         pytest.approx(mean, rel=1e-5)

@@ -76,9 +76,11 @@ def ratio(metric, other):
     """Return the expected precision or recall at a threshold of samples with weights."""
 
     def expected(weights):
-        taken, w = SIGMOID > 0.4, weights[:, None]
-        both = (taken * BINARY * w).sum()
-        return both / (both + ((taken * (1 - BINARY) if other == "taken" else (1 - taken) * BINARY) * w).sum())
+        predicted, w = SIGMOID > 0.4, weights[:, None]
+        true_positives = (predicted * BINARY * w).sum()
+        return true_positives / (
+            true_positives + ((predicted * (1 - BINARY) if other == "taken" else (1 - predicted) * BINARY) * w).sum()
+        )
 
     return lambda: metric(0.4), BINARY, SIGMOID, expected
 
@@ -113,9 +115,9 @@ OTHERS = {
 
 def f1(weights):
     """Return the mean over outputs of 2 tp / (2 tp + fp + fn), above 0.4."""
-    taken, w = SIGMOID > 0.4, weights[:, None]
-    tp = (taken * BINARY * w).sum(0)
-    return (2 * tp / ((taken * w).sum(0) + (BINARY * w).sum(0))).mean()
+    predicted, w = SIGMOID > 0.4, weights[:, None]
+    tp = (predicted * BINARY * w).sum(0)
+    return (2 * tp / ((predicted * w).sum(0) + (BINARY * w).sum(0))).mean()
 
 
 def explained(weights):
@@ -127,22 +129,25 @@ def explained(weights):
 
 def overlap(weights):
     """Return the mean over classes of what is in both over what is in either."""
-    found = P.argmax(-1)
+    predicted_labels = P.argmax(-1)
     each = []
     for n in range(C):
-        both = (weights * (found == n) * (n == LABELS)).sum()
-        each.append(both / ((weights * (found == n)).sum() + (weights * (n == LABELS)).sum() - both))
+        true_positives = (weights * (predicted_labels == n) * (n == LABELS)).sum()
+        each.append(
+            true_positives
+            / ((weights * (predicted_labels == n)).sum() + (weights * (n == LABELS)).sum() - true_positives)
+        )
     return np.mean(each)
 
 
 def sensitive(weights):
     """Return the highest sensitivity at a threshold above which at most 0.4 of what is negative lies."""
-    w, found = np.repeat(weights, C).reshape(BINARY.shape), []
+    w, results = np.repeat(weights, C).reshape(BINARY.shape), []
     for limit in np.arange(200) / 199:
-        taken = limit < SIGMOID
-        if ((~taken) * (1 - BINARY) * w).sum() / ((1 - BINARY) * w).sum() >= 0.6:
-            found.append((taken * BINARY * w).sum() / (BINARY * w).sum())
-    return max(found)
+        predicted = limit < SIGMOID
+        if ((~predicted) * (1 - BINARY) * w).sum() / ((1 - BINARY) * w).sum() >= 0.6:
+            results.append((predicted * BINARY * w).sum() / (BINARY * w).sum())
+    return max(results)
 
 
 OTHERS |= {
@@ -168,11 +173,11 @@ def test_values_over_batches(case, weighted):
     metric = make()
     for _ in range(2):
         metric.reset_state()
-        assert all(not one.numpy().any() for one in metric.variables)
+        assert all(not variable.numpy().any() for variable in metric.variables)
         for part in (slice(0, 8), slice(8, 21), slice(21, None)):
             metric.update_state(target[part], output[part], WEIGHTS[part] if weighted else None)
         np.testing.assert_allclose(metric.result(), expected(WEIGHTS if weighted else np.ones(ROWS)), rtol=1e-6)
-    assert all(one.dtype == np.float64 and one.aggregation == "sum" for one in metric.variables)
+    assert all(variable.dtype == np.float64 and variable.aggregation == "sum" for variable in metric.variables)
 
 
 @pytest.mark.parametrize("shards", [[23], [8, 8, 7], [0, 23]], ids=str)
@@ -188,12 +193,12 @@ def test_ranks_keep_summands_of_totals(case, weighted, shards):
         return {}
 
     values = {"y_true": target, "y_pred": output, "weights": WEIGHTS}
-    program = trace(step, {name: ((Dim.rows(ROWS), *one.shape[1:]), one.dtype) for name, one in values.items()})
+    program = trace(step, {name: ((Dim.rows(ROWS), *value.shape[1:]), value.dtype) for name, value in values.items()})
     placed = place(program, summed=metric.variables)
     assert count(placed) == (case == "hinge")  # which asks whether all targets are 0 or 1
-    found = [updates for _, updates in run_on_ranks(placed, values, shards, dict.fromkeys(values, 0))[0]]
+    actual = [updates for _, updates in run_on_ranks(placed, values, shards, dict.fromkeys(values, 0))[0]]
     for variable in metric.variables:
-        parts = [updates[variable] for updates in found]
+        parts = [updates[variable] for updates in actual]
         variable.assign(np.sum(parts, axis=0) if variable in placed.summed else parts[0])
     np.testing.assert_allclose(metric.result(), expected(WEIGHTS if weighted else np.ones(ROWS)), rtol=1e-6)
 
@@ -237,23 +242,23 @@ def test_the_highest_of_a_softmax_is_that_of_its_logits():
 
 
 def test_several_thresholds_and_one_output():
-    found = metrics.Precision([0.3, 0.6]), metrics.Recall(class_id=1)
+    result = metrics.Precision([0.3, 0.6]), metrics.Recall(class_id=1)
     np.testing.assert_allclose(
-        found[0](BINARY, SIGMOID), [(BINARY * (at < SIGMOID)).sum() / (at < SIGMOID).sum() for at in (0.3, 0.6)]
+        result[0](BINARY, SIGMOID), [(BINARY * (at < SIGMOID)).sum() / (at < SIGMOID).sum() for at in (0.3, 0.6)]
     )
-    np.testing.assert_allclose(found[1](BINARY, SIGMOID), (BINARY * (SIGMOID > 0.5))[:, 1].sum() / BINARY[:, 1].sum())
+    np.testing.assert_allclose(result[1](BINARY, SIGMOID), (BINARY * (SIGMOID > 0.5))[:, 1].sum() / BINARY[:, 1].sum())
 
 
 def test_only_the_highest_outputs_are_taken():
     """Of equals the first is, as of Keras."""
-    taken = np.argsort(np.argsort(-SIGMOID, axis=1, kind="stable"), axis=1) < 2
+    predicted = np.argsort(np.argsort(-SIGMOID, axis=1, kind="stable"), axis=1) < 2
     cases = {
-        (): (taken * BINARY).sum() / taken.sum(),
-        (0.6,): (taken * BINARY * (SIGMOID > 0.6)).sum() / (taken * (SIGMOID > 0.6)).sum(),
+        (): (predicted * BINARY).sum() / predicted.sum(),
+        (0.6,): (predicted * BINARY * (SIGMOID > 0.6)).sum() / (predicted * (SIGMOID > 0.6)).sum(),
     }
     for thresholds, expected in cases.items():
         np.testing.assert_allclose(metrics.Precision(*thresholds, top_k=2)(BINARY, SIGMOID), expected)
-    of_class = (taken * BINARY * WEIGHTS[:, None])[:, 1].sum() / (BINARY * WEIGHTS[:, None])[:, 1].sum()
+    of_class = (predicted * BINARY * WEIGHTS[:, None])[:, 1].sum() / (BINARY * WEIGHTS[:, None])[:, 1].sum()
     np.testing.assert_allclose(metrics.Recall(top_k=2, class_id=1)(BINARY, SIGMOID, WEIGHTS), of_class)
     assert float(metrics.Precision(top_k=1)([0, 0, 1], [0.0, -1.0, 0.0])) == 0
     assert float(metrics.Precision(top_k=4)([0, 0, 1, 1], [1, 1, 1, 1])) == 0.5
@@ -261,8 +266,8 @@ def test_only_the_highest_outputs_are_taken():
 
 def test_weights_of_each_output_in_the_root_of_squares():
     weights = RNG.random((ROWS, C))
-    found = metrics.RootMeanSquaredError()(VALUES, Z, weights)
-    np.testing.assert_allclose(found, np.sqrt((E**2 * weights).sum() / weights.sum()))
+    metric = metrics.RootMeanSquaredError()(VALUES, Z, weights)
+    np.testing.assert_allclose(metric, np.sqrt((E**2 * weights).sum() / weights.sum()))
 
 
 def test_the_area_between_precision_and_recall():
@@ -289,12 +294,12 @@ def test_metrics_of_the_users_own():
         def result(self):
             return self.mean.result() / self.seen
 
-    made = Largest()
-    assert [one.name for one in made.variables] == ["seen", "total", "count"]
-    np.testing.assert_allclose(made(VALUES, Z, WEIGHTS), (Z.max(-1) * WEIGHTS).sum() / WEIGHTS.sum() / ROWS)
-    made.reset_state()
-    assert [float(one) for one in made.variables] == [0, 0, 0]
-    assert (made._get_config(), made._direction) == ({"name": "largest", "dtype": "float32"}, None)
+    metric = Largest()
+    assert [variable.name for variable in metric.variables] == ["seen", "total", "count"]
+    np.testing.assert_allclose(metric(VALUES, Z, WEIGHTS), (Z.max(-1) * WEIGHTS).sum() / WEIGHTS.sum() / ROWS)
+    metric.reset_state()
+    assert [float(variable) for variable in metric.variables] == [0, 0, 0]
+    assert (metric._get_config(), metric._direction) == ({"name": "largest", "dtype": "float32"}, None)
 
 
 # Arguments without a default, of whichever class has them.
@@ -306,11 +311,11 @@ NEEDED = {
 
 @pytest.mark.parametrize("name", METRICS)
 def test_every_metric_is_made_of_its_name_class_and_configuration(name):
-    own = {key: value for key, value in NEEDED.items() if key in inspect.signature(METRICS[name]).parameters}
-    for identifier in (*(() if own else (name, METRICS[name])), metrics.serialize(METRICS[name](**own))):
+    arguments = {key: value for key, value in NEEDED.items() if key in inspect.signature(METRICS[name]).parameters}
+    for identifier in (*(() if arguments else (name, METRICS[name])), metrics.serialize(METRICS[name](**arguments))):
         assert type(metrics.get(identifier)) is METRICS[name]
-    made = METRICS[name](**own, name="mine")
-    assert metrics.deserialize(metrics.serialize(made))._get_config() == made._get_config()
+    metric = METRICS[name](**arguments, name="mine")
+    assert metrics.deserialize(metrics.serialize(metric))._get_config() == metric._get_config()
 
 
 def keys(*given: object, labels: bool = True, shape: tuple[int, ...] | None = (3,)) -> list[str]:
@@ -383,8 +388,8 @@ def test_what_accuracy_and_crossentropy_mean_follows_from_outputs_and_targets(lo
         (("crossentropy", "ce"), ("BinaryCrossentropy", "SparseCategoricalCrossentropy", "CategoricalCrossentropy")),
     ):
         for name in names:
-            ((key, found),) = resolve([name], None, losses.as_loss(loss), shape, target)[0].items()
-            assert (type(found).__name__, key) == (kind[place], name)
+            ((key, result),) = resolve([name], None, losses.as_loss(loss), shape, target)[0].items()
+            assert (type(result).__name__, key) == (kind[place], name)
 
 
 def test_a_metric_as_keras_guide_writes_it():
@@ -422,8 +427,8 @@ def test_a_metric_as_keras_guide_writes_it():
 def test_functions():
     assert metrics.get(custom) is custom
     assert metrics.get(None) is None
-    made = metrics.as_metric(custom)
-    assert (type(made), made.name, made._takes_labels, made._get_config()["fn"]) == (
+    metric = metrics.as_metric(custom)
+    assert (type(metric), metric.name, metric._takes_labels, metric._get_config()["fn"]) == (
         MeanMetricWrapper,
         "custom",
         None,

@@ -12,32 +12,32 @@ FOUND = np.array([[0.9, 0.1, 0], [0.2, 0.7, 0.1], [0.6, 0.3, 0.1], [0.1, 0.2, 0.
 
 
 def test_scores_by_hand():
-    each = metrics.F1Score()
-    each.update_state(TRUE[:2], FOUND[:2])
-    np.testing.assert_allclose(each(TRUE[2:], FOUND[2:]), [2 / 3, 2 / 3, 1], rtol=1e-5)
+    metric = metrics.F1Score()
+    metric.update_state(TRUE[:2], FOUND[:2])
+    np.testing.assert_allclose(metric(TRUE[2:], FOUND[2:]), [2 / 3, 2 / 3, 1], rtol=1e-5)
     assert float(metrics.F1Score(average="micro")(TRUE, FOUND)) == pytest.approx(0.75, rel=1e-5)
     beta = metrics.FBetaScore(average="macro", beta=2.0, threshold=0.25)  # 1 is found in rows 1 and 2, 0 in 0 and 2
     assert float(beta(TRUE, FOUND)) == pytest.approx((5 / 6 + 1 + 1) / 3, rel=1e-5)
-    each.reset_state()
-    np.testing.assert_array_equal(each.result(), [0, 0, 0])
+    metric.reset_state()
+    np.testing.assert_array_equal(metric.result(), [0, 0, 0])
 
 
 def test_explained_variance_by_hand():
-    true, found = np.array([[1.0], [2], [3], [6]]), np.array([[1.0], [2], [4], [6]])
-    assert float(metrics.R2Score()(true, found)) == pytest.approx(1 - 1 / 14)
-    assert float(metrics.R2Score(num_regressors=1)(true, found)) == pytest.approx(1 - 1 / 14 * 3 / 2)
-    assert float(metrics.R2Score(num_regressors=3)(true, found)) == pytest.approx(1 - 1 / 14)  # too few samples
-    assert float(metrics.R2Score()(true[:, 0], found)) == pytest.approx(1 - 1 / 14)
+    true, predicted = np.array([[1.0], [2], [3], [6]]), np.array([[1.0], [2], [4], [6]])
+    assert float(metrics.R2Score()(true, predicted)) == pytest.approx(1 - 1 / 14)
+    assert float(metrics.R2Score(num_regressors=1)(true, predicted)) == pytest.approx(1 - 1 / 14 * 3 / 2)
+    assert float(metrics.R2Score(num_regressors=3)(true, predicted)) == pytest.approx(1 - 1 / 14)  # too few samples
+    assert float(metrics.R2Score()(true[:, 0], predicted)) == pytest.approx(1 - 1 / 14)
 
 
 def test_overlap_by_hand():
-    true, found = np.array([0, 0, 1, 1, 2, 9]), np.array([0, 1, 1, 1, 0, 0])
-    assert float(metrics.MeanIoU(3)(true, found)) == pytest.approx((1 / 3 + 2 / 3 + 0) / 3, rel=1e-5)
-    assert float(metrics.IoU(3, [1])(true, found)) == pytest.approx(2 / 3, rel=1e-5)
-    assert float(metrics.IoU(4, [1, 3])(true, found)) == pytest.approx(2 / 3, rel=1e-5)  # nothing is of class 3
+    true, predicted = np.array([0, 0, 1, 1, 2, 9]), np.array([0, 1, 1, 1, 0, 0])
+    assert float(metrics.MeanIoU(3)(true, predicted)) == pytest.approx((1 / 3 + 2 / 3 + 0) / 3, rel=1e-5)
+    assert float(metrics.IoU(3, [1])(true, predicted)) == pytest.approx(2 / 3, rel=1e-5)
+    assert float(metrics.IoU(4, [1, 3])(true, predicted)) == pytest.approx(2 / 3, rel=1e-5)  # nothing is of class 3
     weights = np.array([1, 1, 1, 0, 1, 1.0])
-    assert float(metrics.IoU(3, [1])(true, found, weights)) == pytest.approx(1 / 2, rel=1e-5)
-    assert float(metrics.IoU(3, [0], ignore_class=2)(true, found)) == pytest.approx(1 / 2, rel=1e-5)
+    assert float(metrics.IoU(3, [1])(true, predicted, weights)) == pytest.approx(1 / 2, rel=1e-5)
+    assert float(metrics.IoU(3, [0], ignore_class=2)(true, predicted)) == pytest.approx(1 / 2, rel=1e-5)
     assert float(metrics.BinaryIoU([1], 0.3)(np.array([[1, 0], [1, 1]]), np.array([[0.3, 0.4], [0.2, 0.9]]))) == (
         pytest.approx(2 / 4, rel=1e-5)
     )
@@ -59,26 +59,26 @@ def test_overlap_by_hand():
     ],
 )
 def test_rates_at_rates_by_hand(make, expected):
-    true, found = np.array([0, 0, 0, 1, 1]), np.array([0.0, 0.2, 0.45, 0.4, 0.8])
+    true, actual = np.array([0, 0, 0, 1, 1]), np.array([0.0, 0.2, 0.45, 0.4, 0.8])
     metric = make(name="m")
-    metric.update_state(true[:2], found[:2])
-    assert float(metric(true[2:], found[2:])) == pytest.approx(expected)
-    again = metrics.deserialize(metrics.serialize(metric))
-    assert again._get_config() == metric._get_config()
-    assert float(again(true, found)) == pytest.approx(expected)
+    metric.update_state(true[:2], actual[:2])
+    assert float(metric(true[2:], actual[2:])) == pytest.approx(expected)
+    restored = metrics.deserialize(metrics.serialize(metric))
+    assert restored._get_config() == metric._get_config()
+    assert float(restored(true, actual)) == pytest.approx(expected)
     weighted = make()
-    weighted.update_state(true, found, np.array([1, 1, 0, 1, 1.0]))  # nothing negative is above 0.3
+    weighted.update_state(true, actual, np.array([1, 1, 0, 1, 1.0]))  # nothing negative is above 0.3
     assert float(weighted.result()) == (0.5 if metric.num_thresholds == 1 else 1)
     weighted.reset_state()
     assert float(weighted.result()) == 0
 
 
 def test_correlations_by_hand():
-    true, found = np.array([[1.0, 2, 3], [1, 2, 3]]), np.array([[2.0, 4, 6], [3, 2, 1]])
-    assert metrics.pearson_correlation(true, found).numpy() == pytest.approx([1, -1])
+    true, predicted = np.array([[1.0, 2, 3], [1, 2, 3]]), np.array([[2.0, 4, 6], [3, 2, 1]])
+    assert metrics.pearson_correlation(true, predicted).numpy() == pytest.approx([1, -1])
     # Covariance 4/3, variances 2/3 and 8/3, means 2 apart.
-    assert metrics.concordance_correlation(true, found).numpy() == pytest.approx([8 / 22, -1], abs=1e-6)
-    assert float(metrics.PearsonCorrelation()(true, found)) == pytest.approx(0, abs=1e-6)
+    assert metrics.concordance_correlation(true, predicted).numpy() == pytest.approx([8 / 22, -1], abs=1e-6)
+    assert float(metrics.PearsonCorrelation()(true, predicted)) == pytest.approx(0, abs=1e-6)
 
 
 def test_they_are_logged():
@@ -89,8 +89,8 @@ def test_they_are_logged():
     assert list(history) == ["loss", "f1_score", "r2_score", "one_hot_mean_io_u"]
     evaluated = model.evaluate(FOUND, TRUE, verbose=0, return_dict=True)
     predicted = model.predict(FOUND, verbose=0)
-    again = metrics.R2Score()(TRUE, predicted)
-    assert evaluated["r2_score"] == pytest.approx(float(again), rel=1e-5)
+    metric = metrics.R2Score()(TRUE, predicted)
+    assert evaluated["r2_score"] == pytest.approx(float(metric), rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ class Rule:
 
     def trajectory(self, p, gradients, rates):
         """Return p after each update, from float64 copies."""
-        p, slots, found = np.array(p, np.float64), {}, []
+        p, slots, parameters = np.array(p, np.float64), {}, []
         for t, (g, rate) in enumerate(zip(gradients, rates, strict=True), 1):
             p = self._step(p, np.asarray(g, np.float64), slots, t, rate, **self.options)
-            found.append(p.copy())
-        return found
+            parameters.append(p.copy())
+        return parameters
 
 
 def mean(slots, name, decay, value, first=0.0):

@@ -36,8 +36,8 @@ def test_gradients_are_divided_by_the_scale_and_updates_left_out_where_one_is_no
     before = [one.numpy() for one in (weight, other, *optimizer.inner_optimizer.variables)]
     for bad in (np.inf, np.nan, -np.inf):
         optimizer.apply([ops.convert_to_tensor([0.0, bad]), ops.convert_to_tensor(1.0)], [weight, other])
-    for one, value in zip((weight, other, *optimizer.inner_optimizer.variables), before, strict=True):
-        np.testing.assert_array_equal(one.numpy(), value)
+    for variable, value in zip((weight, other, *optimizer.inner_optimizer.variables), before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
     assert state(optimizer) == (2, 0, 2)
 
 
@@ -57,11 +57,11 @@ def test_all_ranks_decide_alike_when_one_has_an_infinity():
     for worst in (1.0, 65504.0, np.inf):
         x = np.ones((6, 3), np.float32)
         x[3, 1] = worst
-        whole, updates = evaluate(program, {"x": x})
-        assert (whole["scale"] == 2.0**9) == (worst > 1)
+        full, updates = evaluate(program, {"x": x})
+        assert (full["scale"] == 2.0**9) == (worst > 1)
         for shards in ([2, 2, 2], [1, 5], [6]):
             for outputs, updated in run_on_ranks(place(program), {"x": x}, shards, {"x": 0})[0]:
-                assert outputs["scale"] == whole["scale"]
+                assert outputs["scale"] == full["scale"]
                 for variable, value in updates.items():
                     np.testing.assert_allclose(updated[variable], value, rtol=1e-3, err_msg=variable.path)
         changed = not np.array_equal(updates[weight], np.ones(3))
@@ -70,15 +70,15 @@ def test_all_ranks_decide_alike_when_one_has_an_infinity():
 
 @pytest.mark.parametrize("auto", [True, False])
 def test_mixed_float16_scales_by_itself(auto):
-    def made(optimizer):
+    def build(optimizer):
         model = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
         model.compile(optimizer, "mse", dtype="mixed_float16", auto_scale_loss=auto, device="cpu", jit_compile=False)
         return model
 
-    model = made("adam")
+    model = build("adam")
     assert isinstance(model.optimizer, LossScaleOptimizer) == auto
-    own = LossScaleOptimizer(SGD(0.1), 4.0)
-    assert made(own).optimizer is own
+    scaled = LossScaleOptimizer(SGD(0.1), 4.0)
+    assert build(scaled).optimizer is scaled
     x = np.ones((4, 3), np.float32)
     model.fit(x, np.ones((4, 2)), epochs=2, verbose=0)
     assert int(model.optimizer.iterations) == 2
@@ -110,9 +110,9 @@ def test_the_configuration_is_keras_own():
     described = serialize(optimizer)
     assert described["class_name"] == "LossScaleOptimizer"
     assert set(described["config"]) == {"name", "inner_optimizer", "initial_scale", "dynamic_growth_steps"}
-    again = deserialize(described)
-    assert again.get_config() == optimizer.get_config()
-    assert isinstance(again.inner_optimizer, Adam)
+    restored = deserialize(described)
+    assert restored.get_config() == optimizer.get_config()
+    assert isinstance(restored.inner_optimizer, Adam)
     assert keras.mixed_precision.LossScaleOptimizer is LossScaleOptimizer
 
 
@@ -148,5 +148,5 @@ def test_slots_are_those_of_the_inner_optimizer():
     """By which they are sharded."""
     optimizer, weight = LossScaleOptimizer(Adam(0.1)), Variable(np.ones(2, np.float32), "weight")
     optimizer.build([weight])
-    assert [one for _, one in optimizer._all_slots] == [weight, weight]
-    assert [one for one, _ in optimizer._all_slots] == list(optimizer._slots_of(weight).values())
+    assert [parameter for _, parameter in optimizer._all_slots] == [weight, weight]
+    assert [slot for slot, _ in optimizer._all_slots] == list(optimizer._slots_of(weight).values())

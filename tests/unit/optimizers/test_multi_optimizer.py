@@ -37,28 +37,28 @@ def several(**options) -> MultiOptimizer:
 def test_each_variable_follows_its_own_optimizer_alone(way):
     together, apart, optimizer = two_variables("float32"), two_variables("float32"), several()
     bias, kernel = optimizer.optimizers
-    twins = [type(one).from_config(one.get_config()) for one in (kernel, bias)]
+    twins = [type(part).from_config(part.get_config()) for part in (kernel, bias)]
     program = traced(optimizer, together) if way == "traced" else None
     for grads in gradients_of("float32", 7):
         optimizer.apply(grads, together) if program is None else step(program, grads)
-        for twin, grad, one in zip(twins, grads, apart, strict=True):
-            twin.apply([grad], [one])
-    assert [int(one.iterations) for one in (optimizer, kernel, bias)] == [7, 7, 3]
+        for twin, grad, lone in zip(twins, grads, apart, strict=True):
+            twin.apply([grad], [lone])
+    assert [int(part.iterations) for part in (optimizer, kernel, bias)] == [7, 7, 3]
     assert optimizer._ends_with_averages
     optimizer.finalize_variable_values(together)
     twins[1].finalize_variable_values(apart[1:])
-    found = [one.numpy() for one in (*together, *kernel.variables, *bias.variables)]
-    expected = [one.numpy() for one in (*apart, *twins[0].variables, *twins[1].variables)]
-    assert [one.tobytes() for one in found] == [one.tobytes() for one in expected]
+    actual = [variable.numpy() for variable in (*together, *kernel.variables, *bias.variables)]
+    expected = [variable.numpy() for variable in (*apart, *twins[0].variables, *twins[1].variables)]
+    assert [array.tobytes() for array in actual] == [array.tobytes() for array in expected]
     assert optimizer.variables == [*optimizer._own_variables, *bias.variables, *kernel.variables]
     assert [one for _, one in optimizer._all_slots] == [together[0]] * 2 + [together[1]] * 3
 
 
 def test_a_function_is_asked_once_for_each_variable():
-    asked = []
+    paths = []
 
     def choose(variable):
-        asked.append(variable.path)
+        paths.append(variable.path)
         return SGD(0.5 if variable.ndim == 2 else 0.25)
 
     optimizer, variables = MultiOptimizer(choose, loss_scale_factor=2.0), two_variables("float64")
@@ -67,14 +67,14 @@ def test_a_function_is_asked_once_for_each_variable():
     optimizer.build(variables[:1])
     for _ in range(2):
         loss = optimizer.scale_loss(dp.ops.sum(variables[0]) + dp.ops.sum(variables[1]))
-        for one in variables:
-            one._gradient = None
+        for variable in variables:
+            variable._gradient = None
         loss.backward()
         optimizer.build(variables)  # with one that has become trainable
         optimizer.apply([one.value.grad for one in variables])
-    assert asked == ["dense/kernel", "dense/bias"]
-    for one, old, rate in zip(variables, before, (0.5, 0.25), strict=True):
-        np.testing.assert_allclose(one.numpy(), old - 2 * rate)
+    assert paths == ["dense/kernel", "dense/bias"]
+    for variable, old, rate in zip(variables, before, (0.5, 0.25), strict=True):
+        np.testing.assert_allclose(variable.numpy(), old - 2 * rate)
     assert optimizer._rates == {"learning_rate_sgd": 0.5, "learning_rate_sgd_1": 0.25}
     assert optimizer._program_version == 0
     optimizer.optimizers[0].learning_rate = schedules.ExponentialDecay(1.0, 1, 0.5)
@@ -99,14 +99,14 @@ def test_on_a_mesh():
 
 def test_a_map_goes_by_paths():
     default, exact, matched = SGD(), SGD(), SGD()
-    found = OptimizerMap(default, {"encoder/dense": exact, "encoder/.*": matched})
-    wanted = {"encoder/dense": exact, "encoder/norm": matched, "encoder": default, "my/encoder/norm": default}
-    assert {path: found[path] for path in wanted} == wanted
-    found["en.*/norm"] = SGD()
+    mapping = OptimizerMap(default, {"encoder/dense": exact, "encoder/.*": matched})
+    expected = {"encoder/dense": exact, "encoder/norm": matched, "encoder": default, "my/encoder/norm": default}
+    assert {path: mapping[path] for path in expected} == expected
+    mapping["en.*/norm"] = SGD()
     with pytest.raises(ConfigError, match="Multiple optimizers assigned to variable encoder/norm"):
-        found["encoder/norm"]
-    del found["en.*/norm"]
-    assert (len(found), list(found)) == (2, ["encoder/dense", "encoder/.*"])
+        mapping["encoder/norm"]
+    del mapping["en.*/norm"]
+    assert (len(mapping), list(mapping)) == (2, ["encoder/dense", "encoder/.*"])
 
 
 def choose(variable: Variable) -> Adam:
@@ -115,11 +115,11 @@ def choose(variable: Variable) -> Adam:
 
 def test_configurations_rebuild_it():
     described = serialize(several(name="mine", loss_scale_factor=8.0))
-    again = deserialize(described)
-    assert serialize(again) == described
-    assert [type(one) for one in again.optimizers] == [SGD, Adam]
-    assert [one.loss_scale_factor for one in again.optimizers] == [8.0, 8.0]
-    assert again._describe() == several(loss_scale_factor=8.0)._describe() != several()._describe()
+    restored = deserialize(described)
+    assert serialize(restored) == described
+    assert [type(optimizer) for optimizer in restored.optimizers] == [SGD, Adam]
+    assert [optimizer.loss_scale_factor for optimizer in restored.optimizers] == [8.0, 8.0]
+    assert restored._describe() == several(loss_scale_factor=8.0)._describe() != several()._describe()
     described = serialize(MultiOptimizer(choose))
     assert described["config"]["optimizer_map"]["config"] == "choose"
     assert deserialize(described, {"choose": choose}).get_config() == MultiOptimizer(choose).get_config()
@@ -136,8 +136,8 @@ def test_optimizers_within_another_one_as_keras_on_pytorch_writes_them():
     inner = described["config"]["optimizer_map"]["config"]
     inner["default_optimizer"]["module"] = "keras.src.backend.torch.optimizers.torch_adam"
     inner["optimizer_map"]["dense/bias"]["module"] = "keras.src.backend.torch.optimizers.torch_sgd"
-    found = compile_arguments({"optimizer": described, "loss": "mse"})["optimizer"]
-    assert serialize(found) == serialize(several())
+    restored = compile_arguments({"optimizer": described, "loss": "mse"})["optimizer"]
+    assert serialize(restored) == serialize(several())
 
 
 def test_an_interrupted_training_goes_on_with_all_rates(tmp_path):
@@ -154,7 +154,7 @@ def test_an_interrupted_training_goes_on_with_all_rates(tmp_path):
         if (int(model.optimizer.iterations), batch) == (6, 1):
             raise StoppedError
 
-    (x, y), found = toy(30), []
+    (x, y), results = toy(30), []
     for backs_up, stops in ((False, False), (True, True), (True, False)):
         inner = OptimizerMap(ScheduleFreeAdamW(0.01), {".*/bias": SGD(0.5, momentum=0.9)})
         model = build(MultiOptimizer(inner), jit_compile=False)
@@ -165,8 +165,8 @@ def test_an_interrupted_training_goes_on_with_all_rates(tmp_path):
             model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=callbacks)
         if not stops:
             assert model.optimizer._rates == {"learning_rate_sgd": 0.0625, "learning_rate_schedule_free_adam_w": 0.01}
-            found.append([one.numpy().tobytes() for one in (*model.weights, *model.optimizer.variables)])
-    assert found[0] == found[1]
+            results.append([weight.numpy().tobytes() for weight in (*model.weights, *model.optimizer.variables)])
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,10 @@ def test_an_interrupted_training_goes_on_with_all_rates(tmp_path):
         (lambda: OptimizerMap(SGD(), {"a": SGD()}).__setitem__("a", SGD()), "'a' already exists in the OptimizerMap"),
         (lambda: MultiOptimizer({"a": SGD()}), "expected an|must be an OptimizerMap"),
         (lambda: MultiOptimizer(OptimizerMap(several())), "MultiOptimizer cannot be used inside"),
-        (lambda: MultiOptimizer(lambda one: "sgd").build(two_variables("float32")), "for each variable, found 'sgd'"),
+        (
+            lambda: MultiOptimizer(lambda variable: "sgd").build(two_variables("float32")),
+            "for each variable, found 'sgd'",
+        ),
         (lambda: several().exclude_from_weight_decay(var_names=["bias"]), "of the optimizers within"),
         (lambda: deserialize({"class_name": "MultiOptimizer", "config": {}}), "must be an OptimizerMap"),
     ],

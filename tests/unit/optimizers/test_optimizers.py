@@ -53,7 +53,7 @@ def gradients_of(dtype: str, steps: int = STEPS) -> list[list[np.ndarray]]:
     sizes = 10.0 ** rng.integers(-4, 2, steps)
     found = [[size * rng.standard_normal(shape) for shape in ((3, 2), (2,))] for size in sizes]
     found[5][1][...] = 0
-    return [[one.astype(dtype) for one in step] for step in found]
+    return [[grad.astype(dtype) for grad in step] for step in found]
 
 
 def traced(optimizer: optimizers.Optimizer, variables: list[Variable]):
@@ -63,7 +63,7 @@ def traced(optimizer: optimizers.Optimizer, variables: list[Variable]):
         optimizer.apply(grads, variables)
         return {}
 
-    return trace(step, {f"g{n}": (one.shape, one.dtype) for n, one in enumerate(variables)})
+    return trace(step, {f"g{n}": (variable.shape, variable.dtype) for n, variable in enumerate(variables)})
 
 
 def step(program, grads) -> None:
@@ -79,16 +79,16 @@ def test_twenty_steps(name, rule, dtype):
     optimizer, variables = OPTIMIZERS[name](0.05, **rule.options), two_variables(dtype)
     gradients, decay = gradients_of(dtype), 0.05 * 0.004 if name == "adamw" else 0.0
     expected = []
-    for number, one in enumerate(variables):
-        p, own = one.numpy(), [grads[number] for grads in gradients]
+    for number, variable in enumerate(variables):
+        p, own_grads = variable.numpy(), [grads[number] for grads in gradients]
         if decay:
-            expected.append(decayed_trajectory(rule, p, own, decay))
+            expected.append(decayed_trajectory(rule, p, own_grads, decay))
         else:
-            expected.append(rule.trajectory(p, own, [0.05] * STEPS))
+            expected.append(rule.trajectory(p, own_grads, [0.05] * STEPS))
     for number, grads in enumerate(gradients):
         optimizer.apply(grads, variables)
-        for one, values in zip(variables, expected, strict=True):
-            assert_near(one.numpy(), values[number], dtype, scale=10)
+        for variable, values in zip(variables, expected, strict=True):
+            assert_near(variable.numpy(), values[number], dtype, scale=10)
     assert int(optimizer.iterations) == STEPS
     assert np.abs(variables[0].numpy() - two_variables(dtype)[0].numpy()).max() > 1e-4, "the steps say little"
 
@@ -98,11 +98,11 @@ def decayed_trajectory(rule, p, gradients, decay):
     steps = np.diff(
         [np.zeros(p.shape), *rule.trajectory(np.zeros(p.shape), gradients, [0.05] * len(gradients))], axis=0
     )
-    found, now = [], p.astype(np.float64)
-    for one in steps:
-        now = now * (1 - decay) + one
-        found.append(now)
-    return found
+    results, now = [], p.astype(np.float64)
+    for step in steps:
+        now = now * (1 - decay) + step
+        results.append(now)
+    return results
 
 
 EVERYWHERE = [
@@ -116,38 +116,38 @@ EVERYWHERE = [
 ]
 
 
-@pytest.mark.parametrize("options", sample(EVERYWHERE, 2), ids=[" ".join(one) or "plain" for one in EVERYWHERE])
+@pytest.mark.parametrize("options", sample(EVERYWHERE, 2), ids=[" ".join(option) or "plain" for option in EVERYWHERE])
 @pytest.mark.parametrize(("name", "rule"), ALL)
 def test_a_traced_program_has_the_bits_of_eager_steps(name, rule, options):
     """And those of a prepared one, whose updates are written over the state."""
     results, gradients = [], gradients_of("float32", 7)
-    for way in ("eager", "traced", "prepared"):
+    for mode in ("eager", "traced", "prepared"):
         optimizer, variables = OPTIMIZERS[name](**rule.options, **options), two_variables("float32")
-        if way == "eager":
+        if mode == "eager":
             for grads in gradients:
                 optimizer.apply(grads, variables)
         else:
             program = traced(optimizer, variables)
-            if way == "traced":
+            if mode == "traced":
                 for grads in gradients:
                     step(program, grads)
             else:
-                arrays = {f"g{n}": np.zeros(one.shape, one.dtype) for n, one in enumerate(variables)}
+                arrays = {f"g{n}": np.zeros(variable.shape, variable.dtype) for n, variable in enumerate(variables)}
                 executable = ReferenceExecutable(program, HostMemory(), arrays)
                 for grads in gradients:
                     for array, grad in zip(arrays.values(), grads, strict=True):
                         array[...] = grad
                     executable.run()
-        results.append([one.numpy() for one in (*variables, *optimizer.variables)])
+        results.append([variable.numpy() for variable in (*variables, *optimizer.variables)])
     for other in results[1:]:
-        assert [one.tobytes() for one in other] == [one.tobytes() for one in results[0]]
+        assert [array.tobytes() for array in other] == [array.tobytes() for array in results[0]]
 
 
 def test_the_numbers_of_a_step_are_computed_once():
     """A program raises beta to the power of t once, however many variables there are."""
     variables = [named(f"dense_{n}/kernel", np.zeros(3), "float32") for n in range(5)]
     program = traced(Adam(), variables)
-    assert sum(one.op is ops.power for one in program.tensors) == 2
+    assert sum(tensor.op is ops.power for tensor in program.tensors) == 2
 
 
 @pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1, "gradient_accumulation_steps": 2}])
@@ -192,13 +192,13 @@ def test_weight_decay_by_hand():
     other = AdamW(0.1, 0.5)
     other.exclude_from_weight_decay(var_names=["bias", "dense"])
     assert run(other, [0.0]) == pytest.approx([0.95]), "the layer's name is not the variable's"
-    listed, kept = named("a/kernel", [1.0]), named("b/kernel", [1.0])
-    one = AdamW(0.1, 0.5)
-    one.exclude_from_weight_decay([listed])
-    one.apply([np.zeros(1), np.zeros(1)], [listed, kept])
-    assert (float(listed.numpy()[0]), float(kept.numpy()[0])) == (1.0, pytest.approx(0.95))
+    listed, unlisted = named("a/kernel", [1.0]), named("b/kernel", [1.0])
+    optimizer = AdamW(0.1, 0.5)
+    optimizer.exclude_from_weight_decay([listed])
+    optimizer.apply([np.zeros(1), np.zeros(1)], [listed, unlisted])
+    assert (float(listed.numpy()[0]), float(unlisted.numpy()[0])) == (1.0, pytest.approx(0.95))
     with pytest.raises(ConfigError, match="only be configued before the optimizer is built"):
-        one.exclude_from_weight_decay([kept])
+        optimizer.exclude_from_weight_decay([unlisted])
 
 
 @pytest.mark.parametrize("optimizer", [lambda **o: SGD(1.0, **o), lambda **o: SGD(1.0, 0.5, nesterov=True, **o)])
@@ -235,7 +235,9 @@ def test_a_norm_that_is_not_finite_is_seen(limit):
 
 
 @pytest.mark.parametrize("shards", [[11], [4, 4, 3], [0, 11, 0]])
-@pytest.mark.parametrize("limits", [one for one, *_ in CLIPPED] + [{"gradient_accumulation_steps": 2, "clipnorm": 0.1}])
+@pytest.mark.parametrize(
+    "limits", [limit for limit, *_ in CLIPPED] + [{"gradient_accumulation_steps": 2, "clipnorm": 0.1}]
+)
 def test_ranks_clip_the_sum_of_their_gradients(limits, shards):
     """Two steps of a regression on ranks that have parts of the batch, and by NumPy on all of it."""
     rng = np.random.default_rng(6)
@@ -256,8 +258,8 @@ def test_ranks_clip_the_sum_of_their_gradients(limits, shards):
         results, _ = run_on_ranks(program, {"x": x, "y": y}, shards, {"x": 0, "y": 0})
         for _, state in results[1:]:
             assert all(np.array_equal(state[one], results[0][1][one]) for one in state)
-        for one, value in results[0][1].items():
-            one.assign(value)
+        for key, value in results[0][1].items():
+            key.assign(value)
     assert_near(kernel.numpy(), regression_by_numpy(x, y, start, **limits), "float64")
 
 
@@ -291,14 +293,14 @@ def test_accumulated_gradients_are_one_larger_batch(name):
     gradients, variables = gradients_of("float64", 10), two_variables("float64")
     twice, once = (OPTIMIZERS[name](0.05, gradient_accumulation_steps=n, weight_decay=0.1) for n in (2, None))
     for number, grads in enumerate(gradients):
-        before = [one.numpy() for one in variables]
+        before = [variable.numpy() for variable in variables]
         twice.apply(grads, variables)
         assert number % 2 or all(np.array_equal(a, b) for a, b in zip(before, variables, strict=True))
-    whole = two_variables("float64")
+    full = two_variables("float64")
     for a, b in zip(gradients[::2], gradients[1::2], strict=True):
-        once.apply([(one + other) / 2 for one, other in zip(a, b, strict=True)], whole)
+        once.apply([(grad + other) / 2 for grad, other in zip(a, b, strict=True)], full)
     assert int(twice.iterations) == int(once.iterations) == 5
-    for mine, theirs in zip(variables, whole, strict=True):
+    for mine, theirs in zip(variables, full, strict=True):
         assert_near(mine.numpy(), theirs.numpy(), "float64", scale=10)
         for slot, value in once._slots_of(theirs).items():
             assert_near(twice._slots_of(mine)[slot].numpy(), value.numpy(), "float64", scale=100)
@@ -309,13 +311,13 @@ def test_what_a_schedule_sees():
 
     class Watched(schedules.LearningRateSchedule):
         def __call__(self, step):
-            seen.append(int(step))
+            numbers_seen.append(int(step))
             return 0.01
 
-    seen: list[int] = []
+    numbers_seen: list[int] = []
     optimizer = Adam(Watched(), gradient_accumulation_steps=2)
     watched = run(optimizer, [0.4, 0.6, 0.0, -2.0])
-    assert seen == [0, 1, 2, 3]
+    assert numbers_seen == [0, 1, 2, 3]
     assert int(optimizer.iterations) == 2
     assert watched[1::2] == pytest.approx(run(Adam(0.01), [0.5, -1.0]), rel=1e-12)
     assert optimizer._describe() == {"learning_rate": "Watched"}
@@ -394,16 +396,16 @@ def test_updates_by_hand():
 def test_a_traced_program_follows_the_learning_rate():
     """It is read at every step, and so is what a schedule makes of the iterations."""
     kernel, optimizer = named("dense/kernel", [1.0]), SGD(0.5)
-    program, one = traced(optimizer, [kernel]), np.ones(1)
-    step(program, [one])
+    program, grad = traced(optimizer, [kernel]), np.ones(1)
+    step(program, [grad])
     assert list(kernel.numpy()) == [0.5]
     optimizer.learning_rate = 0.1
-    step(program, [one])
+    step(program, [grad])
     assert list(kernel.numpy()) == [0.4]
     scheduled = SGD(schedules.PiecewiseConstantDecay([1], [0.5, 0.1]))
     program = traced(scheduled, [kernel])
     for _ in range(3):
-        step(program, [one])
+        step(program, [grad])
     assert list(kernel.numpy()) == pytest.approx([-0.7])
     assert scheduled.learning_rate == 0.1
 
@@ -453,23 +455,23 @@ def test_variables_are_those_of_keras():
         optimizer = OPTIMIZERS[name](**options)
         optimizer.build(variables)
         optimizer.build(variables)  # which they have been already
-        paths[name] = [one.path for one in optimizer.variables]
-    each = ("dense_kernel", "dense_bias")
+        paths[name] = [variable.path for variable in optimizer.variables]
+    names = ("dense_kernel", "dense_bias")
     assert paths["adam"] == [
         "adam/iteration",
         "adam/learning_rate",
-        *(f"adam/{one}_gradient_accumulator" for one in each),
-        *(f"adam/{one}_{slot}" for one in each for slot in ("momentum", "velocity")),
-        *(f"adam/{one}_velocity_hat" for one in each),
+        *(f"adam/{name}_gradient_accumulator" for name in names),
+        *(f"adam/{name}_{slot}" for name in names for slot in ("momentum", "velocity")),
+        *(f"adam/{name}_velocity_hat" for name in names),
     ]
     assert paths["rmsprop"] == [
         "mine/iteration",
         "mine/learning_rate",
-        *(f"mine/{one}_{slot}" for slot in ("velocity", "momentum") for one in each),
+        *(f"mine/{name}_{slot}" for slot in ("velocity", "momentum") for name in names),
     ]
-    slots = [f"nadam/{one}_{slot}" for one in each for slot in ("momentum", "velocity")]
+    slots = [f"nadam/{name}_{slot}" for name in names for slot in ("momentum", "velocity")]
     assert paths["nadam"] == ["nadam/iteration", *slots, "nadam/u_product"]
-    assert {slot: one.shape for slot, one in optimizer._slots_of(variables[0]).items()} == {
+    assert {slot: value.shape for slot, value in optimizer._slots_of(variables[0]).items()} == {
         "momentum": (3, 2),
         "velocity": (3, 2),
     }
@@ -477,21 +479,21 @@ def test_variables_are_those_of_keras():
 
 def test_which_variables_are_updated():
     a, b = named("a/kernel", [1.0]), named("b/kernel", [1.0])
-    optimizer, one = SGD(0.5), np.ones(1)
+    optimizer, grad = SGD(0.5), np.ones(1)
     with pytest.raises(ConfigError, match="must already be built on a list of variables"):
-        optimizer.apply([one])
-    assert int(optimizer.apply_gradients(zip([one, one], [a, b], strict=True))) == 1
-    optimizer.apply([one, one])
+        optimizer.apply([grad])
+    assert int(optimizer.apply_gradients(zip([grad, grad], [a, b], strict=True))) == 1
+    optimizer.apply([grad, grad])
     assert (list(a.numpy()), list(b.numpy())) == ([0.0], [0.0])
     with pytest.warns(UserWarning, match=r"Gradients do not exist for variables \['a/kernel'\] when minimizing"):
-        optimizer.apply([None, one])
+        optimizer.apply([None, grad])
     assert (list(a.numpy()), list(b.numpy())) == ([0.0], [-0.5])
     with pytest.raises(ConfigError, match="No gradients provided for any variable"):
         optimizer.apply([None, None])
     with pytest.raises(ConfigError, match="Received a list of 1 gradients, but the optimizer is tracking 2"):
-        optimizer.apply([one])
+        optimizer.apply([grad])
     with pytest.raises(ConfigError, match=r"Unknown variable: <variable c/kernel .*only be called for the variables"):
-        optimizer.apply([one], [named("c/kernel", [1.0])])
+        optimizer.apply([grad], [named("c/kernel", [1.0])])
     optimizer.apply([])
     assert int(optimizer.iterations) == 3, "without gradients there is no update"
 
@@ -545,7 +547,7 @@ def regression(optimizer):
         optimizer.apply([kernel.value.grad, bias.value.grad], [kernel, bias])
         return {"loss": loss}
 
-    rows = {name: ((Dim.rows(11), *one.shape[1:]), "float64") for name, one in values.items()}
+    rows = {name: ((Dim.rows(11), *value.shape[1:]), "float64") for name, value in values.items()}
     return trace(regress, rows), values
 
 
@@ -554,13 +556,13 @@ def regression(optimizer):
 def test_recent_optimizers_on_ranks_and_meshes(name, options):
     """Sums over whole weights are those of all parts, where a mesh divides weights and slots."""
     program, values = regression(OPTIMIZERS[name](0.05, **OWN[name], **options))
-    state = {one: one.numpy() for one in program.state}
+    state = {variable: variable.numpy() for variable in program.state}
     for shards in ([4, 4, 3], [0, 11]):
-        (whole, expected), placed = evaluate(program, values, state), place(program)
-        for outputs, found in run_on_ranks(placed, values, shards, {"x": 0, "y": 0})[0]:
-            np.testing.assert_allclose(outputs["loss"], whole["loss"], rtol=1e-12)
+        (full, expected), placed = evaluate(program, values, state), place(program)
+        for outputs, actual in run_on_ranks(placed, values, shards, {"x": 0, "y": 0})[0]:
+            np.testing.assert_allclose(outputs["loss"], full["loss"], rtol=1e-12)
             for variable, value in expected.items():
-                np.testing.assert_allclose(found[variable], value, rtol=1e-10, atol=1e-12, err_msg=variable.path)
+                np.testing.assert_allclose(actual[variable], value, rtol=1e-10, atol=1e-12, err_msg=variable.path)
     assert_same_on_mesh(program, values, spread(program), VirtualMesh([4, 7], model=2))
 
 
@@ -568,12 +570,12 @@ def test_recent_optimizers_on_ranks_and_meshes(name, options):
 @pytest.mark.parametrize("name", RECENT)
 def test_a_traced_program_of_recent_optimizers_has_the_bits_of_eager_steps(name, dtype):
     results, gradients = [], gradients_of(dtype, 7)
-    for way in ("eager", "traced"):
+    for mode in ("eager", "traced"):
         optimizer, variables = OPTIMIZERS[name](**OWN[name]), two_variables(dtype)
-        program = traced(optimizer, variables) if way == "traced" else None
+        program = traced(optimizer, variables) if mode == "traced" else None
         for grads in gradients:
             optimizer.apply(grads, variables) if program is None else step(program, grads)
-        results.append([one.numpy() for one in (*variables, *optimizer.variables)])
+        results.append([variable.numpy() for variable in (*variables, *optimizer.variables)])
     for one, other in zip(*results, strict=True):
         assert one.tobytes() == other.tobytes()
         assert np.isfinite(one).all()
@@ -597,9 +599,9 @@ def test_schedule_free_begins_with_the_weights_as_they_are(own_step):
             layer.trainable = True
         model.fit(np.ones((4, 2)), np.ones(4), batch_size=4, verbose=0)
         weights = [one for layer in trained for one in layer.weights]
-        for one, old in zip(weights, before, strict=True):
-            np.testing.assert_allclose(model.optimizer._slots_of(one)["momentum"].numpy(), old, atol=0.01)
-            np.testing.assert_allclose(one.numpy(), old, atol=0.01)
+        for weight, old in zip(weights, before, strict=True):
+            np.testing.assert_allclose(model.optimizer._slots_of(weight)["momentum"].numpy(), old, atol=0.01)
+            np.testing.assert_allclose(weight.numpy(), old, atol=0.01)
 
 
 def test_muon_steps_are_nearly_orthogonal_and_vectors_follow_adam():
@@ -608,14 +610,14 @@ def test_muon_steps_are_nearly_orthogonal_and_vectors_follow_adam():
         Variable(rng.normal(size=shape), path) for shape, path in (((6, 4), "k"), ((4,), "b"), ((5, 4), "embeddings"))
     )
     before = [one.numpy() for one in (kernel, bias, table)]
-    grads = [rng.normal(size=one.shape) for one in before]
+    grads = [rng.normal(size=array.shape) for array in before]
     muon = OPTIMIZERS["muon"](0.1, weight_decay=None, adam_weight_decay=None, ns_steps=10)
     adam = OPTIMIZERS["adam"](0.1)
-    twins = [Variable(one, "twin") for one in before[1:]]
+    twins = [Variable(array, "twin") for array in before[1:]]
     muon.apply(grads, [kernel, bias, table])
     adam.apply(grads[1:], twins)
-    for one, twin in zip((bias, table), twins, strict=True):
-        np.testing.assert_allclose(one.numpy(), twin.numpy(), rtol=1e-12)
+    for variable, twin in zip((bias, table), twins, strict=True):
+        np.testing.assert_allclose(variable.numpy(), twin.numpy(), rtol=1e-12)
     step = (before[0] - kernel.numpy()) / (0.1 * 0.2 * np.sqrt(6))
     values = np.linalg.svd(step, compute_uv=False)
     assert 0.6 < values.min() < values.max() < 1.3
@@ -638,14 +640,14 @@ def test_config_rebuilds_the_optimizer(name):
     assert {key: config[key] for key in (*EVERYTHING, *OWN[name])} == EVERYTHING | OWN[name]
     assert config["learning_rate"]["class_name"] == "CosineDecay"
     description = optimizers.serialize(optimizer)
-    for again in (
+    for restored in (
         optimizers.deserialize(description),
         optimizers.get(description),
         type(optimizer).from_config(config),
     ):
-        assert type(again) is type(optimizer)
-        assert again.get_config() == config
-        assert again.learning_rate == 0.1
+        assert type(restored) is type(optimizer)
+        assert restored.get_config() == config
+        assert restored.learning_rate == 0.1
     assert description["config"] == config, "not changed by reading it"
     assert optimizers.get(name).get_config() == OPTIMIZERS[name]().get_config()
     assert type(optimizers.get(type(optimizer).__name__)) is type(optimizer)
@@ -668,8 +670,8 @@ class Heavy(optimizers.Optimizer):
 
     def build(self, variables):
         super().build(variables)
-        self.momentums = [self.add_variable_from_reference(one, "momentum") for one in variables]
-        self.places = {one: place for place, one in enumerate(variables)}
+        self.momentums = [self.add_variable_from_reference(variable, "momentum") for variable in variables]
+        self.places = {variable: place for place, variable in enumerate(variables)}
 
     def update_step(self, gradient, variable, learning_rate):
         momentum = self.momentums[self.places[variable]]
@@ -765,7 +767,7 @@ def test_a_variable_that_is_overwritten_with_its_gradient(kind, options):
     scale.overwrite_with_gradient = True
     optimizer = kind(0.1, clipnorm=0.5, **options)
     optimizer.build([scale, kernel])
-    assert not any("scale" in one.name for one in optimizer.variables)
+    assert not any("scale" in variable.name for variable in optimizer.variables)
     optimizer.apply([np.array([5.0]), np.array([0.0])], [scale, kernel])
     assert scale.numpy() == [5]
     assert kernel.numpy() == pytest.approx(1 if "weight_decay" not in options else 0.99)

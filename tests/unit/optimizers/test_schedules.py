@@ -51,9 +51,9 @@ def test_by_hand(schedule, expected):
     for step in expected:
         _, updates = evaluate(program, {}, {count: np.array(step)})
         assert updates[rate] == float(schedule(step)), "a traced schedule has the bits of the eager one"
-    again = schedules.deserialize(schedules.serialize(schedule))
-    assert type(again) is type(schedule)
-    assert again.get_config() == schedule.get_config()
+    restored = schedules.deserialize(schedules.serialize(schedule))
+    assert type(restored) is type(schedule)
+    assert restored.get_config() == schedule.get_config()
 
 
 def test_the_names_of_keras():

@@ -41,9 +41,9 @@ class Maker:
 
 def load(folder, make, name=NAME):
     """Return what would be loaded: what is at the path, which is what was checked."""
-    with compiled(folder, name, make) as found:
-        assert found.path.read_bytes() == found.content
-        return found.content
+    with compiled(folder, name, make) as library:
+        assert library.path.read_bytes() == library.content
+        return library.content
 
 
 def mode(path):
@@ -58,11 +58,11 @@ def folder(tmp_path):
 
 
 def test_a_file_is_compiled_once(folder):
-    again = Maker()
-    assert load(folder, again) == CODE
-    assert again.calls == 0
-    kept = (folder / f"{NAME}.sha256").read_text()
-    assert kept == f"{hashlib.sha256(CODE).hexdigest()} {len(CODE)} {NAME}\n"
+    second_maker = Maker()
+    assert load(folder, second_maker) == CODE
+    assert second_maker.calls == 0
+    digest = (folder / f"{NAME}.sha256").read_text()
+    assert digest == f"{hashlib.sha256(CODE).hexdigest()} {len(CODE)} {NAME}\n"
     assert {path.name for path in folder.iterdir()} == {NAME, f"{NAME}.sha256", f"{NAME}.lock"}
 
 
@@ -74,9 +74,9 @@ def test_whatever_the_umask_the_cache_is_this_users_alone(tmp_path):
         os.umask(before)
     assert {mode(tmp_path / "a"), mode(tmp_path / "a" / "native")} == {0o700}
     assert mode(tmp_path / "a" / "native" / NAME) == 0o600
-    again = Maker()
-    load(tmp_path / "a" / "native", again)
-    assert again.calls == 0
+    second_maker = Maker()
+    load(tmp_path / "a" / "native", second_maker)
+    assert second_maker.calls == 0
 
 
 def flip(path):
@@ -128,12 +128,12 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
 def test_what_is_damaged_or_may_be_forged_is_compiled_again_silently(folder, damage, capfd):
     damage(folder / NAME)
-    again = Maker()
-    assert load(folder, again) == CODE
+    second_maker = Maker()
+    assert load(folder, second_maker) == CODE
     may_read = damage is DAMAGES["unreadable"] and os.geteuid() == 0  # root reads it, and it is what was written
-    assert again.calls == (0 if may_read else 1)
-    assert load(folder, again) == CODE
-    assert again.calls <= 1, "it is good again"
+    assert second_maker.calls == (0 if may_read else 1)
+    assert load(folder, second_maker) == CODE
+    assert second_maker.calls <= 1, "it is good again"
     assert capfd.readouterr().err == ""
 
 
@@ -147,32 +147,32 @@ def test_debug_says_what_was_wrong(folder, capfd, monkeypatch):
 
 def test_an_own_folder_that_others_may_write_to_is_closed_to_them(folder):
     folder.chmod(0o777)
-    again = Maker()
-    load(folder, again)
-    assert (mode(folder), again.calls) == (0o700, 0)
+    second_maker = Maker()
+    load(folder, second_maker)
+    assert (mode(folder), second_maker.calls) == (0o700, 0)
 
 
 def test_another_users_folder_is_not_used(folder, monkeypatch, capfd):
-    there = {path: path.read_bytes() for path in folder.iterdir()}
+    contents = {path: path.read_bytes() for path in folder.iterdir()}
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    again = Maker()
-    assert load(folder, again) == CODE
-    assert load(folder, again) == CODE
-    assert again.calls == 1, "once a process"
+    second_maker = Maker()
+    assert load(folder, second_maker) == CODE
+    assert load(folder, second_maker) == CODE
+    assert second_maker.calls == 1, "once a process"
     assert capfd.readouterr().err == (
         f"dptrain: warning: {folder}: compiled code is not kept there (the folder belongs to another user); "
         "each process compiles for itself; set DPTRAIN_CACHE to a folder of your own\n"
     )
-    assert {path: path.read_bytes() for path in folder.iterdir()} == there
+    assert {path: path.read_bytes() for path in folder.iterdir()} == contents
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a file to another user")
 @pytest.mark.parametrize("which", [".", NAME, f"{NAME}.sha256"])
 def test_what_truly_is_another_users_is_not_loaded(folder, which):
     os.chown(folder / which, 12345, -1)
-    again = Maker(b"compiled anew")
-    assert load(folder, again) == b"compiled anew"
-    assert again.calls == 1
+    second_maker = Maker(b"compiled anew")
+    assert load(folder, second_maker) == b"compiled anew"
+    assert second_maker.calls == 1
 
 
 def test_a_folder_through_a_link_is_not_written_to(tmp_path, capfd):
@@ -199,11 +199,11 @@ def test_a_lock_that_is_a_pipe_or_a_link(folder, capfd):
 
 def test_what_is_moved_away_meanwhile_is_not_loaded_from_its_name(folder, tmp_path):
     """The folder stays the one that was checked."""
-    with compiled(folder, NAME, Maker()) as found:
+    with compiled(folder, NAME, Maker()) as library:
         folder.rename(tmp_path / "moved")
         folder.mkdir()
         (folder / NAME).write_bytes(b"forged")
-        assert found.path.read_bytes() == CODE
+        assert library.path.read_bytes() == CODE
 
 
 @pytest.mark.parametrize("name", ["file", os.fsdecode(b"file \xff")])
@@ -224,10 +224,10 @@ for folder in (pathlib.Path({str(tmp_path / name)!r}), pathlib.Path({str(tmp_pat
 """
     for closed in ("2>&-", ""):
         command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", program]
-        done = subprocess.run(command, check=False, capture_output=True)
-        assert (done.returncode, done.stdout) == (0, b"made\n" * 4)
-    assert b"is not kept there" in done.stderr
-    assert b"compiled again" in done.stderr
+        process = subprocess.run(command, check=False, capture_output=True)
+        assert (process.returncode, process.stdout) == (0, b"made\n" * 4)
+    assert b"is not kept there" in process.stderr
+    assert b"compiled again" in process.stderr
 
 
 def test_a_full_disk(folder, monkeypatch, capfd):
@@ -256,16 +256,16 @@ def test_a_killed_writers_rest_is_overwritten(folder):
 
 def test_a_file_reaches_the_disk_before_its_name_does(folder, monkeypatch):
     (folder / NAME).unlink()
-    done, synced, replaced = [], os.fsync, os.replace
+    calls, synced, replaced = [], os.fsync, os.replace
     monkeypatch.setattr(
-        os, "fsync", lambda handle: (done.append(os.readlink(f"/proc/self/fd/{handle}")), synced(handle))
+        os, "fsync", lambda handle: (calls.append(os.readlink(f"/proc/self/fd/{handle}")), synced(handle))
     )
-    monkeypatch.setattr(os, "replace", lambda one, other: (done.append(Path(other).name), replaced(one, other)))
+    monkeypatch.setattr(os, "replace", lambda source, other: (calls.append(Path(other).name), replaced(source, other)))
     load(folder, Maker())
     for name in (NAME, f"{NAME}.sha256"):
-        at = done.index(name)
-        assert done[at - 1] == str(folder / f".{name}.part")
-        assert done[at + 1] == str(folder)
+        at = calls.index(name)
+        assert calls[at - 1] == str(folder / f".{name}.part")
+        assert calls[at + 1] == str(folder)
 
 
 def test_of_several_that_find_damage_one_compiles(folder):
@@ -292,8 +292,8 @@ def test_a_process_that_compiles_for_too_long(folder, monkeypatch, capfd):
     monkeypatch.setattr(cache, "PATIENCE", 0.01)
     with FileLock(folder / f"{NAME}.lock"):
         assert load(folder, Maker()) == CODE
-    said = capfd.readouterr().err
-    assert f"is not kept there (process {os.getpid()}, which compiles {NAME}, has not ended within 0.01 s)" in said
+    errors = capfd.readouterr().err
+    assert f"is not kept there (process {os.getpid()}, which compiles {NAME}, has not ended within 0.01 s)" in errors
 
 
 @pytest.mark.parametrize(
@@ -317,8 +317,8 @@ HOLDS = "import fcntl, sys; file = open(sys.argv[1]); fcntl.flock(file, fcntl.LO
 def test_a_process_that_is_stopped_while_it_compiles_holds_nobody_up(folder, monkeypatch, capfd):
     (folder / NAME).unlink()
     monkeypatch.setattr(locks, "NOTICE", 0.05)
-    told = threading.Event()
-    monkeypatch.setattr(locks, "write_error", lambda text: (write_error(text), told.set()))
+    reported = threading.Event()
+    monkeypatch.setattr(locks, "write_error", lambda text: (write_error(text), reported.set()))
     command = [sys.executable, "-c", HOLDS, str(folder / f"{NAME}.lock")]
     with (
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder,
@@ -327,15 +327,15 @@ def test_a_process_that_is_stopped_while_it_compiles_holds_nobody_up(folder, mon
         try:
             holder.stdout.readline()
             waiting = pool.submit(load, folder, Maker())
-            assert told.wait(20)
+            assert reported.wait(20)
             assert not waiting.done()
             holder.send_signal(signal.SIGSTOP)
             assert waiting.result(20) == CODE
         finally:
             holder.kill()
-    said = capfd.readouterr().err
-    assert said.startswith(f"dptrain: waiting for process {holder.pid}, which compiles {NAME}\ndptrain: warning: ")
-    assert f"is not kept there (process {holder.pid}, which compiles {NAME}, is stopped); each process" in said
+    errors = capfd.readouterr().err
+    assert errors.startswith(f"dptrain: waiting for process {holder.pid}, which compiles {NAME}\ndptrain: warning: ")
+    assert f"is not kept there (process {holder.pid}, which compiles {NAME}, is stopped); each process" in errors
 
 
 def test_data_may_stay_readable(tmp_path):

@@ -53,6 +53,6 @@ def test_without_a_process_table_only_the_parent_is_known(monkeypatch):
 
 def test_ancestors_have_names():
     program = "from dptrain.runtime.children import ancestors; print(next(iter(ancestors())))"
-    done = subprocess.run(["sh", "-c", f'{sys.executable} -c "{program}"; true'], capture_output=True, text=True)
-    assert done.stdout.endswith("'sh')\n")
+    process = subprocess.run(["sh", "-c", f'{sys.executable} -c "{program}"; true'], capture_output=True, text=True)
+    assert process.stdout.endswith("'sh')\n")
     assert [pid for pid, _ in ancestors()][-1] == 1

@@ -22,10 +22,10 @@ def test_a_clock_that_jumps_changes_no_duration(small_npz, tmp_path, monkeypatch
 
 
 def test_only_what_is_dated_reads_the_wall_clock():
-    found = {
+    readers = {
         str(path.relative_to(ROOT / "dptrain"))
         for path in (ROOT / "dptrain").rglob("*.py")
         if re.search(r"\btime\.time(_ns)?\(|\bfrom time import .*\btime\b|\.now\(", path.read_text())
     }
     dated = {"callbacks/mlflow_callback.py", "callbacks/tensorboard.py", "cli/run_directory.py", "cli/train.py"}
-    assert found == {*dated, "runtime/locks.py"}
+    assert readers == {*dated, "runtime/locks.py"}

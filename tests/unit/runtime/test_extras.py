@@ -13,11 +13,11 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["option
 
 def resolved(extra: str) -> list[str]:
     """Return an extra's requirements, those of the extras within it among them."""
-    found = []
+    packages = []
     for one in EXTRAS[extra]:
         inner = re.fullmatch(r"dptrain\[(.*)\]", one)
-        found += [each for name in inner[1].split(",") for each in resolved(name)] if inner else [one]
-    return found
+        packages += [each for name in inner[1].split(",") for each in resolved(name)] if inner else [one]
+    return packages
 
 
 @pytest.mark.parametrize("extra", extras._REQUIREMENTS)
@@ -31,5 +31,5 @@ def test_a_hint_can_be_pasted_into_a_shell():
 
 
 def test_no_message_names_an_extra_of_a_dptrain_on_an_index():
-    found = [str(path) for path in (ROOT / "dptrain").rglob("*.py") if "dptrain[" in path.read_text()]
-    assert found == []
+    files = [str(path) for path in (ROOT / "dptrain").rglob("*.py") if "dptrain[" in path.read_text()]
+    assert files == []

@@ -61,8 +61,8 @@ def test_what_is_no_regular_file_is_refused_unopened(tmp_path):
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "socket"))
     (tmp_path / "link").symlink_to("pipe")
-    found = {"pipe": "a named pipe", "link": "a named pipe", "socket": "a socket"}
-    for name, kind in found.items():
+    kinds = {"pipe": "a named pipe", "link": "a named pipe", "socket": "a socket"}
+    for name, kind in kinds.items():
         with pytest.raises(OSError, match=f"it is {kind}, expected a regular file"):
             open_regular(tmp_path / name)
     with pytest.raises(OSError, match="a character device"):
@@ -177,14 +177,14 @@ def test_errors_of_the_system_tell_the_whole_path(folder):
 
 
 def test_what_killed_writers_left_is_swept_and_the_files_of_living_ones_stay(tmp_path):
-    own, tail = os.getpid(), "-0123456789abcdef"
-    kept = {f".a[1].{own}{tail}.tmp", f".a[1].{own}.tmp", ".hidden.tmp", "a[1]", ".a[1].9-zz.tmp", ".notes.txt"}
-    for name in {*kept, f".a[1].{DEAD}.tmp", f".a[1].{DEAD}{tail}.tmp", f".b.{DEAD}.tmp"}:
+    pid, tail = os.getpid(), "-0123456789abcdef"
+    remaining = {f".a[1].{pid}{tail}.tmp", f".a[1].{pid}.tmp", ".hidden.tmp", "a[1]", ".a[1].9-zz.tmp", ".notes.txt"}
+    for name in {*remaining, f".a[1].{DEAD}.tmp", f".a[1].{DEAD}{tail}.tmp", f".b.{DEAD}.tmp"}:
         (tmp_path / name).write_bytes(b"")
     sweep_temporaries(tmp_path, "a[1]")
-    assert {path.name for path in tmp_path.iterdir()} == {*kept, f".b.{DEAD}.tmp"}
+    assert {path.name for path in tmp_path.iterdir()} == {*remaining, f".b.{DEAD}.tmp"}
     sweep_temporaries(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == kept
+    assert {path.name for path in tmp_path.iterdir()} == remaining
 
 
 def test_what_only_looks_like_a_temporary_file_is_left_alone(tmp_path, canary, monkeypatch):

@@ -18,8 +18,8 @@ def found(*observations: Observation, sees_all: bool = True) -> Finding | None:
     return judge(observations, LIMITS, sees_all=sees_all)
 
 
-def with_time(one: Observation, since: float) -> Observation:
-    return replace(one, since=since)
+def with_time(observation: Observation, since: float) -> Observation:
+    return replace(observation, since=since)
 
 
 def test_ranks_at_work_and_ranks_that_wait_for_a_while_are_left_alone():
@@ -94,8 +94,8 @@ def test_who_stops_going_round_where_ranks_do_not_meet():
 
 
 def test_a_process_that_never_met_the_others_may_end_as_it_likes():
-    gone = replace(AT_WORK, process=ProcessState.GONE, state=State.STARTED, position=0, since=9.0)
-    assert found(replace(AT_WORK, rank=0, state=State.STARTED, position=0), gone) is None
+    gone_rank = replace(AT_WORK, process=ProcessState.GONE, state=State.STARTED, position=0, since=9.0)
+    assert found(replace(AT_WORK, rank=0, state=State.STARTED, position=0), gone_rank) is None
 
 
 def test_the_limit_counts_for_training_and_is_longer_elsewhere():
@@ -158,12 +158,12 @@ def test_groups_side_by_side_may_meet_over_other_numbers_of_elements():
 
 
 def test_all_in_the_same_call_that_does_not_end():
-    both = [with_time(WAITING, 300), replace(WAITING, rank=1, since=300.0)]
-    finding = found(*both)
+    waiting = [with_time(WAITING, 300), replace(WAITING, rank=1, since=300.0)]
+    finding = found(*waiting)
     assert finding is not None
     assert "has been with all ranks in an all-reduce of 8 float32 for 300 s, and it does not end" in finding.text
-    assert found(*both, sees_all=False) is None, "another, who sees more, speaks first"
-    assert found(*(with_time(one, 306) for one in both), sees_all=False) is not None
+    assert found(*waiting, sees_all=False) is None, "another, who sees more, speaks first"
+    assert found(*(with_time(observation, 306) for observation in waiting), sees_all=False) is not None
 
 
 def test_of_a_silent_node_the_others_phase_says_how_long_to_wait():
@@ -189,7 +189,7 @@ observations = st.builds(
     phase=st.tuples(st.sampled_from(["training", "saving"]), st.integers(0, 2), st.integers(0, 2)),
     since=st.floats(0, 2000),
 )
-jobs = st.lists(observations, max_size=4, unique_by=lambda one: one.rank)
+jobs = st.lists(observations, max_size=4, unique_by=lambda observation: observation.rank)
 
 
 @given(jobs, st.booleans())
@@ -197,17 +197,21 @@ def test_a_finding_is_said_by_one_that_can_and_names_one_that_is_there(job, sees
     finding = judge(job, LIMITS, sees_all=sees_all)
     if finding is not None:
         assert finding.culprit in job
-        (speaker,) = (one for one in job if one.rank == finding.speaker)
+        (speaker,) = (observation for observation in job if observation.rank == finding.speaker)
         assert speaker.process == ProcessState.RUNNING
         assert speaker.state != State.ABSENT
-        others = [one for one in job if one is not finding.culprit and one.process == ProcessState.RUNNING]
-        assert speaker is not finding.culprit or all(one.state == State.ABSENT for one in others)
+        others = [
+            observation
+            for observation in job
+            if observation is not finding.culprit and observation.process == ProcessState.RUNNING
+        ]
+        assert speaker is not finding.culprit or all(observation.state == State.ABSENT for observation in others)
 
 
 @given(jobs)
 def test_what_is_wrong_stays_wrong_as_time_passes(job):
     before = judge(job, LIMITS)
-    after = judge([with_time(one, one.since + 10) for one in job], LIMITS)
+    after = judge([with_time(observation, observation.since + 10) for observation in job], LIMITS)
     if before is not None and before.fatal:
         assert after is not None
         assert after.fatal
@@ -215,7 +219,7 @@ def test_what_is_wrong_stays_wrong_as_time_passes(job):
 
 @given(jobs)
 def test_nothing_is_wrong_with_ranks_that_all_live_and_move(job):
-    moving = [replace(one, process=ProcessState.RUNNING, state=State.JOINED, since=0.0) for one in job]
+    moving = [replace(observation, process=ProcessState.RUNNING, state=State.JOINED, since=0.0) for observation in job]
     assert judge(moving, LIMITS) is None
 
 
@@ -240,10 +244,10 @@ def test_who_has_not_imported_dptrain_is_named_before_those_that_have():
 
 
 def test_who_has_ended_before_it_imported_dptrain_is_found_once_it_can_no_longer_be_starting():
-    gone = replace(ABSENT, process=ProcessState.GONE)
-    assert found(IN_START, with_time(gone, 4.9)) is None
-    assert found(with_time(gone, 9)) is None, "nobody waits"
-    finding = found(IN_START, with_time(gone, 5))
+    gone_rank = replace(ABSENT, process=ProcessState.GONE)
+    assert found(IN_START, with_time(gone_rank, 4.9)) is None
+    assert found(with_time(gone_rank, 9)) is None, "nobody waits"
+    finding = found(IN_START, with_time(gone_rank, 5))
     assert finding is not None
     assert finding.text == "ended before it imported dptrain while rank 0 waits in the start of MPI (user code)"
     stopped = replace(ABSENT, process=ProcessState.STOPPED)
@@ -254,10 +258,10 @@ def test_who_has_ended_before_it_imported_dptrain_is_found_once_it_can_no_longer
 
 
 def test_ranks_that_have_all_left_are_let_go_in_time():
-    left = [replace(one, state=State.LEFT) for one in (AT_WORK, WAITING)]
-    assert found(*(with_time(one, 299) for one in left), sees_all=False) is None
-    assert found(*(with_time(one, 59) for one in left)) is None
-    finding = found(*(with_time(one, 300) for one in left))
+    left = [replace(observation, state=State.LEFT) for observation in (AT_WORK, WAITING)]
+    assert found(*(with_time(observation, 299) for observation in left), sees_all=False) is None
+    assert found(*(with_time(observation, 59) for observation in left)) is None
+    finding = found(*(with_time(observation, 300) for observation in left))
     assert finding is not None
     assert finding.fatal
     assert finding.text.startswith("has left with all ranks, and MPI does not let them go for 300 s")

@@ -27,7 +27,7 @@ print(full - mb(), all(one.all() for one in kept))
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's heap is trimmed")
 def test_what_was_freed_before_something_that_is_used_goes_back_to_the_system():
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
-    freed, kept = done.stdout.split()
+    process = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+    freed, kept_bytes = process.stdout.split()
     assert int(freed) >= 20
-    assert kept == "True"
+    assert kept_bytes == "True"

@@ -22,18 +22,20 @@ def job_of(*ranks, size=None, asked=None, now=100.0):
     job._began = 0.0
     for number, (status, in_mpi, ago) in enumerate(ranks):
         ended = None if status is None else now - ago
-        one = _Rank(number, "host", 1000 + number, socket.socket(), None if status == "gone" else status, ended, in_mpi)
-        one.connection.close()
-        job._ranks[number] = one
+        rank = _Rank(
+            number, "host", 1000 + number, socket.socket(), None if status == "gone" else status, ended, in_mpi
+        )
+        rank.connection.close()
+        job._ranks[number] = rank
     return job
 
 
-def verdict(*ranks, mpirun=None, later=0.0, **more):
+def verdict(*ranks, mpirun=None, later=0.0, **options):
     """Return code and text of what is decided at once, or `later`, or None."""
-    job = job_of(*ranks, **more)
+    job = job_of(*ranks, **options)
     job._mpirun_ended = None if mpirun is None else 99.0
-    found = job._judge(100.0, mpirun) or job._judge(100.0 + later, mpirun)
-    return found and (found.code, found.text.partition("launch: ")[2])
+    verdict_ = job._judge(100.0, mpirun) or job._judge(100.0 + later, mpirun)
+    return verdict_ and (verdict_.code, verdict_.text.partition("launch: ")[2])
 
 
 @pytest.mark.parametrize(
@@ -58,8 +60,8 @@ def verdict(*ranks, mpirun=None, later=0.0, **more):
     ],
 )
 def test_ends(ranks, expected):
-    found = verdict(*ranks, later=2.0 if expected and expected[0] == 77 else 0.0)
-    assert found is expected is None or (found[0], found[1][: len(expected[1])]) == expected
+    actual = verdict(*ranks, later=2.0 if expected and expected[0] == 77 else 0.0)
+    assert actual is expected is None or (actual[0], actual[1][: len(expected[1])]) == expected
 
 
 def test_who_exits_with_0_in_the_middle_has_failed():
@@ -67,10 +69,10 @@ def test_who_exits_with_0_in_the_middle_has_failed():
     connection = _Connection(socket.socket(), rank=job._ranks[0])
     assert job._judge(100.0, None) is None
     assert job._note(connection, ["unfinished"])
-    found = job._judge(100.0, None)
-    assert found is not None
-    assert found.code == 77
-    assert found.text.endswith("exited with code 0 in the middle of the job (C's _exit, or MPI_Abort?)")
+    verdict_ = job._judge(100.0, None)
+    assert verdict_ is not None
+    assert verdict_.code == 77
+    assert verdict_.text.endswith("exited with code 0 in the middle of the job (C's _exit, or MPI_Abort?)")
     job._ranks[0].status = 3
     assert job._judge(100.0, None).code == 3
     connection.socket.close()
@@ -141,16 +143,16 @@ def test_connections_that_say_nothing_are_closed():
         callers = [socket.create_connection(server.getsockname()) for _ in range(3)]
         for number in range(3):
             job._hear(key)
-            next(one for one in job._selector.get_map().values() if one.data).data.since -= number  # in order
-        (ours, *others) = [one.data for one in job._selector.get_map().values() if one.data]
+            next(key for key in job._selector.get_map().values() if key.data).data.since -= number  # in order
+        (ours, *others) = [key.data for key in job._selector.get_map().values() if key.data]
         assert job._note(ours, f"hello {job._token} 0 host 1".split())
-        now = max(one.since for one in others)
+        now = max(connection.since for connection in others)
         job._drop_strangers(now)
         assert len(job._selector.get_map()) == 4
         job._drop_strangers(now + 31)
-        assert [one.data for one in job._selector.get_map().values() if one.data] == [ours]
-        for one in (ours.socket, *callers):
-            one.close()
+        assert [key.data for key in job._selector.get_map().values() if key.data] == [ours]
+        for caller in (ours.socket, *callers):
+            caller.close()
 
 
 def test_strangers_beyond_a_number_are_closed(monkeypatch):
@@ -164,8 +166,8 @@ def test_strangers_beyond_a_number_are_closed(monkeypatch):
         left = [key.data.since for key in job._selector.get_map().values()]
     assert left == [2.0, 3.0], "the last ones, one of which may be a rank"
     for pair in pairs:
-        for one in pair:
-            one.close()
+        for end in pair:
+            end.close()
 
 
 def test_addresses_of_this_host():

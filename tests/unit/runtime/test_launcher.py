@@ -109,11 +109,13 @@ def test_threads_are_shared_before_numpy_is_loaded():
 
 def test_idle_blas_threads_do_not_spin_unless_the_user_says_so():
     code = "import os, dptrain; print(os.environ['OPENBLAS_THREAD_TIMEOUT'])"
-    for given, expected in (({}, "10"), ({"OPENBLAS_THREAD_TIMEOUT": "20"}, "20")):
+    for environment, expected in (({}, "10"), ({"OPENBLAS_THREAD_TIMEOUT": "20"}, "20")):
         clean = {key: value for key, value in os.environ.items() if key != "OPENBLAS_THREAD_TIMEOUT"}
         command = [sys.executable, "-c", code]
-        done = subprocess.run(command, env=clean | given, capture_output=True, text=True, check=True, timeout=60)
-        assert done.stdout.strip() == expected
+        process = subprocess.run(
+            command, env=clean | environment, capture_output=True, text=True, check=True, timeout=60
+        )
+        assert process.stdout.strip() == expected
 
 
 def test_nothing_changes_once_numpy_is_loaded():

@@ -43,8 +43,8 @@ def test_a_launcher_whose_threads_all_wait_for_locks_ends_after_its_rank_not_bef
         assert ends(process, 1) is None
         os.close(rank)
         assert ends(process, 30) == -9
-        said = process.stderr.read()
-    assert said == (f"dptrain: warning: mpirun (PID {process.pid}) waits for itself, its ranks have ended: killed\n")
+        errors = process.stderr.read()
+    assert errors == (f"dptrain: warning: mpirun (PID {process.pid}) waits for itself, its ranks have ended: killed\n")
 
 
 def test_a_launcher_that_works_is_left_alone():
@@ -55,8 +55,8 @@ def test_a_launcher_that_works_is_left_alone():
 
 def test_another_process_with_the_pid_of_a_launcher_that_has_ended_is_left_alone(monkeypatch):
     with launcher("stuck") as process:
-        found = launcher_guard.records.look_up(process.pid)
-        monkeypatch.setattr(launcher_guard.records, "look_up", lambda _: replace(found, started=found.started - 1))
+        record = launcher_guard.records.look_up(process.pid)
+        monkeypatch.setattr(launcher_guard.records, "look_up", lambda _: replace(record, started=record.started - 1))
         os.close(launcher_guard.guard(process.pid, 3, 0.1))
         assert ends(process, 2) is None
     monkeypatch.undo()

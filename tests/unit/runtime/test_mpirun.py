@@ -164,7 +164,7 @@ def test_batch_jobs_are_known():
 
 
 def test_whose_mpi():
-    said = {
+    families = {
         "Open MPI v5.0.11, package: x": "Open MPI",
         "mpirun (Open MPI) 4.1.4": "Open MPI",
         "MPICH Version:      5.0.2": "MPICH",
@@ -172,4 +172,4 @@ def test_whose_mpi():
         "MVAPICH Version: 4.0, based on MPICH": "MVAPICH",
         "": "an unknown MPI",
     }
-    assert {one: mpirun.mpi_family(one) for one in said} == said
+    assert {path: mpirun.mpi_family(path) for path in families} == families

@@ -30,8 +30,8 @@ def is_gone(command: str) -> bool:
 
 
 def test_what_a_program_reads_and_says():
-    done = run_program(["sh", "-c", "cat; echo bad >&2; exit 3"], 60, b"good")
-    assert (done.returncode, done.stdout, done.stderr) == (3, b"good", b"bad\n")
+    process = run_program(["sh", "-c", "cat; echo bad >&2; exit 3"], 60, b"good")
+    assert (process.returncode, process.stdout, process.stderr) == (3, b"good", b"bad\n")
     code = "import sys, time; time.sleep(0.3); sys.stdout.write(sys.stdin.read())"
     megabytes = run_program([sys.executable, "-c", code], 60, b"x" * 3_000_000)
     assert len(megabytes.stdout) == 3_000_000
@@ -74,10 +74,10 @@ def test_all_programs_are_started_in_one_place():
     starting = re.compile(
         r"subprocess\.(run|Popen|call|check_\w+|getoutput)\(|from subprocess import .*\b(run|Popen)\b"
     )
-    found = {
+    starters = {
         path.relative_to(package).as_posix() for path in package.rglob("*.py") if starting.search(path.read_text())
     }
-    assert found == {"runtime/programs.py", "runtime/job.py"}  # the latter: ranks, which have no limit of time
+    assert starters == {"runtime/programs.py", "runtime/job.py"}  # the latter: ranks, which have no limit of time
 
 
 def wrapper(folder: Path, seconds: str) -> Path:

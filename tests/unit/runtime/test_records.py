@@ -49,9 +49,9 @@ def test_what_one_process_writes_another_reads(folder):
 
 
 def test_a_place_in_utf_8_is_cut_without_harm():
-    one = Record()
-    one.place = "ä" * 100
-    assert one.place.startswith("ä" * 60)
+    record = Record()
+    record.place = "ä" * 100
+    assert record.place.startswith("ä" * 60)
 
 
 def test_the_file_of_somebody_else_is_refused(folder, monkeypatch):
@@ -65,24 +65,24 @@ def test_the_file_of_somebody_else_is_refused(folder, monkeypatch):
 
 
 def test_processes():
-    own = records.look_up(os.getpid())
-    assert own is not None
-    assert own.parent == os.getppid()
-    assert records.is_alive(own, own.started)
-    assert not records.is_alive(own, own.started + 1), "another process of that number"
-    for command, how in (
+    own_record = records.look_up(os.getpid())
+    assert own_record is not None
+    assert own_record.parent == os.getppid()
+    assert records.is_alive(own_record, own_record.started)
+    assert not records.is_alive(own_record, own_record.started + 1), "another process of that number"
+    for command, expected_state in (
         ("exit 3", "it exited with code 3"),
         ("kill -9 $$", "it was killed by SIGKILL (out of memory?)"),
     ):
         child = subprocess.Popen(["sh", "-c", command])
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        gone = records.look_up(child.pid)
-        assert gone is not None
-        assert not records.is_alive(gone, gone.started), "ended, but not yet collected"
-        assert records.end_of(gone) == how
+        gone_record = records.look_up(child.pid)
+        assert gone_record is not None
+        assert not records.is_alive(gone_record, gone_record.started), "ended, but not yet collected"
+        assert records.end_of(gone_record) == expected_state
         child.wait()
         assert records.look_up(child.pid) is None
-    assert records.end_of(own) == records.end_of(None) == ""
+    assert records.end_of(own_record) == records.end_of(None) == ""
 
 
 def test_the_ranks_of_a_job_find_the_same_file_through_scripts_between(folder):
@@ -90,30 +90,30 @@ def test_the_ranks_of_a_job_find_the_same_file_through_scripts_between(folder):
     program = "from dptrain.runtime import records; print(records.path_of_job('PMI_RANK'))"
     environment = {**os.environ, "PMI_RANK": "1"}
     direct = [sys.executable, "-c", program]
-    found = {
+    files = {
         os.path.basename(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
         for command in (direct, ["sh", "-c", '"$@"; true', "sh", *direct])
     }
-    own = records.look_up(os.getpid())
-    assert own is not None
-    assert len(found) == 1
-    assert found.pop().strip().endswith(f"-{os.getpid()}-{own.started}")
+    own_record = records.look_up(os.getpid())
+    assert own_record is not None
+    assert len(files) == 1
+    assert files.pop().strip().endswith(f"-{os.getpid()}-{own_record.started}")
 
 
 def test_ranks_are_found_before_they_import_dptrain(folder):
     """Those that this process starts with the variable; it is their launcher."""
-    own = records.look_up(os.getpid())
-    assert own is not None
-    path = str(folder / f"{records._prefix()}-{os.getpid()}-{own.started}")
+    own_record = records.look_up(os.getpid())
+    assert own_record is not None
+    path = str(folder / f"{records._prefix()}-{os.getpid()}-{own_record.started}")
     child = subprocess.Popen(["sleep", "60"], env={**os.environ, "OTHER_RANK": "7"})
     other = subprocess.Popen(["sleep", "60"])
     try:
-        found = records.ranks_of(path, "OTHER_RANK")
+        ranks = records.ranks_of(path, "OTHER_RANK")
     finally:
-        for one in (child, other):
-            one.kill()
-            one.wait()
-    assert found in ({7: child.pid}, {}), "none where the system does not list children"
+        for process in (child, other):
+            process.kill()
+            process.wait()
+    assert ranks in ({7: child.pid}, {}), "none where the system does not list children"
     assert records.ranks_of(path, "OTHER_RANK") == {}
 
 
@@ -127,14 +127,14 @@ def leave_behind(folder, pid, started, *segments):
 
 
 def test_what_a_killed_job_has_left_is_swept_and_nothing_else(folder):
-    own = records.look_up(os.getpid())
-    assert own is not None
+    own_record = records.look_up(os.getpid())
+    assert own_record is not None
     for name in ("mpich_dead", "mpich_used", "mpich_running", "mpich_of_nobody"):
         (folder / name).write_bytes(b"x" * 4096)
     (folder / "of_another_library").touch()
-    named = ("mpich_dead", "mpich_used", "../outside", "of_another_library")
-    dead = leave_behind(folder, os.getpid(), own.started - 1, *named)
-    running = leave_behind(folder, os.getpid(), own.started, "mpich_running")
+    names = ("mpich_dead", "mpich_used", "../outside", "of_another_library")
+    dead = leave_behind(folder, os.getpid(), own_record.started - 1, *names)
+    running = leave_behind(folder, os.getpid(), own_record.started, "mpich_running")
     (folder.parent / "outside").write_text("")
     with (folder / "mpich_used").open("r+b") as file, mmap.mmap(file.fileno(), 4096):
         assert "mpich_used" in records.segments()
@@ -171,10 +171,10 @@ def test_what_mpi_makes_as_it_starts_is_known_before_it_is_mapped(folder):
 
 
 def test_a_job_that_runs_on_without_its_launcher_is_left_alone(folder):
-    own = records.look_up(os.getpid())
-    assert own is not None
+    own_record = records.look_up(os.getpid())
+    assert own_record is not None
     path = leave_behind(folder, 2**22 + 2, 3)
-    RecordTable(str(path), 2).records[0].claim(os.getpid(), own.started)
+    RecordTable(str(path), 2).records[0].claim(os.getpid(), own_record.started)
     records.sweep()
     assert path.exists()
 

@@ -37,13 +37,13 @@ def test_a_second_ctrl_c_ends_at_once(monkeypatch):
 
 
 def test_a_second_signal_does_what_it_would_have_done(monkeypatch):
-    came = []
+    received = []
     monkeypatch.setattr(signals, "_ONE_SECONDS", -1.0)
-    monkeypatch.setattr(signals.os, "kill", lambda pid, number: came.append((number, signal.getsignal(number))))
+    monkeypatch.setattr(signals.os, "kill", lambda pid, number: received.append((number, signal.getsignal(number))))
     with catching():
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGUSR1)
-    assert came == [(signal.SIGUSR1, signal.SIG_DFL)]
+    assert received == [(signal.SIGUSR1, signal.SIG_DFL)]
 
 
 @pytest.mark.parametrize("number", signals.FROM_OUTSIDE)
@@ -57,39 +57,39 @@ def test_a_signal_interrupts_once_and_handlers_come_back(number):
 
 
 def test_a_handler_of_the_users_own_stays():
-    came = []
-    signal.signal(signal.SIGTERM, lambda *arguments: came.append(arguments))
+    received = []
+    signal.signal(signal.SIGTERM, lambda *arguments: received.append(arguments))
     try:
         with signals.interrupting():
             send(signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    assert len(came) == 1
+    assert len(received) == 1
 
 
 def test_another_thread_changes_nothing():
-    found = []
+    results = []
 
     def work():
         with catching():
-            found.append(signal.getsignal(signal.SIGTERM))
+            results.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert found == [signal.getsignal(signal.SIGTERM)]
+    assert results == [signal.getsignal(signal.SIGTERM)]
 
 
 def test_what_is_no_training_ends_by_them(monkeypatch):
-    came = []
+    received = []
     with catching(signals.FROM_OUTSIDE):
         signals.catch_early()
         send(signal.SIGTERM)
-        monkeypatch.setattr(signals.os, "kill", lambda pid, number: came.append(number))
+        monkeypatch.setattr(signals.os, "kill", lambda pid, number: received.append(number))
         signals.release_early()
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         assert caught() is None
-    assert came == [signal.SIGTERM]
+    assert received == [signal.SIGTERM]
 
 
 def test_a_handler_does_not_raise_as_a_function_begins_that_compiled_code_calls():
@@ -110,6 +110,6 @@ def test_a_handler_does_not_raise_as_a_function_begins_that_compiled_code_calls(
     signals.raise_in(Frame(), signals.SignalledError("SIGTERM"))
     assert called() == 1
     assert called() == 0
-    assert [str(one) for one in failures] == ["SIGTERM"]
+    assert [str(failure) for failure in failures] == ["SIGTERM"]
     with pytest.raises(signals.SignalledError):
         signals.raise_in(sys._getframe(), signals.SignalledError("SIGTERM"))

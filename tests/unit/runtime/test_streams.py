@@ -23,8 +23,8 @@ def closed(folder, first=""):
     """Return what the program writes into the first file that it opens, started without any stream."""
     path = folder / "opened"
     command = [sys.executable, "-c", PROGRAM.format(first=first, path=str(path))]
-    done = subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command], check=False)
-    return done.returncode, path.read_text()
+    process = subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command], check=False)
+    return process.returncode, path.read_text()
 
 
 def test_no_file_gets_the_number_of_a_stream_that_is_closed(tmp_path):
@@ -34,16 +34,16 @@ def test_no_file_gets_the_number_of_a_stream_that_is_closed(tmp_path):
 
 
 def test_a_file_that_has_it_already_is_not_written_to(tmp_path):
-    taken = tmp_path / "taken"
-    code, _ = closed(tmp_path, f"[os.open({str(taken)!r}, os.O_WRONLY | os.O_CREAT) for _ in range(3)]")
+    existing = tmp_path / "taken"
+    code, _ = closed(tmp_path, f"[os.open({str(existing)!r}, os.O_WRONLY | os.O_CREAT) for _ in range(3)]")
     assert code == 0
-    assert taken.read_bytes() == b""
+    assert existing.read_bytes() == b""
 
 
 def test_streams_that_are_there_are_left_alone():
     program = "import sys, os; before = os.fstat(1); import dptrain; print(os.fstat(1) == before)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ)
-    assert (done.stdout, done.stderr) == ("True\n", "")
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ)
+    assert (process.stdout, process.stderr) == ("True\n", "")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
@@ -51,9 +51,9 @@ def test_streams_that_are_there_are_left_alone():
 def test_a_full_disk_under_standard_output(option):
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "dptrain", option]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        process = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     expected = "dptrain: standard output: No space left on device; what was printed there is lost\n"
-    assert (done.returncode, done.stderr) == (74, expected)
+    assert (process.returncode, process.stderr) == (74, expected)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_full_disk_under_standard_output(option):
 )
 def test_an_error_is_told_where_sys_stderr_is_none(code):
     command = [sys.executable, "-c", f"import sys; {code}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.stderr.startswith("dptrain: ")
-    assert "bad" in done.stderr
-    assert done.stderr.count("\n") == 1
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert process.stderr.startswith("dptrain: ")
+    assert "bad" in process.stderr
+    assert process.stderr.count("\n") == 1

@@ -116,7 +116,7 @@ def test_an_unknown_word(monkeypatch):
 def test_verbosity(monkeypatch, word, number):
     monkeypatch.setenv("DPTRAIN_PROGRESS", word)
     assert verbosity("auto") == number
-    assert [verbosity(given) for given in (0, 1, 2)] == [0, 1, 2]
+    assert [verbosity(verbose) for verbose in (0, 1, 2)] == [0, 1, 2]
 
 
 def test_streams_that_are_no_files(monkeypatch):

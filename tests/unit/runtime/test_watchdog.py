@@ -18,17 +18,17 @@ from dptrain.runtime.watchdog import Watchdog
 def pair(tmp_path, monkeypatch):
     """The watchdog of rank 0, the record of rank 1, and what is printed and how the job is ended."""
     table = RecordTable(str(tmp_path / "job"), 2)
-    own = records.look_up(os.getpid())
-    assert own is not None
+    own_record = records.look_up(os.getpid())
+    assert own_record is not None
     for record in table.records:
-        record.claim(os.getpid(), own.started)
+        record.claim(os.getpid(), own_record.started)
         record.state = State.JOINED
         Phase("training").show(*record.phase_memory)
-    said: list[object] = []
-    monkeypatch.setattr(watchdog, "abort", said.append)
+    messages: list[object] = []
+    monkeypatch.setattr(watchdog, "abort", messages.append)
     dog = Watchdog(LaunchInfo("MPICH", 2, 0, 2), table)
-    monkeypatch.setattr(dog, "_print", said.append)
-    return dog, table.records[1], said
+    monkeypatch.setattr(dog, "_print", messages.append)
+    return dog, table.records[1], messages
 
 
 def look(dog, seconds):
@@ -40,15 +40,15 @@ def look(dog, seconds):
 
 
 def test_a_peer_that_leaves_while_this_rank_waits_ends_the_job(pair):
-    dog, peer, said = pair
+    dog, peer, messages = pair
     peer.state, peer.place = State.LEFT, "the end of its script"
     look(dog, 5)
-    assert said == [], "nobody waits"
+    assert messages == [], "nobody waits"
     with dog.record.collective(Collective.ALL_REDUCE, 8, "f"):
         look(dog, 0.8)
-        assert said == []
+        assert messages == []
         look(dog, 0.4)
-    line, code = said[:2]
+    line, code = messages[:2]
     assert str(line).startswith("dptrain: rank 1/2 host ")
     assert f"pid {os.getpid()} " in str(line)
     assert "at the end of its script: left while rank 0 waits in an all-reduce of 8 float32" in str(line)
@@ -88,44 +88,44 @@ def test_what_ranks_meet_in_otherwise_is_found_before_mpi_does_it(pair, position
 
 
 def test_a_peer_that_does_not_come_is_warned_of_once_and_then_ends_the_job(pair):
-    dog, _, said = pair
+    dog, _, messages = pair
     dog.limits = Limits(warning=2, timeout=4)
     with dog.record.collective(Collective.ALL_GATHER):
         look(dog, 3)
-        (warning,) = said
+        (warning,) = messages
         assert str(warning).endswith("(a warning)")
         assert "its process is running, and has used" in str(warning)
         look(dog, 1.2)
-    assert said[2] == 77
+    assert messages[2] == 77
 
 
 def test_progress_of_the_peer_is_no_stall(pair):
-    dog, peer, said = pair
+    dog, peer, messages = pair
     dog.limits = Limits(warning=1, timeout=2)
     for _ in range(10):
         with dog.record.collective(Collective.ALL_GATHER):
             look(dog, 0.8)
             with peer.collective(Collective.ALL_GATHER):
                 look(dog, 0.2)
-    assert said == []
+    assert messages == []
 
 
 def test_a_judge_that_slept_itself_counts_a_moment_only(pair, monkeypatch):
     """As where all ranks are stopped and go on later."""
-    dog, _, said = pair
+    dog, _, messages = pair
     dog.limits = Limits(warning=0, timeout=50)
     times = iter([0.0, 1000.0, 2000.0, 3000.0])
     monkeypatch.setattr(watchdog.time, "monotonic", lambda: next(times))
-    waits = iter([False, False, False, True])
-    monkeypatch.setattr(dog, "_sleep", lambda pause: next(waits))
+    waiting_states = iter([False, False, False, True])
+    monkeypatch.setattr(dog, "_sleep", lambda pause: next(waiting_states))
     with dog.record.collective(Collective.ALL_GATHER):
         dog._watch()
     assert dog._awake == 3.0
-    assert said == []
+    assert messages == []
 
 
 def test_what_another_node_tells_is_judged_as_what_is_seen_here(pair):
-    dog, peer, said = pair
+    dog, peer, messages = pair
     box: dict[int, list[bytes]] = {0: [], 1: []}
 
     class Post(watchdog.Post):
@@ -150,15 +150,15 @@ def test_what_another_node_tells_is_judged_as_what_is_seen_here(pair):
     for _ in range(10):
         look(dog, 0.2)
         look(other, 0.2)
-    assert said == []
+    assert messages == []
     look(dog, 5)  # without a word of the other
-    assert "nothing has been heard from" in str(said[0])
-    said.clear()
+    assert "nothing has been heard from" in str(messages[0])
+    messages.clear()
     dog._finding = None
     peer.state = State.LEFT
     look(other, 1)
     look(dog, 0.2)
-    assert "left while rank 0 waits in an all-gather" in str(said[0])
+    assert "left while rank 0 waits in an all-gather" in str(messages[0])
 
 
 def test_who_is_on_another_node_and_never_heard_from_is_named(pair, monkeypatch):
@@ -172,16 +172,16 @@ def test_who_is_on_another_node_and_never_heard_from_is_named(pair, monkeypatch)
         def arrive(self):
             return lambda: True
 
-    dog, _, said = pair
+    dog, _, messages = pair
     monkeypatch.setattr(os, "_exit", os._exit)  # `joined` replaces it
     dog.limits = Limits(warning=0, timeout=2)
     dog.record.collective(Collective.START).__enter__()
     dog.joined([0], {0: ("here", os.getpid()), 1: ("there", 4711)}, Post())
     with dog.record.collective(Collective.ALL_GATHER):
         look(dog, 3)
-    assert str(said[0]).startswith("dptrain: rank 1/2 host there pid 4711 ")
-    assert "nothing has been heard from there" in str(said[0])
-    assert said[1] == 77
+    assert str(messages[0]).startswith("dptrain: rank 1/2 host there pid 4711 ")
+    assert "nothing has been heard from there" in str(messages[0])
+    assert messages[1] == 77
 
 
 def test_leaving_waits_for_the_others_and_removes_the_file(pair):

@@ -11,9 +11,9 @@ from dptrain.saving.background import Background
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_fork_does_not_wait_for_a_thread_that_it_has_not():
-    background, begun, end = Background(), threading.Event(), threading.Event()
-    background.start(lambda: (begun.set(), end.wait()))
-    begun.wait()
+    background, started, end = Background(), threading.Event(), threading.Event()
+    background.start(lambda: (started.set(), end.wait()))
+    started.wait()
     child = os.fork()
     if not child:
         signal.alarm(5)

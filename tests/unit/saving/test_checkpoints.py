@@ -32,8 +32,8 @@ def halves(text: bytes) -> list[bytes | memoryview]:
 
 def save(directory: CheckpointDirectory, step: int, value: float | None = None) -> Path:
     """Save and wait until it is there."""
-    made = {name: Content(functools.partial(halves, text)) for name, text in content(step).items()}
-    path = directory.save(step, made, value=value)
+    contents = {name: Content(functools.partial(halves, text)) for name, text in content(step).items()}
+    path = directory.save(step, contents, value=value)
     directory.wait()
     return path
 
@@ -42,17 +42,17 @@ def save_together(path: Path, step: int) -> None:
     """Save as two ranks do, in turn: each writes a file, and rank 0 lets the checkpoint be there."""
     ranks = [opened(path, keep=1, leads=leads) for leads in (True, False)]
     temporary, name = ranks[0].begin(step)
-    found, failures = [], []
+    results, failures = [], []
     for rank, (file, text) in zip(ranks, content(step).items(), strict=True):
         try:
             rank.write(temporary, name, {file: Content(functools.partial(halves, text))})
-            found.append(rank.written())
+            results.append(rank.written())
         except OutputError as error:
             failures.append(error)
     if failures:
         ranks[0].discard(temporary)
         raise failures[0]
-    ranks[0].join(temporary, name, found, step, value=None, mesh={"batch": 2})
+    ranks[0].join(temporary, name, results, step, value=None, mesh={"batch": 2})
     ranks[0].wait()
 
 
@@ -62,13 +62,13 @@ def opened(path: Path, **options) -> CheckpointDirectory:
 
 def newest(path: Path) -> int | None:
     """Return the step of the newest good checkpoint, which is what was written, or None."""
-    found = checkpoints.newest(opened(path).candidates(), [])
-    assert found is None or dict(found.files) == content(found.manifest.step)
-    return None if found is None else found.manifest.step
+    newest_step = checkpoints.newest(opened(path).candidates(), [])
+    assert newest_step is None or dict(newest_step.files) == content(newest_step.manifest.step)
+    return None if newest_step is None else newest_step.manifest.step
 
 
 def names(path: Path) -> list[str]:
-    return sorted(one.name for one in path.iterdir())
+    return sorted(path.name for path in path.iterdir())
 
 
 def test_the_last_ones_and_the_best_stay(tmp_path):
@@ -78,11 +78,11 @@ def test_the_last_ones_and_the_best_stay(tmp_path):
     assert names(directory.path) == ["000002-step-20", "000004-step-40", "000005-step-50"]
     assert newest(directory.path) == 50
     # The next process knows what is the best, and counts on.
-    again = opened(directory.path, keep=1)
-    save(again, 30, 1.5)
+    reopened = opened(directory.path, keep=1)
+    save(reopened, 30, 1.5)
     assert names(directory.path) == ["000002-step-20", "000006-step-30"]
     assert newest(directory.path) == 30, "the last that was saved, not the highest step"
-    again.delete()
+    reopened.delete()
     assert not directory.path.exists()
 
 
@@ -109,15 +109,15 @@ def test_a_path_means_a_checkpoint_or_the_newest_of_a_directory_or_a_run(tmp_pat
 @pytest.mark.parametrize("file", ["a", "b.json", "manifest.json"])
 def test_no_flipped_bit_is_loaded(tmp_path, file):
     path = save(opened(tmp_path), 7)
-    whole = (path / file).read_bytes()
-    for bit in range(0, 8 * len(whole), 8 * len(whole) // 200 or 1):
-        damaged = bytearray(whole)
+    content = (path / file).read_bytes()
+    for bit in range(0, 8 * len(content), 8 * len(content) // 200 or 1):
+        damaged = bytearray(content)
         damaged[bit // 8] ^= 1 << bit % 8
         (path / file).write_bytes(damaged)
         with pytest.raises(DataError, match=r"step-7: "):
             read(path)
-    for end in (0, 1, len(whole) - 1):
-        (path / file).write_bytes(whole[:end])
+    for end in (0, 1, len(content) - 1):
+        (path / file).write_bytes(content[:end])
         with pytest.raises(DataError):
             read(path)
     (path / file).unlink()
@@ -129,8 +129,8 @@ def test_none_is_good(tmp_path):
     directory = opened(tmp_path)
     for step in (1, 2):
         (save(directory, step) / "a").unlink()
-    gone = r"no checkpoint is good: .*000002-step-2: damaged: a is missing; .*000001-step-1: damaged: a is missing"
-    with pytest.raises(DataError, match=gone):
+    message = r"no checkpoint is good: .*000002-step-2: damaged: a is missing; .*000001-step-1: damaged: a is missing"
+    with pytest.raises(DataError, match=message):
         newest(tmp_path)
 
 
@@ -225,11 +225,11 @@ class Disk:
             more = arguments[1]
         elif name == "rename":
             more = self._path(arguments[1], options.get("dst_dir_fd")).encode()
-        found = None if name == "fsync" else real(*arguments, **options)  # which takes long, and nobody cuts the power
+        result = None if name == "fsync" else real(*arguments, **options)  # which takes long, and nobody cuts the power
         if name == "open":
-            self._paths[found] = place
+            self._paths[result] = place
             if not reads:
-                self._written.add(found)
+                self._written.add(result)
         if name == "rename":  # open folders go along
             self._paths = {one: more.decode() if path == place else path for one, path in self._paths.items()}
         if name == "close":
@@ -237,7 +237,7 @@ class Disk:
             self._written.discard(arguments[0])
         if counts:
             self.trace.append((name, place, more))
-        return found
+        return result
 
 
 @pytest.mark.parametrize(("for_good", "alone"), [(False, True), (True, True), (False, False)])
@@ -250,13 +250,13 @@ def test_whichever_call_fails_nothing_that_was_saved_is_lost(tmp_path, for_good,
         save(directory, 1)
         with pytest.MonkeyPatch.context() as patch:
             disk = Disk(patch, number, for_good)
-            reported, told = 2, ""
+            reported, message = 2, ""
             try:
                 save(directory, 2) if alone else save_together(path, 2)
             except OutputError as error:
-                reported, told = 1, str(error)
+                reported, message = 1, str(error)
         last = r"the last good checkpoint is 00000\d-step-" if alone else ""
-        assert reported == 2 or re.search(rf"planted.*; {last}", told), told
+        assert reported == 2 or re.search(rf"planted.*; {last}", message), message
         assert newest(path) in ({1, 2} if reported == 1 else {2})
         assert not list(path.glob(".*")), "swept at the next start"
         if reported == 2 and disk.count < number:
@@ -269,14 +269,14 @@ def test_a_checkpoint_of_several_ranks_is_there_when_all_have_written(tmp_path):
     leader, other = opened(tmp_path), opened(tmp_path, leads=False)
     temporary, name = leader.begin(3)
     leader.write(temporary, name, {"a": Content(lambda: [b"of rank 0"])})
-    own = leader.written()
+    written = leader.written()
     assert names(tmp_path) == [temporary]
     (tmp_path / temporary).rename(tmp_path / "elsewhere")
     with pytest.raises(OutputError, match=r"rank 0 has made .* there, which this rank does not see; checkpoints of"):
         other.write(temporary, name, {})
     (tmp_path / "elsewhere").rename(tmp_path / temporary)
     other.write(temporary, name, {"b": Content(lambda: [b"of rank 1"])})
-    leader.join(temporary, name, [own, other.written()], 3, value=None, mesh={"batch": 2})
+    leader.join(temporary, name, [written, other.written()], 3, value=None, mesh={"batch": 2})
     leader.wait()
     assert names(tmp_path) == [name] == ["000001-step-3"]
     assert read(tmp_path / name).files == {"a": b"of rank 0", "b": b"of rank 1"}
@@ -379,22 +379,22 @@ def test_whatever_a_power_cut_leaves_the_last_checkpoint_reported_as_saved_is_th
     root = tmp_path / "disk"
     directory = opened(root, keep=1)
     save(directory, 1) if alone else save_together(root, 1)
-    start = {str(one): None if one.is_dir() else one.read_bytes() for one in root.rglob("*")}
+    start = {str(path): None if path.is_dir() else path.read_bytes() for path in root.rglob("*")}
     reported = []
     with pytest.MonkeyPatch.context() as patch:
         disk = Disk(patch)
         for step in (2, 3):
             save(directory, step) if alone else save_together(root, step)
             reported.append(len(disk.trace))
-    seen = set()
+    states = set()
     moments = len(disk.trace) + 1
     for cut in crash_states(disk.trace, root, start, random.Random(1), 2 * moments):
         expected = 1 + sum(cut >= end for end in reported)
-        found = newest(root)
-        seen.add((expected, found))
-        assert found is not None
-        assert found >= expected
-    assert {(1, 1), (1, 2), (2, 2), (2, 3), (3, 3)} <= seen
+        loaded = newest(root)
+        states.add((expected, loaded))
+        assert loaded is not None
+        assert loaded >= expected
+    assert {(1, 1), (1, 2), (2, 2), (2, 3), (3, 3)} <= states
 
 
 def test_a_disk_that_does_not_keep_what_it_was_given_is_found_out(tmp_path, monkeypatch):
@@ -426,8 +426,8 @@ def alive(canary: Path) -> bool:
 
 def seal(path: Path, **changes) -> None:
     """Change a checkpoint's manifest, and seal it again."""
-    found = json.loads((path / "manifest.json").read_bytes()) | changes
-    (path / "manifest.json").write_bytes(sealed(found))
+    manifest = json.loads((path / "manifest.json").read_bytes()) | changes
+    (path / "manifest.json").write_bytes(sealed(manifest))
 
 
 @pytest.mark.parametrize("name", [".x.tmp", ".000009-step-9.1.tmp", ".probe.1.tmp", "000009-step-9"])
@@ -512,9 +512,9 @@ def test_only_files_of_checkpoints_are_removed(tmp_path, canary):
     (linked / "a").unlink()
     (linked / "a").symlink_to(canary / "a")
     (damaged / "manifest.json").write_bytes(b"")
-    again = opened(tmp_path / "checkpoints", keep=1)
-    save(again, 4)
-    assert names(again.path) == [noted.name, linked.name, "000004-step-4"]
+    reopened = opened(tmp_path / "checkpoints", keep=1)
+    save(reopened, 4)
+    assert names(reopened.path) == [noted.name, linked.name, "000004-step-4"]
     assert (noted / "notes.txt").read_text() == "mine"
     assert alive(canary)
 

@@ -48,13 +48,13 @@ def model(activation=doubled):
 
 def test_registered_functions_are_found_in_files(tmp_path):
     pytest.importorskip("h5py")
-    one = model()
-    one.save(tmp_path / "m.keras")
-    again = keras.models.load_model(tmp_path / "m.keras")
-    np.testing.assert_array_equal(again.predict(X, verbose=0), [[-0.5, -0.5]])
-    layer = again.layers[0]
+    net = model()
+    net.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    np.testing.assert_array_equal(loaded.predict(X, verbose=0), [[-0.5, -0.5]])
+    layer = loaded.layers[0]
     assert (layer.activation, layer.kernel_initializer, layer.kernel_regularizer) == (doubled, halves, total)
-    assert float(again.losses[0]) == 3
+    assert float(loaded.losses[0]) == 3
 
 
 def test_a_function_is_described_as_keras_does():
@@ -74,8 +74,8 @@ def test_other_functions_need_custom_objects(tmp_path):
     model(tripled).save(tmp_path / "m.keras")
     with pytest.raises(DataError, match="custom function 'tripled' of module 'builtins'; pass it in custom_objects"):
         keras.models.load_model(tmp_path / "m.keras")
-    again = keras.models.load_model(tmp_path / "m.keras", custom_objects={"tripled": tripled})
-    assert again.layers[0].activation is tripled
+    loaded = keras.models.load_model(tmp_path / "m.keras", custom_objects={"tripled": tripled})
+    assert loaded.layers[0].activation is tripled
 
 
 def test_a_scope_holds_for_every_deserialize():
@@ -91,9 +91,9 @@ def test_a_scope_holds_for_every_deserialize():
 
 
 def test_a_layer_serves_as_an_activation():
-    one = L.Dense(2, L.LeakyReLU(0.5))
-    again = L.deserialize(json.loads(json.dumps(L.serialize(one))))
-    assert (type(again.activation), again.activation.negative_slope) == (L.LeakyReLU, 0.5)
+    layer = L.Dense(2, L.LeakyReLU(0.5))
+    restored = L.deserialize(json.loads(json.dumps(L.serialize(layer))))
+    assert (type(restored.activation), restored.activation.negative_slope) == (L.LeakyReLU, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -106,12 +106,12 @@ def test_a_layer_serves_as_an_activation():
 )
 def test_objects_come_back(one):
     described = keras.saving.serialize_keras_object(one)
-    again = keras.saving.deserialize_keras_object(described)
-    assert type(again) is type(one)
+    restored = keras.saving.deserialize_keras_object(described)
+    assert type(restored) is type(one)
     if hasattr(one, "get_config"):
-        assert json.dumps(again.get_config()) == json.dumps(one.get_config())
+        assert json.dumps(restored.get_config()) == json.dumps(one.get_config())
     else:
-        assert again == described == one
+        assert restored == described == one
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64", "mixed_bfloat16"])
@@ -119,10 +119,10 @@ def test_policies_come_back(dtype):
     layer = L.Dense(3, dtype=dtype)
     described = json.loads(json.dumps(keras.saving.serialize_keras_object(layer)))
     of_keras = {**layer.get_config(), "dtype": described["config"]["dtype"]}
-    for again in (keras.saving.deserialize_keras_object(described), L.Dense.from_config(of_keras)):
-        again.build((None, 2))
-        assert again.dtype_policy.name == dtype
-        assert again.kernel.dtype == layer.dtype
+    for restored in (keras.saving.deserialize_keras_object(described), L.Dense.from_config(of_keras)):
+        restored.build((None, 2))
+        assert restored.dtype_policy.name == dtype
+        assert restored.kernel.dtype == layer.dtype
     described = keras.saving.serialize_keras_object(Around(layer))
     inner = keras.saving.deserialize_keras_object(described, {"Around": Around})
     assert inner.inner.dtype_policy.name == dtype
@@ -132,26 +132,26 @@ def test_layers_that_have_adapted_come_back(tmp_path):
     pytest.importorskip("h5py")
     layer = L.Discretization(num_bins=4)
     layer.adapt(np.arange(100.0))
-    one = keras.Sequential([keras.Input((1,)), layer])
-    one.save(tmp_path / "m.keras")
+    net = keras.Sequential([keras.Input((1,)), layer])
+    net.save(tmp_path / "m.keras")
     values = np.array([[3.0], [30.0], [60.0], [99.0]])
-    for again in (
+    for restored in (
         keras.saving.load_model(tmp_path / "m.keras").layers[0],
         keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer)),
         L.deserialize(L.serialize(layer)),
     ):
-        assert (again.num_bins, again.bin_boundaries) == (4, layer.bin_boundaries)
-        np.testing.assert_array_equal(again(values), [[0], [1], [2], [3]])
+        assert (restored.num_bins, restored.bin_boundaries) == (4, layer.bin_boundaries)
+        np.testing.assert_array_equal(restored(values), [[0], [1], [2], [3]])
 
 
 def test_functions_arrays_and_slices_come_back():
-    for one in (keras.activations.relu, keras.activations.sigmoid, keras.losses.mean_squared_error, doubled):
-        assert keras.utils.deserialize_keras_object(keras.utils.serialize_keras_object(one)) is one
+    for function in (keras.activations.relu, keras.activations.sigmoid, keras.losses.mean_squared_error, doubled):
+        assert keras.utils.deserialize_keras_object(keras.utils.serialize_keras_object(function)) is function
     array = np.arange(6.0).reshape(2, 3)
     described = keras.saving.serialize_keras_object({"array": array, "tensor": ops.cast(array, "int32")})
-    again = keras.saving.deserialize_keras_object(json.loads(json.dumps(described)))
-    np.testing.assert_array_equal(again["array"], array)
-    assert (again["tensor"].dtype, again["tensor"].shape) == (np.int32, (2, 3))
+    restored = keras.saving.deserialize_keras_object(json.loads(json.dumps(described)))
+    np.testing.assert_array_equal(restored["array"], array)
+    assert (restored["tensor"].dtype, restored["tensor"].shape) == (np.int32, (2, 3))
     assert keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(slice(1, None))) == slice(1, None)
 
 
@@ -175,11 +175,11 @@ class Around(L.Layer):
 
 def test_a_layer_in_a_layer_in_a_file(tmp_path):
     pytest.importorskip("h5py")
-    one = keras.Sequential([keras.Input((3,)), Around(L.Dense(2, doubled, kernel_initializer=halves), name="around")])
-    one.save(tmp_path / "m.keras")
+    net = keras.Sequential([keras.Input((3,)), Around(L.Dense(2, doubled, kernel_initializer=halves), name="around")])
+    net.save(tmp_path / "m.keras")
     with keras.utils.custom_object_scope({"Around": Around}):
-        again = keras.saving.load_model(tmp_path / "m.keras")
-    np.testing.assert_array_equal(again.predict(X, verbose=0), [[0.5, 0.5]])
+        loaded = keras.saving.load_model(tmp_path / "m.keras")
+    np.testing.assert_array_equal(loaded.predict(X, verbose=0), [[0.5, 0.5]])
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ X, Y = RNG.random((12, 2, 3)), np.arange(12) % 2
 
 @pytest.fixture
 def expected():
-    with np.load(EARLIER / "expected.npz") as found:
-        yield dict(found)
+    with np.load(EARLIER / "expected.npz") as archive:
+        yield dict(archive)
 
 
 def test_a_model_trains_on(expected):
@@ -35,7 +35,7 @@ def test_a_model_trains_on(expected):
 @pytest.mark.parametrize("name", ["model.safetensors", "model.keras"])
 def test_weights(expected, name):
     model = dp.models.load_model(EARLIER / "model.keras", device="cpu")
-    model.set_weights([0 * one for one in model.get_weights()])
+    model.set_weights([0 * weight for weight in model.get_weights()])
     model.load_weights(EARLIER / name)
     np.testing.assert_allclose(model.predict(X, verbose=0), expected["predicted"], rtol=1e-12)
 
@@ -44,5 +44,5 @@ def test_dropout_goes_on_counting(expected):
     """Its draws were counted by the optimizer's iterations."""
     model = dp.models.load_model(EARLIER / "dropout.keras", device="cpu")
     np.testing.assert_allclose(model.predict(X, verbose=0), expected["dropout"], rtol=1e-12)
-    (dropout,) = (one for one in model.layers if isinstance(one, dp.layers.Dropout))
+    (dropout,) = (layer for layer in model.layers if isinstance(layer, dp.layers.Dropout))
     assert int(dropout.seed_generator.count) == int(model.optimizer.iterations) == 10

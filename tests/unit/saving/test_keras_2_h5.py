@@ -30,7 +30,7 @@ def written(path, layers=LAYERS, *, group=None, chunks=False):
             root.attrs[f"layer_names{number}" if chunks else "layer_names"] = part
         for name, arrays in layers.items():
             place = root.create_group(name)
-            place.attrs["weight_names"] = [one.encode() for one in arrays]
+            place.attrs["weight_names"] = [name.encode() for name in arrays]
             for one, array in arrays.items():
                 place[one] = array
     return path
@@ -38,18 +38,18 @@ def written(path, layers=LAYERS, *, group=None, chunks=False):
 
 @pytest.mark.parametrize("options", [{}, {"chunks": True}, {"group": "model_weights"}])
 def test_layers_go_by_their_order(tmp_path, options):
-    made = model()
-    made.load_weights(written(tmp_path / "w.h5", **options))
-    for one, expected in zip(made.get_weights(), [KERNEL, BIAS, *MOMENTS], strict=True):
-        np.testing.assert_array_equal(one, expected)
+    net = model()
+    net.load_weights(written(tmp_path / "w.h5", **options))
+    for weight, expected in zip(net.get_weights(), [KERNEL, BIAS, *MOMENTS], strict=True):
+        np.testing.assert_array_equal(weight, expected)
 
 
 def test_trained_weights_come_first(tmp_path):
     """What is frozen in the model at hand does not matter; what was frozen in the file's lay behind the rest."""
-    made = model()
-    made.trainable = False
-    made.load_weights(written(tmp_path / "w.hdf5"))
-    np.testing.assert_array_equal(made.get_weights()[0], KERNEL)
+    net = model()
+    net.trainable = False
+    net.load_weights(written(tmp_path / "w.hdf5"))
+    np.testing.assert_array_equal(net.get_weights()[0], KERNEL)
 
 
 @pytest.mark.parametrize(
@@ -70,11 +70,11 @@ def test_other_weights(tmp_path, layers, message):
 
 
 def test_what_does_not_fit_can_be_left_out(tmp_path):
-    made = model()
+    net = model()
     path = written(tmp_path / "w.h5", {**LAYERS, "first": {"kernel": KERNEL.T, "bias": BIAS}})
     with pytest.warns(UserWarning, match="skipped what does not fit"):
-        made.load_weights(path, skip_mismatch=True)
-    np.testing.assert_array_equal(made.get_weights()[2], MOMENTS[0])
+        net.load_weights(path, skip_mismatch=True)
+    np.testing.assert_array_equal(net.get_weights()[2], MOMENTS[0])
 
 
 @pytest.mark.parametrize("where", ["/etc/passwd", "other.h5"])

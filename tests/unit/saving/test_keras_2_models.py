@@ -35,20 +35,20 @@ def dense(name: str, *, of_2_15: bool, units: int = 2) -> dict[str, Any]:
     module = {"module": "keras.initializers", "registered_name": None} if of_2_15 else {}
     glorot = {**module, "class_name": "GlorotUniform", "config": {"seed": None}}
     zeros = {**module, "class_name": "Zeros", "config": {}}
-    about = {"name": name, "trainable": True, "dtype": "float32", "units": units, "activation": "linear"}
-    about |= {"use_bias": True, "kernel_initializer": glorot, "bias_initializer": zeros, "kernel_regularizer": None}
-    about |= {
+    config = {"name": name, "trainable": True, "dtype": "float32", "units": units, "activation": "linear"}
+    config |= {"use_bias": True, "kernel_initializer": glorot, "bias_initializer": zeros, "kernel_regularizer": None}
+    config |= {
         "bias_regularizer": None,
         "activity_regularizer": None,
         "kernel_constraint": None,
         "bias_constraint": None,
     }
-    return described("Dense", of_2_15=of_2_15, **about)
+    return described("Dense", of_2_15=of_2_15, **config)
 
 
 def start(name: str, *, of_2_15: bool) -> dict[str, Any]:
-    about = {"batch_input_shape": [None, 3], "dtype": "float32", "sparse": False, "ragged": False, "name": name}
-    return described("InputLayer", of_2_15=of_2_15, **about)
+    config = {"batch_input_shape": [None, 3], "dtype": "float32", "sparse": False, "ragged": False, "name": name}
+    return described("InputLayer", of_2_15=of_2_15, **config)
 
 
 def functional(*, of_2_15: bool) -> dict[str, Any]:
@@ -66,20 +66,20 @@ def functional(*, of_2_15: bool) -> dict[str, Any]:
         | {"inbound_nodes": [[["inner", 1, 0, {}], ["inner", 2, 0, {}]]]},
         dense("outer", of_2_15=of_2_15) | {"inbound_nodes": [[["both", 0, 0, {}]]]},
     ]
-    listed = [one | {"name": one["config"]["name"]} for one in listed]
+    listed = [layer_config | {"name": layer_config["config"]["name"]} for layer_config in listed]
     ends = {"input_layers": [["input_1", 0, 0]], "output_layers": [["inner", 2, 0], ["outer", 0, 0]]}
     return described("Functional", of_2_15=of_2_15, name="model", trainable=True, layers=listed, **ends)
 
 
 def optimizer(*, of_2_15: bool) -> dict[str, Any]:
-    about = {"name": "Adam", "learning_rate": 0.5, "decay": 0.0, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-07}
-    about |= {"amsgrad": False, "weight_decay": None, "clipnorm": None, "global_clipnorm": None, "clipvalue": None}
-    about |= {"use_ema": False, "ema_momentum": 0.99, "ema_overwrite_frequency": None, "jit_compile": False}
-    about |= {"is_legacy_optimizer": False}
+    config = {"name": "Adam", "learning_rate": 0.5, "decay": 0.0, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-07}
+    config |= {"amsgrad": False, "weight_decay": None, "clipnorm": None, "global_clipnorm": None, "clipvalue": None}
+    config |= {"use_ema": False, "ema_momentum": 0.99, "ema_overwrite_frequency": None, "jit_compile": False}
+    config |= {"is_legacy_optimizer": False}
     if not of_2_15:
-        return {"class_name": "Custom>Adam", "config": about}
-    about.pop("decay")
-    return {"module": "keras.optimizers", "class_name": "Adam", "config": about, "registered_name": "Adam"}
+        return {"class_name": "Custom>Adam", "config": config}
+    config.pop("decay")
+    return {"module": "keras.optimizers", "class_name": "Adam", "config": config, "registered_name": "Adam"}
 
 
 TRAINING = {"loss": "mse", "metrics": None, "weighted_metrics": None, "loss_weights": None}
@@ -96,7 +96,7 @@ def write_h5(path: Any, config: dict[str, Any], **attributes: Any) -> None:
         root.attrs["layer_names"] = [b"input_1", b"inner", b"both", b"outer"]
         for name in ("input_1", "inner", "both", "outer"):
             group = root.create_group(name)
-            group.attrs["weight_names"] = [one.encode() for one in arrays.get(name, {})]
+            group.attrs["weight_names"] = [name.encode() for name in arrays.get(name, {})]
             for one, array in arrays.get(name, {}).items():
                 group[one] = array.astype(np.float32)
 
@@ -157,7 +157,7 @@ def test_an_h5_there_and_back(tmp_path):
     with h5py.File(tmp_path / "m.h5") as file:
         names: list[str] = []
         file["model_weights"].visititems(
-            lambda name, one: names.append(name) if isinstance(one, h5py.Dataset) else None
+            lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None
         )
         assert len(names) == len(model.weights) == 8
         assert len(file["optimizer_weights/optimizer"]) == 2 + 2 * 6
@@ -166,7 +166,7 @@ def test_an_h5_there_and_back(tmp_path):
     loaded = dp.models.load_model(tmp_path / "m.h5", **CPU)
     np.testing.assert_equal(loaded.get_weights(), model.get_weights())
     assert (loaded.seed, int(loaded.optimizer.iterations)) == (7, 2)
-    losses = [one.fit(X, Y, epochs=2, verbose=0, batch_size=4).history["loss"] for one in (model, loaded)]
+    losses = [net.fit(X, Y, epochs=2, verbose=0, batch_size=4).history["loss"] for net in (model, loaded)]
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
     dp.Sequential([layers.Input((3,)), layers.Dense(2)]).save(tmp_path / "m.hdf5")
     assert not dp.models.load_model(tmp_path / "m.hdf5").compiled
@@ -182,10 +182,10 @@ def test_long_lists_of_names_are_several_attributes(tmp_path, monkeypatch):
 
 
 def test_by_name(tmp_path):
-    def made(*names):
+    def build(*names):
         return dp.Sequential([layers.Input((3,)), *(layers.Dense(3, name=name) for name in names)])
 
-    model, other = made("one", "two", "three"), made("three", "one", "four")
+    model, other = build("one", "two", "three"), build("three", "one", "four")
     model.save(tmp_path / "m.h5")
     before = other.get_weights()
     other.load_weights(tmp_path / "m.h5", by_name=True)
@@ -243,10 +243,10 @@ def test_arguments_of_keras_2():
         dp.saving.deserialize_keras_object(upgraded("Dense", units=2, dtype=policy)).dtype_policy.name
         == "mixed_float16"
     )
-    whole = dp.saving.serialize_keras_object(dp.Sequential([layers.Input((3,)), layers.Dense(2)]))
-    assert keras_2_config.upgraded(whole) == whole
-    own = {"class_name": "Mine", "module": "mine", "config": {"decay": 0.0, "alpha": 1}, "registered_name": "Mine"}
-    assert keras_2_config.upgraded(own) == own
+    serialized = dp.saving.serialize_keras_object(dp.Sequential([layers.Input((3,)), layers.Dense(2)]))
+    assert keras_2_config.upgraded(serialized) == serialized
+    custom = {"class_name": "Mine", "module": "mine", "config": {"decay": 0.0, "alpha": 1}, "registered_name": "Mine"}
+    assert keras_2_config.upgraded(custom) == custom
     deep: Any = []
     for _ in range(200):
         deep = [deep]

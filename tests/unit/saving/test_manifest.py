@@ -23,37 +23,39 @@ JSON = st.recursive(
 
 def made(array: np.ndarray, grid: list[list[int]], name: str = "w") -> tuple[Manifest, dict[str, list]]:
     """Return the manifest of an array that a grid of ranks has written, a file each, and the files."""
-    files, found = {}, []
+    files, results = {}, []
     for number, key in enumerate(cells(grid)):
-        part = {name: array[tuple(slice(*one) for one in key)]}
+        part = {name: array[tuple(slice(*bounds) for bounds in key)]}
         of = {name: PartOf(name, tuple(start for start, _ in key), array.shape)}
         file = f"shard-{number}.safetensors"
         files[file] = safetensors_file.pieces(part)
-        found.append(described(file, files[file], of))
-    held = joined([*found, described("state.json", [b"{}"], None)])
-    return Manifest(3, 0.5, {"batch": 2}, held.files, held.arrays), files
+        results.append(described(file, files[file], of))
+    manifest = joined([*results, described("state.json", [b"{}"], None)])
+    return Manifest(3, 0.5, {"batch": 2}, manifest.files, manifest.arrays), files
 
 
 def cells(grid):
     if not grid:
         return [()]
     pairs = list(zip(grid[0], grid[0][1:], strict=False))
-    return [(one, *rest) for one in pairs for rest in cells(grid[1:])]
+    return [(pair, *rest) for pair in pairs for rest in cells(grid[1:])]
 
 
 @given(st.data())
 def test_what_ranks_write_is_read_back(data):
     shape = data.draw(shapes())
-    found, _ = made(np.zeros(shape, data.draw(st.sampled_from(["float32", "int64", "bool"]))), data.draw(cuts(shape)))
-    assert Manifest.parsed(found.encoded()) == found
+    manifest, _ = made(
+        np.zeros(shape, data.draw(st.sampled_from(["float32", "int64", "bool"]))), data.draw(cuts(shape))
+    )
+    assert Manifest.parsed(manifest.encoded()) == manifest
 
 
 @given(st.data())
 def test_one_damaged_number_is_noticed(data):
     """Of slices: any other start, length or offset leaves a gap, overlaps, or lies outside."""
     shape = data.draw(shapes(least=1))
-    found, _ = made(np.zeros(shape), data.draw(cuts(shape)))
-    document = found.as_json()
+    manifest, _ = made(np.zeros(shape), data.draw(cuts(shape)))
+    document = manifest.as_json()
     parts = json.loads(json.dumps(document["arrays"]["w"][2]))
     part = data.draw(st.sampled_from(parts))
     change = data.draw(st.integers(-(1 << 70), 1 << 70).filter(bool))
@@ -75,8 +77,8 @@ def test_one_damaged_number_is_noticed(data):
 @given(st.data())
 def test_a_slice_that_is_missing_or_twice_there_is_noticed(data):
     shape = data.draw(shapes(least=1))
-    found, _ = made(np.zeros(shape), data.draw(cuts(shape)))
-    document = json.loads(json.dumps(found.as_json()))
+    manifest, _ = made(np.zeros(shape), data.draw(cuts(shape)))
+    document = json.loads(json.dumps(manifest.as_json()))
     parts = document["arrays"]["w"][2]
     if data.draw(st.booleans()):
         parts.append(data.draw(st.sampled_from(parts)))
@@ -103,10 +105,10 @@ def test_any_value_in_any_place_is_read_or_damaged(data):
         place = place[key]
     place[key] = data.draw(JSON)
     try:
-        found = Manifest.parsed(sealed(document))
+        manifest = Manifest.parsed(sealed(document))
     except DataError:
         return
-    assert Manifest.parsed(found.encoded()) == found
+    assert Manifest.parsed(manifest.encoded()) == manifest
 
 
 @given(st.binary(max_size=40))
@@ -123,10 +125,10 @@ def test_deep_and_long_content_is_damaged(content):
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "..", "", "manifest.json", "a\0"])
 def test_a_file_lies_in_the_folder(name):
-    found, _ = made(np.zeros(3), [[0, 3]])
-    files = dict(found.files) | {name: found.files["state.json"]}
+    manifest, _ = made(np.zeros(3), [[0, 3]])
+    files = dict(manifest.files) | {name: manifest.files["state.json"]}
     with pytest.raises(DataError, match="is no name of a file in it"):
-        Manifest.parsed(dataclasses.replace(found, files=files).encoded())
+        Manifest.parsed(dataclasses.replace(manifest, files=files).encoded())
 
 
 @pytest.mark.parametrize(
@@ -149,29 +151,29 @@ def test_sizes_are_those_of_what_lies_in_a_file(file, about, message):
 
 def test_two_arrays_do_not_lie_in_one_place():
     pieces = safetensors_file.pieces({"a": np.zeros(2), "b": np.zeros(2)})
-    found = described("x", pieces, {name: PartOf(name, (0,), (2,)) for name in "ab"})
-    whole = Manifest(1, None, {}, found.files, found.arrays)
-    assert Manifest.parsed(whole.encoded()) == whole
-    (part,) = found.arrays["b"].parts
-    one = dataclasses.replace(found.arrays["b"], parts=(dataclasses.replace(part, offset=part.offset - 16),))
-    both = Entries(found.files, {"a": found.arrays["a"], "b": one})
+    entries = described("x", pieces, {name: PartOf(name, (0,), (2,)) for name in "ab"})
+    manifest = Manifest(1, None, {}, entries.files, entries.arrays)
+    assert Manifest.parsed(manifest.encoded()) == manifest
+    (part,) = entries.arrays["b"].parts
+    shifted = dataclasses.replace(entries.arrays["b"], parts=(dataclasses.replace(part, offset=part.offset - 16),))
+    entries_of_both = Entries(entries.files, {"a": entries.arrays["a"], "b": shifted})
     with pytest.raises(DataError, match="slices overlap, or leave gaps, in x"):
-        Manifest.parsed(dataclasses.replace(whole, arrays=both.arrays).encoded())
+        Manifest.parsed(dataclasses.replace(manifest, arrays=entries_of_both.arrays).encoded())
 
 
 @given(st.lists(st.integers(0, 9), max_size=3), st.integers(1, 8), st.integers(1, 64))
 def test_blocks_are_all_rows_in_order(shape, itemsize, most):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(manifest, "BLOCK", most)
-        found = list(blocks(shape, itemsize))
-    rows = [row for start, stop in found for row in range(start, stop)]
+        actual = list(blocks(shape, itemsize))
+    rows = [row for start, stop in actual for row in range(start, stop)]
     expected = (shape[0] if shape else 1) if 0 not in shape else 0
     assert rows == list(range(expected))
     width = int(np.prod(shape[1:])) * itemsize
-    assert all((stop - start) * width <= max(most, width) for start, stop in found)
+    assert all((stop - start) * width <= max(most, width) for start, stop in actual)
 
 
 def test_names_may_be_any_text():
     name = string.printable + "é\ud7ff"
-    found, _ = made(np.zeros(2), [[0, 2]], name)
-    assert Manifest.parsed(found.encoded()) == found
+    manifest, _ = made(np.zeros(2), [[0, 2]], name)
+    assert Manifest.parsed(manifest.encoded()) == manifest

@@ -46,15 +46,16 @@ class Session:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         self.session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-        self.inputs = [one.name for one in self.session.get_inputs()]
-        self.outputs = [one.name for one in self.session.get_outputs()]
-        self._kinds = [one.type for one in self.session.get_inputs()]
+        self.inputs = [tensor.name for tensor in self.session.get_inputs()]
+        self.outputs = [tensor.name for tensor in self.session.get_outputs()]
+        self._kinds = [tensor.type for tensor in self.session.get_inputs()]
 
     def __call__(self, *arrays: Any) -> list[np.ndarray]:
         """Return the outputs for arrays, which are cast to the types of the inputs."""
         types = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(bool)": np.bool_}
         cast = [
-            np.asarray(one).astype(types.get(kind, kind[7:-1])) for one, kind in zip(arrays, self._kinds, strict=True)
+            np.asarray(array).astype(types.get(kind, kind[7:-1]))
+            for array, kind in zip(arrays, self._kinds, strict=True)
         ]
         return self.session.run(None, dict(zip(self.inputs, cast, strict=True)))
 
@@ -64,11 +65,11 @@ def assert_same(model: dp.Model, arrays: list[np.ndarray], *, rows: tuple[int, .
     session = Session(onnx_file.encode(model))
     model.compile(dtype="float64", device="cpu", jit_compile=False)
     x = arrays[0] if len(arrays) == 1 else arrays
-    whole = model.predict(x, verbose=0)
-    expected = whole if isinstance(whole, list) else list(whole.values()) if isinstance(whole, dict) else [whole]
+    full = model.predict(x, verbose=0)
+    expected = full if isinstance(full, list) else list(full.values()) if isinstance(full, dict) else [full]
     for number in rows:
-        found = session(*(one[:number] for one in arrays))
-        for ours, theirs in zip(expected, found, strict=True):
+        actual = session(*(array[:number] for array in arrays))
+        for ours, theirs in zip(expected, actual, strict=True):
             assert theirs.shape == (number, *ours.shape[1:])
             assert_near(theirs, ours[:number], "float32", scale=10)
 
@@ -92,7 +93,7 @@ def test_every_op_is_written_or_known_not_to_be():
 )
 def test_every_op_computes_what_numpy_does(name, case):
     rng = np.random.default_rng(7)
-    arrays = [one.astype(np.float32) if (one := make(rng)).dtype.kind == "f" else one for make in case.inputs]
+    arrays = [array.astype(np.float32) if (array := make(rng)).dtype.kind == "f" else array for make in case.inputs]
     counted = Dim.rows(10009)
     inputs = {
         f"x{n}": (tuple(counted if axis == case.rows[n] else length for axis, length in enumerate(x.shape)), x.dtype)
@@ -100,12 +101,12 @@ def test_every_op_computes_what_numpy_does(name, case):
     }
     program = trace(lambda *xs: {"y": OPS[name](*xs, **case.attributes)}, inputs)
     session = Session(onnx_file.model_of(program, {n: n for n in inputs}, {"y": "y"}, name).SerializeToString())
-    (found,) = session(*arrays)
+    (actual,) = session(*arrays)
     expected = OPS[name](
         *(one.astype(np.float64) if one.dtype == np.float32 else one for one in arrays), **case.attributes
     )
-    assert found.shape == expected.shape
-    assert_near(found, expected.numpy(), "float32")
+    assert actual.shape == expected.shape
+    assert_near(actual, expected.numpy(), "float32")
 
 
 TYPES = ("uint8", "int8", "int32", "int64", "bool", "float32")
@@ -136,10 +137,10 @@ TYPED = {
 def test_types_go_the_way_numpy_s_do(name, dtype):
     function, x = TYPED[name][0], np.array([[0, 1, 2], [5, 7, 3]]).astype(dtype)
     expected = function(ops.convert_to_tensor(x)).numpy()
-    program = trace(lambda one: {"y": function(one)}, {"x": ((Dim.rows(10009), 3), dtype)})
-    (found,) = Session(onnx_file.model_of(program, {"x": "x"}, {"y": "y"}, "m").SerializeToString())(x)
-    assert found.dtype == program.outputs["y"].dtype
-    assert_near(found, expected.astype(np.float64), "float32")
+    program = trace(lambda x_: {"y": function(x_)}, {"x": ((Dim.rows(10009), 3), dtype)})
+    (actual,) = Session(onnx_file.model_of(program, {"x": "x"}, {"y": "y"}, "m").SerializeToString())(x)
+    assert actual.dtype == program.outputs["y"].dtype
+    assert_near(actual, expected.astype(np.float64), "float32")
 
 
 @pytest.mark.parametrize(
@@ -175,8 +176,8 @@ def test_rows_are_counted_when_the_graph_runs(function):
 def test_every_layer(name, number):
     case = LAYER_CASES[name][number]
     arrays = case.inputs(7)
-    given = [layers.Input(one.shape[1:], dtype="int64" if one.dtype.kind == "i" else None) for one in arrays]
-    model = dp.Model(given if len(given) > 1 else given[0], case.call(case.make(), given), seed=3)
+    symbolic = [layers.Input(array.shape[1:], dtype="int64" if array.dtype.kind == "i" else None) for array in arrays]
+    model = dp.Model(symbolic if len(symbolic) > 1 else symbolic[0], case.call(case.make(), symbolic), seed=3)
     if name in REFUSED_LAYERS:
         with pytest.raises(ConfigError, match=r"^not supported in ONNX: op '\w+' in '\w+'$"):
             onnx_file.encode(model)
@@ -222,11 +223,11 @@ def test_random_models(model):
 
 def test_inputs_and_outputs_have_the_model_s_names():
     a, b = layers.Input((3,), name="a"), layers.Input((2,), name="b", dtype="int32")
-    both = layers.Concatenate()([a, ops.cast(b, "float32")])
-    several = dp.Model([a, b], [layers.Dense(2)(both), a])
+    merged = layers.Concatenate()([a, ops.cast(b, "float32")])
+    several = dp.Model([a, b], [layers.Dense(2)(merged), a])
     session = Session(onnx_file.encode(several))
     assert (session.inputs, session.outputs) == (["a", "b"], ["output_0", "output_1"])
-    named = Session(onnx_file.encode(dp.Model([a, b], {"a": a, "size": both})))
+    named = Session(onnx_file.encode(dp.Model([a, b], {"a": a, "size": merged})))
     assert named.outputs == ["output_a", "size"]
     x, y = RNG.normal(size=(4, 3)), RNG.integers(0, 9, (4, 2))
     np.testing.assert_array_equal(named(x, y)[1], np.concatenate([x.astype(np.float32), y], 1, dtype=np.float32))
@@ -241,19 +242,21 @@ def test_a_trained_model_from_its_file(tmp_path):
     model.compile("adam", "sparse_categorical_crossentropy", device="cpu", jit_compile=False)
     model.fit(x, np.arange(40) % 3, epochs=2, verbose=0)
     model.export(tmp_path / "m.onnx", format="onnx")
-    (found,) = Session((tmp_path / "m.onnx").read_bytes())(x)
-    assert_near(found, model.predict(x, verbose=0), "float32")
-    about = onnx.load(tmp_path / "m.onnx")
-    assert [(one.domain, one.version) for one in about.opset_import] == [("", 18)]
-    assert {one.name for one in about.graph.initializer if not one.name.startswith("/")} >= {"dense/bias"}
+    (actual,) = Session((tmp_path / "m.onnx").read_bytes())(x)
+    assert_near(actual, model.predict(x, verbose=0), "float32")
+    proto = onnx.load(tmp_path / "m.onnx")
+    assert [(opset.domain, opset.version) for opset in proto.opset_import] == [("", 18)]
+    assert {initializer.name for initializer in proto.graph.initializer if not initializer.name.startswith("/")} >= {
+        "dense/bias"
+    }
     assert onnx_file.encode(model) == (tmp_path / "m.onnx").read_bytes()
 
 
 def test_preprocessing_is_metadata():
     model = dp.Sequential([layers.Input((4,)), layers.Dense(2, "softmax")])
     model.preprocessing = Preprocessing("multiclass", class_names=("cat", "dog"))
-    made = onnx.load_from_string(onnx_file.encode(model))
-    ((key, value),) = [(one.key, one.value) for one in made.metadata_props]
+    proto = onnx.load_from_string(onnx_file.encode(model))
+    ((key, value),) = [(prop.key, prop.value) for prop in proto.metadata_props]
     assert key == "preprocessing"
     assert Preprocessing.from_dict(json.loads(value)) == model.preprocessing
 

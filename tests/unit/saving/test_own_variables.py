@@ -61,14 +61,16 @@ OBJECTS = {"Rounded": Rounded, "Words": Words}
 
 
 def model(words: Any = ("one", "two")) -> dp.Model:
-    made = dp.Sequential([layers.Input((3,)), Words(words), layers.Dense(1), Words(())])
-    made.set_weights([np.full(one.shape, number / 7) for number, one in enumerate(made.weights, 1)])
-    made.layers[0].inner.steps = 5
-    return made
+    net = dp.Sequential([layers.Input((3,)), Words(words), layers.Dense(1), Words(())])
+    net.set_weights([np.full(weight.shape, number / 7) for number, weight in enumerate(net.weights, 1)])
+    net.layers[0].inner.steps = 5
+    return net
 
 
 def assert_loaded(loaded: dp.Model, percents: Any = np.round) -> None:
-    expected = [np.round(one, 2) if one.ndim == 2 and one.shape[1] == 2 else one for one in model().get_weights()]
+    expected = [
+        np.round(weight, 2) if weight.ndim == 2 and weight.shape[1] == 2 else weight for weight in model().get_weights()
+    ]
     for one, other in zip(loaded.get_weights(), expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6)
     assert loaded.layers[0].inner.steps == 5
@@ -81,14 +83,14 @@ def test_a_whole_model(tmp_path):
         assert [name for name in archive.namelist() if "assets" in name] == ["assets/layers/words/more/words.txt"]
         with h5py.File(io.BytesIO(archive.read("model.weights.h5"))) as file:
             group = file["layers/words/inner/vars"]
-            assert {name: (one.dtype.name, one.shape) for name, one in group.items()} == {
+            assert {name: (value.dtype.name, value.shape) for name, value in group.items()} == {
                 "1": ("float32", (2,)),
                 "percents": ("int8", (3, 2)),
                 "steps": ("int64", ()),
             }
     loaded = dp.models.load_model(tmp_path / "m.keras", OBJECTS)
     assert_loaded(loaded)
-    assert [one.known for one in loaded.layers if isinstance(one, Words)] == [("one", "two"), ()]
+    assert [layer.known for layer in loaded.layers if isinstance(layer, Words)] == [("one", "two"), ()]
 
 
 @pytest.mark.parametrize("name", ["m.keras", "m.weights.h5"])
@@ -177,11 +179,11 @@ def test_only_files_are_assets(tmp_path):
 
 
 def test_ranks_get_what_rank_0_has_read(tmp_path):
-    one = model()
-    one.save_weights(tmp_path / "m.weights.h5")
+    net = model()
+    net.save_weights(tmp_path / "m.weights.h5")
     content = io.BytesIO((tmp_path / "m.weights.h5").read_bytes())
-    found = keras_h5.load(content, "m", one)
-    sent: list[Any] = []
+    arrays_read = keras_h5.load(content, "m", net)
+    messages: list[Any] = []
 
     class Comm:
         """Two ranks, one after the other: what the first sends the second gets."""
@@ -190,22 +192,22 @@ def test_ranks_get_what_rank_0_has_read(tmp_path):
 
         def broadcast_fact(self, fact):
             if fact is None:
-                return sent.pop(0)
-            sent.append(fact)
+                return messages.pop(0)
+            messages.append(fact)
             return fact
 
         def broadcast(self, buffer):
             if self.rank == 0:
-                sent.append(buffer.copy())
+                messages.append(buffer.copy())
             else:
-                buffer[...] = sent.pop(0)
+                buffer[...] = messages.pop(0)
 
-    comm, stored = Comm(), (keras_h5.stored_variables(one), saveables.layers_with_stores(one))
+    comm, stored = Comm(), (keras_h5.stored_variables(net), saveables.layers_with_stores(net))
     comm.rank = 0
-    reading.share(comm, found, *stored)
+    reading.share(comm, arrays_read, *stored)
     comm.rank = 1
     shared = reading.share(comm, None, *stored)
-    assert shared.stores.keys() == found.stores.keys()
+    assert shared.stores.keys() == arrays_read.stores.keys()
     for layer, store in shared.stores.items():
-        np.testing.assert_equal(store, found.stores[layer])
-    assert sent == []
+        np.testing.assert_equal(store, arrays_read.stores[layer])
+    assert messages == []

@@ -45,16 +45,16 @@ def document(name: str, case) -> dict:
     """Return what a file says of a program with one op, whose inputs are its own."""
     arrays = [make(np.random.default_rng(7)) for make in case.inputs]
     nodes = [
-        {"input": f"x{n}", "shape": list(one.shape), "dtype": one.dtype.name}
-        for n, one in enumerate(map(np.asarray, arrays))
+        {"input": f"x{n}", "shape": list(array.shape), "dtype": array.dtype.name}
+        for n, array in enumerate(map(np.asarray, arrays))
     ]
     attributes = {key: attribute_of(value) for key, value in case.attributes.items()}
     nodes.append({"op": name, "inputs": list(range(len(arrays))), "attributes": attributes})
     return {"nodes": nodes, "results": {"y": len(arrays)}, "updates": {}, "dtype": "float32", "inputs": "x0"}
 
 
-def read(about: dict):
-    return decode(state.pack({}, about, "dptrain program 1"), "file")
+def read(document_: dict):
+    return decode(state.pack({}, document_, "dptrain program 1"), "file")
 
 
 def changed(about: dict):

@@ -23,8 +23,8 @@ def test_a_run_s_folder_is_its_model(tmp_path):
     model.save(tmp_path / "model.keras")
     x = np.ones((2, 3), np.float32)
     for load in (dp.models.load_model, dp.saving.load_model):
-        again = load(str(tmp_path), device="cpu")
-        np.testing.assert_array_equal(again.predict(x, verbose=0), model.predict(x, verbose=0))
+        loaded = load(str(tmp_path), device="cpu")
+        np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
 
 
 def test_the_best_model_is_another_file(tmp_path):
@@ -93,7 +93,7 @@ def test_a_model_in_a_folder_is_a_regular_file(tmp_path, name, kind):
     """Whoever wants a link followed names the file."""
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / "sweep.yaml").write_text("")
-    put = {"link": lambda path: path.symlink_to("/etc/hostname"), "pipe": os.mkfifo, "folder": Path.mkdir}
-    put[kind](tmp_path / name)
+    creators = {"link": lambda path: path.symlink_to("/etc/hostname"), "pipe": os.mkfifo, "folder": Path.mkdir}
+    creators[kind](tmp_path / name)
     with pytest.raises(DataError, match=r"\.keras: it is a (link|named pipe|folder), expected a regular file"):
         model_file(tmp_path)

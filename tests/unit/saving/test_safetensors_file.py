@@ -29,22 +29,22 @@ def test_equal_weights_give_equal_bytes():
     )
 )
 def test_the_library_reads_any_arrays(held):
-    held = {name: one.T for name, one in held.items() if name != "__metadata__"}
-    found = safetensors.numpy.load(b"".join(safetensors_file.pieces(held)))
-    assert found.keys() == held.keys()
-    for name, one in held.items():
-        assert found[name].dtype == one.dtype
-        np.testing.assert_array_equal(found[name], one)
+    held = {name: value.T for name, value in held.items() if name != "__metadata__"}
+    loaded = safetensors.numpy.load(b"".join(safetensors_file.pieces(held)))
+    assert loaded.keys() == held.keys()
+    for name, array in held.items():
+        assert loaded[name].dtype == array.dtype
+        np.testing.assert_array_equal(loaded[name], array)
 
 
 def test_the_library_reads_what_was_written(tmp_path):
     path = tmp_path / "model.safetensors"
     path.write_bytes(safetensors_file.encode(WEIGHTS, LAYERS))
-    found = safetensors.numpy.load_file(path)
-    assert sorted(found) == sorted(WEIGHTS)
+    loaded = safetensors.numpy.load_file(path)
+    assert sorted(loaded) == sorted(WEIGHTS)
     for name, weight in WEIGHTS.items():
-        assert found[name].dtype == weight.dtype
-        np.testing.assert_array_equal(found[name], weight)
+        assert loaded[name].dtype == weight.dtype
+        np.testing.assert_array_equal(loaded[name], weight)
     with safetensors.safe_open(path, "np") as file:
         assert json.loads(file.metadata()["architecture"]) == LAYERS
     assert int.from_bytes(path.read_bytes()[:8], "little") % 8 == 0, "tensors are aligned"

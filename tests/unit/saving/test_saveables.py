@@ -19,7 +19,11 @@ h5py = pytest.importorskip("h5py", reason="Keras' files need the extra 'keras-fi
 
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
 Pair = namedtuple("Pair", ("first", "second"))
-CONTAINERS = {"list": lambda one: [one], "tuple": lambda one: (one, None), "dict": lambda one: {"z": 1, "a": one}}
+CONTAINERS = {
+    "list": lambda layer: [layer],
+    "tuple": lambda layer: (layer, None),
+    "dict": lambda layer: {"z": 1, "a": layer},
+}
 
 
 class Scale(layers.Layer):
@@ -79,13 +83,13 @@ def built(kind: str) -> dp.Model:
     """Return a model with weights that differ from each other, and from those that it begins with."""
     model = NestedModel() if kind == "subclass" else dp.Sequential([layers.Input((3,)), Nested(), layers.Dense(1)])
     model(X)
-    model.set_weights([np.full(one.shape, number / 100) for number, one in enumerate(model.weights, 1)])
+    model.set_weights([np.full(weight.shape, number / 100) for number, weight in enumerate(model.weights, 1)])
     return model
 
 
 def datasets(file: Any) -> list[str]:
     names: list[str] = []
-    file.visititems(lambda name, found: names.append(name) if isinstance(found, h5py.Dataset) else None)
+    file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
     return names
 
 
@@ -107,7 +111,7 @@ def test_every_save_has_every_weight(tmp_path, kind):
     assert len(safetensors.numpy.load_file(paths[2])) == count
     other = built(kind)
     for path in paths:
-        other.set_weights([0 * one for one in other.get_weights()])
+        other.set_weights([0 * weight for weight in other.get_weights()])
         other.load_weights(path)
         np.testing.assert_equal(other.get_weights(), model.get_weights())
     loaded = dp.models.load_model(paths[0], objects())
@@ -115,7 +119,7 @@ def test_every_save_has_every_weight(tmp_path, kind):
     np.testing.assert_array_equal(loaded(X), model(X))
     arrays = state.decode(state.encode(model, {}), "backup")[1]
     assert len(arrays) >= len(model.variables)
-    other.set_weights([0 * one for one in other.get_weights()])
+    other.set_weights([0 * weight for weight in other.get_weights()])
     state.restore(other, arrays)
     np.testing.assert_equal(other.get_weights(), model.get_weights())
 
@@ -133,9 +137,9 @@ def test_checkpoints_of_a_training_have_layers_in_nested_lists(tmp_path, ending)
             return inputs
 
     def model():
-        made = dp.Sequential([layers.Input((3,)), Blocks()])
-        made.compile("sgd", "mse", run_eagerly=True, device="cpu")
-        return made
+        net = dp.Sequential([layers.Input((3,)), Blocks()])
+        net.compile("sgd", "mse", run_eagerly=True, device="cpu")
+        return net
 
     path = tmp_path / f"m{ending}"
     trained, other = model(), model()
@@ -157,14 +161,14 @@ def test_files_of_versions_that_did_not_go_into_nested_containers(tmp_path):
     model = NestedModel(name="model")
     model.nested = layers.Activation("linear")
     model(X)
-    values = [np.full(one.shape, number / 10) for number, one in enumerate(model.weights, 1)]
+    values = [np.full(weight.shape, number / 10) for number, weight in enumerate(model.weights, 1)]
     names = ["scale", "scale_1", "scale_2", "dense"]
     with h5py.File(tmp_path / "m.weights.h5", "w") as file:
-        for name, arrays in zip(names, [*([one] for one in values[:3]), values[3:]], strict=True):
+        for name, arrays in zip(names, [*([arrays_] for arrays_ in values[:3]), values[3:]], strict=True):
             for number, array in enumerate(arrays):
                 file[f"layers/{name}/vars/{number}"] = array
     model.load_weights(tmp_path / "m.weights.h5")
-    np.testing.assert_allclose([one.flat[0] for one in model.get_weights()], [one.flat[0] for one in values])
+    np.testing.assert_allclose([weight.flat[0] for weight in model.get_weights()], [value.flat[0] for value in values])
     model = dp.Sequential([layers.Input((3,)), Nested()])
     with h5py.File(tmp_path / "m.weights.h5", "w") as file:
         file.create_group("layers/nested/vars")
@@ -183,7 +187,7 @@ def test_a_layer_under_a_name_that_models_have(tmp_path):
 
     model, other = (dp.Sequential([layers.Input((3,)), Named()]) for _ in range(2))
     model.save_weights(tmp_path / "m.weights.h5")
-    other.set_weights([one + 1 for one in other.get_weights()])
+    other.set_weights([weight + 1 for weight in other.get_weights()])
     other.load_weights(tmp_path / "m.weights.h5")
     np.testing.assert_equal(other.get_weights(), model.get_weights())
 
@@ -216,19 +220,19 @@ def test_weights_of_one_name_have_paths_of_their_own(tmp_path):
             self.dense = layers.Dense(1)
 
         def call(self, inputs):
-            return self.dense(inputs) + sum(one * 1 for one in self.all)
+            return self.dense(inputs) + sum(weight * 1 for weight in self.all)
 
     def model():
         return dp.Sequential([layers.Input((3,)), Named(name="named")])
 
-    one, other = model(), model()
-    values = [np.full(weight.shape, number / 10) for number, weight in enumerate(one.weights, 1)]
-    one.set_weights(values)
-    one.save_weights(tmp_path / "w.safetensors")
+    first, other = model(), model()
+    values = [np.full(weight.shape, number / 10) for number, weight in enumerate(first.weights, 1)]
+    first.set_weights(values)
+    first.save_weights(tmp_path / "w.safetensors")
     other.load_weights(tmp_path / "w.safetensors")
-    np.testing.assert_equal(other.get_weights(), one.get_weights())
+    np.testing.assert_equal(other.get_weights(), first.get_weights())
     names = ["w", "w_1", "w_1_1", "dense/kernel", "dense/kernel_1", "dense/bias"]
-    assert list(one._weights_by_path()) == [f"named/{name}" for name in names]
+    assert list(first._weights_by_path()) == [f"named/{name}" for name in names]
     assert len(safetensors.numpy.load_file(tmp_path / "w.safetensors")) == 6
 
 

@@ -46,11 +46,11 @@ def data_error(call: Callable[[], object]) -> str:
 
 def test_safetensors_there_and_back(tmp_path):
     path = tmp_path / "w.safetensors"
-    one, other = small(), small(seed=2)
-    one.fit(X, Y, batch_size=4, verbose=0)
-    one.save_weights(path)
+    first, other = small(), small(seed=2)
+    first.fit(X, Y, batch_size=4, verbose=0)
+    first.save_weights(path)
     other.load_weights(path)
-    np.testing.assert_array_equal(other.predict(X), one.predict(X))
+    np.testing.assert_array_equal(other.predict(X), first.predict(X))
     assert sorted(safetensors.numpy.load_file(path)) == ["dense/bias", "dense/kernel", "dense_1/bias", "dense_1/kernel"]
     with safetensors.safe_open(path, "np") as file:
         metadata = file.metadata()
@@ -95,8 +95,8 @@ def test_every_difference_is_listed(tmp_path):
         "dense_1/bias: dtype int64, expected float16, float32, float64; more/kernel: not in the model"
     )
     assert caught.value.exit_code == 65
-    for one, other in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for weight, other in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, other)
 
 
 def test_skip_mismatch_leaves_whole_layers_and_warns(tmp_path):
@@ -303,11 +303,11 @@ def test_config_there_and_back():
     assert config["layers"][0]["config"]["batch_shape"] == [None, 4, 5]
     assert config["build_input_shape"] == [None, 4, 5]
     assert [layer["class_name"] for layer in config["layers"][1:]] == [type(layer).__name__ for layer in layers]
-    again = dp.Sequential.from_config(config)
-    assert again.get_config() == config
-    assert again.name == "mine"
-    assert [layer._get_config() for layer in again.layers] == [layer._get_config() for layer in layers]
-    assert again.input_shape == (None, 4, 5)
+    restored = dp.Sequential.from_config(config)
+    assert restored.get_config() == config
+    assert restored.name == "mine"
+    assert [layer._get_config() for layer in restored.layers] == [layer._get_config() for layer in layers]
+    assert restored.input_shape == (None, 4, 5)
     unbuilt = dp.Sequential([dp.layers.Dense(2)]).get_config()
     assert "build_input_shape" not in unbuilt
     assert dp.Sequential.from_config(unbuilt)._awaits_shape
@@ -321,16 +321,16 @@ def test_to_json_has_keras_structure():
     assert compiled["optimizer"]["config"]["learning_rate"] == 0.001
     assert compiled["loss"] == "sparse_categorical_crossentropy"
     assert compiled["metrics"] == ["accuracy"]
-    found = keras_config.compile_arguments(compiled)
-    assert type(found["optimizer"]) is dp.optimizers.Adam
-    assert type(found["loss"]) is dp.losses.SparseCategoricalCrossentropy
-    assert found["metrics"] == ["accuracy"]
+    arguments = keras_config.compile_arguments(compiled)
+    assert type(arguments["optimizer"]) is dp.optimizers.Adam
+    assert type(arguments["loss"]) is dp.losses.SparseCategoricalCrossentropy
+    assert arguments["metrics"] == ["accuracy"]
     assert json.loads(small(compiled=False).to_json())["compile_config"] == {}
 
 
 def dense(module: str = "keras.layers", class_name: str = "Dense", registered: str | None = None, **config) -> dict:
-    about = {"name": "d", "units": 2} | config
-    return {"module": module, "class_name": class_name, "config": about, "registered_name": registered}
+    config_ = {"name": "d", "units": 2} | config
+    return {"module": module, "class_name": class_name, "config": config_, "registered_name": registered}
 
 
 INPUT = {"module": "keras.layers", "class_name": "InputLayer", "config": {"batch_shape": [None, 3]}}
@@ -390,12 +390,16 @@ class Scaled(dp.layers.Layer):
 def test_a_layer_of_ones_own_is_found_by_custom_objects():
     model = dp.Sequential([Scaled(2.5, input_shape=(4,))])
     config = model.get_config()
-    about = config["layers"][1]
-    assert (about["module"], about["class_name"], about["registered_name"]) == (__name__, "Scaled", "Scaled")
+    layer_config = config["layers"][1]
+    assert (layer_config["module"], layer_config["class_name"], layer_config["registered_name"]) == (
+        __name__,
+        "Scaled",
+        "Scaled",
+    )
     with pytest.raises(ConfigError, match=r"custom object 'Scaled' of module .*; pass its class in custom_objects"):
         dp.Sequential.from_config(config)
-    again = dp.Sequential.from_config(config, custom_objects={"Scaled": Scaled}).layers[0]
-    assert (type(again), again.factor, again.name) == (Scaled, 2.5, "scaled")
+    restored = dp.Sequential.from_config(config, custom_objects={"Scaled": Scaled}).layers[0]
+    assert (type(restored), restored.factor, restored.name) == (Scaled, 2.5, "scaled")
     with dp.saving.custom_object_scope({"Scaled": Scaled}):
         assert type(dp.Sequential.from_config(config).layers[0]) is Scaled
 
@@ -444,9 +448,9 @@ def test_compile_configs_that_are_not_supported(changes, message):
 
 
 def test_compile_config_is_read():
-    found = keras_config.compile_arguments(compile_config(weighted_metrics=["mse"], loss_weights=[2.0]))
-    assert (found["optimizer"].learning_rate, type(found["loss"])) == (0.5, dp.losses.MeanSquaredError)
-    assert (found["metrics"], found["weighted_metrics"], found["loss_weights"]) == (["mae"], ["mse"], [2.0])
+    arguments = keras_config.compile_arguments(compile_config(weighted_metrics=["mse"], loss_weights=[2.0]))
+    assert (arguments["optimizer"].learning_rate, type(arguments["loss"])) == (0.5, dp.losses.MeanSquaredError)
+    assert (arguments["metrics"], arguments["weighted_metrics"], arguments["loss_weights"]) == (["mae"], ["mse"], [2.0])
     assert keras_config.compile_arguments(compile_config(loss=None))["loss"] is None
     assert keras_config.compile_arguments({}) is None
     assert keras_config.compile_arguments(None) is None
@@ -456,16 +460,16 @@ def test_compile_config_is_read():
 
 
 def stored(arrays: list[np.ndarray]) -> list[Stored]:
-    return [Stored(one.shape, one.dtype.name, lambda one=one: one, "file") for one in arrays]
+    return [Stored(array.shape, array.dtype.name, lambda one=array: one, "file") for array in arrays]
 
 
 def test_variables_alternate_by_parameter():
     model, optimizer = small(compiled=False), dp.optimizers.Adam(0.25)
     optimizer.build(model.trainable_weights)
     optimizer.variables[0].assign(7)
-    for number, one in enumerate(model.weights):
-        optimizer._slots_of(one)["momentum"].assign(np.full(one.shape, number))
-        optimizer._slots_of(one)["velocity"].assign(np.full(one.shape, 10 + number))
+    for number, weight in enumerate(model.weights):
+        optimizer._slots_of(weight)["momentum"].assign(np.full(weight.shape, number))
+        optimizer._slots_of(weight)["velocity"].assign(np.full(weight.shape, 10 + number))
     arrays = optimizer_variables.arrays(optimizer, optimizer.variables, "float32")
     assert [array.flat[0] for array in arrays] == [7, 0.25, 0, 10, 1, 11, 2, 12, 3, 13]
     assert {array.dtype.name for array in arrays[1:]} == {"float32"}
@@ -474,8 +478,8 @@ def test_variables_alternate_by_parameter():
     values, reason = optimizer_variables.read("file", other, other.variables, stored(arrays))
     assert reason == ""
     assert [one._path for one in values] == [one._path for one in other.variables]
-    for one, known in zip(values.values(), optimizer.variables, strict=True):
-        np.testing.assert_array_equal(one, known.numpy())
+    for value, variable in zip(values.values(), optimizer.variables, strict=True):
+        np.testing.assert_array_equal(value, variable.numpy())
     with pytest.raises(DataError, match="iterations are -1"):
         optimizer_variables.read("file", other, other.variables, stored([np.array(-1), *arrays[1:]]))
     for wrong in (np.nan, -1.0):
@@ -514,8 +518,8 @@ class Quack:
 def test_from_keras_by_its_methods_alone():
     weights = [RNG.random((3, 2)), RNG.random(2)]
     model = dp.from_keras(Quack([INPUT, dense()], weights, compile_config()), **CPU)
-    for one, other in zip(model.get_weights(), weights, strict=True):
-        np.testing.assert_array_equal(one, other.astype(np.float32))
+    for weight, other in zip(model.get_weights(), weights, strict=True):
+        np.testing.assert_array_equal(weight, other.astype(np.float32))
     history = model.fit(RNG.random((8, 3)), RNG.random((8, 2)), verbose=0)
     assert list(history.history) == ["loss", "mae"]
     assert model.name == "quack"

@@ -69,12 +69,12 @@ def test_a_layer_in_several_models_of_a_model(tmp_path, make):
     model.save(path)
     loaded = dp.models.load_model(path, {"Twice": Twice})
     np.testing.assert_equal(loaded.get_weights(), model.get_weights())
-    expected, found = ([np.asarray(one) for one in dp.tree.flatten(each(X))] for each in (model, loaded))
-    np.testing.assert_equal(found, expected)
+    expected, actual = ([np.asarray(output) for output in dp.tree.flatten(net(X))] for net in (model, loaded))
+    np.testing.assert_equal(actual, expected)
     loaded.save(tmp_path / "again.keras")
     assert (tmp_path / "again.keras").read_bytes() == path.read_bytes()
-    again = dp.models.model_from_json(model.to_json(), {"Twice": Twice})
-    assert len(again.weights) == len(model.weights)
+    restored = dp.models.model_from_json(model.to_json(), {"Twice": Twice})
+    assert len(restored.weights) == len(model.weights)
 
 
 def test_only_what_is_shared_has_an_id(tmp_path):
@@ -82,7 +82,7 @@ def test_only_what_is_shared_has_an_id(tmp_path):
     with zipfile.ZipFile(tmp_path / "m.keras") as archive:
         config = json.loads(archive.read("config.json"))["config"]
     _, base, extractor = config["layers"]
-    ids = [[one.get("shared_object_id") for one in each["config"]["layers"]] for each in (base, extractor)]
+    ids = [[layer.get("shared_object_id") for layer in net["config"]["layers"]] for net in (base, extractor)]
     assert ids[0][:2] == ids[1]
     assert None not in ids[1]
     assert ids[0][2] is None
@@ -91,11 +91,11 @@ def test_only_what_is_shared_has_an_id(tmp_path):
 
 def test_ids_hold_within_a_file(tmp_path):
     two_heads().save(tmp_path / "m.keras")
-    one, other = (dp.models.load_model(tmp_path / "m.keras") for _ in range(2))
-    assert not {id(layer) for layer in one._flatten_layers()} & {id(layer) for layer in other._flatten_layers()}
+    first, other = (dp.models.load_model(tmp_path / "m.keras") for _ in range(2))
+    assert not {id(layer) for layer in first._flatten_layers()} & {id(layer) for layer in other._flatten_layers()}
 
 
 def test_configurations_need_no_import_before():
     code = "import dptrain as k; print(k.saving.serialize_keras_object(k.layers.Dense(3))['class_name'])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout.strip() == "Dense", done.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert process.stdout.strip() == "Dense", process.stderr

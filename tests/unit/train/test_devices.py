@@ -63,10 +63,10 @@ class Told(SoloCommunicator):
 
 
 def backend_on(gpu: str | None) -> CpuBackend:
-    found = CpuBackend()
+    backend = CpuBackend()
     if gpu is not None:
-        found.name, found.numerics, found.gpu = "cuda", "cuda, float32, sm_90", gpu
-    return found
+        backend.name, backend.numerics, backend.gpu = "cuda", "cuda, float32, sm_90", gpu
+    return backend
 
 
 def test_ranks_of_other_nodes_do_not_count(monkeypatch):
@@ -91,12 +91,12 @@ def test_a_gpu_on_one_rank_only():
 
 
 def test_different_bits():
-    same = backend_on(None).numerics
-    rows = [["b", "cpu", "loops x", "", None], ["a", "cpu", same, "", None], ["b", "cpu", "loops x", "", None]]
+    numerics = backend_on(None).numerics
+    rows = [["b", "cpu", "loops x", "", None], ["a", "cpu", numerics, "", None], ["b", "cpu", "loops x", "", None]]
     with pytest.raises(AgreedError) as caught:
         check_devices(Told(*rows), backend_on(None), False)
     assert caught.value.exit_code == ExitCode.CONFIG
-    assert f"ranks 0, 2 (host a): {same}; ranks 1, 3 (host b): loops x; give all" in str(caught.value)
+    assert f"ranks 0, 2 (host a): {numerics}; ranks 1, 3 (host b): loops x; give all" in str(caught.value)
 
 
 def test_two_containers_on_one_gpu():
@@ -111,8 +111,8 @@ def test_two_containers_on_one_gpu():
 def test_a_driver_without_pycuda_is_said_aloud(monkeypatch):
     monkeypatch.setitem(sys.modules, "pycuda", None)
     monkeypatch.setattr(backends, "has_driver", lambda: True)
-    about = open_backend(SoloCommunicator(), jit_compile=False).description
-    assert "(an NVIDIA driver is here, but no PyCUDA: pip install 'pycuda>=2026.1' to use the GPU)" in about
+    description = open_backend(SoloCommunicator(), jit_compile=False).description
+    assert "(an NVIDIA driver is here, but no PyCUDA: pip install 'pycuda>=2026.1' to use the GPU)" in description
     for options in ({"device": "cpu"}, {"dtype": "float64"}):
         assert "NVIDIA" not in open_backend(SoloCommunicator(), jit_compile=False, **options).description
     monkeypatch.setattr(backends, "has_driver", lambda: False)

@@ -24,7 +24,7 @@ def build(jit_compile: bool = False) -> dp.Sequential:
 
 
 def state(model: dp.Sequential) -> list[bytes]:
-    return [one.numpy().tobytes() for one in (*model.variables, *model.optimizer.variables)]
+    return [variable.numpy().tobytes() for variable in (*model.variables, *model.optimizer.variables)]
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
@@ -35,12 +35,12 @@ def test_a_training_with_steps_left_out_has_the_bits_of_one_without_them(jit_com
     x, y = toy(80)
     bad = x.copy()
     bad[15], bad[70] = np.nan, np.inf
-    kept = np.r_[0:10, 20:70]
+    kept_rows = np.r_[0:10, 20:70]
     arguments = {"batch_size": 10, "epochs": 2, "shuffle": False, "verbose": 0}
     models = [build(jit_compile) for _ in range(3)]
     skipping = models[0].fit(bad, y, **arguments, on_nonfinite="skip").history
-    without = models[1].fit(x[kept], y[kept], **arguments, on_nonfinite="skip").history
-    plain = models[2].fit(x[kept], y[kept], **arguments).history
+    without = models[1].fit(x[kept_rows], y[kept_rows], **arguments, on_nonfinite="skip").history
+    plain = models[2].fit(x[kept_rows], y[kept_rows], **arguments).history
     assert skipping.pop("skipped_steps") == [2, 2]
     assert without.pop("skipped_steps") == [0, 0]
     assert skipping == without == plain
@@ -97,8 +97,8 @@ def test_a_step_of_ones_own_without_an_optimizer_cannot_be_left_out():
             x, y = data
             loss = self.compute_loss(x, y, self(x))
             loss.backward()
-            for one in self.trainable_weights:
-                one.assign(one - 0.1 * one.value.grad)
+            for weight in self.trainable_weights:
+                weight.assign(weight - 0.1 * weight.value.grad)
             return {"loss": loss}
 
     x, _ = toy(20)

@@ -33,11 +33,11 @@ class Plant(Callback):
         self.value, self.names = value, names
 
     def on_train_batch_end(self, batch: int, logs=None) -> None:
-        for one in self.model.weights:
-            if one._path in self.names:
-                value = one.numpy()
+        for weight in self.model.weights:
+            if weight._path in self.names:
+                value = weight.numpy()
                 value.reshape(-1)[-2:] = self.value
-                one.assign(value)
+                weight.assign(value)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -189,8 +189,8 @@ def test_looking_changes_no_bit():
     first, second = build(), build()
     first.fit(x, y, batch_size=7, epochs=3, verbose=0)
     second.fit(x, y, batch_size=7, epochs=3, verbose=0, on_nonfinite="ignore")
-    for one, other in zip(first.get_weights(), second.get_weights(), strict=True):
-        assert one.tobytes() == other.tobytes()
+    for weight, other in zip(first.get_weights(), second.get_weights(), strict=True):
+        assert weight.tobytes() == other.tobytes()
 
 
 def test_samples_that_are_rescaled_are_looked_at_as_they_come():

@@ -25,8 +25,8 @@ def placed(model: dp.Sequential):
     return place(trace(lambda x, y: step.function((x, y)), inputs))
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda one: next(iter(one), "plain"))
-@pytest.mark.parametrize("name", sorted({one.__name__ for one in OPTIMIZERS.values()}))
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: next(iter(options), "plain"))
+@pytest.mark.parametrize("name", sorted({optimizer.__name__ for optimizer in OPTIMIZERS.values()}))
 def test_a_step_sends_one_message_with_each_sum_once(name, options):
     """Four gradients, the loss and the hits: whatever an optimizer makes of gradients, it makes of their sums."""
     layers = [Dense(8, "relu", input_shape=(6,), kernel_regularizer="l2"), Dense(3, "softmax")]
@@ -44,7 +44,7 @@ def test_logs_fetch_no_weights():
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     derived = placed(model).derived
     assert sorted(derived.outputs) == ["accuracy", "loss"]
-    assert {one.name for one in derived.state} == {"total", "count"}
+    assert {variable.name for variable in derived.state} == {"total", "count"}
     assert len(derived.state) == 4
 
 
@@ -56,9 +56,9 @@ class SmallBackend(CpuBackend):
         self.memory = memory
 
     def executable(self, program, arrays, *, rows, **place):
-        asked = self.planned_bytes(program, rows)
-        if asked > self.memory:
-            raise DeviceMemoryError("out of memory", "intermediate results", asked, self.memory, {})
+        nbytes = self.planned_bytes(program, rows)
+        if nbytes > self.memory:
+            raise DeviceMemoryError("out of memory", "intermediate results", nbytes, self.memory, {})
         return super().executable(program, arrays, rows=rows, **place)
 
 
@@ -95,26 +95,26 @@ def small_model() -> dp.Sequential:
 
 def count_prepared(model: dp.Model, monkeypatch) -> list[int]:
     """Note the rows of every program that the model's device prepares from now on."""
-    found: list[int] = []
+    results: list[int] = []
     prepare = CpuBackend.executable
 
     def prepared(self, *arguments, **place):
-        found.append(place["rows"])
+        results.append(place["rows"])
         return prepare(self, *arguments, **place)
 
     monkeypatch.setattr(CpuBackend, "executable", prepared)
-    return found
+    return results
 
 
 def test_warm_predictions_prepare_nothing(monkeypatch):
     model, x = small_model(), np.random.default_rng(1).random((20, 5))
     prepared = count_prepared(model, monkeypatch)
-    whole = model.predict(x, verbose=0)
+    full = model.predict(x, verbose=0)
     for rows in [1, 7, 2, 3, 1, 5, 16, 8, 13, 4, 20]:
         for ask in (lambda part: model.predict(part, verbose=0), model.predict_on_batch):
-            np.testing.assert_allclose(ask(x[:rows]), whole[:rows], 1e-5)  # BLAS sums one row in another order
+            np.testing.assert_allclose(ask(x[:rows]), full[:rows], 1e-5)  # BLAS sums one row in another order
     assert sorted(prepared) == [1, 2, 4, 8, 16, 32]
-    model.set_weights([2 * one for one in model.get_weights()])  # what was prepared reads the new ones
+    model.set_weights([2 * weight for weight in model.get_weights()])  # what was prepared reads the new ones
     np.testing.assert_allclose(model.predict(x[:1], verbose=0), model.predict(x, verbose=0)[:1], 1e-5)
     assert len(prepared) == 6
 

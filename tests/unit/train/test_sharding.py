@@ -55,21 +55,26 @@ def test_the_axis_that_the_batch_shards(monkeypatch):
     }
     slots = {Variable(np.ones(shape), "s"): Variable(np.ones(shape), "w") for shape in expected}
     owner = SimpleNamespace(weights=list(slots.values()), _all_optimizers=[SimpleNamespace(_all_slots=slots)])
-    both, stranger = [*slots.values(), *slots], Variable(np.ones(9), "x")
-    given = {variable: ("model", None) for variable in both if variable.shape[0] == 50}
-    monkeypatch.setattr(sharding, "layout_of", lambda variable, slot_of: given.get(variable))
+    variables, stranger = [*slots.values(), *slots], Variable(np.ones(9), "x")
+    axes_by_variable = {variable: ("model", None) for variable in variables if variable.shape[0] == 50}
+    monkeypatch.setattr(sharding, "layout_of", lambda variable, slot_of: axes_by_variable.get(variable))
 
     def layouts(comm):
-        return [Sharding(comm, owner, kind).layouts([*both, stranger]) for kind in (None, "optimizer", "weights")]
+        return [Sharding(comm, owner, kind).layouts([*variables, stranger]) for kind in (None, "optimizer", "weights")]
 
     for none, of_slots, of_weights in on_mesh(layouts, batch=2, model=2):
-        assert none == given
-        wanted = {slot: axes for slot, axes in zip(slots, expected.values(), strict=True) if any(axes)}
-        wanted = {slot: axes if slot not in given else ("model", axes[1]) for slot, axes in wanted.items()}
-        assert of_slots == {one: axes for one, axes in given.items() if one not in slots} | wanted
-        assert of_weights == wanted | {slots[slot]: axes for slot, axes in wanted.items()}
-    for found in on_mesh(layouts, batch=1, model=4):
-        assert found == [given] * 3, "one rank has no parts"
+        assert none == axes_by_variable
+        expected_slots = {slot: axes for slot, axes in zip(slots, expected.values(), strict=True) if any(axes)}
+        expected_slots = {
+            slot: axes if slot not in axes_by_variable else ("model", axes[1]) for slot, axes in expected_slots.items()
+        }
+        assert (
+            of_slots
+            == {variable: axes for variable, axes in axes_by_variable.items() if variable not in slots} | expected_slots
+        )
+        assert of_weights == expected_slots | {slots[slot]: axes for slot, axes in expected_slots.items()}
+    for actual in on_mesh(layouts, batch=1, model=4):
+        assert actual == [axes_by_variable] * 3, "one rank has no parts"
 
 
 def test_parts_are_those_of_the_whole_value(monkeypatch):
@@ -77,36 +82,45 @@ def test_parts_are_those_of_the_whole_value(monkeypatch):
     chosen = {"a": ("batch", "model"), "b": (None, "model"), "c": (None,)}
     monkeypatch.setattr(sharding, "layout_of", lambda variable, slot_of: chosen[variable.name])
     shapes = {"a": (5, 7), "b": (2, 3), "c": (4,)}
-    whole = {name: np.random.default_rng(1).normal(size=shape) for name, shape in shapes.items()}
+    full = {name: np.random.default_rng(1).normal(size=shape) for name, shape in shapes.items()}
 
     def work(comm):
-        own = [Variable(whole[name] + comm.rank, name) for name in shapes]
-        made = Sharding(comm, SimpleNamespace(weights=own, _all_optimizers=[]), None)
-        made.take(own)
-        parts = made.local(own)
-        taken = [one.numpy() for one in parts]
-        for variable, part in zip(own, taken, strict=True):
-            of = made.part(variable).of
-            np.testing.assert_array_equal(of(whole[variable.name] + comm.rank * (variable.name == "c")), part)
+        variables = [Variable(full[name] + comm.rank, name) for name in shapes]
+        sharding = Sharding(comm, SimpleNamespace(weights=variables, _all_optimizers=[]), None)
+        sharding.take(variables)
+        parts = sharding.local(variables)
+        taken = [part.numpy() for part in parts]
+        for variable, part in zip(variables, taken, strict=True):
+            of = sharding.part(variable).of
+            np.testing.assert_array_equal(of(full[variable.name] + comm.rank * (variable.name == "c")), part)
             assert of(part) is part
-        read = [one.numpy() for one in own[:2]]
-        for one in own[:2]:
+        read = [variable.numpy() for variable in variables[:2]]
+        for one in variables[:2]:
             one.assign(2 * one.numpy())
-        with made.fetched(lambda: own, rank=1):
-            fetched = [one.numpy() for one in own[:2]] if comm.rank == 1 else []
-        groups = [(group.size, [one.name for one in some]) for group, some in made.by_group(own).items()]
-        return comm.coordinates, taken, read, fetched, groups, [made.name(one) for one in parts], made.groups(parts)
+        with sharding.fetched(lambda: variables, rank=1):
+            fetched = [variable.numpy() for variable in variables[:2]] if comm.rank == 1 else []
+        groups = [
+            (group.size, [variable.name for variable in members])
+            for group, members in sharding.by_group(variables).items()
+        ]
+        return (
+            comm.coordinates,
+            taken,
+            read,
+            fetched,
+            groups,
+            [sharding.name(part) for part in parts],
+            sharding.groups(parts),
+        )
 
-    found = on_mesh(work, batch=2, model=3)
-    for rank, (at, taken, read, fetched, groups, names, numbers) in enumerate(found):
+    results = on_mesh(work, batch=2, model=3)
+    for rank, (at, values_taken, read, fetched, groups, names, numbers) in enumerate(results):
         rows = slice(*((0, 2), (2, 5))[at["batch"]])
         columns = slice(*((0, 2), (2, 4), (4, 7))[at["model"]])
-        for one, wanted in zip(taken, (whole["a"][rows, columns], whole["b"][:, [at["model"]]]), strict=False):
+        for one, wanted in zip(values_taken, (full["a"][rows, columns], full["b"][:, [at["model"]]]), strict=False):
             np.testing.assert_array_equal(one, wanted)
-        np.testing.assert_array_equal(taken[2], whole["c"] + rank)
-        for one, other in zip(
-            [*read, *fetched], [whole["a"], whole["b"], 2 * whole["a"], 2 * whole["b"]], strict=False
-        ):
+        np.testing.assert_array_equal(values_taken[2], full["c"] + rank)
+        for one, other in zip([*read, *fetched], [full["a"], full["b"], 2 * full["a"], 2 * full["b"]], strict=False):
             np.testing.assert_array_equal(one, other)
         assert len(fetched) == 2 * (rank == 1)
         assert groups == [(1, ["a"]), (2, ["b"]), (6, ["c"])]

@@ -77,10 +77,10 @@ def cut_into(parts: int) -> list[Shard]:
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("parts", sample([2, 3, 4, 5, 7, 8, 40], 3))
 def test_any_cut_into_shards_gives_the_whole_batch(parts, dropout):
-    whole, cut = trained_in(cut_into(1), dropout), trained_in(cut_into(parts), dropout)
-    for one, other in zip(cut.get_weights(), whole.get_weights(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
-    logs, expected = cut.get_metrics_result(), whole.get_metrics_result()
+    full, cut = trained_in(cut_into(1), dropout), trained_in(cut_into(parts), dropout)
+    for weight, other in zip(cut.get_weights(), full.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-12, atol=1e-14)
+    logs, expected = cut.get_metrics_result(), full.get_metrics_result()
     for name in ("loss", "accuracy"):
         np.testing.assert_allclose(float(logs[name]), float(expected[name]), rtol=1e-12)
 
@@ -103,7 +103,7 @@ def test_programs_are_prepared_once(monkeypatch, shards):
     step, make = model.train_step, CpuBackend.executable
     monkeypatch.setattr(model, "train_step", lambda data: (traced.append(1), step(data))[1])
     monkeypatch.setattr(
-        CpuBackend, "executable", lambda *given, **named: (prepared.append(1), make(*given, **named))[1]
+        CpuBackend, "executable", lambda *arguments, **keywords: (prepared.append(1), make(*arguments, **keywords))[1]
     )
     batches = ArrayBatches(*Samples(x, y, dtype="float64").stored(), GlobalSampler(53, 8, shards_per_batch=shards))
     trainer = model._open_trainer(current())
@@ -207,11 +207,11 @@ def test_set_random_seed():
     dp.utils.set_random_seed(9)
     try:
         assert dp.Sequential([Dense(2, input_shape=(2,))]).seed == 9
-        drawn = np.random.rand(3).tolist(), random.random()
+        numbers = np.random.rand(3).tolist(), random.random()
         dp.utils.set_random_seed(9)
-        assert (np.random.rand(3).tolist(), random.random()) == drawn
+        assert (np.random.rand(3).tolist(), random.random()) == numbers
         dp.utils.set_random_seed(2**62)
-        assert (np.random.rand(3).tolist(), random.random()) != drawn
+        assert (np.random.rand(3).tolist(), random.random()) != numbers
     finally:
         dp.utils.set_random_seed(0)
     with pytest.raises(ConfigError, match="seed = -1"):
@@ -301,17 +301,19 @@ def test_an_optimizer_that_is_given_again_goes_on():
 @pytest.mark.parametrize("shards", [1, 4])
 @pytest.mark.parametrize("leave", ["compile", "_put_on", "_release_device"])
 def test_what_was_prepared_for_a_device_is_closed_with_it(monkeypatch, leave, shards):
-    made, closed = [], []
+    created, closed = [], []
     for kind in (NumpyExecutable, CompiledExecutable):
         monkeypatch.setattr(kind, "close", lambda self: closed.append(self))
     real = CpuBackend.executable
-    monkeypatch.setattr(CpuBackend, "executable", lambda *given, **more: made.append(real(*given, **more)) or made[-1])
+    monkeypatch.setattr(
+        CpuBackend, "executable", lambda *arguments, **more: created.append(real(*arguments, **more)) or created[-1]
+    )
     model = trained_in(cut_into(shards))
-    assert len(made) == (1 if shards == 1 else 1 + len({one.first_row for one in cut_into(shards)}))
+    assert len(created) == (1 if shards == 1 else 1 + len({shard.first_row for shard in cut_into(shards)}))
     assert not closed
     arguments = {"compile": ["sgd", "mse"], "_put_on": [CpuBackend(np.float64)], "_release_device": []}
     getattr(model, leave)(*arguments[leave])
-    assert set(map(id, closed)) == set(map(id, made))
+    assert set(map(id, closed)) == set(map(id, created))
 
 
 def test_another_optimizer_of_the_same_kind_begins_afresh():
@@ -319,11 +321,11 @@ def test_another_optimizer_of_the_same_kind_begins_afresh():
     model = build(optimizer=Adam(0.1))
     start = model.get_weights()
     model.fit(x, y, batch_size=40, verbose=0)
-    once = model.get_weights()
+    first_weights = model.get_weights()
     model.compile(Adam(0.1), "sparse_categorical_crossentropy", dtype="float64")
     model.set_weights(start)
     model.fit(x, y, batch_size=40, verbose=0)
-    for a, b in zip(model.get_weights(), once, strict=True):
+    for a, b in zip(model.get_weights(), first_weights, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12)
 
 
@@ -439,12 +441,12 @@ def test_callbacks_are_called_in_keras_order():
 
 def test_epoch_recorder_counts_samples():
     x, y = toy(50)
-    found: list[dict[str, float]] = []
-    build().fit(x, y, batch_size=16, epochs=2, verbose=0, callbacks=[EpochRecorder(found.append)])
-    assert [one["epoch"] for one in found] == [1, 2]
-    assert list(found[0]) == ["epoch", "loss", "accuracy", "seconds", "samples_per_second"]
-    assert found[1]["samples_per_second"] == pytest.approx(50 / found[1]["seconds"], rel=0.05)
-    assert found[0]["samples_per_second"] > 50 / found[0]["seconds"]  # as steps are traced and compiled in the first
+    logs: list[dict[str, float]] = []
+    build().fit(x, y, batch_size=16, epochs=2, verbose=0, callbacks=[EpochRecorder(logs.append)])
+    assert [log["epoch"] for log in logs] == [1, 2]
+    assert list(logs[0]) == ["epoch", "loss", "accuracy", "seconds", "samples_per_second"]
+    assert logs[1]["samples_per_second"] == pytest.approx(50 / logs[1]["seconds"], rel=0.05)
+    assert logs[0]["samples_per_second"] > 50 / logs[0]["seconds"]  # as steps are traced and compiled in the first
 
 
 @pytest.mark.parametrize("names", [["accuracy"], ["acc"], [], ["accuracy", "sparse_categorical_accuracy"]])
@@ -500,15 +502,17 @@ WAYS = {
 @pytest.mark.parametrize("way", sample(WAYS, 3))
 def test_samples_leave_room_for_what_the_step_needs(monkeypatch, way):
     """A device on which the samples fit, but not beside the results of a step on them, streams them."""
-    (x, y), made = toy(), []
+    (x, y), feeds = toy(), []
     free = max(x.nbytes + 8 * len(y), 400) + 100
     monkeypatch.setattr(CpuBackend, "room_for_data", lambda self: free)
-    monkeypatch.setattr("dptrain.batches.base.make_feed", lambda *given: made.append(make_feed(*given)) or made[-1])
+    monkeypatch.setattr(
+        "dptrain.batches.base.make_feed", lambda *arguments: feeds.append(make_feed(*arguments)) or feeds[-1]
+    )
     WAYS[way](build(), x, y)
-    assert isinstance(made[-1], StreamedFeed)
+    assert isinstance(feeds[-1], StreamedFeed)
     free = 10_000_000
     WAYS[way](build(), x, y)
-    assert not isinstance(made[-1], StreamedFeed)
+    assert not isinstance(feeds[-1], StreamedFeed)
 
 
 def test_steps_that_run_eagerly_reserve_nothing(monkeypatch):
