@@ -130,13 +130,13 @@ def test_gradients_by_central_differences(name, number, training):
         weight.assign(original)
     if case.integers:
         return
-    for place_, (array, gradient) in enumerate(zip(arrays, gradients(total, tensors), strict=True)):
+    for position, (array, gradient) in enumerate(zip(arrays, gradients(total, tensors), strict=True)):
 
-        def shifted(value, place_=place_):
-            return float(loss([value if n == place_ else array for n, array in enumerate(arrays)]))
+        def shifted(value, position=position):
+            return float(loss([value if n == position else array for n, array in enumerate(arrays)]))
 
         analytic = np.zeros_like(array) if gradient is None else gradient.numpy()
-        assert_slopes(array, analytic, shifted, f"input {place_}")
+        assert_slopes(array, analytic, shifted, f"input {position}")
 
 
 def program_of(case, layer):

@@ -34,8 +34,8 @@ def verdict(*ranks, mpirun=None, later=0.0, **options):
     """Return code and text of what is decided at once, or `later`, or None."""
     job = job_of(*ranks, **options)
     job._mpirun_ended = None if mpirun is None else 99.0
-    verdict_ = job._judge(100.0, mpirun) or job._judge(100.0 + later, mpirun)
-    return verdict_ and (verdict_.code, verdict_.text.partition("launch: ")[2])
+    outcome = job._judge(100.0, mpirun) or job._judge(100.0 + later, mpirun)
+    return outcome and (outcome.code, outcome.text.partition("launch: ")[2])
 
 
 @pytest.mark.parametrize(
@@ -69,10 +69,10 @@ def test_who_exits_with_0_in_the_middle_has_failed():
     connection = _Connection(socket.socket(), rank=job._ranks[0])
     assert job._judge(100.0, None) is None
     assert job._note(connection, ["unfinished"])
-    verdict_ = job._judge(100.0, None)
-    assert verdict_ is not None
-    assert verdict_.code == 77
-    assert verdict_.text.endswith("exited with code 0 in the middle of the job (C's _exit, or MPI_Abort?)")
+    outcome = job._judge(100.0, None)
+    assert outcome is not None
+    assert outcome.code == 77
+    assert outcome.text.endswith("exited with code 0 in the middle of the job (C's _exit, or MPI_Abort?)")
     job._ranks[0].status = 3
     assert job._judge(100.0, None).code == 3
     connection.socket.close()

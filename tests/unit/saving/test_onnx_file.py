@@ -137,7 +137,7 @@ TYPED = {
 def test_types_go_the_way_numpy_s_do(name, dtype):
     function, x = TYPED[name][0], np.array([[0, 1, 2], [5, 7, 3]]).astype(dtype)
     expected = function(ops.convert_to_tensor(x)).numpy()
-    program = trace(lambda x_: {"y": function(x_)}, {"x": ((Dim.rows(10009), 3), dtype)})
+    program = trace(lambda tensor: {"y": function(tensor)}, {"x": ((Dim.rows(10009), 3), dtype)})
     (actual,) = Session(onnx_file.model_of(program, {"x": "x"}, {"y": "y"}, "m").SerializeToString())(x)
     assert actual.dtype == program.outputs["y"].dtype
     assert_near(actual, expected.astype(np.float64), "float32")

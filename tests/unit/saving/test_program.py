@@ -53,8 +53,8 @@ def document(name: str, case) -> dict:
     return {"nodes": nodes, "results": {"y": len(arrays)}, "updates": {}, "dtype": "float32", "inputs": "x0"}
 
 
-def read(document_: dict):
-    return decode(state.pack({}, document_, "dptrain program 1"), "file")
+def read(contents: dict):
+    return decode(state.pack({}, contents, "dptrain program 1"), "file")
 
 
 def changed(about: dict):

@@ -164,7 +164,7 @@ def test_files_of_versions_that_did_not_go_into_nested_containers(tmp_path):
     values = [np.full(weight.shape, number / 10) for number, weight in enumerate(model.weights, 1)]
     names = ["scale", "scale_1", "scale_2", "dense"]
     with h5py.File(tmp_path / "m.weights.h5", "w") as file:
-        for name, arrays in zip(names, [*([arrays_] for arrays_ in values[:3]), values[3:]], strict=True):
+        for name, arrays in zip(names, [*([array] for array in values[:3]), values[3:]], strict=True):
             for number, array in enumerate(arrays):
                 file[f"layers/{name}/vars/{number}"] = array
     model.load_weights(tmp_path / "m.weights.h5")

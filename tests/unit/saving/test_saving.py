@@ -329,8 +329,8 @@ def test_to_json_has_keras_structure():
 
 
 def dense(module: str = "keras.layers", class_name: str = "Dense", registered: str | None = None, **config) -> dict:
-    config_ = {"name": "d", "units": 2} | config
-    return {"module": module, "class_name": class_name, "config": config_, "registered_name": registered}
+    full_config = {"name": "d", "units": 2} | config
+    return {"module": module, "class_name": class_name, "config": full_config, "registered_name": registered}
 
 
 INPUT = {"module": "keras.layers", "class_name": "InputLayer", "config": {"batch_shape": [None, 3]}}
