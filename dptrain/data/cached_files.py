@@ -59,7 +59,7 @@ def get_file(
         raise ConfigError(
             f"Invalid `fname`: {name!r}. Paths aren't accepted; cache_dir and cache_subdir say where it is."
         )
-    folder = Path(cache_dir or os.environ.get("KERAS_HOME") or Path.home() / ".keras").expanduser() / cache_subdir
+    folder = keras_home(cache_dir) / cache_subdir
     unpacked = folder / (f"{name.partition('.')[0]}_extracted" if fname and "." in name else name)
     if extract and unpacked.name == name:
         name = f"{name}_archive"
@@ -72,6 +72,12 @@ def get_file(
             raise DataError(f"get_file: {reason}, and dptrain does not download {origin}: put the file there")
         _copy(source, path, checksum, algorithm)
     return str(_extracted(path, unpacked, archive_format, anew=not is_kept) if extract else path)
+
+
+def keras_home(cache_dir: str | Path | None = None) -> Path:
+    """Return Keras' cache: by default KERAS_HOME, else ~/.keras."""
+    # Not Path.expanduser, which raises where there is no home.
+    return Path(os.path.expanduser(cache_dir or os.environ.get("KERAS_HOME") or "~/.keras"))
 
 
 def _local(origin: str | Path) -> Path | None:

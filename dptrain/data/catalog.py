@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.data import strokes
+from dptrain.data.cached_files import keras_home, require_checksum
 from dptrain.data.idx import open_idx
 from dptrain.data.npz import open_npz
 from dptrain.data.sources import (
@@ -136,11 +137,15 @@ class FetchedIdx(NamedDataset):
     # of the decompressed content, so that recompressed copies match
     sha256: Mapping[str, str] = field(default_factory=dict)
     gz_sha256: Mapping[str, str] = field(default_factory=dict)  # of the .gz file; an array with neither is not fetched
+    keras_sha256: str | None = None  # of the .npz file of that name that Keras keeps in its cache; None: it keeps IDX
 
     def ensure(self, name: str, data_dir: Path | None) -> None:
         """Fetch into the cache the files that this machine lacks."""
         folder = cache_dir() / name
         if self._find(name, data_dir) is not None:
+            return
+        if (file := self._keras_file(name)) is not None:
+            require_checksum(file, self.keras_sha256)
             return
         if any(key not in self.sha256 and key not in self.gz_sha256 for key in _IDX_NAMES):
             raise DataError(f"data: {name} is not on this machine, and has no SHA-256 to fetch it by; {_advice(name)}")
@@ -155,6 +160,9 @@ class FetchedIdx(NamedDataset):
     def open(self, name: str, data_dir: Path | None, max_bytes: int) -> DataSources:
         """Open the files from the first place that has them."""
         folder = self._find(name, data_dir)
+        if folder is None and (file := self._keras_file(name)) is not None:
+            sources = open_npz(file, max_bytes=max_bytes)
+            return DataSources(name, sources.x_train, sources.y_train, sources.x_test, sources.y_test)
         if folder is None:
             places = [str(place) for place in self._places(name, data_dir)]
             searched = f" (looked in {', '.join(places)})" if len(places) > 1 else ""
@@ -167,17 +175,23 @@ class FetchedIdx(NamedDataset):
         places = [folder, folder / name] if folder is not None else []
         if chosen := os.environ.get("DPTRAIN_DATA"):
             places.append(_expand(chosen) / name)
-        return [*places, cache_dir() / name]
+        return [*places, cache_dir() / name, keras_home() / "datasets" / name]
+
+    def _keras_file(self, name: str) -> Path | None:
+        """Return Keras' file in its cache, if it is there."""
+        path = keras_home() / "datasets" / f"{name}.npz"
+        return path if self.keras_sha256 is not None and path.is_file() else None
 
     def _find(self, name: str, data_dir: Path | None) -> Path | None:
         """Return the first folder with all four files; a partly filled folder of the user's is an error."""
         if data_dir is not None and not _expand(data_dir).is_dir():
             raise DataError(f"data: {data_dir}/{_IDX_NAMES['x_train'][0]}.gz not found: there is no such folder")
+        caches = (cache_dir() / name, keras_home() / "datasets" / name)
         for place in self._places(name, data_dir):
             missing = [key for key in _IDX_NAMES if _find_idx(place, key) is None]
             if not missing:
                 return place
-            if len(missing) < len(_IDX_NAMES) and place != cache_dir() / name:
+            if len(missing) < len(_IDX_NAMES) and place not in caches:
                 raise _not_found(place, missing[0])
         return None
 
@@ -221,6 +235,7 @@ CATALOG: dict[str, NamedDataset] = {
             "x_test": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
             "y_test": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
         },
+        keras_sha256="731c5ac602752760c8e48fbffcf8c3b850d9dc2a2aedcf2cc48468fc17b673d1",
     ),
     # The SHA-256 that TensorFlow Datasets and Hugging Face Datasets both record; MD5s are all that its authors give.
     "fashion-mnist": FetchedIdx(

@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from dptrain.comm.base import Communicator
 from dptrain.comm.parts import cut
-from dptrain.data.catalog import DEFAULT_MAX_BYTES, ensure_available, open_dataset
+from dptrain.data.catalog import CATALOG, DEFAULT_MAX_BYTES, FetchedIdx, ensure_available, open_dataset
 from dptrain.data.checks import check_finite, check_labels, check_labels_integer, is_zero_or_one
+from dptrain.data.keras_sets import cached
 from dptrain.data.npz import KEYS
 from dptrain.data.sources import ArraySource, DataSources
 from dptrain.data.tasks import Task
@@ -148,16 +149,25 @@ def load_data_of(name: str) -> Callable[..., tuple[tuple[Array, Array], tuple[Ar
     def load_data(path: str | Path | None = None) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
         """Return `(x_train, y_train), (x_test, y_test)`: images (60000, 28, 28) and (10000, 28, 28), labels, all uint8.
 
-        Fetched at the first call and kept in the cache; collective under mpirun, where a node holds one copy.
+        Read from dptrain's cache or Keras' (`~/.keras/datasets`), else fetched and kept; collective under mpirun, where
+        a node holds one copy.
 
         Args:
-            path: the folder with the four files, where they are on this machine already (Keras: a file name in its
-                cache).
+            path: the folder with the four IDX files, or of MNIST Keras' .npz file, where they are on this machine
+                already; a file's name alone is one in Keras' cache.
 
         Raises:
-            AgreedError: it cannot be fetched or read.
+            AgreedError: it cannot be fetched or read, or Keras' file has another SHA-256.
         """
-        return load(name, data_dir=path)
+        from dptrain.comm import current
+
+        entry = CATALOG[name]
+        pinned = entry.keras_sha256 if isinstance(entry, FetchedIdx) else None
+        if path is None or str(path) == f"{name}.npz":  # Keras' default
+            return load(name)
+        if pinned is None or Path(path).suffix != ".npz":
+            return load(name, data_dir=path)
+        return load(str(current().agree("data", lambda: cached(path, f"{name}.npz", pinned))))
 
     return load_data
 

@@ -13,6 +13,7 @@ import pytest
 from dptrain import datasets
 from dptrain.data import cached_files
 from dptrain.errors import AgreedError, ConfigError, DataError
+from tests.unit.data.idx_files import write_idx
 
 RNG = np.random.default_rng(0)
 SETS = ("boston_housing", "california_housing", "cifar10", "cifar100", "imdb", "reuters")
@@ -153,3 +154,49 @@ def test_the_checksum_is_of_the_whole_file(tmp_path):
     cached_files.require_checksum(path, hashlib.sha256(b"1").hexdigest())
     with pytest.raises(DataError, match="another sha256"):
         cached_files.require_checksum(path, hashlib.sha256(b"2").hexdigest())
+
+
+DIGITS = {
+    "x_train": RNG.integers(0, 256, (20, 28, 28), np.uint8),
+    "y_train": np.arange(20, dtype=np.uint8) % 10,
+    "x_test": RNG.integers(0, 256, (10, 28, 28), np.uint8),
+    "y_test": np.arange(10, dtype=np.uint8),
+}
+
+
+def assert_digits(parts):
+    (x_train, y_train), (x_test, y_test) = parts
+    for array, key in zip((x_train, y_train, x_test, y_test), DIGITS, strict=True):
+        assert array.dtype == np.uint8
+        np.testing.assert_array_equal(array, DIGITS[key])
+
+
+@pytest.fixture
+def nothing_cached(tmp_path, monkeypatch):
+    monkeypatch.setenv("DPTRAIN_CACHE", str(tmp_path / "dptrain"))
+    monkeypatch.delenv("DPTRAIN_DATA", raising=False)
+
+
+def test_mnist_is_read_from_keras_cache_by_default_by_name_and_by_path(cache, unpinned, nothing_cached, tmp_path):
+    np.savez_compressed(cache / "mnist.npz", **DIGITS)
+    np.savez_compressed(tmp_path / "digits.npz", **DIGITS)
+    for path in ((), ("mnist.npz",), (tmp_path / "digits.npz",), (str(cache / "mnist.npz"),)):
+        assert_digits(datasets.mnist.load_data(*path))
+
+
+def test_another_mnist_file_is_refused(cache, nothing_cached, tmp_path):
+    for path in (cache / "mnist.npz", tmp_path / "digits.npz"):
+        np.savez(path, **DIGITS)
+    for path in ((), ("mnist.npz",), (tmp_path / "digits.npz",)):
+        with pytest.raises(AgreedError, match="has another sha256 than 731c5ac6"):
+            datasets.mnist.load_data(*path)
+    with pytest.raises(AgreedError, match=r"not found: expected mnist\.npz"):
+        datasets.mnist.load_data(tmp_path / "none" / "mnist.npz")
+
+
+def test_fashion_mnist_is_read_from_keras_cache(cache, nothing_cached):
+    files = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+    (cache / "fashion-mnist").mkdir()
+    for file, array in zip(files, DIGITS.values(), strict=True):
+        write_idx(cache / "fashion-mnist" / f"{file}.gz", array)
+    assert_digits(datasets.fashion_mnist.load_data())
