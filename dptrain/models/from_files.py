@@ -114,8 +114,9 @@ def _model_of(
             return FeatureSpace.from_config(config["config"])
 
     def make() -> Model:
+        fault = "its model cannot be built"  # maybe by a user's class: the bytes themselves were read
         with (
-            reading(where),
+            reading(where, fault),
             custom_object_scope(custom_objects),
             without_values(nbytes // 2),
         ):  # 2: of the smallest dtype

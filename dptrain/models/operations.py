@@ -19,6 +19,7 @@ from dptrain.program import tree
 from dptrain.program.op import Op
 from dptrain.program.tensor import Tensor
 
+_KERAS = "keras.src.ops"  # alone in `.h5` files, which do not say the room
 _MODULES = ("core", "image", "linalg", "math", "nn", "numpy")
 # Those of core that take no functions.
 _CORE = "cast convert_to_tensor scatter scatter_update slice slice_update stop_gradient unstack"
@@ -83,7 +84,7 @@ class Operation:
 
 def operate(class_name: str, *tensors: Any, **config: Any) -> Tensor:
     """Return what one of NumPy's operations makes of symbolic tensors, which files have as Keras' own."""
-    description = {"module": "keras.src.ops.numpy", "class_name": class_name}
+    description = {"module": f"{_KERAS}.numpy", "class_name": class_name}
     (output,) = operation(description).call(list(tensors), {}, config)
     return output
 
@@ -95,14 +96,13 @@ def operation(description: Mapping[str, Any]) -> Operation:
         ConfigError: dptrain has none.
     """
     module, class_name = str(description.get("module")), str(description.get("class_name"))
-    room = module.removeprefix("keras.src.ops.")
-    key = class_name.lower()
     if class_name == "GetItem":
-        return Operation(module, class_name, _item)
-    function = _functions(room).get(_OTHER_NAMES.get(key, key).replace("_", "")) if room in _MODULES else None
-    if function is None:
-        raise ConfigError(f"not supported: operation {class_name[:80]!r}")
-    return Operation(module, class_name, function)
+        return Operation("keras.src.ops.numpy", class_name, _item)
+    key = _OTHER_NAMES.get(class_name.lower(), class_name.lower()).replace("_", "")
+    for room in _MODULES:
+        if module in (_KERAS, f"{_KERAS}.{room}") and key in _functions(room):
+            return Operation(f"{_KERAS}.{room}", class_name, _functions(room)[key])
+    raise ConfigError(f"not supported: operation {class_name[:80]!r}")
 
 
 def _item(tensor: Tensor, key: Any) -> Tensor:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dptrain.errors import ConfigError
+from dptrain.registry.serialization import custom_object
 from dptrain.saving.keras_config import MODELS, kinds
 from dptrain.saving.reading import MOST_LEVELS
 
@@ -37,11 +38,25 @@ def upgraded(value: Any, depth: int = 0) -> Any:
     if class_name == "Model":
         result["class_name"] = "Functional"
     if "module" not in result:
-        result |= {"module": _module(class_name), "registered_name": result.get("registered_name")}
+        module = "keras.src.ops" if _is_operation(result) else _module(class_name)
+        result |= {"module": module, "registered_name": result.get("registered_name")}
     result["config"] = _upgraded_arguments(class_name, config)
     if isinstance(config.get("layers"), list) and "input_layers" in config:
         _upgrade_calls(result["config"])
     return result
+
+
+def _is_operation(description: Mapping[str, Any]) -> bool:
+    """Whether Keras 3 wrote an operation to an `.h5`, where it names no module: `Add` of two tensors, not of a list.
+
+    Unlike layers, they do not have `trainable`. Keras itself takes them for layers of the same names.
+    """
+    class_name = description["class_name"]
+    if class_name == "InputLayer" or class_name in MODELS or custom_object(None, class_name) is not None:
+        return False
+    calls = description.get("inbound_nodes")
+    in_keras_3 = isinstance(calls, list) and any(isinstance(call, Mapping) for call in calls)
+    return in_keras_3 and "trainable" not in description["config"]
 
 
 def _module(class_name: str) -> str:

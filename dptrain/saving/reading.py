@@ -111,10 +111,11 @@ def portable_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 @contextmanager
-def reading(where: str) -> Iterator[None]:
+def reading(where: str, fault: str = "damaged") -> Iterator[None]:
     """Turn any error of reading a damaged or foreign file into a `DataError` of one line that begins with `where`.
 
-    The libraries that parse these formats raise nearly every built-in exception on hostile bytes.
+    The libraries that parse these formats raise nearly every built-in exception on hostile bytes: `fault` says what
+    they mean.
     """
     try:
         yield
@@ -136,7 +137,7 @@ def reading(where: str) -> Iterator[None]:
             raise DataError(f"{where}: cannot be read ({error.strerror or one_line(error)})") from error
         raise DataError(f"{where}: damaged ({one_line(error)[:300]})") from error
     except Exception as error:
-        raise DataError(f"{where}: damaged ({type(error).__name__}: {one_line(error)[:300]})") from error
+        raise DataError(f"{where}: {fault} ({type(error).__name__}: {one_line(error)[:300]})") from error
 
 
 @contextmanager

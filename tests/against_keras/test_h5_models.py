@@ -52,3 +52,41 @@ def test_an_h5_of_ours_in_keras(keras, tmp_path):
     np.testing.assert_allclose(theirs.predict(X, verbose=0), ours.predict(X, verbose=0), rtol=1e-6)
     assert float(theirs.optimizer.learning_rate) == 0.01
     assert len(theirs.weights) == len(ours.weights)
+
+
+class Shifted(dp.layers.Layer):
+    """Has a name of its own, and a configuration without Keras' keys."""
+
+    def __init__(self, by, **options):
+        super().__init__(**options)
+        self.by = by
+
+    def call(self, x):
+        return x + self.by
+
+    def get_config(self):
+        return {"by": self.by, "name": self.name}
+
+
+def test_an_h5_with_operations(keras, tmp_path):
+    """Keras writes them without modules, and takes `Add` for the layer of that name when it reads its file."""
+    inputs = keras.Input((3,))
+    hidden = keras.ops.relu(keras.layers.Dense(4)(inputs) + 3.0) * 0.5
+    added = keras.layers.Add()([hidden, keras.ops.tanh(hidden / 2.0)])
+    theirs = keras.Model(inputs, keras.ops.concatenate([added, keras.ops.expand_dims(inputs[:, 1], -1)], axis=-1))
+    theirs.save(tmp_path / "m.h5")
+    ours = dp.models.load_model(tmp_path / "m.h5", device="cpu")
+    np.testing.assert_allclose(ours.predict(X, verbose=0), theirs.predict(X, verbose=0), rtol=1e-5)
+    ours.save(tmp_path / "m.keras")
+    again = keras.models.load_model(tmp_path / "m.keras")
+    np.testing.assert_allclose(again.predict(X, verbose=0), theirs.predict(X, verbose=0), rtol=1e-5)
+
+
+def test_an_h5_with_a_layer_that_says_little(tmp_path):
+    inputs = dp.layers.Input((3,))
+    model = dp.Model(inputs, Shifted(2.0)(inputs))
+    model.save(tmp_path / "m.h5")
+    with pytest.raises(dp.errors.DataError, match=r"Shifted.*custom_objects"):
+        dp.models.load_model(tmp_path / "m.h5")
+    ours = dp.models.load_model(tmp_path / "m.h5", custom_objects={"Shifted": Shifted}, device="cpu")
+    np.testing.assert_allclose(ours.predict(X, verbose=0), X + 2, rtol=1e-6)

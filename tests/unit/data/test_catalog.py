@@ -241,7 +241,9 @@ def test_a_data_folder_that_is_missing_or_incomplete_is_an_error_and_not_fetched
 
 def test_opening_what_nobody_made_available(tmp_path, tiny):
     (tmp_path / "d").mkdir()
-    with pytest.raises(DataError, match=r"data: \S+/d/train-images-idx3-ubyte.gz not found \(looked in .*cache/tiny, .*datasets/tiny\)"):
+    with pytest.raises(
+        DataError, match=r"data: \S+/d/train-images-idx3-ubyte.gz not found \(looked in .*cache/tiny, .*datasets/tiny\)"
+    ):
         open_dataset("tiny", data_dir=tmp_path / "d")
 
 

@@ -209,3 +209,14 @@ def test_registered_objects_by_name():
         assert keras.activations.get("put_there") is tripled
     finally:
         del keras.saving.get_custom_objects()["put_there"]
+
+
+def test_a_file_whose_class_does_not_take_what_it_says_is_not_called_damaged(tmp_path):
+    keras.Sequential([L.Input((3,)), Shift(2.0)]).save(tmp_path / "m.keras")
+
+    class Picky(Shift):
+        def __init__(self, by, **options):
+            raise ValueError("no shifts today")
+
+    with pytest.raises(DataError, match=r"its model cannot be built \(ValueError: no shifts today\)"):
+        keras.models.load_model(tmp_path / "m.keras", custom_objects={"Shift": Picky})
