@@ -89,6 +89,6 @@ class Embedding(Layer):
             DataError: an id is no row of the table.
         """
         places = inputs if inputs.dtype.kind in "iu" else ops.cast(inputs, np.int32)
-        if places.value is not None and (error := absent_row(str(self.name), self.input_dim, places.value)) is not None:
+        if places.value is not None and (error := absent_row(self._display_name, self.input_dim, places.value)):
             raise error
         return ops.cast(take_rows(self.embeddings, places), self.compute_dtype)

@@ -77,7 +77,10 @@ class _Confusion(Metric):
             actual = positive if (right == "true") == (sign == "positives") else ops.logical_not(positive)
             both = ops.cast(ops.logical_and(predicted, actual), output.dtype)
             both = both if weights is None else both * weights
-            count.assign_add(ops.sum(both, tuple(range(len(shape) - 1))))
+            if count.ndim == 2:  # of each label
+                count.assign_add(ops.transpose(ops.sum(both, 0)))
+            else:
+                count.assign_add(ops.sum(both, tuple(range(len(shape) - 1))))
 
     @property
     def true_positives(self) -> Variable:
@@ -235,25 +238,46 @@ class Recall(_Ratio):
     _other: Cell = "false_negatives"
 
 
+_CELLS: tuple[Cell, ...] = ("true_positives", "true_negatives", "false_positives", "false_negatives")
+_CURVES = ("PR", "ROC", "PRGAIN")
+_SUMMATIONS = ("interpolation", "majoring", "minoring")
+
+
+def _one_of(kind: str, value: Any, words: Sequence[str]) -> str:
+    """Return one of Keras' words of AUC, which may be written in small letters or large ones."""
+    for word in words:
+        if value in (word, word.lower(), word.capitalize()):
+            return word
+    raise ConfigError(f'Invalid AUC {kind} value: "{value}". Expected values are {list(words)}')
+
+
+def _column(weights: Any, like: Tensor) -> Tensor:
+    """Return weights with as many axes as what they weigh."""
+    column = ops.cast(weights, like.dtype)
+    return ops.reshape(column, (*column.shape, *(1,) * (like.ndim - column.ndim)))
+
+
 class AUC(_Confusion):
     """The area under the ROC curve, or under that of precision and recall, by the trapezoidal rule over thresholds.
 
     Args:
         num_thresholds: at least 2, evenly spaced in [0, 1].
         thresholds: further ones than 0 and 1, instead of so many.
-        multi_label: not supported.
-        num_labels: not supported.
-        label_weights: not supported.
-        curve: "ROC", or "PR" for precision and recall.
-        summation_method: "interpolation"; others are not supported.
+        multi_label: average the areas of the labels, which are the columns of targets and outputs; by default all
+            numbers together are one label's.
+        num_labels: of `multi_label`, how many; by default as many as the first batch has.
+        label_weights: (labels,) weights of the labels' areas in the mean, or without `multi_label` of the numbers.
+        curve: "ROC", "PR" for precision and recall, or "PRGAIN" for their gains.
+        summation_method: "interpolation"; "minoring" for the lower of two neighbours, "majoring" for the higher.
         name: its key in logs.
         dtype: as `Metric`.
         from_logits: outputs are logits.
 
     Raises:
-        ConfigError: an argument is out of range or not supported.
+        ConfigError: an argument is out of range, or batches of `multi_label` are not (rows, labels).
 
-    Source: J. Davis and M. Goadrich, "The relationship between precision-recall and ROC curves", ICML 2006, for "PR".
+    Source: J. Davis and M. Goadrich, "The relationship between precision-recall and ROC curves", ICML 2006, for "PR";
+    P. Flach and M. Kull, "Precision-recall-gain curves", NeurIPS 2015, for "PRGAIN".
     """
 
     _direction = "up"
@@ -271,20 +295,28 @@ class AUC(_Confusion):
         label_weights: Any = None,
         from_logits: bool = False,
     ) -> None:
-        if multi_label or num_labels is not None or label_weights is not None:
-            raise ConfigError("not supported: multi_label, num_labels and label_weights of metric AUC")
-        if curve not in ("ROC", "PR") or summation_method != "interpolation" or num_thresholds < 2:
+        if not multi_label and num_labels:
+            raise ConfigError("`num_labels` is needed only when `multi_label` is True.")
+        if num_thresholds < 2 and thresholds is None:
             raise ConfigError(
-                f"not supported: AUC(num_thresholds={num_thresholds}, curve={curve!r}, summation_method="
-                f"{summation_method!r}); expected 2 thresholds or more, 'ROC' or 'PR', 'interpolation'"
+                f"Argument `num_thresholds` must be an integer > 1. Received: num_thresholds={num_thresholds}"
             )
+        self.curve = _one_of("curve", curve, _CURVES)
+        self.summation_method = _one_of("summation method", summation_method, _SUMMATIONS)
         inner_limits = [] if thresholds is None else sorted(_limits(thresholds))
         inner = np.arange(1, num_thresholds - 1) / (num_thresholds - 1) if thresholds is None else inner_limits
         num_thresholds = len(inner) + 2
-        kinds: list[Cell] = ["true_positives", "true_negatives", "false_positives", "false_negatives"]
-        super().__init__(kinds, [-1e-7, *inner, 1 + 1e-7], name, dtype)
-        self.num_thresholds, self.curve, self.from_logits = num_thresholds, curve, from_logits
+        super().__init__([] if multi_label else _CELLS, [-1e-7, *inner, 1 + 1e-7], name, dtype)
+        self.num_thresholds, self.from_logits = num_thresholds, from_logits
         self._inner_limits = None if thresholds is None else inner_limits
+        self.multi_label, self.num_labels = bool(multi_label), num_labels
+        self.label_weights = None if label_weights is None else np.asarray(label_weights, np.float64)
+        if multi_label and num_labels:
+            self._count_labels(num_labels)
+
+    def _count_labels(self, labels: int) -> None:
+        """Make counts for each label."""
+        self._counts = {kind: self.add_variable((len(self._limits), labels), name=kind) for kind in _CELLS}
 
     @property
     def thresholds(self) -> list[float]:
@@ -294,15 +326,55 @@ class AUC(_Confusion):
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Add a batch, as `Precision`."""
-        super().update_state(y_true, ops.sigmoid(y_pred) if self.from_logits else y_pred, sample_weight)
+        y_pred = ops.sigmoid(y_pred) if self.from_logits else y_pred
+        if self.multi_label:
+            shape = ops.shape(y_pred)
+            if len(shape) != 2:
+                raise ConfigError(
+                    f"`y_pred` must have rank 2 when `multi_label=True`. Found rank {len(shape)}. Full shape received "
+                    f"for `y_pred`: {without_rows(shape)}"
+                )
+            if not self._counts:
+                self._count_labels(int(shape[1]))
+        elif self.label_weights is not None:
+            weights = ops.ones_like(wide(y_pred)) * self.label_weights
+            sample_weight = weights if sample_weight is None else weights * _column(sample_weight, weights)
+        super().update_state(y_true, y_pred, sample_weight)
 
     def result(self) -> Tensor:
-        """Return the area."""
-        tp, tn, fp, fn = (count.value for count in self._counts.values())
+        """Return the area, of several labels the mean."""
+        if not self._counts:
+            raise ConfigError(f"metric {self.name!r}: no result before the first batch")
+        tp, tn, fp, fn = (self._counts[kind].value for kind in _CELLS)
+        if (self.curve, self.summation_method) == ("PR", "interpolation"):
+            areas = self._between_precision_and_recall(tp, fp, fn)
+        else:
+            x, y = self._coordinates(tp, tn, fp, fn)
+            before, after = y[:-1], y[1:]
+            if self.summation_method == "interpolation":
+                heights = (before + after) * 0.5
+            else:
+                heights = (ops.minimum if self.summation_method == "minoring" else ops.maximum)(before, after)
+            areas = (x[:-1] - x[1:]) * heights
+        if not self.multi_label:
+            return ops.sum(areas)
+        of_labels = ops.sum(areas, 0)
+        if self.label_weights is None:
+            return ops.mean(of_labels)
+        return ops.divide_no_nan(ops.sum(of_labels * self.label_weights), float(self.label_weights.sum()))
+
+    def _coordinates(self, tp: Tensor, tn: Tensor, fp: Tensor, fn: Tensor) -> tuple[Tensor, Tensor]:
+        """Return x and y of the curve at the thresholds."""
+        recall = ops.divide_no_nan(tp, tp + fn)
+        if self.curve == "ROC":
+            return ops.divide_no_nan(fp, fp + tn), recall
         if self.curve == "PR":
-            return self._between_precision_and_recall(tp, fp, fn)
-        recall, fall_out = ops.divide_no_nan(tp, tp + fn), ops.divide_no_nan(fp, fp + tn)
-        return ops.sum((fall_out[:-1] - fall_out[1:]) * (recall[:-1] + recall[1:]) * 0.5)
+            return recall, ops.divide_no_nan(tp, tp + fp)
+        odds = ops.divide_no_nan(tp + fn, tn + fp)
+        nothing = ops.equal(tp, 0)
+        recall_gain = ops.where(nothing, 0.0, 1 - odds * ops.divide_no_nan(fn, tp))
+        precision_gain = ops.where(nothing, 1.0, 1 - odds * ops.divide_no_nan(fp, tp))
+        return ops.maximum(recall_gain, 0), precision_gain
 
     def _between_precision_and_recall(self, tp: Tensor, fp: Tensor, fn: Tensor) -> Tensor:
         """Interpolate: between two thresholds true positives grow linearly with all positives."""
@@ -313,12 +385,19 @@ class AUC(_Confusion):
         both_positive = ops.logical_and(positives[:-1] > 0, positives[1:] > 0)
         growth = ops.where(both_positive, ops.divide_no_nan(positives[:-1], ops.maximum(positives[1:], 0)), 1)
         area = slope * (step + intercept * ops.log(growth))
-        return ops.sum(ops.divide_no_nan(area, ops.maximum(tp[1:] + fn[1:], 0)))
+        return ops.divide_no_nan(area, ops.maximum(tp[1:] + fn[1:], 0))
 
     def _get_config(self) -> dict[str, Any]:
         """Return the arguments."""
-        config = {"num_thresholds": self.num_thresholds, "curve": self.curve, "summation_method": "interpolation"}
-        config |= {"multi_label": False, "num_labels": None, "label_weights": None, "from_logits": self.from_logits}
+        config = {
+            "num_thresholds": self.num_thresholds,
+            "curve": self.curve,
+            "summation_method": self.summation_method,
+            "multi_label": self.multi_label,
+            "num_labels": self.num_labels,
+            "label_weights": None if self.label_weights is None else self.label_weights.tolist(),
+            "from_logits": self.from_logits,
+        }
         return (
             super()._get_config() | config | ({} if self._inner_limits is None else {"thresholds": self._inner_limits})
         )

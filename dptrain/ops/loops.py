@@ -16,6 +16,9 @@ from dptrain.program.context import TRACE
 from dptrain.program.dims import Dim
 from dptrain.program.tensor import Tensor, Variable, as_tensors, is_tracing, mask_of, with_mask
 
+# Iterations of a loop that ends by what is known, each of which adds ops to the program.
+_MOST_UNROLLED = 10_000
+
 
 def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
     """Return what one of two functions returns.
@@ -105,7 +108,8 @@ def while_loop(
         maximum_iterations: at most so many times; needed where a condition is not known.
 
     Raises:
-        ConfigError: a condition is not known, and neither is a greatest number of times.
+        ConfigError: a condition is not known, and neither is a greatest number of times; or one of symbolic tensors is
+            true so many times that it would not end.
     """
     several = isinstance(loop_vars, tuple | list)
     values, number = tuple(loop_vars) if several else (loop_vars,), 0
@@ -125,6 +129,12 @@ def while_loop(
             break
         if not bool(goes_on):
             break
+        symbolic = number == _MOST_UNROLLED and [x for x in tree.flatten(values) if isinstance(x, Tensor)]
+        if symbolic and any(x.value is None for x in symbolic):
+            raise ConfigError(
+                f"a while_loop of symbolic tensors is true after {number} iterations, each of which is computed by "
+                "ops of its own; give it maximum_iterations, or a condition that ends"
+            )
         values, number = following(values), number + 1
     return type(loop_vars)(values) if several else values[0]
 

@@ -15,6 +15,43 @@ from dptrain.saving.reading import MOST_LEVELS
 
 # Arguments by class that Keras 3 has under another name.
 _RENAMED = {"LeakyReLU": {"alpha": "negative_slope"}}
+# Arguments of layers that Keras 3 has not, by what they must be for that to be the same; an empty tuple: anything.
+_RECURRENT = {"implementation": (), "time_major": (False,)}
+_KERNEL = {
+    f"kernel_{part}": () for part in ("initializer", "regularizer", "constraint")
+}  # beside depthwise_* and pointwise_*
+_DROPPED_OF_LAYERS: dict[str, dict[str, tuple[Any, ...]]] = {
+    **dict.fromkeys(("LSTM", "GRU", "SimpleRNN", "RNN", "LSTMCell", "GRUCell"), _RECURRENT),
+    **dict.fromkeys((f"ConvLSTM{n}D" for n in (1, 2, 3)), _RECURRENT),
+    **dict.fromkeys(
+        (f"{kind}Conv{n}D" for kind in ("Depthwise", "Separable") for n in (1, 2)), {"groups": (1,)} | _KERNEL
+    ),
+    **{f"Conv{n}DTranspose": {"groups": (1,)} for n in (1, 2, 3)},
+    "Embedding": {"input_length": ()},
+    "MultiHeadAttention": {"query_shape": (), "key_shape": (), "value_shape": ()},
+}
+# TensorFlow's functions in Keras 2's graphs, as Keras 3's operations.
+_FUNCTIONS = {
+    "__operators__.add": ("numpy", "Add"),
+    "math.add": ("numpy", "Add"),
+    "math.subtract": ("numpy", "Subtract"),
+    "math.multiply": ("numpy", "Multiply"),
+    "math.truediv": ("numpy", "Divide"),
+    "math.divide": ("numpy", "Divide"),
+    "math.pow": ("numpy", "Power"),
+    "math.maximum": ("numpy", "Maximum"),
+    "math.minimum": ("numpy", "Minimum"),
+    "math.negative": ("numpy", "Negative"),
+    "math.abs": ("numpy", "Absolute"),
+    "math.exp": ("numpy", "Exp"),
+    "math.log": ("numpy", "Log"),
+    "math.sqrt": ("numpy", "Sqrt"),
+    "math.square": ("numpy", "Square"),
+    "math.tanh": ("numpy", "Tanh"),
+    "math.sigmoid": ("nn", "Sigmoid"),
+    "nn.relu": ("nn", "Relu"),
+    "nn.relu6": ("nn", "Relu6"),
+}
 # Those of optimizers that Keras 3 has not, by what they must be for that to be the same.
 _DROPPED: dict[str, tuple[Any, ...]] = {
     "decay": (0, None),
@@ -37,6 +74,9 @@ def upgraded(value: Any, depth: int = 0) -> Any:
         return result
     if class_name == "Model":
         result["class_name"] = "Functional"
+    if class_name == "MeanMetricWrapper" and isinstance(config.get("fn"), str):
+        class_name = result["class_name"] = "".join(word.capitalize() for word in config["fn"].split("_"))
+        config = {key: value for key, value in config.items() if key != "fn"}
     if "module" not in result:
         module = "keras.src.ops" if _is_operation(result) else _module(class_name)
         result |= {"module": module, "registered_name": result.get("registered_name")}
@@ -69,6 +109,11 @@ def _upgraded_arguments(class_name: str, config: Mapping[str, Any]) -> dict[str,
     for key, same in _DROPPED.items() if class_name in kinds()["keras.optimizers"] else ():
         if key in arguments and arguments[key] in same:
             del arguments[key]
+    if class_name != "InputLayer":
+        arguments.pop("batch_input_shape", None)  # of which an InputLayer comes of its own
+    for key, same in _DROPPED_OF_LAYERS.get(class_name, {}).items():
+        if key in arguments and (not same or arguments[key] in same):
+            del arguments[key]
     if isinstance(arguments.get("axis"), list) and len(arguments["axis"]) == 1 and class_name == "BatchNormalization":
         arguments["axis"] = arguments["axis"][0]
     if isinstance(arguments.get("dtype"), Mapping) and arguments["dtype"].get("class_name") == "Policy":
@@ -83,10 +128,12 @@ def _upgrade_calls(config: dict[str, Any]) -> None:
         return
     is_model = {layer.get("name"): layer.get("class_name") in MODELS for layer in layers}
 
-    def tensor(entry: Any) -> dict[str, Any]:
+    def tensor(entry: Any) -> Any:
         if not isinstance(entry, list) or len(entry) not in (3, 4) or not isinstance(entry[0], str):
             raise ConfigError(f"expected [layer, call, output], found {str(entry)[:80]!r}")
         name, call, output = entry[:3]
+        if name == "_CONSTANT_VALUE":
+            return output
         if type(call) is int and is_model.get(name):
             call -= 1  # Keras 2 counts the call that made a nested model
         return {"class_name": "__keras_tensor__", "config": {"keras_history": [name, call, output]}}
@@ -99,14 +146,38 @@ def _upgrade_calls(config: dict[str, Any]) -> None:
         entries = [node] if isinstance(node[0], str) else node
         tensors = [tensor(entry) for entry in entries]
         keywords: dict[str, Any] = next((entry[3] for entry in entries if len(entry) == 4), {})
-        if any(_is_tensor(each) for each in keywords.values()):
-            raise ConfigError(f"not supported: a tensor as a keyword of a call, {str(keywords)[:80]}")
+        keywords = {key: tensor(value) if _is_tensor(value) else value for key, value in keywords.items()}
         return {"args": [tensors[0] if len(tensors) == 1 else tensors], "kwargs": keywords}
 
     for layer in layers:
         layer["inbound_nodes"] = [called(node) for node in layer.get("inbound_nodes") or ()]
+        if layer.get("class_name") == "TFOpLambda":
+            _upgrade_function(layer)
     sequential = {layer.get("name") for layer in layers if layer.get("class_name") == "Sequential"}
-    config["output_layers"] = _shifted(config.get("output_layers"), sequential)
+    config["output_layers"] = _alone(_shifted(config.get("output_layers"), sequential))
+    config["input_layers"] = _alone(config.get("input_layers"))
+
+
+def _alone(ends: Any) -> Any:
+    """Return a model's single input or output without the list around it, which Keras 2 writes and does not return."""
+    return ends[0] if isinstance(ends, list) and len(ends) == 1 and _is_tensor(ends[0]) else ends
+
+
+def _upgrade_function(layer: dict[str, Any]) -> None:
+    """Rewrite a call of one of TensorFlow's functions as one of Keras' operations."""
+    function = layer["config"].get("function")
+    if function not in _FUNCTIONS:
+        raise ConfigError(f"not supported: TensorFlow's function {str(function)[:80]!r} as a layer, of Keras 2")
+    module, class_name = _FUNCTIONS[function]
+    layer |= {"class_name": class_name, "module": f"keras.src.ops.{module}", "config": {"name": layer.get("name")}}
+    for call in layer["inbound_nodes"]:
+        keywords = {key: value for key, value in call["kwargs"].items() if value is not None}
+        call["args"] += [keywords.pop("y")] if "y" in keywords else []
+        if keywords:
+            raise ConfigError(
+                f"not supported: TensorFlow's {function} with {', '.join(map(str, keywords))[:80]}, of Keras 2"
+            )
+        call["kwargs"] = {}
 
 
 def _is_tensor(value: Any) -> bool:

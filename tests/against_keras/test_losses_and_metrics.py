@@ -17,7 +17,16 @@ CLASSES = 7
 # Batches of several sizes, so that a mean over batches is not a mean over samples.
 SIZES = (8, 13, 5, 71)
 RTOL = 1e-9
-EVENLY = ("area", "sensitivity", "specificity", "precise")  # metrics with many thresholds
+EVENLY = (
+    "area",
+    "lower",
+    "gains",
+    "of labels",
+    "weighted",
+    "sensitivity",
+    "specificity",
+    "precise",
+)  # metrics with many thresholds
 ACTIVATIONS = {"softmax": ops.softmax, "sigmoid": ops.sigmoid, "linear": lambda x: x}
 
 
@@ -250,6 +259,12 @@ METRICS = {
             metric_of("Accuracy", name="exactly"),
             metric_of("AUC", name="area"),
             metric_of("AUC", curve="PR", name="other area"),
+            metric_of("AUC", curve="PR", summation_method="minoring", name="lower"),
+            metric_of("AUC", curve="ROC", summation_method="majoring", thresholds=[0.3, 0.6], name="upper"),
+            metric_of("AUC", curve="PRGAIN", name="gains"),
+            metric_of("AUC", curve="PRGAIN", summation_method="minoring", multi_label=True, name="gains of labels"),
+            metric_of("AUC", curve="PR", multi_label=True, label_weights=[1, 2, 3, 4, 0, 1, 2], name="of labels"),
+            metric_of("AUC", label_weights=[1.0, 0.5, 2.0, 0.0, 3.0, 1.0, 1.5], name="weighted"),
             metric_of("SensitivityAtSpecificity", 0.6, name="sensitivity"),
             metric_of("SpecificityAtSensitivity", 0.4, num_thresholds=7, name="specificity"),
             metric_of("PrecisionAtRecall", 0.3, class_id=2, name="precise"),

@@ -50,3 +50,8 @@ def test_ids_that_count_rows_of_a_column_are_named_too():
         net.predict(x, verbose=0)
     x[33, 3] = -1  # counts from the end
     assert net.predict(x, verbose=0)[33].tolist() == net.predict(np.full((1, 4), 5.0), verbose=0)[0].tolist()
+
+
+def test_a_layer_without_a_name_is_called_by_its_kind():
+    with pytest.raises(DataError, match=r"layer 'embedding': id 12 of sample 0 .*expected 0 to 9"):
+        dp.layers.Embedding(10, 3)(np.array([[1, 12]]))

@@ -341,7 +341,12 @@ def keys(*given: object, labels: bool = True, shape: tuple[int, ...] | None = (3
         (lambda: metrics.TopKCategoricalAccuracy(0), "k = 0: expected an integer >= 1"),
         (lambda: metrics.SparseTopKCategoricalAccuracy(from_sorted_ids=True), "not supported: from_sorted_ids"),
         (lambda: metrics.SparseCategoricalCrossentropy(ignore_class=1), "not supported: ignore_class=1"),
-        (lambda: metrics.AUC(curve="LIFT"), "curve='LIFT'"),
+        (lambda: metrics.AUC(curve="LIFT"), r'Invalid AUC curve value: "LIFT"\. Expected values are'),
+        (lambda: metrics.AUC(summation_method="lower"), r'Invalid AUC summation method value: "lower"'),
+        (lambda: metrics.AUC(1), r"`num_thresholds` must be an integer > 1\. Received: num_thresholds=1"),
+        (lambda: metrics.AUC(num_labels=2), "`num_labels` is needed only when `multi_label` is True"),
+        (lambda: metrics.AUC(multi_label=True)([0, 1], [0.1, 0.9]), r"must have rank 2 .* Found rank 1"),
+        (lambda: metrics.AUC(multi_label=True).result(), "no result before the first batch"),
         (lambda: keys("accuracy", None), "Expected `metrics` argument to be a list, tuple, or dict"),
         (lambda: keys(None, 3), "Expected `weighted_metrics` argument"),
         (lambda: keys(["mae"], None), "metric 'mae' compares with values, the loss takes integer labels"),
@@ -461,3 +466,20 @@ def test_policies_as_types():
     for dtype in (dp.DTypePolicy("mixed_bfloat16"), "bfloat16"):
         loss = dp.losses.MeanSquaredError(dtype=dtype)
         assert (loss.dtype, loss(np.ones((2, 2)), np.zeros((2, 2))).dtype.name) == ("bfloat16", "bfloat16")
+
+
+def test_areas_of_labels_are_averaged():
+    """Of two labels one is told without a fault, the other the wrong way round."""
+    labels, outputs = np.array([[0, 0], [1, 1]]), np.array([[0.2, 0.8], [0.8, 0.2]])
+    for options in ({}, {"num_labels": 2}):
+        area = metrics.AUC(multi_label=True, **options)
+        assert float(area(labels, outputs)) == pytest.approx(0.5)
+        assert area.true_positives.shape == (200, 2)
+        area.reset_state()
+        assert float(area(labels[:, ::-1], outputs)) == pytest.approx(0.5)
+    weighted = metrics.AUC(multi_label=True, label_weights=[3, 1])
+    assert float(weighted(labels, outputs)) == pytest.approx(0.75)
+    again = metrics.AUC.from_config(weighted.get_config())
+    assert float(again(labels, outputs)) == pytest.approx(0.75)
+    alone = metrics.AUC(label_weights=[1, 0])
+    assert float(alone(labels, outputs, [2.0, 1.0])) == pytest.approx(1)

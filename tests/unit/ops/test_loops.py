@@ -5,6 +5,7 @@ import pytest
 
 from dptrain import ops
 from dptrain.errors import ConfigError
+from dptrain.layers import Input
 from dptrain.program.execute import evaluate
 from dptrain.program.program import trace
 from dptrain.program.tensor import Variable
@@ -23,6 +24,7 @@ def test_loops():
     assert ops.fori_loop(1, 4, lambda i, total: total + i, 10) == 16
     assert ops.while_loop(lambda n, x: n < 3, lambda n, x: (n + 1, 2 * x), (0, 1)) == (3, 8)
     assert ops.while_loop(lambda n: n < 3, lambda n: n + 1, 0, maximum_iterations=2) == 2
+    assert ops.while_loop(lambda n: n < 20_000, lambda n: n + 1, 0) == 20_000
 
 
 def test_parts_one_by_one():
@@ -143,3 +145,16 @@ def test_sums_of_an_associative_function(length, reverse, axis):
         state = one * state + one + 1
         at = length - 1 - number if reverse else number
         np.testing.assert_allclose(np.moveaxis(found["line"], axis, 0)[at], state, rtol=1e-11, atol=1e-12)
+
+
+def test_a_loop_of_symbolic_tensors_that_does_not_end_is_refused():
+    x = Input((3,))
+
+    def times(most):
+        return ops.while_loop(lambda n, x: n < most, lambda n, x: (n + 1, x), (0, x))[0]
+
+    assert times(10_000) == 10_000
+    with pytest.raises(ConfigError, match=r"while_loop of symbolic tensors is true after 10000 iterations"):
+        times(10_001)
+    with pytest.raises(ConfigError, match="give it maximum_iterations"):
+        ops.while_loop(lambda x: True, lambda x: x + 1, x)

@@ -255,10 +255,79 @@ def test_arguments_of_keras_2():
 
 
 @pytest.mark.parametrize(
-    "node", [[["nowhere", 0, 0, {}]], [[1, 2]], [[]], "text", [["input_1", 0, 0, {"y": ["input_1", 0, 0]}]]]
+    "node", [[["nowhere", 0, 0, {}]], [[1, 2]], [[]], "text", [["input_1", 0, 0, {"y": ["input_1", 7, 0]}]]]
 )
 def test_calls_that_are_none(node):
     config = functional(of_2_15=False)
     config["config"]["layers"][3]["inbound_nodes"] = [node]
     with pytest.raises(ConfigError):
         dp.models.model_from_json(json.dumps(config))
+
+
+def graph(shape, *calls, dtype="float32"):
+    """A functional model of Keras 2.15: an input, then layers (class, arguments, call)."""
+    given = {"batch_input_shape": [None, *shape], "dtype": dtype, "sparse": False, "ragged": False, "name": "input"}
+    listed = [{"class_name": "InputLayer", "config": given, "name": "input", "inbound_nodes": []}]
+    for number, (class_name, config, call) in enumerate(calls):
+        common = {"name": f"layer_{number}", "trainable": True, "dtype": "float32", "batch_input_shape": [None, None]}
+        node = call or [[f"layer_{number - 1}" if number else "input", 0, 0, {}]]
+        listed.append(
+            {"class_name": class_name, "config": common | config, "name": common["name"], "inbound_nodes": [node]}
+        )
+    ends = {"input_layers": [["input", 0, 0]], "output_layers": [[f"layer_{len(calls) - 1}", 0, 0]]}
+    config = {"name": "model", "trainable": True, "layers": listed, **ends}
+    return dp.models.model_from_json(json.dumps({"class_name": "Functional", "config": config}))
+
+
+def test_arguments_of_2_15_that_keras_3_has_not():
+    images = {"kernel_size": 3, "groups": 1, "kernel_initializer": "zeros", "kernel_regularizer": None}
+    model = graph(
+        (8, 8, 2),
+        ("DepthwiseConv2D", images, None),
+        ("SeparableConv2D", images | {"filters": 3}, None),
+        ("Conv2DTranspose", {"kernel_size": 3, "filters": 3, "groups": 1}, None),
+    )
+    assert model.output_shape == (None, 6, 6, 3)
+    recurrent = {"units": 3, "implementation": 2, "time_major": False, "return_sequences": True}
+    model = graph(
+        (6,),
+        ("Embedding", {"input_dim": 9, "output_dim": 4, "input_length": 6}, None),
+        ("LSTM", recurrent, None),
+        ("GRU", recurrent, None),
+        ("SimpleRNN", recurrent, None),
+        ("MultiHeadAttention", {"num_heads": 2, "key_dim": 3, "query_shape": [None, 6, 3]}, [
+            ["layer_3", 0, 0, {"value": ["layer_1", 0, 0]}]
+        ]),
+        dtype="int32",
+    )  # fmt: skip
+    assert model.output_shape == (None, 6, 3)
+    for layer in (("Conv2DTranspose", {"kernel_size": 3, "filters": 4, "groups": 2}, None),):
+        with pytest.raises(ConfigError, match="groups = 2"):
+            graph((8, 8, 2), layer)
+
+
+def test_functions_of_tensorflow():
+    """(2 x + x) relu'd, as Keras 2.15 writes it."""
+
+    def function(name, call):
+        return "TFOpLambda", {"function": name}, call
+
+    model = graph(
+        (3,),
+        function("math.multiply", [["_CONSTANT_VALUE", -1, 2.0, {"y": ["input", 0, 0], "name": None}]]),
+        function("__operators__.add", [["layer_0", 0, 0, {"y": ["input", 0, 0], "name": None}]]),
+        function("math.subtract", [["layer_1", 0, 0, {"y": 1.0, "name": None}]]),
+        function("nn.relu", [["layer_2", 0, 0, {"name": None}]]),
+    )
+    np.testing.assert_allclose(model.predict(X, verbose=0), np.maximum(3 * X - 1, 0), rtol=1e-6)
+    with pytest.raises(ConfigError, match=r"not supported: TensorFlow's function 'image\.rot90' as a layer"):
+        graph((3,), function("image.rot90", None))
+    with pytest.raises(ConfigError, match=r"not supported: TensorFlow's math\.exp with base"):
+        graph((3,), function("math.exp", [["input", 0, 0, {"base": 2}]]))
+
+
+def test_metrics_of_compile_by_name():
+    """Keras 2 keeps what `metrics=["accuracy"]` stands for as a wrapper of a function."""
+    wrapped = {"class_name": "MeanMetricWrapper", "config": {"name": "accuracy", "fn": "sparse_categorical_accuracy"}}
+    metric = dp.saving.deserialize_keras_object(keras_2_config.upgraded(wrapped))
+    assert (type(metric), metric.name) == (dp.metrics.SparseCategoricalAccuracy, "accuracy")
