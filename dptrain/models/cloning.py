@@ -1,6 +1,6 @@
 """Copies of a model with new layers and weights, as `keras.models.clone_model`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dptrain.errors import ConfigError
@@ -103,6 +103,8 @@ def _of_graph(model: Model, graph: Graph, input_tensors: Any, cloning: _Cloning)
         )
     elif not all(isinstance(tensor, KerasTensor) for tensor in tree.leaves(inputs)):
         raise ConfigError(f"All entries in `input_tensors` must be KerasTensors. Received: {input_tensors}")
+    elif not _are_alike(inputs, graph.inputs):
+        raise ConfigError(f"`input_tensors` must have the same structure as model.input. Received: {input_tensors}")
 
     def call(layer: Layer, *arguments: Any, **keywords: Any) -> Any:
         return cloning.call(cloning.of(layer), *arguments, **keywords)
@@ -115,6 +117,15 @@ def _of_graph(model: Model, graph: Graph, input_tensors: Any, cloning: _Cloning)
         copy._adopt(copy._model_seed)
     copy._set_dtype(model.dtype_policy)
     return copy
+
+
+def _are_alike(tensors: Any, inputs: Any) -> bool:
+    """Whether tensors are nested as a model's inputs; a list of one may stand for what is in it."""
+    alone = [len(tree.leaves(each)) == 1 and not isinstance(each, Mapping) for each in (tensors, inputs)]
+    if all(alone):
+        return True
+    paths = ([path for path, _ in tree.flatten(each)] for each in (tensors, inputs))
+    return isinstance(tensors, Mapping) == isinstance(inputs, Mapping) and sorted(next(paths)) == sorted(next(paths))
 
 
 def _input_like(symbol: Any, name: str | None) -> Any:

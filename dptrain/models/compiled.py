@@ -12,6 +12,7 @@ from dptrain import losses, ops, optimizers
 from dptrain.batches.inputs import check_counts
 from dptrain.errors import ConfigError
 from dptrain.losses import Loss
+from dptrain.losses.base import LossFunctionWrapper, reduce_weighted_values, wide
 from dptrain.losses.classes import BinaryCrossentropy, CategoricalCrossentropy, SparseCategoricalCrossentropy
 from dptrain.metrics import Metric, resolve
 from dptrain.metrics.base import Mean
@@ -172,6 +173,39 @@ class Output:
         return value if self.weight == 1 else value * self.weight
 
 
+@dataclass(frozen=True)
+class JointLoss:
+    """A loss of several outputs at once, or a further one of a single output."""
+
+    path: tuple[Any, ...]  # of the outputs, in the structure of them all
+    loss: Loss
+    weight: float
+    tracker: Mean
+
+    def compute_loss(self, y_true: Any, y_pred: Any, sample_weight: Any, rows: int) -> Tensor:
+        """Return the weighted loss of all outputs' targets and predictions, and update its mean."""
+        target, output = _at(y_true, self.path), _at(y_pred, self.path)
+        if tree.is_nested(output):
+            outputs = tree.map_leaves(lambda path, leaf: wide(leaf), output)
+            targets = tree.map_leaves(lambda path, leaf: ops.cast(leaf, tree.leaves(outputs)[0].dtype), target)
+            loss = self.loss
+            function = loss.fn if isinstance(loss, LossFunctionWrapper) else loss.call
+            (values,) = as_tensors([function(targets, outputs)])
+            value = reduce_weighted_values(values, sample_weight, None, loss.reduction)
+        else:
+            value = self.loss(target, output, sample_weight)
+        self.tracker.update_state(value, sample_weight=rows)
+        return value if self.weight == 1 else value * self.weight
+
+
+@dataclass(frozen=True)
+class _Weighted:
+    """A loss, or None, and its factor."""
+
+    loss: Any
+    weight: float
+
+
 class CompileMetrics(Metric):
     """The metrics of `compile` as one metric; its results are a dictionary by log key."""
 
@@ -221,6 +255,9 @@ class Outputs:
         loss, loss_weights = _losses(compiled.loss), compiled.loss_weights
         if not several and isinstance(loss, list | tuple) and len(loss) > 1 and not _is_deep(loss):
             loss, loss_weights = [_tracked(compiled.loss, loss, loss_weights)], None
+        located = _located(loss, loss_weights, nested) if several else None
+        if located is not None:
+            loss = loss_weights = None
         by_output = [
             _by_output(value, names, nested, what, several)
             for value, what in (
@@ -230,12 +267,28 @@ class Outputs:
                 (compiled.weighted_metrics, "weighted_metrics"),
             )
         ]
+        joint: list[JointLoss] = []
+        self._covered: list[Any] = [None] * len(names)  # losses of groups that an output is in
+        labels = list(names)
+        if located is not None:
+            places = _paths(nested)
+            labels = [_label(nested, place) for place in places]
+            for path, loss, weight in located:
+                number = places.index(path) if path in places else None
+                if number is not None and by_output[0][number] is None:
+                    by_output[0][number], by_output[1][number] = loss, weight
+                else:
+                    joint.append(JointLoss(path, loss, weight, Mean(f"{_label(nested, path)}_loss")))
+                for covered, place in enumerate(places):
+                    if place[: len(path)] == path:
+                        self._covered[covered] = loss
+        self._joint = joint
         by_output[0] = [_joined(losses) for losses in by_output[0]]
-        tracked = sum(loss is not None for loss in by_output[0]) > 1
+        tracked = len(joint) + sum(loss is not None for loss in by_output[0]) > 1
         self.flat: list[Output] = []
-        for name, shape, loss, weight, plain, weighted in zip(names, shapes, *by_output, strict=True):
+        for name, label, shape, loss, weight, plain, weighted in zip(names, labels, shapes, *by_output, strict=True):
             metrics = resolve(_listed(plain), _listed(weighted), loss, shape, defers=True)
-            tracker = Mean(f"{name}_loss") if tracked and loss is not None else None
+            tracker = Mean(f"{label}_loss") if tracked and loss is not None else None
             self.flat.append(Output(name, loss, 1.0 if weight is None else float(weight), *metrics, tracker))
         self.nested = tree.refilled(nested, iter(self.flat))
         self.trackers: list[Mean] = []
@@ -247,6 +300,7 @@ class Outputs:
                 self.trackers += output.loss.trackers
             if output.tracker is not None:
                 self.trackers.append(output.tracker)
+        self.trackers += [each.tracker for each in joint]
         by_key: dict[str, Metric] = {}
         for kind in ("metrics", "weighted_metrics"):
             for output in self.flat:
@@ -258,17 +312,22 @@ class Outputs:
     @property
     def losses(self) -> Any:
         """The losses, nested as the outputs; None without any."""
-        if all(output.loss is None for output in self.flat):
-            return None
-        return tree.map_leaves(lambda path, output: output.loss, self.nested)
+        losses = [output.loss or covered for output, covered in zip(self.flat, self._covered, strict=True)]
+        return None if all(loss is None for loss in losses) else tree.refilled(self.nested, iter(losses))
 
     def compute_loss(self, y: Any, y_pred: Any, sample_weight: Any, rows: int) -> Tensor | None:
         """Return the sum of the outputs' losses, None without any."""
+        each = self._each(y, y_pred, sample_weight)
         losses = [
             output.compute_loss(target, predicted, weight, rows)
-            for output, target, predicted, weight in self._each(y, y_pred, sample_weight)
+            for output, target, predicted, weight in each
             if output.loss is not None
         ]
+        if self._joint:
+            if tree.is_nested(sample_weight):
+                raise ConfigError("not supported: sample weights by output beside a loss of several outputs")
+            targets, predictions = (tree.refilled(self.nested, iter([row[place] for row in each])) for place in (1, 2))
+            losses += [joint.compute_loss(targets, predictions, sample_weight, rows) for joint in self._joint]
         return sum(losses[1:], losses[0]) if losses else None
 
     def update_metrics(self, y: Any, y_pred: Any, sample_weight: Any) -> None:
@@ -377,6 +436,83 @@ def _is_deep(nested: Any) -> bool:
     """Whether outputs are nested more than one level deep."""
     parts = nested.values() if isinstance(nested, Mapping) else nested if isinstance(nested, list | tuple) else ()
     return any(map(tree.is_nested, parts))
+
+
+def _at(data: Any, path: Iterable[Any]) -> Any:
+    """Return the part of nested data at a path."""
+    for key in path:
+        data = data[key]
+    return data
+
+
+def _paths(nested: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the paths of the leaves."""
+    if not tree.is_nested(nested):
+        return [path]
+    keys = nested if isinstance(nested, Mapping) else range(len(nested))
+    return [leaf for key in keys for leaf in _paths(nested[key], (*path, key))]
+
+
+def _label(nested: Any, path: tuple[Any, ...]) -> str:
+    """Return how Keras calls the loss of the outputs at a path in logs."""
+    inner = _at(nested, path)
+    if tree.is_nested(inner):
+        return "/".join(map(str, path)) or "_".join(inner if isinstance(inner, Mapping) else tree.leaves(inner))
+    return "/".join(map(str, [*path[:-1], inner] if path and isinstance(path[-1], int) else path or [inner]))
+
+
+def _located(losses: Any, weights: Any, nested: Any) -> list[tuple[tuple[Any, ...], Any, float]] | None:
+    """Return losses with paths and factors where some are of several outputs at once, as Keras matches them; else None.
+
+    A list beside outputs in a dictionary or a tuple, and the other way round, lists losses of all these outputs.
+    """
+    try:
+        located = list(_parts(_paired(losses, weights), nested))
+    except LookupError:  # another structure, of which `_by_output` says what is wrong
+        return None
+    paths = [path for path, _, _ in located]
+    joint = (
+        any(tree.is_nested(_at(nested, path)) for path in paths) or len(set(paths)) < len(paths) or _is_deep(weights)
+    )
+    return located if joint and tree.is_nested(losses) else None
+
+
+def _paired(losses: Any, weights: Any) -> Any:
+    """Return losses with their factors, nested as the losses; factors are nested alike, or as many."""
+    paths = _paths(losses)
+    factors = [_at(weights, path) for path in _paths(weights)] if tree.is_nested(weights) else [weights] * len(paths)
+    if len(factors) != len(paths):
+        raise LookupError
+    pairs = [
+        _Weighted(_at(losses, path), 1.0 if factor is None else float(factor))
+        for path, factor in zip(paths, factors, strict=True)
+    ]
+    return tree.refilled(losses, iter(pairs))
+
+
+def _parts(losses: Any, nested: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any, float]]:
+    """Yield losses with the paths of what they are of, and factors; LookupError where there is nothing."""
+    inner = _at(nested, path)
+    if not tree.is_nested(losses):
+        if losses.loss is not None:
+            yield path, losses.loss, losses.weight
+        return
+    if not tree.is_nested(inner):
+        several = [part for part in tree.leaves(losses) if part.loss is not None]
+        if several:
+            yield path, SumOfLosses([part.loss for part in several], [part.weight for part in several]), 1.0
+        return
+    if isinstance(losses, list | tuple):
+        if not any(map(tree.is_nested, losses)) and len(losses) == len(tree.leaves(inner)):
+            losses = tree.refilled(inner, iter(losses))
+        elif not isinstance(inner, type(losses)):
+            for part in losses:
+                yield from _parts(part, nested, path)
+            return
+    if isinstance(losses, Mapping) != isinstance(inner, Mapping):
+        raise LookupError
+    for key in losses if isinstance(losses, Mapping) else range(len(losses)):
+        yield from _parts(losses[key], nested, (*path, key))
 
 
 def _flattened_like(data: Any, nested: Any) -> list[Any]:

@@ -286,7 +286,10 @@ class _FunctionalReader:
                 else:
                     self._outputs[call.name].append(self._make(call))
             if len(later) == len(waiting):
-                raise ConfigError(f"the inputs of {later[0].name[:80]!r} are made by no layer of the model")
+                raise ConfigError(
+                    f"the inputs of {later[0].name[:80]!r} are made by no layer of the model, or by a loop of layers that "
+                    "wait for each other"
+                )
             waiting = later
 
     def _make(self, call: _Call) -> list[Any]:

@@ -18,7 +18,7 @@ from dptrain.program import tree
 from dptrain.registry.names import lookup
 from dptrain.registry.serialization import custom_object_scope, plain
 from dptrain.runtime.failure import phase
-from dptrain.saving import keras_2_h5, keras_config, keras_h5, keras_zip
+from dptrain.saving import keras_2_config, keras_2_h5, keras_config, keras_h5, keras_zip
 from dptrain.saving.program import encode as encode_program
 from dptrain.saving.reading import Loaded, share
 from dptrain.saving.saveables import layers_with_stores
@@ -138,7 +138,7 @@ class Files(BaseModel):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Self:
-        """Return a new model of a `get_config`, of dptrain's or Keras'.
+        """Return a new model of a `get_config`, of dptrain's, Keras' or Keras 2's.
 
         Args:
             config: as it was returned.
@@ -155,6 +155,7 @@ class Files(BaseModel):
         with custom_object_scope(custom_objects):
             if not ({"layers", "input_layers", "output_layers"} <= set(config) and takes_graph(cls)):
                 return super().from_config(config)
+            config = keras_2_config.upgraded({"class_name": "Functional", "config": dict(config)})["config"]
             inputs, outputs, dtype = functional_ends(config)
             trainable = bool(config.get("trainable", True))
             make: Callable[..., Self] = cls

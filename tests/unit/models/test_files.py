@@ -190,6 +190,20 @@ def test_configurations_that_make_no_model(changes, message):
         dp.Model.from_config(changed(**changes))
 
 
+def test_configurations_of_keras_2():
+    given = {"batch_input_shape": [None, 3], "dtype": "float32", "name": "x"}
+    listed = [
+        {"class_name": "InputLayer", "name": "x", "config": given, "inbound_nodes": []},
+        {"class_name": "Dense", "name": "a", "config": {"units": 4, "name": "a"}, "inbound_nodes": [[["x", 0, 0, {}]]]},
+        {"class_name": "Dense", "name": "b", "config": {"units": 2, "name": "b"}, "inbound_nodes": [[["a", 0, 0, {}]]]},
+    ]
+    config = {"name": "m", "layers": listed, "input_layers": [["x", 0, 0]], "output_layers": [["b", 0, 0]]}
+    assert dp.Model.from_config(config).output_shape == (None, 2)
+    listed[1]["inbound_nodes"] = [[["b", 0, 0, {}]]]
+    with pytest.raises(ConfigError, match="or by a loop of layers"):
+        dp.Model.from_config(config)
+
+
 def test_a_graph_that_begins_in_the_middle_of_another_is_written(tmp_path):
     x = layers.Input((3,))
     hidden = layers.Dense(4)(x)

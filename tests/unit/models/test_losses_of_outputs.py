@@ -1,6 +1,7 @@
 """What `compile(loss=...)` may be for one output and for several, and a model whose losses are those of `add_loss`."""
 
 import collections
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -217,3 +218,61 @@ def test_weights_of_several_losses_of_one_output_are_as_many():
     net = dp.Sequential([dp.Input((4,)), dp.layers.Dense(1)])
     with pytest.raises(ConfigError, match="must match the number of losses, got 2 losses and 3 weights"):
         net.compile("sgd", ["mse", "mae"], loss_weights=[1, 2, 3])
+
+
+def two_outputs(structure):
+    x = dp.Input((3,))
+    outputs = [dp.layers.Dense(1, name="y1")(x), dp.layers.Dense(1, name="y2")(x)]
+    return dp.Model(x, structure(*outputs))
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+@pytest.mark.parametrize(
+    ("structure", "key"),
+    [
+        (lambda a, b: {"a": a, "b": b}, {"first": "a", "second": "b"}),
+        (Pair, {"first": 0, "second": 1}),
+        (lambda a, b: (a, b), {"first": 0, "second": 1}),
+    ],
+    ids=["dictionary", "namedtuple", "tuple"],
+)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_loss_of_all_outputs_beside_one_of_each(structure, key, weighted):
+    """As in Keras a list beside outputs that are no list names losses of all of them."""
+    rng = np.random.default_rng(0)
+    x, y1, y2 = rng.random((8, 3)), rng.random((8, 1)), rng.random((8, 1))
+    first, second = key["first"], key["second"]
+
+    def both(y_true, y_pred):
+        error = (y_true[first] - y_pred[first]) * (y_true[second] - y_pred[second])
+        return dp.ops.mean(dp.ops.absolute(error), -1)
+
+    factors = [0.5, 2.0, 3.0] if weighted else [1.0, 1.0, 1.0]
+    model = two_outputs(structure)
+    model.compile("sgd", [both, structure("mse", "mae")], [0.5, structure(2.0, 3.0)] if weighted else None)
+    logs = model.evaluate(x, structure(y1, y2), batch_size=4, verbose=0, return_dict=True)
+    predictions = model.predict(x, verbose=0)
+    e1, e2 = y1 - predictions[first], y2 - predictions[second]
+    values = [np.abs(e1 * e2).mean(), (e1**2).mean(), np.abs(e2).mean()]
+    names = ("a", "b") if structure(1, 2) == {"a": 1, "b": 2} else ("y1", "y2")
+    expected = dict(zip((f"{names[0]}_{names[1]}_loss", f"{names[0]}_loss", f"{names[1]}_loss"), values, strict=True))
+    expected["loss"] = float(np.dot(factors, values))
+    assert logs == pytest.approx(expected, rel=1e-5)
+    assert set(model.fit(x, structure(y1, y2), verbose=0).history) == set(expected)
+    with pytest.raises(ConfigError, match="not supported: sample weights by output beside a loss of several outputs"):
+        model.fit(x, structure(y1, y2), sample_weight=structure(np.ones(8), np.ones(8)), verbose=0)
+
+
+def test_factors_of_several_losses_of_one_output():
+    """`loss_weights=(.5, (.2, .3))`."""
+    rng = np.random.default_rng(0)
+    x, y1, y2 = rng.random((8, 3)), rng.random((8, 1)), rng.random((8, 1))
+    model = two_outputs(lambda *outputs: outputs)
+    model.compile("sgd", ("mse", ("mae", "mse")), loss_weights=(0.5, (0.2, 0.3)))
+    loss = model.evaluate(x, (y1, y2), verbose=0, return_dict=True)["loss"]
+    e1, e2 = (y - prediction for y, prediction in zip((y1, y2), model.predict(x, verbose=0), strict=True))
+    assert loss == pytest.approx(0.5 * (e1**2).mean() + 0.2 * np.abs(e2).mean() + 0.3 * (e2**2).mean(), rel=1e-5)
