@@ -150,7 +150,7 @@ def test_compiling_from_a_configuration():
 
 def test_tensors_of_another_structure_are_no_inputs():
     x, y = keras.Input((3,)), keras.Input((3,))
-    model = keras.Model({"x": x, "y": y}, {"sum": x + y})
-    assert clone_model(model, input_tensors={"x": x, "y": y}).output["sum"].shape == (None, 3)
+    model = keras.Model({"x": x, "y": y}, x + y)
+    assert clone_model(model, input_tensors={"x": x, "y": y}).output.shape == (None, 3)
     with pytest.raises(ConfigError, match=r"must have the same structure as model\.input"):
         clone_model(model, input_tensors=(x, y))
