@@ -144,8 +144,8 @@ class FetchedIdx(NamedDataset):
         folder = cache_dir() / name
         if self._find(name, data_dir) is not None:
             return
-        if (file := self._keras_file(name)) is not None:
-            require_checksum(file, self.keras_sha256)
+        if (keras_file := self._keras_file(name)) is not None:
+            require_checksum(keras_file, self.keras_sha256)
             return
         if any(key not in self.sha256 and key not in self.gz_sha256 for key in _IDX_NAMES):
             raise DataError(f"data: {name} is not on this machine, and has no SHA-256 to fetch it by; {_advice(name)}")
@@ -160,8 +160,8 @@ class FetchedIdx(NamedDataset):
     def open(self, name: str, data_dir: Path | None, max_bytes: int) -> DataSources:
         """Open the files from the first place that has them."""
         folder = self._find(name, data_dir)
-        if folder is None and (file := self._keras_file(name)) is not None:
-            sources = open_npz(file, max_bytes=max_bytes)
+        if folder is None and (keras_file := self._keras_file(name)) is not None:
+            sources = open_npz(keras_file, max_bytes=max_bytes)
             return DataSources(name, sources.x_train, sources.y_train, sources.x_test, sources.y_test)
         if folder is None:
             places = [str(place) for place in self._places(name, data_dir)]

@@ -287,8 +287,8 @@ class _FunctionalReader:
                     self._outputs[call.name].append(self._make(call))
             if len(later) == len(waiting):
                 raise ConfigError(
-                    f"the inputs of {later[0].name[:80]!r} are made by no layer of the model, or by a loop of layers that "
-                    "wait for each other"
+                    f"the inputs of {later[0].name[:80]!r} are made by no layer of the model, or by a loop of "
+                    "layers that wait for each other"
                 )
             waiting = later
 

@@ -11,9 +11,15 @@ from dptrain.runtime.text import short
 T = TypeVar("T")
 
 
+@functools.lru_cache(maxsize=4096)
+def _is_container(own: Any) -> bool:
+    """Return whether data of a type is nested: asked of the type once, for asking an abstract class takes long."""
+    return issubclass(own, tuple | list | Mapping)
+
+
 def is_nested(data: Any) -> bool:
     """Whether it is a tuple, a list or a dictionary."""
-    return isinstance(data, tuple | list | Mapping)
+    return _is_container(type(data))
 
 
 def holds_parts(data: Any) -> bool:
@@ -35,19 +41,31 @@ def flatten(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def leaves(data: Any) -> list[Any]:
     """Return the leaves."""
-    return [leaf for _, leaf in flatten(data)]
+    result: list[Any] = []
+    _gather(data, result)
+    return result
+
+
+def _gather(data: Any, result: list[Any]) -> None:
+    if data is None:
+        return
+    if not is_nested(data):
+        result.append(data)
+        return
+    for value in data if isinstance(data, tuple | list) else data.values():
+        _gather(value, result)
 
 
 def map_leaves(function: Callable[..., Any], data: Any, path: str = "") -> Any:
     """Return the same structure with `function(path, leaf)` for each leaf."""
     if data is None:
         return None
+    if not is_nested(data):
+        return function(path, data)
     if isinstance(data, Mapping):
         return {key: map_leaves(function, value, f"{path}/{key}" if path else str(key)) for key, value in data.items()}
-    if isinstance(data, tuple | list):
-        mapped = [map_leaves(function, value, f"{path}/{key}" if path else str(key)) for key, value in enumerate(data)]
-        return tuple_like(data, mapped) if isinstance(data, tuple) else mapped
-    return function(path, data)
+    mapped = [map_leaves(function, value, f"{path}/{key}" if path else str(key)) for key, value in enumerate(data)]
+    return tuple_like(data, mapped) if isinstance(data, tuple) else mapped
 
 
 def tuple_like(like: tuple[Any, ...], values: Sequence[Any]) -> tuple[Any, ...]:
