@@ -19,7 +19,8 @@ def _is_container(own: Any) -> bool:
 
 def is_nested(data: Any) -> bool:
     """Whether it is a tuple, a list or a dictionary."""
-    return _is_container(type(data))
+    own: Any = type(data)
+    return _is_container(own)
 
 
 def holds_parts(data: Any) -> bool:
