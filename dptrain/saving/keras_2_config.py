@@ -28,6 +28,7 @@ _DROPPED_OF_LAYERS: dict[str, dict[str, tuple[Any, ...]]] = {
     ),
     **{f"Conv{n}DTranspose": {"groups": (1,)} for n in (1, 2, 3)},
     "Embedding": {"input_length": ()},
+    **{name: {"dtype": ("int64",)} for name in ("Discretization", "Hashing", "IntegerLookup", "StringLookup")},
     "MultiHeadAttention": {"query_shape": (), "key_shape": (), "value_shape": ()},
 }
 # TensorFlow's functions in Keras 2's graphs, as Keras 3's operations.
@@ -84,6 +85,19 @@ def upgraded(value: Any, depth: int = 0) -> Any:
     if isinstance(config.get("layers"), list) and "input_layers" in config:
         _upgrade_calls(result["config"])
     return result
+
+
+def refuse_other_functions(config: Any, version: Any, depth: int = 0) -> None:
+    """Refuse what Keras 2, by the `version` of a file, computes otherwise than Keras 3 under the same name.
+
+    Its `hard_sigmoid`, by default that of ConvLSTM's gates, is 0.2 x + 0.5 from 0 to 1; Keras 3 has x / 6 + 0.5.
+    """
+    if not str(version).startswith("2.") or depth > _DEEPEST:
+        return
+    for value in config.values() if isinstance(config, Mapping) else config if isinstance(config, list) else ():
+        if value == "hard_sigmoid":
+            raise ConfigError("not supported: hard_sigmoid of Keras 2, another function than Keras 3's of that name")
+        refuse_other_functions(value, version, depth + 1)
 
 
 def _is_operation(description: Mapping[str, Any]) -> bool:

@@ -182,6 +182,8 @@ def read(path: Path) -> ModelFile:
                 f"{where}: No model config found in the file: it has weights alone; make the model and call "
                 "load_weights"
             )
+        version = opened_file.attrs.get("keras_version")
+        keras_2_config.refuse_other_functions(config, version.decode() if isinstance(version, bytes) else version)
         training = _json(opened_file, "training_config", where)
         config["compile_config"] = None if training is None else keras_2_config.compile_config(training)
         metadata = _json(opened_file, _METADATA, where) or {}

@@ -18,6 +18,7 @@ Source: `H5IOStore` in keras/src/saving/saving_lib.py, Keras 3.15; `saveables` s
 
 import io
 import math
+import re
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any, BinaryIO
@@ -41,6 +42,7 @@ MAGIC = b"\x89HDF\r\n\x1a\n"
 _DEEPEST = 64
 # What Keras 2.12 and 2.13 called "layers".
 _LAYERS_OF_2_13 = "_layer_checkpoint_dependencies"
+_PROJECTION_OF_2 = re.compile(r"/_((?:query|key|value|output)_dense)$")  # of MultiHeadAttention
 # Bytes of an array that are one piece of the file; HDF5 allows 4 GiB.
 _LARGEST_CHUNK = 1 << 30
 
@@ -125,7 +127,7 @@ def load(
         stored: dict[str, Stored] = {}
         stores: dict[Layer, dict[str, Array]] = {}
         for path, arrays in groups.items():
-            owner = owners.get(path)
+            owner = owners.get(path) or owners.get(_PROJECTION_OF_2.sub(r"/\1", path))
             if isinstance(owner, Layer) and has_custom_store(owner):
                 stores[owner] = {name: stored_array.read() for name, stored_array in arrays.items()}
                 continue

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 from dptrain.errors import ConfigError, DataError, DptrainError
 from dptrain.runtime.text import one_line
-from dptrain.saving import assets, keras_config, keras_h5
+from dptrain.saving import assets, keras_2_config, keras_config, keras_h5
 from dptrain.saving.reading import Loaded, guess, opened, parse_json, reading, size_of
 from dptrain.utils import check_seed
 from dptrain.version import __version__
@@ -121,6 +121,7 @@ def parse(where: str, file: BinaryIO, size: int) -> ModelFile:
         members = members_of(where, archive)
         config = parse_json(f"{where}:{_CONFIG}", member(where, archive, members, _CONFIG, size, _MAX_JSON))
         metadata = parse_json(f"{where}:{_METADATA}", member(where, archive, members, _METADATA, size, _MAX_JSON))
+        keras_2_config.refuse_other_functions(config, metadata.get("keras_version"))
         raw = None
         if _PREPROCESSING in members:
             content = member(where, archive, members, _PREPROCESSING, size, _MAX_JSON)

@@ -331,3 +331,30 @@ def test_metrics_of_compile_by_name():
     wrapped = {"class_name": "MeanMetricWrapper", "config": {"name": "accuracy", "fn": "sparse_categorical_accuracy"}}
     metric = dp.saving.deserialize_keras_object(keras_2_config.upgraded(wrapped))
     assert (type(metric), metric.name) == (dp.metrics.SparseCategoricalAccuracy, "accuracy")
+
+
+def test_the_hard_sigmoid_of_keras_2_is_refused(tmp_path):
+    """0.2 x + 0.5 there, x / 6 + 0.5 here: a file of the same words would predict otherwise."""
+    config = functional(of_2_15=False)
+    config["config"]["layers"][-1]["config"]["activation"] = "hard_sigmoid"
+    write_h5(tmp_path / "m.h5", config)
+    with pytest.raises(DataError, match="not supported: hard_sigmoid of Keras 2"):
+        dp.models.load_model(tmp_path / "m.h5")
+    ours = dp.Sequential([layers.Input((3,)), layers.Dense(2, "hard_sigmoid")])
+    for name in ("ours.h5", "ours.keras"):
+        ours.save(tmp_path / name)
+        assert dp.models.load_model(tmp_path / name).layers[-1].activation is dp.activations.hard_sigmoid
+
+
+def test_projections_of_attention_have_other_names_in_2_15(tmp_path):
+    """There its attributes begin with an underscore, and so do the groups of a file."""
+    x = layers.Input((6, 4))
+    model = dp.Model(x, layers.MultiHeadAttention(2, 3, name="attention")(x, x))
+    model.save_weights(tmp_path / "m.weights.h5")
+    with h5py.File(tmp_path / "m.weights.h5", "a") as file:
+        for part in ("query", "key", "value", "output"):
+            file.move(f"layers/multi_head_attention/{part}_dense", f"layers/multi_head_attention/_{part}_dense")
+    again = dp.models.clone_model(model)
+    again.load_weights(tmp_path / "m.weights.h5")
+    for mine, theirs in zip(again.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
