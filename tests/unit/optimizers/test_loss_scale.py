@@ -148,5 +148,16 @@ def test_slots_are_those_of_the_inner_optimizer():
     """By which they are sharded."""
     optimizer, weight = LossScaleOptimizer(Adam(0.1)), Variable(np.ones(2, np.float32), "weight")
     optimizer.build([weight])
-    assert [parameter for _, parameter in optimizer._all_slots] == [weight, weight]
-    assert [slot for slot, _ in optimizer._all_slots] == list(optimizer._slots_of(weight).values())
+    assert [one for _, one in optimizer._all_slots] == [weight, weight]
+    assert [one for one, _ in optimizer._all_slots] == list(optimizer._slots_of(weight).values())
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_what_a_variable_is_overwritten_with_is_not_divided_by_the_scale(named):
+    weight, other = Variable(np.zeros(3, np.float32)), Variable(np.zeros(3, np.float32))
+    weight.overwrite_with_gradient = True
+    optimizer = LossScaleOptimizer(SGD(1.0), initial_scale=8)
+    optimizer.build([weight, other])
+    optimizer.apply([ops.array([1.0, 6.0, 7.0]), ops.array([8.0, 16.0, 0.0])], [weight, other] if named else None)
+    np.testing.assert_array_equal(weight.numpy(), [1, 6, 7])
+    np.testing.assert_array_equal(other.numpy(), [-1, -2, 0])
