@@ -92,7 +92,7 @@ def refuse_other_functions(config: Any, version: Any, depth: int = 0) -> None:
 
     Its `hard_sigmoid`, by default that of ConvLSTM's gates, is 0.2 x + 0.5 from 0 to 1; Keras 3 has x / 6 + 0.5.
     """
-    if not str(version).startswith("2.") or depth > _DEEPEST:
+    if not str(version).startswith("2.") or depth > MOST_LEVELS:
         return
     for value in config.values() if isinstance(config, Mapping) else config if isinstance(config, list) else ():
         if value == "hard_sigmoid":
