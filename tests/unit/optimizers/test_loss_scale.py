@@ -148,8 +148,8 @@ def test_slots_are_those_of_the_inner_optimizer():
     """By which they are sharded."""
     optimizer, weight = LossScaleOptimizer(Adam(0.1)), Variable(np.ones(2, np.float32), "weight")
     optimizer.build([weight])
-    assert [one for _, one in optimizer._all_slots] == [weight, weight]
-    assert [one for one, _ in optimizer._all_slots] == list(optimizer._slots_of(weight).values())
+    assert [parameter for _, parameter in optimizer._all_slots] == [weight, weight]
+    assert [slot for slot, _ in optimizer._all_slots] == list(optimizer._slots_of(weight).values())
 
 
 @pytest.mark.parametrize("named", [True, False])
