@@ -37,8 +37,8 @@ def trained(make):
         u._gradient = b._gradient = None
         loss = make(x, u, b)
         loss.backward()
-        found = {"loss": loss, "u": u.value.grad, "b": b.value.grad}
-        return {name: one for name, one in found.items() if one is not None}
+        outputs = {"loss": loss, "u": u.value.grad, "b": b.value.grad}
+        return {name: value for name, value in outputs.items() if value is not None}
 
     return step
 
@@ -93,15 +93,15 @@ MODELS = [
 def assert_same_on_ranks(step):
     """Run a step on one rank, and on three of which one has no rows."""
     program = trace(step, INPUTS)
-    whole = evaluate(program, {"x": X})[0]
+    expected = evaluate(program, {"x": X})[0]
     for outputs, _ in run_on_ranks(place(program), {"x": X}, [3, 0, 2], {"x": 1})[0]:
-        for name, value in whole.items():
+        for name, value in expected.items():
             if outputs[name].shape == value.shape:
                 np.testing.assert_allclose(outputs[name], value, rtol=1e-12, atol=1e-13)
 
 
 def loops(program):
-    return [one for one in program.tensors if has_body(one)]
+    return [tensor for tensor in program.tensors if has_body(tensor)]
 
 
 @pytest.mark.parametrize("make", MODELS)
@@ -111,10 +111,10 @@ def test_gradients_are_those_of_steps_one_by_one(make):
     assert loops(program)
     steps = unrolled(program)
     assert not loops(steps)
-    found, expected = (evaluate(one, {"x": X})[0] for one in (program, steps))
+    outputs, expected = (evaluate(variant, {"x": X})[0] for variant in (program, steps))
     eager = step(ops.convert_to_tensor(X))
     for name, value in eager.items():
-        np.testing.assert_allclose(found[name], value.numpy(), rtol=1e-12, atol=1e-13)
+        np.testing.assert_allclose(outputs[name], value.numpy(), rtol=1e-12, atol=1e-13)
         np.testing.assert_allclose(expected[name], value.numpy(), rtol=1e-12, atol=1e-13)
 
 
@@ -123,7 +123,7 @@ def test_gradients_are_those_of_steps_one_by_one(make):
 def test_compiled_loops_compute_the_same(make, join):
     program = trace(trained(make), INPUTS)
     compiled = CompiledExecutable(place(program), HostMemory(), {"x": X}, join=join, threads=2)
-    assert any(isinstance(one, RepeatKernel) for one in compiled.fused.kernels)
+    assert any(isinstance(kernel, RepeatKernel) for kernel in compiled.fused.kernels)
     for _ in range(2):
         compiled.run((0, 0))
         for name, value in evaluate(program, {"x": X})[0].items():
@@ -144,7 +144,7 @@ def test_the_code_of_a_loop_is_as_long_for_many_steps_as_for_few():
 def test_ranks_send_nothing_in_a_loop(make):
     placed = place(trace(trained(make), INPUTS))
     assert loops(placed)
-    assert sum(one.op is ALL_REDUCE for one in placed.tensors) == len(placed.outputs)
+    assert sum(tensor.op is ALL_REDUCE for tensor in placed.tensors) == len(placed.outputs)
 
 
 @pytest.mark.parametrize("make", MODELS)
@@ -163,17 +163,17 @@ def test_second_derivatives():
         norm.backward()
         return {"u": u.value.grad, "b": b.value.grad}
 
-    found = evaluate(trace(step, INPUTS), {"x": X})[0]
+    outputs = evaluate(trace(step, INPUTS), {"x": X})[0]
     b._gradient = None
     for name, value in step(ops.convert_to_tensor(X)).items():
-        np.testing.assert_allclose(found[name], value.numpy(), rtol=1e-11)
+        np.testing.assert_allclose(outputs[name], value.numpy(), rtol=1e-11)
 
 
 def test_the_program_of_a_loop_is_as_long_for_many_steps_as_for_few():
     def size(steps):
         shape = (steps, Dim.rows(ROWS), WIDTH)
         program = trace(trained(recurrent), {"x": (shape, np.float64)})
-        return len(program.tensors), [len(body_of(one).results) for one in loops(program)]
+        return len(program.tensors), [len(body_of(loop).results) for loop in loops(program)]
 
     assert size(3) == size(300)
 
@@ -182,7 +182,7 @@ def test_what_depends_on_captures_alone_is_computed_once():
     u = Variable(np.eye(WIDTH))
     program = trace(lambda x: {"y": ops.map(lambda xt: xt @ ops.exp(u) * ops.sum(u), x)}, INPUTS)
     (loop,) = loops(program)
-    names = [one.op.name for one in topological(body_of(loop).results) if one.op is not None]
+    names = [tensor.op.name for tensor in topological(body_of(loop).results) if tensor.op is not None]
     assert names == ["batch_matmul", "multiply"]
 
 
@@ -228,13 +228,13 @@ def test_random_numbers_of_steps_differ():
     seed = random.SeedGenerator(7)
     program = trace(lambda x: {"y": ops.map(lambda xt: random.uniform(xt.shape, seed=seed), x)}, INPUTS)
     assert loops(program)
-    found, updates = evaluate(program, {"x": X})
+    outputs, updates = evaluate(program, {"x": X})
     expected, _ = evaluate(unrolled(program), {"x": X})
-    np.testing.assert_array_equal(found["y"], expected["y"])
+    np.testing.assert_array_equal(outputs["y"], expected["y"])
     compiled = CompiledExecutable(place(program), HostMemory(), {"x": X})
     compiled.run()
-    np.testing.assert_array_equal(compiled.outputs["y"], found["y"])
-    assert len(np.unique(found["y"])) == X.size
+    np.testing.assert_array_equal(compiled.outputs["y"], outputs["y"])
+    assert len(np.unique(outputs["y"])) == X.size
     assert list(updates.values()) == [STEPS]
 
 
@@ -256,10 +256,10 @@ def test_no_step_and_one():
             lambda x: dict(zip("cy", ops.scan(lambda c, xt: (c + xt, c * xt), ops.ones(2), x), strict=True)),
             {"x": ((steps, 2), np.float32)},
         )
-        found = evaluate(program, {"x": np.full((steps, 2), 3, np.float32)})[0]
+        evaluated = evaluate(program, {"x": np.full((steps, 2), 3, np.float32)})[0]
         compiled = CompiledExecutable(place(program), HostMemory(), {"x": np.full((steps, 2), 3, np.float32)})
         compiled.run()
-        for outputs in (found, compiled.outputs):
+        for outputs in (evaluated, compiled.outputs):
             np.testing.assert_array_equal(outputs["c"], [1 + 3 * steps] * 2)
             assert outputs["y"].shape == (steps, 2)
 

@@ -24,8 +24,8 @@ def asked(n):
 
 def test_what_is_proportional_is_a_dim_and_asks_for_nothing():
     n = rows(7)
-    made = (2 * n, n * 2, n + n, 2 * n - n, (4 * n) // 2, sum([n, n]), n + 0, quotient(n * 6, 3), least(n, 2 * n))
-    assert [type(one) for one in made] == [Dim] * 9
+    dims = (2 * n, n * 2, n + n, 2 * n - n, (4 * n) // 2, sum([n, n]), n + 0, quotient(n * 6, 3), least(n, 2 * n))
+    assert [type(dim) for dim in dims] == [Dim] * 9
     assert local((2 * n, 3, n + n, 4 * n // 2 - n), 5) == (10, 3, 10, 5)
     assert (n - n, n * 0, (6 * n) % 3, (6 * n) // (2 * n)) == (0, 0, 0, 3)
     assert n >= 0
@@ -46,9 +46,9 @@ def test_what_is_proportional_is_a_dim_and_asks_for_nothing():
 )
 def test_what_needs_the_number_gets_it(ask):
     n = rows(7)
-    expected, found = ask(7), ask(n)
-    if not isinstance(found, range):
-        np.testing.assert_array_equal(found, expected)
+    expected, actual = ask(7), ask(n)
+    if not isinstance(actual, range):
+        np.testing.assert_array_equal(actual, expected)
     assert asked(n)
 
 
@@ -70,8 +70,8 @@ def test_rows_of_another_batch_are_not_added_up():
 
 
 def test_it_is_a_tensor_where_it_enters_a_computation():
-    for made in (1 / rows(4), rows(4) * 0.5, 0.5 + rows(4), np.float32(2) * rows(4), rows(4) / 2):
-        assert isinstance(made, Tensor)
+    for tensor in (1 / rows(4), rows(4) * 0.5, 0.5 + rows(4), np.float32(2) * rows(4), rows(4) / 2):
+        assert isinstance(tensor, Tensor)
 
     def scaled(x):
         n = x.shape[0]
@@ -80,10 +80,10 @@ def test_it_is_a_tensor_where_it_enters_a_computation():
     program = trace(scaled, {"x": ((rows(4), 2), np.float32)})
     assert not program.shape_specialised
     x = np.ones((6, 2), np.float32)
-    found = evaluate(program.for_rows(6), {"x": x})[0]
-    np.testing.assert_allclose(found["a"], x / 6, rtol=1e-6)
-    np.testing.assert_allclose(found["b"], 2, rtol=1e-6)
-    np.testing.assert_allclose(found["c"], x * 6, rtol=1e-6)
+    outputs = evaluate(program.for_rows(6), {"x": x})[0]
+    np.testing.assert_allclose(outputs["a"], x / 6, rtol=1e-6)
+    np.testing.assert_allclose(outputs["b"], 2, rtol=1e-6)
+    np.testing.assert_allclose(outputs["c"], x * 6, rtol=1e-6)
 
 
 def test_bound_to_nothing_it_reads_as_none():
@@ -92,7 +92,7 @@ def test_bound_to_nothing_it_reads_as_none():
     assert str((n, 2 * m)) == "(None, None)"
     assert n != 5
     assert m != unknown()
-    assert [type(one) for one in (n * m, n + m, n // 2, m % 2, 3 // m, -m, 1 - m, m + 1)] == [Dim] * 8
+    assert [type(dim) for dim in (n * m, n + m, n // 2, m % 2, 3 // m, -m, 1 - m, m + 1)] == [Dim] * 8
     assert (n * m * 4) // m == 4 * n
     assert (m + 1 - m, m - m, (2 * m + 4) // 2 - m) == (1, 0, 2)
     for ask in (int, float, bool, range, lambda n: n > 3):
@@ -100,13 +100,13 @@ def test_bound_to_nothing_it_reads_as_none():
             ask(m)
 
 
-@given(number=st.integers(1, 40), by=st.integers(1, 7), more=st.integers(-3, 3))
-def test_expressions_are_computed_when_names_are_known(number, by, more):
+@given(number=st.integers(1, 40), by=st.integers(1, 7), shift=st.integers(-3, 3))
+def test_expressions_are_computed_when_names_are_known(number, by, shift):
     n = Dim("n")
-    made = [n * by + more, (n + more) // by, n % by, least(n, by), greatest(n + more, by), n * n, by // n, -n]
-    plain = [number * by + more, (number + more) // by, number % by, min(number, by), max(number + more, by)]
+    dims = [n * by + shift, (n + shift) // by, n % by, least(n, by), greatest(n + shift, by), n * n, by // n, -n]
+    plain = [number * by + shift, (number + shift) // by, number % by, min(number, by), max(number + shift, by)]
     plain += [number * number, by // number, -number]
-    assert [bound(one, {"n": number}) for one in made] == plain
+    assert [bound(dim, {"n": number}) for dim in dims] == plain
     size = Size(number)
     assert bound((2 * n, 3), {"n": Dim("n", size=size)}) == (2 * number, 3)
 

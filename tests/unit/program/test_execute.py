@@ -34,8 +34,8 @@ def network(variables, seed=None):
             hidden = random.dropout(hidden, 0.3, seed=seed)
         loss = ops.sum(cross_entropy(hidden @ w2, y) * sample_weight) / ops.sum(sample_weight)
         loss.backward()
-        for one in variables.values():
-            one.assign(one - 0.1 * one.value.grad)
+        for variable in variables.values():
+            variable.assign(variable - 0.1 * variable.value.grad)
         return {"loss": loss, "right": ops.sum(ops.cast(ops.equal(ops.argmax(hidden @ w2, -1), y), "float64"))}
 
     return step
@@ -48,9 +48,9 @@ def random_training(step):
     def traced(x, y, sample_weight):
         loss = step(variables, x, y, sample_weight)
         loss.backward()
-        for one in variables.values():
-            if one.value.grad is not None:
-                one.assign(one - 0.01 * one.value.grad)
+        for variable in variables.values():
+            if variable.value.grad is not None:
+                variable.assign(variable - 0.01 * variable.value.grad)
         return {"loss": loss, "same": x * 2}
 
     return trace(traced, SPECS)
@@ -66,21 +66,21 @@ def five_steps_on_ranks(shards, executable):
     starts = np.cumsum([0, *shards])
 
     def work(comm):
-        own = {name: value[starts[comm.rank] : starts[comm.rank + 1]] for name, value in DATA.items()}
+        inputs = {name: value[starts[comm.rank] : starts[comm.rank + 1]] for name, value in DATA.items()}
         variables = weights(w1=(4, 6), b1=6, gamma=6, w2=(6, 3))
         program = place(trace(network(variables), SPECS))
         step = executable(
-            program, HostMemory(), own, rows=shards[comm.rank], first_row=int(starts[comm.rank]), comm=comm
+            program, HostMemory(), inputs, rows=shards[comm.rank], first_row=int(starts[comm.rank]), comm=comm
         )
         step.run([0] * 5)
-        return step.outputs, {name: one.numpy() for name, one in variables.items()}
+        return step.outputs, {name: variable.numpy() for name, variable in variables.items()}
 
     return on_ranks(len(shards), work)
 
 
 def compare_steps(program, steps):
     """Assert that an executable has the bits of `evaluate`; return what came out."""
-    state = {one: one.numpy() for one in program.state}
+    state = {variable: variable.numpy() for variable in program.state}
     executable, came_out = ReferenceExecutable(program, HostMemory(), DATA), []
     for _ in range(steps):
         expected, updates = evaluate(program, DATA, state)
@@ -107,13 +107,13 @@ def test_bits_over_many_steps():
 @pytest.mark.parametrize("shards", [[4, 4, 3], [0, 11]], ids=str)
 def test_on_ranks(shards):
     variables = weights(w1=(4, 6), b1=6, gamma=6, w2=(6, 3))
-    whole = ReferenceExecutable(trace(network(variables), SPECS), HostMemory(), DATA)
-    whole.run([0] * 5)
-    for outputs, own in five_steps_on_ranks(shards, ReferenceExecutable):
-        for name, value in whole.outputs.items():
+    executable = ReferenceExecutable(trace(network(variables), SPECS), HostMemory(), DATA)
+    executable.run([0] * 5)
+    for outputs, rank_weights in five_steps_on_ranks(shards, ReferenceExecutable):
+        for name, value in executable.outputs.items():
             np.testing.assert_allclose(outputs[name], value, rtol=1e-12)
-        for name, one in variables.items():
-            np.testing.assert_allclose(own[name], one.numpy(), rtol=1e-11, atol=1e-13)
+        for name, variable in variables.items():
+            np.testing.assert_allclose(rank_weights[name], variable.numpy(), rtol=1e-11, atol=1e-13)
 
 
 def test_steps_read_their_own_rows():
@@ -155,10 +155,10 @@ def test_state_that_is_still_read_is_not_written_over():
     executable = ReferenceExecutable(program, HostMemory(), DATA)
     for number in range(3):
         executable.run()
-        found = executable.outputs
+        outputs = executable.outputs
         added = DATA["weights"].sum()
-        np.testing.assert_allclose(found["old"], 2 * (np.arange(3.0) + number * added))
-        np.testing.assert_allclose(found["new"], found["old"] + 2 * added)
+        np.testing.assert_allclose(outputs["old"], 2 * (np.arange(3.0) + number * added))
+        np.testing.assert_allclose(outputs["new"], outputs["old"] + 2 * added)
 
 
 def test_variables_that_change_places():
@@ -226,9 +226,9 @@ def test_a_variable_lives_where_programs_read_it():
     w.assign([5, 6, 7])
     first.run()
     np.testing.assert_array_equal(w * 2, [12, 14, 16])
-    held = w.numpy()
+    snapshot = w.numpy()
     second.run()
-    np.testing.assert_array_equal(held, [6, 7, 8])
+    np.testing.assert_array_equal(snapshot, [6, 7, 8])
     w._move(None)
     first.run()
     np.testing.assert_array_equal(w, [7, 8, 9])

@@ -20,13 +20,13 @@ from tests.conftest import ROOT
 def test_the_example_of_the_documentation():
     """It runs as printed, and prints what stands there."""
     text = (ROOT / "docs" / "program.md").read_text(encoding="utf-8")
-    source, shown = re.findall(r"```(?:python|text)\n(.*?)```", text, re.DOTALL)[:2]
+    source, expected = re.findall(r"```(?:python|text)\n(.*?)```", text, re.DOTALL)[:2]
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(source, "docs/program.md", "exec"), {})
     lines = printed.getvalue().splitlines()
     assert len(lines) == 4 * 3 + 50 + 4 + 1  # a heading, a header and an empty line a group
-    for line in shown.splitlines():
+    for line in expected.splitlines():
         assert line == "..." or line.rstrip() in lines, line
 
 
@@ -51,11 +51,11 @@ def test_what_is_counted():
 def groups_of(step) -> dict[str, str]:
     """Return the names of ops by group."""
     program = place(trace(step, {"x": ((Dim.rows(4), 3), np.float64)}))
-    found = grouped(program)
-    assert sorted(id(one) for members in found.values() for one in members) == sorted(
-        id(one) for one in program.tensors if one.op is not None
+    groups = grouped(program)
+    assert sorted(id(tensor) for members in groups.values() for tensor in members) == sorted(
+        id(tensor) for tensor in program.tensors if tensor.op is not None
     )
-    return {name: " ".join(one.op.name for one in members) for name, members in found.items()}
+    return {name: " ".join(tensor.op.name for tensor in members) for name, members in groups.items()}
 
 
 def test_what_trains_nothing_is_one_group():
@@ -71,11 +71,11 @@ def test_a_step_of_a_user_s_own():
         w.assign(w - 0.1 * w.value.grad)
         return {"loss": loss}
 
-    found = groups_of(step)
-    assert list(found) == ["forward", "backward", "update", "messages"]
-    assert found["forward"] == "batch_matmul square reduce_sum"
-    assert found["backward"].endswith("batch_matmul")
-    assert (found["update"], found["messages"]) == ("multiply subtract", "all_reduce all_reduce")
+    groups = groups_of(step)
+    assert list(groups) == ["forward", "backward", "update", "messages"]
+    assert groups["forward"] == "batch_matmul square reduce_sum"
+    assert groups["backward"].endswith("batch_matmul")
+    assert (groups["update"], groups["messages"]) == ("multiply subtract", "all_reduce all_reduce")
 
 
 def test_a_table_is_as_wide_as_a_terminal():

@@ -31,16 +31,16 @@ def test_gradients_of_parts_that_tile_a_tensor_are_put_beside_each_other(name):
 
     def step():
         w._gradient = None
-        ops.sum(ops.stack([ops.sum(one**3) * (n + 1) for n, one in enumerate(cut(w * 1.0))])).backward()
+        ops.sum(ops.stack([ops.sum(part**3) * (n + 1) for n, part in enumerate(cut(w * 1.0))])).backward()
         return {"grad": w.value.grad}
 
     program = trace(step, {})
-    kinds = [type(lowering_of(one)) for one in program.derived.tensors]
+    kinds = [type(lowering_of(tensor)) for tensor in program.derived.tensors]
     assert kinds.count(Insert) == 0 if partial_reduce else kinds.count(Insert) > 0
     expected, shift = np.zeros_like(X), 1e-6
 
     def loss(x):
-        return sum(float(ops.sum(one**3)) * (n + 1) for n, one in enumerate(cut(ops.convert_to_tensor(x))))
+        return sum(float(ops.sum(part**3)) * (n + 1) for n, part in enumerate(cut(ops.convert_to_tensor(x))))
 
     for place in np.ndindex(X.shape):
         change = np.zeros_like(X)
@@ -51,13 +51,13 @@ def test_gradients_of_parts_that_tile_a_tensor_are_put_beside_each_other(name):
 
 def test_rows_of_a_batch_that_are_cut_stay_on_their_rank():
     def step(x):
-        both = ops.concatenate([x, 2 * x])
+        joined = ops.concatenate([x, 2 * x])
         n = x.shape[0]
         w = Variable(np.ones(3))
-        y = both * w
+        y = joined * w
         ops.sum(ops.exp(y[:n]) + y[n:]).backward()
         return {"w": w.value.grad}
 
     program = trace(step, {"x": ((Dim.rows(4), 3), np.float64)})
     assert not program.shape_specialised
-    assert Insert in [type(lowering_of(one)) for one in program.tensors]
+    assert Insert in [type(lowering_of(tensor)) for tensor in program.tensors]

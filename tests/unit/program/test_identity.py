@@ -13,25 +13,26 @@ from tests.unit.test_imports import MODULES, PACKAGE, tree_of
 
 def compared(node):
     """Return whether a class is a dataclass that compares its fields."""
-    for one in node.decorator_list:
-        if "dataclass" in ast.unparse(one):
-            return "eq=False" not in ast.unparse(one) and "__eq__" not in {
-                getattr(own, "name", "") for own in node.body
+    for decorator in node.decorator_list:
+        if "dataclass" in ast.unparse(decorator):
+            return "eq=False" not in ast.unparse(decorator) and "__eq__" not in {
+                getattr(statement, "name", "") for statement in node.body
             }
     return False
 
 
 def test_no_dataclass_compares_tensors():
-    found = [
-        f"{path.relative_to(PACKAGE)}: {node.name}.{ast.unparse(own.target)}"
+    tensor_fields = [
+        f"{path.relative_to(PACKAGE)}: {node.name}.{ast.unparse(statement.target)}"
         for path in MODULES
         if "dataclass" in path.read_text(encoding="utf-8")  # before it is parsed
         for node in ast.walk(tree_of(path))
         if isinstance(node, ast.ClassDef) and compared(node)
-        for own in node.body
-        if isinstance(own, ast.AnnAssign) and re.search(r"\b(Tensor|Variable|Operand)\b", ast.unparse(own.annotation))
+        for statement in node.body
+        if isinstance(statement, ast.AnnAssign)
+        and re.search(r"\b(Tensor|Variable|Operand)\b", ast.unparse(statement.annotation))
     ]
-    assert found == []
+    assert tensor_fields == []
 
 
 def test_sources_of_one_tensor_are_equal_where_their_places_are():

@@ -41,8 +41,8 @@ def test_rows_stay_marked_after_plain_tensors_of_their_shape():
 def test_types_and_shapes_are_told_apart():
     for a, b in (("int32", "float32"), ("float32", "float64"), ("int32", "int32"), ("bool", "bool")):
         for shape in ((6, 4), (4,), (6, 1)):
-            made = ops.add(X.astype(a), np.ones(shape, b))
-            assert (made.shape, made.dtype.name) == ((6, 4), b)
+            total = ops.add(X.astype(a), np.ones(shape, b))
+            assert (total.shape, total.dtype.name) == ((6, 4), b)
 
 
 def test_what_does_not_go_together_is_refused_every_time():
@@ -64,8 +64,8 @@ def test_no_more_than_so_many_shapes_are_remembered(monkeypatch):
 def test_nothing_warns_and_numpy_is_left_as_it_was():
     with np.errstate(all="raise"), warnings.catch_warnings():
         warnings.simplefilter("error")
-        made = [ops.log(np.zeros(2)), constant(X) / 0, ops.softmax(np.full((1, 2), np.inf)), -ops.sqrt(-np.ones(1))]
-        assert not any(np.isfinite(one.numpy()).any() for one in made)
+        tensors = [ops.log(np.zeros(2)), constant(X) / 0, ops.softmax(np.full((1, 2), np.inf)), -ops.sqrt(-np.ones(1))]
+        assert not any(np.isfinite(tensor.numpy()).any() for tensor in tensors)
         with pytest.raises(FloatingPointError):
             np.log(np.zeros(2))
 
@@ -79,17 +79,17 @@ def test_a_function_of_a_user_may_call_ops():
 
 
 def test_threads_do_not_meet():
-    found = []
+    totals = []
 
     def work():
-        found.extend(float(ops.sum(ops.log(np.ones(100)))) for _ in range(100))
+        totals.extend(float(ops.sum(ops.log(np.ones(100)))) for _ in range(100))
 
     threads = [threading.Thread(target=work) for _ in range(3)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    assert found == [0.0] * 300
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert totals == [0.0] * 300
 
 
 # One NumPy function for several ops
@@ -103,8 +103,8 @@ def test_softmax_has_the_bits_of_its_ops(dtype, axis):
         x[0, 0], x[1, 1, 1], x[2, 2] = -np.inf, np.inf, np.nan
     program = trace(lambda x: {"y": ops.softmax(x, axis)}, {"x": (x.shape, x.dtype)})
     expected = evaluate(program, {"x": x})[0]["y"]
-    made = ops.softmax(x, axis)
-    assert (made.numpy().tobytes(), made.dtype) == (expected.tobytes(), expected.dtype)
+    eager = ops.softmax(x, axis)
+    assert (eager.numpy().tobytes(), eager.dtype) == (expected.tobytes(), expected.dtype)
     assert ops.softmax(Variable(x)).numpy().tobytes() == ops.softmax(x).numpy().tobytes()
 
 
@@ -114,18 +114,18 @@ def test_random_numbers_have_the_bits_of_their_ops(draw, dtype):
     seed = random.SeedGenerator(3)
     program = trace(lambda: {"y": draw((9, 5), 0.5, 2, dtype, seed=seed)}, {})
     expected = evaluate(program, {})[0]["y"]
-    made = draw((9, 5), 0.5, 2, dtype, seed=seed).numpy()
-    assert (made.tobytes(), made.dtype) == (expected.tobytes(), dtype)
+    eager = draw((9, 5), 0.5, 2, dtype, seed=seed).numpy()
+    assert (eager.tobytes(), eager.dtype) == (expected.tobytes(), dtype)
     assert draw((), dtype=dtype).numpy().shape == ()
 
 
 def test_a_watcher_sees_every_op():
     with watching(), pytest.raises(DivergenceError, match="op 'subtract' is the first to make a NaN"):
         ops.softmax(np.array([np.inf, 1.0]))
-    seen = []
-    with watching(lambda made: seen.append(made.op.name)):
+    op_names = []
+    with watching(lambda tensor: op_names.append(tensor.op.name)):
         constant(X)[1:3]
-    assert seen == ["getitem"]
+    assert op_names == ["getitem"]
 
 
 # Parts
@@ -135,9 +135,9 @@ def test_a_watcher_sees_every_op():
 @settings(max_examples=examples(50))
 def test_parts_are_those_of_numpy(key):
     array = np.arange(24.0).reshape(4, 3, 2)
-    for made in (constant(array)[key], Variable(array)[key]):
-        assert made.shape == array[key].shape
-        np.testing.assert_array_equal(made.numpy(), array[key])
+    for part in (constant(array)[key], Variable(array)[key]):
+        assert part.shape == array[key].shape
+        np.testing.assert_array_equal(part.numpy(), array[key])
 
 
 @pytest.mark.parametrize("key", [6, (0, 4), (0, 0, 0), slice(0, 2, 0)], ids=str)
@@ -172,7 +172,7 @@ def test_functions_and_divisions_are_expensive():
     assert {"add", "relu", "maximum"}.isdisjoint(costly)
 
 
-WITH_UFUNC = [name for name, one in OPS.items() if one.ufunc is not None]
+WITH_UFUNC = [name for name, op in OPS.items() if op.ufunc is not None]
 
 
 @pytest.mark.parametrize("name", WITH_UFUNC)
@@ -183,31 +183,31 @@ def test_a_ufunc_makes_what_the_function_makes(name):
     pairs = [(x, x[::-1]), (x, x[1]), (x, x[:, :1]), (x.T, x.T), (x[:0], x[1]), (x[0, 2], x[1, 0]), (x, x[1, 1])]
     types = ["float32", "float64", "int8", "int64", "bool", "uint8", "float16"]
     with np.errstate(invalid="ignore"):
-        pairs += [(x[1:].astype(one), x[2].astype(other)) for one in types for other in types]
+        pairs += [(x[1:].astype(dtype), x[2].astype(other)) for dtype in types for other in types]
     if name == "subtract":  # which NumPy has not for booleans
-        pairs = [one for one in pairs if not one[0].dtype == one[1].dtype == bool]
+        pairs = [pair for pair in pairs if not pair[0].dtype == pair[1].dtype == bool]
     for a, b in pairs:
-        values = [ops.convert_to_tensor(one) for one in (a, b)]
-        first, again = op(*values), op(*values)  # the second call knows what comes out
+        values = [ops.convert_to_tensor(operand) for operand in (a, b)]
+        first, second = op(*values), op(*values)  # the second call knows what comes out
         out = np.empty(first.shape, first.dtype)
         if first.dtype != np.float16:
             with np.errstate(all="ignore"):
                 op.compute(a, b, out=out)
             assert first.value.tobytes() == out.tobytes()
-        assert (again.shape, again.dtype) == (first.shape, first.dtype)
-        assert isinstance(again.value, np.ndarray)
-        assert again.value.flags.c_contiguous
-        assert again.value.tobytes() == first.value.tobytes()
+        assert (second.shape, second.dtype) == (first.shape, first.dtype)
+        assert isinstance(second.value, np.ndarray)
+        assert second.value.flags.c_contiguous
+        assert second.value.tobytes() == first.value.tobytes()
 
 
 def test_arithmetic_at_once_is_seen_by_tapes_and_watchers():
-    x, seen = ops.convert_to_tensor(np.ones((2, 3), np.float32)), []
-    with watching(seen.append):
+    x, tensors = ops.convert_to_tensor(np.ones((2, 3), np.float32)), []
+    with watching(tensors.append):
         for _ in range(2):
             ops.add(x, x)
-    assert [one.op.name for one in seen] == ["add", "add"]
+    assert [tensor.op.name for tensor in tensors] == ["add", "add"]
     variable = Variable(np.ones((2, 3), np.float32))
     for _ in range(2):
-        made = variable * x
-    made.backward()
+        product = variable * x
+    product.backward()
     np.testing.assert_array_equal(variable.value.grad, np.ones((2, 3)))

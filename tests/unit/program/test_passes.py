@@ -52,17 +52,17 @@ def test_precision_is_that_of_products_and_convolutions():
         }
 
     program = trace(step, {"x": ((B, 3), "float32"), "images": ((3, 3, 3, 3), "float32")})
-    found = with_precision(program, "float32", "tf32").outputs
-    found["halves"] = found["halves"].inputs[0]
+    outputs = with_precision(program, "float32", "tf32").outputs
+    outputs["halves"] = outputs["halves"].inputs[0]
     chosen = {"product": "float32", "convolution": "float32", "halves": "tf32", "wide": None, "pooled": None}
-    assert {name: one.attributes.get("precision") for name, one in found.items()} == chosen
+    assert {name: tensor.attributes.get("precision") for name, tensor in outputs.items()} == chosen
     of_halves = with_precision(program, "float32", "half").outputs["halves"].inputs[0]
     assert of_halves.attributes["precision"] == "half"
-    assert (of_halves.dtype.name, {one.dtype.name for one in of_halves.inputs}) == ("float32", {"bfloat16"})
+    assert (of_halves.dtype.name, {tensor.dtype.name for tensor in of_halves.inputs}) == ("float32", {"bfloat16"})
 
 
 def names(program):
-    return [one.op.name for one in program.tensors if one.op is not None]
+    return [tensor.op.name for tensor in program.tensors if tensor.op is not None]
 
 
 @pytest.mark.parametrize("shape", [(4, B, 3), (B, 4, 3), (2, 5, 4, 3), (0, B, 3), (1, B, 3)])
@@ -70,16 +70,16 @@ def test_sums_of_products_are_products_of_all_rows(shape):
     def step(x, y):
         axes = tuple(range(x.ndim - 2))
         transposed = ops.transpose(x, (*axes, x.ndim - 1, x.ndim - 2))
-        both = transposed @ y
-        return {"sum": ops.sum(transposed @ (y + 1), axes), "read twice": ops.sum(both, axes), "product": both}
+        product = transposed @ y
+        return {"sum": ops.sum(transposed @ (y + 1), axes), "read twice": ops.sum(product, axes), "product": product}
 
     program = trace(step, {"x": (shape, "float64"), "y": ((*shape[:-1], 2), "float64")})
-    made = with_long_products(program)
-    assert names(made).count("reduce_sum") == 1
+    changed = with_long_products(program)
+    assert names(changed).count("reduce_sum") == 1
     rng, rows = np.random.default_rng(0), [int(n) for n in shape]
     values = {"x": rng.normal(size=rows), "y": rng.normal(size=(*rows[:-1], 2))}
     for name, value in evaluate(program, values)[0].items():
-        np.testing.assert_allclose(evaluate(made, values)[0][name], value, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(evaluate(changed, values)[0][name], value, rtol=1e-12, atol=1e-12)
 
 
 def test_products_whose_factors_lie_otherwise_are_summed():
@@ -100,15 +100,15 @@ def results(program):
 )
 def test_what_comes_out_stays(change):
     before, after = placed(), change(placed())
-    for expected, found in zip(results(before), results(after), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for expected, actual in zip(results(before), results(after), strict=True):
+        np.testing.assert_array_equal(actual, expected)
     assert isinstance(after, PlacedProgram)
     assert set(after.tensors) <= after.placements.keys()
 
 
 def test_without_ranks_nothing_is_reduced():
     program = placed()
-    assert ALL_REDUCE in [one.op for one in program.tensors]
+    assert ALL_REDUCE in [tensor.op for tensor in program.tensors]
     assert names(without_ranks(program)) == [name for name in names(program) if name != "all_reduce"]
 
 
@@ -128,11 +128,11 @@ def test_what_differs_is_no_repeat():
         }
 
     program = trace(step, {"x": ((B,), "float32"), "y": ((B,), "float32")})
-    kept = names(without_repeats(program))
-    assert kept.count("exp") == 2
-    assert kept.count("elu") == 2
-    assert kept.count("cast_to") + kept.count("round_to") == 4
-    assert kept.count("add") == names(program).count("add")
+    op_names = names(without_repeats(program))
+    assert op_names.count("exp") == 2
+    assert op_names.count("elu") == 2
+    assert op_names.count("cast_to") + op_names.count("round_to") == 4
+    assert op_names.count("add") == names(program).count("add")
 
 
 def test_the_sign_of_zero_differs():
@@ -144,9 +144,11 @@ def test_the_sign_of_zero_differs():
 def test_a_product_says_its_precision():
     program = placed()
     assert with_precision(program, "float32") is program
-    products = [one for one in with_precision(program, "tf32").tensors if one.op and one.op.name == "batch_matmul"]
+    products = [
+        tensor for tensor in with_precision(program, "tf32").tensors if tensor.op and tensor.op.name == "batch_matmul"
+    ]
     assert products
-    assert {one.attributes["precision"] for one in products} == {"tf32"}
+    assert {product.attributes["precision"] for product in products} == {"tf32"}
 
 
 def test_products_of_half_precision():
@@ -168,15 +170,15 @@ def test_products_of_half_precision():
 
     def precisions(*chosen):
         changed = with_precision(program, *chosen)
-        outputs = {name: one if name != "halves" else one.inputs[0] for name, one in changed.outputs.items()}
-        return {name: one.attributes["precision"] for name, one in outputs.items()}
+        outputs = {name: tensor if name != "halves" else tensor.inputs[0] for name, tensor in changed.outputs.items()}
+        return {name: tensor.attributes["precision"] for name, tensor in outputs.items()}
 
-    kept = {"one": "float32", "computed": "float32"}
-    assert precisions("float32", "half") == {"halves": "half", "views": "half", "two types": "tf32"} | kept
-    assert precisions("float32", "tf32") == {"halves": "tf32", "views": "tf32", "two types": "tf32"} | kept
+    unchanged = {"one": "float32", "computed": "float32"}
+    assert precisions("float32", "half") == {"halves": "half", "views": "half", "two types": "tf32"} | unchanged
+    assert precisions("float32", "tf32") == {"halves": "tf32", "views": "tf32", "two types": "tf32"} | unchanged
     assert set(precisions("tf32", "tf32").values()) == {"tf32"}
     views = with_precision(program, "float32", "half").outputs["views"]
-    assert [one.dtype for one in views.inputs] == ["bfloat16", "bfloat16"]
+    assert [tensor.dtype for tensor in views.inputs] == ["bfloat16", "bfloat16"]
     assert (views.dtype, views.inputs[0].shape) == ("float32", (4, 4))
     source = Composition(program).source()
     assert all(f"{name}<" in source for name in ("product", "product_tf32", "product_half"))
@@ -202,11 +204,14 @@ def test_a_product_reads_the_halves_beneath_float32_copies():
 
     program = trace(step, {"x": ((6, 4), "float32")})
     changed = rewritten(program, with_half_factors)
-    products = {name: next(one for one in _lineage(made) if _is_product(one)) for name, made in changed.outputs.items()}
-    read = {name: {factor.dtype.name for factor in one.inputs} for name, one in products.items()}
+    products = {
+        name: next(tensor for tensor in _lineage(output) if _is_product(tensor))
+        for name, output in changed.outputs.items()
+    }
+    read = {name: {factor.dtype.name for factor in product.inputs} for name, product in products.items()}
     assert read.pop("halves") == read.pop("views") == {"bfloat16"}
     assert read == {"types": {"float32"}, "one": {"float32"}, "computed": {"float32"}, "whole": {"int32", "float32"}}
-    assert {one.dtype.name for one in products.values()} == {"float32"}
+    assert {product.dtype.name for product in products.values()} == {"float32"}
     assert rewritten(changed, with_half_factors).tensors == changed.tensors
 
 
@@ -221,7 +226,7 @@ def _is_product(tensor):
 
 def test_a_product_of_another_type_keeps_its_own():
     changed = with_precision(placed("float64"), "tf32")
-    assert not any("precision" in one.attributes for one in changed.tensors)
+    assert not any("precision" in tensor.attributes for tensor in changed.tensors)
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32"])

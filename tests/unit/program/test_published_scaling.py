@@ -34,26 +34,28 @@ class Network:
         def step(x):
             loss = ops.mean(ops.square(self.call(x)))
             loss.backward()
-            optimizer.apply([one.value.grad for one in self.weights], self.weights)
+            optimizer.apply([weight.value.grad for weight in self.weights], self.weights)
             return {"loss": loss}
 
         self.program = trace(step, {"x": ((Dim.rows(rows), *sample), np.float32)})
-        self.parameters = sum(size(one.shape) for one in self.weights)
+        self.parameters = sum(size(weight.shape) for weight in self.weights)
         self.operations = sum(map(flops, self.program.tensors)) / rows
 
     def weight(self, *shape):
-        one = Variable(np.float32(0), f"{len(self.weights)}/kernel")
-        one._held = of_value(np.broadcast_to(np.float32(0), shape))
-        one._held.name, one._held.variable = one.path, one
-        self.weights.append(one)
-        return one
+        variable = Variable(np.float32(0), f"{len(self.weights)}/kernel")
+        variable._held = of_value(np.broadcast_to(np.float32(0), shape))
+        variable._held.name, variable._held.variable = variable.path, variable
+        self.weights.append(variable)
+        return variable
 
-    def efficiency(self, mode, few, many, rows, hardware):
+    def efficiency(self, mode, few_ranks, many_ranks, rows, hardware):
         """Return the samples/s a rank of many ranks against few, `rows` on each."""
-        slots = {one: [] for one in self.weights}
-        chosen = next(one for one in kinds_of_parallelism(self.program, slots) if one.name == mode)
-        way = Scaling(self.program, chosen, slots, BUCKET)
-        of_rank = [way.predict(ranks, ranks * rows, hardware).speed / ranks for ranks in (few, many)]
+        slots = {weight: [] for weight in self.weights}
+        chosen = next(
+            parallelism for parallelism in kinds_of_parallelism(self.program, slots) if parallelism.name == mode
+        )
+        scaling = Scaling(self.program, chosen, slots, BUCKET)
+        of_rank = [scaling.predict(ranks, ranks * rows, hardware).speed / ranks for ranks in (few_ranks, many_ranks)]
         return of_rank[1] / of_rank[0]
 
 
@@ -67,7 +69,7 @@ class ResNet50(Network):
                 kernels = [(1, 1, inputs, width), (3, 3, width, width), (1, 1, width, 4 * width)]
                 around = self.weight(1, 1, inputs, 4 * width) if block == 0 else None
                 stride = 2 if number and block == 0 else 1
-                self.blocks.append(([self.weight(*one) for one in kernels], around, stride))
+                self.blocks.append(([self.weight(*shape) for shape in kernels], around, stride))
                 inputs = 4 * width
         self.head = self.weight(2048, 1000)
 
@@ -89,18 +91,18 @@ class Vgg16(Network):
         self.stages, inputs = [], 3
         for width, count in [(64, 2), (128, 2), (256, 3), (512, 3), (512, 3)]:
             sizes = [inputs, *[width] * count]
-            self.stages.append([self.weight(3, 3, *one) for one in pairwise(sizes)])
+            self.stages.append([self.weight(3, 3, *channels) for channels in pairwise(sizes)])
             inputs = width
-        self.dense = [self.weight(*one) for one in pairwise([7 * 7 * 512, 4096, 4096, 1000])]
+        self.dense = [self.weight(*widths) for widths in pairwise([7 * 7 * 512, 4096, 4096, 1000])]
 
     def call(self, x):
         for kernels in self.stages:
-            for one in kernels:
-                x = ops.relu(ops.conv(x, one, padding="same"))
+            for kernel in kernels:
+                x = ops.relu(ops.conv(x, kernel, padding="same"))
             x = ops.max_pool(x, 2)
         x = ops.reshape(x, (x.shape[0], -1))
-        for one in self.dense:
-            x = ops.relu(x @ one)
+        for kernel in self.dense:
+            x = ops.relu(x @ kernel)
         return x
 
 

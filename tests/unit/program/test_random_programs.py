@@ -30,7 +30,7 @@ PARTS = 12
 def test_random_programs(part):
     for seed in range(part * EACH, (part + 1) * EACH):
         case = program(seed)
-        assert not (said := wrong_on_cpu(case, thorough=seed % 4 == 0)), f"{said}\n{case}"
+        assert not (fault := wrong_on_cpu(case, thorough=seed % 4 == 0)), f"{fault}\n{case}"
 
 
 @pytest.mark.parametrize("part", sample(range(PARTS), 3))
@@ -60,7 +60,7 @@ def test_random_programs_on_meshes(part):
     """Op by op, and in the kernels and the memory of compiled code."""
     for seed in range(part * EACH // 4, (part + 1) * EACH // 4):
         case = program(seed, "mesh")
-        assert not (said := wrong_on_mesh(case, compiles=False)), f"{said}\n{case}"
+        assert not (fault := wrong_on_mesh(case, compiles=False)), f"{fault}\n{case}"
 
 
 @pytest.mark.long
@@ -80,7 +80,7 @@ def test_lengths_are_drawn_on_both_sides_of_what_generators_decide_by():
     chosen = {codegen._BLOCK, codegen._WIDE, generate._MAPPED, generate._SUMMED, generate._LONG_ROW}
     chosen |= {generate._CHUNK_ROWS, products._LEAST_SPLIT, products._LONG_SLICE, *products.TILES}
     assert chosen <= set(THRESHOLDS)
-    missing = {length + more for length in chosen - {4096} for more in (-1, 1)}
+    missing = {length + offset for length in chosen - {4096} for offset in (-1, 1)}
     for seed in range(3000):
         missing -= set(program(seed).lengths.values())
         if not missing:
@@ -124,10 +124,10 @@ def test_a_wrong_case_becomes_small():
 @pytest.mark.parametrize("name", ["t1", "t3", "state v"])
 def test_an_error_is_seen_and_rounding_is_not(name):
     right = expected(SMALL)
-    found = run_alone(SMALL, by_numpy)
-    assert right.wrong(found) == ""
-    assert right.wrong({**found, name: found[name] + np.float32(0.001) * (1 + abs(found[name]))}).startswith(name)
-    assert "shape" in right.wrong({**found, name: found[name][None]})
+    outputs = run_alone(SMALL, by_numpy)
+    assert right.wrong(outputs) == ""
+    assert right.wrong({**outputs, name: outputs[name] + np.float32(0.001) * (1 + abs(outputs[name]))}).startswith(name)
+    assert "shape" in right.wrong({**outputs, name: outputs[name][None]})
 
 
 def test_what_rounding_decides_is_not_judged():

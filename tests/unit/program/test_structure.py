@@ -54,15 +54,19 @@ def program(
     variables=None,
 ):
     """Return a small training step, of which a test changes one thing."""
-    state = {one: Variable(np.full(shape, 2.0), one, dtype=dtype) for one in "wv"} if variables is None else variables
+    state = (
+        {letter: Variable(np.full(shape, 2.0), letter, dtype=dtype) for letter in "wv"}
+        if variables is None
+        else variables
+    )
 
     def step(x):
         y = ops.leaky_relu(x * state["w"] if not reverse else state["w"] * x, slope) + np.asarray(constant, dtype)
-        for one in seeds:
-            generator = random.SeedGenerator(one, number=number, purpose=Purpose.DROPOUT)
+        for seed in seeds:
+            generator = random.SeedGenerator(seed, number=number, purpose=Purpose.DROPOUT)
             y = y + ops.cast(random.uniform((x.shape[0], 4), seed=generator), dtype)
-        for one in updates:
-            state[one].assign(state[one] * 0.5 + 1)
+        for letter in updates:
+            state[letter].assign(state[letter] * 0.5 + 1)
         return {name: function(y) * state["v"]}
 
     return trace(step, {"x": ((Dim.rows(rows), *shape), dtype)})
@@ -97,13 +101,13 @@ def test_variables_seeds_and_rows_make_no_difference():
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_whatever_else_differs_does(name):
-    made, other = program(**OTHERS[name]), program()
-    assert structure_of(made).key != structure_of(other).key
+    changed, other = program(**OTHERS[name]), program()
+    assert structure_of(changed).key != structure_of(other).key
 
 
 def small(function, x=(3,), dtype="float32", y=(3,)):
     """Return the key of a step that is given two variables and two inputs."""
-    variables = [Variable(np.zeros(3), one) for one in "wv"]
+    variables = [Variable(np.zeros(3), letter) for letter in "wv"]
     return structure_of(trace(lambda x, y: function(x, y, *variables), {"x": (x, dtype), "y": (y, "float32")})).key
 
 
@@ -111,8 +115,8 @@ def assigning(w_new, v_new):
     """Return a step that reads two variables and gives them new values: x, its exponential, or none."""
 
     def step(x, y, w, v):
-        made = x + w * v
-        choice = {"sum": made, "exp": ops.exp(made)}
+        total = x + w * v
+        choice = {"sum": total, "exp": ops.exp(total)}
         for variable, new in ((w, w_new), (v, v_new)):
             if new:
                 variable.assign(choice[new])
@@ -157,11 +161,11 @@ def test_what_is_alike_has_other_keys():
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [(0.0, -0.0), (np.float32(0.0), np.float32(-0.0)), (1, 1.0), (1, True), ((0.0,), [-0.0])]
+    ("value", "other"), [(0.0, -0.0), (np.float32(0.0), np.float32(-0.0)), (1, 1.0), (1, True), ((0.0,), [-0.0])]
 )
-def test_attributes_are_compared_bit_by_bit(one, other):
-    assert comparable(one) != comparable(other)
-    assert comparable(one) == comparable(one)
+def test_attributes_are_compared_bit_by_bit(value, other):
+    assert comparable(value) != comparable(other)
+    assert comparable(value) == comparable(value)
 
 
 def test_programs_of_one_size_differ_by_it():
@@ -174,9 +178,11 @@ def test_programs_of_one_size_differ_by_it():
 
 
 def test_state_that_nothing_reads_belongs_to_it():
-    one, more = program(), Variable(np.zeros(2), "more")
-    other = dataclasses.replace(one, state={**one.state, more: placeholder((2,), "float32", "more", more)})
-    assert structure_of(one).key != structure_of(other).key
+    original, variable = program(), Variable(np.zeros(2), "more")
+    other = dataclasses.replace(
+        original, state={**original.state, variable: placeholder((2,), "float32", "more", variable)}
+    )
+    assert structure_of(original).key != structure_of(other).key
 
 
 def test_messages_belong_to_it():
@@ -186,17 +192,17 @@ def test_messages_belong_to_it():
 
 def test_what_cannot_be_compared_has_none():
     array = np.zeros(3)
-    one = program()
-    made = next(tensor for tensor in one.tensors if tensor.attributes)
-    made.attributes = {**made.attributes, "array": array}
-    assert structure_of(one) is None
+    traced = program()
+    tensor = next(tensor for tensor in traced.tensors if tensor.attributes)
+    tensor.attributes = {**tensor.attributes, "array": array}
+    assert structure_of(traced) is None
 
 
-@pytest.mark.parametrize(("more", "known"), [(0, True), (4, False)])
-def test_constants_of_many_bytes_have_none(more, known):
-    constant = np.zeros((CONSTANTS + more) // 4, np.float32)
-    made = trace(lambda x: {"y": x + constant}, {"x": ((), "float32")})
-    assert (structure_of(made) is not None) == known
+@pytest.mark.parametrize(("excess", "has_structure"), [(0, True), (4, False)])
+def test_constants_of_many_bytes_have_none(excess, has_structure):
+    constant = np.zeros((CONSTANTS + excess) // 4, np.float32)
+    traced = trace(lambda x: {"y": x + constant}, {"x": ((), "float32")})
+    assert (structure_of(traced) is not None) == has_structure
 
 
 def test_a_whole_model_has_one_however_often_it_is_made():
@@ -227,8 +233,8 @@ def test_other_runs_of_random_programs_compute_what_they_should(part):
     for seed in range(part * PROGRAMS // PARTS, (part + 1) * PROGRAMS // PARTS):
         case = drawn(seed)
         for run in range(2):
-            found = not_optimized(lambda case=case, run=run: run_alone(case, compiles, run))
-            assert not (said := expected(case, run).wrong(found)), f"{said} of run {run}\n{case}"
+            outputs = not_optimized(lambda case=case, run=run: run_alone(case, compiles, run))
+            assert not (fault := expected(case, run).wrong(outputs)), f"{fault} of run {run}\n{case}"
         first, second = (case.trace(run) for run in (0, 2))
         assert lowered(first)[0].views is lowered(second)[0].views, case
 
@@ -237,14 +243,14 @@ def test_other_runs_of_random_programs_compute_what_they_should(part):
 def test_equal_structures_have_equal_code(count):
     """Of programs that were drawn and of those in which a bug was found: whatever has one key has one text."""
     texts = {}
-    cases = [*(drawn(seed) for seed in range(count)), *(one for one in CORPUS.values() if not one.mesh)]
+    cases = [*(drawn(seed) for seed in range(count)), *(case for case in CORPUS.values() if not case.mesh)]
     for case, run in itertools.product(cases, range(2)):
-        made = without_ranks(case.trace(run))
-        structure = structure_of(made)
+        traced = without_ranks(case.trace(run))
+        structure = structure_of(traced)
         if structure is None:
             continue
-        code = generate(fuse(made))
-        text = code.source, [one.shape for one in code.roots], [structure.seeds.index(one) for one in code.seeds]
+        code = generate(fuse(traced))
+        text = code.source, [root.shape for root in code.roots], [structure.seeds.index(seed) for seed in code.seeds]
         assert texts.setdefault(structure.key, text) == text, case
     assert len(texts) > 10
 
@@ -254,11 +260,11 @@ def test_equal_structures_have_equal_code(count):
 def test_what_was_kept_changes_no_number(name):
     rng = np.random.default_rng(0)
     for options in ({}, OTHERS[name], {}, OTHERS[name]):
-        made = program(**options, variables=None)
-        x = rng.normal(size=(6, *next(iter(made.inputs.values())).shape[1:]))
-        values = {"x": x.astype(made.inputs["x"].dtype)}
-        outputs, updates = evaluate(made, values)
-        executable = CompiledExecutable(made, HostMemory(), values)
+        traced = program(**options, variables=None)
+        x = rng.normal(size=(6, *next(iter(traced.inputs.values())).shape[1:]))
+        values = {"x": x.astype(traced.inputs["x"].dtype)}
+        outputs, updates = evaluate(traced, values)
+        executable = CompiledExecutable(traced, HostMemory(), values)
         executable.run()
         for key, value in outputs.items():
             np.testing.assert_allclose(executable.outputs[key], value, rtol=1e-5)
@@ -270,8 +276,8 @@ def test_what_was_kept_changes_no_number(name):
 def test_an_array_that_its_owner_changes_is_no_constant_of_another_program():
     array, x = np.zeros(3, np.float32), np.ones(3, np.float32)
     for value in (array, np.zeros(3, np.float32)):
-        made = trace(lambda x, value=value: {"y": x + value}, {"x": ((3,), "float32")})
-        executable = CompiledExecutable(made, HostMemory(), {"x": x})
+        traced = trace(lambda x, value=value: {"y": x + value}, {"x": ((3,), "float32")})
+        executable = CompiledExecutable(traced, HostMemory(), {"x": x})
         executable.run()
         np.testing.assert_array_equal(executable.outputs["y"], x)
         array[:] = 5
@@ -294,11 +300,11 @@ def test_seeds_of_numbers_that_numpy_draws():
             bits = random_bits(counts.value[1], shape=(5, 2), seed=seed, purpose=Purpose.DROPOUT, number=0)
             return {"bits": x + ops.cast(bits, "float64")}
 
-        made, values = trace(step, {"x": ((), "float64")}), {"x": np.zeros(())}
-        executable = CompiledExecutable(made, HostMemory(), values)
-        assert any(isinstance(one, Call) for one in executable.code.parts)
+        traced, values = trace(step, {"x": ((), "float64")}), {"x": np.zeros(())}
+        executable = CompiledExecutable(traced, HostMemory(), values)
+        assert any(isinstance(part, Call) for part in executable.code.parts)
         executable.run()
-        np.testing.assert_array_equal(executable.outputs["bits"], evaluate(made, values)[0]["bits"])
+        np.testing.assert_array_equal(executable.outputs["bits"], evaluate(traced, values)[0]["bits"])
 
 
 def test_what_a_rank_does_alone_is_another():
@@ -316,7 +322,7 @@ def test_loops_that_are_not_joined_are_others():
 
 @needs_compiler
 def test_nothing_keeps_the_variables_of_an_ended_run():
-    variables = {one: Variable(np.full((4,), 2.0), one) for one in "wv"}
+    variables = {letter: Variable(np.full((4,), 2.0), letter) for letter in "wv"}
 
     def step(x):
         loss = ops.sum(x * variables["w"])
@@ -324,25 +330,25 @@ def test_nothing_keeps_the_variables_of_an_ended_run():
         variables["w"].assign(variables["w"] - variables["w"].value.grad)
         return {"loss": loss, "total": ops.sum(variables["w"]) + ops.sum(variables["v"])}
 
-    made = place(trace(step, {"x": ((Dim.rows(6), 4), "float32")}), [variables["v"]])
-    assert made.derived.outputs
-    assert made.weight_gradients
-    CompiledExecutable(made, HostMemory(), {"x": np.zeros((6, 4), np.float32)}).run()
-    gone = [weakref.ref(one) for one in variables.values()]
-    del made
+    placed = place(trace(step, {"x": ((Dim.rows(6), 4), "float32")}), [variables["v"]])
+    assert placed.derived.outputs
+    assert placed.weight_gradients
+    CompiledExecutable(placed, HostMemory(), {"x": np.zeros((6, 4), np.float32)}).run()
+    references = [weakref.ref(variable) for variable in variables.values()]
+    del placed
     variables.clear()
     gc.collect()
-    assert [one() for one in gone] == [None, None]
+    assert [reference() for reference in references] == [None, None]
     assert compiled._LOWERED
 
 
-@pytest.mark.parametrize(("others", "known"), [(compiled.KEPT - 1, True), (compiled.KEPT, False)])
-def test_what_was_used_last_is_kept(others, known):
+@pytest.mark.parametrize(("others", "is_kept"), [(compiled.KEPT - 1, True), (compiled.KEPT, False)])
+def test_what_was_used_last_is_kept(others, is_kept):
     first = lowered(program())[0].views
     for number in range(others):
         lowered(program(slope=1.0 + number))
         assert len(compiled._LOWERED) <= compiled.KEPT
-    assert (lowered(program())[0].views is first) == known
+    assert (lowered(program())[0].views is first) == is_kept
 
 
 def test_what_is_used_stays():

@@ -78,9 +78,9 @@ def test_numbers_take_the_type_that_they_meet():
 )
 def test_slices(key, expected):
     array = np.arange(24.0).reshape(2, 3, 4)
-    found = constant(array)[key]
-    assert found.shape == array[key].shape == expected
-    np.testing.assert_array_equal(found, array[key])
+    part = constant(array)[key]
+    assert part.shape == array[key].shape == expected
+    np.testing.assert_array_equal(part, array[key])
 
     def step(x):
         ops.sum(w[key] * x[key]).backward()
@@ -212,10 +212,10 @@ def test_gradients_of_a_trace_are_its_own():
         assert w.value.grad is None
         ops.sum(w * x).backward()
         ops.sum(w * x).backward()
-        found = w.value.grad
+        gradient = w.value.grad
         w._gradient = None
         assert w.value.grad is None
-        return {"grad": found}
+        return {"grad": gradient}
 
     program = trace(step, {"x": ((2,), np.float64)})
     np.testing.assert_array_equal(evaluate(program, {"x": [5, 6]})[0]["grad"], [10, 12])
@@ -229,7 +229,7 @@ def test_the_number_of_rows_is_a_constant_that_says_so():
         return {"mean": ops.sum(x) / (2 * x.shape[0]), "rows": ops.cast(x.shape[0], "float64"), "more": x.shape[0] + 1}
 
     program = trace(step, {"x": ((Dim.rows(8), 2), "float64")})
-    (counted,) = [one for one in program.outputs["mean"].inputs if one.op is None]
+    (counted,) = [tensor for tensor in program.outputs["mean"].inputs if tensor.op is None]
     assert (counted.counts_rows, counted.attributes["rows"], float(counted)) == (True, 2, 16)
     assert program.outputs["rows"].op.name == "cast_to"
     assert not program.derived.outputs["more"].counts_rows
@@ -240,7 +240,7 @@ def test_what_depends_on_no_placeholder_is_computed_once():
         return {"y": x * ops.exp(constant(np.array(0.0))), "ones": ops.ones((x.shape[0], 1))}
 
     program = trace(step, {"x": ((Dim.rows(3),), np.float64)})
-    assert [one.op.name for one in program.tensors if one.op] == ["multiply", "full"]
+    assert [tensor.op.name for tensor in program.tensors if tensor.op] == ["multiply", "full"]
 
 
 # What an eager tensor remembers
@@ -254,9 +254,9 @@ def test_a_loop_keeps_no_values():
         tracemalloc.start()
         for _ in range(300):
             v = step(v)
-        kept, _ = tracemalloc.get_traced_memory()
+        nbytes, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert kept < 300_000
+        assert nbytes < 300_000
 
 
 def test_what_variables_and_open_tapes_are_asked_for_is_remembered():
@@ -292,8 +292,8 @@ def test_a_tape_around_a_tape():
             inner.watch(x)
             y = x**3
         first = inner.gradient(y, x)
-        again = first * x
-    assert (float(first), float(outer.gradient(again, x))) == (12, 36)
+        product = first * x
+    assert (float(first), float(outer.gradient(product, x))) == (12, 36)
 
 
 # As a sequence and as a number
@@ -304,7 +304,7 @@ def test_rows_one_by_one():
     assert [row.numpy().tolist() for row in x] == [[0, 1], [2, 3], [4, 5]]
     first, *_, last = x
     assert (len(x), float(first[0]), float(last[1])) == (3, 0, 5)
-    assert [float(one) for one in Variable(np.arange(2.0))] == [0, 1]
+    assert [float(element) for element in Variable(np.arange(2.0))] == [0, 1]
     for function in (len, list):
         with pytest.raises(TypeError, match="without dimensions has no length"):
             function(constant(1.0))
@@ -319,11 +319,11 @@ def test_a_batch_has_no_length_while_a_step_is_traced():
 
 
 def test_numbers():
-    one = constant(np.array([[2.5]]))
-    assert (float(one), int(one), bool(one), f"{one[0, 0]:.2f}", f"{one}") == (2.5, 2, True, "2.50", repr(one))
+    x = constant(np.array([[2.5]]))
+    assert (float(x), int(x), bool(x), f"{x[0, 0]:.2f}", f"{x}") == (2.5, 2, True, "2.50", repr(x))
     assert [10, 20, 30][constant(np.array(1))] == 20
     assert list(range(constant(3))) == [0, 1, 2]
-    for wrong in (one, constant(np.array(1.0)), constant(np.array([1]))):
+    for wrong in (x, constant(np.array(1.0)), constant(np.array([1]))):
         with pytest.raises(TypeError, match="expected a single integer"):
             range(wrong)
     with pytest.raises(ValueError, match="array of size 1"):
@@ -362,8 +362,8 @@ def test_no_gradient_goes_through_whole_numbers_traced_or_not():
     values = np.array([-3.0, 0.3, 2.6], np.float32)
 
     def slope(x):
-        made = ops.cast(ops.absolute(x * 1.75), "uint8") + x
-        return gradients(ops.sum(made * made), [x])[0]
+        total = ops.cast(ops.absolute(x * 1.75), "uint8") + x
+        return gradients(ops.sum(total * total), [x])[0]
 
     expected = 2 * (np.floor(np.abs(values * np.float32(1.75))) + values)
     np.testing.assert_array_equal(slope(differentiable(values)).numpy(), expected)

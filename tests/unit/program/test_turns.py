@@ -65,10 +65,10 @@ def test_who_reads_and_who_writes(begin):
     assert writes.waits()
     reads.ends.set()
     assert writes.begins()
-    again = begin(lambda: turns.of({W}))
-    assert again.waits()
+    later_reads = begin(lambda: turns.of({W}))
+    assert later_reads.waits()
     writes.ends.set()
-    assert again.begins()
+    assert later_reads.begins()
 
 
 def test_turns_begin_in_the_order_in_which_they_were_asked_for(begin):
@@ -80,9 +80,9 @@ def test_turns_begin_in_the_order_in_which_they_were_asked_for(begin):
     assert writer.waits()
     later = begin(lambda: turns.of({W}))
     assert later.waits()
-    one = begin(lambda: turns.reading(W))
-    assert one.begins()
-    one.ends.set()
+    reader = begin(lambda: turns.reading(W))
+    assert reader.begins()
+    reader.ends.set()
     first.ends.set()
     assert writer.begins()
     assert later.waits()
@@ -130,5 +130,5 @@ with TURNS.of({2}):
 ends.set()
 thread.join()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout.strip()) == (0, "7"), done.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (process.returncode, process.stdout.strip()) == (0, "7"), process.stderr

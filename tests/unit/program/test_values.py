@@ -20,7 +20,7 @@ CALLS = []
 
 def centered(x, *, out):
     """x without the mean along its last axis, and that mean."""
-    CALLS.append([one is not None for one in out])
+    CALLS.append([array is not None for array in out])
     mean = x.mean(-1)
     if out[0] is not None:
         out[0][...] = x - mean[:, None]
@@ -32,7 +32,7 @@ CENTERED = Op(centered, lambda x: [x, x[:1]], "aB->aB,a", lambda x: [x, x], has_
 
 
 @CENTERED.gradient
-def _centered(made, dys, x):
+def _centered(tensor, dys, x):
     d_rest, d_mean = dys
     dx = 0.0
     if d_rest is not None:
@@ -67,26 +67,26 @@ USES = {
 def test_values_are_made_once_and_only_where_they_are_read(use):
     w = Variable(np.array([0.5, -1, 2]), "w")
     function = step(w, USES[use])
-    eager = {name: one.numpy() for name, one in function(ops.convert_to_tensor(X)).items()}
+    eager = {name: tensor.numpy() for name, tensor in function(ops.convert_to_tensor(X)).items()}
     shift = 1e-6 * np.eye(3)
     numeric = []
-    for one in shift:
-        both = [
-            float(step(Variable(w.numpy() + sign * one), USES[use])(ops.convert_to_tensor(X))["loss"])
+    for change in shift:
+        losses = [
+            float(step(Variable(w.numpy() + sign * change), USES[use])(ops.convert_to_tensor(X))["loss"])
             for sign in (1, -1)
         ]
-        numeric.append((both[0] - both[1]) / 2e-6)
+        numeric.append((losses[0] - losses[1]) / 2e-6)
     np.testing.assert_allclose(eager["grad"], numeric, rtol=1e-6, atol=1e-8)
     program = trace(function, INPUTS)
     CALLS.clear()
-    found = evaluate(program, {"x": X})[0]
+    evaluated = evaluate(program, {"x": X})[0]
     assert [[use != "second", use != "first"]] == CALLS
     compiled = CompiledExecutable(place(program), HostMemory(), {"x": X})
     CALLS.clear()
     compiled.run()
     assert [[use != "second", use != "first"]] == CALLS
     for name, value in eager.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-13)
+        np.testing.assert_allclose(evaluated[name], value, rtol=1e-13)
         np.testing.assert_allclose(compiled.outputs[name], value, rtol=1e-12)
     for outputs, _ in run_on_ranks(place(program), {"x": X}, [2, 0, 3], {"x": 0})[0]:
         for name, value in eager.items():
@@ -94,7 +94,7 @@ def test_values_are_made_once_and_only_where_they_are_read(use):
 
 
 def test_letters_name_every_value():
-    named = parse_rule("aB->aB,a", "centered")
-    assert (named.of(0).output, named.of(1).output, str(named)) == ("aB", "a", "aB->aB,a")
+    rule = parse_rule("aB->aB,a", "centered")
+    assert (rule.of(0).output, rule.of(1).output, str(rule)) == ("aB", "a", "aB->aB,a")
     with pytest.raises(ConfigError, match="'a' names two axes"):
         parse_rule("aB->aB,aa", "centered")

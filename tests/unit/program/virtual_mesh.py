@@ -38,12 +38,12 @@ class VirtualMesh:
 
     def shape(self, tensor, axes, rank):
         """Return the shape of a rank's part of a tensor."""
-        found = [int(n) for n in tensor.shape]
+        lengths = [int(n) for n in tensor.shape]
         for axis, mesh in enumerate(axes):
             if mesh is not None:
                 start, stop = self.bounds(mesh, rank[mesh], tensor.shape[axis])
-                found[axis] = stop - start
-        return tuple(found)
+                lengths[axis] = stop - start
+        return tuple(lengths)
 
     def part(self, array, tensor, axes, rank):
         """Return a rank's part of a whole array."""
@@ -54,65 +54,67 @@ class VirtualMesh:
 
     def others(self, rank, mesh):
         """Return the ranks that differ from this one along an axis of the mesh alone, and it, in order."""
-        return [number for number, one in enumerate(self.ranks) if one | {mesh: 0} == rank | {mesh: 0}]
+        return [number for number, coordinates in enumerate(self.ranks) if coordinates | {mesh: 0} == rank | {mesh: 0}]
 
     def execute(self, program, values):
         """Return what each rank has of the outputs by name, and of the new values of variables.
 
         Ranks that a placement says have the same are found to.
         """
-        found = {}
-        given = {id(one): values[name] for name, one in program.inputs.items()}
-        given |= {id(one): variable.numpy() for variable, one in program.state.items()}
+        arrays = {}
+        leaf_values = {id(tensor): values[name] for name, tensor in program.inputs.items()}
+        leaf_values |= {id(tensor): variable.numpy() for variable, tensor in program.state.items()}
         for tensor in program.tensors:
             placement = program.placements[tensor]
-            parts = [found[id(one)] for one in tensor.inputs]
-            found[id(tensor)] = own = [
-                self._value(tensor, placement, parts, number, given.get(id(tensor)))
+            parts = [arrays[id(operand)] for operand in tensor.inputs]
+            arrays[id(tensor)] = rank_parts = [
+                self._value(tensor, placement, parts, number, leaf_values.get(id(tensor)))
                 for number in range(len(self.ranks))
             ]
-            told = {mesh for mesh in (*placement.axes, *placement.partial) if mesh is not None}
+            mesh_axes = {mesh for mesh in (*placement.axes, *placement.partial) if mesh is not None}
             first = {}
-            for rank, array in zip(self.ranks, own, strict=True):
+            for rank, array in zip(self.ranks, rank_parts, strict=True):
                 assert array.shape == self.shape(tensor, placement.axes, rank), f"{tensor} {placement}"
-                same = first.setdefault(tuple(rank[mesh] for mesh in sorted(told)), array)
-                np.testing.assert_array_equal(array, same, err_msg=f"{tensor} {placement}")
+                expected = first.setdefault(tuple(rank[mesh] for mesh in sorted(mesh_axes)), array)
+                np.testing.assert_array_equal(array, expected, err_msg=f"{tensor} {placement}")
         return [
             [
-                {name: found[id(one)][number] for name, one in made.items()}
-                for made in (program.outputs, program.updates)
+                {name: arrays[id(tensor)][number] for name, tensor in tensors.items()}
+                for tensors in (program.outputs, program.updates)
             ]
             for number in range(len(self.ranks))
         ]
 
-    def _value(self, tensor, placement, parts, number, given):
-        rank, own = self.ranks[number], [one[number] for one in parts]
+    def _value(self, tensor, placement, parts, number, whole_value):
+        rank, operands = self.ranks[number], [operand[number] for operand in parts]
         if tensor.op is None:
-            whole = constant_of(tensor, self.shards[rank[BATCH]], sum(self.shards)) if given is None else given
-            return self.part(whole, tensor, placement.axes, rank)
+            array = (
+                constant_of(tensor, self.shards[rank[BATCH]], sum(self.shards)) if whole_value is None else whole_value
+            )
+            return self.part(array, tensor, placement.axes, rank)
         attributes = tensor.attributes
         if tensor.op in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER):
             everyone = [parts[0][other] for other in self.others(rank, attributes["mesh"])]
             if tensor.op is ALL_GATHER:
                 return np.concatenate(everyone, attributes["axis"])
-            own = [JOINS[attributes["over"]](everyone, axis=0)]
+            operands = [JOINS[attributes["over"]](everyone, axis=0)]
         if tensor.op in (OWN_PART, REDUCE_SCATTER):
             axis, mesh = attributes["axis"], attributes["mesh"]
-            return self.part(own[0], tensor, (*(None,) * axis, mesh), rank)
+            return self.part(operands[0], tensor, (*(None,) * axis, mesh), rank)
         if tensor.op is ALL_REDUCE:
-            return own[0]
+            return operands[0]
         first, rows = sum(self.shards[: rank[BATCH]]), self.shards[rank[BATCH]]
-        return computed(tensor, own, self.shape(tensor, placement.axes, rank), first, rows)
+        return computed(tensor, operands, self.shape(tensor, placement.axes, rank), first, rows)
 
 
 def spread(program):
     """Return layouts of a program's state, each another one, over the axes `BATCH` and "model" of a mesh."""
     turn = itertools.cycle([BATCH, "model", None, "model", None, BATCH, None])
-    found = {}
-    for one in program.state:
-        axes = [next(turn) for _ in one.shape]
-        found[one] = tuple(None if mesh in axes[:axis] else mesh for axis, mesh in enumerate(axes))
-    return found
+    layouts = {}
+    for variable in program.state:
+        axes = [next(turn) for _ in variable.shape]
+        layouts[variable] = tuple(None if mesh in axes[:axis] else mesh for axis, mesh in enumerate(axes))
+    return layouts
 
 
 def assert_same_on_mesh(program, values, layouts, mesh, rtol=1e-12, atol=1e-12):
@@ -123,9 +125,9 @@ def assert_same_on_mesh(program, values, layouts, mesh, rtol=1e-12, atol=1e-12):
         for name, value in own_outputs.items():
             tensor = program.outputs[name]
             axes = tuple(BATCH if isinstance(n, Dim) else None for n in tensor.shape)
-            own = mesh.part(outputs[name], tensor, axes, rank)
-            np.testing.assert_allclose(value, own, rtol=rtol, atol=atol, err_msg=name)
+            expected = mesh.part(outputs[name], tensor, axes, rank)
+            np.testing.assert_allclose(value, expected, rtol=rtol, atol=atol, err_msg=name)
         for variable, value in own_updates.items():
-            own = mesh.part(updates[variable], variable, layouts.get(variable, ()), rank)
-            np.testing.assert_allclose(value, own, rtol=rtol, atol=atol, err_msg=variable.path)
+            expected = mesh.part(updates[variable], variable, layouts.get(variable, ()), rank)
+            np.testing.assert_allclose(value, expected, rtol=rtol, atol=atol, err_msg=variable.path)
     return placed

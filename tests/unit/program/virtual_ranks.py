@@ -49,20 +49,20 @@ class VirtualComm:
     def allgather_bytes(self, message: bytes) -> list[bytes]:
         self._ranks.parts[self.rank] = np.frombuffer(message, np.uint8)
         self._ranks.barrier.wait()
-        found = [part.tobytes() for part in self._ranks.parts]
+        received = [part.tobytes() for part in self._ranks.parts]
         self._ranks.barrier.wait()
-        return found
+        return received
 
 
 def on_ranks(size: int, work: Callable[[Any], Any]) -> list[Any]:
     """Return what `work` returns for the communicator of each rank."""
-    ranks, found = VirtualRanks(size), [None] * size
+    ranks, results = VirtualRanks(size), [None] * size
 
     def run(rank: int) -> None:
         try:
-            found[rank] = work(VirtualComm(ranks, rank))
+            results[rank] = work(VirtualComm(ranks, rank))
         except BaseException as error:
-            found[rank] = error
+            results[rank] = error
             ranks.barrier.abort()
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
@@ -70,10 +70,10 @@ def on_ranks(size: int, work: Callable[[Any], Any]) -> list[Any]:
         thread.start()
     for thread in threads:
         thread.join()
-    for one in found:
-        if isinstance(one, BaseException) and not isinstance(one, threading.BrokenBarrierError):
-            raise one
-    return found
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, threading.BrokenBarrierError):
+            raise result
+    return results
 
 
 def run_on_ranks(
@@ -90,15 +90,15 @@ def run_on_ranks(
     starts = np.cumsum([0, *shards])
 
     def work(comm: Any) -> tuple[Any, int]:
-        own = {
+        inputs = {
             name: value if axes.get(name) is None else np.split(value, starts[1:-1], axes[name])[comm.rank]
             for name, value in values.items()
         }
         place = {"rows": shards[comm.rank], "first_row": int(starts[comm.rank])}
-        return evaluate(program, own, **place, comm=comm), comm.messages
+        return evaluate(program, inputs, **place, comm=comm), comm.messages
 
-    found = on_ranks(len(shards), work)
-    return [results for results, _ in found], found[0][1]
+    by_rank = on_ranks(len(shards), work)
+    return [results for results, _ in by_rank], by_rank[0][1]
 
 
 def assert_step_is_the_same_on_ranks(step: Any, data: Any, shards: list[int]) -> dict[str, Any]:
@@ -109,14 +109,14 @@ def assert_step_is_the_same_on_ranks(step: Any, data: Any, shards: list[int]) ->
         data: what the step takes, nested arrays.
         shards: rows of each rank.
     """
-    values = {f"data {number}": one for number, one in enumerate(tree.leaves(data))}
-    inputs = {name: ((Dim.rows(len(one)), *one.shape[1:]), one.dtype) for name, one in values.items()}
-    program = trace(lambda *given: step.function(tree.refilled(data, iter(given))), inputs)
-    whole, updates = evaluate(program, values)
+    values = {f"data {number}": leaf for number, leaf in enumerate(tree.leaves(data))}
+    inputs = {name: ((Dim.rows(len(value)), *value.shape[1:]), value.dtype) for name, value in values.items()}
+    program = trace(lambda *leaves: step.function(tree.refilled(data, iter(leaves))), inputs)
+    logs, updates = evaluate(program, values)
     for outputs, updated in run_on_ranks(place(program), values, shards, dict.fromkeys(values, 0))[0]:
-        for name, value in whole.items():
+        for name, value in logs.items():
             np.testing.assert_allclose(outputs[name], value, rtol=1e-12, atol=1e-14, err_msg=name)
         for variable, value in updates.items():
             np.testing.assert_allclose(updated[variable], value, rtol=1e-9, atol=1e-12, err_msg=variable.path)
     assert_same_on_mesh(program, values, spread(program), VirtualMesh(shards, model=2), rtol=1e-9)
-    return whole
+    return logs

@@ -13,7 +13,7 @@ R = Dim.rows(None)
 
 def of(place, values, rows):
     """Return the number that a place is."""
-    found = 0
+    total = 0
     for (index, power), factor in place.terms.items():
         value = 1
         if isinstance(index, FloorDiv):
@@ -21,8 +21,8 @@ def of(place, values, rows):
             value = of(index.dividend, values, rows) // (number * rows**exponent)
         elif index is not None:
             value = values[index.name]
-        found += factor * rows**power * value
-    return found
+        total += factor * rows**power * value
+    return total
 
 
 def at(rows, shape):
@@ -39,14 +39,14 @@ def test_a_number_is_split_into_places_and_back(shape, rows):
     place = element(shape)
     parts = unravel(place, shape)
     for n in range(math.prod(at(rows, shape))):
-        assert tuple(of(one, {"i": n}, rows) for one in parts) == np.unravel_index(n, at(rows, shape))
-    for one, n in zip(parts, shape, strict=True):
-        assert one.upper_bound == offset_by(numel((n,))) - offset_by((1, 0))
+        assert tuple(of(part, {"i": n}, rows) for part in parts) == np.unravel_index(n, at(rows, shape))
+    for part, n in zip(parts, shape, strict=True):
+        assert part.upper_bound == offset_by(numel((n,))) - offset_by((1, 0))
     assert ravel(parts, shape) == place
 
 
 def quotients(places):
-    return [index for one in places for index, _ in one.terms if isinstance(index, FloorDiv)]
+    return [index for place in places for index, _ in place.terms if isinstance(index, FloorDiv)]
 
 
 @pytest.mark.parametrize(
@@ -57,11 +57,11 @@ def quotients(places):
 def test_the_same_element_in_another_shape(old, new):
     """Whether by way of axes or not, and without a division where axes are only put together."""
     axes = [symbol(Axis(f"i{axis}", numel((n,)))) for axis, n in enumerate(old)]
-    found = unravel(ravel(axes, old), new)
-    assert unravel(ravel(found, new), old) == axes
+    places = unravel(ravel(axes, old), new)
+    assert unravel(ravel(places, new), old) == axes
     assert unravel(element(old), new) == unravel(ravel(unravel(element(old), old), old), new)
     if len(new) < len(old):
-        assert not quotients(found)
+        assert not quotients(places)
 
 
 def test_slices_and_what_lies_behind_them():
@@ -73,7 +73,7 @@ def test_slices_and_what_lies_behind_them():
     backwards = offset_by((7, 0)) - column
     for c in range(4):
         parts = unravel(ravel([row, backwards], (R, 8)), (R, 2, 4))
-        assert [of(one, {"r": 2, "c": c}, 3) for one in parts] == [2, (7 - c) // 4, (7 - c) % 4]
+        assert [of(part, {"r": 2, "c": c}, 3) for part in parts] == [2, (7 - c) // 4, (7 - c) % 4]
 
 
 def test_what_is_certain_of_a_place():

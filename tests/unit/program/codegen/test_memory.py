@@ -24,14 +24,14 @@ def test_more_than_any_memory_is_an_error_of_memory(shape):
 
 def test_what_lives_together_lies_apart():
     lives = {"a": (100, 0, 2), "b": (64, 1, 3), "c": (10, 3, 4), "d": (100, 4, 5), "e": (0, 0, 5)}
-    kernels = [Access(writes=[one for one, life in lives.items() if at in life[1:]]) for at in range(6)]
-    found = plan(kernels, {one: nbytes for one, (nbytes, *_) in lives.items()})
-    assert (found.size, found.alone) == (256, 384)
-    assert all(start % ALIGNMENT == 0 for start in found.offsets.values())
+    kernels = [Access(writes=[name for name, life in lives.items() if at in life[1:]]) for at in range(6)]
+    layout = plan(kernels, {name: nbytes for name, (nbytes, *_) in lives.items()})
+    assert (layout.size, layout.alone) == (256, 384)
+    assert all(start % ALIGNMENT == 0 for start in layout.offsets.values())
     for first, second in itertools.combinations(lives, 2):
         (a, born, died), (b, birth, death) = lives[first], lives[second]
         if born <= death and birth <= died and a and b:
-            x, y = found.offsets[first], found.offsets[second]
+            x, y = layout.offsets[first], layout.offsets[second]
             assert x + a <= y or y + b <= x
 
 
@@ -46,10 +46,10 @@ def always(new, old):
 def test_what_is_read_for_the_last_time_makes_room():
     a, b, c, outside = tensors(4)
     kernels = [Access({outside}, [a]), Access({a}, [b, "scratch"]), Access({b}, [c])]
-    found = plan(kernels, {a: 64, b: 128, c: 10, "scratch": 64})
-    assert found.offsets.keys() == {a, b, c, "scratch"}
-    assert (found.size, found.alone) == (256, 320)
-    assert found.offsets[c] == 128  # where `a` was, or the scratch of the second kernel
+    layout = plan(kernels, {a: 64, b: 128, c: 10, "scratch": 64})
+    assert layout.offsets.keys() == {a, b, c, "scratch"}
+    assert (layout.size, layout.alone) == (256, 320)
+    assert layout.offsets[c] == 128  # where `a` was, or the scratch of the second kernel
     assert plan(kernels, {a: 64, b: 128, c: 10, "scratch": 64}, 256).size == 768
 
 

@@ -58,14 +58,14 @@ def test_collectives_between_nodes():
 @given(
     name=st.sampled_from(NAMES),
     nbytes=st.integers(1, 10**12),
-    more=st.integers(0, 10**12),
+    extra_bytes=st.integers(0, 10**12),
     power=st.integers(0, 12),
     hierarchical=st.booleans(),
 )
-def test_collectives_are_monotone(name, nbytes, more, power, hierarchical):
+def test_collectives_are_monotone(name, nbytes, extra_bytes, power, hierarchical):
     ranks = 2**power
     took = MACHINE.collective(name, nbytes, ranks, hierarchical=hierarchical)
-    assert took <= MACHINE.collective(name, nbytes + more, ranks, hierarchical=hierarchical)
+    assert took <= MACHINE.collective(name, nbytes + extra_bytes, ranks, hierarchical=hierarchical)
     assert took <= MACHINE.collective(name, nbytes, 2 * ranks, hierarchical=hierarchical)
     # No algorithm sends less, nor in fewer rounds: Thakur et al., section 4.
     times = 2 if name == "all_reduce" else 1

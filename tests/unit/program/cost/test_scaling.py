@@ -22,16 +22,20 @@ P = 48 + 8 + 40 + 5
 ROWS = 12
 MACHINE = Hardware({"float32": 1e9}, 1e9, 0.0, 0.0, 0.0, 4, Link(1e9, 1e-6), Link(1e8, 1e-5))
 STEP = Perceptron()
-SLOTS = {one: list(STEP.optimizer._slots_of(one).values()) for one in STEP.weights.values()}
-MODES = {one.name: one for one in kinds_of_parallelism(STEP.program, SLOTS)}
+SLOTS = {weight: list(STEP.optimizer._slots_of(weight).values()) for weight in STEP.weights.values()}
+MODES = {mode.name: mode for mode in kinds_of_parallelism(STEP.program, SLOTS)}
 SCALING = {name: Scaling(STEP.program, mode, SLOTS) for name, mode in MODES.items()}
 
 
 def messages(name, batch, model=1, **options):
     """Return (collective, axis of the mesh, bytes) of a step's messages but those of one number, such as the loss."""
     cost_model = CostModel(STEP.program, MODES[name], SLOTS, **options)
-    found = [one for _, one in cost_model.buckets({BATCH: batch, MODEL: model}, ROWS)]
-    return [(one.name, one.mesh, one.nbytes) for one in found if one.nbytes > 8 or one.mesh != BATCH]
+    collectives = [collective for _, collective in cost_model.buckets({BATCH: batch, MODEL: model}, ROWS)]
+    return [
+        (collective.name, collective.mesh, collective.nbytes)
+        for collective in collectives
+        if collective.nbytes > 8 or collective.mesh != BATCH
+    ]
 
 
 def test_messages_are_those_computed_by_hand():
@@ -49,14 +53,14 @@ def test_messages_are_those_computed_by_hand():
 
 def test_buckets_go_out_in_the_order_of_the_backward_pass():
     """The second layer's gradients are known first."""
-    found = messages("data parallel", 4, bucket_bytes=8 * 56)
-    assert [nbytes for _, _, nbytes in found] == [8 * (1 + 5 + 40), 8 * (48 + 8)]
+    buckets = messages("data parallel", 4, bucket_bytes=8 * 56)
+    assert [nbytes for _, _, nbytes in buckets] == [8 * (1 + 5 + 40), 8 * (48 + 8)]
 
 
 def test_a_pipeline_hands_on_activations():
     """Two stages, the cut behind the first kernel: 8 microbatches of 2 rows, 8 numbers each, there and back."""
-    found = SCALING["pipeline"].predict(2, ROWS, MACHINE)
-    assert (found.sent, found.messages) == (8 * 2 * (2 * 8 * 8), 16)
+    prediction = SCALING["pipeline"].predict(2, ROWS, MACHINE)
+    assert (prediction.sent, prediction.messages) == (8 * 2 * (2 * 8 * 8), 16)
     # 3 x 8 rows more for the ranks' 4 pipelines' gradients: those of the larger stage, and the loss.
     assert SCALING["pipeline"].predict(8, ROWS, replace(MACHINE, node=2)).mesh == "4 x 2"
 
@@ -85,67 +89,69 @@ def test_ranks_share_the_operations():
         works = SCALING[name].cost_model.works({BATCH: batch, MODEL: model}, 11)
         alone = SCALING[name].cost_model.works({BATCH: 1, MODEL: 1}, 11)
         part = 1 / 4 if model == 4 else 3 / 11  # of 11 rows a rank has 3 at most
-        products = [one for one in works if isinstance(lowering_of(one), Product)]
+        products = [tensor for tensor in works if isinstance(lowering_of(tensor), Product)]
         assert len(products) == 5
-        for one in products:
-            assert works[one].operations == pytest.approx(part * flops(one))
-            assert alone[one].operations == flops(one)
+        for product in products:
+            assert works[product].operations == pytest.approx(part * flops(product))
+            assert alone[product].operations == flops(product)
     plain, zero = (
         SCALING[name].cost_model.works({BATCH: 4, MODEL: 1}, ROWS).values() for name in ("data parallel", "ZeRO-1")
     )
-    assert sum(one.operations for one in zero) < sum(one.operations for one in plain)
+    assert sum(work.operations for work in zero) < sum(work.operations for work in plain)
     # Of four arrays of P numbers that Adam reads, and three that it writes, a rank has a part of each.
-    saved = sum(one.nbytes for one in plain) - sum(one.nbytes for one in zero)
+    saved = sum(work.nbytes for work in plain) - sum(work.nbytes for work in zero)
     assert saved >= 7 * 8 * (P - (6 * 2 + 2 + 2 * 5 + 2))
 
 
 def test_one_rank_takes_the_same_in_all_modes():
-    found = [one.predict(1, ROWS, MACHINE) for one in SCALING.values()]
-    assert all(one.seconds == pytest.approx(found[0].seconds, rel=0.01) for one in found)
-    assert all(one.memory == found[0].memory and one.sent == 0 for one in found)
-    assert found[0].efficiency(found[0]) == 1
+    predictions = [scaling.predict(1, ROWS, MACHINE) for scaling in SCALING.values()]
+    assert all(prediction.seconds == pytest.approx(predictions[0].seconds, rel=0.01) for prediction in predictions)
+    assert all(prediction.memory == predictions[0].memory and prediction.sent == 0 for prediction in predictions)
+    assert predictions[0].efficiency(predictions[0]) == 1
 
 
 def test_what_overlaps_costs_nothing():
     """A step is no shorter than compute or messages, and with overlap no longer than one after the other."""
     for name in ("data parallel", "ZeRO-1", "FSDP"):
-        way = Scaling(STEP.program, MODES[name], SLOTS, 300)
-        together, apart = (way.predict(4, ROWS, replace(MACHINE, overlaps=one)) for one in (True, False))
-        buckets = way.cost_model.buckets({BATCH: 4, MODEL: 1}, ROWS)
-        sending = sum(MACHINE.collective(one.name, one.nbytes, 4) for _, one in buckets)
-        assert apart.seconds == pytest.approx(apart.compute + sending)
-        assert max(together.compute, sending) <= together.seconds < apart.seconds
+        scaling = Scaling(STEP.program, MODES[name], SLOTS, 300)
+        overlapped, sequential = (
+            scaling.predict(4, ROWS, replace(MACHINE, overlaps=overlaps)) for overlaps in (True, False)
+        )
+        buckets = scaling.cost_model.buckets({BATCH: 4, MODEL: 1}, ROWS)
+        sending = sum(MACHINE.collective(collective.name, collective.nbytes, 4) for _, collective in buckets)
+        assert sequential.seconds == pytest.approx(sequential.compute + sending)
+        assert max(overlapped.compute, sending) <= overlapped.seconds < sequential.seconds
 
 
 @settings(max_examples=30, deadline=None)
 @given(name=st.sampled_from(list(MODES)), power=st.integers(0, 8), rows=st.integers(1, 10**6), factor=st.integers(2, 9))
 def test_times_and_memory_are_monotone(name, power, rows, factor):
-    way, ranks = SCALING[name], 2**power
-    found = way.predict(ranks, rows, MACHINE)
-    assert found.seconds <= way.predict(ranks, factor * rows, MACHINE).seconds * (1 + 1e-9)
+    scaling, ranks = SCALING[name], 2**power
+    prediction = scaling.predict(ranks, rows, MACHINE)
+    assert prediction.seconds <= scaling.predict(ranks, factor * rows, MACHINE).seconds * (1 + 1e-9)
     faster = replace(MACHINE, rates={"float32": factor * 1e9}, bandwidth=factor * 1e9)
-    assert way.predict(ranks, rows, faster).seconds <= found.seconds * (1 + 1e-9)
+    assert scaling.predict(ranks, rows, faster).seconds <= prediction.seconds * (1 + 1e-9)
     wider = replace(MACHINE, link=Link(factor * 1e9, 1e-6), network=Link(factor * 1e8, 1e-5))
-    assert way.predict(ranks, rows, wider).seconds <= found.seconds * (1 + 1e-9)
-    more = way.predict(2 * ranks, rows, MACHINE)
-    assert more.memory.total <= found.memory.total + 2 * 8 * P  # layers that FSDP gathers
-    assert found.compute <= found.seconds * (1 + 1e-9)
-    assert 0 < found.efficiency(way.predict(1, rows, MACHINE)) <= 1 + 1e-9
+    assert scaling.predict(ranks, rows, wider).seconds <= prediction.seconds * (1 + 1e-9)
+    doubled = scaling.predict(2 * ranks, rows, MACHINE)
+    assert doubled.memory.total <= prediction.memory.total + 2 * 8 * P  # layers that FSDP gathers
+    assert prediction.compute <= prediction.seconds * (1 + 1e-9)
+    assert 0 < prediction.efficiency(scaling.predict(1, rows, MACHINE)) <= 1 + 1e-9
 
 
 def test_a_placed_program_can_be_placed_again():
     placed = place(STEP.program, layouts=MODES["FSDP"].layouts)
-    again = CostModel(unplaced(placed), MODES["data parallel"], SLOTS).buckets({BATCH: 4, MODEL: 1}, ROWS)
-    first = SCALING["data parallel"].cost_model.buckets({BATCH: 4, MODEL: 1}, ROWS)
-    assert [message for _, message in again] == [message for _, message in first]
+    buckets = CostModel(unplaced(placed), MODES["data parallel"], SLOTS).buckets({BATCH: 4, MODEL: 1}, ROWS)
+    expected = SCALING["data parallel"].cost_model.buckets({BATCH: 4, MODEL: 1}, ROWS)
+    assert [message for _, message in buckets] == [message for _, message in expected]
 
 
 def test_stages_follow_the_layers():
     cost_model = SCALING["pipeline"].cost_model
     stage, weights = cut(cost_model, 4), STEP.weights
-    assert [stage[cost_model.placed.state[one]] for one in weights.values()] == [0, 1, 2, 3]
-    for number, one in enumerate(weights.values()):
-        new = (cost_model.placed.updates[each] for each in (one, *SLOTS[one]))
-        assert {stage[each] for each in new} == {number}, "an update is where its weight is"
-    products = [stage[one] for one in cost_model.order if isinstance(lowering_of(one), Product)]
+    assert [stage[cost_model.placed.state[weight]] for weight in weights.values()] == [0, 1, 2, 3]
+    for number, weight in enumerate(weights.values()):
+        new = (cost_model.placed.updates[variable] for variable in (weight, *SLOTS[weight]))
+        assert {stage[tensor] for tensor in new} == {number}, "an update is where its weight is"
+    products = [stage[tensor] for tensor in cost_model.order if isinstance(lowering_of(tensor), Product)]
     assert sorted(products) == [0, 0, 2, 2, 2]

@@ -12,17 +12,17 @@ from tests.unit.program.pipeline.test_subgraphs import ROWS, model
 
 
 def test_layers_are_cut_by_their_memory():
-    made = model(layers.Dense(60), layers.Dense(6), layers.Dense(6))
-    program, slots = program_of(made, ROWS), {}
-    for slot, weight in made.optimizer._all_slots:
+    network = model(layers.Dense(60), layers.Dense(6), layers.Dense(6))
+    program, slots = program_of(network, ROWS), {}
+    for slot, weight in network.optimizer._all_slots:
         slots.setdefault(weight, []).append(slot)
-    assert [layer[0]._path.split("/")[0] for layer in layers_of(program, made.weights)] == [
-        one.name for one in made.layers
+    assert [layer[0]._path.split("/")[0] for layer in layers_of(program, network.weights)] == [
+        layer.name for layer in network.layers
     ]
-    found = cut_into_stages(program, made.weights, slots, 2, 4, 4)
-    assert [found[one.kernel] for one in made.layers] == [0, 1, 1, 1]
+    stages = cut_into_stages(program, network.weights, slots, 2, 4, 4)
+    assert [stages[layer.kernel] for layer in network.layers] == [0, 1, 1, 1]
     with pytest.raises(ConfigError, match="stages = 5: the model has 4 layers with weights; expected a layer for each"):
-        cut_into_stages(program, made.weights, slots, 5, 4, 4)
+        cut_into_stages(program, network.weights, slots, 5, 4, 4)
 
 
 @given(weighs=st.lists(st.integers(1, 100), min_size=1, max_size=8), data=st.data())
@@ -32,10 +32,10 @@ def test_balanced_parts(weighs, data):
     def cost(first, end, stage):
         return sum(weighs[first:end])
 
-    found = balanced(len(weighs), parts, cost)
-    assert found == sorted(found)
-    assert set(found) == set(range(parts))
-    heaviest = max(sum(w for w, part in zip(weighs, found, strict=True) if part == n) for n in range(parts))
+    stages = balanced(len(weighs), parts, cost)
+    assert stages == sorted(stages)
+    assert set(stages) == set(range(parts))
+    heaviest = max(sum(w for w, part in zip(weighs, stages, strict=True) if part == n) for n in range(parts))
     assert heaviest <= sum(weighs) / parts + max(weighs)
 
 

@@ -46,12 +46,14 @@ FORMS = {
 def of_rank(step, layouts, at, comm_dtype=None):
     """Return the program of a rank, and its parts of variables."""
     parts = {
-        one: Variable(one.numpy()[at.key(one.shape, axes)], one.path) for one, axes in layouts.items() if any(axes)
+        variable: Variable(variable.numpy()[at.key(variable.shape, axes)], variable.path)
+        for variable, axes in layouts.items()
+        if any(axes)
     }
     if hasattr(step, "optimizer"):
-        slots = {one: [*step.optimizer._slots_of(one).values()] for one in step.weights.values()}
+        slots = {weight: [*step.optimizer._slots_of(weight).values()] for weight in step.weights.values()}
     else:
-        slots = {step.weights[name]: [one] for name, one in getattr(step, "slots", {}).items()}
+        slots = {step.weights[name]: [slot] for name, slot in getattr(step, "slots", {}).items()}
     return localized(place(step.program, layouts=layouts, slots=slots, comm_dtype=comm_dtype), at, parts), parts
 
 
@@ -60,7 +62,7 @@ def assert_trains(
 ):
     """Assert that ranks get to the weights and results that one device gets to; return the program of this rank."""
     alone, step = (Perceptron(weighted, optimizer(0.01)) for _ in range(2))
-    state = {one: one.numpy() for one in alone.program.state}
+    state = {variable: variable.numpy() for variable in alone.program.state}
     for _ in range(steps):
         outputs, updates = evaluate(alone.program, DATA, state)
         state |= updates
@@ -68,16 +70,16 @@ def assert_trains(
     at = MeshPosition(comm.lengths, comm.coordinates)
     program, parts = of_rank(step, layouts, at, comm_dtype)
     start, stop = cut(0, ROWS, comm.replicas)[comm.replica]
-    own = {name: one[start:stop] for name, one in DATA.items()}
+    inputs = {name: array[start:stop] for name, array in DATA.items()}
     backend = CpuBackend(np.float64, jit_compile=compiled)
-    executable = backend.executable(program, own, rows=stop - start, first_row=start, comm=comm)
+    executable = backend.executable(program, inputs, rows=stop - start, first_row=start, comm=comm)
     executable.run([0] * steps)
     np.testing.assert_allclose(executable.outputs["loss"], outputs["loss"], rtol=rtol)
     np.testing.assert_allclose(executable.outputs["logits"], outputs["logits"][start:stop], rtol=rtol, atol=rtol / 10)
-    for mine, other in zip(step.program.state, alone.program.state, strict=True):
-        key = at.key(mine.shape, layouts[mine]) if mine in parts else ()
-        found = parts.get(mine, mine).numpy()
-        np.testing.assert_allclose(found, state[other][key], rtol=rtol, atol=rtol / 10, err_msg=mine.path)
+    for variable, other in zip(step.program.state, alone.program.state, strict=True):
+        key = at.key(variable.shape, layouts[variable]) if variable in parts else ()
+        actual = parts.get(variable, variable).numpy()
+        np.testing.assert_allclose(actual, state[other][key], rtol=rtol, atol=rtol / 10, err_msg=variable.path)
     return program
 
 
@@ -99,12 +101,12 @@ def test_any_layout_on_any_mesh(data, weighted):
     """By NumPy: each rank's code is another one where parts are uneven."""
     lengths = {mesh: data.draw(st.integers(1, 3), label=mesh) for mesh in (BATCH, "model")}
     chosen = {}
-    for number, one in enumerate(Perceptron(weighted).program.state):
-        axes = [data.draw(AXES, label=one.path) if n >= 3 else None for n in one.shape]
+    for number, variable in enumerate(Perceptron(weighted).program.state):
+        axes = [data.draw(AXES, label=variable.path) if n >= 3 else None for n in variable.shape]
         chosen[number] = tuple(None if mesh in axes[:axis] else mesh for axis, mesh in enumerate(axes))
 
     def layouts(step):
-        return {one: chosen[number] for number, one in enumerate(step.program.state)}
+        return {variable: chosen[number] for number, variable in enumerate(step.program.state)}
 
     on_mesh(lambda comm: assert_trains(comm, layouts, weighted, compiled=False), **lengths)
 
@@ -126,9 +128,9 @@ def test_gradients_are_reduce_scattered_whatever_an_optimizer_does_with_them(opt
         return assert_trains(comm, layouts, weighted=True, compiled=False, optimizer=optimizer)
 
     for program in on_mesh(action, **lengths):
-        travelling = [one for one in program.tensors if one.op in SENT and one.shape]
-        assert Counter(one.op for one in travelling)[REDUCE_SCATTER] == 4
-        assert all(one.op in (REDUCE_SCATTER, ALL_GATHER) for one in travelling)
+        travelling = [tensor for tensor in program.tensors if tensor.op in SENT and tensor.shape]
+        assert Counter(tensor.op for tensor in travelling)[REDUCE_SCATTER] == 4
+        assert all(tensor.op in (REDUCE_SCATTER, ALL_GATHER) for tensor in travelling)
 
 
 def test_gradients_of_one_weight_are_added_up_before_they_travel():
@@ -143,7 +145,7 @@ def test_gradients_of_one_weight_are_added_up_before_they_travel():
 
     program = trace(two_losses, {"x": ((Dim.rows(4), 64), "float64")})
     placed = place(program, layouts={slot: (BATCH, None)}, slots={weight: [slot]})
-    assert [one.op for one in placed.tensors if one.op in SENT and one.shape] == [REDUCE_SCATTER]
+    assert [tensor.op for tensor in placed.tensors if tensor.op in SENT and tensor.shape] == [REDUCE_SCATTER]
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -154,13 +156,13 @@ def test_gradients_are_reduce_scattered_in_half_precision(form, compiled):
     def action(comm):
         layouts = lambda step: step.layouts(weights, slots)  # noqa: E731
         optimizer = partial(SGD, momentum=0.9)
-        about = {"optimizer": optimizer, "comm_dtype": "bfloat16", "rtol": 1e-3}
-        return assert_trains(comm, layouts, weighted=True, compiled=compiled, **about)
+        options = {"optimizer": optimizer, "comm_dtype": "bfloat16", "rtol": 1e-3}
+        return assert_trains(comm, layouts, weighted=True, compiled=compiled, **options)
 
     for program in on_mesh(action, **lengths):
-        travelling = [one for one in program.tensors if one.op in SENT and one.shape]
-        assert {one.op for one in travelling} == {REDUCE_SCATTER, ALL_GATHER}
-        assert all((one.dtype == "bfloat16") == (one.op is REDUCE_SCATTER) for one in travelling)
+        travelling = [tensor for tensor in program.tensors if tensor.op in SENT and tensor.shape]
+        assert {tensor.op for tensor in travelling} == {REDUCE_SCATTER, ALL_GATHER}
+        assert all((tensor.dtype == "bfloat16") == (tensor.op is REDUCE_SCATTER) for tensor in travelling)
 
 
 def test_ranks_pack_the_same_messages():
@@ -168,38 +170,38 @@ def test_ranks_pack_the_same_messages():
     step = Perceptron()
     layouts = step.layouts({}, FIRST)
     programs = [of_rank(step, layouts, MeshPosition({"batch": 2}, {"batch": number}))[0] for number in range(2)]
-    found = set()
+    counts = set()
     for most in range(8, 800, 24):
         first, second = (
             [
-                [one.attributes["number"] for one in message]
-                for stage in stages(replace(one, bucket_bytes=most))
+                [tensor.attributes["number"] for tensor in message]
+                for stage in stages(replace(program, bucket_bytes=most))
                 for message in stage.messages
             ]
-            for one in programs
+            for program in programs
         )
         assert first == second
-        found.add(len(first))
-    assert len(found) > 2
+        counts.add(len(first))
+    assert len(counts) > 2
 
 
 def test_what_travels_is_sent_when_its_program_says():
     """Not when it could be: what a rank finds equal later must not move its messages."""
     step = Perceptron()
     program, _ = of_rank(step, step.layouts({}, FIRST), MeshPosition({"batch": 2}, {"batch": 0}))
-    last = max(one.attributes["stage"] for one in program.tensors if one.op in SENT)
+    last = max(tensor.attributes["stage"] for tensor in program.tensors if tensor.op in SENT)
 
-    def later(one):
-        if one.op not in SENT:
-            return one
-        about = {**one.attributes, "stage": one.attributes["stage"] + (one.attributes["stage"] == last)}
-        return Tensor(one.op, one.inputs, about, one.shape, one.dtype)
+    def later(tensor):
+        if tensor.op not in SENT:
+            return tensor
+        attributes = {**tensor.attributes, "stage": tensor.attributes["stage"] + (tensor.attributes["stage"] == last)}
+        return Tensor(tensor.op, tensor.inputs, attributes, tensor.shape, tensor.dtype)
 
     moved = rewritten(program, later)
-    level, sent = levels(moved)
-    assert {sent[one] for one in sent} == {*range(last), last + 1}
-    assert all(sent[one] == one.attributes["stage"] == level[one] - 1 for one in sent)
-    assert [len(one.messages) > 0 for one in stages(moved)] == [*[True] * last, False, True, False]
+    level, sent_at = levels(moved)
+    assert {sent_at[tensor] for tensor in sent_at} == {*range(last), last + 1}
+    assert all(sent_at[tensor] == tensor.attributes["stage"] == level[tensor] - 1 for tensor in sent_at)
+    assert [len(stage.messages) > 0 for stage in stages(moved)] == [*[True] * last, False, True, False]
 
 
 def test_a_layout_that_leaves_ranks_without_a_part_is_refused():
@@ -222,21 +224,21 @@ def program_of(weights, slots, lengths, step=None):
 def test_gathers_are_sent_when_they_are_needed():
     """Weights are gathered layer by layer; those of the last one once; new ones of ZeRO-1 in one message."""
     program = program_of(FIRST, FIRST, {"batch": 2})
-    sent = [
-        {one.op: [str(other.shape) for other in message] for message in stage.messages for one in message}
+    shapes_by_op = [
+        {tensor.op: [str(other.shape) for other in message] for message in stage.messages for tensor in message}
         for stage in stages(program)
     ]
-    gathers = [one.get(ALL_GATHER, []) for one in sent]
+    gathers = [shapes.get(ALL_GATHER, []) for shapes in shapes_by_op]
     assert gathers == [["(6, 8)", "(8,)"], ["(8, 5)", "(5,)"], [], []]
-    assert [len(one.get(REDUCE_SCATTER, [])) for one in sent] == [0, 0, 4, 0]
+    assert [len(shapes.get(REDUCE_SCATTER, [])) for shapes in shapes_by_op] == [0, 0, 4, 0]
     zero = program_of({}, FIRST, {"batch": 2})
-    assert [sorted(map(len, one.messages)) for one in stages(zero)] == [[1, 1, 4], [4], []]
+    assert [sorted(map(len, stage.messages)) for stage in stages(zero)] == [[1, 1, 4], [4], []]
 
 
 def test_ranks_of_one_along_an_axis_send_nothing():
     program = program_of(BOTH, BOTH, {"batch": 1, "model": 1})
-    assert [one.messages for one in stages(program)] == [[]]
-    assert {one.path: one.shape for one in program.state}["w1"] == (6, 8)
+    assert [stage.messages for stage in stages(program)] == [[]]
+    assert {variable.path: variable.shape for variable in program.state}["w1"] == (6, 8)
 
 
 class Deep(Perceptron):
@@ -252,12 +254,12 @@ class Deep(Perceptron):
 
     def traced(self):
         def step(x):
-            for one in self.weights.values():
-                x = ops.relu(x @ one)
+            for weight in self.weights.values():
+                x = ops.relu(x @ weight)
             loss = ops.mean(x * x)
             loss.backward()
-            for one in self.weights.values():
-                one.assign(one - 0.1 * one.value.grad)
+            for weight in self.weights.values():
+                weight.assign(weight - 0.1 * weight.value.grad)
             return {"loss": loss}
 
         return trace(step, {"x": ((Dim.rows(4), 64), self.dtype)})
@@ -283,14 +285,14 @@ class Momentum(Deep):
     """As `Deep`, with a slot for each weight."""
 
     def traced(self):
-        self.slots = {name: Variable(np.zeros_like(one.numpy()), name) for name, one in self.weights.items()}
+        self.slots = {name: Variable(np.zeros_like(weight.numpy()), name) for name, weight in self.weights.items()}
 
         def step(x):
-            for one in self.weights.values():
-                x = ops.relu(x @ one)
+            for weight in self.weights.values():
+                x = ops.relu(x @ weight)
             ops.mean(x * x).backward()
-            for name, one in self.weights.items():
-                self.update(one, self.slots[name])
+            for name, weight in self.weights.items():
+                self.update(weight, self.slots[name])
             return {}
 
         return trace(step, {"x": ((Dim.rows(4), 64), self.dtype)})
@@ -329,15 +331,15 @@ class Layers(Perceptron):
 
     def __init__(self, shapes, optimizer):
         rng = np.random.default_rng(0)
-        self.weights = {f"w{n}": Variable(rng.normal(size=one) / 8, f"w{n}") for n, one in enumerate(shapes)}
+        self.weights = {f"w{n}": Variable(rng.normal(size=shape) / 8, f"w{n}") for n, shape in enumerate(shapes)}
         self.optimizer = optimizer
         optimizer.build(self.weights.values())
 
         def step(x):
-            for one in self.weights.values():
-                x = ops.relu(x @ one)
+            for weight in self.weights.values():
+                x = ops.relu(x @ weight)
             ops.mean(x * x).backward()
-            optimizer.apply([one.value.grad for one in self.weights.values()], list(self.weights.values()))
+            optimizer.apply([weight.value.grad for weight in self.weights.values()], list(self.weights.values()))
             return {}
 
         self.program = trace(step, {"x": ((Dim.rows(4), shapes[0][0]), "float64")})
@@ -351,24 +353,26 @@ def test_a_step_of_muon_gathers_each_matrix_once(axes, of_weights, nesterov):
     step = Layers([(6, 12), (12, 12), (12, 5)], Muon(nesterov=nesterov))
     sharded = dict.fromkeys(step.weights, axes)
     program = program_of(sharded if of_weights else {}, sharded, {BATCH: 2, "model": 2}, step)
-    of_slots = {one for variable, one in program.state.items() if variable.path.endswith("momentum")}
+    of_slots = {tensor for variable, tensor in program.state.items() if variable.path.endswith("momentum")}
     assert len(of_slots) == 3
-    for one in program.tensors:
-        if not of_slots.isdisjoint(one.inputs):
-            of_slots.add(one)
-    travelling = [one for one in program.tensors if one in of_slots and one.op in SENT]
+    for tensor in program.tensors:
+        if not of_slots.isdisjoint(tensor.inputs):
+            of_slots.add(tensor)
+    travelling = [tensor for tensor in program.tensors if tensor in of_slots and tensor.op in SENT]
     over = [mesh for mesh in axes if mesh is not None]
-    assert Counter((one.op, one.attributes["mesh"]) for one in travelling) == {(ALL_GATHER, mesh): 3 for mesh in over}
+    assert Counter((tensor.op, tensor.attributes["mesh"]) for tensor in travelling) == {
+        (ALL_GATHER, mesh): 3 for mesh in over
+    }
 
 
 def test_nothing_is_computed_for_what_is_whole_anyway(monkeypatch):
     """On one rank kernels are those of the same step without a word about shards, up to numbers in their names."""
-    found = []
+    sources = []
     for word in (muon.unshard, lambda x: x):
         monkeypatch.setattr(muon, "unshard", word)
         program = place(Layers([(6, 12), (12, 5)], Muon()).program)
-        found.append([lowered(program)[1].source, re.sub(r"_\d+", "", Composition(program).source())])
-    assert found[0] == found[1]
+        sources.append([lowered(program)[1].source, re.sub(r"_\d+", "", Composition(program).source())])
+    assert sources[0] == sources[1]
 
 
 def test_muon_has_one_whole_matrix_at_a_time(monkeypatch):
@@ -402,7 +406,10 @@ def test_what_is_summed_in_place_may_be_gathered_at_once():
         program = trace(step, {"x": ((Dim.rows(4), 6), "float64")})
         outputs, updates = evaluate(program, {"x": data})
         layouts = {weight: ("model",), slot: (BATCH,)}
-        parts = {one: Variable(one.numpy()[at.key(one.shape, axes)], one.path) for one, axes in layouts.items()}
+        parts = {
+            variable: Variable(variable.numpy()[at.key(variable.shape, axes)], variable.path)
+            for variable, axes in layouts.items()
+        }
         start, stop = cut(0, 4, comm.replicas)[comm.replica]
         place_of_rank = {"rows": stop - start, "first_row": start, "comm": comm}
         local = localized(place(program, layouts=layouts), at, parts)
@@ -437,11 +444,13 @@ def test_a_rank_computes_its_own_part_of_what_follows_from_weights(axes):
         layouts = {slot: axes}
         parts = {slot: Variable(slot.numpy()[at.key(shape, axes)], "slot")}
         local = localized(place(program, layouts=layouts), at, parts)
-        sines = [one for one in local.tensors if one.op is not None and one.op.name == "sin"]
-        assert {one.shape for one in sines} == {parts[slot].shape}
+        sines = [tensor for tensor in local.tensors if tensor.op is not None and tensor.op.name == "sin"]
+        assert {sine.shape for sine in sines} == {parts[slot].shape}
         start, stop = cut(0, 4, comm.replicas)[comm.replica]
-        own = {"rows": stop - start, "first_row": start, "comm": comm}
-        executable = CpuBackend(np.float64, jit_compile=False).executable(local, {"x": data[start:stop]}, **own)
+        place_of_rank = {"rows": stop - start, "first_row": start, "comm": comm}
+        executable = CpuBackend(np.float64, jit_compile=False).executable(
+            local, {"x": data[start:stop]}, **place_of_rank
+        )
         executable.run()
         np.testing.assert_allclose(parts[slot].numpy(), updates[slot][at.key(shape, axes)], rtol=1e-12)
 
@@ -452,34 +461,42 @@ SHAPE, LAYOUT = (3, 4, 5), (None, BATCH, None)
 
 
 def views(x):
-    found = {}
+    tensors = {}
     for axes in itertools.permutations(range(3)):
-        once = ops.transpose(x, axes)
-        found |= {f"once {axes}": once, f"twice {axes}": ops.transpose(once, (1, 2, 0)), f"part {axes}": once[:, ::2]}
-    return found
+        transposed = ops.transpose(x, axes)
+        tensors |= {
+            f"once {axes}": transposed,
+            f"twice {axes}": ops.transpose(transposed, (1, 2, 0)),
+            f"part {axes}": transposed[:, ::2],
+        }
+    return tensors
 
 
 def test_gathers_of_transposes_are_transposes_of_gathers():
-    whole = Variable(np.arange(60.0).reshape(SHAPE), "x")
-    expected = views(whole)
-    copies = {name: Variable(np.zeros(one.shape), name) for name, one in expected.items()}
+    variable = Variable(np.arange(60.0).reshape(SHAPE), "x")
+    expected = views(variable)
+    copies = {name: Variable(np.zeros(view.shape), name) for name, view in expected.items()}
 
     def step():
-        for name, one in views(whole).items():
-            copies[name].assign(one)
+        for name, view in views(variable).items():
+            copies[name].assign(view)
         return {}
 
     program = trace(step, {})
 
     def on_rank(comm):
         at = MeshPosition(comm.lengths, comm.coordinates)
-        part = Variable(whole.numpy()[at.key(SHAPE, LAYOUT)], "x")
-        found = localized(place(program, layouts={whole: LAYOUT}), at, {whole: part})
-        taken = {one.inputs[0].op.name if one.inputs[0].op else "x" for one in found.tensors if one.op is ALL_GATHER}
-        assert taken == {"x", expected["part (0, 1, 2)"].op.name}
-        _, updates = evaluate(found, {}, comm=comm)
-        for name, one in expected.items():
-            np.testing.assert_array_equal(updates[copies[name]], one.numpy(), err_msg=name)
+        part = Variable(variable.numpy()[at.key(SHAPE, LAYOUT)], "x")
+        local = localized(place(program, layouts={variable: LAYOUT}), at, {variable: part})
+        gathered = {
+            tensor.inputs[0].op.name if tensor.inputs[0].op else "x"
+            for tensor in local.tensors
+            if tensor.op is ALL_GATHER
+        }
+        assert gathered == {"x", expected["part (0, 1, 2)"].op.name}
+        _, updates = evaluate(local, {}, comm=comm)
+        for name, view in expected.items():
+            np.testing.assert_array_equal(updates[copies[name]], view.numpy(), err_msg=name)
 
     on_mesh(on_rank, **{BATCH: 3})
 
@@ -497,5 +514,5 @@ def test_what_follows_from_samples_is_gathered_once():
     layouts = {w: (None, "model")}
     at = MeshPosition({"batch": 2, "model": 2}, {"batch": 0, "model": 1})
     program = localized(place(traced, layouts=layouts), at, {w: Variable(np.ones((3, 2)), "w")})
-    gathers = [one for one in program.tensors if one.op is ALL_GATHER]
-    assert [one.inputs[0].op.name for one in gathers] == ["batch_matmul"]
+    gathers = [tensor for tensor in program.tensors if tensor.op is ALL_GATHER]
+    assert [gather.inputs[0].op.name for gather in gathers] == ["batch_matmul"]

@@ -26,7 +26,7 @@ from tests.unit.program.virtual_mesh import VirtualMesh, assert_same_on_mesh, sp
 ROWS = 11
 RNG = np.random.default_rng(0)
 DATA = {"x": RNG.normal(size=(ROWS, 6)), "y": RNG.integers(0, 5, ROWS), "weights": RNG.random(ROWS)}
-ALL = [one.values for one in CASES]
+ALL = [param.values for param in CASES]
 SENT = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER)
 
 
@@ -43,12 +43,12 @@ class Perceptron:
         self.optimizer, self.weighted = optimizer or Adam(0.01), weighted
         self.optimizer.build(self.weights.values())
         self.program = trace(
-            self.step, {name: ((Dim.rows(ROWS), *one.shape[1:]), one.dtype) for name, one in self.data.items()}
+            self.step, {name: ((Dim.rows(ROWS), *array.shape[1:]), array.dtype) for name, array in self.data.items()}
         )
 
     @property
     def data(self):
-        return {name: one.astype(self.dtype) if one.dtype.kind == "f" else one for name, one in DATA.items()}
+        return {name: array.astype(self.dtype) if array.dtype.kind == "f" else array for name, array in DATA.items()}
 
     def step(self, x, y, weights):
         w1, b1, w2, b2 = self.weights.values()
@@ -56,22 +56,22 @@ class Perceptron:
         losses = -ops.sum(ops.one_hot(y, 5, dtype=self.dtype) * ops.log_softmax(logits), -1)
         loss = ops.sum(losses * weights) / ops.sum(weights) if self.weighted else ops.mean(losses)
         loss.backward()
-        self.optimizer.apply([one.value.grad for one in self.weights.values()], list(self.weights.values()))
+        self.optimizer.apply([weight.value.grad for weight in self.weights.values()], list(self.weights.values()))
         right = ops.sum(ops.equal(ops.argmax(logits, -1), y))
         return {"loss": loss, "right": right, "logits": logits}
 
     def layouts(self, weights, slots):
         """Return layouts of weights by name, and of their slots."""
-        found = {self.weights[name]: axes for name, axes in weights.items()}
+        by_variable = {self.weights[name]: axes for name, axes in weights.items()}
         for name, axes in slots.items():
-            found |= dict.fromkeys(self.optimizer._slots_of(self.weights[name]).values(), axes)
-        return found
+            by_variable |= dict.fromkeys(self.optimizer._slots_of(self.weights[name]).values(), axes)
+        return by_variable
 
 
 def sent(placed):
     """Count how often a placed program's ranks send something but numbers, by op and axis of the mesh."""
-    found = [one for one in placed.tensors if one.op in SENT and one.shape]
-    return dict(Counter(f"{one.op.name} over {one.attributes['mesh']}" for one in found))
+    travelling = [tensor for tensor in placed.tensors if tensor.op in SENT and tensor.shape]
+    return dict(Counter(f"{tensor.op.name} over {tensor.attributes['mesh']}" for tensor in travelling))
 
 
 FIRST = {"w1": (BATCH, None), "b1": (BATCH,), "w2": (BATCH, None), "b2": (BATCH,)}
@@ -124,18 +124,18 @@ AXES = st.sampled_from([None, BATCH, "model", "pipe"])
 
 @st.composite
 def layouts(draw, shape):
-    found = []
+    axes = []
     for _ in shape:
         axis = draw(AXES)
-        found.append(None if axis in found else axis)
-    return tuple(found)
+        axes.append(None if axis in axes else axis)
+    return tuple(axes)
 
 
 @settings(max_examples=examples(25), deadline=None)
 @given(data=st.data(), weighted=st.booleans())
 def test_any_layout_on_any_mesh(data, weighted):
     step = Perceptron(weighted)
-    chosen = {one: data.draw(layouts(one.shape), label=one.path) for one in step.program.state}
+    chosen = {variable: data.draw(layouts(variable.shape), label=variable.path) for variable in step.program.state}
     parts = data.draw(st.lists(st.integers(0, ROWS), max_size=2).map(sorted), label="cuts of the batch")
     shards = [int(n) for n in np.diff([0, *parts, ROWS])]
     lengths = {mesh: data.draw(st.integers(1, 3), label=mesh) for mesh in ("model", "pipe")}
@@ -152,14 +152,14 @@ def mixed(variables, seeds):
         features = random.dropout(features, 0.3, seed=seeds)
         rows = ops.concatenate([features[:, ::2], ops.take(table, y, 0)[:, 1:]], -1)
         centered = (rows - ops.mean(rows, 0)) / ops.sqrt(ops.var(rows, 0) + 1e-3)
-        both = ops.concatenate([centered, ops.transpose(ops.transpose(centered) * 2)], 0)
-        logits = ops.softmax(both @ dense) * scale
+        joined = ops.concatenate([centered, ops.transpose(ops.transpose(centered) * 2)], 0)
+        logits = ops.softmax(joined @ dense) * scale
         loss = ops.sum(ops.square(logits) * ops.concatenate([weights, weights], 0)[:, None]) / ops.sum(weights)
         loss = loss + ops.max(logits) + 0.1 * ops.sum(ops.absolute(table)) / (1 + ops.max(ops.square(dense)))
         loss.backward()
-        norm = ops.sqrt(sum(ops.sum(ops.square(one.value.grad)) for one in variables.values()))
-        for one in variables.values():
-            one.assign(one - 0.1 * one.value.grad / ops.maximum(norm, 1.0))
+        norm = ops.sqrt(sum(ops.sum(ops.square(variable.value.grad)) for variable in variables.values()))
+        for variable in variables.values():
+            variable.assign(variable - 0.1 * variable.value.grad / ops.maximum(norm, 1.0))
         return {"loss": loss, "norm": norm, "logits": logits[: x.shape[0]]}
 
     return step
@@ -171,9 +171,9 @@ def test_all_kinds_of_ops(data):
     rng = np.random.default_rng(2)
     shapes = {"kernel": (2, 2, 1, 4), "table": (5, 4), "dense": (9, 3), "scale": (3,)}
     variables = {name: Variable(rng.normal(size=shape), name) for name, shape in shapes.items()}
-    specs = {name: ((Dim.rows(ROWS), *one.shape[1:]), one.dtype) for name, one in DATA.items()}
+    specs = {name: ((Dim.rows(ROWS), *array.shape[1:]), array.dtype) for name, array in DATA.items()}
     program = trace(mixed(variables, random.SeedGenerator(3)), specs)
-    chosen = {one: data.draw(layouts(one.shape), label=one.path) for one in program.state}
+    chosen = {variable: data.draw(layouts(variable.shape), label=variable.path) for variable in program.state}
     cut = data.draw(st.integers(0, ROWS), label="rows of the first rank")
     assert_same_on_mesh(program, DATA, chosen, VirtualMesh([cut, ROWS - cut], model=2, pipe=3))
 
@@ -183,17 +183,20 @@ def test_all_kinds_of_ops(data):
 def test_every_op_of_operands_that_lie_anywhere(data):
     """And its gradients; operands may be partial, as multiples of a sum over rows."""
     name, case = data.draw(st.sampled_from(ALL))
-    variables = [Variable(one, f"x{number}") for number, one in enumerate(inputs_of(case))]
-    operands = [(one, data.draw(st.booleans(), label=f"{one.path} is partial")) for one in variables]
+    variables = [Variable(array, f"x{number}") for number, array in enumerate(inputs_of(case))]
+    operands = [(variable, data.draw(st.booleans(), label=f"{variable.path} is partial")) for variable in variables]
 
     def step(weights):
         share = ops.sum(weights)
-        xs = [one * share if many and one.dtype.kind == "f" else one.value for one, many in operands]
+        xs = [
+            variable * share if is_partial and variable.dtype.kind == "f" else variable.value
+            for variable, is_partial in operands
+        ]
         return step_of(name, case)(*xs)
 
     values = {"weights": np.abs(DATA["weights"]) / 8}
     program = trace(step, {"weights": ((Dim.rows(ROWS),), "float64")})
-    chosen = {one: data.draw(layouts(one.shape), label=one.path) for one in program.state}
+    chosen = {variable: data.draw(layouts(variable.shape), label=variable.path) for variable in program.state}
     assert_same_on_mesh(program, values, chosen, VirtualMesh([4, 0, 7], model=2, pipe=2))
 
 
@@ -206,7 +209,7 @@ def test_rows_come_first():
         table.assign(table - ops.sum(met) * ops.square(table))
         return {"met": met}
 
-    program = trace(step, {name: ((Dim.rows(ROWS), *one.shape[1:]), one.dtype) for name, one in DATA.items()})
+    program = trace(step, {name: ((Dim.rows(ROWS), *array.shape[1:]), array.dtype) for name, array in DATA.items()})
     for axes in (("model", None), (BATCH, "model"), (BATCH, None), ("model", BATCH)):
         assert_same_on_mesh(program, DATA, {table: axes}, VirtualMesh([4, 0, 7], model=2))
 

@@ -29,12 +29,12 @@ def chain(layers):
     weights = [Variable(rng.normal(size=(FEATURES, FEATURES)), f"w{number}") for number in range(layers)]
 
     def step(x):
-        for one in weights:
-            x = ops.tanh(x @ one)
+        for weight in weights:
+            x = ops.tanh(x @ weight)
         loss = ops.mean(ops.square(x))
         loss.backward()
-        for one in weights:
-            one.assign(one - 0.1 * one.value.grad)
+        for weight in weights:
+            weight.assign(weight - 0.1 * weight.value.grad)
         return {"loss": loss}
 
     return trace(step, {"x": ((Dim.rows(ROWS), FEATURES), np.float64)}), weights
@@ -58,8 +58,8 @@ def test_buckets_in_the_order_of_the_backward_pass(bucket, expected):
     assert not last.messages
     of = {id(placed.outputs["loss"]): "loss"}
     for variable in weights:
-        of |= {id(one): variable.name for one in placed.updates[variable].inputs}
-    assert [[of[id(one)] for one in message] for message in stage.messages] == expected
+        of |= {id(tensor): variable.name for tensor in placed.updates[variable].inputs}
+    assert [[of[id(tensor)] for tensor in message] for message in stage.messages] == expected
     assert messages.count(placed) == len(expected)
 
 
@@ -73,14 +73,14 @@ def test_buckets_change_nothing(bucket):
         def work(comm, placed=placed, weights=weights):
             rows, start = (4, 0) if comm.rank == 0 else (2, 4)
             memory = HostMemory()
-            own = {"x": DATA["x"][start : start + rows]}
-            made = ReferenceExecutable(placed, memory, own, rows=rows, first_row=start, comm=comm)
-            made.run()
-            return [memory.array(one).copy() for one in weights]
+            inputs = {"x": DATA["x"][start : start + rows]}
+            executable = ReferenceExecutable(placed, memory, inputs, rows=rows, first_row=start, comm=comm)
+            executable.run()
+            return [memory.array(weight).copy() for weight in weights]
 
         results.append(on_ranks(2, work)[0])
-    for one, other in zip(*results, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for weight, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(weight, other)
 
 
 @settings(max_examples=examples(40), deadline=None)
@@ -97,15 +97,15 @@ def test_sums_of_shards_have_the_same_bits_on_any_number_of_ranks(data):
     def sums(comm):
         start, stop = cut(0, shards, comm.size)[comm.rank]
         tree = TreeSum(start)
-        for one in summands[start:stop]:
-            tree.add(one)
+        for summand in summands[start:stop]:
+            tree.add(summand)
         return messages.tree_reduced(tree, shards, comm)
 
     (expected,) = on_ranks(1, sums)
     # Threads add up in a tree themselves, where each has one complete subtree.
-    for found in [*on_ranks(ranks, sums), *thread_ranks.on_ranks(ranks, sums)]:
-        for one, other in zip(found, expected, strict=True):
-            assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+    for totals in [*on_ranks(ranks, sums), *thread_ranks.on_ranks(ranks, sums)]:
+        for total, other in zip(totals, expected, strict=True):
+            assert (total.dtype, total.shape, total.tobytes()) == (other.dtype, other.shape, other.tobytes())
 
 
 def test_sums_of_shards_travel_in_pieces(monkeypatch):
@@ -115,8 +115,8 @@ def test_sums_of_shards_travel_in_pieces(monkeypatch):
     def sums(comm):
         start, stop = cut(0, 7, comm.size)[comm.rank]
         tree = TreeSum(start)
-        for one in values[start:stop]:
-            tree.add([one])
+        for row in values[start:stop]:
+            tree.add([row])
         return messages.tree_reduced(tree, 7, comm)[0].tobytes()
 
     assert set(on_ranks(3, sums)) == set(on_ranks(1, sums))
@@ -137,9 +137,9 @@ def test_the_greatest_of_all_ranks_keeps_the_sign_of_zero(dtype, shards):
         with np.errstate(divide="ignore"):
             return evaluate(program, {"x": np.zeros((rows, 3), dtype)}, rows=rows, comm=comm)[0]
 
-    for found in on_ranks(len(shards), work):
-        np.testing.assert_array_equal(found["least"], np.full(3, np.inf))
-        np.testing.assert_array_equal(found["greatest"], np.full(3, -np.inf))
+    for outputs in on_ranks(len(shards), work):
+        np.testing.assert_array_equal(outputs["least"], np.full(3, np.inf))
+        np.testing.assert_array_equal(outputs["greatest"], np.full(3, -np.inf))
 
 
 def test_what_travels_together():
@@ -152,15 +152,18 @@ def test_what_travels_together():
 
     program = place(trace(step, {"x": ((Dim.rows(ROWS), FEATURES), np.float64)}), layouts={w: ("model",)})
     at = MeshPosition({"batch": 2, "model": 2}, {"batch": 0, "model": 0})
-    own = localized(program, at, {w: Variable(np.ones(2), "w")})
-    sent = [message for stage in messages.stages(own) for message in stage.messages]
-    about = [{(one.attributes["mesh"], one.attributes["over"], one.dtype.name) for one in message} for message in sent]
-    assert all(len(one) == 1 for one in about)
-    assert sorted((*one, len(message)) for (one,), message in zip(about, sent, strict=True)) == [
+    local = localized(program, at, {w: Variable(np.ones(2), "w")})
+    sent_messages = [message for stage in messages.stages(local) for message in stage.messages]
+    kinds = [
+        {(tensor.attributes["mesh"], tensor.attributes["over"], tensor.dtype.name) for tensor in message}
+        for message in sent_messages
+    ]
+    assert all(len(kind) == 1 for kind in kinds)
+    assert sorted((*kind, len(message)) for (kind,), message in zip(kinds, sent_messages, strict=True)) == [
         ("batch", "max", "float64", 1),
         ("batch", "sum", "float32", 1),
         ("batch", "sum", "float64", 2),
         ("model", "sum", "float64", 1),
     ]
-    numbers = [one.attributes["number"] for message in sent for one in message]
+    numbers = [tensor.attributes["number"] for message in sent_messages for tensor in message]
     assert sorted(numbers) == [*range(len(numbers))]

@@ -44,11 +44,11 @@ def compare(step, variables, shards):
     assert set(program.state) <= set(variables.values())
     outputs, updates = evaluate(program, DATA)
     placed = place(program)
-    found, messages = run_on_ranks(placed, DATA, shards, AXES)
-    for own_outputs, own_updates in found:
-        for expected, own in ((outputs, own_outputs), (updates, own_updates)):
-            assert own.keys() == expected.keys()
-            for name, value in own.items():
+    results, messages = run_on_ranks(placed, DATA, shards, AXES)
+    for own_outputs, own_updates in results:
+        for expected, actual in ((outputs, own_outputs), (updates, own_updates)):
+            assert actual.keys() == expected.keys()
+            for name, value in actual.items():
                 np.testing.assert_allclose(value, expected[name], rtol=1e-13, atol=1e-14, err_msg=str(name))
     return messages, placed
 
@@ -58,8 +58,8 @@ def cross_entropy(logits, y):
 
 
 def descend(variables, rate=0.1):
-    for one in variables.values():
-        one.assign(one - rate * one.value.grad)
+    for variable in variables.values():
+        variable.assign(variable - rate * variable.value.grad)
 
 
 def batch_normalization(h, gamma):
@@ -94,10 +94,10 @@ def test_normalization_weights_penalties_and_clipping(shards):
         loss = ops.sum(cross_entropy(logits, y) * sample_weight) / ops.sum(sample_weight)
         loss = loss + 0.01 * ops.sum(ops.square(w1)) + 0.01 * ops.sum(ops.absolute(w2))
         loss.backward()
-        norm = ops.sqrt(sum(ops.sum(ops.square(one.value.grad)) for one in variables.values()))
+        norm = ops.sqrt(sum(ops.sum(ops.square(variable.value.grad)) for variable in variables.values()))
         scale = ops.minimum(1.0, 0.5 / norm)
-        for one in variables.values():
-            one.assign(one - 0.1 * scale * one.value.grad)
+        for variable in variables.values():
+            variable.assign(variable - 0.1 * scale * variable.value.grad)
         right = ops.cast(ops.equal(ops.argmax(logits, -1), y), "float64")
         return {"loss": loss, "accuracy": ops.mean(right), "norm": norm, "highest": ops.max(logits)}
 
@@ -112,9 +112,9 @@ def test_rows_that_a_step_makes_itself(shards):
     def step(x, y, sample_weight):
         generator, discriminator = variables.values()
         n = x.shape[0]
-        both = ops.concatenate([x @ generator, x], axis=0)
+        joined = ops.concatenate([x @ generator, x], axis=0)
         labels = ops.concatenate([ops.ones((n, 1), "float64"), ops.zeros((n, 1), "float64")], axis=0)
-        logits = both @ discriminator
+        logits = joined @ discriminator
         loss = ops.mean(ops.softplus(logits) - labels * logits)
         fake = ops.mean(ops.sigmoid(logits[:n]))
         loss.backward()
@@ -140,8 +140,8 @@ def test_sums_of_gradients_and_of_weights_wait_for_each_other():
     (first, last) = stages(placed)
     assert [len(message) for message in first.messages] == [4]
     # All products are made before the message, all quotients by the sum of the weights after it.
-    assert [one.op.name for one in last.tensors if one.op and one.op.name == "batch_matmul"] == []
-    assert sum(one.op is OPS["divide"] for one in last.tensors) == 3
+    assert [tensor.op.name for tensor in last.tensors if tensor.op and tensor.op.name == "batch_matmul"] == []
+    assert sum(tensor.op is OPS["divide"] for tensor in last.tensors) == 3
 
 
 def test_normalization_meets_five_times():
@@ -182,11 +182,11 @@ def test_what_needs_the_rows_of_all_ranks_is_refused():
 @pytest.mark.parametrize("shards", SHARDS, ids=str)
 def test_no_rows_are_the_same_everywhere(shards):
     def step(x, y, sample_weight):
-        nothing = x[:0]
+        empty = x[:0]
         return {
-            "nothing": nothing,
-            "sum": ops.sum(nothing, 0),
-            "joined": ops.sum(ops.concatenate([nothing, x, nothing]), 0),
+            "nothing": empty,
+            "sum": ops.sum(empty, 0),
+            "joined": ops.sum(ops.concatenate([empty, x, empty]), 0),
         }
 
     compare(step, {}, shards)
@@ -223,10 +223,10 @@ def steps(draw):
     reduce = draw(st.sampled_from(["mean", "weighted", "both"]))
 
     def step(variables, x, y, sample_weight):
-        known = [x @ variables["first"]]
+        tensors = [x @ variables["first"]]
         for kind, smooth, pair, pick in plan:
-            a, b = known[pick % len(known)], known[pick // 7 % len(known)]
-            known.append(
+            a, b = tensors[pick % len(tensors)], tensors[pick // 7 % len(tensors)]
+            tensors.append(
                 {
                     "smooth": lambda a=a, f=smooth: f(a),
                     "pair": lambda a=a, b=b, f=pair: f(a, b),
@@ -236,7 +236,7 @@ def steps(draw):
                     "scale": lambda a=a, b=b: a / (1 + ops.sum(ops.square(b)) / b.shape[0]),
                 }[kind]()
             )
-        values = ops.sum(known[-1] * known[len(known) // 2], -1)
+        values = ops.sum(tensors[-1] * tensors[len(tensors) // 2], -1)
         loss = ops.mean(values)
         if reduce != "mean":
             weighted = ops.sum(values * sample_weight) / ops.sum(sample_weight)
@@ -254,23 +254,25 @@ def test_random_steps(step, shards):
 
     def traced(x, y, sample_weight):
         loss = step(variables, x, y, sample_weight)
-        found = gradients(loss, [one.value for one in variables.values()])
-        return {"loss": loss} | {name: one for name, one in zip(variables, found, strict=True) if one is not None}
+        slopes = gradients(loss, [variable.value for variable in variables.values()])
+        return {"loss": loss} | {
+            name: slope for name, slope in zip(variables, slopes, strict=True) if slope is not None
+        }
 
     program = trace(traced, SPECS)
-    whole, _ = evaluate(program, DATA)
+    expected, _ = evaluate(program, DATA)
     eager = step(variables, *(ops.add(array, 0) for array in DATA.values()))
-    assert eager.numpy().tobytes() == whole["loss"].tobytes()
+    assert eager.numpy().tobytes() == expected["loss"].tobytes()
     for outputs, _ in run_on_ranks(place(program), DATA, shards, AXES)[0]:
         for name, value in outputs.items():
-            np.testing.assert_allclose(value, whole[name], rtol=1e-10, atol=1e-11, err_msg=name)
+            np.testing.assert_allclose(value, expected[name], rtol=1e-10, atol=1e-11, err_msg=name)
     for name, variable in variables.items():
         direction = np.random.default_rng(2).normal(size=variable.shape)
         ends = []
         for size in (1e-6, -1e-6):
             moved = variables | {name: Variable(variable.numpy() + size * direction)}
             ends.append(float(step(moved, *(ops.add(array, 0) for array in DATA.values()))))
-        slope = float(np.sum(whole[name] * direction)) if name in whole else 0.0
+        slope = float(np.sum(expected[name] * direction)) if name in expected else 0.0
         np.testing.assert_allclose(slope, (ends[0] - ends[1]) / 2e-6, rtol=1e-5, atol=1e-7)
 
 
@@ -302,8 +304,8 @@ def test_totals_to_which_numbers_of_rows_are_added(name, shards):
     program = trace(step, SPECS)
     _, updates = evaluate(program, DATA)
     placed = place(program, [total])
-    found, _ = run_on_ranks(placed, DATA, shards, AXES)
-    values = [own[total] for _, own in found]
+    results, _ = run_on_ranks(placed, DATA, shards, AXES)
+    values = [own_updates[total] for _, own_updates in results]
     assert (total in placed.summed) == stays
     np.testing.assert_allclose(sum(values) if stays else values[-1], updates[total], rtol=1e-13)
 
@@ -329,11 +331,11 @@ def test_ranks_round_their_summands_and_the_sum_of_these(shards, dtype):
         return {}
 
     program = trace(step, {"x": ((Dim.rows(ROWS), 4), np.float32)})
-    found, messages = run_on_ranks(place(program, comm_dtype=dtype), {"x": x}, shards, {"x": 0})
-    summands = [as_half(one.sum(0), dtype) for one in np.split(x, np.cumsum(shards)[:-1])]
+    results, messages = run_on_ranks(place(program, comm_dtype=dtype), {"x": x}, shards, {"x": 0})
+    summands = [as_half(part.sum(0), dtype) for part in np.split(x, np.cumsum(shards)[:-1])]
     expected = -0.5 * as_half(tree_sum(summands), dtype).astype(np.float32)
     assert messages == 1
-    for _, updates in found:
+    for _, updates in results:
         np.testing.assert_array_equal(updates[w], expected)
     assert np.isinf(expected).any() == (dtype == "float16")
 
@@ -345,7 +347,7 @@ def test_nothing_but_gradients_in_weights_travels_in_half_precision(shards, poli
     variables = weights(w1=(4, 5), slope=(5,), w2=(5, 3))
 
     def step(x, y, weights):
-        w1, slope, w2 = (ops.cast(one.value, policy) for one in variables.values())
+        w1, slope, w2 = (ops.cast(variable.value, policy) for variable in variables.values())
         z = ops.cast(x, policy) @ w1
         centred = z - ops.cast(ops.mean(ops.cast(z, "float64"), 0), policy)
         logits = (centred * slope) @ w2
@@ -357,18 +359,18 @@ def test_nothing_but_gradients_in_weights_travels_in_half_precision(shards, poli
 
     program = trace(step, SPECS)
     placed = place(program, comm_dtype="bfloat16")
-    sent = [one for stage in stages(placed) for message in stage.messages for one in message]
-    in_half = [one.shape for one in sent if one.dtype.itemsize == 2]
-    assert sorted(in_half) == sorted(one.shape for one in variables.values())
-    whole, updates = evaluate(program, DATA)
-    found, _ = run_on_ranks(placed, DATA, shards, AXES)
-    for outputs, updated in found:
-        np.testing.assert_allclose(outputs["loss"], whole["loss"], rtol=1e-12 if policy != "bfloat16" else 0.02)
-        np.testing.assert_allclose(outputs["norm"], whole["norm"], rtol=0.05)
-        for name, one in variables.items():
-            scale = np.abs(updates[one] - one.numpy()).max()
-            np.testing.assert_allclose(updated[one], updates[one], atol=0.02 * scale, err_msg=name)
-            np.testing.assert_array_equal(updated[one], found[0][1][one])
+    travelling = [tensor for stage in stages(placed) for message in stage.messages for tensor in message]
+    in_half = [tensor.shape for tensor in travelling if tensor.dtype.itemsize == 2]
+    assert sorted(in_half) == sorted(variable.shape for variable in variables.values())
+    expected, updates = evaluate(program, DATA)
+    results, _ = run_on_ranks(placed, DATA, shards, AXES)
+    for outputs, updated in results:
+        np.testing.assert_allclose(outputs["loss"], expected["loss"], rtol=1e-12 if policy != "bfloat16" else 0.02)
+        np.testing.assert_allclose(outputs["norm"], expected["norm"], rtol=0.05)
+        for name, variable in variables.items():
+            scale = np.abs(updates[variable] - variable.numpy()).max()
+            np.testing.assert_allclose(updated[variable], updates[variable], atol=0.02 * scale, err_msg=name)
+            np.testing.assert_array_equal(updated[variable], results[0][1][variable])
 
 
 def test_a_sum_that_is_more_than_a_gradient_stays_exact():
@@ -381,9 +383,9 @@ def test_a_sum_that_is_more_than_a_gradient_stays_exact():
         return {"total": total}
 
     placed = place(trace(step, SPECS), comm_dtype="bfloat16")
-    sent = [one for stage in stages(placed) for message in stage.messages for one in message]
-    assert [one.dtype.name for one in sent] == ["float64", "bfloat16"]
-    assert placed.outputs["total"] is sent[0]
+    travelling = [tensor for stage in stages(placed) for message in stage.messages for tensor in message]
+    assert [tensor.dtype.name for tensor in travelling] == ["float64", "bfloat16"]
+    assert placed.outputs["total"] is travelling[0]
 
 
 def test_a_gradient_of_a_tape_travels_in_half_precision():
@@ -392,13 +394,13 @@ def test_a_gradient_of_a_tape_travels_in_half_precision():
     def step(x, y, weights):
         with GradientTape() as tape:
             loss = ops.mean(ops.square(ops.sum(x * w, -1)))
-        (found,) = tape.gradient(loss, [w])
-        w.assign(w - found)
+        (gradient,) = tape.gradient(loss, [w])
+        w.assign(w - gradient)
         return {"loss": loss}
 
     placed = place(trace(step, SPECS), comm_dtype="float16")
-    sent = [one for stage in stages(placed) for message in stage.messages for one in message]
-    assert [(one.shape, one.dtype.name) for one in sent] == [((), "float64"), ((4,), "float16")]
+    travelling = [tensor for stage in stages(placed) for message in stage.messages for tensor in message]
+    assert [(tensor.shape, tensor.dtype.name) for tensor in travelling] == [((), "float64"), ((4,), "float16")]
 
 
 @pytest.mark.parametrize("is_read", [False, True])
@@ -414,8 +416,8 @@ def test_a_numerator_that_is_more_than_a_gradient_stays_exact(is_read):
 
     program = trace(step, SPECS)
     outputs, updates = evaluate(program, DATA)
-    found, _ = run_on_ranks(place(program, comm_dtype="bfloat16"), DATA, [6, 5], AXES)
-    for own_outputs, own_updates in found:
+    results, _ = run_on_ranks(place(program, comm_dtype="bfloat16"), DATA, [6, 5], AXES)
+    for own_outputs, own_updates in results:
         for name, value in outputs.items():
             np.testing.assert_allclose(own_outputs[name], value, rtol=1e-13)
         np.testing.assert_allclose(own_updates[w], updates[w], rtol=0.02)

@@ -38,72 +38,79 @@ ALL = [(name, case) for name in OPS for case in (*CASES[name], *MORE.get(name, (
 def made_of(name, case):
     """Return what an op makes of a case's inputs, with how it is made."""
     arrays = [make(np.random.default_rng(7)) for make in case.inputs]
-    shape = OPS[name].shape(*(one.shape for one in arrays), **case.attributes)
-    dtype = np.dtype(OPS[name].dtype(*(one.dtype for one in arrays), **case.attributes))
-    return Tensor(OPS[name], [constant(one) for one in arrays], case.attributes, shape, dtype)
+    shape = OPS[name].shape(*(array.shape for array in arrays), **case.attributes)
+    dtype = np.dtype(OPS[name].dtype(*(array.dtype for array in arrays), **case.attributes))
+    return Tensor(OPS[name], [constant(array) for array in arrays], case.attributes, shape, dtype)
 
 
-def resized(made, lengths):
+def resized(tensor, lengths):
     """Return the same op of operands with other lengths of its letters, whose values are among the operands'."""
-    named, rng = made.op.sharding_rule(made), np.random.default_rng(8)
+    rule, rng = tensor.op.sharding_rule(tensor), np.random.default_rng(8)
 
     def shape(letters, old):
         return tuple(lengths.get(letter, n) for letter, n in zip(letters, old, strict=True))
 
-    shapes = [shape(letters, one.shape) for letters, one in zip(named.inputs, made.inputs, strict=True)]
+    shapes = [shape(letters, operand.shape) for letters, operand in zip(rule.inputs, tensor.inputs, strict=True)]
     inputs = [
-        constant(rng.choice(one.numpy().reshape(-1), new) if one.numpy().size else np.zeros(new, one.dtype))
-        for one, new in zip(made.inputs, shapes, strict=True)
+        constant(rng.choice(operand.numpy().reshape(-1), new) if operand.numpy().size else np.zeros(new, operand.dtype))
+        for operand, new in zip(tensor.inputs, shapes, strict=True)
     ]
-    out = shape(named.output, made.shape)
-    return Tensor(made.op, inputs, attributes_of_part(made, shapes, out), out, made.dtype)
+    out = shape(rule.output, tensor.shape)
+    return Tensor(tensor.op, inputs, attributes_of_part(tensor, shapes, out), out, tensor.dtype)
 
 
-def assert_parts_make_the_whole(made, letter, ends):
+def assert_parts_make_the_whole(tensor, letter, ends):
     """Compare an op with the same in parts that end at these places of a letter's axis."""
-    named = made.op.sharding_rule(made)
-    arrays = [one.numpy() for one in made.inputs]
-    whole = computed(made, arrays, made.shape)
+    rule = tensor.op.sharding_rule(tensor)
+    arrays = [operand.numpy() for operand in tensor.inputs]
+    expected = computed(tensor, arrays, tensor.shape)
     parts = []
     for start, stop in zip((0, *ends[:-1]), ends, strict=True):
-        own = [
+        slices = [
             np.take(array, range(start, stop), letters.index(letter)) if letter in letters else array
-            for array, letters in zip(arrays, named.inputs, strict=True)
+            for array, letters in zip(arrays, rule.inputs, strict=True)
         ]
-        out = tuple(stop - start if one == letter else n for one, n in zip(named.output, made.shape, strict=True))
-        parts.append(computed(made, own, out, start))
-    if letter in named.output:
-        joined = np.concatenate(parts, named.output.index(letter))
+        out = tuple(
+            stop - start if axis_letter == letter else n
+            for axis_letter, n in zip(rule.output, tensor.shape, strict=True)
+        )
+        parts.append(computed(tensor, slices, out, start))
+    if letter in rule.output:
+        joined = np.concatenate(parts, rule.output.index(letter))
     else:
-        joined = {"sum": np.sum, "max": np.max}[made.op.partial_reduce](parts, axis=0)
-    np.testing.assert_allclose(joined, whole, rtol=1e-12, atol=1e-12, err_msg=f"{made.op.name}: {named}, {letter}")
+        joined = {"sum": np.sum, "max": np.max}[tensor.op.partial_reduce](parts, axis=0)
+    np.testing.assert_allclose(joined, expected, rtol=1e-12, atol=1e-12, err_msg=f"{tensor.op.name}: {rule}, {letter}")
 
 
 @settings(max_examples=examples(400), deadline=None)
 @given(st.data())
 def test_parts_along_a_letter_make_the_whole(data):
     name, case = data.draw(st.sampled_from(ALL))
-    made = made_of(name, case)
-    named = made.op.sharding_rule(made)
-    letters = sorted({letter for one in (*named.inputs, named.output) for letter in one if letter.islower()})
-    made = resized(made, {letter: data.draw(st.integers(0, 6), label=f"length of {letter}") for letter in letters})
-    named = made.op.sharding_rule(made)
-    for shape, one in zip([*(x.shape for x in made.inputs), made.shape], (*named.inputs, named.output), strict=True):
-        for letter, n in zip(one, shape, strict=True):
+    tensor = made_of(name, case)
+    rule = tensor.op.sharding_rule(tensor)
+    letters = sorted(
+        {letter for tensor_letters in (*rule.inputs, rule.output) for letter in tensor_letters if letter.islower()}
+    )
+    tensor = resized(tensor, {letter: data.draw(st.integers(0, 6), label=f"length of {letter}") for letter in letters})
+    rule = tensor.op.sharding_rule(tensor)
+    for shape, tensor_letters in zip(
+        [*(x.shape for x in tensor.inputs), tensor.shape], (*rule.inputs, rule.output), strict=True
+    ):
+        for letter, n in zip(tensor_letters, shape, strict=True):
             if letter.islower():
                 cuts = sorted(data.draw(st.lists(st.integers(0, n), min_size=1, max_size=2), label=f"cuts of {letter}"))
-                assert_parts_make_the_whole(made, letter, (*cuts, n))
+                assert_parts_make_the_whole(tensor, letter, (*cuts, n))
 
 
 @pytest.mark.parametrize("name", OPS)
 def test_each_letter_of_every_op(name):
     for case in (*CASES[name], *MORE.get(name, ())):
-        made = made_of(name, case)
-        named = made.op.sharding_rule(made)
-        for letters, tensor in zip((*named.inputs, named.output), (*made.inputs, made), strict=True):
+        output = made_of(name, case)
+        rule = output.op.sharding_rule(output)
+        for letters, tensor in zip((*rule.inputs, rule.output), (*output.inputs, output), strict=True):
             for letter, n in zip(letters, tensor.shape, strict=True):
                 if letter.islower():
-                    assert_parts_make_the_whole(made, letter, (n // 3, n // 3, n))
+                    assert_parts_make_the_whole(output, letter, (n // 3, n // 3, n))
 
 
 def letters_of(name, *shapes, **attributes):
@@ -152,10 +159,10 @@ def test_letters_are_checked_when_a_record_is_made(letters, fault):
 
     with pytest.raises(ConfigError, match=f"op 'cube': letters = {letters!r}: {fault}"):
         Op(cube, broadcast_shape, letters, first_dtype)
-    made = Op(cube, broadcast_shape, "aXX->a1", first_dtype)
+    op = Op(cube, broadcast_shape, "aXX->a1", first_dtype)
     x = constant(np.zeros((2, 3)))
     with pytest.raises(ConfigError, match=r"'aXX->a1' for shapes \(2, 3\), \(2, 3\): expected one an axis"):
-        made.sharding_rule(Tensor(made, [x], {}, (2, 3), x.dtype))
+        op.sharding_rule(Tensor(op, [x], {}, (2, 3), x.dtype))
 
 
 def test_functions_of_letters_are_checked_when_they_are_used():
@@ -164,9 +171,9 @@ def test_functions_of_letters_are_checked_when_they_are_used():
 
     x = constant(np.zeros((2, 3)))
     for letters, fault in (("aa->aa", "'a' names two axes"), (None, "expected those of each operand's axes")):
-        made = Op(cube, broadcast_shape, lambda shapes, out, attributes, given=letters: given, first_dtype)
+        op = Op(cube, broadcast_shape, lambda shapes, out, attributes, rule=letters: rule, first_dtype)
         with pytest.raises(ConfigError, match=f"op 'cube': letters = {letters!r}: {fault}"):
-            made.sharding_rule(Tensor(made, [x], {}, (2, 3), x.dtype))
+            op.sharding_rule(Tensor(op, [x], {}, (2, 3), x.dtype))
     assert Op(cube, broadcast_shape, elementwise, first_dtype).sharding_rule(
         Tensor(OPS["relu"], [x], {}, (2, 3), x.dtype)
     ).inputs == ("ab",)
