@@ -70,14 +70,14 @@ class Case:
 
     def __str__(self) -> str:
         """Return Python text, which makes the case."""
-        shown = []
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if one.name == "lines":
-                shown.append("lines=(\n" + "".join(f"        {line!r},\n" for line in value) + "    )")
-            elif value != (one.default if one.default_factory is MISSING else one.default_factory()):
-                shown.append(f"{one.name}={value!r}")
-        return "Case(\n" + "".join(f"    {one},\n" for one in shown) + ")"
+        arguments = []
+        for attribute in fields(self):
+            value = getattr(self, attribute.name)
+            if attribute.name == "lines":
+                arguments.append("lines=(\n" + "".join(f"        {line!r},\n" for line in value) + "    )")
+            elif value != (attribute.default if attribute.default_factory is MISSING else attribute.default_factory()):
+                arguments.append(f"{attribute.name}={value!r}")
+        return "Case(\n" + "".join(f"    {argument},\n" for argument in arguments) + ")"
 
     def shape(self, name: str, rows: int | None = None) -> Shape:
         """Return the shape of a leaf, for so many rows: marked without."""
@@ -114,11 +114,11 @@ class Case:
             return rng.random(shape) < 0.5
         if dtype.kind in "iu" or fill[0] == "whole":
             return rng.integers(0 if dtype.kind == "u" else -3, 4, shape).astype(dtype)
-        made = rng.normal(size=shape).astype(dtype)
-        if fill[0] == "special" and made.size:
-            places = rng.integers(0, made.size, 1 + made.size // 8)
-            made.reshape(-1)[places] = rng.choice(SPECIAL, len(places))
-        return made
+        array = rng.normal(size=shape).astype(dtype)
+        if fill[0] == "special" and array.size:
+            places = rng.integers(0, array.size, 1 + array.size // 8)
+            array.reshape(-1)[places] = rng.choice(SPECIAL, len(places))
+        return array
 
     def values(self, run: int = 0) -> dict[str, np.ndarray]:
         """Return what inputs hold."""
@@ -126,15 +126,17 @@ class Case:
 
     def in_memory(self, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return what leaves hold as it lies in memory."""
-        return {name: WAYS[self.memory[name]](one) if name in self.memory else one for name, one in values.items()}
+        return {
+            name: WAYS[self.memory[name]](value) if name in self.memory else value for name, value in values.items()
+        }
 
     def _variable(self, name: str, run: int) -> Variable:
         """Return a variable, made of an array that is used again."""
         value = self.in_memory({name: self.value(name, run)})[name]
-        made = Variable(value, name, trainable=False)
+        variable = Variable(value, name, trainable=False)
         if value.flags.writeable:
             value[...] = 1
-        return made
+        return variable
 
     def starts(self, rows: int | None = None) -> list[int]:
         """Return where in the input `rows` the rows of each step begin, of a rank that has so many."""
@@ -143,33 +145,33 @@ class Case:
     def of_rank(self, values: Mapping[str, np.ndarray], rank: int) -> dict[str, np.ndarray]:
         """Return what inputs hold on a rank."""
         first, rows = sum(self.shards[:rank]), self.shards[rank]
-        found = {}
+        parts = {}
         for name, value in values.items():
             axis = next((n for n, length in enumerate(self.shape(name)) if isinstance(length, Dim)), None)
             if name == ROWS:
-                found[name] = value.reshape(max(1, self.steps), self.rows)[:, first : first + rows].reshape(-1)
+                parts[name] = value.reshape(max(1, self.steps), self.rows)[:, first : first + rows].reshape(-1)
             elif axis is None:
-                found[name] = value
+                parts[name] = value
             else:
                 scale = self.shape(name)[axis].scale  # type: ignore[attr-defined]
-                found[name] = np.take(value, range(scale * first, scale * (first + rows)), axis)
-        return found
+                parts[name] = np.take(value, range(scale * first, scale * (first + rows)), axis)
+        return parts
 
     def trace(self, run: int = 0) -> Program:
         """Return the program, with variables of its own."""
         variables = {name: self._variable(name, run) for name in self.named("variable")}
         seeds = dptrain.ops.random.SeedGenerator(self.seed + run, "seeds", purpose=Purpose.DROPOUT)
 
-        def step(*given: Tensor) -> dict[str, Any]:
-            known = environment(seeds)
-            known |= dict(zip(self.named("input"), given, strict=True))
-            known |= {name: one.value for name, one in variables.items()}
+        def step(*tensors: Tensor) -> dict[str, Any]:
+            namespace = environment(seeds)
+            namespace |= dict(zip(self.named("input"), tensors, strict=True))
+            namespace |= {name: variable.value for name, variable in variables.items()}
             for line in self.lines:
-                exec(line, known)
-            made = {name: eval(text, known) for name, text in self.updates.items()}
-            for name, one in made.items():
-                variables[name].assign(one)
-            return {name: known[name] for name in self.outputs}
+                exec(line, namespace)
+            updates = {name: eval(text, namespace) for name, text in self.updates.items()}
+            for name, update in updates.items():
+                variables[name].assign(update)
+            return {name: namespace[name] for name in self.outputs}
 
         return trace(step, {name: (self.shape(name), self.dtype(name)) for name in self.named("input")})
 
@@ -179,7 +181,7 @@ _TYPES = ("bool", "int8", "uint8", "int16", "int32", "uint32", "int64", "bfloat1
 
 def environment(seeds: dptrain.ops.random.SeedGenerator) -> dict[str, Any]:
     """Return what lines may use beside tensors."""
-    more = {"take_rows": take_rows, "take_each": take_each, "unshard": unshard, "remat": remat}
-    return {"ops": ops, "np": np, "gradients": gradients, "seeds": seeds, **more} | {
+    functions = {"take_rows": take_rows, "take_each": take_each, "unshard": unshard, "remat": remat}
+    return {"ops": ops, "np": np, "gradients": gradients, "seeds": seeds, **functions} | {
         "dropout": dptrain.ops.random.dropout
     }

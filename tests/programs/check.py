@@ -30,8 +30,8 @@ def expected(case: Case, run: int = 0) -> Expected:
 
 def results(case: Case, program: Program, executable: Any) -> dict[str, Array]:
     """Return what came out, and the state; after no steps the state alone."""
-    found = {name: np.array(executable.outputs[name]) for name in program.outputs if case.steps}
-    return found | {f"state {variable.name}": variable.numpy() for variable in program.state}
+    outputs = {name: np.array(executable.outputs[name]) for name in program.outputs if case.steps}
+    return outputs | {f"state {variable.name}": variable.numpy() for variable in program.state}
 
 
 def run_alone(case: Case, make: Make, run: int = 0) -> dict[str, Array]:
@@ -53,26 +53,26 @@ def run_on_ranks(case: Case, make: Make) -> dict[str, Array]:
     def work(comm: VirtualComm) -> dict[str, Array]:
         program = place(case.trace())
         rows, first = case.shards[comm.rank], sum(case.shards[: comm.rank])
-        own = case.in_memory(case.of_rank(values, comm.rank))
-        executable = make(program, own, rows=rows, first_row=first, comm=comm)
+        local_values = case.in_memory(case.of_rank(values, comm.rank))
+        executable = make(program, local_values, rows=rows, first_row=first, comm=comm)
         executable.run(case.starts(rows))
         return results(case, program, executable)
 
-    found = on_ranks(len(case.shards), work)
-    ends = [joined(case, found, rank) for rank in range(len(found))]
-    for rank, own in enumerate(ends):
-        for name, one in own.items():
-            assert np.array_equal(one, ends[0][name], equal_nan=one.dtype.kind in "fV"), (
+    rank_results = on_ranks(len(case.shards), work)
+    ends = [joined(case, rank_results, rank) for rank in range(len(rank_results))]
+    for rank, end in enumerate(ends):
+        for name, value in end.items():
+            assert np.array_equal(value, ends[0][name], equal_nan=value.dtype.kind in "fV"), (
                 f"rank {rank} has another {name}"
             )
     return ends[0]
 
 
-def joined(case: Case, found: Sequence[Mapping[str, Array]], rank: int) -> dict[str, Array]:
+def joined(case: Case, rank_results: Sequence[Mapping[str, Array]], rank: int) -> dict[str, Array]:
     """Return what ranks have as one has it; of what all of them have, that of one rank."""
-    outputs, whole = case.trace().outputs, dict(found[rank])
-    for name in whole:
-        parts = [one[name] for one in found]
+    outputs, joined_values = case.trace().outputs, dict(rank_results[rank])
+    for name in joined_values:
+        parts = [values[name] for values in rank_results]
         shape = outputs[name].shape if name in outputs else ()
         axis = next((n for n, length in enumerate(shape) if isinstance(length, Dim)), None)
         if axis is None:
@@ -80,10 +80,10 @@ def joined(case: Case, found: Sequence[Mapping[str, Array]], rank: int) -> dict[
         blocks = []
         for number, scale in enumerate(shape[axis].blocks):  # type: ignore[attr-defined]
             before = sum(shape[axis].blocks[:number])  # type: ignore[attr-defined]
-            for rows, one in zip(case.shards, parts, strict=True):
-                blocks.append(np.take(one, range(before * rows, (before + scale) * rows), axis))
-        whole[name] = np.concatenate(blocks, axis)
-    return whole
+            for rows, part in zip(case.shards, parts, strict=True):
+                blocks.append(np.take(part, range(before * rows, (before + scale) * rows), axis))
+        joined_values[name] = np.concatenate(blocks, axis)
+    return joined_values
 
 
 def by_numpy(program: Program, values: Mapping[str, Array], **place: Any) -> ReferenceExecutable:
@@ -107,10 +107,10 @@ def not_optimized(execute: Callable[[], Mapping[str, Array]]) -> Mapping[str, Ar
         return execute()
 
 
-def unlike(found: Mapping[str, Array], others: Mapping[str, Array], judged: Expected) -> str:
+def unlike(arrays: Mapping[str, Array], others: Mapping[str, Array], judged: Expected) -> str:
     """Return which results have not the same bits, or an empty string."""
     for name in judged.values:
-        if not np.array_equal(found[name], others[name], equal_nan=found[name].dtype.kind in "fV"):
+        if not np.array_equal(arrays[name], others[name], equal_nan=arrays[name].dtype.kind in "fV"):
             return f"{name} has other bits"
     return ""
 
@@ -138,18 +138,18 @@ def wrong_on_cpu(case: Case, thorough: bool = True) -> str:
         del ways["C++ without fusion"]
     if not case.shards:
         del ways["NumPy on ranks"], ways["C++ on ranks"]
-    found: dict[str, Mapping[str, Array]] = {}
+    outputs: dict[str, Mapping[str, Array]] = {}
     for way, execute in ways.items():
         try:
             optimized = thorough and way in ("C++", "C++ by three threads")
-            found[way] = execute() if optimized else not_optimized(execute)
-            said = right.wrong(found[way])
+            outputs[way] = execute() if optimized else not_optimized(execute)
+            problem = right.wrong(outputs[way])
         except Exception as error:
-            said = f"{type(error).__name__}: {error}"
-        if not said and way in ("C++ by three threads", "C++ without fusion"):
-            said = unlike(found["C++"], found[way], right)
-        if said:
-            return f"{way}: {said}"
+            problem = f"{type(error).__name__}: {error}"
+        if not problem and way in ("C++ by three threads", "C++ without fusion"):
+            problem = unlike(outputs["C++"], outputs[way], right)
+        if problem:
+            return f"{way}: {problem}"
     return ""
 
 
@@ -194,10 +194,10 @@ class _Recording(VirtualComm):
         self.sums: list[Array] = []
 
     def allreduce_sum(self, buffer: Array) -> None:
-        own = buffer.copy()
+        summand = buffer.copy()
         super().allreduce_sum(buffer)
-        others = [one for rank, one in enumerate(self._last) if rank != self.rank]
-        self.sums.append(functools.reduce(np.add, others).astype(own.dtype).reshape(own.shape))  # -0 stays -0
+        others = [part for rank, part in enumerate(self._last) if rank != self.rank]
+        self.sums.append(functools.reduce(np.add, others).astype(summand.dtype).reshape(summand.shape))  # -0 stays -0
         self._ranks.barrier.wait()
 
     @property
@@ -212,12 +212,14 @@ def messages_of_others(case: Case) -> list[list[Array]]:
     def work(comm: Any) -> list[Array]:
         program: PlacedProgram = place(case.trace())
         rows, first = case.shards[comm.rank], sum(case.shards[: comm.rank])
-        own, recording = case.of_rank(values, comm.rank), _Recording(comm)
+        local_values, recording = case.of_rank(values, comm.rank), _Recording(comm)
         state = {variable: variable.numpy() for variable in program.state}
         for start in case.starts(rows):
-            given = {name: one[start : start + rows] if name == ROWS else one for name, one in own.items()}
+            inputs = {
+                name: value[start : start + rows] if name == ROWS else value for name, value in local_values.items()
+            }
             with np.errstate(all="ignore"):
-                state |= evaluate(program, given, state, rows=rows, first_row=first, comm=recording)[1]  # type: ignore[arg-type]
+                state |= evaluate(program, inputs, state, rows=rows, first_row=first, comm=recording)[1]  # type: ignore[arg-type]
         return recording.sums
 
     return on_ranks(len(case.shards), work)
@@ -240,24 +242,24 @@ def wrong_on_cuda(case: Case, backend: Any, another: Callable[[], Any] | None = 
         return backend.executable(program, dict(values), **place)
 
     try:
-        if said := right.wrong(run_alone(case, make)):
-            return f"CUDA: {said}"
+        if problem := right.wrong(run_alone(case, make)):
+            return f"CUDA: {problem}"
         if case.shards:
-            others, values, found = messages_of_others(case), case.values(), []
+            others, values, rank_results = messages_of_others(case), case.values(), []
             for rank, rows in enumerate(case.shards):
                 program = place(case.trace())
                 comm = Replayed(case, rank, others[rank])
                 first = sum(case.shards[:rank])
-                own = case.in_memory(case.of_rank(values, rank))
-                executable = make(program, own, rows=rows, first_row=first, comm=comm)
+                local_values = case.in_memory(case.of_rank(values, rank))
+                executable = make(program, local_values, rows=rows, first_row=first, comm=comm)
                 executable.run(case.starts(rows))
-                found.append(results(case, program, executable))
+                rank_results.append(results(case, program, executable))
             # Each rank has sums of its own parts by CUDA, and the others' by NumPy.
-            for rank in range(len(found)):
-                if said := right.wrong(joined(case, found, rank)):
-                    return f"CUDA on rank {rank}: {said}"
-        if case.pack and another is not None and (said := _wrong_in_pack(case, make, another)):
-            return f"CUDA in a pack: {said}"
+            for rank in range(len(rank_results)):
+                if problem := right.wrong(joined(case, rank_results, rank)):
+                    return f"CUDA on rank {rank}: {problem}"
+        if case.pack and another is not None and (problem := _wrong_in_pack(case, make, another)):
+            return f"CUDA in a pack: {problem}"
     except Exception as error:
         return f"CUDA: {type(error).__name__}: {error}"
     return ""
@@ -278,8 +280,8 @@ def _wrong_in_pack(case: Case, make: Make, another: Callable[[], Any]) -> str:
             if turn != "in a pack":
                 results(case, program, packed)  # which does not wait for the other
         for number, (program, packed, reference, alone) in enumerate(runs):
-            found, others = results(case, program, packed), results(case, reference, alone)
-            for name, one in found.items():
-                if one.tobytes() != others[name].tobytes():
+            packed_results, others = results(case, program, packed), results(case, reference, alone)
+            for name, array in packed_results.items():
+                if array.tobytes() != others[name].tobytes():
                     return f"{name} of run {number} has other bits {turn}"
     return ""

@@ -50,16 +50,16 @@ _TOO_LARGE = 1e4
 
 def thresholds() -> list[int]:
     """Return the whole numbers that are constants of the generators, as far as tensors can be so long here."""
-    found = set(IN_HEADERS)
+    lengths = set(IN_HEADERS)
     for path in GENERATORS:
         for statement in ast.parse((Path(dptrain.__file__).parent / path).read_text()).body:
             if not isinstance(statement, ast.Assign):
                 continue
-            names = [one.id for one in ast.walk(statement.targets[0]) if isinstance(one, ast.Name)]
+            names = [node.id for node in ast.walk(statement.targets[0]) if isinstance(node, ast.Name)]
             if all(name.isupper() for name in names):
-                numbers = [one.value for one in ast.walk(statement.value) if isinstance(one, ast.Constant)]
-                found |= {one for one in numbers if isinstance(one, int) and 8 <= one <= 4096}
-    return sorted(found)
+                numbers = [node.value for node in ast.walk(statement.value) if isinstance(node, ast.Constant)]
+                lengths |= {number for number in numbers if isinstance(number, int) and 8 <= number <= 4096}
+    return sorted(lengths)
 
 
 THRESHOLDS = thresholds()
@@ -140,7 +140,7 @@ class Drawing:
 
     def length(self, most: int = 80) -> int:
         """Return a length: small, or one next to a threshold."""
-        near = [one + d for one in THRESHOLDS for d in (-1, 0, 1) if one + d <= most]
+        near = [threshold + d for threshold in THRESHOLDS for d in (-1, 0, 1) if threshold + d <= most]
         if near and self.chance(0.35):
             return self.choose(near)
         return int(self.choose([1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24]))
@@ -149,8 +149,8 @@ class Drawing:
 
     def dim(self, value: int) -> str:
         """Return the name of a length."""
-        for name, known in self.lengths.items():
-            if known == value and name != "n":
+        for name, length in self.lengths.items():
+            if length == value and name != "n":
                 return name
         name = "abcdefghijklmpqrstuvwxyz"[len(self.lengths) - 1]
         self.lengths[name] = value
@@ -160,25 +160,25 @@ class Drawing:
         """Add an input or a variable; dims are "n", "2n" or numbers."""
         dtype = "float64" if self.wide and dtype == "float32" else dtype
         name = name or f"{'x' if kind == 'input' else 'w'}{len(self.leaves)}"
-        words = [one if isinstance(one, str) else self.dim(one) for one in dims]
+        words = [dim if isinstance(dim, str) else self.dim(dim) for dim in dims]
         self.leaves[name] = " ".join([kind, *words, dtype, fill])
         case = self.case()
         shape, value = case.shape(name), case.value(name)
         if kind == "input":
-            made = self._inputs[name] = placeholder(shape, dtype, name)
+            tensor = self._inputs[name] = placeholder(shape, dtype, name)
         else:
             variable = Variable(value, name, trainable=False)
-            made = variable.value
-            self._state[variable] = made
+            tensor = variable.value
+            self._state[variable] = tensor
         if name == "rows":
             value = value[: case.rows]
-        self._note(name, made, value)
+        self._note(name, tensor, value)
         return name
 
-    def _note(self, name: str, made: Tensor, value: np.ndarray) -> None:
-        self._values[id(made)] = value
-        self._environment[name] = made
-        self.known[name] = _Known(name, made, value)
+    def _note(self, name: str, tensor: Tensor, value: np.ndarray) -> None:
+        self._values[id(tensor)] = value
+        self._environment[name] = tensor
+        self.known[name] = _Known(name, tensor, value)
 
     # Lines
 
@@ -192,14 +192,14 @@ class Drawing:
         before = dict(self._environment)
         try:
             exec(f"{', '.join(names)} = {text}", self._environment)
-            made = [self._environment[name] for name in names]
-            if any(not isinstance(one, Tensor) or one.value is not None for one in made):
+            tensors = [self._environment[name] for name in names]
+            if any(not isinstance(tensor, Tensor) or tensor.value is not None for tensor in tensors):
                 raise RefusedError
-            if any(one.value is None and np.prod([int(n) for n in one.shape]) > self.most for one in made):
+            if any(tensor.value is None and np.prod([int(n) for n in tensor.shape]) > self.most for tensor in tensors):
                 raise RefusedError
             if self.shards:
-                place(Program(self._inputs, self._state, dict(zip(names, made, strict=True)), {}))
-            values = self._computed(made)
+                place(Program(self._inputs, self._state, dict(zip(names, tensors, strict=True)), {}))
+            values = self._computed(tensors)
         except (ConfigError, RefusedError) as error:
             self._environment.clear()
             self._environment |= before
@@ -208,28 +208,28 @@ class Drawing:
             self.lines.append(f"{', '.join(names)} = {text}")
             raise CrashedError(replace(self.case(), outputs=names)) from error
         self.lines.append(f"{', '.join(names)} = {text}")
-        for name, one, value in zip(names, made, values, strict=True):
-            self._note(name, one, value)
-            if one.dtype.kind == "f" and np.abs(value, where=np.isfinite(value), out=np.zeros(value.shape)).max(
+        for name, tensor, value in zip(names, tensors, values, strict=True):
+            self._note(name, tensor, value)
+            if tensor.dtype.kind == "f" and np.abs(value, where=np.isfinite(value), out=np.zeros(value.shape)).max(
                 initial=0
             ) > _TOO_LARGE * (1e27 if "special" in " ".join(self.leaves.values()) else 1):
                 return self.line(f"ops.tanh({name})")
         return names[-1]
 
-    def _computed(self, made: list[Tensor]) -> list[np.ndarray]:
+    def _computed(self, tensors: list[Tensor]) -> list[np.ndarray]:
         exact = Exact(self._values)
-        values = [exact(one) for one in made]
-        self._kept += [*made, *exact.steps]
+        values = [exact(tensor) for tensor in tensors]
+        self._kept += [*tensors, *exact.steps]
         self._values = exact.found
         return values
 
-    def pick(self, wanted: Callable[[_Known], bool] = lambda one: True) -> _Known:
+    def pick(self, suits: Callable[[_Known], bool] = lambda candidate: True) -> _Known:
         """Return a tensor that there is, rather one of the last.
 
         Raises:
             RefusedError: there is none.
         """
-        fitting = [one for one in self.known.values() if wanted(one)]
+        fitting = [candidate for candidate in self.known.values() if suits(candidate)]
         if not fitting:
             raise RefusedError
         if self.chance(0.6):
@@ -238,15 +238,17 @@ class Drawing:
 
     def float(self, *ranks: int) -> _Known:
         """Return a tensor of floating-point numbers."""
-        return self.pick(lambda one: one.tensor.dtype.kind == "f" and (not ranks or one.tensor.ndim in ranks))
+        return self.pick(
+            lambda candidate: candidate.tensor.dtype.kind == "f" and (not ranks or candidate.tensor.ndim in ranks)
+        )
 
     # Ends
 
     def case(self) -> Case:
         """Return the program as it is."""
-        made = [name for name in self.known if name not in self.leaves]
-        read = set(made)
-        outputs = tuple(made[-12:]) if read else ()
+        computed = [name for name in self.known if name not in self.leaves]
+        read = set(computed)
+        outputs = tuple(computed[-12:]) if read else ()
         return Case(
             dict(self.lengths),
             dict(self.leaves),
@@ -299,8 +301,10 @@ def unary(d: Drawing) -> None:
 
 def binary(d: Drawing) -> None:
     """An op of two tensors that broadcast, or of one and a sum of the other."""
-    x = d.pick(lambda one: one.tensor.dtype.kind in "fiu")
-    y = d.pick(lambda one: one.tensor.dtype.kind in "fiu" and _broadcasts(one.tensor.shape, x.tensor.shape))
+    x = d.pick(lambda candidate: candidate.tensor.dtype.kind in "fiu")
+    y = d.pick(
+        lambda candidate: candidate.tensor.dtype.kind in "fiu" and _broadcasts(candidate.tensor.shape, x.tensor.shape)
+    )
     forms = [
         *(
             "{} + {}",
@@ -322,8 +326,10 @@ def binary(d: Drawing) -> None:
 
 def whole(d: Drawing) -> None:
     """Bits of whole numbers, and their divisors."""
-    x = d.pick(lambda one: one.tensor.dtype.kind in "iu")
-    y = d.pick(lambda one: one.tensor.dtype.kind in "iu" and _broadcasts(one.tensor.shape, x.tensor.shape))
+    x = d.pick(lambda candidate: candidate.tensor.dtype.kind in "iu")
+    y = d.pick(
+        lambda candidate: candidate.tensor.dtype.kind in "iu" and _broadcasts(candidate.tensor.shape, x.tensor.shape)
+    )
     forms = [
         *("ops.bitwise_and({}, {})", "ops.bitwise_or({}, {})", "ops.bitwise_xor({}, {})", "ops.gcd({}, {})"),
         *("ops.bitwise_left_shift({}, {} % 9)", "ops.bitwise_right_shift({}, {} % 9)", "ops.bitwise_invert({}) + {}"),
@@ -341,7 +347,7 @@ def _broadcasts(a, b) -> bool:
 
 def reduction(d: Drawing) -> None:
     """A sum, a maximum or what is made of them."""
-    x = d.pick(lambda one: one.tensor.ndim > 0 and one.tensor.dtype.kind in "fiu")
+    x = d.pick(lambda candidate: candidate.tensor.ndim > 0 and candidate.tensor.dtype.kind in "fiu")
     axes = tuple(axis for axis in range(x.tensor.ndim) if d.chance(0.5)) or (x.tensor.ndim - 1,)
     keep = d.chance(0.5)
     forms = [f"ops.sum({x.name}, {axes}, keepdims={keep})"] * 3 + [f"ops.max({x.name}, {axes}, keepdims={keep})"]
@@ -357,8 +363,8 @@ def reduction(d: Drawing) -> None:
 
 def view(d: Drawing, x: str = "", kinds: str = "rtsm") -> str:
     """Another view of a tensor: reshaped, transposed, sliced, or one of several."""
-    one = d.known[x] if x else d.pick(lambda one: one.tensor.ndim > 0)
-    x, shape, rank = one.name, one.tensor.shape, one.tensor.ndim
+    source = d.known[x] if x else d.pick(lambda candidate: candidate.tensor.ndim > 0)
+    x, shape, rank = source.name, source.tensor.shape, source.tensor.ndim
     kind, forms = d.choose(kinds), []
     if kind == "r":
         forms = [f"ops.reshape({x}, ({x}.shape[0], -1))"] if shape and int(shape[0]) else []
@@ -383,8 +389,8 @@ def view(d: Drawing, x: str = "", kinds: str = "rtsm") -> str:
                 keys[axis] = d.choose(["1:", ":-1", "::2", "::-1", "1", "-1"])
             if isinstance(n, Dim) or n < 2 or d.chance(0.4):
                 continue
-            some = ["1:", ":-1", "::2", "1::2", "::-1", "-2:", "::-2", "1:-1:3" if n > 2 else "0:1"]
-            keys[axis] = d.choose([*some, str(int(d.rng.integers(-n, n)))])
+            slices = ["1:", ":-1", "::2", "1::2", "::-1", "-2:", "::-2", "1:-1:3" if n > 2 else "0:1"]
+            keys[axis] = d.choose([*slices, str(int(d.rng.integers(-n, n)))])
         forms = [f"{x}[{', '.join(keys)}]"]
     elif kind == "m":
         axis = int(d.rng.integers(rank))
@@ -397,7 +403,7 @@ def view(d: Drawing, x: str = "", kinds: str = "rtsm") -> str:
         forms += [f"ops.repeat({x}, 2, {axis})", f"ops.roll({x}, 1, {axis})", f"ops.stop_gradient({x})"]
         forms += [f"ops.broadcast_to({x}, (2, *{x}.shape))"] if rank < 4 else []
         forms += [] if any(isinstance(n, Dim) for n in shape) else [f"unshard({x})"] * 2
-        if one.tensor.dtype.kind == "b":
+        if source.tensor.dtype.kind == "b":
             forms = forms[2:3]
     if not forms:
         raise RefusedError
@@ -406,7 +412,7 @@ def view(d: Drawing, x: str = "", kinds: str = "rtsm") -> str:
 
 def loop(d: Drawing) -> None:
     """Steps over a tensor, or over several of a shape: forwards, backwards, none, one, in one another."""
-    x = d.pick(lambda one: one.tensor.dtype.kind == "f" and 0 < one.tensor.ndim < 4)
+    x = d.pick(lambda candidate: candidate.tensor.dtype.kind == "f" and 0 < candidate.tensor.ndim < 4)
     shape, parts = x.tensor.shape, x.name
     if isinstance(shape[0], Dim) or shape[0] > 5 or d.chance(0.3):
         parts = d.line(f"ops.stack([{', '.join([x.name, f'-{x.name}', f'0.5 * {x.name}'][: d.choose([1, 2, 3])])}])")
@@ -444,14 +450,14 @@ def product(d: Drawing) -> None:
     inner = x.tensor.shape[-1]
     if isinstance(inner, Dim) or d.chance(0.15):
         others = [
-            one.name
-            for one in d.known.values()
-            if one.tensor.dtype.kind == "f"
-            and one.tensor.ndim == x.tensor.ndim
-            and one.tensor.shape[:-1] == x.tensor.shape[:-1]
+            candidate.name
+            for candidate in d.known.values()
+            if candidate.tensor.dtype.kind == "f"
+            and candidate.tensor.ndim == x.tensor.ndim
+            and candidate.tensor.shape[:-1] == x.tensor.shape[:-1]
         ]
         order = (*range(x.tensor.ndim - 2), x.tensor.ndim - 1, x.tensor.ndim - 2)
-        made = d.line(f"ops.transpose({a}, {order}) @ {d.choose(others)}")
+        y = d.line(f"ops.transpose({a}, {order}) @ {d.choose(others)}")
     else:
         width = d.length(136)
         dtype = x.tensor.dtype.name if d.chance(0.9) else "float64"
@@ -464,9 +470,9 @@ def product(d: Drawing) -> None:
             w = d.line(f"ops.transpose({w}, {(*range(rank - 2), rank - 1, rank - 2)})")
         else:
             w = d.leaf("variable", [*batch, int(inner), width], dtype, "normal")
-        made = d.line(f"{a} @ {w}")
+        y = d.line(f"{a} @ {w}")
     if d.chance(0.5):
-        d.line(d.choose(["ops.relu({} + 0.1)", "ops.tanh({} * 0.1)", "ops.softmax({})"]).format(made))
+        d.line(d.choose(["ops.relu({} + 0.1)", "ops.tanh({} * 0.1)", "ops.softmax({})"]).format(y))
 
 
 def casts(d: Drawing) -> None:
@@ -479,8 +485,8 @@ def casts(d: Drawing) -> None:
             reductions = ("max", "argmax") if all(x.tensor.shape) else ()  # of nothing there is no greatest
             forms += [f"ops.{name}({{}}, -1)" for name in ("softmax", *reductions, "mean", "flip")]
             forms += ["ops.concatenate([{}, {}], -1)", "ops.expand_dims({}, -1) @ ops.ones((1, 3), {}.dtype)"]
-        made = d.choose(forms).format(half, half)
-        d.line(f"ops.cast({made}, 'float32')")
+        result = d.choose(forms).format(half, half)
+        d.line(f"ops.cast({result}, 'float32')")
         return
     if x.tensor.dtype.kind == "f":
         kind = d.choose(["int32", "int64", "int8", "uint8", "bool", "float64", "float32"])
@@ -488,11 +494,11 @@ def casts(d: Drawing) -> None:
         if d.mesh and "special" not in " ".join(d.leaves.values()) and kind not in ("int8", "uint8") and d.chance(0.4):
             sane = f"{x.name} * 1.75"
         sane = f"ops.absolute({sane})" if kind == "uint8" else sane if kind != "int8" else f"ops.clip({sane}, -90, 90)"
-        made = d.line(f"ops.cast({sane if kind[:5] != 'float' and kind != 'bool' else x.name}, '{kind}')")
+        result = d.line(f"ops.cast({sane if kind[:5] != 'float' and kind != 'bool' else x.name}, '{kind}')")
     else:
-        made = d.line(f"ops.cast({x.name}, '{d.choose(['float32', 'float64', 'int32', 'int64', 'bool'])}')")
-    if d.known[made].tensor.dtype.kind != "f" and d.chance(0.6):
-        d.line(f"ops.cast({made}, 'float32') * 0.5")
+        result = d.line(f"ops.cast({x.name}, '{d.choose(['float32', 'float64', 'int32', 'int64', 'bool'])}')")
+    if d.known[result].tensor.dtype.kind != "f" and d.chance(0.6):
+        d.line(f"ops.cast({result}, 'float32') * 0.5")
 
 
 def taken(d: Drawing) -> None:
@@ -524,7 +530,11 @@ def one_hot(d: Drawing) -> None:
 
 def images(d: Drawing, dilation: str = "", strides: str = "") -> None:
     """A convolution or pooling of images; a convolution if gaps or strides are given."""
-    rank4 = [one.name for one in d.known.values() if one.tensor.ndim == 4 and one.tensor.dtype.name == "float32"]
+    rank4 = [
+        candidate.name
+        for candidate in d.known.values()
+        if candidate.tensor.ndim == 4 and candidate.tensor.dtype.name == "float32"
+    ]
     channels = d.choose([1, 2, 3, 5])
     x = d.choose(rank4) if rank4 and d.chance(0.6) else ""
     if not x:
@@ -546,7 +556,10 @@ def images(d: Drawing, dilation: str = "", strides: str = "") -> None:
         dilation = dilation or d.choose(["(2, 1)", "(1, 2)", "(2, 3)", ""])
         chosen = f"dilation_rate={dilation}" if dilation and d.chance(0.9) else d.choose(options)
     w = d.leaf(
-        "variable", [max(2, one) if dilation and n < 2 else one for n, one in enumerate(kernel)], "float32", "normal"
+        "variable",
+        [max(2, length) if dilation and n < 2 else length for n, length in enumerate(kernel)],
+        "float32",
+        "normal",
     )
     d.line(f"ops.conv({x}, {w}, padding={padding!r}{', ' + chosen if chosen else ''})")
 
@@ -569,14 +582,14 @@ def differentiated(d: Drawing) -> None:
     if not sources or y.name in sources:
         raise RefusedError
     weighted = d.choose(["ops.sum({0})", "ops.sum({0} * {0})", "ops.mean({0} * ops.sin({0}))"]).format(y.name)
-    found: list[str] = []
+    names: list[str] = []
     for name in d.rng.permutation(sources)[:3]:
         try:
             d.line(f"gradients({weighted}, [{name}])[0]", (f"d{len(d.lines)}_{name}",))
-            found.append(str(name))
+            names.append(str(name))
         except RefusedError:
             continue
-    if not found:
+    if not names:
         raise RefusedError
 
 
@@ -711,7 +724,7 @@ def many_rows(d: Drawing) -> None:
 
 def long_rows(d: Drawing) -> None:
     """Rows of lengths around which loops, warps and blocks take turns."""
-    near = [one + more for one in THRESHOLDS if one >= 1024 for more in (-1, 0, 1, 9)]
+    near = [threshold + offset for threshold in THRESHOLDS if threshold >= 1024 for offset in (-1, 0, 1, 9)]
     x = d.leaf("input", [d.choose([1, 2, 3, 5]), d.choose(near)], "float32", d.choose(["normal", "special"]))
     y = d.line(d.choose(["ops.softmax({})", "ops.log_softmax({})", "ops.sum({}, -1)", "ops.argmax({}, -1)"]).format(x))
     d.line(f"{y} + ops.max({x}, -1, keepdims={d.known[y].tensor.ndim == 2})")
@@ -745,9 +758,9 @@ def cast_fractions(d: Drawing) -> None:
     """Fractions as flags and whole numbers, flags as numbers."""
     x = d.leaf("input", ["n", 5], "float32", d.choose(["normal", "whole"]))
     flags = d.leaf("input", ["n", 5], "bool", "any")
-    whole = d.line(f"ops.cast({x} * 0.75, '{d.choose(['int32', 'int64', 'int8'])}')")
+    integer = d.line(f"ops.cast({x} * 0.75, '{d.choose(['int32', 'int64', 'int8'])}')")
     number = d.line(f"ops.cast({x} * 0.5, 'bool')")
-    d.line(f"ops.where({flags}, ops.cast({whole}, 'float32'), ops.cast({number}, 'float32'))")
+    d.line(f"ops.where({flags}, ops.cast({integer}, 'float32'), ops.cast({number}, 'float32'))")
     d.line(f"ops.sum(ops.cast({flags}, '{d.choose(['int32', 'float32', 'float64'])}'), 0)")
 
 
@@ -768,20 +781,20 @@ def sums_of_doubles(d: Drawing) -> None:
     a = d.line(f"ops.sum({x} * {x}, 0)")
     b = d.line(f"ops.sum(ops.cast({x} > 0, 'float64'))")
     c = d.line(f"ops.sum(ops.absolute({x}))")
-    for number, one in enumerate((a, b, c)):
+    for number, total in enumerate((a, b, c)):
         w = d.leaf("variable", [3] if number == 0 else [], "float64", "normal")
-        d.updates[w] = f"{w} * 0.5 + {one}"
+        d.updates[w] = f"{w} * 0.5 + {total}"
 
 
 def several_tables(d: Drawing) -> None:
     """Rows of several variables, and gradients of these."""
-    made = []
+    tables = []
     for _ in range(2):
         table = d.leaf("variable", [d.choose([3, 9, 40]), d.choose([1, 5, 8])], "float32", "normal")
         places = d.leaf("input", ["n"], "int64", f"below {int(d.known[table].tensor.shape[0])}")
-        made.append((table, d.line(f"take_rows({table}, {places})")))
-    y = d.line(f"ops.sum({made[0][1]}, -1) * ops.sum({made[1][1]}, -1)")
-    for table, _ in made:
+        tables.append((table, d.line(f"take_rows({table}, {places})")))
+    y = d.line(f"ops.sum({tables[0][1]}, -1) * ops.sum({tables[1][1]}, -1)")
+    for table, _ in tables:
         try:
             g = d.line(f"gradients(ops.sum(ops.sin({y})), [{table}])[0]", (f"d{len(d.lines)}_{table}",))
             d.updates[table] = f"{table} - 0.1 * {g}"
@@ -825,8 +838,8 @@ def attention(d: Drawing) -> None:
 
 
 SITUATIONS = {
-    one.__name__: one
-    for one in (
+    situation.__name__: situation
+    for situation in (
         *(
             product_of_views,
             strided_slices,
@@ -909,13 +922,13 @@ def _program(d: Drawing, seed: int, on_mesh: bool) -> Case:
         elif d.chance(0.6):
             d.leaf("variable", [d.length(60)] if d.chance(0.5) else [], "float32", "normal")
         kinds, shares = list(GROWTH), np.array(list(GROWTH.values()), float)
-        wanted = 3 if situation == "many_steps" else int(d.rng.integers(4, 9 if situation else 16)) * (1 + d.small)
+        remaining = 3 if situation == "many_steps" else int(d.rng.integers(4, 9 if situation else 16)) * (1 + d.small)
         tries = 0
-        while wanted and situation != "many_steps" and tries < 80:
+        while remaining and situation != "many_steps" and tries < 80:
             tries += 1
             try:
                 kinds[int(d.rng.choice(len(kinds), p=shares / shares.sum()))](d)
-                wanted -= 1
+                remaining -= 1
             except RefusedError:
                 continue
         if d.mesh:
@@ -941,29 +954,35 @@ def dense(d: Drawing) -> str:
 
 def trained(d: Drawing) -> list[str]:
     """Gradients of a loss, and new values of variables made of them and of slots; return the slots."""
-    known = [one for one in d.known.values() if one.tensor.dtype.kind == "f" and one.name not in d.leaves]
-    if not known:
+    computed = [
+        candidate
+        for candidate in d.known.values()
+        if candidate.tensor.dtype.kind == "f" and candidate.name not in d.leaves
+    ]
+    if not computed:
         return []
-    of_rows = [one for one in known if any(isinstance(n, Dim) for n in one.tensor.shape)] or known
-    terms = [f"ops.mean(ops.sin({d.choose(some).name}))" for some in (known, of_rows, of_rows)]
+    of_rows = [
+        candidate for candidate in computed if any(isinstance(n, Dim) for n in candidate.tensor.shape)
+    ] or computed
+    terms = [f"ops.mean(ops.sin({d.choose(choices).name}))" for choices in (computed, of_rows, of_rows)]
     if d.chance(0.5):  # a mean weighted by what ranks have summands of, numbers: NaN is divided by as late as can be
         losses, weights = (d.choose(of_rows).name for _ in range(2))
         weights = f"ops.sum(ops.exp(-ops.square(ops.nan_to_num({weights}))))"
         terms = [f"ops.divide_no_nan(ops.sum(ops.sin({losses})), {weights})"]
     slots = []
     for name in [name for name, text in d.leaves.items() if text.startswith("variable")]:
-        one = d.known[name].tensor
-        if one.dtype.kind != "f" or d.chance(0.2):
+        tensor = d.known[name].tensor
+        if tensor.dtype.kind != "f" or d.chance(0.2):
             continue
         try:
             g = d.line(f"gradients({' + '.join(terms)}, [{name}])[0]", (f"d{len(d.lines)}_{name}",))
-            made = d.known[g].tensor
-            if made.dtype != one.dtype or any(isinstance(n, Dim) for n in made.shape):
+            gradient = d.known[g].tensor
+            if gradient.dtype != tensor.dtype or any(isinstance(n, Dim) for n in gradient.shape):
                 continue
             if d.chance(0.3):
                 norm = d.line(f"ops.sqrt(ops.sum(ops.square({g})) + 1)")
-                g = d.line(f"{g} / ops.cast({norm}, '{one.dtype.name}')")
-            slot = d.leaf("variable", list(map(int, one.shape)), one.dtype.name, "normal")
+                g = d.line(f"{g} / ops.cast({norm}, '{tensor.dtype.name}')")
+            slot = d.leaf("variable", list(map(int, tensor.shape)), tensor.dtype.name, "normal")
             new = d.line(f"{slot} * 0.5 + {g}")
         except RefusedError:
             continue
@@ -992,34 +1011,40 @@ def lay_out(d: Drawing, names: list[str]) -> None:
 
 def totals(d: Drawing) -> None:
     """Sums over the rows of all steps, as those of metrics, of which ranks may keep summands."""
-    of_rows = [one for one in d.known.values() if one.tensor.ndim and isinstance(one.tensor.shape[0], Dim)]
-    of_rows = [one for one in of_rows if one.tensor.dtype.kind == "f" and one.name not in d.leaves]
+    of_rows = [
+        candidate
+        for candidate in d.known.values()
+        if candidate.tensor.ndim and isinstance(candidate.tensor.shape[0], Dim)
+    ]
+    of_rows = [
+        candidate for candidate in of_rows if candidate.tensor.dtype.kind == "f" and candidate.name not in d.leaves
+    ]
     for _ in range(d.choose([0, 0, 1, 2]) if of_rows else 0):
-        one = d.choose(of_rows)
-        shape = one.tensor.shape[1:]
+        source = d.choose(of_rows)
+        shape = source.tensor.shape[1:]
         if not any(isinstance(n, Dim) for n in shape):
-            total = d.leaf("variable", list(map(int, shape)), one.tensor.dtype.name, "normal")
-            d.updates[total] = f"{total} + ops.sum({one.name}, 0)"
+            total = d.leaf("variable", list(map(int, shape)), source.tensor.dtype.name, "normal")
+            d.updates[total] = f"{total} + ops.sum({source.name}, 0)"
             d.summed += (total,)
 
 
 def _update(d: Drawing, name: str) -> None:
     """Let a variable become something of its shape and type."""
-    one = d.known[name].tensor
+    tensor = d.known[name].tensor
     fitting = [
         other.name
         for other in d.known.values()
-        if other.tensor.dtype == one.dtype and other.name != name and _reduces(other.tensor.shape, one.shape)
+        if other.tensor.dtype == tensor.dtype and other.name != name and _reduces(other.tensor.shape, tensor.shape)
     ]
     if not fitting:
         return
     other = d.choose(fitting)
-    if d.known[other].tensor.shape != one.shape:
-        lead = d.known[other].tensor.ndim - one.ndim
+    if d.known[other].tensor.shape != tensor.shape:
+        lead = d.known[other].tensor.ndim - tensor.ndim
         other = f"ops.sum({other}, {tuple(range(lead))})"
     d.updates[name] = d.choose([f"{name} * 0.5 + ops.tanh({other})", f"ops.tanh({other})"])
 
 
-def _reduces(shape, wanted) -> bool:
-    lead = len(shape) - len(wanted)
-    return lead >= 0 and tuple(shape[lead:]) == tuple(wanted) and not any(isinstance(n, Dim) for n in shape[lead:])
+def _reduces(shape, target) -> bool:
+    lead = len(shape) - len(target)
+    return lead >= 0 and tuple(shape[lead:]) == tuple(target) and not any(isinstance(n, Dim) for n in shape[lead:])

@@ -68,41 +68,43 @@ class Exact:
         self.steps: list[Tensor] = []
         self._sizes: dict[int, Array] = {}
         self._of_huge: set[int] = set()
-        self.found = {one: _wide(value) for one, value in values.items()}
+        self.found = {tensor_id: _wide(value) for tensor_id, value in values.items()}
 
     def __call__(self, tensor: Tensor) -> Array:
         """Return the value of a tensor, computed with all that it is made of."""
         rest = [tensor]
         while rest:
-            one = rest[-1]
-            of_steps = _by_steps(one)
-            missing = [read for read in (one.inputs if of_steps is None else [of_steps]) if id(read) not in self.found]
-            if id(one) not in self.found and missing:
+            current = rest[-1]
+            of_steps = _by_steps(current)
+            missing = [
+                read for read in (current.inputs if of_steps is None else [of_steps]) if id(read) not in self.found
+            ]
+            if id(current) not in self.found and missing:
                 rest += missing
                 continue
             rest.pop()
-            if id(one) in self.found:
+            if id(current) in self.found:
                 continue
             if of_steps is None:
-                self.found[id(one)] = self._computed(one)
+                self.found[id(current)] = self._computed(current)
                 continue
             self.steps.append(of_steps)
-            self.found[id(one)] = self.found[id(of_steps)]
+            self.found[id(current)] = self.found[id(of_steps)]
             if id(of_steps) in self._sizes:
-                self._sizes[id(one)] = self._sizes[id(of_steps)]
+                self._sizes[id(current)] = self._sizes[id(of_steps)]
             if id(of_steps) in self._of_huge:
-                self._of_huge.add(id(one))
+                self._of_huge.add(id(current))
         return self.found[id(tensor)]
 
     def _computed(self, tensor: Tensor) -> Array:
         if tensor.op is None:
             return _wide(tensor.numpy())
-        inputs = [self.found[id(one)] for one in tensor.inputs]
+        inputs = [self.found[id(operand)] for operand in tensor.inputs]
         attributes = tensor.op.local_attributes(tensor, None, 0)
-        of_sums = any(id(one) in self._sizes for one in tensor.inputs)
+        of_sums = any(id(operand) in self._sizes for operand in tensor.inputs)
         if (size := self._size(tensor, inputs, attributes)) is not None:
             self._sizes[id(tensor)] = size
-        if any(id(one) in self._of_huge for one in tensor.inputs):
+        if any(id(operand) in self._of_huge for operand in tensor.inputs):
             self._of_huge.add(id(tensor))
         if tensor.op.is_view:
             return np.asarray(tensor.op.compute(*inputs, **attributes))
@@ -159,18 +161,18 @@ class Exact:
         Where a sum is 0, or a few digits, its parts need not be. None of other tensors.
         """
         assert tensor.op is not None
-        name, sizes = tensor.op.name, [self._sizes.get(id(one)) for one in tensor.inputs]
+        name, sizes = tensor.op.name, [self._sizes.get(id(operand)) for operand in tensor.inputs]
         if name in _SUMS:
-            numbers = [np.abs(_finite(one)) if one.dtype.kind in "fV" else one for one in inputs]
+            numbers = [np.abs(_finite(array)) if array.dtype.kind in "fV" else array for array in inputs]
             if _is_tiled(tensor):
                 numbers[0] = _around(numbers[0])
-            made = np.empty(tensor.shape, np.float64 if tensor.dtype.kind in "fV" else tensor.dtype)
+            magnitude = np.empty(tensor.shape, np.float64 if tensor.dtype.kind in "fV" else tensor.dtype)
             with np.errstate(all="ignore"):
-                tensor.op.compute(*numbers, **attributes, out=made)
-            return made
-        if all(one is None for one in sizes) or tensor.dtype.kind not in "fV":
+                tensor.op.compute(*numbers, **attributes, out=magnitude)
+            return magnitude
+        if all(size is None for size in sizes) or tensor.dtype.kind not in "fV":
             return None
-        numbers = [np.abs(_finite(one)) if size is None else size for one, size in zip(inputs, sizes, strict=True)]
+        numbers = [np.abs(_finite(array)) if size is None else size for array, size in zip(inputs, sizes, strict=True)]
         with np.errstate(all="ignore"):
             if tensor.op.is_view:
                 return np.asarray(tensor.op.compute(*numbers, **attributes))
@@ -191,12 +193,15 @@ class Exact:
         if size is not None:
             scale = np.broadcast_to(size, out.shape)
         if tensor.op.name in _SUMS:
-            units *= max(1.0, np.sqrt(max(1, sum(one.size for one in inputs) / max(1, out.size))) / 4)
+            units *= max(1.0, np.sqrt(max(1, sum(array.size for array in inputs) / max(1, out.size))) / 4)
         epsilon = float(np.finfo(tensor.dtype).eps)
         moves = np.isfinite(scale) & np.isfinite(out)
         if tensor.dtype == np.float32:
             rounds = tensor.op.name in _SUMS and not all(map(_is_short, inputs))
-            rounds |= any(isinstance(one, float) and one != float(np.float32(one)) for one in attributes.values())
+            rounds |= any(
+                isinstance(attribute, float) and attribute != float(np.float32(attribute))
+                for attribute in attributes.values()
+            )
             rounds |= (size is not None and tensor.op.name not in _SUMS) or _is_tiled(tensor)
             moves &= (out != out.astype(np.float32)) | rounds
             out[np.isfinite(scale) & (scale > _GREATEST / 4) & (tensor.op.name in _SUMS)] = np.nan  # parts overflow
@@ -231,7 +236,7 @@ def _is_tiled(tensor: Tensor) -> bool:
 def _around(images: Array) -> Array:
     """Return the greatest of the pixels that can be in one tile with each, for each channel."""
     for axis in (1, 2):
-        around = [(3, 3) if one == axis else (0, 0) for one in range(4)]
+        around = [(3, 3) if dim == axis else (0, 0) for dim in range(4)]
         images = np.lib.stride_tricks.sliding_window_view(np.pad(images, around), 7, axis).max(-1)
     return images
 
@@ -277,13 +282,13 @@ class _Execution:
         state: dict[Variable, Array] = {variable: _wide(variable.numpy()) for variable in program.state}
         outputs: dict[str, Array] = {}
         for step, start in enumerate(starts):
-            known = {id(one): state[variable] for variable, one in program.state.items()}
-            for name, one in program.inputs.items():
+            by_id = {id(tensor): state[variable] for variable, tensor in program.state.items()}
+            for name, placeholder in program.inputs.items():
                 value = values[name]
-                known[id(one)] = value[start : start + one.shape[0]] if name == order else value
-            exact = Exact(known, noise, rounds, on_ranks, unstable[step] if unstable else None)
-            outputs = {name: exact(one) for name, one in program.outputs.items()}
-            state |= {variable: exact(one) for variable, one in program.updates.items()}
+                by_id[id(placeholder)] = value[start : start + placeholder.shape[0]] if name == order else value
+            exact = Exact(by_id, noise, rounds, on_ranks, unstable[step] if unstable else None)
+            outputs = {name: exact(output) for name, output in program.outputs.items()}
+            state |= {variable: exact(update) for variable, update in program.updates.items()}
             self.found.append(exact.found)
         self.values = outputs | {f"state {variable.name}": value for variable, value in state.items()}
 
@@ -320,27 +325,30 @@ class Expected:
 
         right = _Execution(program, values, starts, order)
         self.values = right.values
-        self.dtypes = {name: one.dtype for name, one in program.outputs.items() if starts}
+        self.dtypes = {name: output.dtype for name, output in program.outputs.items() if starts}
         self.dtypes |= {f"state {variable.name}": variable.dtype for variable in program.state}
         moved = {name: np.zeros(value.shape) for name, value in self.values.items()}
         runs = 3 if len(starts) > 100 else RUNS
-        ranges = [{one: (value, value) for one, value in found.items()} for found in right.found]
+        ranges = [{key: (value, value) for key, value in computed.items()} for computed in right.found]
         for run in range(runs):
             noisy = executed(run)
             _widen(moved, noisy.values, self.values)
-            for seen, found in zip(ranges, noisy.found, strict=True):
-                for one, (least, greatest) in seen.items():
-                    seen[one] = np.fmin(least, found[one]), np.fmax(greatest, found[one])
-        sums = {id(one) for one in program.tensors if one.op is not None and one.op.name in _SUMS}
-        unstable = [_unstable(seen, found, sums) for seen, found in zip(ranges, right.found, strict=True)]
+            for step_ranges, noisy_values in zip(ranges, noisy.found, strict=True):
+                for tensor_id, (least, greatest) in step_ranges.items():
+                    step_ranges[tensor_id] = (
+                        np.fmin(least, noisy_values[tensor_id]),
+                        np.fmax(greatest, noisy_values[tensor_id]),
+                    )
+        sums = {id(tensor) for tensor in program.tensors if tensor.op is not None and tensor.op.name in _SUMS}
+        unstable = [_unstable(extremes, computed, sums) for extremes, computed in zip(ranges, right.found, strict=True)]
         for run in range(runs, runs + _AT_RANDOM) if any(unstable) else ():
             _widen(moved, executed(run, unstable).values, self.values)
         self.tolerances = {}
         for name, value in self.values.items():
             rtol, atol = TOLERANCES.get(self.dtypes[name].name, (0.0, 0.0))
-            allowed = np.asarray(TIMES * moved[name] + rtol * _size(value) + atol)
-            allowed[~_is_judged(moved[name], value)] = np.nan
-            self.tolerances[name] = allowed
+            tolerance = np.asarray(TIMES * moved[name] + rtol * _size(value) + atol)
+            tolerance[~_is_judged(moved[name], value)] = np.nan
+            self.tolerances[name] = tolerance
         for name in _of_random_state(program, unstable):
             self.tolerances[name] = np.full_like(self.tolerances[name], np.nan)
 
@@ -348,23 +356,25 @@ class Expected:
     def judged(self) -> tuple[int, int]:
         """How many elements can be judged, of how many."""
         return (
-            sum(int(np.isfinite(one).sum()) for one in self.tolerances.values()),
-            sum(one.size for one in self.tolerances.values()),
+            sum(int(np.isfinite(tolerance).sum()) for tolerance in self.tolerances.values()),
+            sum(tolerance.size for tolerance in self.tolerances.values()),
         )
 
-    def wrong(self, found: Mapping[str, Array]) -> str:
+    def wrong(self, results: Mapping[str, Array]) -> str:
         """Return what is wrong with results, or an empty string."""
         for name, value in self.values.items():
-            own = found[name]
-            if own.shape != value.shape or own.dtype != self.dtypes[name]:
-                return f"{name} is {own.dtype} of shape {own.shape}: expected {self.dtypes[name]} of {value.shape}"
-            allowed = self.tolerances[name]
-            off = _distance(own, value)
-            bad = np.isfinite(allowed) & ~(off <= allowed)
+            result = results[name]
+            if result.shape != value.shape or result.dtype != self.dtypes[name]:
+                return (
+                    f"{name} is {result.dtype} of shape {result.shape}: expected {self.dtypes[name]} of {value.shape}"
+                )
+            tolerance = self.tolerances[name]
+            off = _distance(result, value)
+            bad = np.isfinite(tolerance) & ~(off <= tolerance)
             if bad.any():
                 place = tuple(int(n) for n in np.argwhere(bad)[0])
                 where = f"{name}{list(place)}" if place else name
-                return f"{where} is {own[place]}: expected {value[place]} ({bad.sum()} of {bad.size} elements)"
+                return f"{where} is {result[place]}: expected {value[place]} ({bad.sum()} of {bad.size} elements)"
         return ""
 
 
@@ -375,23 +385,23 @@ def _of_random_state(program: Program, unstable: Sequence[Mapping[int, _Unstable
     """
     at_random: set[Tensor] = set()
     for step in range(len(unstable)):
-        before = {one for one, (at, *_) in unstable[step - 1].items() if at.any()} if step else set()
+        before = {tensor_id for tensor_id, (at, *_) in unstable[step - 1].items() if at.any()} if step else set()
         at_random = {
-            one
-            for variable, one in program.state.items()
+            state
+            for variable, state in program.state.items()
             if (update := program.updates.get(variable)) is not None and (id(update) in before or update in at_random)
         }
-        for one in program.tensors:
-            if any(read in at_random for read in one.inputs):
-                at_random.add(one)
-    yield from (name for name, one in program.outputs.items() if one in at_random)
-    yield from (f"state {variable.name}" for variable, one in program.updates.items() if one in at_random)
+        for tensor in program.tensors:
+            if any(read in at_random for read in tensor.inputs):
+                at_random.add(tensor)
+    yield from (name for name, output in program.outputs.items() if output in at_random)
+    yield from (f"state {variable.name}" for variable, new_value in program.updates.items() if new_value in at_random)
 
 
-def _widen(moved: dict[str, Array], found: Mapping[str, Array], right: Mapping[str, Array]) -> None:
-    """Take note of how far what was found lies from what is right, where that is farther than before."""
+def _widen(moved: dict[str, Array], results: Mapping[str, Array], right: Mapping[str, Array]) -> None:
+    """Take note of how far results lie from what is right, where that is farther than before."""
     for name, value in right.items():
-        moved[name] = np.fmax(moved[name], _distance(found[name], value))
+        moved[name] = np.fmax(moved[name], _distance(results[name], value))
 
 
 def _unstable(
@@ -401,16 +411,18 @@ def _unstable(
 
     A sum of many such values can be farther off than in a few executions, unless it is a whole number.
     """
-    found: dict[int, _Unstable] = {}
-    for one, (least, greatest) in ranges.items():
-        at = ~_is_judged(np.fmax(_distance(least, right[one]), _distance(greatest, right[one])), right[one])
+    unstable: dict[int, _Unstable] = {}
+    for tensor_id, (least, greatest) in ranges.items():
+        at = ~_is_judged(
+            np.fmax(_distance(least, right[tensor_id]), _distance(greatest, right[tensor_id])), right[tensor_id]
+        )
         if at.any() or (least.dtype.kind in "iu" and least.size):
-            if one in sums and least.dtype.kind == "f":
+            if tensor_id in sums and least.dtype.kind == "f":
                 with np.errstate(all="ignore"):  # infinities of both signs
                     wider = TIMES * _finite(greatest - least)
                     least, greatest = least - wider, greatest + wider
-            found[one] = at, greatest, least
-    return found if any(at.any() for at, *_ in found.values()) else {}
+            unstable[tensor_id] = at, greatest, least
+    return unstable if any(at.any() for at, *_ in unstable.values()) else {}
 
 
 def _is_judged(moved: Array, value: Array) -> Array:
@@ -422,10 +434,10 @@ def _size(value: Array) -> Array:
     return np.abs(_finite(value).astype(np.float64))
 
 
-def _distance(found: Array, value: Array) -> Array:
+def _distance(result: Array, value: Array) -> Array:
     """Return how far numbers are from others: infinitely where one of both is no number, or another infinity."""
     with np.errstate(all="ignore"):
-        a, b = found.astype(np.float64), value.astype(np.float64)
+        a, b = result.astype(np.float64), value.astype(np.float64)
         off = np.asarray(np.abs(a - b))
         off[(a == b) | (np.isnan(a) & np.isnan(b))] = 0
         off[np.isnan(off)] = np.inf
@@ -445,11 +457,11 @@ def _by_steps(tensor: Tensor) -> Tensor | None:
     """Return what a value of a loop is, made by its steps one after the other; None of other tensors."""
     if not has_body(tensor):
         return None
-    node, made = tensor.node, body_of(tensor).made
-    if node not in made:
+    node, step_values = tensor.node, body_of(tensor).made
+    if node not in step_values:
         lowering = lowering_of(tensor)
         assert isinstance(lowering, Repeat)
         with tracing():
-            made[node] = lowering.steps(node, tensor.inputs, range(len(node.values)))
-    found: Tensor = made[node][tensor.index]
-    return found
+            step_values[node] = lowering.steps(node, tensor.inputs, range(len(node.values)))
+    value: Tensor = step_values[node][tensor.index]
+    return value

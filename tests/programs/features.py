@@ -18,7 +18,9 @@ _VIEWS = {"reshape_to": "reshape", "transpose_to": "transpose", "getitem": "slic
 _ORDERS = [f"{a}, then {b}" for a, b in permutations(_VIEWS.values(), 2)]
 # Which a CPU alone has.
 TILED = frozenset(
-    f"{made} of many channels {how}" for made in ("conv2d", "conv2d_input") for how in ("in tiles", "as patches")
+    f"{op} of many channels {implementation}"
+    for op in ("conv2d", "conv2d_input")
+    for implementation in ("in tiles", "as patches")
 )
 # All that `features` may return.
 WANTED = frozenset(
@@ -26,7 +28,7 @@ WANTED = frozenset(
     | {"strided slice", "slice backwards", "dilation of height", "dilation of width", "batch by one matrix"}
     | {"gradient of a convolution with strides", *TILED}
     | {"width of a multiple of 8", "512 terms and more", "more than 64 rows with more than 32 columns"}
-    | {f"{count} {what}" for count in ("0", "1", "more than 1024") for what in ("rows", "steps")}
+    | {f"{count} {unit}" for count in ("0", "1", "more than 1024") for unit in ("rows", "steps")}
     | {"several rows for each of the batch", "flag from a number", "whole number from a fraction", "number from a flag"}
     | {"NaN and infinities", "several float64 tensors in one message", "several variables taken by row"}
     | {"alone, pack, alone", "2 ranks", "3 ranks", "a rank without rows", "gradient", "update", "random numbers"}
@@ -38,65 +40,65 @@ WANTED = frozenset(
 def features(case: Case) -> set[str]:
     """Return what is in a case, of `WANTED`."""
     program = case.trace()
-    found = {f"op {one.op.name}" for one in program.tensors if one.op is not None}
-    for one in program.tensors:
-        found |= set(_of_tensor(one))
-    found |= {f"{name} rows" for name in _amount(case.rows)} | {f"{name} steps" for name in _amount(case.steps)}
-    if any(isinstance(n, Dim) and n.scale > 1 for one in program.tensors for n in one.shape):
-        found.add("several rows for each of the batch")
+    names = {f"op {tensor.op.name}" for tensor in program.tensors if tensor.op is not None}
+    for tensor in program.tensors:
+        names |= set(_of_tensor(tensor))
+    names |= {f"{name} rows" for name in _amount(case.rows)} | {f"{name} steps" for name in _amount(case.steps)}
+    if any(isinstance(n, Dim) and n.scale > 1 for tensor in program.tensors for n in tensor.shape):
+        names.add("several rows for each of the batch")
     if any("special" in text for text in case.leaves.values()):
-        found.add("NaN and infinities")
-    tables = {one.inputs[0].variable for one in program.tensors if one.op is OPS["take_rows"]} - {None}
+        names.add("NaN and infinities")
+    tables = {tensor.inputs[0].variable for tensor in program.tensors if tensor.op is OPS["take_rows"]} - {None}
     if len(tables) > 1:
-        found.add("several variables taken by row")
+        names.add("several variables taken by row")
     if case.shards:
-        found |= {f"{len(case.shards)} ranks"} | ({"a rank without rows"} if 0 in case.shards and case.rows else set())
+        names |= {f"{len(case.shards)} ranks"} | ({"a rank without rows"} if 0 in case.shards and case.rows else set())
         messages = [message for stage in stages(place(program)) for message in stage.messages]
-        if any(sum(one.dtype == np.float64 for one in message) > 1 for message in messages):
-            found.add("several float64 tensors in one message")
-    found |= {f"in memory {way}" for way in case.memory.values()}
-    found |= {"alone, pack, alone"} if case.pack else set()
-    found |= {"gradient"} if any("gradients" in line for line in case.lines) else set()
-    found |= {"update"} if case.updates else set()
-    found |= {"random numbers"} if any("seed" in line for line in case.lines) else set()
-    found |= set(_behind_products(program))
-    return found & WANTED
+        if any(sum(tensor.dtype == np.float64 for tensor in message) > 1 for message in messages):
+            names.add("several float64 tensors in one message")
+    names |= {f"in memory {way}" for way in case.memory.values()}
+    names |= {"alone, pack, alone"} if case.pack else set()
+    names |= {"gradient"} if any("gradients" in line for line in case.lines) else set()
+    names |= {"update"} if case.updates else set()
+    names |= {"random numbers"} if any("seed" in line for line in case.lines) else set()
+    names |= set(_behind_products(program))
+    return names & WANTED
 
 
 def _amount(count: int) -> list[str]:
     return [name for name, holds in (("0", count == 0), ("1", count == 1), ("more than 1024", count > 1024)) if holds]
 
 
-def _of_tensor(one: Tensor) -> Iterator[str]:
+def _of_tensor(tensor: Tensor) -> Iterator[str]:
     """Yield what a tensor is."""
-    if one.op is None:
+    if tensor.op is None:
         return
-    name, shapes = one.op.name, [read.shape for read in one.inputs]
-    if name == "getitem" and all(one.shape):
-        steps = [part[2] for part in one.attributes["key"] if isinstance(part, tuple)]
+    name, shapes = tensor.op.name, [read.shape for read in tensor.inputs]
+    if name == "getitem" and all(tensor.shape):
+        steps = [part[2] for part in tensor.attributes["key"] if isinstance(part, tuple)]
         yield from ["strided slice"] if any(step > 1 for step in steps) else []
-    if name == "take_rows" and one.inputs[1].value is not None and np.all(np.diff(one.inputs[1].numpy()) < 0):
+    if name == "take_rows" and tensor.inputs[1].value is not None and np.all(np.diff(tensor.inputs[1].numpy()) < 0):
         yield "slice backwards"
     if name == "conv2d":
-        height, width = one.attributes["dilation"]
+        height, width = tensor.attributes["dilation"]
         yield from ["dilation of height"] if height > 1 and shapes[1][0] > 1 else []
         yield from ["dilation of width"] if width > 1 and shapes[1][1] > 1 else []
     if name in ("conv2d", "conv2d_input") and shapes[1][:2] == (3, 3) and min(shapes[1][2:]) >= 32:
-        assert isinstance(one.op.lowering, ConvolutionLowering)
-        tiled = one.op.lowering.implementation(one) == "winograd"
+        assert isinstance(tensor.op.lowering, ConvolutionLowering)
+        tiled = tensor.op.lowering.implementation(tensor) == "winograd"
         yield f"{name} of many channels {'in tiles' if tiled else 'as patches'}"
-    if name == "conv2d_input" and max(one.attributes["strides"]) > 1:
+    if name == "conv2d_input" and max(tensor.attributes["strides"]) > 1:
         yield "gradient of a convolution with strides"
     if name == "batch_matmul":
-        rows, width, terms = one.shape[-2], one.shape[-1], shapes[0][-1]
+        rows, width, terms = tensor.shape[-2], tensor.shape[-1], shapes[0][-1]
         yield from ["batch by one matrix"] if len(shapes[0]) > 2 and np.prod(shapes[1][:-2]) == 1 else []
         yield from ["width of a multiple of 8"] if width and width % 8 == 0 else []
         yield from ["512 terms and more"] if terms >= 512 else []
         yield from ["more than 64 rows with more than 32 columns"] if rows > 64 and width > 32 else []
-        for read in one.inputs:
+        for read in tensor.inputs:
             yield from _orders("before", _chain(read))
     if name in ("cast_to", "round_to"):
-        kinds = one.inputs[0].dtype.kind, one.dtype.kind
+        kinds = tensor.inputs[0].dtype.kind, tensor.dtype.kind
         yield from ["flag from a number"] if kinds[0] != "b" and kinds[1] == "b" else []
         yield from ["whole number from a fraction"] if kinds[0] == "f" and kinds[1] in "iu" else []
         yield from ["number from a flag"] if kinds[0] == "b" and kinds[1] != "b" else []
@@ -104,20 +106,20 @@ def _of_tensor(one: Tensor) -> Iterator[str]:
 
 def _chain(tensor: Tensor) -> list[Tensor]:
     """Return the views that a tensor is, the outermost first, and what they are views of."""
-    found = [tensor]
-    while found[-1].op is not None and found[-1].op.name in _VIEWS:
-        found.append(found[-1].inputs[0])
-    return found
+    views = [tensor]
+    while views[-1].op is not None and views[-1].op.name in _VIEWS:
+        views.append(views[-1].inputs[0])
+    return views
 
 
 def _orders(where: str, chain: list[Tensor]) -> Iterator[str]:
-    kinds = [_VIEWS[one.op.name] for one in reversed(chain[:-1]) if one.op is not None]
+    kinds = [_VIEWS[view.op.name] for view in reversed(chain[:-1]) if view.op is not None]
     for first, second in pairwise(kinds):
         yield f"{where} a product: {first}, then {second}"
 
 
 def _behind_products(program: Program) -> Iterator[str]:
-    for one in program.tensors:
-        chain = _chain(one)
+    for tensor in program.tensors:
+        chain = _chain(tensor)
         if chain[-1].op is OPS["batch_matmul"]:
             yield from _orders("behind", chain)

@@ -30,10 +30,10 @@ class InterpretedExecutable(CompiledExecutable):
         for number, start in enumerate(starts, 1):
             if ROWS in self.fused.program.inputs:
                 self._window[...] = self._order[start : start + len(self._window)]
-            messages = iter(one for one in self._steps if one is not None)
+            messages = iter(step for step in self._steps if step is not None)
             for stage in self.fused.stages:
                 for kernel in stage.kernels:
-                    if number == len(starts) or any(one in self.fused.every_step for one in kernel.tensors):
+                    if number == len(starts) or any(tensor in self.fused.every_step for tensor in kernel.tensors):
                         self._execute(kernel)
                 for _ in stage.messages:
                     next(messages)(number == len(starts))
@@ -43,40 +43,40 @@ class InterpretedExecutable(CompiledExecutable):
             self.outputs = {name: view.copy() for name, view in self._results.items()}
 
     def _repeat(self, kernel: RepeatKernel) -> None:
-        made = next(iter(kernel.values.values()))
-        out = {number: self._array(one) for number, one in kernel.values.items()}
-        inputs = [self._strided(view, one) for view, one in zip(kernel.reads, made.inputs, strict=True)]
-        _Loop(made, out, self._batch_rows, self._rows, self._first_row, None).execute(inputs)
+        value = next(iter(kernel.values.values()))
+        out = {number: self._array(tensor) for number, tensor in kernel.values.items()}
+        inputs = [self._strided(view, operand) for view, operand in zip(kernel.reads, value.inputs, strict=True)]
+        _Loop(value, out, self._batch_rows, self._rows, self._first_row, None).execute(inputs)
 
     def _execute(self, kernel: Kernel) -> None:
         if isinstance(kernel, RepeatKernel):
             self._repeat(kernel)
             return
         members = kernel.members if isinstance(kernel, Loop) else [kernel]
-        for one in members:
-            tensor = one.product if isinstance(one, ProductKernel) else one.tensor
+        for member in members:
+            tensor = member.product if isinstance(member, ProductKernel) else member.tensor
             reads = [self.fused.views[read] for read in tensor.inputs] if isinstance(kernel, Loop) else kernel.reads
             inputs = [self._strided(view, read) for view, read in zip(reads, tensor.inputs, strict=True)]
             if isinstance(
                 kernel, ProductKernel
             ):  # halves give the bits of their copies, where NumPy would round each sum
-                inputs = [one.astype(np.float32) if is_half(one.dtype) else one for one in inputs]
+                inputs = [value.astype(np.float32) if is_half(value.dtype) else value for value in inputs]
             assert tensor.op is not None
             assert tensor.op is not OWN_PART
             out = np.full(local(tensor.shape, self._rows), _garbage(tensor), tensor.dtype)
             attributes = tensor.op.local_attributes(tensor, self._rows, self._first_row)
             tensor.op.compute(*inputs, **attributes, out=out)
-            if one.tensor is not tensor:
+            if member.tensor is not tensor:
                 out = out.sum(tuple(range(out.ndim - 2)), out.dtype)
-            self._made[one.tensor] = out
-        made, self._made = self._made, {}
-        for tensor, array in made.items():
+            self._made[member.tensor] = out
+        arrays, self._made = self._made, {}
+        for tensor, array in arrays.items():
             if tensor in self.code.stored:
                 np.copyto(self._array(tensor), array)
 
     def _array(self, root: Tensor) -> Array:
-        made = self._made.get(root)
-        return super()._array(root) if made is None else made
+        array = self._made.get(root)
+        return super()._array(root) if array is None else array
 
 
 def _garbage(tensor: Tensor) -> Any:

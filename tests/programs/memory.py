@@ -21,9 +21,9 @@ def apart(array: Array) -> Array:
     """Return it as every second of more elements, of which the others are no numbers of it."""
     if not array.ndim:
         return array
-    more = np.full((*array.shape[:-1], 2 * array.shape[-1]), 77).astype(array.dtype)
-    more[..., ::2] = array
-    return more[..., ::2]
+    spread = np.full((*array.shape[:-1], 2 * array.shape[-1]), 77).astype(array.dtype)
+    spread[..., ::2] = array
+    return spread[..., ::2]
 
 
 def columns(array: Array) -> Array:
@@ -42,16 +42,16 @@ def repeated(array: Array) -> Array:
 
 def unaligned(array: Array) -> Array:
     """Return it at an odd address, as a field of a record."""
-    found = np.ndarray(array.shape, array.dtype, np.empty(array.nbytes + 1, np.uint8), 1)
-    found[...] = array
-    return found
+    shifted = np.ndarray(array.shape, array.dtype, np.empty(array.nbytes + 1, np.uint8), 1)
+    shifted[...] = array
+    return shifted
 
 
 def read_only(array: Array) -> Array:
     """Return it as what nobody may write to."""
-    found = array.copy()
-    found.flags.writeable = False
-    return found
+    copied = array.copy()
+    copied.flags.writeable = False
+    return copied
 
 
 def view(array: Array) -> Array:
@@ -64,5 +64,5 @@ def view(array: Array) -> Array:
 
 
 WAYS: Mapping[str, Callable[[Array], Array]] = {
-    one.__name__: one for one in (swapped, backwards, apart, columns, repeated, unaligned, read_only, view)
+    way.__name__: way for way in (swapped, backwards, apart, columns, repeated, unaligned, read_only, view)
 }

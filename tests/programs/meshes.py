@@ -50,41 +50,46 @@ def run_on_mesh(case: Case, make: Make, traced_for: int | None = None) -> dict[s
 
     def work(comm: MeshCommunicator) -> _OfRank:
         at, replica, program = MeshPosition(comm.lengths, comm.coordinates), comm.replica, other.trace()
-        layouts = {one: case.layouts[one.name] for one in program.state if one.name in case.layouts}
-        parts = {one: Variable(one.numpy()[at.key(one.shape, axes)], one.name) for one, axes in layouts.items()}
-        summed = [one for one in program.state if one.name in case.summed]
+        layouts = {variable: case.layouts[variable.name] for variable in program.state if variable.name in case.layouts}
+        parts = {
+            variable: Variable(variable.numpy()[at.key(variable.shape, axes)], variable.name)
+            for variable, axes in layouts.items()
+        }
+        summed = [variable for variable in program.state if variable.name in case.summed]
         placed = place(program, summed, layouts=layouts, bucket_bytes=case.bucket_bytes)
-        own = (localized(placed, at, parts) if layouts else placed).for_rows(case.rows)
-        for one in own.summed if replica else ():
-            one.assign(np.zeros(one.shape, one.dtype))
+        local_program = (localized(placed, at, parts) if layouts else placed).for_rows(case.rows)
+        for variable in local_program.summed if replica else ():
+            variable.assign(np.zeros(variable.shape, variable.dtype))
         rows, first = case.shards[replica], sum(case.shards[:replica])
-        executable = make(own, case.in_memory(case.of_rank(values, replica)), rows=rows, first_row=first, comm=comm)
+        executable = make(
+            local_program, case.in_memory(case.of_rank(values, replica)), rows=rows, first_row=first, comm=comm
+        )
         executable.run(case.starts(rows))
-        summands = frozenset(f"state {one.name}" for one in own.summed)
-        return _OfRank(at, results(case, own, executable), summands)
+        summands = frozenset(f"state {variable.name}" for variable in local_program.summed)
+        return _OfRank(at, results(case, local_program, executable), summands)
 
-    found, traced = on_mesh(work, **case.mesh), case.trace()
-    shapes = {name: one.shape for name, one in traced.outputs.items()}
-    shapes |= {f"state {one.name}": one.shape for one in traced.state}
+    ends, traced = on_mesh(work, **case.mesh), case.trace()
+    shapes = {name: tensor.shape for name, tensor in traced.outputs.items()}
+    shapes |= {f"state {variable.name}": variable.shape for variable in traced.state}
     layouts = {f"state {name}": axes for name, axes in case.layouts.items()}
-    whole: dict[str, Array] = {}
-    known: dict[Any, Array] = {}
-    for one in found:
-        for name, array in one.values.items():
+    whole_arrays: dict[str, Array] = {}
+    first_arrays: dict[Any, Array] = {}
+    for end in ends:
+        for name, array in end.values.items():
             axes = layouts.get(name, (None,) * array.ndim)
             of_rows = any(isinstance(n, Dim) for n in shapes[name])
-            over = {BATCH} if of_rows or name in one.summands else {mesh for mesh in axes if mesh is not None}
-            same = known.setdefault((name, *(one.place.coordinates[mesh] for mesh in sorted(over))), array)
-            assert np.array_equal(array, same, equal_nan=array.dtype.kind in "fV"), f"ranks have another {name}"
+            over = {BATCH} if of_rows or name in end.summands else {mesh for mesh in axes if mesh is not None}
+            first = first_arrays.setdefault((name, *(end.place.coordinates[mesh] for mesh in sorted(over))), array)
+            assert np.array_equal(array, first, equal_nan=array.dtype.kind in "fV"), f"ranks have another {name}"
             if not of_rows:
-                key = (*one.place.key(shapes[name], axes), ...)
-                into = whole.setdefault(name, np.zeros(shapes[name], array.dtype))[key]
-                if name not in one.summands:
+                key = (*end.place.key(shapes[name], axes), ...)
+                into = whole_arrays.setdefault(name, np.zeros(shapes[name], array.dtype))[key]
+                if name not in end.summands:
                     into[...] = array
-                elif same is array:
+                elif first is array:
                     into += array
-    replicas = [next(one for one in found if one.place.coordinates[BATCH] == n) for n in range(case.mesh[BATCH])]
-    return joined(case, [one.values for one in replicas], 0) | whole
+    replicas = [next(end for end in ends if end.place.coordinates[BATCH] == n) for n in range(case.mesh[BATCH])]
+    return joined(case, [replica.values for replica in replicas], 0) | whole_arrays
 
 
 def interpreted(program: Program, values: Mapping[str, Array], **place: Any) -> InterpretedExecutable:
@@ -111,15 +116,15 @@ def wrong_on_mesh(case: Case, *, compiles: bool) -> str:
     if compiles:
         ways["C++ on a mesh"] = lambda: run_on_mesh(case, compiled())
         ways["C++ on a mesh without fusion"] = lambda: run_on_mesh(case, compiled(join=False))
-    found: dict[str, Mapping[str, Array]] = {}
+    outputs: dict[str, Mapping[str, Array]] = {}
     for way, execute in ways.items():
         try:
-            found[way] = not_optimized(execute)
-            said = right.wrong(found[way])
+            outputs[way] = not_optimized(execute)
+            problem = right.wrong(outputs[way])
         except Exception as error:
-            said = f"{type(error).__name__}: {error}"
-        if not said and way.endswith("without fusion"):
-            said = unlike(found["C++ on a mesh"], found[way], right)
-        if said:
-            return f"{way}: {said}"
+            problem = f"{type(error).__name__}: {error}"
+        if not problem and way.endswith("without fusion"):
+            problem = unlike(outputs["C++ on a mesh"], outputs[way], right)
+        if problem:
+            return f"{way}: {problem}"
     return ""

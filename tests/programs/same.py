@@ -12,28 +12,28 @@ from dptrain.program.program import Program
 from dptrain.program.tensor import Tensor
 
 
-def same_for_rows(one: Program, other: Program) -> bool:
+def same_for_rows(first: Program, other: Program) -> bool:
     """Whether two traces of a function, for different numbers of rows, differ in nothing but that number."""
-    mine, theirs = one.tensors, other.tensors
-    places = [{id(tensor): place for place, tensor in enumerate(each)} for each in (mine, theirs)]
+    mine, theirs = first.tensors, other.tensors
+    places = [{id(tensor): place for place, tensor in enumerate(tensors)} for tensors in (mine, theirs)]
 
     def kind(tensor: Tensor, place: dict[int, int]) -> Any:
-        inputs = [place[id(each)] for each in tensor.inputs]
+        inputs = [place[id(operand)] for operand in tensor.inputs]
         variable = None if tensor.variable is None else tensor.variable._path
         return id(tensor.op), inputs, variable, _scaled(tensor.shape), tensor.dtype, _scaled(tensor.attributes)
 
     def is_same(a: Tensor, b: Tensor) -> bool:
         if kind(a, places[0]) != kind(b, places[1]):
             return False
-        known = a.op is not None or a.value is None or a.counts_rows
-        return known or np.array_equal(a.value, np.asarray(b.value), equal_nan=a.dtype.kind == "f")
+        is_computed = a.op is not None or a.value is None or a.counts_rows
+        return is_computed or np.array_equal(a.value, np.asarray(b.value), equal_nan=a.dtype.kind == "f")
 
     results = [
-        [place[id(each)] for each in program.results] for place, program in zip(places, (one, other), strict=True)
+        [place[id(result)] for result in program.results] for place, program in zip(places, (first, other), strict=True)
     ]
     return (
         len(mine) == len(theirs)
-        and list(one.outputs) == list(other.outputs)
+        and list(first.outputs) == list(other.outputs)
         and results[0] == results[1]
         and all(map(is_same, mine, theirs))
     )
@@ -46,23 +46,23 @@ def _scaled(value: Any) -> Any:
     if isinstance(value, Body):
         return _steps(value)
     if isinstance(value, Mapping):
-        return {name: _scaled(one) for name, one in value.items()}
+        return {name: _scaled(item) for name, item in value.items()}
     return tuple(map(_scaled, value)) if isinstance(value, tuple | list) else value
 
 
 def _steps(body: Body) -> Any:
     """Return what bodies of loops have in common that differ in nothing but the number of rows."""
     tensors = topological(body.results)
-    places = {id(one): place for place, one in enumerate((*body.placeholders, *tensors))}
+    places = {id(tensor): place for place, tensor in enumerate((*body.placeholders, *tensors))}
     nodes = [
         (
-            id(one.op),
-            [places[id(each)] for each in one.inputs],
-            _scaled(one.shape),
-            one.dtype,
-            _scaled(one.attributes),
-            None if one.value is None else one.value.tobytes(),
+            id(tensor.op),
+            [places[id(operand)] for operand in tensor.inputs],
+            _scaled(tensor.shape),
+            tensor.dtype,
+            _scaled(tensor.attributes),
+            None if tensor.value is None else tensor.value.tobytes(),
         )
-        for one in (*body.placeholders, *tensors)
+        for tensor in (*body.placeholders, *tensors)
     ]
-    return nodes, [places[id(one)] for one in body.results], len(body.carries), len(body.slices), body.sums
+    return nodes, [places[id(result)] for result in body.results], len(body.carries), len(body.slices), body.sums

@@ -20,27 +20,27 @@ def shrunk(case: Case, wrong: Wrong, attempts: int = 200) -> Case:
         attempts: cases that are tried at most.
     """
     way = _way(wrong(case))
-    found, left = case, attempts
+    smallest, left = case, attempts
     while left > 0:
-        before = found
-        for other in _smaller(found):
+        before = smallest
+        for other in _smaller(smallest):
             if left <= 0:
                 break
             left -= 1
             try:
-                said = wrong(other)
+                problem = wrong(other)
             except Exception:  # no program any more: a length that does not fit, a name that is not there
                 continue
-            if _way(said) == way:
-                found = other
+            if _way(problem) == way:
+                smallest = other
                 break
-        if found is before:
+        if smallest is before:
             break
-    return found
+    return smallest
 
 
-def _way(said: str) -> tuple[str, str]:
-    parts = [*said.split(": "), ""]
+def _way(problem: str) -> tuple[str, str]:
+    parts = [*problem.split(": "), ""]
     return parts[0], parts[1] if parts[1].endswith("Error") else ""
 
 
@@ -54,9 +54,11 @@ def _smaller(case: Case) -> Iterator[Case]:
     if case.updates:
         yield _used(replace(case, updates={}))
         for name in case.updates:
-            yield _used(replace(case, updates={one: text for one, text in case.updates.items() if one != name}))
-    for one in case.outputs if len(case.outputs) + len(case.updates) > 1 else ():
-        yield _used(replace(case, outputs=tuple(other for other in case.outputs if other != one)))
+            yield _used(
+                replace(case, updates={variable: text for variable, text in case.updates.items() if variable != name})
+            )
+    for output in case.outputs if len(case.outputs) + len(case.updates) > 1 else ():
+        yield _used(replace(case, outputs=tuple(other for other in case.outputs if other != output)))
     if case.steps > 1:
         yield replace(case, steps=1)
         yield replace(case, steps=case.steps // 2)
@@ -69,21 +71,23 @@ def _smaller(case: Case) -> Iterator[Case]:
         if len(case.shards) > 2:
             yield replace(case, shards=(case.shards[0] + case.shards[1], *case.shards[2:]))
     for number in reversed(range(len(case.lines))):  # what a line makes is one of the things that it was made of
-        made, _, text = case.lines[number].partition(" = ")
-        for name in dict.fromkeys(one.id for one in ast.walk(ast.parse(text)) if isinstance(one, ast.Name)):
+        target, _, text = case.lines[number].partition(" = ")
+        for name in dict.fromkeys(node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)):
             before = name in case.leaves or any(line.startswith(f"{name} = ") for line in case.lines[:number])
             if before and text != name:
-                yield _used(_renamed(case, number, made, name))
+                yield _used(_renamed(case, number, target, name))
     for name, length in case.lengths.items():
         shards = case.shards
-        for less in dict.fromkeys((0, 1, 2, 3, length // 2, length - 1)):
-            if less < length and less >= (name != "n"):
+        for shorter in dict.fromkeys((0, 1, 2, 3, length // 2, length - 1)):
+            if shorter < length and shorter >= (name != "n"):
                 if name == "n" and shards:
-                    first = min(shards[0], less)
-                    shards = (first, *([0] * (len(case.shards) - 2)), less - first) if len(shards) > 1 else (less,)
-                yield replace(case, lengths={**case.lengths, name: less}, shards=shards)
+                    first = min(shards[0], shorter)
+                    shards = (
+                        (first, *([0] * (len(case.shards) - 2)), shorter - first) if len(shards) > 1 else (shorter,)
+                    )
+                yield replace(case, lengths={**case.lengths, name: shorter}, shards=shards)
     for name in case.memory:
-        yield replace(case, memory={one: way for one, way in case.memory.items() if one != name})
+        yield replace(case, memory={leaf: way for leaf, way in case.memory.items() if leaf != name})
     for name, text in case.leaves.items():
         if "special" in text:
             yield replace(case, leaves={**case.leaves, name: text.replace("special", "normal")})
@@ -97,33 +101,34 @@ def _on_smaller_meshes(case: Case) -> Iterator[Case]:
         yield replace(case, bucket_bytes=None)
     for mesh, length in case.mesh.items():
         if mesh != BATCH:
-            rest = {one: other for one, other in case.mesh.items() if one != mesh}
+            rest = {mesh_axis: other for mesh_axis, other in case.mesh.items() if mesh_axis != mesh}
             layouts = {
-                name: tuple([None if one == mesh else one for one in axes]) for name, axes in case.layouts.items()
+                name: tuple([None if mesh_axis == mesh else mesh_axis for mesh_axis in axes])
+                for name, axes in case.layouts.items()
             }
             yield replace(case, mesh=rest, layouts=layouts)
         if length > 1:
             shards = (case.shards[0] + case.shards[1], *case.shards[2:]) if mesh == BATCH else case.shards
             yield replace(case, mesh={**case.mesh, mesh: length - 1}, shards=shards)
     for name in case.summed:
-        yield replace(case, summed=tuple(one for one in case.summed if one != name))
+        yield replace(case, summed=tuple(variable for variable in case.summed if variable != name))
     for name, axes in case.layouts.items():
         for axis in (axis for axis, mesh in enumerate(axes) if mesh is not None):
             yield replace(case, layouts={**case.layouts, name: (*axes[:axis], None, *axes[axis + 1 :])})
 
 
-def _renamed(case: Case, number: int, made: str, name: str) -> Case:
+def _renamed(case: Case, number: int, target: str, name: str) -> Case:
     """Return a case without a line, whose result is another's."""
 
     def changed(text: str) -> str:
         tree = ast.parse(text)
-        for one in ast.walk(tree):
-            if isinstance(one, ast.Name) and one.id == made:
-                one.id = name
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name) and node.id == target:
+                node.id = name
         return ast.unparse(tree)
 
     lines = (*case.lines[:number], *(changed(line) for line in case.lines[number + 1 :]))
-    outputs = tuple(dict.fromkeys(name if one == made else one for one in case.outputs))
+    outputs = tuple(dict.fromkeys(name if output == target else output for output in case.outputs))
     return replace(
         case, lines=lines, outputs=outputs, updates={key: changed(text) for key, text in case.updates.items()}
     )
@@ -131,16 +136,16 @@ def _renamed(case: Case, number: int, made: str, name: str) -> Case:
 
 def _used(case: Case) -> Case:
     """Return a case without lines, leaves and lengths that nothing reads."""
-    wanted = set(case.outputs) | set(case.updates)
+    needed = set(case.outputs) | set(case.updates)
     for text in case.updates.values():
-        wanted |= _names(text)
+        needed |= _names(text)
     lines: list[str] = []
     for line in reversed(case.lines):
-        made, _, text = line.partition(" = ")
-        if made in wanted:
-            wanted |= _names(text)
+        target, _, text = line.partition(" = ")
+        if target in needed:
+            needed |= _names(text)
             lines.insert(0, line)
-    leaves = {name: text for name, text in case.leaves.items() if name in wanted}
+    leaves = {name: text for name, text in case.leaves.items() if name in needed}
     words = {word for text in leaves.values() for word in text.split()} | {"n"}
     lengths = {name: length for name, length in case.lengths.items() if name in words}
     layouts = {name: axes for name, axes in case.layouts.items() if name in leaves and any(axes)}
@@ -152,4 +157,4 @@ def _used(case: Case) -> Case:
 
 
 def _names(text: str) -> set[str]:
-    return {one.id for one in ast.walk(ast.parse(text)) if isinstance(one, ast.Name)}
+    return {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}

@@ -29,20 +29,20 @@ def test_compiled_where_there_is_a_compiler(monkeypatch):
 def test_products_in_tiles_are_told(monkeypatch, can):
     """Only where a policy has such products, or ranks without tiles could not train in float32 beside others."""
     monkeypatch.setattr("dptrain.backend.cpu.backend.has_tiles", lambda: can)
-    told = {}
+    uses_tiles = {}
     for policy in ("float32", "mixed_bfloat16", "bfloat16", "mixed_float16"):
-        found = backend.create("cpu", policy, 1, True)
-        told[policy] = "products in AMX tiles" in found.numerics
-        assert ("products in AMX tiles" in found.description) == told[policy]
-    assert told == {"float32": False, "mixed_bfloat16": can, "bfloat16": can, "mixed_float16": False}
+        cpu_backend = backend.create("cpu", policy, 1, True)
+        uses_tiles[policy] = "products in AMX tiles" in cpu_backend.numerics
+        assert ("products in AMX tiles" in cpu_backend.description) == uses_tiles[policy]
+    assert uses_tiles == {"float32": False, "mixed_bfloat16": can, "bfloat16": can, "mixed_float16": False}
     assert "AMX" not in backend.create("cpu", "bfloat16", 1, False).numerics
 
 
 def test_without_a_compiler_numpy_does_it(monkeypatch):
     monkeypatch.delenv("DPTRAIN_JIT_COMPILE", raising=False)
     monkeypatch.setattr("dptrain.backend.cpu.backend.compiler", lambda: None)
-    found = backend.create("cpu", "float32", 1)
-    assert found.description == "CPU, 1 thread, float32, NumPy: no C++ compiler on PATH"
+    cpu_backend = backend.create("cpu", "float32", 1)
+    assert cpu_backend.description == "CPU, 1 thread, float32, NumPy: no C++ compiler on PATH"
     with pytest.raises(ConfigError, match=r"jit_compile=True needs a C\+\+ compiler"):
         backend.create("cpu", "float32", 1, True)
 

@@ -18,7 +18,7 @@ from tests.sample import sample
 SHAPES = [(2, 5, 7, 3, 4, 2), (1, 130, 64, 2, 32, 17), (3, 1, 9, 1, 1, 1), (2, 64, 130, 1, 16, 16)]
 
 
-def program_of(shape, causal, masked, dtype, only=slice(None)):
+def program_of(shape, causal, masked, dtype, rows=slice(None)):
     """Return a step with attention and all its gradients, and its inputs, or only some rows of them."""
     B, T, S, N, H, V = shape
     rng = np.random.default_rng(5)
@@ -36,7 +36,7 @@ def program_of(shape, causal, masked, dtype, only=slice(None)):
         ops.sum(y * w).backward()
         return {"y": y, **{variable.name: variable.value.grad for variable in heads}}
 
-    values = {name: array[only] for name, array in values.items()}
+    values = {name: array[rows] for name, array in values.items()}
     inputs = {name: ((Dim.rows(len(array)), *array.shape[1:]), array.dtype) for name, array in values.items()}
     return trace(step, inputs), values
 
@@ -73,12 +73,12 @@ def test_a_sequence_has_the_bits_that_it_has_alone():
 
 def test_threads_have_one_threads_bits():
     program, values = program_of((1, 230, 230, 2, 8, 8), True, False, "float32")
-    found = []
+    outputs = []
     for threads in (1, 2, 3):
         executable = compiled(program, values, threads)
         executable.run()
-        found.append({name: value.tobytes() for name, value in executable.outputs.items()})
-    assert found[0] == found[1] == found[2]
+        outputs.append({name: value.tobytes() for name, value in executable.outputs.items()})
+    assert outputs[0] == outputs[1] == outputs[2]
 
 
 def test_only_the_gradients_that_are_read_are_computed():
@@ -109,6 +109,6 @@ def test_memory_grows_with_the_length():
 def test_no_sources_and_no_targets():
     for targets, sources in ((3, 0), (0, 3)):
         q, k = (np.ones((2, length, 1, 2), np.float32) for length in (targets, sources))
-        found = ops.dot_product_attention(q, k, k)
-        assert found.shape == (2, targets, 1, 2)
-        assert not np.abs(found.numpy()).any()
+        attended = ops.dot_product_attention(q, k, k)
+        assert attended.shape == (2, targets, 1, 2)
+        assert not np.abs(attended.numpy()).any()

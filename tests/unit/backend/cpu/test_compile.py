@@ -32,12 +32,12 @@ def load(by):
 
 
 @pytest.mark.parametrize(
-    ("version", "said"),
+    ("version", "first_line"),
     [("true", ""), ("printf '\\377good\\n'", "\ufffdgood"), ("echo good 1.0; echo more", "good 1.0")],
 )
-def test_any_version_will_do(compiler, version, said):
+def test_any_version_will_do(compiler, version, first_line):
     name = compiler("", version)
-    assert compiling.compiler_named(name)[1] == said
+    assert compiling.compiler_named(name)[1] == first_line
 
 
 def test_a_compiler_that_cannot_be_asked_is_not_used(compiler, monkeypatch, capfd, tmp_path):

@@ -49,7 +49,7 @@ def executable_of(program, data, join):
 def compare(program, steps=2, data=DATA, close=CLOSE):
     """Assert that fused and not fused give the same bits, and nearly those of `evaluate`; return what came out."""
     assert compiling.OPTIONS[0] == "-O3"
-    before = {one: one.numpy() for one in program.state}
+    before = {variable: variable.numpy() for variable in program.state}
     expected, state = [], dict(before)
     for _ in range(steps):
         outputs, updates = evaluate(program, data, state)
@@ -59,21 +59,21 @@ def compare(program, steps=2, data=DATA, close=CLOSE):
     for join in (True, False):
         for variable, value in before.items():
             variable.assign(value)
-        executable, found = executable_of(program, data, join), []
-        for wanted in expected:
+        executable, results = executable_of(program, data, join), []
+        for expected_outputs in expected:
             executable.run()
-            found.append(executable.outputs)
+            results.append(executable.outputs)
             derived = program.derived.outputs if program.derived is not None else {}
-            assert executable.outputs.keys() == wanted.keys() - derived.keys()
+            assert executable.outputs.keys() == expected_outputs.keys() - derived.keys()
             for name, value in executable.outputs.items():
-                assert (value.dtype, value.shape) == (wanted[name].dtype, wanted[name].shape)
-                np.testing.assert_allclose(value, wanted[name], **close, err_msg=name)
+                assert (value.dtype, value.shape) == (expected_outputs[name].dtype, expected_outputs[name].shape)
+                np.testing.assert_allclose(value, expected_outputs[name], **close, err_msg=name)
         for variable, value in state.items():
             np.testing.assert_allclose(variable.numpy(), value, **close, err_msg=variable.path)
-        ends.append((found, {variable.path: variable.numpy() for variable in state}))
+        ends.append((results, {variable.path: variable.numpy() for variable in state}))
     fused, alone = ends
-    for one, other in ((fused[1], alone[1]), *zip(fused[0], alone[0], strict=True)):
-        for name, value in one.items():
+    for fused_values, other in ((fused[1], alone[1]), *zip(fused[0], alone[0], strict=True)):
+        for name, value in fused_values.items():
             np.testing.assert_array_equal(np.isnan(value), np.isnan(other[name]))  # whose sign bit means nothing
             numbers = ~np.isnan(value)
             assert value[numbers].tobytes() == other[name][numbers].tobytes(), name
@@ -88,21 +88,21 @@ def test_random_programs(step):
 
 def together(cases):
     """Return one program of many, and the values of its inputs."""
-    programs = [program_of(*one.values) for one in cases]
+    programs = [program_of(*case.values) for case in cases]
     specs, values, parts = {}, {}, []
-    for number, (program, own) in enumerate(programs):
+    for number, (program, inputs) in enumerate(programs):
         names = {name: f"{number} {name}" for name in program.inputs}
-        specs |= {names[name]: (one.shape, one.dtype) for name, one in program.inputs.items()}
-        values |= {names[name]: own[name] for name in names}
+        specs |= {names[name]: (tensor.shape, tensor.dtype) for name, tensor in program.inputs.items()}
+        values |= {names[name]: inputs[name] for name in names}
         parts.append((number, list(names.values())))
 
     def step(*xs):
-        given = dict(zip(specs, xs, strict=True))
-        found = {}
+        tensors = dict(zip(specs, xs, strict=True))
+        results = {}
         for number, names in parts:
-            outputs = step_of(*cases[number].values)(*(given[name] for name in names))
-            found |= {f"{cases[number].id} {name}": one for name, one in outputs.items()}
-        return found
+            outputs = step_of(*cases[number].values)(*(tensors[name] for name in names))
+            results |= {f"{cases[number].id} {name}": tensor for name, tensor in outputs.items()}
+        return results
 
     return trace(step, specs), values
 
@@ -117,20 +117,20 @@ def test_every_op(part):
 def test_many_steps():
     seed = random.SeedGenerator(3)
     program = trace(network(weights(w1=(4, 6), b1=6, gamma=6, w2=(6, 3)), seed), SPECS)
-    found = compare(program, 10)
-    assert found[-1]["loss"] < found[0]["loss"]
+    outputs = compare(program, 10)
+    assert outputs[-1]["loss"] < outputs[0]["loss"]
 
 
 @pytest.mark.parametrize("shards", [[4, 4, 3], [0, 11]], ids=str)
 def test_on_ranks(shards):
     variables = weights(w1=(4, 6), b1=6, gamma=6, w2=(6, 3))
-    whole = CompiledExecutable(trace(network(variables), SPECS), HostMemory(), DATA)
-    whole.run([0] * 5)
-    for outputs, own in five_steps_on_ranks(shards, CompiledExecutable):
-        for name, value in whole.outputs.items():
+    executable = CompiledExecutable(trace(network(variables), SPECS), HostMemory(), DATA)
+    executable.run([0] * 5)
+    for outputs, rank_state in five_steps_on_ranks(shards, CompiledExecutable):
+        for name, value in executable.outputs.items():
             np.testing.assert_allclose(outputs[name], value, rtol=1e-12)
-        for name, one in variables.items():
-            np.testing.assert_allclose(own[name], one.numpy(), rtol=1e-11, atol=1e-13)
+        for name, variable in variables.items():
+            np.testing.assert_allclose(rank_state[name], variable.numpy(), rtol=1e-11, atol=1e-13)
 
 
 SPECIAL = [0.0, -0.0, 1.0, -1.5, 0.3, 2.0, 700.0, -700.0, 90.0, -90.0, 1e-30, np.inf, -np.inf, np.nan]
@@ -149,9 +149,9 @@ def test_special_numbers(dtype):
 
     def step(a, b):
         a = a * 1  # so that relations of the same numbers are of tensors
-        found = {name: OPS[name](a) for name in unary}
-        found |= {name: OPS[name](a, b) for name in [*binary, "divide_no_nan", "not_equal", "greater_equal"]}
-        return found | {"highest": ops.max(b, -1), "where": ops.argmax(b, -1)}
+        results = {name: OPS[name](a) for name in unary}
+        results |= {name: OPS[name](a, b) for name in [*binary, "divide_no_nan", "not_equal", "greater_equal"]}
+        return results | {"highest": ops.max(b, -1), "where": ops.argmax(b, -1)}
 
     program = trace(step, {"a": ((Dim.rows(len(values)), 1), dtype), "b": ((len(values),), dtype)})
     tolerance = {"rtol": 3e-7 if dtype == "float32" else 1e-15, "atol": 1e-37}
@@ -166,13 +166,13 @@ def test_integers(dtype):
 
     def step(a, b):
         names = ["add", "subtract", "multiply", "divide", "floor_divide", "power", "maximum", "minimum", "less_equal"]
-        found = {name: OPS[name](a, b) for name in names}
+        results = {name: OPS[name](a, b) for name in names}
         if signed:
-            found |= {"below": OPS["floor_divide"](-a, b), "negative": -a, "absolute": ops.absolute(-a)}
-        found |= {f"as {name}": ops.cast(a * 3, name) for name in ("float32", "int16", "uint8", "bool")}
+            results |= {"below": OPS["floor_divide"](-a, b), "negative": -a, "absolute": ops.absolute(-a)}
+        results |= {f"as {name}": ops.cast(a * 3, name) for name in ("float32", "int16", "uint8", "bool")}
         if a.dtype.itemsize > 1:  # of which NumPy takes roots in half precision
-            found["root"] = ops.sqrt(a)
-        return found | {"sum": ops.sum(a), "max": ops.max(b), "right": ops.sum(ops.equal(a, b))}
+            results["root"] = ops.sqrt(a)
+        return results | {"sum": ops.sum(a), "max": ops.max(b), "right": ops.sum(ops.equal(a, b))}
 
     compare(
         trace(step, {"a": ((Dim.rows(6),), dtype), "b": ((Dim.rows(6),), dtype)}), 1, {"a": a, "b": b}, {"rtol": 1e-7}
@@ -188,8 +188,8 @@ def training():
         logits = ops.relu(ops.cast(take_rows(images, rows), "float64") @ w1 / 255) @ w2
         losses = cross_entropy(logits, take_rows(labels, rows))
         ops.mean(losses).backward()
-        for one in variables.values():
-            one.assign(one - 0.1 * one.value.grad)
+        for variable in variables.values():
+            variable.assign(variable - 0.1 * variable.value.grad)
         return {"losses": losses}
 
     rng = np.random.default_rng(5)
@@ -205,15 +205,15 @@ def test_many_steps_in_one_call():
     variables, step, data = training()
     executable = CompiledExecutable(trace(step, specs(8)), HostMemory(), data)
     executable.run([0, 8, 16, 24, 32])
-    together = [one.numpy() for one in variables.values()]
+    together = [variable.numpy() for variable in variables.values()]
     variables, step, _ = training()
     program = trace(step, specs(8))
     for start in range(0, 40, 8):
         outputs, updates = evaluate(program, data | {ORDER: data[ORDER][start : start + 8]})
         for variable, value in updates.items():
             variable.assign(value)
-    for one, value in zip(variables.values(), together, strict=True):
-        np.testing.assert_allclose(one.numpy(), value, **CLOSE)
+    for weight, value in zip(variables.values(), together, strict=True):
+        np.testing.assert_allclose(weight.numpy(), value, **CLOSE)
     np.testing.assert_allclose(executable.outputs["losses"], outputs["losses"], **CLOSE)
 
 
@@ -235,21 +235,23 @@ def test_a_row_has_the_same_bits_in_any_batch():
         executable.run()
         return executable.outputs
 
-    whole = rows(9)
+    whole_batch = rows(9)
     for count in (1, 4):
         for name, value in rows(count).items():
-            assert value.tobytes() == whole[name][:count].tobytes()
+            assert value.tobytes() == whole_batch[name][:count].tobytes()
 
 
 def test_threads_have_one_threads_bits():
     rows, features = 700, 300
     rng = np.random.default_rng(3)
     data = {"x": rng.normal(size=(900, features)).astype(np.float32), ORDER: rng.permutation(900)[:rows]}
-    wanted = {"x": ((900, features), "float32"), ORDER: ((Dim.rows(rows),), "int64")}
+    input_specs = {"x": ((900, features), "float32"), ORDER: ((Dim.rows(rows),), "int64")}
     start = rng.normal(0, 0.1, (features, features)).astype(np.float32)
 
     def trained(threads):
-        w1, w2, b, slot, old = (Variable(one) for one in (start, start.T, start[0], np.zeros_like(start), start))
+        w1, w2, b, slot, old = (
+            Variable(initial) for initial in (start, start.T, start[0], np.zeros_like(start), start)
+        )
 
         def step(x, rows):
             h = ops.relu(take_rows(x, rows) @ w1 + b)  # a gather; a loop over the rows that a product has made
@@ -269,18 +271,21 @@ def test_threads_have_one_threads_bits():
                 "x": ops.sum(take_rows(x, rows), 0),
             }
 
-        executable = CompiledExecutable(trace(step, wanted), HostMemory(), data, threads=threads)
+        executable = CompiledExecutable(trace(step, input_specs), HostMemory(), data, threads=threads)
         executable.run([0, 0, 0])
-        return [*executable.outputs.values(), *(one.numpy() for one in (w1, w2, b, old))], executable.code.source
+        return [
+            *executable.outputs.values(),
+            *(variable.numpy() for variable in (w1, w2, b, old)),
+        ], executable.code.source
 
     alone, source = trained(1)
     shared = re.findall(r"dp_rows\(c, numbers \+ \d+, kernel\d+, (\w+), ", source)
     assert str(features**2) in shared  # by elements
-    for one in ("dp_summed", "dp_then", "dp_then_summed"):
-        assert f"{one}<" in source or f"{one}(" in source
+    for function_name in ("dp_summed", "dp_then", "dp_then_summed"):
+        assert f"{function_name}<" in source or f"{function_name}(" in source
     for threads in (2, 3):
-        for one, other in zip(trained(threads)[0], alone, strict=True):
-            assert one.tobytes() == other.tobytes()
+        for array, other in zip(trained(threads)[0], alone, strict=True):
+            assert array.tobytes() == other.tobytes()
 
 
 @pytest.mark.parametrize("length", [3, 40, 1024, 1025, 5000])
@@ -302,9 +307,9 @@ def test_reductions_of_any_length(length):
         }
 
     program = trace(step, {"x": ((4, length), "float32"), "rows": ((Dim.rows(4), length), "float32")})
-    found = compare(program, 1, {"x": x, "rows": x}, {"rtol": 2e-5, "atol": 2e-5})
+    outputs = compare(program, 1, {"x": x, "rows": x}, {"rtol": 2e-5, "atol": 2e-5})
     powers = np.exp(x.T.astype(float))
-    np.testing.assert_allclose(found[0]["of rows"], powers / powers.sum(1, keepdims=True), rtol=1e-5)
+    np.testing.assert_allclose(outputs[0]["of rows"], powers / powers.sum(1, keepdims=True), rtol=1e-5)
 
 
 @pytest.mark.parametrize("rows", [1, 16, 17, 1025])
@@ -313,8 +318,13 @@ def test_sums_over_rows_are_those_of_blocks_wherever_they_are_computed(rows):
 
     def step(x):
         squares = ops.sum(ops.square(x), axis=1)
-        found = {"columns": ops.sum(x, axis=0), "all": ops.sum(x), "total": ops.sum(squares), "of": ops.max(x, axis=0)}
-        return found | {"lengths": ops.sum(ops.sqrt(squares)), "most": ops.max(squares)}
+        results = {
+            "columns": ops.sum(x, axis=0),
+            "all": ops.sum(x),
+            "total": ops.sum(squares),
+            "of": ops.max(x, axis=0),
+        }
+        return results | {"lengths": ops.sum(ops.sqrt(squares)), "most": ops.max(squares)}
 
     program = trace(step, {"x": ((Dim.rows(rows), 40), "float32")})
     x = np.random.default_rng(rows).normal(size=(rows, 40)).astype(np.float32)
@@ -324,13 +334,13 @@ def test_sums_over_rows_are_those_of_blocks_wherever_they_are_computed(rows):
 
 def test_sums_over_rows_of_no_columns_and_of_many():
     """Of none, and of too many to be kept for each block."""
-    many = 70_000
+    columns = 70_000
 
     def step(x, y):
         return {"none": ops.sum(ops.square(x), axis=0), "many": ops.sum(ops.square(y), axis=0)}
 
-    program = trace(step, {"x": ((Dim.rows(40), 0), "float32"), "y": ((Dim.rows(40), many), "float32")})
-    data = {"x": np.zeros((40, 0), np.float32), "y": np.ones((40, many), np.float32)}
+    program = trace(step, {"x": ((Dim.rows(40), 0), "float32"), "y": ((Dim.rows(40), columns), "float32")})
+    data = {"x": np.zeros((40, 0), np.float32), "y": np.ones((40, columns), np.float32)}
     np.testing.assert_array_equal(compare(program, 1, data)[0]["many"], 40)
 
 
@@ -344,12 +354,12 @@ def test_loops_over_what_a_convolution_makes_are_its_epilogue():
     biases = [Variable(rng.normal(size=shape[-1]).astype(np.float32)) for shape in shapes]
 
     def step(x):
-        found, y = {}, x
+        results, y = {}, x
         for number, (kernel, bias) in enumerate(zip(kernels, biases, strict=True)):
             y = ops.relu(ops.conv(y, kernel, padding="same") + bias)
-            found[f"sums{number}"] = ops.sum(y, axis=(0, 1, 2))
+            results[f"sums{number}"] = ops.sum(y, axis=(0, 1, 2))
         ops.mean(ops.square(y)).backward()
-        return found | {f"gradient{number}": kernel.value.grad for number, kernel in enumerate(kernels)}
+        return results | {f"gradient{number}": kernel.value.grad for number, kernel in enumerate(kernels)}
 
     program = trace(step, {"x": ((Dim.rows(rows), *data["x"].shape[1:]), "float32")})
     compare(program, 1, data, {"rtol": 1e-4, "atol": 1e-4})
@@ -357,7 +367,7 @@ def test_loops_over_what_a_convolution_makes_are_its_epilogue():
     for threads in (1, 2, 3):
         executable = CompiledExecutable(program, HostMemory(), data, threads=threads)
         executable.run()
-        ends.append({name: one.tobytes() for name, one in executable.outputs.items()})
+        ends.append({name: array.tobytes() for name, array in executable.outputs.items()})
     assert ends[0] == ends[1] == ends[2]
     source = executable.code.source
     for by in ("PRODUCT", "CHANNELS", "PIXELS"):
@@ -416,8 +426,8 @@ def test_images():
         of_views = ops.conv(image[:, ::2], kernels["first"])  # so is its gradient, one number for all of a mean
         loss = ops.mean(ops.square(second)) + ops.mean(of_views)
         loss.backward()
-        for one in kernels.values():
-            one.assign(one - 0.1 * one.value.grad)
+        for kernel in kernels.values():
+            kernel.assign(kernel - 0.1 * kernel.value.grad)
         return {"loss": loss, "second": second}
 
     for rows in (5, 0):
@@ -429,7 +439,7 @@ def test_images():
             executable = CompiledExecutable(place(program), HostMemory(), data, rows=0)
             executable.run()
             assert executable.outputs["second"].shape == (0, *program.outputs["second"].shape[1:])
-        assert [type(one) for one in generate(fuse(without_ranks(program))).parts] == [NativeFunction]
+        assert [type(part) for part in generate(fuse(without_ranks(program))).parts] == [NativeFunction]
 
 
 # Channels, type, image, window, strides, before: vectors that are filled, and their parts down to single numbers;
@@ -447,11 +457,11 @@ POOLED = [
 def test_pooling():
     """The first of equals is taken, and nothing of a window whose greatest is not a number."""
     rng = np.random.default_rng(0)
-    data, specs, own = {}, {}, []
+    data, specs, windows = {}, {}, []
     for number, (channels, dtype, image, window, strides, before) in enumerate(POOLED):
         # Those that lie behind the image on the other side as well.
         size = tuple((n + 2 * a - k) // s + 1 for n, a, k, s in zip(image, before, window, strides, strict=True))
-        own.append(({"window": window, "strides": strides, "before": before}, size))
+        windows.append(({"window": window, "strides": strides, "before": before}, size))
         for name, shape in (("x", image), ("dy", size), ("values", image)):
             array = rng.integers(-3, 4, (2, *shape, channels)).astype("float32")
             if dtype != "int32":
@@ -461,18 +471,18 @@ def test_pooling():
             data[f"{name}{number}"] = array.astype(dtype)
             specs[f"{name}{number}"] = ((Dim.rows(2), *shape, channels), dtype)
 
-    def step(*given):
-        found = {}
-        for number, (attributes, size) in enumerate(own):
-            x, dy, values = given[3 * number : 3 * number + 3]
+    def step(*tensors):
+        results = {}
+        for number, (attributes, size) in enumerate(windows):
+            x, dy, values = tensors[3 * number : 3 * number + 3]
             y = max_pool2d(x, **attributes, size=size)
-            found |= {f"y{number}": y, f"dx{number}": max_pool2d_input(x, y, dy, **attributes)}
-            found[f"taken{number}"] = max_pool2d_take(x, y, values, **attributes)
-        return found
+            results |= {f"y{number}": y, f"dx{number}": max_pool2d_input(x, y, dy, **attributes)}
+            results[f"taken{number}"] = max_pool2d_take(x, y, values, **attributes)
+        return results
 
     program = trace(step, specs)
     compare(program, 1, data, {"rtol": 0, "atol": 0})
-    assert [type(one) for one in generate(fuse(program)).parts] == [NativeFunction]
+    assert [type(part) for part in generate(fuse(program)).parts] == [NativeFunction]
 
 
 @pytest.mark.parametrize("channels", sample([3, 32, 75], 3, first=2))
@@ -486,14 +496,14 @@ def test_depthwise_convolutions(channels):
         y = ops.depthwise_conv(y, wide, padding="same", dilation_rate=(1, 2))
         (dx,) = gradients(ops.sum(ops.square(y)), [x])
         (ops.sum(ops.square(dx)) + ops.sum(ops.square(y))).backward()
-        for one in (kernel, wide):
-            one.assign(one - 1e-6 * one.value.grad)
+        for weight in (kernel, wide):
+            weight.assign(weight - 1e-6 * weight.value.grad)
         return {"y": y, "dx": dx}
 
     data = {"x": np.random.default_rng(1).normal(size=(rows, 7, 6, channels))}
     program = trace(step, {"x": ((Dim.rows(rows), 7, 6, channels), "float64")})
     compare(program, 2, data)
-    assert [type(one) for one in generate(fuse(program)).parts] == [NativeFunction]
+    assert [type(part) for part in generate(fuse(program)).parts] == [NativeFunction]
 
 
 def test_threads_share_images():
@@ -509,13 +519,13 @@ def test_threads_share_images():
     data = {"x": np.random.default_rng(1).normal(size=(9, 15, 14, 24))}
     program = trace(step, {"x": ((Dim.rows(9), 15, 14, 24), "float64")})
     compare(program, 1, data)
-    found = []
+    outputs = []
     for threads in (1, 3):
         executable = CompiledExecutable(without_ranks(place(program)), HostMemory(), data, threads=threads)
         executable.run()
-        found.append(executable.outputs)
-    for name, value in found[0].items():
-        np.testing.assert_array_equal(found[1][name], value)
+        outputs.append(executable.outputs)
+    for name, value in outputs[0].items():
+        np.testing.assert_array_equal(outputs[1][name], value)
 
 
 def test_rows_of_a_batch_as_channels():
@@ -561,7 +571,7 @@ def test_rows_of_a_table_that_is_trained():
     data = {"x": np.random.default_rng(1).integers(-9, 9, (12, 2))}
     program = trace(step, {"x": ((Dim.rows(12), 2), "int64")})
     compare(program, 3, data)
-    assert [type(one) for one in generate(fuse(without_ranks(program))).parts] == [NativeFunction]
+    assert [type(part) for part in generate(fuse(without_ranks(program))).parts] == [NativeFunction]
 
 
 def test_state():
@@ -595,7 +605,7 @@ def test_weights_are_written_over():
     memory = HostMemory()
     executable = CompiledExecutable(trace(step, specs(8)), memory, data)
     executable.run()
-    before = [memory.array(one).ctypes.data for one in variables.values()]
+    before = [memory.array(variable).ctypes.data for variable in variables.values()]
     assert all(address % 64 == 0 for address in before)
     places = dict(zip(executable.code.roots, executable.addresses, strict=True))
     assert [places[new] for new in executable.fused.updates.values()] == before
@@ -608,18 +618,18 @@ def test_programs_of_one_memory_share_an_arena():
         return trace(lambda x: {"y": ops.sum(ops.exp(x) @ ops.transpose(x), axis=0)}, {"x": ((rows, 3), np.float32)})
 
     rng = np.random.default_rng(0)
-    memory, given = HostMemory(), {rows: rng.normal(size=(rows, 3)).astype(np.float32) for rows in (8, 40, 16)}
-    made = {rows: CompiledExecutable(program(rows), memory, {"x": x}) for rows, x in given.items()}
-    wanted = {rows: np.exp(x) @ x.T for rows, x in given.items()}
+    memory, inputs = HostMemory(), {rows: rng.normal(size=(rows, 3)).astype(np.float32) for rows in (8, 40, 16)}
+    executables = {rows: CompiledExecutable(program(rows), memory, {"x": x}) for rows, x in inputs.items()}
+    expected = {rows: np.exp(x) @ x.T for rows, x in inputs.items()}
 
     def check(rows):
-        made[rows].run()
-        np.testing.assert_allclose(made[rows].outputs["y"], wanted[rows].sum(axis=0), rtol=1e-5)
+        executables[rows].run()
+        np.testing.assert_allclose(executables[rows].outputs["y"], expected[rows].sum(axis=0), rtol=1e-5)
 
     for rows in (8, 40, 16, 8):
         check(rows)
     with memory.arena.lent(0) as arena:
-        assert len(arena) == max(one.nbytes for one in made.values()) > 0
+        assert len(arena) == max(executable.nbytes for executable in executables.values()) > 0
         arena[...] = 255
         check(8)
         with ThreadPoolExecutor(1) as other:
@@ -632,7 +642,7 @@ def test_refused():
     _, step, data = training()
     program = trace(step, specs(8))
     with pytest.raises(ConfigError, match="input 'labels' is missing"):
-        CompiledExecutable(program, HostMemory(), {name: one for name, one in data.items() if name != "labels"})
+        CompiledExecutable(program, HostMemory(), {name: array for name, array in data.items() if name != "labels"})
     with pytest.raises(ConfigError, match=r"input 'images' has shape \(39, 7\): expected \(40, 7\)"):
         CompiledExecutable(program, HostMemory(), data | {"images": data["images"][1:]})
     executable = CompiledExecutable(program, HostMemory(), data)
@@ -649,10 +659,10 @@ def test_a_library_is_compiled_once(tmp_path, monkeypatch):
     source = 'extern "C" int answer() { return 41; }'
     assert compiling.library(source).answer() == 41
     (library,) = (tmp_path / "native").glob("*.so")
-    made = library.stat().st_mtime_ns
+    modified = library.stat().st_mtime_ns
     compiling.library.cache_clear()
     assert compiling.library(source).answer() == 41
-    assert library.stat().st_mtime_ns == made
+    assert library.stat().st_mtime_ns == modified
     with pytest.raises(DeviceError, match="fails on a generated program"):
         compiling.library("this is not C++")
     compiling.library.cache_clear()
@@ -664,12 +674,12 @@ def test_a_damaged_library_is_compiled_again(tmp_path, monkeypatch):
     source = 'extern "C" int damaged() { return 42; }'
     compiling.library(source)
     (path,) = (tmp_path / "native").glob("*.so")
-    whole = path.read_bytes()
+    content = path.read_bytes()
     path.unlink()  # which is loaded
-    path.write_bytes(whole[:5000])
+    path.write_bytes(content[:5000])
     compiling.library.cache_clear()
     assert compiling.library(source).damaged() == 42
-    assert path.read_bytes() == whole
+    assert path.read_bytes() == content
     compiling.library.cache_clear()
 
 
@@ -709,12 +719,14 @@ def test_inputs_that_nothing_reads():
 
 def test_runs_with_other_seeds_share_one_text():
     """As those of a sweep, which would be compiled one by one."""
-    texts, drawn = set(), []
+    texts, draws = set(), []
     for seed in (3, 2**63 - 1):
         generators = [random.SeedGenerator(seed, number=number) for number in range(2)]
 
         def step(x, generators=generators):
-            return {f"y{n}": random.uniform((x.shape[0], 4), seed=one) + x for n, one in enumerate(generators)}
+            return {
+                f"y{n}": random.uniform((x.shape[0], 4), seed=generator) + x for n, generator in enumerate(generators)
+            }
 
         program, data = trace(step, {"x": ((Dim.rows(6), 4), "float32")}), {"x": np.zeros((6, 4), np.float32)}
         expected, _ = evaluate(program, data)  # before the draws are counted
@@ -723,9 +735,9 @@ def test_runs_with_other_seeds_share_one_text():
         for name, value in expected.items():
             np.testing.assert_array_equal(executable.outputs[name], value)
         texts.add(executable.code.source)
-        drawn += [one.tobytes() for one in expected.values()]
+        draws += [array.tobytes() for array in expected.values()]
     assert len(texts) == 1
-    assert len(set(drawn)) == 4
+    assert len(set(draws)) == 4
 
 
 @pytest.mark.parametrize("dtype", sample(["bfloat16", "float16"], 2))
@@ -739,24 +751,27 @@ def test_products_read_half_precision_without_copies(monkeypatch, dtype):
 
     def step(x):
         y = ops.cast(x, dtype)
-        for one in weights:
-            y = ops.relu(y @ ops.cast(one, dtype))
+        for weight in weights:
+            y = ops.relu(y @ ops.cast(weight, dtype))
         ops.mean(ops.square(y)).backward()
         return {"y": y, "first": weights[0].value.grad, "second": weights[1].value.grad}
 
-    program, found = trace(step, {"x": ((Dim.rows(40), 90), "float32")}), []
-    for change in (with_half_factors, lambda one: one):
+    program, results = trace(step, {"x": ((Dim.rows(40), 90), "float32")}), []
+    for change in (with_half_factors, lambda tensor: tensor):
         monkeypatch.setattr("dptrain.program.codegen.fuse.with_half_factors", change)
         monkeypatch.setattr(compiled, "_LOWERED", type(compiled._LOWERED)())
         program.lowered.clear()
         executable = CompiledExecutable(program, HostMemory(), {"x": x})
         executable.run()
         factors = {
-            view.root.dtype for one in executable.fused.kernels if isinstance(one, ProductKernel) for view in one.reads
+            view.root.dtype
+            for kernel in executable.fused.kernels
+            if isinstance(kernel, ProductKernel)
+            for view in kernel.reads
         }
-        outputs = {name: one.tobytes() for name, one in executable.outputs.items()}
-        found.append((outputs, factors, executable.nbytes))
-    halves, copies = found
+        outputs = {name: array.tobytes() for name, array in executable.outputs.items()}
+        results.append((outputs, factors, executable.nbytes))
+    halves, copies = results
     assert halves[0] == copies[0]
     assert [halves[1], copies[1]] == [{np.dtype(dtype)}, {np.dtype("float32")}]
     assert halves[2] < copies[2]

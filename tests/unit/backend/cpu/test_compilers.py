@@ -27,7 +27,7 @@ CPU = set(compiling._cpu().split())
 FMA = not X86 or {"avx2", "bmi2", "fma"} <= CPU  # x86-64-v3, which has FMA
 TUNED = ("generic", "haswell", "skylake-avx512", "znver3") if X86 else ("generic", "cortex-a72", "neoverse-n1")
 # Architecture and what to tune for, as far as this CPU executes it; and what has no FMA.
-TARGETS = [("native", "native")] + [("x86-64-v3" if X86 else "armv8-a", one) for one in TUNED if FMA]
+TARGETS = [("native", "native")] + [("x86-64-v3" if X86 else "armv8-a", tuned) for tuned in TUNED if FMA]
 NARROW = [("x86-64-v2", "generic")] if X86 else []
 COMPILERS = ("g++", "clang++")
 # Deeper than a block of k; no multiple of a vector; as many rows as fill the widest tile, twice, and one more.
@@ -56,13 +56,13 @@ def matrices(dtype=np.float32):
 @functools.cache
 def chains(fma, dtype=np.float32):
     """Return a times b: per block of k a chain of multiply-adds, rounded once or twice each; then the blocks' sum."""
-    a, b = (one.astype(np.float32) for one in matrices(dtype))
+    a, b = (matrix.astype(np.float32) for matrix in matrices(dtype))
     total = np.zeros((M, N), np.float32)
     for block in (range(K // 2), range(K // 2, K)):
         chain = np.zeros((M, N), np.float32)
         for k in block:
-            one, line = a[:, k : k + 1], b[k]
-            chain = (one.astype(float) * line + chain).astype(np.float32) if fma else one * line + chain
+            column, line = a[:, k : k + 1], b[k]
+            chain = (column.astype(float) * line + chain).astype(np.float32) if fma else column * line + chain
         total += chain
     return total
 
@@ -71,8 +71,8 @@ def wrong_rows(function, expected, dtype=np.float32):
     """Return how many rows of products, of any number of rows in any layout, have other bits than expected."""
     (a, b), wrong, address = matrices(dtype), 0, compiling._address(function)
     for rows, at, bt in itertools.product([*range(1, 16), M], [False, True], [False, True]):
-        one, other = np.asfortranarray(a[:rows]) if at else a[:rows], np.asfortranarray(b) if bt else b
-        wrong += np.any(product(one, other, function=address) != expected[:rows], 1).sum()
+        factor, other = np.asfortranarray(a[:rows]) if at else a[:rows], np.asfortranarray(b) if bt else b
+        wrong += np.any(product(factor, other, function=address) != expected[:rows], 1).sum()
     return wrong
 
 
@@ -107,21 +107,26 @@ def test_products_in_tiles_however_they_are_compiled(compiler, tuned):
 @pytest.mark.parametrize("target", sample([TARGETS[-1], *NARROW], 2, single=True), ids="-".join)
 def test_convolutions_have_the_same_bits_however_they_are_compiled(target):
     """With FMA: narrower vectors compute the same chains. Without, vectors of pixels those of vectors of channels."""
-    text = "".join(f"DP_CONVOLUTION_{one.upper()}(float)\n" for one in (*BY, "winograd"))
+    text = "".join(f"DP_CONVOLUTION_{implementation.upper()}(float)\n" for implementation in (*BY, "winograd"))
     library = compiled_by("g++", target, text, (*compiling.CONVOLUTION, *compiling.WINOGRAD[-1:]))
-    *functions, winograd = (compiling._address(library[f"dp_{one}_float"]) for one in (*BY, "winograd"))
+    *functions, winograd = (
+        compiling._address(library[f"dp_{implementation}_float"]) for implementation in (*BY, "winograd")
+    )
     for makes in ("places", "images"):
-        given = TILES["many channels"].arrays(makes, "float32")
-        found = [TILES["many channels"].found(makes, *given, by="winograd", function=one) for one in (None, winograd)]
-        np.testing.assert_allclose(*found, rtol=0, atol=1e-3 if target in NARROW else 0)
+        operands = TILES["many channels"].arrays(makes, "float32")
+        results = [
+            TILES["many channels"].found(makes, *operands, by="winograd", function=function)
+            for function in (None, winograd)
+        ]
+        np.testing.assert_allclose(*results, rtol=0, atol=1e-3 if target in NARROW else 0)
     for name in ("one channel", "to three channels", "to eleven channels", "few channels, many lines"):
         for makes in MAKES:
-            given = CASES[name].arrays(makes, "float32")
-            channels, pixels = (CASES[name].found(makes, *given, function=one) for one in functions)
+            operands = CASES[name].arrays(makes, "float32")
+            channels, pixels = (CASES[name].found(makes, *operands, function=function) for function in functions)
             if makes != "kernel":
                 np.testing.assert_array_equal(pixels, channels)
             if target not in NARROW:
-                np.testing.assert_array_equal(pixels, CASES[name].found(makes, *given, by="pixels"))
+                np.testing.assert_array_equal(pixels, CASES[name].found(makes, *operands, by="pixels"))
             np.testing.assert_allclose(pixels, channels, rtol=0, atol=1e-3)
 
 
@@ -141,9 +146,9 @@ def test_a_product_that_is_fused_in_some_tiles_alone_is_seen(tile, options):
     """As GCC makes it where it tunes for Zen and may contract."""
     if options and not X86:
         pytest.skip("GCC does so for Zen alone")
-    header, own = compiling._header("native_product.h"), "dp_fma(one, line[v], sum[r][v])"
-    assert header.count(own) == 1
-    text = header.replace(own, tile.format(own)) + "DP_PRODUCT(float)"
+    header, multiply_add = compiling._header("native_product.h"), "dp_fma(one, line[v], sum[r][v])"
+    assert header.count(multiply_add) == 1
+    text = header.replace(multiply_add, tile.format(multiply_add)) + "DP_PRODUCT(float)"
     library = compiled_by("g++", TARGETS[-1], text, (), options)
     assert wrong_rows(library.dp_product_float, chains(True)) > 0
 
@@ -171,14 +176,14 @@ def generated_by(compiler, target, options=()):
         patch.setattr(compiled, "library", by)
         executable = CompiledExecutable(program, HostMemory(), {"x": x})
     executable.run()
-    return b"".join(one.tobytes() for one in executable.outputs.values())
+    return b"".join(array.tobytes() for array in executable.outputs.values())
 
 
 @pytest.mark.parametrize("target", sample([TARGETS[0], TARGETS[-1], *NARROW], 2, single=True), ids="-".join)
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_generated_code_has_the_same_bits_however_it_is_compiled(compiler, target):
-    found = {generated_by(compiler, target), generated_by(compiler, target, ("-O0",))}
-    assert found == {generated_by("g++", TARGETS[1])}
+    results = {generated_by(compiler, target), generated_by(compiler, target, ("-O0",))}
+    assert results == {generated_by("g++", TARGETS[1])}
 
 
 @pytest.mark.skipif(not FMA, reason="this CPU has no FMA")

@@ -38,34 +38,34 @@ class Case:
     def arrays(self, makes, dtype="float64"):
         """Return the operands of what is made, and their sizes."""
         rng = np.random.default_rng(0)
-        given = [rng.normal(size=shape).astype(dtype) for shape in self.shapes]
-        images, places, kernel = given
+        arrays = [rng.normal(size=shape).astype(dtype) for shape in self.shapes]
+        images, places, kernel = arrays
         return {"places": (images, kernel), "images": (places, kernel), "kernel": (images, places)}[makes]
 
-    def expected(self, makes, one, other):
+    def expected(self, makes, operand, other):
         images, places, kernel = self.shapes
         shape = {"places": places, "images": images, "kernel": kernel}[makes]
         out = np.empty(shape, np.float64)
         size = shape[:2] if makes == "kernel" else shape[1:3]
-        MAKES[makes][0].compute(np.float64(one), np.float64(other), **self.window, size=size, out=out)
+        MAKES[makes][0].compute(np.float64(operand), np.float64(other), **self.window, size=size, out=out)
         return out
 
-    def found(self, makes, one, other, threads=1, by="channels", epilogue=None, step=1, function=None):
+    def found(self, makes, operand, other, threads=1, by="channels", epilogue=None, step=1, function=None):
         """Return what the function makes that programs call; with an epilogue, also whether it has been executed."""
         images, places, kernel = self.shapes
         shape = {"places": places, "images": images, "kernel": kernel}[makes]
-        rows = one.shape[0]
-        out = np.full(shape if makes == "kernel" else (rows, *shape[1:]), np.nan, one.dtype)
+        rows = operand.shape[0]
+        out = np.full(shape if makes == "kernel" else (rows, *shape[1:]), np.nan, operand.dtype)
         window = (*images[1:3], *places[1:3], *kernel[:2], *sum(map(tuple, self.window.values()), ()))
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         kinds = [pointer, number, ctypes.c_int, pointer, *[number] * 3, *[pointer] * 3, THEN, pointer, number, number]
-        call = ctypes.CFUNCTYPE(ctypes.c_bool, *kinds)(function or convolutions(by, one.dtype.name).result())
+        call = ctypes.CFUNCTYPE(ctypes.c_bool, *kinds)(function or convolutions(by, operand.dtype.name).result())
         fields = (ctypes.c_int64 * 12)(*window)
-        arrays = (x.ctypes.data for x in (one, other, out))
-        then = THEN() if epilogue is None else THEN(lambda context, low, high: epilogue(out, low, high))
-        own = shared("dp_parallel"), threads, MAKES[makes][1], fields, rows, *kernel[2:]
-        done = call(*own, *arrays, then, None, step, 0)
-        return out if epilogue is None else (out, done)
+        arrays = (x.ctypes.data for x in (operand, other, out))
+        callback = THEN() if epilogue is None else THEN(lambda context, low, high: epilogue(out, low, high))
+        arguments = shared("dp_parallel"), threads, MAKES[makes][1], fields, rows, *kernel[2:]
+        executed = call(*arguments, *arrays, callback, None, step, 0)
+        return out if epilogue is None else (out, executed)
 
 
 THEN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)  # dp_Range
@@ -76,18 +76,20 @@ BY = "channels", "pixels"
 
 def check(case, makes, dtype="float64", implementations=BY):
     """Check implementations, of which the first two make places and images of the same bits."""
-    one, other = case.arrays(makes, dtype)
-    expected = case.expected(makes, one, other)
+    operand, other = case.arrays(makes, dtype)
+    expected = case.expected(makes, operand, other)
     terms = {"places": case.shapes[2][:3], "images": case.shapes[2], "kernel": case.shapes[1][:3]}[makes]
-    found = [case.found(makes, one, other, by=by) for by in implementations]
-    row = len(one) // 2
-    for result, by in zip(found, implementations, strict=True):
+    results = [case.found(makes, operand, other, by=by) for by in implementations]
+    row = len(operand) // 2
+    for result, by in zip(results, implementations, strict=True):
         np.testing.assert_allclose(result, expected, rtol=0, atol=TOLERANCE[dtype] * 20 * np.sqrt(np.prod(terms)))
-        np.testing.assert_array_equal(case.found(makes, one, other, threads=3, by=by), result)
+        np.testing.assert_array_equal(case.found(makes, operand, other, threads=3, by=by), result)
         if makes != "kernel":
-            np.testing.assert_array_equal(case.found(makes, one[row : row + 1].copy(), other, by=by)[0], result[row])
+            np.testing.assert_array_equal(
+                case.found(makes, operand[row : row + 1].copy(), other, by=by)[0], result[row]
+            )
     if implementations == BY and makes != "kernel":
-        np.testing.assert_array_equal(*found)
+        np.testing.assert_array_equal(*results)
 
 
 LENGTHS = st.tuples(st.integers(1, 20), st.integers(1, 33))
@@ -155,9 +157,9 @@ def test_winograd_rounds_as_little_as_patches(makes):
     """Of normal numbers: its errors are at most three times those of sums over patches."""
     for channels in (16, 64, 256):
         case = Case(2, (14, 14), (3, 3), (channels, channels), before=(1, 1), behind=(1, 1))
-        given = case.arrays(makes, "float32")
-        expected = case.expected(makes, *given)
-        wrong = {by: case.found(makes, *given, by=by) - expected for by in ("channels", "winograd")}
+        operands = case.arrays(makes, "float32")
+        expected = case.expected(makes, *operands)
+        wrong = {by: case.found(makes, *operands, by=by) - expected for by in ("channels", "winograd")}
         for norm in (np.std, lambda error: np.abs(error).max()):
             assert norm(wrong["winograd"]) <= 3 * norm(wrong["channels"])
 
@@ -244,23 +246,23 @@ def test_shapes_tell_where_tiles_save_time(case, expected):
 
 
 def chosen(case, makes):
-    made = traced(case, makes)
-    return made.op.lowering.implementation(made)
+    tensor = traced(case, makes)
+    return tensor.op.lowering.implementation(tensor)
 
 
 @pytest.mark.parametrize(("makes", "expected"), [("places", "product"), ("images", "product"), ("kernel", "channels")])
 def test_a_kernel_of_one_element_is_a_product(makes, expected):
-    made = traced(Case(4, (9, 8), (1, 1), (20, 30)), makes)
-    assert made.op.lowering.implementation(made) == expected
+    tensor = traced(Case(4, (9, 8), (1, 1), (20, 30)), makes)
+    assert tensor.op.lowering.implementation(tensor) == expected
 
 
 def traced(case, makes):
     """Return what is made, as a tensor of a program."""
     images, places, kernel = case.shapes
     read = {"places": (images, kernel), "images": (places, kernel), "kernel": (images, places)}[makes]
-    given = {name: (shape, "float32") for name, shape in zip("ab", read, strict=True)}
+    specs = {name: (shape, "float32") for name, shape in zip("ab", read, strict=True)}
     size = {"places": places[1:3], "images": images[1:3], "kernel": kernel[:2]}[makes]
-    return trace(lambda a, b: {"made": MAKES[makes][0](a, b, **case.window, size=size)}, given).outputs["made"]
+    return trace(lambda a, b: {"made": MAKES[makes][0](a, b, **case.window, size=size)}, specs).outputs["made"]
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -270,24 +272,24 @@ def test_an_epilogue_gets_each_image_once_and_complete(makes, step, by, threads)
     shapes = "one channel", "short rows", "strides over all", "wide gaps", "strides into zeros", "large kernels"
     executed = set()
     for name, case in TILES.items() if by == "winograd" else [(name, CASES[name]) for name in shapes]:
-        given = case.arrays(makes, "float32")
-        expected, parts, lock = case.found(makes, *given, by=by), [], threading.Lock()
+        operands = case.arrays(makes, "float32")
+        expected, parts, lock = case.found(makes, *operands, by=by), [], threading.Lock()
 
         def then(out, low, high, parts=parts, expected=expected, lock=lock):
             with lock:
                 parts.append((low, high, np.array_equal(out[low:high], expected[low:high])))
 
-        found, done = case.found(makes, *given, threads=threads, by=by, epilogue=then, step=step)
-        np.testing.assert_array_equal(found, expected)
-        executed.add(done)
-        assert done == bool(parts)
+        result, was_executed = case.found(makes, *operands, threads=threads, by=by, epilogue=then, step=step)
+        np.testing.assert_array_equal(result, expected)
+        executed.add(was_executed)
+        assert was_executed == bool(parts)
         # Not with a last phase that meets nothing, nor where threads need parts of images.
-        assert done or (makes, name) in (("images", "strides over all"), ("images", "wide gaps")) or threads > 1
-        if done:
+        assert was_executed or (makes, name) in (("images", "strides over all"), ("images", "wide gaps")) or threads > 1
+        if was_executed:
             ends = [0, *(high for _, high, _ in sorted(parts))]
             assert [(low, high) for low, high, _ in sorted(parts)] == list(itertools.pairwise(ends))
-            assert ends[-1] == len(found)
-            assert all(low % step == 0 and whole for low, _, whole in parts)
+            assert ends[-1] == len(result)
+            assert all(low % step == 0 and complete for low, _, complete in parts)
     assert True in executed
 
 
@@ -295,11 +297,11 @@ def test_nothing_behind_an_image_is_read():
     """Numbers that are none lie around the operands in memory."""
     case = Case(3, (6, 7), (3, 3), (5, 7), before=(1, 1), behind=(1, 1))
     for makes in MAKES:
-        given = case.arrays(makes)
-        expected = case.found(makes, *given)
-        around = [np.full(one.size + 200, np.nan) for one in given]
+        operands = case.arrays(makes)
+        expected = case.found(makes, *operands)
+        around = [np.full(array.size + 200, np.nan) for array in operands]
         inside = []
-        for one, memory in zip(given, around, strict=True):
-            memory[100:-100] = one.reshape(-1)
-            inside.append(memory[100:-100].reshape(one.shape))
+        for operand, memory in zip(operands, around, strict=True):
+            memory[100:-100] = operand.reshape(-1)
+            inside.append(memory[100:-100].reshape(operand.shape))
         np.testing.assert_array_equal(case.found(makes, *inside), expected)

@@ -66,12 +66,12 @@ extern "C" void halve(float *halves, int64_t part) {  // the caller waits until 
 def test_threads_take_the_callers_environment():
     """Also threads that began in another."""
     parallel = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
-    made = library(HALVES, ("scalar.h",))
-    halve = ctypes.cast(made.halve, ctypes.c_void_p)
+    native = library(HALVES, ("scalar.h",))
+    halve = ctypes.cast(native.halve, ctypes.c_void_p)
     halves = np.empty(8, np.float32)
 
     def run():
-        made.begin()
+        native.begin()
         parallel(shared("dp_parallel"))(3, len(halves), halve, halves.ctypes.data)
         return halves.copy()
 

@@ -31,22 +31,22 @@ def test_compiled_code_and_numpy_agree(dtype):
 def test_every_flipped_bit_changes_a_digest(native):
     array = filled(1031, np.float32)
     digests = Digests([array], native)
-    seen = {int(digests()[0, 0])}
+    distinct = {int(digests()[0, 0])}
     for place in range(0, array.nbytes, 97):
         for bit in range(8):
             array.view(np.uint8)[place] ^= 1 << bit
-            seen.add(int(digests()[0, 0]))
+            distinct.add(int(digests()[0, 0]))
             array.view(np.uint8)[place] ^= 1 << bit
-    assert len(seen) == 1 + 8 * len(range(0, array.nbytes, 97))
+    assert len(distinct) == 1 + 8 * len(range(0, array.nbytes, 97))
 
 
 def test_values_that_change_places_change_a_digest():
     array = filled(3000, np.float64)
     before = digest(array)
-    for one, other in [(0, 1), (0, 512), (511, 512), (7, 7 + 1024), (2998, 2999), (0, 2999)]:
-        array[[one, other]] = array[[other, one]]
+    for place, other in [(0, 1), (0, 512), (511, 512), (7, 7 + 1024), (2998, 2999), (0, 2999)]:
+        array[[place, other]] = array[[other, place]]
         assert digest(array) != before
-        array[[one, other]] = array[[other, one]]
+        array[[place, other]] = array[[other, place]]
     assert digest(array) == before
 
 

@@ -34,21 +34,21 @@ def roundings():
 @pytest.mark.parametrize("dtype", [bfloat16, np.float16], ids=["bfloat16", "float16"])
 def test_conversions(dtype):
     compiled = library(SOURCE.format(kind=f"dp_{np.dtype(dtype).name}"), ("scalar.h", "half.h"))
-    every, wide = np.arange(2**16, dtype=np.uint16).view(dtype), np.empty(2**16, np.float32)
-    compiled.widen(every.ctypes.data_as(ctypes.c_void_p), wide.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(2**16))
-    np.testing.assert_array_equal(wide, every.astype(np.float32))
-    assert np.array_equal(np.signbit(wide), np.signbit(every.astype(np.float32)))
+    halves, wide = np.arange(2**16, dtype=np.uint16).view(dtype), np.empty(2**16, np.float32)
+    compiled.widen(halves.ctypes.data_as(ctypes.c_void_p), wide.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(2**16))
+    np.testing.assert_array_equal(wide, halves.astype(np.float32))
+    assert np.array_equal(np.signbit(wide), np.signbit(halves.astype(np.float32)))
     near = roundings()
     with np.errstate(all="ignore"):
-        ordered = np.sort(every.astype(np.float64)[np.isfinite(every)])
+        ordered = np.sort(halves.astype(np.float64)[np.isfinite(halves)])
         halfway = (ordered[1:] + ordered[:-1]) / 2
         doubles = np.concatenate([near, halfway, halfway * (1 + 2**-40), halfway * (1 - 2**-40), [1e300, -1e-320]])
     numbers = {"float32": near, "float64": doubles, "int64": np.arange(-70_000, 70_000)}
     for name, x in numbers.items():
-        made = np.empty(x.size, dtype)
+        narrowed = np.empty(x.size, dtype)
         narrow = getattr(compiled, f"of_{name}")
-        narrow(x.ctypes.data_as(ctypes.c_void_p), made.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(x.size))
+        narrow(x.ctypes.data_as(ctypes.c_void_p), narrowed.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(x.size))
         with np.errstate(all="ignore"):
             expected = x.astype(dtype)
-        np.testing.assert_array_equal(made.astype(np.float32), expected.astype(np.float32), err_msg=name)
-        assert np.array_equal(np.signbit(made), np.signbit(expected)), name
+        np.testing.assert_array_equal(narrowed.astype(np.float32), expected.astype(np.float32), err_msg=name)
+        assert np.array_equal(np.signbit(narrowed), np.signbit(expected)), name

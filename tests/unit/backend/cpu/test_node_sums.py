@@ -21,15 +21,15 @@ KINDS = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
 def on_threads(ranks, like, attend=lambda: None, spins=True):
     """Return the sums and records of ranks that are threads."""
     arrived, records = np.zeros((ranks, APART), np.int64), [Record() for _ in range(ranks)]
-    made = []
+    messages = []
     for size, dtype in like:
-        found = np.empty(size, dtype)
-        told = numbers_of(Collective.ALL_REDUCE, size, found.dtype.char)
-        made.append(NodeMessage([np.empty(size, dtype) for _ in range(ranks)], found, told))
+        total = np.empty(size, dtype)
+        numbers = numbers_of(Collective.ALL_REDUCE, size, total.dtype.char)
+        messages.append(NodeMessage([np.empty(size, dtype) for _ in range(ranks)], total, numbers))
     sums = []
     for rank, record in enumerate(records):
         beside = [records[rank - 1].progress, records[(rank + 1) % ranks].progress][: ranks - 1]
-        sums.append(NodeSums(NodeMessages(rank, made, arrived, record.progress, beside, attend, spins)))
+        sums.append(NodeSums(NodeMessages(rank, messages, arrived, record.progress, beside, attend, spins)))
     return sums, records
 
 
@@ -40,24 +40,24 @@ def test_all_kinds_have_the_trees_bits_time_and_again(ranks):
     rng = np.random.default_rng(ranks)
     terms = [(rng.normal(size=(2, ranks, size)) * 1000).astype(kind) for size, kind in like]
     sums, records = on_threads(ranks, like, spins=False)
-    for one in records:
-        one.phase_memory[1][0] = 17  # the epoch, which lies behind what sums write
+    for record in records:
+        record.phase_memory[1][0] = 17  # the epoch, which lies behind what sums write
 
     def work(rank):
         bits = []
-        for again in range(2):
-            for number, given in enumerate(terms):
-                own, found = sums[rank].memory(number)
-                own[:] = given[again, rank]
+        for run in range(2):
+            for number, term in enumerate(terms):
+                summand, total = sums[rank].memory(number)
+                summand[:] = term[run, rank]
                 sums[rank].sum(number)
-                bits.append(found.tobytes())
+                bits.append(total.tobytes())
         return bits
 
     with ThreadPoolExecutor(ranks) as pool:
-        found = list(pool.map(work, range(ranks)))
-    expected = [tree_sum(given[again]).astype(given.dtype).tobytes() for again in range(2) for given in terms]
-    assert found == [expected] * ranks
-    assert {(one.position, one.phase[1]) for one in records} == {(2 * 2 * len(like), 17)}
+        results = list(pool.map(work, range(ranks)))
+    expected = [tree_sum(term[run]).astype(term.dtype).tobytes() for run in range(2) for term in terms]
+    assert results == [expected] * ranks
+    assert {(record.position, record.phase[1]) for record in records} == {(2 * 2 * len(like), 17)}
     assert records[0].call == f"an all-reduce of {sizes[-1]} bfloat16"
 
 
@@ -74,14 +74,14 @@ def test_what_the_watch_raises_ends_the_wait():
 
 
 def test_a_neighbour_in_another_collective_is_seen_before_numbers_are_added():
-    seen = threading.Event()
+    called = threading.Event()
 
     def attend():
-        seen.set()
+        called.set()
         raise RuntimeError("other")
 
     sums, records = on_threads(2, [(10, np.float32)], attend)
     records[1].collective(Collective.ALL_REDUCE, 11, "f").__enter__()
     with pytest.raises(RuntimeError, match="other"):
         sums[0].sum(0)
-    assert seen.is_set()
+    assert called.is_set()

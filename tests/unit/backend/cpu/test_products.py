@@ -31,20 +31,20 @@ def product(a, b, *, threads=1, out=None, epilogue=None, step=1, function=None):
     if it was left to the caller. The function is the one that programs call unless another's address is given.
     """
     (m, k), n = a.shape, b.shape[1]
-    found = np.full((m, n), np.nan, np.result_type(a.dtype, np.float32)) if out is None else out
+    result = np.full((m, n), np.nan, np.result_type(a.dtype, np.float32)) if out is None else out
     if function is None:
         function = products(a.dtype.name).result()
     kinds = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_bool, ctypes.c_bool, *[ctypes.c_int64] * 3]
     kinds += [ctypes.c_void_p, ctypes.c_int64] * 2 + [ctypes.c_void_p, ctypes.c_bool]
     kinds += [RANGE, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
-    then = RANGE() if epilogue is None else RANGE(lambda _, low, high: epilogue(found, low, high))
+    callback = RANGE() if epilogue is None else RANGE(lambda _, low, high: epilogue(result, low, high))
     (at, of_a), (bt, of_b) = (
-        (not one.flags.c_contiguous, one.T if not one.flags.c_contiguous else one) for one in (a, b)
+        (not factor.flags.c_contiguous, factor.T if not factor.flags.c_contiguous else factor) for factor in (a, b)
     )
-    where = (of_a.ctypes.data, of_a.shape[1], of_b.ctypes.data, of_b.shape[1], found.ctypes.data)
+    where = (of_a.ctypes.data, of_a.shape[1], of_b.ctypes.data, of_b.shape[1], result.ctypes.data)
     call = ctypes.CFUNCTYPE(ctypes.c_bool, *kinds)(function)
-    executed = call(shared("dp_parallel"), threads, at, bt, m, n, k, *where, out is not None, then, None, step, 0)
-    return found if epilogue is None or executed else None
+    executed = call(shared("dp_parallel"), threads, at, bt, m, n, k, *where, out is not None, callback, None, step, 0)
+    return result if epilogue is None or executed else None
 
 
 def matrices(m, n, k, at, bt, dtype, seed=0):
@@ -59,18 +59,18 @@ def matrices(m, n, k, at, bt, dtype, seed=0):
 def test_against_numpy(m, n, k, at, bt, dtype, add):
     a, b = matrices(m, n, k, at, bt, dtype)
     before = np.ones((m, n), dtype)
-    found = product(a, b, out=before.copy() if add else None)
+    actual = product(a, b, out=before.copy() if add else None)
     expected = a.astype(np.longdouble) @ b.astype(np.longdouble) + add
-    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE[dtype] * 10 * np.sqrt(k))
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=TOLERANCE[dtype] * 10 * np.sqrt(k))
     row = m // 2
     alone = product(np.ascontiguousarray(a[row : row + 1]), b, out=before[:1].copy() if add else None)
-    np.testing.assert_array_equal(alone[0], found[row])
-    np.testing.assert_array_equal(product(a, b, threads=3, out=before.copy() if add else None), found)
+    np.testing.assert_array_equal(alone[0], actual[row])
+    np.testing.assert_array_equal(product(a, b, threads=3, out=before.copy() if add else None), actual)
 
 
 def copies(a, b):
     """Return float32 matrices of the same numbers, which lie as these do."""
-    return (np.asarray(one, np.float32, order="C" if one.flags.c_contiguous else "F") for one in (a, b))
+    return (np.asarray(factor, np.float32, order="C" if factor.flags.c_contiguous else "F") for factor in (a, b))
 
 
 HALF_CHAINS = "DP_PRODUCT(dp_bfloat16)\nDP_PRODUCT(dp_float16)\n"
@@ -89,8 +89,8 @@ def test_factors_of_half_precision_have_the_bits_of_float32_copies(m, n, k, at, 
     before, function = np.ones((m, n), np.float32), half_chains(dtype)
     expected = product(*copies(a, b), out=before.copy() if add else None)
     for threads in (1, 3):
-        found = product(a, b, threads=threads, out=before.copy() if add else None, function=function)
-        np.testing.assert_array_equal(found, expected)
+        actual = product(a, b, threads=threads, out=before.copy() if add else None, function=function)
+        np.testing.assert_array_equal(actual, expected)
 
 
 needs_tiles = pytest.mark.skipif(compiler() is None or not has_tiles(), reason="no AMX tiles for bfloat16")
@@ -116,8 +116,8 @@ def test_products_in_tiles(m, n, k, at, bt, add):
     before = np.full((m, n), float(add), np.float32)
     expected = in_tiles(a, b, before)
     for threads in (1, 3):
-        found = product(a, b, threads=threads, out=before.copy() if add else None)
-        np.testing.assert_array_equal(found, expected)
+        actual = product(a, b, threads=threads, out=before.copy() if add else None)
+        np.testing.assert_array_equal(actual, expected)
     row = m // 2
     alone = product(np.ascontiguousarray(a[row : row + 1]), b, out=before[:1].copy() if add else None)
     np.testing.assert_array_equal(alone[0], expected[row])
@@ -128,10 +128,10 @@ def test_products_in_tiles(m, n, k, at, bt, add):
 def test_what_fills_tiles_up_meets_no_infinity(at):
     a, b = matrices(17, 18, 33, at, False, bfloat16)
     a[16, 32], b[32, 17] = np.inf, np.nan
-    found = product(a, b)
-    assert np.isnan(found[:, 17]).all()
-    assert not np.isfinite(found[16]).any()
-    assert np.isfinite(found[:16, :17]).all()
+    result = product(a, b)
+    assert np.isnan(result[:, 17]).all()
+    assert not np.isfinite(result[16]).any()
+    assert np.isfinite(result[:16, :17]).all()
 
 
 @pytest.mark.parametrize(
@@ -153,18 +153,18 @@ def test_threads_have_one_threads_bits(m, n, k, bt):
 @pytest.mark.parametrize("dtype", [np.float32, bfloat16], ids=["float32", "bfloat16"])
 def test_an_epilogue_finds_its_rows_complete(m, n, k, threads, step, dtype):
     a, b = matrices(m, n, k, False, False, dtype)
-    expected, seen = product(a, b), []
+    expected, parts = product(a, b), []
 
-    def epilogue(found, low, high):
-        seen.append((low, high, np.array_equal(found[low:high], expected[low:high])))
+    def epilogue(result, low, high):
+        parts.append((low, high, np.array_equal(result[low:high], expected[low:high])))
 
     np.testing.assert_array_equal(product(a, b, threads=threads, epilogue=epilogue, step=step), expected)
-    ends = [0, *(high for _, high, _ in sorted(seen))]
-    assert [low for low, *_ in sorted(seen)] == ends[:-1]  # each once
+    ends = [0, *(high for _, high, _ in sorted(parts))]
+    assert [low for low, *_ in sorted(parts)] == ends[:-1]  # each once
     assert all(low % step == 0 for low in ends[:-1])
     assert ends[-1] == m
-    assert all(same for *_, same in seen)
-    assert (threads > 1) == (len(seen) > 1)
+    assert all(equal for *_, equal in parts)
+    assert (threads > 1) == (len(parts) > 1)
 
 
 def test_few_rows_are_shared_by_columns_and_their_epilogue_is_left():
@@ -176,8 +176,8 @@ def test_callers_do_not_meet():
     a, b = matrices(300, 300, 300, False, False, "float32")
     expected = product(a, b)
     with ThreadPoolExecutor(4) as pool:
-        for found in pool.map(lambda _: product(a, b, threads=2), range(60)):
-            np.testing.assert_array_equal(found, expected)
+        for actual in pool.map(lambda _: product(a, b, threads=2), range(60)):
+            np.testing.assert_array_equal(actual, expected)
 
 
 def test_all_threads_flush_to_zero():
@@ -203,5 +203,5 @@ assert same and os.waitpid(child, 0)[1] == 0
 
 
 def test_after_a_fork_there_are_threads_again():
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], capture_output=True, text=True, timeout=60)
+    assert process.returncode == 0, process.stderr

@@ -194,7 +194,7 @@ def test_headers_of_other_folders_count_too(tmp_path):
     for place in (source, elsewhere):
         place.parent.mkdir()
     source.write_text('#include "../x.h"\n#include <y.h>\nextern "C" __global__ void twice(float *x) { *x = X + Y; }\n')
-    found = []
+    outputs = []
     for x, y in [(1, 1), (1, 1), (2, 1), (2, 2), (1, 1)]:
         beside.write_text(f"#define X {x}\n")
         elsewhere.write_text(f"#define Y {y}\n")
@@ -203,11 +203,11 @@ def test_headers_of_other_folders_count_too(tmp_path):
             f"print(compiled_own('twice', Path({str(source)!r}), 'sm_90').path)"
         )
         cache = str(tmp_path / "cache")
-        done = emulated(sys.executable, "-c", code, DPTRAIN_CACHE=cache, CPATH=str(elsewhere.parent))
-        assert (done.code, done.err) == (0, "")
-        found.append(done.out)
-    assert len(set(found)) == 3
-    assert found[0] == found[1] == found[4]
+        process = emulated(sys.executable, "-c", code, DPTRAIN_CACHE=cache, CPATH=str(elsewhere.parent))
+        assert (process.code, process.err) == (0, "")
+        outputs.append(process.out)
+    assert len(set(outputs)) == 3
+    assert outputs[0] == outputs[1] == outputs[4]
 
 
 def test_a_users_mistake_is_one_line_without_the_folder(nvcc):
@@ -219,10 +219,10 @@ def test_a_users_mistake_is_one_line_without_the_folder(nvcc):
 
 
 @pytest.mark.parametrize(
-    ("said", "in_threads"), [("release 12.9", False), ("release 13.0", True), ("no number", False)]
+    ("version", "in_threads"), [("release 12.9", False), ("release 13.0", True), ("no number", False)]
 )
-def test_kernels_are_optimised_in_threads(nvcc, said, in_threads):
-    (nvcc / "version").write_text(said)
+def test_kernels_are_optimised_in_threads(nvcc, version, in_threads):
+    (nvcc / "version").write_text(version)
     compiling._version.cache_clear()
     compiling.compiled_text("program", "text", "sm_90")
     assert ("--split-compile 0" in (nvcc / "calls").read_text()) == in_threads

@@ -18,42 +18,48 @@ def composed(program, rows=4):
     return Composition(program, rows, 0, alone=False)
 
 
-def messages_of(made, op):
-    return [one for messages in made.messages for one in messages if one.results[0].op is op]
+def messages_of(composition, op):
+    return [message for messages in composition.messages for message in messages if message.results[0].op is op]
 
 
 def test_data_parallel_programs_are_what_they_were_before_their_rank_was_known():
     placed = place(Perceptron(dtype="float32").program)
-    found = [
-        composed(one)
-        for one in (placed, of_rank(Perceptron(dtype="float32"), {}, MeshPosition({BATCH: 2}, {BATCH: 0}))[0])
+    compositions = [
+        composed(program)
+        for program in (placed, of_rank(Perceptron(dtype="float32"), {}, MeshPosition({BATCH: 2}, {BATCH: 0}))[0])
     ]
-    assert len({one.source() for one in found}) == 1
-    assert len({(one.plan.size, tuple(map(len, one.stages))) for one in found}) == 1
-    sent = messages_of(found[0], ALL_REDUCE)
-    assert found[0].messages[0] == sent
-    assert all(one.parts == one.results for one in sent)  # the sum is written over the summands
+    assert len({composition.source() for composition in compositions}) == 1
+    assert len({(composition.plan.size, tuple(map(len, composition.stages))) for composition in compositions}) == 1
+    messages = messages_of(compositions[0], ALL_REDUCE)
+    assert compositions[0].messages[0] == messages
+    assert all(message.parts == message.results for message in messages)  # the sum is written over the summands
 
 
 def test_new_weights_of_zero_1_are_gathered_into_the_variables():
     step = Perceptron(dtype="float32")
-    made = composed(program_of({}, FIRST, {BATCH: 2}, step))
-    (gathers,) = messages_of(made, ALL_GATHER)
-    assert [made.targets[one].path for one in gathers.results] == ["w2", "b2", "w1", "b1"]
-    assert made.in_place >= set(gathers.results)
-    (scatter,) = messages_of(made, REDUCE_SCATTER)
-    assert not made.targets.keys() & {*scatter.parts, *scatter.results}
+    composition = composed(program_of({}, FIRST, {BATCH: 2}, step))
+    (gathers,) = messages_of(composition, ALL_GATHER)
+    assert [composition.targets[tensor].path for tensor in gathers.results] == ["w2", "b2", "w1", "b1"]
+    assert composition.in_place >= set(gathers.results)
+    (scatter,) = messages_of(composition, REDUCE_SCATTER)
+    assert not composition.targets.keys() & {*scatter.parts, *scatter.results}
     # Results lie in the arena like what kernels make; those of all-reduces do not.
-    assert {*scatter.parts, *scatter.results, *gathers.parts} <= made.plan.offsets.keys()
-    assert not {one for sums in messages_of(made, ALL_REDUCE) for one in sums.results} & made.plan.offsets.keys()
+    assert {*scatter.parts, *scatter.results, *gathers.parts} <= composition.plan.offsets.keys()
+    assert (
+        not {tensor for sums in messages_of(composition, ALL_REDUCE) for tensor in sums.results}
+        & composition.plan.offsets.keys()
+    )
 
 
 def test_weights_are_given_where_they_lie_as_soon_as_a_stage_begins():
-    made = composed(program_of(FIRST, FIRST, {BATCH: 2}, Perceptron(dtype="float32")))
-    found = [(one.after, [part.variable.path for part in one.parts]) for one in messages_of(made, ALL_GATHER)]
+    composition = composed(program_of(FIRST, FIRST, {BATCH: 2}, Perceptron(dtype="float32")))
+    gathered = [
+        (message.after, [part.variable.path for part in message.parts])
+        for message in messages_of(composition, ALL_GATHER)
+    ]
     # The last one for the backward pass, which reads it transposed.
-    assert found == [(0, ["w1", "b1"]), (0, ["w2", "b2"])]
-    assert [one.results[-1].shape for one in messages_of(made, ALL_GATHER)] == [(8,), (5,)]
+    assert gathered == [(0, ["w1", "b1"]), (0, ["w2", "b2"])]
+    assert [message.results[-1].shape for message in messages_of(composition, ALL_GATHER)] == [(8,), (5,)]
 
 
 class Strided(Deep):
@@ -69,13 +75,16 @@ class Strided(Deep):
 
 
 def test_what_lies_apart_is_copied_in_the_stage_that_sends_it():
-    made = composed(program_of({"w0": (BATCH, None)}, {}, {BATCH: 2}, Strided(1, "float32")))
-    assert [[one.shape for one in found.results] for found in messages_of(made, ALL_GATHER)] == [[(64, 32)], [(32, 64)]]
-    for stage, messages in zip(made.stages, made.messages, strict=True):
+    composition = composed(program_of({"w0": (BATCH, None)}, {}, {BATCH: 2}, Strided(1, "float32")))
+    assert [[tensor.shape for tensor in message.results] for message in messages_of(composition, ALL_GATHER)] == [
+        [(64, 32)],
+        [(32, 64)],
+    ]
+    for stage, messages in zip(composition.stages, composition.messages, strict=True):
         for message in messages:
             (part,) = message.parts
             assert part.shape == (32, 32)
-            assert any(part in one.writes for one in stage[message.after - 1].functions)
+            assert any(part in function.writes for function in stage[message.after - 1].functions)
 
 
 class Mixed(Deep):
@@ -83,12 +92,12 @@ class Mixed(Deep):
 
     def traced(self):
         def step(x):
-            for one in self.weights.values():
-                x = ops.relu(ops.cast(ops.cast(x, "bfloat16") @ ops.cast(one, "bfloat16"), "float32"))
+            for weight in self.weights.values():
+                x = ops.relu(ops.cast(ops.cast(x, "bfloat16") @ ops.cast(weight, "bfloat16"), "float32"))
             loss = ops.mean(x * x)
             loss.backward()
-            for one in self.weights.values():
-                one.assign(one - 0.1 * one.value.grad)
+            for weight in self.weights.values():
+                weight.assign(weight - 0.1 * weight.value.grad)
             return {"loss": loss}
 
         return trace(step, {"x": ((Dim.rows(4), 64), self.dtype)})
@@ -99,17 +108,17 @@ def test_rounded_weights_travel_and_are_multiplied_in_half_precision():
     sizes = {}
     for layers in (4, 12):
         weights = dict.fromkeys((f"w{n}" for n in range(layers)), (BATCH, None))
-        made = composed(program_of(weights, {}, {BATCH: 4}, Mixed(layers, "float32")), 1)
-        sizes[layers] = made.plan.size
+        composition = composed(program_of(weights, {}, {BATCH: 4}, Mixed(layers, "float32")), 1)
+        sizes[layers] = composition.plan.size
     assert sizes[12] - sizes[4] < 12 * 64 * 4 * 4  # no part of a layer for each of them, but its activations
-    gathers = messages_of(made, ALL_GATHER)
+    gathers = messages_of(composition, ALL_GATHER)
     assert len(gathers) == 12 + 10  # the last layer is still there; the first one's input needs no gradient
-    assert {str(result.dtype) for one in gathers for result in one.results} == {"bfloat16"}
-    for stage, messages in zip(made.stages, made.messages, strict=True):
+    assert {str(result.dtype) for gather in gathers for result in gather.results} == {"bfloat16"}
+    for stage, messages in zip(composition.stages, composition.messages, strict=True):
         for message in set(gathers) & set(messages):
             assert message.after == 1
-            assert [one.writes for one in stage[0].functions] == [set(message.parts)]
-    assert {name for name in ("product<", "product_half<") if name in made.source()} == {"product_half<"}
+            assert [function.writes for function in stage[0].functions] == [set(message.parts)]
+    assert {name for name in ("product<", "product_half<") if name in composition.source()} == {"product_half<"}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -39,19 +39,19 @@ def composition(case, seed, a, b):
     return Composition(placed)
 
 
-def numbers_of(made):
+def numbers_of(generated):
     """Return what each run has its own of, by name."""
-    functions = [one for stage in made.stages for kernel in stage for one in kernel.functions]
-    return {name: value for one in functions for name, value in one.numbers.items()}
+    functions = [function for stage in generated.stages for kernel in stage for function in kernel.functions]
+    return {name: value for function in functions for name, value in function.numbers.items()}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_seeds_and_rates_are_no_part_of_it(case):
     """So that runs that differ in them alone share kernels, and packs."""
-    one, other = composition(case, 1, 0.25, 0.5), composition(case, 2, 0.01, 0.3)
-    assert one.source() == other.source()
-    numbers, others = numbers_of(one), numbers_of(other)
-    assert numbers.keys() == others.keys() <= set(one.fields)
+    generated, other = composition(case, 1, 0.25, 0.5), composition(case, 2, 0.01, 0.3)
+    assert generated.source() == other.source()
+    numbers, others = numbers_of(generated), numbers_of(other)
+    assert numbers.keys() == others.keys() <= set(generated.fields)
     assert numbers != others
     assert any(value == np.float32(0.25) for value in numbers.values()), "0.25 is a number of the run"
 
@@ -60,27 +60,31 @@ def test_seeds_and_rates_are_no_part_of_it(case):
 def test_a_training_in_half_precision_keeps_its_matrices_in_two_bytes(dtype):
     """Weights and activations as products read them, and what products round; no float32 copy of either."""
     program, _ = mlp(np.random.default_rng(0), compute=dtype)
-    made = Composition(program)
-    functions = [one for stage in made.stages for kernel in stage for one in kernel.functions]
-    products = [one for one in functions if one.group is not None and one.group.kind == "product"]
+    generated = Composition(program)
+    functions = [function for stage in generated.stages for kernel in stage for function in kernel.functions]
+    products = [function for function in functions if function.group is not None and function.group.kind == "product"]
     assert len(products) == 5
-    for one in products:
-        assert f"product_half<dp_{dtype}, " in "\n".join(one.body)
-        factors = [read for read, places in one.reads.items() if None in places]
+    for product in products:
+        assert f"product_half<dp_{dtype}, " in "\n".join(product.body)
+        factors = [read for read, places in product.reads.items() if None in places]
         assert {read.dtype.name for read in factors} == {dtype}
-    matrices = [one for one in made.stored - made.targets.keys() if made.sizes.count(one.shape) > made.sizes.rows]
-    assert {one.dtype.name for one in matrices} == {dtype}
-    assert made.plan.size < Composition(program, of_halves="tf32").plan.size
+    matrices = [
+        tensor
+        for tensor in generated.stored - generated.targets.keys()
+        if generated.sizes.count(tensor.shape) > generated.sizes.rows
+    ]
+    assert {matrix.dtype.name for matrix in matrices} == {dtype}
+    assert generated.plan.size < Composition(program, of_halves="tf32").plan.size
 
 
 def test_no_tensor_has_a_name_that_the_generator_gives():
     words = ["total", "sum", "parts", "best_1", "i", "k3", "chunk", "for", "B", "shared", "conv2d", "Product", "true"]
     words += ["m", "phase", "pixels", "patches", "Patches", "2nd", "0 x", "/"]
-    tensors = [Variable(np.zeros(1, np.float32), one).value for one in words for _ in range(2)]
-    names = names_of(tensors, dict(zip(tensors, [one for one in words for _ in range(2)], strict=True)))
+    tensors = [Variable(np.zeros(1, np.float32), word).value for word in words for _ in range(2)]
+    names = names_of(tensors, dict(zip(tensors, [word for word in words for _ in range(2)], strict=True)))
     assert len(set(names.values())) == len(tensors)
-    assert all(one.isidentifier() for one in names.values())
-    assert not [one for one in names.values() if _RESERVED.fullmatch(one) or one in ("Product", "Patches")]
+    assert all(name.isidentifier() for name in names.values())
+    assert not [name for name in names.values() if _RESERVED.fullmatch(name) or name in ("Product", "Patches")]
 
 
 def test_pointers_to_one_place_do_not_claim_to_differ():
@@ -89,33 +93,33 @@ def test_pointers_to_one_place_do_not_claim_to_differ():
 
     def step(x):
         weight.assign(weight * 0.5 + x)
-        one, other = (variable.value for variable in swapped)
+        first, other = (variable.value for variable in swapped)
         swapped[0].assign(other)
-        swapped[1].assign(one)
+        swapped[1].assign(first)
         return {}
 
-    made = Composition(trace(step, {"x": ((5,), "float32")}))
-    functions = [one for stage in made.stages for kernel in stage for one in kernel.functions]
-    kinds = [{name: kind for kind, name in one.signature} for one in functions]
-    (in_place,) = [one for one in kinds if "new_weight" in one]
+    generated = Composition(trace(step, {"x": ((5,), "float32")}))
+    functions = [function for stage in generated.stages for kernel in stage for function in kernel.functions]
+    signatures = [{name: kind for kind, name in function.signature} for function in functions]
+    (in_place,) = [signature for signature in signatures if "new_weight" in signature]
     assert (in_place["weight"], in_place["new_weight"]) == ("const float *", "float *")
     assert in_place["x"] == "const float *__restrict__ "
-    places = {id(one): variable for variable, one in made.program.state.items()}
-    places |= {id(one): variable for one, variable in made.targets.items()}
-    for own, function in zip(kinds, functions, strict=True):
-        used = [places.get(id(one), one) for one in function.pointers]
+    places = {id(tensor): variable for variable, tensor in generated.program.state.items()}
+    places |= {id(tensor): variable for tensor, variable in generated.targets.items()}
+    for signature, function in zip(signatures, functions, strict=True):
+        used = [places.get(id(pointer), pointer) for pointer in function.pointers]
         for place, name in zip(used, function.pointers.values(), strict=True):
-            shared = sum(one is place for one in used) > 1
-            assert ("__restrict__" in own[name]) is not shared, name
+            shared = sum(other is place for other in used) > 1
+            assert ("__restrict__" in signature[name]) is not shared, name
 
 
 def test_updates_do_not_share_a_launch_with_products_where_another_comes_later():
     program, _ = mlp(np.random.default_rng(0), 784, 512, 100, 128)
     launches = [kernel for stage in Composition(program).stages for kernel in stage]
-    updates = [[one.name for one in kernel.functions if "new_" in one.name] for kernel in launches]
+    updates = [[function.name for function in kernel.functions if "new_" in function.name] for kernel in launches]
     assert len(launches) == 7, "not one launch more"
     assert {"map_new_w1", "map_new_w2", "columns_new_b1", "columns_new_b2"} <= set(updates[-1])
-    assert all(one.group.kind != "product" for one in launches[-1].functions)
+    assert all(function.group.kind != "product" for function in launches[-1].functions)
     assert launches[-1].threads == 256
 
 
@@ -123,6 +127,6 @@ def test_lanes_share_the_passes_over_a_row():
     """The greatest, then the sum, then the row: no lane goes over the whole row by itself."""
     program = trace(lambda x: {"y": ops.softmax(x * 2)}, {"x": ((Dim.rows(32), 10), "float32")})
     source = Composition(program).source()
-    assert [source.count(f"warp_join<{one}>(") for one in ("Greatest", "Sum")] == [1, 1]
+    assert [source.count(f"warp_join<{reduction}>(") for reduction in ("Greatest", "Sum")] == [1, 1]
     assert source.count("c += WARP") == 3
     assert "< 10; ++" not in source

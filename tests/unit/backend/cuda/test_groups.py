@@ -20,16 +20,16 @@ from tests.ops.test_products_of_views import VIEWS, viewed
 
 @pytest.mark.parametrize("shape", [(4, 6, 8), (12, 8), (Dim.rows(4), 6, 8), (4, 4, 4)], ids=str)
 def test_memory_that_is_read_holds_the_factor(shape):
-    for chain in (one for length in range(4) for one in itertools.product(VIEWS, repeat=length)):
+    for chain in (views for length in range(4) for views in itertools.product(VIEWS, repeat=length)):
         program = trace(lambda x, chain=chain: {"factor": viewed(x * 1, chain)}, {"x": (shape, "float32")})
         factor = program.outputs["factor"]
         base, transposed = operand_of(factor)
-        both = Program(program.inputs, {}, {"factor": factor, "base": base}, {}, rows=program.rows)
-        found, _ = evaluate(both, {"x": np.arange(np.prod(shape), dtype=np.float32).reshape(shape)})
+        with_base = Program(program.inputs, {}, {"factor": factor, "base": base}, {}, rows=program.rows)
+        outputs, _ = evaluate(with_base, {"x": np.arange(np.prod(shape), dtype=np.float32).reshape(shape)})
         *batch, rows, columns = factor.shape
-        read = found["base"].reshape((*batch, columns, rows) if transposed else factor.shape)
+        read = outputs["base"].reshape((*batch, columns, rows) if transposed else factor.shape)
         np.testing.assert_array_equal(
-            np.swapaxes(read, -1, -2) if transposed else read, found["factor"], err_msg=str(chain)
+            np.swapaxes(read, -1, -2) if transposed else read, outputs["factor"], err_msg=str(chain)
         )
 
 
@@ -44,7 +44,7 @@ def groups_of(step, *, gemm="dptrain", conv="dptrain", **inputs):
     """Return kind and names of the ops of each group of a program of float32."""
     program = trace(step, {name: (shape, "float32") for name, shape in inputs.items()})
     program = with_providers(program, asked(gemm, conv), Local(4, 0, 4).count, factors_of)
-    return {(one.kind, *(member.op.name for member in one.roles)) for one in Grouping(program).groups}
+    return {(group.kind, *(member.op.name for member in group.roles)) for group in Grouping(program).groups}
 
 
 IMAGES = {"x": (Dim.rows(4), 6, 6, 3), "kernel": (3, 3, 3, 8), "bias": (8,)}
@@ -75,11 +75,11 @@ def test_a_library_of_products_leaves_convolutions_to_our_kernels():
         y = ops.relu(ops.conv(x, kernel) + bias)
         return {"y": y, "product": ops.relu(ops.reshape(y, (-1, 8)) @ ops.ones((8, 2)) + 1.0)}
 
-    found = groups_of(step, gemm="cublaslt", **IMAGES)
-    assert found == {("product", "conv2d", "relu"), ("product", "batch_matmul"), ("map", "relu")}
+    groups = groups_of(step, gemm="cublaslt", **IMAGES)
+    assert groups == {("product", "conv2d", "relu"), ("product", "batch_matmul"), ("map", "relu")}
     # cuDNN's kernels have axes of their own; what follows them is computed by itself.
-    found = groups_of(step, conv="cudnn", **IMAGES)
-    assert found == {
+    groups = groups_of(step, conv="cudnn", **IMAGES)
+    assert groups == {
         ("product", "conv2d"),
         ("map", "transpose_to"),
         ("map", "relu"),
@@ -92,34 +92,34 @@ def test_a_new_kernel_is_computed_with_its_gradient_unless_others_read_the_old_o
     kernels = [Variable(np.ones(shape, np.float32), f"k{n}") for n, shape in enumerate([(3, 3, 3, 4), (3, 3, 4, 8)])]
 
     def step(x):
-        first, second = (one.value for one in kernels)
+        first, second = (variable.value for variable in kernels)
         total = ops.sum(ops.conv(ops.conv(x, first), second))
-        for one, gradient in zip(kernels, gradients(total, [first, second]), strict=True):
-            one.assign(one - 0.1 * gradient)
+        for kernel, gradient in zip(kernels, gradients(total, [first, second]), strict=True):
+            kernel.assign(kernel - 0.1 * gradient)
         return {}
 
-    found = groups_of(step, x=(Dim.rows(4), 6, 6, 3))
-    assert ("product", "conv2d_kernel", "subtract") in found, "of the first layer"
-    assert {("product", "conv2d_kernel"), ("map", "subtract")} <= found, (
+    groups = groups_of(step, x=(Dim.rows(4), 6, 6, 3))
+    assert ("product", "conv2d_kernel", "subtract") in groups, "of the first layer"
+    assert {("product", "conv2d_kernel"), ("map", "subtract")} <= groups, (
         "of the second, beside the product for the first"
     )
 
 
 def test_a_convolution_adds_up_its_results_over_rows_and_places():
     """For BatchNormalization, and for a bias's gradient behind the gradient in images; a library's blocks do not."""
-    kept = Variable(np.zeros(8, np.float32), "kept")
+    moving_mean = Variable(np.zeros(8, np.float32), "kept")
 
     def step(x, kernel):
         y = ops.conv(x, kernel)
         mean = ops.mean(y, (0, 1, 2))
-        kept.assign(kept * 0.9 + mean * 0.1)
+        moving_mean.assign(moving_mean * 0.9 + mean * 0.1)
         return {"mean": mean, "spread": ops.sum(ops.square(y - mean), (0, 1, 2)), "greatest": ops.max(y, (0, 1, 2))}
 
     inputs = {"x": IMAGES["x"], "kernel": IMAGES["kernel"]}
     summed = "conv2d", "reduce_sum", "divide", "add"
-    found = groups_of(step, **inputs)
-    assert ("product", *summed) in found
-    assert {one[0] for one in found if "reduce_max" in one or one[1:] == ("reduce_sum",)} == {"columns"}
+    groups = groups_of(step, **inputs)
+    assert ("product", *summed) in groups
+    assert {group[0] for group in groups if "reduce_max" in group or group[1:] == ("reduce_sum",)} == {"columns"}
     assert ("columns", "reduce_sum", "divide", "reduce_max", "add") in groups_of(step, conv="cudnn", **inputs)
 
 
@@ -128,8 +128,8 @@ def test_a_product_of_matrices_leaves_sums_over_its_rows_to_others():
         y = x @ kernel
         return {"y": y, "sum": ops.sum(y, 0)}
 
-    found = groups_of(step, x=(Dim.rows(4), 6), kernel=(6, 8))
-    assert found == {("product", "batch_matmul"), ("columns", "reduce_sum")}
+    groups = groups_of(step, x=(Dim.rows(4), 6), kernel=(6, 8))
+    assert groups == {("product", "batch_matmul"), ("columns", "reduce_sum")}
 
 
 def test_a_convolution_whose_sums_update_what_others_still_read_leaves_the_update():
@@ -142,8 +142,8 @@ def test_a_convolution_whose_sums_update_what_others_still_read_leaves_the_updat
         scale.assign(scale - ops.sum(dx, (0, 1, 2)))
         return {"y": y, "dx": dx}
 
-    found = groups_of(step, x=(Dim.rows(4), 6, 6, 3), kernel=(3, 3, 3, 8), beside=(3, 3, 3, 3))
-    assert {("product", "conv2d", "reduce_sum"), ("map", "subtract")} <= found
+    groups = groups_of(step, x=(Dim.rows(4), 6, 6, 3), kernel=(3, 3, 3, 8), beside=(3, 3, 3, 3))
+    assert {("product", "conv2d", "reduce_sum"), ("map", "subtract")} <= groups
 
 
 def test_convolutions_look_through_views_that_keep_the_order():
@@ -184,5 +184,5 @@ def test_a_long_row_of_ops_is_written_once():
             x = ops.tanh(x) * 0.5
         return {"y": x}
 
-    made = Composition(trace(step, {"x": ((Dim.rows(4), 8), "float32")}), 4)
-    assert made.source().count("tanh(") == 300
+    composition = Composition(trace(step, {"x": ((Dim.rows(4), 8), "float32")}), 4)
+    assert composition.source().count("tanh(") == 300

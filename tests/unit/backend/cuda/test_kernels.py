@@ -46,9 +46,9 @@ def test_which_drivers_load_what_an_nvcc_makes():
 
 @outside_emulator
 def test_a_driver_that_is_too_old_for_the_nvcc(tmp_path):
-    done = emulated(sys.executable, "-c", OPEN, EMULATOR_DRIVER="12.4", DPTRAIN_CACHE=str(tmp_path))
-    assert (done.code, done.err) == (0, "")
-    assert done.out.startswith(
+    process = emulated(sys.executable, "-c", OPEN, EMULATOR_DRIVER="12.4", DPTRAIN_CACHE=str(tmp_path))
+    assert (process.code, process.err) == (0, "")
+    assert process.out.startswith(
         "nvcc is of CUDA 13.0, and this driver loads nothing newer than CUDA 12.x (it knows 12.4)"
     )
     assert not list(tmp_path.rglob("*.cubin")), "nothing is compiled in vain"
@@ -57,11 +57,13 @@ def test_a_driver_that_is_too_old_for_the_nvcc(tmp_path):
 @outside_emulator
 def test_kernels_that_do_not_load_for_another_reason(tmp_path):
     code = f"{OPEN.replace('    CudaBackend()', RUN)}"
-    done = emulated(sys.executable, "-c", code, DPTRAIN_CACHE=str(tmp_path))
-    assert (done.code, done.out, done.err) == (0, "loaded\n", "")
+    process = emulated(sys.executable, "-c", code, DPTRAIN_CACHE=str(tmp_path))
+    assert (process.code, process.out, process.err) == (0, "loaded\n", "")
     for path in tmp_path.rglob("*.cubin"):
         path.write_bytes(b"damaged")
         Path(f"{path}.sha256").write_bytes(cache._checksum(path.name, b"damaged"))  # else it is compiled again
-    done = emulated(sys.executable, "-c", code, DPTRAIN_CACHE=str(tmp_path))
-    assert "the kernels of a program do not load (cuModuleLoadDataEx failed: device kernel image is invalid" in done.out
-    assert f"remove {tmp_path}" in done.out
+    process = emulated(sys.executable, "-c", code, DPTRAIN_CACHE=str(tmp_path))
+    assert (
+        "the kernels of a program do not load (cuModuleLoadDataEx failed: device kernel image is invalid" in process.out
+    )
+    assert f"remove {tmp_path}" in process.out

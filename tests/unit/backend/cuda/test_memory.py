@@ -45,8 +45,8 @@ for _ in range(3):
     del model
 print(ops.empty((12 << 20,), np.uint8).nbytes)
 """
-    done = python(code, EMULATOR_MEMORY="20M")
-    assert (done.code, done.out, done.err) == (0, f"{12 << 20}\n", "")
+    process = python(code, EMULATOR_MEMORY="20M")
+    assert (process.code, process.out, process.err) == (0, f"{12 << 20}\n", "")
 
 
 def test_samples_find_the_room_of_a_dropped_model():
@@ -58,8 +58,8 @@ del model
 with make_feed(ops, [np.zeros((12, 1 << 20), np.uint8)], 4) as feed:
     print(type(feed) is ResidentFeed)
 """
-    done = python(code, EMULATOR_MEMORY="20M")
-    assert (done.code, done.out, done.err) == (0, "True\n", "")
+    process = python(code, EMULATOR_MEMORY="20M")
+    assert (process.code, process.out, process.err) == (0, "True\n", "")
 
 
 def test_what_another_thread_collects_is_freed_by_the_owner():
@@ -75,13 +75,13 @@ assert before - cuda.mem_get_info()[0] > 16 << 20
 ops.write(x, np.ones((100, 100)))
 print(before - cuda.mem_get_info()[0], ops.download(x).sum())
 """
-    done = python(code)
-    assert (done.code, done.out, done.err) == (0, "40000 10000.0\n", "")
+    process = python(code)
+    assert (process.code, process.out, process.err) == (0, "40000 10000.0\n", "")
 
 
 def test_what_another_thread_collects_last_is_freed_at_the_end():
-    done = python("model = Model(ops.zeros((9,)), ops)\ndel model, ops\nassert on_another_thread(gc.collect) == []")
-    assert (done.code, done.err) == (0, "")
+    process = python("model = Model(ops.zeros((9,)), ops)\ndel model, ops\nassert on_another_thread(gc.collect) == []")
+    assert (process.code, process.err) == (0, "")
 
 
 USES = {
@@ -121,11 +121,11 @@ ops.write(x, np.full((3, 3), 2))
 print(ops.download(x).sum())
 """
     code = code.replace("void double(", "void twice(").replace('arguments="PPq"', 'arguments="PPq", kernel="twice"')
-    done = python(code)
-    assert (done.code, done.err) == (0, "")
-    told, total = done.out.splitlines()
+    process = python(code)
+    assert (process.code, process.err) == (0, "")
+    message, total = process.out.splitlines()
     assert (
-        told
+        message
         == "the GPU belongs to thread 'MainThread', which opened it: call it from there, not from 'Thread-9 (work)'"
     )
     assert total == "18.0"
@@ -151,8 +151,8 @@ try:
 except DeviceError as error:
     print(error)
 """
-    done = python(code)
-    assert (done.code, done.err) == (0, "")
-    assert done.out == (
+    process = python(code)
+    assert (process.code, process.err) == (0, "")
+    assert process.out == (
         "[0.0, 0.0]\n" * 4 + "the GPU belonged to thread 'Thread-1 (work)', and was closed when that ended\n"
     )

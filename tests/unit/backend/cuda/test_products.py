@@ -87,19 +87,25 @@ def test_plans_of_products_by_warpgroups():
 def test_a_kernel_of_warpgroups_is_launched_with_the_memory_that_it_asks_for():
     """It has a launch of its own, whose threads no other function is written for."""
     program, _ = mlp(np.random.default_rng(0), 1024, 1024, 10, 1024, 1024, compute="bfloat16")
-    made = Composition(program, of_halves="wgmma")
-    kernels = [kernel for stage in made.stages for kernel in stage]
-    own = [kernel for kernel in kernels if any("product_wgmma<" in "".join(one.body) for one in kernel.functions)]
-    assert own
-    for kernel in own:
-        assert {one.threads for one in kernel.functions} == {384}
+    composition = Composition(program, of_halves="wgmma")
+    kernels = [kernel for stage in composition.stages for kernel in stage]
+    warpgroup_kernels = [
+        kernel for kernel in kernels if any("product_wgmma<" in "".join(function.body) for function in kernel.functions)
+    ]
+    assert warpgroup_kernels
+    for kernel in warpgroup_kernels:
+        assert {function.threads for function in kernel.functions} == {384}
         assert kernel.dynamic == 1024 + 4 * 256 * 128 + 80
     assert {kernel.threads for kernel in kernels} <= {128, 256, 384}
-    text = made.source()
-    assert text.count(f"static_assert(bytes == {own[0].dynamic}, ") == text.count("extern __shared__") == len(own)
-    by_name = {load.name: load for load in loads(made)}
-    assert {by_name[kernel.name].shared for kernel in own} == {own[0].dynamic}
-    assert all(by_name[kernel.name].operations["half"] for kernel in own)
+    text = composition.source()
+    assert (
+        text.count(f"static_assert(bytes == {warpgroup_kernels[0].dynamic}, ")
+        == text.count("extern __shared__")
+        == len(warpgroup_kernels)
+    )
+    by_name = {load.name: load for load in loads(composition)}
+    assert {by_name[kernel.name].shared for kernel in warpgroup_kernels} == {warpgroup_kernels[0].dynamic}
+    assert all(by_name[kernel.name].operations["half"] for kernel in warpgroup_kernels)
 
 
 @pytest.mark.parametrize(

@@ -63,35 +63,35 @@ def test_how_much_of_a_gpu_is_filled():
 
 def test_memory_takes_the_time_from_a_launch_on():
     least = NODE_SECONDS * H100.bandwidth
-    few, many = (predict(load(read=int(least * part), written=0), H100) for part in (0.99, 1.01))
-    assert (few.bound, many.bound) == ("launch", "memory")
-    assert many.seconds == pytest.approx(2.01 * NODE_SECONDS)
-    both = predict(load(read=6_700_000, written=3_350_000), H100)
-    assert (both.bound, both.seconds) == ("memory", pytest.approx(NODE_SECONDS + 3e-6))
+    below, above = (predict(load(read=int(least * part), written=0), H100) for part in (0.99, 1.01))
+    assert (below.bound, above.bound) == ("launch", "memory")
+    assert above.seconds == pytest.approx(2.01 * NODE_SECONDS)
+    prediction = predict(load(read=6_700_000, written=3_350_000), H100)
+    assert (prediction.bound, prediction.seconds) == ("memory", pytest.approx(NODE_SECONDS + 3e-6))
 
 
 def test_arithmetic_takes_the_time_where_it_is_slower_than_memory():
     for unit, peak in H100.peaks.items():
         for part, bound in ((0.99, "memory"), (1.01, unit)):
-            found = predict(load(read=33_500_000, operations={unit: int(part * 1e-5 * peak)}), H100)
-            assert (found.bound, found.seconds) == (bound, pytest.approx(NODE_SECONDS + max(part, 1) * 1e-5))
+            prediction = predict(load(read=33_500_000, operations={unit: int(part * 1e-5 * peak)}), H100)
+            assert (prediction.bound, prediction.seconds) == (bound, pytest.approx(NODE_SECONDS + max(part, 1) * 1e-5))
 
 
 def test_units_of_one_kernel_take_turns():
-    found = predict(load(operations={"FP32": 67_000_000_0, "TF32": 494_500_000_0 * 3}), H100)
-    assert (found.bound, found.seconds) == ("TF32", pytest.approx(NODE_SECONDS + 4e-5))
+    prediction = predict(load(operations={"FP32": 67_000_000_0, "TF32": 494_500_000_0 * 3}), H100)
+    assert (prediction.bound, prediction.seconds) == ("TF32", pytest.approx(NODE_SECONDS + 4e-5))
 
 
 def test_few_blocks_take_the_time_below_half_of_a_gpu():
     work = {"read": 33_500_000}
     for blocks, bound in ((527, "blocks"), (528, "memory")):
-        found = predict(load(blocks=blocks, **work), H100)
-        assert (found.bound, found.seconds) == (bound, pytest.approx(NODE_SECONDS + 1e-5 * 1056 / blocks))
+        prediction = predict(load(blocks=blocks, **work), H100)
+        assert (prediction.bound, prediction.seconds) == (bound, pytest.approx(NODE_SECONDS + 1e-5 * 1056 / blocks))
     assert predict(load(blocks=1, read=1000), H100).bound == "launch", "little work needs no more blocks"
 
 
 def test_a_step_has_its_share_of_a_graphs_launch():
     kernel = NODE_SECONDS + 1e-5
     for count, steps in ((8, 16), (16, 8), (17, 1)):
-        found = predict_step(count * [load(read=33_500_000)], H100)
-        assert found == pytest.approx(count * kernel + GRAPH_SECONDS / steps)
+        seconds = predict_step(count * [load(read=33_500_000)], H100)
+        assert seconds == pytest.approx(count * kernel + GRAPH_SECONDS / steps)

@@ -42,10 +42,10 @@ loss = model.evaluate(x, y, verbose=0)
 model.train_on_batch(x, y)
 print(model.evaluate(x, y, verbose=0) < loss)
 """
-    done = emulated(sys.executable, "-W", "error", "-c", code)
-    assert (done.code, done.err) == (0, "")
+    process = emulated(sys.executable, "-W", "error", "-c", code)
+    assert (process.code, process.err) == (0, "")
     message = "the GPU belongs to thread 'MainThread', which opened it: call it from there, not from 'server'"
-    assert done.out.splitlines() == [f"7 {message}", "True True", "True"]
+    assert process.out.splitlines() == [f"7 {message}", "True True", "True"]
 
 
 def test_models_that_share_layers():
@@ -66,6 +66,6 @@ for _ in range(3):
     found.append(encoder.predict(x, verbose=0))
     print(np.allclose(found[-1], encoder(x), atol=1e-5), np.allclose(found[-1], found[-2], atol=1e-6))
 """
-    done = emulated(sys.executable, "-W", "error", "-c", code)
-    assert (done.code, done.err) == (0, "")
-    assert done.out.splitlines() == ["True False"] * 3
+    process = emulated(sys.executable, "-W", "error", "-c", code)
+    assert (process.code, process.err) == (0, "")
+    assert process.out.splitlines() == ["True False"] * 3
