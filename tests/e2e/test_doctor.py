@@ -153,7 +153,7 @@ def test_what_pycuda_is_compiled_with(tmp_path, monkeypatch):
     monkeypatch.setenv("CPATH", str(tmp_path / "include"))
     script(tmp_path, "nvcc", "")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
-    context = doctor.Context(Config(), SoloCommunicator())
+    context = doctor.CheckContext(Config(), SoloCommunicator())
     context.pycuda = 1, "ModuleNotFoundError: No module named 'pycuda'"
     (row,) = doctor._pycuda(context)
     assert (row.text, row.state) == ("not installed", "bad")
@@ -163,7 +163,7 @@ def test_what_pycuda_is_compiled_with(tmp_path, monkeypatch):
 
 
 def test_an_old_pycuda():
-    context = doctor.Context(Config(), SoloCommunicator())
+    context = doctor.CheckContext(Config(), SoloCommunicator())
     context.pycuda = 0, "2025.1.2"
     (row,) = doctor._pycuda(context)
     assert (row.text, row.state) == ("2025.1.2, which does not know CUDA 13", "note")
@@ -319,7 +319,7 @@ MPIRUNS = [
 
 
 def test_mpirun_belongs_to_the_library(tmp_path, monkeypatch):
-    context = doctor.Context(Config(), SoloCommunicator())
+    context = doctor.CheckContext(Config(), SoloCommunicator())
     if mpi_family(context.mpi_library[1]) != "MPICH":
         pytest.skip("mpi4py does not use MPICH here")
     for said, state, expected in MPIRUNS:
@@ -335,10 +335,10 @@ def test_mpirun_belongs_to_the_library(tmp_path, monkeypatch):
 
 
 def test_a_check_that_fails_is_a_line():
-    def _nonsense(context: doctor.Context) -> list[doctor.Row]:
+    def _nonsense(context: doctor.CheckContext) -> list[doctor.Row]:
         raise DeviceError("nothing works") if context.comm.size == 1 else ValueError
 
-    (row,) = doctor._isolated(_nonsense, doctor.Context(Config(), SoloCommunicator()))
+    (row,) = doctor._isolated(_nonsense, doctor.CheckContext(Config(), SoloCommunicator()))
     assert (row.label, row.text, row.state) == ("nonsense", "check failed: nothing works", "bad")
 
 
@@ -358,7 +358,7 @@ def test_a_gpu_that_computes_wrongly(monkeypatch):
             executable.run = run_and_spoil
             return executable
 
-    context = doctor.Context(Config(), SoloCommunicator())
+    context = doctor.CheckContext(Config(), SoloCommunicator())
     context.driver = {"cuda": "13.0", "error": None, "gpus": [{}]}
     context.pycuda = (0, "1")
     for kind, state in ((CpuBackend, "ok"), (Wrong, "bad")):

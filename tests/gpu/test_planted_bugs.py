@@ -439,14 +439,14 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
     "all runs of a pack are the first": (CUDA + "generate.py", "pack[blockIdx.y]", "pack[0]", "in_a_pack", {}),
     "a pack does not wait for what its runs have queued": (
         CUDA + "executable.py",
-        "            self.backend.wait_for(other_backend)\n",
+        "            self.backend.wait_for(backend)\n",
         "            pass\n",
         "in_a_pack",
         RACE,
     ),
     "runs do not wait for their pack": (
         CUDA + "executable.py",
-        "            other_backend.wait_for(self.backend)\n",
+        "            backend.wait_for(self.backend)\n",
         "            pass\n",
         "in_a_pack",
         RACE,

@@ -662,7 +662,7 @@ def test_arguments_of_build_have_the_names_of_those_of_call():
         def call(self, first, two):
             return first + two
 
-    with pytest.raises(ConfigError, match="build\\(\\) takes one, two; call\\(\\) was given one, two"):
+    with pytest.raises(ConfigError, match="build\\(\\) takes first, two; call\\(\\) was given first, two"):
         Pair()(np.ones((1, 2)), np.ones((1, 2)))
 
 
