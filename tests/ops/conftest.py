@@ -59,5 +59,5 @@ def another(cuda_backend):
         return opened[-1]
 
     yield backend
-    for one in opened:
-        one.close()
+    for open_backend in opened:
+        open_backend.close()

@@ -52,18 +52,18 @@ def program_of(shapes, rows, dtype="float32"):
         specs[f"{name} kernel"] = (kernel, "float32")
         specs[f"{name} dy"] = ((Dim.rows(rows), *size, kernel[3]), "float32")
 
-    def step(*given):
-        values = [ops.cast(ops.cast(one, dtype), "float32") for one in given]
-        inputs, found = dict(zip(specs, values, strict=True)), {}
+    def step(*tensors):
+        values = [ops.cast(ops.cast(tensor, dtype), "float32") for tensor in tensors]
+        inputs, outputs = dict(zip(specs, values, strict=True)), {}
         for name, (image, kernel, strides, dilation, before, size) in shapes.items():
-            own = {"strides": strides, "dilation": dilation, "before": before}
-            x, filters, dy = (inputs[f"{name} {one}"] for one in ("x", "kernel", "dy"))
-            y = found[f"{name}: y"] = conv2d(x, filters, **own, size=size)
-            dx = found[f"{name}: dx"] = conv2d_input(dy, filters, **own, size=image)
-            found[f"{name}: dkernel"] = conv2d_kernel(x, dy, **own, size=kernel[:2])
-            found[f"{name}: sums of y"] = ops.sum(y, (0, 1, 2))
-            found[f"{name}: sums of dx"] = ops.sum(ops.relu(dx), (0, 1, 2))
-        return found
+            options = {"strides": strides, "dilation": dilation, "before": before}
+            x, filters, dy = (inputs[f"{name} {part}"] for part in ("x", "kernel", "dy"))
+            y = outputs[f"{name}: y"] = conv2d(x, filters, **options, size=size)
+            dx = outputs[f"{name}: dx"] = conv2d_input(dy, filters, **options, size=image)
+            outputs[f"{name}: dkernel"] = conv2d_kernel(x, dy, **options, size=kernel[:2])
+            outputs[f"{name}: sums of y"] = ops.sum(y, (0, 1, 2))
+            outputs[f"{name}: sums of dx"] = ops.sum(ops.relu(dx), (0, 1, 2))
+        return outputs
 
     return trace(step, specs), specs
 
@@ -76,9 +76,9 @@ def check(cuda_backend, shapes, traced, rows):
     values = {name: rng.normal(size=shape).astype(np.float32) for name, shape in local.items()}
     executable = cuda_backend.executable(program, values, rows=rows)
     executable.run()
-    exact = {name: rounded(one, cuda_backend.precision) for name, one in values.items()}
+    exact = {name: rounded(value, cuda_backend.precision) for name, value in values.items()}
     expected, _ = evaluate(program, exact, rows=rows)
-    sizes, _ = evaluate(program, {name: np.abs(one) for name, one in exact.items()}, rows=rows)
+    sizes, _ = evaluate(program, {name: np.abs(value) for name, value in exact.items()}, rows=rows)
     for name, value in expected.items():
         assert executable.outputs[name].shape == value.shape
         # Sums of terms that cancel are compared by the terms' size.
@@ -107,7 +107,7 @@ def test_convolutions_and_their_gradients(in_precision):
 @pytest.mark.parametrize(("rows", "tiles"), sample([(32, {32, 64, 128}), (31, {32, 64})], 2))
 def test_convolutions_of_every_tile(in_precision, rows, tiles):
     text, _ = check(in_precision, TILED, rows, rows)
-    assert {int(one) for one in re.findall(r"product(?:_tf32)?<(\d+)", text)} == tiles
+    assert {int(tile) for tile in re.findall(r"product(?:_tf32)?<(\d+)", text)} == tiles
 
 
 @pytest.mark.parametrize(
@@ -116,15 +116,15 @@ def test_convolutions_of_every_tile(in_precision, rows, tiles):
 def test_sums_of_tiles_in_a_tree(cuda_backend, rows):
     """Tiles of 32 rows, of which a node of the tree joins 32; whole numbers, of which float64 has all sums exactly."""
     rng = np.random.default_rng(rows)
-    own = {"strides": (1, 1), "dilation": (1, 1), "before": (0, 0), "size": (1, 32)}
+    options = {"strides": (1, 1), "dilation": (1, 1), "before": (0, 0), "size": (1, 32)}
 
     def step(x, kernel):
-        y = conv2d(x, kernel, **own)
+        y = conv2d(x, kernel, **options)
         return {"sum": ops.sum(y, (0, 1, 2)), "squares": ops.sum(y * y, (0, 1, 2)), "y": y}
 
     program = trace(step, {"x": ((Dim.rows(4), 1, 32, 2), "float32"), "kernel": ((1, 1, 2, 5), "float32")})
     values = {"x": rng.integers(-2, 3, (rows, 1, 32, 2)), "kernel": rng.integers(-2, 3, (1, 1, 2, 5))}
-    values = {name: one.astype(np.float32) for name, one in values.items()}
+    values = {name: value.astype(np.float32) for name, value in values.items()}
     executable = cuda_backend.executable(program, values, rows=rows)
     assert "over_tiles(" in executable.source
     executable.run()
@@ -134,26 +134,26 @@ def test_sums_of_tiles_in_a_tree(cuda_backend, rows):
 
 def test_rows_of_the_batch_as_channels(cuda_backend):
     """Of which the text of a program does not know the number."""
-    own = {"strides": (1, 2), "dilation": (1, 1), "before": (0, 1)}
+    options = {"strides": (1, 2), "dilation": (1, 1), "before": (0, 1)}
 
     def step(x, narrow):
         images = ops.transpose(x, (1, 2, 3, 0))
         kernel = ops.ones((2, 3, x.shape[0], 3)) * 0.5
-        y = conv2d(images, kernel, **own, size=(2, 3))
-        many = conv2d(narrow, ops.ones((2, 3, 3, x.shape[0])), **own, size=(2, 3))
+        y = conv2d(images, kernel, **options, size=(2, 3))
+        many_channels = conv2d(narrow, ops.ones((2, 3, 3, x.shape[0])), **options, size=(2, 3))
         return {
             "y": y,
-            "dx": conv2d_input(y, kernel, **own, size=(3, 6)),
-            "dkernel": conv2d_kernel(images, y, **own, size=(2, 3)),
-            "many": many,
-            "d many": conv2d_input(many, ops.ones((2, 3, 3, x.shape[0])), **own, size=(3, 6)),
+            "dx": conv2d_input(y, kernel, **options, size=(3, 6)),
+            "dkernel": conv2d_kernel(images, y, **options, size=(2, 3)),
+            "many": many_channels,
+            "d many": conv2d_input(many_channels, ops.ones((2, 3, 3, x.shape[0])), **options, size=(3, 6)),
         }
 
     rng = np.random.default_rng(1)
     program = trace(step, {"x": ((Dim.rows(8), 2, 3, 6), "float32"), "narrow": ((2, 3, 6, 3), "float32")})
     for rows in (8, 5, 1, 0):
         values = {"x": rng.integers(-4, 5, (rows, 2, 3, 6)), "narrow": rng.integers(-4, 5, (2, 3, 6, 3))}
-        values = {name: one.astype(np.float32) for name, one in values.items()}
+        values = {name: value.astype(np.float32) for name, value in values.items()}
         expected, _ = evaluate(program, values, rows=rows)
         executable = cuda_backend.executable(program, values, rows=rows)
         executable.run()
@@ -235,7 +235,7 @@ def test_halves_of_every_tile(cuda_backend, monkeypatch, rows, of_halves, tiles)
         pytest.skip("the device is not of compute capability 9.0")
     monkeypatch.setattr(cuda_backend, "of_halves", of_halves)
     text = check_halves(cuda_backend, TILED, "bfloat16", rows)
-    assert {int(one) for one in re.findall(r"product_(?:half|wgmma)<\w+, (\d+)", text)} == tiles
+    assert {int(tile) for tile in re.findall(r"product_(?:half|wgmma)<\w+, (\d+)", text)} == tiles
     assert ("product_wgmma<" in text) == (of_halves == "wgmma" and 128 in tiles)
 
 
@@ -247,7 +247,7 @@ def test_factors_of_two_types_are_exact_on_tensor_cores(cuda_backend):
 
     def step(x, kernel):
         factors = zip((x, kernel), ("float16", "bfloat16"), strict=True)
-        return {"y": ops.conv(*(ops.cast(ops.cast(one, dtype), "float32") for one, dtype in factors), strides=2)}
+        return {"y": ops.conv(*(ops.cast(ops.cast(factor, dtype), "float32") for factor, dtype in factors), strides=2)}
 
     program = trace(step, {"x": ((Dim.rows(3), 5, 6, 2), "float32"), "kernel": (kernel.shape, "float32")})
     executable = cuda_backend.executable(program, {"x": x, "kernel": kernel})
@@ -274,11 +274,15 @@ def cnn(
     shapes |= {"second": (3, 3, *channels), "second bias": (channels[1],)}
     shapes |= {"last": (channels[1], classes), "last bias": (classes,)}
     weights = [Variable(rng.normal(0, 0.3, shape).astype(np.float32), name) for name, shape in shapes.items()]
-    speeds = [Variable(np.zeros(one.shape, np.float32), f"{one.name}/speed", trainable=False) for one in weights]
+    speeds = [
+        Variable(np.zeros(weight.shape, np.float32), f"{weight.name}/speed", trainable=False) for weight in weights
+    ]
 
     def step(pixels, labels, rows):
         x, y = ops.cast(ops.take(pixels, rows, 0), "float32") * (1 / 255), ops.take(labels, rows)
-        x, first, first_bias, second, second_bias, last, last_bias = (ops.cast(one, compute) for one in (x, *weights))
+        x, first, first_bias, second, second_bias, last, last_bias = (
+            ops.cast(tensor, compute) for tensor in (x, *weights)
+        )
         after = (lambda y: ops.cast(normalized(y), compute)) if normal else (lambda y: y)
         x = ops.relu(after(ops.conv(x, first, padding="same")) + first_bias)
         x = x if normal else ops.max_pool(x, 2)
@@ -286,9 +290,9 @@ def cnn(
         scores = ops.cast(x @ last + last_bias, "float32")
         loss = ops.mean(-ops.sum(ops.one_hot(y, classes) * ops.log_softmax(scores), axis=-1))
         loss.backward()
-        for one, speed in zip(weights, speeds, strict=True):
-            speed.assign(0.9 * speed - 0.1 * one.value.grad)
-            one.assign(one + speed.value)
+        for weight, speed in zip(weights, speeds, strict=True):
+            speed.assign(0.9 * speed - 0.1 * weight.value.grad)
+            weight.assign(weight + speed.value)
         return {"loss": loss}
 
     specs = {

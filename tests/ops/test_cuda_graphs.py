@@ -78,13 +78,13 @@ def test_nothing_runs_until_the_graph_is_launched(cuda, scale, streams, ones):
 
 def test_a_second_stream_is_recorded_between_two_events(cuda, scale, streams, ones):
     first, second = streams
-    more = cuda.to_device(np.ones(N, np.float32))
+    other_ones = cuda.to_device(np.ones(N, np.float32))
     fork, join = cuda.Event(), cuda.Event()
     with capture(first) as graph:
         multiply(scale, ones, 2, first)
         fork.record(first)
         second.wait_for_event(fork)
-        cuda.memcpy_dtod_async(more, ones, 4 * N, second)
+        cuda.memcpy_dtod_async(other_ones, ones, 4 * N, second)
         join.record(second)
         first.wait_for_event(join)
         multiply(scale, ones, 5, first)
@@ -94,7 +94,7 @@ def test_a_second_stream_is_recorded_between_two_events(cuda, scale, streams, on
     first.synchronize()
     graph.close()
     np.testing.assert_array_equal(values(cuda, ones), 100)
-    np.testing.assert_array_equal(values(cuda, more), 20)
+    np.testing.assert_array_equal(values(cuda, other_ones), 20)
 
 
 def test_launches_queue_behind_each_other_and_other_work(cuda, scale, streams, ones):
@@ -178,7 +178,7 @@ def test_a_closed_graph_is_not_launched(streams):
 def test_memory_may_come_and_go_and_other_threads_may_work_meanwhile(cuda, scale, streams, ones):
     stream, other = streams
     context = cuda.Context.get_current()
-    found = []
+    results = []
 
     def feed():
         context.push()
@@ -186,7 +186,7 @@ def test_memory_may_come_and_go_and_other_threads_may_work_meanwhile(cuda, scale
         host[:] = 4
         cuda.memcpy_htod_async(memory, host, other)
         other.synchronize()
-        found.append(values(cuda, memory))
+        results.append(values(cuda, memory))
         del memory, host
         context.pop()
 
@@ -199,7 +199,7 @@ def test_memory_may_come_and_go_and_other_threads_may_work_meanwhile(cuda, scale
     graph.launch(stream)
     stream.synchronize()
     graph.close()
-    np.testing.assert_array_equal(found[0], 4)
+    np.testing.assert_array_equal(results[0], 4)
     np.testing.assert_array_equal(values(cuda, ones), 2)
 
 

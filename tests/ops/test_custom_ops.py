@@ -56,8 +56,8 @@ def cube_op(source: str = CUBE, **options) -> dp.ops.CustomOp:
 
 @pytest.mark.parametrize("shape", [(1,), (0, 3), (7, 13), (1031,), (2, 3, 5)])
 def test_a_right_kernel(cuda_backend, shape):
-    done = check_op(cube_op(), shape, scale=1.5, device="cuda")
-    assert done == (
+    checks = check_op(cube_op(), shape, scale=1.5, device="cuda")
+    assert checks == (
         "numpy float32", "gradient", "cuda float32", "numpy float32 gradient", "cuda float32 gradient"
     )  # fmt: skip
 
@@ -113,13 +113,13 @@ extern "C" __global__ void reversed(const float *x, float *y, int n) {
 """
 
 
-def reversed_op(more=0):
-    """Return an op that holds all of a vector in shared memory, and so many bytes more."""
+def reversed_op(extra_bytes=0):
+    """Return an op that holds all of a vector in shared memory, and `extra_bytes` more."""
 
     @dp.ops.op(
         source=REVERSED,
         arguments="PPi",
-        launch=lambda x, y: dp.ops.Launch((1, 1), (256, 1, 1), (x, y, x.size), shared=4 * x.size + more),
+        launch=lambda x, y: dp.ops.Launch((1, 1), (256, 1, 1), (x, y, x.size), shared=4 * x.size + extra_bytes),
     )
     def reversed(x, y):
         y[...] = x[::-1]

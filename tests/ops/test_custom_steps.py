@@ -19,7 +19,7 @@ def test_weights_penalties_states_and_batch_normalization():
     rng = np.random.default_rng(0)
     x, weights = rng.standard_normal((19, 5)), rng.uniform(0.5, 2, 19)
     y = (x[:, :1] > 0).astype(np.float64)
-    found = []
+    results = []
     for kind in (dp.Sequential, OwnSteps):
         model = kind(
             [
@@ -39,10 +39,10 @@ def test_weights_penalties_states_and_batch_normalization():
             share_gpu=True,
         )
         history = model.fit(x, y, batch_size=8, epochs=2, sample_weight=weights, verbose=0, validation_data=(x, y))
-        found.append((history.history, model.get_weights()))
-    (history, parameters), (own_history, own_parameters) = found
+        results.append((history.history, model.get_weights()))
+    (history, parameters), (own_history, own_parameters) = results
     assert list(own_history) == list(history)
     for key, other in history.items():
         np.testing.assert_allclose(own_history[key], other, rtol=1e-5, err_msg=key)
-    for one, other in zip(own_parameters, parameters, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    for parameter, other in zip(own_parameters, parameters, strict=True):
+        np.testing.assert_allclose(parameter, other, rtol=1e-5, atol=1e-6)

@@ -10,7 +10,7 @@ from tests.unit.layers.together import program_of_all
 @pytest.mark.long
 def test_layers_compute_what_numpy_computes(cuda_backend):
     program, values = program_of_all()
-    _, found, expected, state = both(cuda_backend, program, values, steps=2)
-    check(found, expected, 1e-9)
+    _, actual, expected, state = both(cuda_backend, program, values, steps=2)
+    check(actual, expected, 1e-9)
     check_state(state, 1e-9)
-    assert all(np.isfinite(one).all() for one in found.values())
+    assert all(np.isfinite(array).all() for array in actual.values())

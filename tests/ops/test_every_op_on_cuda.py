@@ -23,9 +23,9 @@ def program_of_all(dtype, labels=None):
         dtype: the type.
         labels: of the cases, where not all are wanted.
     """
-    wanted = [one for one in ALL if labels is None or one[0] in {"add_0", *labels}]
+    chosen = [entry for entry in ALL if labels is None or entry[0] in {"add_0", *labels}]
     specs, values = {}, {}
-    for label, _, case in wanted:
+    for label, _, case in chosen:
         rng = np.random.default_rng(7)
         for n, (make, axis) in enumerate(zip(case.inputs, case.rows, strict=True)):
             array = make(rng)
@@ -35,18 +35,24 @@ def program_of_all(dtype, labels=None):
                 shape[axis] = Dim.rows(shape[axis])
             specs[f"{label}_x{n}"], values[f"{label}_x{n}"] = (tuple(shape), array.dtype), array
 
-    def step(*given):
-        found, inputs = {}, dict(zip(specs, given, strict=True))
-        for label, name, case in wanted:
+    def step(*tensors):
+        results, inputs = {}, dict(zip(specs, tensors, strict=True))
+        for label, name, case in chosen:
             xs = [inputs[f"{label}_x{n}"] for n in range(len(case.inputs))]
-            made = OPS[name](*xs, **case.attributes)
-            found[label] = made if made.value is None else made + inputs["add_0_x0"][0, 0]  # else nothing is executed
+            output = OPS[name](*xs, **case.attributes)
+            results[label] = (
+                output if output.value is None else output + inputs["add_0_x0"][0, 0]
+            )  # else nothing is executed
             numbers = [x for x in xs if x.dtype.kind == "f"]
-            if made.dtype.kind == "f" and numbers and OPS[name].gradient_rule is not None:
-                weighted = dptrain.ops.sum(made * made)
-                found |= {f"{label}_d{n}": one for n, one in enumerate(gradients(weighted, numbers)) if one is not None}
-        found["full_of_rows"] = OPS["full"](shape=(Dim.rows(ROWS), 2), value=2.5, dtype=dtype)
-        return found
+            if output.dtype.kind == "f" and numbers and OPS[name].gradient_rule is not None:
+                weighted = dptrain.ops.sum(output * output)
+                results |= {
+                    f"{label}_d{n}": gradient
+                    for n, gradient in enumerate(gradients(weighted, numbers))
+                    if gradient is not None
+                }
+        results["full_of_rows"] = OPS["full"](shape=(Dim.rows(ROWS), 2), value=2.5, dtype=dtype)
+        return results
 
     return trace(step, specs), values
 
@@ -54,8 +60,8 @@ def program_of_all(dtype, labels=None):
 @pytest.fixture(scope="module", params=sample(["float32", "float64"], 2))
 def outputs(request, cuda_backend):
     """What the device makes of the cases that are tested, what NumPy does, and how much they may differ."""
-    here = [one for one in request.session.items if one.path == request.path]
-    labels = {one.callspec.params["label"] for one in here}
+    items = [item for item in request.session.items if item.path == request.path]
+    labels = {item.callspec.params["label"] for item in items}
     program, values = program_of_all(request.param, labels)
     executable = cuda_backend.executable(program, values)
     executable.run()
@@ -73,12 +79,12 @@ def outputs(request, cuda_backend):
     ],
 )
 def test_op_and_its_gradients(outputs, label):
-    found, expected, tolerance = outputs
+    actual, expected, tolerance = outputs
     keys = [key for key in expected if key == label or key.startswith(f"{label}_d")]
     assert label in keys
     for key in keys:
-        assert found[key].shape == expected[key].shape
+        assert actual[key].shape == expected[key].shape
         if expected[key].dtype.kind == "f":
-            np.testing.assert_allclose(found[key], expected[key], rtol=tolerance, atol=tolerance, err_msg=key)
+            np.testing.assert_allclose(actual[key], expected[key], rtol=tolerance, atol=tolerance, err_msg=key)
         else:
-            np.testing.assert_array_equal(found[key], expected[key], err_msg=key)
+            np.testing.assert_array_equal(actual[key], expected[key], err_msg=key)

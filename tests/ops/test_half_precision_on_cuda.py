@@ -41,17 +41,17 @@ def test_what_is_stored_and_moved(cuda_backend, dtype):
 
     def step(x, rows):
         half = ops.cast(x, dtype)
-        taken = ops.take(table, rows, axis=0)
+        picked = ops.take(table, rows, axis=0)
         table.assign(table * 0.5)
         return {
             "half": half,
             "there and back": ops.cast(half, "float32"),
             "joined": ops.concatenate([half[:, ::-1], ops.transpose(ops.transpose(half))], 1),
-            "taken": taken,
-            "padded": ops.pad(taken, [(0, 0), (1, 2)]),
+            "taken": picked,
+            "padded": ops.pad(picked, [(0, 0), (1, 2)]),
             "whole": ops.cast(half, "int32"),
             "flags": ops.cast(half, "bool"),
-            "computed": ops.exp(half) + taken,
+            "computed": ops.exp(half) + picked,
         }
 
     x = np.array([[0.1, -2.5, 1e-8], [65504, 65520, -1e38], [np.nan, np.inf, -0.0], [1 / 3, 257, 3e-40]], np.float32)
@@ -61,13 +61,13 @@ def test_what_is_stored_and_moved(cuda_backend, dtype):
     executable = cuda_backend.executable(program, values)
     executable.run()
     for name, value in expected.items():
-        found = executable.outputs[name]
-        assert found.dtype == value.dtype
+        actual = executable.outputs[name]
+        assert actual.dtype == value.dtype
         if name == "whole":
-            found, value = found[[0, 3]], value[[0, 3]]  # of what no integer is
+            actual, value = actual[[0, 3]], value[[0, 3]]  # of what no integer is
         exact = name not in ("computed",)
         np.testing.assert_allclose(
-            found.astype(np.float64), value.astype(np.float64), rtol=0 if exact else 2**-7, atol=1e-37, err_msg=name
+            actual.astype(np.float64), value.astype(np.float64), rtol=0 if exact else 2**-7, atol=1e-37, err_msg=name
         )
     np.testing.assert_array_equal(np.float32(table.numpy()), np.float32(updates[table]))
 
@@ -84,7 +84,9 @@ def test_products_on_tensor_cores_are_of_exact_factors(cuda_backend, dtype, type
     x[:, 2] = 0  # so that no sum is too long for float32's 24 bits
 
     def step(x, y):
-        x, y = (ops.cast(ops.cast(one, own), "float32") for one, own in ((x, dtype), (y, y_dtype)))
+        x, y = (
+            ops.cast(ops.cast(tensor, tensor_dtype), "float32") for tensor, tensor_dtype in ((x, dtype), (y, y_dtype))
+        )
         return {"product": x @ y, "transposed": ops.transpose(y) @ ops.transpose(x)}
 
     program = trace(step, {"x": ((Dim.rows(length), 3), "float32"), "y": ((3, length), "float32")})
@@ -99,14 +101,14 @@ def test_products_on_tensor_cores_are_of_exact_factors(cuda_backend, dtype, type
 @pytest.mark.usefixtures("cuda_backend")
 @pytest.mark.parametrize("policy", sample(["mixed_bfloat16", "mixed_float16", "bfloat16"], 3))
 def test_a_training_is_that_of_a_cpu_but_for_rounding(policy):
-    found = []
+    results = []
     for device in ("cuda", "cpu"):
         dp.utils.set_random_seed(3)
         model = build(policy=policy, device=device)
         history = model.fit(X, Y, batch_size=20, epochs=2, verbose=0)
-        found.append((history.history["loss"], model.predict(X, verbose=0)))
-    np.testing.assert_allclose(found[0][0], found[1][0], rtol=0.01)
-    np.testing.assert_allclose(found[0][1], found[1][1], atol=0.05)
+        results.append((history.history["loss"], model.predict(X, verbose=0)))
+    np.testing.assert_allclose(results[0][0], results[1][0], rtol=0.01)
+    np.testing.assert_allclose(results[0][1], results[1][1], atol=0.05)
 
 
 @pytest.mark.long

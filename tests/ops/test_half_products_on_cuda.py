@@ -15,7 +15,7 @@ HALVES = ["bfloat16", "float16"]
 
 def product(a, b, dtype):
     """Return a product of factors that are rounded to half precision, itself in float32."""
-    return ops.matmul(*(ops.cast(ops.cast(one, dtype), "float32") for one in (a, b)))
+    return ops.matmul(*(ops.cast(ops.cast(factor, dtype), "float32") for factor in (a, b)))
 
 
 def whole(rng, *shape):
@@ -40,7 +40,9 @@ def test_every_layout_and_edge(cuda_backend, dtype):
     """The batch is M, N or K in turn; rows begin at multiples of 16 bytes or anywhere; 600 terms are sliced."""
 
     def step(x, y, w, v):
-        x, y, w, v = (ops.cast(one, dtype) for one in (x, y, w, v))  # transposed are then those that are multiplied
+        x, y, w, v = (
+            ops.cast(tensor, dtype) for tensor in (x, y, w, v)
+        )  # transposed are then those that are multiplied
         turned_x, turned_y = ops.transpose(x), ops.transpose(y)
         return {
             "rows x features": product(x, w, dtype),
@@ -59,8 +61,8 @@ def test_every_layout_and_edge(cuda_backend, dtype):
     rng, sources = np.random.default_rng(0), set()
     for rows in sizes:
         x, y, w, v = whole(rng, rows, 40), whole(rng, rows, 33), whole(rng, 40, 40), whole(rng, 33, 7)
-        made = run(cuda_backend, program, {"x": x, "y": y, "w": w, "v": v}, rows)
-        sources.add(made.source)
+        executable = run(cuda_backend, program, {"x": x, "y": y, "w": w, "v": v}, rows)
+        sources.add(executable.source)
         expected = {
             "rows x features": x @ w,
             "odd rows x features": y @ v,
@@ -72,11 +74,11 @@ def test_every_layout_and_edge(cuda_backend, dtype):
             "rounded": (x @ w).astype(dtype),
         }
         for name, value in expected.items():
-            np.testing.assert_array_equal(made.outputs[name], value, err_msg=f"{name}, {rows} rows")
+            np.testing.assert_array_equal(executable.outputs[name], value, err_msg=f"{name}, {rows} rows")
     (source,) = sources
-    found = calls(source)
-    assert [kernel for kernel, _ in found] == ["product_half"] * len(expected)
-    assert len({tuple(rest.split(", ")[-2:]) for _, rest in found}) == 4
+    launched = calls(source)
+    assert [kernel for kernel, _ in launched] == ["product_half"] * len(expected)
+    assert len({tuple(rest.split(", ")[-2:]) for _, rest in launched}) == 4
 
 
 @pytest.mark.parametrize("dtype", sample(HALVES, 2, 1))
@@ -84,9 +86,9 @@ def test_batches_of_matrices(cuda_backend, dtype):
     """Of both factors, of one of them, or others of each; matrices begin at multiples of 16 bytes or anywhere."""
 
     def step(x, y, w, v):
-        apart = ops.reshape(x, (x.shape[0], 1, *x.shape[1:]))
+        expanded = ops.reshape(x, (x.shape[0], 1, *x.shape[1:]))
         return {
-            "neither": product(apart, ops.stack([w, 2 * w]), dtype),
+            "neither": product(expanded, ops.stack([w, 2 * w]), dtype),
             "both": product(x, y, dtype),
             "both, transposed": product(ops.transpose(y, (0, 2, 1)), ops.transpose(x, (0, 2, 1)), dtype),
             "the first": product(x, w, dtype),
@@ -105,11 +107,11 @@ def test_batches_of_matrices(cuda_backend, dtype):
     rng = np.random.default_rng(0)
     for rows in (5, 1, 0):
         x, y, w, v = whole(rng, rows, 9, 17), whole(rng, rows, 17, 12), whole(rng, 17, 8), whole(rng, 35, 9)
-        made = run(cuda_backend, program, {"x": x, "y": y, "w": w, "v": v}, rows)
+        executable = run(cuda_backend, program, {"x": x, "y": y, "w": w, "v": v}, rows)
         expected = {"both": x @ y, "both, transposed": (x @ y).swapaxes(1, 2), "the first": x @ w, "the second": v @ x}
         expected["neither"] = np.stack([x @ w, x @ (2 * w)], 1)
         for name, value in expected.items():
-            np.testing.assert_array_equal(made.outputs[name], value, err_msg=f"{name}, {rows} rows")
+            np.testing.assert_array_equal(executable.outputs[name], value, err_msg=f"{name}, {rows} rows")
 
 
 @pytest.mark.parametrize(
@@ -133,22 +135,24 @@ def test_every_tile(cuda_backend, monkeypatch, length, of_halves, tile, dtype, l
     rng, terms = np.random.default_rng(0), 109
 
     def step(a, b, a_t, b_t):
-        a, b, a_t, b_t = (ops.cast(one, dtype) for one in (a, b, a_t, b_t))
+        a, b, a_t, b_t = (ops.cast(matrix, dtype) for matrix in (a, b, a_t, b_t))
         right, left = ops.transpose(b_t), ops.transpose(a_t)
         factors = {"nn": (a, b), "nt": (a, right), "tn": (left, b), "tt": (left, right)}
-        return {one: ops.relu(product(*factors[one], dtype)) for one in layouts}
+        return {layout: ops.relu(product(*factors[layout], dtype)) for layout in layouts}
 
     shapes = {"a": (length, terms), "b": (terms, length), "a_t": (terms, length), "b_t": (length, terms)}
     values = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-    made = run(cuda_backend, trace(step, {name: (shape, "float32") for name, shape in shapes.items()}), values)
-    found = [(kernel, rest.split(", ")) for kernel, rest in calls(made.source)]
+    executable = run(cuda_backend, trace(step, {name: (shape, "float32") for name, shape in shapes.items()}), values)
+    launched = [(kernel, rest.split(", ")) for kernel, rest in calls(executable.source)]
     kernel = "product_wgmma" if of_halves == "wgmma" and tile == 128 else "product_half"
-    assert {(name, rest[1]) for name, rest in found} == {(kernel, str(tile))}
-    assert {tuple("nt"[one == "true"] for one in rest[-2:]) for _, rest in found} == set(map(tuple, layouts))
+    assert {(name, rest[1]) for name, rest in launched} == {(kernel, str(tile))}
+    assert {tuple("nt"[flag == "true"] for flag in rest[-2:]) for _, rest in launched} == set(map(tuple, layouts))
     a, b, a_t, b_t = (value.astype(dtype).astype(np.float64) for value in values.values())
     exact = {"nn": a @ b, "nt": a @ b_t.T, "tn": a_t.T @ b, "tt": a_t.T @ b_t.T}
     for name in layouts:
-        np.testing.assert_allclose(made.outputs[name], np.maximum(exact[name], 0), rtol=1e-5, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(
+            executable.outputs[name], np.maximum(exact[name], 0), rtol=1e-5, atol=1e-5, err_msg=name
+        )
 
 
 @pytest.mark.parametrize("dtype", HALVES)

@@ -45,8 +45,8 @@ def opened(cuda_backend, monkeypatch, tmp_path):
         return backends[-1]
 
     yield open_backend
-    for one in backends:
-        one.close()
+    for backend in backends:
+        backend.close()
     if IS_STANDIN and sys.modules.get("cudnn") is not None:
         assert not sys.modules["cudnn"].live, "handles are given back"
 
@@ -54,9 +54,9 @@ def opened(cuda_backend, monkeypatch, tmp_path):
 def notes_of_plans():
     """Return the notes of the plans that cuDNN's stand-in has executed since the last call."""
     executed = sys.modules["cudnn"].executed if IS_STANDIN else []
-    found = {name for _, notes in executed for name in notes}
+    names = {name for _, notes in executed for name in notes}
     executed.clear()
-    return found
+    return names
 
 
 @pytest.mark.parametrize("precision", sample(["tf32", "float32"], 2))
@@ -71,11 +71,11 @@ def test_library_convolutions(opened, precision):
     if IS_STANDIN:
         assert executable.source.count(ours) == UNSEEN + 3 * len(REFUSED)
     executable.run()
-    exact = {name: rounded(one, precision).astype(np.float64) for name, one in values.items()}
+    exact = {name: rounded(value, precision).astype(np.float64) for name, value in values.items()}
     for name, value in evaluate(program, exact, rows=3)[0].items():
         assert_near(executable.outputs[name], value, precision, 64)
     assert notes_of_plans() <= ({"TENSOR_CORE"} if precision == "tf32" else set())
-    none = {name: one if name.endswith("kernel") else one[:0] for name, one in values.items()}
+    none = {name: value if name.endswith("kernel") else value[:0] for name, value in values.items()}
     executable = backend.executable(program, none, rows=0)
     executable.run()
     for name, value in evaluate(program, none, rows=0)[0].items():
@@ -131,18 +131,18 @@ def test_library_or_ours_is_measured_once(opened, monkeypatch, capfd, tmp_path):
     # The images' gradient of the first convolution nobody needs.
     assert [sum(name.startswith(kind) for name in chosen) for kind in ("conv", "gemm")] == [5, 3]
     assert first.numerics != before, "ranks compare what was chosen"
-    said = capfd.readouterr().err
-    assert "--conv auto: cudnn" in said
-    assert "5 measured now" in said
-    (kept,) = (tmp_path / "products").iterdir()
-    table = json.loads(kept.read_text())
+    errors = capfd.readouterr().err
+    assert "--conv auto: cudnn" in errors
+    assert "5 measured now" in errors
+    (path,) = (tmp_path / "products").iterdir()
+    table = json.loads(path.read_text())
     assert table.keys() == chosen.keys()
     for name, seconds in table.items():
         library = {"conv": "cudnn", "gemm": "cublaslt"}[name[:4]]
         assert seconds.keys() == {"dptrain", library}
         # As if a library were far faster, or far slower, from now on.
         table[name] = {"dptrain": 1.0, library: 2.0 if name.startswith("gemm") else 0.1}
-    kept.write_text(json.dumps(table))
+    path.write_text(json.dumps(table))
     monkeypatch.setattr(type(first.choices), "_seconds", lambda *_: pytest.fail("measured once more"))
     second = opened(**auto)
     chosen = settled(second, program)
@@ -167,7 +167,7 @@ def test_a_library_whose_numbers_are_wrong_is_never_chosen(opened, monkeypatch):
     backend = opened(conv="auto")
     program, _ = cnn(np.random.default_rng(0))
     cudnn, computed = sys.modules["cudnn"], sys.modules["cudnn"]._computed
-    monkeypatch.setattr(cudnn, "_computed", lambda node, found: computed(node, found) + (node.way == "wgrad"))
+    monkeypatch.setattr(cudnn, "_computed", lambda node, arrays: computed(node, arrays) + (node.way == "wgrad"))
     monkeypatch.setattr(type(backend.choices), "_faster", lambda _, problem, seconds: sorted(seconds)[0])
     chosen = settled(backend, program)
     assert {name.split()[3]: by for name, by in chosen.items()} == {"0": "cudnn", "1": "cudnn", "2": "dptrain"}
@@ -179,9 +179,9 @@ def test_what_no_library_takes_is_said_once(opened, capfd):
     program = program_of(REFUSED, 3)[0]
     for _ in range(2):
         assert settled(backend, program, 3) == {}
-    said = capfd.readouterr().err
-    assert said.count("dptrain: --conv cudnn: it does not take conv float32 float32 0 3 4 4 11 11 2 2 2 2 5 5") == 1
-    assert "and 2 more; our kernels compute that" in said
+    errors = capfd.readouterr().err
+    assert errors.count("dptrain: --conv cudnn: it does not take conv float32 float32 0 3 4 4 11 11 2 2 2 2 5 5") == 1
+    assert "and 2 more; our kernels compute that" in errors
 
 
 def test_auto_without_libraries_is_ours(opened, cuda_backend, monkeypatch):

@@ -123,7 +123,7 @@ def assert_equal_to_float64(backend, make, length, steps=2):
     assert any(map(has_body, program.tensors)) == (length != 1)  # one step is no loop
     state, expected = {}, {}
     for _ in range(steps):
-        expected, new = evaluate(wide, {"x": x}, {**{one: one.numpy() for one in wide.state}, **state})
+        expected, new = evaluate(wide, {"x": x}, {**{variable: variable.numpy() for variable in wide.state}, **state})
         state |= new
     executable = backend.executable(program, {"x": x.astype(np.float32)})
     executable.run([0] * steps)
@@ -151,10 +151,10 @@ def test_numbers_of_steps(cuda_backend, length):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_text_of_a_loop_is_as_long_for_many_steps_as_for_few(name):
-    def made(steps):
+    def composed(steps):
         return Composition(trace(trained(MODELS[name], "float32"), {"x": ((steps, Dim.rows(B), WIDTH), "float32")}))
 
-    short, long = made(10).source(), made(1000).source()
+    short, long = composed(10).source(), composed(1000).source()
     assert short.count("\n") == long.count("\n")
     assert len(long) - len(short) < 100
 
@@ -183,23 +183,26 @@ def test_a_step_looks_up_rows_that_are_not_there(cuda_backend):
 def test_runs_in_a_pack_have_the_bits_of_runs_alone(cuda_backend, another, name):
     shapes = {"x": ((4, Dim.rows(B), WIDTH), "float32")}
     data = [np.random.default_rng(seed).normal(size=(4, B, WIDTH)).astype(np.float32) for seed in range(3)]
-    found = []
+    results = []
     for packed in (False, True):
         programs = [trace(trained(MODELS[name], "float32", seed), shapes) for seed in range(3)]
         backends = [another() if packed else cuda_backend for _ in programs]
-        made = [
+        executables = [
             backend.executable(program, {"x": x}) for backend, program, x in zip(backends, programs, data, strict=True)
         ]
-        assert len({one.pack_key for one in made}) == 1
-        for one in made:
-            one.run([0] * 3)
-        found.append(
-            [{**one.outputs, **{v.path: v.numpy() for v in p.state}} for one, p in zip(made, programs, strict=True)]
+        assert len({executable.pack_key for executable in executables}) == 1
+        for executable in executables:
+            executable.run([0] * 3)
+        results.append(
+            [
+                {**executable.outputs, **{v.path: v.numpy() for v in p.state}}
+                for executable, p in zip(executables, programs, strict=True)
+            ]
         )
-    for alone, packed in zip(*found, strict=True):
+    for alone, packed in zip(*results, strict=True):
         for key, value in alone.items():
             np.testing.assert_array_equal(packed[key], value, err_msg=key)
-    assert not np.array_equal(found[0][0]["u"], found[0][1]["u"])
+    assert not np.array_equal(results[0][0]["u"], results[0][1]["u"])
 
 
 @pytest.mark.parametrize("by_graph", sample([True, False], 2))

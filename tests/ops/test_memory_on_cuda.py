@@ -39,21 +39,21 @@ def adding(cuda_backend, array, total):
 
 def test_parts_and_shapes_share_memory(cuda_backend):
     host = np.arange(24, dtype=np.float32).reshape(6, 4)
-    whole = cuda_backend.upload(host)
-    part = whole[1:5]
+    uploaded = cuda_backend.upload(host)
+    part = uploaded[1:5]
     assert (len(part), part.shape, part.size, part.dtype) == (4, (4, 4), 16, np.float32)
     assert np.array_equal(cuda_backend.download(part[-2:].reshape(2, -1, 2)), host[3:5].reshape(2, 2, 2))
-    assert np.array_equal(cuda_backend.download(whole.reshape((2, 12))[1:]), host.reshape(2, 12)[1:])
-    assert whole[4:2].shape == (0, 4)
+    assert np.array_equal(cuda_backend.download(uploaded.reshape((2, 12))[1:]), host.reshape(2, 12)[1:])
+    assert uploaded[4:2].shape == (0, 4)
     cuda_backend.write(part, np.full((4, 4), 7))
     host[1:5] = 7
-    assert np.array_equal(cuda_backend.download(whole), host)
+    assert np.array_equal(cuda_backend.download(uploaded), host)
     with pytest.raises(ValueError, match="cannot reshape"):
-        whole.reshape(5, 5)
+        uploaded.reshape(5, 5)
     with pytest.raises(ValueError, match="steps of 1"):
-        whole[::2]
+        uploaded[::2]
     with pytest.raises(ValueError, match="cannot write"):
-        cuda_backend.write(whole, host[:2])
+        cuda_backend.write(uploaded, host[:2])
 
 
 @pytest.mark.parametrize("direct", [False, True])
@@ -87,19 +87,19 @@ def test_what_mpi_changes_reaches_the_device(cuda_backend, dtype, direct):
 def test_a_buffer_travels_while_work_on_others_runs(cuda_backend):
     """What is queued after `begin` neither holds it up nor changes what it sends."""
     variables = [Variable(np.ones(n, np.float32), "x", trainable=False) for n in (10_000, 20_000)]
-    doubles, buffers = zip(*(doubling(cuda_backend, one) for one in variables), strict=True)
-    exchanges = [cuda_backend.exchange(one) for one in buffers]
+    doubles, buffers = zip(*(doubling(cuda_backend, variable) for variable in variables), strict=True)
+    exchanges = [cuda_backend.exchange(buffer) for buffer in buffers]
     for step in range(1, 4):
         doubles[0]()
         exchanges[0].begin()
         doubles[1]()
         doubles[1]()
         exchanges[1].begin()
-        for exchange, each in zip(exchanges, (6, 12), strict=True):
-            assert (exchange.values() == each**step / 3).all()
+        for exchange, factor in zip(exchanges, (6, 12), strict=True):
+            assert (exchange.values() == factor**step / 3).all()
             exchange.values()[:] *= 3
             exchange.end()
-        assert [np.unique(one.numpy()).tolist() for one in variables] == [[6.0**step], [12.0**step]]
+        assert [np.unique(variable.numpy()).tolist() for variable in variables] == [[6.0**step], [12.0**step]]
 
 
 @pytest.mark.parametrize("dtype", sample([np.uint8, np.int64, np.float32, np.float16, np.bool_], 2))
@@ -145,11 +145,11 @@ def test_streamed_chunks_are_not_refilled_too_early(cuda_backend):
                 if array.pointer not in adds:
                     adds[array.pointer] = adding(cuda_backend, array, total)
                 adds[array.pointer](rows.starts)
-        found = total.numpy()
+        actual = total.numpy()
     expected = np.zeros((chunk, features), np.float32)
     for part in [*np.split(x[order], len(steps))] * 2:
         expected += part
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(actual, expected)
 
 
 def test_what_is_sent_travels_from_pinned_memory_as_it_was(cuda_backend, monkeypatch):
@@ -158,7 +158,7 @@ def test_what_is_sent_travels_from_pinned_memory_as_it_was(cuda_backend, monkeyp
     cuda, pinned = memory.cuda, []
 
     def noted(pointer, array, stream):
-        pinned.append(any(np.shares_memory(array, one.host) for one in cuda_backend.heap.pinned))
+        pinned.append(any(np.shares_memory(array, block.host) for block in cuda_backend.heap.pinned))
         cuda.memcpy_htod_async(pointer, array, stream)
 
     monkeypatch.setattr(memory, "cuda", SimpleNamespace(**vars(cuda) | {"memcpy_htod_async": noted}))
@@ -179,23 +179,23 @@ def test_what_is_sent_travels_from_pinned_memory_as_it_was(cuda_backend, monkeyp
 
 def test_room_for_data_is_what_is_left(cuda_backend):
     before = cuda_backend.room_for_data()
-    held = cuda_backend.empty((64 << 20,), np.uint8)
-    assert 0 <= cuda_backend.room_for_data() <= before - held.nbytes
+    array = cuda_backend.empty((64 << 20,), np.uint8)
+    assert 0 <= cuda_backend.room_for_data() <= before - array.nbytes
 
 
 def test_samples_that_backends_share_are_on_the_device_once(cuda_backend):
     other = type(cuda_backend)()
     x = np.arange(1 << 21, dtype=np.float16).reshape(-1, 16)
     assert other.missing_samples(x) == 2 * x.nbytes  # kept as float32
-    own = [one.upload_samples(x) for one in (cuda_backend, other)]
-    assert own[0].pointer != own[1].pointer
+    copies = [backend.upload_samples(x) for backend in (cuda_backend, other)]
+    assert copies[0].pointer != copies[1].pointer
     cuda_backend.shares_samples = other.shares_samples = True
     try:
         first = cuda_backend.upload_samples(x)
         assert other.missing_samples(x) == 0
         assert other.missing_samples(x[1:]) > 0
         second = other.upload_samples(x)
-        assert second.pointer == first.pointer != own[0].pointer
+        assert second.pointer == first.pointer != copies[0].pointer
         del first
         np.testing.assert_array_equal(other.download(second), x.astype(np.float32))
         del second
@@ -204,7 +204,7 @@ def test_samples_that_backends_share_are_on_the_device_once(cuda_backend):
             other.upload_samples(np.arange(number, 9 + number))
             cuda_backend.upload_samples(np.arange(number, 7 + number))
         assert other.missing_samples(x) == 2 * x.nbytes
-        assert cuda_backend.upload_samples(x).pointer != own[0].pointer
+        assert cuda_backend.upload_samples(x).pointer != copies[0].pointer
         assert other.missing_samples(x) == 0
     finally:
         cuda_backend.shares_samples = False
@@ -217,11 +217,11 @@ def test_shared_samples_outlive_the_backend_that_brought_them(cuda_backend):
     """They go with the last backend that uses them; whoever holds them longer keeps nobody from a copy of its own."""
     x = np.arange(6000, dtype=np.float32)
     first, second, third = (type(cuda_backend)() for _ in range(3))
-    for one in (first, second, third):
-        one.shares_samples = True
-    held = [one.upload_samples(x) for one in (first, second)]
+    for backend in (first, second, third):
+        backend.shares_samples = True
+    arrays = [backend.upload_samples(x) for backend in (first, second)]
     first.close()
-    np.testing.assert_array_equal(second.download(held[1]), x)
+    np.testing.assert_array_equal(second.download(arrays[1]), x)
     assert third.missing_samples(x) == 0
     second.close()
     assert third.missing_samples(x) == x.nbytes
@@ -233,13 +233,13 @@ def test_variables_move_to_the_device_and_back(cuda_backend):
     variables = [Variable(np.arange(n, dtype=np.float64), f"x{n}", trainable=False) for n in (0, 1, 33)]
     cuda_backend.adopt(variables)
     cuda_backend.adopt(variables[1:])
-    pointers = [cuda_backend.state.array(one).pointer for one in variables]
+    pointers = [cuda_backend.state.array(variable).pointer for variable in variables]
     assert all(pointer % 256 == 0 for pointer in pointers)
     variables[2].assign(variables[2].numpy() + 1)
-    for one in variables:
-        one._move(None)
+    for variable in variables:
+        variable._move(None)
     cuda_backend.release(variables)
-    assert [one.numpy().tolist() for one in variables[:2]] == [[], [0.0]]
+    assert [variable.numpy().tolist() for variable in variables[:2]] == [[], [0.0]]
     np.testing.assert_array_equal(variables[2].numpy(), np.arange(33) + 1)
 
 

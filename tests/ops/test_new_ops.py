@@ -38,13 +38,13 @@ def bent(x, *, out):
 
 def bent_op(expensive=True):
     element = Element("{0} / dp_sqrt(1 + {0} * {0})")
-    made = Op(bent, broadcast_shape, elementwise, floating_dtype, lowering=element, expensive=expensive)
+    op = Op(bent, broadcast_shape, elementwise, floating_dtype, lowering=element, expensive=expensive)
 
-    @made.gradient
+    @op.gradient
     def rule(y, dy, x):
         return dy / (1 + x * x) ** 1.5
 
-    return made
+    return op
 
 
 # Views that no built-in op is: the diagonals of matrices, and vectors backwards
@@ -55,8 +55,8 @@ def diagonals(x):
     return np.einsum("...ii->...i", x)
 
 
-def _diagonal_maps(made):
-    return [*map(IndexMap, range(made.ndim)), IndexMap(made.ndim - 1)]
+def _diagonal_maps(output):
+    return [*map(IndexMap, range(output.ndim)), IndexMap(output.ndim - 1)]
 
 
 diagonals_op = Op(
@@ -81,7 +81,7 @@ backwards_op = Op(
     dtype=first_dtype,
     linear="each",
     lowering=ViewMap(
-        lambda made: [*map(IndexMap, range(made.ndim - 1)), IndexMap(made.ndim - 1, offset_by((N - 1, 0)), -1)]
+        lambda output: [*map(IndexMap, range(output.ndim - 1)), IndexMap(output.ndim - 1, offset_by((N - 1, 0)), -1)]
     ),
 )
 
@@ -149,9 +149,9 @@ def training(function=None, seed=0):
     return trace(step, {"x": ((Dim.rows(B), N, N), "float32")}), {"x": rng.normal(size=(B, N, N)).astype(np.float32)}
 
 
-def assert_close(found, expected):
+def assert_close(actual, expected):
     for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=2e-5, atol=2e-6, err_msg=name)
+        np.testing.assert_allclose(actual[name], value, rtol=2e-5, atol=2e-6, err_msg=name)
 
 
 def test_gradients_are_those_of_central_differences():
@@ -168,23 +168,23 @@ def test_gradients_are_those_of_central_differences():
     def value(x):
         return float(np.sum(weights * evaluate(program, {"x": x})[0]["y"]))
 
-    found = evaluate(program, {"x": x})[0]["dx"]
+    gradient = evaluate(program, {"x": x})[0]["dx"]
     for at in [(0, 1, 1), (1, 2, 4), (1, 4, 4)]:
         up, down = x.copy(), x.copy()
         up[at], down[at] = x[at] + 1e-6, x[at] - 1e-6
-        np.testing.assert_allclose(found[at], (value(up) - value(down)) / 2e-6, rtol=1e-5, atol=1e-8)
+        np.testing.assert_allclose(gradient[at], (value(up) - value(down)) / 2e-6, rtol=1e-5, atol=1e-8)
 
 
 def test_three_ranks_compute_what_one_does():
     program, data = training()
     placed = place(program)
-    whole, updates = evaluate(program, data)
+    single_rank, updates = evaluate(program, data)
     for rank, (outputs, updated) in enumerate(run_on_ranks(placed, data, [3, 0, 4], {"x": 0})[0]):
-        own = slice(*[(0, 3), (3, 3), (3, 7)][rank])
+        rank_rows = slice(*[(0, 3), (3, 3), (3, 7)][rank])
         for name in ("dx", "y", "view"):
-            np.testing.assert_allclose(outputs[name], whole[name][own], rtol=2e-5, atol=1e-6)
+            np.testing.assert_allclose(outputs[name], single_rank[name][rank_rows], rtol=2e-5, atol=1e-6)
         for name in ("loss", "tops"):
-            np.testing.assert_allclose(outputs[name], whole[name], rtol=1e-5)
+            np.testing.assert_allclose(outputs[name], single_rank[name], rtol=1e-5)
         for variable, value in updates.items():
             np.testing.assert_allclose(updated[variable], value, rtol=1e-5)
 
@@ -195,7 +195,9 @@ def test_three_ranks_compute_what_one_does():
 def kernels(program):
     """Return what each kernel of a CPU computes: loops by the names of their ops."""
     return [
-        [one.op.name.replace("bent", "tanh") for one in kernel.tensors] if isinstance(kernel, Loop) else type(kernel)
+        [tensor.op.name.replace("bent", "tanh") for tensor in kernel.tensors]
+        if isinstance(kernel, Loop)
+        else type(kernel)
         for kernel in fuse(program).kernels
     ]
 
@@ -208,16 +210,20 @@ def without_gradient(function, view):
 
 
 def test_a_cpu_fuses_them_as_built_in_ones():
-    own, built_in = without_gradient(bent_op(), diagonals_op), without_gradient(ops.tanh, lambda x: x[:, :, 1])
-    assert kernels(own) == kernels(built_in)
-    names = [name for one in kernels(training()[0]) if isinstance(one, list) for name in one]
+    custom, built_in = without_gradient(bent_op(), diagonals_op), without_gradient(ops.tanh, lambda x: x[:, :, 1])
+    assert kernels(custom) == kernels(built_in)
+    names = [name for kernel in kernels(training()[0]) if isinstance(kernel, list) for name in kernel]
     assert not {"diagonals", "<lambda>"} & set(names)
 
 
 def about(program):
     """Return what each function of a GPU computes, without numbers that only tell names apart."""
-    found = [one.about for stage in Composition(program).stages for kernel in stage for one in kernel.functions]
-    return [re.sub(r"_\d+\b", "", one).replace("bent", "tanh").replace("diagonals", "getitem") for one in found]
+    comments = [
+        function.about for stage in Composition(program).stages for kernel in stage for function in kernel.functions
+    ]
+    return [
+        re.sub(r"_\d+\b", "", comment).replace("bent", "tanh").replace("diagonals", "getitem") for comment in comments
+    ]
 
 
 def test_a_gpu_stores_what_is_expensive_and_no_view():
@@ -246,16 +252,16 @@ def test_compiled_for_a_cpu():
 @pytest.mark.parametrize("rows", [None, 3])
 def test_on_a_gpu(cuda_backend, rows):
     program, data = training()
-    own = {"x": data["x"][:rows]}
-    expected, _ = evaluate(program, own, rows=rows)
-    executable = cuda_backend.executable(program, own, rows=rows)
+    inputs = {"x": data["x"][:rows]}
+    expected, _ = evaluate(program, inputs, rows=rows)
+    executable = cuda_backend.executable(program, inputs, rows=rows)
     executable.run()
     assert_close(executable.outputs, expected)
 
 
 def test_in_a_pack(cuda_backend):
     """Two runs that are launched together have the bits of the runs alone."""
-    found = []
+    results = []
     for together in (True, False):
         backends = [type(cuda_backend)() for _ in range(2)]
         runs = []
@@ -263,13 +269,15 @@ def test_in_a_pack(cuda_backend):
             backend.joins_packs = together
             program, data = training(seed=seed)
             runs.append((program, backend.executable(program, data)))
-        assert len({one.pack_key for _, one in runs}) == 1
-        for _, one in runs:
-            one.run([0, 0])
+        assert len({executable.pack_key for _, executable in runs}) == 1
+        for _, executable in runs:
+            executable.run([0, 0])
         for backend in backends if together else []:
             backend.launch_waiting()
-        found.append([[one.outputs[name].tobytes() for name in ("loss", "dx", "view", "tops")] for _, one in runs])
-        found[-1].append([variable.numpy().tobytes() for program, _ in runs for variable in program.state])
+        results.append(
+            [[executable.outputs[name].tobytes() for name in ("loss", "dx", "view", "tops")] for _, executable in runs]
+        )
+        results[-1].append([variable.numpy().tobytes() for program, _ in runs for variable in program.state])
         for backend in backends:
             backend.close()
-    assert found[0] == found[1]
+    assert results[0] == results[1]

@@ -21,7 +21,9 @@ def training(seed, rows=B, hidden=HIDDEN, mixing=True):
     rate, momentum, dropped, decay = 0.1 * rng.random(4) + 0.05
     shapes = {"w": (INPUTS, hidden), "b": (hidden,), "v": (hidden, 3)}
     weights = [Variable(rng.normal(0, 0.3, shape).astype(np.float32), name) for name, shape in shapes.items()]
-    speeds = [Variable(np.zeros(one.shape, np.float32), f"{one.name}/speed", trainable=False) for one in weights]
+    speeds = [
+        Variable(np.zeros(weight.shape, np.float32), f"{weight.name}/speed", trainable=False) for weight in weights
+    ]
     seeds = SeedGenerator(seed, "seeds", purpose=Purpose.DROPOUT)
     total = Variable(np.array(0.0), "total", trainable=False)
 
@@ -35,9 +37,9 @@ def training(seed, rows=B, hidden=HIDDEN, mixing=True):
         loss = ops.mean(-ops.sum(ops.one_hot(y, 3) * ops.log_softmax(scores), axis=-1)) + decay * ops.sum(v * v)
         loss.backward()
         total.assign_add(ops.cast(loss, "float64"))
-        for one, speed in zip(weights, speeds, strict=True):
-            speed.assign(momentum * speed - rate * one.value.grad)
-            one.assign(one + speed.value)
+        for weight, speed in zip(weights, speeds, strict=True):
+            speed.assign(momentum * speed - rate * weight.value.grad)
+            weight.assign(weight + speed.value)
         return {"loss": loss}
 
     specs = {"pixels": ((STORED, INPUTS), "uint8"), "labels": ((STORED,), "int64"), ROWS: ((Dim.rows(rows),), "int64")}
@@ -72,9 +74,9 @@ def alone(cuda_backend, seed, steps):
     """Return the bits of a run that nothing is beside."""
     run = Run(cuda_backend, seed)
     run.ask(steps)
-    found = run.bits()
+    bits = run.bits()
     run.executable.close()
-    return found
+    return bits
 
 
 @pytest.mark.parametrize("places", sample([2, 1, 5, 16], 4))
@@ -91,7 +93,7 @@ def test_a_run_in_a_pack_has_the_bits_of_the_run_alone(cuda_backend, another, pl
                 run.ask(int(rng.choice([1, 3, 3, 4])))
         for run in runs:
             run.backend.launch_waiting()
-        for run in [one for one in runs if one.done and rng.random() < 0.3]:
+        for run in [run for run in runs if run.done and rng.random() < 0.3]:
             assert run.bits() == alone(cuda_backend, run.seed, run.done)
             checked += 1
             run.executable.close()
@@ -131,5 +133,5 @@ def test_who_shares_a_pack(another):
     others = [executable(1, rows=B + 1), executable(1, hidden=HIDDEN + 1)]
     assert usual[0].source == usual[1].source
     assert usual[0].pack_key == usual[1].pack_key
-    assert len({one.pack_key for one in (*usual, *others)}) == 3
+    assert len({run.pack_key for run in (*usual, *others)}) == 3
     assert others[0].source == usual[0].source, "the number of rows is an argument"

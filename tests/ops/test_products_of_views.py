@@ -38,16 +38,16 @@ def step_of(chains):
 
     def step(*inputs):
         x, y, left, right = inputs
-        found = {}
+        outputs = {}
         for number, chain in enumerate(chains):
             for of, batch in (("x", x), ("y", y)):
                 factor = viewed(batch, chain)
                 if (number + (of == "y")) % 2:
-                    found[f"{of} {chain} first"] = viewed(factor @ right[: factor.shape[-1]], chain)
+                    outputs[f"{of} {chain} first"] = viewed(factor @ right[: factor.shape[-1]], chain)
                 else:
-                    found[f"{of} {chain} second"] = viewed(left[:, : factor.shape[-2]] @ factor, chain)
-        total = sum(ops.sum(one * one) for one in found.values())
-        return found | {f"gradient {n}": one for n, one in enumerate(gradients(total, inputs))}
+                    outputs[f"{of} {chain} second"] = viewed(left[:, : factor.shape[-2]] @ factor, chain)
+        total = sum(ops.sum(output * output) for output in outputs.values())
+        return outputs | {f"gradient {n}": gradient for n, gradient in enumerate(gradients(total, inputs))}
 
     return step
 
@@ -90,10 +90,10 @@ def networks_step(networks):
     """Return a step that gives what networks predict, and gradients."""
 
     def step(x):
-        found = {name: network(x) for name, network in networks.items()}
+        outputs = {name: network(x) for name, network in networks.items()}
         weights = [variable.value for network in networks.values() for variable in network.trainable_variables]
-        total = sum(ops.sum(one * one) for one in found.values())
-        return found | {f"gradient {n}": one for n, one in enumerate(gradients(total, [x, *weights]))}
+        total = sum(ops.sum(output * output) for output in outputs.values())
+        return outputs | {f"gradient {n}": gradient for n, gradient in enumerate(gradients(total, [x, *weights]))}
 
     return step
 

@@ -28,15 +28,15 @@ def both(cuda_backend, program, values, steps=1, rows=None, first_row=0):
         expected, new = evaluate(program, values, state, rows=rows, first_row=first_row)
         state |= new
     executable.run([0] * steps)
-    found = {name: executable.outputs[name] for name in program.outputs}
-    return executable, found, {name: expected[name] for name in found}, state
+    actual = {name: executable.outputs[name] for name in program.outputs}
+    return executable, actual, {name: expected[name] for name in actual}, state
 
 
-def check(found, expected, tolerance=1e-5):
-    assert found.keys() == expected.keys()
+def check(actual, expected, tolerance=1e-5):
+    assert actual.keys() == expected.keys()
     for name, value in expected.items():
-        assert found[name].dtype == value.dtype
-        np.testing.assert_allclose(found[name], value, rtol=tolerance, atol=tolerance, err_msg=str(name))
+        assert actual[name].dtype == value.dtype
+        np.testing.assert_allclose(actual[name], value, rtol=tolerance, atol=tolerance, err_msg=str(name))
 
 
 def check_state(state, tolerance=1e-5):
@@ -56,7 +56,7 @@ class Wild:
         ]
 
     def pick(self, pool, *ranks):
-        fitting = [one for one in pool if not ranks or one.ndim in ranks]
+        fitting = [tensor for tensor in pool if not ranks or tensor.ndim in ranks]
         return fitting[self.rng.integers(len(fitting))]
 
     def tame(self, x):
@@ -68,8 +68,8 @@ class Wild:
         x = self.pick(pool)
         if kind <= 2:
             y = self.pick(pool)
-            known = [one for one in (x.shape, y.shape) if len(one)]
-            if len(known) == 2 and any(
+            shapes = [shape for shape in (x.shape, y.shape) if len(shape)]
+            if len(shapes) == 2 and any(
                 a != b and 1 not in (a, b) for a, b in zip(x.shape[::-1], y.shape[::-1], strict=False)
             ):
                 y = ops.sum(y)
@@ -98,14 +98,14 @@ class Wild:
         return ops.cast(ops.cast(x, "float64") * 0.5, "float32")
 
     def step(self, x, y, labels):
-        pool = [x, y, ops.one_hot(labels, F), *(one.value for one in self.state)]
+        pool = [x, y, ops.one_hot(labels, F), *(variable.value for variable in self.state)]
         for _ in range(self.length):
-            made = self.draw(pool)
-            if made.ndim <= 3 and int(np.prod(made.shape)) <= 400:
-                pool.append(self.tame(made))
-        for one in self.state:
-            fitting = [made for made in pool if made.shape == one.shape and made.dtype == one.dtype]
-            one.assign(self.tame(fitting[self.rng.integers(len(fitting))] + 0.5))
+            tensor = self.draw(pool)
+            if tensor.ndim <= 3 and int(np.prod(tensor.shape)) <= 400:
+                pool.append(self.tame(tensor))
+        for variable in self.state:
+            fitting = [tensor for tensor in pool if tensor.shape == variable.shape and tensor.dtype == variable.dtype]
+            variable.assign(self.tame(fitting[self.rng.integers(len(fitting))] + 0.5))
         chosen = self.rng.permutation(len(pool))[:8]
         return {f"out{n}": pool[n] for n in chosen}
 
@@ -118,8 +118,8 @@ def test_random_programs(cuda_backend, seed):
     rng = np.random.default_rng(seed)
     values = {"x": rng.normal(size=(B, F)).astype(np.float32), "y": rng.normal(size=(F, F)).astype(np.float32)}
     values["labels"] = rng.integers(0, F, B)
-    _, found, expected, state = both(cuda_backend, program, values, steps=3)
-    check(found, expected, 1e-4)
+    _, actual, expected, state = both(cuda_backend, program, values, steps=3)
+    check(actual, expected, 1e-4)
     check_state(state, 1e-4)
 
 
@@ -131,15 +131,15 @@ def mlp(rng, inputs=20, hidden=16, classes=4, rows=B, stored=50, compute="float3
     sizes = {"w1": (inputs, hidden), "b1": (hidden,), "w2": (hidden, classes), "b2": (classes,)}
     weights = [Variable(rng.normal(0, 0.3, shape).astype(np.float32), name) for name, shape in sizes.items()]
     slots = [
-        [Variable(np.zeros(one.shape, np.float32), f"{one.name}/{name}", trainable=False) for name in ("m", "v")]
-        for one in weights
+        [Variable(np.zeros(weight.shape, np.float32), f"{weight.name}/{name}", trainable=False) for name in ("m", "v")]
+        for weight in weights
     ]
     iterations = Variable(np.array(0, np.int64), "iterations", trainable=False)
     totals = [Variable(np.array(0.0), name, trainable=False) for name in ("loss", "correct")]
 
     def step(pixels, labels, rows):
         x, y = ops.cast(take_rows(pixels, rows), "float32") * (1 / 255), take_rows(labels, rows)
-        x, w1, b1, w2, b2 = (ops.cast(one, compute) for one in (x, *weights))
+        x, w1, b1, w2, b2 = (ops.cast(tensor, compute) for tensor in (x, *weights))
         scores = ops.cast(ops.relu(x @ w1 + b1) @ w2 + b2, "float32")
         losses = -ops.sum(ops.one_hot(y, classes) * ops.log_softmax(scores), axis=-1)
         loss = ops.mean(losses)
@@ -149,10 +149,10 @@ def mlp(rng, inputs=20, hidden=16, classes=4, rows=B, stored=50, compute="float3
             total.assign_add(ops.cast(value, "float64"))
         t = ops.cast(iterations + 1, "float64")
         rate = 0.01 * ops.sqrt(1 - ops.power(np.float64(0.999), t)) / (1 - ops.power(np.float64(0.9), t))
-        for one, (m, v) in zip(weights, slots, strict=True):
-            m.assign(m + (one.value.grad - m) * 0.1)
-            v.assign(v + (ops.square(one.value.grad) - v) * 0.001)
-            one.assign(one - ops.cast(rate, "float32") * m.value / (ops.sqrt(v.value) + 1e-7))
+        for weight, (m, v) in zip(weights, slots, strict=True):
+            m.assign(m + (weight.value.grad - m) * 0.1)
+            v.assign(v + (ops.square(weight.value.grad) - v) * 0.001)
+            weight.assign(weight - ops.cast(rate, "float32") * m.value / (ops.sqrt(v.value) + 1e-7))
         iterations.assign_add(1)
         return {"loss": loss}
 
@@ -193,8 +193,8 @@ def test_source_is_the_same_for_any_number_of_rows(cuda_backend):
         executable = cuda_backend.executable(program, data | {"rows": rng.integers(0, 50, 3 * rows)})
         sources.add(executable.source)
     assert len(sources) == 1
-    whole = cuda_backend.executable(program, data | {"rows": rng.integers(0, 50, 33)}, rows=4, first_row=3)
-    assert whole.source in sources
+    four_rows = cuda_backend.executable(program, data | {"rows": rng.integers(0, 50, 33)}, rows=4, first_row=3)
+    assert four_rows.source in sources
 
 
 def test_new_values_replace_old_ones_that_are_still_read(cuda_backend):
@@ -207,21 +207,21 @@ def test_new_values_replace_old_ones_that_are_still_read(cuda_backend):
     )
 
     def step(x):
-        old, again, read_late = kept.value, shifted.value, early.value
+        old, unshifted, read_late = kept.value, shifted.value, early.value
         first, second = a.value, b.value
         a.assign(second)
         b.assign(first)
         transposed.assign(ops.transpose(transposed.value) * 0.9 + transposed.value @ transposed.value * 0.1)
-        shifted.assign(ops.concatenate([again[1:], again[:1]], -1))
-        number.assign(number.value * 0.5 + ops.sum(x) * ops.sum(again * number.value))
+        shifted.assign(ops.concatenate([unshifted[1:], unshifted[:1]], -1))
+        number.assign(number.value * 0.5 + ops.sum(x) * ops.sum(unshifted * number.value))
         kept.assign(old + number.value)
         early.assign(read_late * 0.5)
         late = read_late * ops.sum(x @ ops.transpose(x))
         return {"old": old, "new": kept.value, "a": first, "sum": ops.sum(first * second) + number.value, "late": late}
 
     program = trace(step, {"x": ((Dim.rows(B), 3), "float32")})
-    _, found, expected, state = both(cuda_backend, program, {"x": rng.normal(size=(B, 3)).astype(np.float32)}, 3)
-    check(found, expected)
+    _, actual, expected, state = both(cuda_backend, program, {"x": rng.normal(size=(B, 3)).astype(np.float32)}, 3)
+    check(actual, expected)
     check_state(state)
 
 
@@ -279,10 +279,10 @@ def test_sums_and_products_of_many_shapes(cuda_backend, rows):
     rng = np.random.default_rng(0)
     program, values = shapes_program(rng, 700)
     values["x"] = values["x"][:rows]
-    _, found, expected, _ = both(cuda_backend, program, values, rows=rows)
+    _, actual, expected, _ = both(cuda_backend, program, values, rows=rows)
     for name, value in expected.items():
         scale = max(1.0, float(np.max(np.abs(value), initial=0, where=np.isfinite(value))))
-        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5 * scale, err_msg=name)
+        np.testing.assert_allclose(actual[name], value, rtol=1e-4, atol=1e-5 * scale, err_msg=name)
 
 
 @pytest.mark.parametrize("length", [40, 200, 1100])
@@ -322,9 +322,9 @@ def test_maps_of_any_length(cuda_backend):
         x = rng.integers(1, 9, (rows, 3)).astype(np.float32) * rng.choice([-1, 1], (rows, 3))
         values = {"x": x.astype(np.float32), "wide": rng.integers(5, 99, (rows, 3))}
         total.assign(1)
-        _, found, expected, state = both(cuda_backend, program, values, rows=rows)
+        _, actual, expected, state = both(cuda_backend, program, values, rows=rows)
         for name, value in expected.items():
-            np.testing.assert_array_equal(found[name], value, err_msg=f"{name}, {rows} rows")
+            np.testing.assert_array_equal(actual[name], value, err_msg=f"{name}, {rows} rows")
         check_state(state)
 
 
@@ -339,12 +339,12 @@ def check_products(cuda_backend, length, tolerance):
     shapes = {"a": (length, terms), "b": (terms, length), "a_t": (terms, length), "b_t": (length, terms)}
     values = {name: rng.random(shape).astype(np.float32) + 1 for name, shape in shapes.items()}
     program = trace(step, {name: (shape, "float32") for name, shape in shapes.items()})
-    _, found, expected, _ = both(cuda_backend, program, values)
+    _, actual, expected, _ = both(cuda_backend, program, values)
     for name, value in expected.items():
-        exact = evaluate(program, {key: one.astype(np.float64) for key, one in values.items()})[0][name]
-        np.testing.assert_allclose(found[name], value, rtol=tolerance, err_msg=name)
+        exact = evaluate(program, {key: value.astype(np.float64) for key, value in values.items()})[0][name]
+        np.testing.assert_allclose(actual[name], value, rtol=tolerance, err_msg=name)
         # Rounded to nearest, errors cancel; cut off, they add up.
-        assert abs(np.mean(found[name] / exact - 1)) < tolerance / 20
+        assert abs(np.mean(actual[name] / exact - 1)) < tolerance / 20
 
 
 def test_not_a_number_stays_one(cuda_backend):
@@ -363,9 +363,9 @@ def test_not_a_number_stays_one(cuda_backend):
         }
 
     program = trace(step, {"x": ((Dim.rows(4), 4), "float32")})
-    _, found, expected, _ = both(cuda_backend, program, {"x": x})
+    _, actual, expected, _ = both(cuda_backend, program, {"x": x})
     for name, value in expected.items():
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
+        np.testing.assert_array_equal(actual[name], value, err_msg=name)
 
 
 def test_rows_that_are_taken_from_the_end(cuda_backend):
@@ -375,8 +375,8 @@ def test_rows_that_are_taken_from_the_end(cuda_backend):
         return {"taken": take_rows(table, places), "columns": ops.take(table, [-1, 1], 1)}
 
     program = trace(step, {"table": ((4, 3), "float32"), "places": ((4,), "int64")})
-    _, found, expected, _ = both(cuda_backend, program, {"table": table, "places": places})
-    check(found, expected)
+    _, actual, expected, _ = both(cuda_backend, program, {"table": table, "places": places})
+    check(actual, expected)
 
 
 def test_a_number_that_a_row_replaces_is_read_by_all_its_lanes_before(cuda_backend):
@@ -389,8 +389,8 @@ def test_a_number_that_a_row_replaces_is_read_by_all_its_lanes_before(cuda_backe
 
     program = trace(step, {"x": ((B, 40), "float32")})
     x = np.random.default_rng(0).random((B, 40)).astype(np.float32) / 100
-    _, found, expected, state = both(cuda_backend, program, {"x": x}, 2)
-    check(found, expected, 1e-4)
+    _, actual, expected, state = both(cuda_backend, program, {"x": x}, 2)
+    check(actual, expected, 1e-4)
     check_state(state, 1e-4)
 
 
@@ -403,11 +403,11 @@ def test_random_numbers_are_those_of_the_global_row(cuda_backend):
 
     program = trace(step, {"x": ((Dim.rows(B), 9), "float32")})
     x = np.ones((B, 9), np.float32)
-    whole, _ = evaluate(program, {"x": x}, {seeds.count: np.array(3)})
+    all_rows, _ = evaluate(program, {"x": x}, {seeds.count: np.array(3)})
     seeds.count.assign(3)
     executable = cuda_backend.executable(program, {"x": x[2:5]}, rows=3, first_row=2)
     executable.run()
-    for name, value in whole.items():
+    for name, value in all_rows.items():
         np.testing.assert_array_equal(executable.outputs[name], value[2:5], err_msg=name)
 
 

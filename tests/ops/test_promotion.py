@@ -32,34 +32,34 @@ CASES = {
     "chosen": lambda s: ops.where(s["tiny"], s["small"], s["x"]),
     "cut off and back": lambda s: ops.cast(ops.cast(s["x"] * 1, "int32"), "float32") * ops.cast(s["true"], "float32"),
 }
-KINDS = {name: ((Dim.rows(4),), one.dtype.name) for name, one in INPUTS.items()}
+KINDS = {name: ((Dim.rows(4),), array.dtype.name) for name, array in INPUTS.items()}
 
 
 def step(*inputs):
-    given = dict(zip(INPUTS, inputs, strict=True))
-    return {name: made(given) for name, made in CASES.items()}
+    tensors = dict(zip(INPUTS, inputs, strict=True))
+    return {name: case(tensors) for name, case in CASES.items()}
 
 
 def traced():
     return place(trace(step, KINDS))
 
 
-def check(found):
-    for name, wanted in evaluate(traced(), INPUTS)[0].items():
-        np.testing.assert_allclose(found[name], wanted, rtol=3e-7, atol=0, err_msg=name)
-        assert found[name].dtype == wanted.dtype, name
+def check(outputs):
+    for name, expected in evaluate(traced(), INPUTS)[0].items():
+        np.testing.assert_allclose(outputs[name], expected, rtol=3e-7, atol=0, err_msg=name)
+        assert outputs[name].dtype == expected.dtype, name
         if not any(word in name for word in ("function", "power")):  # of which libraries differ in the last digit
-            np.testing.assert_array_equal(np.signbit(found[name]), np.signbit(wanted), err_msg=name)
-            np.testing.assert_array_equal(found[name], wanted, err_msg=name)
+            np.testing.assert_array_equal(np.signbit(outputs[name]), np.signbit(expected), err_msg=name)
+            np.testing.assert_array_equal(outputs[name], expected, err_msg=name)
 
 
 def test_compiled():
-    made = CompiledExecutable(traced(), HostMemory(), INPUTS)
-    made.run([0])
-    check(made.outputs)
+    executable = CompiledExecutable(traced(), HostMemory(), INPUTS)
+    executable.run([0])
+    check(executable.outputs)
 
 
 def test_on_cuda(cuda_backend):
-    made = cuda_backend.executable(traced(), INPUTS)
-    made.run([0])
-    check({name: np.asarray(one) for name, one in made.outputs.items()})
+    executable = cuda_backend.executable(traced(), INPUTS)
+    executable.run([0])
+    check({name: np.asarray(output) for name, output in executable.outputs.items()})

@@ -17,7 +17,7 @@ EACH = int(os.environ.get("DPTRAIN_PROGRAMS", "3"))
 def test_random_programs(cuda_backend, another, part):
     for seed in range(part * EACH, (part + 1) * EACH):
         case = program(seed, "cuda")
-        assert not (said := wrong_on_cuda(case, cuda_backend, another)), f"{said}\n{case}"
+        assert not (problem := wrong_on_cuda(case, cuda_backend, another)), f"{problem}\n{case}"
 
 
 @pytest.mark.parametrize("name", sample(CORPUS, 4))

@@ -26,8 +26,8 @@ def kind(shape, axes, reduce=ops.sum):
     tensor = program.outputs["y"]
     if tensor.op.name == "cast_to":  # places of the greatest, counted in int64
         (tensor,) = tensor.inputs
-    found = reduction(tensor)
-    return found and found[0]
+    reduced = reduction(tensor)
+    return reduced and reduced[0]
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def group_normalization(rows, size=8, features=16, groups=4):
         y = normalized(ops.tanh(x @ kernel.value), groups) * gamma.value + beta.value
         loss = ops.mean(ops.square(y - wanted))
         loss.backward()
-        for one in (gamma, beta, kernel):
-            one.assign(one.value - 0.1 * one.value.grad)
+        for weight in (gamma, beta, kernel):
+            weight.assign(weight.value - 0.1 * weight.value.grad)
         return {"loss": loss, "y": y}
 
     shape = (Dim.rows(rows), size, size, features)
@@ -94,8 +94,8 @@ def group_normalization(rows, size=8, features=16, groups=4):
 
 def test_a_group_normalization_is_one_pass_over_the_groups_of_samples():
     launches = [kernel for stage in Composition(group_normalization(B)).stages for kernel in stage]
-    functions = [one for kernel in launches for one in kernel.functions]
-    kinds = [one.group.kind for one in functions]
+    functions = [function for kernel in launches for function in kernel.functions]
+    kinds = [function.group.kind for function in functions]
     assert len(launches) == 4
     assert kinds == ["product", "rows", "product", "columns", "map"], "forward and backward, weights"
     assert functions[1].blocks == B * 4, "each group of each sample"
@@ -126,21 +126,21 @@ def drawn(seed):
     lengths[rng.integers(ndim)] = int(rng.choice([31, 32, 33, 65, 257, 2047, 2048, 2100] if ndim < 4 else [31, 33, 65]))
     batch = int(rng.integers(ndim + 1))  # beyond the last: nothing counts rows
     shape = tuple(Dim.rows(n) if axis == batch else n for axis, n in enumerate(lengths))
-    chosen = [one for n in range(1, ndim + 1) for one in itertools.combinations(range(ndim), n)]
+    chosen = [subset for n in range(1, ndim + 1) for subset in itertools.combinations(range(ndim), n)]
     chosen = [chosen[n] for n in rng.permutation(len(chosen))[:6]]
 
     def step(x):
-        found = {}
+        outputs = {}
         for number, axes in enumerate(chosen):
-            kept = bool(rng.integers(2))
-            found[f"sum {axes}"] = ops.sum(x, axes, keepdims=kept) + 0.5
-            found[f"max {axes}"] = ops.max(x * 2, axes, keepdims=not kept)
+            keepdims = bool(rng.integers(2))
+            outputs[f"sum {axes}"] = ops.sum(x, axes, keepdims=keepdims) + 0.5
+            outputs[f"max {axes}"] = ops.max(x * 2, axes, keepdims=not keepdims)
             if number < 2:
-                found[f"var {axes}"] = x * ops.var(x, axes, keepdims=True)
+                outputs[f"var {axes}"] = x * ops.var(x, axes, keepdims=True)
             if len(axes) == 1 and axes[0] != batch:
-                found[f"argmax {axes}"] = ops.argmax(ops.cast(ops.cast(x, "int32"), "float32"), axes[0])
-                found[f"softmax {axes}"] = ops.softmax(x, axes[0])
-        return found
+                outputs[f"argmax {axes}"] = ops.argmax(ops.cast(ops.cast(x, "int32"), "float32"), axes[0])
+                outputs[f"softmax {axes}"] = ops.softmax(x, axes[0])
+        return outputs
 
     return trace(step, {"x": (shape, "float32")}), rng.normal(size=lengths).astype(np.float32), batch
 

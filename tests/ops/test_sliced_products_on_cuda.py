@@ -32,11 +32,11 @@ def test_on_both_sides_of_a_node(cuda_backend, dtype, terms, slices):
     a, b = whole(rng, 40, terms), whole(rng, terms, 9)
     assert product_plan(40, 9, terms, "float32" if dtype == "float32" else "half").slices == slices
     program = trace(step, {"a": (a.shape, "float32"), "b": (b.shape, "float32")})
-    made = run(cuda_backend, program, {"a": a, "b": b})
+    executable = run(cuda_backend, program, {"a": a, "b": b})
     for _ in range(2):
-        np.testing.assert_array_equal(made.outputs["y"], a @ b)
-        np.testing.assert_array_equal(made.outputs["columns"], np.maximum(a @ b + 1, 0).sum(axis=0))
-        made.run()
+        np.testing.assert_array_equal(executable.outputs["y"], a @ b)
+        np.testing.assert_array_equal(executable.outputs["columns"], np.maximum(a @ b + 1, 0).sum(axis=0))
+        executable.run()
 
 
 def test_the_gradient_of_a_kernel_of_few_channels(cuda_backend):
@@ -51,8 +51,8 @@ def test_the_gradient_of_a_kernel_of_few_channels(cuda_backend):
     rng = np.random.default_rng(0)
     shapes = {"x": (4, 33, 33, 2), "kernel": (3, 3, 2, 4), "bias": (4,), "dy": (4, 33, 33, 4)}
     values = {name: rng.integers(-4, 5, shape).astype(np.float32) for name, shape in shapes.items()}
-    made = run(cuda_backend, trace(step, {name: (shape, "float32") for name, shape in shapes.items()}), values)
+    executable = run(cuda_backend, trace(step, {name: (shape, "float32") for name, shape in shapes.items()}), values)
     padded, dy = np.pad(values["x"], ((0, 0), (1, 1), (1, 1), (0, 0))), values["dy"]
     expected = [[np.einsum("bhwi,bhwo->io", padded[:, i : i + 33, j : j + 33], dy) for j in range(3)] for i in range(3)]
-    np.testing.assert_array_equal(made.outputs["dkernel"], expected)
-    np.testing.assert_array_equal(made.outputs["dbias"], dy.sum(axis=(0, 1, 2)))
+    np.testing.assert_array_equal(executable.outputs["dkernel"], expected)
+    np.testing.assert_array_equal(executable.outputs["dbias"], dy.sum(axis=(0, 1, 2)))

@@ -79,7 +79,7 @@ def test_every_tile_in_tf32(tf32_backend, length, terms, tile):
     shapes = {"a": (length, terms), "b": (terms, length), "a_t": (terms, length), "b_t": (length, terms)}
     rng = np.random.default_rng(0)
     values = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-    outputs, products = run(tf32_backend, step, {name: (one, "float32") for name, one in shapes.items()}, values)
+    outputs, products = run(tf32_backend, step, {name: (shape, "float32") for name, shape in shapes.items()}, values)
     assert {numbers[0] for numbers in products} == {str(tile)}
     a, b, a_t, b_t = (rounded(value, "tf32") for value in values.values())
     expected = {"nn": a @ b, "nt": np.maximum(a @ b_t.T, 0), "tn": a_t.T @ b, "tt": a_t.T @ b_t.T + 1}

@@ -49,7 +49,7 @@ def test_all_layouts_by_warpgroups(cuda_backend, dtype, sizes):
     shapes = {"a": (m, k), "b": (k, n), "c": (n,)}
     rng = np.random.default_rng(0)
     values = {name: whole(rng, *shape) for name, shape in shapes.items()}
-    made = run(cuda_backend, trace(step, {name: (shape, "float32") for name, shape in shapes.items()}), values)
+    executable = run(cuda_backend, trace(step, {name: (shape, "float32") for name, shape in shapes.items()}), values)
     a, b, c = values.values()
     expected = {
         "neither": np.maximum(a @ b + c, 0),
@@ -60,11 +60,11 @@ def test_all_layouts_by_warpgroups(cuda_backend, dtype, sizes):
         "of each": np.stack([a @ b * 3, a @ b * 2]),
     }
     for name, value in expected.items():
-        np.testing.assert_array_equal(made.outputs[name], value, err_msg=f"transposed: {name}")
-    found = calls(made.source)
-    assert [kernel for kernel, _ in found] == ["product_wgmma"] * len(expected)
-    assert {rest.split(", ")[2] for _, rest in found} == {"128", "256"}
-    assert len({rest.split(", ", 3)[3] for _, rest in found}) == 4
+        np.testing.assert_array_equal(executable.outputs[name], value, err_msg=f"transposed: {name}")
+    launched = calls(executable.source)
+    assert [kernel for kernel, _ in launched] == ["product_wgmma"] * len(expected)
+    assert {rest.split(", ")[2] for _, rest in launched} == {"128", "256"}
+    assert len({rest.split(", ", 3)[3] for _, rest in launched}) == 4
 
 
 def test_slices_by_warpgroups(cuda_backend):
@@ -74,12 +74,12 @@ def test_slices_by_warpgroups(cuda_backend):
     program = trace(
         lambda a, b: {"y": product(a, b, "bfloat16")}, {"a": (a.shape, "float32"), "b": (b.shape, "float32")}
     )
-    made = run(cuda_backend, program, {"a": a, "b": b})
-    assert [kernel for kernel, _ in calls(made.source)] == ["product_wgmma"]
+    executable = run(cuda_backend, program, {"a": a, "b": b})
+    assert [kernel for kernel, _ in calls(executable.source)] == ["product_wgmma"]
     assert products.product_plan(72, 200, 1100, "wgmma").slices == 2
     for _ in range(2):  # counters are zero again
-        np.testing.assert_array_equal(made.outputs["y"], a @ b)
-        made.run()
+        np.testing.assert_array_equal(executable.outputs["y"], a @ b)
+        executable.run()
 
 
 # As `SHAPES` of convolutions, with channels that are copied 16 bytes at a time.
@@ -93,9 +93,9 @@ CONVOLUTIONS = {
 def test_convolutions_by_warpgroups(cuda_backend, name):
     """Images, places and kernels are gathered by wide copies; the gradient of a kernel is sliced."""
     *shapes, rows = CONVOLUTIONS[name]
-    found = calls(check_halves(cuda_backend, {name: shapes}, "bfloat16", rows))
-    assert {kernel for kernel, _ in found} == {"product_wgmma"}
-    assert {rest.split(", ", 3)[3] for _, rest in found} == {"false, false", "true, false", "false, true"}
+    launched = calls(check_halves(cuda_backend, {name: shapes}, "bfloat16", rows))
+    assert {kernel for kernel, _ in launched} == {"product_wgmma"}
+    assert {rest.split(", ", 3)[3] for _, rest in launched} == {"false, false", "true, false", "false, true"}
 
 
 @pytest.mark.long
@@ -112,20 +112,22 @@ def test_on_both_sides_of_every_threshold(cuda_backend):
 
     rows = Dim.rows(1024)
     program = trace(step, {"x": ((rows, 72), "float32"), "w": ((72, 88), "float32")})
-    rng, found = np.random.default_rng(0), []
+    rng, launched = np.random.default_rng(0), []
     for count in (63, 64, 65, 128, 129, 1024):
         values = {"x": (count, 72), "w": (72, 88)}
         values = {name: rng.normal(size=shape).astype(np.float32) for name, shape in values.items()}
-        made = run(cuda_backend, program, values, rows=count)
-        kernels = (f"{kernel} {rest.split(', ')[2]}" for kernel, rest in calls(made.source))
-        found.append(sorted(one.removeprefix("product_") for one in kernels))
+        executable = run(cuda_backend, program, values, rows=count)
+        kernels = (f"{kernel} {rest.split(', ')[2]}" for kernel, rest in calls(executable.source))
+        launched.append(sorted(kernel.removeprefix("product_") for kernel in kernels))
         x, w = (value.astype("bfloat16").astype(np.float64) for value in values.values())
         tripled = (np.float32(3) * x.astype(np.float32)).astype("bfloat16").astype(np.float64)
         expected = {"M": x @ w, "N": w.T @ x.T, "K": x.T @ tripled}
         for name, value in expected.items():
-            np.testing.assert_allclose(made.outputs[name], value, rtol=1e-5, atol=1e-4, err_msg=f"{name}, {count}")
+            np.testing.assert_allclose(
+                executable.outputs[name], value, rtol=1e-5, atol=1e-4, err_msg=f"{name}, {count}"
+            )
     none, narrow, wide = ["half 64"] * 3, ["wgmma 128"] * 3, ["wgmma 128", "wgmma 128", "wgmma 256"]
-    assert found == [none, [*none[1:], narrow[0]], narrow, narrow, wide, wide]
+    assert launched == [none, [*none[1:], narrow[0]], narrow, narrow, wide, wide]
 
 
 @pytest.mark.long
@@ -133,7 +135,7 @@ def test_a_step_of_mixed_precision(cuda_backend, another):
     """Of a network whose layers fill tiles: that of NumPy but for rounding, and in a pack the bits of runs alone."""
     rows = 136
 
-    def made(seed, backend):
+    def prepared(seed, backend):
         rng = np.random.default_rng(seed)
         program, data = mlp(rng, 144, 200, 136, rows, 160, compute="bfloat16")
         return program, data | {"rows": rng.integers(0, 160, 3 * rows)}, backend
@@ -144,7 +146,7 @@ def test_a_step_of_mixed_precision(cuda_backend, another):
 
     alone = []
     for seed in (1, 2):
-        program, data, backend = made(seed, cuda_backend)
+        program, data, backend = prepared(seed, cuda_backend)
         executable = backend.executable(program, data)
         state = {variable: variable.numpy() for variable in program.state}
         expected, new = evaluate(program, data | {"rows": data["rows"][:rows]}, state)
@@ -159,8 +161,8 @@ def test_a_step_of_mixed_precision(cuda_backend, another):
         executable.close()
     together = []
     for seed in (1, 2):
-        program, data, backend = made(seed, another())
+        program, data, backend = prepared(seed, another())
         together.append((program, backend.executable(program, data)))
     for _, executable in together:
         executable.run([0, rows, 2 * rows])
-    assert [bits(*one) for one in together] == alone
+    assert [bits(*pair) for pair in together] == alone

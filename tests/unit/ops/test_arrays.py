@@ -99,13 +99,13 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_values_are_numpys(case):
     compute, expected = CASES[case]
-    found = compute()
-    assert found.shape == np.shape(expected)
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-12)
+    actual = compute()
+    assert actual.shape == np.shape(expected)
+    np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-12)
 
 
 @pytest.mark.parametrize(
-    ("words", "given"),
+    ("words", "arrays"),
     [
         ("bij,bjk->bik", (X, Y)),
         ("bij,bjk->kb", (X, Y)),
@@ -118,25 +118,25 @@ def test_values_are_numpys(case):
         ("bij", (X,)),
     ],
 )
-def test_einsum(words, given):
-    expected = np.einsum(words, *given)
-    np.testing.assert_allclose(ops.einsum(words, *given), expected, rtol=1e-12, atol=1e-12)
-    source, weights = differentiable(given[0]), np.random.default_rng(1).normal(size=expected.shape)
-    (found,) = gradients(ops.einsum(words, source, *given[1:]), [source], weights)
-    direction = RNG.normal(size=given[0].shape)
-    slope = np.sum(np.einsum(words, direction, *given[1:]) * weights)  # it is linear
-    np.testing.assert_allclose(np.sum(found.numpy() * direction), slope, rtol=1e-10)
+def test_einsum(words, arrays):
+    expected = np.einsum(words, *arrays)
+    np.testing.assert_allclose(ops.einsum(words, *arrays), expected, rtol=1e-12, atol=1e-12)
+    source, weights = differentiable(arrays[0]), np.random.default_rng(1).normal(size=expected.shape)
+    (gradient,) = gradients(ops.einsum(words, source, *arrays[1:]), [source], weights)
+    direction = RNG.normal(size=arrays[0].shape)
+    slope = np.sum(np.einsum(words, direction, *arrays[1:]) * weights)  # it is linear
+    np.testing.assert_allclose(np.sum(gradient.numpy() * direction), slope, rtol=1e-10)
 
 
 def test_parts():
-    for found, expected in (
+    for actual, expected in (
         (ops.split(X, 3), np.split(X, 3)),
         (ops.split(X, [1, 3], axis=-1), np.split(X, [1, 3], axis=-1)),
         (ops.unstack(X, axis=1), list(X.swapaxes(0, 1))),
         (ops.unstack(X, 6), list(X)),
     ):
-        assert len(found) == len(expected)
-        for ours, theirs in zip(found, expected, strict=True):
+        assert len(actual) == len(expected)
+        for ours, theirs in zip(actual, expected, strict=True):
             np.testing.assert_array_equal(ours, theirs)
 
 
@@ -163,9 +163,9 @@ def test_rows_stay_rows(shards):
         return {"loss": loss, "gradient": w.value.grad, "finite": ops.all(ops.isfinite(ops.repeat(x, 3, 0)))}
 
     program = trace(step, {"x": ((Dim.rows(6), 4), np.float64)})
-    whole, _ = evaluate(program, {"x": M})
+    all_rows, _ = evaluate(program, {"x": M})
     for outputs, _ in run_on_ranks(place(program), {"x": M}, shards, {"x": 0})[0]:
-        for name, value in whole.items():
+        for name, value in all_rows.items():
             np.testing.assert_allclose(outputs[name], value, rtol=1e-12)
 
 

@@ -20,45 +20,45 @@ def attention(q, k, v, mask=True, bias=0.0, scale=None, cap=None):
 
 
 @pytest.mark.parametrize(
-    "given", [{}, {"mask": MASK}, {"bias": BIAS}, {"mask": MASK, "bias": BIAS, "scale": 0.7}], ids=str
+    "options", [{}, {"mask": MASK}, {"bias": BIAS}, {"mask": MASK, "bias": BIAS, "scale": 0.7}], ids=str
 )
 @pytest.mark.parametrize("flash_attention", [None, False, True])
-def test_values(given, flash_attention):
-    found = ops.dot_product_attention(Q, K, V, **given, flash_attention=flash_attention)
-    np.testing.assert_allclose(found, attention(Q, K, V, **given), rtol=1e-10)
+def test_values(options, flash_attention):
+    output = ops.dot_product_attention(Q, K, V, **options, flash_attention=flash_attention)
+    np.testing.assert_allclose(output, attention(Q, K, V, **options), rtol=1e-10)
 
 
 def test_what_is_behind_takes_no_part():
     causal = ops.dot_product_attention(Q, K, V, is_causal=True)
     np.testing.assert_allclose(causal, attention(Q, K, V, np.tri(5, 6, dtype=bool)), rtol=1e-10)
-    both = ops.dot_product_attention(Q, K, V, mask=MASK, is_causal=True)
-    np.testing.assert_allclose(both, attention(Q, K, V, MASK & np.tri(5, 6, dtype=bool)), rtol=1e-10)
+    output = ops.dot_product_attention(Q, K, V, mask=MASK, is_causal=True)
+    np.testing.assert_allclose(output, attention(Q, K, V, MASK & np.tri(5, 6, dtype=bool)), rtol=1e-10)
 
 
 def test_where_nothing_takes_part_all_count_alike():
     mask = np.ones((5, 6), bool)
     mask[2] = False
-    found = ops.dot_product_attention(Q, K, V, mask=mask)
-    np.testing.assert_allclose(found[:, 2], np.broadcast_to(V.mean(1), (2, 4, 2)), rtol=1e-12)
+    output = ops.dot_product_attention(Q, K, V, mask=mask)
+    np.testing.assert_allclose(output[:, 2], np.broadcast_to(V.mean(1), (2, 4, 2)), rtol=1e-12)
 
 
 def test_heads_share_keys():
-    grouped = attention(Q, *(np.repeat(one[:, :, :2], 2, 2) for one in (K, V)))
+    grouped = attention(Q, *(np.repeat(array[:, :, :2], 2, 2) for array in (K, V)))
     np.testing.assert_allclose(ops.dot_product_attention(Q, K[:, :, :2], V[:, :, :2]), grouped, rtol=1e-10)
 
 
 def test_scores_are_capped():
-    found = ops.dot_product_attention(Q, K, V, mask=MASK, attn_logits_soft_cap=0.5)
-    np.testing.assert_allclose(found, attention(Q, K, V, MASK, cap=0.5), rtol=1e-10)
+    output = ops.dot_product_attention(Q, K, V, mask=MASK, attn_logits_soft_cap=0.5)
+    np.testing.assert_allclose(output, attention(Q, K, V, MASK, cap=0.5), rtol=1e-10)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_scores_of_half_precision_are_computed_in_float32(dtype):
-    halves = [ops.cast(one * 4, dtype) for one in (Q, K, V)]
-    found = ops.dot_product_attention(*halves, mask=MASK)
-    assert found.dtype.name == dtype
-    expected = attention(*(ops.cast(one, "float64").numpy() for one in halves), MASK)
-    assert np.abs(ops.cast(found, "float64").numpy() - expected).max() < (0.005 if dtype == "float16" else 0.04)
+    halves = [ops.cast(array * 4, dtype) for array in (Q, K, V)]
+    actual = ops.dot_product_attention(*halves, mask=MASK)
+    assert actual.dtype.name == dtype
+    expected = attention(*(ops.cast(half, "float64").numpy() for half in halves), MASK)
+    assert np.abs(ops.cast(actual, "float64").numpy() - expected).max() < (0.005 if dtype == "float16" else 0.04)
 
 
 def test_shapes_that_do_not_go_together():

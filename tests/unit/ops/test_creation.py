@@ -15,20 +15,20 @@ def test_tensors_of_values():
     np.testing.assert_array_equal(ops.copy(X), X)
     np.testing.assert_array_equal(ops.empty((2, 1)), np.zeros((2, 1)))
     assert ops.empty_like(X, "int32").dtype.name == "int32"
-    for same in (ops.real, ops.conj, ops.conjugate):
-        np.testing.assert_array_equal(same(X), X)
+    for function in (ops.real, ops.conj, ops.conjugate):
+        np.testing.assert_array_equal(function(X), X)
     np.testing.assert_array_equal(ops.isreal(X), [True] * 3)
 
 
 def test_what_is_said_of_tensors():
-    assert [ops.is_tensor(one) for one in (ops.array(X), X, 1.0)] == [True, False, False]
-    assert [ops.dtype(one) for one in (X, Variable(X, dtype="float32"), ops.array([1]))] == [
+    assert [ops.is_tensor(value) for value in (ops.array(X), X, 1.0)] == [True, False, False]
+    assert [ops.dtype(value) for value in (X, Variable(X, dtype="float32"), ops.array([1]))] == [
         *("float64", "float32", "int32")
     ]
 
 
 @pytest.mark.parametrize(
-    ("given", "dtype", "expected"),
+    ("value", "dtype", "expected"),
     [
         (X, "uint8", [0, 0, 255]),
         (X, "int8", [-1, 0, 127]),
@@ -40,38 +40,38 @@ def test_what_is_said_of_tensors():
         (np.array([True]), "uint8", [1]),
     ],
 )
-def test_casts_that_keep_within_bounds(given, dtype, expected):
-    found = ops.saturate_cast(given, dtype)
-    assert found.dtype.name == dtype
-    np.testing.assert_array_equal(found, expected)
+def test_casts_that_keep_within_bounds(value, dtype, expected):
+    actual = ops.saturate_cast(value, dtype)
+    assert actual.dtype.name == dtype
+    np.testing.assert_array_equal(actual, expected)
 
 
 def test_known_numbers_are_numpys():
-    for name, given in (
+    for name, arguments in (
         *((name, (n,)) for name in ("bartlett", "blackman", "hamming", "hanning") for n in (0, 1, 6)),
         ("kaiser", (6, 3.0)),
         ("logspace", (0, 2, 5)),
         ("logspace", (0, 2, 5, False, 2)),
         ("geomspace", (1, 100, 4)),
     ):
-        found = getattr(ops, name)(*given)
-        assert found.dtype.name == "float32"
-        np.testing.assert_allclose(found, getattr(np, name)(*given), rtol=1e-6, atol=1e-7)
+        output = getattr(ops, name)(*arguments)
+        assert output.dtype.name == "float32"
+        np.testing.assert_allclose(output, getattr(np, name)(*arguments), rtol=1e-6, atol=1e-7)
     with pytest.raises(ConfigError, match=r"hamming: 2\.5 points"):
         ops.hamming(2.5)
 
 
 def test_pythons_integers_are_int32_where_they_fit():
     mask = ops.array([True, False])
-    for made in (
-        *(ops.convert_to_tensor(each) for each in (1, [1, 2], ((1,), (2,)), range(3), -(2**31))),
+    for tensor in (
+        *(ops.convert_to_tensor(value) for value in (1, [1, 2], ((1,), (2,)), range(3), -(2**31))),
         *(ops.add(mask, 1), ops.where(mask, 1, 0), ops.multiply([1, 2], [3, 4]), ops.sum(mask)),
         *(ops.argmax(X), ops.argmin(X, 0), ops.cumsum(mask)),
     ):
-        assert made.dtype.name == "int32"
-    for made in (ops.array([2**31]), ops.array([1, -(2**31) - 1]), ops.array(np.arange(3)), ops.array([np.int64(1)])):
-        assert made.dtype.name == "int64"
-    assert [ops.array(each).dtype.name for each in ([], 1.0, [1, 2.5], True)] == [*["float32"] * 3, "bool"]
+        assert tensor.dtype.name == "int32"
+    for tensor in (ops.array([2**31]), ops.array([1, -(2**31) - 1]), ops.array(np.arange(3)), ops.array([np.int64(1)])):
+        assert tensor.dtype.name == "int64"
+    assert [ops.array(value).dtype.name for value in ([], 1.0, [1, 2.5], True)] == [*["float32"] * 3, "bool"]
     assert ops.add(np.ones(2, np.int8), 1).dtype.name == "int8"
 
 

@@ -17,16 +17,16 @@ LOGS = SCORES - np.log(np.exp(SCORES).sum(-1, keepdims=True))
 
 def labels_of(path, blank):
     """Return what is left of a path without repetitions and blanks."""
-    return tuple(one for n, one in enumerate(path) if one != blank and (n == 0 or one != path[n - 1]))
+    return tuple(label for n, label in enumerate(path) if label != blank and (n == 0 or label != path[n - 1]))
 
 
 def probabilities(row, length, blank):
     """Return the probability of each label sequence, by adding up all paths."""
-    found = {}
+    sums = {}
     for path in product(range(C), repeat=length):
         labels = labels_of(path, blank)
-        found[labels] = found.get(labels, 0) + np.exp(sum(LOGS[row, t, one] for t, one in enumerate(path)))
-    return found
+        sums[labels] = sums.get(labels, 0) + np.exp(sum(LOGS[row, t, label] for t, label in enumerate(path)))
+    return sums
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
@@ -39,17 +39,17 @@ def test_scores_of_half_precision_have_losses_in_float32(dtype):
 
 @pytest.mark.parametrize("blank", [0, 2])
 def test_the_loss_adds_up_all_alignments(blank):
-    classes = [one for one in range(C) if one != blank]
+    classes = [label for label in range(C) if label != blank]
     target = np.array([[classes[0], classes[1], classes[1]], [classes[1]] * 3, [classes[0]] * 3])
     lengths, times = np.array([2, 3, 0]), np.array([5, 5, 3])
-    found = ops.ctc_loss(target, SCORES, lengths, times, mask_index=blank).numpy()
+    actual = ops.ctc_loss(target, SCORES, lengths, times, mask_index=blank).numpy()
     expected = [-np.log(probabilities(row, times[row], blank)[tuple(target[row, : lengths[row]])]) for row in range(B)]
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    np.testing.assert_allclose(actual, expected, rtol=1e-12)
 
 
 def test_what_has_no_alignment_costs_much():
-    found = ops.ctc_loss([[1, 1, 1]], SCORES[:1], [3], [4]).numpy()
-    assert found == 1e5
+    costs = ops.ctc_loss([[1, 1, 1]], SCORES[:1], [3], [4]).numpy()
+    assert costs == 1e5
 
 
 @pytest.mark.parametrize("blank", [0, 2])
@@ -71,7 +71,7 @@ def test_the_greedy_path(merge):
     labels, scores = ops.ctc_decode(SCORES, [5, 4, 0], merge_repeated=merge, mask_index=None)
     for row, length in enumerate((5, 4, 0)):
         best = SCORES[row, :length].argmax(-1).tolist()
-        expected = labels_of(best, C - 1) if merge else [one for one in best if one != C - 1]
+        expected = labels_of(best, C - 1) if merge else [label for label in best if label != C - 1]
         assert labels.numpy()[0, row].tolist() == [*expected, *[-1] * (T - len(expected))]
         np.testing.assert_allclose(scores.numpy()[row], [-SCORES[row, :length].max(-1).sum()], rtol=1e-12)
     with pytest.raises(ConfigError, match="Invalid strategy sampled"):

@@ -35,13 +35,13 @@ def test_gradient(name, length):
     x, weights = RNG.normal(size=length), RNG.normal(size=length)
     x[1] = 0
     source = differentiable(x)
-    (found,) = gradients(getattr(ops, name)(source), [source], weights)
+    (gradient,) = gradients(getattr(ops, name)(source), [source], weights)
     expected = np.cumsum(weights[::-1])[::-1]
     if name == "cumprod":
         expected = np.array(
             [sum(weights[k] * np.delete(x[: k + 1], n).prod() for k in range(n, length)) for n in range(length)]
         )
-    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-14)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-10, atol=1e-14)
 
 
 def test_nan_and_infinity_stay_behind_their_place():
@@ -54,18 +54,18 @@ def test_nan_and_infinity_stay_behind_their_place():
 def test_types():
     flags, small = np.array([True, False, True]), np.full(9, 100, np.uint8)
     np.testing.assert_array_equal(ops.cumsum(flags), [1, 1, 2])
-    found = ops.cumsum(small)
-    assert (found.dtype, int(found[-1])) == (np.uint32, 900)
+    sums = ops.cumsum(small)
+    assert (sums.dtype, int(sums[-1])) == (np.uint32, 900)
     assert ops.cumsum(small, dtype="float32").dtype == np.float32
 
 
 def test_memory_is_linear():
     """A product with a triangular matrix would take 1 GB."""
     tracemalloc.start()
-    found = ops.cumsum(np.ones(16_000, np.float32))
+    sums = ops.cumsum(np.ones(16_000, np.float32))
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert (float(found[-1]), most < 4_000_000) == (16_000, True)
+    assert (float(sums[-1]), most < 4_000_000) == (16_000, True)
     assert ops.cumsum(layers.Input((16_000,)), 1).shape[1] == 16_000
 
 
@@ -76,11 +76,11 @@ def step(x):
 def test_on_ranks():
     x = RNG.normal(size=(5, 40))
     program = trace(step, {"x": ((Dim.rows(5), 40), x.dtype)})
-    whole, _ = evaluate(program, {"x": x})
-    np.testing.assert_allclose(whole["y"], np.cumsum(x, 1), rtol=1e-11)
-    found, _ = run_on_ranks(place(program), {"x": x}, [2, 0, 3], {"x": 0})
-    np.testing.assert_allclose(np.concatenate([outputs["y"] for outputs, _ in found]), whole["y"], rtol=1e-12)
-    np.testing.assert_allclose(found[1][0]["loss"], whole["loss"], rtol=1e-10)
+    single_rank, _ = evaluate(program, {"x": x})
+    np.testing.assert_allclose(single_rank["y"], np.cumsum(x, 1), rtol=1e-11)
+    per_rank, _ = run_on_ranks(place(program), {"x": x}, [2, 0, 3], {"x": 0})
+    np.testing.assert_allclose(np.concatenate([outputs["y"] for outputs, _ in per_rank]), single_rank["y"], rtol=1e-12)
+    np.testing.assert_allclose(per_rank[1][0]["loss"], single_rank["loss"], rtol=1e-10)
 
 
 def test_along_the_rows_of_a_batch():

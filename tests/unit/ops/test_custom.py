@@ -72,13 +72,13 @@ def test_a_call_is_executed_at_once():
 
 def test_gradients_are_those_of_built_in_ops():
     x, w = Variable(X), Variable(W)
-    found = []
+    results = []
     for function in (scaled_cube, built_in):
         ops.sum(ops.square(function(x, w))).backward()
-        found.append([x.value.grad.numpy(), w.value.grad.numpy()])
+        results.append([x.value.grad.numpy(), w.value.grad.numpy()])
         x._gradient = w._gradient = None
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-12)
+    for gradient, other in zip(*results, strict=True):
+        np.testing.assert_allclose(gradient, other, rtol=1e-12)
     first, second = halves(x)
     ops.sum(3.0 * first + second).backward()
     np.testing.assert_allclose(x.value.grad.numpy(), 1.5 + X, rtol=1e-12)
@@ -97,9 +97,9 @@ def test_ranks_compute_what_one_does():
     program = trace(step, {"x": ((Dim.rows(len(X)), 3), np.float64)})
     alone = step(Variable(X).value)
     for shards in ([7], [3, 0, 4]):
-        found, _ = run_on_ranks(place(program), {"x": X}, shards, {"x": 0})
+        per_rank, _ = run_on_ranks(place(program), {"x": X}, shards, {"x": 0})
         for name, expected in alone.items():
-            parts = [outputs[name] for outputs, _ in found]
+            parts = [outputs[name] for outputs, _ in per_rank]
             value = np.concatenate(parts) if name in ("y", "dx") else parts[0]
             np.testing.assert_allclose(value, expected.numpy(), rtol=1e-12, err_msg=f"{name} of {shards}")
 
@@ -113,9 +113,9 @@ def test_a_layer_of_it_is_trained():
             return scaled_cube(inputs, self.w) if self.own else built_in(inputs, self.w)
 
     histories = []
-    for own, eager in ((True, False), (True, True), (False, False)):
+    for custom, eager in ((True, False), (True, True), (False, False)):
         layer = Cubes()
-        layer.own = own
+        layer.own = custom
         model = dp.Sequential([dp.layers.Dense(3, input_shape=(3,)), layer, dp.layers.Dense(1)], seed=1)
         model.compile("adam", "mse", dtype="float64", run_eagerly=eager)
         histories.append(model.fit(X, X[:, :1], batch_size=3, epochs=3, verbose=0).history["loss"])

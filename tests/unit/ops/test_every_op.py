@@ -28,14 +28,14 @@ def test_every_op_has_cases():
 
 @pytest.mark.parametrize(("name", "case"), ALL)
 def test_shape_and_type_are_those_of_the_value(name, case):
-    made = OPS[name](*inputs_of(case), **case.attributes)
-    assert made.numpy().shape == made.shape
-    assert made.numpy().dtype == made.dtype
+    output = OPS[name](*inputs_of(case), **case.attributes)
+    assert output.numpy().shape == output.shape
+    assert output.numpy().dtype == output.dtype
     if not OPS[name].is_view:  # all of the output is written, whatever was there
         for filler in (7, 1):
-            out = np.full(made.shape, filler, made.dtype)
+            out = np.full(output.shape, filler, output.dtype)
             OPS[name].compute(*inputs_of(case), **case.attributes, out=out)
-            assert out.tobytes() == made.numpy().tobytes()
+            assert out.tobytes() == output.numpy().tobytes()
 
 
 @pytest.mark.parametrize(("name", "case"), ALL)
@@ -43,22 +43,22 @@ def test_gradient_by_central_differences(name, case):
     arrays = inputs_of(case)
     numbers = [n for n, array in enumerate(arrays) if array.dtype.kind == "f"]
     sources = [differentiable(array) for array in arrays]
-    made = OPS[name](*sources, **case.attributes)
-    if made.dtype.kind != "f" or not numbers:
+    output = OPS[name](*sources, **case.attributes)
+    if output.dtype.kind != "f" or not numbers:
         with pytest.raises(ConfigError, match="has no gradient"):
             gradients(constant(np.arange(3)), [])
         return
     if OPS[name].gradient_rule is None:
         with pytest.raises(ConfigError, match="has no gradient"):
-            gradients(made, [sources[n] for n in numbers])
+            gradients(output, [sources[n] for n in numbers])
         return
-    weights = np.random.default_rng(3).normal(size=made.shape)
-    found = gradients(made, [sources[n] for n in numbers], weights)
+    weights = np.random.default_rng(3).normal(size=output.shape)
+    actual = gradients(output, [sources[n] for n in numbers], weights)
 
     def value(changed):
         return float(np.sum(OPS[name](*changed, **case.attributes).numpy() * weights))
 
-    for n, gradient in zip(numbers, found, strict=True):
+    for n, gradient in zip(numbers, actual, strict=True):
         expected = np.zeros_like(arrays[n])
         for at in np.ndindex(arrays[n].shape):
             ends = []
@@ -68,7 +68,7 @@ def test_gradient_by_central_differences(name, case):
                 ends.append(value(changed))
             expected[at] = (ends[0] - ends[1]) / 2e-6
         if name == "round_to":  # steps of half precision; the gradient is that of what is rounded
-            np.testing.assert_array_equal(gradient.numpy(), weights.astype(made.dtype))
+            np.testing.assert_array_equal(gradient.numpy(), weights.astype(output.dtype))
             continue
         if name == "stop_gradient":
             assert gradient is None
@@ -80,13 +80,13 @@ def test_gradient_by_central_differences(name, case):
 
 def step_of(name, case):
     def step(*xs):
-        made = OPS[name](*xs, **case.attributes)
+        output = OPS[name](*xs, **case.attributes)
         numbers = [x for x in xs if x.dtype.kind == "f"]
-        if made.dtype.kind != "f" or not numbers or OPS[name].gradient_rule is None:
-            return {"y": made}
-        loss = dptrain.ops.sum(made * made)
-        found = gradients(loss, numbers)
-        return {"y": made, "loss": loss} | {f"d{n}": one for n, one in enumerate(found) if one is not None}
+        if output.dtype.kind != "f" or not numbers or OPS[name].gradient_rule is None:
+            return {"y": output}
+        loss = dptrain.ops.sum(output * output)
+        slopes = gradients(loss, numbers)
+        return {"y": output, "loss": loss} | {f"d{n}": slope for n, slope in enumerate(slopes) if slope is not None}
 
     return step
 
@@ -116,14 +116,14 @@ def test_a_trace_has_the_bits_of_eager_execution(name, case):
 @pytest.mark.parametrize(("name", "case"), ALL)
 def test_ranks_compute_what_one_computes(name, case, shards):
     program, values = program_of(name, case)
-    whole, _ = evaluate(program, values)
+    single_rank, _ = evaluate(program, values)
     placed = place(program)
     axes = {f"x{n}": axis for n, axis in enumerate(case.rows)}
-    found, _ = run_on_ranks(placed, values, shards, axes)
+    per_rank, _ = run_on_ranks(placed, values, shards, axes)
     starts = np.cumsum([0, *shards])
-    for rank, (outputs, _) in enumerate(found):
-        for key, expected in whole.items():
+    for rank, (outputs, _) in enumerate(per_rank):
+        for key, expected in single_rank.items():
             axis = placed.placements[placed.outputs[key]].axis("batch") if key in placed.outputs else None
-            own = (slice(None),) * (axis or 0) + (slice(starts[rank], starts[rank + 1]),)
-            expected = expected if axis is None else expected[own]
+            rank_part = (slice(None),) * (axis or 0) + (slice(starts[rank], starts[rank + 1]),)
+            expected = expected if axis is None else expected[rank_part]
             np.testing.assert_allclose(outputs[key], expected, rtol=1e-12, atol=1e-12, err_msg=key)

@@ -35,12 +35,12 @@ NUMPY = [
     *(("append", (M, M, axis)) for axis in (None, 0, -1)),
     ("dstack", ([M, M],)),
     ("dstack", ([V, V],)),
-    *(("roll", (X, *given)) for given in ((5,), (-1, 1), ((1, -2), (0, 2)), (4, -1))),
+    *(("roll", (X, *arguments)) for arguments in ((5,), (-1, 1), ((1, -2), (0, 2)), (4, -1))),
     ("fliplr", (X,)),
     ("flipud", (X,)),
     *(("rot90", (X, k, axes)) for k in range(-1, 5) for axes in ((0, 1), (2, 1))),
-    *(("diagonal", (X, *given)) for given in ((), (1,), (-1, 1, 2), (2, 2, 0), (9,))),
-    *(("diag", (one, k)) for one in (V, M) for k in (-2, 0, 1)),
+    *(("diagonal", (X, *arguments)) for arguments in ((), (1,), (-1, 1, 2), (2, 2, 0), (9,))),
+    *(("diag", (array, k)) for array in (V, M) for k in (-2, 0, 1)),
     ("trace", (X, 1, 1, 2)),
     *(("diff", (X, n, axis)) for n in (1, 2) for axis in (0, -1)),
     ("inner", (X, M[:, :4])),
@@ -60,30 +60,32 @@ NUMPY = [
     *((name, (NAN[[0, 2]], axis)) for name in ("nanargmax", "nanargmin") for axis in (1, None)),
     *((name, (NAN, axis)) for name in ("nancumsum", "nancumprod") for axis in (0, 1, None)),
     ("diagflat", (M[:2, :2], -1)),
-    *(("vander", given) for given in ((V,), (V, 3), (V, 3, True))),
-    *(("kron", given) for given in ((M, X[0]), (V, V), (M, X), (X, 2.0))),
+    *(("vander", arguments) for arguments in ((V,), (V, 3), (V, 3, True))),
+    *(("kron", arguments) for arguments in ((M, X[0]), (V, V), (M, X), (X, 2.0))),
     ("cross", (X[..., :3], X[..., 1:])),
     ("cross", (X[..., :3], V[:3], -1, -1, 0)),
     ("cross", (X, X[::-1], 1, 1, 2)),
     ("cross", (X, X[::-1], -1, -1, -1, 1)),
-    *(("isin", (np.arange(6).reshape(2, 3), [1, 4, 9], *given)) for given in ((), (False, True))),
+    *(("isin", (np.arange(6).reshape(2, 3), [1, 4, 9], *arguments)) for arguments in ((), (False, True))),
     *(("searchsorted", (np.array([1.0, 2, 2, 5]), np.array([[0.0, 2], [3, 9]]), side)) for side in ("left", "right")),
     ("digitize", (M, np.array([-1.0, 0.0, 0.5]))),
     ("select", ([M > 1, M > 0], [M, -M], 7.0)),
 ]
 
 
-@pytest.mark.parametrize(("name", "given"), NUMPY, ids=lambda one: one if isinstance(one, str) else "")
-def test_values_are_numpys(name, given):
+@pytest.mark.parametrize(
+    ("name", "arguments"), NUMPY, ids=lambda parameter: parameter if isinstance(parameter, str) else ""
+)
+def test_values_are_numpys(name, arguments):
     with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # all NaN
-        expected = getattr(np, name)(*given)
-    found = getattr(ops, name)(*given)
-    assert found.shape == np.shape(expected)
-    np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-18)
+        expected = getattr(np, name)(*arguments)
+    actual = getattr(ops, name)(*arguments)
+    assert actual.shape == np.shape(expected)
+    np.testing.assert_allclose(actual, expected, rtol=1e-11, atol=1e-18)
 
 
 def test_parts():
-    for found, expected in (
+    for actual, expected in (
         (ops.array_split(M, 3, 1), np.array_split(M, 3, 1)),
         (ops.array_split(M, [1, 2], 1), np.array_split(M, [1, 2], 1)),
         (ops.hsplit(X, 3), np.hsplit(X, 3)),
@@ -94,7 +96,7 @@ def test_parts():
         (ops.meshgrid(V, M[0], indexing="ij"), np.meshgrid(V, M[0], indexing="ij")),
         (ops.moments(X, [0, 2]), (X.mean((0, 2)), X.var((0, 2)))),
     ):
-        for ours, theirs in zip(found, expected, strict=True):
+        for ours, theirs in zip(actual, expected, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-12)
 
 
@@ -129,7 +131,7 @@ def test_the_greatest_of_each_vector_of_a_batch():
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_moments_of_half_precision_do_not_overflow(dtype):
     x = ops.cast(np.array([0.0, 1000.0, 3000.0]), dtype)
-    center, spread = (float(each) for each in ops.moments(x, 0))
+    center, spread = (float(moment) for moment in ops.moments(x, 0))
     assert center == pytest.approx(4000 / 3, rel=1e-2)
     assert spread == pytest.approx(65504 if dtype == "float16" else np.var([0, 1000, 3000]), rel=1e-2)
 
@@ -147,10 +149,10 @@ def test_vectors_of_a_plane_and_of_space():
 
 
 def test_a_block_is_replaced():
-    found = ops.slice_update(X, (0, 1, 1), np.ones((1, 2, 2)))
+    actual = ops.slice_update(X, (0, 1, 1), np.ones((1, 2, 2)))
     expected = X.copy()
     expected[:1, 1:3, 1:3] = 1
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(actual, expected)
 
 
 def test_halves_gate_each_other():

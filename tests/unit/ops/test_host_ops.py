@@ -62,8 +62,8 @@ def test_threads_compute_beside_each_other():
 def test_ranks(shards):
     program, values = program_and_values()
     expected, _ = evaluate(program, values)
-    found, _ = run_on_ranks(place(program), values, shards, {"x": 0})
-    for outputs, _ in found:
+    per_rank, _ = run_on_ranks(place(program), values, shards, {"x": 0})
+    for outputs, _ in per_rank:
         np.testing.assert_allclose(outputs["loss"], expected["loss"], rtol=1e-5)
         np.testing.assert_allclose(outputs["median"], expected["median"], rtol=1e-6)
 
@@ -106,8 +106,8 @@ def test_derivative_along_a_direction():
     value, derivative = ops.jvp(lambda x: ops.sin(x) * ops.sum(x), [x], [t])
     np.testing.assert_allclose(value, np.sin(x) * x.sum(), rtol=1e-12)
     np.testing.assert_allclose(derivative, np.cos(x) * t * x.sum() + np.sin(x) * t.sum(), rtol=1e-12)
-    pair, slopes, more = ops.jvp(lambda x, y: ((x * y, y), 7), [x, x], [t, t], has_aux=True)
-    assert more == 7
+    pair, slopes, auxiliary = ops.jvp(lambda x, y: ((x * y, y), 7), [x, x], [t, t], has_aux=True)
+    assert auxiliary == 7
     np.testing.assert_allclose(pair[0], x * x, rtol=1e-12)
     np.testing.assert_allclose(slopes[0], 2 * x * t, rtol=1e-12)
     np.testing.assert_allclose(slopes[1], t, rtol=1e-12)
@@ -166,9 +166,9 @@ def test_vectorize():
 
 def test_rearrange():
     x = np.random.default_rng(0).normal(size=(2, 4, 6, 3))
-    found = ops.rearrange(x, "b (h1 h) (w1 w) c -> (b h1 w1) h w c", h1=2, w1=3)
+    actual = ops.rearrange(x, "b (h1 h) (w1 w) c -> (b h1 w1) h w c", h1=2, w1=3)
     expected = x.reshape(2, 2, 2, 3, 2, 3).transpose(0, 1, 3, 2, 4, 5).reshape(12, 2, 2, 3)
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(actual, expected)
     np.testing.assert_array_equal(ops.rearrange(x, "b h w c -> b (c h w)"), x.transpose(0, 3, 1, 2).reshape(2, -1))
     for pattern in ("b h w -> b", "b h w c -> b h w", "b (h k) w c -> b h k w c", "b h w c"):
         with pytest.raises(ConfigError, match="rearrange"):
@@ -180,9 +180,9 @@ def test_associative_scan():
     np.testing.assert_allclose(ops.associative_scan(lambda a, b: a + b, x, axis=1), np.cumsum(x, 1), rtol=1e-12)
     matrices = np.random.default_rng(1).normal(size=(5, 2, 2))
     expected = [matrices[-1]]
-    for one in matrices[-2::-1]:
-        expected.append(expected[-1] @ one)
-    found = ops.associative_scan(lambda a, b: a @ b, matrices, reverse=True)
-    np.testing.assert_allclose(found, expected[::-1], rtol=1e-12)
+    for matrix in matrices[-2::-1]:
+        expected.append(expected[-1] @ matrix)
+    actual = ops.associative_scan(lambda a, b: a @ b, matrices, reverse=True)
+    np.testing.assert_allclose(actual, expected[::-1], rtol=1e-12)
     with pytest.raises(ConfigError, match="same first dimension"):
         ops.associative_scan(lambda a, b: a, (x, x[:2]))

@@ -22,8 +22,8 @@ IDENTITY = np.array([1, 0, 0, 0, 1, 0, 0, 0.0])
 def test_a_constant_image_stays_one_in_every_size(interpolation):
     for size in ((3, 4), (9, 7)):
         for antialias in (False, True):
-            found = ops.image.resize(np.full((1, 5, 6, 2), 3.0), size, interpolation, antialias)
-            np.testing.assert_allclose(found, np.full((1, *size, 2), 3.0), rtol=1e-12)
+            resized = ops.image.resize(np.full((1, 5, 6, 2), 3.0), size, interpolation, antialias)
+            np.testing.assert_allclose(resized, np.full((1, *size, 2), 3.0), rtol=1e-12)
     np.testing.assert_array_equal(ops.image.resize(IMAGES, (5, 6), interpolation), IMAGES)
 
 
@@ -57,18 +57,18 @@ def test_whole_pixels_are_moved(fill_mode):
         transform = IDENTITY + np.array([0, 0, right, 0, 0, down, 0, 0])
         expected = around[:, 4 + down : 9 + down, 5 + right : 11 + right]
         for interpolation in ("nearest", "bilinear"):
-            found = ops.image.affine_transform(IMAGES, transform, interpolation, fill_mode)
-            np.testing.assert_allclose(found, expected, rtol=1e-12)
+            actual = ops.image.affine_transform(IMAGES, transform, interpolation, fill_mode)
+            np.testing.assert_allclose(actual, expected, rtol=1e-12)
 
 
 def test_each_image_has_its_own_transformation_and_gradient():
     transforms = np.stack([IDENTITY, IDENTITY + np.array([0, 0, 0.25, 0, 0, 0.5, 0, 0])])
     x = differentiable(IMAGES)
-    found = ops.image.affine_transform(x, transforms)
-    np.testing.assert_array_equal(found.numpy()[0], IMAGES[0])
+    output = ops.image.affine_transform(x, transforms)
+    np.testing.assert_array_equal(output.numpy()[0], IMAGES[0])
     a, b = IMAGES[1, 1:3, 2], IMAGES[1, 1:3, 3]
-    np.testing.assert_allclose(found.numpy()[1, 1, 2], (a.sum(0) * 0.75 + b.sum(0) * 0.25) / 2, rtol=1e-12)
-    (gradient,) = gradients(ops.sum(found), [x])
+    np.testing.assert_allclose(output.numpy()[1, 1, 2], (a.sum(0) * 0.75 + b.sum(0) * 0.25) / 2, rtol=1e-12)
+    (gradient,) = gradients(ops.sum(output), [x])
     np.testing.assert_array_equal(gradient.numpy()[0], np.ones((5, 6, 3)))
     np.testing.assert_allclose(gradient.numpy()[1, 0, 0], np.full(3, 0.375), rtol=1e-12)
 
@@ -114,7 +114,7 @@ def test_gradients_in_places_and_deviations():
     def moved_and_scaled(scale, translation):
         return ops.image.scale_and_translate(image, (4, 9, 3), scale, translation, (0, 1), "cubic")
 
-    for function, given in (
+    for function, point in (
         (lambda p: ops.image.perspective_transform(image, CORNERS, p), CORNERS + PLACES[:, :2] / 9),
         (lambda p: ops.image.map_coordinates(image, p, 1), RNG.uniform(0.1, 1.9, (3, 6)) * [[2], [2], [1]]),
         (lambda p: ops.image.gaussian_blur(POSITIVE, (3, 3), p), np.array([0.8, 1.2])),
@@ -124,11 +124,11 @@ def test_gradients_in_places_and_deviations():
             np.array([0.3, -1.2]),
         ),
     ):
-        x = differentiable(given)
+        x = differentiable(point)
         y = function(x)
-        pull, step = RNG.normal(size=y.shape), RNG.normal(size=given.shape)
+        pull, step = RNG.normal(size=y.shape), RNG.normal(size=point.shape)
         (gradient,) = gradients(y, [x], pull)
-        ends = [(function(given + h * step).numpy() * pull).sum() for h in (1e-7, -1e-7)]
+        ends = [(function(point + h * step).numpy() * pull).sum() for h in (1e-7, -1e-7)]
         np.testing.assert_allclose((gradient.numpy() * step).sum(), (ends[0] - ends[1]) / 2e-7, rtol=1e-4)
 
 
@@ -138,13 +138,17 @@ def test_ranks_compute_what_one_computes(shards):
         lambda x: {name: function(x) for name, function in FUNCTIONS.items()},
         {"x": ((Dim.rows(2), *POSITIVE.shape[1:]), "float64")},
     )
-    whole, _ = evaluate(program, {"x": POSITIVE})
+    single_rank, _ = evaluate(program, {"x": POSITIVE})
     for name, function in FUNCTIONS.items():
         if name != "elastic":  # drawn in another type than a trace of float64 rows
-            np.testing.assert_allclose(whole[name], function(POSITIVE).numpy(), rtol=1e-12, atol=1e-12, err_msg=name)
-    found, _ = run_on_ranks(place(program), {"x": POSITIVE}, shards, {"x": 0})
-    for name, expected in whole.items():
-        np.testing.assert_array_equal(np.concatenate([outputs[name] for outputs, _ in found]), expected, err_msg=name)
+            np.testing.assert_allclose(
+                single_rank[name], function(POSITIVE).numpy(), rtol=1e-12, atol=1e-12, err_msg=name
+            )
+    per_rank, _ = run_on_ranks(place(program), {"x": POSITIVE}, shards, {"x": 0})
+    for name, expected in single_rank.items():
+        np.testing.assert_array_equal(
+            np.concatenate([outputs[name] for outputs, _ in per_rank]), expected, err_msg=name
+        )
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -152,13 +156,13 @@ def test_ranks_compute_what_one_computes(shards):
 def test_half_precision_stays_near(name, dtype):
     """Weights and places are computed in single precision."""
     x = ops.cast(POSITIVE, dtype)
-    found = FUNCTIONS[name](x)
-    assert found.dtype == x.dtype
+    output = FUNCTIONS[name](x)
+    assert output.dtype == x.dtype
     if name in ("likeness", "elastic"):  # differences of squares, and other draws
         return
     exact = FUNCTIONS[name](ops.cast(x, "float64")).numpy()
     close = 1e-2 if dtype == "float16" else 6e-2
-    np.testing.assert_allclose(ops.cast(found, "float64"), exact, rtol=close, atol=close * np.abs(exact).max())
+    np.testing.assert_allclose(ops.cast(output, "float64"), exact, rtol=close, atol=close * np.abs(exact).max())
 
 
 def test_what_is_moved_and_blurred_by_hand():
@@ -169,8 +173,8 @@ def test_what_is_moved_and_blurred_by_hand():
     blurred = ops.image.gaussian_blur(square, (3, 3), (0.7, 0.7)).numpy()[0, 1:4, 1:4, 0]
     np.testing.assert_allclose(blurred, np.outer(bell, bell), rtol=1e-6)
     moved = CORNERS + 1
-    found = ops.image.perspective_transform(IMAGES, CORNERS, moved).numpy()
-    np.testing.assert_allclose(found[:, 1:, 1:], IMAGES[:, :-1, :-1], atol=1e-9)
+    output = ops.image.perspective_transform(IMAGES, CORNERS, moved).numpy()
+    np.testing.assert_allclose(output[:, 1:, 1:], IMAGES[:, :-1, :-1], atol=1e-9)
     red, grey = np.array([[[1.0, 0, 0]]]), np.array([[[0.4, 0.4, 0.4]]])
     np.testing.assert_allclose(ops.image.rgb_to_hsv(red)[0, 0], [0, 1, 1])
     np.testing.assert_allclose(ops.image.rgb_to_hsv(grey)[0, 0], [0, 0, 0.4])
@@ -234,7 +238,7 @@ def test_refusals(call, message):
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos5"])
 def test_whole_numbers_are_rounded_and_stay_whole(interpolation, dtype):
     images = np.arange(48).reshape(1, 4, 4, 3) * 5
-    found = ops.image.resize(images.astype(dtype), (3, 5), interpolation)
-    assert found.dtype.name == dtype
+    resized = ops.image.resize(images.astype(dtype), (3, 5), interpolation)
+    assert resized.dtype.name == dtype
     exact = ops.image.resize(images.astype(np.float32), (3, 5), interpolation).numpy()
-    np.testing.assert_array_equal(found.numpy(), np.rint(exact).clip(0, 255 if dtype == "uint8" else None))
+    np.testing.assert_array_equal(resized.numpy(), np.rint(exact).clip(0, 255 if dtype == "uint8" else None))

@@ -13,9 +13,9 @@ X, M = RNG.normal(size=(3, 4, 5)), RNG.normal(size=(4, 4)) + 3 * np.eye(4)
 SPD = M @ M.T + np.eye(4)
 
 
-def close(found, expected):
-    assert found.shape == np.shape(expected)
-    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
+def close(actual, expected):
+    assert actual.shape == np.shape(expected)
+    np.testing.assert_allclose(actual, expected, rtol=1e-10, atol=1e-10)
 
 
 def test_factors_multiply_to_the_matrix():
@@ -25,11 +25,11 @@ def test_factors_multiply_to_the_matrix():
             close(q @ r, x)
             close(r.numpy(), np.linalg.qr(x, mode)[1])
         for full in (False, True):
-            u, s, vt = (one.numpy() for one in ops.svd(x, full))
+            u, s, vt = (tensor.numpy() for tensor in ops.svd(x, full))
             k = s.shape[-1]
             close(ops.svd(x, compute_uv=False), s)
             close(u[..., :k] * s[..., None, :] @ vt[..., :k, :], x)
-        lu, pivots = (one.numpy() for one in ops.lu_factor(x))
+        lu, pivots = (tensor.numpy() for tensor in ops.lu_factor(x))
         m, n = x.shape[-2:]
         lower = np.tril(lu, -1)[..., : min(m, n)] + np.eye(m, min(m, n))
         product = lower @ np.triu(lu)[..., : min(m, n), :]
@@ -71,16 +71,16 @@ def test_gradient_of_least_squares():
         for place in np.ndindex(source.shape):
             ends = []
             for step in (1e-6, -1e-6):
-                moved = [one.numpy().copy() for one in (a, b)]
+                moved = [tensor.numpy().copy() for tensor in (a, b)]
                 moved[0 if source is a else 1][place] += step
                 ends.append(float(ops.sum(ops.lstsq(*moved) ** 2)))
             np.testing.assert_allclose(gradient.numpy()[place], (ends[0] - ends[1]) / 2e-6, rtol=1e-5, atol=1e-6)
 
 
 def test_what_has_no_answer():
-    found = ops.inv(np.stack([np.ones((2, 2)), np.eye(2)])).numpy()
-    assert np.isnan(found[0]).all()
-    np.testing.assert_array_equal(found[1], np.eye(2))
+    inverse = ops.inv(np.stack([np.ones((2, 2)), np.eye(2)])).numpy()
+    assert np.isnan(inverse[0]).all()
+    np.testing.assert_array_equal(inverse[1], np.eye(2))
     assert float(ops.det(np.ones((2, 2)))) == 0
     for call, message in (
         (lambda: ops.cholesky(-np.eye(2)), "Cholesky decomposition failed"),

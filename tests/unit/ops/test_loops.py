@@ -29,9 +29,9 @@ def test_loops():
 
 def test_parts_one_by_one():
     np.testing.assert_array_equal(ops.map(lambda row: ops.sum(row), X), [1, 5, 9])
-    both = ops.vectorized_map(lambda one: {"sum": one[0] + one[1], "first": one[0]}, (X, 2 * X))
-    np.testing.assert_array_equal(both["sum"], 3 * X)
-    np.testing.assert_array_equal(both["first"], X)
+    results = ops.vectorized_map(lambda pair: {"sum": pair[0] + pair[1], "first": pair[0]}, (X, 2 * X))
+    np.testing.assert_array_equal(results["sum"], 3 * X)
+    np.testing.assert_array_equal(results["first"], X)
 
 
 def test_scan_carries_and_stacks():
@@ -55,8 +55,8 @@ def test_a_traced_loop_has_a_gradient():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: ops.map(lambda one: one[0], (X, X[:2])), r"tensors of \[2, 3\]: expected one length"),
-        (lambda: ops.map(lambda one: one, X[:0]), "no parts to stack"),
+        (lambda: ops.map(lambda pair: pair[0], (X, X[:2])), r"tensors of \[2, 3\]: expected one length"),
+        (lambda: ops.map(lambda part: part, X[:0]), "no parts to stack"),
         (lambda: ops.scan(lambda carry, x: (carry, x), 0, X, length=2), "length=2 for 3 parts"),
         (
             lambda: trace(
@@ -76,10 +76,10 @@ STEP = {"x": ((3, 2), np.float64)}
 
 def traced_and_eager(step, x=X):
     """Return what a step makes of x, the same traced and eager."""
-    found = evaluate(trace(step, {"x": (x.shape, np.float64)}), {"x": x})[0]
+    outputs = evaluate(trace(step, {"x": (x.shape, np.float64)}), {"x": x})[0]
     for name, value in step(ops.convert_to_tensor(x)).items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-13)
-    return found
+        np.testing.assert_allclose(outputs[name], value, rtol=1e-13)
+    return outputs
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -95,9 +95,9 @@ def test_conditions_that_are_not_known(sign):
             calls.assign_add([0, 10.0])
             return {"y": -x, "none": None}
 
-        made = ops.cond(ops.sum(x) > 0, yes, no)
-        assert made["none"] is None
-        return {"y": made["y"]}
+        chosen = ops.cond(ops.sum(x) > 0, yes, no)
+        assert chosen["none"] is None
+        return {"y": chosen["y"]}
 
     x = sign * X
     outputs, updates = evaluate(trace(step, STEP), {"x": x})
@@ -120,9 +120,9 @@ def test_a_loop_while_a_condition_holds_that_is_not_known(most):
         n, y = ops.while_loop(lambda n, y: ops.sum(y) < 100, lambda n, y: (n + 1, 2 * y), (0, x), most)
         return {"n": n + 0 * ops.sum(x), "y": y}
 
-    found = traced_and_eager(step)
-    assert found["n"] == min(most, 3)
-    np.testing.assert_array_equal(found["y"], X * 2 ** min(most, 3))
+    outputs = traced_and_eager(step)
+    assert outputs["n"] == min(most, 3)
+    np.testing.assert_array_equal(outputs["y"], X * 2 ** min(most, 3))
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 8, 11])
@@ -132,19 +132,19 @@ def test_sums_of_an_associative_function(length, reverse, axis):
     x = np.random.default_rng(0).normal(size=(length, 2) if axis == 0 else (2, length))
 
     def step(x):
-        both = ops.associative_scan(lambda a, b: (a[0] * b[0], b[0] * a[1] + b[1]), (x, x + 1), reverse, axis)
-        return {"sum": ops.associative_scan(ops.add, x, reverse, axis), "product": both[0], "line": both[1]}
+        pair = ops.associative_scan(lambda a, b: (a[0] * b[0], b[0] * a[1] + b[1]), (x, x + 1), reverse, axis)
+        return {"sum": ops.associative_scan(ops.add, x, reverse, axis), "product": pair[0], "line": pair[1]}
 
-    found = traced_and_eager(step, x)
+    outputs = traced_and_eager(step, x)
     turned = np.flip(x, axis) if reverse else x
     for name, function in (("sum", np.cumsum), ("product", np.cumprod)):
         expected = function(turned, axis)
-        np.testing.assert_allclose(found[name], np.flip(expected, axis) if reverse else expected, rtol=1e-12)
+        np.testing.assert_allclose(outputs[name], np.flip(expected, axis) if reverse else expected, rtol=1e-12)
     steps, state = np.moveaxis(turned, axis, 0), np.zeros(2)
-    for number, one in enumerate(steps):
-        state = one * state + one + 1
+    for number, part in enumerate(steps):
+        state = part * state + part + 1
         at = length - 1 - number if reverse else number
-        np.testing.assert_allclose(np.moveaxis(found["line"], axis, 0)[at], state, rtol=1e-11, atol=1e-12)
+        np.testing.assert_allclose(np.moveaxis(outputs["line"], axis, 0)[at], state, rtol=1e-11, atol=1e-12)
 
 
 def test_a_loop_of_symbolic_tensors_that_does_not_end_is_refused():

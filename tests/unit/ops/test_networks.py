@@ -17,8 +17,8 @@ def test_layers_are_normalised_over_axes():
     np.testing.assert_allclose(ops.layer_normalization(X), expected, rtol=1e-12)
     np.testing.assert_allclose(ops.layer_normalization(X, G, G + 1), expected * G + G + 1, rtol=1e-12)
     row = X.mean(1, keepdims=True), X.var(1, keepdims=True)
-    found = ops.layer_normalization(X, gamma=G[:3], axis=1, epsilon=0.1)
-    np.testing.assert_allclose(found, (X - row[0]) / np.sqrt(row[1] + 0.1) * G[:3, None], rtol=1e-12)
+    actual = ops.layer_normalization(X, gamma=G[:3], axis=1, epsilon=0.1)
+    np.testing.assert_allclose(actual, (X - row[0]) / np.sqrt(row[1] + 0.1) * G[:3, None], rtol=1e-12)
     scaled = ops.layer_normalization(X, gamma=G, beta=G, rms_scaling=True)
     np.testing.assert_allclose(scaled, X / np.sqrt(X.var(-1, keepdims=True) + 1e-7) * G, rtol=1e-12)
     with pytest.raises(ConfigError, match="layer_normalization: unknown argument 'scaling'"):
@@ -30,8 +30,8 @@ def test_a_layer_has_the_bits_of_the_op():
     layer = LayerNormalization([1, 2], beta_initializer="ones", epsilon=0.01)
     layer(x)
     layer.gamma.assign(gamma)
-    for given in (gamma, gamma.reshape(1, 3, 4), gamma.ravel()):
-        expected = ops.layer_normalization(x, given, np.ones(12), axis=(1, 2), epsilon=0.01)
+    for scale in (gamma, gamma.reshape(1, 3, 4), gamma.ravel()):
+        expected = ops.layer_normalization(x, scale, np.ones(12), axis=(1, 2), epsilon=0.01)
         np.testing.assert_array_equal(layer(x), expected)
 
 
@@ -45,8 +45,8 @@ def test_batches_are_normalised_by_given_moments():
     shape = (3, 1)
     expected = (X - mean.reshape(shape)) / np.sqrt(variance.reshape(shape) + 1e-3)
     np.testing.assert_allclose(ops.batch_normalization(X, mean, variance, 1), expected, rtol=1e-12)
-    found = ops.batch_normalization(X, mean, variance, 1, offset=G[:3], scale=G[1:])
-    np.testing.assert_allclose(found, expected * G[1:].reshape(shape) + G[:3].reshape(shape), rtol=1e-12)
+    actual = ops.batch_normalization(X, mean, variance, 1, offset=G[:3], scale=G[1:])
+    np.testing.assert_allclose(actual, expected * G[1:].reshape(shape) + G[:3].reshape(shape), rtol=1e-12)
 
 
 def test_classes_that_are_there():

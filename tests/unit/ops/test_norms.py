@@ -35,13 +35,13 @@ def test_a_matrix_without_an_axis():
 
 
 def test_of_integers():
-    found = ops.norm(np.array([[3, -4], [0, 1]]), 1)
-    assert (found.dtype, float(found)) == (np.float32, 5)
+    norm = ops.norm(np.array([[3, -4], [0, 1]]), 1)
+    assert (norm.dtype, float(norm)) == (np.float32, 5)
     assert float(ops.norm(np.array([200, 100], np.uint8), 1)) == 300
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         ((M, 3), "ord=3 of matrices; expected None, 'fro', 'nuc', 1"),
         ((M, "fro", 0), "ord='fro' of vectors; expected None or a number"),
@@ -49,9 +49,9 @@ def test_of_integers():
         ((M, 1, (0, 0)), "expected different axes"),
     ],
 )
-def test_what_there_is_not(given, message):
+def test_what_there_is_not(arguments, message):
     with pytest.raises(ConfigError, match=message):
-        ops.norm(*given)
+        ops.norm(*arguments)
 
 
 def test_normalize():
@@ -70,8 +70,8 @@ def test_normalize():
 @pytest.mark.parametrize("keepdims", [False, True])
 def test_norms_of_singular_values(ord, keepdims):
     x = np.random.default_rng(1).normal(size=(2, 3, 4)).astype(np.float32)
-    found = ops.norm(x, ord, (0, 2), keepdims)
-    np.testing.assert_allclose(found.numpy(), np.linalg.norm(x, ord, (0, 2), keepdims), rtol=1e-5)
-    assert found.dtype.name == "float32"
+    norm = ops.norm(x, ord, (0, 2), keepdims)
+    np.testing.assert_allclose(norm.numpy(), np.linalg.norm(x, ord, (0, 2), keepdims), rtol=1e-5)
+    assert norm.dtype.name == "float32"
     program = trace(lambda y: {"y": ops.norm(y, ord, (0, 2), keepdims)}, {"y": (x.shape, "float32")})
-    np.testing.assert_array_equal(evaluate(program, {"y": x})[0]["y"], found.numpy())
+    np.testing.assert_array_equal(evaluate(program, {"y": x})[0]["y"], norm.numpy())

@@ -22,14 +22,14 @@ def test_values_are_numpys(mode, width):
 
 def test_with_a_number():
     np.testing.assert_array_equal(ops.pad(X, 1, constant_values=2.5), np.pad(X, 1, constant_values=2.5))
-    found = ops.pad(np.array([True]), 1, constant_values=1)
-    assert (found.dtype, found.numpy().tolist()) == (bool, [True] * 3)
+    padded = ops.pad(np.array([True]), 1, constant_values=1)
+    assert (padded.dtype, padded.numpy().tolist()) == (bool, [True] * 3)
 
 
 def test_gradients_go_to_what_is_repeated():
     source = differentiable(np.arange(3.0))
-    (found,) = gradients(ops.pad(source, (2, 1), "reflect"), [source], np.arange(6.0))
-    np.testing.assert_array_equal(found, [2, 1 + 3 + 5, 0 + 4])
+    (gradient,) = gradients(ops.pad(source, (2, 1), "reflect"), [source], np.arange(6.0))
+    np.testing.assert_array_equal(gradient, [2, 1 + 3 + 5, 0 + 4])
 
 
 @pytest.mark.parametrize(

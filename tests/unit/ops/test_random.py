@@ -34,23 +34,23 @@ def test_the_same_on_any_number_of_ranks(shards):
     seed.count.assign(5)
     program = trace(step, {"x": ((Dim.rows(ROWS), 3), "float64")})
     values = {"x": np.arange(ROWS * 3.0).reshape(ROWS, 3)}
-    whole, state = evaluate(program, values)
+    single_rank, state = evaluate(program, values)
     assert state == {seed.count: 5 + 4}
-    found, _ = run_on_ranks(place(program), values, shards, {"x": 0})
+    per_rank, _ = run_on_ranks(place(program), values, shards, {"x": 0})
     for name in ("noise", "twice", "dropped"):
-        np.testing.assert_array_equal(np.concatenate([outputs[name] for outputs, _ in found]), whole[name])
-    for outputs, own in found:
-        np.testing.assert_array_equal(outputs["whole"], whole["whole"])
-        np.testing.assert_allclose(outputs["sum"], whole["sum"], rtol=1e-5)
-        assert own == state
+        np.testing.assert_array_equal(np.concatenate([outputs[name] for outputs, _ in per_rank]), single_rank[name])
+    for outputs, updates in per_rank:
+        np.testing.assert_array_equal(outputs["whole"], single_rank["whole"])
+        np.testing.assert_allclose(outputs["sum"], single_rank["sum"], rtol=1e-5)
+        assert updates == state
 
 
 def test_every_draw_is_another():
     seed = random.SeedGenerator(0)
     first, second = (random.uniform((5, 3), seed=seed).numpy() for _ in range(2))
     assert not np.any(first == second)
-    again = random.SeedGenerator(0)
-    np.testing.assert_array_equal(random.uniform((5, 3), seed=again).numpy(), first)
+    same_seed = random.SeedGenerator(0)
+    np.testing.assert_array_equal(random.uniform((5, 3), seed=same_seed).numpy(), first)
     other = random.SeedGenerator(0, number=1)
     assert not np.any(random.uniform((5, 3), seed=other).numpy() == first)
 
@@ -64,9 +64,9 @@ def test_distributions():
     assert abs(normal.mean() - 2) < 0.02
     assert abs(normal.std() - 0.5) < 0.02
     assert np.isfinite(normal).all()
-    kept = random.dropout(np.ones((200, 100)), 0.25, seed=seed).numpy()
-    assert set(np.unique(kept)) == {0, 1 / 0.75}
-    assert abs(np.mean(kept == 0) - 0.25) < 0.02
+    dropped = random.dropout(np.ones((200, 100)), 0.25, seed=seed).numpy()
+    assert set(np.unique(dropped)) == {0, 1 / 0.75}
+    assert abs(np.mean(dropped == 0) - 0.25) < 0.02
 
 
 def test_dropout_has_the_bits_of_earlier_versions():
@@ -94,33 +94,33 @@ def test_parts_of_a_concatenation_draw_for_their_own_rows():
     seed = random.SeedGenerator(3)
 
     def function(x):
-        both = ops.concatenate([x, 2 * x])
-        noisy = both + random.normal(both.shape, seed=seed) + random.uniform(both.shape, seed=7)
-        return {"sum": ops.sum(noisy * noisy, axis=0), "dropped": ops.sum(random.dropout(both, 0.5, seed=seed))}
+        joined = ops.concatenate([x, 2 * x])
+        noisy = joined + random.normal(joined.shape, seed=seed) + random.uniform(joined.shape, seed=7)
+        return {"sum": ops.sum(noisy * noisy, axis=0), "dropped": ops.sum(random.dropout(joined, 0.5, seed=seed))}
 
     x = np.arange(24, dtype=np.float32).reshape(8, 3)
     placed = place(trace(function, {"x": ((Dim.rows(8), 3), np.float32)}))
-    whole, state = evaluate(placed, {"x": x})
-    found, _ = run_on_ranks(placed, {"x": x}, [3, 0, 5], {"x": 0})
-    for outputs, own in found:
-        for name, value in whole.items():
+    single_rank, state = evaluate(placed, {"x": x})
+    per_rank, _ = run_on_ranks(placed, {"x": x}, [3, 0, 5], {"x": 0})
+    for outputs, updates in per_rank:
+        for name, value in single_rank.items():
             np.testing.assert_allclose(outputs[name], value, rtol=1e-6)
-        assert own == state
+        assert updates == state
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.4, 1.0, 4.0])
 def test_gamma_and_beta(alpha):
     """Mean and variance are those of the distributions, to five standard errors."""
     number = 20_000
-    drawn = random.gamma((number,), alpha, "float64", seed=1).numpy()
-    assert drawn.min() >= 0
-    assert drawn.mean() == pytest.approx(alpha, abs=5 * (alpha / number) ** 0.5)
+    draws = random.gamma((number,), alpha, "float64", seed=1).numpy()
+    assert draws.min() >= 0
+    assert draws.mean() == pytest.approx(alpha, abs=5 * (alpha / number) ** 0.5)
     fourth = 3 * alpha**2 + 6 * alpha
-    assert drawn.var() == pytest.approx(alpha, abs=5 * ((fourth - alpha**2) / number) ** 0.5)
-    both = random.beta((number,), alpha, 2 * alpha, "float64", seed=2).numpy()
+    assert draws.var() == pytest.approx(alpha, abs=5 * ((fourth - alpha**2) / number) ** 0.5)
+    betas = random.beta((number,), alpha, 2 * alpha, "float64", seed=2).numpy()
     variance = 2 / 9 / (3 * alpha + 1)
-    assert both.mean() == pytest.approx(1 / 3, abs=5 * (variance / number) ** 0.5)
-    assert both.var() == pytest.approx(variance, rel=0.1)
+    assert betas.mean() == pytest.approx(1 / 3, abs=5 * (variance / number) ** 0.5)
+    assert betas.var() == pytest.approx(variance, rel=0.1)
     parts = random.dirichlet((number, 3), alpha, "float64", seed=3).numpy()
     np.testing.assert_allclose(parts.sum(1), 1, rtol=1e-12)
     np.testing.assert_allclose(parts.mean(0), 1 / 3, atol=5 * (variance / number) ** 0.5)
@@ -128,15 +128,15 @@ def test_gamma_and_beta(alpha):
 
 def test_beta_of_tiny_shapes_is_0_or_1():
     """Where both numbers of the gamma distribution are below the least one."""
-    drawn = random.beta((1000,), 1e-6, 1e-6, seed=1).numpy()
-    assert set(drawn) == {0, 1}
-    assert 400 < drawn.sum() < 600
+    draws = random.beta((1000,), 1e-6, 1e-6, seed=1).numpy()
+    assert set(draws) == {0, 1}
+    assert 400 < draws.sum() < 600
 
 
 def test_gamma_of_tensors():
     shapes = np.array([0.5, 5, 50])
-    drawn = random.gamma((4000, 3), shapes, seed=5).numpy()
-    np.testing.assert_allclose(drawn.mean(0), shapes, rtol=0.1)
+    draws = random.gamma((4000, 3), shapes, seed=5).numpy()
+    np.testing.assert_allclose(draws.mean(0), shapes, rtol=0.1)
 
 
 @pytest.mark.parametrize("shards", [[11], [4, 4, 3], [0, 11], [5, 0, 1, 2, 3]], ids=str)
@@ -149,16 +149,16 @@ def test_a_permutation_of_the_global_batch(shards):
     program = trace(step, {"x": ((Dim.rows(ROWS),), "float64")})
     assert program.shape_specialised
     values = {"x": np.zeros(ROWS)}
-    whole, state = evaluate(program, values)
-    assert whole["places"].tolist() == list(range(ROWS))
-    assert sorted(whole["order"]) == list(range(ROWS))
+    single_rank, state = evaluate(program, values)
+    assert single_rank["places"].tolist() == list(range(ROWS))
+    assert sorted(single_rank["order"]) == list(range(ROWS))
     assert state == {seed.count: 1}
-    again, _ = evaluate(program, values, state)
-    assert sorted(again["order"]) == list(range(ROWS))
-    assert again["order"].tolist() != whole["order"].tolist()
-    found, _ = run_on_ranks(place(program), values, shards, {"x": 0})
-    for name in whole:
-        np.testing.assert_array_equal(np.concatenate([outputs[name] for outputs, _ in found]), whole[name])
+    second, _ = evaluate(program, values, state)
+    assert sorted(second["order"]) == list(range(ROWS))
+    assert second["order"].tolist() != single_rank["order"].tolist()
+    per_rank, _ = run_on_ranks(place(program), values, shards, {"x": 0})
+    for name in single_rank:
+        np.testing.assert_array_equal(np.concatenate([outputs[name] for outputs, _ in per_rank]), single_rank[name])
 
 
 def test_a_permutation_of_rows_side_by_side_is_refused():
@@ -184,29 +184,29 @@ def test_a_permutation_of_rows_side_by_side_is_refused():
     ids=["uniform", "normal", "truncated_normal", "gamma", "beta", "dirichlet", "binomial", "many trials"],
 )
 def test_mean_and_deviation_in_every_type(draw, mean, deviation, dtype):
-    drawn = draw(dtype)
-    assert drawn.dtype.name == dtype
-    values = drawn.numpy().astype(np.float64)
+    draws = draw(dtype)
+    assert draws.dtype.name == dtype
+    values = draws.numpy().astype(np.float64)
     assert values.mean() == pytest.approx(mean, abs=4 * deviation / len(values) ** 0.5 + 2e-3 * mean)
     assert values.std() == pytest.approx(deviation, rel=0.06)
 
 
 def test_truncated_numbers_are_within_two_deviations():
-    drawn = random.truncated_normal((4000,), 3.0, 2.0, seed=3).numpy()
-    assert (drawn.min() > -1, drawn.max() < 7, drawn.min() < 0) == (True, True, True)
+    draws = random.truncated_normal((4000,), 3.0, 2.0, seed=3).numpy()
+    assert (draws.min() > -1, draws.max() < 7, draws.min() < 0) == (True, True, True)
 
 
 def test_binomials_of_counts_and_probabilities_of_their_own():
     counts, probabilities = np.array([0, 1, 5, 300]), np.array([0.5, 1.0, 0.0, 1.0])
-    drawn = random.binomial((50, 4), counts, probabilities, seed=2).numpy()
-    np.testing.assert_array_equal(drawn, np.broadcast_to([0, 1, 0, 300], (50, 4)))
+    draws = random.binomial((50, 4), counts, probabilities, seed=2).numpy()
+    np.testing.assert_array_equal(draws, np.broadcast_to([0, 1, 0, 300], (50, 4)))
 
 
 def test_classes_come_as_often_as_their_probabilities_say():
     logits = np.log(np.array([[0.7, 0.2, 0.1], [0.0, 0.5, 0.5]]) + 1e-30)
-    drawn = random.categorical(logits, 5000, seed=4)
-    assert (drawn.shape, drawn.dtype.name) == ((2, 5000), "int32")
-    shares = [np.bincount(row, minlength=3) / 5000 for row in drawn.numpy()]
+    draws = random.categorical(logits, 5000, seed=4)
+    assert (draws.shape, draws.dtype.name) == ((2, 5000), "int32")
+    shares = [np.bincount(row, minlength=3) / 5000 for row in draws.numpy()]
     np.testing.assert_allclose(shares, [[0.7, 0.2, 0.1], [0, 0.5, 0.5]], atol=0.03)
 
 

@@ -45,9 +45,9 @@ def training(wrap, dtype="float64"):
 
 
 def test_gradients_are_the_same():
-    plain, again = (evaluate(training(wrap), {"x": X})[0] for wrap in (lambda f: f, dp.remat))
+    plain, rematerialized = (evaluate(training(wrap), {"x": X})[0] for wrap in (lambda f: f, dp.remat))
     for name, value in plain.items():
-        np.testing.assert_allclose(again[name], value, rtol=1e-12, atol=1e-15)
+        np.testing.assert_allclose(rematerialized[name], value, rtol=1e-12, atol=1e-15)
     program = place(training(dp.remat))
     compiled = CompiledExecutable(program, HostMemory(), {"x": X})
     compiled.run()
@@ -62,8 +62,8 @@ def test_it_takes_less_memory():
     for wrap in (lambda f: f, dp.remat):
         program = place(training(wrap, "float32"))
         sizes.append((planned(*lowered(program), 1000)[1].size, Composition(program, 1000).plan.size))
-    for plain, again in zip(*sizes, strict=True):
-        assert again < 0.75 * plain
+    for plain, rematerialized in zip(*sizes, strict=True):
+        assert rematerialized < 0.75 * plain
 
 
 def test_random_numbers_and_what_is_assigned():
@@ -98,7 +98,7 @@ def evaluate_draw(outputs, x):
 def test_steps_of_a_loop():
     """A loop then stacks what its steps begin with, and no more."""
     kernel = Variable(np.random.default_rng(0).normal(size=(WIDTH, WIDTH)) / 3, "kernel")
-    stacks, found = [], []
+    stacks, results = [], []
     for wrap in (lambda f: f, dp.remat):
 
         def step(x, wrap=wrap):
@@ -109,11 +109,13 @@ def test_steps_of_a_loop():
             return {"h": h, "gradient": kernel._gradient}
 
         program = trace(step, {"x": ((5, 4, WIDTH), np.float64)})
-        stacks.append(sum(one.op is not None and one.op.name == "scan" and one.ndim == 3 for one in program.tensors))
-        found.append(evaluate(program, {"x": np.stack([X[:4]] * 5)})[0])
+        stacks.append(
+            sum(tensor.op is not None and tensor.op.name == "scan" and tensor.ndim == 3 for tensor in program.tensors)
+        )
+        results.append(evaluate(program, {"x": np.stack([X[:4]] * 5)})[0])
     assert stacks[1] < stacks[0]
-    for name, value in found[0].items():
-        np.testing.assert_allclose(found[1][name], value, rtol=1e-11, atol=1e-14)
+    for name, value in results[0].items():
+        np.testing.assert_allclose(results[1][name], value, rtol=1e-11, atol=1e-14)
 
 
 def test_layers_train_as_others():
@@ -136,10 +138,10 @@ def test_layers_train_as_others():
             return (dp.remat(self.run) if self.again else self.run)(x)
 
     losses = []
-    for again in (False, True):
+    for recomputes in (False, True):
         dp.utils.set_random_seed(1)
         block = Block()
-        block.again = again
+        block.again = recomputes
         model = dp.Sequential([layers.Input((WIDTH,)), block, layers.Dense(1)])
         model.compile("sgd", "mse")
         history = model.fit(X.astype(np.float32), X[:, :1], batch_size=4, epochs=3, verbose=0, shuffle=False)

@@ -21,8 +21,8 @@ def test_sums_of_segments():
 
 
 def test_values_at_places():
-    found = ops.scatter([[0, 1], [2, 0], [0, 1]], [1.0, 2.0, 4.0], (3, 2))
-    np.testing.assert_array_equal(found, [[0, 5], [0, 0], [2, 0]])
+    scattered = ops.scatter([[0, 1], [2, 0], [0, 1]], [1.0, 2.0, 4.0], (3, 2))
+    np.testing.assert_array_equal(scattered, [[0, 5], [0, 0], [2, 0]])
     np.testing.assert_array_equal(ops.scatter([[1], [-1]], X[:2], (3, 2)), [[0, 0], X[0], X[1]])
 
 

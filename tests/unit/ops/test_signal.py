@@ -25,9 +25,13 @@ def test_transforms():
     for length in (None, 4, 5, 9):
         np.testing.assert_allclose(together(ops.rfft(X, length)), np.fft.rfft(X, length), rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(ops.irfft(PAIR, length), np.fft.irfft(z, length), rtol=1e-12, atol=1e-12)
-    for given, message in ((X, "a tuple of two tensors"), ((X, X[0]), "same shape"), ((X > 0, X), "not of type float")):
+    for argument, message in (
+        (X, "a tuple of two tensors"),
+        ((X, X[0]), "same shape"),
+        ((X > 0, X), "not of type float"),
+    ):
         with pytest.raises(ConfigError, match=message):
-            ops.fft(given)
+            ops.fft(argument)
 
 
 @pytest.mark.parametrize("center", [True, False])
@@ -92,9 +96,11 @@ def test_too_few_axes(call, rank):
 
 def test_special_functions():
     x = np.array([-7, -3, -1, -0.5, -0.2, 0, 0.1, 0.5, 0.7, 1, 2, 3, 4.9, 5.1, 6, 10, 20, 26.0])
-    np.testing.assert_allclose(ops.erfc(x), [math.erfc(one) for one in x], rtol=2e-14)
+    np.testing.assert_allclose(ops.erfc(x), [math.erfc(value) for value in x], rtol=2e-14)
     inside = np.array([-0.999, -0.3, 0, 1e-12, 0.5, 0.9, 1 - 1e-12])
-    np.testing.assert_allclose([math.erf(one) for one in ops.erfinv(inside).numpy()], inside, rtol=1e-14, atol=1e-300)
+    np.testing.assert_allclose(
+        [math.erf(value) for value in ops.erfinv(inside).numpy()], inside, rtol=1e-14, atol=1e-300
+    )
     np.testing.assert_array_equal(ops.erfinv(np.array([-1, 1, 2.0])), [-np.inf, np.inf, np.nan])
     np.testing.assert_allclose(ops.i0(x), np.i0(x), rtol=1e-13)
     np.testing.assert_array_equal(ops.angle(np.array([-2.0, 0, 3])), [np.pi, 0, 0])

@@ -33,10 +33,10 @@ def test_sort(axis):
 def test_quantiles(axis, keepdims):
     for method in METHODS:
         for q in (0.3, [0.1, 0.5, 0.93], [[0.2], [1.0]]):
-            found = ops.quantile(X, q, axis, method, keepdims)
-            np.testing.assert_allclose(found, np.quantile(X, q, axis, method=method, keepdims=keepdims), rtol=1e-12)
-            found = ops.percentile(X, np.multiply(q, 100), axis, method, keepdims)
-            np.testing.assert_allclose(found, np.quantile(X, q, axis, method=method, keepdims=keepdims), rtol=1e-9)
+            quantiles = ops.quantile(X, q, axis, method, keepdims)
+            np.testing.assert_allclose(quantiles, np.quantile(X, q, axis, method=method, keepdims=keepdims), rtol=1e-12)
+            quantiles = ops.percentile(X, np.multiply(q, 100), axis, method, keepdims)
+            np.testing.assert_allclose(quantiles, np.quantile(X, q, axis, method=method, keepdims=keepdims), rtol=1e-9)
     np.testing.assert_allclose(ops.median(X, axis, keepdims), np.median(X, axis, keepdims=keepdims), rtol=1e-12)
 
 
@@ -50,16 +50,16 @@ def test_quantiles_beside_nans(axis):
             np.testing.assert_allclose(ops.nanpercentile(NAN, 30, axis, method), expected, rtol=1e-12)
         np.testing.assert_allclose(ops.nanmedian(NAN, axis), np.nanmedian(NAN, axis), rtol=1e-12)
         np.testing.assert_allclose(ops.median(NAN, axis), np.median(NAN, axis), rtol=1e-12)
-    for given, message in (((X, 1.2), "from 0 to 1"), ((X, 0.5, 0, "middle"), "method='middle'; expected")):
+    for arguments, message in (((X, 1.2), "from 0 to 1"), ((X, 0.5, 0, "middle"), "method='middle'; expected")):
         with pytest.raises(ConfigError, match=message):
-            ops.quantile(*given)
+            ops.quantile(*arguments)
 
 
 def test_unique():
     for axis in (None, 0, 1):
-        found = ops.unique(N, True, True, True, True, axis=axis)
-        for one, expected in zip(found, np.unique(N, True, True, True, axis), strict=True):
-            np.testing.assert_array_equal(one.numpy().ravel(), expected.ravel())
+        actual = ops.unique(N, True, True, True, True, axis=axis)
+        for part, expected in zip(actual, np.unique(N, True, True, True, axis), strict=True):
+            np.testing.assert_array_equal(part.numpy().ravel(), expected.ravel())
     values = np.unique(N)
     np.testing.assert_array_equal(ops.unique(N, size=3), values[:3])
     np.testing.assert_array_equal(ops.unique(N, size=9), np.append(values, [values[0]] * (9 - len(values))))
@@ -67,14 +67,14 @@ def test_unique():
         for fill in (None, -5):
 
             def step(x, size=size, fill=fill):
-                found = ops.unique(x, True, True, True, True, size=size, fill_value=fill)
-                return dict(zip("vijc", found, strict=True))
+                parts = ops.unique(x, True, True, True, True, size=size, fill_value=fill)
+                return dict(zip("vijc", parts, strict=True))
 
             outputs, _ = evaluate(trace(step, {"x": (N.shape, "int32")}), {"x": N})
-            for one, expected in zip(
+            for key, expected in zip(
                 "vijc", ops.unique(N, True, True, True, True, size=size, fill_value=fill), strict=True
             ):
-                np.testing.assert_array_equal(outputs[one], expected, err_msg=one)
+                np.testing.assert_array_equal(outputs[key], expected, err_msg=key)
     with pytest.raises(ConfigError, match="unique without size"):
         trace(lambda x: {"y": ops.unique(x)}, {"x": (N.shape, "int32")})
 
@@ -86,13 +86,17 @@ def test_counts():
     outside = trace(lambda x: {"y": ops.bincount(x, minlength=3)}, {"x": ((4,), "int32")})
     np.testing.assert_array_equal(evaluate(outside, {"x": np.array([0, 2, 2, 7], np.int32)})[0]["y"], [1, 0, 2])
     for x, bins, bounds in ((X.ravel(), 10, None), (X.ravel(), 4, (-1.0, 1.0)), (np.ones(3), 3, None)):
-        for found, expected in zip(ops.histogram(x, bins, bounds), np.histogram(x, bins, bounds), strict=True):
-            np.testing.assert_allclose(found, expected, rtol=1e-12)
+        for actual, expected in zip(ops.histogram(x, bins, bounds), np.histogram(x, bins, bounds), strict=True):
+            np.testing.assert_allclose(actual, expected, rtol=1e-12)
     with pytest.raises(ConfigError, match="minlength is needed"):
         trace(lambda x: {"y": ops.bincount(x)}, {"x": ((4,), "int32")})
-    for given, message in (((X.ravel(), -1), "non-negative"), ((X,), "1-dimensional"), ((N[0], 3, (2, 1)), "greater")):
+    for arguments, message in (
+        ((X.ravel(), -1), "non-negative"),
+        ((X,), "1-dimensional"),
+        ((N[0], 3, (2, 1)), "greater"),
+    ):
         with pytest.raises(ConfigError, match=message):
-            ops.histogram(*given)
+            ops.histogram(*arguments)
 
 
 def test_places():
@@ -103,21 +107,21 @@ def test_places():
     for name, function in (("add", np.add), ("max", np.maximum), ("min", np.minimum), ("mul", np.multiply)):
         expected = X.copy()
         function.at(expected, ([0, 2, 0], [1, 3, 1]), updates)
-        found = ops.scatter_update(X, [[0, 1], [2, 3], [0, 1]], updates, reduction=name)
-        np.testing.assert_allclose(found, expected, rtol=1e-12)
+        actual = ops.scatter_update(X, [[0, 1], [2, 3], [0, 1]], updates, reduction=name)
+        np.testing.assert_allclose(actual, expected, rtol=1e-12)
     np.testing.assert_array_equal(ops.slice(X, (0, 1, 2), (2, -1, 3)), X[:2, 1:, 2:5])
     program = trace(
         lambda x, at: {"y": ops.slice(x, at, (2, 2, 2))}, {"x": (X.shape, "float64"), "at": ((3,), "int32")}
     )
-    found = evaluate(program, {"x": X, "at": np.array([1, 0, 9], np.int32)})[0]["y"]
-    np.testing.assert_array_equal(found, X[1:3, 0:2, 3:5])
-    for found, expected in zip(ops.unravel_index([5, -1], (3, 4)), np.unravel_index([5, 11], (3, 4)), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    actual = evaluate(program, {"x": X, "at": np.array([1, 0, 9], np.int32)})[0]["y"]
+    np.testing.assert_array_equal(actual, X[1:3, 0:2, 3:5])
+    for actual, expected in zip(ops.unravel_index([5, -1], (3, 4)), np.unravel_index([5, 11], (3, 4)), strict=True):
+        np.testing.assert_array_equal(actual, expected)
     for name, empty in (("segment_max", -np.inf), ("segment_min", np.inf), ("segment_prod", 1)):
-        found = getattr(ops, name)(X, np.array([1, 1, -1]), num_segments=3).numpy()
+        actual = getattr(ops, name)(X, np.array([1, 1, -1]), num_segments=3).numpy()
         join = {"segment_max": np.max, "segment_min": np.min, "segment_prod": np.prod}[name]
-        np.testing.assert_allclose(found[1], join(X[:2], 0), rtol=1e-12)
-        assert (found[[0, 2]] == empty).all()
+        np.testing.assert_allclose(actual[1], join(X[:2], 0), rtol=1e-12)
+        assert (actual[[0, 2]] == empty).all()
     assert ops.segment_min(N, np.array([0, 0, 0]), 2).numpy()[1].tolist() == [np.iinfo(np.int32).max] * 4
 
 

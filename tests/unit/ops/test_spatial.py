@@ -17,8 +17,8 @@ def padded(x, window, stride, dilation, padding, value=0.0):
         return x
     widths = [(0, 0)]
     for length, extent, step, spread in zip(x.shape[1:-1], window, stride, dilation, strict=True):
-        needed = max(0, (-(-length // step) - 1) * step + (extent - 1) * spread + 1 - length)
-        widths.append((needed // 2, needed - needed // 2))
+        total = max(0, (-(-length // step) - 1) * step + (extent - 1) * spread + 1 - length)
+        widths.append((total // 2, total - total // 2))
     return np.pad(x, [*widths, (0, 0)], constant_values=value)
 
 
@@ -29,10 +29,10 @@ def seen(x, window, stride, dilation, padding, value=0.0):
     """Yield each place of the output, and (B, *window, C) that stands there."""
     around = padded(x, window, stride, dilation, padding, value)
     reach = [(extent - 1) * spread + 1 for extent, spread in zip(window, dilation, strict=True)]
-    size = [(n - one) // step + 1 for n, one, step in zip(around.shape[1:-1], reach, stride, strict=True)]
+    size = [(n - extent) // step + 1 for n, extent, step in zip(around.shape[1:-1], reach, stride, strict=True)]
     for at in np.ndindex(*size):
         starts = [n * step for n, step in zip(at, stride, strict=True)]
-        parts = (slice(n, n + one, step) for n, one, step in zip(starts, reach, dilation, strict=True))
+        parts = (slice(n, n + extent, step) for n, extent, step in zip(starts, reach, dilation, strict=True))
         yield at, around[(slice(None), *parts)]
 
 
@@ -48,21 +48,21 @@ def seen(x, window, stride, dilation, padding, value=0.0):
 def test_conv(rank, padding, stride, dilation, groups):
     lengths, window = SHAPES[rank]
     x, kernel = RNG.normal(size=(2, *lengths, 4)), RNG.normal(size=(*window, 4 // groups, 8))
-    found = ops.conv(x, kernel, strides=stride, padding=padding, dilation_rate=dilation).numpy()
+    actual = ops.conv(x, kernel, strides=stride, padding=padding, dilation_rate=dilation).numpy()
     first = ops.conv(np.moveaxis(x, -1, 1), kernel, stride, padding, "channels_first", dilation).numpy()
-    np.testing.assert_array_equal(np.moveaxis(first, 1, -1), found)
+    np.testing.assert_array_equal(np.moveaxis(first, 1, -1), actual)
     for at, part in seen(x, window, stride, dilation, padding):
         pairs = zip(np.split(part, groups, -1), np.split(kernel, groups, -1), strict=True)
-        expected = np.concatenate([np.tensordot(one, own, rank + 1) for one, own in pairs], -1)
-        np.testing.assert_allclose(found[(slice(None), *at)], expected, rtol=1e-12, atol=1e-12)
-    assert found.shape == (2, *(n + 1 for n in at), 8)
+        expected = np.concatenate([np.tensordot(image, weights, rank + 1) for image, weights in pairs], -1)
+        np.testing.assert_allclose(actual[(slice(None), *at)], expected, rtol=1e-12, atol=1e-12)
+    assert actual.shape == (2, *(n + 1 for n in at), 8)
     if groups == 4:
-        apart = kernel.reshape(*window, 4, 2)
-        each = ops.depthwise_conv(x, apart, stride, padding, dilation_rate=dilation).numpy()
-        np.testing.assert_array_equal(each, found)
+        depthwise_kernel = kernel.reshape(*window, 4, 2)
+        depthwise = ops.depthwise_conv(x, depthwise_kernel, stride, padding, dilation_rate=dilation).numpy()
+        np.testing.assert_array_equal(depthwise, actual)
         mixing = RNG.normal(size=(*(1,) * rank, 8, 3))
-        both = ops.separable_conv(x, apart, mixing, stride, padding, dilation_rate=dilation)
-        np.testing.assert_allclose(both, found @ mixing.reshape(8, 3), rtol=1e-12, atol=1e-12)
+        separable = ops.separable_conv(x, depthwise_kernel, mixing, stride, padding, dilation_rate=dilation)
+        np.testing.assert_allclose(separable, actual @ mixing.reshape(8, 3), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
@@ -77,7 +77,7 @@ def test_conv_transpose(rank, padding, stride, extra, dilation):
     """Each element goes back to what the kernel saw of it; of "same", Keras keeps the middle."""
     lengths, window = SHAPES[rank]
     x, kernel = RNG.normal(size=(2, *lengths, 3)), RNG.normal(size=(*window, 2, 3))
-    found = ops.conv_transpose(x, kernel, stride, padding, extra, dilation_rate=dilation).numpy()
+    actual = ops.conv_transpose(x, kernel, stride, padding, extra, dilation_rate=dilation).numpy()
     expected = np.zeros(
         (2, *((n - 1) * stride + (k - 1) * dilation + 1 for n, k in zip(lengths, window, strict=True)), 2)
     )
@@ -97,9 +97,9 @@ def test_conv_transpose(rank, padding, stride, extra, dilation):
         widths = [(0, 0)] * expected.ndim
         widths[axis] = (0, max(0, cut + size - expected.shape[axis]))
         expected = np.take(np.pad(expected, widths), range(cut, cut + size), axis)
-    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-12)
     first = ops.conv_transpose(np.moveaxis(x, -1, 1), kernel, stride, padding, extra, "channels_first", dilation)
-    np.testing.assert_array_equal(np.moveaxis(first.numpy(), 1, -1), found)
+    np.testing.assert_array_equal(np.moveaxis(first.numpy(), 1, -1), actual)
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
@@ -120,22 +120,22 @@ def test_pooling(rank, padding, strides):
 @pytest.mark.parametrize("dtype", ["uint8", "int32", "bool"])
 def test_means_of_integers_are_no_integers(dtype):
     x = np.array([[200, 101, 0, 3]]).astype(dtype)[..., None]
-    found = ops.average_pool(x, 2)
-    assert found.dtype.name == "float32"
-    np.testing.assert_array_equal(found.numpy().ravel(), x.reshape(2, 2).astype(np.float32).mean(1))
-    np.testing.assert_array_equal(layers.AveragePooling1D(2)(x), found)
+    means = ops.average_pool(x, 2)
+    assert means.dtype.name == "float32"
+    np.testing.assert_array_equal(means.numpy().ravel(), x.reshape(2, 2).astype(np.float32).mean(1))
+    np.testing.assert_array_equal(layers.AveragePooling1D(2)(x), means)
 
 
 def test_a_stride_longer_than_the_kernel():
-    found = ops.conv_transpose(np.ones((1, 2, 2, 1)), np.ones((1, 1, 1, 1)), strides=2).numpy()
-    np.testing.assert_array_equal(found[0, :, :, 0], [[1, 0, 1, 0], [0] * 4, [1, 0, 1, 0], [0] * 4])
+    output = ops.conv_transpose(np.ones((1, 2, 2, 1)), np.ones((1, 1, 1, 1)), strides=2).numpy()
+    np.testing.assert_array_equal(output[0, :, :, 0], [[1, 0, 1, 0], [0] * 4, [1, 0, 1, 0], [0] * 4])
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_of_equal_elements_the_first_gets_the_gradient(rank):
     x = differentiable(np.zeros((1, *(2,) * rank, 1)))
-    (found,) = gradients(ops.max_pool(x, 2), [x])
-    np.testing.assert_array_equal(found.numpy().ravel(), [1] + [0] * (2**rank - 1))
+    (gradient,) = gradients(ops.max_pool(x, 2), [x])
+    np.testing.assert_array_equal(gradient.numpy().ravel(), [1] + [0] * (2**rank - 1))
 
 
 def test_what_does_not_fit():
@@ -159,14 +159,14 @@ def test_channels_first():
     rng = np.random.default_rng(0)
     x, kernel = rng.normal(size=(2, 3, 6, 5)), rng.normal(size=(3, 2, 3, 4))
     last = x.transpose(0, 2, 3, 1)
-    for function, given in (
+    for function, arguments in (
         (ops.conv, (kernel, 2, "same")),
         (ops.conv_transpose, (kernel.transpose(0, 1, 3, 2), 2, "valid")),
         (ops.max_pool, (2, 1, "same")),
         (ops.average_pool, (2, None, "valid")),
     ):
-        expected = function(last, *given).numpy().transpose(0, 3, 1, 2)
-        np.testing.assert_array_equal(function(x, *given, data_format="channels_first"), expected)
+        expected = function(last, *arguments).numpy().transpose(0, 3, 1, 2)
+        np.testing.assert_array_equal(function(x, *arguments, data_format="channels_first"), expected)
     with pytest.raises(ConfigError, match="data_format='NCHW': expected None"):
         ops.max_pool(x, 2, data_format="NCHW")
     with pytest.raises(

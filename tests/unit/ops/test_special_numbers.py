@@ -18,11 +18,11 @@ EMPTY = np.zeros((0, 3), np.float32)
 @pytest.mark.parametrize("name", ["exp", "log", "log1p", "sqrt", "sin", "cos", "tanh", "arctan", "arcsin", "arccos"])
 @pytest.mark.parametrize("x", [BYTES, FLAGS, BYTES.view(np.int8)], ids=["bytes", "flags", "int8"])
 def test_functions_of_narrow_integers_are_as_exact_as_float32(name, x):
-    found = getattr(ops, name)(x)
+    actual = getattr(ops, name)(x)
     with np.errstate(all="ignore"):
         expected = getattr(np, name)(x.astype(np.float64)).astype(np.float32)
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert actual.dtype == np.float32
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
 def test_sigmoid_of_bytes():
@@ -87,15 +87,15 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_value_and_type(case):
     compute, expected = CASES[case]
-    found = compute()
-    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    actual = compute()
+    assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
 def test_gradient_of_logsumexp_where_there_is_nothing():
     x = differentiable(np.array([[-INF, -INF], [-INF, 1.0]]))
-    (found,) = gradients(ops.sum(ops.logsumexp(x, 1)), [x])
-    np.testing.assert_array_equal(found, [[0, 0], [0, 1]])
+    (gradient,) = gradients(ops.sum(ops.logsumexp(x, 1)), [x])
+    np.testing.assert_array_equal(gradient, [[0, 0], [0, 1]])
 
 
 def test_no_greatest_of_nothing():
@@ -126,9 +126,9 @@ def test_in_top_k_with_nan():
 def test_limits_of_half_precision(dtype):
     """NumPy alone does not know those of bfloat16."""
     x = ops.cast(np.array([np.nan, np.inf, -np.inf, 2.0]), dtype)
-    found = ops.cast(ops.nan_to_num(x), "float64").numpy()
+    output = ops.cast(ops.nan_to_num(x), "float64").numpy()
     largest = 65504 if dtype == "float16" else (2 - 2**-7) * 2.0**127
-    np.testing.assert_array_equal(found, [0, largest, -largest, 2])
+    np.testing.assert_array_equal(output, [0, largest, -largest, 2])
     q, k, v = (ops.cast(np.random.default_rng(n).normal(size=(2, 3, 1, 4)), dtype) for n in range(3))
     causal = ops.cast(ops.dot_product_attention(q, k, v, is_causal=True), "float64").numpy()
     np.testing.assert_allclose(causal[:, 0], ops.cast(v, "float64").numpy()[:, 0], rtol=1e-6)

@@ -36,11 +36,11 @@ def test_columns_and_their_sums(options):
 def test_pooling_to_a_size(size):
     """Window i of n reaches from floor(i length / n) to ceil((i + 1) length / n)."""
     for function, reference in ((ops.adaptive_average_pool, np.mean), (ops.adaptive_max_pool, np.max)):
-        found = function(IMAGES, (size, 2)).numpy()
+        result = function(IMAGES, (size, 2)).numpy()
         for i in range(size):
             for j in range(2):
                 part = IMAGES[:, i * 4 // size : -(-(i + 1) * 4 // size), j * 3 : j * 3 + 3]
-                np.testing.assert_allclose(found[:, i, j], reference(part, axis=(1, 2)), rtol=1e-12)
+                np.testing.assert_allclose(result[:, i, j], reference(part, axis=(1, 2)), rtol=1e-12)
 
 
 def test_noise_in_decibels():
