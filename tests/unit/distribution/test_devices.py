@@ -30,8 +30,8 @@ def test_a_rank_that_sees_a_gpu_and_can_use_it(be, monkeypatch):
 
 def test_a_driver_without_a_gpu_and_a_gpu(monkeypatch):
     for has_driver, gpus, sees in ((False, ["GPU-1"], False), (True, [], False), (True, ["GPU-1"], True)):
-        monkeypatch.setattr(devices, "has_driver", lambda found=has_driver: found)
-        monkeypatch.setattr(devices, "visible_gpus", lambda found=gpus: found)
+        monkeypatch.setattr(devices, "has_driver", lambda driver_found=has_driver: driver_found)
+        monkeypatch.setattr(devices, "visible_gpus", lambda gpus_found=gpus: gpus_found)
         assert _sees_gpu.__wrapped__() == sees
 
 

@@ -23,8 +23,8 @@ def test_a_mesh_is_a_grid_of_all_ranks(mesh):
     assert (mesh.shape, mesh.axis_names, mesh._lengths) == ((4, 2), NAMES, {"data": 4, "model": 2})
     assert mesh.devices.tolist() == [["cpu:0", "cpu:1"], ["cpu:2", "cpu:3"], ["cpu:4", "cpu:5"], ["cpu:6", "cpu:7"]]
     assert str(mesh) == repr(mesh) == "<DeviceMesh shape=(4, 2), axis_names=['data', 'model']>"
-    again = DeviceMesh([2, 4], NAMES, np.reshape(list_devices(), (4, 2)))
-    assert again.devices.tolist() == [[f"cpu:{rank}" for rank in row] for row in ((0, 1, 2, 3), (4, 5, 6, 7))]
+    mesh_of_array = DeviceMesh([2, 4], NAMES, np.reshape(list_devices(), (4, 2)))
+    assert mesh_of_array.devices.tolist() == [[f"cpu:{rank}" for rank in row] for row in ((0, 1, 2, 3), (4, 5, 6, 7))]
     with pytest.raises(AttributeError, match="not supported: backend_mesh of DeviceMesh"):
         _ = mesh.backend_mesh
 
@@ -52,14 +52,14 @@ def test_meshes_that_are_none(eight, arguments, message):
         DeviceMesh(*arguments)
 
 
-@pytest.mark.parametrize("given", [[1, 0], [0, 0], [0], [0, 1, 1], [1, 2]])
-def test_a_mesh_has_the_device_of_each_rank_once_and_in_order(be, given):
+@pytest.mark.parametrize("ranks", [[1, 0], [0, 0], [0], [0, 1, 1], [1, 2]])
+def test_a_mesh_has_the_device_of_each_rank_once_and_in_order(be, ranks):
     be(0, 2)
-    found = [f"cpu:{rank}" for rank in given]
+    devices = [f"cpu:{rank}" for rank in ranks]
     with pytest.raises(ConfigError) as caught:
-        DeviceMesh((len(given),), ["batch"], found)
+        DeviceMesh((len(ranks),), ["batch"], devices)
     assert str(caught.value) == (
-        f"not supported: a mesh of devices={found}; expected ['cpu:0', 'cpu:1']: a mesh has the device of each rank "
+        f"not supported: a mesh of devices={devices}; expected ['cpu:0', 'cpu:1']: a mesh has the device of each rank "
         "once, in rank order"
     )
 
@@ -139,19 +139,19 @@ PATTERNS = st.one_of(PATHS, st.from_regex(r"\A([ab]|\.\*|_|[ab]\+|\[ab\]|1\?|/|\
 @given(st.lists(PATTERNS, max_size=6, unique=True), PATHS, st.data())
 def test_a_path_gets_the_layout_of_its_own_key_or_of_the_one_that_matches_it(keys, path, data):
     layouts = LayoutMap(DeviceMesh((1,), ["model"]))
-    own = {}
+    layout_by_key = {}
     for key in keys:
-        layouts[key] = own[key] = TensorLayout(data.draw(st.sampled_from([(), (None,), ("model",)])))
-    found = [layout for key, layout in own.items() if re.fullmatch(key, path)]
-    if path not in own and len(found) > 1:
+        layouts[key] = layout_by_key[key] = TensorLayout(data.draw(st.sampled_from([(), (None,), ("model",)])))
+    matching = [layout for key, layout in layout_by_key.items() if re.fullmatch(key, path)]
+    if path not in layout_by_key and len(matching) > 1:
         with pytest.raises(ConfigError, match=r"^Path '.*' matches multiple layout specification keys: \["):
             _ = layouts[path]
     else:
-        expected = own[path] if path in own else found[0] if found else None
+        expected = layout_by_key[path] if path in layout_by_key else matching[0] if matching else None
         assert layouts[path] is layouts.get(path) is expected
         assert (path in layouts) == (expected is not None)
     for key in keys:
-        assert layouts[key] is own[key]
+        assert layouts[key] is layout_by_key[key]
     if keys:
         del layouts[keys[0]]
         assert list(layouts) == keys[1:]

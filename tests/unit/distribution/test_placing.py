@@ -48,7 +48,7 @@ def test_layouts_of_weights_and_slots(eight):
     )
     filters = Variable(np.ones((2, 3, 4)), "filters")
     with ModelParallel(layout_map=layouts).scope():
-        assert [layout_of(one) for one in (kernel, bias, other)] == [(None, "model"), (BATCH,), (None,)]
+        assert [layout_of(weight) for weight in (kernel, bias, other)] == [(None, "model"), (BATCH,), (None,)]
         assert layout_of(filters) == ("model", None, None)
         # A slot lies as its weight does, whatever its own path says, unless its shape is another one.
         slot, row = Variable(np.ones((3, 4)), "adam/x"), Variable(np.ones(3), "adafactor/dense_kernel_r")
@@ -68,11 +68,13 @@ def test_paths_of_a_model_and_its_optimizer(eight):
     adam = dp.optimizers.Adam()
     adam.build(model.trainable_variables)
     with ModelParallel(layout_map=layouts).scope():
-        found = {one._path: layout_of(one) for one in model.weights}
-        of_slots = [layout_of(one, weight) for weight in model.weights for one in adam._slots_of(weight).values()]
+        layouts_of_weights = {weight._path: layout_of(weight) for weight in model.weights}
+        of_slots = [layout_of(slot, weight) for weight in model.weights for slot in adam._slots_of(weight).values()]
     axes = [(None, "model"), (None,), (None, None), (None,)]
-    assert found == dict(zip(("hidden/kernel", "hidden/bias", "dense/kernel", "dense/bias"), axes, strict=True))
-    assert of_slots == [one for one in axes for _ in range(2)]
+    assert layouts_of_weights == dict(
+        zip(("hidden/kernel", "hidden/bias", "dense/kernel", "dense/bias"), axes, strict=True)
+    )
+    assert of_slots == [layout for layout in axes for _ in range(2)]
 
 
 def test_placement_takes_layouts_as_they_are(eight):
@@ -81,7 +83,7 @@ def test_placement_takes_layouts_as_they_are(eight):
     kernel, scale = Variable(np.ones((3, 4)), "dense/kernel"), Variable(np.ones(3), "dense/scale")
     program = trace(lambda x: {"y": (x * scale) @ kernel}, {"x": ((Dim.rows(8), 3), "float64")})
     with ModelParallel(layout_map=layouts).scope():
-        placed = place(program, layouts={one: layout_of(one) for one in program.state})
+        placed = place(program, layouts={variable: layout_of(variable) for variable in program.state})
         assert placed.layouts == {kernel: Placement((None, "model"))}
         layouts[".*scale"] = (None, "model")
         with pytest.raises(ConfigError, match=r"^layout \(None, 'model'\) of 'dense/scale', of shape \(3,\): expected"):
@@ -113,7 +115,7 @@ def test_the_example_of_the_page(be):
     names = {}
     exec(compile(example, "docs/distribution.md", "exec"), names)
     assert current_mesh() == {BATCH: 1, "model": 2}
-    assert [layout_of(one) for one in names["model"].weights] == [
+    assert [layout_of(weight) for weight in names["model"].weights] == [
         *((None, "model"), ("model",)),
         *(("model", None), (None,)),
     ]

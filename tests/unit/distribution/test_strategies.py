@@ -20,31 +20,31 @@ from tests.unit.distribution.conftest import Rows
 
 @pytest.fixture
 def layouts(eight) -> LayoutMap:
-    made = LayoutMap(DeviceMesh((2, 4), ["rows", "model"]))
-    made["dense.*kernel"] = (None, "model")
-    return made
+    layout_map = LayoutMap(DeviceMesh((2, 4), ["rows", "model"]))
+    layout_map["dense.*kernel"] = (None, "model")
+    return layout_map
 
 
 @pytest.mark.parametrize("make", [DataParallel, lambda: DataParallel(devices=list_devices())])
 def test_data_parallel(eight, make):
-    made = make()
-    assert (made.device_mesh._lengths, made.batch_dim_name) == ({"batch": 8}, "batch")
-    assert (made.num_processes, made.num_model_replicas, made.data_shard_id) == (8, 8, 0)
-    assert made.get_data_layout((32, 28, 28)).axes == ("batch", None, None)
-    assert made.get_data_layout(()).axes == ()
-    assert made.get_variable_layout(Variable([[1.0]])).axes == (None, None)
-    assert made.get_variable_layout(Variable([[1.0]])).device_mesh is made.device_mesh
-    assert made.get_tensor_layout("dense/output") is None
-    assert repr(made) == f"<DataParallel device_mesh={made.device_mesh}>"
+    strategy = make()
+    assert (strategy.device_mesh._lengths, strategy.batch_dim_name) == ({"batch": 8}, "batch")
+    assert (strategy.num_processes, strategy.num_model_replicas, strategy.data_shard_id) == (8, 8, 0)
+    assert strategy.get_data_layout((32, 28, 28)).axes == ("batch", None, None)
+    assert strategy.get_data_layout(()).axes == ()
+    assert strategy.get_variable_layout(Variable([[1.0]])).axes == (None, None)
+    assert strategy.get_variable_layout(Variable([[1.0]])).device_mesh is strategy.device_mesh
+    assert strategy.get_tensor_layout("dense/output") is None
+    assert repr(strategy) == f"<DataParallel device_mesh={strategy.device_mesh}>"
     data = object()
-    assert made.distribute_dataset(data) is data
+    assert strategy.distribute_dataset(data) is data
 
 
 def test_data_parallel_on_a_mesh_of_its_own(eight):
     assert DataParallel(DeviceMesh((8,), ["rows"])).batch_dim_name == "rows"
     with pytest.warns(UserWarning, match=r"1D, but received mesh.devices.ndim=2. The first axis will be used for"):
-        made = DataParallel(DeviceMesh((4, 2), ["rows", "other"]))
-    assert (made.batch_dim_name, made.num_model_replicas) == ("rows", 4)
+        strategy = DataParallel(DeviceMesh((4, 2), ["rows", "other"]))
+    assert (strategy.batch_dim_name, strategy.num_model_replicas) == ("rows", 4)
     with pytest.raises(
         ConfigError, match=r"^Expect `mesh` to be an instance of `DeviceMesh`. Received: mesh=\['cpu:0'"
     ):
@@ -52,14 +52,18 @@ def test_data_parallel_on_a_mesh_of_its_own(eight):
 
 
 def test_model_parallel(layouts):
-    made = ModelParallel(layout_map=layouts)
-    assert (made.batch_dim_name, made.num_model_replicas, made.device_mesh) == ("rows", 2, layouts.device_mesh)
+    strategy = ModelParallel(layout_map=layouts)
+    assert (strategy.batch_dim_name, strategy.num_model_replicas, strategy.device_mesh) == (
+        "rows",
+        2,
+        layouts.device_mesh,
+    )
     assert ModelParallel(layout_map=layouts, batch_dim_name="model").num_model_replicas == 4
     kernel, bias = Variable([[1.0]], "dense_1/kernel"), Variable([1.0], "dense_1/bias")
-    assert made.get_variable_layout(kernel) is layouts["dense.*kernel"]
-    assert made.get_variable_layout(bias).axes == (None,)
-    assert made.get_tensor_layout("dense_1/kernel") is layouts["dense.*kernel"]
-    assert made.get_tensor_layout("dense_1/output") is None
+    assert strategy.get_variable_layout(kernel) is layouts["dense.*kernel"]
+    assert strategy.get_variable_layout(bias).axes == (None,)
+    assert strategy.get_tensor_layout("dense_1/kernel") is layouts["dense.*kernel"]
+    assert strategy.get_tensor_layout("dense_1/output") is None
 
 
 @pytest.mark.parametrize(
@@ -94,13 +98,13 @@ def test_the_axis_of_rows_is_one_of_the_mesh(layouts):
     ],
 )
 def test_which_part_of_a_batch_a_rank_has(be, shape, names, chosen, shards):
-    found = []
+    shards_of_ranks = []
     for rank in range(8):
         be(rank, 8)
-        made = Rows(DeviceMesh(shape, names), chosen)
-        found.append(made.data_shard_id)
-    assert found == shards
-    assert made.num_model_replicas == max(shards) + 1
+        strategy = Rows(DeviceMesh(shape, names), chosen)
+        shards_of_ranks.append(strategy.data_shard_id)
+    assert shards_of_ranks == shards
+    assert strategy.num_model_replicas == max(shards) + 1
 
 
 def test_every_rank_is_given_the_same_batches(be):
@@ -108,10 +112,10 @@ def test_every_rank_is_given_the_same_batches(be):
     be(0, 2)
     with pytest.raises(ConfigError, match=r"^not supported: auto_shard_dataset=False: every rank is given the same"):
         DataParallel(auto_shard_dataset=False)
-    made = DataParallel()
+    strategy = DataParallel()
     with pytest.raises(ConfigError, match=r"^not supported: auto_shard_dataset=False: "):
-        made.auto_shard_dataset = False
-    assert made.auto_shard_dataset
+        strategy.auto_shard_dataset = False
+    assert strategy.auto_shard_dataset
 
 
 def test_the_current_distribution():

@@ -57,8 +57,8 @@ def test_two_of_four_along_the_inputs():
     )
     assert shown(masks.m_by_n(weight, 2, 4)) == [[0, 1], [0, 1], [1, 0], [1, 0], [1, 0], [1, 0], [0, 1], [0, 1]]
     kernel = np.random.default_rng(0).normal(size=(3, 3, 8, 5))
-    found = masks.m_by_n(kernel, 1, 4)
-    assert (found.reshape(9, 2, 4, 5).sum(2) == 3).all()
+    mask = masks.m_by_n(kernel, 1, 4)
+    assert (mask.reshape(9, 2, 4, 5).sum(2) == 3).all()
 
 
 def test_regrowth_by_gradients():

@@ -21,19 +21,19 @@ def test_steps_of_updates():
 
 def test_sparsity_grows_as_in_the_paper():
     schedule = PolynomialDecay(0.5, 0.9, 100, 300)
-    found = [schedule.sparsity(step) for step in (0, 100, 150, 200, 300, 999)]
-    assert found == pytest.approx([0.5, 0.5, 0.9 - 0.4 * 0.75**3, 0.9 - 0.4 / 8, 0.9, 0.9])
+    sparsities = [schedule.sparsity(step) for step in (0, 100, 150, 200, 300, 999)]
+    assert sparsities == pytest.approx([0.5, 0.5, 0.9 - 0.4 * 0.75**3, 0.9 - 0.4 / 8, 0.9, 0.9])
     assert PolynomialDecay(0.0, 0.8, 0, 4, power=1).sparsity(3) == pytest.approx(0.6)
     assert ConstantSparsity(0.7, 10).sparsity(10) == 0.7
 
 
 def test_configuration():
-    for one in (ConstantSparsity(0.5, 3, 20, 4), PolynomialDecay(0.1, 0.9, 0, 30, 2, 5)):
-        assert type(one).from_config(one.get_config()) == one
+    for schedule in (ConstantSparsity(0.5, 3, 20, 4), PolynomialDecay(0.1, 0.9, 0, 30, 2, 5)):
+        assert type(schedule).from_config(schedule.get_config()) == schedule
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda: ConstantSparsity(1.0, 0), r"target_sparsity must be in range \[0, 1\), got 1.0"),
         (lambda: ConstantSparsity(-0.1, 0), "target_sparsity must be in range"),
@@ -45,8 +45,8 @@ def test_configuration():
         (lambda: PolynomialDecay(0, 0.5, 0, 5, power=0), "power should be > 0, got 0"),
     ],
 )
-def test_refused(make, told):
-    with pytest.raises(ValueError, match=told):
+def test_refused(make, message):
+    with pytest.raises(ValueError, match=message):
         make()
 
 

@@ -26,11 +26,11 @@ def train(model, **options):
 
 
 def zeros(model):
-    return [float(np.mean(one == 0)) for one in model.get_weights()]
+    return [float(np.mean(weight == 0)) for weight in model.get_weights()]
 
 
-def same(one, other):
-    assert [a.tobytes() for a in one.get_weights()] == [b.tobytes() for b in other.get_weights()]
+def same(model, other):
+    assert [a.tobytes() for a in model.get_weights()] == [b.tobytes() for b in other.get_weights()]
 
 
 def polynomial(final=0.75, **options):
@@ -52,13 +52,15 @@ def polynomial(final=0.75, **options):
     ids=["adam", "sgd", "muon", "adafactor", "ema", "accumulation", "loss scale", "schedule free, by several"],
 )
 def test_zeros_stay_through_every_update(optimizer):
-    every = optimizer.gradient_accumulation_steps or 1 if isinstance(optimizer, dp.optimizers.Optimizer) else 1
-    schedule = PolynomialDecay(0.0, 0.75, 2, 20 // every, frequency=3)
+    steps_per_update = (
+        optimizer.gradient_accumulation_steps or 1 if isinstance(optimizer, dp.optimizers.Optimizer) else 1
+    )
+    schedule = PolynomialDecay(0.0, 0.75, 2, 20 // steps_per_update, frequency=3)
     model = prune_low_magnitude(network(optimizer), schedule)
     history = train(model)
     assert zeros(model) == [0.75, 0, 0.75, 0]
-    assert not any(np.signbit(one[one == 0]).any() for one in model.get_weights())  # +0, as exported
-    updates = [epoch * 8 // every for epoch in (1, 2, 3)]
+    assert not any(np.signbit(weight[weight == 0]).any() for weight in model.get_weights())  # +0, as exported
+    updates = [epoch * 8 // steps_per_update for epoch in (1, 2, 3)]
     last = [max(step for step in range(update + 1) if schedule(step)[0]) for update in updates]
     assert history["sparsity"] == pytest.approx([schedule.sparsity(step) for step in last], abs=1 / 96)
     mask = model.optimizer._masks[model.layers[0].kernel].numpy()
@@ -74,12 +76,12 @@ def test_zeros_stay_through_every_update(optimizer):
     ids=["eager", "one by one", "compiled, many together"],
 )
 def test_however_steps_are_executed(options):
-    found, expected = network(**options), network()
-    for model in (found, expected):
+    actual, expected = network(**options), network()
+    for model in (actual, expected):
         prune_low_magnitude(model, polynomial(), regrowth=0.3)
         train(model)
-    for one, other in zip(found.get_weights(), expected.get_weights(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+    for weight, other in zip(actual.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-9, atol=1e-12)
 
 
 def test_a_constraint_keeps_zeros():
@@ -91,13 +93,13 @@ def test_a_constraint_keeps_zeros():
 
 
 def test_all_weights_together_or_each():
-    each, together = network(), network()
-    prune_low_magnitude(each, ConstantSparsity(0.5, 4))
+    layerwise, together = network(), network()
+    prune_low_magnitude(layerwise, ConstantSparsity(0.5, 4))
     prune_low_magnitude(together, ConstantSparsity(0.5, 4), global_unstructured=True)
-    for model in (each, together):
+    for model in (layerwise, together):
         model.layers[1].kernel.assign(10 * model.layers[1].kernel.numpy())
         train(model)
-    assert zeros(each) == [0.5, 0, 0.5, 0]
+    assert zeros(layerwise) == [0.5, 0, 0.5, 0]
     first, _, second, _ = zeros(together)
     assert second < 0.2 < 0.5 < first
     assert pruning.sparsity(together) == 0.5
@@ -124,14 +126,14 @@ def test_half_precision(options):
 
 
 def test_regrowth_finds_other_connections():
-    found = []
+    results = []
     for end in (-1, 8, 4):
         model = prune_low_magnitude(network(), ConstantSparsity(0.75, 0, end, 4), regrowth=0.5)
         for steps in (3, 2):
             train(model, epochs=1, steps_per_epoch=steps)
-            found.append(model.optimizer._masks[model.layers[0].kernel].numpy() != 0)
-    before, constant, _, half, _, ended = found
-    assert [one.sum() for one in (before, constant, half, ended)] == [32] * 4
+            results.append(model.optimizer._masks[model.layers[0].kernel].numpy() != 0)
+    before, constant, _, half, _, ended = results
+    assert [mask.sum() for mask in (before, constant, half, ended)] == [32] * 4
     assert (before == ended).all()  # at the schedule's end the cosine is 0
     assert 8 < (before & ~constant).sum() <= 16
     assert 0 < (before & ~half).sum() <= 8
@@ -161,7 +163,7 @@ def test_what_is_not_pruned():
         ]
     )
     prune_low_magnitude(model)
-    assert [one._path for one in model.weights if one.pruning] == ["conv/kernel", "dense_1/kernel"]
+    assert [weight._path for weight in model.weights if weight.pruning] == ["conv/kernel", "dense_1/kernel"]
 
 
 def test_sparsity_of_a_model_without_kernels():
@@ -187,8 +189,8 @@ def test_files_hold_zeros(tmp_path):
     same(loaded, model)
     # Trained on, with the masks that the zeros say, and the optimizer's state.
     prune_low_magnitude(loaded, polynomial())
-    for one in (loaded, model):
-        train(one, initial_epoch=3, epochs=4)
+    for pruned_model in (loaded, model):
+        train(pruned_model, initial_epoch=3, epochs=4)
     same(loaded, model)
     assert zeros(loaded) == [0.75, 0, 0.75, 0]
 
@@ -199,20 +201,20 @@ def test_interrupted_and_resumed(tmp_path):
             if self._trainer.steps_done == 13:
                 raise KeyboardInterrupt
 
-    def made():
+    def pruned():
         return prune_low_magnitude(network(), polynomial(), regrowth=0.4)
 
-    straight, first, second = made(), made(), made()
+    straight, first, second = pruned(), pruned(), pruned()
     train(straight)
     for save_freq, folder in ((5, "between"), (2, "on an update")):
-        first, second = made(), made()
+        first, second = pruned(), pruned()
         backup = [dp.callbacks.BackupAndRestore(tmp_path / folder, save_freq=save_freq)]
         with pytest.raises(KeyboardInterrupt):
             train(first, callbacks=[*backup, Stop()])
         train(second, callbacks=[dp.callbacks.BackupAndRestore(tmp_path / folder, save_freq=save_freq)])
         same(second, straight)
     with pytest.raises(KeyboardInterrupt):
-        train(made(), callbacks=[dp.callbacks.BackupAndRestore(tmp_path / "b", save_freq=5), Stop()])
+        train(pruned(), callbacks=[dp.callbacks.BackupAndRestore(tmp_path / "b", save_freq=5), Stop()])
     other = prune_low_magnitude(network(), polynomial(0.5), regrowth=0.4)
     with pytest.raises(ConfigError, match=r"pruning\.a/kernel\.schedule: .*0.75.*0.5"):
         train(other, callbacks=[dp.callbacks.BackupAndRestore(tmp_path / "b", save_freq=5)])
@@ -251,7 +253,7 @@ class OwnStep(dp.Model):
         loss.backward()
         for optimizer, layer in ((self.first, self.one), (self.second, self.two)):
             weights = layer.trainable_weights
-            optimizer.apply([one.value.grad for one in weights], weights)
+            optimizer.apply([weight.value.grad for weight in weights], weights)
         return {"loss": loss}
 
 
@@ -270,8 +272,8 @@ def test_steps_and_optimizers_of_ones_own(as_batches):
     assert zeros(model) == [0.5, 0, 0.5, 0]
 
 
-def refused(told, *arguments, model=None, **options):
-    with pytest.raises(ConfigError, match=told):
+def refused(message, *arguments, model=None, **options):
+    with pytest.raises(ConfigError, match=message):
         prune_low_magnitude(model or network(), *arguments, **options)
 
 

@@ -220,23 +220,25 @@ class Disk:
         if name == "write":  # as a disk may: not all at once
             arguments = (arguments[0], bytes(arguments[1][: max(1, len(arguments[1]) // 2)]))
         place = self._path(arguments[0], options.get("dir_fd", options.get("src_dir_fd")))
-        more = b""
+        detail = b""
         if name == "write":
-            more = arguments[1]
+            detail = arguments[1]
         elif name == "rename":
-            more = self._path(arguments[1], options.get("dst_dir_fd")).encode()
+            detail = self._path(arguments[1], options.get("dst_dir_fd")).encode()
         result = None if name == "fsync" else real(*arguments, **options)  # which takes long, and nobody cuts the power
         if name == "open":
             self._paths[result] = place
             if not reads:
                 self._written.add(result)
         if name == "rename":  # open folders go along
-            self._paths = {one: more.decode() if path == place else path for one, path in self._paths.items()}
+            self._paths = {
+                descriptor: detail.decode() if path == place else path for descriptor, path in self._paths.items()
+            }
         if name == "close":
             self._paths.pop(arguments[0], None)
             self._written.discard(arguments[0])
         if counts:
-            self.trace.append((name, place, more))
+            self.trace.append((name, place, detail))
         return result
 
 
@@ -315,24 +317,26 @@ def crash_states(trace: list[tuple[str, str, bytes]], root: Path, start: dict, d
                 contents[len(contents)] = (text, text)
         pending: list[tuple[str, object]] = []  # changes of entries: path, what it becomes (or False: gone)
 
-        def change(path: str, what: object, tree=tree, pending=pending) -> None:
-            pending.append((path, what))
-            if what is False:
+        def change(path: str, new_entry: object, tree=tree, pending=pending) -> None:
+            pending.append((path, new_entry))
+            if new_entry is False:
                 tree.pop(path)
             else:
-                tree[path] = what
+                tree[path] = new_entry
 
         def flush(entries, durable=durable) -> None:
-            for path, what in entries:
-                if isinstance(what, str):
-                    for one in [one for one in durable if one == path or one.startswith(f"{path}/")]:
-                        durable[what + one[len(path) :]] = durable.pop(one)
-                elif what is False:
+            for path, new_entry in entries:
+                if isinstance(new_entry, str):
+                    for known_path in [
+                        known_path for known_path in durable if known_path == path or known_path.startswith(f"{path}/")
+                    ]:
+                        durable[new_entry + known_path[len(path) :]] = durable.pop(known_path)
+                elif new_entry is False:
                     durable.pop(path, None)
                 else:
-                    durable[path] = what
+                    durable[path] = new_entry
 
-        for name, path, more in trace[:cut]:
+        for name, path, detail in trace[:cut]:
             if name == "mkdir":
                 change(path, None)
             elif name == "open":
@@ -340,24 +344,30 @@ def crash_states(trace: list[tuple[str, str, bytes]], root: Path, start: dict, d
                 change(path, len(contents) - 1)
             elif name == "write":
                 flushed, written = contents[tree[path]]
-                contents[tree[path]] = flushed, written + more
+                contents[tree[path]] = flushed, written + detail
             elif name == "fsync" and tree.get(path) is not None:
                 contents[tree[path]] = (contents[tree[path]][1],) * 2
             elif name == "fsync":
-                mine = [one for one in pending if os.path.dirname(one[0]) == path]
-                pending[:] = [one for one in pending if os.path.dirname(one[0]) != path]
+                mine = [pending_change for pending_change in pending if os.path.dirname(pending_change[0]) == path]
+                pending[:] = [
+                    pending_change for pending_change in pending if os.path.dirname(pending_change[0]) != path
+                ]
                 flush(mine)
             elif name == "rename":
-                target = more.decode()
-                moved = {one: tree[one] for one in tree if one == path or one.startswith(f"{path}/")}
-                for one, what in moved.items():
-                    tree.pop(one)
-                    tree[target + one[len(path) :]] = what
+                target = detail.decode()
+                moved = {
+                    moved_path: tree[moved_path]
+                    for moved_path in tree
+                    if moved_path == path or moved_path.startswith(f"{path}/")
+                }
+                for moved_path, identity in moved.items():
+                    tree.pop(moved_path)
+                    tree[target + moved_path[len(path) :]] = identity
                 # One change of two entries: what the directory holds goes along, flushed or not.
                 pending.append((path, target))
             elif name in ("unlink", "rmdir"):
                 change(path, False)
-        flush([one for one in pending if draw.random() < 0.5])
+        flush([pending_change for pending_change in pending if draw.random() < 0.5])
         shutil.rmtree(root, ignore_errors=True)
         root.mkdir()
         for path in sorted(durable, key=len):
@@ -401,8 +411,8 @@ def test_a_disk_that_does_not_keep_what_it_was_given_is_found_out(tmp_path, monk
     directory = opened(tmp_path, keep=1)
     save(directory, 1)
     real = Directory.create
-    lies = lambda self, name, text: real(self, name, [*text[:-1], b"?"] if name == "a" else text)  # noqa: E731
-    monkeypatch.setattr(Directory, "create", lies)
+    spoiling = lambda self, name, text: real(self, name, [*text[:-1], b"?"] if name == "a" else text)  # noqa: E731
+    monkeypatch.setattr(Directory, "create", spoiling)
     with pytest.raises(DataError, match="a is not what was written there; is the disk failing"):
         save(directory, 2)
     assert newest(tmp_path) == 1, "the one before stays"

@@ -97,21 +97,21 @@ def test_a_layer_serves_as_an_activation():
 
 
 @pytest.mark.parametrize(
-    "one",
+    "described_object",
     [
         *(None, 3, "word", [1, {"a": 2.5}], (1, 2)),
         *(keras.losses.Huber(0.5), keras.optimizers.SGD(0.1), keras.initializers.HeNormal(), keras.metrics.Recall()),
         *(L.Dense(2, "relu"), model(), keras.optimizers.schedules.CosineDecay(0.1, 5)),
     ],
 )
-def test_objects_come_back(one):
-    described = keras.saving.serialize_keras_object(one)
+def test_objects_come_back(described_object):
+    described = keras.saving.serialize_keras_object(described_object)
     restored = keras.saving.deserialize_keras_object(described)
-    assert type(restored) is type(one)
-    if hasattr(one, "get_config"):
-        assert json.dumps(restored.get_config()) == json.dumps(one.get_config())
+    assert type(restored) is type(described_object)
+    if hasattr(described_object, "get_config"):
+        assert json.dumps(restored.get_config()) == json.dumps(described_object.get_config())
     else:
-        assert restored == described == one
+        assert restored == described == described_object
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64", "mixed_bfloat16"])

@@ -31,8 +31,8 @@ def written(path, layers=LAYERS, *, group=None, chunks=False):
         for name, arrays in layers.items():
             place = root.create_group(name)
             place.attrs["weight_names"] = [name.encode() for name in arrays]
-            for one, array in arrays.items():
-                place[one] = array
+            for key, array in arrays.items():
+                place[key] = array
     return path
 
 

@@ -97,8 +97,8 @@ def write_h5(path: Any, config: dict[str, Any], **attributes: Any) -> None:
         for name in ("input_1", "inner", "both", "outer"):
             group = root.create_group(name)
             group.attrs["weight_names"] = [name.encode() for name in arrays.get(name, {})]
-            for one, array in arrays.get(name, {}).items():
-                group[one] = array.astype(np.float32)
+            for key, array in arrays.get(name, {}).items():
+                group[key] = array.astype(np.float32)
 
 
 def write_keras(path: Any, folder: str) -> None:
@@ -266,8 +266,14 @@ def test_calls_that_are_none(node):
 
 def graph(shape, *calls, dtype="float32"):
     """A functional model of Keras 2.15: an input, then layers (class, arguments, call)."""
-    given = {"batch_input_shape": [None, *shape], "dtype": dtype, "sparse": False, "ragged": False, "name": "input"}
-    listed = [{"class_name": "InputLayer", "config": given, "name": "input", "inbound_nodes": []}]
+    input_config = {
+        "batch_input_shape": [None, *shape],
+        "dtype": dtype,
+        "sparse": False,
+        "ragged": False,
+        "name": "input",
+    }
+    listed = [{"class_name": "InputLayer", "config": input_config, "name": "input", "inbound_nodes": []}]
     for number, (class_name, config, call) in enumerate(calls):
         common = {"name": f"layer_{number}", "trainable": True, "dtype": "float32", "batch_input_shape": [None, None]}
         node = call or [[f"layer_{number - 1}" if number else "input", 0, 0, {}]]
@@ -354,7 +360,7 @@ def test_projections_of_attention_have_other_names_in_2_15(tmp_path):
     with h5py.File(tmp_path / "m.weights.h5", "a") as file:
         for part in ("query", "key", "value", "output"):
             file.move(f"layers/multi_head_attention/{part}_dense", f"layers/multi_head_attention/_{part}_dense")
-    again = dp.models.clone_model(model)
-    again.load_weights(tmp_path / "m.weights.h5")
-    for mine, theirs in zip(again.get_weights(), model.get_weights(), strict=True):
+    clone = dp.models.clone_model(model)
+    clone.load_weights(tmp_path / "m.weights.h5")
+    for mine, theirs in zip(clone.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_array_equal(mine, theirs)

@@ -39,15 +39,15 @@ def write_h5(target: Any, kernels: dict[str, tuple] = KERNELS, **changes: Any) -
     content: dict[str, Any] = {"vars": {}, "layers/flatten/vars": {}}
     for layer, arrays in kernels.items():
         content |= {f"layers/{layer}/vars/{number}": array for number, array in enumerate(arrays)}
-    content |= {name.replace("__", "/"): one for name, one in changes.items()}
+    content |= {name.replace("__", "/"): change for name, change in changes.items()}
     with h5py.File(target, "w") as file:
-        for name, one in content.items():
-            if isinstance(one, dict):
+        for name, item in content.items():
+            if isinstance(item, dict):
                 file.create_group(name)
-            elif callable(one):
-                one(file)
-            elif one is not None:
-                file[name] = one
+            elif callable(item):
+                item(file)
+            elif item is not None:
+                file[name] = item
 
 
 def write_zip(path: Any, config: dict[str, Any] | bytes, weights: bytes, **members: bytes) -> None:
@@ -81,10 +81,12 @@ def test_weights_to_the_documented_layout(tmp_path):
     model = small()
     model.load_weights(tmp_path / "w.weights.h5")
     expected = [array for arrays in KERNELS.values() for array in arrays]
-    for one, other in zip(model.get_weights(), expected, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for weight, other in zip(model.get_weights(), expected, strict=True):
+        np.testing.assert_array_equal(weight, other)
     model.predict(X)  # now on its device
-    write_h5(tmp_path / "w.weights.h5", {name: tuple(2 * one for one in both) for name, both in KERNELS.items()})
+    write_h5(
+        tmp_path / "w.weights.h5", {name: tuple(2 * array for array in arrays) for name, arrays in KERNELS.items()}
+    )
     model.load_weights(tmp_path / "w.weights.h5")
     np.testing.assert_array_equal(model.get_weights()[0], 2 * expected[0])
 
@@ -155,9 +157,9 @@ def test_a_model_file_to_the_documented_layout(tmp_path):
     np.testing.assert_allclose(model.predict(X), expected, rtol=1e-5)
     assert model.name == "mine"
     assert [layer.name for layer in model.layers] == ["flat", "one", "two"]
-    again = tmp_path / "again.keras"
-    model.save(again)
-    with h5py.File(keras_zip.open_weights(again)) as file:
+    copy_path = tmp_path / "again.keras"
+    model.save(copy_path)
+    with h5py.File(keras_zip.open_weights(copy_path)) as file:
         assert [file[f"optimizer/vars/{n}"][()] for n in range(2)] == [5, 0.25]
     assert not dp.models.load_model(tmp_path / "m.keras", compile=False).to_json().count("SGD")
 
@@ -178,41 +180,41 @@ def test_ten_steps_and_ten_more_are_twenty(tmp_path, optimizer, dtype):
     def ten(model: dp.Sequential) -> list[float]:
         return model.fit(X, Y, batch_size=6, epochs=5, verbose=0, shuffle=False).history["loss"]
 
-    whole, path = build(), tmp_path / "m.keras"
-    ten(whole)
-    whole.save(path)
+    straight, path = build(), tmp_path / "m.keras"
+    ten(straight)
+    straight.save(path)
     loaded = dp.models.load_model(path, **CPU)
     loaded.save(path)  # before it is on a device
-    again = dp.models.load_model(path, **CPU)
-    expected = ten(whole)
+    reloaded = dp.models.load_model(path, **CPU)
+    expected = ten(straight)
     assert ten(loaded) == expected
-    assert ten(again) == expected
-    for one, other in zip(again.get_weights(), whole.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
-        assert one.dtype == dtype
-    assert again.seed == 9
+    assert ten(reloaded) == expected
+    for weight, other in zip(reloaded.get_weights(), straight.get_weights(), strict=True):
+        np.testing.assert_array_equal(weight, other)
+        assert weight.dtype == dtype
+    assert reloaded.seed == 9
 
 
 def test_load_weights_takes_the_optimizer_where_it_is_in_use(tmp_path):
-    path, one = tmp_path / "w.weights.h5", small()
-    one.fit(X, Y, batch_size=4, verbose=0)
-    one.save_weights(path)
+    path, model = tmp_path / "w.weights.h5", small()
+    model.fit(X, Y, batch_size=4, verbose=0)
+    model.save_weights(path)
     unused, used = small(seed=2), small(seed=3)
     unused.load_weights(path)
     assert int(unused.optimizer.iterations) == 0
     used.fit(X, Y, batch_size=6, verbose=0)
     used.load_weights(path)
     assert int(used.optimizer.iterations) == 3
-    for ours, theirs in zip(used.optimizer.variables, one.optimizer.variables, strict=True):
+    for ours, theirs in zip(used.optimizer.variables, model.optimizer.variables, strict=True):
         np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
     used.save(tmp_path / "m.keras")
     unused.load_weights(tmp_path / "m.keras")
-    np.testing.assert_array_equal(unused.predict(X), one.predict(X))
+    np.testing.assert_array_equal(unused.predict(X), model.predict(X))
     used.compile("sgd", "sparse_categorical_crossentropy", dtype="float64", **CPU)
     used.fit(X, Y, verbose=0)
     with pytest.warns(UserWarning, match="'sgd', because it has 2 variables whereas the saved optimizer has 10"):
         used.load_weights(path)
-    np.testing.assert_array_equal(used.predict(X), one.predict(X))
+    np.testing.assert_array_equal(used.predict(X), model.predict(X))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])
@@ -230,8 +232,8 @@ def test_the_functions_of_saving(tmp_path):
     model = small()
     dp.saving.save_model(model, tmp_path / "m.keras")
     loaded = dp.saving.load_model(str(tmp_path / "m.keras"), compile=False)
-    for one, other in zip(loaded.get_weights(), model.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for weight, other in zip(loaded.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(weight, other)
     with pytest.raises(ConfigError, match="must call `compile"):
         loaded.evaluate(X, Y)
 
@@ -306,9 +308,9 @@ def test_hostile_hdf5(tmp_path, change, message):
     if "layers__dense" in content:
         kernels.pop("dense")
     write_h5(path, kernels, **content)
-    found = data_error(lambda: small().load_weights(path))
-    assert re.search(message, found), found
-    assert "\n" not in found
+    error = data_error(lambda: small().load_weights(path))
+    assert re.search(message, error), error
+    assert "\n" not in error
 
 
 @pytest.mark.parametrize(
@@ -317,9 +319,9 @@ def test_hostile_hdf5(tmp_path, change, message):
 @pytest.mark.parametrize("name", ["w.weights.h5", "m.keras"])
 def test_other_files(tmp_path, content, name):
     (tmp_path / name).write_bytes(content)
-    found = data_error(lambda: small().load_weights(tmp_path / name))
-    assert str(tmp_path / name) in found
-    assert ("pickle" in found) == content.startswith(b"\x80")
+    error = data_error(lambda: small().load_weights(tmp_path / name))
+    assert str(tmp_path / name) in error
+    assert ("pickle" in error) == content.startswith(b"\x80")
     if name.endswith(".keras"):
         assert data_error(lambda: dp.models.load_model(tmp_path / name))
     missing = tmp_path / f"none-{name}"
@@ -354,10 +356,10 @@ def test_keras_2_is_told_apart(tmp_path):
 )
 def test_hostile_configurations(tmp_path, config, message):
     write_zip(tmp_path / "m.keras", config, h5_bytes())
-    found = data_error(lambda: dp.models.load_model(tmp_path / "m.keras"))
-    assert re.search(message, found), found
-    assert found.startswith(str(tmp_path / "m.keras"))
-    assert "\n" not in found
+    error = data_error(lambda: dp.models.load_model(tmp_path / "m.keras"))
+    assert re.search(message, error), error
+    assert error.startswith(str(tmp_path / "m.keras"))
+    assert "\n" not in error
 
 
 @pytest.mark.parametrize(("levels", "message"), [(95, "Sequential"), (500, "a configuration of more than 100 levels")])
@@ -384,32 +386,35 @@ def test_json_is_nested_no_deeper_than_its_readers_go(levels):
 def test_hostile_archives(tmp_path, monkeypatch):
     path = tmp_path / "m.keras"
 
-    def found() -> str:
+    def refusal() -> str:
         return data_error(lambda: dp.models.load_model(path))
 
     write_zip(path, model_json(), b"\x80\x04not weights")
-    assert "pickles can run code" in found()
+    assert "pickles can run code" in refusal()
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("config.json", "{}")
-    assert "no metadata.json in the archive; found config.json" in found()
+    assert "no metadata.json in the archive; found config.json" in refusal()
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("config.json", json.dumps(model_json()))
         archive.writestr("metadata.json", "{}")
         archive.writestr("model.weights.h5", bytes(70 << 20))
-    assert "73400320 bytes declared, at most 67108864 are read" in found()
+    assert "73400320 bytes declared, at most 67108864 are read" in refusal()
     with zipfile.ZipFile(path, "w", zipfile.ZIP_BZIP2) as archive:
         archive.writestr("config.json", "{}")
-    assert "compressed in a way that is not supported" in found()
+    assert "compressed in a way that is not supported" in refusal()
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("config.json", "{}")
         with pytest.warns(UserWarning, match="Duplicate"):
             archive.writestr("config.json", "{}")
-    assert "2 members with 1 names" in found()
-    for own, message in (({"format": 2, "seed": 1}, "this build reads <= 1"), ({"format": 1, "seed": -1}, "seed = -1")):
+    assert "2 members with 1 names" in refusal()
+    for metadata, message in (
+        ({"format": 2, "seed": 1}, "this build reads <= 1"),
+        ({"format": 1, "seed": -1}, "seed = -1"),
+    ):
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("config.json", json.dumps(model_json()))
-            archive.writestr("metadata.json", json.dumps({"dptrain": own}))
-        assert message in found()
+            archive.writestr("metadata.json", json.dumps({"dptrain": metadata}))
+        assert message in refusal()
 
 
 def test_a_declared_size_that_the_archive_does_not_have(tmp_path):
@@ -420,8 +425,8 @@ def test_a_declared_size_that_the_archive_does_not_have(tmp_path):
         size = archive.getinfo("model.weights.h5").file_size.to_bytes(4, "little")
     assert content.count(size * 2) == 2  # compressed and not, in the member's header and in the directory
     path.write_bytes(content.replace(size * 2, (1 << 31).to_bytes(4, "little") * 2))
-    found = data_error(lambda: dp.models.load_model(path))
-    assert "2147483648 bytes declared" in found
+    error = data_error(lambda: dp.models.load_model(path))
+    assert "2147483648 bytes declared" in error
 
 
 def test_a_packed_archive_is_read(tmp_path):
@@ -455,34 +460,34 @@ def changed(content: bytes, changes: list[tuple[int, int]], cut: bool) -> bytes:
 
 
 @SLOW
-@given(changes=CHANGES, cut=st.booleans(), which=st.booleans())
-def test_changed_bytes(written, tmp_path, changes, cut, which):
-    path = tmp_path / ("w.weights.h5" if which else "m.keras")
-    path.write_bytes(changed(written[0 if which else 1], changes, cut))
-    if which:
+@given(changes=CHANGES, cut=st.booleans(), weights_only=st.booleans())
+def test_changed_bytes(written, tmp_path, changes, cut, weights_only):
+    path = tmp_path / ("w.weights.h5" if weights_only else "m.keras")
+    path.write_bytes(changed(written[0 if weights_only else 1], changes, cut))
+    if weights_only:
         assert "\n" not in data_error(lambda: small().load_weights(path))
     else:
         assert "\n" not in data_error(lambda: dp.models.load_model(path, **CPU))
 
 
-@pytest.mark.parametrize("which", ["w.weights.h5", "m.keras", "w.safetensors"])
-def test_no_flipped_bit_changes_what_is_loaded(written, tmp_path, which):
+@pytest.mark.parametrize("file_name", ["w.weights.h5", "m.keras", "w.safetensors"])
+def test_no_flipped_bit_changes_what_is_loaded(written, tmp_path, file_name):
     """Some bits of an HDF5 file are of no use; wherever the others flip, the file is refused."""
     model = small()
     model.fit(X, Y, verbose=0)
-    if which == "w.safetensors":
-        model.save_weights(tmp_path / which)
-        content = (tmp_path / which).read_bytes()
+    if file_name == "w.safetensors":
+        model.save_weights(tmp_path / file_name)
+        content = (tmp_path / file_name).read_bytes()
     else:
-        content = written[which == "m.keras"]
-    path, draw, refused = tmp_path / which, random.Random(3), 0
+        content = written[file_name == "m.keras"]
+    path, draw, refused = tmp_path / file_name, random.Random(3), 0
     for _ in range(60):
         bit, damaged = draw.randrange(8 * len(content)), bytearray(content)
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)
         loaded = small(seed=5)
         try:
-            if which == "m.keras":
+            if file_name == "m.keras":
                 loaded = dp.models.load_model(path, **CPU)
             else:
                 loaded.load_weights(path)
@@ -490,8 +495,8 @@ def test_no_flipped_bit_changes_what_is_loaded(written, tmp_path, which):
             refused += 1
             continue
         pairs = zip(loaded.get_weights(), model.get_weights(), strict=True)
-        assert all(one.tobytes() == other.tobytes() for one, other in pairs), f"bit {bit}"
-    assert refused >= (60 if which == "w.safetensors" else 20)
+        assert all(weight.tobytes() == other.tobytes() for weight, other in pairs), f"bit {bit}"
+    assert refused >= (60 if file_name == "w.safetensors" else 20)
 
 
 JSON = st.recursive(
@@ -519,8 +524,8 @@ def test_changed_configurations(written, tmp_path, where, value):
         config, weights = json.loads(archive.read("config.json")), archive.read("model.weights.h5")
     *above, key = (paths := places(config))[where % len(paths)]
     place: Any = config
-    for one in above:
-        place = place[one]
+    for outer_key in above:
+        place = place[outer_key]
     place[key] = value
     write_zip(tmp_path / "m.keras", config, weights)
     assert "\n" not in data_error(lambda: dp.models.load_model(tmp_path / "m.keras", **CPU))

@@ -132,7 +132,7 @@ def test_a_file_lies_in_the_folder(name):
 
 
 @pytest.mark.parametrize(
-    ("file", "about", "message"),
+    ("file", "entry", "message"),
     [
         ("state.json", [2, 1, "0" * 64], "state.json has 2 bytes, and its slices end at 1"),
         ("shard-0.safetensors", [1 << 40, 80, "0" * 64], "in shard-0.safetensors|slices end at"),
@@ -142,9 +142,9 @@ def test_a_file_lies_in_the_folder(name):
         ("state.json", [True, True, "0" * 64], "size or digest of state.json"),
     ],
 )
-def test_sizes_are_those_of_what_lies_in_a_file(file, about, message):
+def test_sizes_are_those_of_what_lies_in_a_file(file, entry, message):
     document = made(np.zeros(3), [[0, 3]])[0].as_json()
-    document["files"][file] = about
+    document["files"][file] = entry
     with pytest.raises(DataError, match=message):
         Manifest.parsed(sealed(document))
 

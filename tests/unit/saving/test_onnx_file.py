@@ -103,7 +103,7 @@ def test_every_op_computes_what_numpy_does(name, case):
     session = Session(onnx_file.model_of(program, {n: n for n in inputs}, {"y": "y"}, name).SerializeToString())
     (actual,) = session(*arrays)
     expected = OPS[name](
-        *(one.astype(np.float64) if one.dtype == np.float32 else one for one in arrays), **case.attributes
+        *(array.astype(np.float64) if array.dtype == np.float32 else array for array in arrays), **case.attributes
     )
     assert actual.shape == expected.shape
     assert_near(actual, expected.numpy(), "float32")
@@ -227,10 +227,12 @@ def test_inputs_and_outputs_have_the_model_s_names():
     several = dp.Model([a, b], [layers.Dense(2)(merged), a])
     session = Session(onnx_file.encode(several))
     assert (session.inputs, session.outputs) == (["a", "b"], ["output_0", "output_1"])
-    named = Session(onnx_file.encode(dp.Model([a, b], {"a": a, "size": merged})))
-    assert named.outputs == ["output_a", "size"]
+    named_session = Session(onnx_file.encode(dp.Model([a, b], {"a": a, "size": merged})))
+    assert named_session.outputs == ["output_a", "size"]
     x, y = RNG.normal(size=(4, 3)), RNG.integers(0, 9, (4, 2))
-    np.testing.assert_array_equal(named(x, y)[1], np.concatenate([x.astype(np.float32), y], 1, dtype=np.float32))
+    np.testing.assert_array_equal(
+        named_session(x, y)[1], np.concatenate([x.astype(np.float32), y], 1, dtype=np.float32)
+    )
 
 
 def test_a_trained_model_from_its_file(tmp_path):

@@ -71,8 +71,8 @@ def assert_loaded(loaded: dp.Model, percents: Any = np.round) -> None:
     expected = [
         np.round(weight, 2) if weight.ndim == 2 and weight.shape[1] == 2 else weight for weight in model().get_weights()
     ]
-    for one, other in zip(loaded.get_weights(), expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6)
+    for weight, other in zip(loaded.get_weights(), expected, strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-6)
     assert loaded.layers[0].inner.steps == 5
 
 
@@ -117,7 +117,7 @@ def test_what_does_not_fit(tmp_path):
             store = {name: array for name, array in store.items() if name != "extra"}
             super().load_own_variables(store)
 
-    def one(kind):
+    def model_of(kind):
         return dp.Sequential([layers.Input((3,)), kind(2)])
 
     path = tmp_path / "m.weights.h5"
@@ -125,18 +125,18 @@ def test_what_does_not_fit(tmp_path):
         file["layers/strict/vars/0"] = np.zeros((3, 2))
         file["layers/strict/vars/extra"] = np.zeros(3)
     with pytest.raises(ConfigError, match=r"Layer 'strict' expected 2 variables, but received 1 variables"):
-        one(Strict).load_weights(path)
+        model_of(Strict).load_weights(path)
     with pytest.warns(UserWarning, match="skipped layer 'strict'"):
-        one(Strict).load_weights(path, skip_mismatch=True)
+        model_of(Strict).load_weights(path, skip_mismatch=True)
     with h5py.File(path, "w") as file:
         file["layers/dense/vars/0"] = np.zeros((3, 2))
         file["layers/dense/vars/extra"] = np.zeros(3)
     with pytest.raises(DataError, match="expected arrays 0 to 1, found 0, extra"):
-        one(layers.Dense).load_weights(path)
+        model_of(layers.Dense).load_weights(path)
     with h5py.File(path, "w") as file:
         file.create_group("layers/dense/vars")
     with pytest.raises(DataError, match="strict/kernel: not in the file"):
-        one(Strict).load_weights(path)
+        model_of(Strict).load_weights(path)
 
 
 @pytest.mark.parametrize(

@@ -57,28 +57,28 @@ def read(contents: dict):
     return decode(state.pack({}, contents, "dptrain program 1"), "file")
 
 
-def changed(about: dict):
+def changed(program_document: dict):
     """Yield the document with each hostile value in each attribute and in what is said of each input."""
-    for at, node in enumerate(about["nodes"]):
+    for at, node in enumerate(program_document["nodes"]):
         places = [("attributes", key) for key in node["attributes"]] if "op" in node else [("shape",), ("dtype",)]
         for place, value in itertools.product(places, HOSTILE):
-            found = copy.deepcopy(about)
-            inner = found["nodes"][at]
+            hostile = copy.deepcopy(program_document)
+            inner = hostile["nodes"][at]
             for key in place[:-1]:
                 inner = inner[key]
             inner[place[-1]] = value
-            yield place[-1], value, found
+            yield place[-1], value, hostile
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_an_op_takes_nothing_else_than_its_schema_says(name, monkeypatch):
     monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("something was compiled"))
     for case in CASES[name]:
-        about = document(name, case)
-        read(about)  # as it is, it is one
-        for key, value, one in changed(about):
+        program_document = document(name, case)
+        read(program_document)  # as it is, it is one
+        for key, value, hostile in changed(program_document):
             try:
-                program = read(one).program(2)
+                program = read(hostile).program(2)
             except DataError:
                 continue
             assert MARKER not in repr(value), (key, value)
@@ -94,10 +94,10 @@ def test_a_planted_call_is_not_compiled(tmp_path):
     if compiler() is None:
         pytest.skip("no C++ compiler")
     canary = tmp_path / "canary"
-    about = document("random_bits", CASES["random_bits"][0])
-    about["nodes"][-1]["attributes"]["seed"] = f'0ULL,0,0,0,0); (void)::system("touch {canary}"); (void)(0'
+    program_document = document("random_bits", CASES["random_bits"][0])
+    program_document["nodes"][-1]["attributes"]["seed"] = f'0ULL,0,0,0,0); (void)::system("touch {canary}"); (void)(0'
     path = tmp_path / "program"
-    path.write_bytes(state.pack({}, about, "dptrain program 1"))
+    path.write_bytes(state.pack({}, program_document, "dptrain program 1"))
     with pytest.raises(DataError, match=r"seed = .* of op 'random_bits': expected an integer from 0"):
         dp.saving.load_program(path, device="cpu")(np.zeros((2, 3)))
     assert not canary.exists()
@@ -105,8 +105,8 @@ def test_a_planted_call_is_not_compiled(tmp_path):
 
 def test_a_slice_beyond_its_input_is_refused():
     """Compiled code would read what lies behind the array."""
-    about = document("getitem", CASES["getitem"][0])
-    rank = len(about["nodes"][0]["shape"])
-    about["nodes"][-1]["attributes"]["key"] = [[1000, 2000, 1]] * rank
+    program_document = document("getitem", CASES["getitem"][0])
+    rank = len(program_document["nodes"][0]["shape"])
+    program_document["nodes"][-1]["attributes"]["key"] = [[1000, 2000, 1]] * rank
     with pytest.raises(DataError, match="'getitem' gives"):
-        read(about)
+        read(program_document)

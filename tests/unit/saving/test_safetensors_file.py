@@ -28,11 +28,11 @@ def test_equal_weights_give_equal_bytes():
         max_size=5,
     )
 )
-def test_the_library_reads_any_arrays(held):
-    held = {name: value.T for name, value in held.items() if name != "__metadata__"}
-    loaded = safetensors.numpy.load(b"".join(safetensors_file.pieces(held)))
-    assert loaded.keys() == held.keys()
-    for name, array in held.items():
+def test_the_library_reads_any_arrays(tensors):
+    tensors = {name: value.T for name, value in tensors.items() if name != "__metadata__"}
+    loaded = safetensors.numpy.load(b"".join(safetensors_file.pieces(tensors)))
+    assert loaded.keys() == tensors.keys()
+    for name, array in tensors.items():
         assert loaded[name].dtype == array.dtype
         np.testing.assert_array_equal(loaded[name], array)
 

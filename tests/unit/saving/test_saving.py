@@ -460,7 +460,7 @@ def test_compile_config_is_read():
 
 
 def stored(arrays: list[np.ndarray]) -> list[Stored]:
-    return [Stored(array.shape, array.dtype.name, lambda one=array: one, "file") for array in arrays]
+    return [Stored(array.shape, array.dtype.name, lambda value=array: value, "file") for array in arrays]
 
 
 def test_variables_alternate_by_parameter():
@@ -477,7 +477,7 @@ def test_variables_alternate_by_parameter():
     other.build(model.trainable_weights)
     values, reason = optimizer_variables.read("file", other, other.variables, stored(arrays))
     assert reason == ""
-    assert [one._path for one in values] == [one._path for one in other.variables]
+    assert [variable._path for variable in values] == [variable._path for variable in other.variables]
     for value, variable in zip(values.values(), optimizer.variables, strict=True):
         np.testing.assert_array_equal(value, variable.numpy())
     with pytest.raises(DataError, match="iterations are -1"):

@@ -449,9 +449,12 @@ def test_a_kill_at_any_byte_leaves_a_consistent_sweep(actions, data):
                 assert len(seen(sweep)) == len(expected)
                 assert set(seen(sweep)) == expected
                 assert {file.name for file in (path / "states").iterdir()} == state_files
-                for one in last.values():
-                    if one.status is Status.PAUSED:
-                        assert sweep.state(one.run) == states[f"{one.run.number}-{one.epochs}.safetensors"]
+                for last_ending in last.values():
+                    if last_ending.status is Status.PAUSED:
+                        assert (
+                            sweep.state(last_ending.run)
+                            == states[f"{last_ending.run.number}-{last_ending.epochs}.safetensors"]
+                        )
                 trials = len(sweep.trials)
                 sweep.add_trial(Trial(trials, {}))
                 run = Run(trials * SEEDS, trials, 0)

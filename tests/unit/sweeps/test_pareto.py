@@ -24,7 +24,7 @@ def ended(values, **metrics):
     """Return the endings of runs: trial -> (val_accuracy, parameters) over seeds 0, 1, ..."""
     return [
         dataclasses.replace(
-            one := ending(trial, seed, accuracy), metrics={**one.metrics, "parameters": size, **metrics}
+            plain := ending(trial, seed, accuracy), metrics={**plain.metrics, "parameters": size, **metrics}
         )
         for trial, row in values.items()
         for seed, (accuracy, size) in enumerate(row)
@@ -70,9 +70,9 @@ def test_a_trial_is_on_no_front_by_losing_runs_or_by_stopping_early():
     front = front_of(trials(5), [*ended(values), *lost], MODES)
     assert (front.compared, front.trials) == ([0], [0])
     assert front.columns(4) == {"mean_parameters": None, "pareto": False}
-    nothing = front_of(trials(1), lost[:0], MODES)
-    assert nothing.trials == []
-    assert nothing.sentence().startswith("No trial is complete")
+    no_front = front_of(trials(1), lost[:0], MODES)
+    assert no_front.trials == []
+    assert no_front.sentence().startswith("No trial is complete")
 
 
 def test_many_trials_are_counted_in_the_sentence():

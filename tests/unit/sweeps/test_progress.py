@@ -30,9 +30,9 @@ def trial(number: int, **setting) -> Trial:
     return Trial(number, setting or {"learning_rate": 0.001, "hidden": 128})
 
 
-def ending(number: int, of: int, seed: int, status=Status.DONE, value=0.5, epochs=5, **more) -> Ending:
+def ending(number: int, of: int, seed: int, status=Status.DONE, value=0.5, epochs=5, **options) -> Ending:
     metrics = {} if value is None else {"loss": 0.25, "val_accuracy": value}
-    return Ending(Run(number, of, seed), status, epochs, 12.34, metrics, **more)
+    return Ending(Run(number, of, seed), status, epochs, 12.34, metrics, **options)
 
 
 def plain(total: int | None = 128, seeds: int = 2) -> tuple[PlainProgress, io.StringIO]:

@@ -99,8 +99,8 @@ def test_a_run_has_the_bits_of_the_run_alone(runs, places, threads, order):
     recipe, ranks, chance = Planned(), SoloCommunicator(), random.Random(order)
     plan = {number: run | {"number": number} for number, run in enumerate(runs)}
     waiting = [
-        (Segment(Run(number, 0, one["seed"]), 0, one["at"] if one["fate"] == "waits" else None), b"")
-        for number, one in plan.items()
+        (Segment(Run(number, 0, entry["seed"]), 0, entry["at"] if entry["fate"] == "waits" else None), b"")
+        for number, entry in plan.items()
     ]
     endings, running = {}, 0
     with pytest.MonkeyPatch.context() as patch:

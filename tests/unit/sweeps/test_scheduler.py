@@ -351,7 +351,11 @@ class World:
 
     def stage_of(self, ending: Ending) -> int:
         """Return how many rungs lie behind the segment that ended so."""
-        earlier = [one for one in self.endings[: self.endings.index(ending)] if one.run == ending.run]
+        earlier = [
+            earlier_ending
+            for earlier_ending in self.endings[: self.endings.index(ending)]
+            if earlier_ending.run == ending.run
+        ]
         return sum(ending.status is Status.PAUSED for ending in earlier) - (ending.status is Status.PRUNED)
 
     def value(self, run: Run, epochs: int) -> float:
@@ -387,8 +391,8 @@ class World:
     def place_of(self, trial: int, judged: dict[int, float | None]) -> int:
         """Return how many are better."""
         sign = 1 if self.mode == "max" else -1
-        own = sign * judged[trial]
-        return sum(value is not None and sign * value > own for value in judged.values())
+        value_of_trial = sign * judged[trial]
+        return sum(value is not None and sign * value > value_of_trial for value in judged.values())
 
     def check(self, segment: Segment, exact: bool) -> None:
         run = segment.run
@@ -407,9 +411,9 @@ class World:
                 if place >= len(judged) // self.eta:
                     assert place == 0, "only the best may exceed the quota"
                     assert len(self.trials) == len(self.quality), "others will come"
-                    assert all(one.end is None or one.end > segment.begin for one in self.out), (
-                        "others are on their way"
-                    )
+                    assert all(
+                        other_segment.end is None or other_segment.end > segment.begin for other_segment in self.out
+                    ), "others are on their way"
             self.promoted.add((run.trial, rung))
 
     def go(self, steps: int, exact: bool = True) -> None:
@@ -442,7 +446,7 @@ class World:
         finals = self.finals()
         assert set(finals) == set(range(len(self.quality) * self.seeds))
         if not self.rungs:
-            assert not any(one.status is Status.PRUNED for one in finals.values())
+            assert not any(final.status is Status.PRUNED for final in finals.values())
         failed = {run // self.seeds for run, (status, _) in self.fates.items() if not status.is_success}
         complete_trials = [trial for trial in range(len(self.quality)) if trial not in failed]
         if exact and complete_trials:

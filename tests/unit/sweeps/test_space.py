@@ -84,9 +84,9 @@ def complaint(parse, *arguments) -> str:
     ],
 )
 def test_seeds(words, seeds):
-    found = parse_seeds(words)
-    assert found == seeds
-    assert {type(seed) for seed in found} == {int}
+    parsed = parse_seeds(words)
+    assert parsed == seeds
+    assert {type(seed) for seed in parsed} == {int}
 
 
 @pytest.mark.parametrize(
@@ -166,11 +166,11 @@ def test_grid(text, name, values):
     ],
 )
 def test_grids_that_are_none(text, message):
-    found = refusal(parse_grid, text)
-    assert found.startswith("grid: ")
-    assert "\n" not in found
-    assert len(found) < 200
-    assert message is None or found == message
+    error = refusal(parse_grid, text)
+    assert error.startswith("grid: ")
+    assert "\n" not in error
+    assert len(error) < 200
+    assert message is None or error == message
 
 
 @pytest.mark.parametrize(
@@ -194,9 +194,9 @@ def test_grids_that_are_none(text, message):
     ],
 )
 def test_distributions(text, distribution):
-    found = parse_distribution(text)
-    assert found == distribution
-    assert type(found) is type(distribution)
+    parsed = parse_distribution(text)
+    assert parsed == distribution
+    assert type(parsed) is type(distribution)
     assert parse_random(f"field={text}") == ("field", distribution)
 
 

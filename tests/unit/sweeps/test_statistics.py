@@ -50,9 +50,9 @@ def test_summary_by_hand():
 
 
 def test_one_value_has_no_interval_and_no_value_nothing():
-    one, none = summarize(trials(2), [ending(0, 0, 0.5)], "val_accuracy", "max")
-    assert (one.n, one.mean, one.median, one.best, one.complete) == (1, 0.5, 0.5, 0.5, True)
-    assert one.std is one.ci_low is one.ci_high is None
+    single, none = summarize(trials(2), [ending(0, 0, 0.5)], "val_accuracy", "max")
+    assert (single.n, single.mean, single.median, single.best, single.complete) == (1, 0.5, 0.5, 0.5, True)
+    assert single.std is single.ci_low is single.ci_high is None
     assert (none.n, none.seconds, none.failed, none.epochs_trained, none.complete) == (0, 0.0, 0, 0, False)
     assert none.mean is none.std is none.ci_low is none.ci_high is none.median is none.best is None
 
@@ -91,9 +91,12 @@ def test_summary_follows_shift_and_scale(values, shift, scale):
 def test_the_order_in_which_runs_ended_changes_no_bit(values, shuffler):
     ended = endings(dict(enumerate(values)))
     shuffled = shuffler.sample(ended, len(ended))
-    found = [summarize(trials(len(values)), order, "val_accuracy", "max") for order in (ended, shuffled)]
-    assert found[0] == found[1]
-    pairs = [compare(some, order, "val_accuracy", "max") for some, order in zip(found, (ended, shuffled), strict=True)]
+    summaries = [summarize(trials(len(values)), order, "val_accuracy", "max") for order in (ended, shuffled)]
+    assert summaries[0] == summaries[1]
+    pairs = [
+        compare(summary, order, "val_accuracy", "max")
+        for summary, order in zip(summaries, (ended, shuffled), strict=True)
+    ]
     assert pairs[0] == pairs[1]
 
 
@@ -199,13 +202,13 @@ def test_an_interval_stays_within_the_bounds_and_contains_the_mean(values, bound
 def test_intervals_within_bounds_are_those_of_quasi_likelihood_models(values):
     api = pytest.importorskip("statsmodels.api", reason="the reference of intervals within bounds")
     families = api.families
-    ones = np.ones((len(values), 1))
+    constant = np.ones((len(values), 1))
     # A model of a constant, its deviation estimated from the residuals, with t for the quantile.
-    logit = api.GLM(values, ones, family=families.Binomial()).fit(scale="X2", use_t=True)
+    logit = api.GLM(values, constant, family=families.Binomial()).fit(scale="X2", use_t=True)
     low, high = 1 / (1 + np.exp(-logit.conf_int()[0]))
     assert mean_and_interval(values, (0, 1))[1:] == pytest.approx((low, high), rel=1e-6)
     positive = [value + 0.01 for value in values]
-    log = api.GLM(positive, ones, family=families.Gamma(families.links.Log())).fit(scale="X2", use_t=True)
+    log = api.GLM(positive, constant, family=families.Gamma(families.links.Log())).fit(scale="X2", use_t=True)
     low, high = np.exp(log.conf_int()[0])
     assert mean_and_interval(positive, (0, math.inf))[1:] == pytest.approx((low, high), rel=1e-6)
 
@@ -227,18 +230,18 @@ def test_seeds_that_agree_on_few_samples_have_an_interval_of_the_samples():
 
 def test_variances_of_seeds_and_samples_add_up():
     values, rng = [1.2, 1.4, 1.1, 1.3], np.random.default_rng(0)
-    both = intervals.interval_of(values, samples=intervals.SampleSize(50, 0.003))
+    interval = intervals.interval_of(values, samples=intervals.SampleSize(50, 0.003))
     of_seeds = np.var(values, ddof=1) / 4
     freedom = (of_seeds + 0.003) ** 2 / (of_seeds**2 / 3 + 0.003**2 / 49)
     half = stats.t.ppf(0.975, freedom) * math.sqrt(of_seeds + 0.003)
-    assert [both.low, both.high] == pytest.approx([1.25 - half, 1.25 + half], rel=1e-9)
-    assert both.covers == "seeds and samples"
+    assert [interval.low, interval.high] == pytest.approx([1.25 - half, 1.25 + half], rel=1e-9)
+    assert interval.covers == "seeds and samples"
     alone = intervals.interval_of(values[:1], samples=intervals.SampleSize(50, 0.003))
     assert (alone.covers, alone.low < 1.2 < alone.high) == ("samples alone", True)
     assert intervals.interval_of(values).covers == "seeds alone"
     accuracies = rng.normal(0.8, 0.05, 5).tolist()
-    many = intervals.interval_of(accuracies, (0, 1), samples=intervals.SampleSize(10**9))
-    assert [many.low, many.high] == pytest.approx(mean_and_interval(accuracies, (0, 1))[1:], abs=0.01)
+    wide_interval = intervals.interval_of(accuracies, (0, 1), samples=intervals.SampleSize(10**9))
+    assert [wide_interval.low, wide_interval.high] == pytest.approx(mean_and_interval(accuracies, (0, 1))[1:], abs=0.01)
 
 
 @pytest.mark.parametrize(("accuracy", "count", "seeds"), [(0.95, 40, 4), (0.8, 100, 3), (0.99, 200, 5)])
@@ -311,22 +314,22 @@ def test_ranking_does_not_depend_on_the_order(order):
 def test_paired_test_by_hand():
     # Differences 1, 2, 3: mean 2, standard error 1 / sqrt(3), t = 2 sqrt(3). With 2 degrees of freedom the two-sided
     # p is 1 - t / sqrt(t^2 + 2), and 97.5 % lie below 4.3026527.
-    [found] = comparisons_of({0: [11.0, 13.0, 12.0], 1: [10.0, 11.0, 9.0]})
-    assert (found.a, found.b, found.n, found.difference) == (0, 1, 3, pytest.approx(2.0))
-    assert found.p == pytest.approx(1 - math.sqrt(12 / 14), rel=1e-9)
-    assert [found.ci_low, found.ci_high] == pytest.approx([2 - 4.3026527 / 3**0.5, 2 + 4.3026527 / 3**0.5], rel=1e-7)
+    [row] = comparisons_of({0: [11.0, 13.0, 12.0], 1: [10.0, 11.0, 9.0]})
+    assert (row.a, row.b, row.n, row.difference) == (0, 1, 3, pytest.approx(2.0))
+    assert row.p == pytest.approx(1 - math.sqrt(12 / 14), rel=1e-9)
+    assert [row.ci_low, row.ci_high] == pytest.approx([2 - 4.3026527 / 3**0.5, 2 + 4.3026527 / 3**0.5], rel=1e-7)
     # Both deviate by 1 over seeds; the correction for n = 3 is 1 - 3 / (4 * 4 - 1).
-    assert found.effect == pytest.approx(2 * 0.8)
-    assert found.p_corrected == pytest.approx(found.p)  # one pair: nothing to correct for
+    assert row.effect == pytest.approx(2 * 0.8)
+    assert row.p_corrected == pytest.approx(row.p)  # one pair: nothing to correct for
 
 
 def test_all_pairs_are_scipys_and_corrected_together():
     source = random.Random(3)
     values = {trial: [source.gauss(0.5 + 0.02 * trial, 0.02) for _ in range(6)] for trial in range(5)}
-    found = comparisons_of(values)
-    assert [(row.a, row.b) for row in found] == list(itertools.combinations(range(5), 2))
-    ps = [stats.ttest_rel(values[row.a], values[row.b]).pvalue for row in found]
-    assert [row.p for row in found] == pytest.approx(ps, rel=1e-10)
+    rows = comparisons_of(values)
+    assert [(row.a, row.b) for row in rows] == list(itertools.combinations(range(5), 2))
+    ps = [stats.ttest_rel(values[row.a], values[row.b]).pvalue for row in rows]
+    assert [row.p for row in rows] == pytest.approx(ps, rel=1e-10)
     # by hand: p of rank i of m, times m (1 + 1/2 + ... + 1/m) / i, made monotonic from the largest down
     factor = len(ps) * sum(1 / i for i in range(1, len(ps) + 1))
     order = sorted(range(len(ps)), key=lambda index: ps[index], reverse=True)
@@ -334,7 +337,7 @@ def test_all_pairs_are_scipys_and_corrected_together():
     for place, index in enumerate(order):
         smallest = min(smallest, ps[index] * factor / (len(ps) - place))
         expected[index] = smallest
-    assert [row.p_corrected for row in found] == pytest.approx([expected[n] for n in range(len(ps))], rel=1e-10)
+    assert [row.p_corrected for row in rows] == pytest.approx([expected[n] for n in range(len(ps))], rel=1e-10)
 
 
 @given(st.lists(st.lists(FINITE, min_size=3, max_size=3), min_size=2, max_size=5))
@@ -351,38 +354,38 @@ def test_pairs_use_the_seeds_that_both_have():
     ended[1] = ending(0, 1, status=Status.DIVERGED)
     ended += [ending(2, 1, 0.1), ending(2, 2, math.nan), ending(2, 3, status=Status.FAILED)]
     summaries = summarize(trials(3), ended, "val_accuracy", "max")
-    found = {(row.a, row.b): row for row in compare(summaries, ended, "val_accuracy", "max")}
+    rows = {(row.a, row.b): row for row in compare(summaries, ended, "val_accuracy", "max")}
     # trials 0 and 2 share seed 0 alone
-    assert {pair: row.n for pair, row in found.items()} == {(0, 1): 3, (1, 2): 2}
-    assert found[0, 1].p == pytest.approx(stats.ttest_rel([0.1, 0.4, 0.3], [0.2, 0.5, 0.9]).pvalue)
-    assert found[1, 2].p == pytest.approx(stats.ttest_rel([0.2, 0.5], [0.3, 0.1]).pvalue)
+    assert {pair: row.n for pair, row in rows.items()} == {(0, 1): 3, (1, 2): 2}
+    assert rows[0, 1].p == pytest.approx(stats.ttest_rel([0.1, 0.4, 0.3], [0.2, 0.5, 0.9]).pvalue)
+    assert rows[1, 2].p == pytest.approx(stats.ttest_rel([0.2, 0.5], [0.3, 0.1]).pvalue)
 
 
 def test_differences_that_are_all_alike_are_judged_by_their_signs():
-    same = {0: [0.1, 0.2, 0.7], 1: [0.1, 0.2, 0.7]}
-    [found] = comparisons_of(same)
-    assert (found.difference, found.ci_low, found.ci_high, found.effect, found.p) == (0, None, None, 0, 1)
-    [found] = comparisons_of({0: [0.5, 1.5, 2.5], 1: [0.25, 1.25, 2.25]})
-    assert (found.difference, found.ci_low, found.ci_high) == (0.25, None, None)
-    assert found.p == stats.binomtest(3, 3).pvalue == 0.25
+    values = {0: [0.1, 0.2, 0.7], 1: [0.1, 0.2, 0.7]}
+    [row] = comparisons_of(values)
+    assert (row.difference, row.ci_low, row.ci_high, row.effect, row.p) == (0, None, None, 0, 1)
+    [row] = comparisons_of({0: [0.5, 1.5, 2.5], 1: [0.25, 1.25, 2.25]})
+    assert (row.difference, row.ci_low, row.ci_high) == (0.25, None, None)
+    assert row.p == stats.binomtest(3, 3).pvalue == 0.25
     # 0.3 - 0.2 and 0.4 - 0.3 differ by rounding alone
-    [found] = comparisons_of({0: [0.3, 0.4], 1: [0.2, 0.3]})
-    assert found.difference == pytest.approx(0.1)
-    assert (found.ci_low, found.ci_high, found.p) == (None, None, 0.5)
+    [row] = comparisons_of({0: [0.3, 0.4], 1: [0.2, 0.3]})
+    assert row.difference == pytest.approx(0.1)
+    assert (row.ci_low, row.ci_high, row.p) == (None, None, 0.5)
     # the sum of ten times 0.1 is 1 but for rounding
-    [found] = comparisons_of({0: [sum([0.1] * 10)] * 2, 1: [1.0, 1.0]})
-    assert (found.difference, found.p) == (0.0, 1.0)
+    [row] = comparisons_of({0: [sum([0.1] * 10)] * 2, 1: [1.0, 1.0]})
+    assert (row.difference, row.p) == (0.0, 1.0)
     # no deviation to measure the difference by
-    [found] = comparisons_of({0: [0.5, 0.5], 1: [0.25, 0.25]})
-    assert (found.difference, found.effect) == (0.25, None)
+    [row] = comparisons_of({0: [0.5, 0.5], 1: [0.25, 0.25]})
+    assert (row.difference, row.effect) == (0.25, None)
 
 
 def test_differences_respect_the_bounds():
-    [found] = comparisons_of({0: [0.9, 0.5], 1: [0.1, 0.2]})
+    [row] = comparisons_of({0: [0.9, 0.5], 1: [0.1, 0.2]})
     low, high = stats.ttest_rel([0.9, 0.5], [0.1, 0.2]).confidence_interval(0.95)
     assert low < -1
     assert high > 1
-    assert (found.ci_low, found.ci_high) == (-1, 1)
+    assert (row.ci_low, row.ci_high) == (-1, 1)
 
 
 def test_effects_and_corrected_values_are_those_of_statsmodels():
@@ -390,13 +393,13 @@ def test_effects_and_corrected_values_are_those_of_statsmodels():
     multitest = pytest.importorskip("statsmodels.stats.multitest", reason="the reference of corrections")
     source = random.Random(3)
     values = {trial: [source.gauss(0.5 + 0.02 * trial, 0.02) for _ in range(6)] for trial in range(5)}
-    found = comparisons_of(values)
-    for row in found:
+    rows = comparisons_of(values)
+    for row in rows:
         a, b = values[row.a], values[row.b]
         expected, _ = meta.effectsize_smd(np.mean(a), np.std(a, ddof=1), 6, np.mean(b), np.std(b, ddof=1), 6)
         assert row.effect == pytest.approx(expected, rel=1e-9)
-    _, corrected, _, _ = multitest.multipletests([row.p for row in found], method="fdr_by")
-    assert [row.p_corrected for row in found] == pytest.approx(corrected.tolist(), rel=1e-9)
+    _, corrected, _, _ = multitest.multipletests([row.p for row in rows], method="fdr_by")
+    assert [row.p_corrected for row in rows] == pytest.approx(corrected.tolist(), rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -413,8 +416,8 @@ def claims(sweeps):
     claimed = 0
     for values in sweeps:
         ended = endings(dict(enumerate(values.tolist())))
-        found = compare(summaries, ended, "val_accuracy", "max")
-        claimed += any(row.p_corrected <= statistics.SIGNIFICANCE for row in found)
+        rows = compare(summaries, ended, "val_accuracy", "max")
+        claimed += any(row.p_corrected <= statistics.SIGNIFICANCE for row in rows)
     return claimed / len(sweeps)
 
 
@@ -440,15 +443,15 @@ def test_incomplete_trials_and_single_seeds_are_not_compared():
 def test_of_many_trials_only_the_best_is_compared_as_strictly_as_if_all_were(monkeypatch):
     source = random.Random(5)
     values = {trial: [source.gauss(0.1 * trial, 0.05) for _ in range(5)] for trial in range(6)}
-    everything = {(row.a, row.b): row for row in comparisons_of(values)}
+    all_pairs = {(row.a, row.b): row for row in comparisons_of(values)}
     monkeypatch.setattr(statistics, "MOST_PAIRS", 14)
-    found = comparisons_of(values)
-    assert [(row.a, row.b) for row in found] == [(other, 5) for other in range(5)]
-    for row in found:
-        assert row.p == everything[row.a, row.b].p
-        assert row.p_corrected >= everything[row.a, row.b].p_corrected
-    ps = [row.p for row in found]
-    assert [row.p_corrected for row in found] == pytest.approx(
+    rows = comparisons_of(values)
+    assert [(row.a, row.b) for row in rows] == [(other, 5) for other in range(5)]
+    for row in rows:
+        assert row.p == all_pairs[row.a, row.b].p
+        assert row.p_corrected >= all_pairs[row.a, row.b].p_corrected
+    ps = [row.p for row in rows]
+    assert [row.p_corrected for row in rows] == pytest.approx(
         stats.false_discovery_control(ps + [1.0] * 10, method="by")[:5].tolist()
     )
 

@@ -492,9 +492,15 @@ def test_cross_validation_and_what_the_best_trial_makes_of_the_test_set(tmp_path
 
     def go(**options):
         space = {"units": [4, 5], "learning_rate": [0.05]}
-        own = {"seeds": [3, 8], "folds": 3, "validation_data": None, "test_data": (XV, YV), "metric": "val_accuracy"}
+        cross_validation = {
+            "seeds": [3, 8],
+            "folds": 3,
+            "validation_data": None,
+            "test_data": (XV, YV),
+            "metric": "val_accuracy",
+        }
         return dp.sweep(build, space, x=X, y=Y, epochs=3, batch_size=16, verbose=0, **{
-            name: value for name, value in own.items() if value is not None
+            name: value for name, value in cross_validation.items() if value is not None
         }, **options)  # fmt: skip
 
     result = go(out=tmp_path / "s")

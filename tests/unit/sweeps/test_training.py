@@ -31,8 +31,10 @@ class Small(Recipe):
 
     def train(self, model, setting, callbacks, run):
         x = np.random.default_rng(0).standard_normal((30, 3))
-        own = [LearningRateScheduler(lambda epoch, rate: rate * 0.9)] if self.scheduled else []
-        return model._fit_in_steps(x, x[:, :2], batch_size=5, epochs=EPOCHS, verbose=0, callbacks=[*own, *callbacks])
+        schedulers = [LearningRateScheduler(lambda epoch, rate: rate * 0.9)] if self.scheduled else []
+        return model._fit_in_steps(
+            x, x[:, :2], batch_size=5, epochs=EPOCHS, verbose=0, callbacks=[*schedulers, *callbacks]
+        )
 
 
 def trained(recipe: Recipe, *ends: int | None) -> tuple[list[np.ndarray], float]:
