@@ -358,8 +358,8 @@ def address_range() -> None:
 @check
 def contexts() -> None:
     device = cuda.Context.get_device()
-    first, again = device.retain_primary_context(), device.retain_primary_context()
-    assert first.handle == again.handle
+    first, second = device.retain_primary_context(), device.retain_primary_context()
+    assert first.handle == second.handle
     other = device.make_context()
     assert other.handle != first.handle
     memory = cuda.to_device(np.arange(4, dtype=np.int32))

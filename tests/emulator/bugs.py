@@ -646,9 +646,9 @@ def missing_synchronize() -> list[float]:
     host = cuda.pagelocked_zeros(4, np.float32)
     memory = cuda.to_device(np.ones(4, np.float32))
     cuda.memcpy_dtoh_async(host, memory, stream)
-    seen = host.tolist()
+    values = host.tolist()
     stream.synchronize()
-    return seen
+    return values
 
 
 @bug

@@ -133,11 +133,11 @@ def call(command: list[str], cwd: Path | None = None, environment: dict[str, str
     """
     environment = dict(os.environ if environment is None else environment)
     environment.pop("PYTHONWARNINGS", None)  # what the caller thinks of warnings is no matter of pip's
-    done = subprocess.run(command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    finished = subprocess.run(command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                           stdin=subprocess.DEVNULL, text=True, errors="replace", check=False)  # fmt: skip
-    if done.returncode:
-        tail = "\n".join(done.stdout.splitlines()[-30:])
-        raise BuildError(f"{' '.join(command[:6])} ... failed with status {done.returncode}\n{tail}")
+    if finished.returncode:
+        tail = "\n".join(finished.stdout.splitlines()[-30:])
+        raise BuildError(f"{' '.join(command[:6])} ... failed with status {finished.returncode}\n{tail}")
 
 
 def say(text: str) -> None:

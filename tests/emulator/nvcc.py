@@ -219,8 +219,8 @@ def ldmatrix(count: int, transposed: bool) -> Call:
     """`count` registers and an address."""
 
     def call(x: Sequence[str]) -> str:
-        taken = "".join(f" {x[i]} = emu_r[{i}];" for i in range(count))
-        return f"unsigned emu_r[{count}]; emu_ldmatrix(emu_r, {count}, {int(transposed)}, {x[count]}, {SITE});{taken}"
+        assignments = "".join(f" {x[i]} = emu_r[{i}];" for i in range(count))
+        return f"unsigned emu_r[{count}]; emu_ldmatrix(emu_r, {count}, {int(transposed)}, {x[count]}, {SITE});{assignments}"
 
     return call
 
@@ -230,10 +230,10 @@ def mma(factor: str) -> Call:
 
     def call(x: Sequence[str]) -> str:
         a, b, c = (", ".join(x[first:end]) for first, end in ((4, 8), (8, 10), (10, 14)))
-        taken = "".join(f" {x[i]} = emu_c[{i}];" for i in range(4))
+        assignments = "".join(f" {x[i]} = emu_c[{i}];" for i in range(4))
         return (
             f"float emu_c[] = {{{c}}}; const unsigned emu_a[] = {{{a}}}, emu_b[] = {{{b}}}; "
-            f"emu_mma(emu_c, emu_a, emu_b, EMU_{factor}, {SITE});{taken}"
+            f"emu_mma(emu_c, emu_a, emu_b, EMU_{factor}, {SITE});{assignments}"
         )
 
     return call
@@ -249,7 +249,7 @@ def wgmma(columns: int, factor: str) -> Call:
 
     def call(x: Sequence[str]) -> str:
         count = columns // 2
-        sums = ", ".join(f"&{one}" for one in x[:count])
+        sums = ", ".join(f"&{operand}" for operand in x[:count])
         a, b, *_, a_mn, b_mn = x[count:]
         return (
             f"float *emu_d[] = {{{sums}}}; emu_wgmma(emu_d, {columns}, {a}, {b}, {a_mn}, {b_mn}, EMU_{factor}, {SITE});"
@@ -276,9 +276,9 @@ INSTRUCTIONS: dict[str, Call] = {
         for out, added in (("=f,=f,=f,=f", "f,f,f,f"), ("+f,+f,+f,+f", "+f,+f,+f,+f"))
     },
     **{
-        f"cp.async.{cache}.shared.global [r],[l],{size}{taken}": cp_async(size)
+        f"cp.async.{cache}.shared.global [r],[l],{size}{suffix}": cp_async(size)
         for cache, size in (("ca", 4), ("ca", 8), ("ca", 16), ("cg", 16))
-        for taken in ("", ",r")
+        for suffix in ("", ",r")
     },
     "cp.async.commit_group": lambda _: "emu_async_commit();",
     **{f"cp.async.wait_group {groups}": lambda x: f"emu_async_wait({x[0]});" for groups in ("n", *range(8))},
@@ -321,9 +321,9 @@ def call_for(statement: str, specific: bool) -> str:
     """
     template, *sections = pieces(statement, ":")
     text = " ".join("".join(re.findall(r'"((?:[^"\\]|\\.)*)"', template)).removesuffix("\\n").split()).rstrip("; ")
-    operands = [one.strip() for section in sections[:2] for one in pieces(section, ",") if one.strip()]
-    constraints = [one.split('"')[1] for one in operands]
-    expressions = [one[one.index("(") :] for one in operands]
+    operands = [operand.strip() for section in sections[:2] for operand in pieces(section, ",") if operand.strip()]
+    constraints = [operand.split('"')[1] for operand in operands]
+    expressions = [operand[operand.index("(") :] for operand in operands]
     name, _, rest = text.partition(" ")
     used = re.findall(r"%(\d+)|\b(\d+)\b", rest)
     if any(number and int(number) >= len(operands) for number, _ in used):
@@ -331,8 +331,10 @@ def call_for(statement: str, specific: bool) -> str:
     form = re.sub(r"%(\d+)", lambda match: constraints[int(match[1])], rest.replace(" ", ""))
     call = INSTRUCTIONS.get(f"{name} {form}".strip())
     if call is None:
-        said = f"{name} {form}".strip()
-        raise CompileError(f"error: the emulator does not know the inline assembly '{text}', with operands as '{said}'")
+        pattern = f"{name} {form}".strip()
+        raise CompileError(
+            f"error: the emulator does not know the inline assembly '{text}', with operands as '{pattern}'"
+        )
     if SPECIFIC.match(name) and not specific:
         raise CompileError(f"ptxas error   : Instruction '{name}' is not supported but on .target 'sm_90a'")
     return f"do {{ {call([expressions[int(n)] if n else constant for n, constant in used])} }} while (0)"
@@ -340,14 +342,14 @@ def call_for(statement: str, specific: bool) -> str:
 
 def pieces(text: str, separator: str) -> list[str]:
     """Splits at a separator that stands in no bracket and no string."""
-    found, depth = [""], 0
+    parts, depth = [""], 0
     for token in re.findall(r'"(?:[^"\\]|\\.)*"|.', text, re.DOTALL):
         depth += (token in "([{") - (token in ")]}")
         if token == separator and depth == 0:
-            found.append("")
+            parts.append("")
         else:
-            found[-1] += token
-    return found
+            parts[-1] += token
+    return parts
 
 
 class Rewriter:
@@ -574,16 +576,16 @@ class Rewriter:
             lines.append(f'extern "C" {{ {visible} char emu_checked_build; }}')
         for index, kernel in enumerate(self.kernels):
             reach = set(kernel.shared)
-            seen: set[str] = set()
+            visited: set[str] = set()
             words = list(kernel.words)
             while words:
                 word = words.pop()
-                if word in seen or word not in self.functions:
+                if word in visited or word not in self.functions:
                     continue
-                seen.add(word)
-                more, ids = self.functions[word]
+                visited.add(word)
+                called, ids = self.functions[word]
                 reach |= ids
-                words.extend(more)
+                words.extend(called)
             ids = ", ".join(str(number) for number in sorted(reach)) or "0"
             bounds = kernel.launch_bounds or "0"
             name = kernel.name.replace('"', "")
@@ -647,14 +649,18 @@ def preprocess(arguments: Arguments, source: str, action: str = "-E") -> str:
     return run_preprocessor(arguments, source, action) if re.search(r"\bstd\b", text) else text
 
 
-def run_preprocessor(arguments: Arguments, source: str, action: str, *more: str) -> str:
+def run_preprocessor(arguments: Arguments, source: str, action: str, *extra: str) -> str:
     """What g++ prints with these options and more."""
     standard = gnu(arguments.standard)
-    as_precompiled = (action, standard, *more) == ("-E", "gnu++17", C_HEADERS) and not arguments.no_line_markers
+    as_precompiled = (action, standard, *extra) == (
+        "-E",
+        "gnu++17",
+        C_HEADERS,
+    ) and not arguments.no_line_markers
     command = [
         "g++", action, "-x", "c++", *([f"-I{precompiled()}", "-fpch-preprocess"] if as_precompiled else []),
         f"-I{INCLUDE}", "-include", DEVICE_HEADER, *macros(), f"-D__CUDA_ARCH__={arguments.arch}",
-        *(["-P"] if arguments.no_line_markers else []), *options(standard), *arguments.preprocessor, *more, source,
+        *(["-P"] if arguments.no_line_markers else []), *options(standard), *arguments.preprocessor, *extra, source,
     ]  # fmt: skip
     return run(command)
 
@@ -662,7 +668,7 @@ def run_preprocessor(arguments: Arguments, source: str, action: str, *more: str)
 def macros() -> list[str]:
     """What is defined for every source, whatever the architecture."""
     defined = ["__CUDACC__", "__NVCC__", "__CUDACC_VER_MAJOR__=13", "__CUDACC_VER_MINOR__=0", "DPTRAIN_EMULATOR=1"]
-    return [f"-D{one}" for one in [*defined, *(["EMU_CHECKED=1"] if checked() else [])]]
+    return [f"-D{definition}" for definition in [*defined, *(["EMU_CHECKED=1"] if checked() else [])]]
 
 
 def precompiled() -> str:
@@ -678,8 +684,8 @@ def precompile() -> None:
     """
     header, result = (os.path.join(folder, DEVICE_HEADER) for folder in (INCLUDE, precompiled()))
     os.makedirs(os.path.dirname(result), exist_ok=True)
-    made = [*macros(), C_HEADERS, *options("gnu++17"), header, "-o", f"{result}.gch"]
-    run(["g++", "-x", "c++-header", f"-I{INCLUDE}", *made])
+    arguments = [*macros(), C_HEADERS, *options("gnu++17"), header, "-o", f"{result}.gch"]
+    run(["g++", "-x", "c++-header", f"-I{INCLUDE}", *arguments])
 
 
 def gnu(standard: str) -> str:
@@ -693,8 +699,8 @@ def compile_source(arguments: Arguments, source: str, output: str) -> None:
     rewriter = Rewriter(preprocess(arguments, source), arguments)
     text = rewriter.run() + rewriter.trampolines()
     if os.environ.get("EMULATOR_KEEP"):
-        with open(os.environ["EMULATOR_KEEP"], "w") as kept:
-            kept.write(text)
+        with open(os.environ["EMULATOR_KEEP"], "w") as file:
+            file.write(text)
     # The result comes into place at once: nobody may read half a file.
     unit, result = f"{output}.{os.getpid()}.o", f"{output}.{os.getpid()}"
     try:
@@ -711,16 +717,16 @@ def compile_source(arguments: Arguments, source: str, output: str) -> None:
                 os.unlink(path)
 
 
-def run(command: list[str], given: str = "") -> str:
+def run(command: list[str], stdin: str = "") -> str:
     """What a command prints.
 
     Raises:
         CompileError: with what it says when it fails.
     """
-    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise CompileError(done.stderr.rstrip())
-    return done.stdout
+    finished = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+    if finished.returncode:
+        raise CompileError(finished.stderr.rstrip())
+    return finished.stdout
 
 
 def inspect(module: str, usage: bool) -> None:

@@ -153,9 +153,9 @@ WARPGROUP_ROWS = [
 
 def test_layouts_that_are_wrong_change_results_of_warpgroups(emulator: Any) -> None:
     def result(bug: str) -> float:
-        done = emulator.bug(bug, **RACE)
-        assert (done.returncode, done.stderr) == (0, "")
-        return float(done.stdout.removeprefix("result: "))
+        finished = emulator.bug(bug, **RACE)
+        assert (finished.returncode, finished.stderr) == (0, "")
+        return float(finished.stdout.removeprefix("result: "))
 
     assert result("wgmma_without_bugs") == 0
     for bug in ("not_swizzled", "wrong_leading_stride"):
@@ -169,16 +169,16 @@ def test_layouts_that_are_wrong_change_results_of_warpgroups(emulator: Any) -> N
     "row", sample([*ROWS, *WARPGROUP_ROWS], 2), ids=lambda row: f"{row.bug}-{row.mode.replace(' ', '-')}"
 )
 def test_planted_bug_is_reported(emulator: Any, row: Row) -> None:
-    done = emulator.bug(row.bug, **row.options)
-    assert row.message in done.stderr
-    assert done.returncode == (3 if row.error else 0), done.stdout + done.stderr
-    assert row.error in done.stdout
+    finished = emulator.bug(row.bug, **row.options)
+    assert row.message in finished.stderr
+    assert finished.returncode == (3 if row.error else 0), finished.stdout + finished.stderr
+    assert row.error in finished.stdout
 
 
 @pytest.mark.parametrize("name", ["device_assert", "race_between_blocks", "missing_event", "use_after_free"])
 def test_nothing_stands_below_the_report_of_a_fault(emulator: Any, name: str) -> None:
-    done = emulator.bug(name, **RACE)
-    assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["emulator"], done.stderr
+    finished = emulator.bug(name, **RACE)
+    assert [line.split(":")[0] for line in finished.stderr.splitlines()] == ["emulator"], finished.stderr
 
 
 def test_readme_table_has_every_row() -> None:
@@ -190,27 +190,27 @@ def test_readme_table_has_every_row() -> None:
 
 @pytest.mark.parametrize("order", ["forward", "reverse", "shuffled"])
 def test_fences_on_both_sides_order_blocks(emulator: Any, order: str) -> None:
-    done = emulator.bug("fences_between_blocks", EMULATOR_SANITIZE="all", EMULATOR_ORDER=order)
-    assert (done.stdout, done.stderr) == ("result: [4.0, 4.0, 4.0]\n", "")
+    finished = emulator.bug("fences_between_blocks", EMULATOR_SANITIZE="all", EMULATOR_ORDER=order)
+    assert (finished.stdout, finished.stderr) == ("result: [4.0, 4.0, 4.0]\n", "")
 
 
 @pytest.mark.parametrize("streams", ["inorder", "random"])
 @pytest.mark.parametrize("bug", ["event_present", "host_between_streams", "graph_branches_ordered"])
 def test_what_events_and_the_host_order_is_no_race(emulator: Any, bug: str, streams: str) -> None:
-    done = emulator.bug(bug, *"123", EMULATOR_SANITIZE="all", EMULATOR_STREAMS=streams)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert len(set(done.stdout.splitlines())) == 1
+    finished = emulator.bug(bug, *"123", EMULATOR_SANITIZE="all", EMULATOR_STREAMS=streams)
+    assert (finished.returncode, finished.stderr) == (0, "")
+    assert len(set(finished.stdout.splitlines())) == 1
 
 
 @pytest.mark.parametrize("order", ["forward", "reverse", "shuffled"])
 def test_stages_that_are_waited_for_are_no_race(emulator: Any, order: str) -> None:
-    done = emulator.bug("stages_waited_for", EMULATOR_SANITIZE="all", EMULATOR_ORDER=order)
-    assert (done.stdout, done.stderr) == ("result: [3.0]\n", "")
+    finished = emulator.bug("stages_waited_for", EMULATOR_SANITIZE="all", EMULATOR_ORDER=order)
+    assert (finished.stdout, finished.stderr) == ("result: [3.0]\n", "")
 
 
 def test_two_source_lines_of_a_race(emulator: Any) -> None:
-    done = emulator.bug("missing_syncthreads", **RACE)
-    assert re.search(r"write at bugs\.cu:36 by .* and read at bugs\.cu:38 by .* of shared memory", done.stderr)
+    finished = emulator.bug("missing_syncthreads", **RACE)
+    assert re.search(r"write at bugs\.cu:36 by .* and read at bugs\.cu:38 by .* of shared memory", finished.stderr)
 
 
 def test_missing_syncthreads_changes_the_result_with_the_order_of_threads(emulator: Any) -> None:
@@ -222,8 +222,8 @@ def test_missing_syncthreads_changes_the_result_with_the_order_of_threads(emulat
 
 def in_random_orders(emulator: Any, bug: str, orders: int) -> list[str]:
     """What a bug prints in each of so many random orders of streams."""
-    done = emulator.bug(bug, *map(str, range(orders)), EMULATOR_STREAMS="random")
-    return done.stdout.splitlines()
+    finished = emulator.bug(bug, *map(str, range(orders)), EMULATOR_STREAMS="random")
+    return finished.stdout.splitlines()
 
 
 def test_missing_event_shows_in_some_order_and_a_present_one_in_none(emulator: Any) -> None:
@@ -237,8 +237,8 @@ def test_branches_of_a_graph_run_in_any_order_unless_an_event_orders_them(emulat
 
 
 def test_a_graph_is_checked_when_it_runs_not_when_it_is_recorded(emulator: Any) -> None:
-    done = emulator.bug("graph_writes_past_end", **ADDRESS)
-    assert done.stdout.startswith("recorded\nerror: ")
+    finished = emulator.bug("graph_writes_past_end", **ADDRESS)
+    assert finished.stdout.startswith("recorded\nerror: ")
 
 
 def test_missing_synchronize_shows(emulator: Any) -> None:
@@ -251,17 +251,17 @@ def test_leaks_can_fail_the_run(emulator: Any) -> None:
 
 
 def test_reports_can_be_collected_without_ending_the_kernel(emulator: Any) -> None:
-    done = emulator.bug("unwritten_shared", EMULATOR_SANITIZE="address", EMULATOR_ON_REPORT="continue")
-    assert done.returncode == 0
-    assert "unwritten memory" in done.stderr
+    finished = emulator.bug("unwritten_shared", EMULATOR_SANITIZE="address", EMULATOR_ON_REPORT="continue")
+    assert finished.returncode == 0
+    assert "unwritten memory" in finished.stderr
 
 
 def test_lenient_barriers_let_threads_leave(emulator: Any) -> None:
-    done = emulator.bug("barrier_after_exit", EMULATOR_BARRIERS="lenient")
-    assert done.returncode == 0, done.stderr
+    finished = emulator.bug("barrier_after_exit", EMULATOR_BARRIERS="lenient")
+    assert finished.returncode == 0, finished.stderr
 
 
 def test_a_kernel_that_counts_on_lockstep_runs_when_asked_to(emulator: Any) -> None:
-    done = emulator.bug("lockstep", EMULATOR_ON_REPORT="continue")
-    assert "lockstep: kernel lockstep_sum" in done.stderr
-    assert done.stdout.startswith("result: [")
+    finished = emulator.bug("lockstep", EMULATOR_ON_REPORT="continue")
+    assert "lockstep: kernel lockstep_sum" in finished.stderr
+    assert finished.stdout.startswith("result: [")

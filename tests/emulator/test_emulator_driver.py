@@ -43,7 +43,7 @@ def test_visible_devices(emulator: Any) -> None:
 
 
 def test_memory_limit_and_poison(emulator: Any) -> None:
-    done = emulator.code(
+    finished = emulator.code(
         """
 import numpy as np, pycuda.driver as cuda
 cuda.init(); context = cuda.Device(0).retain_primary_context(); context.push()
@@ -59,11 +59,11 @@ print(np.isnan(out).all()); b.free(); context.pop()
 """,
         EMULATOR_MEMORY="4M",
     )
-    assert done.stdout == f"cuMemAlloc failed: out of memory ({1 << 20}, {4 << 20})\nTrue\n", done.stderr
+    assert finished.stdout == f"cuMemAlloc failed: out of memory ({1 << 20}, {4 << 20})\nTrue\n", finished.stderr
 
 
 def test_unmodelled_calls_say_so(emulator: Any) -> None:
-    done = emulator.code(
+    finished = emulator.code(
         """
 import pycuda.driver as cuda
 cuda.init(); context = cuda.Device(0).retain_primary_context(); context.push()
@@ -74,18 +74,18 @@ except cuda.Error as error:
 context.pop()
 """
     )
-    assert "not supported" in done.stdout
-    assert "cuTexRefCreate is not modelled" in done.stderr
+    assert "not supported" in finished.stdout
+    assert "cuTexRefCreate is not modelled" in finished.stderr
 
 
 def test_bad_options_are_refused(emulator: Any) -> None:
-    done = emulator.code(DEVICES, EMULATOR_MEMORY="lots")
-    assert done.returncode == 2
-    assert "EMULATOR_MEMORY=lots: expected a whole number" in done.stderr
+    finished = emulator.code(DEVICES, EMULATOR_MEMORY="lots")
+    assert finished.returncode == 2
+    assert "EMULATOR_MEMORY=lots: expected a whole number" in finished.stderr
 
 
 def test_compile_errors_name_the_line(emulator: Any) -> None:
-    done = emulator.code(
+    finished = emulator.code(
         """
 import pycuda.driver as cuda
 from pycuda.compiler import compile
@@ -100,14 +100,14 @@ for source, options in (("__global__ void k(float *x) {\\n  x[0] = y;\\n}", []),
 context.pop()
 """
     )
-    assert "kernel.cu:3:" in done.stdout  # PyCUDA's extern "C" is line 1
-    assert "'k' uses too much shared data (0x13880 bytes, 0xc000 max)" in done.stdout
-    assert "Unknown option '--no-such-option'" in done.stdout
+    assert "kernel.cu:3:" in finished.stdout  # PyCUDA's extern "C" is line 1
+    assert "'k' uses too much shared data (0x13880 bytes, 0xc000 max)" in finished.stdout
+    assert "Unknown option '--no-such-option'" in finished.stdout
 
 
 def test_a_module_that_does_not_load_leaves_no_log(emulator: Any) -> None:
     """Callers read as much of the buffers as the sizes say, which nobody else has filled."""
-    done = emulator.code(
+    finished = emulator.code(
         """
 import ctypes
 import pycuda.driver as cuda
@@ -121,7 +121,7 @@ print(code != 0, values[1] or 0, values[3] or 0)
 context.pop()
 """
     )
-    assert done.stdout == "True 0 0\n", done.stderr
+    assert finished.stdout == "True 0 0\n", finished.stderr
 
 
 def test_trace(emulator: Any, tmp_path: Path) -> None:
@@ -150,15 +150,15 @@ memory.free(); context.pop()
 
 
 def test_what_other_processes_would_map_is_refused(emulator: Any) -> None:
-    done = emulator.code(OTHER_PROCESSES)
-    assert [line.rpartition(": ")[2] for line in done.stdout.splitlines()] == ["operation not supported"] * 2
-    assert "cuIpcGetMemHandle is not modelled" in done.stderr
-    assert "events between processes are not modelled" in done.stderr
+    finished = emulator.code(OTHER_PROCESSES)
+    assert [line.rpartition(": ")[2] for line in finished.stdout.splitlines()] == ["operation not supported"] * 2
+    assert "cuIpcGetMemHandle is not modelled" in finished.stderr
+    assert "events between processes are not modelled" in finished.stderr
 
 
 def test_run_command(emulator: Any) -> None:
-    done = emulator.run(sys.executable, str(HERE / "run"), sys.executable, str(HERE / "truth.py"), "votes")
-    assert "ok votes" in done.stdout
+    finished = emulator.run(sys.executable, str(HERE / "run"), sys.executable, str(HERE / "truth.py"), "votes")
+    assert "ok votes" in finished.stdout
     wrong = emulator.run(sys.executable, str(HERE / "run"), "no-such-command")
     assert wrong.returncode == 1
     assert "cannot run no-such-command" in wrong.stderr
@@ -183,19 +183,21 @@ def test_the_header_is_precompiled_for_the_sources_that_it_fits(emulator: Any, t
     if int(compiler.split(".")[0]) < 12:
         pytest.skip("older ones may fail to load what they precompiled")
     plain = 'extern "C" __global__ void k(int *x) { x[threadIdx.x] = 1; }'
-    for level, text, options, fits in (
+    for level, text, options, is_precompiled in (
         ("1", plain, ["-DOWN=1", "-arch=sm_75"], True),
         ("0", plain, ["-DEMU_INLINE=inline"], False),
         ("1", "#include <type_traits>\n" + plain, [], False),
         ("1", plain, ["-std=c++20"], False),
     ):
-        source, kept = tmp_path / "k.cu", tmp_path / "k.ii"
+        source, preprocessed = tmp_path / "k.cu", tmp_path / "k.ii"
         source.write_text(text)
         command = ["nvcc", "--cubin", *options, "-o", str(tmp_path / "k.cubin"), str(source)]
-        done = emulator.run(*command, EMULATOR_KEEP=str(kept), EMULATOR_OPTIMIZE=level)
-        assert (done.returncode, done.stderr) == (0, "")
-        found = re.findall(r'^#pragma GCC pch_preprocess ".*/precompiled/(.*?)/', kept.read_text(), re.MULTILINE)
-        assert found == [f"plain-O{level}"] * fits
+        finished = emulator.run(*command, EMULATOR_KEEP=str(preprocessed), EMULATOR_OPTIMIZE=level)
+        assert (finished.returncode, finished.stderr) == (0, "")
+        matches = re.findall(
+            r'^#pragma GCC pch_preprocess ".*/precompiled/(.*?)/', preprocessed.read_text(), re.MULTILINE
+        )
+        assert matches == [f"plain-O{level}"] * is_precompiled
 
 
 # ------------------------------------------------------------------ the nvcc stand-in, without a compiler

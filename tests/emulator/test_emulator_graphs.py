@@ -28,9 +28,9 @@ END = "\nx.free(); y.free(); del stream, other, code; context.pop()\n"
 
 
 def output(emulator: Any, text: str, **options: str) -> str:
-    done = emulator.code(START + text + END, EMULATOR_LEAKS="fail", **options)
-    assert done.returncode == 0, done.stderr
-    return str(done.stdout)
+    finished = emulator.code(START + text + END, EMULATOR_LEAKS="fail", **options)
+    assert finished.returncode == 0, finished.stderr
+    return str(finished.stdout)
 
 
 def test_the_trace_counts_launches_and_marks_what_they_run(emulator: Any, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ double(x, stream); stream.synchronize(); print(first(x))
 
 
 @pytest.mark.parametrize(
-    ("mode", "own", "result"),
+    ("mode", "thread_mode", "result"),
     [
         ("GLOBAL", "GLOBAL", (900, 901)),
         ("GLOBAL", "THREAD_LOCAL", (0, 0)),
@@ -101,12 +101,14 @@ double(x, stream); stream.synchronize(); print(first(x))
         ("RELAXED", "GLOBAL", (0, 0)),
     ],
 )
-def test_what_another_thread_may_do_meanwhile(emulator: Any, mode: str, own: str, result: tuple[int, int]) -> None:
+def test_what_another_thread_may_do_meanwhile(
+    emulator: Any, mode: str, thread_mode: str, result: tuple[int, int]
+) -> None:
     """Allocation in a thread with a mode of its own, beside a capture."""
     text = f"""
 def work():
     context.push()
-    mode = ctypes.c_int(capturing.{own}); address = ctypes.c_uint64()
+    mode = ctypes.c_int(capturing.{thread_mode}); address = ctypes.c_uint64()
     capturing.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
     assert mode.value == capturing.GLOBAL  # what it was before
     print(capturing.DRIVER.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(64)))
@@ -242,7 +244,7 @@ cuNoSuchCall 12000
 )
 def test_cuda_bindings(emulator: Any) -> None:
     """NVIDIA's own Python bindings load every function through cuGetProcAddress."""
-    done = emulator.code(
+    finished = emulator.code(
         """
 import numpy as np
 from cuda.bindings import driver
@@ -267,4 +269,4 @@ call("cuStreamDestroy", stream)
 """,
         EMULATOR_LEAKS="fail",
     )
-    assert done.stdout == "1 1\n3 2 False\nTrue\n", done.stderr
+    assert finished.stdout == "1 1\n3 2 False\nTrue\n", finished.stderr

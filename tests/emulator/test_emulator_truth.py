@@ -28,13 +28,13 @@ def names(script: str) -> list[str]:
     return re.findall(r"^@check\ndef (\w+)", (HERE / script).read_text(), re.MULTILINE)
 
 
-def all_passed(script: str, done: subprocess.CompletedProcess[str]) -> None:
-    failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
+def all_passed(script: str, finished: subprocess.CompletedProcess[str]) -> None:
+    failed = [line for line in finished.stdout.splitlines() if line.startswith("FAILED")]
     assert not failed
-    assert done.returncode == 0, done.stderr
-    assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("ok ")] == names(script)
-    assert "race" not in done.stderr
-    assert "leak" not in done.stderr
+    assert finished.returncode == 0, finished.stderr
+    assert [line.split()[1] for line in finished.stdout.splitlines() if line.startswith("ok ")] == names(script)
+    assert "race" not in finished.stderr
+    assert "leak" not in finished.stderr
 
 
 @pytest.mark.parametrize("script", ["truth.py", "basics.py"])
@@ -46,8 +46,8 @@ def test_known_answers(emulator: Any, script: str, mode: str) -> None:
 @pytest.mark.skipif(os.environ.get("DPTRAIN_REAL_GPU") != "1", reason="DPTRAIN_REAL_GPU=1 runs these on a real GPU")
 @pytest.mark.parametrize("script", ["truth.py", "basics.py"])
 def test_known_answers_on_a_gpu(script: str) -> None:
-    done = subprocess.run(
+    finished = subprocess.run(
         [sys.executable, str(HERE / script)], capture_output=True, text=True, timeout=600, check=False,
         stdin=subprocess.DEVNULL,
     )  # fmt: skip
-    all_passed(script, done)
+    all_passed(script, finished)

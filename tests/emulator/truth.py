@@ -47,9 +47,9 @@ def uniform(*shape: int) -> np.ndarray:
     return rng.uniform(-1, 1, shape).astype(np.float32)
 
 
-def near(got: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
+def near(actual: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
     """Asserts |got - expected| <= tolerance * (1 + |expected|)."""
-    error = np.abs(got - expected) / (1 + np.abs(expected))
+    error = np.abs(actual - expected) / (1 + np.abs(expected))
     assert error.max() <= tolerance, f"off by {error.max():.3g}, allowed {tolerance:.3g}"
 
 
@@ -89,15 +89,21 @@ def tile_sums() -> None:
 def votes() -> None:
     x = rng.integers(-3, 3, 96).astype(np.int32)
     x[:32], x[32:64] = 1, -1
-    ballots, some, every = np.empty(3, np.uint32), np.empty(3, np.int32), np.empty(3, np.int32)
+    ballots, any_votes, all_votes = np.empty(3, np.uint32), np.empty(3, np.int32), np.empty(3, np.int32)
     count = np.empty(1, np.int32)
     kernel("reduce", "votes")(
-        cuda.In(x), cuda.Out(ballots), cuda.Out(some), cuda.Out(every), cuda.Out(count), grid=(1, 1), block=(96, 1, 1)
+        cuda.In(x),
+        cuda.Out(ballots),
+        cuda.Out(any_votes),
+        cuda.Out(all_votes),
+        cuda.Out(count),
+        grid=(1, 1),
+        block=(96, 1, 1),
     )
     yes = (x > 0).reshape(3, 32)
     np.testing.assert_array_equal(ballots, (yes * (1 << np.arange(32, dtype=np.uint64))).sum(1))
-    np.testing.assert_array_equal(some != 0, yes.any(1))
-    np.testing.assert_array_equal(every != 0, yes.all(1))
+    np.testing.assert_array_equal(any_votes != 0, yes.any(1))
+    np.testing.assert_array_equal(all_votes != 0, yes.all(1))
     assert count[0] == yes.sum()
 
 
@@ -167,11 +173,11 @@ def half(x: np.ndarray) -> np.ndarray:
 def roundings() -> None:
     x = np.concatenate([uniform(1000), uniform(1000) * 1e4, np.float32([0, -0.0, 1, 1 + 2**-11, 1 + 2**-8, 3 + 2**-7])])
     x = np.concatenate([x, np.nextafter(x, np.float32(np.inf))]).astype(np.float32)
-    got = [np.empty_like(x) for _ in range(3)]
+    outputs = [np.empty_like(x) for _ in range(3)]
     kernel("wmma", "roundings")(
-        cuda.In(x), *map(cuda.Out, got), np.int32(x.size), grid=((x.size + 255) // 256, 1), block=(256, 1, 1)
+        cuda.In(x), *map(cuda.Out, outputs), np.int32(x.size), grid=((x.size + 255) // 256, 1), block=(256, 1, 1)
     )
-    for result, rounding in zip(got, (tf32, bf16, half), strict=True):
+    for result, rounding in zip(outputs, (tf32, bf16, half), strict=True):
         np.testing.assert_array_equal(result.view(np.uint32), rounding(x).view(np.uint32), err_msg=rounding.__name__)
 
 
@@ -201,17 +207,17 @@ def mma_lanes() -> None:
         a[np.arange(16), rng.permutation(16) % k] = np.arange(1, 17)
         a += rng.integers(0, 3, a.shape)
         c = np.arange(128, dtype=np.float32).reshape(16, 8)
-        stored = [one.view(np.uint32) for one in (a, b)]
+        stored = [matrix.view(np.uint32) for matrix in (a, b)]
         if name == "mma_bf16":
-            stored = [(one >> np.uint32(16)).astype(np.uint16) for one in stored]
+            stored = [(bits >> np.uint32(16)).astype(np.uint16) for bits in stored]
         elif name == "mma_half":
-            stored = [one.astype(np.float16).view(np.uint16) for one in (a, b)]
+            stored = [matrix.astype(np.float16).view(np.uint16) for matrix in (a, b)]
         else:
             stored[0] = stored[0] | np.uint32(0x1FFF)  # cut off, and below the bits of a small whole number
         for swapped in (0, 1):
-            found = c.copy()
-            kernel("mma", name)(*map(cuda.In, stored), cuda.InOut(found), np.int32(swapped), block=(32, 1, 1))
-            assert (found == a @ b + c).all() == (not swapped), name
+            sums = c.copy()
+            kernel("mma", name)(*map(cuda.In, stored), cuda.InOut(sums), np.int32(swapped), block=(32, 1, 1))
+            assert (sums == a @ b + c).all() == (not swapped), name
 
 
 @check
@@ -221,20 +227,20 @@ def mma_cuts_off() -> None:
     for name, k in shape.items():
         signs = np.resize(np.float32([1, -1]), (16, 1))
         c = np.broadcast_to(signs, (16, 8)).copy()
-        for size, kept in ((2.0**-13, 0), (2.0**-8, k * 2.0**-22)):
+        for size, kept_sum in ((2.0**-13, 0), (2.0**-8, k * 2.0**-22)):
             a, b = signs * np.full((16, k), size, np.float32), np.full((k, 8), 2.0**-14, np.float32)
             a[3, 2] = np.inf
             a[4, 1:3] = np.inf, -np.inf
-            stored = [one.view(np.uint32) for one in (a, b)]
+            stored = [matrix.view(np.uint32) for matrix in (a, b)]
             if name == "mma_bf16":
-                stored = [(one >> np.uint32(16)).astype(np.uint16) for one in stored]
+                stored = [(bits >> np.uint32(16)).astype(np.uint16) for bits in stored]
             elif name == "mma_half":
-                stored = [one.astype(np.float16).view(np.uint16) for one in (a, b)]
-            found = c.copy()
-            kernel("mma", name)(*map(cuda.In, stored), cuda.InOut(found), np.int32(0), block=(32, 1, 1))
-            expected = c + signs * np.float32(kept)
+                stored = [matrix.astype(np.float16).view(np.uint16) for matrix in (a, b)]
+            actual = c.copy()
+            kernel("mma", name)(*map(cuda.In, stored), cuda.InOut(actual), np.int32(0), block=(32, 1, 1))
+            expected = c + signs * np.float32(kept_sum)
             expected[3:5] = [[np.inf], [np.nan]]
-            np.testing.assert_array_equal(found, expected, err_msg=name)
+            np.testing.assert_array_equal(actual, expected, err_msg=name)
 
 
 @check
@@ -246,8 +252,8 @@ def wgmma_lanes() -> None:
     for name in ("wgmma_bf16_k_k", "wgmma_bf16_mn_mn", "wgmma_half_k_mn", "wgmma_half_mn_k"):
         a, b = (rng.integers(-8, 9, shape).astype(np.float32) for shape in ((64, steps * 64), (steps * 64, 128)))
         stored = [
-            (one.view(np.uint32) >> np.uint32(16)).astype(np.uint16) if "bf16" in name else one.astype(np.float16)
-            for one in (a, b)
+            (matrix.view(np.uint32) >> np.uint32(16)).astype(np.uint16) if "bf16" in name else matrix.astype(np.float16)
+            for matrix in (a, b)
         ]
         c, function = np.empty((64, 128), np.float32), module.get_function(name)
         function.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
@@ -258,22 +264,22 @@ def wgmma_lanes() -> None:
 
 @check
 def ldmatrix() -> None:
-    x, found = np.arange(256, dtype=np.uint16).reshape(4, 8, 8), np.zeros((32, 13), np.uint32)
-    kernel("mma", "ldmatrix_all")(cuda.In(x), cuda.Out(found), block=(32, 1, 1))
-    kept, turned = (
-        np.ascontiguousarray(one).reshape(4, 32, 2).view(np.uint32)[..., 0].T for one in (x, x.swapaxes(1, 2))
+    x, actual = np.arange(256, dtype=np.uint16).reshape(4, 8, 8), np.zeros((32, 13), np.uint32)
+    kernel("mma", "ldmatrix_all")(cuda.In(x), cuda.Out(actual), block=(32, 1, 1))
+    straight, turned = (
+        np.ascontiguousarray(matrices).reshape(4, 32, 2).view(np.uint32)[..., 0].T for matrices in (x, x.swapaxes(1, 2))
     )
-    expected = np.concatenate([kept[:, :1], kept[:, :2], turned[:, :2], kept, turned], 1)
-    np.testing.assert_array_equal(found, expected)
+    expected = np.concatenate([straight[:, :1], straight[:, :2], turned[:, :2], straight, turned], 1)
+    np.testing.assert_array_equal(actual, expected)
 
 
 @check
 def cp_async() -> None:
-    x, found = uniform(4), np.empty(7, np.float32)
-    for taken in (0, 4, 8, 12, 16):
-        kernel("mma", "cp_async_sizes")(cuda.In(x), cuda.Out(found), np.int32(taken), block=(1, 1, 1))
-        own = np.where(np.arange(4) < taken // 4, x, 0)
-        np.testing.assert_array_equal(found, [own[0], *own[:2], *own])
+    x, copied = uniform(4), np.empty(7, np.float32)
+    for nbytes in (0, 4, 8, 12, 16):
+        kernel("mma", "cp_async_sizes")(cuda.In(x), cuda.Out(copied), np.int32(nbytes), block=(1, 1, 1))
+        masked = np.where(np.arange(4) < nbytes // 4, x, 0)
+        np.testing.assert_array_equal(copied, [masked[0], *masked[:2], *masked])
 
 
 # ------------------------------------------------------------------ atomics
@@ -401,12 +407,12 @@ def refusals() -> None:
         function(*arguments, grid=(grid, 1), block=(block, 1, 1), shared=shared)
         cuda.Context.synchronize()
 
-    both = (cuda.LogicError, cuda.LaunchError)
-    refused(lambda: launch(scan, 2048, data, data, n), both)  # type: ignore[arg-type]
-    refused(lambda: launch(gemm, 512, data, data, data, n, n, n), both)  # type: ignore[arg-type]
+    errors = (cuda.LogicError, cuda.LaunchError)
+    refused(lambda: launch(scan, 2048, data, data, n), errors)  # type: ignore[arg-type]
+    refused(lambda: launch(gemm, 512, data, data, data, n, n, n), errors)  # type: ignore[arg-type]
     refused(lambda: launch(scan, 32, data, data, n, shared=48 * 1024 + 16))
     refused(lambda: launch(scan, 32, data, data))
-    refused(lambda: launch(cluster, 64, data, data, data, grid=6), both)  # type: ignore[arg-type]
+    refused(lambda: launch(cluster, 64, data, data, data, grid=6), errors)  # type: ignore[arg-type]
     most = device.get_attribute(cuda.device_attribute.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
     attribute = cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
     refused(lambda: scan.set_attribute(attribute, most + 1024))

@@ -15,9 +15,9 @@ def nvcc() -> str:
     if shutil.which("g++") is None:
         pytest.skip("no C++ compiler: nvcc needs g++ on PATH")
     try:
-        found = find_nvcc()
+        compiler = find_nvcc()
     except DeviceError as error:
         pytest.skip(str(error))
-    if "emulated" in subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout:
+    if "emulated" in subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout:
         pytest.skip("nvcc is the emulator's")
-    return found
+    return compiler

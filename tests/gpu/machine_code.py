@@ -23,12 +23,12 @@ _WGMMA = re.compile(r"HGMMA\.64x(\d+)x16\S* R(\d+),")
 
 def tool(name: str) -> str:
     """Return the path of one of the CUDA toolkit's programs, from PATH or NVIDIA's wheels; skip the test without it."""
-    found = shutil.which(name) or next(
-        (str(one / "bin" / name) for one in wheel_roots() if (one / "bin" / name).exists()), None
+    path = shutil.which(name) or next(
+        (str(root / "bin" / name) for root in wheel_roots() if (root / "bin" / name).exists()), None
     )
-    if found is None:
+    if path is None:
         pytest.skip(f"no {name}: pip install nvidia-cuda-{name}")
-    return found
+    return path
 
 
 @dataclass
@@ -62,27 +62,27 @@ class Code:
         borders = sorted(starts | {len(self.lines)})
         pieces = (self.lines[begin:end] for begin, end in itertools.pairwise(borders))
         counted = ((len(piece), sum(_COPY.match(_operation(line)) is not None for line in piece)) for piece in pieces)
-        return [one for one in counted if one[1]]
+        return [pair for pair in counted if pair[1]]
 
     def used_before_the_wait(self) -> list[str]:
         """Return instructions that may use sums of a wgmma before the thread has waited for all of them."""
-        found = set()
+        line_numbers = set()
         for start, line in enumerate(self.lines):
             wgmma = _WGMMA.match(_operation(line))
             if not wgmma:
                 continue
             sums = range(int(wgmma[2]), int(wgmma[2]) + int(wgmma[1]) // 2)
-            seen, rest = set(), [start + 1]
+            visited, rest = set(), [start + 1]
             while rest:
                 i = rest.pop()
-                if i in seen or i >= len(self.lines) or _LAST_WAIT.match(_operation(self.lines[i])):
+                if i in visited or i >= len(self.lines) or _LAST_WAIT.match(_operation(self.lines[i])):
                     continue
-                seen.add(i)
-                registers = {int(one) for one in re.findall(r"\bR(\d+)\b", self.lines[i])}
+                visited.add(i)
+                registers = {int(register) for register in re.findall(r"\bR(\d+)\b", self.lines[i])}
                 if not _WGMMA.match(_operation(self.lines[i])) and registers & set(sums):
-                    found.add(i)
+                    line_numbers.add(i)
                 rest += self._next(i)
-        return [self.lines[i] for i in sorted(found)]
+        return [self.lines[i] for i in sorted(line_numbers)]
 
     def _next(self, i: int) -> Iterator[int]:
         line = self.lines[i]
@@ -99,9 +99,9 @@ def _operation(line: str) -> str:
 
 def codes_of(cubin: Path) -> dict[str, Code]:
     """Return the code of each kernel of a compiled file."""
-    said = subprocess.run([tool("nvdisasm"), "-c", str(cubin)], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run([tool("nvdisasm"), "-c", str(cubin)], capture_output=True, text=True, check=True).stdout
     codes: dict[str, Code] = {}
-    for line in said.splitlines():
+    for line in output.splitlines():
         if begins := re.match(r"\.text\.(\w+):", line):
             code = codes[begins[1]] = Code([], {})
         elif label := re.match(r"(\.L\w+):", line):
@@ -114,9 +114,9 @@ def codes_of(cubin: Path) -> dict[str, Code]:
 def resources_of(cubin: Path) -> dict[str, Resources]:
     """Return registers, bytes of local memory and bytes of static shared memory of each kernel of a compiled file."""
     line = [tool("cuobjdump"), "--dump-resource-usage", str(cubin)]
-    said = subprocess.run(line, capture_output=True, text=True, check=True).stdout
-    found = re.findall(r"Function (\w+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", said)
+    output = subprocess.run(line, capture_output=True, text=True, check=True).stdout
+    matches = re.findall(r"Function (\w+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", output)
     return {
         name: Resources(int(registers), int(stack) + int(local), int(shared))
-        for name, registers, stack, shared, local in found
+        for name, registers, stack, shared, local in matches
     }

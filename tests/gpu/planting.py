@@ -57,7 +57,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
     """Run the tests of every bug instead of all tests."""
     planted = Path(os.environ["DPTRAIN_PLANTED"])
     assert "pycuda.driver" not in sys.modules, "CUDA must be started after the fork"
-    with planted.with_suffix(".found").open("w") as found:
+    with planted.with_suffix(".found").open("w") as outcomes:
         for line in planted.read_text().splitlines():
             bug = json.loads(line)
             with tempfile.TemporaryFile() as output:
@@ -67,8 +67,8 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
                     os._exit(_run(session, bug, output.fileno()))
                 status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
                 output.seek(0)
-                said = output.read().decode(errors="replace")
-            print(json.dumps({"name": bug["name"], "status": status, "output": said}), file=found, flush=True)
+                printed = output.read().decode(errors="replace")
+            print(json.dumps({"name": bug["name"], "status": status, "output": printed}), file=outcomes, flush=True)
     return True
 
 
@@ -117,7 +117,9 @@ def _plant_module(bug: dict[str, Any]) -> None:
         setattr(importlib.import_module(parent), last, module)
     exec(code, module.__dict__)
     for other in [
-        one for key, one in sys.modules.items() if key.startswith(("dptrain.", "tests.")) and one is not module
+        loaded_module
+        for key, loaded_module in sys.modules.items()
+        if key.startswith(("dptrain.", "tests.")) and loaded_module is not module
     ]:
         for key, value in list(vars(other).items()):
             if getattr(value, "__module__", None) == name and hasattr(module, key):

@@ -23,18 +23,18 @@ BENCHMARKS = ROOT / "benchmarks"
 def test_dptrain_trains_and_is_timed(tmp_path):
     output = tmp_path / "out.md"
     arguments = ["--quick", "--frameworks", "dptrain", "--precision", "float32", "--output", str(output)]
-    done = emulated(sys.executable, str(BENCHMARKS / "gpu_mlp.py"), *arguments, PYTHONWARNINGS="")
-    assert (done.code, done.err) == (0, ""), done.out
+    finished = emulated(sys.executable, str(BENCHMARKS / "gpu_mlp.py"), *arguments, PYTHONWARNINGS="")
+    assert (finished.code, finished.err) == (0, ""), finished.out
     measured = json.loads(output.with_suffix(".json").read_text())["measured"]
-    assert [one["work"]["hidden"] for one in measured] == [[16], [12, 8]]
-    for one in measured:
-        row = one["rows"]["dptrain"]
+    assert [measurement["work"]["hidden"] for measurement in measured] == [[16], [12, 8]]
+    for measurement in measured:
+        row = measurement["rows"]["dptrain"]
         assert row["failed"] == ""
         assert len(row["speeds"]) == 2
         assert row["check"][1] < row["check"][0]
         seconds, kernels = row["kernels"]
         assert seconds > 0
-        assert kernels > 3 * len(one["work"]["hidden"])
+        assert kernels > 3 * len(measurement["work"]["hidden"])
     text = output.read_text()
     assert "The losses agree." in text
     assert "On the emulated driver" in text
@@ -47,18 +47,20 @@ def test_peers_agree_and_a_broken_one_stops_nobody(tmp_path):
     (tmp_path / "jax.py").write_text("raise ImportError('broken on purpose')")
     output = tmp_path / "out.md"
     arguments = ["--quick", "--device", "cpu", "--frameworks", "dptrain,PyTorch,PyTorch-graph,JAX"]
-    done = run(
+    finished = run(
         [sys.executable, str(BENCHMARKS / "gpu_mlp.py"), *arguments, "--precision", "float32", "--output", str(output)],
         timeout=300,
         PYTHONPATH=f"{tmp_path}:{ROOT}",
         PYTHONWARNINGS="",
     )
-    assert (done.code, done.err) == (0, ""), done.out
-    for one in json.loads(output.with_suffix(".json").read_text())["measured"]:
-        assert one["rows"]["JAX"]["failed"] == "ImportError: broken on purpose"
+    assert (finished.code, finished.err) == (0, ""), finished.out
+    for measurement in json.loads(output.with_suffix(".json").read_text())["measured"]:
+        assert measurement["rows"]["JAX"]["failed"] == "ImportError: broken on purpose"
         for name in ("dptrain", "PyTorch", "PyTorch-graph"):
-            assert len(one["rows"][name]["speeds"]) == 2, one["rows"][name]["failed"]
-            assert one["rows"][name]["check"] == pytest.approx(one["rows"]["dptrain"]["check"], rel=1e-3)
+            assert len(measurement["rows"][name]["speeds"]) == 2, measurement["rows"][name]["failed"]
+            assert measurement["rows"][name]["check"] == pytest.approx(
+                measurement["rows"]["dptrain"]["check"], rel=1e-3
+            )
 
 
 @pytest.mark.slow
@@ -66,13 +68,13 @@ def test_peers_agree_and_a_broken_one_stops_nobody(tmp_path):
 def test_many_runs_are_timed(tmp_path):
     output = tmp_path / "out.md"
     arguments = ["--quick", "--device", "cuda", "--frameworks", "dptrain,dptrain-in-turn", "--output", str(output)]
-    done = emulated(sys.executable, str(BENCHMARKS / "sweep.py"), *arguments, PYTHONWARNINGS="")
-    assert (done.code, done.err) == (0, ""), done.out
+    finished = emulated(sys.executable, str(BENCHMARKS / "sweep.py"), *arguments, PYTHONWARNINGS="")
+    assert (finished.code, finished.err) == (0, ""), finished.out
     measured = json.loads(output.with_suffix(".json").read_text())["measured"]
-    assert [one["work"]["runs"] for one in measured] == [1, 3]
-    for one in measured:
-        runs = one["work"]["runs"]
-        together, in_turn = one["rows"]["dptrain"], one["rows"]["dptrain-in-turn"]
+    assert [measurement["work"]["runs"] for measurement in measured] == [1, 3]
+    for measurement in measured:
+        runs = measurement["work"]["runs"]
+        together, in_turn = measurement["rows"]["dptrain"], measurement["rows"]["dptrain-in-turn"]
         assert together["failed"] == in_turn["failed"] == ""
         assert len(together["speeds"]) == len(in_turn["speeds"]) == 2
         assert together["check"] == in_turn["check"], "a run has the bits of the same run alone"
@@ -90,12 +92,12 @@ def test_many_runs_beside_what_is_installed(tmp_path):
     output = tmp_path / "out.md"
     arguments = ["--quick", "--device", "cpu", "--rounds", "1", "--runs", "2", "--output", str(output)]
     command = [sys.executable, str(BENCHMARKS / "sweep.py"), *arguments]
-    done = run(command, timeout=300, PYTHONPATH=str(ROOT), PYTHONWARNINGS="", XLA_FLAGS=COMPILES_QUICKLY)
-    assert (done.code, done.err) == (0, ""), done.out
-    for one in json.loads(output.with_suffix(".json").read_text())["measured"]:
-        expected = one["rows"]["dptrain"]["check"]
-        assert len(expected) == 2 * one["work"]["runs"]
-        for name, row in one["rows"].items():
+    finished = run(command, timeout=300, PYTHONPATH=str(ROOT), PYTHONWARNINGS="", XLA_FLAGS=COMPILES_QUICKLY)
+    assert (finished.code, finished.err) == (0, ""), finished.out
+    for measurement in json.loads(output.with_suffix(".json").read_text())["measured"]:
+        expected = measurement["rows"]["dptrain"]["check"]
+        assert len(expected) == 2 * measurement["work"]["runs"]
+        for name, row in measurement["rows"].items():
             if row["failed"].endswith("is not installed"):
                 assert not name.startswith("dptrain")
                 continue
@@ -165,10 +167,10 @@ def test_workers_that_hang_or_end(scripts):
 @pytest.mark.long
 def test_the_probe_runs_through(tmp_path):
     script = str(BENCHMARKS / "gpu_probe.py")
-    done = emulated(sys.executable, script, "--quick", "--out", str(tmp_path), PYTHONWARNINGS="")
+    finished = emulated(sys.executable, script, "--quick", "--out", str(tmp_path), PYTHONWARNINGS="")
     answers = json.loads((tmp_path / "gpu-probe.json").read_text())["answers"]
-    bad = {name: one for name, one in answers.items() if one["status"] in ("failed", "not asked", "no")}
-    assert (done.code, done.err, bad) == (0, "", {})
+    bad = {name: answer for name, answer in answers.items() if answer["status"] in ("failed", "not asked", "no")}
+    assert (finished.code, finished.err, bad) == (0, "", {})
     assert answers["cluster_16"]["status"] == answers["cluster_16_unset"]["status"] == "yes"
     assert answers["cluster_16"]["values"]["ranks"] == [*range(16), *range(16)]
     assert answers["graphs_by_ctypes"]["status"] == "yes"
@@ -189,8 +191,8 @@ def test_a_barrier_of_too_many_blocks_ends(tmp_path):
         "lab.launch(function, 4, 32, counter, failed, values, 1000, 0, 100000, clock, timer)\n"
         "print(lab.read(failed, 1)[0]); del function, counter, failed, values, clock, timer; lab.close()\n"
     )
-    done = emulated(sys.executable, "-c", code, PYTHONWARNINGS="", EMULATOR_LEAKS="off")
-    assert (done.code, done.out) == (0, "1\n"), done.err
+    finished = emulated(sys.executable, "-c", code, PYTHONWARNINGS="", EMULATOR_LEAKS="off")
+    assert (finished.code, finished.out) == (0, "1\n"), finished.err
 
 
 MACHINE = BENCHMARKS / "gpu_machine.sh"
@@ -228,8 +230,8 @@ def machine():
     ],
 )
 def test_a_stage_of_the_script(tmp_path, stage, options, results):
-    done = emulated("bash", str(MACHINE), stage, str(tmp_path), cwd=tmp_path, **machine(), **options)
-    assert done.code == 0, done.out + done.err
+    finished = emulated("bash", str(MACHINE), stage, str(tmp_path), cwd=tmp_path, **machine(), **options)
+    assert finished.code == 0, finished.out + finished.err
     for result in filter(None, results.values()):
         assert json.loads((tmp_path / result).read_text())
     lines = (tmp_path / "summary.txt").read_text().splitlines()
@@ -256,9 +258,9 @@ def test_all_stages_share_their_time(tmp_path):
     )
     stand_in.chmod(0o755)
     options = {"PYTHON": str(stand_in), "CUDA_HOME": None, "CUDA_ROOT": None}
-    begun = time.monotonic()
+    start = time.monotonic()
     short = run(["bash", str(MACHINE), "all", str(tmp_path / "short")], ALL_SECONDS="7", STEP="1", **options)
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - start < 30
     assert short.code == 1
     lines = (tmp_path / "short" / "summary.txt").read_text().splitlines()
     assert lines[1].split()[:2] == ["smoke", "ok"]
@@ -293,10 +295,10 @@ def test_the_day_is_rehearsed(tmp_path):
     """Every stage with the day's arguments; nvcc, where it is, compiles the kernels in tests of their own."""
     options = {**machine(), "CHECK_ARGUMENTS": "-k snapshots or graphs", "CUDA_HOME": None}
     frameworks = {"BENCH_ARGUMENTS": "--frameworks dptrain", "SWEEP_ARGUMENTS": "--frameworks dptrain"}
-    done = emulated(
+    finished = emulated(
         "bash", str(MACHINE), "rehearse", str(tmp_path), timeout=1800, cwd=tmp_path, **options, **frameworks
     )
-    assert done.code == 0, done.out + done.err
+    assert finished.code == 0, finished.out + finished.err
     assert "7 of 7 checks passed" in (tmp_path / "logs" / "smoke.log").read_text()
     assert "## Steps, predicted and measured: us" in (tmp_path / "page.md").read_text()
 
@@ -305,8 +307,8 @@ def test_the_day_is_rehearsed(tmp_path):
 def test_kernels_are_timed_beside_what_is_predicted(tmp_path):
     output = tmp_path / "kernels.md"
     command = [sys.executable, str(BENCHMARKS / "gpu_kernels.py"), "--quick", "--output", str(output)]
-    done = emulated(*command, PYTHONWARNINGS="", PYTHONPATH=f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'standins'}")
-    assert (done.code, done.err) == (0, "")
+    finished = emulated(*command, PYTHONWARNINGS="", PYTHONPATH=f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'standins'}")
+    assert (finished.code, finished.err) == (0, "")
     text = output.read_text()
     assert "On the emulated driver" in text
     tables = re.findall(r"```text\n(.*?)\n```", text, re.DOTALL)
@@ -314,9 +316,9 @@ def test_kernels_are_timed_beside_what_is_predicted(tmp_path):
     for table in tables:
         head, *rows, step, _ = table.splitlines()
         assert head.split()[-2:] == ["H200", "here"]
-        here = [float(row.split()[-1]) for row in rows]
-        assert min(here) > 0
-        assert float(step.split()[-1]) == pytest.approx(sum(here), abs=1)
+        durations = [float(row.split()[-1]) for row in rows]
+        assert min(durations) > 0
+        assert float(step.split()[-1]) == pytest.approx(sum(durations), abs=1)
     assert len(re.findall(r"A step in a graph takes [\d.]+ \(", text)) == 2
     # By our kernels, and by stand-ins for the libraries.
     measured = r" \| [\d.]+ \([^|]+ Tflop/s"
@@ -324,13 +326,13 @@ def test_kernels_are_timed_beside_what_is_predicted(tmp_path):
 
 
 def test_without_a_gpu_kernels_are_one_line():
-    done = run(
+    finished = run(
         [sys.executable, str(BENCHMARKS / "gpu_kernels.py")],
         PYTHONPATH=f"{ROOT / 'tests' / 'without_gpu'}{os.pathsep}{ROOT}",
         PYTHONWARNINGS="",
     )
-    (line,) = done.out.splitlines()
-    assert (done.code, done.err) == (1, "")
+    (line,) = finished.out.splitlines()
+    assert (finished.code, finished.err) == (1, "")
     assert line.startswith("gpu_kernels.py measures nothing here: PyCUDA is not installed")
 
 

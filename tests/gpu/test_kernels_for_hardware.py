@@ -32,7 +32,7 @@ _FOR_ONE = {
     "narrow_types",
     "sums",
     "loops",
-    *(f"products_64_{one}" for one in ("float32", "tf32", "bfloat16")),
+    *(f"products_64_{precision}" for precision in ("float32", "tf32", "bfloat16")),
 }
 # What every run compiles: for its own instructions, the source that needs the most registers.
 SAMPLE = {"sm_90a": {"step_bfloat16"}}
@@ -48,8 +48,12 @@ def apart(composition):
     In one launch, the function that needs the most registers would hide what becomes of the others by themselves; and
     a launch of many functions takes nvcc minutes.
     """
-    launches = [one for stage in composition.stages for one in stage]
-    alone = [Kernel(f"run_{one.name}", [one], launch.threads) for launch in launches for one in launch.functions]
+    launches = [launch for stage in composition.stages for launch in stage]
+    alone = [
+        Kernel(f"run_{function.name}", [function], launch.threads)
+        for launch in launches
+        for function in launch.functions
+    ]
     return source(alone, wide_index=False)
 
 
@@ -63,13 +67,13 @@ def program_of_products(length, precision, layouts=("nn", "nt", "tn", "tt")):
         if precision in HALVES:
             a, b = ops.cast(a, precision), ops.cast(b, precision)
         transposed_a, transposed_b = ops.transpose(a), ops.transpose(b)
-        made = {
+        outputs = {
             "nn": ops.relu(a @ b + 1.0),
             "nt": a @ transposed_b,
             "tn": transposed_a @ b,
             "tt": transposed_a @ transposed_b,
         }
-        return {name: made[name] for name in layouts}
+        return {name: outputs[name] for name in layouts}
 
     return trace(step, {"a": ((Dim.rows(length), length), "float32"), "b": ((length, length), "float32")})
 
@@ -165,9 +169,9 @@ def test_kernels_have_no_code_of_their_own_for_an_architecture():
 def run(line):
     """Run nvcc, to which a warning is an error, and return what it says; some pointers keep it busy for hours."""
     line = [*line, "-Werror", "all-warnings"]
-    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=_PATIENCE)
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+    finished = subprocess.run(line, capture_output=True, text=True, check=False, timeout=_PATIENCE)
+    assert finished.returncode == 0, finished.stderr
+    return finished.stderr
 
 
 @pytest.mark.slow
@@ -179,11 +183,11 @@ def run(line):
     ],
 )
 def test_compiles_without_spills(nvcc, architecture, whole, tmp_path, record_property):
-    known = subprocess.run([nvcc, "--list-gpu-code"], capture_output=True, text=True, check=True).stdout.split()
-    if architecture.removesuffix("a") not in known:  # which sm_90a is not listed beside
+    known_codes = subprocess.run([nvcc, "--list-gpu-code"], capture_output=True, text=True, check=True).stdout.split()
+    if architecture.removesuffix("a") not in known_codes:  # which sm_90a is not listed beside
         pytest.skip(f"this nvcc does not know {architecture}")
-    others = [one for one in ASSEMBLED.get(architecture, ()) if one in known and whole]
-    rows, wanted = [], set()
+    others = [target for target in ASSEMBLED.get(architecture, ()) if target in known_codes and whole]
+    rows, expected = [], set()
     for name, text in sources(architecture):
         if not whole and name not in SAMPLE[architecture]:
             continue
@@ -194,7 +198,7 @@ def test_compiles_without_spills(nvcc, architecture, whole, tmp_path, record_pro
         ):
             continue  # whose tensor cores know neither TF32 nor bfloat16
         built = [architecture, *(() if name in _FOR_ONE else others)]
-        wanted |= {(one, name) for one in built}
+        expected |= {(target, name) for target in built}
         place = tmp_path / f"{name}.cu"
         place.write_text(text)
         quickly = _QUICKLY if name == "every_op" else []
@@ -204,22 +208,22 @@ def test_compiles_without_spills(nvcc, architecture, whole, tmp_path, record_pro
             run(["--ptx" if word == "--cubin" else word for word in line] + quickly)
             place = assembly
         assert ("product_wgmma<" in text) == (architecture == "sm_90a")
-        for one in built:
-            line = [*command(nvcc, place, tmp_path / f"{name}.cubin", one), "-Xptxas", "-v"]
-            said = run(line + quickly)
-            assert "serialized" not in said, said  # wgmma, where its registers are used between
-            frames = set(re.findall(r"(\d+) bytes stack frame", said))
-            assert quickly or frames == {"0"}, said  # of arrays and structs in local memory
-            for kernel, given in parse_resources(said).items():
-                rows.append((one, name, kernel, given.registers, given.shared, given.spilled))
-    assert {(one, name) for one, name, *_ in rows} == wanted
-    assert whole or wanted == {(architecture, name) for name in SAMPLE[architecture]}
-    assert not whole or architecture != "sm_80" or wanted >= {("sm_80", name) for name in _FOR_ONE}
+        for target in built:
+            line = [*command(nvcc, place, tmp_path / f"{name}.cubin", target), "-Xptxas", "-v"]
+            messages = run(line + quickly)
+            assert "serialized" not in messages, messages  # wgmma, where its registers are used between
+            frames = set(re.findall(r"(\d+) bytes stack frame", messages))
+            assert quickly or frames == {"0"}, messages  # of arrays and structs in local memory
+            for kernel, usage in parse_resources(messages).items():
+                rows.append((target, name, kernel, usage.registers, usage.shared, usage.spilled))
+    assert {(target, name) for target, name, *_ in rows} == expected
+    assert whole or expected == {(architecture, name) for name in SAMPLE[architecture]}
+    assert not whole or architecture != "sm_80" or expected >= {("sm_80", name) for name in _FOR_ONE}
     table = [" " * 93 + " registers  shared memory  spills (bytes)"]
-    for one, name, kernel, registers, shared_bytes, spills in sorted(rows):
-        table.append(f"{one:6} {name:22} {kernel[:62]:62}  {registers:9}  {shared_bytes:13}  {spills:6}")
+    for target, name, kernel, registers, shared_bytes, spills in sorted(rows):
+        table.append(f"{target:6} {name:22} {kernel[:62]:62}  {registers:9}  {shared_bytes:13}  {spills:6}")
     record_property("table", "\n".join(table))
-    spilling = {(one, name) for one, name, *_, spills in rows if spills and name != "every_op"}
+    spilling = {(target, name) for target, name, *_, spills in rows if spills and name != "every_op"}
     assert not spilling
 
 

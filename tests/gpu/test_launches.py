@@ -78,8 +78,8 @@ CudaBackend().executable(group_normalization(rows), values).run()
 def events_of(tmp_path, *arguments, script=SCRIPT):
     """Return what the emulated driver did."""
     trace = tmp_path / f"trace{arguments}.json"
-    done = emulated(sys.executable, "-c", script, *map(str, arguments), EMULATOR_TRACE=str(trace))
-    assert (done.code, done.err) == (0, "")
+    finished = emulated(sys.executable, "-c", script, *map(str, arguments), EMULATOR_TRACE=str(trace))
+    assert (finished.code, finished.err) == (0, "")
     return json.loads(trace.read_text())["traceEvents"]
 
 
@@ -90,23 +90,23 @@ def traced(tmp_path, *arguments, script=SCRIPT):
 
 
 def test_a_step_is_one_graph_of_at_most_eight_kernels(tmp_path):
-    few, many = traced(tmp_path, 3), traced(tmp_path, 10)
-    more = many - few
-    assert few - many == collections.Counter()
-    kernels = {name: count for (category, name), count in more.items() if category == "kernel"}
+    three_steps, ten_steps = traced(tmp_path, 3), traced(tmp_path, 10)
+    seven_steps = ten_steps - three_steps
+    assert three_steps - ten_steps == collections.Counter()
+    kernels = {name: count for (category, name), count in seven_steps.items() if category == "kernel"}
     assert set(kernels.values()) == {7}, "every kernel runs once a step"
     assert len(kernels) <= 8
-    assert more[("graph", "graph launch")] == 7
-    assert {category for category, _ in more} == {"kernel", "graph"}, "no copies, no memsets, no allocations"
+    assert seven_steps[("graph", "graph launch")] == 7
+    assert {category for category, _ in seven_steps} == {"kernel", "graph"}, "no copies, no memsets, no allocations"
 
 
 def graphs_of(tmp_path, *arguments):
     """Return what the fits printed, and the kernels of each graph that was launched."""
     trace = tmp_path / f"trace{arguments}.json"
-    done = emulated(sys.executable, "-c", FITTED, *map(str, arguments), EMULATOR_TRACE=str(trace))
-    assert (done.code, done.err) == (0, "")
+    finished = emulated(sys.executable, "-c", FITTED, *map(str, arguments), EMULATOR_TRACE=str(trace))
+    assert (finished.code, finished.err) == (0, "")
     events = json.loads(trace.read_text())["traceEvents"]
-    return done.out.split(), [event["args"]["kernels"] for event in events if event["cat"] == "graph"]
+    return finished.out.split(), [event["args"]["kernels"] for event in events if event["cat"] == "graph"]
 
 
 def test_sixteen_steps_are_one_graph_unless_a_callback_looks_at_each(tmp_path):
@@ -123,8 +123,8 @@ def test_steps_in_which_ranks_meet_share_no_graph(tmp_path):
     script, trace = tmp_path / "fit.py", tmp_path / "trace.json"
     script.write_text(FITTED)
     options = {"EMULATOR_DEVICES": "2", "EMULATOR_TRACE": str(trace)}
-    done = emulated_ranks(2, str(script), "17", "alone", **options)
-    assert (done.code, done.err) == (0, "")
+    finished = emulated_ranks(2, str(script), "17", "alone", **options)
+    assert (finished.code, finished.err) == (0, "")
     for rank in range(2):
         events = json.loads(trace.with_name(f"trace.json.rank{rank}").read_text())["traceEvents"]
         kernels = [event["args"]["kernels"] for event in events if event["cat"] == "graph"]
@@ -147,4 +147,4 @@ def test_sums_over_several_axes_have_a_block_for_eight_results(tmp_path, rows):
     sums = [event["args"] for event in kernels if event["name"].startswith("run_rows")]
     assert len(kernels) == 4
     # A warp sums each of four groups of each sample, 8 x 8 x 4 terms, forward and backward in one launch.
-    assert [(one["grid"], one["block"]) for one in sums] == [([-(-4 * rows // 8), 1, 1], [256, 1, 1])]
+    assert [(kernel["grid"], kernel["block"]) for kernel in sums] == [([-(-4 * rows // 8), 1, 1], [256, 1, 1])]

@@ -57,9 +57,9 @@ print(backend.numerics)
 
 
 def test_products_of_a_library():
-    done = emulated(sys.executable, "-c", SCRIPT, PYTHONPATH=PATH)
-    assert (done.code, done.err) == (0, "")
-    assert "products by cublaslt" in done.out
+    finished = emulated(sys.executable, "-c", SCRIPT, PYTHONPATH=PATH)
+    assert (finished.code, finished.err) == (0, "")
+    assert "products by cublaslt" in finished.out
 
 
 # Products whose last rows, or whose workspace, lie beyond what was allocated.
@@ -88,6 +88,6 @@ except DeviceError as error:
     ids=["workspace", "result"],
 )
 def test_the_standin_notices_what_lies_beyond_an_allocation(small, message):
-    done = emulated(sys.executable, "-c", BEYOND.format(small=small), PYTHONPATH=PATH)
-    assert (done.code, done.err) == (0, "")
-    assert f"out of bounds: {message}" in done.out
+    finished = emulated(sys.executable, "-c", BEYOND.format(small=small), PYTHONPATH=PATH)
+    assert (finished.code, finished.err) == (0, "")
+    assert f"out of bounds: {message}" in finished.out

@@ -36,10 +36,10 @@ def train(folder, way: str, transport: str = "nccl", stages: int = 1, **environm
     ),
 )
 def test_a_rank_in_trouble_ends_the_job_in_one_line_that_names_it(tmp_path, way, code, message, environment):
-    done = train(tmp_path, way, **environment)
-    assert done.code == code, done.err
-    assert len(done.messages) == 1
-    assert re.search(f"^dptrain: rank 1/2 .*{message}", done.messages[0])
+    finished = train(tmp_path, way, **environment)
+    assert finished.code == code, finished.err
+    assert len(finished.messages) == 1
+    assert re.search(f"^dptrain: rank 1/2 .*{message}", finished.messages[0])
 
 
 @pytest.mark.parametrize("stages", [1, 2])
@@ -77,10 +77,10 @@ def test_what_cannot_be_joined_is_refused_in_one_line(device, shared, transport,
     if importlib.util.find_spec("nccl") is not None:
         pytest.skip("nccl4py is installed")
     options = {"EMULATOR_DEVICES": "1" if shared == "shared" else "2", "EMULATOR_MIG": str(int(shared == "mig"))}
-    done = emulated_ranks(2, "-c", REFUSED, device, shared, transport, EMULATOR_LEAKS="off", **options)
-    assert done.code == code
-    assert message in done.err
-    assert done.err.count("dptrain.errors.AgreedError: ") == 1
+    finished = emulated_ranks(2, "-c", REFUSED, device, shared, transport, EMULATOR_LEAKS="off", **options)
+    assert finished.code == code
+    assert message in finished.err
+    assert finished.err.count("dptrain.errors.AgreedError: ") == 1
 
 
 @pytest.mark.slow
@@ -88,18 +88,18 @@ def test_what_cannot_be_joined_is_refused_in_one_line(device, shared, transport,
 def test_auto_takes_nccl_where_it_is_there_on_every_rank(tmp_path):
     """Without NCCL the messages go through the host, as this MPI does not know GPUs; nothing is measured."""
 
-    def said(way: str = "none", **environment: str) -> str:
-        done = train(tmp_path, way, "auto", **environment)
-        assert (done.code, "".join(done.out.split())) == (0, 2 * "trained"), done.err
-        (line,) = done.messages
+    def message_of(way: str = "none", **environment: str) -> str:
+        finished = train(tmp_path, way, "auto", **environment)
+        assert (finished.code, "".join(finished.out.split())) == (0, 2 * "trained"), finished.err
+        (line,) = finished.messages
         return line
 
-    assert said() == "dptrain: --comm auto: nccl"
+    assert message_of() == "dptrain: --comm auto: nccl"
     without = "; not cuda-aware: this MPI library does not say that it is CUDA-aware ("
-    shared = said("share", EMULATOR_DEVICES="1")
+    shared = message_of("share", EMULATOR_DEVICES="1")
     assert re.match(r"dptrain: --comm auto: host; not nccl: ranks 0-1 share the GPU GPU-\S+, which ", shared)
     assert without in shared
-    slices = said("share", EMULATOR_MIG="1")
+    slices = message_of("share", EMULATOR_MIG="1")
     assert slices.startswith(
         "dptrain: --comm auto: host; not nccl: a rank's GPU is a MIG slice, which NCCL does not join"
     )
@@ -130,10 +130,10 @@ for name, call in wrong.items():
 
 
 def test_the_standin_notices_what_the_library_would_not_forgive(tmp_path):
-    done = emulated("python", "-c", MISUSED, PYTHONPATH=PATH, TMPDIR=str(tmp_path), EMULATOR_LEAKS="off")
-    found = dict(line.split(" - ") for line in done.out.splitlines())
-    assert list(found) == ["stream", "host", "type", "count", "bounds", "aborted"], done.err
-    assert "out of bounds: 32 bytes" in found["bounds"]
+    finished = emulated("python", "-c", MISUSED, PYTHONPATH=PATH, TMPDIR=str(tmp_path), EMULATOR_LEAKS="off")
+    refusals = dict(line.split(" - ") for line in finished.out.splitlines())
+    assert list(refusals) == ["stream", "host", "type", "count", "bounds", "aborted"], finished.err
+    assert "out of bounds: 32 bytes" in refusals["bounds"]
 
 
 DIFFER = """
@@ -192,17 +192,17 @@ backend.wait()
 def test_a_gpu_that_waits_for_a_rank_in_vain(tmp_path, does, streams, message):
     options = {"EMULATOR_DEVICES": "2", "EMULATOR_LEAKS": "off", "PYTHONPATH": PATH, "TMPDIR": str(tmp_path)}
     options |= {"EMULATOR_STREAMS": streams, **STALL}
-    done = emulated_ranks(2, "-c", ABSENT.format(does=does), fresh=True, timeout=60, **options)
-    assert done.code == 77, done.err
-    assert len(done.messages) == 1
-    assert re.search(message, done.messages[0])
+    finished = emulated_ranks(2, "-c", ABSENT.format(does=does), fresh=True, timeout=60, **options)
+    assert finished.code == 77, finished.err
+    assert len(finished.messages) == 1
+    assert re.search(message, finished.messages[0])
 
 
 def test_ranks_in_other_calls_end_the_job(tmp_path):
     options = {"EMULATOR_DEVICES": "2", "EMULATOR_LEAKS": "off", "PYTHONPATH": PATH, "TMPDIR": str(tmp_path)}
-    done = emulated_ranks(2, "-c", DIFFER, fresh=True, timeout=60, **options)
-    assert done.code == 77
-    assert len(done.messages) == 1
+    finished = emulated_ranks(2, "-c", DIFFER, fresh=True, timeout=60, **options)
+    assert finished.code == 77
+    assert len(finished.messages) == 1
     assert re.search(
-        r'NCCL: InvalidUsage \(call 1: rank . is in \["allreduce", [89], "float32", "SUM"\]', done.messages[0]
+        r'NCCL: InvalidUsage \(call 1: rank . is in \["allreduce", [89], "float32", "SUM"\]', finished.messages[0]
     )

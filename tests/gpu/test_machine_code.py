@@ -66,17 +66,21 @@ def composed(case):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", sample(CASES, len(CASES), single=True), ids=str)
 def test_products_are_what_they_are_written_for(nvcc, case, tmp_path):
-    made = composed(case)
+    composition = composed(case)
     kernel = "product_wgmma<" if case.architecture == "sm_90a" else "product_half<"
-    functions = [one for stage in made.stages for launch in stage for one in launch.functions]
-    alone = [Kernel(f"run_{one.name}", [one], one.threads) for one in functions if kernel in "".join(one.body)]
-    launches = {one.name: one for one in alone}
+    functions = [function for stage in composition.stages for launch in stage for function in launch.functions]
+    alone = [
+        Kernel(f"run_{function.name}", [function], function.threads)
+        for function in functions
+        if kernel in "".join(function.body)
+    ]
+    launches = {launch.name: launch for launch in alone}
     assert len(launches) == len(case.layouts) if case.layouts else launches
     place, cubin = tmp_path / "products.cu", tmp_path / "products.cubin"
     place.write_text(source(alone, wide_index=False))
-    said = parse_resources(run([*command(nvcc, place, cubin, case.architecture), "-Xptxas", "-v"]))
+    reported = parse_resources(run([*command(nvcc, place, cubin, case.architecture), "-Xptxas", "-v"]))
     codes, resources = codes_of(cubin), resources_of(cubin)
-    assert set(codes) == set(said) == set(resources) == set(launches)
+    assert set(codes) == set(reported) == set(resources) == set(launches)
     for name, code in codes.items():
         assert code.generic() == code.local() == [], name
         assert code.count(r"LDGSTS\..*\b128\b") >= 4, name
@@ -90,10 +94,12 @@ def test_products_are_what_they_are_written_for(nvcc, case, tmp_path):
         else:
             assert code.count("HMMA.16816.F32.BF16"), name
             assert code.count("LDSM.16.M"), name
-        assert resources[name].spilled == said[name].spilled == 0, name
+        assert resources[name].spilled == reported[name].spilled == 0, name
         # What `explain` reckons with is what stands in the file, which for 9.0 counts what the system takes as well.
-        registers, shared = said[name].registers, said[name].shared + launches[name].dynamic
+        registers, shared = reported[name].registers, reported[name].shared + launches[name].dynamic
         reserved = 1024 if case.architecture == "sm_90a" else 0
-        assert (registers, said[name].shared + reserved) == (resources[name].registers, resources[name].shared), name
+        assert (registers, reported[name].shared + reserved) == (resources[name].registers, resources[name].shared), (
+            name
+        )
         load = Load(name, 0, launches[name].threads, shared, registers, 0, 0, 0, {})
         assert blocks_per_processor(load, H100) >= case.blocks, name

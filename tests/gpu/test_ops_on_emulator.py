@@ -46,13 +46,13 @@ print(*(variable.numpy().tobytes().hex() for variable in program.state))
 def test_results_have_the_same_bits_in_any_order():
     orders = [{}, {"EMULATOR_ORDER": "reverse"}]
     orders += [{"EMULATOR_ORDER": "shuffled", "EMULATOR_SEED": seed, "EMULATOR_STREAMS": "random"} for seed in "12"]
-    found = set()
+    results = set()
     for options in orders:
-        done = emulated(sys.executable, "-c", BITS, **options)
-        assert (done.code, done.err) == (0, "")
-        found.add(done.out)
-    assert len(found) == 1
-    assert len(found.pop()) > 10_000
+        finished = emulated(sys.executable, "-c", BITS, **options)
+        assert (finished.code, finished.err) == (0, "")
+        results.add(finished.out)
+    assert len(results) == 1
+    assert len(results.pop()) > 10_000
 
 
 @pytest.mark.slow
@@ -67,10 +67,10 @@ def test_results_have_the_same_bits_in_any_order():
 def test_ops(mode, marked):
     chosen, least, options = MODES[mode]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/ops", "-k", chosen, "-m", marked]
-    done = emulated(*command, cwd=ROOT, timeout=1800, PYTHONWARNINGS="", **options)
-    assert done.code == 0, done.out + done.err
-    passed = re.search(r"(\d+) passed", done.out)
+    finished = emulated(*command, cwd=ROOT, timeout=1800, PYTHONWARNINGS="", **options)
+    assert finished.code == 0, finished.out + finished.err
+    passed = re.search(r"(\d+) passed", finished.out)
     assert passed is not None
     assert int(passed[1]) >= least[marked]
-    assert "skipped" not in done.out
-    assert "race" not in done.err
+    assert "skipped" not in finished.out
+    assert "race" not in finished.err

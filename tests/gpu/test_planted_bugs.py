@@ -577,7 +577,7 @@ def test_found(tmp_path, part):
             assert text.count(before) == 1, f"{file} no longer holds the place of {name!r}"
             bug = {"name": name, "file": file, "text": text.replace(before, after), "tests": tests}
             print(json.dumps(bug | {"options": options}), file=lines)
-    done = emulated(
+    finished = emulated(
         *(sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "-p", "tests.gpu.planting"),
         *("tests/ops", "-k", "on_cuda"),
         timeout=600,
@@ -588,8 +588,10 @@ def test_found(tmp_path, part):
         EMULATOR_LEAKS="off",
         EMULATOR_OPTIMIZE="0",  # each bug is compiled anew, and most are found by the first test
     )
-    found = [json.loads(line) for line in planted.with_suffix(".found").read_text().splitlines()]
-    assert [one["name"] for one in found] == names, done.err
-    for one in found:
-        assert one["status"] == 1, f"exit code {one['status']}: {one['name']!r} was not found\n{one['output']}"
-        assert "nvcc cannot compile" not in one["output"], one["output"]
+    outcomes = [json.loads(line) for line in planted.with_suffix(".found").read_text().splitlines()]
+    assert [outcome["name"] for outcome in outcomes] == names, finished.err
+    for outcome in outcomes:
+        assert outcome["status"] == 1, (
+            f"exit code {outcome['status']}: {outcome['name']!r} was not found\n{outcome['output']}"
+        )
+        assert "nvcc cannot compile" not in outcome["output"], outcome["output"]

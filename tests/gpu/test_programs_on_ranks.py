@@ -21,9 +21,9 @@ PATH = f"{ROOT}:{ROOT / 'tests' / 'standins'}"
 @functools.cache
 def whole(dtype):
     """Return what one rank computes."""
-    done = emulated_ranks(0, SCRIPT, dtype, "0", "none", "host", "12")
-    assert (done.code, done.err) == (0, "")
-    return [float(one) for one in done.out.split()]
+    finished = emulated_ranks(0, SCRIPT, dtype, "0", "none", "host", "12")
+    assert (finished.code, finished.err) == (0, "")
+    return [float(number) for number in finished.out.split()]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def whole(dtype):
 def test_ranks_compute_what_one_computes(tmp_path, streams, dtype, bucket_bytes, comm_dtype, transport, close, shards):
     """Also where every sum is a message, which leaves while the backward pass goes on."""
     rows = shards.split()
-    done = emulated_ranks(
+    finished = emulated_ranks(
         len(rows),
         SCRIPT,
         dtype,
@@ -58,8 +58,8 @@ def test_ranks_compute_what_one_computes(tmp_path, streams, dtype, bucket_bytes,
         PYTHONPATH=PATH,
         TMPDIR=str(tmp_path),
     )
-    assert (done.code, done.err) == (0, "")
-    assert [float(one) for one in done.out.split()] == pytest.approx(whole(dtype), rel=close, abs=close)
+    assert (finished.code, finished.err) == (0, "")
+    assert [float(number) for number in finished.out.split()] == pytest.approx(whole(dtype), rel=close, abs=close)
 
 
 @pytest.mark.parametrize(
@@ -84,14 +84,14 @@ def test_ranks_of_a_mesh_train_as_one_device(tmp_path, ranks, shards, transport,
     """And no copy to or from the host, or from GPU to GPU, meets a kernel that still needs what lies there."""
     options = {"EMULATOR_DEVICES": str(ranks), "EMULATOR_STREAMS": "random", "EMULATOR_SANITIZE": "race"}
     options |= {"PYTHONPATH": PATH, "TMPDIR": str(tmp_path)}
-    done = emulated_ranks(ranks, MESH, transport, shards, *forms, **options)
-    assert (done.code, done.err) == (0, "")
+    finished = emulated_ranks(ranks, MESH, transport, shards, *forms, **options)
+    assert (finished.code, finished.err) == (0, "")
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_gpus_join_what_ranks_have(tmp_path, ranks):
     """Numbers of every type, in parts of any size, from a graph too; nothing is read that has not been written."""
     options = {"EMULATOR_DEVICES": str(ranks), "EMULATOR_STREAMS": "random", "EMULATOR_SANITIZE": "all"}
-    done = emulated_ranks(ranks, LINKS, **options, PYTHONPATH=PATH, TMPDIR=str(tmp_path))
-    assert (done.code, done.err) == (0, "")
-    assert done.out.split() == ["joined"] * ranks
+    finished = emulated_ranks(ranks, LINKS, **options, PYTHONPATH=PATH, TMPDIR=str(tmp_path))
+    assert (finished.code, finished.err) == (0, "")
+    assert finished.out.split() == ["joined"] * ranks

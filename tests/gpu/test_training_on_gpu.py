@@ -21,11 +21,11 @@ pytestmark = pytest.mark.skipif(
 SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "fifty_steps.py")
 
 
-def succeeded(done: Finished) -> None:
+def succeeded(finished: Finished) -> None:
     """Drivers and MPIs of other machines may say things on standard error; dptrain must not."""
-    assert done.code == 0, done.err
-    assert not done.messages
-    assert "Traceback" not in done.err
+    assert finished.code == 0, finished.err
+    assert not finished.messages
+    assert "Traceback" not in finished.err
 
 
 @pytest.fixture(scope="session")
@@ -54,7 +54,7 @@ def test_the_losses_of_the_cpu_and_the_same_bits_again(steps, task):
 
 def test_a_killed_training_goes_on_with_the_same_bits(tmp_path):
     script = str(ROOT / "tests" / "mpi" / "scripts" / "callbacks.py")
-    found = []
+    results = []
     for name in ("whole", "again"):
         folder = tmp_path / name
         folder.mkdir()
@@ -63,9 +63,9 @@ def test_a_killed_training_goes_on_with_the_same_bits(tmp_path):
             assert "killed" in run(command, timeout=120, PYTHONWARNINGS="", DEVICE="cuda", KILL="1").err
             assert [path.name for path in (folder / "backup").glob("0*")] == ["000002-step-8"]
         succeeded(run(command, timeout=120, PYTHONWARNINGS="", DEVICE="cuda"))
-        found.append(json.loads((folder / "out.json").read_text()))
-    assert found[1]["steps"][0] == [1, 1]
-    assert found[1]["weights"] == found[0]["weights"]
+        results.append(json.loads((folder / "out.json").read_text()))
+    assert results[1]["steps"][0] == [1, 1]
+    assert results[1]["weights"] == results[0]["weights"]
 
 
 def summary(folder: Path) -> dict[str, float]:
@@ -74,24 +74,24 @@ def summary(folder: Path) -> dict[str, float]:
 
 
 def test_two_ranks_on_one_gpu_train_the_same(small_npz, tmp_path):
-    found = []
+    results = []
     for ranks in (0, 2):
         out = tmp_path / str(ranks)
         arguments = ["--device", "cuda", "--data", str(small_npz), "--epochs", "2", "--batch-size", "40"]
-        done = dptrain(ranks, *arguments, "--share-gpu", "--out", str(out), timeout=180, PYTHONWARNINGS="")
-        succeeded(done)
-        found.append(summary(out))
-    for name in found[0]:
-        assert found[1][name] == pytest.approx(found[0][name], rel=1e-3, abs=0.006), name  # one sample is 0.005
+        finished = dptrain(ranks, *arguments, "--share-gpu", "--out", str(out), timeout=180, PYTHONWARNINGS="")
+        succeeded(finished)
+        results.append(summary(out))
+    for name in results[0]:
+        assert results[1][name] == pytest.approx(results[0][name], rel=1e-3, abs=0.006), name  # one sample is 0.005
 
 
 def test_auto_takes_the_gpu(small_npz, tmp_path):
-    done = dptrain(
+    finished = dptrain(
         0, "--data", str(small_npz), "--fast-dev-run", cwd=tmp_path, timeout=120, COLUMNS="200", PYTHONWARNINGS=""
     )
-    succeeded(done)
-    assert "GPU-" in done.out
-    assert "CPU, " not in done.out
+    succeeded(finished)
+    assert "GPU-" in finished.out
+    assert "CPU, " not in finished.out
 
 
 @pytest.mark.slow
@@ -107,10 +107,10 @@ def test_mnist(mnist_dir, tmp_path, seed):
 @pytest.mark.slow
 @pytest.mark.skipif(inside_emulator(), reason="takes too long there")
 def test_built_in_data_reaches_what_the_cpu_does(tmp_path):
-    found = []
+    results = []
     for device in ("cpu", "cuda"):
         out = tmp_path / device
         succeeded(dptrain(0, "--device", device, "--out", str(out), timeout=180, PYTHONWARNINGS=""))
-        found.append(summary(out)["val_accuracy"])
-    assert 0.93 < found[1] < 0.99
-    assert abs(found[0] - found[1]) < 0.01
+        results.append(summary(out)["val_accuracy"])
+    assert 0.93 < results[1] < 0.99
+    assert abs(results[0] - results[1]) < 0.01
