@@ -28,8 +28,8 @@ class _Meeting:
 
     def abort(self) -> None:
         """Let nobody wait any longer."""
-        for one in (self, *self.groups.values()):
-            one.barrier.abort()
+        for meeting in (self, *self.groups.values()):
+            meeting.barrier.abort()
 
 
 class ThreadCommunicator(Communicator):
@@ -47,13 +47,13 @@ class ThreadCommunicator(Communicator):
     def host(self) -> str:
         return f"host{self.rank}"
 
-    def told(self, what: Any) -> list[Any]:
+    def told(self, value: Any) -> list[Any]:
         """Return what every rank says."""
-        self.meeting.board[self.rank] = what
+        self.meeting.board[self.rank] = value
         self.meeting.barrier.wait(_PATIENCE)
-        found = list(self.meeting.board)
+        values = list(self.meeting.board)
         self.meeting.barrier.wait(_PATIENCE)
-        return found
+        return values
 
     def allgather_bytes(self, message: bytes) -> list[bytes]:
         return self.told(message)
@@ -65,15 +65,15 @@ class ThreadCommunicator(Communicator):
         return True
 
     def all_gather(self, part: Any, out: Any, counts: Sequence[int]) -> None:
-        found = self.told(part.copy())
-        assert [one.size for one in found] == list(counts)
-        np.copyto(out, np.concatenate(found))
+        blocks = self.told(part.copy())
+        assert [block.size for block in blocks] == list(counts)
+        np.copyto(out, np.concatenate(blocks))
 
     def all_to_all(self, parts: Any, counts: Sequence[int], out: Any, out_counts: Sequence[int]) -> None:
         assert sum(counts) == parts.size
-        found = self.told(np.split(parts.copy(), np.cumsum(counts)[:-1]))
-        mine = [one[self.rank] for one in found]
-        assert [one.size for one in mine] == list(out_counts)
+        blocks_of_ranks = self.told(np.split(parts.copy(), np.cumsum(counts)[:-1]))
+        mine = [blocks[self.rank] for blocks in blocks_of_ranks]
+        assert [block.size for block in mine] == list(out_counts)
         np.copyto(out, np.concatenate(mine))
 
     def point_to_point(self, ticks: int) -> PointToPoint:
@@ -153,10 +153,10 @@ def on_mesh(action: Callable[[MeshCommunicator], object], **lengths: int) -> lis
             comm.meeting.abort()
             raise
 
-    found = on_ranks(int(np.prod(list(lengths.values()))), run)
-    errors = [one for one in found if isinstance(one, Exception)]
+    results = on_ranks(int(np.prod(list(lengths.values()))), run)
+    errors = [result for result in results if isinstance(result, Exception)]
     # A broken barrier is what the others see of an error.
-    errors.sort(key=lambda one: isinstance(one, threading.BrokenBarrierError))
+    errors.sort(key=lambda error: isinstance(error, threading.BrokenBarrierError))
     if errors:
         raise errors[0]
-    return found
+    return results

@@ -43,13 +43,13 @@ class Driver:
         if code:
             raise self._refuse(f"the driver answers {code}")
 
-    def range(self, what: str, address: int, nbytes: int) -> None:
+    def range(self, name: str, address: int, nbytes: int) -> None:
         """Check that bytes lie within one allocation."""
         base, size = ctypes.c_uint64(), ctypes.c_size_t()
-        found = self._library.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
-        if found or address + nbytes > base.value + size.value:
+        status = self._library.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
+        if status or address + nbytes > base.value + size.value:
             left = max(0, base.value + size.value - address)
-            raise self._refuse(f"out of bounds: {what} of {nbytes} bytes at {address:#x}, where there are {left}")
+            raise self._refuse(f"out of bounds: {name} of {nbytes} bytes at {address:#x}, where there are {left}")
 
     def queue(
         self,
@@ -57,7 +57,7 @@ class Driver:
         reads: dict[int, np.ndarray],
         compute: Callable[[], np.ndarray],
         target: int,
-        made: np.ndarray,
+        output: np.ndarray,
         scribbled: tuple[int, int] = (0, 0),
     ) -> None:
         """Queue a call.
@@ -67,7 +67,7 @@ class Driver:
             reads: arrays on the host that memory is copied to, by address.
             compute: returns what is written; called when the stream comes to it.
             target: where it is written.
-            made: an array on the host for it.
+            output: an array on the host for it.
             scribbled: address and bytes of the workspace, of whose ends nothing is left as it was.
         """
         handle = ctypes.c_void_p(stream)
@@ -82,10 +82,10 @@ class Driver:
             self._check(self._library.cuMemcpyDtoHAsync_v2(to, ctypes.c_uint64(address), length, handle))
 
         def reached(_: object) -> None:
-            made[...] = compute()
+            output[...] = compute()
 
         function = _Function(reached)
-        self._kept += [function, made, reads]
+        self._kept += [function, output, reads]
         self._check(self._library.cuLaunchHostFunc(handle, function, None))
-        source, length = ctypes.c_void_p(made.ctypes.data), ctypes.c_size_t(made.nbytes)
+        source, length = ctypes.c_void_p(output.ctypes.data), ctypes.c_size_t(output.nbytes)
         self._check(self._library.cuMemcpyHtoDAsync_v2(ctypes.c_uint64(target), source, length, handle))

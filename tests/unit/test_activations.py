@@ -13,7 +13,7 @@ from dptrain.program.tensor import constant, differentiable
 X = np.concatenate([np.linspace(-3.95, 3.95, 80), [-30.0, 30.0]])
 E = np.exp(X)
 SIGMOID = 1 / (1 + np.exp(-X))
-PHI = np.array([0.5 * (1 + math.erf(one / math.sqrt(2))) for one in X])
+PHI = np.array([0.5 * (1 + math.erf(value / math.sqrt(2))) for value in X])
 # The sum of what sparsemax leaves above it is 1.
 THRESHOLD = max((np.sort(X)[-k:].sum() - 1) / k for k in range(1, len(X) + 1))
 EXPECTED = {
@@ -88,7 +88,7 @@ def test_arguments():
 def test_erf_is_that_of_the_standard_library():
     for dtype, atol in ((np.float64, 2e-15), (np.float32, 3e-7)):
         x = np.concatenate([np.linspace(-8, 8, 2001), [0, -0.0, 1e-30]]).astype(dtype)
-        np.testing.assert_allclose(ops.erf(x), [math.erf(one) for one in x], atol=atol, rtol=0)
+        np.testing.assert_allclose(ops.erf(x), [math.erf(value) for value in x], atol=atol, rtol=0)
     assert np.isnan(ops.erf(np.array([np.nan])).numpy()).all()
 
 
@@ -110,9 +110,9 @@ def test_names():
     assert activations.get("swish") is activations.silu is activations.swish
     assert activations.get(abs) is abs
     assert activations.get({"class_name": "function", "config": "relu"}) is activations.relu
-    for name, one in activations.BY_NAME.items():
-        assert activations.serialize(one) == name
-        assert activations.deserialize(name) is one
+    for name, activation in activations.BY_NAME.items():
+        assert activations.serialize(activation) == name
+        assert activations.deserialize(name) is activation
     assert activations.deserialize("mine", {"mine": abs}) is abs
     assert layers.Dense(2, "hard_swish").activation is activations.hard_silu
     with pytest.raises(ConfigError, match="unknown activation 'rel'; did you mean"):
@@ -125,17 +125,17 @@ def test_names():
 
 def test_regularizers():
     w = differentiable(np.array([[1.0, -2.0], [0.5, 0.0]]))
-    for one, expected, slope in (
+    for regularizer, expected, slope in (
         (regularizers.L1(0.1), 0.35, [0.1, -0.1, 0.1, 0]),
         (regularizers.L2(0.1), 0.525, [0.2, -0.4, 0.1, 0]),
         (regularizers.L1L2(0.1, 0.1), 0.875, [0.3, -0.5, 0.2, 0]),
         (regularizers.L1L2(), 0, [0, 0, 0, 0]),
     ):
-        penalty = one(w)
+        penalty = regularizer(w)
         assert float(penalty) == pytest.approx(expected)
         np.testing.assert_allclose(gradients(penalty, [w])[0].numpy().reshape(-1), slope, atol=1e-15)
-        again = regularizers.deserialize(regularizers.serialize(one))
-        assert (type(again), again.get_config()) == (type(one), one.get_config())
+        restored = regularizers.deserialize(regularizers.serialize(regularizer))
+        assert (type(restored), restored.get_config()) == (type(regularizer), regularizer.get_config())
     assert regularizers.get("l1l2").l1 == 0
     assert regularizers.get("l2").get_config() == {"l2": 0.01}
     assert regularizers.get(None) is None is regularizers.serialize(None)
@@ -147,6 +147,6 @@ def test_regularizers():
 @pytest.mark.parametrize(("dtype", "units"), [("float32", 3), ("float64", 3)])
 def test_the_error_function_has_its_digits_near_0_too(dtype, units):
     x = np.concatenate([np.linspace(-6, 6, 2001), np.logspace(-30, 0, 301), -np.logspace(-30, 0, 301)]).astype(dtype)
-    expected = np.array([math.erf(one) for one in x.tolist()])
+    expected = np.array([math.erf(value) for value in x.tolist()])
     np.testing.assert_allclose(ops.erf(x).numpy(), expected, rtol=units * np.finfo(dtype).eps, atol=0)
     assert np.signbit(ops.erf(np.array(-0.0, dtype)).numpy())

@@ -17,8 +17,8 @@ PAGES = [ROOT / "README.md", ROOT / "launch" / "README.md", *sorted((ROOT / "doc
 
 def commands(page: Path) -> Iterator[list[str]]:
     """Yield the arguments of each command of dptrain's on a page; one that goes on in the next line is one."""
-    for found in COMMAND.finditer(page.read_text(encoding="utf-8").replace("\\\n", " ")):
-        yield shlex.split(found[1])
+    for match in COMMAND.finditer(page.read_text(encoding="utf-8").replace("\\\n", " ")):
+        yield shlex.split(match[1])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -49,4 +49,4 @@ def test_what_readme_shows_works_after_what_it_installs():
     """Rows of its tables take no extra that its first command leaves out."""
     text = (ROOT / "README.md").read_text()
     installed = re.search(r"pip install -q '\.\[([\w,]+)\]' && mpirun", text)[1].split(",")
-    assert [extra for extra, shown in NEEDS.items() if re.search(shown, text) and extra not in installed] == []
+    assert [extra for extra, pattern in NEEDS.items() if re.search(pattern, text) and extra not in installed] == []

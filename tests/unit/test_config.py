@@ -18,10 +18,10 @@ def _float32_again():
 def test_floatx_is_the_type_of_what_is_made_without_one(name):
     keras.config.set_floatx(name)
     assert keras.config.floatx() == keras.backend.floatx() == name
-    made = [keras.ops.convert_to_tensor(2.5), keras.ops.convert_to_tensor([1.5]), keras.ops.ones((2,))]
-    made += [keras.ops.zeros((2,)), keras.random.normal((2,)), keras.random.uniform((2,)), keras.ops.sqrt(4)]
-    made += [keras.ops.full((2,), 3.0), keras.ops.eye(2), keras.Variable([1.0])]
-    assert {one.dtype.name for one in made} == {name}
+    tensors = [keras.ops.convert_to_tensor(2.5), keras.ops.convert_to_tensor([1.5]), keras.ops.ones((2,))]
+    tensors += [keras.ops.zeros((2,)), keras.random.normal((2,)), keras.random.uniform((2,)), keras.ops.sqrt(4)]
+    tensors += [keras.ops.full((2,), 3.0), keras.ops.eye(2), keras.Variable([1.0])]
+    assert {tensor.dtype.name for tensor in tensors} == {name}
     assert keras.config.dtype_policy().name == name
     layer = keras.layers.Dense(2)
     layer.build((None, 3))
@@ -33,7 +33,7 @@ def test_a_model_of_another_floatx_is_trained():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     model.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0)
-    assert {one.dtype.name for one in model.weights} == {"float64"}
+    assert {weight.dtype.name for weight in model.weights} == {"float64"}
     assert model.predict(np.ones((4, 3)), verbose=0).dtype == np.float64
 
 
@@ -46,7 +46,7 @@ def test_interactive_logging_may_be_turned_off():
     assert keras.config.is_interactive_logging_enabled()
     keras.config.disable_interactive_logging()
     try:
-        assert [terminal.verbosity(one) for one in (0, 1, 2)] == [0, 2, 2]
+        assert [terminal.verbosity(setting) for setting in (0, 1, 2)] == [0, 2, 2]
         assert not keras.config.is_interactive_logging_enabled()
     finally:
         keras.config.enable_interactive_logging()
@@ -67,17 +67,17 @@ def _no_limits():
     keras.config.set_max_steps_per_epoch(None)
 
 
-def batches_of(call, *arguments, **named):
+def batches_of(call, *arguments, **options):
     """Return how many batches an evaluation or prediction makes, and what it returns."""
-    seen = []
+    batches = []
 
     class Counter(keras.callbacks.Callback):
         def on_test_batch_end(self, batch, logs=None):
-            seen.append(batch)
+            batches.append(batch)
 
         on_predict_batch_end = on_test_batch_end
 
-    return call(*arguments, verbose=0, callbacks=[Counter()], **named), len(seen)
+    return call(*arguments, verbose=0, callbacks=[Counter()], **options), len(batches)
 
 
 @pytest.mark.usefixtures("_no_limits")

@@ -29,14 +29,14 @@ def columns(*norms):
 )
 def test_values(constraint, expected):
     np.testing.assert_allclose(constraint(ops.convert_to_tensor(W)), expected, rtol=1e-6)
-    again = constraints.deserialize(constraints.serialize(constraint), {"Constraint": constraints.Constraint})
-    assert (type(again), again.get_config()) == (type(constraint), constraint.get_config())
+    restored = constraints.deserialize(constraints.serialize(constraint), {"Constraint": constraints.Constraint})
+    assert (type(restored), restored.get_config()) == (type(constraint), constraint.get_config())
 
 
 def test_a_weight_of_norm_0_stays():
     zeros = ops.convert_to_tensor(np.zeros((2, 2)))
-    for one in (constraints.UnitNorm(), constraints.MaxNorm(), constraints.MinMaxNorm(1, 2)):
-        np.testing.assert_array_equal(one(zeros), 0)
+    for constraint in (constraints.UnitNorm(), constraints.MaxNorm(), constraints.MinMaxNorm(1, 2)):
+        np.testing.assert_array_equal(constraint(zeros), 0)
 
 
 def test_names():

@@ -24,8 +24,8 @@ def test_the_import_loads_no_driver():
     code = (
         "import dptrain.backend.cuda.graphs, pathlib; print('libcuda' in pathlib.Path('/proc/self/maps').read_text())"
     )
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("False\n", "")
+    finished = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    assert (finished.stdout, finished.stderr) == ("False\n", "")
 
 
 def test_without_a_driver_the_error_says_so(monkeypatch):
@@ -45,7 +45,7 @@ def test_an_old_driver_is_named(monkeypatch):
 
 @pytest.mark.parametrize("graph", [True, False])
 def test_the_option_reaches_the_backend(monkeypatch, graph):
-    module = SimpleNamespace(CudaBackend=lambda *given: SimpleNamespace(graph=True, description="float32"))
+    module = SimpleNamespace(CudaBackend=lambda *arguments: SimpleNamespace(graph=True, description="float32"))
     monkeypatch.setitem(sys.modules, "dptrain.backend.cuda.backend", module)
     assert create("cuda", "float32", 1, cuda_graph=graph).graph is graph
 

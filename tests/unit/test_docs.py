@@ -36,13 +36,13 @@ def test_names_that_only_keras_has():
 
 
 def test_arguments_that_only_keras_takes():
-    found = dict(refusals.missing_arguments())
-    assert "`quantization_config`" in found["`layers.Dense`"]  # taken, and refused unless it is None
-    assert "`lora_rank`" in found["`layers.Dense`"]  # not taken
-    assert "`units`" not in found["`layers.Dense`"]
+    missing = dict(refusals.missing_arguments())
+    assert "`quantization_config`" in missing["`layers.Dense`"]  # taken, and refused unless it is None
+    assert "`lora_rank`" in missing["`layers.Dense`"]  # not taken
+    assert "`units`" not in missing["`layers.Dense`"]
 
 
 def test_messages_have_words_for_what_they_fill_in():
-    found = refusals.refusals()
-    assert "einsum(<subscripts>) of shapes <shapes>" in found["ops"]
-    assert "cli" not in found
+    messages = refusals.refusals()
+    assert "einsum(<subscripts>) of shapes <shapes>" in messages["ops"]
+    assert "cli" not in messages

@@ -76,7 +76,7 @@ def imports(path: Path, *, each: bool = False) -> list[tuple[str, bool]]:
         path: of the module.
         each: with the names that are imported from a module, which may be modules themselves.
     """
-    found = []
+    imported = []
 
     def visit(statement: ast.AST, at_import: bool) -> None:
         """Look into statements alone: expressions import nothing, and are most of a tree."""
@@ -85,16 +85,16 @@ def imports(path: Path, *, each: bool = False) -> list[tuple[str, bool]]:
             if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
                 continue
             if isinstance(child, ast.Import):
-                found.extend((alias.name, inside) for alias in child.names)
+                imported.extend((alias.name, inside) for alias in child.names)
             elif isinstance(child, ast.ImportFrom):
                 module = child.module or ""
-                whole = each or module == "dptrain"
-                names = [f"{module}.{alias.name}" for alias in child.names] if whole else [module]
-                found.extend((name, inside) for name in names)
+                each_name = each or module == "dptrain"
+                names = [f"{module}.{alias.name}" for alias in child.names] if each_name else [module]
+                imported.extend((name, inside) for name in names)
             visit(child, inside)
 
     visit(tree_of(path), True)
-    return found
+    return imported
 
 
 def layer_of(path: Path) -> str:
@@ -116,16 +116,16 @@ def wrong_import(path: Path, name: str, at_import: bool) -> str:
 
 def test_imports_run_downward():
     wrong = [
-        f"{path.relative_to(PACKAGE)} imports {name}: {why}"
+        f"{path.relative_to(PACKAGE)} imports {name}: {problem}"
         for path in MODULES
         for name, at_import in imports(path)
-        if (why := wrong_import(path, name, at_import))
+        if (problem := wrong_import(path, name, at_import))
     ]
     assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize(
-    ("path", "name", "at_import", "why"),
+    ("path", "name", "at_import", "expected"),
     [
         ("ops/basic.py", "dptrain.models.sequential", True, "above ops"),
         ("ops/basic.py", "dptrain.models.sequential", False, ""),
@@ -135,10 +135,10 @@ def test_imports_run_downward():
         ("comm/mpi.py", "mpi4py.MPI", True, ""),
     ],
 )
-def test_a_wrong_import_is_seen(path, name, at_import, why):
-    said = wrong_import(PACKAGE / path, name, at_import)
-    assert said.startswith(why)
-    assert bool(said) == bool(why)
+def test_a_wrong_import_is_seen(path, name, at_import, expected):
+    message = wrong_import(PACKAGE / path, name, at_import)
+    assert message.startswith(expected)
+    assert bool(message) == bool(expected)
 
 
 # Keras' paths to what lies above: `dptrain.saving.load_model` is `dptrain.models.load_model`.
@@ -147,14 +147,14 @@ FACADES = {"dptrain", "dptrain.random", "dptrain.saving"}
 
 def test_no_circles():
     """Not by what a function imports when it is called, either."""
-    named = {".".join(("dptrain", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in MODULES}
-    named = {name.removesuffix(".__init__"): path for name, path in named.items()}
+    path_by_name = {".".join(("dptrain", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in MODULES}
+    path_by_name = {name.removesuffix(".__init__"): path for name, path in path_by_name.items()}
     graph: dict[str, set[str]] = {}
-    for name, path in named.items():
+    for name, path in path_by_name.items():
         if name not in FACADES:
-            found = [one for one, _ in imports(path, each=True)]
-            modules = (one if one in named else one.rpartition(".")[0] for one in found)
-            graph[name] = {one for one in modules if one in named and one != name}
+            imported = [target for target, _ in imports(path, each=True)]
+            modules = (target if target in path_by_name else target.rpartition(".")[0] for target in imported)
+            graph[name] = {module for module in modules if module in path_by_name and module != name}
     while leaves := [name for name, needs in graph.items() if not needs & graph.keys()]:
         for name in leaves:
             del graph[name]
@@ -185,11 +185,11 @@ def test_help_imports_nothing_slow(arguments):
         "try:\n    runpy.run_module('dptrain', run_name='__main__')\n"
         "finally:\n    print(sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    imported = set(ast.literal_eval(done.stderr.splitlines()[0]))
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    imported = set(ast.literal_eval(finished.stderr.splitlines()[0]))
     assert "dptrain" in imported
     assert imported & {*SLOW, "pydantic", "yaml"} == set()
-    assert done.stdout
+    assert finished.stdout
 
 
 def test_a_training_speaks_before_it_imports_anything_slow(small_npz):
@@ -203,9 +203,9 @@ def test_a_training_speaks_before_it_imports_anything_slow(small_npz):
         "builtins.print = note\n"
         f"sys.exit(main(['--data', {str(small_npz)!r}, '--fast-dev-run']))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    first = done.stdout.splitlines()[0]
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert finished.returncode == 0, finished.stderr
+    first = finished.stdout.splitlines()[0]
     assert re.fullmatch(r"dptrain [0-9.]+: loading \S+small.npz \[\]", first), first
 
 
@@ -253,5 +253,5 @@ def test_import_touches_no_mpi_no_gpu_and_no_plotting():
         "'mlflow', 'wandb', 'h5py', 'numba', 'torch', 'keras', 'jax')\n"
         "print([m for m in names if sys.modules.get(m)])"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert found.stdout.strip() == "[]"
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert finished.stdout.strip() == "[]"

@@ -84,18 +84,18 @@ def classifier(policy, *, last=None, jit_compile=False, **options):
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_an_op_computes_in_float32_and_rounds_once(dtype):
-    x, y = (ops.cast(one, dtype) for one in (X[:5, :4], X[5:10, :4]))
-    wide = [ops.cast(one, "float32") for one in (x, y)]
+    x, y = (ops.cast(array, dtype) for array in (X[:5, :4], X[5:10, :4]))
+    wide = [ops.cast(tensor, "float32") for tensor in (x, y)]
     for function in (
         *(ops.add, ops.multiply, ops.divide, lambda a, b: ops.matmul(a, ops.transpose(b)), lambda a, b: ops.exp(a)),
         *(lambda a, b: ops.sum(a, 0), lambda a, b: ops.where(a > 0, b, 0.5), lambda a, b: ops.softmax(a)),
         *(lambda a, b: ops.mean(a * 300, 1), lambda a, b: ops.gelu(a), lambda a, b: ops.concatenate([a, b])),
     ):
-        found = function(x, y)
-        assert found.dtype == np.dtype(dtype)
+        actual = function(x, y)
+        assert actual.dtype == np.dtype(dtype)
         if function not in (ops.mean,):
             expected = ops.cast(function(*wide), dtype).numpy()
-            np.testing.assert_allclose(found.numpy().astype("f"), expected.astype("f"), rtol=2**-7)
+            np.testing.assert_allclose(actual.numpy().astype("f"), expected.astype("f"), rtol=2**-7)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -118,7 +118,7 @@ def test_a_long_sum_does_not_overflow_on_its_way():
 
 @pytest.mark.parametrize(("policy", "dtype"), POLICIES.items())
 def test_weights_are_float32_and_are_read_in_half_precision(policy, dtype):
-    seen = {}
+    dtypes = {}
 
     class Scale(layers.Layer):
         def build(self, input_shape):
@@ -126,14 +126,14 @@ def test_weights_are_float32_and_are_read_in_half_precision(policy, dtype):
             self.exact = self.add_weight((12,), "ones", autocast=False)
 
         def call(self, inputs):
-            seen.update(inputs=inputs.dtype, scale=(self.scale * 1).dtype, exact=(self.exact * 1).dtype)
+            dtypes.update(inputs=inputs.dtype, scale=(self.scale * 1).dtype, exact=(self.exact * 1).dtype)
             return inputs * self.scale
 
     layer = Scale(dtype=policy)
-    made = layer(X)
-    assert seen == {"inputs": np.dtype(dtype), "scale": np.dtype(dtype), "exact": np.float32}
-    assert made.dtype == dtype
-    assert {one.dtype.name for one in layer.weights} == {layer.dtype, layer.variable_dtype} == {"float32"}
+    output = layer(X)
+    assert dtypes == {"inputs": np.dtype(dtype), "scale": np.dtype(dtype), "exact": np.float32}
+    assert output.dtype == dtype
+    assert {weight.dtype.name for weight in layer.weights} == {layer.dtype, layer.variable_dtype} == {"float32"}
     assert layer.compute_dtype == dtype
     ops.sum(layer(X)).backward()
     assert layer.scale.value.grad.dtype == np.float32
@@ -143,12 +143,12 @@ def test_weights_are_float32_and_are_read_in_half_precision(policy, dtype):
 @pytest.mark.parametrize(("policy", "dtype"), POLICIES.items())
 @pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=needs_compiler)])
 def test_a_training_is_that_of_float32_but_for_rounding(policy, dtype, jit_compile):
-    wanted = classifier("float32", jit_compile=jit_compile).fit(X, Y, epochs=3, batch_size=20, verbose=0)
+    expected = classifier("float32", jit_compile=jit_compile).fit(X, Y, epochs=3, batch_size=20, verbose=0)
     model = classifier(policy, jit_compile=jit_compile)
-    found = model.fit(X, Y, epochs=3, batch_size=20, verbose=0)
-    np.testing.assert_allclose(found.history["loss"], wanted.history["loss"], rtol=0.02)
-    assert found.history["loss"] != wanted.history["loss"]
-    assert {one.dtype.name for one in model.weights} == {"float32"}
+    actual = model.fit(X, Y, epochs=3, batch_size=20, verbose=0)
+    np.testing.assert_allclose(actual.history["loss"], expected.history["loss"], rtol=0.02)
+    assert actual.history["loss"] != expected.history["loss"]
+    assert {weight.dtype.name for weight in model.weights} == {"float32"}
     assert model(X[:2]).dtype == dtype
     assert model.predict(X, verbose=0).dtype == ("float32" if dtype == "bfloat16" else "float16")
 
@@ -156,11 +156,11 @@ def test_a_training_is_that_of_float32_but_for_rounding(policy, dtype, jit_compi
 @needs_compiler
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16", "bfloat16", "float16"])
 def test_compiled_steps_are_numpys_but_for_the_order_of_sums(policy):
-    found = [
+    histories = [
         classifier(policy, jit_compile=jit_compile, optimizer="sgd").fit(X, Y, epochs=2, batch_size=32, verbose=0)
         for jit_compile in (False, True)
     ]
-    losses = [one.history["loss"] for one in found]
+    losses = [history.history["loss"] for history in histories]
     np.testing.assert_allclose(*losses, rtol=4e-3)
 
 
@@ -178,8 +178,8 @@ def test_ranks_round_what_they_have_added_up():
     expected = np.array([[258], [0], [0], [0]], np.float32)
     assert evaluate(trace(step, {"x": ((Dim.rows(8), 4), "float32")}), {"x": x})[0]["gradient"][0] == 258
     for shards in ([8], [4, 4], [1, 1, 6]):
-        found, _ = run_on_ranks(program, {"x": x}, shards, {"x": 0})
-        for outputs, _ in found:
+        per_rank, _ = run_on_ranks(program, {"x": x}, shards, {"x": 0})
+        for outputs, _ in per_rank:
             np.testing.assert_array_equal(outputs["gradient"], expected)
 
 
@@ -190,13 +190,13 @@ def test_files_keep_policies_and_every_bit(policy, tmp_path, monkeypatch):
     model.fit(X, Y, epochs=1, batch_size=32, verbose=0)
     expected = model.predict(X, verbose=0)
     model.save("a.keras")
-    again = keras.models.load_model("a.keras", device="cpu", jit_compile=False)
-    assert [one.dtype_policy.name for one in again.layers] == [policy] * 3 + ["float32"]
-    assert again.dtype_policy.name == policy
-    np.testing.assert_array_equal(again.predict(X, verbose=0), expected)
-    assert [one.dtype for one in again.weights] == [one.dtype for one in model.weights]
-    for one, other in zip(model.optimizer.variables, again.optimizer.variables, strict=True):
-        np.testing.assert_array_equal(np.float64(one.numpy()), np.float64(other.numpy()))
+    loaded = keras.models.load_model("a.keras", device="cpu", jit_compile=False)
+    assert [layer.dtype_policy.name for layer in loaded.layers] == [policy] * 3 + ["float32"]
+    assert loaded.dtype_policy.name == policy
+    np.testing.assert_array_equal(loaded.predict(X, verbose=0), expected)
+    assert [weight.dtype for weight in loaded.weights] == [weight.dtype for weight in model.weights]
+    for variable, other in zip(model.optimizer.variables, loaded.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(np.float64(variable.numpy()), np.float64(other.numpy()))
     for path in ("a.weights.h5", "a.safetensors"):
         model.save_weights(path)
         other = classifier(policy, last="float32")
@@ -206,7 +206,7 @@ def test_files_keep_policies_and_every_bit(policy, tmp_path, monkeypatch):
     stored = load_program("a.dpt", device="cpu")
     np.testing.assert_allclose(stored(X), expected, rtol=1e-6)
     described = keras.models.model_from_json(model.to_json())
-    assert [one.dtype_policy.name for one in described.layers] == [policy] * 3 + ["float32"]
+    assert [layer.dtype_policy.name for layer in described.layers] == [policy] * 3 + ["float32"]
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "bfloat16"])
@@ -223,8 +223,8 @@ def test_an_interrupted_training_goes_on_with_the_same_bits(policy, tmp_path):
         classifier(policy).fit(X, Y, epochs=4, batch_size=32, verbose=0, callbacks=[backup, Stop()])
     resumed = classifier(policy)
     resumed.fit(X, Y, epochs=4, batch_size=32, verbose=0, callbacks=[backup])
-    for one, other in zip(straight.variables, resumed.variables, strict=True):
-        np.testing.assert_array_equal(np.float64(one.numpy()), np.float64(other.numpy()))
+    for variable, other in zip(straight.variables, resumed.variables, strict=True):
+        np.testing.assert_array_equal(np.float64(variable.numpy()), np.float64(other.numpy()))
 
 
 @pytest.mark.parametrize("policy", ["bfloat16", "float16"])
@@ -238,13 +238,13 @@ def test_weights_in_half_precision_that_are_not_finite_are_noticed(policy):
 def test_losses_and_metrics_are_float32(dtype):
     """Of 600 samples 599 are right, which is no bfloat16, and a float16 to be squared overflows."""
     output = ops.cast(np.where(np.arange(600) == 5, 0.0, 1.0)[:, None], dtype)
-    ones = np.ones((600, 1), np.float32)
-    found = {
-        one.name: float(one(ones, output))
-        for one in (keras.metrics.BinaryAccuracy(), keras.metrics.MeanSquaredError(), keras.metrics.TruePositives())
+    labels = np.ones((600, 1), np.float32)
+    actual = {
+        metric.name: float(metric(labels, output))
+        for metric in (keras.metrics.BinaryAccuracy(), keras.metrics.MeanSquaredError(), keras.metrics.TruePositives())
     }
-    wanted = {"binary_accuracy": 599 / 600, "mean_squared_error": 1 / 600, "true_positives": 599}
-    assert found == pytest.approx(wanted, rel=1e-6)
+    expected = {"binary_accuracy": 599 / 600, "mean_squared_error": 1 / 600, "true_positives": 599}
+    assert actual == pytest.approx(expected, rel=1e-6)
     assert float(keras.metrics.Mean()(output)) == pytest.approx(599 / 600, rel=1e-6)
     assert float(keras.metrics.Sum()(output)) == 599
     large = ops.cast(np.full((4, 1), 300.0), dtype)

@@ -55,22 +55,22 @@ OTHER_WORDS = {
 
 def names_in(module: ast.Module) -> Counter[str]:
     """Count the places of a module that know an op by its name."""
-    docs = {id(one.value) for one in ast.walk(module) if isinstance(one, ast.Expr)}
-    found = Counter(
-        one.value
-        for one in ast.walk(module)
-        if isinstance(one, ast.Constant) and one.value in OPS and id(one) not in docs
+    docs = {id(node.value) for node in ast.walk(module) if isinstance(node, ast.Expr)}
+    counts = Counter(
+        node.value
+        for node in ast.walk(module)
+        if isinstance(node, ast.Constant) and node.value in OPS and id(node) not in docs
     )
-    for one in ast.walk(module):
-        asked: list[ast.expr] = []
-        if isinstance(one, ast.Compare):
-            asked = [one.left, *one.comparators]
-        elif isinstance(one, ast.Subscript):
-            asked = [one.slice]
-        elif isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute):
-            asked = [] if ast.unparse(one.func.value) == "OPS" else [one.func.value, *one.args]
-        found.update(ast.unparse(part) for part in asked if is_name_of_op(part))
-    return found
+    for node in ast.walk(module):
+        candidates: list[ast.expr] = []
+        if isinstance(node, ast.Compare):
+            candidates = [node.left, *node.comparators]
+        elif isinstance(node, ast.Subscript):
+            candidates = [node.slice]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            candidates = [] if ast.unparse(node.func.value) == "OPS" else [node.func.value, *node.args]
+        counts.update(ast.unparse(part) for part in candidates if is_name_of_op(part))
+    return counts
 
 
 def is_name_of_op(expression: ast.expr) -> bool:
@@ -82,15 +82,15 @@ def is_name_of_op(expression: ast.expr) -> bool:
 
 
 def test_no_op_is_known_by_its_name():
-    found = {}
+    results = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        own = path.relative_to(PACKAGE)
-        if own.parts[0] == "ops":
+        relative_path = path.relative_to(PACKAGE)
+        if relative_path.parts[0] == "ops":
             continue
-        names = names_in(tree_of(path)) - Counter(OTHER_WORDS.get(str(own), {}))
+        names = names_in(tree_of(path)) - Counter(OTHER_WORDS.get(str(relative_path), {}))
         if names:
-            found[str(own)] = dict(names)
-    assert found == {}
+            results[str(relative_path)] = dict(names)
+    assert results == {}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ def test_a_penalty_of_what_is_not_orthogonal(mode):
     x = np.random.default_rng(0).normal(size=(4, 3))
     vectors = x if mode == "rows" else x.T
     vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    pairs = [abs(one @ other) for n, one in enumerate(vectors) for other in vectors[:n]]
+    pairs = [abs(vector @ other) for n, vector in enumerate(vectors) for other in vectors[:n]]
     weight, penalty = Variable(x), regularizers.get({"class_name": "OrthogonalRegularizer", "config": {"mode": mode}})
     loss = penalty(weight)
     assert float(loss) == pytest.approx(0.01 * np.mean(pairs), rel=1e-12)

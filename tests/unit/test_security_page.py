@@ -9,15 +9,15 @@ PAGE = ROOT / "docs" / "security.md"
 
 
 def functions(path):
-    return {one.name for one in ast.parse(path.read_text()).body if isinstance(one, ast.FunctionDef)}
+    return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
 
 
 def test_every_test_that_the_page_names_is_there():
-    path, found = None, 0
+    path, count = None, 0
     for words in re.findall(r"`([^`\n]+)`", PAGE.read_text()):
         if "::" in words:
             path, words = words.split("::")
         if words.startswith("test_"):
             assert words in functions(ROOT / path), f"{path}::{words}"
-            found += 1
-    assert found > 80
+            count += 1
+    assert count > 80

@@ -97,10 +97,10 @@ def cube(x, w, y, *, scale):
 
 
 def make(reference=cube, gradient=None, **options):
-    made = dp.ops.op(source="", arguments="PPPqf", **options)(reference)
+    op = dp.ops.op(source="", arguments="PPPqf", **options)(reference)
     if gradient is not None:
-        made.gradient(arguments="PPPPPqf")(gradient)
-    return made
+        op.gradient(arguments="PPPPPqf")(gradient)
+    return op
 
 
 def right(x, w, dy, dx, dw, *, scale):
@@ -116,8 +116,8 @@ def wrong(x, w, dy, dx, dw, *, scale):
 def test_ops_on_the_cpu():
     shape = (3, 5)
     assert check_op(make(), shape, shape, scale=2.0, device="cpu") == ("numpy float32",)
-    done = check_op(make(gradient=right), shape, shape, scale=2.0, device="cpu")
-    assert done == ("numpy float32", "gradient", "numpy float32 gradient")
+    checks = check_op(make(gradient=right), shape, shape, scale=2.0, device="cpu")
+    assert checks == ("numpy float32", "gradient", "numpy float32 gradient")
     values = np.asfortranarray(np.full(shape, 0.5))
     check_op(make(gradient=right), values, shape, scale=2.0, device="cpu")
     check_op(make(gradient=right), (0, 5), (0, 5), scale=2.0, device="cpu")

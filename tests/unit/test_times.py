@@ -9,12 +9,12 @@ BUSY = "import time\nwhile time.process_time() < 0.3: pass\n"
 
 
 def test_short_and_long_tests_are_added_up_by_folder_and_by_file():
-    taken = {
+    durations = {
         "tests/mpi/test_a.py::test_x": (4.0, 9.0, False),
         "tests/mpi/test_a.py::test_y": (2.0, 1.0, True),
         "tests/unit/ops/test_b.py::test_z[1]": (0.5, 0.25, False),
     }
-    lines = [line.split() for line in tables(taken)]
+    lines = [line.split() for line in tables(durations)]
     assert ["2", "4.5", "9.2", "1", "2.0", "1.0", "all"] in lines
     assert ["1", "4.0", "9.0", "1", "2.0", "1.0", "tests/mpi/test_a.py"] in lines
     assert ["1", "0.5", "0.2", "0", "0.0", "0.0", "tests/unit/ops/"] in lines
@@ -24,8 +24,8 @@ def test_short_and_long_tests_are_added_up_by_folder_and_by_file():
 
 
 def test_the_longest_are_the_last_lines():
-    taken = {f"tests/test_a.py::test_{number}": (float(number), 0.0, False) for number in range(2 * LONGEST)}
-    assert [line.split()[0] for line in tables(taken)[-LONGEST:]] == [
+    durations = {f"tests/test_a.py::test_{number}": (float(number), 0.0, False) for number in range(2 * LONGEST)}
+    assert [line.split()[0] for line in tables(durations)[-LONGEST:]] == [
         f"{number}.0" for number in reversed(range(LONGEST, 2 * LONGEST))
     ]
 

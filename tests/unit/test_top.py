@@ -52,14 +52,14 @@ def test_symbolic_tensors():
 
 
 def test_variables_as_keras_makes_them():
-    ones = keras.Variable("ones", (2, 3), name="w")
-    assert (ones.numpy().tolist(), ones.name, ones.trainable) == ([[1] * 3] * 2, "w", True)
+    variable = keras.Variable("ones", (2, 3), name="w")
+    assert (variable.numpy().tolist(), variable.name, variable.trainable) == ([[1] * 3] * 2, "w", True)
     count = keras.Variable(initializer=0, dtype="int64", trainable=False)
     count.assign_add(2)
     assert (int(count), count.dtype) == (2, np.int64)
     assert keras.Variable(lambda shape, dtype=None: np.full(shape, 7), shape=(2,)).numpy().tolist() == [7, 7]
     assert isinstance(Variable(1.0), keras.Variable)
-    assert isinstance(ones, Variable)
+    assert isinstance(variable, Variable)
     with pytest.raises(ConfigError, match="the `shape` argument should be specified"):
         keras.Variable("ones")
     with pytest.raises(ConfigError, match="unknown initializer 'one_s'"):

@@ -21,9 +21,9 @@ def test_dictionaries_are_gone_through_by_key_and_none_is_a_leaf():
 
 
 def test_containers_stay_what_they_are():
-    found = tree.map_structure(lambda one: one and -one, NESTED)
-    assert found == {"b": [-1, (-2, None)], "a": Pair(-3, deque([-4]))}
-    assert list(found) == ["b", "a"]
+    negated = tree.map_structure(lambda leaf: leaf and -leaf, NESTED)
+    assert negated == {"b": [-1, (-2, None)], "a": Pair(-3, deque([-4]))}
+    assert list(negated) == ["b", "a"]
     assert type(tree.map_structure(str, defaultdict(int, a=1))) is defaultdict
     assert tree.map_structure(str, [None, 1], none_is_leaf=False) == [None, "1"]
 
@@ -48,14 +48,14 @@ def test_paths_do_not_ask_for_the_container():
 
 
 def test_traversals():
-    seen = []
-    tree.traverse(seen.append, [(1, 2), 3])
-    assert seen == [[(1, 2), 3], (1, 2), 1, 2, 3]
-    seen.clear()
-    tree.traverse(seen.append, [(1, 2), 3], top_down=False)
-    assert seen == [1, 2, (1, 2), 3, [(1, 2), 3]]
-    assert tree.traverse(lambda one: "pair" if isinstance(one, tuple) else None, [(1, 2), 3]) == ["pair", 3]
-    assert tree.traverse(lambda one: tree.MAP_TO_NONE if one == 3 else None, [1, 3]) == [1, None]
+    visited = []
+    tree.traverse(visited.append, [(1, 2), 3])
+    assert visited == [[(1, 2), 3], (1, 2), 1, 2, 3]
+    visited.clear()
+    tree.traverse(visited.append, [(1, 2), 3], top_down=False)
+    assert visited == [1, 2, (1, 2), 3, [(1, 2), 3]]
+    assert tree.traverse(lambda node: "pair" if isinstance(node, tuple) else None, [(1, 2), 3]) == ["pair", 3]
+    assert tree.traverse(lambda node: tree.MAP_TO_NONE if node == 3 else None, [1, 3]) == [1, None]
     assert tree.lists_to_tuples([[1, 2], {"a": [3]}]) == ((1, 2), {"a": (3,)})
 
 

@@ -12,9 +12,9 @@ from dptrain.errors import ConfigError
 
 
 def test_labels_become_one_hot_vectors():
-    found = dp.utils.to_categorical([0, 2, 1, -1])
-    assert found.tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0], [0, 0, 1]]
-    assert found.dtype == np.float64
+    encoded = dp.utils.to_categorical([0, 2, 1, -1])
+    assert encoded.tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0], [0, 0, 1]]
+    assert encoded.dtype == np.float64
     assert dp.utils.to_categorical(np.uint8([[1], [0]]), 4).tolist() == [[0, 1, 0, 0], [1, 0, 0, 0]]
     assert dp.utils.to_categorical(np.zeros((2, 3, 1)), num_classes=2).shape == (2, 3, 2)
     assert dp.utils.to_categorical(1).tolist() == [0, 1]
@@ -71,13 +71,13 @@ def test_where_the_bits_are_those_of_any_ranks_each_makes_whole_batches():
     ],
 )
 def test_sequences_become_one_array(options, expected):
-    found = dp.utils.pad_sequences([[1], [2, 3], [4, 5, 6]], **options)
-    assert (found.tolist(), found.dtype) == (expected, np.int32)
+    actual = dp.utils.pad_sequences([[1], [2, 3], [4, 5, 6]], **options)
+    assert (actual.tolist(), actual.dtype) == (expected, np.int32)
 
 
 def test_sequences_of_arrays_and_empty_ones():
-    found = dp.utils.pad_sequences([[], np.ones((2, 3))], dtype="float32")
-    assert (found.shape, found.dtype, found[0].sum()) == ((2, 2, 3), np.float32, 0)
+    padded = dp.utils.pad_sequences([[], np.ones((2, 3))], dtype="float32")
+    assert (padded.shape, padded.dtype, padded[0].sum()) == ((2, 2, 3), np.float32, 0)
     assert dp.utils.pad_sequences([]).shape == (0, 0)
     for wrong, message in (
         ({"sequences": [1]}, "Found non-iterable: 1"),
@@ -91,8 +91,8 @@ def test_sequences_of_arrays_and_empty_ones():
 
 
 def test_vectors_of_length_1():
-    found = dp.utils.normalize(np.array([[3.0, 4.0], [0.0, 0.0]]))
-    assert found.tolist() == [[0.6, 0.8], [0, 0]]
+    normalized = dp.utils.normalize(np.array([[3.0, 4.0], [0.0, 0.0]]))
+    assert normalized.tolist() == [[0.6, 0.8], [0, 0]]
     assert dp.utils.normalize([[1.0, 1.0], [3.0, 1.0]], axis=0, order=1).tolist() == [[0.25, 0.5], [0.75, 0.5]]
 
 
@@ -119,9 +119,9 @@ def test_a_new_session_begins_as_the_first():
     first = dp.layers.Dense(2)(np.ones((1, 2))).numpy()
     other = dp.layers.Dense(2)(np.ones((1, 2))).numpy()
     dp.utils.clear_session()
-    again = dp.layers.Dense(2)(np.ones((1, 2))).numpy()
+    second = dp.layers.Dense(2)(np.ones((1, 2))).numpy()
     dp.utils.set_random_seed(0)
-    assert (first == again).all()
+    assert (first == second).all()
     assert not (first == other).all()
 
 

@@ -150,21 +150,23 @@ class pygraph:  # noqa: N801
         self._tensors.append(Tensor(dim, stride, data_type, uid))
         return self._tensors[-1]
 
-    def conv_fprop(self, image: Tensor, weight: Tensor, **about: Any) -> Tensor:
-        return self._noted("fprop", {"image": image, "filter": weight}, "places", about)
+    def conv_fprop(self, image: Tensor, weight: Tensor, **options: Any) -> Tensor:
+        return self._noted("fprop", {"image": image, "filter": weight}, "places", options)
 
-    def conv_dgrad(self, loss: Tensor, filter: Tensor, **about: Any) -> Tensor:
-        return self._noted("dgrad", {"places": loss, "filter": filter}, "image", about)
+    def conv_dgrad(self, loss: Tensor, filter: Tensor, **options: Any) -> Tensor:
+        return self._noted("dgrad", {"places": loss, "filter": filter}, "image", options)
 
-    def conv_wgrad(self, image: Tensor, loss: Tensor, **about: Any) -> Tensor:
-        return self._noted("wgrad", {"image": image, "places": loss}, "filter", about)
+    def conv_wgrad(self, image: Tensor, loss: Tensor, **options: Any) -> Tensor:
+        return self._noted("wgrad", {"image": image, "places": loss}, "filter", options)
 
-    def _noted(self, way: str, given: dict[str, Tensor], made: str, about: dict[str, Any]) -> Tensor:
-        known = {"pre_padding", "post_padding", "stride", "dilation", "compute_data_type", "name"}
-        if about.keys() - known:
-            raise TypeError(f"{way}() got unexpected arguments {sorted(about.keys() - known)}")
+    def _noted(self, way: str, tensors: dict[str, Tensor], output: str, options: dict[str, Any]) -> Tensor:
+        known_options = {"pre_padding", "post_padding", "stride", "dilation", "compute_data_type", "name"}
+        if options.keys() - known_options:
+            raise TypeError(f"{way}() got unexpected arguments {sorted(options.keys() - known_options)}")
         result = Tensor([], [], data_type.NOT_SET, None)
-        self._node = SimpleNamespace(way=way, tensors={**given, made: result}, given=list(given), made=made, **about)
+        self._node = SimpleNamespace(
+            way=way, tensors={**tensors, output: result}, given=list(tensors), made=output, **options
+        )
         self._tensors.append(result)
         return result
 
@@ -175,23 +177,23 @@ class pygraph:  # noqa: N801
     def validate(self) -> None:
         self._after()
         node, tensors = self._node, self._node.tensors
-        for name, one in tensors.items():
-            one.check(dense=name == "filter")
+        for name, tensor in tensors.items():
+            tensor.check(dense=name == "filter")
         if tensors[node.made].span != math.prod(tensors[node.made].dim) * tensors[node.made].kind.itemsize:
             raise ValueError("nothing would be written between the rows of what is made")
-        if len({one.uid for one in self._tensors}) != 3 or not tensors[node.made].output:
+        if len({tensor.uid for tensor in self._tensors}) != 3 or not tensors[node.made].output:
             raise ValueError("three tensors with numbers of their own, one of them an output")
         (b, i, *image), (b_too, o, *places), (o_too, i_too, *size) = (
             tensors[name].dim for name in ("image", "places", "filter")
         )
-        found = [
+        actual = [
             (image[n] + node.pre_padding[n] + node.post_padding[n] - ((size[n] - 1) * node.dilation[n] + 1))
             // node.stride[n]
             + 1
             for n in range(2)
         ]
-        if (b, i, o) != (b_too, i_too, o_too) or found != places or min(node.pre_padding + node.post_padding) < 0:
-            raise ValueError(f"{found} places instead of {places}: {[one.dim for one in tensors.values()]}")
+        if (b, i, o) != (b_too, i_too, o_too) or actual != places or min(node.pre_padding + node.post_padding) < 0:
+            raise ValueError(f"{actual} places instead of {places}: {[tensor.dim for tensor in tensors.values()]}")
         if len({tensors[name].dtype for name in node.given}) != 1 or tensors[node.made].dtype is not data_type.FLOAT:
             raise cudnnGraphNotSupportedError("operands of one type and results in float32")
         self._done.append("validated")
@@ -206,18 +208,18 @@ class pygraph:  # noqa: N801
         if tuple(self._node.stride) not in UNSUPPORTED:
             names = [["NONDETERMINISTIC"], ["WINOGRAD"], ["TENSOR_CORE"], []]
             elements = math.prod(self._node.tensors["filter"].dim[2:])
-            self._plans = [(frozenset(one), 4096 * number * elements) for number, one in enumerate(names)]
+            self._plans = [(frozenset(note_names), 4096 * number * elements) for number, note_names in enumerate(names)]
             self._plans.append((frozenset(), 1 << 40))
         self._done.append("planned")
 
     def deselect_numeric_notes(self, notes: list[Any]) -> "pygraph":
         self._after("validated", "built", "planned")
-        refused = {numerical_note(one).name for one in notes}
-        self._plans = [one for one in self._plans if not one[0] & refused]
+        refused = {numerical_note(note).name for note in notes}
+        self._plans = [plan for plan in self._plans if not plan[0] & refused]
         return self
 
     def deselect_workspace_greater_than(self, workspace_limit: int) -> "pygraph":
-        self._plans = [one for one in self._plans if one[1] <= workspace_limit]
+        self._plans = [plan for plan in self._plans if plan[1] <= workspace_limit]
         return self
 
     def check_support(self) -> None:
@@ -242,27 +244,27 @@ class pygraph:  # noqa: N801
         executed.append((node.way, notes))
         if nbytes:
             _driver.range("the workspace", workspace, nbytes)
-        held, reads = dict[str, Any](), dict[int, Any]()
-        for name, one in node.tensors.items():
-            address = tensor_dict[one.uid]
+        flats, reads = dict[str, Any](), dict[int, Any]()
+        for name, tensor in node.tensors.items():
+            address = tensor_dict[tensor.uid]
             if address % 16:
                 raise ValueError(f"{name} at {address:#x} is not aligned to 16 bytes")
-            _driver.range(name, address, one.span)
+            _driver.range(name, address, tensor.span)
             if name in node.given:
                 if address not in reads:
-                    reads[address] = _driver.host(one.span // one.kind.itemsize, one.kind)
-                held[name] = reads[address]
-        made = node.tensors[node.made]
-        result = _driver.host(math.prod(made.dim), np.float32)
+                    reads[address] = _driver.host(tensor.span // tensor.kind.itemsize, tensor.kind)
+                flats[name] = reads[address]
+        output = node.tensors[node.made]
+        result = _driver.host(math.prod(output.dim), np.float32)
         rounds = "TENSOR_CORE" in notes and node.tensors[node.given[0]].dtype is data_type.FLOAT
 
         def compute() -> Any:
-            found = {name: _array(flat, node.tensors[name]) for name, flat in held.items()}
+            arrays = {name: _array(flat, node.tensors[name]) for name, flat in flats.items()}
             if rounds:
-                found = {name: tf32(one.astype(np.float32)) for name, one in found.items()}
-            return _computed(node, {name: one.astype(np.float64) for name, one in found.items()}).reshape(-1)
+                arrays = {name: tf32(array.astype(np.float32)) for name, array in arrays.items()}
+            return _computed(node, {name: array.astype(np.float64) for name, array in arrays.items()}).reshape(-1)
 
-        _driver.queue(handle.stream, reads, compute, tensor_dict[made.uid], result, (workspace, nbytes))
+        _driver.queue(handle.stream, reads, compute, tensor_dict[output.uid], result, (workspace, nbytes))
 
 
 def _array(flat: Any, tensor: Tensor) -> Any:
@@ -272,29 +274,29 @@ def _array(flat: Any, tensor: Tensor) -> Any:
     return np.lib.stride_tricks.as_strided(flat, (n, h, w, c), (batch, row, column, channel))
 
 
-def _computed(node: Any, found: dict[str, Any]) -> Any:
+def _computed(node: Any, arrays: dict[str, Any]) -> Any:
     """Return what a node makes as (N, H, W, C), term by term."""
-    shapes = {name: (one.dim[0], *one.dim[2:], one.dim[1]) for name, one in node.tensors.items()}
+    shapes = {name: (tensor.dim[0], *tensor.dim[2:], tensor.dim[1]) for name, tensor in node.tensors.items()}
     result = np.zeros(shapes[node.made])
     B, H, W, I = shapes["image"]  # noqa: E741
     _, P, Q, _ = shapes["places"]
     before, behind = node.pre_padding, node.post_padding
     padded = np.zeros((B, H + before[0] + behind[0], W + before[1] + behind[1], I))
     inside = padded[:, before[0] : before[0] + H, before[1] : before[1] + W]
-    if "image" in found:
-        inside[...] = found["image"]
+    if "image" in arrays:
+        inside[...] = arrays["image"]
     for r, s in itertools.product(*(range(n) for n in shapes["filter"][1:3])):
         rows, columns = (
             slice(at * node.dilation[n], at * node.dilation[n] + (count - 1) * node.stride[n] + 1, node.stride[n])
             for n, (at, count) in enumerate(((r, P), (s, Q)))
         )
-        seen = padded[:, rows, columns]
+        window = padded[:, rows, columns]
         if node.way == "fprop":
-            result += seen @ found["filter"][:, r, s].T
+            result += window @ arrays["filter"][:, r, s].T
         elif node.way == "wgrad":
-            result[:, r, s] = np.einsum("bpqo,bpqi->oi", found["places"], seen)
+            result[:, r, s] = np.einsum("bpqo,bpqi->oi", arrays["places"], window)
         else:
-            seen += found["places"] @ found["filter"][:, r, s]
+            window += arrays["places"] @ arrays["filter"][:, r, s]
     return inside if node.way == "dgrad" else result
 
 

@@ -102,16 +102,16 @@ class _Buffer:
     """What a buffer says of itself, after checking that it is one."""
 
     def __init__(self, buffer: Any) -> None:
-        said = getattr(buffer, "__cuda_array_interface__", None)
-        if said is None:
+        interface = getattr(buffer, "__cuda_array_interface__", None)
+        if interface is None:
             raise NcclInvalid(f"no buffer on a device: {buffer!r}")
-        self.pointer, self.count = said["data"][0], math.prod(said["shape"])
+        self.pointer, self.count = interface["data"][0], math.prod(interface["shape"])
         try:
-            self.dtype = np.dtype(said["typestr"])
+            self.dtype = np.dtype(interface["typestr"])
         except TypeError:
             self.dtype = np.dtype("V")
         if self.dtype.name not in _TYPES:
-            raise NcclInvalid(f"Unsupported data type: {said['typestr']}")
+            raise NcclInvalid(f"Unsupported data type: {interface['typestr']}")
         self.nbytes = self.count * self.dtype.itemsize
         base, size = ctypes.c_uint64(), ctypes.c_size_t()
         pointer = ctypes.c_uint64(self.pointer)
@@ -170,18 +170,18 @@ def group() -> Iterator[None]:
 def _queue(calls: list[_Call]) -> None:
     """Queue calls that the device reaches together."""
     stream, comm = ctypes.c_void_p(calls[0].stream), calls[0].comm
-    assert all(one.stream == calls[0].stream for one in calls), "the stand-in knows groups on one stream"
-    for pointer, host in (pair for one in calls for pair in one.reads):
+    assert all(call.stream == calls[0].stream for call in calls), "the stand-in knows groups on one stream"
+    for pointer, host in (pair for call in calls for pair in call.reads):
         to, nbytes = ctypes.c_void_p(host.ctypes.data), ctypes.c_size_t(host.nbytes)
         _check(_driver.cuMemcpyDtoHAsync_v2(to, ctypes.c_uint64(pointer), nbytes, stream), "cuMemcpyDtoHAsync")
 
     def reached(_: object) -> None:
         try:
             comm._reached()
-            for one in calls:
-                one.post()
-            for one in calls:
-                one.take()
+            for call in calls:
+                call.post()
+            for call in calls:
+                call.take()
             comm._taken()
         except _AbortedError:
             pass
@@ -191,7 +191,7 @@ def _queue(calls: list[_Call]) -> None:
     function = _Function(reached)
     comm._kept.append((function, calls))
     _check(_driver.cuLaunchHostFunc(stream, function, None), "cuLaunchHostFunc")
-    for pointer, host in (pair for one in calls for pair in one.writes):
+    for pointer, host in (pair for call in calls for pair in call.writes):
         source, nbytes = ctypes.c_void_p(host.ctypes.data), ctypes.c_size_t(host.nbytes)
         _check(_driver.cuMemcpyHtoDAsync_v2(ctypes.c_uint64(pointer), source, nbytes, stream), "cuMemcpyHtoDAsync")
 
@@ -214,9 +214,9 @@ class Communicator:
     def split(self, color: int | None = None, key: int = 0, config: Any = None) -> "Communicator":
         self._check_valid("split")
         self._splits += 1
-        told = self._meet(f"split{self._splits}", json.dumps([color, key]).encode())
-        found = [(*json.loads(one), rank) for rank, one in enumerate(told)]
-        ranks = [rank for other, _, rank in sorted(found, key=lambda one: one[1:]) if other == color]
+        messages = self._meet(f"split{self._splits}", json.dumps([color, key]).encode())
+        members = [(*json.loads(message), rank) for rank, message in enumerate(messages)]
+        ranks = [rank for other, _, rank in sorted(members, key=lambda member: member[1:]) if other == color]
         assert color in range(1 << 31), "the stand-in knows no rank without a group"
         return Communicator(self._folder, f"{self._name}-{self._splits}-{color}", len(ranks), ranks.index(self.rank))
 
@@ -229,19 +229,19 @@ class Communicator:
         os.replace(part, path)
 
     def _wait(self, name: str) -> bytes:
-        path, begun = self._folder / f"{self._name}.{name}", time.monotonic()
+        path, start = self._folder / f"{self._name}.{name}", time.monotonic()
         while True:
             if not self.is_valid:
                 raise _AbortedError
             with contextlib.suppress(FileNotFoundError):
                 return path.read_bytes()
-            if time.monotonic() - begun > PATIENCE:
+            if time.monotonic() - start > PATIENCE:
                 raise TimeoutError(f"{path.name} has not come")
             time.sleep(0.0005)
 
-    def _meet(self, what: str, content: bytes) -> list[bytes]:
-        self._post(f"{what}.{self.rank}", content)
-        return [self._wait(f"{what}.{rank}") for rank in range(self.nranks)]
+    def _meet(self, name: str, content: bytes) -> list[bytes]:
+        self._post(f"{name}.{self.rank}", content)
+        return [self._wait(f"{name}.{rank}") for rank in range(self.nranks)]
 
     def _remove(self, name: str) -> None:
         (self._folder / f"{self._name}.{name}").unlink(missing_ok=True)
@@ -263,8 +263,8 @@ class Communicator:
     def _fail(self, error: Result, text: str) -> None:
         """Hang, as the library does, until somebody aborts."""
         self._error, self._text = error, text
-        begun = time.monotonic()
-        while self.is_valid and time.monotonic() - begun < PATIENCE:
+        start = time.monotonic()
+        while self.is_valid and time.monotonic() - start < PATIENCE:
             time.sleep(0.01)
 
     # Calls
@@ -272,8 +272,8 @@ class Communicator:
     def _host(self, nbytes: int) -> Any:
         """Return page-locked bytes, which live as long as the communicator."""
         address = ctypes.c_void_p()
-        found = _driver.cuMemAllocHost_v2(ctypes.byref(address), ctypes.c_size_t(max(nbytes, 1)))
-        _check(found, "cuMemAllocHost")
+        status = _driver.cuMemAllocHost_v2(ctypes.byref(address), ctypes.c_size_t(max(nbytes, 1)))
+        _check(status, "cuMemAllocHost")
         self._pinned.append(address)
         return np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_uint8)), (max(nbytes, 1),))[:nbytes]
 
@@ -285,87 +285,92 @@ class Communicator:
 
     def _collective(
         self,
-        about: list[Any],
+        description: list[Any],
         stream: int | None,
-        given: _Buffer | None,
+        source: _Buffer | None,
         out: _Buffer,
         join: Callable[[list[Any]], Any],
     ) -> None:
         """Queue a collective, in which `join` makes of all ranks' bytes what goes into `out`."""
-        self._check_valid(about[0])
+        self._check_valid(description[0])
         self._check_stream(stream)
         dtype = out.dtype
-        sends = self._host(0 if given is None else given.nbytes)
-        takes = self._host(out.nbytes)
+        sends = self._host(0 if source is None else source.nbytes)
+        received = self._host(out.nbytes)
 
         def post() -> None:
             self._calls += 1
             call.number = self._calls
-            self._post(f"{self._calls}.{self.rank}", json.dumps(about).encode() + b"\n" + sends.tobytes())
+            self._post(f"{self._calls}.{self.rank}", json.dumps(description).encode() + b"\n" + sends.tobytes())
 
         def take() -> None:
             number = call.number
-            found = [self._wait(f"{number}.{rank}").partition(b"\n") for rank in range(self.nranks)]
-            for rank, (other, _, _) in enumerate(found):
-                if json.loads(other) != about:
-                    text = f"call {number}: rank {rank} is in {other.decode()}, rank {self.rank} in {json.dumps(about)}"
+            messages = [self._wait(f"{number}.{rank}").partition(b"\n") for rank in range(self.nranks)]
+            for rank, (other, _, _) in enumerate(messages):
+                if json.loads(other) != description:
+                    text = (
+                        f"call {number}: rank {rank} is in {other.decode()}, "
+                        f"rank {self.rank} in {json.dumps(description)}"
+                    )
                     self._fail(Result.InvalidUsage, text)
                     raise _AbortedError
             with np.errstate(all="ignore"):
-                joined = join([np.frombuffer(content, dtype) for _, _, content in found])
-            takes[:] = np.ascontiguousarray(joined).view(np.uint8)
+                joined = join([np.frombuffer(content, dtype) for _, _, content in messages])
+            received[:] = np.ascontiguousarray(joined).view(np.uint8)
 
         call = _Call(self, stream or 0, post, take)
-        if given is not None:
-            call.reads.append((given.pointer, sends))
-        call.writes.append((out.pointer, takes))
+        if source is not None:
+            call.reads.append((source.pointer, sends))
+        call.writes.append((out.pointer, received))
         self._add(call)
 
     def allreduce(
         self, sendbuf: Any, recvbuf: Any, op: NcclRedOp, *, stream: int | None = None, config: Any = None
     ) -> None:
-        given, out = self._pair(sendbuf, recvbuf)
-        if given.count != out.count:
+        source, out = self._pair(sendbuf, recvbuf)
+        if source.count != out.count:
             raise NcclInvalid("Buffer count mismatch")
-        about = ["allreduce", given.count, given.dtype.name, NcclRedOp(op).name]
-        self._collective(about, stream, given, out, lambda parts: _reduced(parts, op))
+        description = ["allreduce", source.count, source.dtype.name, NcclRedOp(op).name]
+        self._collective(description, stream, source, out, lambda parts: _reduced(parts, op))
 
     def reduce_scatter(
         self, sendbuf: Any, recvbuf: Any, op: NcclRedOp, *, stream: int | None = None, config: Any = None
     ) -> None:
-        given, out = self._pair(sendbuf, recvbuf)
-        if given.count != out.count * self.nranks:
+        source, out = self._pair(sendbuf, recvbuf)
+        if source.count != out.count * self.nranks:
             raise NcclInvalid("Buffer count mismatch")
-        own = slice(out.count * self.rank, out.count * (self.rank + 1))
-        about = ["reduce_scatter", given.count, given.dtype.name, NcclRedOp(op).name]
-        self._collective(about, stream, given, out, lambda parts: _reduced([one[own] for one in parts], op))
+        rank_part = slice(out.count * self.rank, out.count * (self.rank + 1))
+        description = ["reduce_scatter", source.count, source.dtype.name, NcclRedOp(op).name]
+        self._collective(
+            description, stream, source, out, lambda parts: _reduced([part[rank_part] for part in parts], op)
+        )
 
     def allgather(self, sendbuf: Any, recvbuf: Any, *, stream: int | None = None, config: Any = None) -> None:
-        given, out = self._pair(sendbuf, recvbuf)
-        if given.count * self.nranks != out.count:
+        source, out = self._pair(sendbuf, recvbuf)
+        if source.count * self.nranks != out.count:
             raise NcclInvalid("Buffer count mismatch")
-        self._collective(["allgather", given.count, given.dtype.name], stream, given, out, np.concatenate)
+        self._collective(["allgather", source.count, source.dtype.name], stream, source, out, np.concatenate)
 
     def broadcast(
         self, sendbuf: Any, recvbuf: Any, root: int, *, stream: int | None = None, config: Any = None
     ) -> None:
         out = _Buffer(recvbuf)
-        given = _Buffer(sendbuf) if root == self.rank else None
-        about = ["broadcast", out.count, out.dtype.name, root]
-        self._collective(about, stream, given, out, lambda parts: parts[root])
+        source = _Buffer(sendbuf) if root == self.rank else None
+        description = ["broadcast", out.count, out.dtype.name, root]
+        self._collective(description, stream, source, out, lambda parts: parts[root])
 
     def send(self, sendbuf: Any, peer: int, *, stream: int | None = None) -> None:
         self._check_valid("send")
         self._check_stream(stream)
-        given = _Buffer(sendbuf)
-        content, way = self._host(given.nbytes), (self.rank, peer)
+        source = _Buffer(sendbuf)
+        content, way = self._host(source.nbytes), (self.rank, peer)
 
         def post() -> None:
             number = self._sent[way] = self._sent.get(way, 0) + 1
-            about = json.dumps([given.count, given.dtype.name]).encode()
-            self._post(f"{self.rank}-{peer}.{number}", about + b"\n" + content.tobytes())
+            description = json.dumps([source.count, source.dtype.name]).encode()
+            self._post(f"{self.rank}-{peer}.{number}", description + b"\n" + content.tobytes())
 
-        self._add(_Call(self, stream or 0, post, lambda: None, [(given.pointer, content)]))
+        self._add(_Call(self, stream or 0, post, lambda: None, [(source.pointer, content)]))
 
     def recv(self, recvbuf: Any, peer: int, *, stream: int | None = None) -> None:
         self._check_valid("recv")
@@ -375,22 +380,22 @@ class Communicator:
 
         def take() -> None:
             number = self._sent[way] = self._sent.get(way, 0) + 1
-            about, _, found = self._wait(f"{peer}-{self.rank}.{number}").partition(b"\n")
-            if json.loads(about) != [out.count, out.dtype.name]:
+            description, _, payload = self._wait(f"{peer}-{self.rank}.{number}").partition(b"\n")
+            if json.loads(description) != [out.count, out.dtype.name]:
                 expected = [out.count, out.dtype.name]
-                self._fail(Result.InvalidUsage, f"rank {peer} sends {about.decode()}, expected {expected}")
+                self._fail(Result.InvalidUsage, f"rank {peer} sends {description.decode()}, expected {expected}")
                 raise _AbortedError
-            content[:] = np.frombuffer(found, np.uint8)
+            content[:] = np.frombuffer(payload, np.uint8)
             self._remove(f"{peer}-{self.rank}.{number}")
 
         self._add(_Call(self, stream or 0, lambda: None, take, [], [(out.pointer, content)]))
 
     @staticmethod
     def _pair(sendbuf: Any, recvbuf: Any) -> tuple[_Buffer, _Buffer]:
-        given, out = _Buffer(sendbuf), _Buffer(recvbuf)
-        if given.dtype != out.dtype:
-            raise NcclInvalid(f"Dtype mismatch: sendbuf has dtype {given.dtype}, recvbuf has dtype {out.dtype}")
-        return given, out
+        source, out = _Buffer(sendbuf), _Buffer(recvbuf)
+        if source.dtype != out.dtype:
+            raise NcclInvalid(f"Dtype mismatch: sendbuf has dtype {source.dtype}, recvbuf has dtype {out.dtype}")
+        return source, out
 
     @staticmethod
     def _check_stream(stream: int | None) -> None:
@@ -422,8 +427,8 @@ class Communicator:
         if self.rank or self._name != "world":
             self._post(f"gone.{self.rank}", b"")
         else:
-            gone = [self._folder / f"world.gone.{rank}" for rank in range(1, self.nranks)]
-            while not all(path.exists() for path in gone):
+            gone_files = [self._folder / f"world.gone.{rank}" for rank in range(1, self.nranks)]
+            while not all(path.exists() for path in gone_files):
                 time.sleep(0.001)
             shutil.rmtree(self._folder)
         while self._pinned:
@@ -431,11 +436,11 @@ class Communicator:
 
 
 def _reduced(parts: list[Any], op: NcclRedOp) -> Any:
-    found = parts[-1].copy()
-    for one in parts[:-1]:
+    total = parts[-1].copy()
+    for part in parts[:-1]:
         if op == NcclRedOp.SUM:
-            found += one
+            total += part
         else:
             assert op == NcclRedOp.MAX
-            found = np.fmax(found, one) if one.dtype.kind == "f" else np.maximum(found, one)
-    return found
+            total = np.fmax(total, part) if part.dtype.kind == "f" else np.maximum(total, part)
+    return total

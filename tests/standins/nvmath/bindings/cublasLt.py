@@ -91,17 +91,17 @@ calls: list[str] = []
 _numbers = itertools.count(0x1000, 16)
 
 
-def _new(thing: object) -> int:
+def _new(value: object) -> int:
     number = next(_numbers)
-    live[number] = thing
+    live[number] = value
     return number
 
 
 def _get(number: int, kind: type):
-    thing = live.get(number)
-    if type(thing) is not kind:
-        raise cuBLASLtError(f"{number:#x} is {thing!r}, not a live {kind.__name__}")
-    return thing
+    value = live.get(number)
+    if type(value) is not kind:
+        raise cuBLASLtError(f"{number:#x} is {value!r}, not a live {kind.__name__}")
+    return value
 
 
 def _destroy(number: int, kind: type) -> None:
@@ -119,7 +119,7 @@ def create() -> int:
 
 def destroy(light_handle: int) -> None:
     _destroy(light_handle, Handle)
-    if not any(isinstance(one, Handle) for one in live.values()):
+    if not any(isinstance(value, Handle) for value in live.values()):
         _driver().release()
 
 
@@ -178,7 +178,7 @@ def _value(dtype: type, buf: int, size: int) -> int:
 def _problem(operation_desc: int, adesc: int, bdesc: int, cdesc: int, ddesc: int) -> tuple[int, ...]:
     """Return what an algorithm is chosen for, after checking that the sizes go together."""
     desc = _get(operation_desc, Desc)
-    a, b, c, d = (_get(one, Layout) for one in (adesc, bdesc, cdesc, ddesc))
+    a, b, c, d = (_get(descriptor, Layout) for descriptor in (adesc, bdesc, cdesc, ddesc))
     turn_a, turn_b = desc.attributes.get(3, 0), desc.attributes.get(4, 0)
     m, k = (a.columns, a.rows) if turn_a else (a.rows, a.columns)
     k_too, n = (b.columns, b.rows) if turn_b else (b.rows, b.columns)
@@ -235,7 +235,7 @@ def matmul(
     calls.append("matmul")
     _get(light_handle, Handle)
     compute, epilogue, turn_a, turn_b, m, n, k = problem = _problem(compute_desc, adesc, bdesc, cdesc, ddesc)
-    packed = [int(one) for one in np.frombuffer(ctypes.string_at(algo, 64), np.uint64)]
+    packed = [int(word) for word in np.frombuffer(ctypes.string_at(algo, 64), np.uint64)]
     if packed[:5] != [(problem[0] << 32) | problem[1], (problem[2] << 32) | problem[3], m, n, k]:
         raise cuBLASLtError("CUBLAS_STATUS_NOT_SUPPORTED: the algorithm was chosen for another problem")
     alignments = [packed[5] >> 32, packed[5] & 0xFFFFFFFF, packed[6] >> 32, packed[6] & 0xFFFFFFFF]
@@ -247,8 +247,8 @@ def matmul(
     driver = _driver()
     driver.range("the workspace", workspace, workspace_size_in_bytes)
     operands = []
-    for name, pointer, one in (("a", a, adesc), ("b", b, bdesc), ("c", c, cdesc), ("d", d, ddesc)):
-        layout = _get(one, Layout)
+    for name, pointer, descriptor in (("a", a, adesc), ("b", b, bdesc), ("c", c, cdesc), ("d", d, ddesc)):
+        layout = _get(descriptor, Layout)
         count = layout.ld * (layout.columns - 1) + layout.rows
         driver.range(f"matrix {name}", pointer, TYPES[layout.type].itemsize * count)
         operands.append((layout, driver.host(count, TYPES[layout.type])))
@@ -258,9 +258,9 @@ def matmul(
     factor = _host_float(alpha)
 
     def computed() -> np.ndarray:
-        left, right = (_matrix(*one).astype(np.float64) for one in operands[:2])
+        left, right = (_matrix(*operand).astype(np.float64) for operand in operands[:2])
         if compute == FAST_TF32:
-            left, right = (tf32(one.astype(np.float32)).astype(np.float64) for one in (left, right))
+            left, right = (tf32(matrix.astype(np.float32)).astype(np.float64) for matrix in (left, right))
         result = factor * ((left.T if turn_a else left) @ (right.T if turn_b else right))
         return np.asarray(result.T, np.float32).reshape(-1)
 
