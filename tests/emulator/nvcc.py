@@ -219,8 +219,8 @@ def ldmatrix(count: int, transposed: bool) -> Call:
     """`count` registers and an address."""
 
     def call(x: Sequence[str]) -> str:
-        assignments = "".join(f" {x[i]} = emu_r[{i}];" for i in range(count))
-        return f"unsigned emu_r[{count}]; emu_ldmatrix(emu_r, {count}, {int(transposed)}, {x[count]}, {SITE});{assignments}"
+        copies = "".join(f" {x[i]} = emu_r[{i}];" for i in range(count))
+        return f"unsigned emu_r[{count}]; emu_ldmatrix(emu_r, {count}, {int(transposed)}, {x[count]}, {SITE});{copies}"
 
     return call
 
@@ -230,10 +230,10 @@ def mma(factor: str) -> Call:
 
     def call(x: Sequence[str]) -> str:
         a, b, c = (", ".join(x[first:end]) for first, end in ((4, 8), (8, 10), (10, 14)))
-        assignments = "".join(f" {x[i]} = emu_c[{i}];" for i in range(4))
+        copies = "".join(f" {x[i]} = emu_c[{i}];" for i in range(4))
         return (
             f"float emu_c[] = {{{c}}}; const unsigned emu_a[] = {{{a}}}, emu_b[] = {{{b}}}; "
-            f"emu_mma(emu_c, emu_a, emu_b, EMU_{factor}, {SITE});{assignments}"
+            f"emu_mma(emu_c, emu_a, emu_b, EMU_{factor}, {SITE});{copies}"
         )
 
     return call

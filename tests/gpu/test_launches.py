@@ -70,7 +70,7 @@ import numpy as np
 from dptrain.backend.cuda.backend import CudaBackend
 from tests.ops.test_reductions_on_cuda import group_normalization
 rows = int(sys.argv[1])
-values = {name: np.ones((rows, 8, 8, 16), np.float32) for name in ("x", "wanted")}
+values = {name: np.ones((rows, 8, 8, 16), np.float32) for name in ("x", "target")}
 CudaBackend().executable(group_normalization(rows), values).run()
 """
 

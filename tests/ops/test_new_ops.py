@@ -216,7 +216,7 @@ def test_a_cpu_fuses_them_as_built_in_ones():
     assert not {"diagonals", "<lambda>"} & set(names)
 
 
-def about(program):
+def comments_of(program):
     """Return what each function of a GPU computes, without numbers that only tell names apart."""
     comments = [
         function.about for stage in Composition(program).stages for kernel in stage for function in kernel.functions
@@ -231,10 +231,10 @@ def test_a_gpu_stores_what_is_expensive_and_no_view():
         # A row's number, which all its elements use.
         return trace(lambda x: {"y": x * function(x[:, :1] * 2)}, {"x": ((Dim.rows(B), N), "float32")})
 
-    assert about(step(bent_op())) == about(step(ops.tanh)) == ["map: tanh", "map: y"]
-    assert about(step(bent_op(expensive=False))) == about(step(ops.square)) == ["map: y"]
+    assert comments_of(step(bent_op())) == comments_of(step(ops.tanh)) == ["map: tanh", "map: y"]
+    assert comments_of(step(bent_op(expensive=False))) == comments_of(step(ops.square)) == ["map: y"]
     program = without_gradient(bent_op(), diagonals_op)
-    assert about(program) == about(without_gradient(ops.tanh, lambda x: x[:, 1]))
+    assert comments_of(program) == comments_of(without_gradient(ops.tanh, lambda x: x[:, 1]))
 
 
 # Both backends

@@ -80,16 +80,16 @@ def group_normalization(rows, size=8, features=16, groups=4):
     gamma, beta = (Variable(np.full(features, n, np.float32), f"w{n}") for n in range(2))
     kernel = Variable(np.full((features, features), 0.1, np.float32), "kernel")
 
-    def step(x, wanted):
+    def step(x, target):
         y = normalized(ops.tanh(x @ kernel.value), groups) * gamma.value + beta.value
-        loss = ops.mean(ops.square(y - wanted))
+        loss = ops.mean(ops.square(y - target))
         loss.backward()
         for weight in (gamma, beta, kernel):
             weight.assign(weight.value - 0.1 * weight.value.grad)
         return {"loss": loss, "y": y}
 
     shape = (Dim.rows(rows), size, size, features)
-    return trace(step, {"x": (shape, "float32"), "wanted": (shape, "float32")})
+    return trace(step, {"x": (shape, "float32"), "target": (shape, "float32")})
 
 
 def test_a_group_normalization_is_one_pass_over_the_groups_of_samples():

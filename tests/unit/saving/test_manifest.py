@@ -21,7 +21,7 @@ JSON = st.recursive(
 )
 
 
-def made(array: np.ndarray, grid: list[list[int]], name: str = "w") -> tuple[Manifest, dict[str, list]]:
+def manifest_of(array: np.ndarray, grid: list[list[int]], name: str = "w") -> tuple[Manifest, dict[str, list]]:
     """Return the manifest of an array that a grid of ranks has written, a file each, and the files."""
     files, results = {}, []
     for number, key in enumerate(cells(grid)):
@@ -44,7 +44,7 @@ def cells(grid):
 @given(st.data())
 def test_what_ranks_write_is_read_back(data):
     shape = data.draw(shapes())
-    manifest, _ = made(
+    manifest, _ = manifest_of(
         np.zeros(shape, data.draw(st.sampled_from(["float32", "int64", "bool"]))), data.draw(cuts(shape))
     )
     assert Manifest.parsed(manifest.encoded()) == manifest
@@ -54,7 +54,7 @@ def test_what_ranks_write_is_read_back(data):
 def test_one_damaged_number_is_noticed(data):
     """Of slices: any other start, length or offset leaves a gap, overlaps, or lies outside."""
     shape = data.draw(shapes(least=1))
-    manifest, _ = made(np.zeros(shape), data.draw(cuts(shape)))
+    manifest, _ = manifest_of(np.zeros(shape), data.draw(cuts(shape)))
     document = manifest.as_json()
     parts = json.loads(json.dumps(document["arrays"]["w"][2]))
     part = data.draw(st.sampled_from(parts))
@@ -77,7 +77,7 @@ def test_one_damaged_number_is_noticed(data):
 @given(st.data())
 def test_a_slice_that_is_missing_or_twice_there_is_noticed(data):
     shape = data.draw(shapes(least=1))
-    manifest, _ = made(np.zeros(shape), data.draw(cuts(shape)))
+    manifest, _ = manifest_of(np.zeros(shape), data.draw(cuts(shape)))
     document = json.loads(json.dumps(manifest.as_json()))
     parts = document["arrays"]["w"][2]
     if data.draw(st.booleans()):
@@ -96,7 +96,7 @@ def test_any_json_is_a_manifest_or_damaged(document):
 
 @given(st.data())
 def test_any_value_in_any_place_is_read_or_damaged(data):
-    document = json.loads(json.dumps(made(np.zeros((4, 6)), [[0, 2, 4], [0, 6]])[0].as_json()))
+    document = json.loads(json.dumps(manifest_of(np.zeros((4, 6)), [[0, 2, 4], [0, 6]])[0].as_json()))
     place = document
     while True:
         key = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
@@ -125,7 +125,7 @@ def test_deep_and_long_content_is_damaged(content):
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "..", "", "manifest.json", "a\0"])
 def test_a_file_lies_in_the_folder(name):
-    manifest, _ = made(np.zeros(3), [[0, 3]])
+    manifest, _ = manifest_of(np.zeros(3), [[0, 3]])
     files = dict(manifest.files) | {name: manifest.files["state.json"]}
     with pytest.raises(DataError, match="is no name of a file in it"):
         Manifest.parsed(dataclasses.replace(manifest, files=files).encoded())
@@ -143,7 +143,7 @@ def test_a_file_lies_in_the_folder(name):
     ],
 )
 def test_sizes_are_those_of_what_lies_in_a_file(file, entry, message):
-    document = made(np.zeros(3), [[0, 3]])[0].as_json()
+    document = manifest_of(np.zeros(3), [[0, 3]])[0].as_json()
     document["files"][file] = entry
     with pytest.raises(DataError, match=message):
         Manifest.parsed(sealed(document))
@@ -175,5 +175,5 @@ def test_blocks_are_all_rows_in_order(shape, itemsize, most):
 
 def test_names_may_be_any_text():
     name = string.printable + "é\ud7ff"
-    manifest, _ = made(np.zeros(2), [[0, 2]], name)
+    manifest, _ = manifest_of(np.zeros(2), [[0, 2]], name)
     assert Manifest.parsed(manifest.encoded()) == manifest

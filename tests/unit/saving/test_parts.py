@@ -33,7 +33,7 @@ def slices(draw, shape):
 
 @given(st.data())
 def test_any_part_is_read_from_any_grid(tmp_path_factory, data):
-    from tests.unit.saving.test_manifest import made
+    from tests.unit.saving.test_manifest import manifest_of
 
     shape = data.draw(shapes())
     array = np.arange(int(np.prod(shape)), dtype=data.draw(st.sampled_from(["float32", "uint8", "int64"])))
@@ -41,7 +41,7 @@ def test_any_part_is_read_from_any_grid(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("parts")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(manifest, "BLOCK", data.draw(st.integers(1, 40)))
-        actual, files = made(array, data.draw(cuts(shape)))
+        actual, files = manifest_of(array, data.draw(cuts(shape)))
         for name, pieces in files.items():
             (folder / name).write_bytes(b"".join(pieces))
         start, lengths = data.draw(slices(shape))
@@ -63,11 +63,11 @@ def test_an_overlap_is_what_both_have(axes):
 
 
 def test_only_blocks_that_are_needed_are_read_and_no_damaged_one(tmp_path, monkeypatch):
-    from tests.unit.saving.test_manifest import made
+    from tests.unit.saving.test_manifest import manifest_of
 
     monkeypatch.setattr(manifest, "BLOCK", 64)  # two rows
     array = np.arange(40, dtype="float64").reshape(10, 4)
-    result, files = made(array, [[0, 6, 10], [0, 4]])
+    result, files = manifest_of(array, [[0, 6, 10], [0, 4]])
     for name, pieces in files.items():
         content = bytearray(b"".join(pieces))
         if name == "shard-0.safetensors":
