@@ -81,8 +81,6 @@ class SimpleRNN(CellLayer):
     The arguments are those of `SimpleRNNCell` and of `RNN`, in Keras' order.
     """
 
-    _always_written = ()
-
     def __init__(
         self,
         units: int,
