@@ -89,14 +89,14 @@ class LossScaleOptimizer(Optimizer):
             self.inner_optimizer.apply(listed, variables)
             return
         finite = functools.reduce(logical_and, (all_of(isfinite(grad)) for grad in present))
+        trained = [*(variables or self.inner_optimizer._slots)]
+        # What a variable is overwritten with is no gradient of the scaled loss.
+        scales = [1 if variable.overwrite_with_gradient else self.dynamic_scale for variable in trained]
         unscaled = [
-            # What a variable is overwritten with is no gradient of the scaled loss.
-            None if grad is None else where(finite, grad / (1 if overwritten else self.dynamic_scale), 0.0)
-            for grad, overwritten in zip(
-                listed, [each.overwrite_with_gradient for each in variables or self.inner_optimizer._slots], strict=True
-            )
+            None if grad is None else where(finite, grad / scale, 0.0)
+            for grad, scale in zip(listed, scales, strict=True)
         ]
-        changed = [*(variables or self.inner_optimizer._slots), *self.inner_optimizer.variables]
+        changed = [*trained, *self.inner_optimizer.variables]
         old = [(variable, variable.value) for variable in changed]
         self.inner_optimizer.apply(unscaled, variables)
         for variable, value in old:

@@ -12,15 +12,15 @@ T = TypeVar("T")
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_container(own: Any) -> bool:
-    """Return whether data of a type is nested: asked of the type once, for asking an abstract class takes long."""
-    return issubclass(own, tuple | list | Mapping)
+def _is_container(kind: Any) -> bool:
+    """Return whether data of a type is nested; cached, since asking an abstract class takes long."""
+    return issubclass(kind, tuple | list | Mapping)
 
 
 def is_nested(data: Any) -> bool:
     """Whether it is a tuple, a list or a dictionary."""
-    own: Any = type(data)
-    return _is_container(own)
+    kind: Any = type(data)
+    return _is_container(kind)
 
 
 def holds_parts(data: Any) -> bool:
