@@ -1,4 +1,4 @@
-"""Backends: what executes ops. `numpy` runs everywhere, `cuda` on an NVIDIA GPU."""
+"""Backends execute ops: `numpy` anywhere, `cuda` on an NVIDIA GPU."""
 
 import importlib.util
 from dataclasses import dataclass
@@ -33,13 +33,13 @@ if not TYPE_CHECKING:  # for which any name would do
 
 @dataclass(frozen=True)
 class DeviceAssignment:
-    """Where a process runs, and which GPU it has been given there.
+    """Where a process runs, and the GPU assigned to it.
 
     Attributes:
         host: the node's name, for messages.
-        gpu: number of its GPU among those that CUDA shows it.
-        trouble: why it has been given none.
-        sharers: ranks of the node that have been given that GPU.
+        gpu: index of its GPU among those that CUDA shows.
+        trouble: why no GPU was assigned.
+        sharers: ranks of the node that share that GPU.
     """
 
     host: str = "localhost"
@@ -64,20 +64,20 @@ def create(
     """Return the backend of a device.
 
     Args:
-        device: "cpu", "cuda", or "auto" for a GPU where one can be used, else the CPU.
+        device: "cpu", "cuda", or "auto" for a GPU if one is usable, else the CPU.
         dtype: a policy of `dptrain.mixed_precision`; a GPU has no "float64".
         threads: CPU threads of elementwise work.
-        jit_compile: whether the CPU runs compiled programs; "auto" where there is a C++ compiler.
+        jit_compile: whether the CPU runs compiled programs; "auto" if there is a C++ compiler.
         place: where this process runs; by default alone on its node.
-        gpu_select: how a rank takes its GPU: "mask" makes it the only visible one, "index" leaves the mask alone.
+        gpu_select: "mask" makes the rank's GPU the only visible one, "index" leaves the mask alone.
         precision: of a GPU's matrix products: "float32", or "tf32" on tensor cores.
-        gemm: who computes a GPU's matrix products: "dptrain", "cublaslt", or "auto" for who was measured to be faster.
+        gemm: who computes a GPU's matrix products: "dptrain", "cublaslt", or "auto" for the faster by measurement.
         conv: who computes its convolutions: "dptrain", "cudnn", or "auto".
         cuda_graph: whether a GPU replays steps as CUDA graphs.
 
     Raises:
-        ConfigError: a word is unknown, or they do not go together.
-        DeviceError: the device cannot be used.
+        ConfigError: an unknown or contradictory setting.
+        DeviceError: the device is unusable.
     """
     policy = DTypePolicy(dtype)
     if device not in ("auto", "cpu", "cuda"):
@@ -114,7 +114,7 @@ def create(
 
 
 def tries_gpu(device: str, dtype: str) -> bool:
-    """Whether `create` looks for a GPU: where it is told to, or may and PyCUDA is installed."""
+    """Whether `create` looks for a GPU: if it must, or if it may and PyCUDA is installed."""
     can = device == "auto" and DTypePolicy(dtype)._data_dtype == "float32"
     return device == "cuda" or (can and _installed("pycuda"))
 

@@ -1,4 +1,4 @@
-"""The CUDA side of an op that a user brings along: what the executable of a GPU launches for it."""
+"""The CUDA side of a user's own op: the launch of its kernel on a GPU."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ _THREADS, _BLOCKS = 256, 2048
 
 @dataclass(frozen=True)
 class Launch:
-    """How a kernel is launched.
+    """Configuration of a kernel launch.
 
     Attributes:
-        grid: blocks in x, y and z; nothing is launched where one is 0.
+        grid: blocks in x, y and z; if any is 0, nothing is launched.
         block: threads of a block in x, y and z.
-        arguments: the kernel's, in its order: buffers, which become pointers, and numbers.
-        shared: bytes of dynamic shared memory, as many as the GPU gives a block: 227 KB an H100, 64 KB a T4.
+        arguments: of the kernel, in order: buffers, passed as pointers, and numbers.
+        shared: bytes of dynamic shared memory, up to the GPU's limit a block: 227 KB on an H100, 64 KB on a T4.
     """
 
     grid: tuple[int, ...]
@@ -40,18 +40,18 @@ class Launch:
 
 @dataclass(frozen=True, eq=False)
 class OwnKernel:
-    """A kernel of a user's own.
+    """A user's own kernel.
 
     Attributes:
         name: of the op, for messages.
         source: CUDA C++ as text, or the path of a file.
-        kernel: name of the `extern "C" __global__` function in the source.
-        arguments: its argument types, letters of `LETTERS`.
-        inputs: names of the buffers that it reads.
-        outputs: names of those that it writes.
+        kernel: name of the `extern "C" __global__` function.
+        arguments: types of its arguments, letters of `LETTERS`.
+        inputs: names of the buffers it reads.
+        outputs: names of the buffers it writes.
         scalars: names of the numbers, in order.
-        own_launch: what the user says of the launch, or None for one that loops over elements.
-        output_shapes: of the inputs' shapes.
+        own_launch: the user's launch function; None for a kernel that loops over elements.
+        output_shapes: computes them from the inputs' shapes.
     """
 
     name: str
@@ -81,14 +81,14 @@ class OwnKernel:
             raise ConfigError(f"op {self.name!r}: its CUDA source {self.source} is not there")
 
     def launch(self, buffers: Sequence[Any], numbers: Mapping[str, Any]) -> Launch:
-        """Return how the kernel is launched.
+        """Return the configuration of a launch.
 
         Args:
-            buffers: inputs, then outputs, on the device: each lies in one piece and has `shape` and `size`.
-            numbers: the others, by name.
+            buffers: inputs, then outputs, on the device and contiguous; each has `shape` and `size`.
+            numbers: scalars by name.
 
         Raises:
-            ConfigError: the launch does not fit the kernel's argument types.
+            ConfigError: it does not fit the kernel's argument types.
         """
         if self.own_launch is None:
             size = buffers[len(self.inputs)].size

@@ -1,6 +1,6 @@
-"""The ways between host and device that run beside the ops: samples on their way in, gradients out to MPI and back.
+"""Transfers between host and device that overlap with ops: samples on their way in, gradients to MPI and back.
 
-On a CPU the device's memory is the host's, and both ways are no way at all.
+On a CPU, device memory is host memory, and nothing is copied.
 """
 
 from abc import ABC, abstractmethod
@@ -18,26 +18,26 @@ SAMPLES = "samples"
 
 
 class Exchange(ABC):
-    """Takes one buffer, over and over, to where MPI reads and writes it, and back."""
+    """Takes one buffer repeatedly to memory that MPI reads and writes, and back."""
 
     @abstractmethod
     def begin(self) -> None:
-        """Ops queued so far complete the buffer: bring it out, while ops that are queued later run."""
+        """Start bringing the buffer out as ops queued so far leave it; later ops run meanwhile."""
 
     @abstractmethod
     def values(self) -> Any:
-        """Wait until the buffer is out; return what MPI may read and overwrite, an array of any kind that it takes."""
+        """Wait until the buffer is out; return an array that MPI may read and overwrite."""
 
     @abstractmethod
     def end(self) -> None:
-        """What MPI has written is the buffer's content for ops that are queued from now on."""
+        """Make what MPI has written the buffer's content for ops queued from now on."""
 
 
 class Staging(ABC):
-    """Takes rows from host memory to a buffer of the same shape, over and over.
+    """Takes rows repeatedly from host memory to a buffer of the same shape.
 
     Attributes:
-        host: memory to fill; of another dtype than was asked for where the device has no such type.
+        host: memory to fill; of another dtype than requested if the device lacks that type.
         device: where the rows arrive.
     """
 
@@ -46,60 +46,52 @@ class Staging(ABC):
 
     @abstractmethod
     def reuse(self) -> None:
-        """Wait until `host` may be filled: the last `send` has read it."""
+        """Wait until `host` may be filled again: the last `send` has read it."""
 
     @abstractmethod
     def release(self) -> None:
-        """Ops queued so far are the last that read what `device` holds now."""
+        """Note that no op queued from now on reads the present content of `device`."""
 
     @abstractmethod
     def send(self, rows: int) -> None:
-        """Begin to copy the first rows of `host`, while ops that are already queued, or queued later, run."""
+        """Start to copy the first rows of `host`; ops queued before or after run meanwhile."""
 
     @abstractmethod
     def arrive(self) -> None:
-        """Ops queued from now on see what was sent."""
+        """Let ops queued from now on see what was sent."""
 
 
 class HostExchange(Exchange):
-    """A buffer that MPI reads where it lies.
-
-    Args:
-        buffer: the buffer.
-    """
+    """A buffer that MPI reads in place."""
 
     def __init__(self, buffer: HostArray) -> None:
         self._buffer = buffer
 
     def begin(self) -> None:
-        """The ops are done."""
+        """Nothing to do: ops are done."""
 
     def values(self) -> HostArray:
         """Return the buffer."""
         return self._buffer
 
     def end(self) -> None:
-        """It is there already."""
+        """Nothing to do: it is in place."""
 
 
 class HostStaging(Staging):
-    """Rows that ops read where they are filled in.
-
-    Args:
-        memory: the rows.
-    """
+    """Rows that ops read where they are filled in."""
 
     def __init__(self, memory: HostArray) -> None:
         self.host = self.device = memory
 
     def reuse(self) -> None:
-        """Ops are done when they return."""
+        """Nothing to wait for: ops are synchronous."""
 
     def release(self) -> None:
-        """Ops are done when they return."""
+        """Nothing to do: ops are synchronous."""
 
     def send(self, rows: int) -> None:
-        """They are there already."""
+        """Nothing to do: rows are in place."""
 
     def arrive(self) -> None:
-        """They are there already."""
+        """Nothing to do: rows are in place."""

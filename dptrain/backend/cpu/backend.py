@@ -1,4 +1,4 @@
-"""The CPU: programs are compiled where there is a C++ compiler; else NumPy executes them op by op."""
+"""The CPU backend: compiled programs if there is a C++ compiler, else NumPy op by op."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,10 +28,10 @@ _MEMORY = execute.HostMemory()
 
 
 def wants_compiled(choice: bool | Literal["auto"]) -> bool | None:
-    """Return whether programs are to be compiled, None for where they can be; "auto" is what DPTRAIN_JIT_COMPILE says.
+    """Return whether programs are to be compiled; None for "if possible". "auto" follows DPTRAIN_JIT_COMPILE.
 
     Raises:
-        ConfigError: it is none of the choices.
+        ConfigError: not a valid choice.
     """
     if choice not in (True, False, "auto"):
         raise ConfigError(f"jit_compile = {choice!r}: expected True, False or 'auto'")
@@ -39,7 +39,7 @@ def wants_compiled(choice: bool | Literal["auto"]) -> bool | None:
 
 
 class NumpyExecutable(execute.ReferenceExecutable):
-    """Ops by NumPy in the floating-point environment of a GPU, in which denormals are zero."""
+    """NumPy ops in the floating-point environment of a GPU: denormals are zero."""
 
     def run(self, starts: Sequence[int] = (0,)) -> None:
         """See `execute.ReferenceExecutable`."""
@@ -53,15 +53,11 @@ class CpuBackend(Backend):
     Args:
         dtype: float32 or float64.
         threads: that this process may use.
-        jit_compile: whether programs are compiled; "auto" where there is a C++ compiler.
-        policy: name of the models' dtype policy, for `numerics` and the description; by default that of `dtype`.
-
-    Attributes:
-        threads: that each program may use.
-        compiles: whether programs are compiled.
+        jit_compile: whether programs are compiled; "auto" if there is a C++ compiler.
+        policy: the models' dtype policy, for `numerics` and the description; by default that of `dtype`.
 
     Raises:
-        ConfigError: there is none, and programs are to be compiled.
+        ConfigError: programs must be compiled and there is no compiler.
         DeviceError: the compiler fails.
     """
 
@@ -147,7 +143,7 @@ class CpuBackend(Backend):
         return HostStaging(aligned(shape, dtype))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
     def upload_samples(self, array: HostArray) -> Array:
         return array

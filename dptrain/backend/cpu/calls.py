@@ -1,4 +1,4 @@
-"""C++ for ops that are no loops over single elements; what has none here is executed by its NumPy function."""
+"""C++ for ops that are not elementwise loops; those without C++ here are executed by their NumPy function."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,38 +24,28 @@ from dptrain.program.tensor import Tensor
 
 
 class Numbers(Protocol):
-    """How a call's function finds what it reads: see `codegen.Numbers`."""
+    """How a call's function finds its arguments: see `codegen.Numbers`."""
 
     def address(self, root: Tensor, written: bool) -> str:
-        """Return the pointer to a root as C++, of a type that may be written where it is told so."""
+        """Return C++ for the pointer to a root, of a non-const type if `written`."""
 
     def seed(self, value: int) -> str:
-        """Return where a seed stands as C++."""
+        """Return C++ for the address of a seed."""
 
 
 @dataclass(frozen=True)
 class Epilogue:
-    """A loop over rows of what a product or a convolution makes, which its threads go on with.
-
-    Attributes:
-        begin: of the C++ that executes both, up to what makes the rows.
-    """
+    """A loop that a product's or convolution's threads run on their rows; `begin` is the C++ up to `after`."""
 
     begin: str
 
     def after(self, kernel: str) -> str:
-        """Return C++ that makes the rows by an expression, which may execute the epilogue `then`, and says whether."""
+        """Return C++ that computes the rows by `kernel`, which may run `then`, and reports whether it did."""
         return f"{self.begin}[&](const dp_Epilogue &then) {{ return {kernel}; }});"
 
 
 def call_text(call: Call, numbers: Numbers, epilogue: Callable[[], Epilogue | None]) -> str | None:
-    """Return the body of a function that computes a call, or None.
-
-    Args:
-        call: what is computed.
-        numbers: of the function.
-        epilogue: returns what goes on with the call's rows, or None; it is asked where a call's threads can do that.
-    """
+    """Return the body of a call's function, or None; `epilogue` returns the fused loop, asked if threads can run it."""
     op, tensor = call.tensor.op, call.tensor
     assert op is not None
     if not has_types(tensor):
@@ -80,7 +70,7 @@ def call_text(call: Call, numbers: Numbers, epilogue: Callable[[], Epilogue | No
 
 
 def _copied(to: View, of: View, shape: Shape, numbers: Numbers) -> str:
-    """Return loops that copy from one view to another along the same axes."""
+    """Return loops that copy one view to another along the same axes."""
     indices = [symbol(Axis(f"i{axis}", numel((n,)))) for axis, n in enumerate(shape)]
     lines = [
         f"{'  ' * depth}for (int64_t i{axis} = 0; i{axis} < {numel_text((shape[axis],))}; ++i{axis})\n"
@@ -153,7 +143,7 @@ def _windows(call: Call, numbers: Numbers) -> str | None:
 
 
 def _attention(call: Call, numbers: Numbers) -> str | None:
-    """The gradient computes only the values that are read."""
+    """The gradient computes only values that are read."""
     tensor = call.tensor
     lowering, inputs = lowering_of(tensor), tensor.inputs
     assert isinstance(lowering, AttentionLowering)

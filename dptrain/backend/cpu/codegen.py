@@ -1,16 +1,15 @@
 """C++ for a CPU from the kernels of a program.
 
-One function a kernel. Kernels that differ only in where their arrays lie, as layers of one shape do, share a function,
-which is given the numbers of these places. One native function calls the kernels between two calls or messages, and a
-program without either is one function that executes many steps. Loops that consume a product or a convolution run as
-its epilogue: each thread executes them on the rows that it has just computed and still has in its cache.
+Each kernel is a function. Kernels that differ only in the addresses of their arrays, as layers of one shape do, share a
+function, which is passed the slots of these addresses. A native function runs all kernels between two calls or
+messages; a program with neither is one function that executes many steps. Loops that consume a product or a convolution
+are its epilogue: each thread runs them on the rows that it has just computed and that are still in its cache.
 
-Nothing in the text depends on the batch size: rows, and where arrays lie, are read from the `Context` of
-`kernels/native.h`.
+The text does not depend on the batch size: rows and addresses are read from the `Context` of `kernels/native.h`.
 
-In the text, beside the names of `program/codegen/cpp.py`: k0, k1, ... indices of a loop's outer axes, j of its last
-one, q of a block of rows; a and w arrays, p sums of a block, r a row that is kept, i places, v what is read, t what is
-computed; s the numbers by which a function finds its arrays, tables and seeds in the `Context`.
+Names in the text, beside those of `program/codegen/cpp.py`: k0, k1, ... outer indices, j the last one, q a block of
+rows; a, w arrays, p sums of a block, r a buffered row, i indices, v values read, t values computed; s the slots of the
+function's arrays, tables and seeds in the `Context`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -66,11 +65,7 @@ _SIZES = "  const int64_t B = c.R, first_row = c.F, global_B = c.G;\n"
 
 @dataclass
 class NativeFunction:
-    """Kernels that are executed without Python in between.
-
-    Attributes:
-        name: of the function.
-    """
+    """Kernels that run without Python in between, and the name of their C++ function."""
 
     name: str
 
@@ -81,13 +76,13 @@ class Code:
 
     Attributes:
         source: its text, without the headers.
-        roots: what the pointers of the context point to.
+        roots: targets of the context's pointers.
         tables: roots whose first lengths are in the context.
-        seeds: numbers in the context of which runs of one program have others.
-        parts: what is executed in this order: native functions, calls, and messages (parts and sums).
+        seeds: in the context, as runs of one program differ in them.
+        parts: in order of execution: native functions, calls, and messages (parts and sums).
         stored: tensors that have memory.
-        epilogues: loops that are executed with the product before them.
-        moved: roots whose place the code itself says, step by step of a loop.
+        epilogues: loops that run with the product before them.
+        moved: roots whose address the code itself computes, step by step of a loop.
     """
 
     source: str = ""
@@ -101,15 +96,11 @@ class Code:
 
 
 class NeedsPythonError(Exception):
-    """A step of a loop has an op that only its NumPy function can execute."""
+    """A step of a loop has an op that only NumPy can execute."""
 
 
 class Numbers:
-    """The numbers in `s` by which calls of one function differ.
-
-    Attributes:
-        given: the numbers.
-    """
+    """Slots in `s`, by which calls of one function differ."""
 
     def __init__(self, writer: "_Writer") -> None:
         self.writer, self.given = writer, list[int]()
@@ -128,15 +119,15 @@ class Numbers:
         return self._slots[number]
 
     def address(self, root: Tensor, written: bool) -> str:
-        """Return the pointer to a root as C++, of a type that may be written where it is told so."""
+        """Return C++ for the pointer to a root, of a non-const type if `written`."""
         return f"({'' if written else 'const '}{ctype(root.dtype)} *)c.p[s[{self.slot(root)}]]"
 
     def table(self, root: Tensor) -> str:
-        """Return a table's length as C++."""
+        """Return C++ for a table's length."""
         return f"c.n[s[{self._next(self.writer.table(root))}]]"
 
     def seed(self, value: int) -> str:
-        """Return where a seed stands as C++; each of a sweep's runs has its own, and all one text."""
+        """Return C++ for the address of a seed: the runs of a sweep have their own and share the text."""
         return f"c.seeds[s[{self._next(self.writer.seed(value))}]]"
 
     def call(self, callee: "Numbers") -> str:
@@ -146,7 +137,7 @@ class Numbers:
         return f"s + {first}"
 
     def name(self, tensor: Tensor) -> int:
-        """Return a number that identifies a tensor in names."""
+        """Return the number that stands for a tensor in names."""
         return self._names.setdefault(tensor, len(self._names))
 
 
@@ -156,8 +147,6 @@ def generate(fused: Fused) -> Code:
 
 
 class _Writer:
-    """Writes the C++ of a fused program."""
-
     def __init__(self, fused: Fused) -> None:
         self.fused, self.code = fused, Code()
         self._slots: dict[Tensor, int] = {}
@@ -187,7 +176,6 @@ class _Writer:
         self.code.source = "\n".join([*defined, numbers, *self._natives, run])
 
     def _store(self) -> None:
-        """Note which tensors have memory."""
         self.code.stored |= self.fused.stored()
         for kernel in self.fused.kernels:
             if isinstance(kernel, Loop):
@@ -200,7 +188,7 @@ class _Writer:
             yield kernel, "" if kernel in self.code.epilogues else self._call(kernel, follower)
 
     def _call(self, kernel: Kernel, follower: Kernel | None) -> str | None:
-        """Write a kernel's function and return its call; None where only NumPy can execute it."""
+        """Write a kernel's function and return its call; None if only NumPy can execute it."""
         numbers = Numbers(self)
         if isinstance(kernel, Loop):
             loop = _LoopText(numbers, kernel)
@@ -227,9 +215,10 @@ class _Writer:
         return statement if self._is_needed(kernel) else f"if (last) {statement}"
 
     def _repeat(self, kernel: RepeatKernel) -> str:
-        """Write the function of a loop's steps and return its name; raises where only NumPy can execute a step.
+        """Write the function of a loop's steps and return its name.
 
-        It moves pointers: to the slices of a step, to its stacked outputs, and from a carry to the next one.
+        It moves pointers: to a step's slices and stacked outputs, and from one carry to the next. Raises
+        NeedsPythonError.
         """
         body, results, around = kernel.body, kernel.results, self.fused
         inputs = [self.slot(view.root) for view in kernel.reads]
@@ -277,25 +266,25 @@ class _Writer:
         return name
 
     def _define_loop(self, loop: "_LoopText") -> tuple[str, str | None]:
-        """Write a loop's function, and that of the end of its block sums if there are any; return their names."""
+        """Write a loop's function and, if it has block sums, the one that adds them; return their names."""
         name = self._define(loop.text(), ", int64_t low, int64_t high" if loop.ranged else "")
         return name, self._define(loop.ending(), ", int64_t blocks") if loop.summed else None
 
     def _define(self, body: str, arguments: str = "") -> str:
-        """Write a function with this body unless it exists; return its name."""
+        """Return the name of the function with this body, written if new."""
         return self._functions.setdefault((arguments, body), f"kernel{len(self._functions)}")
 
     def _give(self, numbers: Numbers) -> str:
-        """Register a function's numbers and return the argument that points to them."""
+        """Register a function's slots and return the argument that points to them."""
         self._given += numbers.given
         return f"numbers + {len(self._given) - len(numbers.given)}"
 
     def _is_needed(self, kernel: Kernel) -> bool:
-        """Whether a kernel is executed in every step, not in the last alone."""
+        """Whether a kernel runs in every step, not only in the last."""
         return any(tensor in self.fused.every_step for tensor in kernel.tensors)
 
     def _epilogue(self, kernel: ProductKernel | Call, loop: Kernel | None, numbers: Numbers) -> Epilogue | None:
-        """Fuse the following loop into a product or convolution, run by its threads on each part, if that suffices."""
+        """Return the following loop as epilogue of a product or convolution, if its threads can run it."""
         tensor = kernel.tensor
         if not isinstance(loop, Loop) or (isinstance(kernel, ProductKernel) and kernel.product.ndim != 2):
             return None
@@ -327,7 +316,7 @@ class _Writer:
         self.code.parts.append(NativeFunction(name))
 
     def _run(self) -> str:
-        """Return the function that executes many steps, where only sums over ranks separate kernels."""
+        """Return the function that executes many steps, in which only sums over ranks separate kernels."""
         order = self.fused.program.inputs.get(ROWS)
         slot = None if order is None else self._slots.get(order)
         window = f"    c.p[{slot}] = order + 8 * starts[n];\n" if slot is not None else ""
@@ -429,12 +418,8 @@ _TOP, _ROW, _PASS, _ELEMENT, _WRITTEN = range(5)
 class _LoopText(Statements):
     """The text of a loop.
 
-    Elements are read before any is written, which may replace them. Where sums over the first axis consist of block
-    sums, each block is `begin`, its rows and `end`; `ending` adds the blocks up.
-
-    Attributes:
-        summed: bytes of a block's sums; 0 where there are none.
-        numbers: read by its functions.
+    Elements are read before writes that may replace them. Sums over the first axis may consist of block sums: then each
+    block is `begin`, its rows and `end`, and `ending` adds the blocks. `summed` is the bytes of a block's sums, else 0.
     """
 
     def __init__(self, numbers: Numbers, loop: Loop, *, by_row: bool = False) -> None:
@@ -464,7 +449,6 @@ class _LoopText(Statements):
         self._places = [*self._start[:-1], symbol(Axis("j", self._lengths[self._row], _ELEMENT))] if self._rank else []
 
     def text(self) -> str:
-        """Return the body of its function."""
         with self.scope(_ROW) as row, self.scope(_PASS) as passes:
             for number in range(-1, max(self._passes.values(), default=0) + 1):
                 self._go_along(number)
@@ -484,7 +468,7 @@ class _LoopText(Statements):
         return "".join(f"{line}\n" for line in _indented([*self.lines, *body, *self._bottom]))
 
     def _go_along(self, number: int) -> None:
-        """Write one pass along a row, and the statements behind it."""
+        """Write a pass along a row, and the statements behind it."""
         self._pass, reductions = number, list[str]()
         members = [member for member in self._loop.members if self._passes[member] == number]
         with self.scope(_ELEMENT) as read, self.scope(_WRITTEN) as written:
@@ -499,7 +483,6 @@ class _LoopText(Statements):
                 self._complete(member)
 
     def ending(self) -> str:
-        """Return the body of the function that adds up block sums in order."""
         lines = []
         for member, place in self._offsets.items():
             tensor, scalar = member.tensor, ctype(member.tensor.dtype)
@@ -514,24 +497,24 @@ class _LoopText(Statements):
 
     @property
     def rows(self) -> str:
-        """The length of its first axis."""
+        """The length of the first axis."""
         return numel_text(self._loop.space[:1])
 
     @property
     def ranged(self) -> bool:
-        """Whether its function takes a range to execute."""
+        """Whether the function is passed a range of rows."""
         return self.summed > 0 or self.shared_axis is not None
 
     def _is_summed(self, member: LoopMember) -> bool:
-        """Whether a member is a sum of block sums, undisturbed by other members."""
+        """Whether a member is a sum of block sums that no other member disturbs."""
         number, power = numel(member.tensor.shape)
         return self._rank > 1 and member.kind == "sum" and 0 not in member.axes and not power and 0 < number <= _SUMMED
 
     @property
     def shared_axis(self) -> int | None:
-        """The axis that threads share, None where its parts depend on each other.
+        """The axis that threads share; None if its parts depend on each other.
 
-        Each sum is one thread's, or consists of blocks, so that its bits do not depend on the number of threads.
+        Each sum is computed by one thread, or in blocks, so that its bits do not depend on the number of threads.
         """
         members, rank = self._loop.members, self._rank
         if rank and all(member.kind in ("map", "gather") for member in members):
@@ -542,13 +525,13 @@ class _LoopText(Statements):
 
     @property
     def parts(self) -> str:
-        """How many parts the shared axis has at most."""
+        """The most parts of the shared axis."""
         assert self.shared_axis is not None
         return length_text(self._lengths[self.shared_axis])
 
     @property
     def operations(self) -> str:
-        """Element operations of all parts together; 0 where they are not shared."""
+        """Element operations of all parts; 0 if no axis is shared."""
         if self.shared_axis is None:
             return "0"
         elements = " * ".join(f"({length_text(self._lengths[axis])})" for axis in (*self._outer, self._row))
@@ -571,7 +554,7 @@ class _LoopText(Statements):
         return [head, *_indented([*lines, *reductions]), "}"]
 
     def _buffered(self) -> set[Tensor]:
-        """Return the members whose row is buffered, for a later pass or a reduction."""
+        """Return members whose row is buffered for a later pass or a reduction."""
         buffered = set()
         for member in self._loop.members:
             for view in member.reads:
@@ -593,7 +576,6 @@ class _LoopText(Statements):
         return stored and read.view.strides(self._rank)[self._row] == ONE
 
     def _collapse(self, first: int) -> None:
-        """Merge axes, from the first on, that are contiguous in all arrays."""
         arrays = [view.strides(self._rank) for view in self._loop.reads]
         arrays += [member.view.strides(self._rank) for member in self._loop.members]
         for axis in reversed(range(first, self._rank - 1)):
@@ -621,11 +603,10 @@ class _LoopText(Statements):
         return self.kept(name, declared).text
 
     def _beside(self, view: View, *, written: bool = False) -> str:
-        """Return where a block of a row lies whose elements lie side by side."""
+        """Return the address of a block of adjacent elements of a row."""
         return f"{self._array(view.root, written=written)} + {self.at(view.place.at(self._start)).text} + jb"
 
     def _read(self, root: Tensor, place: IndexExpr) -> Ex:
-        """Return an element in memory."""
         at = self.at(place)
         return self.let(ctype(root.dtype), f"{_bytes(root, self._array(root))}[{at.text}]", self._at_least(at))
 
@@ -682,7 +663,7 @@ class _LoopText(Statements):
         return f"{array}[{self.at(place).text}]"
 
     def _store(self, member: LoopMember, value: Ex) -> None:
-        """Write a member's value into memory, if it has any."""
+        """Write a member's value to memory, if it has any."""
         if member.tensor in self._stored:
             array = _bytes(member.tensor, self._array(member.tensor, written=True), written=True)
             self.write(f"{self._target(member, array)} = {value.text};")
@@ -709,7 +690,6 @@ class _LoopText(Statements):
         reductions.append(f"s{number}.add({self._vector(member, dtype)}, m);")
 
     def _complete(self, member: LoopMember) -> None:
-        """Write the result of a reduction along a row."""
         total, kind = f"s{self._number(member)}.total()", ctype(member.tensor.dtype)
         if member.kind == "sum":
             self._accumulate(member, total)
@@ -717,7 +697,7 @@ class _LoopText(Statements):
             self._store(member, self.let(kind, f"({kind}){total}", _PASS, "t")._replace(computed=True))
 
     def _vector(self, member: LoopMember, dtype: DType) -> str:
-        """Return where the elements of a row lie side by side that a reduction takes up."""
+        """Return the address of adjacent elements of a row for a reduction."""
         view = member.reads[0]
         read = self._loop.member(view.root)
         if read is not None and read.inner and read.kind != "reduce" and read.tensor.dtype == dtype:
@@ -734,7 +714,6 @@ class _LoopText(Statements):
         return buffer
 
     def _accumulate(self, member: LoopMember, value: str) -> None:
-        """Add a value to a sum that is complete after the loop."""
         tensor = member.tensor
         scalar, start = ctype(tensor.dtype), self._first(member)
         first, last, array = self._scopes[_TOP].lines, self._bottom, f"p{self._number(member)}"
@@ -753,11 +732,9 @@ class _LoopText(Statements):
         self.write(f"{target} = {self._joined(member, target, value)};")
 
     def _first(self, member: LoopMember) -> str:
-        """Return the initial value of a reduction."""
         return "0" if _join(member) == "sum" else f"dp_lowest<{ctype(member.tensor.dtype)}>()"
 
     def _joined(self, member: LoopMember, left_operand: str, right_operand: str) -> str:
-        """Combine two values of a reduction."""
         scalar = ctype(member.tensor.dtype)
         return (
             f"{left_operand} + {right_operand}"
@@ -767,12 +744,12 @@ class _LoopText(Statements):
 
 
 def _nbytes(tensor: Tensor) -> str:
-    """Return the bytes of a tensor as C++."""
+    """Return C++ for the bytes of a tensor."""
     return f"{numel_text(tensor.shape)} * {tensor.dtype.itemsize}"
 
 
 def _bytes(root: Tensor, array: str, *, written: bool = False) -> str:
-    """Return an array whose truth values are read and written as numbers: GCC vectorizes no choice by others."""
+    """Return an array whose booleans are read and written as numbers: GCC does not vectorize selects of booleans."""
     return array if root.dtype != np.bool_ else f"(({'' if written else 'const '}unsigned char *){array})"
 
 
@@ -788,14 +765,12 @@ def _is_by_last(member: LoopMember) -> bool:
 
 
 def _join(member: LoopMember) -> str:
-    """Return the combining operation of a reduction."""
     reduction = lowering_of(member.tensor)
     assert isinstance(reduction, Reduction)
     return reduction.join
 
 
 def _accumulated(member: LoopMember) -> DType:
-    """Return the type in which a reduction accumulates."""
     return member.tensor.dtype if _join(member) == "sum" else member.tensor.inputs[0].dtype
 
 
@@ -810,7 +785,7 @@ def _is_blocked(loop: Loop) -> bool:
 
 
 def _between_passes(loop: Loop) -> set[Tensor]:
-    """Return the tensors that need memory because their rows are too long to be buffered between passes."""
+    """Return tensors that need memory because their rows are too long to be buffered between passes."""
     passes, stored = loop.passes(), set()
     for member in loop.members if _is_blocked(loop) else []:
         for view in member.reads:

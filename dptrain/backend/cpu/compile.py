@@ -1,7 +1,7 @@
-"""Compiling generated C++ with the system's compiler, into the cache (`runtime/cache.py`).
+"""Compiles generated C++ with the system's compiler, into the cache (`runtime/cache.py`).
 
-A library's name is a digest of everything that its content depends on: the text with its headers, the compiler, the
-options and the CPU. Without a compiler programs are executed by NumPy instead (`program/execute.py`).
+A library's name is a digest of its text and headers, compiler, options and CPU. Without a compiler NumPy executes
+programs (`program/execute.py`).
 """
 
 import ctypes
@@ -57,7 +57,7 @@ _LOAD = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
 
 @functools.cache
 def compiler() -> tuple[tuple[str, ...], str] | None:
-    """Return the command of a C++ compiler and what it says of its version, or None where there is none."""
+    """Return the command and version of a C++ compiler, or None."""
     return next(filter(None, map(compiler_named, (os.environ.get("CXX"), "c++", "g++", "clang++"))), None)
 
 
@@ -92,7 +92,7 @@ def _refuse(command: str, reason: str) -> None:
 
 @functools.cache
 def _cpu() -> str:
-    """Return the CPU's features, on which the code of -march=native depends."""
+    """Return the CPU's features, which -march=native code depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0]
     except OSError:
@@ -114,11 +114,11 @@ def library(
     Args:
         source: its text.
         headers: of `kernels/`, that come before it.
-        options: besides `OPTIONS`, and after them.
+        options: appended to `OPTIONS`.
         by: the compiler's name; None for `compiler()`.
 
     Raises:
-        DeviceError: there is no compiler, or it fails.
+        DeviceError: no compiler, or it fails.
     """
     candidate = compiler() if by is None else compiler_named(by)
     if candidate is None:
@@ -135,7 +135,7 @@ def library(
 
 
 def _try_to_load(path: Path) -> None:
-    """Load a new library in its own process, which a truncated one kills; raise DeviceError if that fails."""
+    """Load a new library in a separate process, which a truncated file kills; raise DeviceError if that fails."""
     with path.open("rb") as file:
         header, size = file.read(_ELF.size), path.stat().st_size
     if len(header) == _ELF.size and header[:5] == b"\x7fELF\2":
@@ -175,22 +175,19 @@ def shared(name: str) -> int:
 
 @functools.cache
 def has_tiles() -> bool:
-    """Whether AMX tiles compute products of bfloat16 factors: if CPU, compiler and system can; as `library`."""
+    """Whether CPU, compiler and system can multiply bfloat16 matrices on AMX tiles; raises as `library`."""
     return "amx_bf16" in _cpu().split() and bool(library("", ("native_cpu.h",)).dp_has_tiles())
 
 
 @functools.cache
 def parallel() -> Future[int]:
-    """Begin to compile the threads; as `products`."""
+    """Start to compile the thread pool; see `products`."""
     return _begun(lambda: shared("dp_parallel"))
 
 
 @functools.cache
 def products(dtype: str) -> Future[int]:
-    """Begin to compile the product of factors of a type, by its NumPy name, and return what will be its address.
-
-    That takes longer than compiling a program, which can be done meanwhile. The result raises as `library`.
-    """
+    """Start to compile a NumPy type's product, slower than a program; the result, its address, raises as `library`."""
     scalar = ctype(np.dtype(dtype))
     in_tiles = dtype == "bfloat16" and has_tiles()
     source = f"DP_EXPORT({scalar}, dp_Tiles)\n" if in_tiles else f"DP_PRODUCT({scalar})\n"
@@ -199,7 +196,7 @@ def products(dtype: str) -> Future[int]:
 
 @functools.cache
 def convolutions(by: str, dtype: str) -> Future[int]:
-    """Begin to compile the convolutions of a type by "channels", "pixels" or "winograd"; as `products`."""
+    """Start to compile a type's convolutions by "channels", "pixels" or "winograd"; see `products`."""
     scalar, headers = ctype(np.dtype(dtype)), WINOGRAD if by == "winograd" else CONVOLUTION
     return _beginning(f"DP_CONVOLUTION_{by.upper()}({scalar})\n", headers, f"dp_{by}_{scalar}")
 

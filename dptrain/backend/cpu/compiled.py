@@ -1,4 +1,4 @@
-"""Executing a program by compiled code: many steps in one call, without Python in between."""
+"""Executes programs as compiled code: many steps in one call, without Python in between."""
 
 import ctypes
 from collections import OrderedDict
@@ -85,25 +85,24 @@ class Context(ctypes.Structure):
 
 
 class CompiledExecutable:
-    """A program for one number of rows; as `program.execute.ReferenceExecutable`.
+    """A program for one number of rows; see `program.execute.ReferenceExecutable`.
 
     Args:
-        program: what is executed.
-        memory: where its state lives, and goes on to live.
-        arrays: what its inputs read at every step, by name; of the input `ROWS`, the numbers of stored rows, those of
-            many steps.
-        rows: of the global batch that this rank has; None for all.
-        first_row: the global number of the first of them.
+        program: to execute.
+        memory: where its state lives.
+        arrays: inputs of every step by name; the input `ROWS` (numbers of stored rows) covers many steps.
+        rows: of the global batch on this rank; None for all.
+        first_row: global number of its first row.
         comm: the ranks; None for one.
         threads: of this process, for large products and loops.
         arena: of its intermediate results; None for that of `memory`.
-        join: whether loops are fused; without, each op is a loop of its own, with the same bits.
+        join: fuse loops; without, each op is its own loop, with the same bits.
 
     Attributes:
         fused: its kernels.
         code: their C++.
-        outputs: what the last step made, by name.
-        nbytes: of the arena that it needs, which those that share it have together.
+        outputs: results of the last step by name.
+        nbytes: bytes needed of the arena, which executables may share.
 
     Raises:
         ConfigError: an array is missing or has another shape.
@@ -160,11 +159,7 @@ class CompiledExecutable:
         return program_library, [0 if address is None else address.result() for address in shared]
 
     def bind(self, arrays: Mapping[str, Array]) -> None:
-        """Let inputs read other arrays from now on.
-
-        Raises:
-            ConfigError: one is missing or has another shape.
-        """
+        """Let inputs read other arrays; ConfigError if one is missing or has another shape."""
         self._order = self._window = np.empty(0, np.int64)
         for name, tensor in self.fused.program.inputs.items():
             if name not in arrays:
@@ -180,7 +175,7 @@ class CompiledExecutable:
         self._lent: Array | None = None  # the memory that the code knows; none
 
     def _connect(self, arena: Array) -> None:
-        """Point the code to all memory; `arena` holds everything computed but messages and replaced state."""
+        """Point the code to all memory; `arena` holds all computed values but messages and replaced state."""
         if arena is self._lent:
             return
         self._lent = arena
@@ -201,13 +196,10 @@ class CompiledExecutable:
 
     @np.errstate(all="ignore")  # infinities and NaNs are results, as on a GPU
     def run(self, starts: Sequence[int] = (0,)) -> None:
-        """Execute it as often as there are starts. Collective where the program is a placed one.
-
-        Args:
-            starts: where in the array `ROWS` each step's rows begin.
+        """Execute a step for each start of its rows in the array `ROWS`. Collective if the program is placed.
 
         Raises:
-            DataError: a step asks for rows that a table does not have.
+            DataError: a step reads a row that its table does not have.
         """
         self._meet()
         turn = TURNS.of(self._reads, self._writes) if self._comm is None else nullcontext()  # ranks run side by side
@@ -256,21 +248,21 @@ class CompiledExecutable:
         return None
 
     def _meet(self) -> None:
-        """Allocate memory for messages with the other ranks. Collective at the first call."""
+        """Allocate memory of messages with other ranks. Collective at the first call."""
         if not self._has_met:
             self._lay_out_sums()
             self._has_met = True
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
     @property
     def addresses(self) -> list[int]:
-        """Where `code.roots` lie."""
+        """Addresses of `code.roots`."""
         return [int(pointer) for pointer in self._pointers[: len(self.code.roots)]]
 
     def _step(self, part: NativeFunction | Call | list[tuple[Tensor, Tensor]]) -> Callable[[bool], None]:
-        """Return a function that executes a part of a step; it is told whether the step is the last."""
+        """Return a function that executes a part of a step, given whether the step is the last."""
         if isinstance(part, NativeFunction):
             function, context = getattr(self._library, part.name), ctypes.byref(self._context)
             return lambda last: function(context, int(last))
@@ -307,14 +299,12 @@ class CompiledExecutable:
         return execute
 
     def _array(self, root: Tensor) -> Array:
-        """Return a root's memory."""
         beneath = self.fused.memory_of(root)
         if beneath not in self._arrays:  # of a constant
             self._arrays[beneath] = np.asarray(constant_of(beneath, self._rows, self._batch_rows), order="C")
         return self._arrays[beneath].reshape(local(root.shape, self._rows))
 
     def _strided(self, view: View, tensor: Tensor) -> Array:
-        """Return the elements of a tensor."""
         array, shape = self._array(view.root), local(tensor.shape, self._rows)
         if 0 in shape or not array.size:
             return np.empty(shape, array.dtype)
@@ -329,7 +319,7 @@ class CompiledExecutable:
     # Memory
 
     def _place(self) -> None:
-        """Give memory to new values that replace state, and places in the arena to the rest."""
+        """Allocate new values that replace state, and lay out the rest in the arena."""
         replaced, layout = planned(self.fused, self.code, self._rows)
         for tensor, old in replaced.items():
             self._arrays[tensor] = self._arrays[old].reshape(local(tensor.shape, self._rows))
@@ -337,7 +327,7 @@ class CompiledExecutable:
         self._arena.reserve(layout.size)
 
     def _lay_out_sums(self) -> None:
-        """Give memory to sums over ranks: shared where the ranks share it, else a buffer."""
+        """Allocate sums over ranks: in shared memory if the ranks have it, else in a buffer."""
         assert self._comm is not None
         self._messages: dict[Tensor, Array] = {}
         all_sums = [part for part in self.code.parts if isinstance(part, list) and part[0][1].op is ALL_REDUCE]
@@ -372,7 +362,7 @@ class CompiledExecutable:
             self._context.messages, self._context.sum = self._addresses.ctypes.data, self._sums[0].function
 
     def _is_native(self, part: Call | list[tuple[Tensor, Tensor]]) -> bool:
-        """Whether compiled code executes a part of a step by itself."""
+        """Whether compiled code executes a part of a step."""
         return isinstance(part, list) and part[0][1] in self._summed
 
     def _ends(self, message: Sequence[tuple[Tensor, Tensor]]) -> list[int]:
@@ -381,7 +371,7 @@ class CompiledExecutable:
 
 
 def _shared(factors: Iterable[Tensor], tensors: Iterable[Tensor]) -> list[Future[int] | None]:
-    """Start compiling what programs share: products, attention, convolutions; return futures in `Context`'s order."""
+    """Start compiling what programs share (products, attention, convolutions); return futures in `Context`'s order."""
     multiplied = {factor.dtype.name for factor in factors}
     convolved = set[tuple[str, str]]()
     for tensor in tensors:
@@ -397,13 +387,7 @@ def _shared(factors: Iterable[Tensor], tensors: Iterable[Tensor]) -> list[Future
 
 
 def lowered(program: Program, *, alone: bool = True, join: bool = True) -> tuple[Fused, Code]:
-    """Return a program's kernels and their C++, made once for all numbers of rows, and for programs of one structure.
-
-    Args:
-        program: any.
-        alone: there are no other ranks.
-        join: as in `CompiledExecutable`.
-    """
+    """Return a program's kernels and C++, cached for all numbers of rows and for programs of the same structure."""
     key = "cpu", alone, join
     if key not in program.lowered:
         with MAKING:
@@ -414,7 +398,6 @@ def lowered(program: Program, *, alone: bool = True, join: bool = True) -> tuple
 
 
 def _of_structure(program: Program, alone: bool, join: bool) -> tuple[Fused, Code]:
-    """See `lowered`."""
     structure = structure_of(program)
     if structure is None:
         return _made(program, alone, join)
@@ -437,7 +420,6 @@ def _of_structure(program: Program, alone: bool, join: bool) -> tuple[Fused, Cod
 
 
 def _made(program: Program, alone: bool, join: bool) -> tuple[Fused, Code]:
-    """See `lowered`; made anew."""
     fused = fuse(without_ranks(program) if alone else program, join=join)
     try:
         return fused, generate(fused)
@@ -446,10 +428,10 @@ def _made(program: Program, alone: bool, join: bool) -> tuple[Fused, Code]:
 
 
 def planned(fused: Fused, code: Code, rows: int) -> tuple[dict[Tensor, Tensor], MemoryPlan]:
-    """Return the state that new values are written over, by the new value, and where all else that is computed lies.
+    """Return the state that each new value overwrites, and the layout of all other computed tensors.
 
-    An epilogue and its product are one kernel. What is read after all of them is what comes out, and new values that
-    are copied over the old ones.
+    An epilogue and its product count as one kernel. Outputs, and new values that are copied over old ones, are read
+    last.
     """
     kernels: list[Access] = []
     for stage in fused.stages:
@@ -482,7 +464,7 @@ def _accesses(fused: Fused, code: Code, kernels: Sequence[Kernel], first: int) -
 
 
 def _laid_out(kernels: Sequence[Access], code: Code, rows: int, elsewhere: Collection[Tensor]) -> MemoryPlan:
-    """Return the layout of what kernels write in an arena, the steps of loops included."""
+    """Return the layout of what kernels write in an arena, including the steps of loops."""
     lie_elsewhere = {*elsewhere, *code.moved}
     written = [root for kernel in kernels for root in kernel.writes if root not in lie_elsewhere]
     of_steps = {root: _of_steps(root, code, rows) for root in written if isinstance(root, RepeatKernel)}
@@ -495,7 +477,7 @@ def _laid_out(kernels: Sequence[Access], code: Code, rows: int, elsewhere: Colle
 
 
 def _of_steps(repeat: RepeatKernel, code: Code, rows: int) -> MemoryPlan:
-    """Return the memory of a loop's steps: that of one step, and two buffers for each carry."""
+    """Return the layout of a loop's steps: that of a step, and two buffers for each carry."""
     (stage,) = repeat.step.stages
     kernels = _accesses(repeat.step, code, stage.kernels, 0)
     kernels.append(Access(set(repeat.results), stage=len(kernels)))
@@ -506,7 +488,7 @@ def _of_steps(repeat: RepeatKernel, code: Code, rows: int) -> MemoryPlan:
 
 
 def _replaces(fused: Fused, step: Sequence[Kernel], new: Tensor, old: Tensor) -> bool:
-    """See `Access.replaces`: true of a loop with one pass that reads each element where it overwrites it."""
+    """See `Access.replaces`; holds for a loop with one pass that reads each element where it overwrites it."""
     loop = next(kernel for kernel in step if any(tensor is new for tensor in kernel.tensors))
     writer = loop.member(new) if isinstance(loop, Loop) else None
     if not isinstance(loop, Loop) or writer is None or writer.kind != "map" or not writer.inner:

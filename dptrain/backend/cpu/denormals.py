@@ -1,8 +1,8 @@
 """Flush-to-zero for the calling thread.
 
-Moments of parameters whose gradient is zero decay into denormal numbers after some 800 updates, on which a CPU is
-many times slower. No value above 1.2e-38 changes. The C library's floating-point environment holds the switch
-(MXCSR bits FTZ and DAZ on x86-64, FPCR bit FZ on AArch64); elsewhere nothing is switched and training is only slower.
+Moments of parameters whose gradient is zero decay into denormals after some 800 updates, and a CPU computes these many
+times slower. No value above 1.2e-38 changes. The switch is in the C library's floating-point environment (MXCSR bits
+FTZ and DAZ on x86-64, FPCR bit FZ on AArch64); on other CPUs nothing is switched, and training is only slower.
 """
 
 import ctypes

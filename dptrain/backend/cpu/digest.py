@@ -1,6 +1,6 @@
-"""Digests of arrays at the speed of memory: what tells whether ranks have the same, and whether it is finite.
+"""Digests of arrays at memory speed, to compare ranks and find NaN and infinities.
 
-`kernels/digest.h` says what a digest is. Where there is no C++ compiler NumPy computes it, a few times slower.
+`kernels/digest.h` defines them. Without a C++ compiler NumPy computes them, a few times slower.
 """
 
 import ctypes
@@ -20,12 +20,7 @@ _PART = 32  # blocks
 
 
 class Digests:
-    """The digests of arrays that stay where they are.
-
-    Args:
-        arrays: C-contiguous.
-        native: by compiled code, for which there must be a compiler, or by NumPy; the same bits.
-    """
+    """Digests of C-contiguous arrays that stay in place; `native`: by compiled code, else by NumPy, same bits."""
 
     def __init__(self, arrays: Sequence[Array], native: bool) -> None:
         self._arrays = list(arrays)
@@ -54,7 +49,7 @@ _CODES = {"bfloat16": 2, "float16": 3, "float32": 4, "float64": 8}
 
 
 def type_code(array: Any) -> int:
-    """Return what `kernels/digest.h` is told of an array's type; 0 where all numbers are finite."""
+    """Return the code of an array's type for `kernels/digest.h`; 0 if all its values are finite."""
     return _CODES.get(array.dtype.name, 0)
 
 
@@ -67,7 +62,6 @@ def _function() -> Any:
 
 
 def _odd(numbers: Array) -> Array:
-    """Return `dp_odd` of numbers."""
     n = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     n = (n ^ (n >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     n = (n ^ (n >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,7 +1,7 @@
-"""Files that are cut short while they are mapped: an error that names the file, not a signal that ends the process.
+"""Turns the truncation of a mapped file into an error that names it, instead of a signal that ends the process.
 
-NumPy's memory maps (`numpy.load(mmap_mode="r")`, `.npy` files on the command line) read pages as they are used.
-Where another process has cut the file short meanwhile, the system sends SIGBUS (`kernels/native_maps.h`).
+NumPy's memory maps (`numpy.load(mmap_mode="r")`, `.npy` files on the command line) read pages on use. If another
+process has truncated the file meanwhile, the system sends SIGBUS (`kernels/native_maps.h`).
 """
 
 import ctypes
@@ -26,10 +26,10 @@ _raised_at = -_SAME
 
 
 def guard_mapped_files() -> None:
-    """Let a mapped file that is cut short end in an error from now on, where there is a compiler.
+    """Report a truncated mapped file as an error from now on, if there is a compiler.
 
-    In the main thread, a `DataError` is raised there; elsewhere a line is written, and the process ends. A handler that
-    the user's code has set stays.
+    In the main thread a `DataError` is raised; in others a line is written and the process ends. A handler that the
+    user has set stays.
     """
     global _guarded, _raises
     can_raise = threading.current_thread() is threading.main_thread()
@@ -52,7 +52,7 @@ def guard_mapped_files() -> None:
 
 
 def guard_what_is_mapped() -> None:
-    """Do so where this process maps a file that looks like data, of a generator's, say."""
+    """Do so if this process maps a file that looks like data, for example a generator's."""
     if not _guarded:
         try:
             with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:

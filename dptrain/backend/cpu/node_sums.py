@@ -1,4 +1,4 @@
-"""Sums over the ranks of a node that compiled code makes in memory which they share (`kernels/native_ranks.h`)."""
+"""Sums over the ranks of a node by compiled code in shared memory (`kernels/native_ranks.h`)."""
 
 import ctypes
 from typing import Any
@@ -38,20 +38,17 @@ class _Message(ctypes.Structure):
 
 
 def is_native(reduced: Tensor) -> bool:
-    """Whether an all-reduce is a sum of a type that is summed here."""
+    """Whether an all-reduce is a sum of a supported type."""
     return reduced.attributes["over"] == "sum" and reduced.dtype.name in TYPES
 
 
 class NodeSums:
     """Sums over the ranks of a node.
 
-    Args:
-        messages: their memory.
-
     Attributes:
-        messages: as above.
+        messages: their memory.
         addresses: of each sum, for generated code.
-        function: address of what makes one.
+        function: address of the C++ function that computes a sum.
     """
 
     def __init__(self, messages: NodeMessages) -> None:
@@ -65,17 +62,17 @@ class NodeSums:
         self._sum = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(self.function)
 
     def memory(self, number: int) -> tuple[Array, Array]:
-        """Return what this rank adds to one of the sums, and where that is found."""
+        """Return this rank's contribution to a sum, and the sum's memory."""
         message = self.messages.messages[number]
         return message.summands[self.messages.rank], message.total
 
     def sum(self, number: int) -> None:
-        """Make one of the sums. Collective."""
+        """Compute a sum. Collective."""
         self._sum(self.addresses[number])
         self.check()
 
     def check(self) -> None:
-        """Raise what has kept compiled code from making a sum."""
+        """Raise the error that stopped compiled code in a sum."""
         raise_deferred()
         if self._failure is not None:
             raise self._failure

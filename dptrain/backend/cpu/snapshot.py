@@ -1,4 +1,4 @@
-"""The state of a training in the host's memory: its digests, and a copy of it."""
+"""The state of a training in host memory: its digests and a copy."""
 # ruff: noqa: D102 - each method is documented once, in backend/base.py
 
 from collections.abc import Sequence
@@ -13,12 +13,7 @@ Array = npt.NDArray[Any]
 
 
 class HostSnapshot:
-    """A `Snapshot` of arrays.
-
-    Args:
-        arrays: where variables live.
-        native: as `Digests`.
-    """
+    """A `Snapshot` of arrays in host memory; `native` as for `Digests`."""
 
     def __init__(self, arrays: Sequence[Array], native: bool) -> None:
         self._arrays, self._digests = list(arrays), Digests(arrays, native)

@@ -1,6 +1,6 @@
-"""The CUDA backend: one NVIDIA GPU through PyCUDA, which executes programs with kernels of our own.
+"""The CUDA backend: executes programs on one NVIDIA GPU with kernels of our own, through PyCUDA.
 
-All work of a backend is queued on one non-blocking stream, in order; the host waits only where it reads.
+All work of a backend is queued in order on one non-blocking stream; the host waits only to read.
 """
 # ruff: noqa: D102 - each method is documented once, in backend/base.py
 
@@ -55,29 +55,25 @@ class CudaBackend(Backend):
 
     Args:
         dtype: "float32".
-        number: of the GPU among those that CUDA shows this process.
-        select: "mask" or "index", as in `open_gpu`.
+        number: index of the GPU among those that CUDA shows this process.
+        select: "mask" or "index", see `open_gpu`.
         host: this node's name, for messages.
         precision: of matrix products, "float32" or "tf32".
-        gemm: who computes them, one of `PROVIDERS["gemm"]`.
+        gemm: who computes matrix products, one of `PROVIDERS["gemm"]`.
         sharers: ranks that use the GPU.
         policy: name of the models' dtype policy, for the description.
         conv: who computes convolutions, one of `PROVIDERS["conv"]`.
 
     Attributes:
-        name: "cuda".
-        dtype: of the products, and of whatever is not told another.
-        of_halves: of products of factors in half precision: on tensor cores, where there are some, "half" or "wgmma".
+        dtype: the default type, also of products.
+        of_halves: precision of products of half-precision factors: "half" or "wgmma" on tensor cores, if present.
         gpu: the device's UUID, or None.
-        gpu_record: the device.
         heap: its memory.
-        streams: what work is queued on.
-        state: where variables live.
-        libraries: what computes products or convolutions instead of our own kernels, by kind.
+        state: the memory of variables.
+        libraries: that compute products or convolutions instead of our kernels, by kind.
         choices: who computes which of them.
-        executables: that are to be closed before the device.
+        executables: to close before the device.
         numerics: what the bits of results depend on.
-        description: the device in words.
         graph: whether a step is launched as one CUDA graph.
 
     Raises:
@@ -148,10 +144,10 @@ class CudaBackend(Backend):
         self.description = ", ".join(description_parts)
 
     def _open_libraries(self, requested: Mapping[Kind, str]) -> list[str]:
-        """Open the libraries that are asked for; return in words why one is not there that "auto" does without.
+        """Open the requested libraries; return why one is missing that "auto" does without.
 
         Raises:
-            ConfigError: one is not installed that must be.
+            ConfigError: a required library is not installed.
             DeviceError: it does not start.
         """
         without = []
@@ -182,7 +178,7 @@ class CudaBackend(Backend):
     def workspace(self, nbytes: int) -> int:
         """Return the address of scratch memory for libraries, whose calls follow each other on one stream.
 
-        It stays where it is until the backend is closed: graphs have recorded it.
+        It stays in place until the backend is closed, as graphs have recorded the address.
         """
         if not self._workspaces or self._workspaces[-1].nbytes < nbytes:
             self._workspaces.append(DeviceMemory(self.heap, nbytes, "workspace of libraries"))
@@ -214,7 +210,7 @@ class CudaBackend(Backend):
         return CudaExecutable(program, self, arrays, rows=rows, first_row=first_row, comm=comm)
 
     def run_table(self, pack_key: Hashable, fields: int) -> RunTable:
-        """Return the table of executables that are alike, or a new one where there is none, or no key."""
+        """Return the table shared by executables of this key, or a new one if there is none, or no key."""
         table = self._tables.get(pack_key) if pack_key is not None else None
         if table is None:
             table = RunTable(self, fields)
@@ -228,7 +224,7 @@ class CudaBackend(Backend):
     def composed(
         self, program: Program, rows: int | None = None, first_row: int = 0, *, alone: bool = True
     ) -> Composition:
-        """Return a program as kernels of this device; the arguments are those of `Composition`."""
+        """Return a program as kernels of this device; arguments as for `Composition`."""
         key = rows, first_row, alone, self.choices.state
         compositions = self._compositions.setdefault(program, {})
         if key not in compositions:
@@ -240,11 +236,11 @@ class CudaBackend(Backend):
         return compositions[key]
 
     def prepare(self, program: Program, rows: int, first_row: int = 0, *, alone: bool = True) -> None:
-        """Let nvcc begin: a training's kernels and those of its validation are compiled beside each other."""
+        """Start nvcc: kernels of a training and of its validation are compiled in parallel."""
         self.compile_ahead(self.composed(program, rows, first_row, alone=alone).sources())
 
     def compile_ahead(self, sources: Iterable[str]) -> None:
-        """Let nvcc begin with texts, in other threads."""
+        """Start nvcc on texts, in other threads."""
         for source in sources:
             architecture = self.gpu_record.architecture
             self.gpu_record.compiling.begin(source, partial(compiled_text, "program", source, architecture))
@@ -264,7 +260,7 @@ class CudaBackend(Backend):
         self.choices.restore(chosen)
 
     def launch(self, kernel: OwnKernel, buffers: Sequence[DeviceArray], numbers: Mapping[str, Any]) -> None:
-        """Queue a kernel of a user's own; see `own_launch`."""
+        """Queue a user's kernel; see `own_launch`."""
         own_launch(self.gpu_record, self.stream, kernel, buffers, numbers)()
 
     def adopt(self, variables: Iterable[Variable]) -> None:
@@ -280,15 +276,15 @@ class CudaBackend(Backend):
 
     @property
     def stream(self) -> Any:
-        """What all work is queued on, in order."""
+        """The stream on which all work is queued in order."""
         return self.streams.ops
 
     def wait(self) -> None:
-        """Wait for all work."""
+        """Wait for all queued work."""
         self.streams.synchronize(self.stream)
 
     def links(self, comm: Communicator) -> Links | None:
-        """Return what joins the ranks' GPUs; None where messages go through the host. Collective at the first call."""
+        """Return the connections of the ranks' GPUs; None if messages use the host. Collective at the first call."""
         if self.transport != "nccl":
             return None
         if comm not in self.gpu_record.links:
@@ -318,11 +314,11 @@ class CudaBackend(Backend):
             links.close()
 
     def wait_for(self, backend: "CudaBackend") -> None:
-        """Let what is queued from now on wait for what another backend has queued."""
+        """Let work queued from now on wait for what another backend has queued."""
         self.streams.wait_for(backend.streams)
 
     def postpone(self, queue: Callable[[], None]) -> None:
-        """Call this as soon as the stream is asked for, and not later than that."""
+        """Call `queue` at the latest when the stream is next used."""
         self.streams.before_ops = queue
 
     def launch_waiting(self) -> None:
@@ -337,7 +333,7 @@ class CudaBackend(Backend):
         return DeviceArray(memory, memory.pointer, shape, kind)
 
     def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None, name: str = "") -> DeviceArray:
-        """Return zeros, as `empty`."""
+        """Return zeros; see `empty`."""
         buffer = self.empty(shape, dtype, name)
         if buffer.nbytes:
             cuda.memset_d8_async(buffer.pointer, 0, buffer.nbytes, self.streams.ops)
@@ -350,14 +346,14 @@ class CudaBackend(Backend):
 
     @functools.cached_property
     def outside(self) -> DeviceArray:
-        """What kernels set to 1 where a row is asked for that a table does not have; read with every result."""
+        """Flag that kernels set to 1 for an index outside a table; read with every result."""
         return self.zeros((1,), np.int32, "a note")
 
     def download(self, buffer: DeviceArray) -> HostArray:
         """See `Backend`.
 
         Raises:
-            DataError: a step before has asked for a row that a table does not have.
+            DataError: an earlier step read a row that its table does not have.
         """
         host = self.fetched(buffer)
         if "outside" in vars(self) and self.fetched(self.outside)[0]:
@@ -389,7 +385,7 @@ class CudaBackend(Backend):
             cuda.memcpy_dtod_async(buffer.pointer, source.pointer, buffer.nbytes, self.streams.ops)
 
     def send(self, buffer: DeviceArray, array: HostArray) -> None:
-        """As `write`, for an array of the buffer's type; nobody waits for one of some kilobytes."""
+        """Overwrite a buffer with an array of its type; does not wait for small arrays (some kilobytes)."""
         if buffer.size and not self._ring.send(buffer, array, self.stream):
             self.write(buffer, array)
 
@@ -416,7 +412,7 @@ class CudaBackend(Backend):
         return 0 if self.shares_samples and self._shared(array) is not None else _stored_bytes(array)
 
     def _shared(self, array: HostArray) -> SharedSamples | None:
-        """Return an array's samples where a backend has them on the device."""
+        """Return an array's samples if a backend has them on the device."""
         samples: SharedSamples | None = self.gpu_record.samples.get(_identity(array))
         return None if samples is None or samples.is_freed else samples
 
@@ -433,7 +429,7 @@ class CudaBackend(Backend):
 
 
 def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The type on the device of samples: types that no kernel reads become the next one that holds their values."""
+    """The type of samples on the device: types that no kernel reads become the next larger one."""
     if dtype.name in STORED:
         return dtype.newbyteorder("=")
     return np.dtype({"float16": np.float32}.get(dtype.name, np.float64))
@@ -444,5 +440,5 @@ def _stored_bytes(array: HostArray) -> int:
 
 
 def _identity(array: HostArray) -> tuple[Any, ...]:
-    """Return what tells an array apart from all others that are alive."""
+    """Return a key that distinguishes an array from all others alive."""
     return array.ctypes.data, array.shape, array.strides, array.dtype.str

@@ -1,9 +1,9 @@
 """`--gemm` and `--conv`: who computes each product and convolution of a backend, and what "auto" measures.
 
-With "auto" bits depend on a choice, and a choice by the clock on noise. So it is made once: at the start of a training
-rank 0 measures what no table has, ours beside the library's, and all ranks take its choice. The table is kept for the
-machine. A checkpoint holds what a training has used, and a training that goes on uses it again. What comes up later,
-such as a last batch of fewer rows, is ours.
+With "auto" bits depend on the choice, and a choice by the clock depends on noise. So it is made once: at the start of a
+training rank 0 measures what no table holds, our kernel against the library's, and all ranks follow. The machine keeps
+the table; a checkpoint keeps the choices of its training for a resume. Problems that come up later, such as a last
+batch of fewer rows, use our kernels.
 """
 
 import hashlib
@@ -39,11 +39,7 @@ _FASTER = 0.95
 
 
 class Library(Protocol):
-    """What computes problems of one kind.
-
-    Attributes:
-        numerics: its name and version.
-    """
+    """A library that computes problems of one kind; `numerics` is its name and version."""
 
     numerics: str
 
@@ -51,16 +47,16 @@ class Library(Protocol):
         """Whether it computes a problem."""
 
     def prepared(self, problem: Problem, a: int, b: int, c: int) -> Callable[[], None]:
-        """Return what queues it, of two operands and a result at these addresses."""
+        """Return a function that queues a problem with operands `a`, `b` and result `c` at these addresses."""
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Release its resources."""
 
 
 class Choices:
     """Who computes which problem on a backend, given the requested provider of each kind and the libraries.
 
-    `chosen` has the choice for each measured problem.
+    `chosen` holds the provider of each measured problem.
     """
 
     def __init__(
@@ -81,12 +77,12 @@ class Choices:
 
     @property
     def state(self) -> tuple[object, ...]:
-        """Equal only where `provider` returns the same."""
+        """A key, equal only if `provider` returns the same."""
         return self._forced, len(self.chosen), self.digest
 
     @property
     def digest(self) -> str:
-        """Digest of all choices, which ranks compare; "" without any."""
+        """Digest of all choices, which ranks compare; "" if there are none."""
         if not self.chosen:
             return ""
         text = "\n".join(f"{name}: {by}" for name, by in sorted(self.chosen.items()))
@@ -159,7 +155,7 @@ class Choices:
             _say_once(f"--{kind} {LIBRARIES[kind]}: it does not take {refused[0]}{and_more}; our kernels compute that")
 
     def _measured(self, problems: Mapping[str, Problem]) -> dict[str, str]:
-        """Choose by measurements of this machine, new or kept, and report the choice."""
+        """Choose by new or stored measurements of this machine, and report the choice."""
         backend = self._backend
         environment = [
             backend.gpu_record.name,
@@ -192,7 +188,7 @@ class Choices:
         return library if seconds.get(library, np.inf) < _FASTER * seconds[OURS] else OURS
 
     def _seconds(self, problem: Problem) -> dict[str, float]:
-        """Return the seconds of a problem by provider, of those whose result is right."""
+        """Return the seconds of a problem for each provider whose result is right."""
         backend, library = self._backend, LIBRARIES[problem.kind]
         rivals = [OURS, *([library] if self._libraries[problem.kind].takes(problem) else [])]
         program, operands = program_of(problem)

@@ -1,8 +1,7 @@
-"""Compiling the CUDA sources once per architecture, into the cache (`runtime/cache.py`).
+"""Compiles CUDA sources once per architecture, into the cache (`runtime/cache.py`).
 
-A compiled file's name is a digest of everything that its content depends on: the source with all headers, the
-architecture, the options and what `nvcc --version` says. The ranks of a node do not compile the same file at once: the
-first one works, the others find the result.
+A file's name is a digest of the source with all headers, the architecture, the options and the version of nvcc. The
+first rank of a node that needs a file compiles it; the others wait for it.
 """
 
 import functools
@@ -36,19 +35,14 @@ _DRIVERS = {12: "R525 or later", 13: "R580 or later"}
 
 
 class Cubin(NamedTuple):
-    """A compiled file.
-
-    Attributes:
-        path: where the cache keeps it.
-        content: all of it.
-    """
+    """A compiled file in the cache, and its content."""
 
     path: Path
     content: bytes
 
 
 class Resources(NamedTuple):
-    """What the compiler gives a kernel.
+    """Resources of a kernel as compiled.
 
     Attributes:
         registers: of a thread.
@@ -72,7 +66,7 @@ def find_nvcc() -> str:
     """Return the path of nvcc: on PATH, under $CUDA_HOME or $CUDA_PATH, in /usr/local/cuda, or from NVIDIA's wheels.
 
     Raises:
-        DeviceError: it is at none of these places.
+        DeviceError: not found.
     """
     path = shutil.which("nvcc")
     if path is not None:
@@ -87,7 +81,7 @@ def find_nvcc() -> str:
 
 
 def wheel_roots() -> list[Path]:
-    """Return where NVIDIA's wheels keep a toolkit: site-packages/nvidia/cu13, of a newer CUDA first."""
+    """Return the toolkit folders of NVIDIA's wheels (site-packages/nvidia/cu13), newest CUDA first."""
     spec = importlib.util.find_spec("nvidia")
     folders = [] if spec is None else [Path(location) for location in spec.submodule_search_locations or ()]
     roots = {int(root.name[2:]): root for folder in folders for root in folder.glob("cu*") if root.name[2:].isdigit()}
@@ -95,29 +89,25 @@ def wheel_roots() -> list[Path]:
 
 
 def release(nvcc: str) -> tuple[int, int] | None:
-    """Return the CUDA version of an nvcc, or None where it tells none.
-
-    Raises:
-        DeviceError: this nvcc does not work.
-    """
+    """Return the CUDA version of an nvcc, or None if it reports none; DeviceError if it does not work."""
     return parse_release(_version(nvcc))
 
 
 def parse_release(output: str) -> tuple[int, int] | None:
-    """Return the CUDA version in what `nvcc --version` says, or None where there is none."""
+    """Return the CUDA version in the output of `nvcc --version`, or None."""
     match = re.search(r"release (\d+)\.(\d+)", output)
     return None if match is None else (int(match[1]), int(match[2]))
 
 
 def too_new(toolkit: tuple[int, int] | None, driver: tuple[int, int] | None) -> tuple[str, str] | None:
-    """Return why a driver does not load what an nvcc compiles and what to do about it, or None where it does.
+    """Return why a driver cannot load what an nvcc compiles, and the remedy; None if it can.
 
-    A driver loads cubins of every nvcc of its own major version and of older ones. PTX would not help: a driver
-    refuses that of any newer version.
+    A driver loads cubins of every nvcc of its own major version and older ones. PTX would not help: a driver refuses
+    PTX of a newer version.
 
     Args:
-        toolkit: CUDA version of the nvcc, None where it is unknown.
-        driver: the latest that the driver knows.
+        toolkit: CUDA version of the nvcc, None if unknown.
+        driver: the latest CUDA version that the driver supports.
     """
     if toolkit is None or driver is None or toolkit[0] <= driver[0]:
         return None
@@ -131,7 +121,7 @@ def too_new(toolkit: tuple[int, int] | None, driver: tuple[int, int] | None) -> 
 
 
 def compiled_own(name: str, source: str | Path, architecture: str) -> Cubin:
-    """Return the compiled file of a user's source, compiling it if the cache does not hold it.
+    """Return the compiled file of a user's source, compiled unless the cache holds it.
 
     Args:
         name: for messages and the file's name.
@@ -140,7 +130,7 @@ def compiled_own(name: str, source: str | Path, architecture: str) -> Cubin:
 
     Raises:
         DeviceError: nvcc is missing or refuses the source.
-        OutputError: there is no place to write the file to.
+        OutputError: the cache cannot be written.
     """
     nvcc = find_nvcc()
     digest = _digest(nvcc, architecture)
@@ -153,21 +143,14 @@ def compiled_own(name: str, source: str | Path, architecture: str) -> Cubin:
 
 
 class Ahead:
-    """Compiles texts in threads of its own, so that they are in the cache, or on their way there, when they are needed.
-
-    Who needs a text before it is there waits for the file as for another process's.
-    """
+    """Compiles sources in threads before they are needed; users wait for them as for another process's file."""
 
     def __init__(self) -> None:
         self._begun: set[str] = set()
         self._threads: ThreadPoolExecutor | None = None
 
     def begin(self, text: str, compile_it: Callable[[], object]) -> None:
-        """Begin with a text that has not been begun with.
-
-        Args:
-            compile_it: called in another thread; what it raises is met again by who needs the text.
-        """
+        """Start to compile a new text by `compile_it`, in another thread; its errors recur when the text is needed."""
         digest = hashlib.sha256(text.encode()).hexdigest()
         if digest in self._begun:
             return
@@ -178,17 +161,17 @@ class Ahead:
 
 
 def compiled_text(name: str, text: str, architecture: str) -> Cubin:
-    """Return the compiled file of a generated source, which includes nothing but `kernels/`; as `compiled_own`."""
+    """Return the compiled file of a generated source, which includes only `kernels/`; see `compiled_own`."""
     return _made_of_text(name, text, architecture, "cubin", _compile)
 
 
 def resources_of_text(name: str, text: str, architecture: str) -> dict[str, Resources]:
-    """Return what the kernels of a generated source are given, by name; raises as `compiled_own`."""
+    """Return the resources of a generated source's kernels by name; raises as `compiled_own`."""
     return parse_resources(_made_of_text(name, text, architecture, "resources", _said_of_resources).content.decode())
 
 
 def parse_resources(output: str) -> dict[str, Resources]:
-    """Return what kernels are given, by name, of what `nvcc -Xptxas -v` says."""
+    """Return the resources of kernels by name, from the output of `nvcc -Xptxas -v`."""
     resources = {}
     for kernel, stores, loads, registers, details in _ENTRY.findall(output):
         shared = re.search(r"(\d+) bytes smem", details)
@@ -199,7 +182,7 @@ def parse_resources(output: str) -> dict[str, Resources]:
 def _made_of_text(
     name: str, text: str, architecture: str, ending: str, make: Callable[[str, Path, str], bytes]
 ) -> Cubin:
-    """Return the file that nvcc, given a source's path and an architecture, makes of a text."""
+    """Return the file that nvcc makes of a text; `make` takes nvcc, a source's path and an architecture."""
     nvcc = find_nvcc()
     digest = _digest(nvcc, architecture)
     digest.update(text.encode())
@@ -223,11 +206,7 @@ def _kept(file: str, make: Callable[[], bytes]) -> Cubin:
 
 
 def _includes(nvcc: str, source: Path, architecture: str) -> list[Path]:
-    """Return a source and all that it includes, wherever that is, except system headers.
-
-    Raises:
-        DeviceError: nvcc refuses the source.
-    """
+    """Return a source and all files that it includes, without system headers; DeviceError if nvcc refuses it."""
     rule = _run_nvcc([nvcc, "-MM", *_options(architecture), str(source)], source, architecture).stdout
     # A rule of make: "x.o : x.cu one.h \\", in which a blank inside a name is "\\ ", and a dollar "$$".
     listed = rule.replace("\\\n", " ").partition(":")[2]
@@ -236,7 +215,7 @@ def _includes(nvcc: str, source: Path, architecture: str) -> list[Path]:
 
 
 def _digest(nvcc: str, architecture: str) -> "hashlib._Hash":
-    """Return the digest of what all compiled files depend on."""
+    """Return a digest of what all compiled files depend on."""
     added = [os.environ.get(name, "") for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")]
     digest = hashlib.sha256("\0".join([architecture, *OPTIONS, *added, _version(nvcc)]).encode())
     for header in sorted([*kernels_dir().glob("*.cuh"), *kernels_dir().glob("*.h")]):
@@ -250,7 +229,7 @@ def kernel_cache() -> Path:
 
 
 def command(nvcc: str, source: Path, target: Path, architecture: str) -> list[str]:
-    """Return the command that compiles one source."""
+    """Return the command that compiles a source."""
     threads = _IN_THREADS if (release(nvcc) or (0, 0)) >= _THREADS_SINCE else ()
     return [nvcc, "--cubin", *_options(architecture), *threads, "-o", str(target), str(source)]
 
@@ -282,11 +261,7 @@ def _said_of_resources(nvcc: str, source: Path, architecture: str) -> bytes:
 
 
 def _run_nvcc(arguments: Sequence[str], source: Path, architecture: str) -> "subprocess.CompletedProcess[str]":
-    """Run nvcc.
-
-    Raises:
-        DeviceError: it refuses the source, or does not end.
-    """
+    """Run nvcc; DeviceError if it refuses the source or does not end."""
     try:
         ended = run_program(arguments, _PATIENCE)
     except subprocess.TimeoutExpired:

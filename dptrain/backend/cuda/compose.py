@@ -1,4 +1,4 @@
-"""Composes a program for a GPU: kernels, their order, messages and memory plan; needs no GPU."""
+"""Composes a program for a GPU, without needing one: kernels, their order, messages and memory plan."""
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence, Set
@@ -44,7 +44,7 @@ ALIGNMENT = 256
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """Collectives that travel together at the end of a stage.
+    """Collectives that are sent together at the end of a stage.
 
     Attributes:
         results: that other ranks send, see `messages.Stage`.
@@ -58,7 +58,7 @@ class Message:
 
     @property
     def is_sum(self) -> bool:
-        """Whether it consists of all-reduces, which have a buffer of its own."""
+        """Whether it consists of all-reduces, which have a separate buffer."""
         return self.results[0].op is ALL_REDUCE
 
 
@@ -66,9 +66,9 @@ class Composition:
     """A program as kernels.
 
     Args:
-        program: that is executed.
-        rows: of the global batch that this rank has; None for all.
-        first_row: global number of the first of them.
+        program: to execute.
+        rows: of the global batch on this rank; None for all.
+        first_row: global number of its first row.
         alone: there is one rank.
         precision: of products.
         of_halves: of products of half-precision factors, see `with_precision`.
@@ -78,12 +78,12 @@ class Composition:
         program: with distinct, computed results.
         sizes: of the batch.
         stages: kernels, in order, between two sync points.
-        messages: that follow each stage.
+        messages: after each stage.
         stored: tensors that kernels and messages store.
         targets: the variable of each new value.
         counts_steps: kernels read the number of the step.
         notes_rows: kernels report indices outside a table.
-        wide_index: an int cannot count all elements.
+        wide_index: an int is too small to count all elements.
         in_place: updates that overwrite the old values.
         last_carries: the first carry, and the slot, that hold a loop's last carry.
         plan: offsets of intermediate results, and of scratch memory by function and argument.
@@ -195,9 +195,9 @@ class Composition:
         return source(self._kernels, self.wide_index)
 
     def sources(self) -> dict[str, list[Kernel]]:
-        """Return the C++ of all kernels in sources for parallel compilation, each with its kernels.
+        """Return the C++ of all kernels as sources for parallel compilation, with the kernels of each.
 
-        The cut depends on the number of kernels alone, so that machines share compiled sources.
+        The split depends only on the number of kernels, so that machines share compiled sources.
         """
         generated = [kernel for kernel in self._kernels if kernel.threads]
         fields, parts = (
@@ -208,7 +208,7 @@ class Composition:
 
     @property
     def fields(self) -> list[str]:
-        """Names of the fields of a `Run`, in order."""
+        """Names of a `Run`'s fields, in order."""
         return list(run_fields(self._kernels))
 
     @property
@@ -250,7 +250,7 @@ class Composition:
 
     @property
     def _elsewhere(self) -> set[Tensor]:
-        """Tensors with memory outside the arena: results, and operands of all-reduces."""
+        """Tensors stored outside the arena: results, and operands of all-reduces."""
         sums = (
             result for messages in self.messages for message in messages if message.is_sum for result in message.results
         )
@@ -301,7 +301,7 @@ class Composition:
 
 
 def problems(program: Program, rows: int, *, precision: str, of_halves: str) -> list[Problem]:
-    """Return the products and convolutions of a program that a library may compute; see `Composition`."""
+    """Return a program's products and convolutions that a library may compute; see `Composition`."""
     program = with_steps_changed(without_ranks(program), lambda step: with_precision(step, precision, of_halves))
     count = _local(program, rows, 0).count
 
@@ -313,7 +313,6 @@ def problems(program: Program, rows: int, *, precision: str, of_halves: str) -> 
 
 
 def _lowered(program: Program, precision: str, of_halves: str, provider: Provider | None, sizes: Local) -> Program:
-    """Choose how each op is computed."""
     program = with_precision(with_long_products(without_attention(program)), precision, of_halves)
     if provider is not None:
         program = with_providers(program, provider, sizes.count, factors_of)
@@ -323,7 +322,7 @@ def _lowered(program: Program, precision: str, of_halves: str, provider: Provide
 def _with_own_results(program: Program) -> Program:
     """Make results distinct and computed.
 
-    A sum over the ranks and a loop's last carry are copied as well: they are not stored where a result is read.
+    Sums over the ranks and a loop's last carries are copied too: they are not stored where results are read.
     """
     used: set[Tensor] = set()
 
@@ -356,14 +355,13 @@ def _messages(
 
 
 def _local(program: Program, rows: int | None, first_row: int) -> Local:
-    """Return the rows of a rank."""
     return Local(program.rows if rows is None else rows, first_row, program.rows)
 
 
 def _order(groups: Sequence[Group], early: Set[Group], sent_parts: Set[Tensor]) -> None:
     """Give groups the lowest possible levels, or later ones that suit them better.
 
-    `early` groups are launched before all others of their stage; `sent` are parts of messages.
+    `early` groups are launched before the others of their stage; `sent_parts` are parts of messages.
     """
     height: dict[Group, int] = {}
 

@@ -1,4 +1,4 @@
-"""How convolutions are products of the tiled kernels: what kernels/convolution.cuh gathers, and the sizes."""
+"""Convolutions as products of the tiled kernels: what kernels/convolution.cuh gathers, and the sizes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from dptrain.program.tensor import Tensor
 
 @dataclass(frozen=True)
 class Implicit:
-    """A convolution as products of matrices c_MN = a b.
+    """A convolution as products of matrices c_MN = a b; texts are C++.
 
     Attributes:
-        sizes: M, N and K, of the largest where there are several products.
+        sizes: M, N and K, of the largest product.
         count: of products, see `lowering.ConvolutionLowering`.
-        transposed: a is (K, M) where it is gathered, b is (N, K).
-        wide: whether as many elements as 16 bytes hold lie side by side wherever columns do, of a and b, in C++.
-        lines: statements that define what the following name, for the product `phase` where there are several.
-        terms: K of a product, in C++.
-        matrices: where the elements of a and b are, in C++.
-        row: the row of the result that row `m` of a product is, or -1, in C++.
+        transposed: a is (K, M) if gathered, b is (N, K).
+        wide: whether 16 bytes of adjacent columns are adjacent in the memory of a and b.
+        lines: statements that define the names below, for product `phase` of several.
+        terms: K of a product.
+        matrices: addresses of the elements of a and b.
+        row: the result's row for row `m` of a product, or -1.
     """
 
     sizes: tuple[int, int, int]
@@ -36,12 +36,7 @@ class Implicit:
 
 
 def implicit(tensor: Tensor, count: Callable[[Shape], int]) -> Implicit:
-    """Return a convolution or one of its gradients as products.
-
-    Args:
-        tensor: what it makes.
-        count: returns the number of elements that a rank has of a shape.
-    """
+    """Return a convolution or one of its gradients as products; `count` returns a rank's elements of a shape."""
     lowering = lowering_of(tensor)
     assert isinstance(lowering, ConvolutionLowering)
     images, places, kernel = lowering.shapes(tensor)

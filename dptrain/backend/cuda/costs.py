@@ -1,4 +1,4 @@
-"""The load of each kernel of a program, and a table of it with predicted times; needs no GPU."""
+"""The load of each kernel of a program and its table of predicted times; needs no GPU."""
 
 import ast
 import functools
@@ -34,7 +34,7 @@ _STEPS = ("", "k", "M", "G", "T", "P")
 
 
 def loads(composition: Composition, resources: Mapping[str, Resources] | None = None) -> list[Load]:
-    """Return the loads of a step's kernels in order, of loops once, with the compiler's resources as far as known."""
+    """Return the loads of a step's kernels in order, loops once, with the compiler's resources if known."""
     known_resources = resources or {}
     kernels = launched(kernel for stage in composition.stages for kernel in stage)
     return [_load(kernel, times, composition, known_resources.get(kernel.name)) for kernel, times in kernels]
@@ -119,7 +119,7 @@ def _computed(function: GeneratedFunction) -> list[Tensor]:
 
 
 def _shared(kernel: Kernel) -> int | None:
-    """Return the bytes of a kernel's shared memory if macros and numbers say them, else None."""
+    """Return the bytes of a kernel's shared memory; None if they are no expression of macros and numbers."""
     if kernel.dynamic:
         return kernel.dynamic
     sizes = [_value(function.shared) for function in kernel.functions]
@@ -240,7 +240,7 @@ def _total(seconds: Iterable[float]) -> str:
 
 
 def short(number: int) -> str:
-    """Format an integer in at most five columns: as it is, or three digits and a power of 1,000."""
+    """Format an integer in at most five columns: unchanged, or three digits and a power of 1,000."""
     if number < 1000:
         return str(number)
     digits, _, power = f"{number:.2e}".partition("e")

@@ -1,15 +1,15 @@
-"""Matrix products by NVIDIA's cuBLASLt, through nvmath-python: an optional provider (`--gemm cublaslt`).
+"""Matrix products by NVIDIA's cuBLASLt through nvmath-python, an optional provider (`--gemm cublaslt`).
 
-**Products have run against a stand-in for `nvmath.bindings.cublasLt` only (tests/standins), never on hardware.** The
-names and argument orders of the bindings were compared with nvmath-python 1.0; descriptors, layouts and preferences,
-which need no GPU, were filled and read back with cuBLASLt 12.9.
+**Products have run only against a stand-in for `nvmath.bindings.cublasLt` (tests/standins), never on hardware.** Names
+and argument orders of the bindings were compared with nvmath-python 1.0; descriptors, layouts and preferences, which
+need no GPU, were filled and read back with cuBLASLt 12.9.
 
-cuBLASLt knows matrices by columns. A row-major (R, C) array is, by columns, its own transpose (C, R) with leading
-dimension C; so c = op(a) op(b) is asked for as c^T = op(b)^T op(a)^T: b first, a second, sizes N, M, K.
+cuBLASLt is column-major. A row-major (R, C) array is, by columns, its transpose (C, R) with leading dimension C; so
+c = op(a) op(b) is computed as c^T = op(b)^T op(a)^T: b first, a second, sizes N, M, K.
 
-What a product needs beside its pointers (descriptor, layouts, the algorithm that the heuristic chose) is made once for
-each shape and kept. Products of the same shape on the same GPU with the same library have the same bits; another GPU or
-version may choose another algorithm, so the version is part of `numerics`.
+The descriptor, the layouts and the algorithm that the heuristic chose are created once for each shape. Products of the
+same shape on the same GPU with the same library have the same bits; another GPU or version may choose another
+algorithm, so the version is part of `numerics`.
 
 The only module that imports nvmath. Source: cuBLAS Library User Guide, chapter "Using the cuBLASLt API".
 """
@@ -32,7 +32,7 @@ _ALIGNMENT = 256
 
 
 def why_not() -> str:
-    """Return why cuBLASLt cannot be used in this process, or an empty string if nothing is known against it."""
+    """Return why cuBLASLt is unusable in this process, or an empty string if it seems usable."""
     try:
         from nvmath.bindings import cublasLt
 
@@ -46,7 +46,7 @@ def why_not() -> str:
 
 @dataclass
 class _Matmul:
-    """What one shape needs: opaque handles and the algorithm."""
+    """Opaque handles and the algorithm of one shape."""
 
     operation: int
     layout_a: int
@@ -61,14 +61,14 @@ class CublasLt:
     Args:
         precision: "float32", or "tf32" for its fast TF32 compute type.
         stream: the stream's handle.
-        workspace: returns the address of at least so many bytes, aligned to 256, that stay until the backend closes.
+        workspace: returns the address of at least so many bytes, aligned to 256, in place until the backend closes.
 
     Attributes:
         numerics: what the bits of products depend on, beyond the device.
 
     Raises:
         ConfigError: nvmath-python is not installed.
-        DeviceError: the library does not load or does not start.
+        DeviceError: the library does not load or start.
     """
 
     def __init__(self, precision: str, stream: int, workspace: Callable[[int], int]) -> None:
@@ -100,17 +100,11 @@ class CublasLt:
         self._one, self._zero = np.ones(1, np.float32), np.zeros(1, np.float32)
 
     def takes(self, problem: Problem) -> bool:
-        """Whether cuBLASLt computes a product; it says so when it is asked to."""
+        """Whether cuBLASLt computes a product, as it reports itself."""
         return True
 
     def prepared(self, problem: Problem, a: int, b: int, c: int) -> Callable[[], None]:
-        """Return what queues c = op(a) op(b); all arrays are dense and row-major, c is float32.
-
-        Args:
-            problem: the product; of several matrices it is one.
-            a: device address, as those that follow.
-            b: of the second factor.
-            c: of (M, N) results, overwritten.
+        """Return a function that queues c = op(a) op(b), at device addresses of dense row-major arrays; c is float32.
 
         Raises:
             DeviceError: cuBLASLt has no algorithm for this product, or refuses it.
@@ -155,7 +149,7 @@ class CublasLt:
         return queue
 
     def close(self) -> None:
-        """Give back what the library holds; all queued work has ended."""
+        """Release the library's resources; all queued work has ended."""
         for matmul in self._matmuls.values():
             for layout in (matmul.layout_a, matmul.layout_b, matmul.layout_c):
                 self._lt.matrix_layout_destroy(layout)
@@ -166,7 +160,6 @@ class CublasLt:
             self._handle = None
 
     def __del__(self) -> None:
-        """Close what no backend closed."""
         with contextlib.suppress(Exception):  # one could reach nobody from here
             self.close()
 

@@ -1,22 +1,22 @@
-"""Convolutions and their gradients by NVIDIA's cuDNN, through its own Python frontend: an optional provider (`--conv`).
+"""Convolutions and their gradients by NVIDIA's cuDNN through its Python frontend, an optional provider (`--conv`).
 
-**Convolutions have run against a stand-in for `cudnn` only (tests/standins), never on hardware.** Names and arguments
+**Convolutions have run only against a stand-in for `cudnn` (tests/standins), never on hardware.** Names and arguments
 were compared with nvidia-cudnn-frontend 1.32.
 
-cuDNN names axes as (N, C, H, W) and is told by strides how they lie: images (B, H, W, I) as they are here, and kernels
-as (O, R, S, I), in which order `providers.py` lets them lie. Zeros behind an image, which our windows do not say,
-follow from the sizes. Where the last window ends before the image does by a stride or more, cuDNN is told of a smaller
-image, which lies in the same memory; of that image's gradient it would not write the rest, so those stay ours.
+cuDNN names axes (N, C, H, W) and takes strides for their layout: images (B, H, W, I) as here, and kernels
+(O, R, S, I), in which order `providers.py` stores them. Zeros behind an image, which our windows do not mention, follow
+from the sizes. If the last window ends a stride or more before the image, cuDNN gets a smaller image in the same
+memory; it would not write the rest of that image's gradient, so those gradients stay ours.
 
-What one problem needs, a graph with its execution plan, is made once and kept. Only plans are taken that
+A graph with its execution plan is built once for each problem. Only plans are taken that
 
 - give the same bits at every run (no NONDETERMINISTIC),
-- multiply and add as a product of matrices does: no Winograd and no Fourier transform, no sums and no factors in fewer
-  bits than were asked for, and in float32 no tensor cores (there they compute in TF32),
-- need no more than `WORKSPACE_BYTES`.
+- multiply and add as a matrix product does: no Winograd or Fourier transform, no sums or factors in fewer bits than
+  requested, and in float32 no tensor cores (which compute in TF32),
+- need at most `WORKSPACE_BYTES`.
 
-Which plan is the first of those depends on the GPU and on cuDNN's version, which is part of `numerics`. A problem that
-has none stays with our kernels, on every GPU of the kind alike.
+The first of those plans depends on the GPU and on cuDNN's version, which is part of `numerics`. A problem without a
+plan stays with our kernels, on every GPU of that kind.
 
 The only module that imports cudnn. Source: cuDNN frontend, "Convolutions" and "Graphs"; NVIDIA's developer
 documentation.
@@ -40,7 +40,7 @@ _FIRST, _SECOND, _MADE = 1, 2, 3
 
 
 def why_not() -> str:
-    """Return why cuDNN cannot be used in this process, or an empty string if nothing is known against it."""
+    """Return why cuDNN is unusable in this process, or an empty string if it seems usable."""
     try:
         import cudnn
 
@@ -53,24 +53,14 @@ def why_not() -> str:
 
 
 class _Plan(NamedTuple):
-    """What executes one problem.
-
-    Attributes:
-        graph: cuDNN's.
-        workspace: bytes that it needs.
-    """
+    """cuDNN's graph of one problem, and the bytes of workspace that it needs."""
 
     graph: Any
     workspace: int
 
 
 class Layout(NamedTuple):
-    """A tensor as cuDNN is told of it.
-
-    Attributes:
-        dim: lengths of the axes (N, C, H, W).
-        stride: elements from one to the next along each.
-    """
+    """A tensor for cuDNN: lengths of the axes (N, C, H, W), and the stride of each in elements."""
 
     dim: list[int]
     stride: list[int]
@@ -81,14 +71,14 @@ class Cudnn:
 
     Args:
         stream: the stream's handle.
-        workspace: returns the address of at least so many bytes, aligned to 256, that stay until the backend closes.
+        workspace: returns the address of at least so many bytes, aligned to 256, in place until the backend closes.
 
     Attributes:
         numerics: what the bits of convolutions depend on, beyond the device.
 
     Raises:
         ConfigError: the frontend is not installed.
-        DeviceError: the library does not load or does not start.
+        DeviceError: the library does not load or start.
     """
 
     def __init__(self, stream: int, workspace: Callable[[int], int]) -> None:
@@ -114,13 +104,9 @@ class Cudnn:
         return self._plan(problem) is not None
 
     def prepared(self, problem: Problem, a: int, b: int, c: int) -> Callable[[], None]:
-        """Return what queues a convolution.
+        """Return a function that queues a supported convolution, given device addresses of dense arrays.
 
-        Args:
-            problem: one that it takes.
-            a: device address of the first operand, see `ops/convolution.py`; all arrays are dense.
-            b: of the second, a kernel as (O, R, S, I).
-            c: of float32 results, overwritten; a kernel likewise.
+        Operands `a` and `b` are those of `ops/convolution.py`, kernels as (O, R, S, I); `c` is float32 and overwritten.
         """
         plan = self._plan(problem)
         assert plan is not None, "our own kernels compute it"
@@ -136,14 +122,13 @@ class Cudnn:
         return queue
 
     def close(self) -> None:
-        """Give back what the library holds; all queued work has ended."""
+        """Release the library's resources; all queued work has ended."""
         self._plans.clear()
         if self._handle is not None:
             self._cudnn.destroy_handle(self._handle)
             self._handle = None
 
     def __del__(self) -> None:
-        """Close what no backend closed."""
         with contextlib.suppress(Exception):  # one could reach nobody from here
             self.close()
 
@@ -153,7 +138,7 @@ class Cudnn:
         return self._plans[problem]
 
     def _built(self, problem: Problem) -> _Plan | None:
-        """Return a graph with the best plan of those that may be taken; None where there is none."""
+        """Return a graph with the best permitted plan; None if there is none."""
         cudnn = self._cudnn
         window = windowed(problem)
         if window is None:
@@ -213,16 +198,16 @@ class Cudnn:
 
 
 class CudnnWindow(NamedTuple):
-    """A window as cuDNN is told of it.
+    """A window for cuDNN.
 
     Attributes:
-        image: (H, W) of what of the images it sees.
+        image: (H, W) of the part of the images that it sees.
         places: (P, Q).
         size: (R, S).
         strides: between its places.
         dilation: between its elements.
         before: rows and columns of zeros before the image.
-        behind: and behind it.
+        behind: rows and columns of zeros behind the image.
     """
 
     image: tuple[int, int]
@@ -235,7 +220,7 @@ class CudnnWindow(NamedTuple):
 
 
 def windowed(problem: Problem) -> CudnnWindow | None:
-    """Return the window of a convolution; None where cuDNN's numbers cannot say it."""
+    """Return the window of a convolution; None if cuDNN's parameters cannot express it."""
     numbers = problem.sizes[4:]
     image, places, size, strides, dilation, before = ((numbers[n], numbers[n + 1]) for n in range(0, 12, 2))
     image_seen, behind = list(image), [0, 0]
@@ -253,7 +238,7 @@ def windowed(problem: Problem) -> CudnnWindow | None:
 
 
 def layouts(problem: Problem, window: CudnnWindow) -> tuple[Layout, Layout, Layout]:
-    """Return how images, places and kernel lie."""
+    """Return the layouts of images, places and kernel."""
     B, I, O = problem.sizes[1:4]  # noqa: E741 - the letters of all convolutions
     (H, W), (P, Q), (R, S) = problem.sizes[4:6], window.places, window.size
 

@@ -1,4 +1,4 @@
-"""The GPU that this process works on: PyCUDA's driver, opening and closing. The only module that imports PyCUDA."""
+"""Opens and closes the GPU of this process. The only module that imports PyCUDA."""
 
 import atexit
 import contextlib
@@ -38,33 +38,32 @@ class _Ending:
     """Closes the GPU with its thread: PyCUDA ends the process if a context is current in a thread that ends."""
 
     def __del__(self) -> None:
-        """Close it."""
         _close_gpu()
 
 
 @dataclass(eq=False)
 class Gpu:
-    """The GPU that this process works on, and what its backends share there.
+    """The GPU of this process, and what its backends share there.
 
     Attributes:
         device: PyCUDA's.
-        context: its primary context, current in the thread that opened it.
+        context: the primary context, current in the thread that opened it.
         name: the product's.
-        uuid: "GPU-..." or "MIG-..." as nvidia-smi prints it, or None where the driver does not tell.
-        memory: bytes in all.
+        uuid: "GPU-..." or "MIG-..." as nvidia-smi prints it, or None if the driver does not report it.
+        memory: total bytes.
         capability: its compute capability.
-        backends: those that are to be closed before the GPU.
-        samples: samples that backends share, by what tells the host's arrays apart.
-        thread: which opened it, the only one that can use it.
+        backends: to close before the GPU.
+        samples: shared by backends, by the identity of the host's arrays.
+        thread: that opened it, the only one that may use it.
         owner: identity of that thread, 0 when the GPU is closed.
-        modules: those that are loaded, by their compiled files.
-        packs: what backends are to execute together.
+        modules: loaded ones, by their compiled files.
+        packs: what backends execute together.
         compiling: kernels that are compiled ahead.
-        links: what joins it with other ranks' GPUs, by these ranks.
-        captures: a stream is captured, and nothing may be waited for.
-        retired: PyCUDA's records of memory and streams that another thread has dropped, a garbage collection as a
-            rule, or this one during a capture; they are given back when the last reference goes, which must happen in
-            the GPU's own thread.
+        links: connections with other ranks' GPUs, by these ranks.
+        captures: a stream is being captured, and nothing may be waited for.
+        retired: PyCUDA's records of memory and streams that another thread (a garbage collection as a rule), or this
+            one during a capture, has dropped. They are freed with the last reference, which must go in the GPU's
+            thread.
     """
 
     device: Any
@@ -89,14 +88,14 @@ class Gpu:
 
     @property
     def architecture(self) -> str:
-        """What kernels are compiled for, such as "sm_80"."""
+        """Target architecture of kernels, such as "sm_80"."""
         return architecture_of(*self.capability)
 
     def allow_shared(self, function: Any, nbytes: int) -> bool:
-        """Let a kernel have so many bytes of dynamic shared memory: beyond 48 KB one must be allowed to.
+        """Let a kernel use so many bytes of dynamic shared memory, which beyond 48 KB needs permission.
 
         Returns:
-            Whether the GPU gives a block so many beside those that the kernel has anyway.
+            Whether the GPU has that much for a block, beside the kernel's static shared memory.
         """
         static_bytes, limit = function.shared_size_bytes, cuda.device_attribute
         if static_bytes + nbytes <= self.device.get_attribute(limit.MAX_SHARED_MEMORY_PER_BLOCK):
@@ -109,21 +108,13 @@ class Gpu:
         return True
 
     def module(self, cubin: Cubin) -> Any:
-        """Return PyCUDA's module of a compiled file, loading it if it is not yet.
-
-        Raises:
-            cuda.Error: the driver refuses it.
-        """
+        """Return PyCUDA's module of a compiled file, loaded if new; cuda.Error if the driver refuses it."""
         if cubin.path not in self.modules:
             self.modules[cubin.path] = cuda.module_from_buffer(cubin.content)
         return self.modules[cubin.path]
 
     def enter(self) -> None:
-        """Make sure that this thread may use the GPU, and free what other threads have dropped.
-
-        Raises:
-            DeviceError: it may not.
-        """
+        """Free what other threads have dropped; DeviceError if this thread may not use the GPU."""
         if self._ident() != self.owner:
             owner = f"the GPU belongs to thread {self.thread.name!r}, which opened it: call it from there, not from "
             closed = f"the GPU belonged to thread {self.thread.name!r}, and was closed when that ended"
@@ -135,18 +126,14 @@ class Gpu:
                 self.retired.popleft()
 
     def retire(self, *handles: Any) -> bool:
-        """In another thread than the GPU's, or during a capture, leave PyCUDA's objects for later and return True."""
+        """In a thread other than the GPU's, or during a capture, postpone freeing PyCUDA's objects and return True."""
         if self._ident() == self.owner and not self.captures:
             return False
         self.retired.extend(handles)
         return True
 
     def captured(self, stream: Any, queue: Callable[[], None]) -> CudaGraph:
-        """Return a graph of what is queued on a stream; see `graphs.capture`.
-
-        Raises:
-            DeviceError: the stream cannot be captured.
-        """
+        """Return a graph of what `queue` queues on a stream, see `graphs.capture`; DeviceError if that fails."""
         self.captures = True
         try:
             with capture(stream) as graph:
@@ -167,10 +154,10 @@ def open_gpu(number: int, select: str, host: str) -> Gpu:
     """Start the driver and make a GPU's primary context current.
 
     Args:
-        number: of the GPU among those that CUDA shows this process.
-        select: "mask" makes the GPU the only visible one, by setting CUDA_VISIBLE_DEVICES within a mask that already
-            stands before the driver is initialised, so that no library of this process touches another; "index"
-            leaves the mask as it is, which CUDA IPC needs in some MPI libraries.
+        number: index of the GPU among those that CUDA shows this process.
+        select: "mask" makes the GPU the only visible one: it sets CUDA_VISIBLE_DEVICES, within a mask that is already
+            set, before the driver starts, so that no library of this process touches another GPU. "index" leaves the
+            mask alone, which CUDA IPC needs in some MPI libraries.
         host: this node's name, for messages.
 
     Raises:
@@ -208,18 +195,18 @@ def open_gpu(number: int, select: str, host: str) -> Gpu:
 
 
 def driver_version() -> tuple[int, int]:
-    """Return the latest CUDA version that the driver knows."""
+    """Return the latest CUDA version that the driver supports."""
     number = cuda.get_driver_version()
     return number // 1000, number % 1000 // 10
 
 
 def _uuid(index: int) -> str | None:
-    """Return a device's UUID, which PyCUDA does not tell."""
+    """Return a device's UUID, which PyCUDA does not report."""
     return device_uuid(ctypes.CDLL("libcuda.so.1"), index)
 
 
 def _close_gpu() -> None:
-    """Give everything back before the interpreter takes PyCUDA apart, if this is the thread that can."""
+    """Release everything before the interpreter dismantles PyCUDA, if this is the GPU's thread."""
     global _gpu
     if _gpu is not None and _gpu.owner == threading.get_ident():
         for backend in list(_gpu.backends):

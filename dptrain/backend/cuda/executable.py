@@ -1,10 +1,10 @@
 """A program on a GPU: generated kernels, memory, and the launches of a step.
 
-Everything that changes from step to step is in device memory: the variables, and the number of the step, by which it
-finds its rows. So a step is a list of launches with constant arguments.
+All that changes from step to step is in device memory: the variables, and the number of the step, which locates its
+rows. So a step is a list of launches with constant arguments.
 
-Kernels read a run's addresses from its row of a table, so that several runs can be executed together as a pack: one of
-its executables, the lead, has a table with a row for each, and launches the kernels for all.
+Kernels read a run's addresses from its row of a table, so that several runs can execute together as a pack: one of its
+executables, the lead, has a table with a row for each, and launches the kernels for all.
 """
 
 import sys
@@ -79,29 +79,28 @@ class _Travel:
 
 
 class CudaExecutable:
-    """A program for one number of rows; as `dptrain.program.execute.ReferenceExecutable`.
+    """A program for one number of rows; see `dptrain.program.execute.ReferenceExecutable`.
 
     Args:
-        program: what is executed.
+        program: to execute.
         backend: the device.
-        arrays: what its inputs read at every step, by name, on the device; NumPy's are copied there. Of the input
-            `ROWS` those of many steps.
-        rows: of the global batch that this rank has; None for all.
-        first_row: the global number of the first of them.
+        arrays: inputs of every step by name, on the device; NumPy arrays are copied there. The input `ROWS` covers many
+            steps.
+        rows: of the global batch on this rank; None for all.
+        first_row: global number of its first row.
         comm: the ranks; None for one.
 
     Attributes:
         source: the generated C++.
-        outputs: what the last step made, by name; who reads one waits for it.
-        made: the same where it lies on the device.
-        nbytes: of its memory, state and inputs aside.
-        backend: the device.
-        pack_key: equal for executables that differ in what is in a `Run` alone, and can be executed as a pack; None for
-            one that never is: it meets other ranks, or calls kernels that are not generated.
+        outputs: results of the last step by name; reading one waits for it.
+        made: the same on the device.
+        nbytes: of its memory, without state and inputs.
+        pack_key: equal for executables that differ only in their `Run` and can execute as a pack; None for one that
+            cannot: it communicates with other ranks, or calls kernels that are not generated.
 
     Raises:
         ConfigError: an array is missing or has another shape or type, or an op has no kernel.
-        DeviceError: the source does not compile, or does not load.
+        DeviceError: the source does not compile or load.
     """
 
     def __init__(
@@ -187,7 +186,6 @@ class CudaExecutable:
         self._number = backend.zeros((1,), np.int64, "steps")
 
     def _placed(self, tensors: Sequence[Tensor], name: str) -> dict[Tensor, DeviceArray]:
-        """Allocate consecutive tensors."""
         shapes = [self._shape(tensor) for tensor in tensors]
         starts = in_a_row((nbytes(tensor, self._rows) for tensor in tensors), ALIGNMENT)
         memory = DeviceMemory(self.backend.heap, starts[-1], name)
@@ -223,7 +221,7 @@ class CudaExecutable:
     def _moves(self) -> dict[Message, _Travel]:
         """Prepare messages of gathers and reduce-scatters.
 
-        Stages run in turn, so the first message of each shares pinned memory, the second of each, and so on.
+        Stages run in turn, so the first messages of all stages share pinned memory, the second ones too, and so on.
         """
         stages = [[message for message in messages if not message.is_sum] for messages in self._made.messages]
         moves: dict[Message, _Travel] = {}
@@ -268,8 +266,6 @@ class CudaExecutable:
         return moves
 
     def _buffers(self, message: Message) -> tuple[list[DeviceArray], list[DeviceArray]]:
-        """Return the buffers of a message's parts and results."""
-
         def buffer(tensor: Tensor, like: Tensor) -> DeviceArray:
             return DeviceArray(self._arena, self._pointers[tensor], self._shape(like), tensor.dtype)
 
@@ -339,7 +335,7 @@ class CudaExecutable:
         return tuple(pack_parts) if is_generated and not self._messages else None
 
     def _prepare(self, kernel: Kernel, module: Any) -> Callable[..., None] | None:
-        """Return the prepared call of a generated kernel; None without blocks."""
+        """Return the prepared call of a generated kernel; None if it has no blocks."""
         gpu, index = self.backend.gpu_record, "q" if self._made.wide_index else "i"
         letters = "P" + index * 3 + "".join("q" if "long long" in kind else "i" for kind, _ in arguments_of(kernel))
         if not sum(blocks_of(function, kernel.threads) for function in kernel.functions):
@@ -354,7 +350,7 @@ class CudaExecutable:
         """Return the launches of a kernel.
 
         Args:
-            kernel: to be launched.
+            kernel: to launch.
             counters: step numbers of the loops around it, by name.
             pack_parts: receives parts of the pack key; of a loop's steps once.
         """
@@ -387,7 +383,6 @@ class CudaExecutable:
 
     @property
     def _queues_messages(self) -> bool:
-        """Whether messages are queued on the device."""
         return bool(self._messages) and self._links is not None
 
     def _whole_step(self) -> list[Launch]:
@@ -401,7 +396,7 @@ class CudaExecutable:
         return launches
 
     def _calls(self, kernel: Kernel, counters: Mapping[str, int]) -> list[Callable[[], None]]:
-        """Return the calls in place of a generated kernel, at a step of the loops around it."""
+        """Return the calls that replace a generated kernel, at a step of the loops around it."""
         (function,) = kernel.functions
         call = function.call
         if isinstance(call, OwnCall):
@@ -430,8 +425,8 @@ class CudaExecutable:
         """Return the launch of a user's kernel, or the call of the host's function.
 
         Raises:
-            ConfigError: an input is of a type that such kernels do not read.
-            DeviceError: it does not compile, or does not load.
+            ConfigError: an input has a type that such kernels do not read.
+            DeviceError: it does not compile or load.
         """
         tensor, memory = call.tensor, self._memories[0]
         user = lowering_of(tensor)
@@ -561,9 +556,9 @@ class CudaExecutable:
                 self._messages[message].finish()
 
     def _queue(self, place: tuple[int, int, int, int], launches: Sequence[Launch]) -> None:
-        """Queue launches between two messages: one graph, recorded when it is first queued.
+        """Queue launches between two messages as one graph, recorded the first time.
 
-        `place` is the numbers of the stage and of its part, of runs and of steps.
+        `place`: numbers of the stage, of its part, of runs and of steps.
         """
         stream, table, runs = self.backend.stream, self._table, place[2]
         assert table is not None, "it is closed"
@@ -599,7 +594,7 @@ def _call_alone(call: Callable[[], None], table: RunTable, runs: int) -> None:
 
 
 def _is_of_host(launch: Launch) -> bool:
-    """Whether the host computes, which no graph can hold."""
+    """Whether the host computes, which a graph cannot hold."""
     return isinstance(launch, partial) and isinstance(launch.args[0], HostLaunch)
 
 

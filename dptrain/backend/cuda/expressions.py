@@ -1,8 +1,8 @@
-"""Elements of tensors as C++: the statements that compute one from stored tensors, at an index.
+"""Elements of tensors as C++: the statements that compute an element from stored tensors, at an index.
 
-`Writer.value(tensor, index)` writes the computation of an element: views become index arithmetic, elementwise ops their
-expression, other ops a function of `kernels/`; stored tensors are loaded. A statement stands in the outermost scope
-that knows its operands, and equal expressions are computed once.
+`Writer.value(tensor, index)` writes the computation of an element: views become index arithmetic, elementwise ops an
+expression, other ops a function of `kernels/`; stored tensors are loaded. Each statement stands in the outermost scope
+that has its operands, and equal expressions are computed once.
 """
 
 import functools
@@ -46,7 +46,7 @@ Index = Sequence[IndexExpr]
 class Quads:
     """Groups of four adjacent elements that a map's threads load and store, with the C++ index of the current element.
 
-    `loaded` and `stored` have, by pointer, the variable that holds four elements, and the type of one.
+    `loaded` and `stored` map pointers to the variable that holds four elements, and their type.
     """
 
     index: str
@@ -67,7 +67,7 @@ class Writer(Statements):
         known: elements in variables, by tensor and flat index.
         loads: flat indices at which stored tensors are loaded; None for all.
         needs: headers and special arguments.
-        quads: elements that are loaded and stored by four; None for one by one.
+        quads: elements that are loaded and stored in fours; None if singly.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Writer(Statements):
         self.quads: Quads | None = None
 
     def drawn(self, numbers: str) -> str:
-        """Return the variable of the random numbers drawn last with these arguments, declared outside all loops."""
+        """Return the variable of random numbers drawn with these arguments, declared outside all loops."""
         if numbers not in self._drawn:
             self._drawn[numbers] = self.fresh("drawn")
             self.write(f"Drawn {self._drawn[numbers]};", depth=0)
@@ -140,7 +140,6 @@ class Writer(Statements):
         return self._number_name(tensor, attribute, value, dtype)
 
     def _element(self, lowering: Element, tensor: Tensor, index: Index) -> Ex:
-        """Return the element of an elementwise op."""
         last = ZERO
         if lowering.by_last:
             *index, place = index
@@ -158,7 +157,7 @@ class Writer(Statements):
         return element(tensor, operands, functools.partial(self.number, tensor), last.text)
 
     def pointer(self, tensor: Tensor) -> str:
-        """Return the pointer of a tensor that a function reads in an order of its own."""
+        """Return the pointer of a tensor that a function reads in its own order."""
         self.loads.setdefault(tensor, set()).add(None)
         return self._name(tensor)
 
@@ -222,7 +221,7 @@ class Reading(Writer):
 
 
 def _spread(index: Index, shape: Shape) -> Index:
-    """Return the index in an operand that is broadcast."""
+    """Return the index in a broadcast operand."""
     return [
         ZERO_INDEX if is_one(n) else place for place, n in zip(index[len(index) - len(shape) :], shape, strict=True)
     ]
@@ -234,7 +233,6 @@ def _reshaped(index: Index, old: Shape, new: Shape) -> Index:
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    """Whether a tensor is a known positive integer."""
     value = tensor.value
     if tensor.op is not None or value is None or value.size != 1 or tensor.counts_rows:
         return False
@@ -244,8 +242,8 @@ def _is_whole(tensor: Tensor) -> bool:
 def differs_by_run(value: Any, dtype: DType) -> bool:
     """Whether a number may differ between runs of one program: rates, seeds, thresholds of random bits.
 
-    0, 1, -1 and small integers belong to formulas. The text does not depend on the value of a number that may differ,
-    so that runs which differ in these alone share kernels and launches.
+    0, 1, -1 and small integers belong to formulas. The text does not contain numbers that may differ, so that runs
+    which differ only in these share kernels and launches.
     """
     number = np.asarray(value).astype(dtype)[()]
     if dtype.kind == "f":

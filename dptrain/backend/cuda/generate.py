@@ -1,11 +1,11 @@
 """Generates a program's CUDA C++: a function for each group, and kernels whose blocks are dealt out to functions.
 
-A program is one source. It depends on the program and on the tiles of its products, not on the number of rows, which is
-a kernel argument, so that batches of other sizes find it compiled; nor on seeds, rates and other numbers in which runs
-of one program may differ.
+The source of a program depends on its structure and the tiles of its products. It does not depend on the number of
+rows, a kernel argument, so that batches of other sizes find it compiled, nor on seeds, rates and other numbers in which
+runs of a program may differ.
 
-Addresses and numbers of each run are a `Run` in device memory. Kernels are given an array of them: the second dimension
-of the grid counts the runs that are executed together, a pack.
+Addresses and numbers of each run are a `Run` in device memory. Kernels get an array of them: the second dimension of
+the grid counts the runs that execute together, a pack.
 """
 
 import re
@@ -74,8 +74,7 @@ class Argument:
 class LibraryCall:
     """Matrix products or a convolution that the library `by` computes.
 
-    `tensors` are both factors and the result; `steps` the bytes from one matrix to the next of each, if there are
-    several.
+    `tensors` are both factors and the result; `steps` their bytes between two matrices, if there are several.
     """
 
     by: str
@@ -86,10 +85,7 @@ class LibraryCall:
 
 @dataclass(eq=False)
 class OwnCall:
-    """A launch of a user's kernel, or a call of an op's NumPy function on the host.
-
-    `scratch` has shape and offset of the kernel's other outputs, by number.
-    """
+    """A launch of a user's kernel (`scratch`: shape and offset of its other outputs), or a call of NumPy."""
 
     tensor: Tensor
     scratch: dict[int, tuple[Shape, int]]
@@ -106,7 +102,7 @@ class GeneratedFunction:
         body: statements.
         pointers: C++ names of stored tensors, in order.
         writes: tensors that it stores.
-        overlapping: tensors that share memory, as a variable's old and new value.
+        overlapping: tensors that share memory, such as a variable's old and new value.
         reads: indices at which it loads tensors; None for all.
         places: index at which it stores each tensor.
         arguments: beside the tensors.
@@ -118,7 +114,7 @@ class GeneratedFunction:
         shared: bytes of shared memory, in C++.
         dynamic: the same as a number if it exceeds the static limit; else 0.
         addresses: of tensors that move from step to step of a loop.
-        call: that takes the place of a generated kernel.
+        call: that replaces a generated kernel.
     """
 
     name: str
@@ -241,7 +237,6 @@ class Generator:
         self._end_sums(function, w, places, group)
 
     def _elements(self, function: GeneratedFunction, w: Writer, places: Places) -> list[str]:
-        """Return the statements of a map for one element."""
         group = places.group
         with w.scope(1) as body:
             mains = [(tensor, w.computed(tensor, places.index(tensor.shape, "main"))) for tensor in group.of("main")]
@@ -370,7 +365,7 @@ class Generator:
             places: of its group.
             tiles: their number.
             least: rows of a chunk.
-            turns: the condition for a thread to have a column, its first row and the distance of its rows.
+            turns: the condition for a thread to have a column, its first row and the stride of its rows.
             joined: the function that reduces over the threads of a column, and the condition for threads that get the
                 result.
         """
@@ -610,7 +605,7 @@ class Generator:
         function.call = OwnCall(tensor, other_outputs)
 
     def _loop(self, function: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
-        """`Composition` sets the steps."""
+        """Set the call of a loop, whose steps `Composition` fills in."""
         for operand in next(iter(group.roles)).inputs:
             w.pointer(operand)
         for value in group.roles:
@@ -619,7 +614,7 @@ class Generator:
     # Sums over all elements, which the last block ends
 
     def _begin_sums(self, w: Writer, sums: Sequence[Tensor], columns: int | None = None) -> None:
-        """Declare a thread's accumulators: one for each sum, or for each of its columns."""
+        """Declare a thread's accumulators: for each sum, or for each of its columns."""
         for number, tensor in enumerate(sums):
             kind, name, identity = (
                 join_type(tensor),
@@ -666,7 +661,6 @@ class Generator:
         self._finals(function, w, places, group, "threadIdx.x == 0")
 
     def _total(self, tensor: Tensor, number: int) -> Ex:
-        """Return a complete sum."""
         place = ".place" if join_of(tensor) == "First" else ""
         return Ex(f"(({ctype(tensor.dtype)})total_{number}{place})", 0)
 
@@ -781,8 +775,7 @@ def blocks_of(function: GeneratedFunction, threads: int) -> int:
 def source(kernels_of_source: Sequence[Kernel], wide_index: bool, fields: Mapping[str, str] | None = None) -> str:
     """Return the C++ of kernels.
 
-    `wide_index`: an int cannot count all elements. `fields` are those of a `Run`, by default those that the kernels
-    need.
+    `wide_index`: an int is too small to count all elements. `fields` of a `Run`: by default those the kernels need.
     """
     kernels_of_source = [kernel for kernel in kernels_of_source if kernel.threads]
     functions = [function for kernel in kernels_of_source for function in kernel.functions]
@@ -901,7 +894,6 @@ def _is_of_run(function: GeneratedFunction, kind: str, name: str) -> bool:
 
 
 def _greatest(functions: Sequence[GeneratedFunction]) -> str:
-    """Return the maximum of the functions' shared memory, in C++."""
     expression = ""
     for size_text in dict.fromkeys(function.shared for function in functions):
         expression = size_text if not expression else f"({expression} > {size_text} ? {expression} : {size_text})"
@@ -909,7 +901,6 @@ def _greatest(functions: Sequence[GeneratedFunction]) -> str:
 
 
 def _word(name: str) -> str:
-    """Return a name as a C++ identifier."""
     word = re.sub(r"\W+", "_", name).strip("_")
     return word if word and not word[0].isdigit() else f"t_{word}"
 
@@ -989,17 +980,15 @@ def _needs(tensor: Tensor, targets: set[Tensor], group: Group) -> bool:
 
 
 def _wide(tensor: Tensor) -> str:
-    """Return the type in which sums are reduced beyond one thread."""
+    """Return the type in which sums are reduced across threads."""
     return ctype(type_of(tensor.dtype).accumulate) if join_of(tensor) == "Sum" else join_type(tensor)
 
 
 def _width(tensor: Tensor) -> int:
-    """Return the bytes of that type, at most."""
     return 16 if join_of(tensor) == "First" else 8
 
 
 def _used(lines: list[str]) -> list[str]:
-    """Drop unused variables from statements."""
     while True:
         words = Counter(re.findall(r"\w+", "\n".join(lines)))
         used_lines = [line for line in lines if (match := _VARIABLE.match(line)) is None or words[match[1]] > 1]

@@ -1,8 +1,7 @@
-"""CUDA graphs: what a step queues on a stream, recorded once and launched again in one call.
+"""CUDA graphs: the work of a step on a stream, recorded once and launched again in one call.
 
-PyCUDA has streams and no graphs, so the few calls that are missing go to the driver itself, through ctypes. NVIDIA's
-cuda-bindings has the same calls under the same names, but would be a dependency for these alone. The driver's library
-is loaded by the first call, not by the import.
+PyCUDA has streams but no graphs, so the few missing calls go to the driver through ctypes. NVIDIA's cuda-bindings would
+be a dependency for these alone. The first call loads the driver's library, not the import.
 """
 
 import contextlib
@@ -24,27 +23,21 @@ _RELAXED = 2
 
 
 def steps_in_graph(launches: int) -> int:
-    """Return how many steps to record into one graph.
+    """Return how many steps of so many launches to record into one graph.
 
-    The host needs some 5 us to launch a graph, a GPU about 1.5 us for a kernel that has little to do: a step of few
-    kernels would wait for the host. A step of many kernels keeps the GPU busy for longer than its launch takes, and
-    several of them would only make the graph slower to record.
-
-    Args:
-        launches: of one step.
+    The host needs some 5 us to launch a graph, a GPU about 1.5 us for a kernel with little to do: a step of few kernels
+    would wait for the host. A step of many kernels outlasts its launch, and several of them would only make the graph
+    slower to record.
     """
     steps = min(_STEPS, _LAUNCHES // max(launches, 1))
     return steps if steps >= _WORTH else 1
 
 
 class CudaGraph:
-    """Recorded work, which `launch` queues again with the addresses and arguments that it had; made by `capture`.
+    """Recorded work, which `launch` queues again with the recorded addresses and arguments; created by `capture`.
 
-    Memory, kernels and page-locked arrays that it uses must live as long as it does. One launch waits for the one
-    before, on whatever stream.
-
-    Attributes:
-        nodes: how many operations one launch queues.
+    Memory, kernels and page-locked arrays that it uses must live as long as it does. A launch waits for the one before,
+    on whatever stream. `nodes` counts the operations of a launch.
     """
 
     def __init__(self) -> None:
@@ -52,26 +45,23 @@ class CudaGraph:
         self._executable = ctypes.c_void_p()
 
     def launch(self, stream: Any) -> None:
-        """Queue the recorded work.
-
-        Args:
-            stream: PyCUDA's, of the context in which the work was recorded.
+        """Queue the recorded work on a PyCUDA stream of the context in which it was recorded.
 
         Raises:
-            DeviceError: the graph is closed or was never recorded to its end, or the driver refuses.
+            DeviceError: the graph is closed or was never fully recorded, or the driver refuses.
         """
         if not self._executable:
             raise DeviceError("a CUDA graph is launched after it was closed, or before its capture ended")
         _call("cuGraphLaunch", self._executable, _handle(stream))
 
     def close(self) -> None:
-        """Give the driver's memory back; launches that are queued still run. May be called twice."""
+        """Free the driver's memory; queued launches still run. May be called twice."""
         executable, self._executable = self._executable, ctypes.c_void_p()
         if executable:
             _call("cuGraphExecDestroy", executable)
 
     def __del__(self) -> None:
-        """Close it, in whichever thread; at the end of the process the driver may be gone already."""
+        """Close it, in any thread; at the end of the process the driver may already be gone."""
         with contextlib.suppress(DeviceError, AttributeError, TypeError):
             self.close()
 
@@ -86,11 +76,11 @@ def capture(stream: Any) -> Iterator[CudaGraph]:
         stream: PyCUDA's, not the default stream.
 
     Returns:
-        A context manager, whose value is the graph; that can be launched once the block has ended.
+        A context manager, whose value is the graph; it can be launched once the block has ended.
 
     Raises:
-        DeviceError: the stream cannot be recorded, or something was done meanwhile that a graph cannot hold, such as
-            waiting for the stream. An exception of the block passes through, and nothing is left of the graph.
+        DeviceError: the stream cannot be recorded, or the block did what a graph cannot hold, such as waiting for the
+            stream. An exception of the block passes through, and the graph is destroyed.
     """
     graph, handle, recorded = CudaGraph(), _handle(stream), ctypes.c_void_p()
     _call("cuStreamBeginCapture_v2", handle, _RELAXED)
@@ -124,11 +114,7 @@ def _driver() -> ctypes.CDLL:
 
 
 def _call(name: str, *arguments: Any) -> None:
-    """Make a call of the driver's.
-
-    Raises:
-        DeviceError: it fails, or the driver is too old to have it.
-    """
+    """Call the driver; DeviceError if the call fails, or the driver is too old to have it."""
     driver = _driver()
     try:
         code = getattr(driver, name)(*arguments)

@@ -1,9 +1,9 @@
 """Fusion for a GPU: which tensors of a program one kernel function computes together.
 
-A few tensors are *anchors*: results, sums, products, operands of products and convolutions, and expensive tensors that
-are used for many elements. All others are recomputed where they are used. An anchor joins the group of an operand if
-each element needs only elements that the same thread (or the threads of the same row) has at that moment, and
-everything else is stored before the group begins. Groups that do not wait for each other share a launch.
+A few tensors are *anchors*: results, sums, products, operands of products and convolutions, and expensive tensors used
+for many elements. All others are recomputed at each use. An anchor joins the group of an operand if each element needs
+only elements that the same thread (or the threads of the same row) has at that moment, and everything else is stored
+before the group begins. Groups that do not wait for each other share a launch.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -116,7 +116,7 @@ def operand_of(tensor: Tensor) -> tuple[Tensor, bool]:
     """Return the tensor in memory behind a factor of a product, and whether its last two axes are transposed there.
 
     A transpose is looked through if the views outside it keep the matrices: a reshape to other matrices reads elements
-    in the order of the transpose, which is nowhere in memory. Any reshape inside it will do.
+    in the order of the transpose, which is nowhere in memory. Inside it any reshape will do.
     """
     matrix, transposed = tensor.shape[-2:], False
     while tensor.op is not None and tensor.op.is_view:
@@ -140,9 +140,9 @@ def factors_of(tensor: Tensor) -> list[tuple[Tensor, bool]]:
 def _part(travels: Tensor) -> Tensor:
     """Return the tensor in memory, in order, that a rank sends for a collective's result.
 
-    An all-reduce overwrites its operand, so the result stands for both. Other operands are sent from where they are
-    stored, also from the state. An operand is copied, in the stage that sends it, if it is stored in another order,
-    changes with every step, or depends on the state alone: rounded weights of all layers need not be stored at once.
+    An all-reduce overwrites its operand, so the result stands for both. Other operands, also of the state, are sent
+    from their memory. An operand is copied, in the stage that sends it, if it is stored in another order, changes with
+    every step, or depends on the state alone: rounded weights of all layers need not be stored at once.
     """
     if travels.op is ALL_REDUCE:
         return travels
@@ -180,7 +180,7 @@ def is_call(tensor: Tensor) -> bool:
 
 
 def runs_alone(tensor: Tensor) -> bool:
-    """Whether a tensor is a group of its own with contiguous inputs: a call, or a loop's value."""
+    """Whether a tensor is its own group with contiguous inputs: a call, or a loop's value."""
     return is_call(tensor) or has_body(tensor)
 
 
@@ -191,7 +191,7 @@ class Grouping:
         groups: in executable order.
         anchors: tensors that groups compute or other ranks send.
         parts: what this rank sends for each collective's result; see `_part`.
-        early: groups that run before the others of their stage, so that their results can travel meanwhile.
+        early: groups that run before the others of their stage, so that their results can be sent meanwhile.
         used: anchors that other groups read.
         group_of: the group of each anchor.
         updates: new values of variables.
@@ -254,7 +254,7 @@ class Grouping:
         self._cut_chains(tensors)
 
     def _cut_chains(self, tensors: Sequence[Tensor]) -> None:
-        """Store what several anchors would recompute by many ops, and what lies behind too long a chain.
+        """Store what several anchors would recompute by many ops, and what ends too long a chain.
 
         Otherwise a recurrence without products would be recomputed from its beginning at each step.
         """
@@ -277,7 +277,7 @@ class Grouping:
                 beneath[tensor], depths[tensor] = ops, depth
 
     def _expensive(self, tensor: Tensor) -> Tensor | None:
-        """Return the tensor to be computed once where a smaller tensor is used for many elements, or None."""
+        """Return the tensor to compute once where a smaller tensor is used for many elements, or None."""
         while tensor.op is not None and tensor.op.is_view:
             if numel(tensor.inputs[0].shape) != numel(tensor.shape):
                 return None  # the input of that view is judged by itself
@@ -334,7 +334,7 @@ class Grouping:
         self._highest = max(self._highest, group.level)
 
     def _add_copy(self, part: Tensor, stage: int) -> None:
-        """Add a copy that is sent: before all others of its stage, if it depends on none of them."""
+        """Add a copy to send: before all others of its stage, if it depends on none of them."""
         copy_group = Group("map", (("row", part.shape),), stage, self._floor)  # a level at which nothing else joins
         if _is_of_state(part) and self._joins(part, copy_group):
             self._append(copy_group)
@@ -433,7 +433,7 @@ _KNOWN_BY: dict[Role, tuple[Role, ...]] = {
 def reduction(tensor: Tensor) -> tuple[Literal["all", "rows", "columns", "totals"], Axes] | None:
     """Return how a reduction is computed, and over which elements; None if a single thread computes an element.
 
-    The choice does not depend on the number of rows: an axis that counts them is long.
+    The choice does not depend on the number of rows: the rows' axis counts as long.
     """
     if join_of(tensor) is None:
         return None
@@ -517,10 +517,7 @@ def roles_in(tensor: Tensor, group: Group) -> Iterator[Role]:
 
 
 def _sums_results(tensor: Tensor, group: Group) -> bool:
-    """Whether the blocks of a group should sum its results over the rows: a convolution's, of which there are many.
-
-    Results of a matrix product, with a row for each of the batch, are quick to read again.
-    """
+    """Whether a group's blocks should sum its results over the rows: many for a convolution, few for a product."""
     products = [member for member in group.roles if is_product(member)]
     return bool(products) and isinstance(lowering_of(products[0]), ConvolutionLowering) and join_of(tensor) == "Sum"
 

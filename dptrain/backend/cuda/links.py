@@ -1,7 +1,6 @@
-"""Messages that GPUs send each other, queued on a stream between two events.
+"""Messages from GPU to GPU, queued on a stream between two events.
 
-The host waits for nobody, so that a step with its messages is one graph. Parts are packed and unpacked by copies on the
-device.
+The host waits for nobody, so that a step with its messages is one graph. Copies on the device pack and unpack them.
 """
 
 import time
@@ -44,10 +43,10 @@ _JOINED = ("float32", "float64", "bfloat16", "float16", "int32", "int64", "uint8
 
 
 class Links:
-    """The GPUs of ranks, joined along each axis of their mesh. Collective.
+    """The GPUs of ranks, connected along each axis of their mesh. Collective.
 
     Raises:
-        DeviceError: NCCL cannot join them; the other ranks may then wait for this one.
+        DeviceError: NCCL cannot connect them; the other ranks may then wait for this one.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -71,7 +70,7 @@ class Links:
     def point_to_point(
         self, channels: Sequence[Channel], sizes: Sequence[int], ticks: int, streams: Streams
     ) -> PointToPoint:
-        """As `Backend.point_to_point`, for a backend with these streams. Collective."""
+        """See `Backend.point_to_point`, for a backend with these streams. Collective."""
         stages = self._comm.along(STAGE)
         if self._rings is None:
             self._rings = P2pRings(stages, self.along(STAGE))
@@ -106,7 +105,7 @@ class Links:
             time.sleep(_END)  # what the device has made is garbage
 
     def close(self) -> None:
-        """Leave, once all queued work has ended. Collective."""
+        """Disconnect, once all queued work has ended. Collective."""
         if self._rings is not None:
             self._rings.close()
         for communicator in dict.fromkeys([*self._groups.values(), self._nccl]):
@@ -114,7 +113,7 @@ class Links:
 
 
 def _adding(link: DeviceCommunicator, dtype: np.dtype[Any], over: str) -> AddingCommunicator | None:
-    """Return the communicator if it reduces by itself."""
+    """Return the communicator if it can reduce."""
     return link if isinstance(link, AddingCommunicator) and link.adds(dtype, over) else None
 
 
@@ -122,7 +121,7 @@ class LinkedMessage(ABC):
     """A message between GPUs.
 
     `waits`: ops queued between `begin` and `finish` may read the results' memory; the same on all ranks. Messages leave
-    one after the other, and may share `scratch`, of `scratch_bytes` each.
+    in turn, and may share `scratch`, of `scratch_bytes` each.
     """
 
     scratch_bytes = 0
@@ -133,12 +132,12 @@ class LinkedMessage(ABC):
         self._complete, self._arrived = (cuda.Event(cuda.event_flags.DISABLE_TIMING) for _ in range(2))
 
     def begin(self) -> None:
-        """Send what the ops queued so far complete, beside ops that are queued later."""
+        """Send what ops queued so far complete; ops queued later run meanwhile."""
         if not self._waits:
             self._leave()
 
     def finish(self) -> None:
-        """Let ops that are queued from now on see the results."""
+        """Let ops queued from now on see the results."""
         if self._waits:
             self._leave()
         self._streams.ops.wait_for_event(self._arrived)
@@ -155,7 +154,7 @@ class LinkedMessage(ABC):
         """Queue the transfers."""
 
     def __del__(self) -> None:
-        """Leave the events to the thread that can give them back."""
+        """Leave the events to the thread that can free them."""
         with suppress(AttributeError):  # where the constructor failed
             self._streams.retire(self._complete, self._arrived)
 
@@ -163,8 +162,8 @@ class LinkedMessage(ABC):
 class LinkedSum(LinkedMessage):
     """A sum or elementwise maximum over the ranks, in place.
 
-    If the communicator does not reduce by itself, each rank reduces its share of all ranks' elements, or all that it
-    has gathered, to the bits that the host computes.
+    If the communicator cannot reduce, each rank reduces its share of all ranks' elements, or everything after a gather,
+    to the same bits as the host.
     """
 
     def __init__(self, backend: "CudaBackend", buffer: DeviceArray, over: str, link: DeviceCommunicator) -> None:
@@ -199,7 +198,7 @@ class LinkedSum(LinkedMessage):
 
 
 class LinkedMove(LinkedMessage):
-    """Gathers, or reduce-scatters, that travel together; arguments as of `messages.exchange`."""
+    """Gathers, or reduce-scatters, sent together; arguments as for `messages.exchange`."""
 
     def __init__(
         self,
@@ -266,7 +265,7 @@ class LinkedMove(LinkedMessage):
             _cut_up(third, results, stream)
 
     def _copy(self, flat: DeviceArray, wholes: Sequence[DeviceArray], stream: Any, *, unpack: bool) -> None:
-        """Copy the ranks' parts of tensors between the tensors and the message."""
+        """Copy the ranks' parts between the tensors and the message."""
         itemsize = wholes[0].dtype.itemsize
         for number, start, begin, length in layout(self._message, self._each):
             array, axis = wholes[number], self._message[number].attributes["axis"]

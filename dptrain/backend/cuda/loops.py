@@ -1,9 +1,8 @@
-"""Loops on a GPU: the kernels of a step, which are launched as often as there are steps.
+"""Loops on a GPU: the kernels of a step, launched once for each step.
 
-The kernels of a step are generated once. What a launch of theirs is told of its step are three numbers a loop: that of
-the slice, and which of the two places of each carry holds the carry and which the next one. By these a pointer moves
-along stacked inputs and results, and from one place of a carry to the other. So nothing is copied from step to step,
-and what is read in every step is read where it lies.
+The kernels are generated once. A launch gets three numbers for each loop: the slice, and which of each carry's two
+slots holds the carry and which the next one. They move pointers along stacked inputs and results, and from slot to
+slot. So nothing is copied from step to step, and what every step reads stays in place.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +36,7 @@ class Address:
         return " + ".join(f"(Index){counter} * ({numel_text(shape)})" for counter, shape in self.terms)
 
     def behind(self, counter: str, shape: Shape) -> "Address":
-        """Return the address of a part that has this shape."""
+        """Return the address of a part with this shape."""
         return Address(self.base, self.name, (*self.terms, (counter, shape)))
 
 
@@ -46,8 +45,8 @@ class LoopCall:
     """The steps of a loop.
 
     Attributes:
-        node: the loop, whose carries all begin with inputs of their own.
-        counters: names of the numbers that a step's launches are told.
+        node: the loop, whose carries all begin with inputs.
+        counters: names of the numbers passed to a step's launches.
         kernels: of a step.
         plan: of a step's memory.
     """
@@ -86,7 +85,7 @@ class LoopCall:
     def addresses(
         self, values: Sequence[Tensor], names: Mapping[Tensor, str], around: Mapping[Tensor, Address]
     ) -> dict[Tensor, Address]:
-        """Return where lies what a step reads, and what it makes.
+        """Return the addresses of what a step reads and computes.
 
         Args:
             values: of the loop, those that are read.

@@ -19,17 +19,14 @@ _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 
 
 class Streams:
-    """The queues of one backend, none of which waits for the default stream.
-
-    Args:
-        gpu: where they are.
+    """The streams of one backend, none of which waits for the default stream.
 
     Attributes:
-        before_ops: queues what has been postponed; None where nothing has.
-        waiting: what the host does while it waits for one of them.
+        before_ops: queues what has been postponed; None if nothing has.
+        waiting: context in which the host waits for a stream.
 
     Raises:
-        DeviceError: the GPU makes none. Who takes one in another thread than the GPU's gets this error too.
+        DeviceError: the GPU creates none, or a stream is used in a thread other than the GPU's.
     """
 
     def __init__(self, gpu: Gpu) -> None:
@@ -45,7 +42,7 @@ class Streams:
 
     @property
     def ops(self) -> Any:
-        """What ops are queued on, in order."""
+        """The stream of ops."""
         self._gpu.enter()
         self.launch_waiting()
         return self._streams[0]
@@ -58,61 +55,55 @@ class Streams:
 
     @property
     def inward(self) -> Any:
-        """Samples and sums on their way to the device, beside the ops."""
+        """The stream of samples and sums to the device, beside the ops."""
         self._gpu.enter()
         return self._streams[1]
 
     @property
     def outward(self) -> Any:
-        """Gradients on their way to the host."""
+        """The stream of gradients to the host."""
         self._gpu.enter()
         return self._streams[2]
 
     @property
     def linked(self) -> Any:
-        """Messages that GPUs send each other."""
+        """The stream of messages between GPUs."""
         self._gpu.enter()
         while len(self._streams) < 4:
             self._streams.append(cuda.Stream(_NON_BLOCKING))
         return self._streams[3]
 
     def synchronize(self, queued: Any) -> None:
-        """Let the host wait for a stream, or for an event that was recorded on one."""
+        """Let the host wait for a stream, or for an event recorded on a stream."""
         with self.waiting():
             queued.synchronize()
 
     def retire(self, *handles: Any) -> bool:
-        """As `Gpu.retire`."""
+        """See `Gpu.retire`."""
         return self._gpu.retire(*handles)
 
     def wait_for(self, streams: "Streams") -> None:
-        """Let ops that are queued from now on wait for those that another backend has queued."""
+        """Let ops queued from now on wait for those that another backend has queued."""
         streams._queued.record(streams.ops)
         self.ops.wait_for_event(streams._queued)
 
     def finish(self) -> None:
-        """Wait for all of them."""
+        """Wait for all streams."""
         for stream in self._streams:
             self.synchronize(stream)
 
     def close(self) -> None:
-        """Give them back."""
+        """Destroy the streams."""
         self._streams.clear()
 
     def __del__(self) -> None:
-        """Leave them to the thread that can give them back."""
+        """Leave them to the thread that can free them."""
         with contextlib.suppress(AttributeError):  # where the constructor failed
             self._gpu.retire(*self._streams, self._queued)
 
 
 class DeviceMemory:
-    """One allocation on the device, freed with its last buffer.
-
-    Attributes:
-        name: what it holds, for messages.
-        nbytes: its size.
-        pointer: its address.
-    """
+    """An allocation on the device, freed with its last buffer; `name` says in messages what it holds."""
 
     __slots__ = ("__weakref__", "_allocation", "_heap", "name", "nbytes", "pointer")
 
@@ -140,18 +131,13 @@ class DeviceMemory:
         self.free()
 
     def __del__(self) -> None:
-        """Free it."""
         # What kernels made of a failed context cannot be freed, and an exception here could reach nobody.
         with contextlib.suppress(cuda.Error, AttributeError):
             self.free()
 
 
 class SharedSamples(DeviceMemory):
-    """Memory that kernels of several backends read.
-
-    Attributes:
-        source: the host's array, which is kept so that its address is nobody else's.
-    """
+    """Memory that kernels of several backends read; keeps the host's array so that its address stays unique."""
 
     __slots__ = ("_users", "source")
 
@@ -179,15 +165,9 @@ class SharedSamples(DeviceMemory):
 
 
 class DeviceArray:
-    """A dense array on the device, or a part of one that shares its memory.
+    """A dense array on the device, or a part that shares its memory.
 
-    PyCUDA's GPUArray would do; slicing one costs tens of microseconds, several times a step.
-
-    Attributes:
-        pointer: address on the device.
-        shape: its dimensions.
-        dtype: of its elements.
-        size: number of elements.
+    PyCUDA's GPUArray would do, but slicing it costs tens of microseconds, several times a step.
     """
 
     __slots__ = ("_memory", "dtype", "pointer", "shape", "size")
@@ -205,7 +185,6 @@ class DeviceArray:
         return self.size * self.dtype.itemsize
 
     def __len__(self) -> int:
-        """Length of the first dimension."""
         return self.shape[0]
 
     def __getitem__(self, rows: slice) -> "DeviceArray":
@@ -228,7 +207,7 @@ class DeviceArray:
         return {"shape": self.shape, "typestr": self.dtype.str, "data": (self.pointer, False), "version": 3}
 
     def reshape(self, *shape: Any) -> "DeviceArray":
-        """Return the same elements in another shape, of which one dimension may be -1."""
+        """Return the same elements in another shape; a dimension may be -1."""
         new_shape = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
         if -1 in new_shape:
             known_size = count(tuple(n for n in new_shape if n != -1))
@@ -239,12 +218,12 @@ class DeviceArray:
 
 
 class Pinned:
-    """Host memory that copies reach directly, and the events of one way between it and the device.
+    """Host memory that copies reach directly, and the events of one direction of transfer.
 
     Attributes:
-        host: the memory, of the shape asked for.
-        queued: recorded where work is queued that a copy waits for.
-        copied: recorded behind a copy.
+        host: the memory, of the requested shape.
+        queued: recorded after the work that a copy waits for.
+        copied: recorded after a copy.
     """
 
     def __init__(self, heap: "Heap", shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -268,18 +247,13 @@ class Pinned:
             self._heap.release(memory.base)
 
     def __del__(self) -> None:
-        """Free it."""
         with contextlib.suppress(cuda.Error, AttributeError):  # as for device memory
             self.free()
             self._heap.retire(self.queued, self.copied)
 
 
 class PinnedRing:
-    """Pinned memory from which small arrays are copied whose owners do not wait: blocks that are filled in turn.
-
-    Args:
-        heap: whose streams copy.
-    """
+    """Pinned blocks, filled in turn, from which small arrays are copied without making their owners wait."""
 
     def __init__(self, heap: "Heap") -> None:
         self._streams = heap.streams
@@ -287,7 +261,7 @@ class PinnedRing:
         self._number = self._filled = 0
 
     def send(self, buffer: DeviceArray, array: HostArray, stream: Any) -> bool:
-        """Queue a copy of an array, which may change at once; return False where it is too large for that."""
+        """Queue a copy of an array, which may change at once; return False if it is too large."""
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         if data.nbytes > _RING_BLOCK:
             return False
@@ -303,17 +277,7 @@ class PinnedRing:
 
 
 class Heap:
-    """The memory of one backend.
-
-    Args:
-        gpu: where it is.
-        streams: what uses it.
-
-    Attributes:
-        streams: as given.
-        memories: allocations on the device that are alive.
-        pinned: those on the host.
-    """
+    """The memory of one backend: `memories`, its live allocations on the device, and `pinned` ones on the host."""
 
     def __init__(self, gpu: Gpu, streams: Streams) -> None:
         self._gpu = gpu
@@ -349,18 +313,18 @@ class Heap:
             ) from None
 
     def enter(self) -> None:
-        """As `Gpu.enter`."""
+        """See `Gpu.enter`."""
         self._gpu.enter()
 
     def retire(self, *handles: Any) -> bool:
-        """As `Gpu.retire`."""
+        """See `Gpu.retire`."""
         return self._gpu.retire(*handles)
 
     def release(self, allocation: Any, *, every_stream: bool = False) -> None:
-        """Free memory, after all work queued before; in another thread than the GPU's, leave that to it.
+        """Free memory after all work queued before; in another thread than the GPU's, leave that to the latter.
 
         Args:
-            allocation: PyCUDA's record, to which nobody else refers.
+            allocation: PyCUDA's record; the caller has the only reference.
             every_stream: other backends' work may use it too.
         """
         if self._gpu.retire(allocation):

@@ -1,4 +1,4 @@
-"""Launching kernels that users bring along, and calling NumPy functions between two copies."""
+"""Launches users' kernels, and calls NumPy functions between two copies."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,14 +16,7 @@ if TYPE_CHECKING:
 
 
 class HostLaunch:
-    """What the host computes in the middle of a step: it waits for the inputs, and writes the result.
-
-    Args:
-        backend: the device.
-        compute: the NumPy function; it takes the inputs, and `out`.
-        inputs: on the device.
-        result: there too.
-    """
+    """An op that the host computes in the middle of a step: it waits for the inputs, and writes the result."""
 
     def __init__(
         self, backend: "CudaBackend", compute: Callable[..., None], inputs: Sequence[DeviceArray], result: DeviceArray
@@ -31,7 +24,7 @@ class HostLaunch:
         self._backend, self._compute, self._inputs, self._result = backend, compute, inputs, result
 
     def __call__(self) -> None:
-        """Compute it, after everything that is queued."""
+        """Compute it, after all queued work."""
         result = np.empty(self._result.shape, self._result.dtype)
         with np.errstate(all="ignore"):
             self._compute(*map(self._backend.download, self._inputs), out=result)
@@ -41,18 +34,19 @@ class HostLaunch:
 def own_launch(
     gpu: Gpu, stream: Any, kernel: OwnKernel, buffers: Sequence[DeviceArray], numbers: Mapping[str, Any]
 ) -> Callable[[], None]:
-    """Return what queues a user's kernel.
+    """Return a function that queues a user's kernel.
 
     Args:
         gpu: where it runs.
-        stream: what it is queued on.
+        stream: where it is queued.
+        kernel: the user's.
         buffers: inputs, then outputs.
-        numbers: the others, by name.
+        numbers: scalars by name.
 
     Raises:
         ConfigError: the launch does not fit the kernel's argument types.
-        DeviceError: nvcc refuses the source, the kernel does not load, or asks for more shared memory than there is;
-            when it is queued, that it does not launch.
+        DeviceError: nvcc refuses the source, the kernel does not load, or needs more shared memory than there is; when
+            queued: it does not launch.
     """
     launch = kernel.launch(buffers, numbers)
     if 0 in launch.grid:
@@ -79,11 +73,7 @@ def own_launch(
 
 
 def _prepared(gpu: Gpu, kernel: OwnKernel) -> Any:
-    """Return a user's prepared kernel, compiled and loaded if it is not yet.
-
-    Raises:
-        DeviceError: it does not compile or load.
-    """
+    """Return a user's prepared kernel, compiled and loaded if new; DeviceError if that fails."""
     cubin = compiled_own(kernel.name, kernel.source, gpu.architecture)
     try:
         function = gpu.module(cubin).get_function(kernel.kernel)

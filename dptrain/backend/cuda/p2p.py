@@ -1,18 +1,18 @@
-"""Point-to-point transfers between stages of a pipeline, from one GPU's memory to another's.
+"""Point-to-point transfers between stages of a pipeline, from GPU to GPU.
 
-Each pair of stages that exchange tensors has a ring of slots at both ends, each with its own stream, so that a
-transfer holds up neither the ops nor the opposite direction. The sender's ops copy a tensor into its slot; the stream
-sends it to the slot at the other end; the receiver's ops copy it to where it is needed. Each of these waits for the one
-before by an event, and so does the next use of the slot.
+Each pair of stages that exchange tensors has a ring of slots at both ends, each with its own stream, so that a transfer
+delays neither the ops nor the opposite direction. The sender's ops copy a tensor into its slot; the stream sends it to
+the slot at the other end; the receiver's ops copy it to its destination. Each waits for the one before by an event, and
+so does the next use of the slot.
 
 Nobody can wait for an event that is not yet recorded. So ranks tell each other by a byte on the host what they have
-queued: the sender that a slot is filled, the receiver that it has been read. These bytes take the host's point-to-point
-path, with the same clock, which finds a rank that does not come. No device is waited for there.
+queued: the sender that a slot is filled, the receiver that it is read. These bytes take the host's point-to-point path,
+with the same clock, which detects a missing rank. The host waits for no device there.
 
-Each direction has a communicator of its own (`ncclSend`, `ncclRecv`): calls on one communicator run in order, and two
-stages that both send first would deadlock.
+Each direction has its own communicator (`ncclSend`, `ncclRecv`): calls on one communicator run in order, and two stages
+that both send first would deadlock.
 
-**Run on the emulated driver only, NCCL as a stand-in.** Source: NCCL User Guide, "Point-to-point communication".
+**Run only on the emulated driver, with a stand-in for NCCL.** Source: NCCL User Guide, "Point-to-point communication".
 """
 # ruff: noqa: D102 - these methods are documented once, in comm/base.py
 
@@ -57,7 +57,6 @@ class _End:
         self.filled, self.read = ([cuda.Event(flags) for _ in range(size.slots)] for _ in range(2))
 
     def at(self, slot: int, nbytes: int) -> DeviceArray:
-        """Return the first bytes of a slot at this end."""
         pointer = int(self.slots) + slot * self.size.nbytes
         return DeviceArray(self.slots, pointer, (nbytes,), np.dtype(np.uint8))
 
@@ -91,7 +90,7 @@ class _Receiver(_End):
     """The receiving end."""
 
     def receive(self, slot: int, out: DeviceArray, streams: Streams) -> None:
-        """Queue the copy of a slot, which has been queued to be sent, into an array."""
+        """Queue the copy of a slot, which has been queued for sending, into an array."""
         if not out.nbytes:
             return
         ops, in_slot = streams.ops, self.at(slot, out.nbytes)
@@ -113,11 +112,7 @@ class P2pRings:
         self.links: dict[tuple[int, int], NcclCommunicator] = {}  # made in an order that all ranks know
 
     def require(self, sizes: Sequence[RingSize], streams: Streams) -> None:
-        """Make rings that are missing or too small. Collective, with the same sizes on all ranks.
-
-        Raises:
-            AgreedError: too little memory, on every rank.
-        """
+        """Allocate missing or too small rings, the same on all ranks; AgreedError if memory is short. Collective."""
         missing = []
         for size in sizes:
             current = self._sizes.get(size[:2], RingSize(*size[:2], 0, 0))
@@ -159,7 +154,6 @@ class P2pRings:
         self._comm.barrier()
 
     def end(self, source: int, target: int) -> Any:
-        """Return this rank's end of a ring."""
         return self._ends[source, target]
 
     def close(self) -> None:
@@ -217,7 +211,7 @@ class NcclPointToPoint(PointToPoint):
             pass
 
     def _wait(self, rank: int, tick: int) -> None:
-        """Wait until a rank has queued the reading of the oldest slot that is not known to be read."""
+        """Wait until a rank has queued the reading of the oldest slot that may still be unread."""
         tag = self._given[rank][self._known_read[rank]]
         self._host.receive(rank, _byte(), tag | _READ, tick)
         self._known_read[rank] += 1

@@ -1,4 +1,4 @@
-"""Packs: what several runs ask for is executed together, where it is the same program."""
+"""Packs: steps of several runs of the same program, executed together."""
 
 import operator
 from collections.abc import Hashable, Sequence
@@ -20,24 +20,19 @@ Words = npt.NDArray[np.uint64]
 
 
 class Packs:
-    """What has been asked for on a GPU and waits for other runs that ask for the same."""
+    """Steps that wait on a GPU for other runs of the same program."""
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, list[tuple[CudaExecutable, Starts]]] = {}
 
     def add(self, executable: "CudaExecutable", starts: Starts) -> None:
-        """Let steps wait until their backend is asked for something else, at the latest.
-
-        Args:
-            executable: what is executed; one with a pack key.
-            starts: of each step.
-        """
+        """Let steps of an executable with a pack key wait, at most until their backend gets another request."""
         executable.backend.launch_waiting()
         self._waiting.setdefault(executable.pack_key, []).append((executable, starts))
         executable.backend.postpone(lambda: self.launch(executable.pack_key))
 
     def launch(self, pack_key: Hashable) -> None:
-        """Queue what waits and is alike, for all runs together."""
+        """Queue the waiting steps with this key, for all runs together."""
         # Those with the most steps come first: as runs end, those that go on are the table's first rows.
         pack = sorted(self._waiting.pop(pack_key, ()), key=lambda entry: -len(entry[1]))
         if pack:
@@ -45,17 +40,13 @@ class Packs:
 
 
 class RunTable:
-    """The array of `Run`s that kernels read, and graphs of launches that are given its address.
+    """The array of `Run`s that kernels read, and graphs of launches that read this array.
 
-    Executables of a backend that are alike share one: a model's second training finds the graphs of its first.
-
-    Args:
-        backend: the device.
-        fields: of a `Run`.
+    Executables of a backend with equal keys share it: a model's second training reuses the graphs of its first.
 
     Attributes:
         rows: the array on the device.
-        graphs: what was recorded, by which launches and how many runs and steps.
+        graphs: by launches, and number of runs and steps.
     """
 
     def __init__(self, backend: "CudaBackend", fields: int) -> None:
@@ -65,7 +56,7 @@ class RunTable:
         self._written: list[Words] = []
 
     def fill(self, rows: Sequence[Words]) -> None:
-        """Write the rows of a pack's runs; if that takes other memory, the graphs go."""
+        """Write the rows of a pack's runs; if that takes new memory, drop the graphs."""
         if len(rows) <= len(self._written) and all(map(operator.is_, rows, self._written)):
             return
         if len(rows) > len(self.rows):

@@ -1,8 +1,7 @@
-"""What the NVIDIA driver says about the GPUs that this process would see, asked in a process of its own.
+"""Prints as JSON what the NVIDIA driver reports of the GPUs that this process would see.
 
-A program, run by `dptrain.backend.cuda.selection`: asking starts the driver, after which CUDA_VISIBLE_DEVICES has no
-effect any more, and a damaged driver can take the process with it. Prints one JSON object; needs nothing but the
-driver.
+A program of its own, run by `dptrain.backend.cuda.selection`: asking starts the driver, after which
+CUDA_VISIBLE_DEVICES has no effect, and a damaged driver can crash the process. It needs only the driver.
 """
 
 import contextlib
@@ -13,11 +12,7 @@ from typing import Any
 
 
 def main(with_memory: bool) -> dict[str, Any]:
-    """Return the driver's CUDA version, what it complains about, and its GPUs.
-
-    Args:
-        with_memory: ask for free memory as well, which takes a context on every GPU.
-    """
+    """Return the driver's CUDA version, errors and GPUs; `with_memory` takes a context on each, for free memory."""
     report: dict[str, Any] = {"cuda": None, "error": None, "gpus": []}
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -62,15 +57,15 @@ def _gpu(driver: ctypes.CDLL, index: int, with_memory: bool) -> dict[str, Any]:
 
 
 def architecture_of(major: int, minor: int) -> str:
-    """Return what kernels are compiled for on a GPU of a compute capability.
+    """Return the target architecture of a compute capability.
 
-    9.0 has instructions that no later one has (wgmma), which nvcc knows as those of "sm_90a".
+    9.0 has instructions (wgmma) that no later one has; nvcc has them in "sm_90a".
     """
     return f"sm_{major}{minor}{'a' if (major, minor) == (9, 0) else ''}"
 
 
 def device_uuid(driver: ctypes.CDLL, index: int) -> str | None:
-    """Return the UUID of a GPU or of a MIG slice as nvidia-smi prints it, or None where the driver does not tell."""
+    """Return the UUID of a GPU or MIG slice as nvidia-smi prints it, or None if the driver does not report it."""
     # The first version of the call tells the GPU that a slice is of, the second the slice.
     gpu_uuid, slice_uuid = (_uuid(driver, call, index) for call in ("cuDeviceGetUuid", "cuDeviceGetUuid_v2"))
     if slice_uuid is None:

@@ -1,4 +1,4 @@
-"""Which of our own kernels computes a product of matrices, and how it cuts it into tiles and slices."""
+"""Which of our kernels computes a matrix product, in which tiles and slices."""
 
 import functools
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Tiling:
         inner: the kernel's other numbers: terms a stage, sums a thread or a warp in both directions, and, of "product",
             groups of threads that share a stage.
         threads: of a block.
-        shared: bytes of dynamic shared memory; 0 where static memory suffices.
+        shared: bytes of dynamic shared memory; 0 if static memory suffices.
         resident: blocks that a multiprocessor is to hold at once, for which nvcc saves registers.
     """
 
@@ -45,7 +45,7 @@ class Tiling:
 
     @property
     def own_columns(self) -> int:
-        """Of how many of a tile's columns a thread has results: EACH of `TileColumns`."""
+        """How many columns of a tile a thread has results of: EACH of `TileColumns`."""
         if self.kernel == "product_wgmma":
             return self.columns // 32
         if self.kernel == "product_tf32":
@@ -76,13 +76,7 @@ _WARPS = {128: 8, 64: 8, 32: 2}
 
 @dataclass(frozen=True)
 class ProductPlan:
-    """How a product is computed.
-
-    Attributes:
-        tiling: by which kernel.
-        slices: of long sums.
-        depth: terms of a slice.
-    """
+    """How a product is computed: its kernel, and the number of slices of its sums with `depth` terms each."""
 
     tiling: Tiling
     slices: int
@@ -90,7 +84,7 @@ class ProductPlan:
 
     @property
     def counters(self) -> int:
-        """Return how many counters a tile takes: one for each node of the tree that joins its slices."""
+        """Return a tile's number of counters: one for each node of the tree that joins its slices."""
         return max(1, sum(tree_levels(self.slices, _SLICE_FAN)[1:]))
 
     def tiles(self, M: int, N: int) -> int:
@@ -100,19 +94,19 @@ class ProductPlan:
 
 @functools.cache
 def product_plan(M: int, N: int, K: int, precision: str = "float32", gathered: bool = False) -> ProductPlan:
-    """Return how an M x N result of sums over K is computed, which depends on nothing else.
+    """Return how an M x N result of sums over K is computed; depends on nothing else.
 
-    The largest tile that gives enough blocks, in long slices if need be, and is filled by more than half; a batch of
-    32 rows in tiles of 64 would compute zeros half of the time. A tile twice as long reads half as much for each
-    result. Where the blocks hold too few warps to fill a GPU, long sums are cut into slices. Slices cost a second pass
-    over the result, as long as about 200 terms take a block: short sums stay whole.
+    It takes the largest tile that gives enough blocks, with long slices if need be, and is more than half filled; a
+    batch of 32 rows in tiles of 64 would spend half the time on zeros. A tile twice as long reads half as much for each
+    result. If the blocks have too few warps to fill a GPU, long sums are cut into slices. Slices cost a second pass
+    over the result, as long as a block takes for about 200 terms, so short sums stay whole.
 
     Args:
         M: rows of the result.
         N: its columns.
         K: terms of its sums.
         precision: "float32", "tf32", "half", or "wgmma": half precision on compute capability 9.0, where warpgroups
-            compute what takes the largest tiles and at least one of their stages.
+            compute what fills the largest tiles and at least one of their stages.
         gathered: of a convolution.
     """
     long_slices = max(1, min(K // _LONG_SLICE, _MOST_SLICES))
@@ -137,7 +131,7 @@ def product_plan(M: int, N: int, K: int, precision: str = "float32", gathered: b
 
 
 def _by_warpgroups(M: int, N: int, K: int) -> ProductPlan:
-    """Return the plan of a product by `product_wgmma`: of 256 columns where these are enough blocks.
+    """Return the plan of a product by `product_wgmma`: of 256 columns if these are enough blocks.
 
     For 1024 multiplications, two warpgroups read 40 bytes of shared memory in a tile of 128 x 256, 48 in one of 128.
     """
@@ -152,7 +146,7 @@ def _by_warpgroups(M: int, N: int, K: int) -> ProductPlan:
 
 
 def tree_levels(leaves: int, fan: int) -> list[int]:
-    """Return how many nodes each level of a tree has that joins so many at a time, leaves first."""
+    """Return the number of nodes on each level of a tree that joins `fan` at a time, leaves first."""
     levels = [leaves]
     while levels[-1] > 1:
         levels.append(-(-levels[-1] // fan))
@@ -164,6 +158,6 @@ def _blocks(rows: int, columns: int, M: int, N: int) -> int:
 
 
 def _sliced(K: int, slices: int, unit: int) -> tuple[int, int]:
-    """Return the number of slices, none of them empty, and the terms of one: a multiple of a unit."""
+    """Return the number of slices, none of them empty, and the terms of one: a multiple of `unit`."""
     depth = -(-K // (slices * unit)) * unit
     return max(1, -(-K // depth)) if depth else 1, depth

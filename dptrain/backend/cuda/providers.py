@@ -1,7 +1,7 @@
-"""Who computes each product of matrices and each convolution of a program: our kernels, or a library of NVIDIA's.
+"""Who computes each matrix product and each convolution of a program: our kernels, or a library of NVIDIA's.
 
-That is decided once, before kernels are grouped, and noted on the tensor as the attribute "by". What a library computes
-is a call of its own: nothing shares its launch, and it is never part of a pack.
+That is decided once, before kernels are grouped, and stored as the tensor's attribute "by". A library's op is a
+separate call: nothing shares its launch, and it is never part of a pack.
 """
 
 from collections.abc import Callable
@@ -30,14 +30,14 @@ _MAKES = ("places", "images", "kernel")
 
 
 class Problem(NamedTuple):
-    """A product or a convolution as libraries are asked for it.
+    """A product or a convolution for a library.
 
     Attributes:
         kind: "gemm" or "conv".
-        dtype: of both factors; what comes out is float32.
+        dtype: of both factors; the result is float32.
         precision: of the multiplications: "float32", "tf32" or "half".
-        sizes: of a product whether a is (K, M) and b is (N, K) in memory, the number of products, M, N and K; of a
-            convolution what it makes, see `_MAKES`, B, I, O and the fields of its window, see `Windows.numbers`.
+        sizes: of a product: whether a is stored as (K, M) and b as (N, K), the number of products, M, N and K; of a
+            convolution: its result, see `_MAKES`, B, I, O and the fields of its window, see `Windows.numbers`.
     """
 
     kind: Kind
@@ -46,7 +46,7 @@ class Problem(NamedTuple):
     sizes: tuple[int, ...]
 
     def __str__(self) -> str:
-        """The key in what is kept and recorded."""
+        """The key in files and records."""
         return f"{self.kind} {self.dtype} {self.precision} {' '.join(map(str, self.sizes))}"
 
     @property
@@ -56,7 +56,7 @@ class Problem(NamedTuple):
 
     @property
     def makes(self) -> str:
-        """What a convolution makes, as `ConvolutionLowering.makes`."""
+        """A convolution's result, see `ConvolutionLowering.makes`."""
         return _MAKES[self.sizes[0]]
 
 
@@ -85,7 +85,7 @@ def matrices(result: Tensor, transposed_a: bool, count: Callable[[Shape], int]) 
 def is_product(tensor: Tensor) -> bool:
     """Whether tiled kernels, or a library, compute a tensor.
 
-    Convolutions, and matrices whose factors have equal batches or none: both factors in float32 or in one half type.
+    These are convolutions, and matrices whose factors have equal batches or none, both in float32 or in one half type.
     """
     if not isinstance(lowering := lowering_of(tensor), Product | ConvolutionLowering) or tensor.dtype != np.float32:
         return False
@@ -117,7 +117,7 @@ def problem_of(tensor: Tensor, transposed: tuple[bool, bool], count: Callable[[S
 
 
 def asked(gemm: str, conv: str) -> Provider:
-    """Return the providers that are known without a GPU: "auto" stands for our kernels."""
+    """Return the providers known without a GPU: "auto" means our kernels."""
     chosen = {kind: name for kind, name in (("gemm", gemm), ("conv", conv)) if name == LIBRARIES[kind]}  # type: ignore[index]
     return lambda problem: chosen.get(problem.kind, "dptrain")
 
@@ -130,7 +130,7 @@ def with_providers(
 ) -> Program:
     """Choose the providers of a program's products and convolutions, whose precisions are set.
 
-    The kernel of a library's convolution is stored as (O, R, S, I): our kernels transpose it before, and readers of its
+    A library's convolution has its kernel stored as (O, R, S, I): our kernels transpose it before, and readers of its
     gradient transpose that.
     """
     kernels: dict[Tensor, Tensor] = {}

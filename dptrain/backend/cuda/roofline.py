@@ -1,7 +1,7 @@
-"""How long a kernel takes on a GPU at least, by a roofline model; nothing here needs a GPU.
+"""A lower bound of a kernel's time on a GPU by a roofline model; needs no GPU.
 
 The model (Williams, Waterman and Patterson, 2009): a kernel moves its bytes at the memory's bandwidth while it computes
-at the arithmetic units' peak, so the slower of the two takes the time. Two things are added for small kernels:
+at the arithmetic units' peak, so the slower of the two sets its time. Two terms are added for small kernels:
 
 - a kernel with fewer blocks than the GPU holds at once uses only that part of it: time is divided by
   fill = min(1, blocks / (multiprocessors * blocks an SM));
@@ -9,8 +9,8 @@ at the arithmetic units' peak, so the slower of the two takes the time. Two thin
   (`benchmarks/results/gpu-first-contact_h200_2026-11-26.md`): empty kernels follow each other every 0.8 us, and a small
   kernel of a step waits for reads that wait for each other.
 
-Left out: caches (a tensor counts once for each kernel that reads it, even if it is still in the L2 cache), the tail of
-the last wave of blocks, and how far real code stays below the peaks. Large kernels take longer than predicted.
+Left out: caches (a tensor counts for each kernel that reads it, even if still in the L2 cache), the tail of the last
+wave of blocks, and how far real code stays below the peaks. Large kernels take longer than predicted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ class GpuModel:
         peaks: floating-point operations/s by unit, dense: data sheets print those of tensor cores "with sparsity",
             which are twice as high.
         memory: bytes of global memory.
-        link: bytes/s that it sends over NVLink, at most, in one direction.
+        link: peak bytes/s over NVLink in one direction.
     """
 
     name: str
@@ -70,19 +70,19 @@ GPUS = (
 
 @dataclass(frozen=True)
 class Load:
-    """What one kernel asks of a GPU.
+    """Resources that one kernel uses.
 
     Attributes:
         name: of the kernel.
-        blocks: of its grid; 0 where it is not known, and taken to fill the GPU.
-        threads: of a block; 0 where it is not known.
+        blocks: of its grid; 0 if unknown, and assumed to fill the GPU.
+        threads: of a block; 0 if unknown.
         shared: bytes of a block's shared memory, or None.
         registers: of a thread, or None.
         spilled: bytes a thread that go through memory for want of registers, or None.
         read: bytes from global memory.
         written: bytes to it.
         operations: floating-point operations by unit.
-        times: how often a step launches it.
+        times: launches a step.
     """
 
     name: str
@@ -99,14 +99,14 @@ class Load:
 
 @dataclass(frozen=True)
 class Prediction:
-    """How long a kernel takes, launch included, and what takes most of it."""
+    """A kernel's time, launch included, and its bottleneck."""
 
     seconds: float
     bound: Bound
 
 
 def blocks_per_processor(load: Load, gpu: GpuModel) -> int:
-    """Return how many blocks of a kernel a multiprocessor holds at once; what is not known does not limit them."""
+    """Return how many blocks of a kernel a multiprocessor holds at once; unknown resources do not limit them."""
     most = _BLOCKS
     if load.threads:
         most = min(most, _THREADS // load.threads)
@@ -119,7 +119,7 @@ def blocks_per_processor(load: Load, gpu: GpuModel) -> int:
 
 
 def fill(load: Load, gpu: GpuModel) -> float:
-    """Return which part of a GPU a kernel's blocks fill."""
+    """Return the fraction of a GPU that a kernel's blocks fill."""
     return min(1.0, load.blocks / (gpu.processors * blocks_per_processor(load, gpu))) if load.blocks else 1.0
 
 
@@ -139,6 +139,6 @@ def predict(load: Load, gpu: GpuModel) -> Prediction:
 
 
 def predict_step(loads: Sequence[Load], gpu: GpuModel) -> float:
-    """Return the seconds of a step, as one of those that share a graph."""
+    """Return the seconds of a step among several that share a graph."""
     kernels = sum(load.times * predict(load, gpu).seconds for load in loads)
     return kernels + GRAPH_SECONDS / steps_in_graph(sum(load.times for load in loads))

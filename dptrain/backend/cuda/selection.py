@@ -1,4 +1,4 @@
-"""Which GPUs there are, and which rank of a node takes which; without PyCUDA and without starting the driver here."""
+"""Finds GPUs and assigns them to the ranks of a node, without PyCUDA or starting the driver in this process."""
 
 import ctypes
 import json
@@ -17,7 +17,7 @@ _PATIENCE = 120.0
 
 
 def probe(with_memory: bool = False) -> dict[str, Any]:
-    """Return what `dptrain.backend.cuda.probe` prints; its "error" says why there is nothing."""
+    """Return the output of `dptrain.backend.cuda.probe`; its "error" says why there is none."""
     program = str(Path(__file__).with_name("probe.py"))
     command = [sys.executable, "-I", program, *(["--memory"] if with_memory else [])]
     empty: dict[str, Any] = {"cuda": None, "gpus": []}
@@ -37,10 +37,10 @@ def probe(with_memory: bool = False) -> dict[str, Any]:
 
 
 def visible_gpus() -> list[str]:
-    """Return an identity of each GPU that this process can choose from: its UUID where the driver tells.
+    """Return identities of the GPUs this process can choose from, in CUDA's order: UUIDs if the driver reports them.
 
-    In CUDA's order. Of several MIG slices CUDA shows a process the first alone, and each one to the process whose mask
-    names it alone; so the mask's names are the identities of the others.
+    CUDA shows a process only the first of several MIG slices, and another one only if the mask names it alone; so the
+    mask's names identify the others.
     """
     names_in_mask = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     if all(name.startswith("MIG-") for name in names_in_mask):
@@ -50,10 +50,10 @@ def visible_gpus() -> list[str]:
 
 
 def assign(visible: Sequence[Sequence[str]], ranks: Sequence[int], share: bool, host: str) -> list[int]:
-    """Return which of the GPUs that it sees each rank of a node takes.
+    """Return the GPU of each rank of a node, as an index of those it sees.
 
-    Where all ranks see the same GPUs, local rank i takes number i. Where a launcher has given them different ones
-    (Slurm's --gpus-per-task, a container each), a rank takes the first of its own that no lower rank has.
+    If all ranks see the same GPUs, local rank i takes number i. If a launcher has given them different ones (Slurm's
+    --gpus-per-task, a container each), a rank takes the first that no lower rank has.
 
     Args:
         visible: by local rank, identities of the GPUs that it sees.
@@ -62,7 +62,7 @@ def assign(visible: Sequence[Sequence[str]], ranks: Sequence[int], share: bool, 
         host: the node's name, for messages.
 
     Raises:
-        DeviceError: two ranks would use the same GPU, and may not.
+        DeviceError: two ranks would use the same GPU without `share`.
     """
     if all(own_gpus == visible[0] for own_gpus in visible):
         count = len(visible[0])
@@ -98,13 +98,13 @@ def visible_device(mask: str | None, number: int) -> str:
 
 
 def masked() -> str:
-    """Return " (CUDA_VISIBLE_DEVICES=...)" where such a mask stands, for messages."""
+    """Return " (CUDA_VISIBLE_DEVICES=...)" if it is set, for messages."""
     mask = os.environ.get("CUDA_VISIBLE_DEVICES")
     return "" if mask is None else f" (CUDA_VISIBLE_DEVICES={mask})"
 
 
 def has_driver() -> bool:
-    """Whether this machine shows signs of an NVIDIA driver; starts nothing."""
+    """Whether this machine shows signs of an NVIDIA driver; does not start it."""
     if os.path.exists("/dev/nvidiactl"):
         return True
     try:

@@ -1,4 +1,4 @@
-"""The state of a training in a GPU's memory: its digests by one kernel, and a copy of it where there is room."""
+"""The state of a training in a GPU's memory: its digests by one kernel, and a copy if there is room."""
 # ruff: noqa: D102 - each method is documented once, in backend/base.py
 
 from collections.abc import Sequence
@@ -23,12 +23,7 @@ _COPY = 0.25
 
 
 class DeviceSnapshot:
-    """A `Snapshot` of buffers.
-
-    Args:
-        backend: where they are.
-        buffers: of the variables.
-    """
+    """A `Snapshot` of variables' buffers on a backend."""
 
     def __init__(self, backend: "CudaBackend", buffers: Sequence[DeviceArray]) -> None:
         self._backend, self._buffers = backend, list(buffers)

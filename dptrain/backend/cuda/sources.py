@@ -1,4 +1,4 @@
-"""Where the CUDA sources are: `kernels/` of a checkout, or the copy that travels inside the wheel."""
+"""Finds the CUDA sources: `kernels/` of a checkout, or the copy inside the wheel."""
 
 from pathlib import Path
 
@@ -8,14 +8,7 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 
 
 def kernels_dir(package: Path = _PACKAGE) -> Path:
-    """Return the folder of the CUDA sources.
-
-    Args:
-        package: the folder of the installed `dptrain` package.
-
-    Raises:
-        DeviceError: it is at neither place.
-    """
+    """Return the folder of the CUDA sources, given that of the installed package; DeviceError if missing."""
     places = (package / "_kernels", package.parent / "kernels")
     for place in places:
         if (place / "README.md").is_file():

@@ -11,12 +11,12 @@ from dptrain.program.tensor import Variable
 
 
 class DeviceState:
-    """Where variables live that executables read and write in place; a `Storage`.
+    """The memory of variables, which executables read and write in place; a `Storage`.
 
     Args:
         heap: the GPU's memory.
         download: copies a buffer to the host, after all queued work.
-        write: replaces a buffer's content.
+        write: overwrites a buffer.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class DeviceState:
         self._arrays: dict[Variable, DeviceArray] = {}
 
     def adopt(self, variables: Iterable[Variable]) -> None:
-        """Let variables live here, those that are new in one piece of memory; the others stay as they are."""
+        """Move variables here, new ones into one allocation; the others stay."""
         new = [variable for variable in dict.fromkeys(variables) if variable.storage is not self]
         if not new:
             return
@@ -42,7 +42,7 @@ class DeviceState:
             variable._move(self)
 
     def release(self, variables: Iterable[Variable]) -> None:
-        """Forget variables; their memory is given back with the last that was adopted together with them."""
+        """Forget variables; an allocation is freed with the last variable in it."""
         for variable in variables:
             self._arrays.pop(variable, None)
 

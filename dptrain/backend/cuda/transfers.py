@@ -1,4 +1,4 @@
-"""The ways between a GPU and the host that run beside the ops: through pinned memory, or by an MPI that knows GPUs."""
+"""Transfers between a GPU and the host beside the ops: through pinned memory, or by CUDA-aware MPI."""
 # ruff: noqa: D102 - each method is documented once, in backend/transfers.py
 
 import contextlib
@@ -11,7 +11,7 @@ from dptrain.program.codegen.memory import in_a_row
 
 
 class PinnedExchange(Exchange):
-    """Through pinned memory, which is where an MPI that knows nothing of GPUs can work."""
+    """Through pinned memory, for an MPI that cannot read device memory."""
 
     def __init__(self, heap: Heap, buffer: DeviceArray) -> None:
         self._heap, self._streams, self._buffer = heap, heap.streams, buffer
@@ -46,10 +46,10 @@ class PinnedMove:
 
     Args:
         heap: of the device.
-        memory: bytes for the way out, and for the way back; messages of other stages may have the same.
-        parts: what goes out.
-        results: what comes in.
-        replaces: whether ops that are queued between `begin` and `end` may read what lies where results will.
+        memory: bytes for the way out, and for the way back; messages of other stages may share them.
+        parts: to copy out.
+        results: to copy in.
+        replaces: ops queued between `begin` and `end` may read the results' memory.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class PinnedMove:
         self._parts, self._results = _beside(self._out, parts), _beside(self._back, results)
 
     def begin(self) -> None:
-        """Ops queued so far complete the parts: bring them out, while ops that are queued later run."""
+        """Start to copy the parts out as ops queued so far leave them; later ops run meanwhile."""
         # This waits for what came before, as the ops' stream has: the pinned memory of both ways is free again.
         outward = self._streams.outward
         self._out.queued.record(self._streams.ops)
@@ -77,12 +77,12 @@ class PinnedMove:
         self._out.copied.record(outward)
 
     def values(self) -> tuple[list[HostArray], list[HostArray]]:
-        """Wait until the parts are out; return them, and what results are to be written to."""
+        """Wait until the parts are out; return them, and host arrays to write the results to."""
         self._streams.synchronize(self._out.copied)
         return [_typed(*pair) for pair in self._parts], [_typed(*pair) for pair in self._results]
 
     def end(self) -> None:
-        """What has been written is the results' content for ops that are queued from now on."""
+        """Copy in the results, for ops queued from now on."""
         inward = self._streams.inward
         if self._replaces:
             self._back.queued.record(self._streams.ops)
@@ -95,7 +95,7 @@ class PinnedMove:
 
 
 def _beside(memory: Pinned, buffers: Sequence[DeviceArray]) -> list[tuple[DeviceArray, HostArray]]:
-    """Return buffers with their places in pinned memory, one behind the other."""
+    """Return buffers with consecutive slices of pinned memory."""
     starts = in_a_row(buffer.nbytes for buffer in buffers)
     return [
         (buffer, memory.host[start : start + buffer.nbytes]) for buffer, start in zip(buffers, starts, strict=False)
@@ -107,7 +107,7 @@ def _typed(buffer: DeviceArray, host: HostArray) -> HostArray:
 
 
 class DirectExchange(Exchange):
-    """For an MPI that reads and writes the device's memory itself."""
+    """For an MPI that reads and writes device memory."""
 
     def __init__(self, heap: Heap, buffer: DeviceArray) -> None:
         self._heap, self._streams, self._buffer = heap, heap.streams, buffer
@@ -129,7 +129,7 @@ class DirectExchange(Exchange):
 
 
 class PinnedStaging(Staging):
-    """Through pinned memory, on the stream of what comes in."""
+    """Through pinned memory, on the inward stream."""
 
     def __init__(self, heap: Heap, device: DeviceArray) -> None:
         self._streams = heap.streams
