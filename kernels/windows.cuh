@@ -94,7 +94,31 @@ __device__ __forceinline__ V max_pool2d_take(const T *x, const T *y, const V *va
     return place < 0 ? (V)0 : values[place];
 }
 
-// Zeros to whose rows `places` values (P, F) are added: element f of row l, added in the order of the places.
+// Chains of the places that name the same row of a table: the first that names row l, and the next after `place`; -1
+// where there is none.
+template <class P> __device__ __forceinline__ int first_place(const P *places, Index count, Index length, Index l) {
+    for (Index place = 0; place < count; ++place)
+        if (row_at(places[place], length) == l) return (int)place;
+    return -1;
+}
+
+template <class P> __device__ __forceinline__ int next_place(const P *places, Index count, Index length, Index place) {
+    const Index row = row_at(places[place], length);
+    while (++place < count)
+        if (row_at(places[place], length) == row) return (int)place;
+    return -1;
+}
+
+// Element f of row l of a table of sums of values (P, F), along that row's chain: in the order of the places.
+template <class T>
+__device__ __forceinline__ T add_chained_rows(const T *values, const int *first, const int *next, Index F, Index l,
+                                              Index f) {
+    T sum = 0;
+    for (Index place = first[l]; place >= 0; place = next[place]) sum += values[place * F + f];
+    return sum;
+}
+
+// The same without chains: each element looks at all places, which is better for a table of few rows.
 template <class T, class P>
 __device__ __forceinline__ T add_rows(const T *values, const P *places, Index count, Index length, Index F, Index l,
                                       Index f) {

@@ -86,6 +86,17 @@ class Scatter:
 
 
 @dataclass(frozen=True)
+class RowChain:
+    """What a scatter is on a GPU: the places of each row of the table as a chain, by the attribute "length".
+
+    Attributes:
+        part: "first" place of each row of the table, "next" place of the same row, or the "sum" of values along chains.
+    """
+
+    part: Literal["first", "next", "sum"]
+
+
+@dataclass(frozen=True)
 class Insert:
     """The operand within zeros, at the attribute "key"."""
 
@@ -245,7 +256,7 @@ class HostCall:
 
 
 # What reads its operands in an order of its own, so that they must lie in memory whole.
-WHOLE = Scatter, Windows, AttentionLowering
+WHOLE = Scatter, RowChain, Windows, AttentionLowering
 
 Lowering = (
     Element
@@ -254,6 +265,7 @@ Lowering = (
     | Product
     | Gather
     | Scatter
+    | RowChain
     | Insert
     | Join
     | RandomBits

@@ -93,11 +93,12 @@ def step_of(compute="float32"):
 
 @functools.cache
 def recurrent():
-    """Return a training step of recurrent layers, whose loops are kernels of a step each."""
+    """Return a training step of recurrent layers, whose loops are kernels of a step each, behind a table of rows."""
     layers = dp.layers
     model = dp.Sequential(
         [
-            layers.Input((200, 64)),
+            layers.Input((200,), dtype="int32"),
+            layers.Embedding(1000, 64),
             layers.Bidirectional(layers.GRU(64, return_sequences=True)),
             layers.LSTM(128),
             layers.Dense(10, "softmax"),

@@ -20,6 +20,7 @@ from dptrain.backend.cuda.generate import (
 from dptrain.backend.cuda.groups import Group, Grouping, factors_of
 from dptrain.backend.cuda.loops import CARRY_PLACES, Address, LoopCall
 from dptrain.backend.cuda.providers import Problem, Provider, is_product, problem_of, with_providers
+from dptrain.backend.cuda.row_chains import with_row_chains
 from dptrain.program.body import body_of, has_body
 from dptrain.program.body import with_steps as with_tensors_of_steps
 from dptrain.program.codegen.index_expr import ZERO_INDEX
@@ -316,7 +317,7 @@ def _lowered(program: Program, precision: str, of_halves: str, provider: Provide
     program = with_precision(with_long_products(without_attention(program)), precision, of_halves)
     if provider is not None:
         program = with_providers(program, provider, sizes.count, factors_of)
-    return with_loops_in_memory(program)
+    return with_loops_in_memory(with_row_chains(program))
 
 
 def _with_own_results(program: Program) -> Program:

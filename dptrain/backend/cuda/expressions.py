@@ -28,6 +28,7 @@ from dptrain.program.lowering import (
     Product,
     RandomBits,
     Reduction,
+    RowChain,
     Scatter,
     ViewMap,
     Windows,
@@ -464,6 +465,24 @@ def _add_rows(w: Writer, t: Tensor, index: Index) -> Ex:
     return w.let(ctype(t.dtype), call, max(row.depth, feature.depth))
 
 
+def _row_chain(w: Writer, t: Tensor, index: Index) -> Ex:
+    w.needs.add("windows.cuh")
+    lowering = lowering_of(t)
+    assert isinstance(lowering, RowChain)
+    length = numel_text((t.attributes["length"],))
+    if lowering.part == "sum":
+        values, first, following = t.inputs
+        features = tuple(t.shape[1:])
+        row, feature = w.at(index[0]), w.at(ravel(index[1:], features))
+        pointers = ", ".join(w.pointer(read) for read in (values, first, following))
+        call = f"add_chained_rows({pointers}, {numel_text(features)}, {row.text}, {feature.text})"
+        return w.let(ctype(t.dtype), call, max(row.depth, feature.depth))
+    (places,) = t.inputs
+    at = w.at(ravel(index, tuple(t.shape)))
+    call = f"{lowering.part}_place({w.pointer(places)}, {numel_text(places.shape)}, {length}, {at.text})"
+    return w.let(ctype(t.dtype), call, at.depth)
+
+
 _RULES: dict[type, Rule] = {
     ViewMap: _view,
     Insert: _put,
@@ -473,6 +492,7 @@ _RULES: dict[type, Rule] = {
     Product: _batch_matmul,
     Reduction: _reduce,
     Scatter: _add_rows,
+    RowChain: _row_chain,
     Windows: _windows,
     ConvolutionLowering: _convolution,
 }
