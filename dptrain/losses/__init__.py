@@ -1,4 +1,4 @@
-"""Losses. A new one is a function, a class, and a line in the table here."""
+"""Losses. A new loss is a function, a class, and a line in the table here."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -126,8 +126,8 @@ def get(identifier: Any) -> LossLike | None:
     """Return the loss or function that an identifier names.
 
     Args:
-        identifier: "mse" or "mean_squared_error" gives the function, which returns a number for each sample;
-            "MeanSquaredError", the loss with Keras' defaults, which returns one number. Classes, configurations,
+        identifier: "mse" or "mean_squared_error" gives the function, with a number for each sample;
+            "MeanSquaredError" the loss with Keras' defaults, which returns a single number. Classes, configurations,
             losses, functions and None work, too.
 
     Raises:
@@ -137,7 +137,7 @@ def get(identifier: Any) -> LossLike | None:
 
 
 def as_loss(identifier: Any) -> Loss:
-    """Return the loss that `compile(loss=identifier)` minimises; a function gets a reduction."""
+    """Return the loss that `compile(loss=identifier)` minimises; functions get a reduction."""
     loss = _registry.get(identifier)
     if isinstance(loss, Loss):
         return loss

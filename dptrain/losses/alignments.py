@@ -1,4 +1,4 @@
-"""Losses of sequences whose lengths differ from their targets'."""
+"""Losses of sequences that differ in length from their targets."""
 
 from typing import Any
 
@@ -8,17 +8,9 @@ from dptrain.program.tensor import Tensor, as_tensors
 
 
 def ctc(y_true: Any, y_pred: Any) -> Tensor:
-    """Return minus the logarithm of the probability of each sequence of labels: `ops.ctc_loss`, with class 0 as blank.
+    """Return the negative log-probability (rows,) of each sequence of labels: `ops.ctc_loss`, with class 0 as blank.
 
-    Args:
-        y_true: (rows, labels) whole numbers; 0 fills up.
-        y_pred: (rows, times, classes) scores before a softmax.
-
-    Returns:
-        (rows,).
-
-    Raises:
-        ConfigError: other shapes.
+    `y_true` are (rows, labels) integers, padded with 0; `y_pred` (rows, times, classes) scores before a softmax.
     """
     labels, scores = as_tensors([y_true, y_pred])
     if labels.ndim != 2:

@@ -1,4 +1,4 @@
-"""The base of losses: a number for each sample, weighted and reduced to one."""
+"""The base of losses: a number for each sample, weighted and reduced to a single one."""
 
 import math
 from collections.abc import Callable
@@ -25,7 +25,7 @@ REDUCTIONS = ("sum_over_batch_size", "mean", "sum", "mean_with_sample_weight", "
 class Loss(Configurable):
     """A loss: a number for each sample; training minimises their weighted sum over a divisor.
 
-    A loss of your own is a subclass with `call(y_true, y_pred)`, or just such a function.
+    Your own loss is a subclass with `call(y_true, y_pred)`, or just such a function.
 
     With l the samples' losses and w their weights, a global batch has the loss sum_i w_i l_i / divisor. As in Keras,
     the divisor is the number of samples (not the sum of weights) for reduction "sum_over_batch_size" and "mean", the
@@ -33,17 +33,17 @@ class Loss(Configurable):
     not count.
 
     Args:
-        name: as Keras names it; by default the class's name in snake case.
-        reduction: one of these.
+        name: by default the class's in snake case, as Keras names it.
+        reduction: see above.
         dtype: of the computation; by default the outputs', at least float32.
 
     Attributes:
-        takes_labels: targets are integer labels, one a sample (True), or values (False); None if unknown.
+        takes_labels: targets are integer labels, one per sample (True), or values (False); None if unknown.
         labels_number_outputs: a label is the index of an output, so that there are no others.
         ignored: label whose samples are left out, or None.
 
     Raises:
-        ConfigError: an argument is not supported.
+        ConfigError: an argument is out of range or not supported. The same holds for all losses.
     """
 
     _takes_labels: bool | None = None
@@ -73,11 +73,8 @@ class Loss(Configurable):
     def call(self, y_true: Any, y_pred: Any) -> Any:
         """Return the loss of each sample, (rows, ...), computed with ops.
 
-        A subclass that overrides `__call__` instead, with a `sample_weight` that may be None, returns one number.
-
-        Args:
-            y_true: targets, of y_pred's dtype unless they are labels.
-            y_pred: the model's outputs.
+        `y_true` has y_pred's dtype unless it is labels. A subclass that overrides `__call__` instead, with a
+        `sample_weight` that may be None, returns a single number.
         """
         raise NotImplementedError(f"Loss {type(self).__name__} has no `call(y_true, y_pred)`.")
 
@@ -86,7 +83,7 @@ class Loss(Configurable):
 
         Args:
             y_true: targets.
-            y_pred: the model's outputs; where these have a mask, the rest does not count.
+            y_pred: the model's outputs; if these have a mask, the rest does not count.
             sample_weight: (rows,) or of the shape of the samples' losses; None for ones.
         """
         target, output = as_tensors([y_true, y_pred])
@@ -114,13 +111,11 @@ class Loss(Configurable):
 
 
 class LossFunctionWrapper(Loss):
-    """A loss that a function computes.
+    """A loss computed by a function.
 
     Args:
         fn: of y_true and y_pred, returns the samples' losses.
-        reduction: as `Loss`.
-        name: as `Loss`; by default the function's.
-        dtype: as `Loss`.
+        reduction, name, dtype: see `Loss`; the default name is the function's.
         kwargs: further arguments of the function.
     """
 
@@ -140,12 +135,11 @@ class LossFunctionWrapper(Loss):
         return self.fn(*(y_true, y_pred) if self._takes_labels else same_rank(y_true, y_pred), **self._fn_kwargs)
 
     def _get_config(self) -> dict[str, Any]:
-        """Return name, reduction, the function, and its further arguments."""
         return super()._get_config() | {"fn": getattr(self.fn, "__name__", repr(self.fn))} | self._fn_kwargs
 
 
 def _as(x: Tensor, dtype: npt.DTypeLike) -> Tensor:
-    """Return x in another type; the output of a softmax or sigmoid is recomputed, so that it still knows its logits."""
+    """Cast x; a softmax or sigmoid is recomputed, so that it still knows its logits."""
     if x.dtype == dtype:
         return x
     if x.logits is None:
@@ -179,7 +173,7 @@ def weights_like(values: Tensor, sample_weight: Any) -> Tensor:
 def reduce_weighted_values(
     values: Tensor, sample_weight: Any = None, mask: Tensor | None = None, reduction: str | None = "sum_over_batch_size"
 ) -> Tensor:
-    """Reduce the samples' losses to one number, see `Loss`; values outside the `mask` do not count."""
+    """Reduce the samples' losses to a single number, see `Loss`; values outside the `mask` do not count."""
     weights = None if sample_weight is None else weights_like(values, sample_weight)
     if mask is not None:
         valid = ops.broadcast_to(weights_like(values, mask), values.shape)
@@ -198,7 +192,7 @@ def reduce_weighted_values(
 
 
 def smoothing(label_smoothing: float) -> float:
-    """Return a label smoothing; refuse one outside [0, 1]."""
+    """Return a label smoothing; refuse it outside [0, 1]."""
     if not 0 <= label_smoothing <= 1:
         raise ConfigError(f"label_smoothing = {label_smoothing}: expected a number in [0, 1]")
     return float(label_smoothing)

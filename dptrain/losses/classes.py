@@ -1,4 +1,4 @@
-"""Keras' losses: each is a function of `functions` with a reduction."""
+"""Keras' losses: functions of `functions` with a reduction. For `reduction`, `name` and `dtype` see `Loss`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,18 +16,11 @@ class _BuiltIn(LossFunctionWrapper):
     _takes_labels = False
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments as Keras' `get_config` names them."""
         return Loss._get_config(self) | self._fn_kwargs
 
 
 class _Plain(_BuiltIn):
-    """A loss without further arguments, computed by `function`.
-
-    Args:
-        reduction: as `Loss`.
-        name: as `Loss`; by default the function's.
-        dtype: as `Loss`.
-    """
+    """A loss without further arguments, computed by `function`."""
 
     _function: Callable[..., Any]
 
@@ -80,7 +73,7 @@ class SquaredHinge(_Plain):
 
 
 class CategoricalHinge(_Plain):
-    """max(1 + the greatest output of a wrong class - that of the right class, 0); targets are one-hot."""
+    """max(1 + greatest output of a wrong class - that of the right class, 0); targets are one-hot."""
 
     _function = staticmethod(functions.categorical_hinge)
 
@@ -98,14 +91,7 @@ class Poisson(_Plain):
 
 
 class CosineSimilarity(_BuiltIn):
-    """Minus the cosine of the angle between y_true and y_pred: -1 where they point the same way.
-
-    Args:
-        axis: of the vectors.
-        reduction: as `Loss`.
-        name: as `Loss`.
-        dtype: as `Loss`.
-    """
+    """Minus the cosine of the angle between y_true and y_pred along `axis`: -1 where they point the same way."""
 
     def __init__(
         self,
@@ -118,18 +104,9 @@ class CosineSimilarity(_BuiltIn):
 
 
 class Huber(_BuiltIn):
-    """Mean of e^2 / 2 where |e| <= delta, else delta |e| - delta^2 / 2, of e = y_pred - y_true.
+    """Mean of e^2 / 2 where |e| <= delta, else delta |e| - delta^2 / 2, with e = y_pred - y_true and delta above 0.
 
     Source: P. Huber, "Robust estimation of a location parameter", Annals of Mathematical Statistics 35 (1964).
-
-    Args:
-        delta: where the squared error becomes an absolute one, above 0.
-        reduction: as `Loss`.
-        name: as `Loss`.
-        dtype: as `Loss`.
-
-    Raises:
-        ConfigError: delta is not above 0.
     """
 
     def __init__(
@@ -148,19 +125,13 @@ class Huber(_BuiltIn):
 class BinaryCrossentropy(_BuiltIn):
     """Mean over a sample's outputs of -y_true log p - (1 - y_true) log(1 - p).
 
-    Where the model ends in a sigmoid, that is computed together with the loss, from the logits; p of another origin is
-    clipped to [1e-7, 1 - 1e-7] as by Keras. What differs from Keras on PyTorch is said in `ops/cross_entropy.py`.
+    If the model ends in a sigmoid, it is computed together with the loss, from the logits; other p are clipped to
+    [1e-7, 1 - 1e-7] as in Keras. `ops/cross_entropy.py` says how Keras on PyTorch differs.
 
     Args:
         from_logits: the model's outputs are logits, p = sigmoid(output), else p.
         label_smoothing: the part of a target that becomes 1/2, in [0, 1].
         axis: that the mean is over.
-        reduction: as `Loss`.
-        name: as `Loss`.
-        dtype: as `Loss`.
-
-    Raises:
-        ConfigError: an argument is out of range or not supported.
     """
 
     _function = staticmethod(functions.binary_crossentropy)
@@ -182,39 +153,25 @@ class BinaryCrossentropy(_BuiltIn):
 class CategoricalCrossentropy(BinaryCrossentropy):
     """-sum over classes of y_true log probability; targets are one-hot or probabilities, (rows, classes).
 
-    Where the model ends in softmax, that is computed together with the loss, from the logits and without overflow;
-    probabilities of another origin are divided by their sum and clipped to [1e-7, 1 - 1e-7] as by Keras.
+    If the model ends in softmax, it is computed together with the loss, from the logits and without overflow; other
+    probabilities are divided by their sum and clipped to [1e-7, 1 - 1e-7] as in Keras.
 
     Args:
         from_logits: the model's outputs are logits, else probabilities.
         label_smoothing: the part of a target that is spread over all classes, in [0, 1].
         axis: of classes.
-        reduction: as `Loss`.
-        name: as `Loss`.
-        dtype: as `Loss`.
-
-    Raises:
-        ConfigError: an argument is out of range or not supported.
     """
 
     _function = staticmethod(functions.categorical_crossentropy)
 
 
 class SparseCategoricalCrossentropy(_BuiltIn):
-    """-log of the probability that the model gives to the label; labels are integers, 0 to classes - 1.
-
-    Softmax as of `CategoricalCrossentropy`.
+    """-log of the label's probability, labels from 0 to classes - 1; for softmax see `CategoricalCrossentropy`.
 
     Args:
         from_logits: the model's outputs are logits, else probabilities.
-        ignore_class: samples of this label have no loss and do not count in the divisor; any integer.
-        reduction: as `Loss`.
+        ignore_class: samples of this label (any integer) have no loss and do not count in the divisor.
         axis: of classes.
-        name: as `Loss`.
-        dtype: as `Loss`.
-
-    Raises:
-        ConfigError: an argument is not supported.
     """
 
     _takes_labels = True
@@ -243,14 +200,9 @@ class BinaryFocalCrossentropy(_BuiltIn):
 
     Args:
         apply_class_balancing: weigh targets of 1 by alpha and those of 0 by 1 - alpha.
-        alpha: weight of targets of 1, where balancing.
+        alpha: see there.
         gamma: focusing exponent, 0 or above.
-        from_logits: the model's outputs are logits, else probabilities.
-        label_smoothing: the part of a target that becomes 1/2.
-        axis: that the mean is over.
-        reduction: as `Loss`.
-        name: as `Loss`.
-        dtype: as `Loss`.
+        from_logits, label_smoothing, axis: see `BinaryCrossentropy`.
     """
 
     def __init__(
@@ -271,19 +223,12 @@ class BinaryFocalCrossentropy(_BuiltIn):
 
 
 class CategoricalFocalCrossentropy(_BuiltIn):
-    """-sum over classes of alpha (1 - p)^gamma target log p; targets are one-hot or probabilities.
-
-    Source: as of `BinaryFocalCrossentropy`.
+    """-sum over classes of alpha (1 - p)^gamma target log p; see `BinaryFocalCrossentropy` for the source.
 
     Args:
-        alpha: factor of all classes, or a list of one each.
+        alpha: factor of all classes, or a list with each class's.
         gamma: 0 or above.
-        from_logits: the model's outputs are logits, else probabilities.
-        label_smoothing: the part of a target that is spread over all classes.
-        axis: of classes.
-        reduction: as `Loss`.
-        name: as `Loss`.
-        dtype: as `Loss`.
+        from_logits, label_smoothing, axis: see `CategoricalCrossentropy`.
     """
 
     def __init__(
@@ -304,13 +249,9 @@ class CategoricalFocalCrossentropy(_BuiltIn):
 class Dice(_BuiltIn):
     """1 - 2 |both| / (|y_true| + |y_pred|), the sizes of regions.
 
-    Source: F. Milletari et al., "V-Net", 3DV 2016.
+    They are sums over `axis`, by default all axes, which gives the batch a single number.
 
-    Args:
-        reduction: as `Loss`.
-        name: as `Loss`.
-        axis: that sizes are sums over; all by default, and then the batch has one number.
-        dtype: as `Loss`.
+    Source: F. Milletari et al., "V-Net", 3DV 2016.
     """
 
     def __init__(
@@ -324,17 +265,9 @@ class Dice(_BuiltIn):
 
 
 class Tversky(_BuiltIn):
-    """1 - |both| / (|both| + alpha |y_true alone| + beta |y_pred alone|), the sizes of regions.
+    """1 - |both| / (|both| + alpha |y_true alone| + beta |y_pred alone|), the sizes of regions; `axis` as in `Dice`.
 
     Source: S. Salehi et al., "Tversky loss function for image segmentation", MLMI 2017.
-
-    Args:
-        alpha: of what is missed.
-        beta: of what is found and is not there.
-        reduction: as `Loss`.
-        name: as `Loss`.
-        axis: as of `Dice`.
-        dtype: as `Loss`.
     """
 
     def __init__(
@@ -350,18 +283,9 @@ class Tversky(_BuiltIn):
 
 
 class CategoricalGeneralizedCrossEntropy(_BuiltIn):
-    """(1 - p^q) / q, p the probability that the model gives to the label; labels are integers.
+    """(1 - p^q) / q, p the label's probability, q between 0 and 1; labels are integers.
 
     Source: Z. Zhang and M. Sabuncu, "Generalized cross entropy loss for training with noisy labels", NeurIPS 2018.
-
-    Args:
-        q: between 0 and 1.
-        reduction: as `Loss`.
-        name: as `Loss`.
-        dtype: as `Loss`.
-
-    Raises:
-        ConfigError: q is out of range.
     """
 
     _takes_labels = True
@@ -381,18 +305,15 @@ class CategoricalGeneralizedCrossEntropy(_BuiltIn):
 class Circle(_BuiltIn):
     """Draws embeddings of one label together and those of different ones apart, over all pairs of the global batch.
 
-    See `pairs.circle`. A sample without another of its label, or without one of another label, has the loss 0; as by
-    Keras, samples whose loss is 0 are left out of a mean.
+    See `pairs.circle`. A sample that lacks another of its label, or one of another label, has the loss 0; as in Keras,
+    losses of 0 are left out of a mean.
 
     Source: Y. Sun et al., "Circle loss: a unified perspective of pair similarity optimization", CVPR 2020.
 
     Args:
         gamma: factor of similarities.
         margin: within which pairs need no correction.
-        remove_diagonal: whether a sample is no pair with itself.
-        reduction: as `Loss`.
-        name: as `Loss`.
-        dtype: as `Loss`.
+        remove_diagonal: do not pair a sample with itself.
     """
 
     _takes_labels = True
@@ -415,12 +336,12 @@ class Circle(_BuiltIn):
 
     @property
     def _depends_on_batches(self) -> bool:
-        """Whether an epoch's loss depends on how its samples are cut into batches: pairs are those of a batch."""
+        """Whether an epoch's loss depends on how its samples are batched: pairs are those of a batch."""
         return True
 
 
 class CTC(_Plain):
-    """Minus the logarithm of the probability of label sequences, over their alignments with longer ones of logits.
+    """Negative log-probability of label sequences, over their alignments with longer sequences of logits.
 
     See `alignments.ctc`.
     """

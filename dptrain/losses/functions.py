@@ -1,4 +1,4 @@
-"""Losses as functions: y_true and y_pred, (rows, ..., values) both, give (rows, ...): one number for each vector."""
+"""Losses as functions: y_true and y_pred, both (rows, ..., values), give (rows, ...): a number for each vector."""
 
 import math
 from typing import Any
@@ -54,7 +54,7 @@ def mean_squared_logarithmic_error(y_true: Any, y_pred: Any) -> Tensor:
 
 
 def huber(y_true: Any, y_pred: Any, delta: float = 1.0) -> Tensor:
-    """Return the mean of e^2 / 2 where |e| <= delta, else delta |e| - delta^2 / 2, of e = y_pred - y_true.
+    """Return the mean of e^2 / 2 where |e| <= delta, else delta |e| - delta^2 / 2, with e = y_pred - y_true.
 
     Source: P. Huber, "Robust estimation of a location parameter", Annals of Mathematical Statistics 35 (1964).
     """
@@ -72,7 +72,7 @@ def log_cosh(y_true: Any, y_pred: Any) -> Tensor:
 
 
 def cosine_similarity(y_true: Any, y_pred: Any, axis: int = -1) -> Tensor:
-    """Return minus the cosine of the angle between y_true and y_pred; 0 where one of them is 0."""
+    """Return minus the cosine of the angle between y_true and y_pred; 0 where either is 0."""
     target, output = (x / ops.sqrt(ops.maximum(_squares(x, axis), EPSILON**2)) for x in pair(y_true, y_pred))
     return -ops.sum(target * output, axis)
 
@@ -94,13 +94,13 @@ def hinge(y_true: Any, y_pred: Any) -> Tensor:
 
 
 def squared_hinge(y_true: Any, y_pred: Any) -> Tensor:
-    """Return the mean of max(1 - y_true y_pred, 0)^2; targets as of `hinge`."""
+    """Return the mean of max(1 - y_true y_pred, 0)^2; targets as in `hinge`."""
     target, output = pair(y_true, y_pred)
     return ops.mean(ops.square(ops.maximum(1 - _signs(target) * output, 0)), -1)
 
 
 def categorical_hinge(y_true: Any, y_pred: Any) -> Tensor:
-    """Return max(1 + the greatest output of a wrong class - that of the right class, 0); targets are one-hot."""
+    """Return max(1 + greatest output of a wrong class - that of the right class, 0); targets are one-hot."""
     target, output = pair(y_true, y_pred)
     right, wrong = ops.sum(target * output, -1), ops.max((1 - target) * output, -1)
     return ops.maximum(wrong - right + 1, 0)
@@ -123,12 +123,7 @@ def categorical_crossentropy(
 ) -> Tensor:
     """Return -sum over classes of target times log probability; see `ops.categorical_crossentropy`.
 
-    Args:
-        y_true: one-hot or probabilities.
-        y_pred: probabilities or logits.
-        from_logits: which of them.
-        label_smoothing: the part of a target that is spread over all classes.
-        axis: of classes.
+    `label_smoothing` is the part of a target that is spread over all classes.
     """
     target, output = pair(y_true, y_pred)
     if label_smoothing:
@@ -139,14 +134,9 @@ def categorical_crossentropy(
 def sparse_categorical_crossentropy(
     y_true: Any, y_pred: Any, from_logits: bool = False, ignore_class: int | None = None, axis: int = -1
 ) -> Tensor:
-    """Return -log of the probability at the label; see `ops.sparse_categorical_crossentropy`.
+    """Return -log of the label's probability; see `ops.sparse_categorical_crossentropy`.
 
-    Args:
-        y_true: integer labels, (rows, ...) or (rows, ..., 1).
-        y_pred: probabilities or logits, (rows, ..., classes).
-        from_logits: which of them.
-        ignore_class: label whose loss is 0.
-        axis: of classes.
+    `y_true` are labels (rows, ...) or (rows, ..., 1); those equal to `ignore_class` have the loss 0.
     """
     labels, output = as_tensors([y_true, y_pred])
     losses = ops.sparse_categorical_crossentropy(labels, output, from_logits, axis)
@@ -158,14 +148,9 @@ def sparse_categorical_crossentropy(
 def binary_crossentropy(
     y_true: Any, y_pred: Any, from_logits: bool = False, label_smoothing: float = 0.0, axis: int = -1
 ) -> Tensor:
-    """Return the mean of -target log p - (1 - target) log(1 - p); see `ops.binary_crossentropy`.
+    """Return the mean over `axis` of -target log p - (1 - target) log(1 - p); see `ops.binary_crossentropy`.
 
-    Args:
-        y_true: 0 and 1, or numbers between.
-        y_pred: probabilities p, or logits.
-        from_logits: which of them.
-        label_smoothing: the part of a target that becomes 1/2.
-        axis: that the mean is over.
+    Targets are from 0 to 1; `label_smoothing` is the part of them that becomes 1/2.
     """
     target, output = pair(y_true, y_pred)
     if label_smoothing:

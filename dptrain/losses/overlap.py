@@ -1,4 +1,4 @@
-"""Losses as functions for classes of unequal frequency, for regions of images, and for labels that may be wrong."""
+"""Losses as functions for unbalanced classes, for regions of images, and for noisy labels."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,17 +23,9 @@ def binary_focal_crossentropy(
 ) -> Tensor:
     """Return the mean of (1 - p_t)^gamma times the binary cross-entropy, p_t the probability of the right answer.
 
-    Source: T. Lin et al., "Focal loss for dense object detection", ICCV 2017.
+    Arguments as in `BinaryFocalCrossentropy`; targets are from 0 to 1.
 
-    Args:
-        y_true: 0 and 1, or numbers between.
-        y_pred: probabilities, or logits.
-        apply_class_balancing: weigh targets of 1 by alpha and those of 0 by 1 - alpha.
-        alpha: weight of targets of 1, where balancing.
-        gamma: focusing exponent, 0 or above.
-        from_logits: whether y_pred are logits.
-        label_smoothing: the part of a target that becomes 1/2.
-        axis: that the mean is over.
+    Source: T. Lin et al., "Focal loss for dense object detection", ICCV 2017.
     """
     target, output = pair(y_true, y_pred)
     if label_smoothing:
@@ -56,17 +48,7 @@ def categorical_focal_crossentropy(
     label_smoothing: float = 0.0,
     axis: int = -1,
 ) -> Tensor:
-    """Return -sum over classes of alpha (1 - p)^gamma target log p; as `binary_focal_crossentropy`.
-
-    Args:
-        y_true: one-hot or probabilities.
-        y_pred: probabilities, or logits.
-        alpha: factor of all classes, or one each.
-        gamma: 0 or above.
-        from_logits: whether y_pred are logits.
-        label_smoothing: the part of a target that is spread over all classes.
-        axis: of classes.
-    """
+    """Return -sum over classes of alpha (1 - p)^gamma target log p; see `CategoricalFocalCrossentropy`."""
     target, output = pair(y_true, y_pred)
     if label_smoothing:
         target = target * (1 - label_smoothing) + label_smoothing / int(target.shape[-1])
@@ -86,10 +68,9 @@ def dice(y_true: Any, y_pred: Any, axis: Axes = None) -> Tensor:
 
 
 def tversky(y_true: Any, y_pred: Any, alpha: float = 0.5, beta: float = 0.5, axis: Axes = None) -> Tensor:
-    """Return 1 - |both| / (|both| + alpha |y_true alone| + beta |y_pred alone|), as `dice`.
+    """Return 1 - |both| / (|both| + alpha |y_true alone| + beta |y_pred alone|), like `dice`.
 
-    Source: S. Salehi et al., "Tversky loss function for image segmentation", MLMI 2017; which of the two alpha weighs,
-    as Keras has it.
+    Source: S. Salehi et al., "Tversky loss function for image segmentation", MLMI 2017; alpha weighs what Keras' does.
     """
     target, output = pair(y_true, y_pred)
     both = ops.sum(target * output, axis)
@@ -98,14 +79,12 @@ def tversky(y_true: Any, y_pred: Any, alpha: float = 0.5, beta: float = 0.5, axi
 
 
 def categorical_generalized_cross_entropy(y_true: Any, y_pred: Any, q: float) -> Tensor:
-    """Return (1 - p^q) / q, p the probability of the label: less moved by wrong labels than the cross-entropy.
+    """Return (1 - p^q) / q, p the label's probability: less affected by wrong labels than the cross-entropy.
+
+    Labels are (rows, ...) or (rows, ..., 1), probabilities (rows, ..., classes); q is between 0 (cross-entropy) and 1
+    (absolute error).
 
     Source: Z. Zhang and M. Sabuncu, "Generalized cross entropy loss for training with noisy labels", NeurIPS 2018.
-
-    Args:
-        y_true: integer labels, (rows, ...) or (rows, ..., 1).
-        y_pred: probabilities, (rows, ..., classes).
-        q: between 0 (cross-entropy) and 1 (absolute error).
     """
     labels, output = as_tensors([y_true, y_pred])
     chosen = ops.one_hot(as_labels(labels, output), int(output.shape[-1]), dtype=output.dtype)

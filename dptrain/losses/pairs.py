@@ -1,6 +1,6 @@
-"""Losses of pairs of samples: each sample of the global batch with all of them, on any number of ranks.
+"""Losses of pairs: each sample of the global batch with all of them, on any number of ranks.
 
-A rank compares its own rows with those of all ranks, which it gets as one sum of embeddings and one of labels.
+A rank compares its rows with those of all ranks, which it gets as a sum of embeddings and a sum of labels.
 """
 
 from typing import Any
@@ -29,13 +29,13 @@ def circle(
     Source: Y. Sun et al., "Circle loss: a unified perspective of pair similarity optimization", CVPR 2020.
 
     Args:
-        y_true: whole numbers, (rows,) or (rows, 1); any that tell apart.
-        y_pred: embeddings of length 1, (rows, features), as `UnitNormalization` makes them.
-        ref_labels: of the embeddings that they are compared with; y_true by default.
-        ref_embeddings: these, (references, features); y_pred by default, that of the whole batch.
-        remove_diagonal: whether the n-th sample is no pair with the n-th reference, which by default is itself.
+        y_true: integer labels, (rows,) or (rows, 1).
+        y_pred: embeddings of length 1, (rows, features), like those of `UnitNormalization`.
+        ref_labels, ref_embeddings: those compared with, (references, features); by default y_true and y_pred of the
+            whole batch.
+        remove_diagonal: do not pair the n-th sample with the n-th reference, by default itself.
         gamma: factor of similarities.
-        margin: within which pairs need no correction, m.
+        margin: m.
     """
     labels, output = as_tensors([y_true, y_pred])
     labels, output = _whole(labels), output if output.dtype.kind in "fV" else ops.cast(output, "float32")

@@ -99,7 +99,7 @@ class BaseModel(OnDevice):
 
     @property
     def preprocessing(self) -> Any:
-        """How raw data becomes the inputs, a `dptrain.data.preprocessing.Preprocessing`; else what it was set to."""
+        """Turns raw data into inputs: a `dptrain.data.preprocessing.Preprocessing`, or whatever it was set to."""
         return vars(self).get("preprocessing", self._preprocessing)
 
     @preprocessing.setter
@@ -110,20 +110,14 @@ class BaseModel(OnDevice):
             vars(self)["preprocessing"] = value
 
     def local_weights(self) -> list[Array]:
-        """Return copies of this rank's parts of `weights`; unsharded ones are whole.
-
-        Weights of another pipeline stage are arrays of shape (0,).
-        """
+        """Return copies of this rank's parts of `weights`: whole if unsharded, (0,) on other pipeline stages."""
         return self._local_weights()
 
     def set_local_weights(self, values: Sequence[Array]) -> None:
-        """Give this rank's parts of `weights` new values.
-
-        Args:
-            values: as `local_weights` returns them, or whole ones, from which this rank takes its parts.
+        """Set this rank's parts of `weights`, from parts like `local_weights` or from whole arrays.
 
         Raises:
-            ConfigError: another number of them, or another shape.
+            ConfigError: another number of arrays, or another shape.
         """
         self._set_local_weights(values)
 
@@ -135,7 +129,6 @@ class BaseModel(OnDevice):
 
     @property
     def _compiled_with(self) -> Compiled | None:
-        """The arguments of `compile`; None before."""
         return self._compiled
 
     # Setting up
@@ -172,49 +165,51 @@ class BaseModel(OnDevice):
     ) -> None:
         """Configure the training; weights stay, and an optimizer that is passed again keeps its state.
 
+        Arguments from `device` on are not in Keras.
+
         Args:
-            optimizer: name or optimizer; None for a model that evaluates only, or trains by a step of its own.
-            loss: name, loss or `function(y_true, y_pred)`; of several outputs a list or a dictionary. None for steps
+            optimizer: name or optimizer; None for a model that only evaluates, or trains by a step of its own.
+            loss: name, loss or `function(y_true, y_pred)`; for several outputs a list or dictionary. None for steps
                 that need none.
             loss_weights: factors of the losses of several outputs.
-            metrics: names, metrics or functions; they count every sample as one. Of several outputs likewise.
-            weighted_metrics: names, metrics or functions that get the sample weights.
-            run_eagerly: run steps op by op, to debug; on one rank without a trace, so that Python may look at values.
-            steps_per_execution: batches between two looks at what the host is asked to do; "auto" for as many as fit
-                into some hundredths of a second where no hook of batches looks on.
+            metrics: names, metrics or functions that count every sample equally; nested like `loss`.
+            weighted_metrics: likewise, but sample weights apply.
+            run_eagerly: run steps op by op, to debug; on a single rank without a trace, so that Python may look at
+                values.
+            steps_per_execution: batches between returns to the host; "auto" fits as many as take some hundredths of a
+                second, unless a callback has batch hooks.
             jit_compile: compile steps for the CPU: True, False, or "auto" where there is a C++ compiler.
-            auto_scale_loss: under the policy "mixed_float16" the optimizer becomes a `LossScaleOptimizer`.
-            device: "auto", "cpu" or "cuda" (not in Keras, as all that follow).
+            auto_scale_loss: under the policy "mixed_float16", wrap the optimizer in a `LossScaleOptimizer`.
+            device: "auto", "cpu" or "cuda".
             dtype: a policy of `dptrain.mixed_precision`, such as "mixed_bfloat16" (on a CPU), or its name; by default
                 that of `dtype_policy()`.
             share_gpu: several ranks may use one GPU.
-            comm: how messages between ranks travel: "host"; "cuda-aware" to hand the GPU's memory to an MPI that knows
-                GPUs; "nccl" from GPU to GPU; "auto" for "nccl" where it is there, else "cuda-aware", else "host".
-            bucket_mb: 10^6 bytes of gradients that travel as one message.
-            device_mb: 10^6 bytes of a GPU's memory for samples, larger sets are streamed; None for what is free.
-            gpu_select: "mask" shows a rank its own GPU only, "index" leaves CUDA_VISIBLE_DEVICES alone.
+            comm: how ranks exchange messages: "host"; "cuda-aware" passes GPU memory to an MPI that supports it; "nccl"
+                from GPU to GPU; "auto" takes "nccl" if present, else "cuda-aware", else "host".
+            bucket_mb: 10^6 bytes of gradients per message.
+            device_mb: 10^6 bytes of GPU memory for samples, larger sets are streamed; None for what is free.
+            gpu_select: "mask" shows a rank only its GPU, "index" leaves CUDA_VISIBLE_DEVICES alone.
             precision: of a GPU's matrix products: "float32", or "tf32" on tensor cores.
-            gemm: who computes a GPU's matrix products: "dptrain", "cublaslt", or "auto" for who was measured to be
-                faster on this machine.
-            conv: who computes a GPU's convolutions: "dptrain", "cudnn", or "auto".
+            gemm: a GPU's matrix products: "dptrain", "cublaslt", or "auto" for the faster one measured on this machine.
+            conv: a GPU's convolutions: "dptrain", "cudnn", or "auto".
             cuda_graph: replay steps as CUDA graphs on a GPU.
-            shards_per_batch: cut every global batch into so many shards, of whose sums the bits are the same on any
-                number of ranks up to that; where a batch has fewer samples, some are empty. By default that of
-                `dptrain.utils.enable_determinism` or DPTRAIN_REPRODUCIBLE.
-            comm_dtype: "bfloat16" or "float16": ranks round their gradients to it before they add them up, which halves
-                the bytes that they send. None sends gradients as they are.
+            shards_per_batch: cut every global batch into this number of shards (some may be empty), so that sums have
+                the same bits on any number of ranks up to it. By default that of `dptrain.utils.enable_determinism` or
+                DPTRAIN_REPRODUCIBLE.
+            comm_dtype: "bfloat16" or "float16": ranks round gradients to it before they sum them, which halves
+                messages. None sends gradients as they are.
             shard_optimizer: each replica keeps and updates its part of the optimizer's slots, and gets the other new
                 weights from the other ranks (ZeRO-1; S. Rajbhandari et al., "ZeRO: Memory optimizations toward training
                 trillion parameter models", 2020).
             shard_weights: each replica keeps its part of weights and slots, and gathers each layer's weights while it
                 needs them (FSDP, ZeRO-3). Reading weights gathers them, too: all ranks must.
-            stages: the layers are cut into so many stages of about the same memory, each on a rank of its own; batches
-                go through them in microbatches (a pipeline with 1F1B; D. Narayanan et al., arXiv:2104.04473). More
-                ranks are replicas of these. Reading weights fetches them from their ranks: all ranks must.
-            microbatches: into which each replica's part of a batch is cut; by default about four for each stage.
+            stages: cut the layers into this number of stages of about equal memory, each on its own rank; batches go
+                through them in microbatches (a pipeline with 1F1B; D. Narayanan et al., arXiv:2104.04473). Further
+                ranks are replicas. Reading weights fetches them from their ranks: all ranks must.
+            microbatches: per replica and batch; by default about four for each stage.
 
         Raises:
-            ConfigError: an unknown name, a size that is not above 0, or what is not supported.
+            ConfigError: an unknown name, a size that is not above 0, or an unsupported combination.
         """
         device_options = {
             "device": device,
@@ -272,7 +267,7 @@ class BaseModel(OnDevice):
         self._set_dtype(compiled.policy)
 
     def _find_outputs(self) -> None:
-        """Resolve losses and metrics for the outputs, once their shapes are known."""
+        """Resolve losses and metrics once the outputs' shapes are known."""
         if self._outputs is not None or self._compiled is None or self._output_shapes is None:
             return
         with MAKING:
@@ -295,11 +290,7 @@ class BaseModel(OnDevice):
 
     @property
     def optimizer(self) -> Any:
-        """The optimizer that the model was compiled with; None where that was None.
-
-        Raises:
-            ConfigError: `compile` was not called.
-        """
+        """The compiled optimizer, or None if `compile` got None; ConfigError before `compile`."""
         optimizer = self._compiled_optimizer
         return None if isinstance(optimizer, AbsentOptimizer) else optimizer
 
@@ -312,7 +303,7 @@ class BaseModel(OnDevice):
 
     @property
     def loss(self) -> Any:
-        """The loss that the model was compiled with."""
+        """The loss passed to `compile`."""
         return None if self._compiled is None else self._compiled.loss
 
     @property
@@ -352,12 +343,12 @@ class BaseModel(OnDevice):
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Change the model within this context, while no other thread uses it."""
+        """Change the model within this context while no other thread uses it."""
         with TURNS.of(writes={("model", id(self))}):
             yield
 
     def _refuse_beside_fit(self, method: str) -> None:
-        """Raise where another thread's `fit` is running."""
+        """Raise if another thread's `fit` is running."""
         thread = self._fits_in
         if thread is not None and thread is not threading.current_thread():
             raise ConfigError(
@@ -372,8 +363,8 @@ class BaseModel(OnDevice):
     def metrics(self) -> list[Metric]:
         """The metrics, which every epoch and evaluation resets; override it to add others.
 
-        In Keras' order: the mean of the loss, what `compile` was given (one object), the means of the outputs' losses,
-        those that are attributes of the model, and of its layers.
+        In Keras' order: the mean loss, those of `compile` (one object), the means of the outputs' losses, attributes of
+        the model, those of its layers.
         """
         metrics: list[Metric] = [] if self._compiled is None else [self._loss_tracker]
         if self._outputs is not None:
@@ -395,12 +386,12 @@ class BaseModel(OnDevice):
         return by_key
 
     def reset_metrics(self) -> None:
-        """Reset loss and metrics; `fit`, `evaluate` and the methods for one batch do so themselves."""
+        """Reset loss and metrics; `fit`, `evaluate` and the methods for single batches do so themselves."""
         for metric in self.metrics:
             metric.reset_state()
 
     def get_metrics_result(self) -> dict[str, Any]:
-        """Return the results of all metrics by their keys in logs, losses first."""
+        """Return the results of all metrics by log key, losses first."""
         losses = {id(metric) for metric in (self._loss_tracker, *(self._outputs.trackers if self._outputs else []))}
         logs: dict[str, Any] = {}
         for metric in sorted(self.metrics, key=lambda metric: id(metric) not in losses):
@@ -410,14 +401,7 @@ class BaseModel(OnDevice):
     # Steps
 
     def train_step(self, data: Any) -> Mapping[str, Any]:
-        """Update the weights from a global batch.
-
-        Args:
-            data: x, (x, y) or (x, y, sample_weight), tensors; nested as inputs and outputs.
-
-        Returns:
-            The logs: numbers by name.
-        """
+        """Update the weights from a global batch of tensors: x, (x, y) or (x, y, sample_weight). Return the logs."""
         x, y, sample_weight = unpack_x_y_sample_weight(data)
         y_pred = self(x, training=True)
         loss = self._tracked_loss(x, y, y_pred, sample_weight, training=True)
@@ -431,7 +415,7 @@ class BaseModel(OnDevice):
         return self.compute_metrics(x, y, y_pred, sample_weight)
 
     def test_step(self, data: Any) -> Mapping[str, Any]:
-        """Evaluate a batch; as `train_step`."""
+        """Evaluate a batch; like `train_step`."""
         x, y, sample_weight = unpack_x_y_sample_weight(data)
         y_pred = self(x, training=False)
         self._tracked_loss(x, y, y_pred, sample_weight, training=False)
@@ -445,14 +429,13 @@ class BaseModel(OnDevice):
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
     ) -> Any:
-        """Return the loss of a batch, one number: the compiled losses of the outputs, and `losses`.
+        """Return the loss of a batch, a number: the compiled losses of the outputs plus `losses`.
 
         Args:
-            x: inputs; not used here.
+            x, training: not used here.
             y: targets.
             y_pred: outputs.
-            sample_weight: (rows,) weights of the samples, or None.
-            training: not used here.
+            sample_weight: (rows,), or None.
 
         Raises:
             ConfigError: there is no loss at all.
@@ -484,7 +467,7 @@ class BaseModel(OnDevice):
         return self.get_metrics_result()
 
     def _finalize_weights(self) -> None:
-        """At the end of a training, set weights to the optimizer's moving averages, if it keeps any."""
+        """After a training, set weights to the optimizer's moving averages, if it keeps any."""
         if self._compiled is not None:
             self._compiled.optimizer.finalize_variable_values(self.trainable_weights)
 
@@ -536,12 +519,11 @@ class BaseModel(OnDevice):
         return {path or "output": output for path, output in tree.flatten(outputs)}
 
     def _as_outputs(self, outputs: Mapping[str, Array]) -> Any:
-        """Return predictions, by name, nested as the outputs."""
+        """Nest predictions, which are by name, like the outputs."""
         return tree.map_leaves(lambda path, name: outputs[name], self._prediction)
 
     @property
     def _expected_data(self) -> Expected:
-        """What data must look like."""
         inputs = None
         if self._graph is not None:
             inputs = tree.map_leaves(lambda path, symbol: sample_shape(symbol), self._graph.inputs)
@@ -567,12 +549,12 @@ class BaseModel(OnDevice):
 
     @property
     def _takes_any_size(self) -> bool:
-        """Whether samples may have other lengths than the model was built for; a subclass decides itself."""
+        """Whether samples may differ in length from those the model was built for; a subclass decides itself."""
         return self._graph is None
 
 
 def _of_any_size(shapes: Any) -> Any:
-    """Return shapes with None for all lengths except the last, the features."""
+    """Replace all lengths by None except the last, the features."""
     if shapes is None:
         return None
     free = [
@@ -582,13 +564,11 @@ def _of_any_size(shapes: Any) -> Any:
 
 
 def _rows_of(x: Any, y_pred: Any) -> int:
-    """Return the rows of a batch."""
     leaf = next(iter(tree.leaves(x) or tree.leaves(y_pred)))
     return leaf.shape[0] if leaf.shape else 1
 
 
 def _flat_log(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a log, or the logs of a nested dictionary."""
     if not isinstance(value, Mapping):
         yield name, value
         return

@@ -24,18 +24,18 @@ def clone_model(
     call_function: Callable[..., Any] | None = None,
     recursive: bool = False,
 ) -> Any:
-    """Return a copy of a model with new layers and weights, compiled as the original.
+    """Return a copy of a model with new layers and weights, compiled like the original.
 
     Args:
-        model: a Sequential, a functional model, or one of a class with `get_config`.
-        input_tensors: symbolic tensors that the copy begins with, nested as the inputs; by default new ones.
-        clone_function: takes a layer and returns that of the copy; by default a new one of the same configuration.
-        call_function: takes a layer of the copy and the arguments of its call, and returns the outputs; of functional
+        model: a Sequential, a functional model, or a model whose class has `get_config`.
+        input_tensors: symbolic inputs of the copy, nested like the model's; by default new ones.
+        clone_function: maps a layer to its copy; by default a new layer with the same configuration.
+        call_function: takes a layer of the copy and the arguments of its call, and returns the outputs; for functional
             models.
-        recursive: whether models in the model are copied in the same way, instead of by `clone_function`.
+        recursive: copy models in the model in the same way, instead of by `clone_function`.
 
     Raises:
-        ConfigError: arguments that this kind of model does not take, or a layer that cannot be described.
+        ConfigError: arguments that this kind of model does not take, or a layer without a configuration.
     """
     if isinstance(model, Sequential):
         if call_function is not None:
@@ -56,7 +56,7 @@ def clone_model(
 
 
 class _Cloning:
-    """Copies layers, each once; arguments as of `clone_model`."""
+    """Copies each layer once; arguments as in `clone_model`."""
 
     def __init__(self, function: CloneFunction | None, call: Callable[..., Any] | None, recursive: bool) -> None:
         self._function, self._recursive = function or _reconstructed, recursive
@@ -120,7 +120,7 @@ def _of_graph(model: Model, graph: Graph, input_tensors: Any, cloning: _Cloning)
 
 
 def _are_alike(tensors: Any, inputs: Any) -> bool:
-    """Whether tensors are nested as a model's inputs; a list of one may stand for what is in it."""
+    """Return whether tensors are nested like a model's inputs; a list of one may stand for its element."""
     alone = [len(tree.leaves(each)) == 1 and not isinstance(each, Mapping) for each in (tensors, inputs)]
     if all(alone):
         return True
@@ -133,7 +133,7 @@ def _input_like(symbol: Any, name: str | None) -> Any:
 
 
 def _compiled_as(model: Model, copy: Any) -> Any:
-    """Compile a copy as the model, with its own optimizer and metrics."""
+    """Compile a copy like the model, with its own optimizer and metrics."""
     compiled = model._compiled_with
     if compiled is not None:
         copy.compile(
@@ -163,5 +163,5 @@ def _compiled_as(model: Model, copy: Any) -> Any:
 
 
 def _fresh_copy(value: Any) -> Any:
-    """Return another object of the same configuration; words, numbers and functions as they are."""
+    """Return another object of the same configuration; words, numbers and functions unchanged."""
     return type(value).from_config(value.get_config()) if hasattr(value, "get_config") else value

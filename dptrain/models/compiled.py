@@ -74,7 +74,7 @@ class Compiled:
         return [[type(optimizer).__name__, optimizer._describe()], *descriptions]
 
     def check(self) -> None:
-        """Refuse what is unknown, a size that is not above 0, and options that exclude each other."""
+        """Refuse unknown names, sizes that are not above 0, and options that exclude each other."""
         if self.comm not in TRANSPORTS:
             raise ConfigError(f"comm = {self.comm!r}: expected one of {', '.join(map(repr, TRANSPORTS))}")
         if self.comm_dtype not in (None, "bfloat16", "float16"):
@@ -89,7 +89,6 @@ class Compiled:
         self._check_stages()
 
     def _check_stages(self) -> None:
-        """Refuse options that pipeline stages do not support."""
         for name, number in (("stages", self.stages), ("microbatches", self.microbatches)):
             if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
                 raise ConfigError(f"{name} = {number!r}: expected an integer >= 1")
@@ -123,7 +122,6 @@ class Compiled:
 
 
 def _description(value: Any) -> Any:
-    """Return a loss, metric, name or function in JSON."""
     if isinstance(value, str | int | float):
         return value
     try:
@@ -142,7 +140,7 @@ def checked_steps(steps_per_execution: Any) -> int:
 
 
 def compiled_optimizer(optimizer: Any, *, scales_loss: bool) -> Optimizer:
-    """Return the optimizer of an argument of `compile`, in a `LossScaleOptimizer` where the loss is to be scaled."""
+    """Return the optimizer of `compile`, in a `LossScaleOptimizer` where the loss is to be scaled."""
     resolved = optimizers.get(optimizer)
     if resolved is None:
         return AbsentOptimizer()
@@ -175,7 +173,7 @@ class Output:
 
 @dataclass(frozen=True)
 class JointLoss:
-    """A loss of several outputs at once, or a further one of a single output."""
+    """A loss of several outputs at once, or an additional loss of an output."""
 
     path: tuple[Any, ...]  # of the outputs, in the structure of them all
     loss: Loss
@@ -183,7 +181,7 @@ class JointLoss:
     tracker: Mean
 
     def compute_loss(self, y_true: Any, y_pred: Any, sample_weight: Any, rows: int) -> Tensor:
-        """Return the weighted loss of all outputs' targets and predictions, and update its mean."""
+        """Return the weighted loss over all outputs, and update its mean."""
         target, output = _at(y_true, self.path), _at(y_pred, self.path)
         if tree.is_nested(output):
             outputs = tree.map_leaves(lambda path, leaf: wide(leaf), output)
@@ -207,7 +205,7 @@ class _Weighted:
 
 
 class CompileMetrics(Metric):
-    """The metrics of `compile` as one metric; its results are a dictionary by log key."""
+    """The metrics of `compile` as a single metric; its results are a dictionary by log key."""
 
     def __init__(self, outputs: "Outputs", by_key: Mapping[str, Metric]) -> None:
         super().__init__(name="compile_metrics")
@@ -233,7 +231,7 @@ class CompileMetrics(Metric):
 
 
 def results_of(metrics: Mapping[str, Metric]) -> dict[str, Any]:
-    """Return the results of metrics by key; a dictionary of results keeps its own keys."""
+    """Return the results of metrics by key; dictionaries of results keep their own keys."""
     results: dict[str, Any] = {}
     for key, metric in metrics.items():
         result = metric.result()
@@ -248,7 +246,7 @@ def names_in_order(metrics: Iterable[Metric]) -> Iterator[str]:
 
 
 class Outputs:
-    """The losses and metrics of a model's outputs: `nested` like these, `flat` in order."""
+    """The losses and metrics of a model's outputs, `nested` like these and `flat` in order."""
 
     def __init__(self, compiled: Compiled, names: Sequence[str], nested: Any, shapes: Sequence[Any]) -> None:
         several = len(names) > 1
@@ -311,7 +309,7 @@ class Outputs:
 
     @property
     def losses(self) -> Any:
-        """The losses, nested as the outputs; None without any."""
+        """The losses, nested like the outputs; None without any."""
         losses = [output.loss or covered for output, covered in zip(self.flat, self._covered, strict=True)]
         return None if all(loss is None for loss in losses) else tree.refilled(self.nested, iter(losses))
 
@@ -353,7 +351,7 @@ class Outputs:
 
 
 class CrossentropyByShape(Loss):
-    """`compile(loss="crossentropy")`: binary, sparse or categorical, by the shapes."""
+    """`compile(loss="crossentropy")`: binary, sparse or categorical, depending on the shapes."""
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Tensor:
         """Return the loss of a batch; see `Loss`."""
@@ -379,7 +377,7 @@ class SumOfLosses(Loss):
         self._labels_number_outputs = all(loss._labels_number_outputs for loss in parts)
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Tensor:
-        """Return the sum for a batch; as `Loss`."""
+        """Return the sum for a batch; see `Loss`."""
         return self._weighted([loss(y_true, y_pred, sample_weight) for loss in self.parts])
 
     def tracked(self, y_true: Any, y_pred: Any, sample_weight: Any, rows: int) -> Tensor:
@@ -396,7 +394,7 @@ class SumOfLosses(Loss):
 
 
 def _tracked(words: Sequence[Any], losses: Sequence[Any], weights: Any) -> Loss | None:
-    """Return the sum of several losses of one output, each with a mean in logs under its word or name, as in Keras."""
+    """Return the sum of several losses of an output, each with a mean in logs under its name, as in Keras."""
     shared = 1.0 if weights is None else weights
     factors = list(weights) if isinstance(weights, list | tuple) else [shared] * len(losses)
     if len(factors) != len(losses):
@@ -424,7 +422,7 @@ def _listed(value: Any) -> Any:
 
 
 def _losses(loss: Any) -> Any:
-    """Return losses for names and functions, nested as these."""
+    """Resolve names and functions to losses, keeping the nesting."""
 
     def as_loss(path: str, loss: Any) -> Any:
         return CrossentropyByShape() if loss in ("crossentropy", "ce") else losses.as_loss(loss)
@@ -439,14 +437,12 @@ def _is_deep(nested: Any) -> bool:
 
 
 def _at(data: Any, path: Iterable[Any]) -> Any:
-    """Return the part of nested data at a path."""
     for key in path:
         data = data[key]
     return data
 
 
 def _paths(nested: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return the paths of the leaves."""
     if not tree.is_nested(nested):
         return [path]
     keys = nested if isinstance(nested, Mapping) else range(len(nested))
@@ -454,7 +450,7 @@ def _paths(nested: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def _label(nested: Any, path: tuple[Any, ...]) -> str:
-    """Return how Keras calls the loss of the outputs at a path in logs."""
+    """Return Keras' log name for the loss of the outputs at a path."""
     inner = _at(nested, path)
     if tree.is_nested(inner):
         return "/".join(map(str, path)) or "_".join(inner if isinstance(inner, Mapping) else tree.leaves(inner))
@@ -462,9 +458,9 @@ def _label(nested: Any, path: tuple[Any, ...]) -> str:
 
 
 def _located(losses: Any, weights: Any, nested: Any) -> list[tuple[tuple[Any, ...], Any, float]] | None:
-    """Return losses with paths and factors where some are of several outputs at once, as Keras matches them; else None.
+    """Return losses with paths and factors where some cover several outputs at once, as Keras matches them; else None.
 
-    A list beside outputs in a dictionary or a tuple, and the other way round, lists losses of all these outputs.
+    A list beside outputs in a dictionary or tuple, and vice versa, lists losses of all these outputs.
     """
     try:
         located = list(_parts(_paired(losses, weights), nested))
@@ -478,7 +474,7 @@ def _located(losses: Any, weights: Any, nested: Any) -> list[tuple[tuple[Any, ..
 
 
 def _paired(losses: Any, weights: Any) -> Any:
-    """Return losses with their factors, nested as the losses; factors are nested alike, or as many."""
+    """Pair losses with their factors, which are nested alike or equally many."""
     paths = _paths(losses)
     factors = [_at(weights, path) for path in _paths(weights)] if tree.is_nested(weights) else [weights] * len(paths)
     if len(factors) != len(paths):
@@ -491,7 +487,7 @@ def _paired(losses: Any, weights: Any) -> Any:
 
 
 def _parts(losses: Any, nested: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any, float]]:
-    """Yield losses with the paths of what they are of, and factors; LookupError where there is nothing."""
+    """Yield losses with the paths of their outputs, and factors; LookupError where there is no such output."""
     inner = _at(nested, path)
     if not tree.is_nested(losses):
         if losses.loss is not None:
@@ -516,7 +512,7 @@ def _parts(losses: Any, nested: Any, path: tuple[Any, ...] = ()) -> Iterator[tup
 
 
 def _flattened_like(data: Any, nested: Any) -> list[Any]:
-    """Flatten data nested as the outputs, or less deep; a None stands for all outputs below it."""
+    """Flatten data nested like the outputs, or less deep; None stands for all outputs below it."""
     if not tree.is_nested(nested):
         return [data]
     if isinstance(nested, Mapping):

@@ -1,8 +1,8 @@
 """Models as Keras' configurations: `get_config` of Sequential and functional models, and back.
 
-A functional model lists its layers with their calls ("inbound_nodes"); the arguments of a call name the tensors that
-are made by others as [layer, call, output]. Ops that were called on symbolic tensors stand behind the layers: those
-that Keras has as well under its names, as all that a file of Keras' had (`operations`), the others as "dptrain.ops".
+A functional model lists its layers with their calls ("inbound_nodes"), whose arguments refer to tensors as [layer,
+call, output]. Ops on symbolic tensors follow the layers: those that Keras has and those read from its files
+(`operations`) under Keras' names, others as "dptrain.ops".
 
 Source: keras/src/models/functional.py, Keras 3.15.
 """
@@ -43,7 +43,7 @@ from dptrain.saving.program import attribute_from, attribute_of
 
 
 def sequential_config(model: Any, start: InputLayer | None) -> dict[str, Any]:
-    """Return Keras' `Sequential.get_config`; `start` is the input layer, if the model is built."""
+    """Return Keras' `Sequential.get_config`; `start` is the input layer of a built model."""
     listed = [layer_config(layer) for layer in model.layers]
     result = {"name": model.name, "trainable": model.trainable, "dtype": policy(model), "layers": listed}
     if start is not None:
@@ -63,7 +63,7 @@ def _input_config(start: InputLayer, dtype: str) -> dict[str, Any]:
 
 
 def sequential_layers(config: Config) -> tuple[list[Layer], str]:
-    """Return the layers and the floating-point dtype of a `Sequential.get_config`."""
+    """Return the layers and the floating-point dtype in a `Sequential.get_config`."""
     layers: list[Layer] = []
     problems = []
     listed = listed_layers(config, "Sequential")
@@ -94,7 +94,7 @@ def functional_config(model: Any, graph: Graph) -> dict[str, Any]:
 
 
 class _FunctionalWriter:
-    """A graph as Keras' configuration of a functional model."""
+    """Writes a graph as Keras' configuration of a functional model."""
 
     def __init__(self, model: Any, graph: Graph) -> None:
         self._model, self._graph = model, graph
@@ -112,7 +112,6 @@ class _FunctionalWriter:
         }
 
     def config(self) -> dict[str, Any]:
-        """Return the configuration."""
         return {
             "name": self._model.name,
             "trainable": self._model.trainable,
@@ -122,7 +121,7 @@ class _FunctionalWriter:
         }
 
     def _operation_names(self) -> dict[int, str]:
-        """Return a name, that no layer has, for each op and operation."""
+        """Return a name for each op and operation that no layer has."""
         names: dict[int, str] = {}
         used = {layer.name for layer in self._graph.layers}
         for maker in self._makers:
@@ -133,14 +132,12 @@ class _FunctionalWriter:
         return names
 
     def _layer(self, layer: Layer) -> dict[str, Any]:
-        """Return a layer with its calls."""
         if isinstance(layer, InputLayer):
             return _input_config(layer, self._model._data_dtype) | {"name": layer.name, "inbound_nodes": []}
         calls = [self._call(node.arguments, node.keywords) for node in self._nodes[id(layer)]]
         return layer_config(layer) | {"name": layer.name, "inbound_nodes": calls}
 
     def _operation(self, maker: Tensor | OperationCall) -> dict[str, Any]:
-        """Return an op or operation with its call."""
         name = self._names[id(maker)]
         if isinstance(maker, OperationCall):
             config = {"name": name} | tree.map_leaves(self._argument, maker.config)
@@ -156,7 +153,7 @@ class _FunctionalWriter:
         }
 
     def _history(self, tensor: Tensor) -> list[Any]:
-        """Return what made a tensor: [layer, call, output]."""
+        """Return a tensor's origin: [layer, call, output]."""
         maker = maker_of(tensor)
         if isinstance(maker, OperationCall):
             return [self._names[id(maker)], 0, _position(tensor, maker.outputs)]
@@ -169,7 +166,7 @@ class _FunctionalWriter:
         return [layer.name, call, _position(tensor, tensor.history.outputs)]
 
     def _end(self, tensor: Tensor) -> list[Any]:
-        """Return what makes an input or output of the model."""
+        """Return the origin of an input or output of the model."""
         name, call, output = self._history(tensor)
         return [name, call + _own_calls(None if tensor.history is None else tensor.history.layer), output]
 
@@ -209,17 +206,16 @@ class _FunctionalWriter:
 
 
 def _position(tensor: Tensor, outputs: Any) -> int:
-    """Return the position of a tensor among nested outputs."""
     return [id(output) for output in tree.leaves(outputs)].index(id(tensor))
 
 
 def _own_calls(layer: Any) -> int:
-    """Return the calls that Keras counts before the first: a functional model has one, its own."""
+    """Count the calls that Keras numbers before the first: a functional model's own."""
     return int(isinstance(layer, MODELS["Functional"]) and not isinstance(layer, MODELS["Sequential"]))
 
 
 def functional_ends(config: Config) -> tuple[Any, Any, str]:
-    """Return symbolic inputs and outputs, and the floating-point dtype, of a `Functional.get_config`."""
+    """Return symbolic inputs and outputs, and the floating-point dtype, from a `Functional.get_config`."""
     reader = _FunctionalReader(listed_layers(config, "Functional"))
     reader.make_calls()
     return reader.end(config.get("input_layers")), reader.end(config.get("output_layers")), reader.dtype
@@ -227,7 +223,7 @@ def functional_ends(config: Config) -> tuple[Any, Any, str]:
 
 @dataclass(frozen=True)
 class _Call:
-    """A call in a configuration that is to be made: of the maker `name`."""
+    """A pending call of the layer or op `name` in a configuration."""
 
     name: str
     node: Mapping[str, Any]  # arguments
@@ -236,7 +232,7 @@ class _Call:
 
 
 class _FunctionalReader:
-    """Keras' configuration of a functional model as calls on symbolic tensors."""
+    """Replays Keras' configuration of a functional model as calls on symbolic tensors."""
 
     def __init__(self, listed: Sequence[Config]) -> None:
         self._makers: dict[str, Layer | Op | Operation] = {}
@@ -274,7 +270,7 @@ class _FunctionalReader:
         ]
 
     def make_calls(self) -> None:
-        """Call all layers and ops, each once its inputs are there."""
+        """Call all layers and ops, each once its inputs exist."""
         waiting = self._calls
         while waiting:
             later: list[_Call] = []
@@ -293,7 +289,6 @@ class _FunctionalReader:
             waiting = later
 
     def _make(self, call: _Call) -> list[Any]:
-        """Return the outputs of a call."""
         arguments, keywords = self._argument(call.node.get("args", [])), self._argument(call.node.get("kwargs") or {})
         maker = self._makers[call.name]
         if isinstance(maker, Layer):
@@ -304,7 +299,7 @@ class _FunctionalReader:
         return maker.call(arguments, keywords, {key: self._argument(value) for key, value in options.items()})
 
     def end(self, value: Any) -> Any:
-        """Return the inputs or outputs of the model, nested as in its configuration."""
+        """Return the inputs or outputs of the model, nested like in its configuration."""
         if isinstance(value, Mapping):
             return {key: self.end(entry) for key, entry in value.items()}
         if not isinstance(value, list | tuple) or not value:
@@ -406,7 +401,6 @@ def _keras_key(tensor: Tensor) -> list[Any] | None:
 
 
 def _op(description: Config) -> Op | Operation:
-    """Return the op of a description."""
     kind, is_ours = str(description.get("class_name")), description.get("module") == "dptrain.ops"
     if not is_ours:
         return operation(description)

@@ -1,4 +1,4 @@
-"""What a model's step computes, as text, without data and without a device."""
+"""What a model's step computes, as text, without data or device."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -53,7 +53,7 @@ _Data = dict[str, tuple[Shape, str]]
 
 @dataclass(frozen=True, eq=False)
 class Mesh:
-    """Ranks as a grid, on which a program is explained."""
+    """The grid of ranks for which a program is explained."""
 
     lengths: Mapping[str, int]  # of the axes, by name, `BATCH` among them
     # Returns the layout of a variable, or of a slot of the second one; None for no axis
@@ -73,8 +73,8 @@ def explain(
     """Return a step's program as text, with totals, and the memory and kernels of a rank.
 
     The rank is alone, or the mesh's with the largest parts where variables are sharded. Memory and kernels are a GPU's
-    if the model is compiled for "cuda", without needing one, otherwise those of C++ on a CPU. For a GPU,
-    `backend/cuda/roofline.py` predicts each kernel's time on three GPUs; registers are shown where there is an nvcc.
+    if the model is compiled for "cuda" (none is needed), otherwise those of C++ on a CPU. For a GPU,
+    `backend/cuda/roofline.py` predicts each kernel's time on three GPUs; registers are shown if there is an nvcc.
     `kernels` lists each kernel's ops, `code` the generated code; `dtype` is that of the samples, such as "uint8" for
     pixels.
     """
@@ -149,7 +149,7 @@ def _nbytes(variables: Iterable[Variable]) -> int:
 
 
 def _mesh_at_hand(model: "Model") -> Mesh | None:
-    """Return the mesh on which the model would train here; None where nothing would be sharded."""
+    """Return the mesh on which the model would train here; None if nothing would be sharded."""
     lengths = current_mesh()
     if lengths is None and _shards(model) is not None:
         lengths = {BATCH: max(comms.current().size, 2)}
@@ -157,7 +157,7 @@ def _mesh_at_hand(model: "Model") -> Mesh | None:
 
 
 def _shared(model: "Model", program: Program, mesh: Mesh | None) -> _Shared | None:
-    """Return how a mesh's ranks divide a program's variables; None where each has all of them."""
+    """Return how a mesh's ranks divide a program's variables; None if each has all of them."""
     if mesh is None:
         return None
     rank = MeshPosition(mesh.lengths, {name: length - 1 for name, length in mesh.lengths.items()})
@@ -276,7 +276,7 @@ def _costs(composition: "Composition", source: str) -> list[str]:
 def _renamed(
     program: PlacedProgram, names: dict[Tensor, str], change: Callable[[Tensor], Tensor]
 ) -> tuple[PlacedProgram, dict[Tensor, str]]:
-    """Return the rewritten program of a pass, and the names of its tensors."""
+    """Return a pass's rewritten program, and the names of its tensors."""
     olds, new_names = iter(program.tensors), dict[Tensor, str]()
 
     def noted(tensor: Tensor) -> Tensor:
@@ -290,13 +290,13 @@ def _renamed(
 
 
 def program_of(model: "Model", batch_size: int = 32, step: str = "train", *, dtype: str | None = None) -> PlacedProgram:
-    """Return a step's program on a whole batch, placed for data parallelism; arguments as of `explain`."""
+    """Return a step's program on a whole batch, placed for data parallelism; arguments as in `explain`."""
     traced, totals = _traced(model, batch_size, step, dtype)
     return place(traced, totals, comm_dtype=_comm_dtype(model))
 
 
 def _traced(model: "Model", batch_size: int, step: str, dtype: str | None) -> tuple[Program, Collection[Variable]]:
-    """Return a step's program on a whole batch, and the totals that each rank may hold a part of."""
+    """Return a step's program on a whole batch, and the totals of which each rank may hold a part."""
     if step not in ("train", "test", "predict"):
         raise ConfigError(f"step = {step!r}: expected 'train', 'test' or 'predict'")
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:

@@ -1,4 +1,4 @@
-"""Text about the stages of a pipeline: what each holds and sends, without ranks."""
+"""Describes a pipeline's stages, what each holds and sends, without ranks."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ _HEADS = ("stage", "weights", "gradients", "slots", "kept", "results", "memory",
 
 
 def explain_stages(model: "Model", program: PlacedProgram, stages: int, microbatches: int | None) -> list[str]:
-    """Return a table of what each stage holds, in bytes, and of its messages."""
+    """Return a table of the bytes that each stage holds, and of its messages."""
     slots = slots_of(model)
     count = microbatches_of(program.rows, stages, microbatches)
     weights = cut_into_stages(program, model.weights, slots, stages, program.rows, count)
@@ -101,7 +101,7 @@ def _subgraphs(schedule: PipelineSchedule) -> dict[Subgraph, int]:
 
 
 def _messages(schedule: PipelineSchedule, rows: int) -> Iterator[str]:
-    """Yield what each stage sends to each other one in a step."""
+    """Describe what each stage sends to every other in a step."""
     counted: dict[tuple[int, int, bool], list[int]] = {}
     for subgraph, times in _subgraphs(schedule).items():
         own_rows = [stop - start for start, stop in cut(0, rows, schedule.microbatches)] if times > 1 else [rows]
@@ -119,7 +119,7 @@ def _messages(schedule: PipelineSchedule, rows: int) -> Iterator[str]:
 
 
 def _between_replicas(schedule: PipelineSchedule) -> Iterator[str]:
-    """Yield what the replicas of each stage sum, where there are several."""
+    """Describe what the replicas of each stage sum, if there are several."""
     stages: Mapping[Variable, int] = schedule.owners
     if not schedule.accumulators:
         return

@@ -48,14 +48,14 @@ class ExportedProgram:
     Args:
         filepath: of the file.
         device: "auto", "cpu" or "cuda".
-        options: further ones of `Model.compile` about the device, such as `precision`.
+        options: other options of `Model.compile` about the device, such as `precision`.
 
     Attributes:
-        inputs: shape, None for the rows, and dtype of each input, nested as the model's.
+        inputs: shape (None for the rows) and dtype of each input, nested like the model's.
 
     Raises:
-        ConfigError: there is no such device, or option.
-        DataError: the file is missing or damaged, or has an op that this version does not have.
+        ConfigError: no such device or option.
+        DataError: the file is missing or damaged, or has an op unknown to this version.
     """
 
     def __init__(self, filepath: str | Path, *, device: str = "auto", **options: Any) -> None:
@@ -79,13 +79,10 @@ class ExportedProgram:
         self._ready: OrderedDict[int, _Prepared] = OrderedDict()
 
     def __call__(self, x: Any) -> Any:
-        """Return the outputs for any number of rows, nested as the model's.
-
-        Args:
-            x: arrays, (rows, ...), nested as the model's inputs.
+        """Return the outputs for arrays (rows, ...) of any number of rows, both nested like the model's.
 
         Raises:
-            DataError: other arrays than the model takes.
+            DataError: arrays that the model does not take.
         """
         names = self._stored.description["inputs"]
         try:
@@ -122,7 +119,7 @@ class ExportedProgram:
                     prepared.free.append(ready)
 
     def _take(self, rows: int) -> _Ready:
-        """Return an idle executable for this number of rows, prepared anew where there is none."""
+        """Return an idle executable for this number of rows, or prepare one."""
         with self._lock:
             prepared = self._ready.get(rows)
             if prepared is not None:

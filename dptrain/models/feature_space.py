@@ -34,11 +34,8 @@ class Cross(Configurable):
 
     Args:
         feature_names: of the features.
-        crossing_dim: how many categories.
-        output_mode: "one_hot" or "int".
-
-    Raises:
-        ConfigError: the mode is unknown.
+        crossing_dim: number of categories.
+        output_mode: "one_hot" or "int" (else ConfigError).
     """
 
     def __init__(self, feature_names: Sequence[str], crossing_dim: int, output_mode: str = "one_hot") -> None:
@@ -55,7 +52,6 @@ class Cross(Configurable):
         return "_X_".join(self.feature_names)
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the arguments."""
         options = {"crossing_dim": self.crossing_dim, "output_mode": self.output_mode}
         return {"feature_names": list(self.feature_names), **options}
 
@@ -65,11 +61,8 @@ class Feature(Configurable):
 
     Args:
         dtype: of the column: "float32", "int32" or "string".
-        preprocessor: the layer that it goes through, or its description.
-        output_mode: "float", or of categories "int" or "one_hot".
-
-    Raises:
-        ConfigError: the mode is unknown.
+        preprocessor: its layer, or a description of that.
+        output_mode: "float", or for categories "int" or "one_hot" (else ConfigError).
     """
 
     def __init__(self, dtype: str, preprocessor: Any, output_mode: str) -> None:
@@ -102,21 +95,20 @@ def _named(kind: str, name: str | None) -> str:
 class FeatureSpace(Layer):
     """Encodes the columns of a table, each by its own layer, as inputs of a network.
 
-    It works on the host: call it on a dictionary of columns before `fit`, in a generator or a `PyDataset`. A model for
-    what comes out begins with `get_encoded_features()`.
+    It works on the host: call it on a dictionary of columns before `fit`, in a generator or a `PyDataset`. A model of
+    the encoded features begins with `get_encoded_features()`.
 
     Args:
         features: for each column a `Feature`, or its kind: "float", "float_rescaled", "float_normalized",
             "float_discretized", "integer_categorical", "string_categorical", "integer_hashed", "string_hashed".
-        output_mode: "concat" for one vector of a row, "dict" for each feature by its name.
-        crosses: names of features, two or more each, or `FeatureSpace.cross`, that together are a category.
-        crossing_dim: categories of a cross.
-        hashing_dim: of hashed features.
-        num_discretization_bins: of discretized ones.
+        output_mode: "concat" for one vector per row, "dict" for each feature by name.
+        crosses: tuples of feature names, or `FeatureSpace.cross`, that form a category together.
+        crossing_dim, hashing_dim, num_discretization_bins: categories of a cross, of hashed and of discretized
+            features.
         name: of the layer.
 
     Raises:
-        ConfigError: there are no features, or something is unknown.
+        ConfigError: no features, or something unknown.
     """
 
     def __init__(
@@ -152,34 +144,34 @@ class FeatureSpace(Layer):
 
     @classmethod
     def cross(cls, feature_names: Sequence[str], crossing_dim: int, output_mode: str = "one_hot") -> Cross:
-        """Return a cross of several features."""
+        """Describe a cross of several features."""
         return Cross(feature_names, crossing_dim, output_mode)
 
     @classmethod
     def feature(cls, dtype: str, preprocessor: Any, output_mode: str) -> Feature:
-        """Return a feature with a custom layer."""
+        """Describe a feature with a custom layer."""
         return Feature(dtype, preprocessor, output_mode)
 
     @classmethod
     def float(cls, name: str | None = None) -> Feature:
-        """Return a number unchanged."""
+        """Describe a number that is passed unchanged."""
         return Feature("float32", layers.Identity(name=_named("float", name)), "float")
 
     @classmethod
     def float_rescaled(cls, scale: Any = 1.0, offset: Any = 0.0, name: str | None = None) -> Feature:
-        """Return a number times `scale` plus `offset`."""
+        """Describe a number times `scale` plus `offset`."""
         return Feature("float32", layers.Rescaling(scale, offset, name=_named("float_rescaled", name)), "float")
 
     @classmethod
     def float_normalized(cls, name: str | None = None) -> Feature:
-        """Return a number of mean 0 and variance 1."""
+        """Describe a number normalized to mean 0 and variance 1."""
         return Feature("float32", layers.Normalization(-1, name=_named("float_normalized", name)), "float")
 
     @classmethod
     def float_discretized(
         cls, num_bins: int | None, bin_boundaries: Any = None, output_mode: str = "one_hot", name: str | None = None
     ) -> Feature:
-        """Return the bin of a number, of equally many samples each, or between boundaries."""
+        """Describe a number as its bin, of equally many samples each, or between boundaries."""
         bins = layers.Discretization(bin_boundaries, num_bins, name=_named("float_discretized", name))
         return Feature("float32", bins, output_mode)
 
@@ -191,7 +183,7 @@ class FeatureSpace(Layer):
         output_mode: str = "one_hot",
         name: str | None = None,
     ) -> Feature:
-        """Return the index of an integer in a vocabulary."""
+        """Describe an integer as its index in a vocabulary."""
         named = _named("integer_categorical", name)
         return Feature("int32", layers.IntegerLookup(max_tokens, num_oov_indices, name=named), output_mode)
 
@@ -203,18 +195,18 @@ class FeatureSpace(Layer):
         output_mode: str = "one_hot",
         name: str | None = None,
     ) -> Feature:
-        """Return the index of a text in a vocabulary."""
+        """Describe a text as its index in a vocabulary."""
         named = _named("string_categorical", name)
         return Feature("string", layers.StringLookup(max_tokens, num_oov_indices, name=named), output_mode)
 
     @classmethod
     def string_hashed(cls, num_bins: int, output_mode: str = "one_hot", name: str | None = None) -> Feature:
-        """Return the bin of a text's hash."""
+        """Describe a text as its hash bin."""
         return Feature("string", layers.Hashing(num_bins, name=_named("string_hashed", name)), output_mode)
 
     @classmethod
     def integer_hashed(cls, num_bins: int, output_mode: str = "one_hot", name: str | None = None) -> Feature:
-        """Return the bin of an integer's hash."""
+        """Describe an integer as its hash bin."""
         return Feature("int32", layers.Hashing(num_bins, name=_named("integer_hashed", name)), output_mode)
 
     def _feature(self, name: str, kind: Any) -> Feature:
@@ -266,13 +258,9 @@ class FeatureSpace(Layer):
         return waiting
 
     def adapt(self, dataset: Any) -> None:
-        """Adapt the layers without given vocabularies, bins or moments to columns.
+        """Adapt the layers without fixed vocabularies, bins or moments.
 
-        Args:
-            dataset: a dictionary of columns, (rows,) or (rows, 1), or an iterable of such batches.
-
-        Raises:
-            ConfigError: another value.
+        `dataset` is a dictionary of columns, (rows,) or (rows, 1), or an iterable of such batches (else ConfigError).
         """
         batches = [dataset] if isinstance(dataset, Mapping) else list(dataset)
         if not batches or any(not isinstance(batch, Mapping) for batch in batches):
@@ -287,7 +275,6 @@ class FeatureSpace(Layer):
 
     @staticmethod
     def _learns(layer: Any) -> bool:
-        """Whether a layer's state comes from data."""
         if isinstance(layer, layers.Normalization):
             return layer.input_mean is None
         if isinstance(layer, layers.Discretization):
@@ -302,13 +289,12 @@ class FeatureSpace(Layer):
     # Encoding
 
     def __call__(self, data: Any) -> Any:
-        """Return the columns encoded: one tensor, or those of each feature by its name.
+        """Return the encoded columns: a tensor, or with "dict" a tensor of each feature by name.
 
-        Args:
-            data: a dictionary of columns, (rows,) or (rows, 1); or of the values of one row.
+        `data` is a dictionary of columns, (rows,) or (rows, 1), or of the values of a single row.
 
         Raises:
-            ConfigError: it is none, a layer has not been adapted, or what comes out cannot be joined.
+            ConfigError: other data, a layer that has not been adapted, or features that cannot be concatenated.
         """
         if not isinstance(data, Mapping):
             raise ConfigError(
@@ -375,11 +361,7 @@ class FeatureSpace(Layer):
         return encoded
 
     def get_encoded_features(self) -> Any:
-        """Return symbolic tensors like the encoded features, as inputs of a model.
-
-        Raises:
-            ConfigError: a layer has not been adapted.
-        """
+        """Return symbolic tensors like the encoded features, as inputs of a model; ConfigError before `adapt`."""
         if self._encoded is None:
             samples = {"string": "", "int32": 0}
             row = {name: [samples.get(feature.dtype, 0.0)] for name, feature in self.features.items()}
@@ -396,11 +378,7 @@ class FeatureSpace(Layer):
         return self._encoded
 
     def get_inputs(self) -> Any:
-        """Refuse: the columns of a table do not go into a model.
-
-        Raises:
-            ConfigError: always.
-        """
+        """Raise ConfigError: the columns of a table do not go into a model."""
         raise ConfigError(
             "not supported: FeatureSpace.get_inputs(): texts stay on the host; call the space on the columns, and "
             "begin the model with get_encoded_features()"
@@ -419,19 +397,15 @@ class FeatureSpace(Layer):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Return the space that `config` described, adapted as it was."""
+        """Return the space that `config` describes, adapted as it was."""
         return cls(**config)
 
     def save(self, filepath: str | Path, overwrite: bool = True) -> None:
         """Write the space to a `.keras` file, which `load_model` reads. Collective; rank 0 writes.
 
-        Args:
-            filepath: ends in `.keras`.
-            overwrite: whether an existing file may be replaced.
-
         Raises:
             ConfigError: another ending, or h5py is not installed.
-            OutputError: the file exists, or the disk is full or denied.
+            OutputError: the file exists and `overwrite` is False, or it cannot be written.
             AgreedError: either of these, on all ranks, under mpirun.
         """
         require_ending(filepath, ".keras")

@@ -1,4 +1,4 @@
-"""How the data of `fit`, `evaluate` and `predict` reaches a model: checked, batched, and compared between ranks."""
+"""Feeds the data of `fit`, `evaluate` and `predict` to a model: checked, batched, compared between ranks."""
 
 import hashlib
 import json
@@ -62,7 +62,7 @@ class Feeding(Files):
         return Stream(source, self._look(source) if looks and not self._has_seen_targets else 0)
 
     def _look(self, source: BatchSource) -> int:
-        """Peek at the first batch to make the weights, if they are missing; return its rows."""
+        """Peek at the first batch to make the weights if needed; return its rows."""
         x = tree.map_leaves(lambda path, leaf: np.asarray(leaf), source.look()[0])
         self._has_seen_targets = self._compiled is not None
         self._build_like(x)
@@ -77,7 +77,7 @@ class Feeding(Files):
     def _samples(
         self, x: Any, y: Any, sample_weight: Any = None, class_weight: Mapping[int, float] | None = None
     ) -> Samples:
-        """Return the user's arrays after checking them against the model and the loss."""
+        """Check the user's arrays against the model and the loss."""
         if class_weight is not None:
             if sample_weight is not None:
                 raise ConfigError("You cannot `class_weight` and `sample_weight` at the same time.")
@@ -93,7 +93,7 @@ class Feeding(Files):
             self._programs.placed(step, batches.spec, sampler.shards(0)[0].batch_rows)
 
     def _depends_on_batches(self, comm: Communicator, samples: Samples) -> bool:
-        """Whether an evaluation's result depends on how samples are batched; it then batches as Keras does."""
+        """Return whether an evaluation depends on how samples are batched; it then batches as Keras does."""
         if not len(samples):
             return False
         assert self._programs is not None
@@ -102,7 +102,7 @@ class Feeding(Files):
         return self._programs.depends_on_batches(self._make_step("test"), spec, rows)
 
     def _mixes_rows(self, comm: Communicator, samples: Samples, step: Step) -> bool:
-        """Whether a prediction depends on how samples are batched."""
+        """Return whether a prediction depends on how samples are batched."""
         if not len(samples):
             return False
         assert self._programs is not None
@@ -112,7 +112,7 @@ class Feeding(Files):
         return self._programs.depends_on_batches(step, spec, rows)
 
     def _encoded(self, x: Any, y: Any) -> tuple[Any, Any]:
-        """Return x and y; `preprocessing` encodes data frames of raw columns."""
+        """Encode data frames of raw columns by `preprocessing`."""
         preprocessing = self._preprocessing
         if preprocessing is None or not preprocessing.takes(x):
             return x, y
@@ -134,7 +134,7 @@ class Feeding(Files):
         return self._agreed(comm, where, action)
 
     def _fixed_shards(self) -> int | None:
-        """Return the fixed number of shards of a global batch; None for one a rank."""
+        """Return the fixed number of shards of a global batch; None for one per rank."""
         chosen = None if self._compiled is None else self._compiled.shards_per_batch
         shards = fixed_shards() if chosen is None else chosen
         if self._compiled is not None:
@@ -157,7 +157,7 @@ class Feeding(Files):
         return ranks(1 if self._compiled is None else self._compiled.stages)
 
     def _same_call(self, method: str, facts_of: Callable[[Any], list[Any]], **arguments: Any) -> Same[Any]:
-        """Return what ranks must agree on that call a method together."""
+        """Return what ranks that call a method together must agree on."""
         data, model = "the data (shapes, dtypes, checksum) differ", "the models (checksum of the layers) differ"
 
         def facts(prepared: Any) -> dict[str, Any]:
@@ -169,7 +169,7 @@ class Feeding(Files):
         return Same(f"the ranks call {method} differently", facts, advice)
 
     def _described(self) -> tuple[str, Any]:
-        """Return a checksum of the layers, and the arguments of `compile`, updated where something changed."""
+        """Return a checksum of the layers, and the arguments of `compile`, updated after changes."""
         version = self._make_step("test").version
         if self._last_described is None or self._last_described[0] != version:
             layers = hashlib.blake2b(json.dumps(self._describe_layers()).encode(), digest_size=8).hexdigest()

@@ -1,4 +1,4 @@
-"""A model's files and configuration: `save`, `load_weights`, `export` and the like."""
+"""A model's files and configuration: `save`, `load_weights`, `export` and others."""
 
 import inspect
 import json
@@ -36,17 +36,17 @@ class Files(BaseModel):
         return {path: weight.numpy() for path, weight in self._weights_by_path().items()}
 
     def save(self, filepath: str | Path, overwrite: bool = True) -> None:
-        """Write the whole model to a `.keras` file, or Keras 2's `.h5`, which Keras 3 reads as well. Collective.
+        """Write the whole model to a `.keras` file, or to Keras 2's `.h5`. Collective; rank 0 writes.
 
-        Rank 0 writes. It holds layers, weights and, if the model is compiled, optimizer with its state, loss and
-        metrics.
+        It holds layers, weights and, if the model is compiled, optimizer with its state, loss and metrics.
 
         Args:
-            filepath: ends in `.keras`; or in `.h5` or `.hdf5`, in which random layers begin anew.
+            filepath: ends in `.keras`; or in `.h5` or `.hdf5`, which Keras 3 reads too, and where random layers start
+                anew.
             overwrite: whether an existing file may be replaced; Keras would ask.
 
         Raises:
-            ConfigError: another ending, the model has no input shape yet, or h5py is not installed.
+            ConfigError: another ending, the input shape is unknown, or h5py is not installed.
             OutputError: the file exists, or the disk is full or denied; an existing file stays as it was.
             AgreedError: either of these, on all ranks, under mpirun.
         """
@@ -57,38 +57,27 @@ class Files(BaseModel):
         self._write_file(Path(filepath), lambda: keras_zip.encode(self), overwrite)
 
     def save_weights(self, filepath: str | Path, overwrite: bool = True) -> None:
-        """Write the weights to a `.weights.h5` (with the optimizer's state, as Keras) or `.safetensors` file.
+        """Write the weights to a `.weights.h5` (with the optimizer's state, like Keras) or `.safetensors` file.
 
-        Collective; rank 0 writes.
-
-        Args:
-            filepath: its ending says the format.
-            overwrite: whether an existing file may be replaced; Keras would ask.
-
-        Raises:
-            ConfigError: as `save`.
-            OutputError: as `save`.
-            AgreedError: either of these, on all ranks, under mpirun.
+        Collective; rank 0 writes. Arguments and errors are those of `save`.
         """
         encode = weights_encoder(Path(filepath))
         self._write_file(Path(filepath), lambda: encode(self), overwrite)
 
     def load_weights(self, filepath: str | Path, skip_mismatch: bool = False, *, by_name: bool | None = None) -> None:
-        """Read weights from a `.weights.h5`, `.safetensors` or `.keras` file, or from Keras 2's `.h5`. Collective.
+        """Read weights from `.weights.h5`, `.safetensors`, `.keras` or Keras 2's `.h5`. Collective; rank 0 reads.
 
-        Rank 0 reads. Keras 2's files go by the order of layers, others by their names.
-        As in Keras, the optimizer's state in a Keras file is taken over where this model's has been in use already.
-        NaN in weights are loaded as they are.
+        Keras 2's files go by the order of layers, others by names. As in Keras, the optimizer's state in a Keras file
+        is loaded if this model's has been used already. NaN in weights are loaded as they are.
 
         Args:
-            filepath: its ending says the format.
-            skip_mismatch: leave layers that do not fit as they are, with a warning.
-            by_name: of Keras 2's `.h5`: layers go by their names, not by their order; those that only the file or
-                only the model has are passed over.
+            filepath: its ending names the format.
+            skip_mismatch: leave layers that do not match as they are, with a warning.
+            by_name: for Keras 2's `.h5`: match layers by name, skipping those only in the file or only in the model.
 
         Raises:
-            ConfigError: another ending, the model has no input shape yet, or h5py is not installed; or `by_name` of a
-                file of another kind.
+            ConfigError: another ending, the input shape is unknown, h5py is not installed, or `by_name` for another
+                kind of file.
             DataError: the file is missing or damaged, or names or shapes differ: lists every difference.
             AgreedError: either of these, on all ranks, under mpirun.
         """
@@ -111,41 +100,34 @@ class Files(BaseModel):
                 warnings.warn(printable(line), stacklevel=2)
 
     def export(self, filepath: str | Path, format: str = "program", *, overwrite: bool = True) -> None:
-        """Write the program of `predict` to a file that needs none of the Python that made it. Collective.
-
-        Rank 0 writes.
+        """Write the program of `predict` to a file that needs none of the model's Python. Collective; rank 0 writes.
 
         Args:
             filepath: any name.
             format: "program", which `dptrain.saving.load_program` turns into a function, see `dptrain.saving.program`;
-                or "onnx", for ONNX Runtime and its like, see `dptrain.saving.onnx_file`.
+                or "onnx", for ONNX Runtime and others, see `dptrain.saving.onnx_file`.
             overwrite: whether an existing file may be replaced.
 
         Raises:
-            ConfigError: the model has no input shape yet, uses ops of its user's own, or for "onnx" ops that ONNX
-                cannot say; or there is no such format, or its library is not installed.
-            OutputError: as `save`.
+            ConfigError: the input shape is unknown, the model uses a user's ops or ops that ONNX lacks, or the format
+                is unknown or its library not installed.
+            OutputError: see `save`.
             AgreedError: either of these, on all ranks, under mpirun.
         """
         encode = lookup("format", format, {"program": encode_program, "onnx": _encode_onnx})
         self._write_file(Path(filepath), lambda: encode(self), overwrite)
 
     def _get_config(self) -> dict[str, Any]:
-        """Return Keras' `Functional.get_config`, or of a subclass the constructor's arguments that are attributes."""
+        """Return Keras' `Functional.get_config`, or a subclass's constructor arguments that are attributes."""
         if self._graph is not None and takes_graph(type(self)):
             return functional_config(self, self._graph)
         return super()._get_config()
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Self:
-        """Return a new model of a `get_config`, of dptrain's, Keras' or Keras 2's.
+        """Return a new model from a `get_config` of dptrain, Keras or Keras 2; ConfigError names what is missing here.
 
-        Args:
-            config: as it was returned.
-            custom_objects: classes of the user's own by name.
-
-        Raises:
-            ConfigError: it has what dptrain does not have; names it.
+        `custom_objects` are the user's classes by name.
         """
         if not isinstance(config, Mapping):
             raise ArgumentTypeError(
@@ -164,30 +146,18 @@ class Files(BaseModel):
             return model
 
     def get_compile_config(self) -> dict[str, Any]:
-        """Return the arguments of `compile` in JSON; empty before.
-
-        Raises:
-            ConfigError: a lambda is among it.
-        """
+        """Return the arguments of `compile` in JSON, empty before; ConfigError if they include a lambda."""
         compiled = self._compiled
         return {} if compiled is None else keras_config.compile_config(compiled)
 
     def compile_from_config(self, config: Mapping[str, Any]) -> None:
-        """Compile the model from a `get_compile_config`.
-
-        Raises:
-            ConfigError: something that dptrain does not have.
-        """
+        """Compile the model from a `get_compile_config`; ConfigError for what dptrain does not have."""
         arguments = keras_config.compile_arguments(config)
         if arguments is not None:
             self.compile(**arguments)
 
     def to_json(self, **kwargs: Any) -> str:
-        """Return the model without weights as JSON, the same as config.json in a `.keras` file.
-
-        Args:
-            kwargs: of `json.dumps`.
-        """
+        """Return the model without weights as JSON, like config.json in a `.keras` file; `json.dumps` gets `kwargs`."""
         return json.dumps(keras_zip.model_config(self), **kwargs)
 
     @property
@@ -208,7 +178,7 @@ class Files(BaseModel):
             self._agreed(comm, "saving", action)
 
     def _require_weights(self) -> None:
-        """Make the weights, or raise a ConfigError where the input's shape is unknown."""
+        """Make the weights; ConfigError if the input shape is unknown."""
         if self._stack:
             self.build(None)
         if not self.weights and (not self.built or self._build_shape is None):

@@ -48,11 +48,9 @@ class FitArguments:
             refuse_split(self.x, self.y, self.sample_weight)
 
     def within_limits(self, size: int | None, rows: int | None) -> "FitArguments":
-        """Return these with no more epochs and steps than `config.set_max_epochs` and its like allow.
+        """Return these with no more epochs and steps than `config.set_max_epochs` and others allow.
 
-        Args:
-            size: rows of a batch, where the model or its user says.
-            rows: of the data; None where it makes its batches.
+        `size` is the rows of a batch, where known, `rows` those of the data, None if it makes its own batches.
         """
         epochs = min(self.epochs, limit("epochs") or self.epochs)
         size, steps = within_limit(size, self.steps_per_epoch, rows)
@@ -60,7 +58,7 @@ class FitArguments:
 
 
 def within_limit(size: int | None, steps: int | None, rows: int | None) -> tuple[int | None, int | None]:
-    """Return rows of a batch and steps, no more than `config.set_max_steps_per_epoch` allows; see `within_limits`."""
+    """Limit rows of a batch and steps to `config.set_max_steps_per_epoch`; see `within_limits`."""
     most = limit("steps_per_epoch")
     if most is None:
         return size, steps

@@ -73,7 +73,7 @@ class Fitting(Feeding):
     """Adds fit, evaluate and predict.
 
     Several threads may call them. Predictions run side by side, each with its own memory. Evaluations and single steps,
-    which reset the metrics, run one after another, and not beside a `fit` of another thread.
+    which reset the metrics, take turns, and do not run beside another thread's `fit`.
     """
 
     # Training
@@ -102,43 +102,42 @@ class Fitting(Feeding):
         skip_outliers: float | None = None,
         digest_every: int | None = None,
     ) -> History:
-        """Train. Collective.
+        """Train. Collective. Arguments from `drop_last` on are not in Keras.
 
         Args:
             x: (rows, *input_shape), any real dtype, the same on all ranks; uint8 stays uint8 in memory, a memory map on
-                disk. Or what makes batches (x, y) or (x, y, sample_weight): a generator, a `dptrain.utils.PyDataset`,
-                a loader; see `dptrain.batches.inputs.source_of` for what they are and what ranks draw. Or a
-                `dptrain.data.loading.Split`, some rows of a data set or those that a rank holds.
+                disk. Or an object that yields batches (x, y) or (x, y, sample_weight): a generator, a
+                `dptrain.utils.PyDataset`, a loader; see `dptrain.batches.inputs.source_of` for these and what ranks
+                draw. Or a `dptrain.data.loading.Split`, some rows of a data set or those that a rank holds.
             y: (rows,) or (rows, 1) integer labels, or (rows, *output_shape) values, as the loss takes them.
-            batch_size: samples of a global batch, over all ranks together; if not given 32, or, as in Keras, such that
+            batch_size: samples of a global batch, over all ranks; by default 32, or, as in Keras, such that
                 `steps_per_epoch` batches hold all samples. Not used where x makes batches.
             epochs: number of the last epoch.
-            verbose: 0 silent, 1 live line, 2 one line an epoch, "auto" for 1 where a terminal shows it, mpirun's
-                as well, else 2; DPTRAIN_PROGRESS (live, lines, none) overrides "auto".
+            verbose: 0 silent, 1 live line, 2 one line per epoch, "auto" for 1 on a terminal, mpirun's included, else 2;
+                DPTRAIN_PROGRESS (live, lines, none) overrides "auto".
             callbacks: called on every rank.
-            validation_split: this fraction of the samples, the last ones, is evaluated instead of trained on; of arrays
-                alone, which may be nested.
-            validation_data: (x, y) or (x, y, sample_weight) to evaluate after epochs, or what makes batches.
-            shuffle: a new order every epoch, f(seed, epoch); "batch" changes the order within batches only. Of a
-                PyDataset it is the order of its batches; others that make batches keep theirs.
-            class_weight: weights of samples by their label, 1 where it is not named; of those trained on, not of the
-                validation's.
+            validation_split: evaluate this last fraction of the samples instead of training on it; for (nested) arrays
+                only.
+            validation_data: (x, y) or (x, y, sample_weight) to evaluate after epochs, or an object that yields batches.
+            shuffle: a new order every epoch, f(seed, epoch); "batch" changes the order within batches only. For a
+                PyDataset it is the order of its batches; other batch sources keep theirs.
+            class_weight: training weights of samples by label, 1 for labels not named; the validation ignores them.
             sample_weight: (rows,) weights of the samples in the loss; or of their parts, (rows, steps) of outputs
-                (rows, steps, n), (rows, height, width) of maps; of several outputs one for all, or nested as these.
-            initial_epoch: number of epochs that are done already.
-            steps_per_epoch: end epochs after that many steps; the next goes on in the data where the last has ended. Of
+                (rows, steps, n), (rows, height, width) of maps; for several outputs one for all, or nested like them.
+            initial_epoch: number of epochs already done.
+            steps_per_epoch: end epochs after this many steps; the next continues in the data where the last ended. With
                 a `Split` every epoch is a pass in a new order.
-            validation_steps: evaluate that many batches of the validation data.
-            validation_batch_size: of these batches, over all ranks together.
-            validation_freq: evaluate after every so many epochs, or after those whose numbers, from 1, are given.
-            drop_last: leave out a last batch that is not full (not in Keras, as all that follow).
-            on_nonfinite: what to do about NaN and infinities. "stop" ends the training where the loss or a weight is
-                not finite any more, and names the samples, or the op and its layer, that this comes from. "skip"
-                leaves out steps whose gradients are not finite: they change nothing, and the logs of the epoch have
-                their number, "skipped_steps". "ignore" goes on, as Keras; so does "stop" beside TerminateOnNaN.
-            skip_outliers: leave out likewise steps whose gradients have a norm above the running mean by more than so
-                many of its standard deviations.
-            digest_every: steps between two comparisons of the ranks' weights, slots and learning rates; 0 for none, by
+            validation_steps: evaluate this many batches of the validation data.
+            validation_batch_size: of these batches, over all ranks.
+            validation_freq: evaluate after every this many epochs, or after the listed ones, counted from 1.
+            drop_last: leave out a last batch that is not full.
+            on_nonfinite: "stop" ends the training when the loss or a weight is NaN or infinite, and names the samples,
+                or the op and its layer, that caused it. "skip" drops steps with such gradients: they change nothing,
+                and the epoch's logs count them as "skipped_steps". "ignore" continues, like Keras; so does "stop"
+                beside TerminateOnNaN.
+            skip_outliers: also drop steps whose gradients' norm exceeds the running mean by more than this many of its
+                standard deviations.
+            digest_every: steps between comparisons of the ranks' weights, slots and learning rates; 0 for none, by
                 default DPTRAIN_DIGEST_EVERY, or 100.
 
         Returns:
@@ -146,10 +145,10 @@ class Fitting(Feeding):
 
         Raises:
             ConfigError: `compile` was not called, or an argument is out of range (a ValueError, as in Keras).
-            DataError: data that does not fit the model.
+            DataError: data that does not match the model.
             DivergenceError: the loss or a weight is not finite (an ArithmeticError and RuntimeError).
             AgreedError: any of these, on all ranks, under mpirun; or, with exit code 76, the ranks' weights, slots or
-                learning rates are not the same any more.
+                learning rates have diverged.
         """
         arguments = FitArguments(
             x,
@@ -182,7 +181,7 @@ class Fitting(Feeding):
         return self.history
 
     def _fit_in_steps(self, *arguments: Any, **named: Any) -> StepIterator[None]:
-        """Train as `fit` with the same arguments, and yield after every step, to interleave several trainings."""
+        """Train like `fit`, and yield after every step, to interleave several trainings."""
         return self._fit_steps(FitArguments(*arguments, **named), interleaved=True)
 
     def _fit_steps(self, arguments: FitArguments, *, interleaved: bool) -> StepIterator[None]:
@@ -222,7 +221,7 @@ class Fitting(Feeding):
     def _fit_data(
         self, comm: Communicator, arguments: FitArguments, shards: int | None
     ) -> "tuple[FitArguments, _FitData]":
-        """Check the arguments of `fit`, and return them within the limits of `config`, and the data."""
+        """Check the arguments of `fit`; return them, within the limits of `config`, and the data."""
         arguments.check()
         self._guard_steps(arguments.on_nonfinite, arguments.skip_outliers)
         x, y, weights, classes = arguments.x, arguments.y, arguments.sample_weight, arguments.class_weight
@@ -298,7 +297,7 @@ class Fitting(Feeding):
     def _require_same_fit(self, comm: Communicator, arguments: FitArguments, data: "_FitData") -> None:
         """Refuse ranks that train differently. Collective.
 
-        A different number of steps would leave ranks waiting; with different data each would compute another gradient.
+        A different number of steps would leave ranks waiting; different data would give different gradients.
         """
         differing_data = "the training sets (shapes, dtypes, checksum) differ"
         # Of files that are read as they are needed, some may be damaged.
@@ -306,7 +305,7 @@ class Fitting(Feeding):
         comm.require_same("the ranks call fit differently", facts, {differing_data: DRAW_THE_SAME})
 
     def _call_facts(self, differing_data: str, arguments: FitArguments, data: "_FitData") -> dict[str, Any]:
-        """Return what ranks must have in common; all data are read once."""
+        """Return what ranks must have in common; reads all data once."""
         frequency = arguments.validation_freq
         return {
             differing_data: data.train.facts,
@@ -395,21 +394,19 @@ class Fitting(Feeding):
         """Return the mean loss and metrics over x. Collective.
 
         Args:
-            x: as in `fit`.
-            y: as in `fit`; of a data frame, the model's target column where it is not given.
-            batch_size: samples of a batch, over all ranks together; if not given, whatever is fastest.
+            x, y, sample_weight: see `fit`; y of a data frame is by default the model's target column.
+            batch_size: samples of a batch, over all ranks; by default whatever is fastest.
             verbose: 0 prints nothing, anything else one line.
-            sample_weight: as in `fit`.
-            steps: end after that many batches; if no batch_size is given they hold all samples.
+            steps: end after this many batches; without batch_size they hold all samples.
             callbacks: called on every rank.
             return_dict: return a dictionary by log key.
 
         Returns:
-            [loss, metric, ...], or the loss alone where there is no metric, or a dictionary. Of no samples it is empty.
+            [loss, metric, ...], or the loss alone without metrics, or a dictionary; empty for no samples.
 
         Raises:
             ConfigError: `compile` was not called.
-            DataError: data that does not fit the model.
+            DataError: data that does not match the model.
         """
         x, y = self._encoded(x, y)
         comm = self._start("evaluate", x)
@@ -452,14 +449,11 @@ class Fitting(Feeding):
         """Return the model's outputs, (rows, *output_shape), on every rank. Collective.
 
         Args:
-            x: as in `fit`, or a data frame of raw columns where the model has a `preprocessing`.
-            batch_size: samples of a batch, over all ranks together; if not given, whatever is fastest.
-            verbose: 0 prints nothing, anything else one line.
-            steps: end after that many batches; if no batch_size is given they hold all samples.
-            callbacks: called on every rank.
+            x: see `fit`; or a data frame of raw columns if the model has a `preprocessing`.
+            batch_size, verbose, steps, callbacks: see `evaluate`.
 
         Raises:
-            DataError: data that does not fit the model.
+            DataError: data that does not match the model.
         """
         return self._predict_as("predict", x, batch_size, verbose, steps, callbacks)
 
@@ -473,7 +467,7 @@ class Fitting(Feeding):
         steps: int | None = None,
         callbacks: Sequence[Callback] | None = None,
     ) -> Array:
-        """Return predictions for a method of that name. Collective."""
+        """Return predictions under a method's name. Collective."""
         x, _ = self._encoded(x, None)
         comm = self._start(None, x)
         hooks = self._hooks(callbacks, verbose, epochs=1, steps=None, keeps_history=False)
@@ -515,14 +509,9 @@ class Fitting(Feeding):
         class_weight: Mapping[int, float] | None = None,
         return_dict: bool = False,
     ) -> list[float] | float | dict[str, float]:
-        """Update the weights from one global batch, which every rank passes and takes its part of. Collective.
+        """Update the weights from a global batch, which every rank passes and takes its part of. Collective.
 
-        Returns:
-            The loss and metrics of the batch, in the form of `evaluate`.
-
-        Raises:
-            ConfigError: `compile` was not called.
-            DataError: data that does not fit the model.
+        Returns and raises what `evaluate` does, for this batch.
         """
         comm = self._start("train_on_batch", x)
         batches = self._single_batch("train_on_batch", lambda: self._samples(x, y, sample_weight, class_weight), comm)
@@ -535,12 +524,7 @@ class Fitting(Feeding):
     def test_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
     ) -> list[float] | float | dict[str, float]:
-        """Return the loss and metrics of one global batch. Collective.
-
-        Raises:
-            ConfigError: `compile` was not called.
-            DataError: data that does not fit the model.
-        """
+        """Return the loss and metrics of a global batch; see `train_on_batch`. Collective."""
         comm = self._start("test_on_batch", x)
         batches = self._single_batch("test_on_batch", lambda: self._samples(x, y, sample_weight), comm)
         with self._collective(comm):
@@ -549,18 +533,13 @@ class Fitting(Feeding):
 
     @ending_by_signals()
     def predict_on_batch(self, x: Any) -> Array:
-        """Return the model's outputs for one batch, on every rank. Collective.
-
-        Raises:
-            DataError: data that does not fit the model.
-        """
+        """Return the model's outputs for a batch, on every rank; see `predict`. Collective."""
         return self._predict_as("predict_on_batch", x, max(len(x), self._ranks().replicas), verbose=0)
 
     # Helpers
 
     @property
     def _is_pruned(self) -> bool:
-        """Whether weights are pruned during training."""
         return any(weight.pruning is not None for weight in self.trainable_weights)
 
     @contextmanager
@@ -611,7 +590,7 @@ class _FitData:
 
     @property
     def steps(self) -> int | None:
-        """Steps of a pass; None where only its end tells."""
+        """Steps of a pass; None if unknown before its end."""
         if isinstance(self.train, Stream):
             return self.train.source.num_batches
         return None if self.sampler is None else self.sampler.steps

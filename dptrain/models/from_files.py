@@ -45,22 +45,22 @@ def load_model(
 ) -> Model:
     """Return the model in a `.keras` or `.h5` file, or of a run's folder; or a `FeatureSpace`. Collective.
 
-    Training goes on exactly where it stopped: weights, optimizer (iterations, learning rate, slots), loss, metrics
+    Training continues exactly where it stopped: weights, optimizer (iterations, learning rate, slots), loss, metrics
     and, in a file of dptrain's, the seed. NaN in weights are loaded as they are.
 
     Args:
-        filepath: ends in `.keras`, or in `.h5` or `.hdf5` as Keras 2's models; or the folder of a run ("runs/X") or of
-            a sweep that has kept one model.
-        custom_objects: the user's own classes and functions by name; see `dptrain.saving.register_keras_serializable`.
+        filepath: ends in `.keras`, or for Keras 2's models in `.h5` or `.hdf5`; or the folder of a run ("runs/X") or of
+            a sweep that has kept a model.
+        custom_objects: the user's classes and functions by name; see `dptrain.saving.register_keras_serializable`.
         compile: whether to compile the model as it was.
-        safe_mode: dptrain never runs code from a file; must be True.
-        best: of a run's folder, the model of its best epoch instead of its last (not in Keras, as the options).
+        safe_mode: must be True: dptrain never runs code from a file.
+        best: of a run's folder, the best epoch's model instead of the last (not in Keras, like the options).
         options: of `Model.compile` that a file does not have, such as device="cpu".
 
     Raises:
         ConfigError: an argument is not supported, or h5py is not installed.
-        DataError: the file is missing or damaged, or has what dptrain does not have; names it. Or the run has not
-            finished: names its newest checkpoint.
+        DataError: the file is missing or damaged, or names what dptrain does not have; or the run has not finished:
+            names its newest checkpoint.
         AgreedError: either of these, on all ranks, under mpirun.
     """
     if not safe_mode:
@@ -85,7 +85,7 @@ def load_model(
 def load_members(
     path: Path, custom_objects: Mapping[str, Any] | None, compile: bool, options: Mapping[str, Any]
 ) -> list[Model]:
-    """Return the models in an ensemble's file; arguments as of `load_model`. Collective."""
+    """Return the models in an ensemble's file; arguments as in `load_model`. Collective."""
     comm = comms.current()
     phase.enter("loading")
     files = _agreed(comm, lambda: ensemble_zip.read(path) if comm.rank == 0 else None)
@@ -162,14 +162,9 @@ def _load_assets(comm: Communicator, where: str, model: Model, file: ModelFile |
 
 
 def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None = None) -> Model:
-    """Return a new model of what `to_json` returned, not compiled.
+    """Return a new, uncompiled model from what `to_json` of dptrain or Keras returned.
 
-    Args:
-        json_string: as it was returned, by dptrain or Keras.
-        custom_objects: classes of the user's own by name.
-
-    Raises:
-        ConfigError: it has what dptrain does not have; names it.
+    `custom_objects` are the user's classes by name; ConfigError names what dptrain does not have.
     """
     try:
         config = json.loads(json_string)
@@ -180,7 +175,7 @@ def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None =
 
 
 def _constructed(config: Any, seed: int | None, compiled: Any, options: Mapping[str, Any]) -> Model:
-    """Return the model of a config.json, built where its input's shape is known."""
+    """Return the model of a config.json, built if its input's shape is known."""
     config, compiled = keras_2_config.upgraded(config), keras_2_config.upgraded(compiled)
     with keras_config.sharing_layers():
         model = keras_config.read_layer(config)
@@ -214,13 +209,13 @@ def from_keras(model: Any, *, compile: bool = True, seed: int | None = None, **o
 
     Args:
         model: a Keras Sequential or Functional; only its methods are called, Keras is not imported.
-        compile: whether to take over optimizer (with its state), loss and metrics as well.
-        seed: of shuffling and dropout, as `Model`'s.
+        compile: also take over optimizer (with its state), loss and metrics.
+        seed: of shuffling and dropout, see `Model`.
         options: of `Model.compile`, such as device="cpu".
 
     Raises:
-        ConfigError: layers, an optimizer, a loss or metrics that dptrain does not have; names them.
-        DataError: the weights are not those of the layers.
+        ConfigError: names layers, an optimizer, a loss or metrics that dptrain does not have.
+        DataError: weights that do not match the layers.
         AgreedError: either of these, on all ranks, under mpirun.
     """
     comm = comms.current()

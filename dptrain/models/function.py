@@ -1,4 +1,4 @@
-"""Function: a graph between symbolic tensors, without a model's training."""
+"""Function: a graph between symbolic tensors that cannot be trained."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ class Function:
 
     Args:
         inputs: symbolic tensors (`Input`), nested in lists and dictionaries.
-        outputs: what was made of them, nested likewise.
+        outputs: computed from them, nested likewise.
         name: kept.
 
     Raises:
-        ConfigError: there are none, something else than symbolic tensors, or an output that needs other inputs.
+        ConfigError: no or other than symbolic tensors, or an output that needs other inputs.
     """
 
     def __init__(self, inputs: Any, outputs: Any, name: str | None = None) -> None:
@@ -34,9 +34,5 @@ class Function:
         return tree.leaves(self._graph.outputs)
 
     def __call__(self, inputs: Any) -> Any:
-        """Return the outputs, nested as they were given, for tensors or arrays.
-
-        Raises:
-            ConfigError: they are not nested as the inputs are.
-        """
+        """Return the outputs, nested like the symbolic ones; tensors or arrays must be nested like the inputs."""
         return self._graph.run(inputs, self.inputs[0].dtype.name)

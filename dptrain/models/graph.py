@@ -1,7 +1,7 @@
 """A functional model's graph between symbolic inputs and outputs, and how it runs on tensors.
 
-Layers are in Keras' order (keras/src/models/functional.py, `map_graph_network`), so that weights are as well: by
-decreasing distance from the outputs, then in the order of a walk from the outputs.
+Layers, and so weights, are in Keras' order (keras/src/models/functional.py, `map_graph_network`): by decreasing
+distance from the outputs, then in the order of a walk from the outputs.
 """
 
 import itertools
@@ -60,7 +60,7 @@ class Graph:
         mask: Any = None,
         name: str | None = None,
     ) -> Any:
-        """Return the outputs for inputs nested as the graph's, or in its order.
+        """Return the outputs for inputs nested like the graph's, or in its order.
 
         Inputs are cast to `dtype` where the graph's are floating-point. `call` calls a layer with its arguments, by
         default directly; `mask` replaces the inputs' masks, in their order. With the model's `name`, inputs must have
@@ -145,7 +145,7 @@ class Graph:
                 yield maker_of(tensor)
 
     def _walk(self) -> tuple[list[Maker], dict[int, int]]:
-        """Return the makers of the outputs in topological order, and when a walk from them meets each layer."""
+        """Return the makers of the outputs in topological order, and when a walk from the outputs meets each layer."""
         order: list[Maker] = []
         visited: set[int] = set()
         indices: dict[int, int] = {}
@@ -187,7 +187,7 @@ class Graph:
 
 
 def graph_of(inputs: Any, outputs: Any, dtype: str) -> Graph:
-    """Return the graph between symbolic tensors; an `Input` replaces one that a layer or op made."""
+    """Return the graph between symbolic tensors; an `Input` replaces an input that a layer or op made."""
     graph = Graph(inputs, outputs)
     if all(_is_input(symbol) for symbol in tree.leaves(inputs)):
         return graph
@@ -237,7 +237,6 @@ def _of_rank(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def _check_lengths(tensor: Tensor, like: Tensor, where: str) -> None:
-    """Refuse an input whose rank or lengths differ from the declared ones."""
     pairs = zip(tensor.shape[1:], like.shape[1:], strict=False)
     if tensor.ndim != like.ndim or any(
         is_number(n) and is_number(expected) and number_of(n) != number_of(expected) for n, expected in pairs
@@ -249,7 +248,7 @@ def _check_lengths(tensor: Tensor, like: Tensor, where: str) -> None:
 
 
 def _check_rows(tensor: Tensor, like: Tensor) -> None:
-    """Refuse a batch of another size than a fixed one."""
+    """Refuse a batch that differs from a fixed size."""
     rows, expected = (symbol.shape[0] if symbol.ndim else 1 for symbol in (tensor, like))
     if is_number(expected) and is_number(rows) and int(rows) != number_of(expected):
         raise ConfigError(

@@ -10,17 +10,17 @@ from dptrain.models.summary import summary
 class Model(Fitting):
     """A layer that can be trained: `Model(inputs, outputs)` of symbolic tensors, or a subclass with a `call`.
 
-    The same script trains on one device when started by `python`, and on N when started by `mpirun -n N python`: every
-    rank calls the same methods with the same arguments, and all methods that compute are collective.
+    The same script trains on one device under `python`, and on N under `mpirun -n N python`: every rank calls the same
+    methods with the same arguments, and all methods that compute are collective.
 
     A subclass may override `call`, `train_step`, `test_step`, `predict_step`, `compute_loss`, `compute_metrics`,
     `metrics` and `compile`. Steps are written in ops and traced once; nothing in them knows of ranks.
 
     Args:
         inputs: symbolic tensors (`Input`), nested in lists and dictionaries.
-        outputs: what was made of them, nested likewise.
+        outputs: computed from them, nested likewise.
         name: by default the class's in snake case.
-        trainable: False leaves all weights as they are, whatever the layers say.
+        trainable: False freezes all weights, whatever the layers say.
         seed: of initial weights, shuffling and random layers, the same on all ranks; by default that of
             `dptrain.utils.set_random_seed`, or 0.
         options: of `Layer`.
@@ -28,8 +28,8 @@ class Model(Fitting):
     Attributes:
         seed: of the model.
         history: the `History` of the last `fit`.
-        preprocessing: how raw data (a table's columns, pictures) becomes the inputs, where the model knows it; it goes
-            into `.keras` files, and `evaluate` and `predict` take data frames by it.
+        preprocessing: how raw data (a table's columns, pictures) becomes the inputs, where known; it goes into `.keras`
+            files, and lets `evaluate` and `predict` take data frames.
         stop_training: set it in a callback to end the training; likewise `stop_evaluating` and `stop_predicting`.
 
     Raises:
@@ -58,16 +58,15 @@ class Model(Fitting):
     def explain(self, batch_size: int = 32, step: str = "train", *, kernels: bool = False, code: bool = False) -> str:
         """Return the program of a step as text: ops, shapes, placements, operations, bytes and messages.
 
-        Where variables are sharded, also what a rank has of each, what travels, and how much of the state a rank holds:
-        on the ranks at hand, or on two where a rank is alone.
-
-        Memory and kernels are a GPU's if the model is compiled for "cuda", which takes none, else those of C++.
+        If variables are sharded, also each rank's part, the traffic, and its state: on the ranks at hand, or on two if
+        a rank is alone. Memory and kernels are a GPU's if the model is compiled for "cuda", which needs none, else
+        those of C++.
 
         Args:
             batch_size: samples of a global batch.
             step: "train", "test" or "predict".
             kernels: show which ops each kernel computes.
-            code: show the C++, or CUDA C++, that is generated.
+            code: show the generated C++ or CUDA C++.
 
         Raises:
             ConfigError: the model's inputs or targets are not known.

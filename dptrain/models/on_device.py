@@ -30,7 +30,7 @@ Array = npt.NDArray[Any]
 
 
 class OnDevice(Structure):
-    """Moves a model to its device and back, and joins it with the other ranks."""
+    """Moves a model to its device and back, and connects it with the other ranks."""
 
     _compiled: Compiled | None
     _guard: StepGuard | None  # of the training at hand
@@ -41,7 +41,7 @@ class OnDevice(Structure):
 
     @property
     def _device_options(self) -> dict[str, Any]:
-        """Device options of `compile`: keywords of `dptrain.train.devices.open_backend`."""
+        """Keywords of `dptrain.train.devices.open_backend`, from `compile`."""
         return dict(self._compiled.device) if self._compiled else {}
 
     def _put_on(self, backend: Backend | None) -> None:
@@ -57,7 +57,6 @@ class OnDevice(Structure):
         return self._backend
 
     def _describe_device(self, comm: Communicator) -> str:
-        """Return a description of the device. Collective."""
         backend = self._open_device(comm)
         if self._sharding(comm) is None:
             self._agreed(comm, "device", lambda: backend.adopt(self.weights))
@@ -99,7 +98,7 @@ class OnDevice(Structure):
         return self._fit_trainer
 
     def _sharding(self, comm: Communicator) -> Sharding | None:
-        """Return how ranks divide variables; None where each has all of them. Collective."""
+        """Return how ranks divide variables; None if each has all of them. Collective."""
         shards = None if self._compiled is None else self._compiled.shards
         if comm.size == 1 or (shards is None and not isinstance(comm, MeshCommunicator)):
             return None
@@ -137,7 +136,7 @@ class OnDevice(Structure):
 
     @contextmanager
     def _readable_on(self, rank: int = 0) -> Iterator[None]:
-        """Gather sharded variables on one rank within this context. Collective."""
+        """Gather sharded variables on a rank within this context. Collective."""
         sharding = None if self._programs is None else self._programs.sharding
         with nullcontext() if sharding is None else sharding.fetched(self._variables_on_device, rank):
             yield
@@ -176,11 +175,9 @@ class OnDevice(Structure):
         self._release_device()
 
     def _on_device(self) -> list[Variable]:
-        """Return what this rank's device holds."""
         return self._local(self._variables_on_device())
 
     def _local(self, variables: list[Variable]) -> list[Variable]:
-        """Return this rank's parts of variables."""
         return variables if self._programs is None else self._programs.local(variables)
 
     def _variables_on_device(self) -> list[Variable]:
@@ -196,7 +193,7 @@ class OnDevice(Structure):
 
     @property
     def _skipped_steps(self) -> int | None:
-        """Number of skipped steps of the current training; None where none are skipped."""
+        """Number of skipped steps of the current training; None if none can be skipped."""
         return None if self._guard is None else int(self._guard.skipped)
 
     # Together with the other ranks
@@ -207,7 +204,7 @@ class OnDevice(Structure):
 
     @contextmanager
     def _collective(self, comm: Communicator) -> Iterator[None]:
-        """End the job where an error of this rank alone would leave the others waiting."""
+        """End the job if an error of this rank alone would leave the others waiting."""
         try:
             try:
                 yield

@@ -1,7 +1,7 @@
 """Keras' operations, as files name them, and the functions of `dptrain.ops` that compute the same.
 
-A file has an operation as {"module": "keras.src.ops.numpy", "class_name": "NotEqual", "config": {...}}: its config has
-the function's arguments that are no tensors. Functions that call others, or compute no tensor, are not to be found.
+A file has an operation as {"module": "keras.src.ops.numpy", "class_name": "NotEqual", "config": {...}}; its config has
+the function's arguments that are not tensors. Functions that call others, or compute no tensor, are not found.
 
 Source: keras/src/ops/operation.py, Keras 3.15.
 """
@@ -44,24 +44,14 @@ _MAX_NUMBER = 2**31
 
 @dataclass(frozen=True)
 class Operation:
-    """One of Keras' operations.
-
-    Attributes:
-        module: of Keras.
-        class_name: of the operation.
-        function: that computes it.
-    """
+    """A Keras operation: its module and class in Keras, and the function that computes it."""
 
     module: str
     class_name: str
     function: Callable[..., Any]
 
     def call(self, arguments: list[Any], keywords: Mapping[str, Any], config: Mapping[str, Any]) -> list[Tensor]:
-        """Return the symbolic tensors that it makes of others.
-
-        Raises:
-            ConfigError: arguments that it does not take, or no tensor among them.
-        """
+        """Return symbolic tensors computed from others; ConfigError for unknown arguments, or without a tensor."""
         where = f"operation {self.class_name!r}"
         numbers = (leaf for leaf in tree.leaves([arguments, keywords, config]) if isinstance(leaf, int | float))
         if any(abs(number) > _MAX_NUMBER for number in numbers):
@@ -83,18 +73,14 @@ class Operation:
 
 
 def operate(class_name: str, *tensors: Any, **config: Any) -> Tensor:
-    """Return what one of NumPy's operations makes of symbolic tensors, which files have as Keras' own."""
+    """Apply one of NumPy's operations to symbolic tensors; files list it as Keras'."""
     description = {"module": f"{_KERAS}.numpy", "class_name": class_name}
     (output,) = operation(description).call(list(tensors), {}, config)
     return output
 
 
 def operation(description: Mapping[str, Any]) -> Operation:
-    """Return the operation of a description.
-
-    Raises:
-        ConfigError: dptrain has none.
-    """
+    """Return the operation of a description; ConfigError if dptrain has none."""
     module, class_name = str(description.get("module")), str(description.get("class_name"))
     if class_name == "GetItem":
         return Operation("keras.src.ops.numpy", class_name, _item)
@@ -106,7 +92,7 @@ def operation(description: Mapping[str, Any]) -> Operation:
 
 
 def _item(tensor: Tensor, key: Any) -> Tensor:
-    """Return the part of a tensor that a key of a file stands for."""
+    """Index a tensor by a key from a file."""
     return tensor[tuple(key) if isinstance(key, list) else key]
 
 
@@ -120,7 +106,7 @@ def _before_tensors(function: Callable[..., Any]) -> list[str]:
 
 @functools.cache
 def _functions(module: str) -> dict[str, Callable[..., Any]]:
-    """Return the functions that stand for a module's operations, by their names without underscores."""
+    """Return the functions for a module's operations, by their names without underscores."""
     if module in ("nn", "numpy"):
         room: Any = ops.nn if module == "nn" else ops.numpy
         names = [name for name, value in vars(room).items() if inspect.isfunction(value) or isinstance(value, Op)]

@@ -42,17 +42,14 @@ def model_to_dot(
     show_layer_activations: bool = False,
     show_trainable: bool = False,
 ) -> str:
-    """Return a model as text in Graphviz' language; Keras returns an object of pydot.
+    """Return a built model as text in Graphviz' language (Keras returns a pydot object).
 
     Args:
-        model: a `Model` that is built.
-        show_shapes: whether boxes say the shapes of what layers return.
-        show_dtype: whether they say the type.
-        show_layer_names: whether they say the names of layers.
+        model: the model.
+        show_shapes, show_dtype: of what layers return.
+        show_layer_names, show_layer_activations, show_trainable: of layers.
         rankdir: "TB" from top to bottom, "LR" from left to right.
-        dpi: pixels an inch of pictures that Graphviz makes.
-        show_layer_activations: whether boxes say activations.
-        show_trainable: whether they say which layers are trained.
+        dpi: pixels per inch of images that Graphviz makes.
 
     Raises:
         ConfigError: the model is not built, or another direction.
@@ -78,21 +75,16 @@ def plot_model(
     show_layer_activations: bool = False,
     show_trainable: bool = False,
 ) -> str:
-    """Write a model as a picture, on rank 0; return its text.
+    """Draw a built model to a file, on rank 0; return the file's text.
 
     Args:
-        model: a `Model` that is built.
-        to_file: ends in `.svg`, or in `.dot` for the text. Other formats need Graphviz' program `dot`; where that is
-            not installed a warning says that an `.svg` was written instead.
-        show_shapes: as `model_to_dot`, as all that follow.
-        show_dtype: see there.
-        show_layer_names: see there.
-        rankdir: see there.
-        show_layer_activations: see there.
-        show_trainable: see there.
+        to_file: ends in `.svg`, or in `.dot` for the text. Other formats need Graphviz' program `dot`; if it is not
+            installed, an `.svg` is written instead, with a warning.
+        model, show_shapes, show_dtype, show_layer_names, rankdir, show_layer_activations, show_trainable: see
+            `model_to_dot`.
 
     Raises:
-        ConfigError: the model is not built, another direction, or a format that Graphviz does not know.
+        ConfigError: see `model_to_dot`, or a format that Graphviz does not know.
         OutputError: the file cannot be written.
     """
     path = Path(to_file)
@@ -117,7 +109,6 @@ def plot_model(
 
 
 def _rendered(graphviz: str, form: str, text: str) -> bytes:
-    """Return the image that Graphviz draws."""
     try:
         completed = run_program([graphviz, f"-T{form}"], _PATIENCE, text.encode())
     except subprocess.TimeoutExpired:
@@ -142,7 +133,6 @@ def _shown(shapes: bool, dtype: bool, names: bool, activations: bool, trainable:
 
 
 def _boxes(model: Any, rankdir: str, shown: dict[str, bool]) -> list[_Box]:
-    """Return the boxes in topological order."""
     if rankdir not in ("TB", "LR"):
         raise ConfigError(f"rankdir = {rankdir!r}: expected 'TB' or 'LR'")
     if not model.built:

@@ -1,4 +1,4 @@
-"""Scores predictions that were made elsewhere."""
+"""Scores existing predictions."""
 
 from dptrain.errors import ConfigError
 from dptrain.layers import Identity, Input

@@ -26,14 +26,12 @@ class Sequential(Model):
     """A linear stack of layers.
 
     Args:
-        layers: the layers; more can be added with `add`. An `Input`, or `input_shape` of the first layer, states the
-            shape of a sample; without, the first batch does.
-        trainable: False leaves all weights as they are, whatever the layers say.
-        name: for summaries; "sequential" by default.
-        seed: as `Model`.
+        layers: more can be added with `add`. An `Input`, or the first layer's `input_shape`, states the shape of a
+            sample; otherwise the first batch does.
+        trainable, name, seed: see `Model`.
 
     Raises:
-        ConfigError: the seed is out of range, something else than a layer, or a layer that cannot take its input.
+        ConfigError: the seed is out of range, something that is not a layer, or a layer that cannot take its input.
     """
 
     _marks_itself_built, _is_base, _checks_lengths = True, True, False
@@ -57,7 +55,7 @@ class Sequential(Model):
 
     @property
     def layers(self) -> list[Layer]:
-        """A list of the layers, as in Keras without an `Input`; `add` and `pop` change them."""
+        """A list of the layers, without an `Input`, as in Keras; `add` and `pop` change it."""
         return list(self._stack)
 
     @layers.setter
@@ -74,14 +72,10 @@ class Sequential(Model):
         return super()._require_graph()
 
     def add(self, layer: Layer | Tensor, rebuild: bool = True) -> None:
-        """Append a layer; a compiled model must be compiled again.
+        """Append a layer, or an `Input` as the first; a compiled model must be compiled again.
 
-        Args:
-            layer: a layer, or an `Input` in the first place.
-            rebuild: whether a model that knows its input is built at once.
-
-        Raises:
-            ConfigError: it is no layer, or cannot take what the layer before it returns; the model is as it was then.
+        `rebuild` builds a model that knows its input at once. ConfigError if it is not a layer, or cannot take the
+        previous layer's output; the model then stays as it was.
         """
         before = list(self._stack), self._input
         self._unbuild()
@@ -97,11 +91,7 @@ class Sequential(Model):
     def pop(self, rebuild: bool = True) -> Layer:
         """Remove the last layer and return it; a compiled model must be compiled again.
 
-        Args:
-            rebuild: whether a model that knows its input is built at once.
-
-        Raises:
-            ConfigError: there is no layer.
+        `rebuild` builds a model that knows its input at once. ConfigError if there is no layer.
         """
         if not self._stack:
             raise ConfigError("There are no layers in the model.")
@@ -179,7 +169,7 @@ class Sequential(Model):
         return inputs
 
     def _is_of_another_size(self, x: Any) -> bool:
-        """Whether x has the rank of the built input, but other lengths."""
+        """Return whether x has the rank of the built input, but other lengths."""
         assert self._input is not None
         shape = np.shape(x) if not isinstance(x, Tensor) else x.shape
         declared = self._input.batch_shape[1:]
@@ -194,12 +184,11 @@ class Sequential(Model):
         """Make the weights of all layers.
 
         Args:
-            input_shape: (batch size, *shape of one sample), as in Keras; the batch size, which may be None, is left
-                unused. None: the first layer says it.
+            input_shape: (batch size, *shape of a sample), as in Keras; the batch size may be None and is not used. None
+                takes the first layer's.
 
         Raises:
-            ConfigError: there are no layers, it is no such shape, another one than the model has already, or a layer
-                cannot take it.
+            ConfigError: no layers, no such shape, another than the model has, or a layer that cannot take it.
         """
         if input_shape is not None:
             if isinstance(input_shape, str | Mapping) or not isinstance(input_shape, Sequence) or len(input_shape) < 2:
@@ -255,7 +244,7 @@ class Sequential(Model):
         self._look_at_size(x)
 
     def _guess_input(self, x: Any) -> None:
-        """Take the shape of a sample from a batch, where it was not declared."""
+        """Take the shape of a sample from a batch, if it was not declared."""
         if not self.built and self._input is None and self._stack and x is not None:
             leaf = x[0] if isinstance(x, list | tuple) and len(x) == 1 else x
             shape = np.shape(leaf)
@@ -294,7 +283,7 @@ class Sequential(Model):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Self:
-        """Return a new model of a `get_config`, of dptrain's or Keras'; see `Model.from_config`."""
+        """Return a new model from a `get_config` of dptrain or Keras; see `Model.from_config`."""
         with custom_object_scope(custom_objects):
             layers, dtype = sequential_layers(config)
         model = cls(layers, trainable=bool(config.get("trainable", True)), name=config["name"])

@@ -54,39 +54,23 @@ class Structure(Layer):
 
     @hideable_property
     def inputs(self) -> list[Tensor]:
-        """The symbolic inputs of a functional model.
-
-        Raises:
-            AttributeError: it is none.
-        """
+        """The symbolic inputs of a functional model; AttributeError for others."""
         return self._input_tensors
 
     @hideable_property
     def outputs(self) -> list[Tensor]:
-        """The symbolic outputs of a functional model.
-
-        Raises:
-            AttributeError: it is none.
-        """
+        """The symbolic outputs of a functional model; AttributeError for others."""
         return self._output_tensors
 
     @property
     def input(self) -> Any:
-        """The symbolic inputs of a functional model, nested as it was given them.
-
-        Raises:
-            AttributeError: it is none.
-        """
+        """The symbolic inputs of a functional model, nested as they were passed; AttributeError for others."""
         tensors = self._input_tensors
         return tensors[0] if len(tensors) == 1 else self._require_graph().inputs
 
     @property
     def output(self) -> Any:
-        """The symbolic outputs of a functional model, nested as it returns them.
-
-        Raises:
-            AttributeError: it is none.
-        """
+        """The symbolic outputs of a functional model, nested as it returns them; AttributeError for others."""
         tensors = self._output_tensors
         return tensors[0] if len(tensors) == 1 else self._require_graph().outputs
 
@@ -127,17 +111,17 @@ class Structure(Layer):
 
     @hideable_property
     def input_shape(self) -> Any:
-        """Shapes of the inputs, with None for lengths that are not known; None where nobody has said them."""
+        """Shapes of the inputs, with None for unknown lengths; None if unknown."""
         return self._input_shape
 
     @hideable_property
     def output_shape(self) -> Any:
-        """Shapes of the outputs, with None for lengths that are not known."""
+        """Shapes of the outputs, with None for unknown lengths."""
         return self._output_shape
 
     @property
     def _fixed_batch_size(self) -> int | None:
-        """The rows of every batch, where an input of a functional model fixes them."""
+        """The rows of every batch, if an input of a functional model fixes them."""
         symbols = [] if self._graph is None else self._input_tensors
         return next((number_of(symbol.shape[0]) for symbol in symbols if is_number(symbol.shape[0])), None)
 
@@ -157,11 +141,7 @@ class Structure(Layer):
         return self._graph
 
     def get_layer(self, name: str | None = None, index: int | None = None) -> Layer:
-        """Return a layer by its name or its place.
-
-        Raises:
-            ConfigError: there is none, or both or neither were given.
-        """
+        """Return a layer by either its name or its index; ConfigError if there is none."""
         if (name is None) == (index is None):
             raise ConfigError("Provide either a layer name or layer index at `get_layer`.")
         layers = self.layers
@@ -187,13 +167,10 @@ class Structure(Layer):
         raise NotImplementedError(f"Model {type(self).__name__} does not have a `call()` method implemented.")
 
     def build(self, input_shape: Any = None) -> None:
-        """Make the weights of all layers.
-
-        Args:
-            input_shape: (batch size or None, *shape of one sample), nested as the inputs.
+        """Make the weights for input shapes (batch size or None, *shape of a sample), nested like the inputs.
 
         Raises:
-            ConfigError: it is no such shape, or a layer cannot take it.
+            ConfigError: no such shape, or a layer that cannot take it.
         """
         if self.built or input_shape is None:
             return
@@ -273,7 +250,7 @@ class Structure(Layer):
 
     @property
     def _input_symbols(self) -> Any:
-        """Symbolic tensors nested as the inputs; None where their shapes are unknown."""
+        """Symbolic tensors nested like the inputs; None if their shapes are unknown."""
         return self._symbols if self._graph is None else self._graph.inputs
 
 
@@ -297,7 +274,6 @@ def _kind(array: Any, dtype: str) -> npt.DTypeLike:
 
 
 def _symbols(shape: Any, dtype: str) -> Any:
-    """Return symbolic tensors of nested shapes, with symbolic rows."""
     if isinstance(shape, Mapping):
         return {key: _symbols(entry, dtype) for key, entry in shape.items()}
     if isinstance(shape, Sequence) and not isinstance(shape, str):

@@ -1,4 +1,4 @@
-"""A model as a table, as Keras prints it."""
+"""A model as a table, like Keras prints it."""
 
 import io
 import itertools
@@ -56,7 +56,7 @@ def table(
     *,
     plain: bool = False,
 ) -> str:
-    """Return a model's table as text; `plain` draws lines in ASCII. Other arguments as of `summary`."""
+    """Return a model's table as text; `plain` draws lines in ASCII. Other arguments are those of `summary`."""
     import rich.box
     import rich.table
     import rich.text
@@ -95,14 +95,14 @@ def table(
 
 
 def _is_connected(model: Any) -> bool:
-    """Whether the layers of a model are more than a row."""
+    """Return whether the layers of a model form more than a chain."""
     calls = [call for call in model._layer_calls if call.inputs]
     layers = [id(call.layer) for call in calls]
     return any(len(call.inputs) > 1 for call in calls) or len(layers) > len(set(layers)) or _branches(calls)
 
 
 def _branches(calls: Iterable[Any]) -> bool:
-    """Whether a tensor is used twice."""
+    """Return whether a tensor is used twice."""
     used = [id(symbol) for call in calls for symbol in call.inputs]
     return len(used) > len(set(used))
 

@@ -22,7 +22,7 @@ class Traces:
         self._changes: Counter[tuple[int, str]] = Counter()
 
     def of(self, step: str) -> tuple[int, Reads]:
-        """Return the number of the valid trace and its reads; of a new one, to be made, where none is valid."""
+        """Return the number of the valid trace and its reads, or those of a new trace to be made."""
         traces = self._of_step.setdefault(step, [])
         change = None
         for number, reads in reversed(traces):

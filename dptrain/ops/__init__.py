@@ -1,8 +1,7 @@
-"""Ops: Keras' array functions with gradients, one family a file, and ops of your own (`op`).
+"""Keras' array functions with gradients, one family a file, and ops of your own (`op`).
 
-They take tensors, arrays and numbers. Outside a trace they are executed when they are called, with NumPy; `backward()`
-of a result gives gradients. A new op is a record in its family's file: NumPy function, shape, letters and gradient
-beside each other.
+They take tensors, arrays and numbers. Outside a trace they run at once, with NumPy, and `backward()` of a result gives
+gradients. Arguments of the wrong shape or type, missing axes and unknown words raise ConfigError.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Activation functions: of single elements, softmax of vectors; more are in `dptrain.activations`."""
+"""Activation functions; more are in `dptrain.activations`."""
 
 import functools
 import math
@@ -49,7 +49,7 @@ _ERF_SERIES = np.array(
 
 @functools.cache
 def _erf_coefficients(dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return p of `erf` as a polynomial in u = 2 (t - 1 / 4) / (1 - 1 / 4) - 1 of [-1, 1], highest power first."""
+    """Coefficients of p in `erf`, highest power first, over u = 2 (t - 1 / 4) / (1 - 1 / 4) - 1 in [-1, 1]."""
     degree = 24 if dtype == np.float64 else 12
     u = np.polynomial.chebyshev.chebpts1(degree + 1)
     t = (u + 1) * 0.375 + 0.25
@@ -61,8 +61,8 @@ def _erf_coefficients(dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 def erf(x: Array, *, out: Array) -> None:
     """The error function: 2 / sqrt(pi) times the integral of e^(-t^2) from 0 to x.
 
-    NumPy has none. With t = 1 / (1 + |x| / 2), erf(x) = sign(x) (1 - t exp(-x^2 + p(t))), where p is smooth. Near 0,
-    where this difference has lost its digits, it is the sum of its Taylor series.
+    With t = 1 / (1 + |x| / 2), erf(x) = sign(x) (1 - t exp(-x^2 + p(t))), where p is smooth. Near 0 this difference
+    loses its digits: there it is the Taylor series.
     """
     size = np.minimum(np.abs(x.astype(out.dtype)), _ERF_IS_ONE)
     series = size * np.polyval(_ERF_SERIES.astype(out.dtype), np.minimum(size, _ERF_NEAR) ** 2)
@@ -82,7 +82,7 @@ def _erf(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 def sigmoid(x: Any) -> Tensor:
-    """Return 1 / (1 + e^-x), without overflow; it remembers x as its `logits`."""
+    """Return 1 / (1 + e^-x), without overflow; the result remembers x as its `logits`."""
     (tensor,) = as_tensors([x])
     output = elementwise.sigmoid(tensor)
     return _with_logits(output, tensor, "sigmoid")
@@ -96,7 +96,7 @@ def softmax(x: Any, axis: int = -1) -> Tensor:
 
 
 def _with_logits(output: Tensor, logits: Tensor, by: str) -> Tensor:
-    """Attach its input to a softmax or sigmoid, detached where it is eager, or a loop would keep all."""
+    """Attach the input to a softmax or sigmoid; eager inputs are detached, or a loop would keep all of them."""
     output.logits = logits.detached() if output.op is None and output.value is not None else logits
     output.squashed_by = by
     return output
@@ -104,10 +104,7 @@ def _with_logits(output: Tensor, logits: Tensor, by: str) -> Tensor:
 
 @in_float32
 def gelu(x: Any, approximate: bool = True) -> Tensor:
-    """Return x Phi(x), Phi the distribution function of the normal distribution, or its approximation by tanh.
-
-    Source: D. Hendrycks and K. Gimpel, "Gaussian error linear units", 2016.
-    """
+    """Return x Phi(x), Phi the normal distribution function, or its tanh approximation (Hendrycks and Gimpel, 2016)."""
     tensor = floating(x)
     if approximate:
         inner = math.sqrt(2 / math.pi) * (tensor + 0.044715 * tensor * square(tensor))
@@ -117,10 +114,7 @@ def gelu(x: Any, approximate: bool = True) -> Tensor:
 
 @in_float32
 def selu(x: Any) -> Tensor:
-    """Return elu, scaled so that mean 0 and variance 1 are a fixed point.
-
-    Source: G. Klambauer et al., "Self-normalizing neural networks", NIPS 2017.
-    """
+    """Return elu, scaled so that mean 0 and variance 1 are a fixed point (Klambauer et al., NIPS 2017)."""
     return 1.0507009873554805 * elu(x, alpha=1.6732632423543772)
 
 
@@ -159,7 +153,7 @@ def hard_shrink(x: Any, threshold: float = 0.5) -> Tensor:
 
 @in_float32
 def soft_shrink(x: Any, threshold: float = 0.5) -> Tensor:
-    """Return x brought nearer to 0 by the threshold, as far as 0."""
+    """Return x moved towards 0 by the threshold, at most to 0."""
     tensor = floating(x)
     return maximum(tensor - threshold, 0.0) + minimum(tensor + threshold, 0.0)
 

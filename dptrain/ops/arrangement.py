@@ -1,4 +1,4 @@
-"""Elements in another order, and parts of tensors: further functions of NumPy, made of slices and gathers."""
+"""Reordering and splitting, made of slices and gathers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,12 +20,12 @@ def _tensor(x: Any) -> Tensor:
 
 
 def append(x1: Any, x2: Any, axis: int | None = None) -> Tensor:
-    """Return x2 behind x1 along an axis, by default both as vectors."""
+    """Return x2 after x1 along an axis, by default both as vectors."""
     return concatenate([ravel(x1), ravel(x2)] if axis is None else [x1, x2], axis or 0)
 
 
 def array_split(x: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
-    """Return parts of x along an axis as `split`; where they cannot be equal, the first ones are longer by 1."""
+    """Return parts of x along an axis like `split`; where they cannot be equal, the first ones are longer by 1."""
     tensor = _tensor(x)
     (place,) = normalized_axes(axis, tensor.ndim)
     if not isinstance(indices_or_sections, int):
@@ -38,17 +38,17 @@ def array_split(x: Any, indices_or_sections: int | Sequence[int], axis: int = 0)
 
 
 def hsplit(x: Any, indices_or_sections: int | Sequence[int]) -> list[Tensor]:
-    """Return parts along the second axis, of vectors along the first."""
+    """Split along the second axis; vectors along the first."""
     return split(x, indices_or_sections, 0 if _tensor(x).ndim == 1 else 1)
 
 
 def vsplit(x: Any, indices_or_sections: int | Sequence[int]) -> list[Tensor]:
-    """Return parts along the first axis."""
+    """Split along the first axis."""
     return split(x, indices_or_sections, 0)
 
 
 def dstack(xs: Sequence[Any]) -> Tensor:
-    """Return tensors behind each other along the third axis, vectors as rows and matrices as pages."""
+    """Concatenate along the third axis; vectors count as rows, matrices as pages."""
     tensors = [_tensor(x) for x in xs]
     pages = [
         tensor if tensor.ndim > 2 else expand_dims(tensor if tensor.ndim == 2 else reshape(tensor, (1, -1)), 2)
@@ -58,7 +58,7 @@ def dstack(xs: Sequence[Any]) -> Tensor:
 
 
 def roll(x: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Tensor:
-    """Return x moved along axes, what leaves at one end coming in at the other; by default as a vector."""
+    """Shift x along axes; what leaves at one end comes in at the other. By default x is a vector."""
     tensor = _tensor(x)
     if axis is None:
         if not isinstance(shift, int):
@@ -79,21 +79,17 @@ def roll(x: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = 
 
 
 def fliplr(x: Any) -> Tensor:
-    """Return x with its second axis in reverse order."""
+    """Reverse the second axis."""
     return flip(x, 1)
 
 
 def flipud(x: Any) -> Tensor:
-    """Return x with its first axis in reverse order."""
+    """Reverse the first axis."""
     return flip(x, 0)
 
 
 def rot90(array: Any, k: int = 1, axes: Sequence[int] = (0, 1)) -> Tensor:
-    """Return a tensor turned k times by a right angle, from the first of two axes to the second.
-
-    Raises:
-        ConfigError: other than two different axes.
-    """
+    """Turn by k right angles from the first of two axes to the second."""
     tensor = _tensor(array)
     if len(axes) != 2 or len({axis % max(tensor.ndim, 1) for axis in axes}) != 2:
         raise ConfigError(f"Invalid axes: {axes}. Axes must be a tuple of two different dimensions.")
@@ -121,7 +117,7 @@ def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
 
 
 def diag(x: Any, k: int = 0) -> Tensor:
-    """Return the k-th diagonal of a matrix, or of a vector the matrix that has it there."""
+    """Return the k-th diagonal of a matrix, or the matrix with a vector as its k-th diagonal."""
     tensor = _tensor(x)
     if tensor.ndim == 2:
         return diagonal(tensor, k)
@@ -132,19 +128,19 @@ def diag(x: Any, k: int = 0) -> Tensor:
 
 
 def _as_columns(x: Tensor, length: int, k: int) -> Tensor:
-    """Return a vector as a row in which the k-th diagonal of a matrix stands in its columns."""
+    """Return a vector as a row whose columns are those of the k-th diagonal of a matrix."""
     start = max(k, 0)
     row = put(x, key=((start, start + int(x.shape[0]), 1),), shape=(length,))
     return expand_dims(row, 0)
 
 
 def diagflat(x: Any, k: int = 0) -> Tensor:
-    """Return the matrix that has all elements on its k-th diagonal."""
+    """Return the matrix with all elements of x on its k-th diagonal."""
     return diag(ravel(x), k)
 
 
 def vander(x: Any, N: int | None = None, increasing: bool = False) -> Tensor:
-    """Return the powers of a vector, N columns; by default as many as rows, from the highest."""
+    """Return the powers of a vector in N columns, by default as many as rows, from the highest."""
     tensor = _tensor(x)
     count = int(tensor.shape[0]) if N is None else N
     exponents = np.arange(count) if increasing else np.arange(count)[::-1]
@@ -152,7 +148,7 @@ def vander(x: Any, N: int | None = None, increasing: bool = False) -> Tensor:
 
 
 def kron(x1: Any, x2: Any) -> Tensor:
-    """Return the Kronecker product: x2 times each element of x1, as blocks."""
+    """Return the Kronecker product: blocks of x2 times each element of x1."""
     a, b = as_tensors([x1, x2])
     rank = max(a.ndim, b.ndim)
     a, b = (reshape(factor, (*(1,) * (rank - factor.ndim), *factor.shape)) for factor in (a, b))
@@ -164,18 +160,9 @@ def kron(x1: Any, x2: Any) -> Tensor:
 
 
 def cross(x1: Any, x2: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None) -> Tensor:
-    """Return the cross products of vectors along an axis of each; of vectors of length 2, the third component alone.
+    """Return cross products of vectors of length 2 or 3 along an axis; of two of length 2, the third component alone.
 
-    Args:
-        x1: vectors of length 2 or 3.
-        x2: as x1; both are broadcast together.
-        axisa: of x1.
-        axisb: of x2.
-        axisc: of the result.
-        axis: all three of them.
-
-    Raises:
-        ConfigError: vectors of another length.
+    `axisa`, `axisb` and `axisc` are the axes of x1, x2 and the result; `axis` replaces all three.
     """
     axes = (axisa, axisb, axisc) if axis is None else (axis,) * 3
     a, b = (moveaxis(vectors, place, -1) for vectors, place in zip(as_tensors([x1, x2]), axes, strict=False))
@@ -191,7 +178,7 @@ def cross(x1: Any, x2: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, a
 
 
 def dsplit(x: Any, indices_or_sections: int | Sequence[int]) -> list[Tensor]:
-    """Return parts along the third axis."""
+    """Split along the third axis."""
     return split(x, indices_or_sections, 2)
 
 
@@ -201,7 +188,7 @@ def trace(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
 
 
 def diff(a: Any, n: int = 1, axis: int = -1) -> Tensor:
-    """Return the differences of neighbours along an axis, n times."""
+    """Return the n-th differences of neighbours along an axis."""
     tensor = _tensor(a)
     (place,) = normalized_axes(axis, tensor.ndim)
     before = (slice(None),) * place
@@ -211,17 +198,13 @@ def diff(a: Any, n: int = 1, axis: int = -1) -> Tensor:
 
 
 def inner(x1: Any, x2: Any) -> Tensor:
-    """Return the sums of products over the last axis of both."""
+    """Return the sums of products over the last axes."""
     a, b = as_tensors([x1, x2])
     return tensordot(a, b, [[a.ndim - 1], [b.ndim - 1]]) if a.ndim and b.ndim else a * b
 
 
 def meshgrid(*x: Any, indexing: str = "xy") -> list[Tensor]:
-    """Return the coordinates of a grid of vectors; with "xy" the first two are exchanged, as in pictures.
-
-    Raises:
-        ConfigError: another word.
-    """
+    """Return the coordinates of a grid of vectors; `indexing` "xy" exchanges the first two, "ij" does not."""
     if indexing not in ("xy", "ij"):
         raise ConfigError(f"meshgrid: indexing={indexing!r}; expected 'xy' or 'ij'")
     vectors = [ravel(coordinates) for coordinates in x]
@@ -242,7 +225,7 @@ def get_item(x: Any, key: Any) -> Tensor:
 
 
 def slice_update(inputs: Any, start_indices: Sequence[int], updates: Any) -> Tensor:
-    """Return inputs with a block, which begins at known places, replaced."""
+    """Return inputs with the block that starts at these known indices replaced."""
     tensor, block = as_tensors([inputs, updates])
     key = tuple((int(a), int(a) + int(n), 1) for a, n in zip(start_indices, block.shape, strict=True))
     inside = np.zeros(tuple(map(int, tensor.shape)), np.bool_)

@@ -1,4 +1,4 @@
-"""Further functions of Keras' `keras.ops`, made of the others; all have gradients."""
+"""Functions of `keras.ops` made of other ops."""
 
 import builtins
 import math
@@ -56,11 +56,7 @@ def _tensor(x: Any) -> Tensor:
 def convert_to_tensor(
     x: Any, dtype: npt.DTypeLike | None = None, sparse: bool | None = None, ragged: bool | None = None
 ) -> Tensor:
-    """Return a tensor of an array, a number, a variable or a list of numbers; there are no sparse or ragged ones.
-
-    Raises:
-        ConfigError: `sparse` or `ragged`.
-    """
+    """Return a tensor of an array, number, variable or list; ConfigError for `sparse` and `ragged`."""
     if sparse or ragged:
         raise ConfigError("not supported: sparse and ragged tensors")
     tensor = _tensor(x)
@@ -68,12 +64,12 @@ def convert_to_tensor(
 
 
 def convert_to_numpy(x: Any) -> Array:
-    """Return the value as an array; as `Tensor.numpy`."""
+    """Return the value as an array, like `Tensor.numpy`."""
     return np.array(_tensor(x).numpy())
 
 
 def shape(x: Any) -> Shape:
-    """Return the lengths of the axes; that of the batch's rows says so."""
+    """Return the lengths of the axes; a length that counts the batch's rows remembers it."""
     return x.shape if isinstance(x, Tensor | Variable) else np.shape(x)
 
 
@@ -90,7 +86,7 @@ def size(x: Any) -> int:
 def arange(
     start: float, stop: float | None = None, step: float | None = None, dtype: npt.DTypeLike | None = None
 ) -> Tensor:
-    """Return numbers from start, 0 if it is given alone, to before stop; int32 of integers, else float32."""
+    """Return numbers from start (0 if only `stop` is passed) to before stop; int32 of integers, else float32."""
     values = np.arange(0 if stop is None else start, start if stop is None else stop, 1 if step is None else step)
     return constant(values.astype(dtype or (floatx() if values.dtype.kind in "fV" else np.int32)))
 
@@ -104,7 +100,7 @@ def linspace(
     dtype: npt.DTypeLike | None = None,
     axis: int = 0,
 ) -> Any:
-    """Return evenly spaced numbers from start to stop, known ones; with `retstep` the distance between them as well."""
+    """Return evenly spaced, known numbers from start to stop; with `retstep` the step as well."""
     values, step = np.linspace(start, stop, num, endpoint=endpoint, retstep=True, axis=axis)
     tensor = constant(values.astype(dtype or floatx()))
     return (tensor, step) if retstep else tensor
@@ -121,7 +117,7 @@ def identity(n: int, dtype: npt.DTypeLike | None = None) -> Tensor:
 
 
 def full(shape: Sequence[int] | int, fill_value: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
-    """Return a tensor whose elements are all one value; float32 of a Python number, unless it is told."""
+    """Return a tensor filled with one value; float32 for a Python number unless `dtype` is passed."""
     lengths = (shape,) if isinstance(shape, int) else tuple(shape)
     if isinstance(fill_value, int | float):
         return manipulation.full(shape=lengths, value=fill_value, dtype=np.dtype(dtype or floatx()).name)
@@ -129,7 +125,7 @@ def full(shape: Sequence[int] | int, fill_value: Any, dtype: npt.DTypeLike | Non
 
 
 def full_like(x: Any, fill_value: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
-    """Return a tensor of the shape and type of x whose elements are all one value."""
+    """Return a tensor of x's shape and type filled with one value."""
     tensor = _tensor(x)
     return full(tensor.shape, fill_value, dtype or tensor.dtype)
 
@@ -159,7 +155,7 @@ def triu(x: Any, k: int = 0) -> Tensor:
 
 
 def round(x: Any, decimals: int = 0) -> Tensor:
-    """Return the nearest number of so many decimals, the even one of two; its gradient is 0."""
+    """Round to this many decimals, halves to even; the gradient is 0."""
     tensor = _tensor(x)
     if tensor.dtype.kind in "iu" and decimals >= 0:
         return tensor
@@ -173,7 +169,7 @@ def tan(x: Any) -> Tensor:
 
 
 def isclose(x1: Any, x2: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:
-    """Return whether |x1 - x2| <= atol + rtol |x2|; infinities are close to themselves, NaNs where that is asked."""
+    """Return whether |x1 - x2| <= atol + rtol |x2|; equal infinities are close, NaNs with `equal_nan`."""
     a, b = (floating(x) for x in as_tensors([x1, x2]))
     is_near = logical_and(absolute(a - b) <= absolute(b) * rtol + atol, isfinite(b))
     close = logical_or(is_near, equal(a, b))
@@ -210,18 +206,18 @@ def logaddexp(x1: Any, x2: Any) -> Tensor:
 
 
 def mod(x1: Any, x2: Any) -> Tensor:
-    """Return the rest of x1 / x2, of x2's sign."""
+    """Return the remainder of x1 / x2, with x2's sign."""
     a, b = as_tensors([x1, x2])
     return a - floor_divide(a, b) * b
 
 
 def logical_xor(x1: Any, x2: Any) -> Tensor:
-    """Return whether one of x1 and x2 is true, and one alone."""
+    """Return whether exactly one of x1 and x2 is true."""
     return not_equal(cast(x1, "bool"), cast(x2, "bool"))
 
 
 def nan_to_num(x: Any, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
-    """Return x with other numbers for NaN and infinities, for these by default the greatest and the least there are."""
+    """Replace NaN and infinities, by default by 0 and the type's greatest and least numbers."""
     tensor = _tensor(x)
     if tensor.dtype.kind not in "fV":
         return tensor
@@ -236,29 +232,29 @@ def nan_to_num(x: Any, nan: float = 0.0, posinf: float | None = None, neginf: fl
 
 
 def all(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-    """Return whether all elements over axes are true (not 0); of none they are."""
+    """Return whether all elements over axes are true (not 0); true for no elements."""
     return not_equal(min(cast(not_equal(x, 0), "int32"), axis, keepdims, initial=1), 0)
 
 
 def any(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-    """Return whether an element over axes is true (not 0)."""
+    """Return whether any element over axes is true (not 0)."""
     return not_equal(max(cast(not_equal(x, 0), "int32"), axis, keepdims, initial=0), 0)
 
 
 def count_nonzero(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
-    """Return how many elements over axes are not 0 (int64)."""
+    """Count the elements over axes that are not 0 (int64)."""
     return sum(not_equal(x, 0), axis)
 
 
 def cumprod(x: Any, axis: int | None = None, dtype: npt.DTypeLike | None = None) -> Tensor:
-    """Return the products of each element and all before it along an axis; as `cumsum`."""
+    """Return cumulative products along an axis, like `cumsum`."""
     return cumulative(x, axis, dtype, lambda blocks: prod(blocks, -1), 1)
 
 
 def prod(
     x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False, dtype: npt.DTypeLike | None = None
 ) -> Tensor:
-    """Return the product over axes, which must not count the rows of the batch; by default in the type of a sum."""
+    """Return the product over axes, which must not count the batch's rows; the default type is that of a sum."""
     tensor = _tensor(x)
     tensor = cast(tensor, dtype or summed_dtype(tensor.dtype))
     axes = normalized_axes(axis, tensor.ndim)
@@ -279,16 +275,12 @@ def prod(
 
 
 def argmin(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
-    """Return the place of the least element along an axis; as `argmax`."""
+    """Return the index of the least element along an axis, like `argmax`."""
     return argmax(order_reversed(_tensor(x)), axis, keepdims)
 
 
 def average(x: Any, axis: int | Sequence[int] | None = None, weights: Any = None) -> Tensor:
-    """Return the mean over axes; with weights, of x's shape or a vector along one axis, the weighted one.
-
-    Raises:
-        ConfigError: weights of another shape.
-    """
+    """Return the mean over axes, weighted if `weights` are passed: of x's shape, or a vector along one axis."""
     if weights is None:
         return mean(x, axis)
     tensor, weight = all_floating(x, weights)
@@ -312,7 +304,7 @@ def ravel(x: Any) -> Tensor:
 
 
 def flip(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
-    """Return the elements in reverse order along axes, by default all."""
+    """Reverse axes, by default all."""
     tensor = _tensor(x)
     for flip_axis in normalized_axes(axis, tensor.ndim):
         tensor = take(tensor, np.arange(int(tensor.shape[flip_axis]))[::-1], flip_axis)
@@ -320,7 +312,7 @@ def flip(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
 
 
 def swapaxes(x: Any, axis1: int, axis2: int) -> Tensor:
-    """Return x with two axes exchanged."""
+    """Exchange two axes."""
     tensor = _tensor(x)
     for axis in (axis1, axis2):
         normalized_axes(axis, tensor.ndim)
@@ -330,11 +322,7 @@ def swapaxes(x: Any, axis1: int, axis2: int) -> Tensor:
 
 
 def moveaxis(x: Any, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
-    """Return x with axes at other places; the others stay in their order.
-
-    Raises:
-        ConfigError: there are no such axes, or not as many places as axes.
-    """
+    """Move axes to other positions; the others keep their order."""
     tensor = _tensor(x)
     pairs = [[argument] if isinstance(argument, int) else list(argument) for argument in (source, destination)]
     for axes in pairs:
@@ -349,11 +337,7 @@ def moveaxis(x: Any, source: int | Sequence[int], destination: int | Sequence[in
 
 
 def split(x: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
-    """Return equal parts of x along an axis, so many; or those between places.
-
-    Raises:
-        ConfigError: the length cannot be divided by that number.
-    """
+    """Return equal parts of x along an axis (ConfigError if it is not divisible), or the parts between indices."""
     tensor = _tensor(x)
     (place,) = normalized_axes(axis, tensor.ndim)
     length = tensor.shape[place]
@@ -369,11 +353,7 @@ def split(x: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> li
 
 
 def unstack(x: Any, num: int | None = None, axis: int = 0) -> list[Tensor]:
-    """Return the parts of x along an axis, without it; `num`, if it is given, is how many there are.
-
-    Raises:
-        ConfigError: there are more or fewer.
-    """
+    """Return the parts of x along an axis, without that axis; `num`, if passed, must be their number."""
     tensor = _tensor(x)
     (place,) = normalized_axes(axis, tensor.ndim)
     if num is not None and num != tensor.shape[place]:
@@ -384,15 +364,9 @@ def unstack(x: Any, num: int | None = None, axis: int = 0) -> list[Tensor]:
 
 
 def repeat(x: Any, repeats: int | Sequence[int], axis: int | None = None) -> Tensor:
-    """Return x with each part along an axis so many times, one behind the other; as a vector by default.
+    """Repeat each part along an axis, copies next to each other; by default x is a vector.
 
-    Args:
-        x: a tensor or an array.
-        repeats: how many times, of all parts or of each; known numbers.
-        axis: one, or None.
-
-    Raises:
-        ConfigError: not as many numbers as parts, or one below 0.
+    `repeats` are known numbers: one for all parts, or one each.
     """
     tensor, place = (ravel(x), 0) if axis is None else (_tensor(x), normalized_axes(axis, _tensor(x).ndim)[0])
     lengths = tensor.shape
@@ -409,7 +383,7 @@ def repeat(x: Any, repeats: int | Sequence[int], axis: int | None = None) -> Ten
 
 
 def tile(x: Any, repeats: int | Sequence[int]) -> Tensor:
-    """Return x so many times along each axis, as a whole."""
+    """Repeat x as a whole along each axis."""
     tensor = _tensor(x)
     times = (repeats,) if isinstance(repeats, int) else tuple(repeats)
     times = (1,) * (tensor.ndim - len(times)) + times
@@ -423,13 +397,13 @@ def tile(x: Any, repeats: int | Sequence[int]) -> Tensor:
 
 
 def hstack(xs: Sequence[Any]) -> Tensor:
-    """Return tensors beside each other: along the second axis, vectors and numbers along the first."""
+    """Concatenate along the second axis; vectors and numbers along the first."""
     tensors = [tensor if tensor.ndim else reshape(tensor, (1,)) for tensor in as_tensors(list(xs))]
     return concatenate(tensors, 0 if tensors[0].ndim == 1 else 1)
 
 
 def vstack(xs: Sequence[Any]) -> Tensor:
-    """Return tensors below each other: along the first axis, vectors and numbers as rows."""
+    """Concatenate along the first axis; vectors and numbers count as rows."""
     tensors = [tensor if tensor.ndim > 1 else reshape(tensor, (1, -1)) for tensor in as_tensors(list(xs))]
     return concatenate(tensors, 0)
 
@@ -438,14 +412,10 @@ def vstack(xs: Sequence[Any]) -> Tensor:
 
 
 def einsum(subscripts: str, *operands: Any) -> Tensor:
-    """Return the sum of products that the letters say, of one or two tensors.
+    """Return the sum of products of one or two tensors.
 
-    Args:
-        subscripts: such as "bij,bjk->bik" or "...ij,jk->...ik"; without an arrow the letters that occur once, in order.
-        operands: one or two.
-
-    Raises:
-        ConfigError: a letter twice in one operand, or other operands than letters.
+    `subscripts` are like "bij,bjk->bik" or "...ij,jk->...ik"; without an arrow the result has the letters that occur
+    once, in order. ConfigError for a letter twice in one operand.
     """
     tensors = list(as_tensors(operands))
     inputs, arrow, result = _expand_ellipsis(subscripts.replace(" ", ""), tensors).partition("->")
@@ -468,7 +438,7 @@ def einsum(subscripts: str, *operands: Any) -> Tensor:
 
 
 def _expand_ellipsis(subscripts: str, tensors: Sequence[Tensor]) -> str:
-    """Return subscripts with letters for an ellipsis: the last of them stand for the last axes that it covers."""
+    """Replace an ellipsis by letters; the last of them stand for the last axes."""
     if "..." not in subscripts:
         return subscripts
     inputs, arrow, result = subscripts.partition("->")
@@ -485,12 +455,11 @@ def _expand_ellipsis(subscripts: str, tensors: Sequence[Tensor]) -> str:
 
 
 def _letters_once(inputs: str) -> str:
-    """Return the letters that occur once, in order."""
     return "".join(sorted(letter for letter in set(inputs) - set(",.") if inputs.count(letter) == 1))
 
 
 def _product(names: list[str], tensors: list[Tensor], result: str) -> Tensor:
-    """Return the product of two tensors as one of (batches of) matrices."""
+    """Compute the product of two tensors as one (batched) matrix product."""
     first, second = names
     batch = [letter for letter in first if letter in second and letter in result]
     inner = [letter for letter in first if letter in second and letter not in result]
@@ -513,12 +482,11 @@ def _product(names: list[str], tensors: list[Tensor], result: str) -> Tensor:
 
 
 def _has_repeated_letter(*names: str) -> bool:
-    """Return whether a letter occurs twice in one of the names."""
     return [len(set(name)) for name in names] != [len(name) for name in names]
 
 
 def tensordot(x1: Any, x2: Any, axes: int | Sequence[Any] = 2) -> Tensor:
-    """Return the sum of products over the last axes of x1 and the first of x2, so many; or over those named of each."""
+    """Return the sum of products over the last axes of x1 and the first of x2, or over the axes named for each."""
     a, b = as_tensors([x1, x2])
     ours, theirs = (range(a.ndim - axes, a.ndim), range(axes)) if isinstance(axes, int) else axes
     pairs = [[argument] if isinstance(argument, int) else list(argument) for argument in (ours, theirs)]
@@ -535,7 +503,7 @@ def _letters(number: int, start: int = 0) -> list[str]:
 
 
 def dot(x1: Any, x2: Any) -> Tensor:
-    """Return the product over the last axis of x1 and the last but one of x2, by NumPy's rules."""
+    """Return the product over the last axis of x1 and the second to last of x2, by NumPy's rules."""
     a, b = as_tensors([x1, x2])
     if not a.ndim or not b.ndim:
         return multiply(a, b)
@@ -543,12 +511,12 @@ def dot(x1: Any, x2: Any) -> Tensor:
 
 
 def outer(x1: Any, x2: Any) -> Tensor:
-    """Return all products of an element of x1 and one of x2, (size of x1, size of x2)."""
+    """Return all products of an element of x1 and an element of x2, (size of x1, size of x2)."""
     return expand_dims(ravel(x1), 1) * expand_dims(ravel(x2), 0)
 
 
 def vdot(x1: Any, x2: Any) -> Tensor:
-    """Return the sum of the products of elements at the same place."""
+    """Return the sum of products of all elements."""
     return sum(multiply(ravel(x1), ravel(x2)))
 
 

@@ -1,4 +1,4 @@
-"""All partial results of an associative function, in as many rounds as a length has digits in base 2."""
+"""Scan with an associative function in log2(length) rounds."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,19 +12,13 @@ from dptrain.program.tensor import Tensor, as_tensors
 
 
 def associative_scan(f: Callable[[Any, Any], Any], elems: Any, reverse: bool = False, axis: int = 0) -> Any:
-    """Return the cumulative results of an associative function along an axis.
+    """Return the cumulative results, nested like `elems`, of an associative function along an axis.
 
     Args:
-        f: takes two nests as `elems`, parts of them along the axis, and returns one; f(a, f(b, c)) = f(f(a, b), c).
-        elems: tensors or arrays of one length along the axis, nested as you like.
-        reverse: of each element and all after it.
-        axis: one.
-
-    Returns:
-        As `elems`.
-
-    Raises:
-        ConfigError: no function, or other lengths.
+        f: combines two structures like `elems`; f(a, f(b, c)) = f(f(a, b), c).
+        elems: tensors or arrays of one length along the axis, nested in any way.
+        reverse: accumulate from the end.
+        axis: of the elements.
 
     Source: G. Blelloch, "Prefix sums and their applications", 1990.
     """
@@ -69,7 +63,7 @@ def _scanned(join: Callable[..., list[Tensor]], parts: list[Tensor], places: lis
 
 
 def _interleaved(even: Tensor, odd: Tensor, axis: int) -> Tensor:
-    """Return elements of both in turn; even ones may be one more."""
+    """Interleave along an axis; there may be one more even element."""
     count = int(odd.shape[axis])
     lead = (slice(None),) * axis
     pairs = stack([even[(*lead, slice(0, count))], odd], axis + 1)

@@ -44,7 +44,7 @@ def _mask_letters(shapes: Sequence[Shape]) -> str:
 
 
 def _scores_of(query: Array, key: Array, mask: Array | None, scale: float, is_causal: bool) -> tuple[Array, Array]:
-    """Return the softmax of the scores (batch, heads, targets, sources), and the mask of counted sources."""
+    """Return the softmax of the scores (batch, heads, targets, sources), and the mask of sources that count."""
     scores = np.matmul(query.transpose(_HEADS_FIRST), key.transpose(0, 2, 3, 1)) * np.asarray(scale, query.dtype)
     counts = np.ones((1, 1, 1, 1), np.bool_) if mask is None else mask
     if is_causal:
@@ -55,7 +55,6 @@ def _scores_of(query: Array, key: Array, mask: Array | None, scale: float, is_ca
 
 
 def _composed(inputs: Sequence[Tensor], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    """`attend_heads` in other ops."""
     q, k, v = (transpose_to(tensor, axes=_HEADS_FIRST) for tensor in inputs[:3])
     mask = inputs[3] if len(inputs) > 3 else None
     weights = _weights(q, k, None, mask, attributes["scale"], attributes["is_causal"], None)
@@ -63,7 +62,6 @@ def _composed(inputs: Sequence[Tensor], attributes: Mapping[str, Any]) -> tuple[
 
 
 def _composed_gradients(inputs: Sequence[Tensor], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    """`ATTEND_GRADIENTS` in other ops."""
     dy, q, k, v = (transpose_to(tensor, axes=_HEADS_FIRST) for tensor in inputs[:4])
     mask, scale = (inputs[4] if len(inputs) > 4 else None), attributes["scale"]
     weights = _weights(q, k, None, mask, scale, attributes["is_causal"], None)
@@ -77,7 +75,7 @@ def _composed_gradients(inputs: Sequence[Tensor], attributes: Mapping[str, Any])
 
 
 def _operations(output: Tensor) -> int:
-    """Two operations per multiplication, of both products."""
+    """Count two operations per multiplication of both products."""
     q, k, v = output.inputs[:3]
     return 2 * size(q.shape[:3]) * int(k.shape[1]) * (int(q.shape[3]) + int(v.shape[3]))
 
@@ -90,7 +88,7 @@ def _operations(output: Tensor) -> int:
     operations=_operations,
 )
 def attend_heads(*inputs: Array, scale: float, is_causal: bool, out: Array) -> None:
-    """Softmax(scale query key^T) value, where the mask is true and, if it is causal, no source behind its target."""
+    """Softmax(scale query key^T) value where the mask is true; if causal, no target sees a source after it."""
     query, key, value, *mask = inputs
     if not size(key.shape):
         out.fill(0)
@@ -116,7 +114,7 @@ def _attend_onnx(graph: OnnxGraph, output: Tensor, *inputs: Value) -> Value:
 
 
 def _attend_gradients(*inputs: Array, scale: float, is_causal: bool, out: list[Array | None]) -> None:
-    """Gradients of `attend_heads` in query, key and value, of that in its output."""
+    """Gradients of `attend_heads` in query, key and value, from the gradient in its output."""
     dy, query, key, value, *mask = inputs
     if not (size(key.shape) and size(query.shape)):
         for grad in out:
@@ -156,7 +154,6 @@ def _attend(y: Tensor, dy: Tensor, *inputs: Tensor) -> tuple[Tensor | None, ...]
 def _attend_second_gradients(
     values: Sequence[Tensor], d_values: Sequence[Tensor | None], *inputs: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """Second gradients, through other ops."""
     first_grads = _composed_gradients(inputs, values[0].attributes)
     parts = [sum_over(grad * d_grad) for grad, d_grad in zip(first_grads, d_values, strict=True) if d_grad is not None]
     grads = gradients(sum(parts[1:], parts[0]), list(inputs[:4]))
@@ -174,27 +171,21 @@ def dot_product_attention(
     flash_attention: bool | None = None,
     attn_logits_soft_cap: float | None = None,
 ) -> Tensor:
-    """Return softmax(scale query key^T + bias) value, head by head.
+    """Return softmax(scale query key^T + bias) value, head by head: (batch, targets, heads, value length).
 
     Scores and softmax of half precision are computed in float32.
 
     Args:
         query: (batch, targets, heads, length).
-        key: (batch, sources, key heads, length); fewer heads than the query's are shared by consecutive ones of these.
+        key: (batch, sources, key heads, length); if there are fewer key heads, consecutive query heads share one.
         value: (batch, sources, key heads, value length).
-        bias: added to the scores, (batch, heads, targets, sources) or what can be broadcast to it.
-        mask: as bias; where it is false, a source takes no part. Where it is false for all sources, all count alike.
+        bias: added to the scores, (batch, heads, targets, sources) or broadcastable to it.
+        mask: like bias; a source takes no part where it is false. If it is false for all sources, all count alike.
         scale: of the scores; by default 1 / sqrt(length).
-        is_causal: a source behind a target's place takes no part.
-        flash_attention: whether no matrix of scores is made; None for wherever it can be: on a CPU without bias and
-            soft cap. True makes no difference to None.
-        attn_logits_soft_cap: scores become soft_cap * tanh(scores / soft_cap), before bias and mask; None for none.
-
-    Returns:
-        (batch, targets, heads, value length).
-
-    Raises:
-        ConfigError: shapes that do not go together.
+        is_causal: hide sources after a target's position.
+        flash_attention: avoid the matrix of scores; None and True alike do so where possible: on a CPU without bias and
+            soft cap.
+        attn_logits_soft_cap: scores become soft_cap * tanh(scores / soft_cap) before bias and mask.
 
     Source: A. Vaswani et al., "Attention is all you need", NeurIPS 2017.
     """
@@ -213,7 +204,6 @@ def dot_product_attention(
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Refuse query, key and value whose shapes do not match."""
     if not q.ndim == k.ndim == v.ndim == 4:
         raise ConfigError(
             f"`dot_product_attention` only supports 4D inputs. Received: query.shape={q.shape}, key.shape={k.shape}, "
@@ -226,7 +216,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def _mask_4d(mask: Any, q: Tensor, k: Tensor) -> Tensor:
-    """Return a mask of four axes, each of the scores' length or 1."""
+    """Return a mask with four axes, each of the scores' length or 1."""
     mask_tensor = cast(mask, "bool")
     lengths = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
     if mask_tensor.ndim > 4 or any(
@@ -239,7 +229,7 @@ def _mask_4d(mask: Any, q: Tensor, k: Tensor) -> Tensor:
 def _weights(
     q: Tensor, k: Tensor, bias: Any, mask: Any, scale: float, is_causal: bool, soft_cap: float | None
 ) -> Tensor:
-    """Return the attention weights, (batch, heads, targets, sources)."""
+    """Return the attention weights (batch, heads, targets, sources)."""
     if is_half(q.dtype):
         q, k = cast(q, "float32"), cast(k, "float32")
     scores = batch_matmul(q, transpose(k, (0, 1, 3, 2))) * scale
@@ -253,6 +243,6 @@ def _weights(
 
 
 def _masks(q: Tensor, k: Tensor, mask: Any, is_causal: bool) -> list[Tensor]:
-    """Return all masks of scores of queries and keys (batch, heads, positions, length)."""
+    """Return all masks of scores for queries and keys (batch, heads, positions, length)."""
     masks = [] if mask is None else [cast(mask, "bool")]
     return masks + (list(as_tensors([np.tri(int(q.shape[2]), int(k.shape[2]), dtype=np.bool_)])) if is_causal else [])

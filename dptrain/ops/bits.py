@@ -1,4 +1,4 @@
-"""Whole numbers by their bits, and their greatest common divisors; floating-point numbers by their exponents."""
+"""Bit operations, greatest common divisors, and floating-point numbers by their exponents."""
 
 from typing import Any
 
@@ -45,27 +45,27 @@ greatest_divisor = _integer_op("greatest_divisor", np.gcd, "dp_gcd({0}, {1})", e
 
 @op(shape=broadcast_shape, letters=elementwise, dtype=_integer_dtype("bitwise_invert"), lowering=Element("~{0}"))
 def bit_invert(x: Array, *, out: Array) -> None:
-    """numpy.invert, of whole numbers."""
+    """numpy.invert of integers."""
     np.invert(x, out=out)
 
 
 def bitwise_and(x: Any, y: Any) -> Tensor:
-    """Return the bits that both whole numbers have."""
+    """Return the bits set in both integers."""
     return bit_and(x, y)
 
 
 def bitwise_or(x: Any, y: Any) -> Tensor:
-    """Return the bits that one of two whole numbers has, or both."""
+    """Return the bits set in either integer."""
     return bit_or(x, y)
 
 
 def bitwise_xor(x: Any, y: Any) -> Tensor:
-    """Return the bits that one of two whole numbers has, but not both."""
+    """Return the bits set in exactly one of two integers."""
     return bit_xor(x, y)
 
 
 def bitwise_invert(x: Any) -> Tensor:
-    """Return the bits that a whole number has not; of truth values the opposite."""
+    """Invert all bits of an integer; booleans are negated."""
     (tensor,) = as_tensors([x])
     return logical_not(tensor) if tensor.dtype.kind == "b" else bit_invert(tensor)
 
@@ -74,12 +74,12 @@ bitwise_not = bitwise_invert
 
 
 def bitwise_left_shift(x: Any, y: Any) -> Tensor:
-    """Return x with its bits moved up by y places; 0 where y is no less than the bits that x has."""
+    """Shift x left by y bits; 0 where y is at least the number of bits."""
     return left_shifted(*_integer_operands("bitwise_left_shift", x, y))
 
 
 def bitwise_right_shift(x: Any, y: Any) -> Tensor:
-    """Return x with its bits moved down by y places; copies of the sign come in."""
+    """Shift x right by y bits, filling with the sign."""
     return right_shifted(*_integer_operands("bitwise_right_shift", x, y))
 
 
@@ -94,12 +94,12 @@ def _integer_operands(name: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
 
 
 def gcd(x1: Any, x2: Any) -> Tensor:
-    """Return the greatest common divisor of whole numbers, 0 of two zeros."""
+    """Return the greatest common divisor of integers; 0 of two zeros."""
     return greatest_divisor(*_integer_operands("gcd", x1, x2))
 
 
 def lcm(x1: Any, x2: Any) -> Tensor:
-    """Return the least common multiple of whole numbers, 0 where one is 0."""
+    """Return the least common multiple of integers; 0 where either is 0."""
     from dptrain.ops.arrays import abs
     from dptrain.ops.elementwise import maximum, multiply
 
@@ -125,7 +125,7 @@ def _nextafter(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, N
 
 
 def nextafter(x1: Any, x2: Any) -> Tensor:
-    """Return the number that comes after x1 towards x2 in its type."""
+    """Return the next number after x1 towards x2 in its type."""
     a, b = as_tensors([x1, x2])
     dtype = floating_dtype(a.dtype, b.dtype)
     return nextafter_along(cast(a, dtype), cast(b, dtype))
@@ -146,11 +146,7 @@ def signbit(x: Any) -> Tensor:
 
 
 def ldexp(x1: Any, x2: Any) -> Tensor:
-    """Return x1 times 2 to the power of whole numbers.
-
-    Raises:
-        ConfigError: x2 is of fractions.
-    """
+    """Return x1 times 2 to the power of x2, which are integers."""
     (number,), (exponent,) = as_tensors([x1]), as_tensors([x2])
     if exponent.dtype.kind not in "iu":
         raise ConfigError(f"ldexp exponent must be an integer type. Received: x2 dtype={exponent.dtype.name}")
@@ -198,7 +194,7 @@ def _bits_as(y: Tensor, dy: Tensor, x: Tensor) -> None:
 
 
 def view(x: Any, dtype: Any = None) -> Tensor:
-    """Return the same bytes as numbers of another type; the last axis becomes longer or shorter with their size."""
+    """Return the same bytes as another type; the last axis becomes longer or shorter with the size of its elements."""
     (tensor,) = as_tensors([x])
     if dtype is None or np.dtype(dtype) == tensor.dtype:
         return tensor

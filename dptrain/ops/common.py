@@ -34,23 +34,23 @@ def limits(dtype: DType) -> Any:
 
 
 def broadcast_shape(*shapes: Shape, **attributes: Any) -> Shape:
-    """The shape to which the inputs are broadcast."""
+    """The broadcast shape of the inputs."""
     return broadcast(*shapes)
 
 
 def common_dtype(*dtypes: DType, **attributes: Any) -> npt.DTypeLike:
-    """The type to which the inputs' types are promoted; integers take a floating-point type as it is, as in Keras."""
+    """The promoted type of the inputs; integers adopt a floating-point type as it is, as in Keras."""
     return dtypes[0] if len(dtypes) == 1 else promoted_as_keras(*dtypes)
 
 
 def floating_dtype(*dtypes: DType, **attributes: Any) -> npt.DTypeLike:
-    """As `common_dtype`; integers become float32, as in Keras."""
+    """Like `common_dtype`, but integers become float32, as in Keras."""
     common = dtypes[0] if len(dtypes) == 1 else promoted_as_keras(*dtypes)
     return common if is_floating(common) else floatx()
 
 
 def numeric_dtype(*dtypes: DType, **attributes: Any) -> npt.DTypeLike:
-    """As `common_dtype`; truth values become int32, as in Keras."""
+    """Like `common_dtype`, but booleans become int32, as in Keras."""
     common = promoted_as_keras(*dtypes)
     return np.int32 if common.kind == "b" else common
 
@@ -66,7 +66,7 @@ def first_dtype(*dtypes: DType, **attributes: Any) -> npt.DTypeLike:
 
 
 def unbroadcast(dy: Tensor, x: Tensor) -> Tensor:
-    """Sum the gradient in a broadcast input over the broadcast axes."""
+    """Sum the gradient of a broadcast input over the broadcast axes."""
     extra = len(dy.shape) - len(x.shape)
     spread = [
         axis + extra for axis, length in enumerate(x.shape) if is_one(length) and not is_one(dy.shape[axis + extra])

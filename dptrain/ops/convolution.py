@@ -1,11 +1,8 @@
-"""Convolutions and pooling over two axes of space, (B, H, W, C): the ops that all of `spatial` are made of.
+"""Convolutions and pooling over two axes of space, (B, H, W, C), on which `spatial` builds.
 
-Letters: B rows of the batch, H and W height and width, I channels in, O channels out, R and S height and width of the
-kernel.
-
-A convolution is linear in its input and in its kernel, and so are its two gradients: the three ops here are each
-other's gradients. Each is a sum of R S products of matrices, one for every element of the kernel: plain, and without a
-copy of patches.
+Letters: B rows of the batch, H and W height and width, I and O channels in and out, R and S height and width of the
+kernel. A convolution and its two gradients are each other's gradients. Each is R S matrix products, one for each
+element of the kernel, without a copy of patches.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,12 +21,11 @@ Pair = tuple[int, int]
 
 
 class Window:
-    """How a kernel goes over an image.
+    """How a kernel moves over an image.
 
     Args:
         size: (R, S) of the kernel.
-        strides: between its places.
-        dilation: between its elements.
+        strides, dilation: between its positions, and between its elements.
         before: rows and columns of zeros above and to the left of the image.
     """
 
@@ -37,12 +33,7 @@ class Window:
         self.size, self.strides, self.dilation, self.before = tuple(size), strides, dilation, before
 
     def places(self, image: Sequence[int], out: Sequence[int]) -> Iterator[tuple[Pair, tuple[slice, slice], Any]]:
-        """Yield for each element of the kernel what it meets: (r, s), places in the output, and in the image.
-
-        Args:
-            image: (H, W).
-            out: height and width of the output.
-        """
+        """Yield for each element of the kernel (r, s), and the slices of output and image that it meets."""
         for r in range(self.size[0]):
             for s in range(self.size[1]):
                 ours, theirs = [], []
@@ -74,7 +65,7 @@ def _convolution(image: int, places: int, kernel: int) -> dict[str, Any]:
     **_convolution(0, -1, 1),
 )
 def conv2d(x: Array, kernel: Array, *, strides: Pair, dilation: Pair, before: Pair, size: Pair, out: Array) -> None:
-    """y_BHWO = sum over r, s, I of x_BHWI, at the place that r and s see, times kernel_RSIO; `size` of y."""
+    """y_BHWO = sum over r, s, I of x_BHWI, at the position that r and s see, times kernel_RSIO; `size` is y's."""
     out.fill(0)
     for (r, s), (h, w), image in Window(kernel.shape[:2], strides, dilation, before).places(x.shape[1:3], size):
         out[:, h, w] += x[:, image[0], image[1]] @ kernel[r, s]
@@ -120,7 +111,7 @@ def _padding(output: Tensor, extents: Sequence[int]) -> dict[str, Any]:
 
 
 def _pads(output: Tensor, extents: Sequence[int]) -> tuple[int, ...]:
-    """Return rows and columns of padding before the image, then behind; refuse what gives no such output."""
+    """Return padding before, then after the image; refuse a size that no padding gives."""
     image, size = output.inputs[0].shape[1:3], output.attributes["size"]
     strides, before = output.attributes["strides"], output.attributes["before"]
     reach = [(size[n] - 1) * strides[n] + extents[n] for n in range(2)]
@@ -139,7 +130,7 @@ def _pads(output: Tensor, extents: Sequence[int]) -> tuple[int, ...]:
 def conv2d_input(
     dy: Array, kernel: Array, *, strides: Pair, dilation: Pair, before: Pair, size: Pair, out: Array
 ) -> None:
-    """The gradient of `conv2d` in x, of this `size`: every element of dy_BHWO goes back to what it was made of."""
+    """The gradient of `conv2d` in x, of this `size`: scatters every element of dy_BHWO to its inputs."""
     out.fill(0)
     for (r, s), (h, w), image in Window(kernel.shape[:2], strides, dilation, before).places(size, dy.shape[1:3]):
         out[:, image[0], image[1]] += dy[:, h, w] @ kernel[r, s].T
@@ -158,7 +149,7 @@ def _conv2d_input_onnx(graph: OnnxGraph, output: Tensor, dy: Value, kernel: Valu
 
 
 def conv2d_input_as_onnx(graph: OnnxGraph, output: Tensor, dy: Value, filters: Value, group: int = 1) -> Value:
-    """As `conv2d_as_onnx`, of the transposed convolution."""
+    """Like `conv2d_as_onnx`, for the transposed convolution."""
     attributes, places = output.attributes, output.inputs[0].shape[1:3]
     extents = [
         (int(n) - 1) * step + 1 for n, step in zip(output.inputs[1].shape[:2], attributes["dilation"], strict=True)
@@ -182,7 +173,7 @@ def conv2d_input_as_onnx(graph: OnnxGraph, output: Tensor, dy: Value, filters: V
     **_convolution(0, 1, -1),
 )
 def conv2d_kernel(x: Array, dy: Array, *, strides: Pair, dilation: Pair, before: Pair, size: Pair, out: Array) -> None:
-    """The gradient of `conv2d` in the kernel, of this `size`: sums over the batch and all places."""
+    """The gradient of `conv2d` in the kernel, of this `size`: sums over batch and positions."""
     for (r, s), (h, w), image in Window(size, strides, dilation, before).places(x.shape[1:3], dy.shape[1:3]):
         out[r, s] = np.tensordot(x[:, image[0], image[1]], dy[:, h, w], ((0, 1, 2), (0, 1, 2)))
 
@@ -230,7 +221,7 @@ def _max_pool2d_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
     lowering=Windows(-1, 2),
 )
 def max_pool2d_input(x: Array, y: Array, dy: Array, *, window: Pair, strides: Pair, before: Pair, out: Array) -> None:
-    """The gradient of `max_pool2d` in x: each element of dy goes to the first of its window's greatest elements."""
+    """The gradient of `max_pool2d` in x: each element of dy goes to the first maximum of its window."""
     out.fill(0)
     for chosen, (h, w), image in _chosen(x, y, Window(window, strides, (1, 1), before)):
         out[:, image[0], image[1]] += np.where(chosen, dy[:, h, w], 0)
@@ -252,7 +243,7 @@ def _max_pool2d_input(dx: Tensor, g: Tensor, x: Tensor, y: Tensor, dy: Tensor) -
 def max_pool2d_take(
     x: Array, y: Array, values: Array, *, window: Pair, strides: Pair, before: Pair, out: Array
 ) -> None:
-    """What stands in `values`, of x's shape, where x has the first of each window's greatest elements."""
+    """The element of `values`, of x's shape, at the first maximum of each window of x."""
     out.fill(0)
     for chosen, (h, w), image in _chosen(x, y, Window(window, strides, (1, 1), before)):
         out[:, h, w] += np.where(chosen, values[:, image[0], image[1]], 0)

@@ -1,4 +1,4 @@
-"""How often values stand, segments' greatest elements and products, and what is written at places."""
+"""Histograms, segment maxima and products, and scattered updates."""
 
 import builtins
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ def _segment_shape(values: Shape, places: Shape, *, length: int) -> Shape:
     lowering=HostCall(),
 )
 def greatest_rows(values: Array, places: Array, *, length: int, out: Array) -> None:
-    """The greatest elements of the rows of each segment; of none the least number that there is."""
+    """The maxima of the rows of each segment; of no rows the type's least number."""
     out.fill(-np.inf if out.dtype.kind in "fV" else np.iinfo(out.dtype).min if out.dtype.kind in "iu" else 0)
     inside = (places >= 0) & (places < length)
     np.maximum.at(out, places[inside], values[inside])
@@ -53,7 +53,7 @@ def greatest_rows(values: Array, places: Array, *, length: int, out: Array) -> N
 
 @greatest_rows.gradient
 def _greatest_rows(y: Tensor, dy: Tensor, values: Tensor, places: Tensor) -> tuple[Tensor, None]:
-    """Elements that are equally great share the gradient."""
+    """Equal maxima share the gradient."""
     length = y.attributes["length"]
     inside, segments = _inside(places, length, values.ndim)
     chosen = cast(logical_and(inside, equal(values, take_rows(y, segments))), dy.dtype)
@@ -68,7 +68,7 @@ def _greatest_rows(y: Tensor, dy: Tensor, values: Tensor, places: Tensor) -> tup
     lowering=HostCall(),
 )
 def multiplied_rows(values: Array, places: Array, *, length: int, out: Array) -> None:
-    """The products of the rows of each segment; of none 1."""
+    """The products of the rows of each segment; 1 of no rows."""
     out.fill(1)
     inside = (places >= 0) & (places < length)
     np.multiply.at(out, places[inside], values[inside])
@@ -76,7 +76,7 @@ def multiplied_rows(values: Array, places: Array, *, length: int, out: Array) ->
 
 @multiplied_rows.gradient
 def _multiplied_rows(y: Tensor, dy: Tensor, values: Tensor, places: Tensor) -> tuple[Tensor, None]:
-    """The product of the others: where one factor is 0, it alone has a gradient."""
+    """The product of the other factors: where one factor is 0, it alone has a gradient."""
     length = y.attributes["length"]
     inside, segments = _inside(places, length, values.ndim)
     zero = equal(values, 0)
@@ -92,7 +92,7 @@ def _multiplied_rows(y: Tensor, dy: Tensor, values: Tensor, places: Tensor) -> t
 
 
 def _inside(places: Tensor, length: int, rank: int) -> tuple[Tensor, Tensor]:
-    """Return whether rows are in a segment, as a column, and their segments or 0."""
+    """Return whether rows belong to a segment, as a column, and their segments or 0."""
     inside = logical_and(places >= 0, places < length)
     return reshape(inside, (places.shape[0], *(1,) * (rank - 1))), where(inside, places, 0)
 
@@ -107,23 +107,20 @@ def _segments(data: Any, segment_ids: Any, num_segments: int | None, name: str) 
 
 
 def segment_max(data: Any, segment_ids: Any, num_segments: int | None = None, sorted: bool = False) -> Tensor:
-    """Return the greatest elements of the rows of each segment; of none the least number that there is.
+    """Return the maxima of the rows of each segment; of no rows the type's least number.
 
     Args:
         data: (rows, ...).
-        segment_ids: (rows,) integers; rows of those outside of 0 to num_segments - 1 are in no segment.
-        num_segments: how many there are; by default as many as known ids say.
-        sorted: without effect.
-
-    Raises:
-        ConfigError: there is no number while a step is traced.
+        segment_ids: (rows,) integers; rows with ids outside 0 to num_segments - 1 belong to no segment.
+        num_segments: by default derived from known ids; a traced step needs it (else ConfigError).
+        sorted: has no effect.
     """
     values, places, length = _segments(data, segment_ids, num_segments, "segment_max")
     return greatest_rows(values, places, length=length)
 
 
 def segment_min(data: Any, segment_ids: Any, num_segments: int | None = None, sorted: bool = False) -> Tensor:
-    """Return the least elements of the rows of each segment; as `segment_max`."""
+    """Return the minima of the rows of each segment, like `segment_max`."""
     values, places, length = _segments(data, segment_ids, num_segments, "segment_min")
     if values.dtype.kind in "iu":  # whose least has no negative
         return bit_invert(greatest_rows(bit_invert(values), places, length=length))
@@ -131,7 +128,7 @@ def segment_min(data: Any, segment_ids: Any, num_segments: int | None = None, so
 
 
 def segment_prod(data: Any, segment_ids: Any, num_segments: int | None = None, sorted: bool = False) -> Tensor:
-    """Return the products of the rows of each segment, of none 1; as `segment_max`."""
+    """Return the products of the rows of each segment, 1 of no rows; like `segment_max`."""
     values, places, length = _segments(data, segment_ids, num_segments, "segment_prod")
     values, places = gather_rows_along(values, [0]), gather_rows_along(places, [0])
     return multiplied_rows(values, places, length=length)
@@ -141,16 +138,13 @@ def segment_prod(data: Any, segment_ids: Any, num_segments: int | None = None, s
 
 
 def scatter_update(inputs: Any, indices: Any, updates: Any, reduction: str | None = None) -> Tensor:
-    """Return inputs with updates at places.
+    """Return inputs, of known lengths, with updates at indices.
 
     Args:
-        inputs: a tensor of known lengths.
-        indices: (n, axes) integers: a place along each of the first axes.
-        updates: (n, ...), for each place; of equal places the last counts.
-        reduction: None writes them, "add", "max", "min" and "mul" combine them with the old values.
-
-    Raises:
-        ConfigError: another reduction.
+        inputs: a tensor.
+        indices: (n, axes) integers: an index along each of the first axes.
+        updates: (n, ...); of equal indices the last counts.
+        reduction: None overwrites; "add", "max", "min" and "mul" combine with the old values.
     """
     tensor, places, values = as_tensors([inputs, indices, updates])
     values = cast(values, tensor.dtype)
@@ -176,16 +170,12 @@ def scatter_update(inputs: Any, indices: Any, updates: Any, reduction: str | Non
 
 
 def slice(inputs: Any, start_indices: Any, shape: Sequence[int]) -> Tensor:
-    """Return a block of a tensor.
+    """Return a block of a tensor of known lengths.
 
     Args:
-        inputs: of known lengths.
-        start_indices: where it begins along each axis: numbers, or integers that a step computes, which are kept where
-            the block fits.
-        shape: of the block; -1 is what is left of an axis, where the start is known.
-
-    Raises:
-        ConfigError: it does not fit, or the length of a start that is not known is -1.
+        inputs: the tensor.
+        start_indices: for each axis a number, or integers computed in the step, clamped so that the block fits.
+        shape: of the block; -1 takes the rest of an axis and needs a known start.
     """
     (tensor,) = as_tensors([inputs])
     starts = as_tensors([start_indices])[0] if not isinstance(start_indices, list | tuple) else list(start_indices)
@@ -216,19 +206,13 @@ def slice(inputs: Any, start_indices: Any, shape: Sequence[int]) -> Tensor:
 
 
 def bincount(x: Any, weights: Any = None, minlength: int = 0, sparse: bool = False) -> Tensor:
-    """Return how often each number of 0 and more stands in a vector, or in each row of a matrix.
+    """Count each number from 0 in a vector (n,), or in each row of a matrix (rows, n), of integers.
 
     Args:
-        x: (n,) or (rows, n) integers.
-        weights: summed in place of ones, of x's shape.
-        minlength: numbers at least; in a traced step, where x is not known, so many.
-        sparse: not supported.
-
-    Returns:
-        (numbers,) or (rows, numbers), int32 or of the type of the weights.
-
-    Raises:
-        ConfigError: sparse, x of other numbers or of more dimensions; in a traced step no minlength.
+        x: the integers.
+        weights: summed instead of ones, of x's shape; the result has their type instead of int32.
+        minlength: least length of the result; in a traced step, which must pass it, the length.
+        sparse: must be False.
     """
     if sparse:
         raise ConfigError("not supported: sparse tensors")
@@ -250,15 +234,9 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0, sparse: bool = Fal
 
 
 def histogram(x: Any, bins: int = 10, range: tuple[float, float] | None = None) -> tuple[Tensor, Tensor]:
-    """Return how many elements are in each of some equally wide bins, and the bins' bounds.
+    """Return the counts of a vector's elements in `bins` equally wide bins, and the bins' bounds.
 
-    Args:
-        x: a vector.
-        bins: how many.
-        range: the first and the last bound; by default the least element and the greatest.
-
-    Raises:
-        ConfigError: arguments that do not go together.
+    `range` is the first and last bound, by default the least and greatest element.
     """
     if not isinstance(bins, int):
         raise ArgumentTypeError("bins must be of type `int`")

@@ -1,4 +1,4 @@
-"""Tensors of known numbers, and what is said of tensors."""
+"""Tensors of known numbers, and questions about tensors."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,27 +15,27 @@ from dptrain.runtime.floatx import floatx
 
 
 def array(x: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
-    """Return a tensor of an array, a number, a variable or a list of numbers."""
+    """Return a tensor of an array, number, variable or list."""
     return convert_to_tensor(x, dtype)
 
 
 def copy(x: Any) -> Tensor:
-    """Return x, which nothing changes."""
+    """Return x itself: tensors are immutable."""
     return convert_to_tensor(x)
 
 
 def empty(shape: Sequence[int] | int, dtype: npt.DTypeLike | None = None) -> Tensor:
-    """Return zeros: memory that is not written would differ from run to run."""
+    """Return zeros: uninitialized memory would differ from run to run."""
     return zeros(shape, dtype)
 
 
 def empty_like(x: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
-    """Return zeros of the shape and type of x, or of another type."""
+    """Return zeros of x's shape, by default of its type."""
     return zeros_like(x, dtype)
 
 
 def is_tensor(x: Any) -> bool:
-    """Return whether x is a tensor; a variable has one."""
+    """Return whether x is a tensor; a variable is not, it has one."""
     return isinstance(x, Tensor)
 
 
@@ -45,7 +45,7 @@ def dtype(x: Any) -> str:
 
 
 def saturate_cast(x: Any, dtype: npt.DTypeLike) -> Tensor:
-    """Return x in another type, by default floatx; what does not fit becomes its least or greatest number."""
+    """Cast, by default to floatx, clamping to the type's range."""
     (tensor,), target = as_tensors([x]), np.dtype(dtype or floatx())
     if target.kind in "iu" and tensor.dtype.kind != "b":
         limits = np.iinfo(target)
@@ -66,7 +66,7 @@ def real(x: Any) -> Tensor:
 
 
 def conj(x: Any) -> Tensor:
-    """Return x, whose imaginary part is 0."""
+    """Return x: all numbers here are real."""
     return convert_to_tensor(x)
 
 
@@ -87,14 +87,14 @@ def logspace(
     dtype: npt.DTypeLike | None = None,
     axis: int = 0,
 ) -> Tensor:
-    """Return numbers from base^start to base^stop, evenly spaced in the exponent; known ones."""
+    """Return known numbers from base^start to base^stop, evenly spaced in the exponent."""
     return constant(np.logspace(start, stop, num, endpoint, base, axis=axis).astype(dtype or floatx()))
 
 
 def geomspace(
     start: Any, stop: Any, num: int = 50, endpoint: bool = True, dtype: npt.DTypeLike | None = None, axis: int = 0
 ) -> Tensor:
-    """Return numbers from start to stop, each the same multiple of the one before; known ones."""
+    """Return known numbers from start to stop in a geometric series."""
     return constant(np.geomspace(start, stop, num, endpoint, axis=axis).astype(dtype or floatx()))
 
 
@@ -107,25 +107,25 @@ def _window(function: Callable[..., Any], length: Any, *arguments: Any) -> Tenso
 
 
 def bartlett(x: int) -> Tensor:
-    """Return Bartlett's window of so many points: a triangle."""
+    """Return the Bartlett (triangular) window of this length."""
     return _window(np.bartlett, x)
 
 
 def blackman(x: int) -> Tensor:
-    """Return Blackman's window of so many points."""
+    """Return the Blackman window of this length."""
     return _window(np.blackman, x)
 
 
 def hamming(x: int) -> Tensor:
-    """Return Hamming's window of so many points."""
+    """Return the Hamming window of this length."""
     return _window(np.hamming, x)
 
 
 def hanning(x: int) -> Tensor:
-    """Return von Hann's window of so many points."""
+    """Return the von Hann window of this length."""
     return _window(np.hanning, x)
 
 
 def kaiser(x: int, beta: float) -> Tensor:
-    """Return Kaiser's window of so many points."""
+    """Return the Kaiser window of this length."""
     return _window(np.kaiser, x, beta)

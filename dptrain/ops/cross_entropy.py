@@ -1,8 +1,8 @@
 """Cross-entropies, element by element or class by class.
 
-Probabilities that a softmax or a sigmoid made know its input (`Tensor.logits`), so that the logarithm is exact; others
-are clipped to [1e-7, 1 - 1e-7] as by Keras. Keras on PyTorch clips all: losses differ by less than 1e-6 but for
-probabilities outside, where ours goes on to rise and to have a gradient.
+The output of a softmax or sigmoid knows its input (`Tensor.logits`), so that its logarithm is exact; other
+probabilities are clipped to [1e-7, 1 - 1e-7] as in Keras. Keras on PyTorch clips all: losses differ by less than 1e-6
+except for probabilities outside that range, where ours still has a gradient.
 """
 
 import math
@@ -56,12 +56,9 @@ def categorical_crossentropy(target: Any, output: Any, from_logits: bool = False
 
     Args:
         target: (..., classes), one-hot or probabilities.
-        output: (..., classes) probabilities, which are divided by their sum; or logits.
-        from_logits: which of them.
+        output: of target's shape: probabilities, which are normalized, or with `from_logits` logits.
+        from_logits: see `output`.
         axis: of classes.
-
-    Raises:
-        ConfigError: there is no such axis, or shapes that differ.
     """
     y_true, y_pred = _checked(target, output, axis)
     _require_same_shape(y_true, y_pred)
@@ -69,16 +66,11 @@ def categorical_crossentropy(target: Any, output: Any, from_logits: bool = False
 
 
 def sparse_categorical_crossentropy(target: Any, output: Any, from_logits: bool = False, axis: int = -1) -> Tensor:
-    """Return -log of the probability at the label.
+    """Return -log of the label's probability.
 
     Args:
-        target: (...) or (..., 1) labels, also as floating-point numbers; those outside 0 to classes - 1 give 0.
-        output: as `categorical_crossentropy`.
-        from_logits: as `categorical_crossentropy`.
-        axis: of classes.
-
-    Raises:
-        ConfigError: there is no such axis, or another number of labels than of vectors of classes.
+        target: (...) or (..., 1) labels, floats allowed; labels outside 0 to classes - 1 give 0.
+        output, from_logits, axis: see `categorical_crossentropy`.
     """
     y_true, y_pred = _checked(target, output, axis)
     labels = as_labels(y_true, y_pred)
@@ -92,16 +84,7 @@ def sparse_categorical_crossentropy(target: Any, output: Any, from_logits: bool 
 
 
 def binary_crossentropy(target: Any, output: Any, from_logits: bool = False) -> Tensor:
-    """Return -target log p - (1 - target) log(1 - p) of each element.
-
-    Args:
-        target: of output's shape.
-        output: probabilities p, or logits, p = sigmoid(output).
-        from_logits: which of them.
-
-    Raises:
-        ConfigError: shapes that differ.
-    """
+    """Return -target log p - (1 - target) log(1 - p); `output` is p, or with `from_logits` the logits of p."""
     y_true, y_pred = _checked(target, output)
     _require_same_shape(y_true, y_pred)
     y_true = cast(y_true, y_pred.dtype)
@@ -119,12 +102,9 @@ def as_labels(y_true: Tensor, y_pred: Tensor) -> Tensor:
 
 
 def in_top_k(targets: Any, predictions: Any, k: int) -> Tensor:
-    """Return whether fewer than k predictions are above that at the target, which as a NaN is the least of all.
+    """Return whether fewer than k predictions (..., classes) are above the target's; NaN there is the least of all.
 
-    Args:
-        targets: (...) labels; of those outside 0 to classes - 1 the prediction is the least of all, too.
-        predictions: (..., classes).
-        k: at least 1.
+    So is the prediction for targets outside 0 to classes - 1.
     """
     labels, scores = as_tensors([targets, predictions])
     chosen = one_hot(labels, int(scores.shape[-1]), dtype="bool")

@@ -1,4 +1,4 @@
-"""Connectionist temporal classification: labels without times from scores at each time. The host computes it.
+"""Connectionist temporal classification on the host.
 
 Source: A. Graves et al., "Connectionist temporal classification: labelling unsegmented sequence data with recurrent
 neural networks", ICML 2006.
@@ -26,9 +26,9 @@ class _Lattice:
     """The states of a batch's paths (label, blank, label, ...) and the transitions allowed.
 
     Attributes:
-        labels: (B, S) class of each state; S = 2 N + 1 states, blanks at even places.
+        labels: (B, S) class of each state; S = 2 N + 1 states, blanks at even indices.
         scores: (T, B, S) log-probabilities of the states' classes.
-        skips: (B, S) whether a state may follow the last but one.
+        skips: (B, S) whether a state may follow the state two before it.
         last: (B,) index of the final state.
     """
 
@@ -96,7 +96,7 @@ class _Lattice:
     lowering=HostCall(),
 )
 def ctc_losses(logs: Array, target: Array, target_length: Array, length: Array, *, blank: int, out: Array) -> None:
-    """Minus the logarithm of the probability of each target."""
+    """The negative log-probability of each target."""
     lattice = _Lattice(logs.astype(np.float64), target, target_length, blank)
     out[...] = np.minimum(-lattice.total(lattice.forward(length)), -_LOG_ZERO)
 
@@ -108,7 +108,7 @@ def ctc_losses(logs: Array, target: Array, target_length: Array, length: Array, 
     lowering=HostCall(),
 )
 def ctc_slopes(logs: Array, target: Array, target_length: Array, length: Array, *, blank: int, out: Array) -> None:
-    """The gradients of `ctc_losses` in the log-probabilities: minus how probable each class is at each time."""
+    """The gradients of `ctc_losses` in the log-probabilities: minus each class's posterior at each time."""
     lattice = _Lattice(logs.astype(np.float64), target, target_length, blank)
     alphas = lattice.forward(length)
     total = lattice.total(alphas)
@@ -138,20 +138,15 @@ def _at_least_float32(scores: Tensor) -> Tensor:
 
 
 def ctc_loss(target: Any, output: Any, target_length: Any, output_length: Any, mask_index: int = 0) -> Tensor:
-    """Return minus the logarithm of the probability of each target, over all its alignments with the outputs.
+    """Return the negative log-probability of each target, summed over all its alignments with the outputs.
+
+    The result is (B,), float32 or float64; 100,000 where no alignment exists.
 
     Args:
-        target: (B, N) integers: the labels.
+        target: (B, N) integer labels.
         output: (B, T, C) scores before a softmax.
-        target_length: (B,) integers: how many labels count.
-        output_length: (B,) integers: how many times count.
+        target_length, output_length: (B,) integers: how many labels and times count.
         mask_index: the blank class.
-
-    Returns:
-        (B,), float32 or float64; 100,000 where no alignment exists.
-
-    Raises:
-        ConfigError: shapes that do not go together.
     """
     labels, scores, label_length, length = as_tensors([target, output, target_length, output_length])
     if scores.ndim != 3 or labels.ndim != 2:
@@ -175,23 +170,16 @@ def ctc_decode(
     merge_repeated: bool = True,
     mask_index: int | None = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Return the most probable labels of scores.
+    """Return the most probable labels, int32 (top_paths, B, T) padded with -1, and their scores.
 
     Args:
         inputs: (B, T, C) scores before a softmax.
         sequence_lengths: (B,) integers: how many times count.
-        strategy: "greedy" takes the best class at each time, "beam_search" the best of the paths that it follows.
-        beam_width: how many it follows.
-        top_paths: how many it returns.
-        merge_repeated: equal neighbours are one label; of "greedy".
+        strategy: "greedy" takes the best class at each time, with scores (B, 1), minus the sum of the best scores;
+            "beam_search" has scores (B, top_paths), log-probabilities.
+        beam_width, top_paths: how many paths "beam_search" follows and returns.
+        merge_repeated: "greedy" merges equal neighbours.
         mask_index: the blank class; None for the last.
-
-    Returns:
-        (top_paths, B, T) labels, -1 behind the last, int32; and their scores: "greedy" (B, 1), minus the sum of the
-        best scores; "beam_search" (B, top_paths), logarithms of probabilities.
-
-    Raises:
-        ConfigError: another strategy.
     """
     scores, lengths = as_tensors([inputs, sequence_lengths])
     scores, lengths = _at_least_float32(scores), cast(lengths, "int32")
@@ -225,7 +213,7 @@ def _greedy(scores: Tensor, lengths: Tensor, merge_repeated: bool, blank: int) -
     lowering=HostCall(),
 )
 def beam_paths(logs: Array, lengths: Array, *, width: int, paths: int, blank: int, out: Array) -> None:
-    """For each row its best paths: the logarithm of the probability, then the labels, and -1 behind them.
+    """For each row its best paths: log-probability, then the labels, padded with -1.
 
     A. Graves and N. Jaitly, "Towards end-to-end speech recognition with recurrent neural networks", ICML 2014.
     """
@@ -238,7 +226,7 @@ def beam_paths(logs: Array, lengths: Array, *, width: int, paths: int, blank: in
 
 
 def _beam_search(logs: Array, width: int, blank: int) -> list[tuple[tuple[int, ...], float]]:
-    """Return paths and scores, best first, from the probabilities with and without a final blank."""
+    """Return paths and scores, best first."""
     beams: dict[tuple[int, ...], tuple[float, float]] = {(): (0.0, -np.inf)}
     for scores in logs:
         ahead: dict[tuple[int, ...], list[float]] = {}

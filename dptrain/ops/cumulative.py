@@ -1,9 +1,8 @@
-"""Sums and products of each element and all before it along an axis.
+"""Cumulative sums and products, computed in blocks.
 
-An axis is cut into blocks. Within a block each result is joined from the elements up to its own; the blocks' totals are
-joined in the same way, and each block takes up what comes before it. So n elements take n B operations, B the length of
-a block, and sums round no worse than by pairs. Elements that a result must not see are left out, not multiplied by 0:
-a NaN or an infinity stays behind its place.
+Results within blocks of length B and the blocks' totals are combined, so that n elements take n B operations and sums
+round no worse than pairwise. Later elements are left out, not multiplied by 0: a NaN or an infinity does not spread
+back.
 """
 
 from collections.abc import Callable
@@ -28,32 +27,16 @@ Join = Callable[[Tensor], Tensor]
 
 
 def cumsum(x: Any, axis: int | None = None, dtype: npt.DTypeLike | None = None) -> Tensor:
-    """Return the sums of each element and all before it along an axis, of x as a vector by default.
-
-    Args:
-        x: a tensor or an array.
-        axis: one, which must not count the rows of the batch, or None.
-        dtype: of the sums; by default that of `sum`.
+    """Return cumulative sums along an axis, by default of x as a vector; `dtype` is by default that of `sum`.
 
     Raises:
-        ConfigError: there is no such axis, or it counts rows.
+        ConfigError: the axis counts the rows of the batch.
     """
     return cumulative(x, axis, dtype, lambda blocks: sum(blocks, -1), 0)
 
 
 def cumulative(x: Any, axis: int | None, dtype: npt.DTypeLike | None, join: Join, neutral: int) -> Tensor:
-    """Return cumulative sums or products; see `cumsum`.
-
-    Args:
-        x: a tensor or an array.
-        axis: one, or None.
-        dtype: of the result.
-        join: sums (neutral 0) or products (1) over the last axis.
-        neutral: what changes nothing.
-
-    Raises:
-        ConfigError: see `cumsum`.
-    """
+    """Return cumulative sums (neutral 0) or products (1); `join` combines over the last axis. See `cumsum`."""
     (tensor,) = as_tensors([x])
     tensor = cast(tensor, dtype or summed_dtype(tensor.dtype))
     if axis is None:
@@ -67,7 +50,6 @@ def cumulative(x: Any, axis: int | None, dtype: npt.DTypeLike | None, join: Join
 
 
 def _along_last(x: Tensor, join: Join, neutral: int) -> Tensor:
-    """Return cumulative results along the last axis."""
     *front, length = x.shape
     if counts_rows(length) and x.value is None:
         raise ConfigError(f"not supported: cumulative sums and products along the rows of a batch, of {x}")
@@ -86,6 +68,5 @@ def _along_last(x: Tensor, join: Join, neutral: int) -> Tensor:
 
 
 def _within_blocks(x: Tensor, join: Join, neutral: int) -> Tensor:
-    """Return cumulative results within each block, which is short."""
     length = int(x.shape[-1])
     return join(where(np.tri(length, dtype=np.bool_), expand_dims(x, -2), neutral))

@@ -1,8 +1,8 @@
 """Ops of your own: a NumPy function that says what is computed, a CUDA kernel that does the same, and a gradient.
 
-An op is called on tensors wherever the built-in ones are: in a layer's `call`, a loss, a `train_step`. It is traced,
-differentiated and shared out among the ranks like these. On the CPU the NumPy function runs, on a GPU the kernel,
-compiled at its first use into the same cache as the built-in kernels. `dptrain.testing.check_op` compares the two.
+Call them wherever you call built-in ops: in a layer's `call`, a loss, a `train_step`. They are traced, differentiated
+and sharded in the same way. CPUs run the NumPy function, GPUs the kernel, compiled at its first use into the cache of
+the built-in kernels. `dptrain.testing.check_op` compares the two.
 """
 
 import inspect
@@ -26,14 +26,14 @@ __all__ = ["LETTERS", "CustomOp", "Launch", "op"]
 
 
 class CustomOp:
-    """A function of tensors that a user brings along; `op` makes one.
+    """A user's op; `op` makes one.
 
     Attributes:
         name: of the NumPy function.
         reference: the NumPy function.
-        kernel: the kernel that a GPU launches.
+        kernel: what a GPU launches.
         records: the entry of the vocabulary for each output.
-        gradient_op: the op that computes the gradient, if one was registered.
+        gradient_op: the op that computes the gradient, or None.
     """
 
     def __init__(
@@ -76,15 +76,7 @@ class CustomOp:
         self.records = tuple(self._record(number) for number in range(outputs))
 
     def __call__(self, *inputs: Any, **numbers: Any) -> Any:
-        """Return the output as a tensor, or a tuple of them.
-
-        Args:
-            inputs: tensors, variables, arrays.
-            numbers: the op's, by name.
-
-        Raises:
-            ConfigError: the arguments are not the op's.
-        """
+        """Return the output as a tensor, or a tuple of them; numbers are passed by name."""
         if len(inputs) != len(self.inputs) or set(numbers) - set(self.scalars):
             raise ConfigError(f"op {self.name!r}: it is called as {self._call()}")
         defaults = {name: self._signature.parameters[name].default for name in self.scalars if name not in numbers}
@@ -101,11 +93,11 @@ class CustomOp:
         return f"{self.name}({', '.join([*self.inputs, *(f'{name}=...' for name in self.scalars)])})"
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array], numbers: Mapping[str, Any]) -> None:
-        """Let the NumPy function write arrays."""
+        """Run the NumPy function on arrays."""
         self.reference(*inputs, *outputs, **numbers)
 
     def output_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """Return the outputs' shapes for inputs of these shapes; unless the op says so, that of the first input."""
+        """Return the outputs' shapes for inputs of these shapes, by default the first input's."""
         if self._output_shapes is None:
             return [tuple(shapes[0])] * len(self.outputs)
         return [tuple(shape) for shape in self._output_shapes(*shapes)]
@@ -142,7 +134,7 @@ class CustomOp:
         return record
 
     def _row_rule(self, shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
-        """Return the default sharding rule, rows make rows: `aX,X->aX`; gradients of inputs without rows are sums."""
+        """The default sharding rule: rows make rows, `aX,X->aX`; gradients of inputs without rows are sums."""
 
         def letters_of_rows(shape: Shape) -> str:
             axis = row_axis(shape)
@@ -170,22 +162,20 @@ class CustomOp:
         launch: Callable[..., Launch] | None = None,
         letters: RuleText | None = None,
     ) -> Callable[[Callable[..., None]], "CustomOp"]:
-        """Return a decorator that makes a NumPy function the gradient of this op, an op of its own.
+        """Return a decorator that makes a NumPy function this op's gradient, which is an op, too.
 
-        The function takes the op's inputs, the gradients of a loss in its outputs, and as outputs the gradients in
-        its inputs; and the op's numbers: `def name(x, dy, dx, *, beta)` for `def op(x, y, *, beta)`. It is called once
-        for each input whose gradient is wanted.
+        The function takes the op's inputs, the gradients in its outputs, and as outputs the gradients in its inputs;
+        and the op's numbers: `def name(x, dy, dx, *, beta)` for `def op(x, y, *, beta)`. It is called once for each
+        input whose gradient is needed.
 
         Args:
-            arguments: as `op`.
+            arguments, kernel, launch: see `op`.
             source: by default the op's.
-            kernel: as `op`.
-            launch: as `op`.
-            letters: as `op`; by default gradients in inputs that have rows are of these rows, the others are sums over
+            letters: see `op`; by default gradients in inputs that have rows are of these rows, the others are sums over
                 them.
 
         Raises:
-            ConfigError: the function's parameters are others, or as `op`.
+            ConfigError: other parameters, or see `op`.
         """
 
         def make(reference: Callable[..., None]) -> CustomOp:
@@ -223,15 +213,14 @@ def op(
     output_shapes: Callable[..., Sequence[Shape]] | None = None,
     letters: RuleText | None = None,
 ) -> Callable[[Callable[..., None]], CustomOp]:
-    """Return a decorator that makes an op of a NumPy function.
+    """Return a decorator that makes an op of a NumPy function; `@name.gradient(...)` then registers its gradient.
 
     The function's positional parameters are arrays, inputs first, outputs last; what comes after `*` are numbers. It
-    must overwrite its outputs in place (`y[...] = `), in the dtype that they have. Nobody passes outputs: the op is
-    called as `name(x, ..., number=...)` and returns a tensor, or a tuple where there are several outputs; each of these
-    is computed by a call of its own.
+    must overwrite its outputs in place (`y[...] = `), in their dtype. Callers pass no outputs: `name(x, ...,
+    number=...)` returns a tensor, or a tuple of several, each computed by a call of its own.
 
-    The kernel is an `extern "C" __global__` function, compiled with `-O3 -std=c++17` for the GPU at hand; the built-in
-    `common.cuh` can be included, and so can what lies beside a source file. Floating-point buffers are float32.
+    The kernel is an `extern "C" __global__` function, compiled with `-O3 -std=c++17` for the GPU at hand. It can
+    include the built-in `common.cuh` and what lies beside a source file. Floating-point buffers are float32.
 
     Args:
         source: CUDA C++ as text, or the path of a file.
@@ -240,23 +229,19 @@ def op(
         kernel: the kernel's name; by default the function's.
         launch: called with the op's buffers and numbers, returns `Launch`: grid, block and the kernel's arguments. By
             default the kernel gets the buffers, the number of elements of the first output (q), and the numbers in
-            order; on ceil(elements / 256) blocks of 256 threads, but no more than 2048, so that it must loop:
+            order, on ceil(elements / 256) blocks of 256 threads, at most 2048, so that it must loop:
             `for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < size;
             i += (long long)gridDim.x * blockDim.x)`.
         outputs: how many of the parameters are outputs.
-        output_shapes: called with the shapes of the inputs, returns those of the outputs; by default they have the
-            first input's shape. Lengths that count rows of the batch are to be taken from the inputs' shapes.
-        letters: along which axes ranks may divide it, a letter for each axis of the inputs and of the outputs:
-            "ab,b->ab" of single elements, "aX->aX" of whole rows, "aX->X" where an output is the sum over the rows.
-            Along a lower-case letter it may be computed in parts, a capital must be whole, "1" is an axis of length 1
-            that is repeated. Or a function of the inputs' shapes, the output's shape and the numbers, which returns
-            such text. By default each row of the output is made of the same row of those inputs that have rows, and
-            of the others as a whole.
-
-    Returns:
-        The decorator; `@name.gradient(...)` registers the op's gradient.
+        output_shapes: called with the inputs' shapes, returns the outputs'; by default all have the first input's. Take
+            lengths that count rows of the batch from the inputs' shapes.
+        letters: the axes along which ranks may divide the op, a letter for each axis of inputs and outputs: "ab,b->ab"
+            of single elements, "aX->aX" of whole rows, "aX->X" where an output is the sum over rows. A lower-case axis
+            may be sharded, a capital one must be whole, "1" is a repeated axis of length 1. Or a function of the
+            inputs' shapes, the output's shape and the numbers that returns such text. By default each row of the output
+            is made of the same row of the inputs that have rows, and of the others as a whole.
 
     Raises:
-        ConfigError: arguments that do not go together, or a source file that is not there.
+        ConfigError: arguments that do not match, or no such source file.
     """
     return lambda reference: CustomOp(reference, source, arguments, kernel, launch, outputs, output_shapes, letters)

@@ -1,10 +1,10 @@
-"""Ops of matrix decompositions, by LAPACK through NumPy, on the host for a GPU too.
+"""Matrix decompositions by LAPACK through NumPy, on the host for a GPU too.
 
 A matrix is the last two axes. Undefined results, such as the inverse of a singular matrix, are NaN. Decompositions
 with several parts are packed along their last axis, so that one call computes all; `linalg` unpacks them.
 
 Gradients: M. Giles, "An extended collection of matrix derivative results for forward and reverse mode algorithmic
-differentiation", 2008; sources of LU, QR and the pseudo-inverse are at their gradients.
+differentiation", 2008; LU, QR and the pseudo-inverse cite theirs.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ def transposed(x: Tensor) -> Tensor:
 
 
 def _letters(output_rank: int) -> Callable[..., str]:
-    """Return the sharding rule of an op on whole matrices, with `output_rank` axes beside the batch's."""
+    """Return the sharding rule of an op on whole matrices with `output_rank` axes beside the batch's."""
 
     def letters(shapes: Sequence[Shape], out: Shape, attributes: Any) -> str:
         rows = names(len(shapes[0]) - 2)
@@ -47,7 +47,7 @@ def _pair_letters(shapes: Sequence[Shape], out: Shape, attributes: Any) -> str:
 
 
 def matrix_shape(shape: Shape, square: bool, name: str) -> Shape:
-    """Return the lengths of a matrix; refuse fewer axes, and if `square` other than square ones."""
+    """Return the lengths of a matrix; refuse fewer axes, and with `square` other than square ones."""
     if len(shape) < 2:
         raise ConfigError(f"{name}: shape {shape}; expected at least 2 dimensions")
     m, n = int(shape[-2]), int(shape[-1])
@@ -76,8 +76,6 @@ def _per_matrix(function: Callable[..., Array], out: Array, *arrays: Array) -> N
 
 
 def _square_op(name: str, function: Callable[..., Array], shape: Callable[[Shape], Shape], output_rank: int) -> Op:
-    """Return an op of square matrices from a NumPy function."""
-
     def compute(x: Array, *, out: Array) -> None:
         _per_matrix(function, out, x)
 
@@ -147,7 +145,7 @@ def _triangle(x: Array, lower: bool) -> Array:
 
 @op(shape=_pair_shape, letters=_pair_letters, dtype=floating_dtype, linear="each", linear_in=(1,), lowering=HostCall())
 def triangular_solution(a: Array, b: Array, *, lower: bool, out: Array) -> None:
-    """The x of a x = b, of one triangle of a."""
+    """The x of a x = b, where only one triangle of a counts."""
     _per_matrix(lambda matrix, right_side: np.linalg.solve(_triangle(matrix, lower), right_side), out, a, b)
 
 
@@ -205,7 +203,7 @@ def _eigen_packed(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 def _pack(*parts: Array) -> Array:
-    """Flatten and concatenate matrices and vectors behind the axes of the batch."""
+    """Flatten and concatenate matrices and vectors after the batch's axes."""
     rank = parts[0].ndim - 2
     return np.concatenate([part.reshape(*part.shape[:rank], -1) for part in parts], -1)
 
@@ -345,7 +343,7 @@ lu_packed = _packed_op("lu_packed", _lu, lambda m, n: m * n + min(m, n))
     ends_gradients=True,
 )
 def pivot_matrix(pivots: Array, *, out: Array) -> None:
-    """The matrix that undoes exchanges of rows, one after the other: the P of P L U."""
+    """The P of P L U: the matrix that undoes successive exchanges of rows."""
     n = pivots.shape[-1]
     for place in np.ndindex(pivots.shape[:-1]):
         order = np.arange(n)
@@ -383,7 +381,7 @@ def _lu_packed(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     lowering=HostCall(),
 )
 def pseudo_inverse(x: Array, *, rcond: float, out: Array) -> None:
-    """numpy.linalg.pinv; a negative rcond is 10 eps of the greater length."""
+    """numpy.linalg.pinv; a negative rcond stands for 10 eps times the greater length."""
     least = 10 * max(x.shape[-2:]) * np.finfo(out.dtype).eps if rcond < 0 else rcond
     _per_matrix(lambda matrix: np.linalg.pinv(matrix, least), out, x)
 
@@ -408,6 +406,6 @@ def _pseudo_inverse(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     lowering=HostCall(),
 )
 def rank_of(x: Array, *, tol: float, out: Array) -> None:
-    """numpy.linalg.matrix_rank; a negative tol is NumPy's."""
+    """numpy.linalg.matrix_rank; a negative tol stands for NumPy's default."""
     number = x if x.dtype.kind == "f" else x.astype(np.float64)
     out[...] = np.linalg.matrix_rank(number, None if tol < 0 else tol)

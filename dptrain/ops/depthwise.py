@@ -1,7 +1,4 @@
-"""Convolutions of each channel with a kernel of its own, over two axes of space, (B, H, W, C).
-
-Letters as in `convolution`. The kernel's gradient is a sum for each of its elements, of products with what it sees.
-"""
+"""Convolutions of each channel with its own kernel over two axes of space, (B, H, W, C); see `convolution`."""
 
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -28,7 +25,7 @@ def taps(
     before: Sequence[int],
     size: Shape,
 ) -> Iterator[tuple[tuple[int, ...], Tensor]]:
-    """Yield each window position over the first axes of space, and the elements it sees; zeros surround the image."""
+    """Yield each window position over the first axes of space, and the zero-padded elements it sees."""
     widths = []
     for n, extent in enumerate(window):
         reach = (size[n] - 1) * strides[n] + (int(extent) - 1) * dilation[n] + 1
@@ -45,7 +42,6 @@ def taps(
 
 
 def _operations(output: Tensor) -> int:
-    """Number of output positions times elements of the kernel."""
     places = output.inputs[0] if output.op is depthwise2d_input else output
     r, s, _ = output.inputs[1].shape
     return 2 * size(places.shape) * int(r) * int(s)
@@ -63,7 +59,7 @@ _COMMON: dict[str, Any] = {"dtype": common_dtype, "linear": "each", "operations"
 def depthwise2d(
     x: Array, kernel: Array, *, strides: Pair, dilation: Pair, before: Pair, size: Pair, out: Array
 ) -> None:
-    """y_BHWC = sum over r and s of x_BHWC, at the place that they see, times kernel_RSC; `size` of y."""
+    """y_BHWC = sum over r and s of x_BHWC, at the position that they see, times kernel_RSC; `size` is y's."""
     out.fill(0)
     for at, (h, w), image in Window(kernel.shape[:2], strides, dilation, before).places(x.shape[1:3], size):
         out[:, h, w] += x[:, image[0], image[1]] * kernel[at]
@@ -98,7 +94,7 @@ def _filters(graph: OnnxGraph, output: Tensor, kernel: Value) -> tuple[Value, in
 def depthwise2d_input(
     dy: Array, kernel: Array, *, strides: Pair, dilation: Pair, before: Pair, size: Pair, out: Array
 ) -> None:
-    """The gradient of `depthwise2d` in x, of this `size`: every element of dy_BHWC goes back to what it was made of."""
+    """The gradient of `depthwise2d` in x, of this `size`: scatters every element of dy_BHWC to its inputs."""
     out.fill(0)
     for at, (h, w), image in Window(kernel.shape[:2], strides, dilation, before).places(size, dy.shape[1:3]):
         out[:, image[0], image[1]] += dy[:, h, w] * kernel[at]
@@ -117,7 +113,7 @@ def _depthwise2d_input_onnx(graph: OnnxGraph, output: Tensor, dy: Value, kernel:
 
 
 def _kernel_gradient(x: Tensor, dy: Tensor, shape: Shape, options: dict[str, Any]) -> Tensor:
-    """Return the gradient of `depthwise2d` in its kernel, of this shape."""
+    """Return the gradient of `depthwise2d` in its kernel: for each of its elements, products with what it sees."""
     places = dy.shape[1:3]
     sums = [sum_over(part * dy, (0, 1, 2), keepdims=True) for _, part in taps(x, shape[:2], **options, size=places)]
     return reshape(concatenate(sums, 0), shape)

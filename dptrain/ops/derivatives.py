@@ -1,4 +1,4 @@
-"""Functions with gradients of one's own, and derivatives along a direction."""
+"""Custom gradients, and derivatives along a direction."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -19,14 +19,14 @@ from dptrain.program.tensor import NOT_TRACKED, TRAINABLE, Tensor, as_tensors, d
 
 
 def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function with a gradient of its own.
+    """Return a function with a custom gradient.
 
     Args:
-        f: takes tensors; returns what it makes of them, and a function `grad(*upstream, upstream=None)` of the gradient
-            in that, which returns those in the tensors, None for none, a tuple where there are several.
+        f: takes tensors; returns its result and a function `grad(*upstream, upstream=None)` of the gradient in the
+            result, which returns the gradients in the tensors: None for none, a tuple for several.
 
     Raises:
-        ConfigError: when it is differentiated, that there are not as many gradients as tensors.
+        ConfigError: `grad` returns another number of gradients than there are tensors.
     """
 
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -48,7 +48,7 @@ def _is_number(x: Any) -> bool:
 def _attached(
     value: Tensor, sources: Sequence[Tensor], leaves: Sequence[Tensor], number: int, grad: Callable[..., Any]
 ) -> Tensor:
-    """Return an output of the function with `grad` as its gradient in the sources."""
+    """Return an output with `grad` as its gradient in the sources."""
 
     def rule(dy: Tensor) -> tuple[Tensor | None, ...]:
         grads = grad(*(dy if at == number else zeros_like(leaf) for at, leaf in enumerate(leaves)))
@@ -69,19 +69,14 @@ def _attached(
 def jvp(fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False) -> Any:
     """Return a function's value and its derivative along a direction, a Jacobian-vector product.
 
-    The product with the transposed Jacobian is linear in what it multiplies; its own gradient is the derivative.
+    The product with the transposed Jacobian is linear in its vector; its gradient is the derivative.
 
     Args:
-        fun: takes as many tensors as there are primals, and returns tensors.
-        primals: where.
+        fun: takes tensors, returns tensors; with `has_aux` a pair, whose second part is passed through as a third
+            result.
+        primals: where to differentiate.
         tangents: the direction, a tensor for each primal, of its shape.
-        has_aux: `fun` returns a pair, whose second part is returned as it is.
-
-    Returns:
-        Value and derivative; and, if `has_aux`, that second part.
-
-    Raises:
-        ConfigError: not as many tangents as primals, or other shapes.
+        has_aux: see `fun`.
     """
     points = [
         primal if primal.value is None or primal.tracking == TRAINABLE else differentiable(primal)
@@ -119,15 +114,12 @@ def _derivative(value: Tensor, points: Sequence[Tensor], directions: Sequence[Te
 def vectorize(
     pyfunc: Callable[..., Any], *, excluded: set[int] | None = None, signature: str | None = None
 ) -> Callable[..., Any]:
-    """Return a function of arrays that calls one of single numbers, or of the parts that a signature says.
+    """Return a function of arrays that calls one of single numbers, or of the parts in a signature.
 
     Args:
         pyfunc: takes tensors.
-        excluded: numbers of the arguments that it gets as they are.
-        signature: such as "(m,n),(n)->(m)": of how many last axes each argument and result is.
-
-    Raises:
-        ConfigError: no function; when it is called, shapes that do not go together.
+        excluded: positions of arguments that it gets whole.
+        signature: such as "(m,n),(n)->(m)": the core axes of each argument and result.
     """
     if not callable(pyfunc):
         raise ConfigError(f"Expected argument `pyfunc` to be a callable. Received: pyfunc={pyfunc}")

@@ -1,4 +1,4 @@
-"""Division by what may be 0."""
+"""Safe division."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Arithmetic, comparisons and functions of single elements; operands are broadcast as by NumPy."""
+"""Arithmetic, comparisons and functions of single elements, broadcast as in NumPy."""
 
 import functools
 from collections.abc import Callable
@@ -34,12 +34,12 @@ _COMPARISON: dict[str, Any] = {"shape": broadcast_shape, "letters": elementwise,
 
 
 def _as_float(x: Array) -> Array:
-    """Return integers as float64, as compiled code computes; NumPy would use float16 for 8 bits."""
+    """Return integers as float64, like compiled code; NumPy would use float16 for 8 bits."""
     return x if x.dtype.kind in "fV" else x.astype(np.float64)
 
 
 def in_float32(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Let a function compute half precision in float32 and round its result."""
+    """Decorate a function to compute half precision in float32 and round its result."""
 
     @functools.wraps(function)
     def computed(*arguments: Any, **keywords: Any) -> Tensor:
@@ -178,7 +178,7 @@ def _power(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tenso
 
 @op(**_ARITHMETIC, ufunc=np.maximum, lowering=Element("dp_maximum({0}, {1})"), onnx="Max", keras="numpy")
 def maximum(x1: Array, x2: Array, *, out: Array) -> None:
-    """The greater of x1 and x2; NaN where one is."""
+    """The greater of x1 and x2; NaN where either is."""
     np.maximum(x1, x2, out=out)
 
 
@@ -189,7 +189,7 @@ def _maximum(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Ten
 
 @op(**_ARITHMETIC, ufunc=np.minimum, lowering=Element("dp_minimum({0}, {1})"), onnx="Min", keras="numpy")
 def minimum(x1: Array, x2: Array, *, out: Array) -> None:
-    """The lesser of x1 and x2; NaN where one is."""
+    """The lesser of x1 and x2; NaN where either is."""
     np.minimum(x1, x2, out=out)
 
 
@@ -199,7 +199,7 @@ def _minimum(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Ten
 
 
 def _extremum_gradients(dy: Tensor, first: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the operands are equal, each gets half of the gradient, as in JAX and PyTorch."""
+    """Equal operands get half of the gradient each, as in JAX and PyTorch."""
     share = where(first, 1.0, where(equal(x1, x2), 0.5, 0.0))
     return unbroadcast(dy * cast(share, dy.dtype.name), x1), unbroadcast(dy * cast(1.0 - share, dy.dtype.name), x2)
 
@@ -522,9 +522,9 @@ def cast_to(x: Array, *, out: Array, dtype: TypeName) -> None:
 
 @op(shape=broadcast_shape, letters=elementwise, dtype=_cast_dtype, lowering=Element("{0}"))
 def round_to(x: Array, *, out: Array, dtype: TypeName) -> None:
-    """x in half precision, as whole numbers or as truth values.
+    """x in half precision, as integers or as booleans.
 
-    Not linear: ranks add up what they have before they round it, as one rank would.
+    Not linear: ranks sum their partial results before rounding, so that the result is that of one rank.
     """
     np.copyto(out, x, casting="unsafe")
 
@@ -542,12 +542,7 @@ def _cast_to_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
 
 
 def cast(x: Any, dtype: npt.DTypeLike) -> Tensor:
-    """Return x in another type.
-
-    Args:
-        x: a tensor or an array.
-        dtype: such as "float32".
-    """
+    """Return x in another type, such as "float32"."""
     (tensor,) = as_tensors([x])
     target = np.dtype(dtype)
     if tensor.dtype == target:
@@ -560,20 +555,20 @@ METHODS["cast"] = cast
 
 
 def floating(x: Any) -> Tensor:
-    """Return x as floating-point numbers: integers and truth values as float32."""
+    """Return x as floating-point numbers: integers and booleans as float32."""
     (tensor,) = as_tensors([x])
     return tensor if tensor.dtype.kind in "fV" else cast_to(tensor, dtype=floatx().name)
 
 
 def all_floating(*xs: Any) -> tuple[Tensor, ...]:
-    """Return tensors in the one floating-point type to which theirs are promoted; of integers alone it is floatx."""
+    """Promote tensors to one floating-point type; integers alone become floatx."""
     tensors = as_tensors(xs)
     common = promoted_as_keras(*(tensor.dtype for tensor in tensors))
     return tuple(cast(tensor, common if is_floating(common) else floatx()) for tensor in tensors)
 
 
 def clip(x: Any, x_min: float, x_max: float) -> Tensor:
-    """Return x kept between two numbers; its gradient is 0 outside them."""
+    """Clamp x between two numbers; the gradient is 0 outside them."""
     return minimum(maximum(x, x_min), x_max)
 
 
@@ -587,7 +582,7 @@ def clip(x: Any, x_min: float, x_max: float) -> Tensor:
     operator="same",
 )
 def alias(x: Array) -> Array:
-    """x as it is, in another tensor: one with a mask, or with a gradient of its own."""
+    """x in another tensor object, to carry a mask or its own gradient."""
     return x
 
 
@@ -606,7 +601,7 @@ def _alias(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     operator="identity",
 )
 def stop_gradient(variable: Array) -> Array:
-    """A variable or a tensor as it is, without a gradient."""
+    """Return a variable or tensor without its gradient."""
     return variable
 
 

@@ -1,4 +1,4 @@
-"""Further functions of single elements and over axes, made of the others; all have gradients where NumPy's have."""
+"""Functions of elements and over axes made of other ops; all have gradients where NumPy's have."""
 
 import math
 from collections.abc import Sequence
@@ -102,7 +102,7 @@ def arctanh(x: Any) -> Tensor:
 
 
 def cbrt(x: Any) -> Tensor:
-    """Return the cube root, of negative numbers as well."""
+    """Return the cube root, also of negative numbers."""
     tensor = floating(x)
     return sign(tensor) * power(absolute(tensor), 1 / 3)
 
@@ -136,26 +136,26 @@ def heaviside(x1: Any, x2: Any) -> Tensor:
 
 
 def trunc(x: Any) -> Tensor:
-    """Return x without its fraction; its gradient is 0."""
+    """Round towards 0; the gradient is 0."""
     (tensor,) = as_tensors([x])
     return where(less(tensor, 0), ceil(tensor), floor(tensor)) if tensor.dtype.kind in "fV" else tensor
 
 
 def fmod(x1: Any, x2: Any) -> Tensor:
-    """Return the rest of x1 / x2, of x1's sign."""
+    """Return the remainder of x1 / x2, with x1's sign."""
     a, b = as_tensors([x1, x2])
     remainder = mod(absolute(a), absolute(b))
     return where(less(a, 0), -remainder, remainder)
 
 
 def fmax(x1: Any, x2: Any) -> Tensor:
-    """Return the greater of x1 and x2; the other one where one is NaN."""
+    """Return the greater of x1 and x2, ignoring NaN."""
     a, b = as_tensors([x1, x2])
     return where(isnan(a), b, where(isnan(b), a, maximum(a, b)))
 
 
 def fmin(x1: Any, x2: Any) -> Tensor:
-    """Return the lesser of x1 and x2; the other one where one is NaN."""
+    """Return the lesser of x1 and x2, ignoring NaN."""
     a, b = as_tensors([x1, x2])
     return where(isnan(a), b, where(isnan(b), a, minimum(a, b)))
 
@@ -179,15 +179,12 @@ def isposinf(x: Any) -> Tensor:
 
 
 def allclose(x1: Any, x2: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:
-    """Return whether all elements are close; see `isclose`."""
+    """Return whether all elements are close, as in `isclose`."""
     return all(isclose(x1, x2, rtol, atol, equal_nan))
 
 
 def glu(x: Any, axis: int = -1) -> Tensor:
-    """Return the first half of x along an axis times the sigmoid of the second.
-
-    Source: Y. Dauphin et al., "Language modeling with gated convolutional networks", ICML 2017.
-    """
+    """Return the first half of x along an axis times the sigmoid of the second (Dauphin et al., ICML 2017)."""
     first, second = split(x, 2, axis)
     return multiply(first, sigmoid(second))
 
@@ -196,26 +193,26 @@ def glu(x: Any, axis: int = -1) -> Tensor:
 
 
 def amax(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the greatest element over axes; as `max`."""
+    """Return the greatest element over axes, like `max`."""
     return max(x, axis, keepdims)
 
 
 def amin(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the least element over axes; as `min`."""
+    """Return the least element over axes, like `min`."""
     return min(x, axis, keepdims)
 
 
 def ptp(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the greatest element less the least over axes."""
+    """Return the greatest element minus the least over axes."""
     return max(x, axis, keepdims) - min(x, axis, keepdims)
 
 
 def moments(
     x: Any, axes: int | Sequence[int], keepdims: bool = False, synchronized: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return mean and variance over axes; over the rows of the batch they are those of all ranks at any rate.
+    """Return mean and variance over axes; over the batch's rows always those of all ranks.
 
-    Those of half precision are computed in float32, and no greater than the greatest number.
+    Half precision is computed in float32 and clamped to the type's greatest number.
     """
     tensor = floating(x)
     wide = cast(tensor, FLOATX) if is_half(tensor.dtype) else tensor
@@ -235,35 +232,35 @@ def _without_nan(x: Any, instead: float) -> Tensor:
 
 
 def nansum(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the sum over axes of elements that are not NaN."""
+    """Return the sum over axes, ignoring NaN."""
     return sum(_without_nan(x, 0), axis, keepdims)
 
 
 def nanprod(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the product over axes of elements that are not NaN."""
+    """Return the product over axes, ignoring NaN."""
     return prod(_without_nan(x, 1), axis, keepdims)
 
 
 def nanmean(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the mean over axes of elements that are not NaN; NaN of nothing."""
+    """Return the mean over axes, ignoring NaN; NaN of nothing."""
     tensor = floating(x)
     valid = cast(logical_not(isnan(tensor)), tensor.dtype)
     return nansum(tensor, axis, keepdims) / sum(valid, axis, keepdims)
 
 
 def nanvar(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the variance over axes of elements that are not NaN; NaN of nothing."""
+    """Return the variance over axes, ignoring NaN; NaN of nothing."""
     tensor = floating(x)
     return nanmean(square(tensor - nanmean(tensor, axis, keepdims=True)), axis, keepdims)
 
 
 def nanstd(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the root of `nanvar`."""
+    """Return the square root of `nanvar`."""
     return sqrt(nanvar(x, axis, keepdims))
 
 
 def nanmax(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the greatest element over axes that is not NaN; NaN where all are."""
+    """Return the greatest element over axes, ignoring NaN; NaN where all are."""
     tensor = floating(x)
     valid_count = count_nonzero(logical_not(isnan(tensor)), axis)
     greatest = max(_without_nan(tensor, -math.inf), axis, keepdims)
@@ -273,34 +270,34 @@ def nanmax(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 
 def nanmin(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the least element over axes that is not NaN; NaN where all are."""
+    """Return the least element over axes, ignoring NaN; NaN where all are."""
     return -nanmax(-floating(x), axis, keepdims)
 
 
 def nanargmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
-    """Return the place of the greatest element along an axis that is not NaN; -1 where all are."""
+    """Return the index of the greatest element along an axis, ignoring NaN; -1 where all are."""
     tensor = floating(x)
     valid_count = sum(logical_not(isnan(tensor)), axis, keepdims)
     return where(equal(valid_count, 0), -1, argmax(_without_nan(tensor, -math.inf), axis, keepdims))
 
 
 def nanargmin(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
-    """Return the place of the least element along an axis that is not NaN; -1 where all are."""
+    """Return the index of the least element along an axis, ignoring NaN; -1 where all are."""
     return nanargmax(-floating(x), axis, keepdims)
 
 
 def nancumsum(x: Any, axis: int | None = None, dtype: npt.DTypeLike | None = None) -> Tensor:
-    """Return the sums of each element and all before it along an axis, NaN as 0."""
+    """Return cumulative sums along an axis, NaN as 0."""
     return cumsum(_without_nan(x, 0), axis, dtype)
 
 
 def nancumprod(x: Any, axis: int | None = None, dtype: npt.DTypeLike | None = None) -> Tensor:
-    """Return the products of each element and all before it along an axis, NaN as 1."""
+    """Return cumulative products along an axis, NaN as 1."""
     return cumprod(_without_nan(x, 1), axis, dtype)
 
 
 def trapezoid(y: Any, x: Any = None, dx: float = 1.0, axis: int = -1) -> Tensor:
-    """Return the integral over an axis by trapezoids, between points x or at a distance dx."""
+    """Return the integral over an axis by the trapezoidal rule, between points x or with spacing dx."""
     tensor = moveaxis(floating(y), axis, -1)
     (width,) = as_tensors([dx if x is None else x])
     if x is not None:
@@ -310,10 +307,10 @@ def trapezoid(y: Any, x: Any = None, dx: float = 1.0, axis: int = -1) -> Tensor:
 
 
 def sparsemax(x: Any, axis: int = -1) -> Tensor:
-    """Return the nearest point of the simplex: numbers from 0 whose sum along the axis is 1, most of them 0.
+    """Return the nearest point of the simplex: non-negative numbers with sum 1 along the axis, most of them 0.
 
-    An element is above the threshold where 1 + k x exceeds the sum of the k elements that are at least x. Each is
-    compared with each, which takes the square of the axis' length, and no sorting.
+    An element is above the threshold where 1 + k x exceeds the sum of the k elements that are at least x. All pairs are
+    compared: quadratic in the axis' length, but without sorting.
 
     Source: A. Martins and R. Astudillo, "From softmax to sparsemax", ICML 2016.
     """

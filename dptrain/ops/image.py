@@ -1,6 +1,7 @@
-"""Keras' `keras.ops.image`: sizes, borders, colours, filters and places of images.
+"""Keras' `keras.ops.image`: resizing, borders, colours, filters and warps of images.
 
-Resizing is a product with a matrix of weights along each axis of space, as JAX has it.
+Images are (rows, height, width, channels) or (height, width, channels); with `data_format` "channels_first" channels
+come before the height. Resizing multiplies by a matrix of weights along each axis of space, as in JAX.
 """
 
 from collections.abc import Callable, Sequence
@@ -78,21 +79,18 @@ def resize(
     fill_value: float = 0.0,
     data_format: str | None = None,
 ) -> Tensor:
-    """Return images of another size, as Keras on JAX; whole numbers are rounded, and stay whole.
+    """Resize images as Keras on JAX does; integers are rounded and stay integers.
 
     Args:
-        images: (rows, height, width, channels) or (height, width, channels).
+        images: see `ops.image`.
         size: (height, width) of the output.
         interpolation: "nearest", "bilinear", "bicubic", "lanczos3" or "lanczos5".
-        antialias: where images become smaller, each pixel sees all that it stands for.
-        crop_to_aspect_ratio: cut off what is too high or wide, equally on both sides, rather than distort.
-        pad_to_aspect_ratio: add what is missing, equally on both sides, rather than distort.
+        antialias: when shrinking, average over all pixels that an output pixel stands for.
+        crop_to_aspect_ratio: crop equally on both sides rather than distort.
+        pad_to_aspect_ratio: pad equally on both sides rather than distort, with `fill_value`.
         fill_mode: only "constant".
-        fill_value: what is added.
+        fill_value: of padding.
         data_format: "channels_last" (the default) or "channels_first".
-
-    Raises:
-        ConfigError: an argument is unknown or out of range.
 
     Source: R. Keys, "Cubic convolution interpolation for digital image processing", IEEE Trans. ASSP 29 (1981).
     """
@@ -132,7 +130,7 @@ def _cropped(x: Tensor, height: int, width: int) -> Tensor:
 
 
 def border_around(height: int, width: int, target_height: int, target_width: int) -> tuple[int, int]:
-    """Return the padding above and at each side that gives images a target's aspect ratio."""
+    """Return the padding above and at the left that gives images a target's aspect ratio."""
     above = int((max(height, int(float(width * target_height) / target_width)) - height) / 2)
     return above, int((max(width, int(float(height * target_width) / target_height)) - width) / 2)
 
@@ -169,19 +167,15 @@ def scale_and_translate(
     method: str,
     antialias: bool = True,
 ) -> Tensor:
-    """Return images scaled and then moved along some axes; 0 where nothing of them comes to lie.
+    """Scale and then move images along some axes; 0 where nothing of them lies.
 
     Args:
         images: of any shape.
         output_shape: of the result.
-        scale: a factor for each of these axes.
-        translation: by how many pixels of the result, for each.
+        scale, translation: a factor, and an offset in pixels of the result, for each of `spatial_dims`.
         spatial_dims: the axes.
         method: "linear" ("bilinear", "trilinear"), "cubic" ("bicubic", "tricubic"), "lanczos3" or "lanczos5".
-        antialias: where images become smaller, each pixel sees all that it stands for.
-
-    Raises:
-        ConfigError: the method is unknown, or shapes do not go together.
+        antialias: see `resize`.
     """
     check_choice("method", method, tuple(_METHODS))
     (x,), scales, moves = as_tensors([images]), floating(as_tensors([scale])[0]), floating(as_tensors([translation])[0])
@@ -204,8 +198,7 @@ def pixel_weights(length: int, target: int, step: Any, shift: Any, interpolation
     """Return the weight of each of `length` pixels in each of `target`, (target, length), float64.
 
     Args:
-        length: of the axis.
-        target: of the result.
+        length, target: of the axis before and after.
         step: pixels between two of the target.
         shift: translation in pixels of the target.
         interpolation: of `_KERNELS`.
@@ -263,20 +256,15 @@ def pad_images(
     target_width: int | None = None,
     data_format: str | None = None,
 ) -> Tensor:
-    """Return images with zeros around them; two of the three arguments of each axis say how many.
+    """Pad images with zeros; exactly two of the three arguments of each axis say how much.
 
     Args:
-        images: (rows, height, width, channels) or (height, width, channels).
-        top_padding: rows above.
-        left_padding: columns before.
-        bottom_padding: rows below.
-        right_padding: columns behind.
-        target_height: of the output.
-        target_width: of the output.
-        data_format: "channels_last" (the default) or "channels_first".
+        images, data_format: see `resize`.
+        top_padding, bottom_padding, target_height: rows above, below, and of the output.
+        left_padding, right_padding, target_width: columns before, after, and of the output.
 
     Raises:
-        ConfigError: not two of three arguments, or fewer than no rows or columns.
+        ConfigError: not two of three arguments, or a negative padding.
     """
     x, restored = batched(images, data_format)
     names = (("top_padding", "bottom_padding", "target_height"), ("left_padding", "right_padding", "target_width"))
@@ -298,20 +286,15 @@ def crop_images(
     target_width: int | None = None,
     data_format: str | None = None,
 ) -> Tensor:
-    """Return a part of images; two of the three arguments of each axis say which.
+    """Crop images; exactly two of the three arguments of each axis say what is left.
 
     Args:
-        images: (rows, height, width, channels) or (height, width, channels).
-        top_cropping: rows to leave out above.
-        left_cropping: columns before.
-        bottom_cropping: rows below.
-        right_cropping: columns behind.
-        target_height: of the output.
-        target_width: of the output.
-        data_format: "channels_last" (the default) or "channels_first".
+        images, data_format: see `resize`.
+        top_cropping, bottom_cropping, target_height: rows to drop above, below, and rows of the output.
+        left_cropping, right_cropping, target_width: columns to drop before, after, and columns of the output.
 
     Raises:
-        ConfigError: not two of three arguments, or fewer than no rows or columns.
+        ConfigError: not two of three arguments, or a negative cropping.
     """
     x, restored = batched(images, data_format)
     names = (("top_cropping", "bottom_cropping", "target_height"), ("left_cropping", "right_cropping", "target_width"))
@@ -324,7 +307,7 @@ def crop_images(
 
 
 def _two_of_three(names: Sequence[str], amounts: Sequence[int | None], length: int, sign: int) -> tuple[int, int]:
-    """Return (before, behind) from (before, behind, target), exactly one of which is None; sign -1 crops."""
+    """Return (before, after) from (before, after, target), exactly one of which is None; sign -1 crops."""
     if sum(amount is not None for amount in amounts) != 2:
         raise ConfigError(
             f"Must specify exactly two of {', '.join(names)}. Received: "

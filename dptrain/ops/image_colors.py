@@ -16,15 +16,7 @@ _GRAY = (0.2989, 0.587, 0.114)
 
 
 def rgb_to_grayscale(images: Any, data_format: str | None = None) -> Tensor:
-    """Return the brightness of images, one channel for three; images of one channel as they are.
-
-    Args:
-        images: (rows, height, width, channels) or (height, width, channels).
-        data_format: "channels_last" (the default) or "channels_first".
-
-    Raises:
-        ConfigError: not one or three channels.
-    """
+    """Return the brightness of images as one channel instead of three; images of one channel stay as they are."""
     x, restored = batched(images, data_format)
     if x.shape[3] not in (1, 3):
         raise ConfigError(
@@ -39,17 +31,7 @@ def rgb_to_grayscale(images: Any, data_format: str | None = None) -> Tensor:
 
 
 def rgb_to_hsv(images: Any, data_format: str | None = None) -> Tensor:
-    """Convert RGB images to hue, saturation and value.
-
-    Args:
-        images: (rows, height, width, 3) or (height, width, 3), floating-point numbers from 0.
-        data_format: "channels_last" (the default) or "channels_first".
-
-    Returns:
-        Hue and saturation from 0 to 1, value as the colours.
-
-    Raises:
-        ConfigError: not three channels, or whole numbers.
+    """Convert floating-point RGB images to hue and saturation from 0 to 1, and value in the units of the colours.
 
     Source: A. R. Smith, "Color gamut transform pairs", SIGGRAPH 1978.
     """
@@ -57,15 +39,7 @@ def rgb_to_hsv(images: Any, data_format: str | None = None) -> Tensor:
 
 
 def hsv_to_rgb(images: Any, data_format: str | None = None) -> Tensor:
-    """Convert images of hue, saturation and value to RGB.
-
-    Args:
-        images: as the result of `rgb_to_hsv`; hues repeat after 1.
-        data_format: "channels_last" (the default) or "channels_first".
-
-    Raises:
-        ConfigError: not three channels, or whole numbers.
-    """
+    """Convert floating-point images of hue, saturation and value (`rgb_to_hsv`) to RGB; hues have period 1."""
     return _map_channels(images, data_format, _to_rgb)
 
 

@@ -1,4 +1,4 @@
-"""Filters of images: bells, edges, likeness, and the patches that windows see."""
+"""Filters of images: Gaussian blur, Sobel edges, structural similarity, patches."""
 
 import math
 from collections.abc import Sequence
@@ -26,16 +26,12 @@ _SOBEL = np.array([[-1, -2, -1], [0, 0, 0], [1, 2, 1]])
 def gaussian_blur(
     images: Any, kernel_size: Sequence[int] = (3, 3), sigma: Any = (1.0, 1.0), data_format: str | None = None
 ) -> Tensor:
-    """Return images blurred by a bell; zeros lie around them.
+    """Blur images with a Gaussian; they are surrounded by zeros.
 
     Args:
-        images: (rows, height, width, channels) or (height, width, channels).
-        kernel_size: how many pixels the bell is wide, and high.
+        images, data_format: see `resize`.
+        kernel_size: (width, height) of the Gaussian in pixels.
         sigma: its standard deviation to the right, and downwards, in pixels; two numbers, or a tensor of them.
-        data_format: "channels_last" (the default) or "channels_first".
-
-    Raises:
-        ConfigError: images or sizes of another shape.
     """
     if len(kernel_size) != 2 or min(kernel_size) < 1:
         raise ConfigError(f"kernel_size={kernel_size}: expected two numbers from 1")
@@ -49,7 +45,7 @@ def gaussian_blur(
 
 
 def _bell(size: int, sigma: Any) -> Tensor:
-    """Return a Gaussian window of this size whose sum is 1."""
+    """Return a Gaussian window with sum 1."""
     bell = exp(-0.5 * square((np.arange(size) - (size - 1) / 2).astype(sigma.dtype) / sigma))
     return bell / sum_over(bell)
 
@@ -61,9 +57,9 @@ def _kernel(weights: Tensor, axis: int, channels: int) -> Tensor:
 
 
 def blurred(x: Tensor, axis: int, sigma: Tensor) -> Tensor:
-    """Return images blurred along an axis by a bell of the deviation `sigma`, a tensor; zeros lie around them.
+    """Blur zero-padded images along an axis with the deviation `sigma`, a tensor.
 
-    The bell ends where Keras' elastic deformations end it, int(6 sigma) | 1 pixels wide.
+    The window is int(6 sigma) | 1 pixels wide, as in Keras' elastic deformations.
     """
     length = int(x.shape[axis])
     distances = (np.arange(length)[:, None] - np.arange(length)).astype(x.dtype)
@@ -87,15 +83,7 @@ def along_axis(x: Tensor, axis: int, matrix: Tensor) -> Tensor:
 
 
 def sobel_edges(images: Any, data_format: str | None = None) -> Tensor:
-    """Return by how much each channel rises downwards and to the right, on a new last axis; zeros lie around.
-
-    Args:
-        images: (rows, height, width, channels).
-        data_format: "channels_last" (the default) or "channels_first".
-
-    Raises:
-        ConfigError: another shape.
-    """
+    """Return the slopes of channels downwards and to the right, on a new last axis; images are zero-padded."""
     (x,) = as_tensors([images])
     if x.ndim != 4:
         raise ConfigError(f"sobel_edges: images of shape {tuple(x.shape)}; expected (rows, height, width, channels)")
@@ -117,20 +105,14 @@ def ssim(
     k2: float = 0.03,
     data_format: str | None = None,
 ) -> Tensor:
-    """Return how alike images are in structure, 1 for equal ones, (rows,), or a number for single images.
+    """Return the structural similarity of images, 1 for equal ones: (rows,), or a number for single images.
 
     Args:
-        image1: (rows, height, width, channels) or (height, width, channels).
-        image2: of the same shape.
-        max_val: of the range of pixels.
-        filter_size: how many pixels the bell is wide and high that gives local means and variances.
-        filter_sigma: its standard deviation.
-        k1: as in the paper.
-        k2: as in the paper.
-        data_format: "channels_last" (the default) or "channels_first".
-
-    Raises:
-        ConfigError: another shape, or smaller images than the bell.
+        image1, image2, data_format: see `resize`.
+        max_val: width of the range of pixels.
+        filter_size, filter_sigma: size and standard deviation of the Gaussian for local means; images must not be
+            smaller.
+        k1, k2: the paper's constants.
 
     Source: Z. Wang et al., "Image quality assessment: from error visibility to structural similarity", IEEE Trans.
     Image Processing 13 (2004).
@@ -161,19 +143,14 @@ def extract_patches(
     padding: str = "valid",
     data_format: str | None = None,
 ) -> Tensor:
-    """Return what each window of images sees, in its channels: its pixels row by row, all channels of each.
+    """Return what each window sees, in its channels: its pixels row by row, all channels of each.
 
     Args:
-        images: (rows, height, width, channels) or (height, width, channels); with three sizes, volumes with a depth
-            before the height.
-        size: of the windows, one for all axes, or one each.
+        images, data_format: see `resize`; with three sizes, volumes with a depth before the height.
+        size: of the windows, for all axes, or each.
         strides: between windows; by default their size.
         dilation_rate: between the pixels of a window, for all axes, or each.
-        padding: "valid" (none), or "same": zero padding, so that ceil(length / stride) windows come out.
-        data_format: "channels_last" (the default) or "channels_first".
-
-    Raises:
-        ConfigError: sizes that are none, or images of another rank.
+        padding: "valid" (none), or "same": zeros, so that ceil(length / stride) windows result.
     """
     if not isinstance(size, int) and len(size) not in (2, 3):
         raise ConfigError(
@@ -192,7 +169,7 @@ def extract_patches_3d(
     padding: str = "valid",
     data_format: str | None = None,
 ) -> Tensor:
-    """Return what each window of volumes sees; as `extract_patches`, with a depth before the height."""
+    """`extract_patches` of volumes, with a depth before the height."""
     return _patches(volumes, 3, size, strides, dilation_rate, padding, data_format)
 
 

@@ -42,7 +42,7 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
 
 
 def to_dtype(value: Any, dtype: str) -> Tensor:
-    """Return a tensor, or numbers without rounding them on the way, in a floating-point type."""
+    """Return a floating-point tensor; numbers are converted directly, without rounding on the way."""
     return cast(value, dtype) if isinstance(value, Tensor | Variable) else constant(np.asarray(value), np.dtype(dtype))
 
 

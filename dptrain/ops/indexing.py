@@ -1,4 +1,4 @@
-"""Rows of a table by their numbers, and the other way round."""
+"""Gather and scatter rows of a table."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from dptrain.runtime.floatx import floatx
 
 
 def _take_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
-    """`Xcd,ab->abcd`: any of the table's rows may be taken."""
+    """`Xcd,ab->abcd`: any row of the table may be taken."""
     output_letters, places = names(len(out)), len(shapes[1])
     return f"X{output_letters[places:]},{output_letters[:places]}->{output_letters}"
 
@@ -68,7 +68,7 @@ def _add_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, A
     lowering=Scatter(),
 )
 def add_rows(values: Array, places: Array, *, length: int, out: Array) -> None:
-    """Zeros to whose rows `places` the values are added."""
+    """Zeros with the values added at the rows `places`."""
     out.fill(0)
     np.add.at(out, places, values)
 
@@ -86,7 +86,7 @@ def _add_rows_onnx(graph: OnnxGraph, output: Tensor, values: Value, places: Valu
 
 
 def row_numbers(rows: Any) -> Tensor:
-    """Return each row's index in the global batch (int64); it fixes the program to this number of rows."""
+    """Return each row's index in the global batch (int64); fixes the program to this number of rows."""
     numbers = np.arange(int(rows))
     # A rank's part of the constant is that of its own rows.
     shape: Any = (rows,)
@@ -94,12 +94,12 @@ def row_numbers(rows: Any) -> Tensor:
 
 
 def gather_all_rows(x: Tensor, numbers: Tensor) -> Tensor:
-    """Gather the rows of all ranks on each, as a sum of tensors with zeros elsewhere; `numbers` as of `row_numbers`."""
+    """Gather the rows of all ranks on each, as a sum of tensors with zeros elsewhere; `numbers` are `row_numbers`."""
     return add_rows(x, numbers, length=int(x.shape[0])) if isinstance(x.shape[0], Dim) else x
 
 
 def gather_rows_along(x: Tensor, axes: Sequence[int]) -> Tensor:
-    """Gather the rows of all ranks along those axes that count rows of the batch."""
+    """Gather the rows of all ranks along the axes that count rows of the batch."""
     for axis in axes:
         if isinstance(x.shape[axis], Dim):
             front = (axis, *(at for at in range(x.ndim) if at != axis))
@@ -119,7 +119,7 @@ def gather_rows_along(x: Tensor, axes: Sequence[int]) -> Tensor:
     expensive=True,
 )
 def take_each(table: Array, places: Array, *, out: Array) -> None:
-    """table[b, places[b]] for each b of the first axis, a table and places of its own."""
+    """table[b, places[b]] for each b of the first axis."""
     for row, (row_places, row_out) in enumerate(zip(places, out, strict=True)):
         row_out[...] = table[row][row_places]
 
@@ -132,7 +132,7 @@ def _take_each_letters(places: int, rank: int) -> str:
 
 @take_each.gradient
 def _take_each(y: Tensor, dy: Tensor, table: Tensor, places: Tensor) -> tuple[Tensor, None]:
-    """A product with one-hot places: as many multiplications as places times rows of a table, in one order of sums."""
+    """A product with one-hot indices: indices times rows of a table multiplications, in a fixed order of sums."""
     rows, length = places.shape[0], table.shape[1]
     flat = reshape(places, (rows, math.prod(places.shape[1:])))
     chosen = transpose_to(one_hot_last(flat, classes=int(length), dtype=dy.dtype.name), axes=(0, 2, 1))
@@ -162,7 +162,7 @@ def normalized_indices(indices: Any, length: int) -> Tensor:
 
 
 def take_at_axis(x: Tensor, places: Tensor, axis: int) -> Tensor:
-    """Take indices along an axis; their shape replaces it in the result."""
+    """Take indices along an axis, which their shape replaces."""
     if axis == 0:
         return take_rows(x, places)
     front = (axis, *(other_axis for other_axis in range(x.ndim) if other_axis != axis))
@@ -173,15 +173,10 @@ def take_at_axis(x: Tensor, places: Tensor, axis: int) -> Tensor:
 
 
 def take(x: Any, indices: Any, axis: int | None = None) -> Tensor:
-    """Return the parts of x with these numbers along an axis, by default of x as a vector.
+    """Return the parts of x at indices along an axis, by default of x as a vector.
 
-    Args:
-        x: a tensor or an array.
-        indices: integers of any shape, which stands in the result where the axis was; negative ones count from the end.
-        axis: one, or None.
-
-    Raises:
-        ConfigError: no integers, or some outside of the axis, where they are known before the step runs.
+    `indices` are integers of any shape, which replaces the axis; negative ones count from the end. ConfigError for
+    those out of range, if they are known before the step runs.
     """
     table, places = as_tensors([x, indices])
     if places.dtype.kind not in "iu":
@@ -199,7 +194,7 @@ def take(x: Any, indices: Any, axis: int | None = None) -> Tensor:
     lowering=Element("{0} == {last}"),
 )
 def one_hot_last(x: Array, *, classes: int, dtype: TypeName, out: Array) -> None:
-    """1 at each label's place along a new last axis, 0 elsewhere; nothing for labels outside."""
+    """1 at each label along a new last axis, 0 elsewhere; only zeros for labels outside."""
     out[...] = np.equal(x[..., None], np.arange(classes))
 
 
@@ -213,11 +208,7 @@ def _one_hot_last_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
 def one_hot(
     x: Any, num_classes: int, axis: int = -1, dtype: npt.DTypeLike | None = None, sparse: bool = False
 ) -> Tensor:
-    """Return labels as one-hot vectors along a new axis; those outside 0 to num_classes - 1 are zeros.
-
-    Raises:
-        ConfigError: `sparse`.
-    """
+    """Return labels as one-hot vectors along a new axis; zeros for labels outside 0 to num_classes - 1."""
     if sparse:
         raise ConfigError("not supported: sparse tensors")
     vectors = one_hot_last(x, classes=int(num_classes), dtype=np.dtype(dtype or floatx()).name)
@@ -228,23 +219,14 @@ def one_hot(
 
 
 def take_along_last(x: Any, indices: Any) -> Tensor:
-    """Return x[..., indices[...]]: one element of each vector of the last axis.
-
-    Args:
-        x: (..., C).
-        indices: (...) integers.
-    """
+    """Return x[..., indices[...]], (...): one element of each vector of the last axis of x (..., C)."""
     tensor, places = as_tensors([x, indices])
     chosen = one_hot(places, int(tensor.shape[-1]), dtype=tensor.dtype)
     return sum_over(tensor * chosen, -1)
 
 
 def nonzero(x: Any) -> tuple[Tensor, ...]:
-    """Return the indices of nonzero elements along each axis (int32); not in a traced step, which cannot know them.
-
-    Raises:
-        ConfigError: inside one.
-    """
+    """Return the indices of nonzero elements along each axis (int32); a traced step raises ConfigError."""
     (tensor,) = as_tensors([x])
     if tensor.value is None:
         raise ConfigError(
@@ -263,11 +245,7 @@ def where(condition: Any, x1: Any, x2: Any) -> Tensor: ...
 
 
 def where(condition: Any, x1: Any = None, x2: Any = None) -> Any:
-    """Return x1 where the condition is true (not 0), else x2; of a condition alone, `nonzero`.
-
-    Raises:
-        ConfigError: one of x1 and x2 alone.
-    """
+    """Return x1 where the condition is true (not 0), else x2; of a condition alone, `nonzero`."""
     if x1 is None and x2 is None:
         return nonzero(condition)
     if x1 is None or x2 is None:

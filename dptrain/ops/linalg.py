@@ -1,4 +1,4 @@
-"""Keras' `keras.ops.linalg`: functions of matrices, the last two axes. LAPACK computes them on the host."""
+"""Keras' `keras.ops.linalg`: functions of matrices, the last two axes, by LAPACK on the host."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -54,14 +54,10 @@ __all__ = [
 
 
 def cholesky(x: Any, upper: bool = False) -> Tensor:
-    """Return the lower triangular L with L L^T = x of symmetric, positive definite matrices, or L^T.
+    """Return the lower triangular L with L L^T = x of positive definite x (..., n, n), or with `upper` L^T.
 
-    Args:
-        x: (..., n, n); its symmetric part counts.
-        upper: return L^T.
-
-    Raises:
-        ConfigError: a matrix is not positive definite, outside of a traced step, where L then is NaN.
+    Only the symmetric part of x counts. Where x is not positive definite, L is NaN in a traced step; outside of one,
+    ConfigError is raised.
     """
     factor = cholesky_factor(x)
     if factor.value is not None and np.isnan(factor.value).any():
@@ -70,12 +66,7 @@ def cholesky(x: Any, upper: bool = False) -> Tensor:
 
 
 def cholesky_inverse(x: Any, upper: bool = False) -> Tensor:
-    """Return the inverse of the matrices whose Cholesky factors these are.
-
-    Args:
-        x: (..., n, n): L, or L^T if `upper`.
-        upper: whether the factors are upper triangular.
-    """
+    """Return the inverse of the matrices with these Cholesky factors (..., n, n): L, or with `upper` L^T."""
     factor = floating(x)
     n, _ = matrix_shape(factor.shape, True, "cholesky_inverse")
     inverse = triangular_solution(factor, np.eye(n, dtype=factor.dtype), lower=not upper)
@@ -104,24 +95,15 @@ def inv(x: Any) -> Tensor:
 
 
 def eigh(x: Any) -> tuple[Tensor, Tensor]:
-    """Return the eigenvalues of symmetric matrices, rising, and their eigenvectors as columns.
-
-    Args:
-        x: (..., n, n); its symmetric part counts.
-    """
+    """Return the ascending eigenvalues of the symmetric part of x (..., n, n), and the eigenvectors as columns."""
     packed = eigen_packed(x)
     return packed[..., 0], packed[..., 1:]
 
 
 def qr(x: Any, mode: str = "reduced") -> tuple[Tensor, Tensor]:
-    """Return q with orthonormal columns and an upper triangular r, with q r = x.
+    """Return q with orthonormal columns and an upper triangular r, with q r = x (..., m, n).
 
-    Args:
-        x: (..., m, n).
-        mode: "reduced" to min(m, n) columns of q, or "complete" with m; the latter has no gradient where m > n.
-
-    Raises:
-        ConfigError: another mode.
+    q has min(m, n) columns for `mode` "reduced", m for "complete", which has no gradient where m > n.
     """
     if mode not in ("reduced", "complete"):
         raise ConfigError(
@@ -133,12 +115,9 @@ def qr(x: Any, mode: str = "reduced") -> tuple[Tensor, Tensor]:
 
 
 def svd(x: Any, full_matrices: bool = True, compute_uv: bool = True) -> Any:
-    """Return u, the singular values s, falling, and the transposed v, with u diag(s) v^T = x; or s alone.
+    """Return u, the descending singular values s, and v^T, with u diag(s) v^T = x (..., m, n).
 
-    Args:
-        x: (..., m, n).
-        full_matrices: u is m x m and v n x n; they have no gradient then unless m = n.
-        compute_uv: without, s alone.
+    With `full_matrices`, u is m x m and v n x n, without gradients unless m = n. Without `compute_uv`, return s alone.
     """
     tensor = _matrices(x)
     m, n = _lengths("svd", tensor)
@@ -150,17 +129,12 @@ def svd(x: Any, full_matrices: bool = True, compute_uv: bool = True) -> Any:
 
 
 def solve(a: Any, b: Any) -> Tensor:
-    """Return the x of a x = b.
-
-    Args:
-        a: (..., n, n).
-        b: (..., n), or (..., n, k).
-    """
+    """Return the x of a x = b, a (..., n, n), b (..., n) or (..., n, k)."""
     return _solve(solution, a, b)
 
 
 def solve_triangular(a: Any, b: Any, lower: bool = False) -> Tensor:
-    """Return the x of a x = b, where a counts as an upper triangular matrix, or a lower one; as `solve`."""
+    """Return the x of a x = b, like `solve`; only the upper, or with `lower` the lower, triangle of a counts."""
     return _solve(lambda left_side, right_side: triangular_solution(left_side, right_side, lower=lower), a, b)
 
 
@@ -172,12 +146,9 @@ def _solve(solve: Any, a: Any, b: Any) -> Tensor:
 
 
 def lstsq(a: Any, b: Any, rcond: float | None = None) -> Tensor:
-    """Return the x of the least |a x - b|, and of these the least x.
+    """Return the least x with the least |a x - b|, a (m, n), b (m,) or (m, k).
 
-    Args:
-        a: (m, n).
-        b: (m,) or (m, k).
-        rcond: singular values below this part of the greatest count as 0; by default eps times the greater length.
+    Singular values below `rcond` times the greatest count as 0; by default eps times the greater length.
     """
     matrix, right = (gather_rows_along(floating(tensor), range(tensor.ndim)) for tensor in as_tensors([a, b]))
     if matrix.ndim != 2 or right.ndim not in (1, 2) or int(matrix.shape[0]) != int(right.shape[0]):
@@ -190,9 +161,7 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> Tensor:
 def pinv(x: Any, rcond: float | None = None) -> Tensor:
     """Return the pseudo-inverses of (..., m, n) matrices.
 
-    Args:
-        x: (..., m, n).
-        rcond: singular values below this part of the greatest count as 0; by default 10 eps times the greater length.
+    Singular values below `rcond` times the greatest count as 0; by default 10 eps times the greater length.
     """
     tensor = _matrices(x)
     _lengths("pinv", tensor)
@@ -200,11 +169,9 @@ def pinv(x: Any, rcond: float | None = None) -> Tensor:
 
 
 def matrix_rank(x: Any, tol: float | None = None) -> Tensor:
-    """Return how many singular values of (..., m, n) matrices are above a number (int32).
+    """Return how many singular values of (..., m, n) matrices exceed `tol` (int32).
 
-    Args:
-        x: (..., m, n).
-        tol: that number; by default eps times the greater length times the greatest of them.
+    By default that is eps times the greater length times the greatest of them.
     """
     (tensor,) = as_tensors([x])
     _lengths("matrix_rank", tensor)
@@ -212,11 +179,7 @@ def matrix_rank(x: Any, tol: float | None = None) -> Tensor:
 
 
 def lu_factor(x: Any) -> tuple[Tensor, Tensor]:
-    """Return L and U in one matrix, without L's diagonal of ones, and with which row each was exchanged (int32).
-
-    Args:
-        x: (..., m, n).
-    """
+    """Return L and U of (..., m, n) in one matrix, without L's unit diagonal, and the row swaps (int32)."""
     tensor = _matrices(x)
     m, n = _lengths("lu_factor", tensor)
     lu, pivots = unpack(lu_packed(tensor), (m, n), (min(m, n),))
@@ -229,7 +192,7 @@ def _lengths(name: str, x: Tensor) -> tuple[int, int]:
 
 
 def _matrices(x: Any) -> Tensor:
-    """Return floating-point matrices, with all ranks' rows where these are rows or columns of one matrix."""
+    """Return floating-point matrices; gather all ranks' rows where these are rows or columns of one matrix."""
     tensor = floating(x)
     return gather_rows_along(tensor, range(tensor.ndim)[-2:])
 

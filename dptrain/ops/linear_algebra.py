@@ -28,7 +28,7 @@ def _letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any])
 
 
 def _operations(output: Tensor) -> int:
-    """Two operations per multiplication."""
+    """Count two operations per multiplication."""
     return 2 * size(output.shape) * int(output.inputs[0].shape[-1])
 
 
@@ -43,7 +43,7 @@ def _operations(output: Tensor) -> int:
     onnx="MatMul",
 )
 def batch_matmul(x1: Array, x2: Array, *, out: Array) -> None:
-    """Products of matrices: the last two axes; those before are broadcast."""
+    """Matrix products over the last two axes; those before are broadcast."""
     np.matmul(x1, x2, out=out)
 
 
@@ -53,17 +53,12 @@ def _matmul(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tens
 
 
 def _transposed(x: Tensor) -> Tensor:
-    """Swap the last two axes."""
     order = (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2)
     return transpose_to(x, axes=order)
 
 
 def matmul(x1: Any, x2: Any) -> Tensor:
-    """Return the matrix product, by NumPy's rules for vectors and for batches of matrices.
-
-    Raises:
-        ConfigError: the shapes do not go together.
-    """
+    """Return the matrix product, by NumPy's rules for vectors and batches of matrices."""
     a, b = as_tensors([x1, x2])
     if not a.ndim or not b.ndim:
         raise ConfigError("matmul: expected vectors or matrices, found a single number")

@@ -21,13 +21,10 @@ _MOST_UNROLLED = 10_000
 
 
 def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
-    """Return what one of two functions returns.
+    """Return what one of two functions returns, which must have equal structures.
 
-    Where the truth value is not known, as in a traced step, both are computed, and one result is taken; variables that
-    they assign then get the value of the one. What the other computes must be a number, or gradients are none.
-
-    Raises:
-        ConfigError: the functions return other structures.
+    Where the condition is not known, as in a traced step, both are computed and one result is selected, also for
+    variables that they assign. The other must compute numbers: NaN or infinity there spoils gradients.
     """
     chosen = as_tensors([pred])[0]
     if chosen.value is not None:
@@ -36,12 +33,9 @@ def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> 
 
 
 def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
-    """Return what the function of that number returns for the operands; numbers outside are those at the ends.
+    """Return what the function at this index returns for the operands; the index is clamped.
 
-    Where the number is not known, as in a traced step, all are computed; see `cond`.
-
-    Raises:
-        ConfigError: the functions return other structures.
+    Where the index is not known, as in a traced step, all are computed; see `cond`.
     """
     chosen = as_tensors([index])[0]
     if chosen.value is not None:
@@ -56,7 +50,7 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -
 
 
 def _select_branch(chosen: Tensor, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
-    """Compute both branches and select, where the condition is unknown."""
+    """Compute both branches and select."""
     trace = TRACE.get()
     before = {} if trace is None else dict(trace.written)
 
@@ -83,7 +77,7 @@ def _require_callable(f: Any) -> None:
 
 
 def fori_loop(lower: int, upper: int, body_fun: Callable[[int, Any], Any], init_val: Any) -> Any:
-    """Return `value = body_fun(i, value)` for i from lower to below upper, which must be known."""
+    """Apply `value = body_fun(i, value)` for i from lower to before upper, which must be known."""
     first, end = int(lower), int(upper)
     if is_tracing() and end > first:
         return scan(lambda value, number: (body_fun(number, value), None), init_val, np.arange(first, end))[0]
@@ -96,20 +90,19 @@ def fori_loop(lower: int, upper: int, body_fun: Callable[[int, Any], Any], init_
 def while_loop(
     cond: Callable[..., Any], body: Callable[..., Any], loop_vars: Any, maximum_iterations: int | None = None
 ) -> Any:
-    """Return the variables after `body` as long as `cond` of them is true.
+    """Apply `body` to the variables as long as `cond` of them is true.
 
-    Where a condition is not known, as in a traced step, all `maximum_iterations` are computed; those behind
-    the last change nothing.
+    Where a condition is not known, as in a traced step, all `maximum_iterations` are computed; those after the last
+    change nothing.
 
     Args:
         cond: takes the variables.
         body: takes them and returns new ones, of the same shapes and types in a traced step.
-        loop_vars: one, or a tuple or a list.
-        maximum_iterations: at most so many times; needed where a condition is not known.
+        loop_vars: a tensor, a tuple or a list.
+        maximum_iterations: needed where a condition is not known.
 
     Raises:
-        ConfigError: a condition is not known, and neither is a greatest number of times; or one of symbolic tensors is
-            true so many times that it would not end.
+        ConfigError: an unknown condition without `maximum_iterations`, or a loop of symbolic tensors that does not end.
     """
     several = isinstance(loop_vars, tuple | list)
     values, number = tuple(loop_vars) if several else (loop_vars,), 0
@@ -142,8 +135,6 @@ def while_loop(
 def _bounded_while(
     goes_on: Callable[..., Any], following: Callable[..., Any], values: tuple[Any, ...], times: int
 ) -> tuple[Any, ...]:
-    """Compute `while_loop` in a fixed number of steps."""
-
     def step(carry: tuple[Tensor, tuple[Any, ...]], _: None) -> tuple[Any, None]:
         runs, values = carry
         runs = logical_and(runs, goes_on(*values))
@@ -158,17 +149,14 @@ def map(f: Callable[[Any], Any], xs: Any) -> Any:
     """Return `f` of each part along the first axis, stacked.
 
     Args:
-        f: takes a part of each of `xs`, and returns tensors, nested as it likes.
-        xs: tensors or arrays, nested; of one first length, which must not count the rows of the batch.
-
-    Raises:
-        ConfigError: their lengths differ, or are 0.
+        f: takes a part of each of `xs`, and returns tensors, nested in any way.
+        xs: tensors or arrays, nested; of one first length above 0, which must not count the rows of the batch.
     """
     return scan(lambda carry, part: (carry, f(part)), None, xs)[1]
 
 
 def vectorized_map(function: Callable[[Any], Any], elements: Any) -> Any:
-    """Return `function` of each part along the first axis, stacked; as `map`."""
+    """Return `function` of each part along the first axis, stacked; like `map`."""
     return map(function, elements)
 
 
@@ -180,18 +168,15 @@ def scan(
     reverse: bool = False,
     unroll: int | bool = 1,
 ) -> tuple[Any, Any]:
-    """Return what is carried through `carry, y = f(carry, x)` for each part x, and all y, stacked.
+    """Return the last carry of `carry, y = f(carry, x)` over the parts x, and all y, stacked.
 
     Args:
         f: takes the carry and a part, returns the new carry and an output.
         init: the first carry.
-        xs: as in `map`; None for as many None as `length` says.
-        length: how many parts there are, needed without `xs`.
-        reverse: go through them from the last.
-        unroll: True writes all steps down; else, in a traced step, the program has a loop.
-
-    Raises:
-        ConfigError: as `map`, or another length.
+        xs: see `map`; None passes None `length` times.
+        length: number of parts, needed without `xs`.
+        reverse: start at the last part.
+        unroll: True writes all steps down; otherwise a traced program has a loop.
     """
     _require_callable(f)
     steps = (length or 0) if xs is None else _length(xs)
@@ -208,17 +193,16 @@ def scan(
 
 
 def remat(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function whose gradient computes it again, instead of keeping what it has computed on the way.
+    """Return a function whose gradient recomputes it instead of keeping its intermediate results.
 
-    Such a training takes less memory, and more time: `docs/program.md`. In a traced step the function is a loop of one
-    step; a call outside of one is a call of `f`.
+    Training then takes less memory and more time: `docs/program.md`. In a traced step the function is a loop of one
+    step; outside, it is called directly. The interface is `keras.remat`.
 
     Args:
-        f: takes tensors and other values, nested as they like, and returns tensors, nested. It may assign variables and
+        f: takes tensors and other values, nested in any way, and returns tensors, nested. It may assign variables and
             draw random numbers: the same ones both times. Layers in it must not call `add_loss`.
 
-    Source:
-        Training Deep Nets with Sublinear Memory Cost (Chen et al., 2016); the interface is `keras.remat`.
+    Source: T. Chen et al., "Training deep nets with sublinear memory cost", 2016.
     """
 
     @functools.wraps(f)
@@ -275,7 +259,7 @@ def _scan_node(
 
 
 def _fill_structure(structure: Any, tensors: Sequence[Tensor]) -> Any:
-    """Return a structure with tensors for its leaves that are not None."""
+    """Replace the leaves of a structure that are not None by tensors."""
     remaining = iter(tensors)
     return tree.pack_sequence_as(
         structure, [None if leaf is None else next(remaining) for leaf in tree.flatten(structure)]

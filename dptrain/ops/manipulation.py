@@ -1,4 +1,4 @@
-"""Shapes: reshape, transpose, slices, concatenation, tensors made of a shape alone, and tensors without shards."""
+"""Shapes: reshape, transpose, slices, concatenation; constant tensors; gathering of shards."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -43,25 +43,25 @@ def _full_onnx(graph: OnnxGraph, output: Tensor) -> Value:
 
 
 def zeros(shape: Sequence[int] | int, dtype: npt.DTypeLike | None = None) -> Tensor:
-    """Return zeros, by default float32; a length that counts rows of the batch is shared out among the ranks."""
+    """Return zeros, by default float32; a length that counts rows of the batch is sharded over the ranks."""
     lengths = (shape,) if isinstance(shape, int | Dim) else tuple(shape)
     return full(shape=lengths, value=0, dtype=np.dtype(dtype or floatx()).name)
 
 
 def ones(shape: Sequence[int] | int, dtype: npt.DTypeLike | None = None) -> Tensor:
-    """Return ones, as `zeros`."""
+    """Return ones, like `zeros`."""
     lengths = (shape,) if isinstance(shape, int | Dim) else tuple(shape)
     return full(shape=lengths, value=1, dtype=np.dtype(dtype or floatx()).name)
 
 
 def zeros_like(x: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
-    """Return zeros of the shape and type of x, or of another type."""
+    """Return zeros of x's shape, by default of its type."""
     (tensor,) = as_tensors([x])
     return zeros(tensor.shape, dtype or tensor.dtype)
 
 
 def ones_like(x: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
-    """Return ones of the shape and type of x, or of another type."""
+    """Return ones of x's shape, by default of its type."""
     (tensor,) = as_tensors([x])
     return ones(tensor.shape, dtype or tensor.dtype)
 
@@ -72,7 +72,7 @@ def ones_like(x: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
 def _reshape_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
     """`abX->abXX`: axes stay sharded that keep their length and the number of elements before them.
 
-    An axis that counts rows stays sharded at the same place, however many elements each row has: of `(2, n, 3)` each
+    An axis that counts rows stays sharded at the same index, however many elements each row has: of `(2, n, 3)` each
     rank's part becomes its part of `(2, 3n)`.
     """
 
@@ -113,16 +113,7 @@ def _reshape_to_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
 
 
 def reshape(x: Any, newshape: Sequence[int] | int) -> Tensor:
-    """Return the same elements in another shape.
-
-    Args:
-        x: a tensor or an array.
-        newshape: lengths, one of them -1 or none, or one number for a vector; where -1 takes up the rows of the batch,
-            it counts them.
-
-    Raises:
-        ConfigError: it has another number of elements.
-    """
+    """Return the elements in another shape; -1 is inferred, and counts rows where it takes up the rows of the batch."""
     (tensor,) = as_tensors([x])
     lengths: Shape = (newshape,) if isinstance(newshape, int | Dim) else tuple(newshape)
     shape = lengths
@@ -137,7 +128,6 @@ def reshape(x: Any, newshape: Sequence[int] | int) -> Tensor:
 
 
 def _as_many(shape: Shape, old: Shape) -> bool:
-    """Whether two shapes may have equally many elements."""
     if is_open((*shape, *old)) or numel(shape) == numel(old):
         return True
     return math.prod(map(int, shape)) == math.prod(map(int, old))
@@ -149,7 +139,7 @@ def _missing(old: Shape, new: Shape) -> Any:
 
 
 def expand_dims(x: Any, axis: int | Sequence[int]) -> Tensor:
-    """Return x with axes of length 1 more, at these places of the result."""
+    """Insert axes of length 1 at these indices of the result."""
     (tensor,) = as_tensors([x])
     number = 1 if isinstance(axis, int) else len(axis)
     places = normalized_axes(axis, tensor.ndim + number)
@@ -158,11 +148,7 @@ def expand_dims(x: Any, axis: int | Sequence[int]) -> Tensor:
 
 
 def squeeze(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
-    """Return x without axes of length 1: those given, or all but the rows'.
-
-    Raises:
-        ConfigError: an axis is longer.
-    """
+    """Remove these axes, which must have length 1; by default all such axes except the rows'."""
     (tensor,) = as_tensors([x])
     single = [position for position, n in enumerate(tensor.shape) if is_one(n)]
     axes = single if axis is None else normalized_axes(axis, tensor.ndim)
@@ -202,7 +188,7 @@ def _transpose_to_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
 
 
 def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
-    """Return x with its axes in another order, reversed by default."""
+    """Permute the axes; by default reverse them."""
     (tensor,) = as_tensors([x])
     order = range(tensor.ndim)[::-1] if axes is None else [axis % tensor.ndim for axis in axes]
     if sorted(order) != list(range(tensor.ndim)):
@@ -239,11 +225,7 @@ def _broadcast_along_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
 
 
 def broadcast_to(x: Any, shape: Sequence[int]) -> Tensor:
-    """Return x repeated to a shape, by NumPy's rules.
-
-    Raises:
-        ConfigError: it cannot be.
-    """
+    """Broadcast x to a shape, by NumPy's rules."""
     (tensor,) = as_tensors([x])
     if broadcast(tensor.shape, tuple(shape)) != tuple(shape):
         raise ConfigError(f"shape {tensor.shape} cannot be broadcast to {tuple(shape)}")
@@ -287,7 +269,7 @@ def _slice_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str,
 
 
 def _index(key: Key) -> tuple[Any, ...]:
-    """Return NumPy's index; with the ellipsis a single element is a view as well."""
+    """Return NumPy's index; the ellipsis makes a single element a view as well."""
     return (*(slice(*item) if isinstance(item, tuple) else item for item in key), ...)
 
 
@@ -299,7 +281,7 @@ def _index(key: Key) -> tuple[Any, ...]:
     lowering=ViewMap(lambda output: key_maps(output.attributes["key"])),
 )
 def getitem(x: Array, *, key: Key) -> Array:
-    """A part of x: (start, stop, step) or a place for each axis."""
+    """A part of x: (start, stop, step) or an index for each axis."""
     return np.asarray(x[_index(key)])
 
 
@@ -383,7 +365,7 @@ def _join_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, 
     operator="join",
 )
 def concatenate_along(*xs: Array, axis: int, out: Array) -> None:
-    """The inputs one after the other along an axis; along the rows of the batch each rank joins its own."""
+    """The inputs after each other along an axis; along the rows of the batch each rank joins its own."""
     np.concatenate(xs, axis, out=out)
 
 
@@ -405,12 +387,9 @@ def _concatenate_along_onnx(graph: OnnxGraph, output: Tensor, *xs: Value) -> Val
 
 
 def concatenate(xs: Sequence[Any], axis: int = 0) -> Tensor:
-    """Return tensors one after the other along an axis.
+    """Concatenate tensors along an axis.
 
-    Along the rows of the batch each rank joins its own, so that the order of rows between ranks is not promised.
-
-    Raises:
-        ConfigError: their other lengths differ, or there are none.
+    Along the rows of the batch each rank joins its own: the order of rows between ranks is not promised.
     """
     tensors = as_tensors(list(xs))
     if not tensors:
@@ -424,7 +403,7 @@ def concatenate(xs: Sequence[Any], axis: int = 0) -> Tensor:
 
 
 def stack(x: Sequence[Any], axis: int = 0) -> Tensor:
-    """Return tensors of one shape beside each other along a new axis."""
+    """Stack tensors of one shape along a new axis."""
     return concatenate([expand_dims(tensor, axis) for tensor in x], axis)
 
 
@@ -439,7 +418,7 @@ def stack(x: Sequence[Any], axis: int = 0) -> Tensor:
     lowering=ViewMap(identity),
 )
 def unshard(x: Array) -> Array:
-    """x as it is, but sharded over no axis of the mesh: gathered once, where each op that reads it would gather it."""
+    """x gathered over all axes of the mesh: once, where each reader would gather it again."""
     return x
 
 

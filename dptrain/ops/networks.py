@@ -1,4 +1,4 @@
-"""Building blocks of layers: normalization, multi-hot vectors, the greatest elements."""
+"""Building blocks of layers: normalization, multi-hot vectors, top k."""
 
 import math
 from collections.abc import Sequence
@@ -46,14 +46,10 @@ def layer_normalization(
 
     Args:
         x: a tensor or an array.
-        gamma: of the length of the axis, or of any shape that can be broadcast to x; 1 by default.
-        beta: as gamma; 0 by default.
-        axis: one or several.
+        gamma, beta: of the length of the axis, or broadcastable to x; 1 and 0 by default.
+        axis: one axis or several.
         epsilon: added to the variance; 1e-7 by default.
-        kwargs: `rms_scaling`: x over the deviation alone, without the mean and beta.
-
-    Raises:
-        ConfigError: an unknown argument.
+        kwargs: `rms_scaling`: divide by the deviation alone, without the mean and beta.
 
     Source: J. Ba et al., "Layer normalization", 2016.
     """
@@ -86,10 +82,7 @@ def _along(vector: Any, x: Tensor, axes: Sequence[int]) -> Tensor:
 def rms_normalization(
     x: Any, scale: Any = None, axis: int | Sequence[int] = -1, epsilon: float | None = None
 ) -> Tensor:
-    """Return x over the root of the mean of its squares over axes, times scale.
-
-    Source: B. Zhang and R. Sennrich, "Root mean square layer normalization", NeurIPS 2019.
-    """
+    """Return x over its root mean square over axes, times scale (Zhang and Sennrich, NeurIPS 2019)."""
     tensor = floating(x)
     power = mean(square(tensor), axis, keepdims=True)
     result = tensor / sqrt(power + (_EPSILON if epsilon is None else epsilon))
@@ -100,7 +93,7 @@ def rms_normalization(
 def batch_normalization(
     x: Any, mean: Any, variance: Any, axis: int, offset: Any = None, scale: Any = None, epsilon: float = 1e-3
 ) -> Tensor:
-    """Return (x - mean) / sqrt(variance + epsilon) * scale + offset, vectors along an axis of x all of them."""
+    """Return (x - mean) / sqrt(variance + epsilon) * scale + offset; all four are vectors along an axis of x."""
     tensor = floating(x)
     axes = normalized_axes(axis, tensor.ndim)
     result = (tensor - _along(mean, tensor, axes)) / sqrt(_along(variance, tensor, axes) + epsilon)
@@ -116,18 +109,14 @@ def multi_hot(
     sparse: bool = False,
     **kwargs: Any,
 ) -> Tensor:
-    """Return 1 for each class that is among the labels of a sample, else 0.
+    """Return 1 for each class among a sample's labels, else 0, by default in float32.
 
     Args:
-        inputs: (rows, labels) or (labels,); those outside 0 to num_classes - 1 count for nothing.
-        num_classes: how many there are.
-        axis: where the classes stand in the result.
-        dtype: of the result; float32 by default.
-        sparse: must be False.
-        kwargs: none.
-
-    Raises:
-        ConfigError: no number of classes, or `sparse`.
+        inputs: (rows, labels) or (labels,); labels outside 0 to num_classes - 1 do not count.
+        num_classes: required.
+        axis: of classes in the result.
+        dtype: of the result.
+        sparse, kwargs: not supported.
     """
     if num_classes is None or kwargs:
         raise ConfigError(f"multi_hot: num_classes={num_classes}{f', {kwargs}' if kwargs else ''}; expected a number")
@@ -136,17 +125,9 @@ def multi_hot(
 
 
 def top_k(x: Any, k: int, sorted: bool = True) -> tuple[Tensor, Tensor]:
-    """Return the k greatest elements along the last axis, greatest first, and their places (int32).
+    """Return the k greatest elements along the last axis, always descending, and their indices (int32).
 
-    Of equal ones the first comes first; NaN counts as the greatest. It takes k passes.
-
-    Args:
-        x: a tensor or an array.
-        k: how many, a known number.
-        sorted: they always are.
-
-    Raises:
-        ConfigError: there are not as many.
+    Of equal elements the first comes first; NaN counts as the greatest. It takes k passes; k is a known number.
     """
     (tensor,) = as_tensors([x])
     length = int(tensor.shape[-1]) if tensor.ndim else 0

@@ -1,4 +1,4 @@
-"""Keras' `keras.ops.nn`: activations, losses, convolutions and what else networks are made of."""
+"""Keras' `keras.ops.nn`: activations, losses, convolutions and other parts of networks."""
 
 from typing import TYPE_CHECKING
 

@@ -33,20 +33,17 @@ _EPSILON = 1e-7
 def norm(
     x: Any, ord: float | str | None = None, axis: int | Sequence[int] | None = None, keepdims: bool = False
 ) -> Tensor:
-    """Return the norm of the vectors over one axis or of the matrices over two, as `numpy.linalg.norm`.
+    """Return the norm of the vectors over one axis or of the matrices over two, like `numpy.linalg.norm`.
 
     Args:
         x: a tensor or an array; integers become float32.
-        ord: of vectors any number: infinity takes the greatest absolute value, -infinity the least, 0 counts what is
-            not 0, p is sum(|x|^p)^(1/p). Of matrices "fro" is the root of the sum of squares, 1 and -1 take the
-            greatest and the least sum of a column, infinity and -infinity of a row, 2 and -2 the greatest and the
-            least singular value, "nuc" the sum of these. None is 2 of vectors and "fro" of matrices, or, without an
-            axis, the root of the sum of all squares.
-        axis: one, two (of rows and of columns), or None for a whole vector or matrix.
+        ord: of vectors any p, sum(|x|^p)^(1/p): infinity is the greatest absolute value, -infinity the least, 0 counts
+            nonzero elements. Of matrices "fro" is the root of the sum of squares, 1 and -1 the greatest and least
+            absolute sum of a column, infinity and -infinity of a row, 2 and -2 the greatest and least singular value,
+            "nuc" their sum. None is 2 of vectors and "fro" of matrices; without an axis, the root of the sum of all
+            squares.
+        axis: one, two (rows, columns), or None for a whole vector or matrix.
         keepdims: keep the axes with length 1.
-
-    Raises:
-        ConfigError: there is no such norm.
     """
     tensor = floating(x)
     if ord is None:
@@ -99,11 +96,7 @@ def _matrix_norm(x: Tensor, ord: float | str, rows: int, columns: int, keepdims:
 
 @in_float32
 def normalize(x: Any, axis: int | Sequence[int] = -1, order: int = 2, epsilon: float | None = None) -> Tensor:
-    """Return x divided by its norm over axes, which counts as epsilon (1e-7) at least.
-
-    Raises:
-        ConfigError: the order is no integer of at least 1.
-    """
+    """Divide x by its norm over axes, or by epsilon (1e-7) where that is greater; `order` is an integer from 1."""
     if not isinstance(order, int) or order < 1:
         raise ConfigError(f"Argument `order` must be an int >= 1. Received: order={order}")
     tensor = floating(x)

@@ -16,17 +16,14 @@ _MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
 
 
 def pad(x: Any, pad_width: Any, mode: str = "constant", constant_values: float | None = None) -> Tensor:
-    """Return x with elements before and behind it along every axis.
+    """Pad x at both ends of every axis.
 
     Args:
         x: a tensor or an array.
-        pad_width: how many: (before, behind) for each axis, one such pair for all, or one number.
-        mode: "constant" takes a number, "edge" the outermost element, "reflect" a mirror at it, "symmetric" one behind
-            it, "wrap" the other end.
-        constant_values: the number, 0 by default.
-
-    Raises:
-        ConfigError: another mode, widths of another shape or below 0, or nothing to repeat.
+        pad_width: (before, after) for each axis, such a pair for all, or a number.
+        mode: "constant" fills with a number, "edge" repeats the outermost element, "reflect" mirrors at it, "symmetric"
+            mirrors including it, "wrap" continues with the other end.
+        constant_values: of "constant", 0 by default.
     """
     (tensor,) = as_tensors([x])
     if mode not in _MODES:

@@ -22,11 +22,11 @@ def part(x: Any, key: Any) -> Tensor:
 
     Args:
         x: a tensor or a variable.
-        key: a slice, an integer, None, an ellipsis, an array, a list or a tensor of integers or truth values, or a
-            tuple of these. Truth values must be known: an array, or a tensor outside of a trace.
+        key: a slice, an integer, None, an ellipsis, an array, a list or a tensor of integers or booleans, or a tuple of
+            these. Booleans must be known: an array, or a tensor outside a trace.
 
     Raises:
-        ConfigError: it is out of range, has too many indices, or a shape that hangs on values that are not known.
+        ConfigError: out of range, too many indices, or a shape that depends on unknown values.
     """
     (tensor,) = as_tensors([x])
     indices = key if isinstance(key, tuple) else (key,)
@@ -74,7 +74,7 @@ def _checked_index(index: int, length: int) -> int:
 
 
 def _advanced_indexing(x: Tensor, indices: list[Any]) -> Tensor:
-    """Return x[indices] in steps: new axes for None, then slices, then arrays, then reversed axes."""
+    """Index in steps: new axes for None, then slices, then arrays, then reversed axes."""
     indices = _masks_to_integers(x, indices)
     dots = [at for at, index in enumerate(indices) if index is Ellipsis]
     if len(dots) > 1:

@@ -1,4 +1,4 @@
-"""Medians, quantiles and percentiles: elements of the sorted vector, or what lies between two of them."""
+"""Medians, quantiles and percentiles, from sorted vectors."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,12 +20,12 @@ _METHODS = ("linear", "lower", "higher", "midpoint", "nearest")
 
 
 def median(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-    """Return the middle element over axes, or the mean of the two middle ones; NaN where one is."""
+    """Return the middle element over axes, or the mean of the two middle ones; NaN where any is."""
     return quantile(x, 0.5, axis, "midpoint", keepdims)
 
 
 def nanmedian(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-    """Return the median of elements that are not NaN; NaN where nothing is left."""
+    """Return the median, ignoring NaN; NaN where all are."""
     return nanquantile(x, 0.5, axis, "midpoint", keepdims)
 
 
@@ -39,24 +39,21 @@ def percentile(
 def nanpercentile(
     x: Any, q: Any, axis: int | Sequence[int] | None = None, method: str = "linear", keepdims: bool = False
 ) -> Tensor:
-    """Return percentiles of elements that are not NaN."""
+    """Return percentiles, ignoring NaN."""
     return nanquantile(x, _fractions(q, 100), axis, method, keepdims)
 
 
 def quantile(
     x: Any, q: Any, axis: int | Sequence[int] | None = None, method: str = "linear", keepdims: bool = False
 ) -> Tensor:
-    """Return the elements below which a fraction of the others over axes lies; NaN where one is NaN.
+    """Return the elements below which a fraction of those over axes lies; NaN where any is.
 
     Args:
         x: a tensor or an array; integers become float32.
-        q: a fraction of 0 to 1, or several, which then are the first axis of the result; known numbers.
+        q: a known fraction from 0 to 1, or several, along the first axis of the result.
         axis: one, several or all.
-        method: what lies between two elements: "linear", "lower", "higher", "midpoint" or "nearest".
+        method: between two elements: "linear", "lower", "higher", "midpoint" or "nearest".
         keepdims: keep the axes with length 1.
-
-    Raises:
-        ConfigError: another method, or a fraction that is not known or out of range.
     """
     last, kept_shape = _axes_to_last(x, axis)
     fractions = _fractions(q)
@@ -74,7 +71,7 @@ def quantile(
 def nanquantile(
     x: Any, q: Any, axis: int | Sequence[int] | None = None, method: str = "linear", keepdims: bool = False
 ) -> Tensor:
-    """Return quantiles of elements that are not NaN; NaN where nothing is left. As `quantile`."""
+    """`quantile`, ignoring NaN; NaN where all are."""
     last, kept_shape = _axes_to_last(x, axis)
     fractions = _fractions(q)
     ordered = sort_last(last)
@@ -126,7 +123,7 @@ def _neighbours(place: float, method: str) -> tuple[int, int, float]:
 
 
 def _axes_to_last(x: Any, axis: int | Sequence[int] | None) -> tuple[Tensor, Sequence[int]]:
-    """Return x with axes merged into the last one, and the shape of a reduction with `keepdims`."""
+    """Merge axes into the last one; also return the shape of a reduction with `keepdims`."""
     tensor = floating(x)
     axes = normalized_axes(axis, tensor.ndim)
     tensor = gather_rows_along(tensor, axes)

@@ -1,8 +1,7 @@
 """Random numbers: functions of (seed, purpose, count, stream) and of the row of the global batch.
 
-So a rank draws for its rows what one device would draw for them, whatever the number of ranks, and an execution that is
-repeated from the same state draws the same again. The bits are those of Philox (`dptrain.random`), in the layout of
-`kernels/random.cuh`.
+So ranks draw for their rows what one device would draw, whatever their number, and repeating an execution from the same
+state draws the same again. The bits are Philox's (`dptrain.random`), in the layout of `kernels/random.cuh`.
 """
 
 import itertools
@@ -61,7 +60,7 @@ from dptrain.runtime.floatx import floatx
 def random_bits(
     count: Array, *, shape: Shape, seed: Word, purpose: Word, number: Word, first_row: int = 0, out: Array
 ) -> None:
-    """32 random bits for each element of (rows, features); a row begins a block of eight of them."""
+    """32 random bits for each element of (rows, features); a row begins at a block of eight."""
     rows, features = shape
     blocks = -(-features // 8)
     generator = stream(seed, Purpose(purpose), int(count), number, offset=first_row * blocks).bit_generator
@@ -70,19 +69,16 @@ def random_bits(
 
 
 class SeedGenerator(Readable):
-    """The state of random numbers, as Keras': every draw is another one, and a program has the state among its own.
+    """The state of random numbers, like Keras': every draw differs, and programs keep the state.
 
     Args:
-        seed: 0 to 2**64 - 1; by default that of `dptrain.utils.set_random_seed`, in a stream of its own.
+        seed: 0 to 2**64 - 1; by default that of `dptrain.utils.set_random_seed`, in its own stream.
         name: of the state.
         purpose: what the numbers are for.
-        number: tells generators of one seed and purpose apart.
+        number: distinguishes generators of one seed and purpose.
 
     Attributes:
-        count: how many draws there have been.
-
-    Raises:
-        ConfigError: the seed is out of range.
+        count: number of draws so far.
     """
 
     def __init__(
@@ -99,14 +95,7 @@ class SeedGenerator(Readable):
         self.count = Variable(np.array(0, np.int64), name or "seed_generator", trainable=False)
 
     def bits(self, shape: Sequence[int]) -> Tensor:
-        """Return 32 random bits for each element (uint32), and count the draw.
-
-        Args:
-            shape: a length that counts rows of the batch must be the first.
-
-        Raises:
-            ConfigError: it is not.
-        """
+        """Return 32 random bits for each element (uint32), and count the draw; only the first length may count rows."""
 
         def draw(shape: Shape) -> Tensor:
             bits = _bits(self.count, shape, self.seed, self.purpose, self.number)
@@ -126,19 +115,13 @@ class SeedGenerator(Readable):
             yield
 
     def permutation(self, rows: Any) -> tuple[Tensor, Tensor]:
-        """Return where each row stands in the global batch, and where in a random order of it; count the draw.
+        """Return each row's index in the global batch, and in a random order of it, both as vectors; count the draw.
 
-        Every rank draws a key for all rows of the batch, and again for its own: the number of smaller keys is a row's
-        place in the order.
-
-        Args:
-            rows: how many; a program that asks for the places of rows of the batch is one for this number of them.
-
-        Returns:
-            Two vectors of integers, of as many rows.
+        Every rank draws a key for all rows of the batch, and again for its own: the number of smaller keys is the index
+        in the order. The program then holds for this number of rows only.
 
         Raises:
-            ConfigError: these rows are a concatenation, whose order depends on the number of ranks.
+            ConfigError: the rows are a concatenation, whose order depends on the number of ranks.
         """
         if isinstance(rows, Dim) and len(rows.blocks) > 1:
             raise ConfigError("not supported: a random order of rows that have been concatenated")
@@ -178,7 +161,6 @@ def _bits(count: Any, shape: Sequence[int], seed: int, purpose: Purpose, number:
 
 
 def _bits_for_seed(shape: Sequence[int], seed: Seed) -> Tensor:
-    """Return random bits for any kind of seed."""
     global _global_generator
     if isinstance(seed, SeedGenerator):
         return seed.bits(shape)
@@ -194,7 +176,7 @@ def _bits_for_seed(shape: Sequence[int], seed: Seed) -> Tensor:
 
 
 class _Functions(NamedTuple):
-    """The functions distributions need: on tensors, or NumPy's with the same bits."""
+    """What distributions need: functions of tensors, or NumPy's with the same bits."""
 
     cast: Callable[[Any, npt.DTypeLike], Any]
     sqrt: Callable[[Any], Any]
@@ -217,7 +199,7 @@ _BITS = {"float32": 24, "float16": 11, "bfloat16": 8}
 
 
 def _computing_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    """Return the type to compute in: float32 for half precision, whose range is too small."""
+    """Compute half precision in float32: its range is too small."""
     return np.dtype(FLOATX) if is_half(np.dtype(dtype)) else np.dtype(dtype)
 
 
@@ -239,10 +221,7 @@ def uniform(
     dtype: npt.DTypeLike | None = None,
     seed: Seed = None,
 ) -> Tensor:
-    """Return numbers that are equally likely in [minval, maxval).
-
-    There are 2^24 different ones, in float64 2^32, in float16 2^11, in bfloat16 2^8.
-    """
+    """Return uniform numbers in [minval, maxval): 2^24 different ones, in float64 2^32, float16 2^11, bfloat16 2^8."""
     kind = np.dtype(dtype or floatx())
     fractions = _apply_to_bits(_bits_for_seed(shape, seed), lambda bits, of: _fractions(bits, kind, of))
     return cast(_scaled(fractions, maxval - minval, minval), kind)
@@ -257,11 +236,7 @@ def _scaled(x: Tensor, scale: float, start: float) -> Tensor:
 def randint(
     shape: Sequence[int], minval: int, maxval: int, dtype: npt.DTypeLike = "int32", seed: Seed = None
 ) -> Tensor:
-    """Return integers that are equally likely, to 2^-32, in [minval, maxval).
-
-    Raises:
-        ConfigError: a type of no integers.
-    """
+    """Return integers that are equally likely, to 2^-32, in [minval, maxval)."""
     if np.dtype(dtype).kind not in "iu":
         raise ConfigError(f"`keras.random.randint` requires an integer `dtype`. Received: dtype={dtype} ")
     return cast(floor_divide(cast(_bits_for_seed(shape, seed), np.int64) * (maxval - minval), 2**32) + minval, dtype)
@@ -293,7 +268,7 @@ def truncated_normal(
     dtype: npt.DTypeLike | None = None,
     seed: Seed = None,
 ) -> Tensor:
-    """Return normally distributed numbers; those two standard deviations or more from the mean are drawn again."""
+    """Return normal numbers; those two or more standard deviations from the mean are redrawn."""
     kind = np.dtype(dtype or floatx())
     deviates = normal((*shape, _ROUNDS), dtype=_computing_dtype(kind), seed=seed)
     return cast(
@@ -302,14 +277,7 @@ def truncated_normal(
 
 
 def gamma(shape: Sequence[int], alpha: Any, dtype: npt.DTypeLike | None = None, seed: Seed = None) -> Tensor:
-    """Return numbers of the gamma distribution of scale 1.
-
-    Args:
-        shape: of the draw.
-        alpha: the distribution's shape, above 0; a number or a tensor that is broadcast to it.
-        dtype: float32 by default.
-        seed: as `Seed`.
-    """
+    """Return gamma-distributed numbers of scale 1; `alpha`, the distribution's shape, is above 0 and broadcast."""
     kind = np.dtype(dtype or floatx())
     return cast(
         exp(_log_gamma(uniform((*shape, _FRACTIONS_PER_DRAW), dtype=_computing_dtype(kind), seed=seed), alpha)), kind
@@ -317,22 +285,14 @@ def gamma(shape: Sequence[int], alpha: Any, dtype: npt.DTypeLike | None = None, 
 
 
 def beta(shape: Sequence[int], alpha: Any, beta: Any, dtype: npt.DTypeLike | None = None, seed: Seed = None) -> Tensor:
-    """Return numbers of the beta distribution, x / (x + y) of two of gamma distributions.
-
-    Args:
-        shape: of the draw.
-        alpha: of x, above 0; a number or a tensor that is broadcast to it.
-        beta: of y.
-        dtype: float32 by default.
-        seed: as `Seed`.
-    """
+    """Return beta-distributed numbers, x / (x + y) of gamma-distributed x and y with shapes `alpha` and `beta`."""
     kind = np.dtype(dtype or floatx())
     fractions = uniform((*shape, 2, _FRACTIONS_PER_DRAW), dtype=_computing_dtype(kind), seed=seed)
     return cast(sigmoid(_log_gamma(fractions[..., 0, :], alpha) - _log_gamma(fractions[..., 1, :], beta)), kind)
 
 
 def dirichlet(shape: Sequence[int], alpha: Any, dtype: npt.DTypeLike | None = None, seed: Seed = None) -> Tensor:
-    """Return numbers of a symmetric Dirichlet distribution, whose sum along the last axis is 1; as `gamma`."""
+    """Return numbers of a symmetric Dirichlet distribution, with sum 1 along the last axis; see `gamma`."""
     kind = np.dtype(dtype or floatx())
     return cast(
         softmax(_log_gamma(uniform((*shape, _FRACTIONS_PER_DRAW), dtype=_computing_dtype(kind), seed=seed), alpha)),
@@ -341,21 +301,10 @@ def dirichlet(shape: Sequence[int], alpha: Any, dtype: npt.DTypeLike | None = No
 
 
 def categorical(logits: Any, num_samples: int, dtype: npt.DTypeLike = "int32", seed: Seed = None) -> Tensor:
-    """Return classes that are drawn with given probabilities.
+    """Draw `num_samples` classes for each row: (rows, num_samples).
 
-    Args:
-        logits: (rows, classes) logarithms of probabilities, which need not add up to 1.
-        num_samples: how many to draw for each row.
-        dtype: of the classes.
-        seed: as `Seed`.
-
-    Returns:
-        (rows, num_samples).
-
-    Raises:
-        ConfigError: logits of another rank.
-
-    Source: E. Gumbel, "Statistical theory of extreme values", 1954: the largest of logits with such noise.
+    `logits` are (rows, classes) unnormalized log-probabilities. The largest of logits with Gumbel noise wins (E.
+    Gumbel, "Statistical theory of extreme values", 1954).
     """
     (tensor,) = as_tensors([logits])
     if tensor.ndim != 2:
@@ -369,17 +318,14 @@ def categorical(logits: Any, num_samples: int, dtype: npt.DTypeLike = "int32", s
 def binomial(
     shape: Sequence[int], counts: Any, probabilities: Any, dtype: npt.DTypeLike | None = None, seed: Seed = None
 ) -> Tensor:
-    """Return how many of independent trials succeed.
+    """Return the number of successes in independent trials.
 
     Args:
         shape: of the draw.
-        counts: of trials, numbers that are known and broadcast to it.
-        probabilities: of success, 0 to 1, likewise.
+        counts: numbers of trials, broadcast; they must be known, which those computed in a step are not.
+        probabilities: of success, broadcast.
         dtype: float32 by default.
-        seed: as `Seed`.
-
-    Raises:
-        ConfigError: the counts are not known, as in a step that computes them.
+        seed: see `Seed`.
 
     Source: L. Devroye, "Non-uniform random variate generation", 1986, X.4.3: many trials are halved at their median.
     """
@@ -414,16 +360,7 @@ def _last_axis(x: Tensor) -> Tensor:
 
 
 def shuffle(x: Any, axis: int = 0, seed: Seed = None) -> Tensor:
-    """Return the parts of x along an axis in a random order.
-
-    Args:
-        x: a tensor or an array.
-        axis: of the parts; inside a step the rows of the batch stay where they are.
-        seed: as `Seed`.
-
-    Raises:
-        ConfigError: there is no such axis, or it counts rows of the batch.
-    """
+    """Return the parts of x along an axis, which must not count the batch's rows, in a random order."""
     (tensor,) = as_tensors([x])
     (along,) = normalized_axes(axis, tensor.ndim)
     length = tensor.shape[along]
@@ -449,7 +386,7 @@ def _first_accepted(accepted: Tensor) -> Tensor:
 
 
 def _log_gamma(fractions: Tensor, alpha: Any) -> Tensor:
-    """Return logarithms of gamma-distributed numbers, which small shapes put below the least number.
+    """Return logarithms of gamma-distributed numbers, as small shapes give numbers that underflow.
 
     `fractions` has `_FRACTIONS_PER_DRAW` uniform numbers for each along the last axis; `alpha` is the shape parameter.
 
@@ -469,16 +406,9 @@ def _log_gamma(fractions: Tensor, alpha: Any) -> Tensor:
 
 
 def dropout(inputs: Any, rate: float, noise_shape: Sequence[int | None] | None = None, seed: Seed = None) -> Tensor:
-    """Return inputs with elements set to 0 with this probability and the others divided by 1 - rate.
+    """Set elements to 0 with probability `rate`, from 0 to 1, and divide the others by 1 - rate.
 
-    Args:
-        inputs: a tensor or an array.
-        rate: 0 to 1, which leaves nothing.
-        noise_shape: of the draw, which is broadcast to the inputs; None, in it or for it, for theirs.
-        seed: as `Seed`.
-
-    Raises:
-        ConfigError: the rate is out of range, or the shape cannot be broadcast.
+    `noise_shape` of the draw is broadcast to the inputs; None, in it or for it, stands for theirs.
     """
     (tensor,) = as_tensors([inputs])
     if not 0 <= rate <= 1:
@@ -490,7 +420,7 @@ def dropout(inputs: Any, rate: float, noise_shape: Sequence[int | None] | None =
 
 
 def keep_mask(x: Tensor, rate: float, noise_shape: Sequence[int | None] | None, seed: Seed) -> Tensor:
-    """Return a mask, false with probability `rate`, of a shape that broadcasts to x; see `dropout`."""
+    """Return a mask, false with probability `rate`, that broadcasts to x; see `dropout`."""
     shape = x.shape
     if noise_shape is not None:
         if len(noise_shape) != len(shape) or any(

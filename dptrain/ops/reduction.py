@@ -1,4 +1,4 @@
-"""Sums, means and extremes over axes. Over the rows of the batch they are those of the whole batch."""
+"""Sums, means and extremes over axes; over the rows of the batch, of the whole batch on all ranks."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,12 +49,12 @@ def _letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any])
 
 
 def _operations(output: Tensor) -> int:
-    """One operation per reduced element."""
+    """Count one operation per reduced element."""
     return size(output.inputs[0].shape)
 
 
 def summed_dtype(dtype: np.dtype[Any], **attributes: Any) -> npt.DTypeLike:
-    """The type of a sum: 32 bits at least of integers, as in Keras, which narrower ones would overflow."""
+    """The type of a sum: at least 32 bits for integers, as in Keras, against overflow."""
     if dtype.kind == "b":
         return np.int32
     return np.result_type(dtype, np.uint32 if dtype.kind == "u" else np.int32) if dtype.kind in "iu" else dtype
@@ -85,7 +85,7 @@ def _reduce_sum_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
 
 @divide.onnx_lowering
 def _divide_onnx(graph: OnnxGraph, output: Tensor, x1: Value, x2: Value) -> Value:
-    """A sum by the number of its elements is a mean, which needs to know no lengths."""
+    """Export a sum over its number of elements as a mean, which needs no known lengths."""
     total, count = output.inputs
     source = next((node for node in graph.nodes if node.output == x1.name), None)
     is_sum = source is not None and source.kind == "ReduceSum" and total.op is reduce_sum and x1.dtype.kind == "f"
@@ -112,14 +112,14 @@ def _reduced_onnx(graph: OnnxGraph, kind: str, output: Tensor, x: Value) -> Valu
     operations=_operations,
 )
 def reduce_max(x: Array, *, axes: tuple[int, ...], keepdims: bool, out: Array) -> None:
-    """The greatest element over axes; of no elements the least number that there is."""
+    """The greatest element over axes; of none the type's least number."""
     lowest = -np.inf if x.dtype.kind in "fV" else np.iinfo(x.dtype).min
     np.maximum.reduce(x, axis=axes, keepdims=keepdims, initial=lowest, out=out)
 
 
 @reduce_max.gradient
 def _reduce_max(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
-    """Elements that are equally great share the gradient, as in JAX and PyTorch's `amax`."""
+    """Equal maxima share the gradient, as in JAX and PyTorch's `amax`."""
     axes = y.attributes["axes"]
     chosen = cast(equal(x, _broadcast_back(y, x, y)), dy.dtype)
     return (
@@ -141,23 +141,14 @@ def _broadcast_back(reduced: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def sum(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-    """Return the sum over axes, of the whole batch where rows are among them.
-
-    Args:
-        x: a tensor or an array.
-        axis: one or several; None means all.
-        keepdims: keep the axes with length 1.
-
-    Raises:
-        ConfigError: there is no such axis.
-    """
+    """Return the sum over one axis, several, or all (None); over rows, of the whole batch."""
     (tensor,) = as_tensors([x])
     return reduce_sum(tensor, axes=normalized_axes(axis, tensor.ndim), keepdims=bool(keepdims))
 
 
 @in_float32
 def mean(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-    """Return the mean over axes, as `sum`; NaN of nothing."""
+    """Return the mean over axes, like `sum`; NaN of nothing."""
     tensor = floating(x)
     count = math.prod(
         tensor.shape[position] for position in normalized_axes(axis, tensor.ndim)
@@ -168,28 +159,22 @@ def mean(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False
 
 @in_float32
 def var(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-    """Return the mean of the squared distances from the mean over axes, as `sum`."""
+    """Return the variance (mean squared distance from the mean) over axes, like `sum`."""
     tensor = floating(x)
     return mean(square(tensor - mean(tensor, axis, keepdims=True)), axis, keepdims)
 
 
 @in_float32
 def std(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-    """Return the root of `var`."""
+    """Return the square root of `var`."""
     return sqrt(var(x, axis, keepdims))
 
 
 def max(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False, initial: Any = None) -> Tensor:
-    """Return the greatest element over axes, as `sum`.
-
-    Args:
-        x: a tensor or an array.
-        axis: one or several; None means all.
-        keepdims: keep the axes with length 1.
-        initial: another number that may be it, which is that of no elements.
+    """Return the greatest element over axes, like `sum`; `initial` takes part, and without elements is the result.
 
     Raises:
-        ConfigError: there is no such axis, or there are no elements and no initial number.
+        ConfigError: no elements and no `initial`.
     """
     (tensor,) = as_tensors([x])
     if tensor.dtype.kind == "b":
@@ -204,7 +189,7 @@ def max(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False,
 
 
 def _is_empty(tensor: Tensor, axes: Iterable[int]) -> bool:
-    """Whether an axis is known to be empty."""
+    """Return whether an axis is known to be empty."""
     return any(not isinstance(tensor.shape[axis], Dim) and tensor.shape[axis] == 0 for axis in axes)
 
 
@@ -218,7 +203,7 @@ def order_reversed(x: Tensor) -> Tensor:
 
 
 def min(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False, initial: Any = None) -> Tensor:
-    """Return the least element over axes, as `max`."""
+    """Return the least element over axes, like `max`."""
     (tensor,) = as_tensors([x])
     if tensor.dtype.kind == "b":
         return cast(min(cast(tensor, "int32"), axis, keepdims, initial), "bool")
@@ -285,7 +270,7 @@ def _argmax_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str
     lowering=Reduction("argmax"),
 )
 def argmax_along(x: Array, *, axis: int, out: Array) -> None:
-    """The place of the greatest element along an axis, the first of equal ones."""
+    """The index of the greatest element along an axis, the first of equal ones."""
     np.argmax(x, axis=axis, out=out)
 
 
@@ -295,11 +280,7 @@ def _argmax_along_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
 
 
 def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
-    """Return the place of the greatest element along an axis (int32), the first of equals; by default in a vector.
-
-    Raises:
-        ConfigError: there is no such axis, or no element along it.
-    """
+    """Return the index of the greatest element along an axis (int32), the first of equals; by default in a vector."""
     (tensor,) = as_tensors([x])
     vector = reshape(tensor, (-1,)) if axis is None else tensor
     (place,) = normalized_axes(0 if axis is None else axis, vector.ndim)

@@ -1,4 +1,4 @@
-"""Functions of single elements that have no gradient: rounding, and tests for what is no number."""
+"""Functions of elements without a gradient: rounding, and tests for NaN and infinity."""
 
 from collections.abc import Callable
 from typing import Any

@@ -79,7 +79,7 @@ def _unrolled(node: Node, inputs: Sequence[Tensor], read: Collection[int]) -> tu
 
 
 def _operations(value: Tensor) -> int:
-    """Return the operations of a loop, counted at one of its values."""
+    """Return the operations of a loop, counted at only one of its values."""
     body = body_of(value)
     order = topological(body.results) if value.index == body.counted else []
     total = sum(tensor.op.operations(tensor) for tensor in order if tensor.op is not None and not tensor.op.is_view)
@@ -169,7 +169,7 @@ def _spec(tensor: Tensor) -> tuple[Shape, DType]:
 def _step_gradients(
     body: Body, d_carries: Mapping[int, Tensor], d_stacked: Mapping[int, Tensor]
 ) -> dict[Tensor, Tensor]:
-    """Return the gradients of a step's inputs, from those of its outputs by number."""
+    """Return the gradients in a step's inputs, from those in its outputs by number."""
     cotangents: dict[Tensor, Tensor] = {}
     of_carries = [(body.following[number], dy) for number, dy in d_carries.items()]
     for tensor, dy in (*of_carries, *((body.stacked[number], dy) for number, dy in d_stacked.items())):
@@ -178,7 +178,7 @@ def _step_gradients(
 
 
 def _factors(grad: Tensor) -> list[tuple[Tensor, bool]]:
-    """Return the matrices whose product a gradient is, each with whether to transpose it; else nothing."""
+    """Return the matrices whose product a gradient is, each with whether to transpose it; or nothing."""
     if not isinstance(lowering_of(grad), Product) or grad.ndim != 2:
         return []
     factors = []
@@ -236,10 +236,7 @@ class _BackwardReads:
         self.slices = {self.new[tensor]: stacked for tensor, stacked in stacks.items() if self.new[tensor] in used}
 
     def _residuals(self, read: Iterable[Tensor], stacks: Collection[Tensor]) -> Iterable[Tensor]:
-        """Return the tensors to stack: those read, or those from which they are cheap to recompute.
-
-        A single step is recomputed entirely, see `remat`.
-        """
+        """Return what to stack: tensors read, or those that make them cheap to recompute (all, of a single step)."""
         if self._is_single:
             return [tensor for tensor in topological(read) if tensor in self._carries]
         sources: dict[Tensor, set[Tensor]] = {}
@@ -262,5 +259,5 @@ class _BackwardReads:
 
 
 def _stack_residuals(node: Node, residuals: Sequence[Tensor]) -> dict[Tensor, Tensor]:
-    """Let a forward loop stack tensors of its body; return the stacks."""
+    """Make a forward loop stack tensors of its body; return the stacks."""
     return dict(zip(residuals, extend(node, residuals), strict=True))

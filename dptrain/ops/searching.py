@@ -1,4 +1,4 @@
-"""Where values are among others, and what is chosen or summed by that."""
+"""Membership, sorted search, selection and segment sums."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,28 +16,15 @@ from dptrain.program.tensor import Tensor, as_tensors
 
 
 def isin(x1: Any, x2: Any, assume_unique: bool = False, invert: bool = False) -> Tensor:
-    """Return whether each element of x1 is among those of x2, or, inverted, is not; compares all with all.
-
-    Args:
-        x1: a tensor or an array.
-        x2: as x1.
-        assume_unique: without effect.
-        invert: return the opposite.
-    """
+    """Return whether each element of x1 is in x2 (or with `invert` is not), comparing all pairs."""
     is_member = any(equal(expand_dims(x1, -1), ravel(x2)), -1)
     return logical_not(is_member) if invert else is_member
 
 
 def searchsorted(sorted_sequence: Any, values: Any, side: str = "left") -> Tensor:
-    """Return the place before which each value keeps a sorted vector sorted (int32); compares all with all.
+    """Return the index before which each value keeps a rising vector sorted (int32), by comparing all pairs.
 
-    Args:
-        sorted_sequence: a vector, rising.
-        values: a tensor or an array.
-        side: "left" of equal elements, or "right".
-
-    Raises:
-        ConfigError: no vector, or another side.
+    `side` is "left" or "right" of equal elements.
     """
     row, needles = as_tensors([sorted_sequence, values])
     if row.ndim != 1 or side not in ("left", "right"):
@@ -49,16 +36,12 @@ def searchsorted(sorted_sequence: Any, values: Any, side: str = "left") -> Tenso
 
 
 def digitize(x: Any, bins: Any) -> Tensor:
-    """Return in which bin each element is: how many bounds, which rise, are at most it (int32)."""
+    """Return each element's bin (int32): how many of the rising bounds are at most it."""
     return searchsorted(bins, x, "right")
 
 
 def select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0) -> Any:
-    """Return for each element the choice of the first condition that is true, else the default.
-
-    Raises:
-        ConfigError: not as many conditions as choices, or none.
-    """
+    """Return for each element the choice of the first condition that is true, else the default."""
     if len(condlist) != len(choicelist) or not condlist:
         raise ConfigError(f"select: {len(condlist)} conditions, {len(choicelist)} choices; expected as many of each")
     selected = default
@@ -68,7 +51,7 @@ def select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0)
 
 
 def segments_of(data: Any, segment_ids: Any) -> tuple[Tensor, Tensor]:
-    """Return rows and their segments after checking them."""
+    """Check and return rows and their segments."""
     values, ids = as_tensors([data, segment_ids])
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise ConfigError(
@@ -88,12 +71,9 @@ def segment_sum(data: Any, segment_ids: Any, num_segments: int | None = None, so
 
     Args:
         data: (rows, ...).
-        segment_ids: (rows,) integers of 0 to num_segments - 1; rows of negative ones are in no segment.
-        num_segments: how many there are; by default as many as known ids say.
-        sorted: without effect.
-
-    Raises:
-        ConfigError: an id is out of range, or there is no number while a step is traced.
+        segment_ids: (rows,) integers of 0 to num_segments - 1; rows of negative ones belong to no segment.
+        num_segments: by default derived from known ids; a traced step needs it (else ConfigError).
+        sorted: has no effect.
     """
     values, ids = segments_of(data, segment_ids)
     if num_segments is None:
@@ -107,15 +87,12 @@ def segment_sum(data: Any, segment_ids: Any, num_segments: int | None = None, so
 
 
 def scatter(indices: Any, values: Any, shape: Sequence[int]) -> Tensor:
-    """Return zeros with values added at places.
+    """Return zeros with values added at indices.
 
     Args:
-        indices: (..., axes) integers: a place along each of the first axes of the result.
+        indices: (..., axes) integers: an index along each of the first axes of the result.
         values: (...) and the rest of the shape.
         shape: of the result.
-
-    Raises:
-        ConfigError: a place is out of range.
     """
     places, tensor = as_tensors([indices, values])
     count = int(places.shape[-1])

@@ -1,4 +1,4 @@
-"""Fourier transforms, and windows of signals. Complex numbers are pairs of tensors. The host transforms."""
+"""Fourier transforms and windows of signals; complex numbers are pairs of real tensors. The host transforms."""
 
 import math
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ def _to_complex(x: Array) -> Array:
     lowering=HostCall(),
 )
 def fourier(x: Array, *, inverse: bool, out: Array) -> None:
-    """Transforms of pairs (..., 2, n), the real part and the imaginary one."""
+    """Transforms of pairs (..., 2, n): real part, imaginary part."""
     _write_pair((np.fft.ifft if inverse else np.fft.fft)(_to_complex(x)), out)
 
 
@@ -103,7 +103,7 @@ def _from_half_spectrum(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 def _pair(x: Any) -> Tensor:
-    """Return real and imaginary tensors as one of (..., 2, n), after checking them."""
+    """Check real and imaginary tensors and join them as (..., 2, n)."""
     if not isinstance(x, tuple | list) or len(x) != 2:
         raise ConfigError(f"Input `x` should be a tuple of two tensors - real and imaginary.Received: x={x}")
     real, imaginary = as_tensors(x)
@@ -123,22 +123,12 @@ def _parts(x: Tensor) -> Pair:
 
 
 def fft(x: Pair) -> Pair:
-    """Return the discrete Fourier transform along the last axis.
-
-    Args:
-        x: real and imaginary parts, floating-point tensors of one shape (..., n).
-
-    Returns:
-        Real and imaginary parts.
-
-    Raises:
-        ConfigError: no such pair.
-    """
+    """Return the discrete Fourier transform along the last axis of a pair of tensors (..., n), as such a pair."""
     return _parts(fourier(_pair(x), inverse=False))
 
 
 def fft2(x: Pair) -> Pair:
-    """Return the discrete Fourier transform along the last two axes; as `fft`."""
+    """Return the discrete Fourier transform along the last two axes; see `fft`."""
     return _transform_2d(x, False)
 
 
@@ -159,7 +149,6 @@ def _transform_2d(x: Pair, inverse: bool) -> Pair:
 
 
 def _cut_or_padded(x: Tensor, length: int) -> Tensor:
-    """Cut the last axis, or pad it with zeros."""
     current = int(x.shape[-1])
     if current > length:
         return x[..., :length]
@@ -167,14 +156,9 @@ def _cut_or_padded(x: Tensor, length: int) -> Tensor:
 
 
 def rfft(x: Any, fft_length: int | None = None) -> Pair:
-    """Return the first half, n // 2 + 1 elements, of the transform of real numbers along the last axis.
+    """Return the first n // 2 + 1 elements of the transform of real numbers (..., n) along the last axis, as a pair.
 
-    Args:
-        x: (..., n).
-        fft_length: the n to which x is cut, or filled up with zeros.
-
-    Returns:
-        Real and imaginary parts.
+    `fft_length` is the n to which x is cut or zero-padded.
     """
     tensor = floating(x)
     _require_rank(tensor, 1)
@@ -182,11 +166,9 @@ def rfft(x: Any, fft_length: int | None = None) -> Pair:
 
 
 def irfft(x: Pair, fft_length: int | None = None) -> Tensor:
-    """Return the real signal whose transform begins with a pair: the inverse of `rfft`.
+    """Return the real signal whose transform begins with a pair (..., k): the inverse of `rfft`.
 
-    Args:
-        x: real and imaginary parts (..., k).
-        fft_length: of the signal; by default 2 (k - 1).
+    `fft_length` is the signal's, by default 2 (k - 1).
     """
     pair = _pair(x)
     length = 2 * (int(pair.shape[-1]) - 1) if fft_length is None else int(fft_length)
@@ -197,16 +179,7 @@ def irfft(x: Pair, fft_length: int | None = None) -> Tensor:
 
 
 def extract_sequences(x: Any, sequence_length: int, sequence_stride: int) -> Tensor:
-    """Return windows of the last axis: (..., n) becomes (..., 1 + (n - sequence_length) // stride, sequence_length).
-
-    Args:
-        x: a tensor or an array.
-        sequence_length: of a window.
-        sequence_stride: between the beginnings of two.
-
-    Raises:
-        ConfigError: no positive numbers, or the axis is shorter.
-    """
+    """Return windows of the last axis: (..., n) becomes (..., 1 + (n - sequence_length) // stride, sequence_length)."""
     (tensor,) = as_tensors([x])
     _require_rank(tensor, 1)
     places = _windows(int(tensor.shape[-1]), sequence_length, sequence_stride)
@@ -235,7 +208,7 @@ def _windows(length: int, sequence_length: int, sequence_stride: int) -> Array:
 
 
 def overlapped(x: Tensor, sequence_stride: int) -> Tensor:
-    """Return the sums of windows that begin a stride apart: (..., k, w) becomes (..., (k - 1) stride + w)."""
+    """Sum windows that begin a stride apart: (..., k, w) becomes (..., (k - 1) stride + w)."""
     count, width = map(int, x.shape[-2:])
     length = (count - 1) * sequence_stride + width
     front = transpose(x, (x.ndim - 2, x.ndim - 1, *range(x.ndim - 2)))
@@ -244,7 +217,7 @@ def overlapped(x: Tensor, sequence_stride: int) -> Tensor:
 
 
 def _window(window: Any, sequence_length: int, fft_length: int, dtype: Any) -> Array:
-    """Return a window's weights, centered in zeros; refuse unknown names and other lengths."""
+    """Return a window's weights, zero-padded on both sides; refuse unknown names and other lengths."""
     if window is None:
         return np.ones(fft_length, dtype)
     if isinstance(window, str):
@@ -278,21 +251,14 @@ def _checked(sequence_length: int, sequence_stride: int, fft_length: int) -> Non
 def stft(
     x: Any, sequence_length: int, sequence_stride: int, fft_length: int, window: Any = "hann", center: bool = True
 ) -> Pair:
-    """Return the transforms of windows of signals, the short-time Fourier transform.
+    """Return the short-time Fourier transform as a pair (..., windows, fft_length // 2 + 1).
 
     Args:
         x: (..., n), float32 or float64.
-        sequence_length: of a window.
-        sequence_stride: between two of them.
-        fft_length: to which windows are filled up with zeros.
+        sequence_length, sequence_stride: of a window, and between two of them.
+        fft_length: to which windows are zero-padded.
         window: "hann", "hamming", weights, or None for ones.
-        center: reflect signals at both ends, so that window t is around t times the stride.
-
-    Returns:
-        Real and imaginary parts (..., windows, fft_length // 2 + 1).
-
-    Raises:
-        ConfigError: another window, or lengths that do not go together.
+        center: reflect signals at both ends, so that window t is centered at t times the stride.
     """
     (signal,) = as_tensors([x])
     if signal.dtype.name not in ("float32", "float64"):
@@ -317,19 +283,13 @@ def istft(
     window: Any = "hann",
     center: bool = True,
 ) -> Tensor:
-    """Return the signals whose windows have these transforms: the inverse of `stft`, with its arguments.
+    """Return the signals whose windows have these transforms: the inverse of `stft`.
 
     Args:
         x: real and imaginary parts (..., windows, fft_length // 2 + 1).
-        sequence_length: as `stft`.
-        sequence_stride: as `stft`.
-        fft_length: as `stft`.
-        length: of the signals; by default as many as the windows reach.
-        window: as `stft`; with None what overlaps is summed, as by Keras, not its mean.
-        center: as `stft`.
-
-    Raises:
-        ConfigError: as `stft`.
+        sequence_length, sequence_stride, fft_length, center: see `stft`.
+        length: of the signals; by default as far as the windows reach.
+        window: see `stft`; with None, overlaps are summed, as in Keras, not averaged.
     """
     pair = _pair(x)
     if pair.ndim < 3:

@@ -1,4 +1,4 @@
-"""Elements in order: sorting, distinct elements, and what is found by that. The host sorts, also for a GPU."""
+"""Sorting, partitioning, distinct elements. The host sorts, also for a GPU."""
 
 import builtins
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def vector_rule(shapes: Any, out: Any, attributes: Any) -> str:
 
 @op(shape=lambda shape: shape, letters=vector_rule, dtype=first_dtype, lowering=HostCall())
 def sort_last(x: Array, *, out: Array) -> None:
-    """The elements of each vector of the last axis, least first, NaN last."""
+    """The elements of each vector of the last axis, ascending, NaN last."""
     out[...] = np.sort(x, axis=-1)
 
 
@@ -42,12 +42,12 @@ def _sort_last(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 @op(shape=lambda shape: shape, letters=vector_rule, dtype=lambda x: np.int32, lowering=HostCall())
 def argsort_last(x: Array, *, out: Array) -> None:
-    """Where the elements of each sorted vector of the last axis were; equal ones keep their order."""
+    """The indices that sort each vector of the last axis, stably."""
     out[...] = np.argsort(x, axis=-1, kind="stable")
 
 
 def along_last(x: Tensor, places: Tensor) -> Tensor:
-    """Return elements of each vector of the last axis: x (..., n), places (..., m) from 0 to n - 1."""
+    """Return elements of each vector of the last axis: x (..., n), indices (..., m) from 0 to n - 1."""
     if x.ndim == 1:
         return take(x, places, 0)
     rows = row_axis(x.shape)
@@ -60,7 +60,7 @@ def along_last(x: Tensor, places: Tensor) -> Tensor:
 
 
 def move_to_last(x: Any, axis: int | None) -> tuple[Tensor, Sequence[int] | None]:
-    """Return a tensor with an axis last (None: flattened), and the order of axes that undoes it, or None."""
+    """Move an axis last (None: flatten); also return the order of axes that undoes it, or None."""
     (tensor,) = as_tensors([x])
     if axis is None or not tensor.ndim:
         return ravel(gather_rows_along(tensor, range(tensor.ndim))), None
@@ -73,29 +73,24 @@ def move_to_last(x: Any, axis: int | None) -> tuple[Tensor, Sequence[int] | None
 
 
 def sort(x: Any, axis: int | None = -1) -> Tensor:
-    """Return the elements along an axis, least first, NaN last; of x as a vector for None."""
+    """Sort along an axis, ascending, NaN last; None flattens."""
     last, back = move_to_last(x, axis)
     result = sort_last(last)
     return result if back is None else transpose(result, back)
 
 
 def argsort(x: Any, axis: int | None = -1) -> Tensor:
-    """Return where the elements of x sorted along an axis are (int32); equal ones keep their order."""
+    """Return the indices that sort x along an axis (int32), stably."""
     last, back = move_to_last(x, axis)
     result = argsort_last(last)
     return result if back is None else transpose(result, back)
 
 
 def take_along_axis(x: Any, indices: Any, axis: int | None = None) -> Tensor:
-    """Return the element of x at each index along an axis; by default both are taken as vectors.
+    """Return the element of x at each index along an axis; by default both are vectors.
 
-    Args:
-        x: a tensor or an array.
-        indices: integers of x's number of axes, of its lengths but along the axis, or of those that broadcast to them.
-        axis: one, or None.
-
-    Raises:
-        ConfigError: another number of axes, an index out of range, or the axis has the rows of a batch.
+    `indices` have x's number of axes and, except along the axis, lengths that broadcast to x's. The axis must not count
+    the batch's rows.
     """
     tensor, places = as_tensors([x, indices])
     if axis is None:
@@ -114,16 +109,7 @@ def take_along_axis(x: Any, indices: Any, axis: int | None = None) -> Tensor:
 
 
 def argpartition(x: Any, kth: int | Sequence[int], axis: int | None = -1) -> Tensor:
-    """Return places that divide x along an axis: what is less than the k-th element comes before it (int32).
-
-    Args:
-        x: a tensor or an array.
-        kth: the number of an element in sorted order, or several.
-        axis: as `sort`.
-
-    Raises:
-        ConfigError: there is no such element.
-    """
+    """Return indices that partition x along an axis (int32): all before the k-th are of lesser elements."""
     last, _ = move_to_last(x, axis)
     length = int(last.shape[-1])
     for number in (kth,) if isinstance(kth, int) else kth:
@@ -133,15 +119,7 @@ def argpartition(x: Any, kth: int | Sequence[int], axis: int | None = -1) -> Ten
 
 
 def unravel_index(indices: Any, shape: Sequence[int]) -> tuple[Tensor, ...]:
-    """Return where the elements with these numbers are in an array of a shape: places along each axis.
-
-    Args:
-        indices: integers; negative ones count from the end.
-        shape: of known lengths.
-
-    Raises:
-        ConfigError: no integers, or a known one is out of range.
-    """
+    """Return the indices along each axis of the elements with these flat indices, which may be negative."""
     (number,) = as_tensors([indices])
     if number.dtype.kind not in "iu":
         raise ConfigError(f"unravel_index: indices of {number.dtype.name}; expected integers")
@@ -167,23 +145,20 @@ def unique(
     size: int | None = None,
     fill_value: Any = None,
 ) -> Any:
-    """Return the distinct elements of a tensor, or its distinct parts along an axis; each NaN is one of its own.
+    """Return the distinct elements of a tensor, always sorted, or its distinct parts along an axis; NaNs all differ.
 
     Args:
         x: a tensor or an array.
-        sorted: they always are.
-        return_index: return too where each stands first.
-        return_inverse: return too the number among them of each element, of x's shape or a vector along the axis.
-        return_counts: return too how often each stands.
-        axis: one, or None for single elements.
-        size: cut to so many, or filled up; needed in a traced step, where their number is not known.
-        fill_value: what fills up; by default the least of them.
+        sorted: has no effect.
+        return_index: also return where each occurs first.
+        return_inverse: also return the number of each element among them, of x's shape or a vector along the axis.
+        return_counts: also return how often each occurs.
+        axis: None for single elements.
+        size: cut or fill to this length; a traced step needs it and takes None as the axis.
+        fill_value: by default the least of them.
 
     Returns:
-        A tensor, or a tuple of the requested ones, integers as int32.
-
-    Raises:
-        ConfigError: in a traced step, where `size` or vectors alone help, see `size`.
+        A tensor, or a tuple with those requested (int32).
     """
     (tensor,) = as_tensors([x])
     if tensor.value is None:
@@ -222,7 +197,7 @@ def _unique_of_values(value: Array, axis: int | None, size: int | None, fill_val
 
 
 def _unique_in_step(x: Tensor, size: int, fill_value: Any) -> list[Tensor]:
-    """Compute `unique` in ops: runs of equal elements of the sorted vector, numbered from 0."""
+    """Compute `unique` in ops: number runs of equal elements of the sorted vector."""
     flat = ravel(gather_rows_along(x, range(x.ndim)))
     order = argsort_last(flat)
     ordered = take(flat, order, 0)

@@ -1,8 +1,8 @@
-"""Keras' convolutions and pooling over one to three axes of space, made of the two-dimensional ops in `convolution`.
+"""Keras' convolutions and pooling over one to three axes of space, on top of `convolution`'s two-dimensional ops.
 
-Letters: B rows of the batch, I channels in, O channels out; "space" stands for the axes between rows and channels,
-the last two of them height and width. One axis is a width beside a height of 1. The depth of a three-dimensional
-kernel moves into its channels: a two-dimensional convolution reads as many slices as the kernel is deep.
+Letters: B rows of the batch, I channels in, O channels out; "space" stands for the axes between rows and channels, the
+last two of them height and width. One axis is a width beside a height of 1. The depth of a three-dimensional kernel
+moves into its channels: a two-dimensional convolution reads as many slices as the kernel is deep.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,14 +49,11 @@ def conv(
 
     Args:
         inputs: (B, *space, I), one to three axes of space.
-        kernel: (*extents, I / g, O).
-        strides: one for all axes of space, or one each.
-        padding: "valid" (none), or "same": zero padding, so that ceil(length / stride) places come out.
+        kernel: (*size, I / g, O).
+        strides: for all axes of space, or each.
+        padding: "valid" (none), or "same": zeros, so that ceil(length / stride) positions result.
         data_format: of inputs and result, "channels_last" by default, or "channels_first": (B, I, *space).
-        dilation_rate: one for all axes of space, or one each.
-
-    Raises:
-        ConfigError: the shapes do not go together, or the kernel is larger than the image.
+        dilation_rate: for all axes of space, or each.
     """
     x, k, in_format = _images("conv", inputs, kernel, data_format)
     groups = _groups(x, k)
@@ -81,21 +78,9 @@ def depthwise_conv(
     data_format: str | None = None,
     dilation_rate: int | Sequence[int] = 1,
 ) -> Tensor:
-    """Return each channel's convolutions with M kernels of its own.
+    """Return each channel's convolutions with its own M kernels: (B, *space, I * M), the first channel's M first.
 
-    Args:
-        inputs: as `conv`.
-        kernel: (*extents, I, M).
-        strides: as `conv`.
-        padding: as `conv`.
-        data_format: as `conv`.
-        dilation_rate: as `conv`.
-
-    Returns:
-        (B, *space, I * M): the M of the first channel come first.
-
-    Raises:
-        ConfigError: as `conv`.
+    `kernel` is (*size, I, M); for the other arguments see `conv`.
     """
     x, k, in_format = _images("depthwise_conv", inputs, kernel, data_format)
     if differ(x.shape[-1], k.shape[-2]):
@@ -116,19 +101,10 @@ def separable_conv(
     data_format: str | None = None,
     dilation_rate: int | Sequence[int] = 1,
 ) -> Tensor:
-    """Return `depthwise_conv` with one kernel and then `conv` with another, which sees one place at a time.
+    """Return `depthwise_conv` with one kernel, then `conv` with another, which sees one position at a time.
 
-    Args:
-        inputs: as `conv`.
-        depthwise_kernel: (*extents, I, M).
-        pointwise_kernel: (1, ..., I * M, O).
-        strides: as `conv`, of the first.
-        padding: as `conv`.
-        data_format: as `conv`.
-        dilation_rate: as `conv`, of the first.
-
-    Raises:
-        ConfigError: as `conv`.
+    `depthwise_kernel` is (*size, I, M), `pointwise_kernel` (1, ..., I * M, O). Strides and dilation are the first's;
+    see `conv`.
     """
     filtered = depthwise_conv(inputs, depthwise_kernel, strides, padding, data_format, dilation_rate)
     return conv(filtered, pointwise_kernel, data_format=data_format)
@@ -143,23 +119,17 @@ def conv_transpose(
     data_format: str | None = None,
     dilation_rate: int | Sequence[int] = 1,
 ) -> Tensor:
-    """Return the transposed convolution: what `conv` with these strides would have been made of.
+    """Return the transposed convolution: the gradient of `conv` in its input.
 
-    Of a length n, a stride s and a kernel that reaches over r = (extent - 1) * dilation + 1, (n - 1) s + r places come
-    out, with "valid" those and max(s - r, 0) zeros; with "same" n s of them, from the middle.
+    For length n, stride s and a kernel that spans r = (size - 1) * dilation + 1, "valid" gives (n - 1) s + r positions
+    and max(s - r, 0) zeros; "same" gives n s of them, from the middle.
 
     Args:
-        inputs: (B, *space, I), one to three axes of space.
-        kernel: (*extents, O, I).
-        strides: one for all axes of space, or one each.
+        inputs, strides, data_format, dilation_rate: see `conv`.
+        kernel: (*size, O, I).
         padding: "valid" or "same".
-        output_padding: for all axes of space, or each: "valid" adds that many places behind instead of the zeros, and
-            with "same" (n - 1) s + r mod 2 and that many come out.
-        data_format: as `conv`.
-        dilation_rate: one for all axes of space, or one each.
-
-    Raises:
-        ConfigError: the shapes do not go together.
+        output_padding: for all axes of space, or each: positions that "valid" adds at the end instead of the zeros;
+            with "same", (n - 1) s + r mod 2 plus this result.
     """
     x, k, in_format = _images("conv_transpose", inputs, kernel, data_format)
     if differ(x.shape[-1], k.shape[-1]):
@@ -199,13 +169,10 @@ def max_pool(
 
     Args:
         inputs: (B, *space, C), one to three axes of space.
-        pool_size: of the windows, one for all axes of space, or one each.
+        pool_size: of the windows, for all axes of space, or each; no larger than the image.
         strides: between them; by default their size.
-        padding: as `conv`; what lies outside the image is never the greatest.
-        data_format: as `conv`.
-
-    Raises:
-        ConfigError: the window is larger than the image.
+        padding: see `conv`; padding is never the greatest.
+        data_format: see `conv`.
     """
     x, window, stride, size, before, in_format = _windows("max_pool", inputs, pool_size, strides, padding, data_format)
     if len(size) < 3:
@@ -227,10 +194,7 @@ def average_pool(
     padding: str = "valid",
     data_format: str | None = None,
 ) -> Tensor:
-    """Return the mean of each window within the image, for each channel; as `max_pool`.
-
-    That of integers is float32.
-    """
+    """Return the mean of each window within the image, for each channel, of integers in float32; see `max_pool`."""
     x, window, stride, size, before, in_format = _windows(
         "average_pool", floating(inputs), pool_size, strides, padding, data_format
     )
@@ -272,7 +236,6 @@ def _in_format(x: Tensor, data_format: str | None) -> tuple[Tensor, Callable[[Te
 
 
 def _groups(x: Tensor, kernel: Tensor) -> int:
-    """Return the number of channel groups."""
     channels, kernel_channels = x.shape[-1], kernel.shape[-2]
     if not differ(channels, kernel_channels):
         return 1
@@ -289,7 +252,6 @@ def _different_channels(x: Tensor, kernel: Tensor) -> ConfigError:
 
 
 def _per_axis(x: Tensor, name: str, value: int | Sequence[int], least: int = 1) -> Lengths:
-    """Return one number per axis of space."""
     rank = x.ndim - 2
     lengths = (value,) * rank if isinstance(value, int) else tuple(value)
     if len(lengths) != rank or any(n < least for n in lengths):
@@ -317,7 +279,6 @@ def _windows(
 
 
 def _padding(padding: Any) -> str:
-    """Return the padding mode in lower case after checking it."""
     mode = padding.lower() if isinstance(padding, str) else padding
     if mode not in ("valid", "same"):
         raise ConfigError(f"padding = {padding!r}: expected 'valid' or 'same'")
@@ -347,7 +308,6 @@ def _output_size(
 
 
 def _parts(x: Tensor, groups: int) -> list[Tensor]:
-    """Split the last axis into equal parts."""
     if groups == 1:
         return [x]
     length = int(x.shape[-1]) // groups
@@ -355,7 +315,6 @@ def _parts(x: Tensor, groups: int) -> list[Tensor]:
 
 
 def _pool_1d_or_2d(function: Any, x: Tensor, window: Lengths, strides: Lengths, before: Lengths, size: Shape) -> Tensor:
-    """Pool over one axis or two."""
     if len(size) == 2:
         pooled: Tensor = function(x, window=window, strides=strides, before=before, size=size)
         return pooled

@@ -1,4 +1,4 @@
-"""Functions of mathematical physics, the inverse of the error function, and complex numbers as far as they are real."""
+"""Special functions, the inverse error function, and complex parts of real numbers."""
 
 import math
 from typing import Any
@@ -52,7 +52,7 @@ def _erfc_of(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 def erfc(x: Any) -> Tensor:
-    """Return 1 - erf(x), with all its digits where it is small."""
+    """Return 1 - erf(x), accurate where it is small."""
     return erfc_of(x)
 
 
@@ -75,7 +75,7 @@ _TAIL = (
     expensive=True,
 )
 def erfinv_of(x: Array, *, out: Array) -> None:
-    """The y with erf(y) = x: Giles' polynomials, and two steps of Newton's in float64."""
+    """The y with erf(y) = x: Giles' polynomials, then two Newton steps in float64."""
     wide = x.astype(np.float64)
     w = -np.log((1 - wide) * (1 + wide))
     central = np.polyval(_CENTRAL, w - 2.5)
@@ -97,13 +97,13 @@ def _erfinv_of(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 def erfinv(x: Any) -> Tensor:
-    """Return the y with erf(y) = x: infinite of -1 and 1, NaN beyond."""
+    """Return the y with erf(y) = x: infinite at -1 and 1, NaN beyond."""
     return erfinv_of(x)
 
 
 @op(shape=broadcast_shape, letters=elementwise, dtype=floating_dtype, lowering=HostCall(), expensive=True)
 def bessel_of(x: Array, *, order: int, out: Array) -> None:
-    """The modified Bessel function of the first kind and a whole order: the mean of e^(x cos t) cos(order t)."""
+    """The modified Bessel function of the first kind and integer order: the mean of e^(x cos t) cos(order t)."""
     wide = x.astype(np.float64)[..., None]
     angles = (np.arange(_ANGLES) + 0.5) * (math.pi / _ANGLES)
     size = np.abs(wide)

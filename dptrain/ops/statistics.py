@@ -1,4 +1,4 @@
-"""How rows belong together: distances, correlations; and axes by their names."""
+"""Distances and correlations of rows, and einops' `rearrange`."""
 
 import math
 import re
@@ -18,18 +18,7 @@ from dptrain.program.tensor import Tensor, as_tensors
 
 
 def cdist(x: Any, y: Any) -> Tensor:
-    """Return the Euclidean distances of all rows of x from all rows of y; their gradient is 0 where they are 0.
-
-    Args:
-        x: (..., m, n).
-        y: (..., k, n).
-
-    Returns:
-        (..., m, k).
-
-    Raises:
-        ConfigError: other shapes.
-    """
+    """Return distances of rows: (..., m, n) and (..., k, n) make (..., m, k); their gradient is 0 where they are 0."""
     a, b = (floating(tensor) for tensor in as_tensors([x, y]))
     if a.ndim < 2 or b.ndim < 2:
         raise ConfigError("`cdist` inputs must have rank >= 2")
@@ -41,11 +30,7 @@ def cdist(x: Any, y: Any) -> Tensor:
 
 
 def corrcoef(x: Any) -> Tensor:
-    """Return the correlations of the rows of a matrix: (m, n) becomes (m, m); of a vector 1.
-
-    Args:
-        x: (m, n) or (n,); integers become float32.
-    """
+    """Return the correlations of a matrix' rows: (m, n) makes (m, m), a vector 1; integers become float32."""
     tensor = floating(x)
     rows = tensor if tensor.ndim > 1 else expand_dims(tensor, 0)
     if rows.ndim != 2:
@@ -59,16 +44,10 @@ def corrcoef(x: Any) -> Tensor:
 
 
 def correlate(x1: Any, x2: Any, mode: str = "valid") -> Tensor:
-    """Return the sums of products of one vector with another that is moved along it.
+    """Return the cross-correlation of two vectors (m,) and (n,).
 
-    Args:
-        x1: (m,).
-        x2: (n,).
-        mode: "valid" where the shorter lies within the longer, max(m, n) - min(m, n) + 1 sums; "same" max(m, n) of
-            them; "full" all m + n - 1.
-
-    Raises:
-        ConfigError: no vectors, an empty one, or another mode.
+    `mode` is "valid" where the shorter lies within the longer, max(m, n) - min(m, n) + 1 sums; "same", max(m, n) of
+    them; or "full", all m + n - 1.
     """
     a, b = as_tensors([x1, x2])
     if a.ndim != 1 or b.ndim != 1 or not int(a.shape[0]) or not int(b.shape[0]):
@@ -92,15 +71,12 @@ def correlate(x1: Any, x2: Any, mode: str = "valid") -> Tensor:
 
 
 def rearrange(tensor: Any, pattern: str, **axes_lengths: int) -> Tensor:
-    """Return a tensor with its axes in another order, split and joined, as einops says it.
+    """Permute, split and join axes, as einops does.
 
     Args:
         tensor: a tensor or an array.
-        pattern: such as "b (h p) c -> b h (p c)": names of axes, those in parentheses split or joined.
-        axes_lengths: of axes that are split off; all but one in each pair of parentheses.
-
-    Raises:
-        ConfigError: a pattern that does not fit the shape.
+        pattern: such as "b (h p) c -> b h (p c)": names of axes; parentheses split or join.
+        axes_lengths: of split axes; all but one in each pair of parentheses.
     """
     (x,) = as_tensors([tensor])
     sides = re.split(r"\s*->\s*", pattern)

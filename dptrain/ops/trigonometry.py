@@ -1,4 +1,4 @@
-"""Angles: the inverses of the trigonometric functions."""
+"""Inverse trigonometric functions."""
 
 import math
 from typing import Any
@@ -59,7 +59,7 @@ def _arccos(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 def arctan2(x1: Any, x2: Any) -> Tensor:
     """Return the angle in radians, from -pi to pi, of the point with x = x2 and y = x1; 0 of the origin.
 
-    Zeros have no sign here: on the negative x axis it is pi.
+    Signs of zeros are ignored: on the negative x axis it is pi.
     """
     y, x = all_floating(x1, x2)
     height, width = absolute(y), absolute(x)

@@ -1,6 +1,6 @@
-"""Images whose pixels come from other places: affine and projective maps, elastic deformation, any coordinates.
+"""Warps of images: affine and projective maps, elastic deformation, any coordinates.
 
-Each image is a table of its pixels, from which `take_each` reads the neighbours of every place.
+Each image is a table of its pixels, from which `take_each` reads the neighbours of every coordinate.
 """
 
 import functools
@@ -45,20 +45,16 @@ def affine_transform(
     fill_value: float = 0,
     data_format: str | None = None,
 ) -> Tensor:
-    """Return images whose pixel (x, y) is that at (a0 x + a1 y + a2, b0 x + b1 y + b2) of the images given.
+    """Return images whose pixel (x, y) is that at (a0 x + a1 y + a2, b0 x + b1 y + b2) of the originals.
 
     Args:
-        images: (rows, height, width, channels) or (height, width, channels).
+        images, data_format: see `resize`.
         transform: a0, a1, a2, b0, b1, b2, c0, c1 of all images, (8,), or of each, (rows, 8); c0 and c1, of projections,
             are not read.
-        interpolation: "nearest", or "bilinear" between the four pixels around a place.
-        fill_mode: what lies outside: "constant", or the image continued by its last pixel ("nearest"), its period
-            ("wrap"), or its mirror, at the last pixel ("mirror") or behind it ("reflect").
+        interpolation: "nearest", or "bilinear" between the four pixels around a coordinate.
+        fill_mode: outside the image: "constant", or the image continued by its last pixel ("nearest"), its period
+            ("wrap"), or its mirror, at the last pixel ("mirror") or after it ("reflect").
         fill_value: of "constant".
-        data_format: "channels_last" (the default) or "channels_first".
-
-    Raises:
-        ConfigError: an argument is unknown, or another shape.
     """
     check_choice("interpolation", interpolation, INTERPOLATIONS)
     check_choice("fill_mode", fill_mode, FILL_MODES)
@@ -83,18 +79,13 @@ def perspective_transform(
     fill_value: float = 0,
     data_format: str | None = None,
 ) -> Tensor:
-    """Return images in which four points of each have moved to other places, and all else with them in perspective.
+    """Return images in perspective, so that four points of each move to other places.
 
     Args:
-        images: (rows, height, width, channels) or (height, width, channels).
+        images, interpolation, data_format: see `affine_transform`.
         start_points: (x, y) of the four, of all images, (4, 2), or of each, (rows, 4, 2).
-        end_points: where they go to, of the same shape.
-        interpolation: as `affine_transform`.
-        fill_value: of pixels outside of the image.
-        data_format: "channels_last" (the default) or "channels_first".
-
-    Raises:
-        ConfigError: an argument is unknown, or another shape.
+        end_points: where they move, of the same shape.
+        fill_value: of pixels outside the image.
     """
     check_choice("interpolation", interpolation, INTERPOLATIONS)
     starts, ends = (floating(points) for points in as_tensors([start_points, end_points]))
@@ -118,15 +109,10 @@ def perspective_transform(
 
 
 def homography(start_points: Tensor, end_points: Tensor) -> Tensor:
-    """Return the a0 to c1 that map four places to others: (x, y) to (a0 x + a1 y + a2, b0 x + b1 y + b2) over
-    (c0 x + c1 y + 1).
+    """Return the (..., 8) numbers a0 to c1 that map four points to others.
 
-    Args:
-        start_points: to which they map, (..., 4, 2).
-        end_points: of the same shape, no three on a line.
-
-    Returns:
-        (..., 8).
+    (x, y) goes to (a0 x + a1 y + a2, b0 x + b1 y + b2) / (c0 x + c1 y + 1). Both arguments are (..., 4, 2), no three of
+    `end_points` on a line; these are mapped to `start_points`.
 
     Source: P. Heckbert, "Fundamentals of texture mapping and image warping", 1989, section 2.2.3: from one quadrangle
     to the unit square by the adjoint of that square's map, and on to the other.
@@ -166,20 +152,13 @@ def elastic_transform(
     seed: random.Seed = None,
     data_format: str | None = None,
 ) -> Tensor:
-    """Return images whose pixels have moved by smooth random fields, one of each image in each direction.
+    """Move the pixels of each image by smooth random fields, one in each direction.
 
     Args:
-        images: (rows, height, width, channels) or (height, width, channels).
-        alpha: by which the fields are multiplied.
-        sigma: the deviation of the noise that they are made of, and of the bell by which it is smoothed, in pixels.
-        interpolation: see `affine_transform`.
-        fill_mode: see `affine_transform`.
-        fill_value: of "constant".
+        images, interpolation, fill_mode, fill_value, data_format: see `affine_transform`.
+        alpha: factor of the fields.
+        sigma: deviation of the noise that they are made of, and of the Gaussian that smooths it, in pixels.
         seed: see `dptrain.random.normal`.
-        data_format: "channels_last" (the default) or "channels_first".
-
-    Raises:
-        ConfigError: an argument is unknown.
 
     Source: P. Simard, D. Steinkraus and J. Platt, "Best practices for convolutional neural networks applied to visual
     document analysis", ICDAR 2003.
@@ -202,20 +181,13 @@ def elastic_transform(
 def map_coordinates(
     inputs: Any, coordinates: Any, order: int, fill_mode: str = "constant", fill_value: float = 0
 ) -> Tensor:
-    """Return an array's values at coordinates, interpolated between its elements.
+    """Return an array's values (...) at coordinates (axes of the array, ...), interpolated; integers are rounded.
 
     Args:
         inputs: an array.
-        coordinates: (axes of the array, ...).
+        coordinates: in elements.
         order: 0 for the nearest element, 1 for linear interpolation.
-        fill_mode: as `affine_transform`.
-        fill_value: of "constant".
-
-    Returns:
-        (...), of the type of the array: what has no decimals is rounded.
-
-    Raises:
-        ConfigError: an argument is unknown, or another shape.
+        fill_mode, fill_value: see `affine_transform`.
     """
     if order not in _ORDERS:
         raise ConfigError(f"Invalid value for argument `order`. Expected one of [0, 1]. Received: order={order}")
@@ -270,14 +242,7 @@ def _interpolated(
 ) -> Tensor:
     """Return the weighted sum of the neighbours of each coordinate.
 
-    Args:
-        read: returns the elements at row-major indices.
-        coordinates: one tensor for each axis.
-        lengths: of these axes.
-        interpolation: see `affine_transform`.
-        fill_mode: see `affine_transform`.
-        fill_value: see `affine_transform`.
-        behind: further axes that `read` returns.
+    `read` returns the elements at row-major indices, with `behind` further axes; `lengths` are the coordinates' axes'.
     """
 
     def along(mask: Tensor) -> Tensor:

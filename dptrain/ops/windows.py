@@ -1,4 +1,4 @@
-"""Windows of images as columns, blocks of pixels as channels, pooling to a size that is given, and PSNR."""
+"""Windows as columns, blocks of pixels as channels, adaptive pooling, and PSNR."""
 
 import math
 from collections.abc import Sequence
@@ -24,16 +24,7 @@ Pair = int | Sequence[int]
 
 
 def depth_to_space(x: Any, block_size: int, data_format: str = "channels_last") -> Tensor:
-    """Return images that are higher and wider by a factor, of channels fewer by its square.
-
-    Args:
-        x: (rows, height, width, channels).
-        block_size: the factor, from 2.
-        data_format: "channels_last" or "channels_first".
-
-    Raises:
-        ConfigError: the factor is out of range, or does not divide the channels.
-    """
+    """Move channels into space: height and width grow by `block_size`, from 2, and channels shrink by its square."""
     images, size = _blocks(x, block_size, data_format)
     rows, height, width, channels = images.shape
     out_channels, remainder = divmod(int(channels), size * size)
@@ -49,16 +40,7 @@ def depth_to_space(x: Any, block_size: int, data_format: str = "channels_last") 
 
 
 def space_to_depth(x: Any, block_size: int, data_format: str = "channels_last") -> Tensor:
-    """Return images that are lower and narrower by a factor, of channels more by its square.
-
-    Args:
-        x: (rows, height, width, channels).
-        block_size: the factor, from 2.
-        data_format: "channels_last" or "channels_first".
-
-    Raises:
-        ConfigError: the factor is out of range, or does not divide height and width.
-    """
+    """Move blocks of `block_size` x `block_size` pixels (from 2) into channels; height and width shrink."""
     images, size = _blocks(x, block_size, data_format)
     rows, height, width, channels = images.shape
     if int(height) % size or int(width) % size:
@@ -70,7 +52,6 @@ def space_to_depth(x: Any, block_size: int, data_format: str = "channels_last") 
 
 
 def _blocks(x: Any, block_size: int, data_format: str) -> tuple[Tensor, int]:
-    """Return images with channels last, and the size of blocks."""
     (images,) = as_tensors([x])
     if block_size < 2:
         raise ConfigError(f"`block_size` must be at least 2. Received: block_size={block_size}")
@@ -84,17 +65,14 @@ def _in_format(x: Tensor, data_format: str | None) -> Tensor:
 
 
 def unfold(x: Any, kernel_size: Pair, dilation: Pair = 1, padding: Pair = 0, stride: Pair = 1) -> Tensor:
-    """Return what each window of images sees as a column, (rows, channels * window, windows).
+    """Return what each window of images (rows, channels, height, width) sees: (rows, channels * window, windows).
 
     Args:
-        x: (rows, channels, height, width).
-        kernel_size: of the windows; here and below, one number or two.
+        x: the images.
+        kernel_size: of the windows; like the following, a number or a pair.
         dilation: between the pixels of a window.
         padding: zeros on each side.
         stride: between windows.
-
-    Raises:
-        ConfigError: another shape, or windows that are larger than images.
     """
     (images,) = as_tensors([x])
     if images.ndim != 4:
@@ -111,21 +89,9 @@ def unfold(x: Any, kernel_size: Pair, dilation: Pair = 1, padding: Pair = 0, str
 def fold(
     x: Any, output_size: Pair, kernel_size: Pair, dilation: Pair = 1, padding: Pair = 0, stride: Pair = 1
 ) -> Tensor:
-    """Return images that are the sums of columns, each where `unfold` takes it from.
+    """Sum columns (rows, channels * window, windows) into images where `unfold` takes them from; see there.
 
-    Args:
-        x: (rows, channels * window, windows).
-        output_size: height and width of the output, one number or two.
-        kernel_size: see `unfold`.
-        dilation: between the pixels of a window.
-        padding: zeros on each side, which are left out.
-        stride: between windows.
-
-    Returns:
-        (rows, channels, height, width).
-
-    Raises:
-        ConfigError: another shape.
+    The result is (rows, channels, height, width) with `output_size`, a number or a pair; `padding` is cut off.
     """
     (columns,) = as_tensors([x])
     if columns.ndim != 3:
@@ -171,15 +137,9 @@ def _pair(name: str, value: Pair, least: int) -> tuple[int, ...]:
 
 
 def adaptive_average_pool(inputs: Any, output_size: Pair, data_format: str | None = None) -> Tensor:
-    """Return the means of so many windows; they overlap where lengths do not divide.
+    """Return the means of `output_size` windows along all axes of space, or each; windows may overlap.
 
-    Args:
-        inputs: (rows, *space, channels), one to three axes of space.
-        output_size: windows along all axes of space, or each.
-        data_format: "channels_last" (the default) or "channels_first".
-
-    Raises:
-        ConfigError: another shape.
+    `inputs` are (rows, *space, channels), one to three axes of space, or with `data_format` "channels_first".
     """
     x, sizes = _adaptive_arguments(inputs, output_size, data_format)
     pooled = floating(x)
@@ -192,7 +152,7 @@ def adaptive_average_pool(inputs: Any, output_size: Pair, data_format: str | Non
 
 
 def adaptive_max_pool(inputs: Any, output_size: Pair, data_format: str | None = None) -> Tensor:
-    """Return the greatest elements of so many windows; see `adaptive_average_pool`."""
+    """Return the greatest elements of windows; see `adaptive_average_pool`."""
     x, sizes = _adaptive_arguments(inputs, output_size, data_format)
     for axis, size in enumerate(sizes, 1):
         starts, ends = _bounds(int(x.shape[axis]), size)
@@ -213,22 +173,12 @@ def _adaptive_arguments(inputs: Any, output_size: Pair, data_format: str | None)
 
 
 def _bounds(length: int, size: int) -> tuple[Array, Array]:
-    """Return where each of these windows begins and ends."""
     numbers = np.arange(size)
     return numbers * length // size, -(-(numbers + 1) * length // size)
 
 
 def psnr(x1: Any, x2: Any, max_val: float) -> Tensor:
-    """Return the ratio of the greatest value to the mean squared error in decibels.
-
-    Args:
-        x1: images.
-        x2: of the same shape.
-        max_val: the greatest value of pixels.
-
-    Raises:
-        ConfigError: shapes differ.
-    """
+    """Return the peak signal-to-noise ratio of two images in decibels; `max_val` is the greatest possible value."""
     a, b = (floating(tensor) for tensor in as_tensors([x1, x2]))
     if a.ndim != b.ndim or any(differ(n, m) for n, m in zip(a.shape, b.shape, strict=True)):
         raise ConfigError(f"Input shapes {tuple(a.shape)} and {tuple(b.shape)} must match for PSNR calculation.")

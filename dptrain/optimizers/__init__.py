@@ -1,4 +1,4 @@
-"""Optimizers, without device code. A new one is one file here and one line in this one."""
+"""Optimizers, without device code. A new optimizer is a file here and a line below."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -71,10 +71,10 @@ serialize = Registry[Optimizer]("optimizer", "keras.optimizers", Optimizer, CLAS
 
 
 def get(identifier: Any) -> Any:
-    """Return an optimizer by name with Keras' defaults, by configuration, or as it is; None for None.
+    """Return an optimizer by name (with Keras' defaults) or configuration, itself, or None.
 
     Raises:
-        ConfigError: no optimizer has that name, or the arguments are not its own.
+        ConfigError: an unknown name, or arguments that the optimizer does not take.
     """
     if identifier is None or isinstance(identifier, Optimizer):
         return identifier
@@ -86,14 +86,9 @@ def get(identifier: Any) -> Any:
 
 
 def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, type[Any]] | None = None) -> Optimizer:
-    """Return the optimizer that `serialize`, or Keras', described.
+    """Return the optimizer that `serialize` or Keras described: "class_name", in any case, and "config".
 
-    Args:
-        config: with "class_name", in any case, and "config".
-        custom_objects: further classes by name.
-
-    Raises:
-        ConfigError: no optimizer has that name, or the arguments are not its own.
+    `custom_objects` are further classes by name. Raises ConfigError like `get`.
     """
     classes = CLASSES | dict(custom_objects or {})
     optimizer: Optimizer = serialization.from_description("optimizer", config, classes, custom_objects)

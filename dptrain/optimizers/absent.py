@@ -1,4 +1,4 @@
-"""Optimizer of a model that was compiled without one."""
+"""The optimizer of a model that was compiled without one."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,7 +11,7 @@ _REASON = "the model was compiled with optimizer=None, which trains nothing: cal
 
 
 class AbsentOptimizer(Optimizer):
-    """No optimizer: the model evaluates, and trains by its own steps; its only variable is the counter."""
+    """No optimizer: the model evaluates, or trains by its own steps; the counter is the only variable."""
 
     def __init__(self) -> None:
         super().__init__(0.0)

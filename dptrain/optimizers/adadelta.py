@@ -11,7 +11,7 @@ from dptrain.program.tensor import Tensor, Variable
 
 
 class Adadelta(Optimizer):
-    """Steps in the parameters' own units: running mean squares of gradients, a, and of steps, d.
+    """Steps in the parameters' units: running mean squares of gradients, a, and of steps, d.
 
         a = rho a + (1 - rho) g^2
         step = g sqrt(d + epsilon) / sqrt(a + epsilon)
@@ -21,13 +21,9 @@ class Adadelta(Optimizer):
     Source: M. Zeiler, "ADADELTA: an adaptive learning rate method", arXiv:1212.5701.
 
     Args:
-        learning_rate: 0 or above, or a schedule; 1 in the paper.
+        learning_rate, options: see `Optimizer`; the paper's learning rate is 1.
         rho: decay of the mean squares, 0 to below 1.
         epsilon: added under the roots.
-        options: by keyword, of `Optimizer`: weight_decay, clipnorm, name and so on.
-
-    Raises:
-        ConfigError: an argument is out of range, or not supported.
     """
 
     def __init__(

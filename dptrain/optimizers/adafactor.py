@@ -11,7 +11,7 @@ from dptrain.program.tensor import Tensor, Variable
 
 
 class Adafactor(Optimizer):
-    """Adam's second moment as a product of a row and a column, and steps relative to the size of what they change.
+    """Adam's second moment as the product of a row and a column, and steps relative to the size of the weights.
 
         r = b r + (1 - b) mean over columns of (g^2 + epsilon_1), c likewise over rows, v = r c / mean of r
         u = g / sqrt(v);  p -= max(epsilon_2, rms(p)) rho u / max(1, rms(u) / clip_threshold)
@@ -21,16 +21,12 @@ class Adafactor(Optimizer):
     Source: N. Shazeer and M. Stern, "Adafactor", ICML 2018.
 
     Args:
-        learning_rate: 0 or above, or a schedule.
+        learning_rate, options: see `Optimizer`.
         beta_2_decay: below 0.
-        epsilon_1: added to the squares of gradients.
-        epsilon_2: the least size that steps are relative to.
+        epsilon_1: added to squared gradients.
+        epsilon_2: least size that steps are relative to.
         clip_threshold: above which updates are scaled down.
-        relative_step: kept for Keras' configurations; steps are limited to 1 / sqrt(t) either way.
-        options: by keyword, of `Optimizer`: weight_decay, clipnorm, name and so on.
-
-    Raises:
-        ConfigError: an argument is out of range, or not supported.
+        relative_step: for Keras' configurations only; steps are limited to 1 / sqrt(t) either way.
     """
 
     def __init__(
@@ -51,7 +47,7 @@ class Adafactor(Optimizer):
         self.relative_step = bool(relative_step)
 
     def build(self, variables: Iterable[Variable]) -> None:
-        """Create rows and columns of means, and second moments; of vectors, as in Keras, two numbers that stay 0."""
+        """Create means of rows and columns, and second moments; for vectors, as in Keras, two numbers that stay 0."""
         variables = list(variables)
         super().build(variables)
         for variable in variables:

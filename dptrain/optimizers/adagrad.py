@@ -18,13 +18,9 @@ class Adagrad(Optimizer):
     optimization", JMLR 12 (2011).
 
     Args:
-        learning_rate: 0 or above, or a schedule; 1 in the paper.
+        learning_rate, options: see `Optimizer`; the paper's learning rate is 1.
         initial_accumulator_value: of a, 0 or above.
         epsilon: added under the root.
-        options: by keyword, of `Optimizer`: weight_decay, clipnorm, name and so on.
-
-    Raises:
-        ConfigError: an argument is out of range, or not supported.
     """
 
     def __init__(

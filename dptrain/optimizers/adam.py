@@ -11,7 +11,13 @@ from dptrain.program.tensor import Tensor, Variable
 
 
 class Moments(Optimizer):
-    """Base of Adam and its variants: two decaying moments of the gradients, in the slots `_moments`."""
+    """Base of Adam and its variants: two decaying moments of the gradients, in the slots `_moments`.
+
+    Args:
+        learning_rate, options: see `Optimizer`.
+        beta_1, beta_2: decay of the first and second moment, 0 to below 1.
+        epsilon: added to the divisor.
+    """
 
     _moments = ("momentum", "velocity")
 
@@ -49,15 +55,9 @@ class Adam(Moments):
     2.1; S. Reddi, S. Kale and S. Kumar, "On the convergence of Adam and beyond", ICLR 2018.
 
     Args:
-        learning_rate: 0 or above, or a schedule.
-        beta_1: decay of the first moment, 0 to below 1.
-        beta_2: decay of the second moment, 0 to below 1.
-        epsilon: added to the root of the second moment before its bias is corrected (PyTorch adds it after).
+        learning_rate, beta_1, beta_2, options: see `Moments`.
+        epsilon: added to sqrt(v) before its bias is corrected (PyTorch adds it after).
         amsgrad: divide by the root of the highest second moment so far.
-        options: by keyword, of `Optimizer`: weight_decay, clipnorm, name and so on.
-
-    Raises:
-        ConfigError: an argument is out of range, or not supported.
     """
 
     def __init__(

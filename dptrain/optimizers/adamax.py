@@ -7,23 +7,13 @@ from dptrain.program.tensor import Tensor, Variable
 
 
 class Adamax(Moments):
-    """Adam with the greatest gradient in place of the root of a mean square.
+    """Adam with the greatest gradient in place of the root of a mean square; arguments as in `Moments`.
 
         m = beta_1 m + (1 - beta_1) g
         u = max(beta_2 u, |g|)
         p -= learning_rate / (1 - beta_1^t) m / (u + epsilon)
 
     Source: D. Kingma and J. Ba, "Adam: a method for stochastic optimization", ICLR 2015, section 7.1.
-
-    Args:
-        learning_rate: 0 or above, or a schedule.
-        beta_1: decay of the first moment, 0 to below 1.
-        beta_2: decay of the greatest gradient, 0 to below 1.
-        epsilon: added to the divisor.
-        options: by keyword, of `Optimizer`: weight_decay, clipnorm, name and so on.
-
-    Raises:
-        ConfigError: an argument is out of range, or not supported.
     """
 
     _moments = ("momentum", "norm")

@@ -8,18 +8,11 @@ from dptrain.optimizers.schedules import LearningRateSchedule
 
 
 class AdamW(Adam):
-    """Adam with a weight decay that stands beside the gradient and not in it.
+    """Adam with decoupled weight decay; other arguments as in `Adam`.
+
+    Before every update parameters lose the fraction weight_decay times learning_rate of themselves.
 
     Source: I. Loshchilov and F. Hutter, "Decoupled weight decay regularization", ICLR 2019.
-
-    Args:
-        learning_rate: 0 or above, or a schedule.
-        weight_decay: before every update parameters lose this times the learning rate of themselves.
-        beta_1: this one and the next three are at `Adam`.
-        options: by keyword, of `Optimizer`.
-
-    Raises:
-        ConfigError: an argument is out of range, or not supported.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Optimizer: slots beside the trained variables, and one update of a variable, written in ops.
+"""Optimizer: slots beside the trained variables, and the update of a variable, written in ops.
 
 The order of an update is Keras 3's: accumulation, clipping, weight decay, the optimizer's rule, moving averages,
 constraints. Masks of pruned weights multiply gradients before all of this, and values after the rule. Nothing branches
@@ -47,7 +47,7 @@ class LearningRate(float):
     _optimizer: "Optimizer"
 
     def __new__(cls, rate: float, optimizer: "Optimizer") -> Self:
-        """Return the number; a float takes it here, not in `__init__`."""
+        """Return the number, which a float takes here, not in `__init__`."""
         number = super().__new__(cls, rate)
         number._optimizer = optimizer
         return number
@@ -57,11 +57,7 @@ class LearningRate(float):
         return float, (float(self),)
 
     def assign(self, value: Any) -> None:
-        """Set the optimizer's learning rate; this number stays.
-
-        Raises:
-            ConfigError: as `Optimizer.learning_rate`.
-        """
+        """Set the optimizer's learning rate, see `Optimizer.learning_rate`; this number stays."""
         self._optimizer.learning_rate = value
 
     @property
@@ -70,14 +66,14 @@ class LearningRate(float):
         return constant(self.numpy())
 
     def numpy(self) -> np.float64:
-        """Return the number as NumPy float64."""
+        """The number as NumPy float64."""
         return np.float64(self)
 
 
 class Optimizer(Readable, ABC):
-    """One rule that turns gradients into new values of variables.
+    """A rule that turns gradients into new values of variables.
 
-    A subclass writes `update_step`; one with slots adds them in `build`:
+    A subclass writes `update_step`; with slots, it adds them in `build`:
 
         class Momentum(Optimizer):
             def build(self, variables):
@@ -93,21 +89,21 @@ class Optimizer(Readable, ABC):
         learning_rate: 0 or above, or a schedule.
         weight_decay: before every update variables lose this times the learning rate of themselves.
         clipnorm: highest norm of the gradient of each variable.
-        clipvalue: highest absolute value of an element of the gradients.
+        clipvalue: highest absolute value of a gradient's elements.
         global_clipnorm: highest norm of all gradients together.
         use_ema: keep moving averages of the variables, which `finalize_variable_values` puts in their place.
         ema_momentum: what an average keeps of itself in an iteration, 0 to 1.
         ema_overwrite_frequency: iterations after which the variables become their averages; None for never.
-        loss_scale_factor: by which `scale_loss` multiplies the loss, and `apply` divides gradients; None for 1.
-        gradient_accumulation_steps: update once in so many batches, 2 or more, by the mean of their gradients.
-        name: the class's in snake case by default (which Keras numbers).
+        loss_scale_factor: `scale_loss` multiplies the loss by it, and `apply` divides gradients; None for 1.
+        gradient_accumulation_steps: update once every this many batches (2 or more), by their mean gradient.
+        name: by default the class's in snake case (which Keras numbers).
 
     Attributes:
         built: whether it has its slots.
         name: of the optimizer.
 
     Raises:
-        ConfigError: an argument is out of range, or not supported.
+        ConfigError: an argument is out of range, or not supported. The same holds for all optimizers.
     """
 
     def __init__(
@@ -187,9 +183,9 @@ class Optimizer(Readable, ABC):
 
         Args:
             shape: of the variable.
-            initializer: as of a layer's weight, or a value that is drawn when it is needed.
+            initializer: as for a layer's weight, or a value, drawn when it is needed.
             dtype: float32 by default.
-            aggregation: not used: every rank has the same.
+            aggregation: not used: all ranks have the same value.
             name: of the variable.
         """
         value: Any = initializer
@@ -217,10 +213,10 @@ class Optimizer(Readable, ABC):
     def add_optimizer_variables(
         self, trainable_variables: Iterable[Variable], name: str | Sequence[str], initializer: Any = "zeros"
     ) -> Any:
-        """Give variables a slot, or one of each name; see `slots_of`. Those that have it keep it.
+        """Give variables without them slots of these names; see `slots_of`.
 
         Returns:
-            The slots, a list for each name; None of a variable that is overwritten with its gradient.
+            The slots, a list for each name; None for a variable that is overwritten with its gradient.
         """
         names, variables = [name] if isinstance(name, str) else list(name), list(trainable_variables)
         for variable in variables:
@@ -294,7 +290,7 @@ class Optimizer(Readable, ABC):
 
     @property
     def iterations(self) -> Variable | Tensor:
-        """Updates made (int64): batches divided by those that one update accumulates."""
+        """Updates made (int64): batches divided by those that an update accumulates."""
         every = self.gradient_accumulation_steps
         return self._iterations if every is None else self._iterations // every
 
@@ -302,10 +298,8 @@ class Optimizer(Readable, ABC):
     def learning_rate(self) -> Any:
         """Learning rate of the next update: a float with `assign`, or in a trace the variable (float64).
 
-        It can be set, unless there is a schedule; a traced program sees a new number, not a new schedule.
-
-        Raises:
-            ConfigError: set to a number out of range; also a TypeError if there is a schedule.
+        It can be set, unless there is a schedule (ConfigError and TypeError); a traced program sees a new number, not a
+        new schedule.
         """
         if is_tracing():
             return self._rate if self._schedule is None else self._learning_rate()
@@ -313,13 +307,7 @@ class Optimizer(Readable, ABC):
 
     @learning_rate.setter
     def learning_rate(self, rate: Any) -> None:
-        """Learning rate of the next update: a float with `assign`, or in a trace the variable (float64).
-
-        It can be set, unless there is a schedule; a traced program sees a new number, not a new schedule.
-
-        Raises:
-            ConfigError: set to a number out of range; also a TypeError if there is a schedule.
-        """
+        """See the getter; ConfigError if out of range."""
         if isinstance(rate, LearningRateSchedule):
             self._schedule, self._version = rate, self._version + 1
         elif self._schedule is not None:
@@ -338,12 +326,10 @@ class Optimizer(Readable, ABC):
 
     @property
     def _follows_schedule(self) -> bool:
-        """Whether a schedule gives the learning rate."""
         return self._schedule is not None
 
     @property
     def _rates(self) -> dict[str, float]:
-        """Learning rates by log name."""
         return {"learning_rate": float(self.learning_rate)}
 
     @property
@@ -373,14 +359,7 @@ class Optimizer(Readable, ABC):
         return loss if self.loss_scale_factor is None else loss * self.loss_scale_factor
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Variable]]) -> Variable:
-        """Update variables by their gradients; as `apply`.
-
-        Args:
-            grads_and_vars: pairs.
-
-        Returns:
-            The number of batches seen.
-        """
+        """Update variables by pairs of gradient and variable, like `apply`; return the number of batches seen."""
         pairs = list(grads_and_vars)
         self.apply([grad for grad, _ in pairs], [variable for _, variable in pairs])
         return self._iterations
@@ -390,7 +369,7 @@ class Optimizer(Readable, ABC):
 
         Args:
             grads: a gradient, or None, for each variable.
-            trainable_variables: those that the optimizer was built for by default; builds it where it is not.
+            trainable_variables: by default those that the optimizer was built for; builds it if it is not.
 
         Raises:
             ConfigError: there is no gradient, or a variable that the optimizer was not built for.
@@ -430,8 +409,8 @@ class Optimizer(Readable, ABC):
 
         Args:
             gradient: of the variable's shape and dtype.
-            variable: that is trained.
-            learning_rate: float64; `number` gives it in the variable's dtype.
+            variable: to be trained.
+            learning_rate: float64; `number` converts it to the variable's dtype.
         """
 
     def assign(self, variable: Variable, value: Any) -> None:
@@ -559,11 +538,11 @@ class Optimizer(Readable, ABC):
     def exclude_from_weight_decay(
         self, var_list: Iterable[Variable] | None = None, var_names: Iterable[str] | None = None
     ) -> None:
-        """Name variables that do not decay, before the optimizer is built.
+        """Exclude variables from weight decay, before the optimizer is built.
 
         Args:
             var_list: the variables.
-            var_names: regular expressions; a variable is excluded where one is found in its own name ("bias").
+            var_names: regular expressions to search for in a variable's own name ("bias").
 
         Raises:
             ConfigError: the optimizer is built.
@@ -577,7 +556,6 @@ class Optimizer(Readable, ABC):
         self._excluded_names = re.compile("|".join(names)) if names else None
 
     def _decays(self, variable: Variable) -> bool:
-        """Return whether weight decay applies to a variable."""
         return self.weight_decay is not None and not self._is_excluded(variable)
 
     def _is_excluded(self, variable: Variable) -> bool:
@@ -594,7 +572,7 @@ class Optimizer(Readable, ABC):
     # Moving averages
 
     def _average(self) -> None:
-        """Update the moving averages, and overwrite variables with them if due."""
+        """Update the moving averages, and overwrite variables with them when due."""
         momentum = where(equal(self.iterations, 0), np.float64(0), np.float64(self.ema_momentum))
         frequency = self.ema_overwrite_frequency
         due = _is_multiple(self.iterations + 1, frequency) if frequency else None
@@ -620,7 +598,7 @@ class Optimizer(Readable, ABC):
     # Configuration
 
     def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments as Keras names them; a schedule as `schedules.serialize` gives it.
+        """Return the constructor's arguments as Keras names them; schedules as from `schedules.serialize`.
 
         A subclass's arguments are included if they are attributes of the same name, numbers or strings.
         """
@@ -653,11 +631,7 @@ class Optimizer(Readable, ABC):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], custom_objects: Mapping[str, type[Any]] | None = None) -> Self:
-        """Return an optimizer with the arguments that `get_config` gave.
-
-        Raises:
-            ConfigError: the arguments are not this optimizer's, or the schedule's class is unknown.
-        """
+        """Return an optimizer from its `get_config`; ConfigError for unknown arguments or classes of schedules."""
         arguments = dict(config)
         if isinstance(arguments.get("learning_rate"), Mapping):
             arguments["learning_rate"] = schedules.deserialize(arguments["learning_rate"], custom_objects)

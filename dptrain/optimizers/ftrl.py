@@ -12,7 +12,7 @@ from dptrain.program.tensor import Tensor, Variable
 
 
 class Ftrl(Optimizer):
-    """Follow the regularized leader: weights that an L1 penalty sets to 0 exactly.
+    """Follow the regularized leader: an L1 penalty sets weights to exactly 0.
 
         g' = g + 2 l2_shrinkage p;  n' = n + g^2;  z += g' - (n'^-k - n^-k) / learning_rate p
         p = (clip(z, -l1, l1) - z) / (n'^-k / learning_rate + 2 (l2 + beta / (2 learning_rate)))
@@ -22,17 +22,12 @@ class Ftrl(Optimizer):
     Source: H. McMahan et al., "Ad click prediction: a view from the trenches", KDD 2013.
 
     Args:
-        learning_rate: 0 or above, or a schedule.
-        learning_rate_power: 0 or below; 0 for a learning rate that does not fall.
+        learning_rate, options: see `Optimizer`.
+        learning_rate_power: 0 or below; 0 for a constant learning rate.
         initial_accumulator_value: of n, 0 or above.
-        l1_regularization_strength: 0 or above.
-        l2_regularization_strength: 0 or above.
+        l1_regularization_strength, l2_regularization_strength: 0 or above.
         l2_shrinkage_regularization_strength: 0 or above; a penalty on the size of steps.
-        beta: of the paper.
-        options: by keyword, of `Optimizer`: weight_decay, clipnorm, name and so on.
-
-    Raises:
-        ConfigError: an argument is out of range, or not supported.
+        beta: the paper's.
     """
 
     def __init__(

@@ -8,23 +8,13 @@ from dptrain.program.tensor import Tensor, Variable
 
 
 class Lamb(Moments):
-    """Adam whose step for each variable is as long as the variable itself, times the learning rate.
+    """Adam with steps as long as the variable itself, times the learning rate; arguments as in `Moments`.
 
         u = (m / (1 - beta_1^t)) / (sqrt(v / (1 - beta_2^t)) + epsilon);  p -= learning_rate |p| / |u| u
 
     Where p or u is 0 everywhere the factor |p| / |u| is 1.
 
     Source: Y. You et al., "Large batch optimization for deep learning: training BERT in 76 minutes", ICLR 2020.
-
-    Args:
-        learning_rate: 0 or above, or a schedule.
-        beta_1: decay of the first moment, 0 to below 1.
-        beta_2: decay of the second moment, 0 to below 1.
-        epsilon: added to the divisor.
-        options: by keyword, of `Optimizer`: weight_decay, clipnorm, name and so on.
-
-    Raises:
-        ConfigError: an argument is out of range, or not supported.
     """
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:

@@ -20,13 +20,9 @@ class Lion(Optimizer):
     Source: X. Chen and others, "Symbolic discovery of optimization algorithms", arXiv:2302.06675.
 
     Args:
-        learning_rate: 0 or above, or a schedule; a third to a tenth of AdamW's.
-        beta_1: what the momentum counts in the direction, above 0 to 1.
+        learning_rate, options: see `Optimizer`; a third to a tenth of AdamW's learning rate.
+        beta_1: weight of the momentum in the direction, above 0 to 1.
         beta_2: decay of the momentum, 0 to below 1.
-        options: by keyword, of `Optimizer`: weight_decay, clipnorm, name and so on.
-
-    Raises:
-        ConfigError: an argument is out of range, or not supported.
     """
 
     def __init__(

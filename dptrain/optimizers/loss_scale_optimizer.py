@@ -17,10 +17,10 @@ from dptrain.registry import serialization
 
 
 class LossScaleOptimizer(Optimizer):
-    """An optimizer whose gradients are those of the loss times a scale, and are divided by it.
+    """Scales the loss for another optimizer and divides the gradients by the scale.
 
-    Where one of them is not finite, nothing is updated and the scale is halved; after so many updates without that it
-    is doubled. All ranks decide alike, since they have the same gradients.
+    If a gradient is not finite, nothing is updated and the scale is halved; after enough updates without that it is
+    doubled. All ranks decide alike, since they have the same gradients.
 
     Source: P. Micikevicius et al., "Mixed precision training", ICLR 2018; Keras' optimizer of the same name.
 
@@ -32,14 +32,9 @@ class LossScaleOptimizer(Optimizer):
         kwargs: `dynamic`, True.
 
     Attributes:
-        inner_optimizer: makes the updates.
-        initial_scale: the first scale.
-        dynamic_growth_steps: updates before the scale is doubled.
+        inner_optimizer, initial_scale, dynamic_growth_steps: see there.
         dynamic_scale: the scale, a variable.
-        step_counter: updates since it changed last, a variable.
-
-    Raises:
-        ConfigError: an argument is out of range, or the inner optimizer's.
+        step_counter: updates since the last change, a variable.
     """
 
     def __init__(
@@ -79,7 +74,7 @@ class LossScaleOptimizer(Optimizer):
         return loss * self.dynamic_scale
 
     def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Variable] | None = None) -> None:
-        """Update variables by the gradients of the scaled loss, where all are finite; as `Optimizer.apply`."""
+        """Update variables by the gradients of the scaled loss, if all are finite; see `Optimizer.apply`."""
         listed = list(grads)
         variables = None if trainable_variables is None else list(trainable_variables)
         if variables is not None and not self.built:
@@ -206,7 +201,7 @@ class LossScaleOptimizer(Optimizer):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], custom_objects: Mapping[str, type[Any]] | None = None) -> Self:
-        """Return an optimizer with the arguments that `get_config` gave; as `Optimizer.from_config`."""
+        """Return an optimizer from its `get_config`; see `Optimizer.from_config`."""
         classes = CLASSES | dict(custom_objects or {})
         inner = serialization.from_description("optimizer", config.get("inner_optimizer"), classes, custom_objects)
         return cls(inner, **{name: value for name, value in config.items() if name != "inner_optimizer"})

@@ -18,14 +18,11 @@ _NO_RATE = (
 class OptimizerMap(MutableMapping[str, Optimizer]):
     """Optimizers by the paths of the variables that they train.
 
-    A path that is no key is matched against all keys as regular expressions, from its begin to its end.
+    A path that is not a key is matched in full against all keys as regular expressions.
 
     Args:
-        default_optimizer: of variables whose paths no key matches.
-        optimizer_map: the other ones, by path or regular expression.
-
-    Attributes:
-        default_optimizer: of variables whose paths no key matches.
+        default_optimizer: for paths that no key matches; also an attribute.
+        optimizer_map: the others, by path or regular expression.
 
     Raises:
         ConfigError: an argument has another type; also a TypeError.
@@ -44,11 +41,7 @@ class OptimizerMap(MutableMapping[str, Optimizer]):
             self[key] = optimizer
 
     def __getitem__(self, key: str) -> Optimizer:
-        """Return the optimizer of a path.
-
-        Raises:
-            ConfigError: several regular expressions match it.
-        """
+        """Return the optimizer of a path; ConfigError if several regular expressions match it."""
         if key in self._optimizers:
             return self._optimizers[key]
         matches = [optimizer for pattern, optimizer in self._optimizers.items() if re.fullmatch(pattern, key)]
@@ -60,8 +53,8 @@ class OptimizerMap(MutableMapping[str, Optimizer]):
         """Give paths an optimizer.
 
         Raises:
-            ConfigError: the key is there already, or is no regular expression, or this is no optimizer for a part of
-                the variables.
+            ConfigError: an existing key, an invalid regular expression, or an optimizer that cannot train a part of the
+                variables.
         """
         if key in self._optimizers:
             raise ConfigError(
@@ -90,7 +83,7 @@ class OptimizerMap(MutableMapping[str, Optimizer]):
         return iter(self._optimizers)
 
     def __call__(self, variable: Variable) -> Optimizer:
-        """Return the optimizer of a variable; as `self[variable.path]`."""
+        """Return the optimizer of a variable: `self[variable.path]`."""
         return self[variable.path]
 
     def get_config(self) -> dict[str, Any]:
@@ -102,11 +95,7 @@ class OptimizerMap(MutableMapping[str, Optimizer]):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Self:
-        """Return a map with the arguments that `get_config` gave.
-
-        Raises:
-            ConfigError: they are none.
-        """
+        """Return a map from its `get_config`, else raise ConfigError."""
         rest = config.get("optimizer_map")
         if not isinstance(rest, Mapping):
             raise ConfigError(f"OptimizerMap: expected a dictionary as optimizer_map, found {rest!r}")
@@ -115,17 +104,17 @@ class OptimizerMap(MutableMapping[str, Optimizer]):
 
 
 class MultiOptimizer(Optimizer):
-    """Lets each variable be trained by one of several optimizers.
+    """Trains each variable by one of several optimizers.
 
         MultiOptimizer(OptimizerMap(SGD(0.1), {"encoder/.*": Adam()}))
 
-    Each one clips the gradients of its own variables, and counts its own updates. There is no learning rate that
-    callbacks could set: set those of the `optimizers`.
+    Each clips the gradients of its own variables, and counts its own updates. Callbacks cannot set a common learning
+    rate: set those of the `optimizers`.
 
     Args:
-        optimizer_map: an `OptimizerMap`, or a function that takes a variable and returns its optimizer. It is called
-            once for each variable, and must return the like on all ranks.
-        loss_scale_factor: as of `Optimizer`, in the place of those that the optimizers have.
+        optimizer_map: an `OptimizerMap`, or a function from a variable to its optimizer, called once for each variable,
+            with the same result on all ranks.
+        loss_scale_factor: see `Optimizer`; replaces those of the optimizers.
         name: by default "multi_optimizer".
 
     Raises:
@@ -185,7 +174,7 @@ class MultiOptimizer(Optimizer):
         return [(each, group) for each, group in groups if group]
 
     def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Variable] | None = None) -> None:
-        """Update variables by their gradients; as `Optimizer.apply`."""
+        """Update variables by their gradients; see `Optimizer.apply`."""
         listed = list(grads)
         if not listed:
             return
@@ -235,20 +224,12 @@ class MultiOptimizer(Optimizer):
 
     @property
     def learning_rate(self) -> Any:
-        """Not available.
-
-        Raises:
-            NoAttributeError: always.
-        """
+        """Not available: NoAttributeError."""
         raise NoAttributeError(_NO_RATE.format("accessed", "Access"))
 
     @learning_rate.setter
     def learning_rate(self, rate: Any) -> None:
-        """Not available.
-
-        Raises:
-            NoAttributeError: always.
-        """
+        """Not available: NoAttributeError."""
         raise NoAttributeError(_NO_RATE.format("set", "Set"))
 
     @property
@@ -257,7 +238,7 @@ class MultiOptimizer(Optimizer):
 
     @property
     def _rates(self) -> dict[str, float]:
-        """Learning rates by log name, with the optimizers' names, numbered where these repeat."""
+        """Learning rates by log name, with the optimizers' names, numbered if they repeat."""
         rates: dict[str, float] = {}
         for optimizer in self._inner:
             name, number = f"learning_rate_{optimizer.name}", 1
@@ -268,11 +249,10 @@ class MultiOptimizer(Optimizer):
 
     @property
     def _resumed_rate(self) -> Any:
-        """List of the optimizers' rates."""
         return [optimizer._resumed_rate for optimizer in self._inner]
 
     def _resume_learning_rate(self, rate: Any) -> None:
-        """Restore the optimizers' rates, or raise DataError for another number of them."""
+        """Restore the optimizers' rates; DataError for another number of them."""
         if not isinstance(rate, list) or len(rate) != len(self._inner):
             raise DataError(f"the learning rates of {len(self._inner)} optimizers; found {rate!r}")
         for optimizer, its in zip(self._inner, rate, strict=True):
@@ -282,12 +262,12 @@ class MultiOptimizer(Optimizer):
 
     @property
     def loss_scale_factor(self) -> float | None:
-        """As of `Optimizer`; each of the optimizers has it."""
+        """See `Optimizer`; shared by all of the optimizers."""
         return self._factor
 
     @loss_scale_factor.setter
     def loss_scale_factor(self, factor: float | None) -> None:
-        """As of `Optimizer`; each of the optimizers has it."""
+        """See `Optimizer`; shared by all of the optimizers."""
         self._factor = factor
         for optimizer in self._inner:
             optimizer.loss_scale_factor = factor
@@ -297,7 +277,7 @@ class MultiOptimizer(Optimizer):
         return any(optimizer._ends_with_averages for optimizer in self._inner)
 
     def finalize_variable_values(self, var_list: Iterable[Variable]) -> None:
-        """As `Optimizer.finalize_variable_values`."""
+        """See `Optimizer.finalize_variable_values`."""
         for optimizer, group in self._shared(var_list):
             optimizer.finalize_variable_values(group)
 
@@ -310,11 +290,7 @@ class MultiOptimizer(Optimizer):
     # Configuration
 
     def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments as Keras names them.
-
-        Raises:
-            ConfigError: the map is a lambda, which has no name.
-        """
+        """Return the constructor's arguments as Keras names them; ConfigError if the map is a lambda."""
         if isinstance(self._map, OptimizerMap):
             described = serialization.to_dict("keras.optimizers", self._map, (OptimizerMap,))
         else:
@@ -322,7 +298,6 @@ class MultiOptimizer(Optimizer):
         return {"optimizer_map": described, "loss_scale_factor": self.loss_scale_factor, "name": self.name}
 
     def _describe(self) -> dict[str, Any]:
-        """Return the map, or a function's name, as JSON."""
         described: Any = getattr(self._map, "__qualname__", type(self._map).__name__)
         if isinstance(self._map, OptimizerMap):
             optimizers = {**self._map, "": self._map.default_optimizer}
@@ -333,11 +308,7 @@ class MultiOptimizer(Optimizer):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Self:
-        """Return an optimizer with the arguments that `get_config` gave; as `Optimizer.from_config`.
-
-        Raises:
-            ConfigError: they are none, or the map is a function that `custom_objects` does not have.
-        """
+        """Return an optimizer from its `get_config`; ConfigError for a function that `custom_objects` does not have."""
         chosen: Any = config.get("optimizer_map")
         if isinstance(chosen, Mapping) and chosen.get("class_name") == "OptimizerMap":
             chosen = OptimizerMap.from_config(_config(chosen), custom_objects)

@@ -16,7 +16,7 @@ from dptrain.program.tensor import Tensor, Variable
 
 
 class Muon(Optimizer):
-    """Momentum whose steps of matrices are nearly orthogonal; other variables follow Adam.
+    """Momentum whose steps for matrices are nearly orthogonal; other variables follow Adam.
 
         m = momentum m + g;  u = g + momentum m with Nesterov's momentum, else m
         p -= learning_rate rms_rate sqrt(max(rows, columns)) orthogonal(u)
@@ -28,26 +28,17 @@ class Muon(Optimizer):
     scalable for LLM training", 2025.
 
     Args:
-        learning_rate: 0 or above, or a schedule.
-        adam_beta_1: decay of the first moment of Adam.
-        adam_beta_2: decay of the second moment of Adam.
-        adam_weight_decay: of variables that follow Adam.
-        epsilon: of Adam.
-        weight_decay: of the others.
-        exclude_layers: regular expressions; what one of them is found in the path of follows Adam.
+        learning_rate, options: see `Optimizer`.
+        adam_beta_1, adam_beta_2, epsilon: of Adam, see `Adam`.
+        adam_weight_decay, weight_decay: of variables that follow Adam, and of the others.
+        exclude_layers: regular expressions; variables with a match in their path follow Adam.
         exclude_embeddings: whether variables with "embedding" in their path follow Adam.
-        muon_a: of the iteration.
-        muon_b: of the iteration.
-        muon_c: of the iteration.
-        adam_lr_ratio: by which Adam's learning rate is multiplied.
+        muon_a, muon_b, muon_c: of the iteration.
+        adam_lr_ratio: factor of Adam's learning rate.
         momentum: 0 to below 1.
-        ns_steps: how many steps.
-        nesterov: whether the momentum is Nesterov's.
-        rms_rate: root mean square of a step by learning rate; None for steps p -= learning_rate orthogonal(u).
-        options: by keyword, of `Optimizer`: clipnorm, name and so on.
-
-    Raises:
-        ConfigError: an argument is out of range, or not supported.
+        ns_steps: number of iterations.
+        nesterov: use Nesterov's momentum.
+        rms_rate: root mean square of a step over the learning rate; None for p -= learning_rate orthogonal(u).
     """
 
     def __init__(
@@ -99,7 +90,7 @@ class Muon(Optimizer):
         return common | {name: getattr(self, name) for name in (*names, "rms_rate")}
 
     def _follows_adam(self, variable: Variable) -> bool:
-        """Return whether a variable is no matrix, or excluded."""
+        """Return whether a variable is not a matrix, or excluded."""
         is_embedding = self.exclude_embeddings and "embedding" in variable.path.lower()
         excluded = is_embedding or any(re.search(pattern, variable.path) for pattern in self.exclude_layers)
         return len(variable.shape) != 2 or excluded

@@ -17,17 +17,7 @@ class Nadam(Moments):
         v = beta_2 v + (1 - beta_2) g^2
         p -= learning_rate (u_{t+1} m / (1 - U_{t+1}) + (1 - u_t) g / (1 - U_t)) / (sqrt(v / (1 - beta_2^t)) + epsilon)
 
-    Source: T. Dozat, "Incorporating Nesterov momentum into Adam", ICLR 2016 workshop.
-
-    Args:
-        learning_rate: 0 or above, or a schedule.
-        beta_1: decay of the first moment, 0 to below 1.
-        beta_2: decay of the second moment, 0 to below 1.
-        epsilon: added to the divisor.
-        options: by keyword, of `Optimizer`: weight_decay, clipnorm, name and so on.
-
-    Raises:
-        ConfigError: an argument is out of range, or not supported.
+    Arguments as in `Moments`. Source: T. Dozat, "Incorporating Nesterov momentum into Adam", ICLR 2016 workshop.
     """
 
     _u_product: Variable | None = None

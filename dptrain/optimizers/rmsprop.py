@@ -16,21 +16,17 @@ class RMSprop(Optimizer):
         v = rho v + (1 - rho) g^2
         p -= learning_rate g / sqrt(v + epsilon)
 
-    Centered, the running mean of the gradients, squared, is subtracted under the root; with momentum,
+    Centered, the squared running mean of the gradients is subtracted under the root; with momentum,
     m = momentum m + learning_rate g / sqrt(...), p -= m.
 
-    Source: T. Tieleman and G. Hinton, "Lecture 6.5", Coursera 2012, as Keras has it.
+    Source: T. Tieleman and G. Hinton, "Lecture 6.5", Coursera 2012, as in Keras.
 
     Args:
-        learning_rate: 0 or above, or a schedule.
+        learning_rate, options: see `Optimizer`.
         rho: decay of the mean square, and of the mean, 0 to below 1.
         momentum: 0 or above.
         epsilon: added under the root.
         centered: subtract the squared mean of the gradients.
-        options: by keyword, of `Optimizer`: weight_decay, clipnorm, name and so on.
-
-    Raises:
-        ConfigError: an argument is out of range, or not supported.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from dptrain.program.tensor import Tensor, Variable
 
 
 class ScheduleFreeAdamW(Optimizer):
-    """Steps of RMSprop from z, and weights p between z and the mean x of all z.
+    """AdamW without a schedule: RMSprop's steps from z, and weights p between z and the mean x of all z.
 
         v = beta_2 v + (1 - beta_2) g^2
         z -= rate g / (sqrt(v / (1 - beta_2^t)) + epsilon)
@@ -26,15 +26,11 @@ class ScheduleFreeAdamW(Optimizer):
     Source: A. Defazio et al., "The road less scheduled", NeurIPS 2024.
 
     Args:
-        learning_rate: 0 or above, or a schedule.
-        beta_1: what the mean counts in p, 0 to below 1.
+        learning_rate, options: see `Optimizer`.
+        beta_1: weight of the mean in p, 0 to below 1.
         beta_2: decay of the second moment, 0 to below 1.
         epsilon: added to the root of the second moment.
         warmup_steps: updates in which the rate grows to the learning rate; 0 for none.
-        options: by keyword, of `Optimizer`: weight_decay, clipnorm, name and so on.
-
-    Raises:
-        ConfigError: an argument is out of range, or not supported.
     """
 
     def __init__(

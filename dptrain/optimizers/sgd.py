@@ -16,13 +16,9 @@ class SGD(Optimizer):
     Nesterov's momentum looks ahead: p += momentum m - learning_rate g.
 
     Args:
-        learning_rate: 0 or above, or a schedule.
+        learning_rate, options: see `Optimizer`.
         momentum: 0 to 1.
-        nesterov: whether the momentum is Nesterov's.
-        options: by keyword, of `Optimizer`: weight_decay, clipnorm, name and so on.
-
-    Raises:
-        ConfigError: an argument is out of range, or not supported.
+        nesterov: use Nesterov's momentum.
     """
 
     def __init__(

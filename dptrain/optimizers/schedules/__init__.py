@@ -1,4 +1,4 @@
-"""Learning-rate schedules, pure functions of the step. A new one is one file here and one line in this one."""
+"""Learning-rate schedules, pure functions of the step. A new schedule is a file here and a line below."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -15,15 +15,14 @@ from dptrain.registry.reads import Readable
 class LearningRateSchedule(Readable):
     """The learning rate as a function of the step, for the `learning_rate` of an optimizer.
 
-    A subclass writes `__call__`, in ops: it becomes part of the program of a step. To be saved it also writes
-    `get_config`, or is a dataclass whose fields are what its constructor takes.
+    A subclass writes `__call__`, in ops: it becomes part of the step's program. To be saved it also writes
+    `get_config`, or is a dataclass whose fields are the constructor's arguments.
     """
 
     def __call__(self, step: Any) -> Any:
-        """Return the learning rate of step 0, 1, ...: every batch is a step, accumulated gradients or not.
+        """Return the learning rate of step 0, 1, ..., a number or (from an optimizer) a float64 tensor.
 
-        Args:
-            step: a number or a tensor; of an optimizer it is float64.
+        Every batch is a step, also with accumulated gradients.
         """
         raise NotImplementedError(
             f"Learning rate schedule '{type(self).__name__}' must override `__call__(self, step)`."
@@ -39,7 +38,7 @@ class LearningRateSchedule(Readable):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Return a schedule with the arguments that `get_config` gave."""
+        """Return a schedule from its `get_config`."""
         return cls(**config)
 
 

@@ -11,21 +11,18 @@ from dptrain.program.tensor import Tensor
 
 @dataclass(eq=False)
 class CosineDecay(LearningRateSchedule):
-    """Half a cosine from the initial learning rate to alpha times it, after a linear warmup where one is asked for.
+    """Half a cosine from the initial learning rate to alpha times it, after an optional linear warmup.
 
     Sources: I. Loshchilov and F. Hutter, "SGDR: stochastic gradient descent with warm restarts", ICLR 2017; for the
     warmup P. Goyal and others, "Accurate, large minibatch SGD", arXiv:1706.02677.
 
     Args:
         initial_learning_rate: at step 0.
-        decay_steps: steps of the cosine, the warmup not counted; above 0.
-        alpha: what is left at the end, as a fraction of where the cosine begins.
+        decay_steps: steps of the cosine without the warmup; above 0 (else ConfigError).
+        alpha: final rate, as a fraction of where the cosine begins.
         name: of the schedule.
         warmup_target: where the warmup ends and the cosine begins; None for no warmup.
         warmup_steps: steps of the warmup.
-
-    Raises:
-        ConfigError: decay_steps is not above 0.
     """
 
     initial_learning_rate: float

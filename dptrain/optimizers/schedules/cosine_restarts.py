@@ -12,20 +12,17 @@ from dptrain.program.tensor import Tensor
 
 @dataclass(eq=False)
 class CosineDecayRestarts(LearningRateSchedule):
-    """Half a cosine down to alpha times the learning rate, and again from the top: the i-th time from m_mul^i of it.
+    """Half a cosine down to alpha times the learning rate, again and again: the i-th starts at m_mul^i times the rate.
 
     Source: I. Loshchilov and F. Hutter, "SGDR: stochastic gradient descent with warm restarts", ICLR 2017.
 
     Args:
         initial_learning_rate: at step 0.
-        first_decay_steps: steps of the first cosine; above 0.
-        t_mul: the i-th cosine is t_mul^i times as long; 1 or above.
+        first_decay_steps: steps of the first cosine; above 0 (else ConfigError).
+        t_mul: the i-th cosine is t_mul^i times as long; at least 1 (else ConfigError, where Keras gives NaN).
         m_mul: the i-th cosine begins at m_mul^i times the initial learning rate.
-        alpha: what is left at the end of a cosine, as a fraction of the initial learning rate.
+        alpha: end of a cosine, as a fraction of the initial learning rate.
         name: of the schedule.
-
-    Raises:
-        ConfigError: first_decay_steps is not above 0, or t_mul is below 1 (which Keras lets end in NaN).
     """
 
     initial_learning_rate: float

@@ -14,13 +14,10 @@ class ExponentialDecay(LearningRateSchedule):
 
     Args:
         initial_learning_rate: at step 0.
-        decay_steps: steps in which the rate decays once; above 0.
-        decay_rate: the factor of one decay.
-        staircase: whether step / decay_steps is rounded down.
+        decay_steps: steps in which the rate decays once; above 0 (else ConfigError).
+        decay_rate: the factor of a decay.
+        staircase: round step / decay_steps down.
         name: of the schedule.
-
-    Raises:
-        ConfigError: decay_steps is not above 0.
     """
 
     initial_learning_rate: float

@@ -13,13 +13,10 @@ class InverseTimeDecay(LearningRateSchedule):
 
     Args:
         initial_learning_rate: at step 0.
-        decay_steps: steps after which decay_rate is added to the divisor; above 0.
-        decay_rate: added to the divisor in decay_steps.
-        staircase: whether step / decay_steps is rounded down.
+        decay_steps: steps after which decay_rate has been added to the divisor; above 0 (else ConfigError).
+        decay_rate: see there.
+        staircase: round step / decay_steps down.
         name: of the schedule.
-
-    Raises:
-        ConfigError: decay_steps is not above 0.
     """
 
     initial_learning_rate: float

@@ -1,4 +1,4 @@
-"""Constant learning rates, one after the other."""
+"""Piecewise constant learning rates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,15 +12,12 @@ from dptrain.program.tensor import Tensor
 
 @dataclass(eq=False)
 class PiecewiseConstantDecay(LearningRateSchedule):
-    """values[0] up to and with step boundaries[0], then values[1] up to and with boundaries[1], ...
+    """values[0] up to and including step boundaries[0], then values[1] up to boundaries[1], ...
 
     Args:
-        boundaries: last steps of all values but the last, rising; of a fraction the integer part counts.
+        boundaries: last steps of all values but the last, rising (else ConfigError), rounded down.
         values: learning rates, one more than boundaries.
         name: of the schedule.
-
-    Raises:
-        ConfigError: the lengths do not fit, or the boundaries do not rise.
     """
 
     boundaries: Sequence[float]

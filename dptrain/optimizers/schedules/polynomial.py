@@ -14,14 +14,11 @@ class PolynomialDecay(LearningRateSchedule):
 
     Args:
         initial_learning_rate: at step 0.
-        decay_steps: steps to the end; above 0.
+        decay_steps: steps to the end; above 0 (else ConfigError).
         end_learning_rate: at the end, and after it.
         power: of the polynomial.
-        cycle: at the end decay_steps becomes the next multiple of itself, so that the rate rises again, to less.
+        cycle: at the end decay_steps becomes its next multiple, so that the rate rises again, but to less.
         name: of the schedule.
-
-    Raises:
-        ConfigError: decay_steps is not above 0.
     """
 
     initial_learning_rate: float
