@@ -1,4 +1,4 @@
-"""Finds the index outside a table that a program has met, such as an id of an Embedding that is too large."""
+"""Finds an index outside its table, such as an id too large for an Embedding."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +19,7 @@ def absent_row(layer: str, length: int, places: Array, samples: Array | None = N
     """Return the error that names the first id outside a table, or None.
 
     Args:
-        layer: that takes the rows, or "".
+        layer: that gathers the rows, or "".
         length: of the table.
         places: (rows, ...) or (): ids; negative ones count from the end.
         samples: (rows,): numbers of the samples; None for their order.
@@ -41,10 +41,10 @@ def absent_row(layer: str, length: int, places: Array, samples: Array | None = N
 
 
 def find_absent_row(program: Program, values: Mapping[Tensor, Array], rows: int, first_row: int) -> DataError | None:
-    """Return the error that names the first id outside a table, given the values of inputs and state at that step.
+    """Return the error that names the first id outside a table, given a step's values of inputs and state.
 
     Returns:
-        None if the id depends on messages, or lies in a loop.
+        None if the id depends on messages, or is in a loop.
     """
     order = program.inputs.get(ROWS)
     gathers = [tensor for tensor in program.tensors if tensor.op is not None and tensor.op.lowering == Gather()]

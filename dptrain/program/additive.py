@@ -1,4 +1,4 @@
-"""Whether totals are sums over samples, so that they do not depend on how samples are cut into batches.
+"""Whether totals are sums over samples, and so independent of how samples are batched.
 
 The mean loss of a batch times its rows is such a sum; the sum of the losses times its rows is not. A tensor's degree
 tells them apart: the power of the number of rows among its factors.

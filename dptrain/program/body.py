@@ -1,10 +1,10 @@
-"""Bodies: what a loop repeats, as a program of one step.
+"""Bodies: a step of a loop, as a program.
 
 A step takes **carries** from the step before, a **slice** of each stacked input, and **captures**, which all steps
-share. It computes the next carries, and values that are stacked. A node's inputs are the first carries, the stacked
+share. It computes the next carries, and results that are stacked. A node's inputs are the first carries, the stacked
 inputs and the captures; carries without an input begin as zeros, as sums do.
 
-Whatever depends on captures alone is not part of a body: it is computed once, before the loop, and captured itself.
+What depends on captures alone is not part of a body: it is computed once, before the loop, and captured itself.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,14 +21,14 @@ from dptrain.program.tensor import DType, Node, Tensor, Variable, placeholder, t
 
 @dataclass(frozen=True, eq=False)
 class Body:
-    """One step of a loop.
+    """A step of a loop.
 
     Attributes:
         carries: placeholders of the last step's results.
         slices: placeholders of this step's part of each stacked input.
         captures: placeholders of tensors that all steps read.
         following: the next carries.
-        stacked: results that are stacked.
+        stacked: results to stack.
         sums: how many carries, the last ones, begin as zeros.
         counted: the value that counts the operations of all steps: the first that is read.
         made: cached derivatives, see `step_of`.
@@ -76,16 +76,16 @@ Step = Callable[[list[Tensor], list[Tensor]], tuple[Sequence[Tensor], Sequence[T
 
 
 def traced(step: Step, inits: Sequence[Tensor], slices: Sequence[Tensor]) -> tuple[Body, list[Tensor], list[Variable]]:
-    """Trace one step of a loop, within a trace.
+    """Trace a step of a loop, within a trace.
 
     Args:
-        step: takes carries and slices, and returns the next carries and what is to be stacked. A variable that it
+        step: takes carries and slices, and returns the next carries and the results to stack. A variable that it
             assigns becomes a further carry.
         inits: the first carries.
         slices: stacked inputs.
 
     Returns:
-        The body, the inputs of its node, and the variables that its last carries are.
+        The body, the inputs of its node, and the variables of its last carries.
 
     Raises:
         ConfigError: a carry changes its shape or type.
@@ -126,7 +126,7 @@ def closed(
 ) -> tuple[Body, list[Tensor], Mapping[Tensor, Tensor]]:
     """Return the body with these results, its captures, and the body's tensor for each tensor.
 
-    `outer_tensors` are tensors of the surrounding program for their stand-ins in the step; `sums` as of `Body`.
+    `outer_tensors` are tensors of the surrounding program for their stand-ins in the step; `sums` as in `Body`.
     """
     results = [*following, *stacked]
     new = dict(outer_tensors)

@@ -1,4 +1,4 @@
-"""What ops look at when they are called, beside their operands."""
+"""State that ops read when they are called, beside their operands."""
 
 from collections.abc import Callable
 from contextvars import ContextVar

@@ -1,8 +1,8 @@
 """Lengths as data: a number, or a `Dim`, which is a name with a scale and an offset.
 
-In a trace a dim is bound to the size at hand, and counts rows of the batch: what is proportional to it is a dim again,
-so that a shape says what ranks share out, and one program serves every number of rows. Whoever asks for the number gets
-it, and the program is one for that size alone. Dims of symbolic tensors are bound to nothing, and have no number.
+In a trace a dim is bound to the present size and counts rows of the batch. Lengths proportional to it are dims too, so
+that shapes tell what ranks share, and one program serves every number of rows. Code may ask for the number, but then
+the program holds for that size alone. Dims of symbolic tensors are unbound and have no number.
 """
 
 import itertools
@@ -21,15 +21,11 @@ _ROWS = "rows"
 
 
 class UnknownLengthError(ConfigError):
-    """A length is asked for as a number while it is unknown."""
+    """An unknown length was used as a number."""
 
 
 class Size:
-    """What a name of dims is bound to.
-
-    Attributes:
-        asked: whether anybody has asked for it: what was computed since may be right for this number alone.
-    """
+    """What the name of a dim is bound to; once it is `asked` for, later results may hold for this number alone."""
 
     __slots__ = ("asked", "number")
 
@@ -40,13 +36,13 @@ class Size:
 class Dim:
     """A length: `scale` times a name, or several names, and `offset`.
 
-    Sums, multiples, exact quotients and products are dims; what is not, such as another quotient, is a dim whose name
-    is that expression, or a number where the dim is bound to one. Divided by or multiplied with anything but integers
-    it is a tensor. Bound to nothing it reads as None, as in Keras; `bound` says what it is once its names are known.
+    Sums, multiples, exact quotients and products are dims. Any other quotient is a dim whose name is that expression,
+    or a number if the dim is bound. Divided by or multiplied with anything but integers it becomes a tensor. Unbound it
+    reads as None, as in Keras; `bound` substitutes the lengths of its names.
 
     Args:
         names: of the lengths that are multiplied: words, or expressions (function, operand, operand).
-        blocks: scales of the parts of which a sum, a concatenation's length, has one behind the other.
+        blocks: scales of the consecutive parts of a sum, a concatenation's length.
         size: that its single name is bound to, or None.
     """
 
@@ -64,7 +60,7 @@ class Dim:
 
     @classmethod
     def rows(cls, number: int | None = None, scale: int = 1, blocks: tuple[int, ...] = ()) -> "Dim":
-        """Return a multiple of a global batch's rows, of which there are so many; None if unknown."""
+        """Return a multiple of a global batch's rows; `number` None if unknown."""
         return cls(_ROWS, scale=scale, blocks=blocks, size=None if number is None else Size(number))
 
     def times(self, scale: int) -> "Dim":
@@ -94,16 +90,16 @@ class Dim:
 
     @property
     def name(self) -> str | None:
-        """Its name if it is nothing more, else None."""
+        """The name if the dim is nothing more, else None."""
         is_plain_name = len(self.names) == 1 and isinstance(self.names[0], str) and (self.scale, self.offset) == (1, 0)
         return self.names[0] if is_plain_name else None
 
     @property
     def number(self) -> int:
-        """Its number, for messages, estimates and executions: what they are must not change what is computed.
+        """Its number, for messages, estimates and executions, which must not influence the program.
 
         Raises:
-            UnknownLengthError: it is bound to nothing.
+            UnknownLengthError: it is unbound.
         """
         if self.size is None:
             raise UnknownLengthError(
@@ -114,11 +110,7 @@ class Dim:
         return self.scale * self.size.number + self.offset
 
     def bound(self, lengths: Mapping[str, Any]) -> Any:
-        """Return the length where names have these: a number, or what other dims make of it.
-
-        Raises:
-            KeyError: one of its names is not among them.
-        """
+        """Return the length for these lengths of names, a number or a dim; KeyError if a name is missing."""
         if self.names == (_ROWS,) and isinstance(lengths[_ROWS], Dim) and lengths[_ROWS].name and not self.offset:
             return Dim(_ROWS, scale=self.scale, blocks=self.blocks, size=lengths[_ROWS].size)
         product: Any = self.scale
@@ -248,11 +240,7 @@ class Dim:
         return not self < other
 
     def __int__(self) -> int:
-        """Return its number, and note that it was asked for.
-
-        Raises:
-            UnknownLengthError: it is bound to nothing.
-        """
+        """Return the number, and record that it was asked for; UnknownLengthError if unbound."""
         number = self.number
         assert self.size is not None
         self.size.asked = True
@@ -285,10 +273,10 @@ def _length(
 
 
 def length_of(factors: Sequence[Any], scale: int, offset: int) -> Any:
-    """Return a length made of others, of expressions (function, operand, operand), and of None, the rows of a batch.
+    """Return a length from factors: lengths, expressions (function, operand, operand), and None, the rows of a batch.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: not a length.
     """
     product: Any = scale
     for factor in factors:
@@ -321,7 +309,7 @@ def unknown() -> Any:
 
 
 def bound(value: Any, lengths: Mapping[str, Any]) -> Any:
-    """Substitute lengths for names in an op's attribute; as `Dim.bound`."""
+    """Substitute lengths for names in an op's attribute; see `Dim.bound`."""
     if isinstance(value, tuple):
         return tuple(bound(part, lengths) for part in value)
     return value.bound(lengths) if isinstance(value, Dim) else value
@@ -346,11 +334,7 @@ def counts_rows(length: Any) -> bool:
 
 
 def number_of(length: Any) -> int:
-    """Return a length's number, without asking for it; see `Dim.number`.
-
-    Raises:
-        UnknownLengthError: it is not known.
-    """
+    """Return a length's number without recording the use, see `Dim.number`; UnknownLengthError if unknown."""
     return length.number if isinstance(length, Dim) else int(length)
 
 
@@ -389,7 +373,7 @@ def greatest(a: Any, b: Any) -> Any:
 
 
 def symbolic(shape: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the shape of a symbolic tensor that users write: None for the rows of the batch, and for other lengths."""
+    """Return the symbolic shape of one that users write: None for the rows of the batch, and for other lengths."""
     lengths: list[Any] = list(shape)
     for axis, n in enumerate(lengths):
         if axis:

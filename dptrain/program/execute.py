@@ -32,16 +32,16 @@ def evaluate(
     first_row: int = 0,
     comm: Communicator | None = None,
 ) -> tuple[dict[str, Array], dict[Variable, Array]]:
-    """Return what comes out of a program, and the new values of its state. Collective where it is a placed one.
+    """Return a program's outputs and the new values of its state. Collective if it is placed.
 
-    Derived outputs are among it unless ranks have summands of the state.
+    Derived outputs are included unless ranks have summands of the state.
 
     Args:
-        program: what is executed.
-        values: of its inputs, by name: this rank's rows of what is sharded.
-        state: values of variables; those that are not in it have their own.
-        rows: of the global batch that this rank has; None for all.
-        first_row: the global number of the first of them.
+        program: to execute.
+        values: of its inputs by name: this rank's rows of sharded ones.
+        state: values of variables; variables that are missing here use their own.
+        rows: of the global batch on this rank; None for all.
+        first_row: global number of its first row.
         comm: the ranks; None for one.
 
     Raises:
@@ -62,7 +62,7 @@ def evaluate(
 
 
 def _written(program: Program) -> list[Tensor]:
-    """Return the tensors with arrays of their own."""
+    """Return the tensors that have their own arrays."""
     return [
         tensor
         for tensor in program.tensors
@@ -76,7 +76,7 @@ def bytes_of(program: Program, rows: int | None = None) -> int:
 
 
 class _Step:
-    """A program's ops in order; arguments as of `evaluate`, with the arrays of inputs by name and of variables."""
+    """A program's ops in order; arguments as for `evaluate`, with the arrays of inputs by name and of variables."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class _Step:
 
 
 class _Loop:
-    """A loop's steps in order; `out` are arrays of its read values by number, other arguments as of `evaluate`."""
+    """A loop's steps in order; `out` are arrays of its read values by number, other arguments as for `evaluate`."""
 
     def __init__(
         self,
@@ -200,7 +200,6 @@ class _Loop:
         self._given = [self._step.values[leaf] for leaf in self._body.inputs]
 
     def execute(self, inputs: Sequence[Array]) -> None:
-        """Run all steps."""
         body, values = self._body, self._step.values
         count, ends = len(body.begun), len(body.begun) + len(body.slices)
         for array in self._carries[count:]:
@@ -266,18 +265,7 @@ class HostMemory:
 class ReferenceExecutable:
     """A program for one number of rows, executed many times.
 
-    Args:
-        program: what is executed.
-        memory: where its state lives, and goes on to live.
-        arrays: what its inputs read at every step, by name: this rank's rows of what is sharded. Of the input `ROWS`,
-            the numbers of stored rows, it is those of many steps, of which each reads its own.
-        rows: of the global batch that this rank has; None for all.
-        first_row: the global number of the first of them.
-        comm: the ranks; None for one.
-
-    Attributes:
-        outputs: what the last step made, by name.
-        nbytes: of its memory, state and inputs aside.
+    `memory` holds its state; other arguments as for `Backend.executable`, attributes as of `Executable`.
 
     Raises:
         ConfigError: an array is missing or has another shape.
@@ -306,13 +294,10 @@ class ReferenceExecutable:
         self.outputs: Mapping[str, Array] = {}
 
     def run(self, starts: Sequence[int] = (0,)) -> None:
-        """Execute it as often as there are starts. Collective where the program is a placed one.
-
-        Args:
-            starts: where in the array `ROWS` each step's rows begin.
+        """Execute a step for each start of its rows in the array `ROWS`. Collective if the program is placed.
 
         Raises:
-            DataError: a step asks for rows that a table does not have.
+            DataError: a step reads a row that its table does not have.
         """
         values = self._step.values
         with nullcontext() if self._is_of_ranks else TURNS.of(self._program.reads, self._program.writes | {self}):
@@ -329,7 +314,7 @@ class ReferenceExecutable:
                     np.copyto(self._state[variable], value)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
     def _own(self, tensor: Tensor) -> Array:
         """Return a value that a change of state does not affect."""

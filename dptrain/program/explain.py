@@ -23,13 +23,13 @@ _PLACEMENT, _PLACED = 4, 24
 def explain(program: Program, local: PlacedProgram | None = None) -> str:
     """Return tables with a line for each op: of the forward pass, the backward pass, the update and the messages.
 
-    Numbers are those of the global batch: a rank computes its part of what is sharded. A product of matrices counts two
-    operations for each of its multiplications, any other op one for each element of its output; views count none. Bytes
-    are those of the output. The sums of each table stand above it, those of all below.
+    Numbers are those of the global batch: a rank computes its part of sharded tensors. A matrix product counts two
+    operations for each multiplication, any other op one for each element of its output, a view none. Bytes are those of
+    the output. Each table begins with its sums, the first one with those of all.
 
     Args:
         program: traced, or placed, which adds placements and messages.
-        local: where variables are sharded, the program of a rank, whose messages are those that travel.
+        local: if variables are sharded, the program of a rank, whose messages are those that are sent.
     """
     tensors = program.tensors
     names, groups = names_of(program), grouped(program)
@@ -61,9 +61,8 @@ def explain(program: Program, local: PlacedProgram | None = None) -> str:
 def grouped(program: Program) -> dict[str, list[Tensor]]:
     """Partition a program's ops into forward pass, backward pass, update and messages, each in program order.
 
-    Everything that outputs, and state other than trained variables, depend on is the forward pass. Of the rest, the
-    update is the elementwise ops at the end, and the backward pass what comes before. A program that trains nothing is
-    one group.
+    The forward pass is all that outputs, and state other than trained variables, depend on. Of the rest, the update is
+    the elementwise ops at the end, and the backward pass what comes before. A program that trains nothing is one group.
     """
     tensors = [tensor for tensor in program.tensors if tensor.op is not None]
     trained = {variable for variable in program.updates if variable.trainable}
@@ -214,14 +213,7 @@ def _wrapped_code(line: str) -> list[str]:
 
 
 def _filled(words: Sequence[str], first: str, next_margin: str, end: str = "") -> list[str]:
-    """Fill lines with words; a longer word has its own line.
-
-    Args:
-        words: to be joined by blanks.
-        first: begins the first line.
-        next_margin: begins the others.
-        end: of all lines but the last.
-    """
+    """Fill lines with words: `first` or `next_margin`, words, and `end` but for the last; long words stand alone."""
     lines, remaining, margin = [], list(words), first
     while remaining:
         count = length = 0

@@ -1,6 +1,6 @@
 """The reverse pass: gradients as ops, from the gradient rule of each op.
 
-Nothing here knows of ranks or devices: a function is differentiated as if one device had the whole batch.
+It ignores ranks and devices: a function is differentiated as if one device had the whole batch.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,12 +40,12 @@ def topological(
 
 
 def gradients(target: Tensor, sources: Sequence[Tensor], gradient: Any = None) -> list[Tensor | None]:
-    """Return the gradient of a floating-point target in each source, None where it does not depend on it.
+    """Return the gradient of a floating-point target in each source, None if it does not depend on it.
 
     `gradient` is the target's cotangent, ones by default, which differentiates the target's sum.
 
     Raises:
-        ConfigError: the target is no floating-point tensor, or an op in between has no gradient.
+        ConfigError: the target is not floating-point, or an op in between has no gradient.
     """
     if not is_floating(target.dtype):
         raise ConfigError(f"{target} has no gradient: expected floating-point numbers")
@@ -59,11 +59,7 @@ def gradients(target: Tensor, sources: Sequence[Tensor], gradient: Any = None) -
 
 
 def pulled_back(cotangents: Mapping[Tensor, Tensor], sources: Sequence[Tensor]) -> dict[Tensor, Tensor]:
-    """Return the gradients of all tensors between cotangents and sources.
-
-    Raises:
-        ConfigError: an op in between has no gradient.
-    """
+    """Return the gradients of all tensors between cotangents and sources; ConfigError if an op there has none."""
     order = topological(cotangents, _operands)
     depends = set(sources)
     values: dict[Node, dict[int, Tensor]] = {}  # of ops that have several

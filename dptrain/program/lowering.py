@@ -1,4 +1,4 @@
-"""Lowerings: the part of an op's record on which backends dispatch, which says what generated code computes."""
+"""Lowerings: the part of an op's record that tells backends what generated code computes."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ class Element:
     """Single elements of operands that are broadcast together.
 
     Attributes:
-        c: the element as an expression of C++: of the operands `{0}`, `{1}`, ... in the types of
+        c: the element as a C++ expression: of the operands `{0}`, `{1}`, ... in the types of
             `program/codegen/cpp.py:operand_dtypes`, of attributes by name, and of `{last}`, the index along the last
-            axis, which the operand then does not have. Functions are those of `kernels/scalar.h`.
-        conditions: operands that enter as truth values; the others then have the output's type.
-        exponents: operands that are part of the code where they are positive whole numbers that are known, since
-            compilers know shorter ways: `x * x`.
+            axis, which the operand then lacks. Functions are those of `kernels/scalar.h`.
+        conditions: operands used as truth values; the others then have the output's type.
+        exponents: operands written into the code if they are known positive integers, as compilers have shorter forms:
+            `x * x`.
     """
 
     c: str
@@ -32,12 +32,12 @@ class Element:
 
     @property
     def by_last(self) -> bool:
-        """Whether it depends on the place along the last axis."""
+        """Whether it depends on the index along the last axis."""
         return "{last}" in self.c
 
     @property
     def converts(self) -> bool:
-        """Whether the operand comes out as it is, in another type."""
+        """Whether it only converts the operand to another type."""
         return self.c == "{0}"
 
 
@@ -46,8 +46,8 @@ class ViewMap:
     """The operand's own elements, in its memory.
 
     Attributes:
-        maps: of the tensor that the op makes: where along each axis of the operand its elements lie, as functions of
-            its own indices; None where they keep their order, in another shape.
+        maps: given the op's result, the index along each axis of the operand as a function of the result's indices;
+            None if elements keep their order, in another shape.
     """
 
     maps: Maps | None = None
@@ -55,11 +55,7 @@ class ViewMap:
 
 @dataclass(frozen=True)
 class Reduction:
-    """Elements joined over the axes that the attribute "axes" or "axis" says.
-
-    Attributes:
-        join: "argmax" is the place of the first of the greatest elements, along one axis.
-    """
+    """Elements reduced over the attribute "axes" or "axis"; "argmax" is the index of an axis' first maximum."""
 
     join: Literal["sum", "max", "argmax"]
 
@@ -71,11 +67,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Gather:
-    """Rows of the first operand at the places of the second.
-
-    Attributes:
-        batch: how many first axes both have in common: at each place of them are a table and places of its own.
-    """
+    """Rows of the first operand at the indices of the second; the first `batch` axes of both are matched."""
 
     batch: int = 0
 
@@ -113,12 +105,13 @@ class RandomBits:
 
 @dataclass(frozen=True)
 class Windows:
-    """Choices or sums over windows of images, by the function of `kernels/` of the op's name.
+    """Selections or sums over windows of images, by the function of `kernels/` of the op's name.
 
     Attributes:
-        image: the number of the operand that has the shape of the images; -1 for what the op makes.
-        places: of that with an element for each place of the window.
-        kernel: of that with an element for each place within it, whose shape is else the attribute "window".
+        image: number of the operand with the images' shape; -1 for the result.
+        places: number of the operand with an element for each place of the window; -1 for the result.
+        kernel: number of the operand with an element for each position in the window, whose shape is else the attribute
+            "window".
     """
 
     image: int
@@ -148,9 +141,9 @@ class Windows:
 
 @dataclass(frozen=True)
 class ConvolutionLowering(Windows):
-    """Sums of products over windows of images: a product of two matrices, the first of which is in memory nowhere.
+    """Sums of products over windows of images: a matrix product whose first factor is not stored.
 
-    With images (B, H, W, I), places (B, P, Q, O) and a kernel (R, S, I, O), by what the op makes:
+    With images (B, H, W, I), places (B, P, Q, O) and a kernel (R, S, I, O), by the result:
 
     | makes | result | first factor | second factor |
     |---|---|---|---|
@@ -158,8 +151,8 @@ class ConvolutionLowering(Windows):
     | kernel | RSI x O | the same, transposed | the places, BPQ x O |
     | images | BHW x I | the places' patches, BHW x RSO | the kernel, RSO x I |
 
-    In the last, a pixel (h, w) meets r only where its place (h + before - r dilation) / stride is a whole number. That
-    depends on its *phase*, h and w modulo the strides: there is a product for each phase.
+    In the last, a pixel (h, w) meets r only if its place (h + before - r dilation) / stride is an integer. That depends
+    on its *phase*, h and w modulo the strides: there is a product for each phase.
     """
 
     def shapes(self, tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -176,10 +169,10 @@ class ConvolutionLowering(Windows):
     def implementation(self, tensor: Tensor) -> Literal["product", "channels", "pixels", "winograd"]:
         """Return how a CPU computes it, by the shapes alone.
 
-        A "product" has the images as they lie for its first factor. "winograd" is F(2x2, 3x3), for many channels.
-        Otherwise patches are read where they lie, by vectors of "channels" of the result or, if these would fill few
-        lanes, by vectors of "pixels" side by side, with the same bits of images and places. All are choices of speed,
-        which count multiplications of vectors; a number that is copied into planes takes two.
+        A "product" reads the images in place as its first factor. "winograd" is F(2x2, 3x3), for many channels.
+        Otherwise patches are read in place, by vectors of "channels" of the result or, if these would fill few lanes,
+        by vectors of adjacent "pixels", with the same bits of images and places. All are choices of speed, by counts of
+        vector multiplications; a number copied into planes counts as two.
         """
         kernel = self.shapes(tensor)[2]
         H, W, P, Q, R, S, sh, sw, dh, dw, bh, bw = self.numbers(tensor)
@@ -213,12 +206,7 @@ class ConvolutionLowering(Windows):
 
 @dataclass(frozen=True)
 class UserKernel:
-    """What a kernel of a user's own makes on a GPU, and on a CPU the NumPy function alone.
-
-    Attributes:
-        kernel: a `backend.custom.OwnKernel`.
-        output: which of the kernel's outputs it is.
-    """
+    """Output number `output` of a user's kernel (a `backend.custom.OwnKernel`); on a CPU its NumPy function's."""
 
     kernel: Any
     output: int
@@ -226,11 +214,10 @@ class UserKernel:
 
 @dataclass(frozen=True, eq=False)
 class Repeat:
-    """The steps of a body, one after the other; see `program/body.py`.
+    """The steps of a body in order; see `program/body.py`.
 
-    Attributes:
-        steps: writes them down as ops instead, of a node, of other inputs for its own and of the numbers of the values
-            that are read; returns something for each value.
+    `steps` writes them as ops instead, given a node, other inputs and the numbers of the values that are read; it
+    returns an entry for each value.
     """
 
     steps: Callable[[Any, Sequence[Tensor], Collection[int]], tuple[Tensor, ...]]
@@ -238,12 +225,12 @@ class Repeat:
 
 @dataclass(frozen=True, eq=False)
 class AttentionLowering:
-    """Attention without the matrix of scores, by the kernel of a CPU.
+    """Attention without the matrix of scores, by a kernel of the CPU.
 
     Attributes:
-        composed: the same in other ops, for backends that have no such kernel; of the inputs and the attributes, one
-            tensor for each value.
-        gradient: whether its values are the gradients of queries, keys and values.
+        composed: the same in other ops, for backends without that kernel; takes inputs and attributes, returns a tensor
+            for each value.
+        gradient: its values are the gradients of queries, keys and values.
     """
 
     composed: Callable[[Sequence[Tensor], Mapping[str, Any]], tuple[Tensor, ...]]
@@ -252,7 +239,7 @@ class AttentionLowering:
 
 @dataclass(frozen=True)
 class HostCall:
-    """The NumPy function alone, as of LAPACK: on a GPU between two copies, for which its stream waits."""
+    """The NumPy function alone, such as LAPACK's: on a GPU between two copies, for which its stream waits."""
 
 
 # What reads its operands in an order of its own, so that they must lie in memory whole.

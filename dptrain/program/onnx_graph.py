@@ -1,7 +1,7 @@
-"""A graph in ONNX's words, as ops write themselves into it: plain data, for which the onnx library is not needed.
+"""An ONNX graph as plain data, written by ops without the onnx library.
 
-An op's record says what it is in ONNX: the name of an operator for the same operands (`Op.onnx`), or a rule
-(`Op.onnx_rule`). `saving/onnx_file.py` makes the file.
+An op's record has its ONNX form: an operator for the same operands (`Op.onnx`), or a rule (`Op.onnx_rule`).
+`saving/onnx_file.py` writes the file.
 
 Source: the operators of opset 18, https://onnx.ai/onnx/operators.
 """
@@ -29,12 +29,7 @@ _COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
 
 @dataclass(frozen=True)
 class Value:
-    """What flows along an edge of the graph.
-
-    Attributes:
-        name: of the input, the constant or a node's output.
-        dtype: of the elements.
-    """
+    """An edge of the graph: the name of an input, constant or node's output, and its type."""
 
     name: str
     dtype: np.dtype[Any]
@@ -42,13 +37,13 @@ class Value:
 
 @dataclass(frozen=True)
 class OnnxNode:
-    """One operator.
+    """An operator.
 
     Attributes:
         kind: ONNX's name ("Add").
         inputs: names.
         output: name.
-        attributes: numbers, or tuples of such.
+        attributes: numbers, or tuples of numbers.
     """
 
     kind: str
@@ -58,11 +53,11 @@ class OnnxNode:
 
 
 class OnnxGraph:
-    """Collects nodes and constants, whose names begin with a slash: those of inputs, weights and outputs do not.
+    """Collects nodes and constants, whose names begin with a slash, unlike those of inputs, weights and outputs.
 
     Attributes:
         nodes: in order.
-        constants: arrays by name, some of which no node may read.
+        constants: arrays by name, some of them unused.
     """
 
     def __init__(self) -> None:
@@ -72,7 +67,7 @@ class OnnxGraph:
         self._rows: dict[int, Value] = {}
 
     def add_input(self, name: str, tensor: Tensor) -> Value:
-        """Return an input; the first one with rows tells how many there are."""
+        """Return an input; the first one with rows defines their number."""
         value = Value(name, tensor.dtype)
         axis = row_axis(tensor.shape)
         length = None if axis is None else tensor.shape[axis]
@@ -88,7 +83,7 @@ class OnnxGraph:
         return Value(name, value_array.dtype)
 
     def node(self, kind: str, *inputs: Value, dtype: npt.DTypeLike | None = None, **attributes: Any) -> Value:
-        """Add a node and return its output, whose type is the first input's unless it is told."""
+        """Add a node and return its output, by default of the first input's type."""
         node = OnnxNode(
             kind, tuple(operand.name for operand in inputs), f"/{kind.lower()}_{len(self.nodes)}", attributes
         )
@@ -105,7 +100,7 @@ class OnnxGraph:
         return self.node("Cast", value, dtype=target, to=target)
 
     def computed(self, value: Value, dtype: npt.DTypeLike | None = None) -> Value:
-        """Return a value in a type in which it can be computed with: `dtype`, its own by default, or a wider one."""
+        """Return a value in a type fit for computing: `dtype`, by default its own, or a wider one."""
         name = np.dtype(value.dtype if dtype is None else dtype).name
         return self.cast(value, name if name in _COMPUTED else _WIDER.get(name, "int64"))
 
@@ -116,18 +111,14 @@ class OnnxGraph:
         return self.node("Transpose", value, perm=tuple(axes))
 
     def vector(self, numbers: Sequence[int]) -> Value:
-        """Return integers as a vector of int64, with what counts rows as it is at each execution."""
+        """Return integers as a vector of int64, with row counts computed at each execution."""
         if not any(isinstance(n, Dim) for n in numbers):
             return self.constant([int(n) for n in numbers], np.int64)
         parts = [self.rows(n.scale) if isinstance(n, Dim) else self.constant([int(n)], np.int64) for n in numbers]
         return parts[0] if len(parts) == 1 else self.node("Concat", *parts, axis=0)
 
     def rows(self, scale: int = 1) -> Value:
-        """Return so many times the number of rows, a vector of one int64.
-
-        Raises:
-            ConfigError: no input has rows.
-        """
+        """Return `scale` times the number of rows, a vector of one int64; ConfigError if no input has rows."""
         if self._batch is None:
             raise ConfigError("not supported in ONNX: the number of rows where no input has rows")
         if scale not in self._rows:
@@ -151,11 +142,7 @@ class OnnxGraph:
         return self.node("Expand", value, self.vector(shape))
 
     def lower(self, tensor: Tensor, inputs: Sequence[Value]) -> Value:
-        """Return the output of a tensor's op.
-
-        Raises:
-            ConfigError: ONNX cannot say it; names the op, and the layer.
-        """
+        """Return the output of a tensor's op; ConfigError, naming op and layer, if ONNX cannot express it."""
         op = tensor.op
         assert op is not None
         if op.onnx_rule is not None:
@@ -167,7 +154,7 @@ class OnnxGraph:
         return self.cast(value, tensor.dtype)
 
     def elements(self, kind: str, tensor: Tensor, inputs: Sequence[Value]) -> Value:
-        """Return an operator's output for operands of one type: the output's, or of a comparison their common one."""
+        """Return an operator's output for operands of one type: the output's, or for a comparison their common one."""
         dtype, compares = tensor.dtype, kind in _COMPARISONS
         if compares:
             floats = [operand.dtype for operand in inputs if operand.dtype.kind == "f"]
@@ -177,7 +164,7 @@ class OnnxGraph:
 
 
 def refusal(tensor: Tensor, reason: str = "") -> ConfigError:
-    """Return the error that says which op ONNX cannot say, and in which layer."""
+    """Return the error that names an op that ONNX cannot express, and its layer."""
     assert tensor.op is not None
     layer = f" in {tensor.name!r}" if tensor.name else ""
     return ConfigError(f"not supported in ONNX: op {tensor.op.name!r}{layer}{f' {reason}' if reason else ''}")

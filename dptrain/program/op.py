@@ -1,7 +1,7 @@
-"""Ops: records of functions. Calling one on tensors gives the tensor that it makes.
+"""Ops: records of functions. Calling an op on tensors returns the resulting tensor.
 
-Outside a trace an op is executed when it is called (*eager*). Inside one, what depends on a placeholder is only written
-down; see `program.tensor`.
+Outside a trace an op is executed when it is called (*eager*). Inside, results that depend on a placeholder are only
+recorded; see `program.tensor`.
 """
 
 import re
@@ -43,12 +43,9 @@ _KINDS = 1000  # so many results of different shapes and types an op remembers
 
 
 class _Quiet(threading.local):
-    """A context of each thread's in which NumPy does not warn: infinities and NaNs are results, as on a GPU.
+    """A context of each thread in which NumPy does not warn: infinities and NaNs are results, as on a GPU.
 
-    Entering it costs a tenth of `np.errstate`.
-
-    Attributes:
-        run: calls a function with arguments there; the function must not come back here.
+    Entering it costs a tenth of `np.errstate`. `run` calls a function there, which must not call `run` again.
     """
 
     def __init__(self) -> None:
@@ -66,30 +63,30 @@ def one_an_element(tensor: Tensor) -> int:
 
 
 class Op:
-    """One entry of the vocabulary. `dptrain.ops` has them by family; how to write one is in `docs/program.md`.
+    """An entry of the vocabulary. `dptrain.ops` has them by family; `docs/program.md` says how to write one.
 
     Args:
-        compute: the NumPy function of the inputs' arrays, and of the attributes by keyword. It writes the array `out`;
-            that of a view returns it.
-        shape: the output's shape, of the inputs' shapes and the attributes.
-        letters: along which axes ranks may divide it, see `program/sharding/sharding_rule.py`.
-        dtype: the output's type, of the inputs' types and the attributes.
-        linear: see `Linear`; None for an op that is not.
+        compute: the NumPy function of the inputs' arrays, with attributes by keyword. It writes the array `out`; that
+            of a view returns it.
+        shape: the output's shape, from the inputs' shapes and the attributes.
+        letters: axes along which ranks may divide it, see `program/sharding/sharding_rule.py`.
+        dtype: the output's type, from the inputs' types and the attributes.
+        linear: see `Linear`; None for an op that is not linear.
         linear_in: the inputs in which it is linear; by default all.
-        joins: what makes the output of the ranks' parts where these are of a letter that the output has not.
+        joins: reduces the ranks' results if these have parts along a letter that the output lacks.
         ends_gradients: it has no gradient in any input, by intent.
-        by_row: the NumPy function takes `first_row` by keyword, the global number of the first row that it computes.
-        lowering: what generated code makes of it, see `program/lowering.py`; an op of a `ViewMap` is a view.
-        expensive: it is better stored than computed again for each use, as a root or a gather.
-        quotient: what it makes of 0 / 0 where it is its first input over its second; None for other ops.
-        operations: floating-point operations, of the tensor that it makes; views have none.
-        ufunc: of NumPy and two operands, with the bits of `compute` where it gives the op's type: eager calls then need
-            neither memory to write to nor a function in Python.
-        onnx: the operator of ONNX that it is, for the same operands in one type; others have an `onnx_lowering`.
-        keras: the module of `keras.src.ops` that has it as an operation of the same name.
-        has_values: it has several values and is called by `values`: `shape` and `dtype` return one entry for each,
-            `letters` name them as `aB->aB,a`, and the NumPy function writes a list of arrays, None for values that
-            nobody reads. Its gradient rule takes tuples, of all values and of their gradients, None where nobody asks.
+        by_row: the NumPy function takes `first_row` by keyword, the global number of its first row.
+        lowering: what generated code computes, see `program/lowering.py`; an op with a `ViewMap` is a view.
+        expensive: store its result, such as a root or a gather, rather than recompute it at each use.
+        quotient: its value of 0 / 0 if it is its first input over its second; None for other ops.
+        operations: floating-point operations of its result; views have none.
+        ufunc: of NumPy for two operands, with the bits of `compute` if it returns the op's type: eager calls then need
+            neither an output array nor a function in Python.
+        onnx: the ONNX operator for the same operands in one type; others have an `onnx_lowering`.
+        keras: the module of `keras.src.ops` with an operation of the same name.
+        has_values: it has several values and is called by `values`: `shape` and `dtype` return an entry for each,
+            `letters` name them as `aB->aB,a`, and the NumPy function writes a list of arrays, None for unread values.
+            Its gradient rule takes tuples, of all values and of their gradients, None for gradients nobody needs.
 
     Attributes:
         name: of the NumPy function.
@@ -144,7 +141,7 @@ class Op:
 
     @property
     def label(self) -> str:
-        """Name of the function that users call: those of records end in "_to" or "_along" where a function has it."""
+        """Name of the function that users call, without the "_to" or "_along" of a record."""
         return re.sub(r"_to$|_along$", "", self.name)
 
     def __deepcopy__(self, memo: Any) -> "Op":
@@ -154,7 +151,7 @@ class Op:
         """Return the op's output for tensors, arrays and numbers.
 
         Raises:
-            ConfigError: the inputs do not go together.
+            ConfigError: the inputs do not match.
         """
         if len(inputs) != self.operands:
             inputs, attributes = self._bound(inputs, attributes)
@@ -217,11 +214,7 @@ class Op:
         return result
 
     def values(self, *inputs: Any, **attributes: Any) -> tuple[Tensor, ...]:
-        """Return all values of an op that has several, for tensors, arrays and numbers.
-
-        Raises:
-            ConfigError: the inputs do not go together.
-        """
+        """Return all values of an op that has several; arguments and errors as for a call."""
         tensors = tuple(as_tensors(inputs))
         outputs = self.values_of(tensors, attributes, SCOPE.get())
         depends = any(tensor.counts_rows or _counts_rows(tensor.shape) for tensor in (*tensors, *outputs))
@@ -277,11 +270,7 @@ class Op:
         return cast(self(*wide, **attributes), dtype)  # type: ignore[no-any-return]
 
     def _bound(self, inputs: tuple[Any, ...], attributes: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Bind a call's arguments to operands, which may be named, and attributes, which may not.
-
-        Raises:
-            TypeError: too many arguments, or operands are missing.
-        """
+        """Bind a call's arguments: operands, which may be named, and attributes, which must be; else TypeError."""
         if self.operands is None:
             return inputs, attributes
         code = self.compute.__code__
@@ -314,7 +303,7 @@ class Op:
         return self._computed(arrays, attributes, local(tensor.shape, rows), tensor.dtype)
 
     def local_attributes(self, tensor: Tensor, rows: int | None, first_row: int) -> dict[str, Any]:
-        """Return a tensor's attributes on a rank with these rows; as `execute`."""
+        """Return a tensor's attributes on a rank with these rows; see `execute`."""
         attributes = tensor.attributes
         if self.by_row:
             counted = next((n for n in tensor.shape if isinstance(n, Dim)), None)
@@ -342,7 +331,7 @@ class Op:
         return rule
 
     def onnx_lowering(self, rule: Callable[..., Any]) -> Callable[..., Any]:
-        """Register what it is in ONNX: `rule(graph, made, *inputs)` adds nodes to a `program.onnx_graph.OnnxGraph`.
+        """Register its ONNX form: `rule(graph, made, *inputs)` adds nodes to a `program.onnx_graph.OnnxGraph`.
 
         It takes and returns `Value`s; the result is cast to the type of `made`.
         """
@@ -351,10 +340,9 @@ class Op:
 
 
 def in_one_call(compute: Callable[..., Array], *inputs: Tensor) -> Tensor | None:
-    """Return what a NumPy function makes of values, which it must not change, where it may stand for several ops.
+    """Return the result of a NumPy function that equals several ops bit for bit; it must not change its inputs.
 
-    It must have their bits. Returns None where they are looked at one by one: to be written down, for a gradient or by
-    a watcher.
+    Returns None if the ops are needed one by one: recorded, for a gradient or for a watcher.
     """
     for tensor in inputs:
         if not tensor.is_bare:
@@ -375,11 +363,11 @@ def _local(value: Any, rows: int | None) -> Any:
 
 
 def op(*, operator: Operator | None = None, **record: Any) -> Callable[[Callable[..., Any]], Op]:
-    """Return a decorator that makes a built-in op of its NumPy function; the arguments are those of `Op`.
+    """Return a decorator that turns a NumPy function into a built-in op.
 
     Args:
-        operator: what of Python it is for tensors, or what the core writes into programs with it.
-        record: as `Op`.
+        operator: the Python operator that it is for tensors, or the core's use of it in programs.
+        record: arguments of `Op`.
     """
 
     def make(compute: Callable[..., Any]) -> Op:

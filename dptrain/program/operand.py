@@ -1,4 +1,4 @@
-"""What can stand in an expression: the operators of tensors and variables, as calls of ops."""
+"""The operators of tensors and variables, as calls of ops."""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,7 +30,7 @@ _PLAIN = (int, type(None), type(Ellipsis))
 
 
 def is_plain(key: Any) -> bool:
-    """Whether an index consists of numbers, slices, None and an ellipsis alone, and of no number of rows."""
+    """Whether an index consists only of numbers (no row counts), slices, None and an ellipsis."""
     for part in key if key.__class__ is tuple else (key,):
         kind = part.__class__
         if kind is slice:
@@ -43,7 +43,7 @@ def is_plain(key: Any) -> bool:
 
 
 class Operand:
-    """What can stand in an expression: tensors, and variables, which mean their value."""
+    """An operand of expressions: a tensor, or a variable, which stands for its value."""
 
     __slots__ = ()
     __array_priority__ = 1000  # `array * tensor` is the tensor's to compute
@@ -153,7 +153,7 @@ class Operand:
         return part
 
     def __iter__(self) -> Iterator["Tensor"]:
-        """Go through the parts along the first axis."""
+        """Yield the parts along the first axis."""
         number = len(self)
         return (self[place] for place in range(number))
 
@@ -161,8 +161,8 @@ class Operand:
         """Return the length of the first axis.
 
         Raises:
-            TypeError: there is none.
-            ConfigError: it counts the rows of a batch, which is another number at each step.
+            TypeError: there is no axis.
+            ConfigError: it counts the rows of a batch, which differ from step to step.
         """
         tensor: Any = self  # a tensor or a variable
         if not tensor.shape:

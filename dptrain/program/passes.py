@@ -60,16 +60,16 @@ def without_all_reduce(tensor: Tensor) -> Tensor:
 
 
 def with_precision(program: Program, precision: str, of_halves: str = "float32") -> Program:
-    """Return a program whose matrix products and convolutions say in which precision they are computed.
+    """Set the precision of a program's matrix products and convolutions.
 
-    This is the one place where a product's precision is chosen. Products that are not in float32 keep their type's.
+    This is the only place that chooses it. Products that are not in float32 keep their type's precision.
 
     Args:
         program: any.
         precision: one of `PRECISIONS`.
-        of_halves: that of products whose factors are conversions from half precision. "half", or "wgmma" on compute
-            capability 9.0: the products are then of what was converted, if that is of one type. Other products are in
-            TF32, which holds it exactly.
+        of_halves: for products whose factors are conversions from half precision. With "half", or "wgmma" on compute
+            capability 9.0, the products read the unconverted factors, if of one type. Other products are in TF32, which
+            holds them exactly.
     """
 
     def chosen(tensor: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ def sums_of_products(program: Program) -> dict[Tensor, Tensor]:
 
 
 def with_long_products(program: Program) -> Program:
-    """Replace sums of matrix products over leading axes by one product of all rows, where the layout allows it.
+    """Replace sums of matrix products over leading axes by one product of all rows, if the layout allows it.
 
     So a weight gradient within a loop is not computed step by step and then summed.
     """
@@ -193,11 +193,7 @@ def _comparable(value: Any) -> Any:
 
 
 def comparable(value: Any) -> Hashable:
-    """Return an attribute as a key, equal bit for bit and for every number of rows.
-
-    Raises:
-        TypeError: only its identity tells it apart, as of an array.
-    """
+    """Return an attribute as a key, equal bit for bit and for every number of rows; TypeError for an array, say."""
     if isinstance(value, tuple | list):
         return tuple(map(comparable, value))
     if isinstance(value, Dim):

@@ -19,19 +19,19 @@ ROWS = "rows"
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """The ops of one step as data.
+    """The ops of a step as data.
 
     Attributes:
         inputs: placeholders of the data, by name.
         state: placeholders of the variables that are read or updated.
-        outputs: what comes out, by name.
+        outputs: results by name.
         updates: the new values of variables.
-        derived: outputs that follow from the new state alone, such as metrics' results: a program
-            of that state, to be executed when somebody looks.
-        rows: of the global batch; 0 where nothing counts them.
-        for_one_size: whether something in it depends on that number but lengths that say so.
-        of_weights: gradients in trainable variables, and in which.
-        lowered: what backends have made of it for any number of rows; `for_rows` shares it.
+        derived: a program of the new state for outputs that depend on it alone, such as metrics' results, to execute
+            when they are read.
+        rows: of the global batch; 0 if nothing counts them.
+        for_one_size: whether the program depends on that number beyond its dims.
+        of_weights: gradients in trainable variables, and the variables.
+        lowered: backends' cache for any number of rows; `for_rows` shares it.
     """
 
     inputs: Mapping[str, Tensor]
@@ -75,12 +75,12 @@ def trace(function: Callable[..., Mapping[str, Any]], inputs: Mapping[str, tuple
     """Return the program of a function, which is called once, on placeholders.
 
     Args:
-        function: takes the inputs by position, and returns what comes out by name; it may read and assign variables,
-            which stay as they are.
+        function: takes the inputs by position, and returns outputs by name; it may read and assign variables, which
+            keep their values.
         inputs: shape and dtype by name; lengths that count rows of the batch are `Dim`s.
 
     Raises:
-        ConfigError: the function decides by a value.
+        ConfigError: the function branches on a value.
     """
     data = {name: placeholder(shape, dtype, name) for name, (shape, dtype) in inputs.items()}
     with tracing() as recorded:
@@ -104,7 +104,7 @@ def trace(function: Callable[..., Mapping[str, Any]], inputs: Mapping[str, tuple
 
 
 def _derived(outputs: Mapping[str, Tensor], recorded: Trace) -> Program:
-    """Return the program of outputs that depend on the state after the step alone."""
+    """Return the program of outputs that depend only on the state after the step."""
     unchanged = {variable: leaf for variable, leaf in recorded.read.items() if variable not in recorded.written}
     state = {**unchanged, **recorded.written}
     leaves = {leaf: placeholder(leaf.shape, leaf.dtype, variable._path, variable) for variable, leaf in state.items()}

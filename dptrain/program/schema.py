@@ -1,7 +1,7 @@
-"""What attributes of an op may be: the types of its NumPy function's keywords, which are part of its record.
+"""Checks attributes of ops against the types of their NumPy functions' keywords.
 
-A program that was read from a file is held against them before anything is made of it: generated code contains
-attributes as text, and text from a file would be code.
+A program from a file is checked before use: generated code contains attributes as text, and text from a file would be
+code.
 """
 
 import typing
@@ -29,7 +29,7 @@ _NOT_ATTRIBUTES = frozenset({"out", "first_row", "return"})
 
 
 def check_attributes(op: Op, attributes: Mapping[str, Any], where: str) -> None:
-    """Refuse attributes that are not of the types that the op's record says.
+    """Refuse attributes whose types do not match the op's record.
 
     Args:
         op: a built-in one.
@@ -37,7 +37,7 @@ def check_attributes(op: Op, attributes: Mapping[str, Any], where: str) -> None:
         where: begins the message.
 
     Raises:
-        DataError: one is unknown, missing, or of another type or range.
+        DataError: an attribute is unknown, missing, or of another type or range.
     """
     types, required = _schema(op)
     if unknown := sorted(attributes.keys() - types.keys()):
@@ -71,7 +71,7 @@ def _schema(op: Op) -> tuple[dict[str, Any], frozenset[str]]:
 
 
 def _is(value: Any, kind: Any) -> bool:
-    """Whether a value is of a type: no text is a number, and no truth value."""
+    """Whether a value is of a type: neither text nor a truth value is a number."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         bounds = [argument for argument in arguments[1:] if isinstance(argument, Interval)]

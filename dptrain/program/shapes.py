@@ -47,23 +47,19 @@ def row_axis(shape: Shape) -> int | None:
 
 
 def size(shape: Iterable[int]) -> int:
-    """Return the number of elements.
-
-    Raises:
-        UnknownLengthError: a length is not known.
-    """
+    """Return the number of elements; UnknownLengthError if a length is unknown."""
     return math.prod(map(number_of, shape))
 
 
 def axis_of_one(shape: Shape, expected: Sequence[int | None]) -> Shape | None:
-    """Return the shape that samples get, as in Keras, which lack a last axis of length 1 or have one too many.
+    """Return the shape for samples that lack a last axis of length 1 or have one too many, as in Keras.
 
     Args:
         shape: of a sample.
         expected: by the model.
 
     Returns:
-        The shape with that axis, or without; None where it is not this that distinguishes the two.
+        The shape with that axis added or removed; None if the two differ otherwise.
     """
     if len(shape) == len(expected) - 1 and expected[-1] == 1:
         return (*shape, 1)
@@ -73,11 +69,7 @@ def axis_of_one(shape: Shape, expected: Sequence[int | None]) -> Shape | None:
 
 
 def broadcast(*shapes: Shape) -> Shape:
-    """Return the shape to which NumPy broadcasts; a length that counts rows stays marked.
-
-    Raises:
-        ConfigError: the shapes do not go together.
-    """
+    """Return the shape to which NumPy broadcasts, with row counts kept as dims; ConfigError if shapes do not match."""
     if len(shapes) == 1:
         return shapes[0]
     if len(shapes) == 2 and not (shapes[0] and shapes[1]):
@@ -105,11 +97,7 @@ def broadcast(*shapes: Shape) -> Shape:
 
 
 def normalized_axes(axis: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
-    """Return axes as rising numbers from 0; None means all.
-
-    Raises:
-        ConfigError: there is no such axis, or one is named twice.
-    """
+    """Return axes as increasing numbers from 0 (None: all); ConfigError if one is missing or repeated."""
     if axis is None:
         return tuple(range(rank))
     axes_given = [axis] if isinstance(axis, int) else list(axis)

@@ -1,4 +1,4 @@
-"""Passes over loops, and attention: one step as a program, unrolling, attention as simpler ops."""
+"""Passes over loops and attention: a step as a program, unrolling, attention as simpler ops."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from dptrain.program.tensor import Node, Tensor, placeholder, tracing
 
 
 def step_of(body: Body, rows: int = 0) -> Program:
-    """Return one step of a loop as a program with numbered inputs and outputs, cached in the body."""
+    """Return a step of a loop as a program with numbered inputs and outputs, cached in the body."""
     if "program" not in body.made:
         inputs = {str(number): tensor for number, tensor in enumerate(body.placeholders)}
         outputs = {str(number): tensor for number, tensor in enumerate(body.results)}
@@ -92,7 +92,7 @@ def with_steps_changed(program: Program, change: Callable[[Program], Program]) -
 
 
 def with_loops_in_memory(program: Program) -> Program:
-    """Give everything that loops take from step to step memory of its own.
+    """Give all values that loops carry from step to step their own memory.
 
     Each carry begins with a tensor that nothing else reads, and other inputs are contiguous. Each result of a step is
     computed and distinct. No two loops share a tensor of their steps.

@@ -1,4 +1,4 @@
-"""Structures: keys of programs that differ in variables and seeds alone, as those of a sweep's runs."""
+"""Structures: keys of programs that differ only in variables and seeds, such as those of a sweep's runs."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -105,7 +105,7 @@ def _key(tensor: Tensor) -> Hashable:
 
 
 def to_be_kept(program: Program) -> Program:
-    """Return an equal program of placeholders without variables, which keeps none in memory.
+    """Return an equal program without variables, to be cached without keeping their memory.
 
     Constants are copied. State and updates still name the variables.
     """

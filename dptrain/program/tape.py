@@ -1,4 +1,4 @@
-"""GradientTape: TensorFlow's words for the reverse pass, over what trainable variables and watched tensors become."""
+"""GradientTape: TensorFlow's interface to the reverse pass, over results of trainable variables and watched tensors."""
 
 from contextvars import Token
 from typing import Any, Self
@@ -20,11 +20,11 @@ from dptrain.program.tensor import (
 
 
 class GradientTape:
-    """Gradients of what was computed: `with GradientTape() as tape: ...`, then `tape.gradient(loss, variables)`.
+    """Records computations for gradients: `with GradientTape() as tape: ...`, then `tape.gradient(loss, variables)`.
 
     Args:
         persistent: whether `gradient` may be called several times.
-        watch_accessed_variables: False gives trainable variables no gradient either, unless they are watched.
+        watch_accessed_variables: False gives gradients to trainable variables only if they are watched.
     """
 
     def __init__(self, persistent: bool = False, watch_accessed_variables: bool = True) -> None:
@@ -35,12 +35,12 @@ class GradientTape:
         self._open: Token[int] | None = None
 
     def __enter__(self) -> Self:
-        """Return the tape, which from here on records what is made of watched tensors."""
+        """Return the tape, which from now on records results of watched tensors."""
         self._open = open_tape()
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End the record of what is made of watched tensors; its gradients can be asked for afterwards."""
+        """Stop recording; gradients can be computed afterwards."""
         assert self._open is not None
         close_tape(self._open)
         self._open = None
@@ -50,11 +50,7 @@ class GradientTape:
         self._before.clear()
 
     def watch(self, tensor: Any) -> None:
-        """Let tensors, or variables that are not trainable, have gradients; nested as they come.
-
-        Raises:
-            ConfigError: something else.
-        """
+        """Record results of tensors, or of variables that are not trainable (nested); ConfigError for anything else."""
         for part in tree.leaves(tensor):
             if not isinstance(part, Tensor | Variable):
                 raise ConfigError(f"Passed in object {part!r} of type {type(part).__name__!r}, not tensor or variable.")
@@ -65,16 +61,16 @@ class GradientTape:
     def gradient(
         self, target: Any, sources: Any, output_gradients: Any = None, unconnected_gradients: str = "none"
     ) -> Any:
-        """Return the gradients of a target, or of the sum of several, in sources; nested as these.
+        """Return the gradients of a target, or of the sum of several, in sources; nested like these.
 
         Args:
-            target: tensors of floating-point numbers.
+            target: floating-point tensors.
             sources: variables and watched tensors.
-            output_gradients: of something in each target; ones by default.
-            unconnected_gradients: "none" or "zero" for sources that the target was not made of.
+            output_gradients: the cotangent of each target; ones by default.
+            unconnected_gradients: "none" or "zero" for sources that the target does not depend on.
 
         Raises:
-            ConfigError: it is the second call and the tape is not persistent, or something has no gradient.
+            ConfigError: a second call of a tape that is not persistent, or an op without a gradient.
         """
         if self._used and not self._persistent:
             raise ConfigError(

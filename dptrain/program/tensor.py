@@ -1,7 +1,7 @@
 """Tensors and variables.
 
-Inside a trace (`tracing`) ops on placeholders are only recorded: the tensors that a function returns know the ops that
-make them, and those are a program.
+Inside a trace (`tracing`) ops on placeholders are only recorded: the tensors that a function returns refer to their ops
+and inputs, and these are a program.
 """
 
 import time
@@ -40,15 +40,15 @@ NOT_TRACKED, WATCHED, TRAINABLE = range(3)
 
 
 def native(array: Array) -> Array:
-    """Return an array in native byte order, itself if it has it."""
+    """Return an array in native byte order, itself if it is."""
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 class Tensor(Operand):
-    """What an op returns: a shape, a type, the op and its inputs; and a value, unless it waits for a placeholder.
+    """The result of an op: a shape, a type, the op and its inputs; and a value, unless it depends on a placeholder.
 
     Attributes:
-        op: what makes it; None for constants, placeholders and variables.
+        op: that computes it; None for constants, placeholders and variables.
         inputs: of the op.
         attributes: of the op; tensors may share them, so nobody changes them.
         shape: lengths; those that count rows of the batch are `Dim`s.
@@ -56,19 +56,18 @@ class Tensor(Operand):
         value: the elements, or None inside a trace.
         name: of a placeholder or a variable, for messages.
         variable: whose value it is, or None.
-        logits: of what softmax or sigmoid made: their input.
-        squashed_by: which of these made it, "softmax" or "sigmoid".
-        tracking: whether results of it remember how they were made: NOT_TRACKED, WATCHED or TRAINABLE.
-        kind: shape and type of a value that has nothing to do with the number of rows, else None.
-        history: of what a layer made of symbolic tensors: that call.
-        index: which value of its op it is, where that has several; see `node`.
-        is_whole: its floating-point numbers are integers by what made it, which half precision would lose; not set
-            where nobody knows: see `is_whole`.
-        _keras_mask: which of its time steps count, (rows, time), under Keras' name; not set where all do: see
-            `mask_of`.
-        operation_call: of what an operation of Keras' made of symbolic tensors: that call; set by it alone.
-        own_gradient: tensors that it is a function of, and the rule of the gradient in these, in place of its op's; set
-            by `ops.custom_gradient` alone.
+        logits: the input of the softmax or sigmoid that computed it.
+        squashed_by: which of these, "softmax" or "sigmoid".
+        tracking: whether its results remember their ops: NOT_TRACKED, WATCHED or TRAINABLE.
+        kind: shape and type of a value that does not depend on the number of rows, else None.
+        history: the layer's call that returned this symbolic tensor.
+        index: which value of its op it is, if there are several; see `node`.
+        is_whole: its floating-point numbers are known to be integers, which half precision would lose; unset if
+            unknown: see `is_whole`.
+        _keras_mask: (rows, time), the time steps that count, under Keras' name; unset if all do: see `mask_of`.
+        operation_call: the call of a Keras operation on symbolic tensors that returned it; unset otherwise.
+        own_gradient: tensors that it depends on, and the rule of the gradient in these, in place of its op's; set only
+            by `ops.custom_gradient`.
     """
 
     __slots__ = (
@@ -143,7 +142,7 @@ class Tensor(Operand):
         return self.op is None and "length" in self.attributes
 
     def __getitem__(self, key: Any) -> "Tensor":
-        """Return a part; a view if no gradient can be asked for."""
+        """Return a part; a view unless a gradient may be needed."""
         if self.is_bare and is_plain(key):
             try:
                 assert self.value is not None
@@ -168,11 +167,7 @@ class Tensor(Operand):
         return len(self.shape)
 
     def numpy(self) -> Array:
-        """Return the value.
-
-        Raises:
-            ConfigError: inside a trace there is none.
-        """
+        """Return the value; ConfigError inside a trace."""
         if self.value is None:
             raise ConfigError(
                 f"the value of {self} is asked for while a step is traced, which runs once for all batches: compute "
@@ -232,18 +227,14 @@ class Tensor(Operand):
         return NotImplemented if other is None else OPERATORS["!="](self, other)
 
     def backward(self, gradient: Any = None) -> None:
-        """Add the gradient of this tensor (of its sum, if it is not a single number) to the `grad` of its variables.
-
-        Args:
-            gradient: of something in this tensor; ones by default.
-        """
+        """Add the gradient of this tensor's sum, weighted by `gradient`, to the `grad` of its variables."""
         METHODS["backward"](self, gradient)
 
 
 class Node:
-    """One use of an op, given one of its values.
+    """A use of an op, reached from one of its values.
 
-    Values of a node share op, inputs and one record of attributes, whose identities tell nodes apart. So values that a
+    Values of a node share op, inputs and one record of attributes, whose identities distinguish nodes. So values that a
     pass rewrites one by one, to the same inputs, belong to one node again.
     """
 
@@ -277,7 +268,7 @@ def mask_of(value: Any) -> "Tensor | None":
 
 
 def with_mask(tensor: Tensor, mask: "Tensor | None") -> Tensor:
-    """Attach a mask: itself if it has it, else an alias."""
+    """Attach a mask: to itself if it has it already, else to an alias."""
     if mask_of(tensor) is mask:
         return tensor
     alias: Tensor = OPERATORS["same"](tensor)
@@ -386,7 +377,7 @@ class Storage(Protocol):
 
 @dataclass(frozen=True)
 class Drawn:
-    """A variable's initial value, drawn (equally at every call) when it is first read: a rank may need only a part."""
+    """A variable's initial value, drawn (equally at every call) on first use: a rank may need only a part."""
 
     shape: Shape
     dtype: npt.DTypeLike
@@ -394,28 +385,28 @@ class Drawn:
 
 
 class Variable(Operand):
-    """A tensor that stays from step to step: a weight, a slot of an optimizer, a metric's total, a seed.
+    """A tensor that persists from step to step: a weight, a slot of an optimizer, a metric's total, a seed.
 
-    Inside a trace `assign` is written down; the program then has the new value among its updates.
+    Inside a trace `assign` is recorded; the program then has the new value among its updates.
 
     Args:
-        value: the first, or a `Drawn`.
+        value: initial value, or a `Drawn`.
         name: for messages and files.
         trainable: whether it has a gradient.
-        dtype: of the value, which is cast to it.
-        regularizer: what computes its penalty, called with the variable.
-        constraint: what it becomes after an optimizer's update, called with the variable.
-        aggregation: "sum" where ranks may each keep a summand of it, as of a metric's total; else "none".
+        dtype: to which the value is cast.
+        regularizer: returns its penalty, called with the variable.
+        constraint: returns its value after an optimizer's update, called with the variable.
+        aggregation: "sum" if ranks may each keep a summand, such as of a metric's total; else "none".
 
     Attributes:
         _path: unique in a model and below it, "layer/name" of a weight; by default the name.
         _scope_path: see `path`; None for `_path`.
-        pruning: how elements of it become zero in training (`dptrain.pruning`); an optimizer keeps its mask.
-        storage: the device that its value lives on, or None for this object's own memory.
-        moves: counts the beginnings and the ends of its moves: odd within one.
-        autocast: it is read in the type in which the layer at hand computes.
-        overwrite_with_gradient: an optimizer puts its gradient in its place, as of the scale of quantized numbers.
-        watched: the `Tensor.tracking` of its value where it is not trainable.
+        pruning: how its elements become zero in training (`dptrain.pruning`); an optimizer keeps its mask.
+        storage: the device that holds its value, or None for this object's memory.
+        moves: counts the beginnings and ends of its moves: odd during a move.
+        autocast: it is read in the compute type of the current layer.
+        overwrite_with_gradient: an optimizer replaces it by its gradient, such as the scale of quantized numbers.
+        watched: the `Tensor.tracking` of its value if it is not trainable.
     """
 
     def __init__(
@@ -447,7 +438,7 @@ class Variable(Operand):
 
     @property
     def path(self) -> str:
-        """The names of the layers that it was made in and its own, such as "block/dense/kernel"; as in Keras."""
+        """The names of the enclosing layers and its own, such as "block/dense/kernel"; as in Keras."""
         return self._scope_path or self._path
 
     @path.setter
@@ -455,11 +446,11 @@ class Variable(Operand):
         self._path = path
 
     def _hold_later(self, draw: Callable[[], Array] | None, shape: Shape, dtype: DType) -> None:
-        """Hold shape and type only, and draw the value when it is asked for; None: never."""
+        """Hold only shape and type, and draw the value on first use; None: never."""
         self._draw, self._held = draw, of_value(np.broadcast_to(np.zeros((), dtype), shape))
 
     def _at_hand(self) -> Tensor:
-        """Return the value that this object holds."""
+        """Return the value in this object's memory."""
         if self._draw is not None:
             with MAKING:
                 draw = self._draw
@@ -508,7 +499,7 @@ class Variable(Operand):
 
     @property
     def _gradient(self) -> Tensor | None:
-        """What `backward` has added up since it was last set to None; inside a trace, in that trace."""
+        """The sum of `backward` since it was last set to None; inside a trace, in that trace."""
         trace = TRACE.get()
         return self._grad if trace is None else trace.gradients.get(self)
 
@@ -524,12 +515,12 @@ class Variable(Operand):
 
     @property
     def shape(self) -> Shape:
-        """Of the value."""
+        """Shape of the value."""
         return self._held.shape
 
     @property
     def dtype(self) -> DType:
-        """Of the value."""
+        """Type of the value."""
         return self._held.dtype
 
     @property
@@ -538,7 +529,7 @@ class Variable(Operand):
         return len(self.shape)
 
     def numpy(self) -> Array:
-        """Return a copy of the value; as `Tensor.numpy`."""
+        """Return a copy of the value; see `Tensor.numpy`."""
         if self.storage is not None and TRACE.get() is None:
             return self._now().numpy()
         return np.array(self.value.numpy())
@@ -546,8 +537,7 @@ class Variable(Operand):
     def _snapshot(self) -> Drawn:
         """Return the present value, also inside a trace, as another variable's initial value.
 
-        A value that has not been drawn is drawn when that is read. A sharded value is gathered: all ranks must call
-        this.
+        A value not yet drawn is drawn when that is read. A sharded value is gathered: all ranks must call this.
         """
         tensor = self._held if self.storage is None else self._now()
         return Drawn(self.shape, self.dtype, self._draw or tensor.numpy)
@@ -562,11 +552,7 @@ class Variable(Operand):
         return int(self.value)
 
     def assign(self, value: Any) -> Tensor:
-        """Give it a new value of the same shape, which is cast to its dtype; return that.
-
-        Raises:
-            ConfigError: the shape is another.
-        """
+        """Assign a value of the same shape, cast to its dtype, and return it; ConfigError for another shape."""
         tensor = as_tensors([value])[0]
         if tensor.shape != self.shape:
             raise ConfigError(f"variable {self._path!r} has shape {self.shape}; assigned shape {tensor.shape}")
@@ -585,11 +571,11 @@ class Variable(Operand):
         return tensor
 
     def assign_add(self, value: Any) -> Tensor:
-        """Add to it; return the sum."""
+        """Add a value; return the sum."""
         return self.assign(self + value)
 
     def assign_sub(self, value: Any) -> Tensor:
-        """Subtract from it; return the difference."""
+        """Subtract a value; return the difference."""
         return self.assign(self - value)
 
     def _move(self, storage: Storage | None) -> None:
@@ -797,7 +783,7 @@ def untraced() -> Iterator[None]:
 
 
 def differentiable(value: Any) -> Tensor:
-    """Return a constant that gradients can be asked for."""
+    """Return a constant for which gradients can be computed."""
     leaf = constant(value).detached()
     leaf.tracking = TRAINABLE
     return leaf

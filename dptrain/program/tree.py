@@ -1,4 +1,4 @@
-"""Nested data: tuples, lists and dictionaries of arrays, as models of several inputs and outputs take them."""
+"""Nested data: tuples, lists and dictionaries of arrays, for models with several inputs and outputs."""
 
 import functools
 from collections import deque
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 @functools.lru_cache(maxsize=4096)
 def _is_container(kind: Any) -> bool:
-    """Return whether data of a type is nested; cached, since asking an abstract class takes long."""
+    """Return whether data of a type is nested; cached, since checks of abstract classes are slow."""
     return issubclass(kind, tuple | list | Mapping)
 
 
@@ -24,12 +24,12 @@ def is_nested(data: Any) -> bool:
 
 
 def holds_parts(data: Any) -> bool:
-    """Whether it is a container in which an object may keep what it is made of: nested data, or a deque."""
+    """Whether it is a container for an object's parts: nested data, or a deque."""
     return isinstance(data, tuple | list | Mapping | deque)
 
 
 def flatten(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the leaves with their paths, such as "x/image" or "y/0"; None is no leaf."""
+    """Yield the leaves with their paths, such as "x/image" or "y/0"; None is not a leaf."""
     if data is None:
         return
     if not is_nested(data):
@@ -77,10 +77,10 @@ def tuple_like(like: tuple[Any, ...], values: Sequence[Any]) -> tuple[Any, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _is_of(data_type: Any, kind: Any) -> bool | None:
-    """Return whether data of a type is of a kind; None where it may have such inside.
+    """Return whether data of a type is of a kind; None if it may contain such data.
 
-    Models look for their layers and weights at every call, among attributes that are mostly neither: asking an abstract
-    class about each value takes longer than all the rest of a prediction of one row.
+    Models look for layers and weights at every call, among attributes that are mostly neither: checking each value
+    against an abstract class takes longer than all the rest of a prediction of one row.
     """
     return (
         True
@@ -92,10 +92,10 @@ def _is_of(data_type: Any, kind: Any) -> bool | None:
 
 
 def attributes(holder: Any, kind: type[T]) -> list[T]:
-    """Return an object's attributes of a kind, nested ones as well, each once, in the order of assignment.
+    """Return an object's attributes of a kind, nested ones too, each once, in the order of assignment.
 
     Raises:
-        ConfigError: some are in a set, whose order is another one in every process.
+        ConfigError: some are in a set, whose order differs from process to process.
     """
     parts: dict[int, T] = {}
     _collect(list(vars(holder).values()), kind, parts, set())  # another thread may add one meanwhile
@@ -103,7 +103,7 @@ def attributes(holder: Any, kind: type[T]) -> list[T]:
 
 
 def _collect(values: Iterable[Any], kind: Any, parts: dict[int, Any], around: set[int]) -> None:
-    """Add what is of a kind, by id, but not from the containers `around`: a list may contain itself."""
+    """Add values of a kind, by id, but not from the containers `around`: a list may contain itself."""
     for value in values:
         data_type: Any = type(value)
         is_of = _is_of(data_type, kind)
@@ -122,7 +122,7 @@ def _collect(values: Iterable[Any], kind: Any, parts: dict[int, Any], around: se
 
 
 def with_sorted_keys(data: Any) -> Any:
-    """Return the same structure with the keys of dictionaries sorted: the order in which Keras goes through them."""
+    """Return the same structure with sorted keys of dictionaries: Keras' order."""
     if isinstance(data, Mapping):
         return {key: with_sorted_keys(data[key]) for key in sorted(data)}
     if isinstance(data, tuple):
@@ -131,7 +131,7 @@ def with_sorted_keys(data: Any) -> Any:
 
 
 def has_sorted_keys(data: Any) -> bool:
-    """Whether dictionaries have the order that `with_sorted_keys` gives them."""
+    """Whether dictionaries have the order of `with_sorted_keys`."""
     parts = data.values() if isinstance(data, Mapping) else data if isinstance(data, list | tuple) else ()
     return (not isinstance(data, Mapping) or list(data) == sorted(data)) and all(map(has_sorted_keys, parts))
 
@@ -140,7 +140,7 @@ def has_sorted_keys(data: Any) -> bool:
 
 
 def is_shape(data: Any) -> bool:
-    """Whether it is one shape: a tuple of numbers, and of None for lengths that nobody knows."""
+    """Whether it is one shape: a tuple of numbers, and of None for unknown lengths."""
     return isinstance(data, tuple) and all(n is None or isinstance(n, int) for n in data)
 
 
@@ -163,17 +163,17 @@ def refilled(shapes: Any, values: Iterator[Any]) -> Any:
 
 
 def matched(data: Any, like: Any, names: Sequence[str] = (), *, by_key: bool = False) -> list[Any]:
-    """Return the leaves of data in the order of what it is nested like: dictionaries by key, lists by place.
+    """Return the leaves of data in the order of `like`: dictionaries by key, lists by position.
 
     Args:
-        data: nested arrays or tensors. A list of one may stand for what is in it, and the other way round. None is
-            returned for what is missing of a dictionary where `like` has None.
-        like: nested shapes, or other leaves in their places.
-        names: of the leaves of a list, or of the one that there is, by which a dictionary may stand for it.
-        by_key: whether a list may not stand for a dictionary, whose order nobody has said.
+        data: nested arrays or tensors. A list of one may stand for its element, and vice versa. None is returned for
+            what a dictionary lacks if `like` has None there.
+        like: nested shapes, or other leaves.
+        names: of a list's leaves, or of the only leaf, by which a dictionary may replace it.
+        by_key: a list may not replace a dictionary, as its order is undefined.
 
     Raises:
-        ConfigError: it is nested otherwise.
+        ConfigError: the nesting differs.
     """
     if is_shape(like) or not is_nested(like):
         if isinstance(data, Mapping) and len(names) == 1 and list(data) == list(names):

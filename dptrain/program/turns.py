@@ -1,8 +1,8 @@
-"""Turns of threads at variables: what changes them waits for those who read them, and these for what changes them.
+"""Turns of threads at variables: writers wait for readers, and readers for writers.
 
-A turn names what it reads and what it writes, and holds all of it from its beginning to its end; turns that have
-nothing in common, or only read, go on side by side. They begin in the order in which they were asked for. A thread that
-has a turn already does not queue again: nobody whom it would wait for can wait for it.
+A turn names what it reads and writes, and holds all of it from beginning to end; turns that share nothing, or only
+read, run concurrently. They begin in the order of their requests. A thread that has a turn does not queue again: those
+it would wait for could be waiting for it.
 """
 
 import os
@@ -15,21 +15,19 @@ from dptrain.runtime.python_lock import released
 
 
 class SharedLock:
-    """A lock of all threads, which one may take several times; a forked process begins with it free."""
+    """A reentrant lock of all threads; a forked process begins with it free."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
 
     def __enter__(self) -> None:
-        """Wait until no other thread has it."""
         self._lock.acquire()
 
     def __exit__(self, *error: object) -> None:
-        """Let another thread have it."""
         self._lock.release()
 
     def after_fork(self) -> None:
-        """Take it from a thread that a forked process does not have."""
+        """Free the lock, whose thread a forked process does not have."""
         if self._lock.acquire(blocking=False):
             self._lock.release()
         else:
@@ -43,23 +41,22 @@ class OfThread(threading.local):
     """Thread-local attributes; a copy has none."""
 
     def __reduce__(self) -> Any:
-        """Return what makes an empty one, for copies."""
         return OfThread, ()
 
 
 class Turn:
-    """What a thread uses while this context lasts.
+    """A thread's use of shared objects while this context lasts.
 
     Args:
         turns: of the process.
-        reads: what it looks at, variables for the most part.
+        reads: what it reads, mostly variables.
         writes: what it changes.
-        queues: it begins after those that were asked for before; else after those that run.
-        is_eager: it is one of ops that are executed one by one: what they read is told as they go on.
+        queues: it begins after earlier requests; else after running turns.
+        is_eager: it belongs to ops executed one by one, whose reads are added as they go on.
 
     Attributes:
-        thread: whose it is.
-        begun: a lock that is held until a turn that has to wait begins.
+        thread: that holds it.
+        begun: a lock that is held until a waiting turn begins.
     """
 
     __slots__ = ("_turns", "begun", "is_eager", "queues", "reads", "thread", "writes")
@@ -72,15 +69,13 @@ class Turn:
         self.begun: threading.Lock | None = None
 
     def __enter__(self) -> None:
-        """Wait for its beginning."""
         self._turns.begin(self)
 
     def __exit__(self, *error: object) -> None:
-        """End it."""
         self._turns.end(self)
 
     def excludes(self, other: "Turn") -> bool:
-        """Whether two turns cannot run side by side."""
+        """Whether two turns cannot run concurrently."""
         if self.thread == other.thread or (self.is_eager and other.is_eager):
             return False
         mine, theirs = self.writes, other.writes
@@ -90,17 +85,15 @@ class Turn:
 
 
 class _EagerTurn(Turn):
-    """A turn of ops that are executed one by one."""
+    """A turn of ops executed one by one; it begins without reads."""
 
     __slots__ = ()
 
     def __enter__(self) -> None:
-        """Begin: nothing is read yet."""
         self._turns.eager_turn = self
         super().__enter__()
 
     def __exit__(self, *error: object) -> None:
-        """Let go of all that was read."""
         self._turns.eager_turn = None
         super().__exit__(*error)
 
@@ -115,19 +108,19 @@ class Turns:
         self._of_thread = OfThread()
 
     def of(self, reads: Set[Any] = _NOTHING, writes: Set[Any] = _NOTHING) -> Turn:
-        """Return the turn of who uses variables, or whatever else threads share."""
+        """Return the turn of a user of variables, or of other things that threads share."""
         return Turn(self, reads, writes)
 
     def eager(self) -> AbstractContextManager[None]:
-        """Return the turn of ops that are executed one by one: variables that they read stay as they are until its end.
+        """Return the turn of ops executed one by one: variables that they read stay unchanged until its end.
 
-        Within another one of the thread it is a part of that.
+        Within another turn of the thread it is part of that.
         """
         return nullcontext() if self.is_eager else _EagerTurn(self, set(), _NOTHING, is_eager=True)
 
     @property
     def eager_turn(self) -> Turn | None:
-        """The one of this thread."""
+        """This thread's eager turn."""
         return getattr(self._of_thread, "eager", None)
 
     @eager_turn.setter
@@ -136,11 +129,11 @@ class Turns:
 
     @property
     def is_eager(self) -> bool:
-        """Whether this thread executes ops one by one, in one of these turns."""
+        """Whether this thread executes ops one by one, in an eager turn."""
         return self.eager_turn is not None
 
     def reading(self, variable: Any) -> AbstractContextManager[None]:
-        """Return the turn of a reader of one variable; among eager ops it lasts as long as theirs."""
+        """Return the turn of a reader of one variable; within an eager turn it lasts as long as that."""
         eager = self.eager_turn
         turn = Turn(self, {variable}, _NOTHING, queues=False, is_eager=eager is not None)
         if eager is None:

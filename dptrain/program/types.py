@@ -1,6 +1,6 @@
-"""Types of numbers as records that are asked, and the one rule by which they are promoted.
+"""Number types as records, and the one rule of their promotion.
 
-A tensor has NumPy's dtype; all else that is known of it stands here.
+A tensor has NumPy's dtype; everything else about it is here.
 """
 
 import functools
@@ -32,17 +32,17 @@ _SUFFIXES = {"float32": "f", "int64": "ll", "uint64": "ull", "uint32": "u"}
 
 @dataclass(frozen=True)
 class NumberType:
-    """What is known of a type.
+    """Properties of a type.
 
     Attributes:
-        storage: NumPy's, in which numbers lie in memory.
-        compute: in which single elements are computed: of half precision float32.
-        accumulate: in which a GPU's threads add up what each of them has summed.
-        c: C++'s name; None where no kernel computes in it.
-        suffix: that C++'s literals end in.
-        is_float: it has fractions.
-        is_half: it is float16 or bfloat16.
-        is_integer: it has whole numbers, no truth values.
+        storage: NumPy's type in memory.
+        compute: type of elementwise computation: float32 for half precision.
+        accumulate: type in which a GPU's threads add their sums.
+        c: C++'s name; None if kernels do not support it.
+        suffix: of C++'s literals.
+        is_float: floating-point.
+        is_half: float16 or bfloat16.
+        is_integer: integer, not boolean.
     """
 
     storage: DType
@@ -72,20 +72,20 @@ def type_of(dtype: DType) -> NumberType:
 
 
 def is_half(dtype: DType) -> bool:
-    """Whether a type is float16 or bfloat16: numbers are kept in it, and computed in float32."""
+    """Whether a type is float16 or bfloat16: stored as such, computed in float32."""
     return dtype.char in _HALVES
 
 
 def is_floating(dtype: DType) -> bool:
-    """Whether a type has fractions, bfloat16 among them."""
+    """Whether a type is floating-point, bfloat16 included."""
     return dtype.kind in "fV"
 
 
 @functools.cache
 def promoted(*dtypes: DType) -> DType:
-    """Return the common type, as NumPy's `result_type`; of both halves it is float32.
+    """Return the common type, as NumPy's `result_type`; for both half types it is float32.
 
-    Integers, but for the smallest, take bfloat16 as Keras and JAX do: as it is.
+    Integers, but for the smallest, take bfloat16 as it is, as in Keras and JAX.
     """
     floats = [dtype for dtype in dtypes if is_floating(dtype)]
     if len({dtype for dtype in floats if is_half(dtype)}) == 2:
@@ -95,13 +95,13 @@ def promoted(*dtypes: DType) -> DType:
 
 @functools.cache
 def promoted_as_keras(*dtypes: DType) -> DType:
-    """Return the type to which types are promoted; integers take a floating-point type as it is."""
+    """Return the promoted type; integers take a floating-point type as it is."""
     return promoted(*([dtype for dtype in dtypes if is_floating(dtype)] or dtypes))
 
 
 @functools.cache
 def promoted_in_kernels(result: DType, *dtypes: DType) -> DType:
-    """Return the type in which numbers of several types enter an expression: NumPy's, which rounds at the end."""
+    """Return the type in which mixed types enter an expression: NumPy's, which rounds at the end."""
     common = np.result_type(*dtypes)
     return np.dtype(np.float64) if is_floating(result) and not is_floating(common) else common
 
@@ -115,7 +115,7 @@ def standardize_dtype(dtype: Any) -> str:
     """Return the name of a type; None is `config.floatx`, Python's int is "int32", its float "float32".
 
     Raises:
-        ConfigError: it is no type of a tensor.
+        ConfigError: tensors do not have this type.
     """
     if dtype is None:
         return floatx().name
@@ -131,24 +131,24 @@ def standardize_dtype(dtype: Any) -> str:
 
 
 def is_float_dtype(dtype: Any) -> bool:
-    """Whether a type, or its name, is a floating-point one."""
+    """Whether a type, or its name, is floating-point."""
     return standardize_dtype(dtype).startswith(("float", "bfloat"))
 
 
 def is_int_dtype(dtype: Any) -> bool:
-    """Whether a type, or its name, is one of integers, signed or not."""
+    """Whether a type, or its name, is integer, signed or not."""
     return standardize_dtype(dtype).startswith(("int", "uint"))
 
 
 def result_type(*dtypes: Any) -> str:
-    """Return the name of the type that ops on several types have; `config.floatx` of none.
+    """Return the name of the common type of several; `config.floatx` for none.
 
     Args:
-        dtypes: types or their names; Python's `bool`, `int` and `float` stand for its numbers, which take the type of
-            the tensors beside them, and None for `config.floatx`.
+        dtypes: types or their names; Python's `bool`, `int` and `float` stand for Python numbers, which take the type
+            of tensors beside them, and None for `config.floatx`.
 
     Raises:
-        ConfigError: it is no type of a tensor, or a float8, which is promoted to nothing.
+        ConfigError: tensors do not have this type, or it is a float8, which is not promoted.
     """
     names = [standardize_dtype(dtype) for dtype in dtypes]
     if any(name.startswith("float8") for name in names):

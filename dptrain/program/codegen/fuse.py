@@ -68,8 +68,6 @@ def _fused_step(program: Program, carries: int, join: bool) -> Fused:
 
 
 class _Fuser:
-    """State of `fuse`."""
-
     def __init__(self, program: Program, join: bool, carries: int | None = None) -> None:
         self._join, self._carries = join, carries
         self._stages = stages(program)
@@ -334,7 +332,6 @@ class _Fuser:
 
 
 def _holds(numbers: Sequence[int], number: int) -> bool:
-    """Whether a sorted list contains a number."""
     at = bisect_left(numbers, number)
     return at < len(numbers) and numbers[at] == number
 

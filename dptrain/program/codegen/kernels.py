@@ -19,7 +19,7 @@ from dptrain.program.tensor import Array, Tensor, Variable
 
 
 def copy(x: Array, *, out: Array) -> None:
-    """A copy of X in memory of its own."""
+    """A copy of X in new memory."""
     np.copyto(out, x)
 
 
@@ -96,8 +96,7 @@ class Loop:
     def passes(self) -> dict[LoopMember, int]:
         """Return the pass over the last axis in which each member is computed.
 
-        Members of each element are computed in that pass, those of a row after it; -1 means before the first
-        pass.
+        Members of each element are computed in that pass, those of a row after it; -1 means before the first pass.
         """
         passes: dict[LoopMember, int] = {}
         for member in self.members:

@@ -192,8 +192,6 @@ def sink(fused: Fused) -> None:
 
 
 class _MemberSinker:
-    """State of `sink`."""
-
     def __init__(self, fused: Fused) -> None:
         self._fused, self._handed_out = fused, fused.handed_out()
         # Who reads what lies in memory: kernels with their members, and whether as what was made, in no other shape.
@@ -213,7 +211,6 @@ class _MemberSinker:
             readers[kernel, member] = readers.get((kernel, member), True) and directly
 
     def sink(self, kernels: Sequence[Kernel]) -> None:
-        """Move members between the loops of a stage."""
         stage_kernels = set(kernels)
         for loop in reversed(kernels):
             if not isinstance(loop, Loop):
@@ -238,7 +235,6 @@ class _MemberSinker:
         stack: list[tuple[LoopMember, Iterator[View]]] = []
 
         def begin(member: LoopMember) -> bool:
-            """Add a member to those that move, if it can."""
             for (kernel, reader), directly in self._readers.get(member.tensor, {}).items():
                 if not directly or (kernel is not target and reader not in moving):
                     return False

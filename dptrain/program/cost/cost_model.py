@@ -1,7 +1,7 @@
 """Operations, bytes, messages and memory of a rank in a training step, for one kind of parallelism.
 
-Everything follows from the placed program: a rank's part of a tensor is its size divided by the lengths of the mesh's
-axes that shard it, and it computes its part of an op whose operands or output are sharded.
+All follows from the placed program: a rank's part of a tensor is its size divided by the lengths of the mesh's axes
+that shard it, and it computes its part of an op whose operands or output are sharded.
 """
 
 import math
@@ -60,7 +60,7 @@ class StepPrediction:
         rows: of the global batch.
         seconds: of a step.
         compute: seconds of computing; otherwise a rank waits for messages or other stages.
-        sent: bytes of the buffers of all messages that a rank takes part in.
+        sent: bytes of the buffers of all messages of a rank.
         messages: their number.
         memory: of the rank that needs most.
     """
@@ -92,12 +92,12 @@ class CostModel:
         program: of the global batch, not placed.
         parallelism: one of `kinds_of_parallelism`.
         slots: of each trained variable.
-        bucket_bytes: limit of messages that travel together; None for no limit.
+        bucket_bytes: limit of messages that are sent together; None for no limit.
 
     Attributes:
         placed: the program of a rank.
-        tensors: of it, in topological order.
-        stage: how many messages lie before each tensor.
+        tensors: its tensors, in topological order.
+        stage: how many messages precede each tensor.
         order: ops as a rank computes them: between two messages by depth, gradients as the backward pass reaches them,
             updates at the end.
     """
@@ -222,7 +222,7 @@ class CostModel:
         """Return the bytes of a rank, or of a pipeline's stage with these tensors.
 
         Weights and gradients are those of the variables, in their layouts; a gradient that is not sharded is whole
-        until it has been sent. Gathered weights and their gradients are there for two layers at a time, and count as
+        until it has been sent. Gathered weights and their gradients exist for two layers at a time, and count as
         activations.
         """
         nbytes_of = {

@@ -43,14 +43,14 @@ class Hardware:
     Attributes:
         rates: floating-point operations/s of a rank's products by precision: "float32", "tf32", "half".
         bandwidth: of a rank's memory, bytes/s.
-        launch: seconds that a product takes beside its work.
-        least: seconds of a product's work at least, however small: it fills a part of a device.
-        step: seconds that a step takes beside its ops.
+        launch: overhead of a product, seconds.
+        least: minimal seconds of a product's work, however small, as it fills only a part of a device.
+        step: overhead of a step, seconds.
         node: ranks of a node.
         link: between two ranks of a node.
         network: of a node; its ranks share it.
-        memory: bytes of a rank; None for any number.
-        cores: of a node, as many ranks as compute at full speed at once; None where each has a device.
+        memory: bytes of a rank; None for no limit.
+        cores: of a node, as many ranks as compute at full speed at once; None if each has a device.
         overlaps: whether messages travel while a rank computes.
         hierarchical: whether all collectives go node first.
     """
@@ -81,18 +81,18 @@ class Hardware:
     def collective(self, name: str, nbytes: float, ranks: int, stride: int = 1, hierarchical: bool = False) -> float:
         """Return the seconds of a collective.
 
-        P ranks, n bytes, latency a, seconds a byte b. Within a node an all-gather or a reduce-scatter takes
-        log2(P) a + (P - 1) / P n b (recursive doubling or halving), and an all-reduce the shorter of both one after the
-        other and log2(P) (a + n b) (recursive doubling). Between nodes rings take (P - 1) a + (P - 1) / P n b with
-        the slowest link, twice that for an all-reduce; if that is shorter, they double too, over the network that all
-        ranks of a node share.
+        P ranks, n bytes, latency a, seconds a byte b. Within a node an all-gather or a reduce-scatter takes log2(P) a +
+        (P - 1) / P n b (recursive doubling or halving), and an all-reduce the shorter of both one after the other and
+        log2(P) (a + n b) (recursive doubling). Between nodes rings take (P - 1) a + (P - 1) / P n b with the slowest
+        link, twice that for an all-reduce; if that is shorter, they double too, over the network that all ranks of a
+        node share.
 
         Args:
             name: "all_reduce", "all_gather" or "reduce_scatter".
             nbytes: of the whole buffer.
             ranks: that take part.
-            stride: distance of two of them, as they are numbered; those between do the same at the same time.
-            hierarchical: within each node first, then between nodes, a slice by each rank; as machines are where all
+            stride: distance of two of their numbers; ranks between do the same at the same time.
+            hierarchical: within each node first, then between nodes, a slice by each rank; by default as the hardware's
                 collectives are.
         """
         if ranks == 1:

@@ -26,7 +26,7 @@ from dptrain.program.tensor import Tensor, Variable
 
 
 class Scaling:
-    """A training step in one kind of parallelism on any number of ranks; arguments as of `CostModel`."""
+    """A training step in one kind of parallelism on any number of ranks; arguments as for `CostModel`."""
 
     def __init__(
         self,

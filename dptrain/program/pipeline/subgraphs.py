@@ -139,8 +139,6 @@ def subgraphs_of(
 
 
 class _Partitioner:
-    """State of `subgraphs_of`."""
-
     def __init__(
         self, program: Program, stages: Mapping[Tensor, int], owners: Mapping[Variable, int], count: int
     ) -> None:

@@ -197,7 +197,6 @@ def regathered(program: PlacedProgram) -> PlacedProgram:
         return is_read_through(tensor) and is_late(tensor.inputs[0], reader_level)
 
     def at(tensor: Tensor, reader_level: int) -> Tensor:
-        """Return the tensor for a reader of this level."""
         if not is_late(tensor, reader_level):
             return new[tensor]
         key = tensor, reader_level
@@ -238,7 +237,6 @@ def scheduled(program: PlacedProgram) -> PlacedProgram:
 
 
 def _replaced(program: PlacedProgram, new: Mapping[Tensor, Tensor]) -> PlacedProgram:
-    """Replace all tensors of a program."""
     return replace(
         program,
         outputs={name: new[tensor] for name, tensor in program.outputs.items()},

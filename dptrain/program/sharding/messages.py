@@ -251,7 +251,7 @@ def _flat(parts: Sequence[Array]) -> Array:
 
 
 def layout(message: Sequence[Tensor], counts: Sequence[Sequence[int]]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield each rank's part of each tensor in travelling order, given the elements of the parts.
+    """Yield each tensor's part of each rank in the order of the message, given the elements of the parts.
 
     Yields:
         The tensor's number, the part's first element in the message, its begin along the tensor's axis, and its length.

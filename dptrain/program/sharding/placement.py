@@ -98,16 +98,16 @@ def place(
     """Return the program of one rank.
 
     Args:
-        program: inputs whose shape counts rows come in sharded over `BATCH`, the others replicated. What comes out is
-            replicated, but for outputs whose shape counts rows, of which each rank has its own.
-        summed: variables of which each rank is to keep a summand (totals of metrics, to be summed when they are read),
-            where their updates allow it; `PlacedProgram.summed` says of which it does.
-        bucket_bytes: of sums that travel as one message at most; None for any number.
-        comm_dtype: half precision in which gradients in weights travel; None for the type that they have.
-        layouts: for each axis of a variable the axis of the mesh over which it is sharded, or None; other variables
-            are replicated. Executors take such a program as `local.localized` returns it.
-        slots: of trained variables: where these, or the variable, are sharded over `BATCH`, its gradient is
-            reduce-scattered as soon as it is there, and an optimizer computes with a rank's part.
+        program: inputs whose shape counts rows are sharded over `BATCH`, the others replicated. Outputs are replicated,
+            but for those whose shape counts rows, of which each rank has its part.
+        summed: variables of which each rank should keep a summand (totals of metrics, summed when they are read), if
+            their updates allow it; `PlacedProgram.summed` has those that do.
+        bucket_bytes: limit of sums in one message; None for no limit.
+        comm_dtype: half precision in which weight gradients are sent; None for their own type.
+        layouts: for each axis of a variable the axis of the mesh that shards it, or None; other variables are
+            replicated. Executors take such a program as `local.localized` returns it.
+        slots: of trained variables: if these, or the variable, are sharded over `BATCH`, its gradient is
+            reduce-scattered as soon as it is computed, and an optimizer works on a rank's part.
 
     Raises:
         ConfigError: an op needs the rows of all ranks at once, or a layout does not fit its variable.
@@ -223,8 +223,6 @@ class _MeetsInLoopError(Exception):
 
 
 class _Placer:
-    """State of `place`."""
-
     def __init__(
         self,
         summed: Collection[Variable],

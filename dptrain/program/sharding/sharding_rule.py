@@ -77,11 +77,7 @@ def parse_rule(rule: str, op: str, operands: int | None = None) -> ShardingRule:
 
 
 def parse_fixed_rule(rule: str, op: str, operands: int | None) -> ShardingRule:
-    """Parse the rule of a record that holds for any shape.
-
-    Raises:
-        ConfigError: as `parse_rule`, or a letter of the output is in no operand, though these have letters.
-    """
+    """Parse a record's rule for any shape; ConfigError as in `parse_rule`, or for an output letter in no operand."""
     named = parse_rule(rule, op, operands)
     if any(named.inputs) and (unknown := named.own()):
         raise ConfigError(f"op {op!r}: letters = {rule!r}: no operand has the output's {unknown[0]!r}")
