@@ -95,7 +95,6 @@ class BestModel(ModelCheckpoint):
         self._write(path, content)
 
     def _bring(self, digest: str) -> bool:
-        """Return whether the file with this digest is in place, copied from the source run if necessary."""
         places = [self.file]
         if self._source is not None:  # a run, its checkpoints or one of them
             places += [place / BEST for place in (self._source, *self._source.resolve().parents[:2])]

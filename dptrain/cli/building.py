@@ -189,7 +189,6 @@ def compile_model(
 
 
 def _metrics(task: Task) -> list[Any]:
-    """Return the metrics beside the loss; a regression's are in the targets' units."""
     if task == "regression":
         return ["mae", RootMeanSquaredError(name="rmse"), R2Score(name="r2")]
     return ["accuracy"] if task == "multiclass" else ["accuracy", "auc"]

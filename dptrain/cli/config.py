@@ -46,7 +46,6 @@ def _on_or_off(value: object) -> object:
 
 
 def _moments(value: object) -> object:
-    """Validate when to save: "epoch", steps, seconds ("600s"), or "none"."""
     words = [str(part) for part in value] if isinstance(value, list | tuple) else _comma_separated(str(value))
     for word in words if isinstance(words, list) else []:
         if not re.fullmatch(r"epoch|none|[1-9]\d{0,8}s?", word):
@@ -55,7 +54,6 @@ def _moments(value: object) -> object:
 
 
 def _fold(value: object) -> object:
-    """Validate "K/N": fold K of N."""
     if isinstance(value, str) and _none_word(value) is not None:
         fold, _, folds = value.partition("/")
         if not (fold.isdecimal() and folds.isdecimal() and 1 <= int(fold) <= int(folds) and int(folds) >= 2):
@@ -64,7 +62,6 @@ def _fold(value: object) -> object:
 
 
 def _mesh(value: object) -> object:
-    """Validate a mesh's axes and lengths, "batch=2,model=2"."""
     text = _none_word(value)
     if isinstance(text, str):
         axes = [re.fullmatch(r"\s*([a-z_]\w*)\s*=\s*([1-9]\d{0,5})\s*", axis) for axis in text.split(",")]
@@ -76,7 +73,6 @@ def _mesh(value: object) -> object:
 
 
 def _image_size(value: object) -> object:
-    """Validate "HEIGHTxWIDTH"."""
     text = _none_word(value)
     if isinstance(text, str) and not re.fullmatch(r"[1-9]\d{0,3}x[1-9]\d{0,3}", text):
         raise ValueError(f"{short(value)}: expected height and width, such as 32x32")
@@ -84,7 +80,6 @@ def _image_size(value: object) -> object:
 
 
 def _loss(value: object) -> object:
-    """Validate a loss's name."""
     text = _none_word(value)
     if isinstance(text, str):
         task_of_loss(text)
@@ -96,7 +91,6 @@ def _number(value: object) -> object:
 
 
 def _schedule(value: object) -> object:
-    """Validate and normalise a schedule."""
     from dptrain.cli.schedule import parse_schedule
 
     value = _none_word(value)
@@ -104,7 +98,6 @@ def _schedule(value: object) -> object:
 
 
 def _sparsity(value: object) -> object:
-    """Validate a fraction of weights, 0.9, or N:M sparsity, "2:4"."""
     text = _none_word(value)
     group = re.fullmatch(r"([1-9]\d?):([1-9]\d?)", str(text))
     if text is None or (group and int(group[1]) < int(group[2])):
@@ -116,7 +109,6 @@ def _sparsity(value: object) -> object:
 
 
 def _block(value: object) -> object:
-    """Validate "4x4", a block's inputs and outputs."""
     text = _none_word(value)
     if isinstance(text, str) and not re.fullmatch(r"[1-9]\d{0,3}x[1-9]\d{0,3}", text):
         raise ValueError(f"{short(value)}: expected inputs and outputs of a block, such as 4x4")
@@ -124,7 +116,6 @@ def _block(value: object) -> object:
 
 
 def _length(value: object) -> object:
-    """Validate and normalise a length of the training."""
     from dptrain.cli.schedule import parse_length
 
     return str(parse_length(str(value)))

@@ -110,13 +110,11 @@ def make_figure(epochs: Sequence[Mapping[str, float]], title: str) -> "Figure":
 
 
 def _points(epochs: Sequence[Mapping[str, float]], key: str) -> tuple[list[float], list[float]]:
-    """Return epochs and values of a metric, without values too large for an axis."""
     having = [epoch for epoch in epochs if key in epoch and not abs(epoch[key]) > _LARGEST]
     return [epoch["epoch"] for epoch in having], [epoch[key] for epoch in having]
 
 
 def _empty_figure(width: float, height: float) -> "Figure":
-    """Return a figure of this size in inches; `_png` does the layout."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), dpi=_DPI, layout="none")  # type: ignore[arg-type]  # it may be "none"

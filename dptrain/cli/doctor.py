@@ -1,8 +1,7 @@
-"""`python -m dptrain doctor`: what is installed, what is missing, and what would be used.
+"""`python -m dptrain doctor`: reports what is installed, what is missing, and what would be used.
 
-Anything may be broken, so each check stands alone, and a failing one becomes a line of the report. Programs and
-libraries that might crash run in processes of their own. A new check is a function that returns rows, listed in
-`CHECKS`.
+Anything may be broken, so each check stands alone, and a failure becomes a line of the report. Programs and libraries
+that might crash run in separate processes. A new check is a function that returns rows, listed in `CHECKS`.
 """
 
 import argparse
@@ -598,7 +597,6 @@ def _measure(config: Config, comm: Communicator, model: Model) -> tuple[float, f
 
 
 def _median(comm: Communicator, action: Callable[[], None]) -> float:
-    """Return the median seconds of an action that all ranks begin together. Collective."""
     times = []
     for _ in range(_WARM_UP + _REPEATS):
         comm.barrier()
@@ -624,7 +622,6 @@ class _Printer:
 
 
 def _isolated(check: Callable[[CheckContext], list[Row]], context: CheckContext) -> list[Row]:
-    """Run a check; a failure becomes a row."""
     try:
         return check(context)
     except Exception as error:

@@ -68,7 +68,6 @@ def export(config: Config, comm: "Communicator", parsed: argparse.Namespace) -> 
 
 
 def _format(name: str | None, path: Path) -> str:
-    """Return the given format, or the one of the file's ending; refuse a contradiction."""
     by_ending = next((name for name, endings in _ENDINGS.items() if path.suffix in endings), None)
     if name is None:
         if by_ending is None:

@@ -106,7 +106,6 @@ def _listen() -> list[int]:
 
 
 def _parse(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
-    """Return the options, which end at the first "--", and the command."""
     words = list(arguments)
     split = words.index("--") if "--" in words else len(words)
     command = words[split + 1 :]
@@ -220,7 +219,6 @@ def _addresses(addresses: str | None, hosts: Hosts) -> tuple[str, ...]:
 
 
 def _environment(start: Start, restart: int, threads: int | None) -> dict[str, str]:
-    """Return the ranks' additional environment variables."""
     environment = {"DPTRAIN_RESTART": str(restart)}
     local = start.addresses == _LOCAL
     if threads is not None:

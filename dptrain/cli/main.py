@@ -212,7 +212,6 @@ _OWN_OPTIONS = ("evaluate", "predict", "export", "runs")
 
 
 def _command(name: str) -> "Command":
-    """Import and return the function of a subcommand."""
     function: Command = getattr(import_module(f"dptrain.cli.{name}"), name)
     return function
 
@@ -230,7 +229,6 @@ def _communicator(command: str) -> "Communicator":
 
 
 def _check_same_everywhere(comm: "Communicator", config: Config) -> None:
-    """Refuse ranks with different configurations or versions."""
     import numpy as np
 
     versions = {"dptrain": __version__, "numpy": np.__version__, "python": platform.python_version()}
@@ -318,7 +316,6 @@ def _build_parser(command: str) -> Parser:
 
 
 def _add_fields(parser: Parser, fields: Iterable[Leaf], visible: "re.Pattern[str] | None" = None) -> None:
-    """Add options for configuration fields, grouped as in a file; `visible` matches the paths shown in the help."""
     existing = {option for action in parser._actions for option in action.option_strings}
     groups: dict[str, Any] = {}
     for leaf in fields:
@@ -344,7 +341,6 @@ def _add_fields(parser: Parser, fields: Iterable[Leaf], visible: "re.Pattern[str
 
 
 def _metavar(leaf: Leaf) -> str:
-    """Return the placeholder of an option's value in the help."""
     if leaf.is_mapping:
         return "NAME=VALUE"
     choices = "" if _listed(leaf) else "|".join(leaf.choices)
@@ -361,7 +357,6 @@ def _shown(value: Any) -> str:
 
 
 def _parse(command: str, arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the options of a command."""
     if command not in COMMANDS:
         script = "; python -m dptrain launch -n 4 -- python script.py runs a script" if command.endswith(".py") else ""
         raise ConfigError(f"unknown command {command!r}{script or suggest(command, COMMANDS)}")

@@ -221,7 +221,6 @@ def _object(path: Path, text: str) -> dict[str, Any]:
 
 
 def _text(path: Path) -> str | None:
-    """Return a file's text; None if it does not exist."""
     content = _read(path, _MAX_TEXT)
     try:
         return None if content is None else content.decode()

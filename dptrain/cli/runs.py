@@ -71,7 +71,6 @@ def _show(parsed: argparse.Namespace) -> None:
 
 
 def _sorted(records: "list[RunRecord]", key: str) -> "list[RunRecord]":
-    """Return runs sorted by a key, those without it last."""
     plain: dict[str, Any] = {
         "name": lambda record: record.name,
         "when": lambda record: record.started,

@@ -31,7 +31,6 @@ class GivenSamples:
     notes: Sequence[str] = ()  # what was skipped
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(next(iter(self.x.values())) if isinstance(self.x, Mapping) else self.x)
 
 

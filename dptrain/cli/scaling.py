@@ -265,7 +265,6 @@ def _table(
 
 
 def _shown(hardware: Hardware) -> str:
-    """Format a machine's numbers as options."""
     rates = ", ".join(f"{name} {rate / 1e9:,.0f}" for name, rate in hardware.rates.items())
     memory = "" if hardware.memory is None else f", {_bytes(hardware.memory)} a rank"
     links = [
@@ -293,7 +292,6 @@ def _bytes(nbytes: float) -> str:
 
 
 def _digits(number: float) -> str:
-    """Format a number with three digits, or more before the point."""
     return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
 
 

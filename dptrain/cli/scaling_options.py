@@ -92,7 +92,6 @@ def read_options(parsed: argparse.Namespace) -> ScalingOptions | None:
 
 
 def _ranks(text: str) -> list[int]:
-    """Return the powers of two in a range "A-B" (inclusive) or "N"."""
     first, dash, last = text.partition("-")
     if not all(re.fullmatch(_WHOLE, word) and int(word) >= 1 for word in (first, *([last] if dash else []))):
         raise ConfigError(f"--ranks {text}: expected a range of integers >= 1, such as 1-1024")

@@ -378,7 +378,6 @@ def _short(leaf: Leaf) -> str:
 
 
 def _config(config: Config, setting: Setting, fields: Mapping[str, str], seed: int) -> Config:
-    """Return the configuration of one run."""
     overrides = {fields[name]: value for name, value in setting.items()} | {"seed": seed}
     return resolve(to_dict(config), "the configuration", overrides, "in the sweep")
 
@@ -431,13 +430,11 @@ def _repeat(out: Path, recipe: ConfigRecipe, setting: Setting, run: Run, capacit
 
 
 def _option(path: str, value: Any) -> str:
-    """Format an option as typed on the command line."""
     section, _, name = path.rpartition(".")
     return f"--model-arg={label({name: value}, exact=True)}" if section == _ARGUMENTS else f"--{path}={_word(value)}"
 
 
 def _word(value: Any) -> str:
-    """Format a setting's value as an option."""
     if isinstance(value, list | tuple):
         return ",".join(map(str, value))
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)

@@ -19,7 +19,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_search(add: Callable[..., None]) -> None:
-    """Add the options that say which settings are tried, and how they are compared."""
     add("--plan", "read these options from a YAML file: seeds, grid, random, samples, metric, ...", metavar="FILE")
     add("--seeds", "seeds of each trial's runs, such as 0-15 or 1,2,5 (default: 0-4)")
     add(
@@ -63,7 +62,6 @@ def _add_search(add: Callable[..., None]) -> None:
 
 
 def _add_execution(add: Callable[..., None]) -> None:
-    """Add the options that say how runs are trained and what is kept of them."""
     add("--runs-per-device", "runs to train at once on each rank (default: measured)", metavar="N")
     add(
         "--packing",

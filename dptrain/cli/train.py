@@ -235,7 +235,6 @@ def _open_run(config: Config, data: LoadedData, comm: Communicator, stack: ExitS
 
 
 def _refuse_another(config: Config, path: Path) -> None:
-    """Refuse to replace a run of other settings that has no checkpoint to tell."""
     if deciding(read_config(path)) != deciding(config):
         raise OutputError(f"{path} holds a run of other settings that has not ended; choose another --out")
 

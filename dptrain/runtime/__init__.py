@@ -1,1 +1,1 @@
-"""This process: what the launcher says, its cores, its files, and how a job ends."""
+"""The process: launcher, cores, files, and the end of a job."""

@@ -1,8 +1,8 @@
-"""Where dptrain keeps what it has generated, fetched or compiled.
+"""The cache of generated, downloaded and compiled files.
 
-Compiled code is loaded into the process, so nobody else may write it: it lies in this user's folder of mode 0700,
-beside its SHA-256 (`NAME.sha256`), which is checked before loading. Damaged files are compiled again; without such a
-folder each process compiles for itself.
+Compiled code is loaded into the process, so nobody else may write it: it is in this user's folder of mode 0700, beside
+its SHA-256 (`NAME.sha256`), which is checked before loading. Damaged files are compiled again; without such a folder
+each process compiles for itself.
 """
 
 import errno
@@ -177,7 +177,6 @@ def _checksum(name: str, content: bytes) -> bytes:
 
 
 def _put(path: Path, content: bytes) -> None:
-    """Write a file in a locked folder."""
     with replacing_locked(path, path.with_name(f".{path.name}.part"), 0o077) as part:
         write_new(part, [content])
 

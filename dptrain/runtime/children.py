@@ -69,7 +69,6 @@ def ending_forks(action: Callable[[], T]) -> T:
 
 
 def _end_fork(error: BaseException | None) -> NoReturn:
-    """End this process as Python ends a script."""
     code: object = None
     if isinstance(error, SystemExit):
         code = error.code

@@ -18,18 +18,12 @@ requested = 0
 
 
 def as_status(code: int) -> int:
-    """Return a code's low byte, or a non-zero status if that is 0 and the code is not.
-
-    Of an `os.system` result that is the command's exit code.
-    """
+    """Return a code's low byte (for `os.system` the command's exit code), but not 0 unless the code is."""
     return code & 0xFF or (code >> 8 & 0xFF or 1 if code else 0)
 
 
 def replace_exits(say: Callable[[str], None]) -> None:
-    """Make `sys.exit`, `exit` and `quit` leave with `as_status`; `say` hears where that differs.
-
-    `raise SystemExit(256)` is not affected.
-    """
+    """Make `sys.exit`, `exit` and `quit` (not `raise SystemExit`) use `as_status`; `say` hears if that differs."""
     for place, name in ((sys, "exit"), (builtins, "exit"), (builtins, "quit")):
         usual = getattr(place, name, None)
         if usual is not None:
@@ -55,8 +49,8 @@ class _Exit:
 def replace_abort(communicator: type, end: Callable[[], NoReturn]) -> None:
     """Make `Abort(0)` of mpi4py's communicators call `end` instead.
 
-    Python forbids assigning an extension type's methods, but their dict can be changed. Where the interpreter has no
-    such dict, nothing changes.
+    Python forbids assigning an extension type's methods, but their dict can be changed. Nothing changes if the
+    interpreter has no such dict.
     """
     methods = [
         referent

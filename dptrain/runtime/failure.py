@@ -103,7 +103,6 @@ class Phase:
         self.name = before
 
     def __str__(self) -> str:
-        """Return "training, epoch 2, step 17"."""
         return words(self.name, self._numbers[0], self._numbers[1])
 
 
@@ -193,8 +192,8 @@ def end_job(error: BaseException, unknown: int = int(ExitCode.INTERNAL)) -> int:
     """Report an error of this rank, end all ranks and return the exit code; does not return under a launcher.
 
     If MPI has not started, the others may wait for this rank in MPI_Init: MPICH's launcher then ends them, with other
-    launchers this process has to join first. Ctrl-C reaches all ranks at once; the lowest rank that is not blocked in
-    MPI reports it.
+    launchers this process has to join first. Ctrl-C reaches all ranks at once; the lowest rank not blocked in MPI
+    reports.
     """
     global ending
     ending = True
@@ -319,7 +318,6 @@ def _world() -> Any:
 
 
 def _abort(code: int) -> NoReturn:
-    """Flush the output and end all ranks."""
     streams.flush()
     abort(code)
 

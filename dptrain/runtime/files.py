@@ -52,11 +52,9 @@ class Directory:
         self.path, self.fd = path, fd
 
     def __enter__(self) -> Self:
-        """Return the directory itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
         self.close()
 
     def __del__(self) -> None:
@@ -192,7 +190,7 @@ class Directory:
     def remove_temporaries(self, name: str | None = None, *, locked: bool = False) -> None:
         """Remove temporary files that this user's killed writers left, for `name` or all.
 
-        `locked`: nobody else can be writing, so files of living PIDs go as well, as PIDs are reused.
+        `locked`: nobody else can be writing, so files of living PIDs go too, as PIDs are reused.
         """
         for left in self.names():
             match = _TEMPORARY.fullmatch(left)

@@ -1,8 +1,8 @@
-"""Hang detection: judges whether the ranks of a job go on, from what one of them observes. No side effects.
+"""Judges whether the ranks of a job go on, from what one of them observes; without side effects.
 
 A rank that waits in MPI, is stopped or holds Python's lock cannot report anything, so its peers judge it by what they
-see and for how long it has not changed. The judge's own clock counts only while the judge is awake: where the whole
-machine slept, nobody is late.
+see and how long it has not changed. The judge's clock counts only while the judge is awake: if the whole machine slept,
+nobody is late.
 """
 
 import math

@@ -1,7 +1,7 @@
-"""One start of a command on several ranks: who ended how, and what that means for the others.
+"""Runs a command on several ranks, and decides what a rank's end means for the others.
 
-Every rank has a supervisor (`supervisor.py`), which has a connection to the `Job`. Programs that use MPI leave
-MPI_Finalize together, so what follows from a rank's end is known:
+Every rank has a supervisor (`supervisor.py`), connected to the `Job`. Programs that use MPI leave MPI_Finalize
+together, so a rank's end has known consequences:
 
 | a rank | the others |
 |---|---|
@@ -42,7 +42,7 @@ _STRANGERS, _SILENCE = 64, 30.0
 
 @dataclass(frozen=True)
 class Start:
-    """What to start, and how."""
+    """Command and options of a job."""
 
     launcher: Launcher
     command: tuple[str, ...]

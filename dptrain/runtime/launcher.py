@@ -127,9 +127,9 @@ def share_of_cores(local_size: int) -> int:
 def prepare_blas_before_numpy(environ: MutableMapping[str, str] = os.environ) -> None:
     """Set what BLAS libraries read while NumPy is first imported, unless the user has.
 
-    By default each rank would start as many threads as the node has cores. And an idle OpenBLAS thread spins for tens
+    By default each rank would start as many threads as the node has cores. An idle OpenBLAS thread also spins for tens
     of milliseconds, which takes its core from other threads and ranks; 2^10 cycles bridge the gaps between a step's
-    matrix products.
+    products.
     """
     if "numpy" in sys.modules:
         return

@@ -1,4 +1,4 @@
-"""How many epochs and steps trainings make at most in this process, to try a script out; as Keras' environment says."""
+"""Limits of epochs and steps for trial runs, from Keras' environment variables."""
 
 import os
 from typing import Literal
@@ -11,11 +11,7 @@ _limits: dict[Limit, int | None] = {}
 
 
 def limit(name: Limit) -> int | None:
-    """Return a limit, at first that of KERAS_MAX_EPOCHS or KERAS_MAX_STEPS_PER_EPOCH; None for no limit.
-
-    Raises:
-        ConfigError: the environment has no such number.
-    """
+    """Return a limit or None, at first KERAS_MAX_EPOCHS or KERAS_MAX_STEPS_PER_EPOCH (ConfigError if invalid)."""
     if name not in _limits:
         variable = f"KERAS_MAX_{name.upper()}"
         text = os.environ.get(variable)
@@ -26,11 +22,7 @@ def limit(name: Limit) -> int | None:
 
 
 def set_limit(name: Limit, value: int | None) -> None:
-    """Set a limit; None for no limit.
-
-    Raises:
-        ConfigError: it is no positive integer.
-    """
+    """Set a limit, a positive integer (else ConfigError), or None."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
         raise ConfigError(f"max_{name} = {value!r}: expected a positive integer, or None")
     _limits[name] = value

@@ -17,10 +17,7 @@ _MOST_BYTES = 1 << 20
 
 
 class Measurements:
-    """One cached measurement.
-
-    `key`: everything that results depend on, JSON-serialisable; `room`: a folder of the cache.
-    """
+    """A cached measurement; `key`: all that results depend on, JSON-serialisable; `room`: a folder of the cache."""
 
     def __init__(self, room: str, key: object) -> None:
         self._room = room

@@ -1,8 +1,8 @@
 """What each rank of a job on this node is doing: one small file of records in /dev/shm that its peers read.
 
 A rank writes its record with plain stores, some hundred nanoseconds a step. The file is named after the launcher's
-process, from which all ranks of the node descend: it can be found without MPI, so that ranks that end before MPI starts
-are judged as well.
+process, an ancestor of all ranks of the node: so it is found without MPI, and ranks that end before MPI starts are
+judged too.
 """
 
 import contextlib
@@ -100,10 +100,7 @@ def numbers_of(
 
 
 class Record:
-    """A rank's record, written by the rank and read by others; a context manager, see `collective`.
-
-    `failed` is the last collective that this process's rank left by an error.
-    """
+    """A rank's record, which others read; see `collective`. `failed`: the last collective left by an error."""
 
     def __init__(self, memory: memoryview | None = None) -> None:
         self.failed: Failed | None = None
@@ -174,10 +171,7 @@ class Record:
         self._numbers[_POSITION] += 1  # last, so that readers who see it see the rest, too
 
     def meets_otherwise(self, other: "Record") -> bool:
-        """Whether another rank is in a collective of arrays that differs in kind, count, type or parts.
-
-        A rank in a collective without arrays stays there, so it is not reported.
-        """
+        """Whether another rank is in a collective of arrays that differs in kind, count, type or parts."""
         mine, others = self._numbers, other._numbers
         if others[_POSITION] != mine[_POSITION] or not others[_DTYPE]:
             return False
@@ -325,8 +319,7 @@ def end_of(process: Process | None) -> str:
 def path_of_job(variable: str) -> str | None:
     """Return the path of this job's file on this node, or None if it cannot be determined.
 
-    The launcher's process is the nearest ancestor without the rank's environment `variable`, whatever scripts lie
-    between.
+    The launcher is the nearest ancestor without the rank's environment `variable`, whatever scripts lie between.
     """
     if not sys.platform.startswith("linux") or not os.path.isdir(FOLDER):
         return None
@@ -355,7 +348,6 @@ def _has_variable(pid: int, variable: str) -> bool:
 
 
 def _variable_of(pid: int, variable: str) -> str:
-    """Return an environment variable of a process at its start, "" if unknown."""
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:  # not ours: Slurm's daemon, for one
@@ -411,7 +403,6 @@ def sweep() -> None:
 
 
 def _content(path: str) -> bytearray:
-    """Return the content of a job's file; OSError if this user alone cannot have written it."""
     file = open_own(path)
     try:
         size = os.fstat(file).st_size
@@ -462,10 +453,7 @@ def segments() -> list[str]:
 
 
 def new_segments(before: frozenset[str]) -> frozenset[str]:
-    """Return this user's MPI files in the folder that are not in `before`.
-
-    They may belong to another job: whatever is mapped stays.
-    """
+    """Return this user's MPI files in the folder, not in `before`, and not mapped: another job may use those."""
     names = set()
     with contextlib.suppress(OSError):
         for name in set(os.listdir(FOLDER)) - before:

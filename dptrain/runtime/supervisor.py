@@ -1,4 +1,4 @@
-r"""What `python -m dptrain launch` starts as each rank: it runs the command, and tells `launch` how that ended.
+r"""The process that `python -m dptrain launch` starts as each rank: it runs the command, and reports how that ended.
 
     launch -- mpirun -- supervisor -- command (leads a process group of its own)
        \_____ TCP ______/       \---- guard (kills that group when the supervisor is gone)
@@ -14,7 +14,7 @@ It is run as a script, by `python -I -S`, and imports next to nothing: it starts
 | `hello TOKEN RANK HOST PID` | `signal NUMBER`: pass it on |
 | `mpi`: the command has loaded an MPI library | `kill`: end the command at once |
 | `unfinished`: it has ended without leaving the other ranks (`DEPARTURE`) | `leave`: all is decided |
-| `exit STATUS`: minus the signal's number where one killed it | |
+| `exit STATUS`: minus the signal's number if killed by one | |
 """
 
 import ctypes

@@ -1,8 +1,8 @@
-"""Ranks watch each other: one that is stopped, loops, has left or died ends the job instead of hanging it.
+"""Ranks watch each other: a rank that is stopped, loops, has left or died ends the job instead of hanging it.
 
-A rank writes what it does to its record (`records`); a thread in each rank looks at those of its node several times a
-second and judges them. Between nodes the lowest ranks exchange what they see. Importing dptrain under a launcher makes
-the record; the thread begins with MPI. A process alone has neither.
+A rank writes what it does to its record (`records`); a thread in each rank reads those of its node several times a
+second and judges them. Between nodes the lowest ranks exchange what they see. Importing dptrain under a launcher
+creates the record; the thread begins with MPI. A process alone has neither.
 """
 
 import atexit
@@ -228,7 +228,7 @@ class Watchdog:
     def _check_own_failure(self) -> None:
         """End the job if this rank's code caught an error of a collective in which others still wait.
 
-        The others would blame one of those that wait.
+        The others would blame a rank that waits.
         """
         failed = self.record.failed
         if failed is None or failure.ending or time.monotonic() - failed.at < QUIET:
@@ -253,7 +253,6 @@ class Watchdog:
         abort(failed.code or ExitCode.STUCK)
 
     def _check_links(self) -> None:
-        """End the job if a link beside MPI has failed."""
         for link in list(_attended):
             if text := link.trouble():
                 time.sleep(min(self.launch.rank, 3) * _TURN / 2)  # one line is enough
@@ -280,7 +279,6 @@ class Watchdog:
         return self._end.wait(max(0.0, end - time.monotonic()))
 
     def _look(self) -> None:
-        """Observe all ranks once, and report what is wrong."""
         table = self.records
         # Before all have met, ranks of other nodes look like ranks that have not started.
         one_node = self.launch.local_size == self.launch.size
@@ -345,7 +343,6 @@ class Watchdog:
         self._processes |= {rank: pid for rank, pid in pids.items() if rank in ranks}
 
     def _absent(self, rank: int) -> Observation:
-        """Return an observation of a rank that has not imported dptrain."""
         pid, process, more = self._processes.get(rank, 0), ProcessState.RUNNING, "it has not imported dptrain"
         if rank not in self._running:
             process = ProcessState.GONE
@@ -439,7 +436,7 @@ class Ring:
         self.beside = [dog.records[rank] for rank in sorted(beside)]
 
     def check(self) -> None:
-        """Compare with the neighbours what this rank is about to do with them; MismatchError if they differ."""
+        """Compare with the neighbours the collective that this rank is about to enter; MismatchError if they differ."""
         record = self._dog.record
         for peer in self.beside:
             if record.meets_otherwise(peer):
@@ -460,10 +457,7 @@ class Ring:
 
 
 def seconds_between_looks(ranks: int, cores: int) -> float:
-    """Return the pause between two looks, so that watching takes a small part of the cores.
-
-    A look at 100 waiting ranks takes 5 ms.
-    """
+    """Return the pause between looks (5 ms each for 100 waiting ranks), for a small part of the cores."""
     return _LOOK * max(1.0, ranks / 64, ranks / (8 * cores))
 
 
@@ -476,7 +470,6 @@ def _doing(observation: Observation) -> object:
 
 
 def _observation_of(fact: dict[str, Any]) -> Observation:
-    """Return an observation decoded from JSON."""
     name, epoch, step = fact.pop("phase")
     states = {"state": State(fact["state"]), "process": ProcessState(fact["process"])}
     return Observation(**fact | states | {"phase": (name, epoch, step)})

@@ -27,7 +27,7 @@ class OptunaSource(SettingSource):
     """Settings chosen from the values of earlier trials.
 
     A setting depends only on the seed, its number and the values known at that time, so a continued sweep chooses as an
-    uninterrupted one would. A running trial counts as a bad one ("constant liar"), which keeps concurrent trials apart.
+    uninterrupted one would. A running trial counts as bad ("constant liar"), which keeps concurrent trials apart.
     Several metrics are optimized together (Y. Ozaki et al., "Multiobjective Tree-Structured Parzen Estimator", JAIR 73,
     2022).
     """
@@ -91,7 +91,6 @@ class OptunaSource(SettingSource):
             )
 
     def _sampler(self, number: int) -> "TPESampler":
-        """Return a sampler with the random stream of one trial."""
         seed = int(stream(self._seed, Purpose.SWEEP, number).integers(2**32))
         with warnings.catch_warnings():
             # It would warn that the constant liar is experimental.

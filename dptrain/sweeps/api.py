@@ -67,45 +67,43 @@ def sweep(
     """Train a model for every setting of `space` with every seed. Collective.
 
     Every rank trains several runs at once, each for itself; a run has the bits of the same training alone. A sweep that
-    another thread asks for meanwhile begins when this one is done.
+    another thread starts meanwhile begins when this one is done.
 
     Args:
-        build_model: returns a new compiled model; called with the swept fields that are its parameters. Its seed is
-            the run's, unless it gives itself another.
+        build_model: returns a new compiled model; called with the swept fields that are its parameters. Its seed is the
+            run's, unless it sets another.
         space: values by name: a list is a grid; "0.1..0.5", "log:1e-5..1e-1", "16..512" or "a,b" is drawn from. A name
             is a parameter of `build_model`, or of `fit` ("batch_size").
         seeds: such as range(16) or "0-15".
         x: as in `fit`, an array.
         y: as in `fit`.
-        metric: key of the logs that trials are compared by, at the end of a run; by default "val_loss" where there is
-            validation data, else "loss". "parameters" (elements of a model's weights), "seconds" (of its run) and
-            "sparsity" (the part of zeros in its kernels) are metrics too. Of several, the first ranks the trials, and
-            those that no other one beats in all are the Pareto front, `SweepResult.front`; `adaptive` then optimizes
-            all, and there is no `halving`.
-        mode: whether a high or a low value is good; "auto" to conclude it from the metric. With several metrics, one
-            for each, or "auto" for all.
+        metric: log key that trials are compared by, at the end of a run; by default "val_loss" with validation data,
+            else "loss". "parameters" (elements of a model's weights), "seconds" (of its run) and "sparsity" (the part
+            of zeros in its kernels) are metrics too. Of several, the first ranks the trials, and trials that no other
+            beats in all are the Pareto front, `SweepResult.front`; `adaptive` then optimizes all, and `halving` is
+            refused.
+        mode: "max" or "min"; "auto" to infer it from the metric. With several metrics, one for each, or "auto" for all.
         samples: how many settings are drawn at random; each meets the whole grid.
         adaptive: how many settings Optuna chooses as results come; instead of `samples`, and without a grid.
         search_seed: of the draws.
-        halving: one trial in so many goes on from a rung (ASHA), judged by the mean over its seeds; None trains all to
-            their end.
+        halving: one trial in so many goes on from a rung (ASHA), by the mean over its seeds; None trains all fully.
         min_epochs: the first rung; the next are `halving` times as long.
-        runs_per_device: runs that a rank trains at once; by default found out by measuring.
-        packing: on a GPU, runs that differ in numbers alone share launches, as a pack; a number: divided into so many
-            packs, which compute beside each other; False: each run has a stream of its own.
+        runs_per_device: runs that a rank trains at once; by default measured.
+        packing: on a GPU, runs that differ only in numbers share launches, as a pack; a number: divided into so many
+            packs, which run concurrently; False: each run has its own stream.
         folds: cross-validation: every trial and seed is trained on all but one of so many parts of x and y, once for
-            each, and validated on that. Rows with integer labels are dealt out class by class; each seed cuts folds of
-            its own. Intervals allow for what trainings have in common, see `dptrain.sweeps.intervals.widening`.
-        test_data: (x, y) that decide nothing: evaluated once, by the final models of the best trial, in the end.
+            each, and validated on that. Rows with integer labels are dealt out class by class; each seed cuts its own
+            folds. Intervals allow for the samples that trainings share, see `dptrain.sweeps.intervals.widening`.
+        test_data: (x, y) evaluated once in the end, by the final models of the best trial; they decide nothing.
         keep: whose models stay in `out` as `.keras` files: "best" for the best trial's, "all" or "none"; None for the
-            best trial's, where h5py is installed.
+            best trial's if h5py is installed.
         max_time: seconds after which the sweep stops, or a text such as "2h"; with the same `out` it goes on.
-        out: directory of the results, to be continued if it holds the same sweep, or one with fewer seeds, settings or
+        out: directory of the results, continued if it holds the same sweep, or one with fewer seeds, settings or
             epochs; None keeps no files.
         callbacks: returns new callbacks for a run.
         verbose: 0 prints nothing, 1 a live table, 2 lines, "auto" the table on a terminal and else lines.
-        fit: further arguments of `fit`, such as epochs, batch_size and validation_data or validation_split (which
-            takes the last samples, as in Keras).
+        fit: further arguments of `fit`, such as epochs, batch_size and validation_data or validation_split (which takes
+            the last samples, as in Keras).
 
     Returns:
         Trials and runs, on every rank. After Ctrl-C the results so far are written, and KeyboardInterrupt is raised;
@@ -212,8 +210,6 @@ def _space(values: Mapping[str, Any], samples: int, adaptive: int, seed: int) ->
 
 
 class _Recipe(Recipe):
-    """Builds models with the user's function and trains them with `fit`."""
-
     def __init__(
         self,
         build_model: Callable[..., Model],
@@ -267,13 +263,11 @@ class _Recipe(Recipe):
         return model._fit_in_steps(x, y, callbacks=all_callbacks, verbose=0, **arguments)
 
     def test(self, model: Model) -> Logs:
-        """Call `evaluate`."""
         logs = model.evaluate(x=self._test[0], y=self._test[1], verbose=0, return_dict=True)
         assert isinstance(logs, dict)
         return logs
 
     def test_arrays(self) -> tuple[Any, Any]:
-        """Return `test_data`."""
         return self._test[0], self._test[1]
 
 
@@ -293,7 +287,6 @@ def _validation_rows(x: Any, fit: Mapping[str, Any]) -> int | None:
 
 
 def _check_folded(folds: int, x: Any, y: Any, arguments: Collection[str]) -> None:
-    """Refuse data that cannot be cut into folds."""
     if not is_array(x) or not is_array(y):
         raise ConfigError("folds: expected arrays for x and y, to take rows from")
     if len(as_array(x, "x")) != len(as_array(y, "y")) or len(as_array(y, "y")) < folds:

@@ -1,4 +1,4 @@
-"""Checks of user arguments that sweeps and ensembles share: the model function and the data."""
+"""Checks arguments that sweeps and ensembles share: the model function and the data."""
 
 import inspect
 import random
@@ -30,7 +30,7 @@ class Builder:
         self._built: weakref.WeakSet[Model] = weakref.WeakSet()
 
     def build(self, seed: int, **fields: Any) -> Model:
-        """Call the user's function, seeded as by `set_random_seed`; it gets `seed` as an argument if it takes one."""
+        """Call the user's function, seeded as by `set_random_seed`; it gets `seed` if it has that parameter."""
         with _SEEDING:
             before, pythons, numpys = default_seed(), random.getstate(), np.random.get_state()
             set_random_seed(seed)

@@ -1,4 +1,4 @@
-"""How many runs a rank trains at once: measures speed and memory of the device."""
+"""Measures how many runs a rank trains at once, by speed and memory of the device."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

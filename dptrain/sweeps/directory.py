@@ -284,7 +284,6 @@ class SweepDirectory:
             self._replace(self._folder, name, b"".join(whole), _ELSEWHERE)
 
     def _take(self, event: "_Event", last: dict[int, "_Event"], where: str) -> None:
-        """Apply one event of the journal."""
         if event.trial is not None:
             if event.trial.number != len(self.trials):
                 raise DataError(f"{where}: trial {event.trial.number} comes after {len(self.trials)} trials")
@@ -324,14 +323,13 @@ class SweepDirectory:
 
 @dataclass(frozen=True)
 class _State:
-    """The file of a run's state; its name has the epoch, so that no later one overwrites it."""
+    """The file of a run's state; its name has the epoch, so that no later state overwrites it."""
 
     file: str
     size: int
     sha256: str
 
     def is_in(self, folder: Directory) -> bool:
-        """Return whether a folder holds the file as it was written."""
         if folder.kind(self.file) != FILE:
             return False
         with folder.open(self.file) as file:
@@ -352,19 +350,16 @@ class _Event:
 
     @property
     def is_paused(self) -> bool:
-        """Whether it is the ending of a paused run."""
         return self.ending is not None and self.ending.status is Status.PAUSED
 
     @property
     def of_run(self) -> int | None:
-        """Number of the run whose ending or test it is."""
         if self.ending is not None:
             return self.ending.run.number
         return None if self.test is None else self.test[0]
 
     @staticmethod
     def read(fields: Any) -> "_Event":
-        """Parse a line's event."""
         if fields["kind"] == "trial":
             return _Event(Trial(int(fields["trial"]), dict(fields["setting"])))
         if fields["kind"] == "runs":
@@ -450,7 +445,6 @@ def _plan_there(folder: Directory, plan: Mapping[str, Any]) -> dict[str, Any] | 
 
 
 def _parsed(file: Path, content: bytes) -> dict[str, Any]:
-    """Parse a plan file."""
     try:
         mapping = _plain(parse_mapping(content.decode(), str(file)))
     except ConfigError as error:
@@ -468,7 +462,7 @@ def _plan_text(plan: Mapping[str, Any]) -> bytes:
 
 
 def _plain(plan: Any) -> Any:
-    """Return a plan as it comes back from a file: lists for tuples, text for other objects."""
+    """Return a plan as it is read back from a file: lists for tuples, text for other objects."""
     return json.loads(json.dumps(plan, default=str))
 
 

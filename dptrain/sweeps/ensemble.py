@@ -40,11 +40,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class EnsembleHistory:
-    """What `Ensemble.fit` returns.
-
-    Attributes:
-        members: the `History` of each member.
-    """
+    """Returned by `Ensemble.fit`; `members` holds each member's `History`."""
 
     members: Sequence[History]
 
@@ -68,7 +64,7 @@ class EnsembleHistory:
 
 @dataclass(frozen=True)
 class EnsemblePrediction:
-    """What `Ensemble.predict` returns; of several outputs, each is nested as these.
+    """Returned by `Ensemble.predict`; of several outputs, each is nested as these.
 
     Attributes:
         mean: (rows, *output_shape) over the members.
@@ -84,21 +80,21 @@ class EnsemblePrediction:
 class Ensemble:
     """Models of one function that differ by their seeds: a deep ensemble.
 
-    Its members are trained side by side: on a CPU one on each core, where steps are compiled, on a GPU in packs that
-    share launches. Under mpirun the ranks share them out (rank 0 of P ranks trains members 0, P, 2P, ...), no
-    collective joins them while they are trained, and in the end every rank has all. A member has the bits of the model
-    that `build_model` returns after `dptrain.utils.set_random_seed(seed)`, trained alone on one process.
+    Members are trained concurrently: on a CPU one on each core, if steps are compiled, on a GPU in packs that share
+    launches. Under mpirun the ranks share them (rank 0 of P ranks trains members 0, P, 2P, ...) without collectives
+    during training, and in the end every rank has all. A member has the bits of the model that `build_model` returns
+    after `dptrain.utils.set_random_seed(seed)`, trained alone on one process.
 
     Args:
-        build_model: returns a new compiled model. Its seed is the member's, unless it gives itself another; it gets the
-            seed as an argument if it has a parameter `seed`.
+        build_model: returns a new compiled model, with the member's seed unless it sets another; it gets the seed as an
+            argument if it has a parameter `seed`.
         seeds: how many members (with the seeds 0, 1, ...), or their seeds, such as range(8) or "0-7".
 
     Attributes:
         members: ordinary models, in the order of the seeds.
 
     Raises:
-        ConfigError: seeds are none, or two members would be the same, or no compiled model was returned.
+        ConfigError: invalid seeds, two equal members, or no compiled model returned.
     """
 
     def __init__(self, build_model: Callable[..., Model], seeds: int | str | Iterable[int | str] = 8) -> None:
@@ -125,7 +121,6 @@ class Ensemble:
         return tuple(member.seed for member in self.members)
 
     def __len__(self) -> int:
-        """Return the number of members."""
         return len(self.members)
 
     def fit(
@@ -140,7 +135,7 @@ class Ensemble:
         validation_data: Any = None,
         **options: Any,
     ) -> EnsembleHistory:
-        """Train all members, each in the order of the samples that its seed gives. Collective.
+        """Train all members, each in its seed's order of the samples. Collective.
 
         Args:
             x: as `Model.fit`; an array, or a `PyDataset`, which every member reads anew.
@@ -149,7 +144,7 @@ class Ensemble:
             epochs: number of the last epoch.
             verbose: 0 prints nothing, anything else a line an epoch with the means over the members.
             callbacks: a function that returns new ones for a member, or a list of callbacks for each member. A callback
-                sees one member as its model, and that one's logs; under mpirun it is called on the rank that trains it.
+                has one member as its model, and its logs; under mpirun it is called on the rank that trains it.
             validation_split: as `Model.fit`.
             validation_data: as `Model.fit`; arrays.
             options: further arguments of `Model.fit`.
@@ -159,7 +154,7 @@ class Ensemble:
 
         Raises:
             ConfigError: as `Model.fit`, or callbacks that are not those of single members.
-            Exception: of `Model.fit`, of the first member that fails; it names the member. No member goes on then.
+            Exception: of `Model.fit`, of the first member that fails, named; no member goes on.
             AgreedError: any of these, on all ranks, under mpirun.
         """
         ranks, first = comms.current(), self.members[0]
@@ -238,14 +233,14 @@ class Ensemble:
         sample_weight: Any = None,
         return_dict: bool = False,
     ) -> list[float] | float | dict[str, float]:
-        """Return loss and metrics of the mean over the members' predictions. Collective.
+        """Return loss and metrics of the members' mean prediction. Collective.
 
-        Penalties on weights and activities are no part of this loss.
+        Penalties on weights and activities are not part of this loss.
 
         Args:
             x: as `Model.fit`, arrays.
             y: as `Model.fit`, arrays.
-            batch_size: samples of a batch; if not given, whatever is fastest.
+            batch_size: samples of a batch; by default whatever is fastest.
             verbose: 0 prints nothing, anything else one line.
             sample_weight: as `Model.fit`.
             return_dict: return a dictionary by log key.
@@ -254,8 +249,8 @@ class Ensemble:
             As `Model.evaluate`.
 
         Raises:
-            ConfigError: members have not been compiled or built, or have a `test_step`, `compute_loss` or
-                `compute_metrics` of their own.
+            ConfigError: members are not compiled or built, or override `test_step`, `compute_loss` or
+                `compute_metrics`.
             DataError: data that does not fit the model.
         """
         ranks, first = comms.current(), self.members[0]
@@ -274,13 +269,13 @@ class Ensemble:
     def predict(
         self, x: Any, batch_size: int | None = None, verbose: str | int = "auto", steps: int | None = None
     ) -> EnsemblePrediction:
-        """Return what the members predict, and its mean and spread, on every rank. Collective.
+        """Return the members' predictions with mean and spread, on every rank. Collective.
 
-        The mean is one of outputs: let a classifier end in softmax, and it is one of probabilities.
+        The mean is taken over outputs: with a final softmax, over probabilities.
 
         Args:
             x: as `Model.fit`; arrays, or a `PyDataset`, which every member reads anew.
-            batch_size: samples of a batch, over all ranks together; if not given, whatever is fastest.
+            batch_size: samples of a batch, over all ranks together; by default whatever is fastest.
             verbose: 0 prints nothing, anything else one line.
             steps: end after that many batches.
 
@@ -305,9 +300,7 @@ class Ensemble:
         return EnsemblePrediction(*nested)
 
     def save(self, filepath: str | Path, overwrite: bool = True) -> None:
-        """Write all members to one `.zip` file. Collective; rank 0 writes.
-
-        It holds a `.keras` file for each member, as `Model.save` writes it: unzipped, Keras 3 reads them.
+        """Write all members to one `.zip` file, each as the `.keras` file of `Model.save`. Collective; rank 0 writes.
 
         Args:
             filepath: ends in `.zip`.
@@ -348,7 +341,7 @@ class Ensemble:
 
         Raises:
             ConfigError: an argument is not supported, or h5py is not installed.
-            DataError: the file is missing or damaged, or has what dptrain does not have; names it.
+            DataError: the file is missing or damaged, or has what dptrain does not support; names it.
             AgreedError: either of these, on all ranks, under mpirun.
         """
         require_ending(filepath, ".zip")

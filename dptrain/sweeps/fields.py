@@ -67,7 +67,6 @@ def _field(space: Space, trials: Sequence[Trial], name: str) -> Field:
 
 
 def _values_of(trials: Sequence[Trial], name: str) -> list[Any]:
-    """Return the distinct values of the trials, in order."""
     return list({formatting.cell(trial.setting.get(name)): trial.setting.get(name) for trial in trials}.values())
 
 

@@ -55,7 +55,6 @@ def sentences(
 
 
 def _single_setting_sentence(summary: Summary, setting: Mapping[str, Any], metric: str) -> str:
-    """Describe a sweep over seeds alone."""
     which = f"The one setting ({formatting.described(setting)})" if setting else "The one setting"
     if not summary.complete:
         which += f", not trained to its end with every seed ({formatting.counted(summary.epochs_trained, 'epoch')}),"
@@ -149,7 +148,6 @@ def _by_outcome(
 def _method_sentences(
     complete: int, comparisons: Sequence[Comparison], with_best: Mapping[int, Comparison]
 ) -> list[str]:
-    """Return how differences between complete trials were tested."""
     total = math.comb(complete, 2)
     if total > MOST_PAIRS:
         pairs = formatting.counted(len(with_best), "pair")

@@ -71,7 +71,6 @@ def _is_scale(field: Field) -> bool:
 
 
 def _distribution(field: Field) -> "BaseDistribution":
-    """Return Optuna's distribution of a field."""
     if field.drawn_from is not None:
         return to_optuna(field.drawn_from)
     if _is_scale(field):

@@ -1,23 +1,21 @@
-"""Intervals of means: of runs that differ by their seeds, measured on samples that might have been others.
+"""Intervals of means over seeds and test samples.
 
-Seeds and samples are two sources of chance. What the seeds make of a mean is estimated from their runs (Student's t).
-What the samples make of it, which are the same for all runs, is estimated by a paired bootstrap over them, or for
-accuracies, which count samples, taken from the binomial distribution. The variances add up; their degrees of freedom
-are Welch's and Satterthwaite's (F. Satterthwaite, "An approximate distribution of estimates of variance components",
-Biometrics Bulletin 2, 1946). Accuracies then have E. Wilson's interval ("Probable inference, the law of succession,
-and statistical inference", JASA 22, 1927) with the number of samples whose binomial variance that is, as in surveys
+Seeds and samples are two sources of chance. The seeds' part of a mean's variance is estimated from their runs
+(Student's t). The part of the samples, which are the same for all runs, is estimated by a paired bootstrap over them,
+or for accuracies, which count samples, by the binomial distribution. The variances add up; their degrees of freedom are
+Welch's and Satterthwaite's (F. Satterthwaite, "An approximate distribution of estimates of variance components",
+Biometrics Bulletin 2, 1946). Accuracies then have E. Wilson's interval ("Probable inference, the law of succession, and
+statistical inference", JASA 22, 1927) with the number of samples that has this binomial variance, as in surveys
 (C. Franco et al., "Comparative study of confidence intervals for proportions in complex sample surveys", Journal of
-Survey Statistics and Methodology 7, 2019). It has a width also where every run is right on every sample.
+Survey Statistics and Methodology 7, 2019). It has a width even if every run is right on every sample. If the samples'
+part is unknown, the interval is of the seeds alone, and says so.
 
-Where the samples' part is not known the interval is of the seeds alone, and says so.
-
-Other intervals respect the metric's bounds (`bounds_of`). Between 0 and 1 they are Student's t intervals of the
-logit of the mean, above 0 of its logarithm, with the standard error by the delta method, brought back to the metric's
-scale. These are the intervals of a quasi-likelihood model of a constant with that link: R. Wedderburn,
-"Quasi-likelihood functions, generalized linear models, and the Gauss-Newton method", Biometrika 61 (1974); for
-fractions L. Papke and J. Wooldridge, "Econometric methods for fractional response variables", Journal of Applied
-Econometrics 11 (1996).
-Where the deviation is small beside the distance from the bounds they are Student's t interval of the mean.
+Other intervals respect the metric's bounds (`bounds_of`): Student's t intervals of the mean's logit between 0 and 1, of
+its logarithm above 0, with the standard error by the delta method, mapped back to the metric's scale. These are the
+intervals of a quasi-likelihood model of a constant with that link: R. Wedderburn, "Quasi-likelihood functions,
+generalized linear models, and the Gauss-Newton method", Biometrika 61 (1974); for fractions L. Papke and J. Wooldridge,
+"Econometric methods for fractional response variables", Journal of Applied Econometrics 11 (1996). With a deviation
+small beside the distance from the bounds they are Student's t interval of the mean.
 """
 
 import math
@@ -127,7 +125,6 @@ def _exp(exponent: float) -> float:
 
 
 def _wilson(mean: float, count: float, quantile: float) -> tuple[float, float]:
-    """Return Wilson's interval of a share of `count` samples."""
     square = quantile**2
     middle = (mean + square / (2 * count)) / (1 + square / count)
     half = quantile / (1 + square / count) * math.sqrt(mean * (1 - mean) / count + square / (4 * count**2))
@@ -149,7 +146,6 @@ def widening(values: int, folds: int) -> float:
 
 @lru_cache(maxsize=1024)
 def _quantile(freedom: float) -> float:
-    """Return the two-sided 95 % quantile of Student's t."""
     return float(scipy_stats().t.ppf((1 + CONFIDENCE) / 2, freedom))
 
 

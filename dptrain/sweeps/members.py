@@ -109,7 +109,6 @@ class Members:
             self._failed(member, error)
 
     def _failed(self, member: Member, error: Exception) -> None:
-        """Requeue a member that found no memory beside others; raise any other error."""
         if len(self._going) > 1 and is_out_of_memory(error) and not member.has_stepped:
             self._leave(member)
             self._waiting.append(member)

@@ -11,7 +11,6 @@ from dptrain.sweeps.keeping import Keep
 
 
 def _seconds(value: object) -> object:
-    """Return the seconds of "90s", "30m" or "2h"."""
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([smh])", value.strip())
@@ -21,7 +20,6 @@ def _seconds(value: object) -> object:
 
 
 def _packing(value: object) -> bool | int:
-    """Parse on, off or a number."""
     word = str(value).strip().lower()
     if word in ("on", "off", "true", "false"):
         return word in ("on", "true")
@@ -31,7 +29,6 @@ def _packing(value: object) -> bool | int:
 
 
 def _listed(value: object) -> object:
-    """Wrap a text in a list."""
     return [value] if isinstance(value, str) else value
 
 

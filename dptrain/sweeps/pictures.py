@@ -120,7 +120,6 @@ def _draw_trial(
 
 
 def _draw_runs(axes: "Axes", curve: Mapping[int, Mapping[int, float]]) -> None:
-    """Draw each run of a trial as a thin line."""
     epochs = _thinned(sorted(curve))
     for place, run in enumerate(sorted({run for runs in curve.values() for run in runs})):
         points = [(epoch, curve[epoch][run]) for epoch in epochs if run in curve[epoch]]

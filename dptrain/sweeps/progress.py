@@ -30,17 +30,17 @@ class Progress:
     """Receives the events of a sweep and shows nothing; subclasses do.
 
     Call `close` in a `finally`: a live table hides the cursor and holds standard output until then. A trial comes
-    before its runs. Calls cost microseconds, but for a drawing now and then.
+    before its runs. Calls cost microseconds, except for an occasional drawing.
     """
 
     def trial(self, trial: Trial) -> None:
-        """A setting came up."""
+        """A trial was added."""
 
     def started(self, segment: Segment, rank: int) -> None:
-        """A rank trains a segment."""
+        """A rank starts a segment."""
 
     def epoch(self, run: Run, epoch: int, logs: Mapping[str, float]) -> None:
-        """A run ended an epoch, counted from 1; its logs."""
+        """A run ended an epoch, counted from 1."""
 
     def ended(self, ending: Ending) -> None:
         """A segment ended, or a paused run was given up; each with the metrics of the run's last epoch."""
@@ -166,7 +166,6 @@ class LiveProgress(Progress):
             self._live.stop()
 
     def _changed(self) -> None:
-        """Draw, unless it was done just now."""
         now = time.monotonic()
         if now < self._next or self._is_closed:
             return
@@ -177,7 +176,6 @@ class LiveProgress(Progress):
         self._next = end + max(_REFRESH, _PARTS * (end - now))
 
     def _picture(self) -> Group:
-        """Return the table and the totals below it."""
         tally = self._tally
         shown = tally.most_interesting(min(MAX_ROWS, max(1, self._console.height - _OTHER_LINES)))
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
@@ -293,7 +291,6 @@ class _Tally:
         self.trials[run.trial].running[run.number] = (epoch, logs.get(self.metric))
 
     def ended(self, ending: Ending) -> bool:
-        """Count an ending; return whether it is the first final one of its run."""
         standing = self.trials[ending.run.trial]
         before = standing.latest.get(ending.run.number)
         standing.update(ending)
@@ -382,7 +379,6 @@ def _mean(values: list[float]) -> float:
 
 
 def _std(values: list[float]) -> float:
-    """Return the sample standard deviation of at least two values."""
     mean = _mean(values)
     return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
@@ -409,7 +405,7 @@ def _of(count: int, total: int | None) -> str:
 
 
 def _cut_cell(text: str) -> Text:
-    """Return a table cell that is cut, not wrapped, and is no markup."""
+    """Return a table cell that is cut, not wrapped, and without markup."""
     return Text(printable(text), no_wrap=True, overflow="ellipsis")
 
 

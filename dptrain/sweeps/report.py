@@ -68,7 +68,7 @@ def write_trials_csv(
 
 @dataclass(frozen=True)
 class Report:
-    """What a report is written from; `hurries` is asked before each picture."""
+    """Data of a report; `hurries` is asked before each picture."""
 
     trials: Sequence[Trial]
     endings: Sequence[Ending]

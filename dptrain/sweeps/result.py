@@ -27,24 +27,21 @@ class SweepResult:
     """All trials and runs of a sweep, the same on every rank.
 
     Attributes:
-        metric: key of the logs that trials are compared by.
+        metric: log key that trials are compared by.
         mode: "max" or "min".
         trials: by number: "trial", the swept fields, "n", "mean", "std", "ci_low", "ci_high", "median", "best",
             "seconds", "failed", "epochs_trained"; with several metrics the mean of each further one, such as
-            "mean_parameters", and "pareto", whether it is on the front; None where there is no value.
+            "mean_parameters", and "pareto", whether it is on the front; None for missing values.
         runs: by number: "run", "trial", "seed", in cross-validation "fold" (from 0), the swept fields, "status",
             "epochs_trained", "seconds", "reason", "metrics" (the last of the logs).
         ranking: numbers of the trials, the best first.
-        findings: which differences are significant, in sentences; and what the best trial's models make of the test
-            set, where there is one.
-        exit_code: 0 if every run succeeded, else that of the first that did not; of a sweep that was stopped 75, by
-            Ctrl-C 130.
+        findings: sentences on significant differences, and on the best trial's models on a test set.
+        exit_code: 0 if every run succeeded, else that of the first that did not; of a stopped sweep 75, by Ctrl-C 130.
         test: of the best trial on the test set: "trial", "metric", "n" (seeds), "samples", "mean", "ci_low", "ci_high",
-            "covers" (the sources of chance that the interval allows for); None where there is no test set, or the sweep
-            was stopped.
-        models: the files of models that were kept, relative to the directory.
-        stopped: why not everything was trained, such as "interrupted"; empty where it was.
-        signal: that stopped it, such as "SIGINT"; empty where none did.
+            "covers" (the sources of chance that the interval allows for); None without a test set or if stopped.
+        models: files of the kept models, relative to the directory.
+        stopped: why the sweep is incomplete, such as "interrupted"; else empty.
+        signal: that stopped it, such as "SIGINT"; else empty.
         modes: of every metric, "max" or "min".
         front: numbers of the trials on the Pareto front, the best of the first metric first; empty with one metric.
     """
@@ -65,17 +62,13 @@ class SweepResult:
 
     @property
     def best(self) -> Mapping[str, Any] | None:
-        """The best trial; None where no trial has a value."""
+        """The best trial; None if no trial has a value."""
         if not self.ranking or self.trials[self.ranking[0]]["mean"] is None:
             return None
         return self.trials[self.ranking[0]]
 
     def to_pandas(self) -> Any:
-        """Return the runs as a DataFrame, one row each, their metrics as columns.
-
-        Raises:
-            ConfigError: pandas is not installed.
-        """
+        """Return the runs as a DataFrame, a row each with metrics as columns; ConfigError without pandas."""
         try:
             import pandas
         except ImportError as error:

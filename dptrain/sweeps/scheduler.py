@@ -1,16 +1,16 @@
-"""Which segment of a sweep is to be trained next: a state machine, without files, ranks or clocks.
+"""Decides which segment of a sweep is trained next: a state machine, without files, ranks or clocks.
 
 Without rungs every run is trained once, trial by trial. With rungs it is ASHA: trials are judged at growing numbers of
-epochs, and the best `1 / eta` of those that were judged at a rung go on to the next, without waiting for the others
-(Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, algorithm 2). A trial is judged on the
-mean over its seeds, never on one of them. So
+epochs, and the best `1 / eta` of those judged at a rung go on to the next, without waiting for the others (Li et al.,
+"A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, algorithm 2). A trial is judged by the mean over
+its seeds, never by a single one. So
 
 - it is judged at a rung when all its seeds have reached it, and all of them go on together;
-- a run that ends by itself before a rung counts there with the value it ended with;
-- a run whose metric is missing or not finite has no value, and its trial has none there: it ranks behind all others
-  and is not promoted;
-- a trial with a run that diverged or failed has no value anywhere, from then on: where it had gone on before, its place
-  is another's;
+- a run that ends by itself before a rung counts there with its final value;
+- a run whose metric is missing or not finite has no value, and its trial has none there: it ranks behind all others and
+  is not promoted;
+- a trial with a run that diverged or failed has no value anywhere from then on: if it had been promoted, another takes
+  its place;
 - of trials with the same value the earlier one is better;
 - once no trial will come any more and none is on its way to a rung, at least one goes on from there, so that the best
   one is trained to the end.
@@ -112,7 +112,7 @@ _NO_RUNS: Mapping[tuple[int, int, int], Run] = {}
 class Scheduler:
     """Decides what is trained next.
 
-    Take a segment from `next` for every free place, write down `new_trials` before handing it out, and report each with
+    Take a segment from `next` for every free place, record `new_trials` before starting it, and report each with
     `ended`, or with `returned` if it was not trained. Results depend only on the order of these calls.
     """
 
@@ -305,11 +305,9 @@ class Scheduler:
         return None
 
     def _missing(self, trial: "_Progress") -> list[Segment]:
-        """Return the next segments of a trial's runs that lag behind it."""
         return [self._segment(run.run) for run in trial.runs.values() if not run.is_final and run.stage <= trial.stage]
 
     def _segment(self, run: Run) -> Segment:
-        """Return the next segment of a run, to the next rung."""
         progress = self._progress[run.trial].runs[run.number]
         begin = 0 if progress.ending is None else progress.ending.epochs
         return Segment(run, begin, (*self._rungs, None)[progress.stage], self._keep)
@@ -324,8 +322,6 @@ def _rank(value: float | None) -> float:
 
 @dataclass
 class _RunProgress:
-    """Progress of a run."""
-
     run: Run
     ending: Ending | None = None
     # by stage, high is good; a stage ends at a rung or the run's end
@@ -345,8 +341,6 @@ _NOBODY = _RunProgress(Run(-1, -1, -1))
 
 @dataclass
 class _Progress:
-    """Progress of a trial."""
-
     trial: Trial
     runs: dict[int, _RunProgress]  # by number
     stage: int = 0  # rungs it was promoted from

@@ -1,4 +1,4 @@
-"""What a sweep varies: seeds, grids and distributions as people write them.
+"""The search space of a sweep: seeds, grids and distributions as people write them.
 
 A grid is `learning_rate=1e-3,3e-4`. A distribution is `0.1..0.5` (uniform), `log:1e-5..1e-1` (uniform in the
 logarithm), the same with two integers (integers, both ends included), or `relu,tanh` (one of these).
@@ -99,15 +99,10 @@ class FieldDistribution(ABC):
 
 @dataclass(frozen=True)
 class Floats(FieldDistribution):
-    """A float between two.
-
-    Args:
-        low: lowest value.
-        high: highest value.
-        log: uniform in the logarithm; `low` is then above 0.
+    """A float from `low` to `high`; `log`: uniform in the logarithm, with `low` above 0.
 
     Raises:
-        ConfigError: the ends are not finite or not in this order, or have no logarithm.
+        ConfigError: the bounds are not finite, not in order, or have no logarithm.
     """
 
     low: float
@@ -134,15 +129,12 @@ class Floats(FieldDistribution):
 
 @dataclass(frozen=True)
 class Integers(FieldDistribution):
-    """An integer between two, both included.
+    """An integer from `low` to `high`, both included.
 
-    Args:
-        low: lowest value.
-        high: highest value.
-        log: each as likely as the logarithm grows from half below to half above it; `low` is then above 0.
+    `log`: each as likely as the logarithm grows from half below to half above it; `low` is then above 0.
 
     Raises:
-        ConfigError: the ends are no integers of 64 bits or not in this order, or have no logarithm.
+        ConfigError: the bounds are no integers of 64 bits, not in order, or have no logarithm.
     """
 
     low: int
@@ -168,14 +160,7 @@ class Integers(FieldDistribution):
 
 @dataclass(frozen=True)
 class Choice(FieldDistribution):
-    """One of several values, each as likely.
-
-    Args:
-        choices: numbers, words, or lists of these.
-
-    Raises:
-        ConfigError: no value, one twice, or of another kind.
-    """
+    """One of several values (numbers, words, or lists of these), equally likely; ConfigError if empty or repeated."""
 
     choices: Sequence[Any]
 
@@ -212,18 +197,18 @@ def parse_distribution(text: str) -> FieldDistribution:
 
 @dataclass(frozen=True)
 class Space:
-    """All settings of a sweep that can be told beforehand.
+    """All settings of a sweep that are known beforehand.
 
     Args:
         grid: name -> values; all combinations are tried.
-        random: name -> distribution, or the text or list of choices that `from_dict` reads. One draw takes a value
-            from each.
-        samples: number of random draws; 0 where nothing is random.
+        random: name -> distribution, or the text or list of choices that `from_dict` reads. A draw takes a value from
+            each.
+        samples: number of random draws; 0 if nothing is random.
         seed: of the draws, 0 to 2**63 - 1.
 
     Raises:
-        ConfigError: a name that is in both or is none, a field without values, a number out of range, more than
-            100_000 settings.
+        ConfigError: an invalid or repeated name, a field without values, a number out of range, more than 100_000
+            settings.
     """
 
     grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
@@ -254,7 +239,7 @@ class Space:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Names of what varies: the grid's, then the random ones."""
+        """Names of the swept fields: the grid's, then the random ones."""
         return (*self.grid, *self.random)
 
     @property
@@ -279,7 +264,7 @@ class Space:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what `from_dict` reads, as JSON and YAML have it."""
+        """Return the dictionary that `from_dict` reads, as JSON and YAML have it."""
         return {
             "grid": {name: list(values) for name, values in self.grid.items()},
             "random": {name: distribution.describe() for name, distribution in self.random.items()},
@@ -291,10 +276,7 @@ class Space:
     def from_dict(cls, tree: Mapping[str, Any]) -> "Space":
         """Return the space of {"grid": {name: [...]}, "random": {name: "log:1e-5..1e-1"}, "samples": 20, "seed": 0}.
 
-        Every key may be missing. A random field may also be a list of choices, or a distribution.
-
-        Raises:
-            ConfigError: an unknown key, or what `Space` refuses.
+        Every key is optional. A random field may also be a list of choices, or a distribution. Raises as `Space`.
         """
         tree = _mapping("space", tree)
         keys = [each.name for each in fields(cls)]
@@ -474,7 +456,6 @@ def _rounded(value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Return what `_read` reads."""
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_text, value)) + "]"
     if value is None:

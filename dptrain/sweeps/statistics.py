@@ -225,7 +225,6 @@ def _summary(
 
 
 def _counted(runs: Sequence[Ending]) -> list[Ending]:
-    """Return the runs of a trial that count, finite metric or not."""
     completed = [run for run in runs if run.status is Status.DONE]
     if completed:
         return completed

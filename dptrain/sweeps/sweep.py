@@ -139,7 +139,6 @@ def run_sweep(
 
 
 def _recall(directory: SweepDirectory, progress: Progress) -> None:
-    """Show what an earlier start of the sweep has left."""
     for trial in directory.trials:
         progress.trial(trial)
     for ending in directory.endings:

@@ -187,13 +187,11 @@ class _SegmentCallback(Callback):
         self._best_logs: Logs | None = None
 
     def _set_callbacks(self, callbacks: Sequence[Callback]) -> None:
-        """Find the callbacks that may restore other weights in the end."""
         self._stopping = [
             callback for callback in callbacks if isinstance(callback, EarlyStopping) and callback.restore_best_weights
         ]
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Restore the run's state."""
         if not self._segment.begin:
             return
         metadata, arrays = decode(self._begin_with, f"the state of run {self._segment.run.number}")
