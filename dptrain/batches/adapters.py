@@ -72,7 +72,7 @@ class BatchSource(ABC):
 class GeneratorSource(BatchSource):
     """A generator or another iterator, which cannot be restarted.
 
-    Keras peeks at two batches and replays them wherever a pass starts: a second epoch of an exhausted generator trains
+    Keras peeks at two batches and replays them at each start of a pass: a second epoch of an exhausted generator trains
     on these two.
     """
 

@@ -56,11 +56,9 @@ class Batches(ABC):
         """Free what `open` took."""
 
     def __enter__(self) -> Self:
-        """Return the batches."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close the batches."""
         self.close()
 
 

@@ -1,6 +1,6 @@
-"""Moves a rank's samples to its device: all at once, or in chunks where they do not fit.
+"""Moves a rank's samples to its device: all at once, or in chunks if they do not fit.
 
-Results do not depend on which feed is used: the batch op gathers the same values from either.
+Results do not depend on the feed: the batch op gathers the same values from either.
 """
 
 import gc
@@ -46,11 +46,9 @@ class Feed(ABC):
     stored_rows: int  # rows of the arrays in `BatchRows`
 
     def __enter__(self) -> Self:
-        """Return the feed."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close the feed."""
         self.close()
 
     @abstractmethod
@@ -174,10 +172,7 @@ class StreamedFeed(Feed):
 
 
 class PooledFeed(Feed):
-    """Copies one small step at a time into memory that stays, so that programs prepared for it can be reused.
-
-    Rows beyond the step's are zero.
-    """
+    """Copies a small step at a time, and zeros behind it, into lasting memory, to reuse prepared programs."""
 
     def __init__(
         self, backend: Backend, like: Sequence[HostArray], capacity: int, give_back: "Callable[[PooledFeed], None]"
@@ -292,7 +287,6 @@ def _rows(shards: Sequence[Shard]) -> int:
 
 
 def _chunks(steps: Sequence[Sequence[Shard]], most: int) -> list[list[Sequence[Shard]]]:
-    """Group the steps that have rows into chunks of at most `most` rows."""
     chunks: list[list[Sequence[Shard]]] = []
     rows = 0
     for shards in steps:

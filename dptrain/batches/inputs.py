@@ -1,4 +1,4 @@
-"""Checks the arguments of `fit`, `evaluate` and `predict` against the model, and makes batches of them."""
+"""Checks the arguments of `fit`, `evaluate` and `predict` against the model, and turns them into batches."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -65,7 +65,6 @@ class Samples:
     split: Split | None = None  # which rows are used, or belong to this rank alone
 
     def __len__(self) -> int:
-        """Number of rows."""
         return len(tree.leaves(self.x)[0])
 
     @property
@@ -172,8 +171,8 @@ def is_array(data: Any) -> bool:
 def as_array(data: Any, name: str, *, by_row: bool = False) -> Array:
     """Return an array, memory map, tensor or table of any library as a NumPy array, without a copy where possible.
 
-    The only place where users' arrays take native byte order; lists of numbers are refused, as in Keras. With
-    `by_row`, a memory map of the other byte order is converted row by row, as a `LazyArray`.
+    The only place where users' arrays take native byte order; lists of numbers are refused, as in Keras. With `by_row`,
+    a memory map of the other byte order is converted row by row, as a `LazyArray`.
     """
     if isinstance(data, np.ndarray):
         if is_mapped(data):
@@ -325,10 +324,7 @@ def _check_targets(y: Any, loss: Any, output: tuple[int | None, ...] | None, row
 
 
 def _goes_with(target: tuple[int, ...], output: tuple[int | None, ...]) -> bool:
-    """Whether a loss can compare a sample's target with its output.
-
-    As in Keras either may lack a trailing axis of length 1, and a target is broadcast along axes of length 1.
-    """
+    """Whether a loss can compare a target with an output: lengths of 1 are broadcast, and may lack at the end."""
     if len(target) == len(output) + 1 and target[-1] == 1:
         target = target[:-1]
     elif len(output) == len(target) + 1 and output[-1] == 1:
@@ -490,8 +486,8 @@ def evaluation_batches(
 ) -> ArrayBatches:
     """Return the batches of an evaluation or prediction of arrays: the only place that decides how they are cut.
 
-    Where nothing depends on it, each rank takes a contiguous part of the rows, in batches of its own. `together` keeps
-    all ranks in step: callbacks see every batch, or the result depends on how samples are batched.
+    Unless the result depends on the batches, each rank takes a contiguous part of the rows, in its own batches.
+    `together` keeps all ranks in step: callbacks see every batch, or the result depends on how samples are batched.
     """
     arrays, spec = samples.stored()
     rows = len(samples)
@@ -618,7 +614,6 @@ def stream_batches(
 
 
 def _is_torch_loader(x: Any) -> bool:
-    """Whether x is a PyTorch DataLoader, told without importing PyTorch."""
     return any(cls.__name__ == "DataLoader" and "torch.utils.data" in cls.__module__ for cls in type(x).__mro__)
 
 

@@ -120,7 +120,6 @@ class FileDataset(PyDataset):
         self.on_pass_begin(0)
 
     def __len__(self) -> int:
-        """Return the number of batches."""
         return math.ceil(len(self._files) / self._batch_size)
 
     def __getitem__(self, index: int) -> Any:

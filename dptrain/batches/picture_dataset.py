@@ -139,36 +139,36 @@ def image_dataset_from_directory(
 ) -> Any:
     """Return the pictures of a folder as batches for `fit`, as `keras.utils.image_dataset_from_directory`. Collective.
 
-    Pictures are files that end in .bmp, .gif, .jpeg, .jpg or .png, in any depth; of several frames the first counts.
+    Pictures are files that end in .bmp, .gif, .jpeg, .jpg or .png, at any depth; only the first frame counts.
 
     Args:
         directory: with one folder a class, unless labels are given or there are none.
-        labels: "inferred" from the folders, a list of a whole number for each file in the order of the paths, or None.
+        labels: "inferred" from the folders, a list of an integer for each file in the order of the paths, or None.
         label_mode: "int" (rows,), "categorical" (rows, classes), "binary" (rows, 1), or None for pictures alone.
         class_names: the folders to take, in the order of the labels; by default all, sorted.
         color_mode: "rgb", "rgba" or "grayscale".
         batch_size: of a global batch.
-        image_size: (height, width) that all are brought to, or one number for both.
+        image_size: (height, width) of all results, or one number for both.
         shuffle: whether each pass has another order.
-        seed: of the orders and of what is split off; by default that of `set_random_seed`.
+        seed: of the orders and of the split; by default that of `set_random_seed`.
         validation_split: the fraction at the end of the first order that is the validation part.
         subset: "training", "validation" or "both", with `validation_split`.
         interpolation: as `ops.image.resize`.
         follow_links: whether links may lead out of the folder.
-        crop_to_aspect_ratio: cut off what is too high or wide rather than distort.
-        pad_to_aspect_ratio: add what is missing rather than distort.
-        data_format: "channels_last", which None stands for, or "channels_first".
+        crop_to_aspect_ratio: crop rather than distort.
+        pad_to_aspect_ratio: pad rather than distort.
+        data_format: "channels_last" (the default) or "channels_first".
         format: "tf" or "grain", as in Keras; makes no difference.
         verbose: whether rank 0 prints how many files there are.
-        bad: "stop" at a file that is no picture or is damaged, or "skip" it with a warning (not in Keras).
-        max_bytes: of the largest decoded picture, and of those that wait, on each rank (not in Keras).
+        bad: "stop" at a damaged file or one that is no picture, or "skip" it with a warning (not in Keras).
+        max_bytes: of the largest decoded picture, and of waiting ones, on each rank (not in Keras).
 
     Returns:
         A `PictureDataset`, two for subset "both".
 
     Raises:
-        ConfigError: an argument is unknown or does not go with another, or Pillow is missing.
-        DataError: there is no such folder, it or a class has no pictures, or a link leads out of it.
+        ConfigError: an unknown argument or combination, or Pillow is missing.
+        DataError: the folder is missing, it or a class has no pictures, or a link leads out of it.
         AgreedError: either of these, on all ranks, under mpirun.
     """
     size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
@@ -185,7 +185,6 @@ def image_dataset_from_directory(
 
 
 def _check(decoding: Decoding) -> None:
-    """Refuse arguments that are wrong whatever the folder holds."""
     if decoding.color_mode not in _CHANNELS:
         raise ConfigError(
             f'`color_mode` must be one of {{"rgb", "rgba", "grayscale"}}. Received: color_mode={decoding.color_mode}'

@@ -8,27 +8,30 @@ from dptrain.runtime.failure import warn
 
 
 class PyDataset:
-    """Base of data sets that make their batches themselves, as `keras.utils.PyDataset` (and `Sequence` before it).
+    """Base of data sets that make their own batches, as `keras.utils.PyDataset` (and `Sequence` before it).
 
     A subclass has `__getitem__`, which returns a whole global batch: `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`
     with x (rows, *input_shape), y and weights as in `Sequential.fit`; and `__len__` or the property `num_batches`, the
-    number of batches, None for a set without an end. Optional are:
+    number of batches, None for an endless set. Optional are:
 
     - `on_epoch_begin()` and `on_epoch_end()`, called on every rank where Keras calls them: `on_epoch_end` also once
-      before a training or an evaluation, and around a first look at one batch where the model is new.
+    before
+      a training or an evaluation, and around a first look at one batch if the model is new.
     - `on_pass_begin(number)` (not in Keras), called on every rank before the first batch of pass `number`, counted from
-      0, also of a resumed training: with `steps_per_epoch`, an epoch may begin within a pass.
-    - `shard(index, part, parts)` (not in Keras): return the `part`-th of `parts` contiguous parts of batch `index`, in
-      the form of `__getitem__`; the parts in order are the batch. Where it is there and `parts` > 1 ranks train, each
-      rank makes only its own part. Otherwise every rank makes the whole batch, the same one, and takes its part of it.
+    0,
+      also in a resumed training: with `steps_per_epoch`, an epoch may begin within a pass.
+    - `shard(index, part, parts)` (not in Keras): returns the `part`-th of `parts` contiguous parts of batch `index`, in
+    the
+      form of `__getitem__`; the parts in order are the batch. If it exists and `parts` > 1 ranks train, each rank makes
+      only its part. Otherwise every rank makes the same whole batch, and takes its part of it.
 
-    Batches are made by threads while the device works on those before, in the order of their numbers, or in an order
-    f(seed, epoch) that is the same on all ranks where `fit` shuffles.
+    Threads make batches while the device works on earlier ones, in the order of their numbers, or in an order
+    f(seed, epoch) that is the same on all ranks if `fit` shuffles.
 
     Args:
-        workers: threads; `__getitem__` runs in several at once where it is more than 1. At 0 and 1 it is one.
-        use_multiprocessing: not supported by `fit`, which says so: processes that are forked under MPI may hang.
-        max_queue_size: batches that several threads are ahead at most; one thread is ahead by two.
+        workers: threads that call `__getitem__`, concurrently if more than 1; 0 counts as 1.
+        use_multiprocessing: not supported by `fit`, which says so: processes forked under MPI may hang.
+        max_queue_size: the most batches that several threads are ahead; a single thread is ahead by two.
     """
 
     def __init__(self, workers: int = 1, use_multiprocessing: bool = False, max_queue_size: int = 10) -> None:
@@ -58,7 +61,7 @@ class PyDataset:
 
     @property
     def max_queue_size(self) -> int:
-        """Batches that several threads are ahead at most."""
+        """The most batches that several threads are ahead."""
         self._default_what_is_missing()
         return self._max_queue_size
 
@@ -78,11 +81,7 @@ class PyDataset:
 
     @property
     def num_batches(self) -> int | None:
-        """Number of batches, None for a set without an end.
-
-        Raises:
-            NotImplementedError: the subclass has neither this property nor `__len__`.
-        """
+        """Number of batches, None for an endless set; NotImplementedError without this property and `__len__`."""
         if hasattr(self, "__len__"):
             return len(self)
         raise NotImplementedError(

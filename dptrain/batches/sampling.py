@@ -131,7 +131,7 @@ class GlobalSampler(Sampler):
 class StaticSampler(Sampler):
     """Each rank keeps 1/world of the rows and shuffles within them; a global batch takes the same fraction of each.
 
-    Where rows do not divide evenly, a batch may have up to `world` samples more or fewer, and is weighted accordingly.
+    If rows do not divide evenly, a batch may differ by up to `world` samples, and is weighted accordingly.
     """
 
     def __init__(

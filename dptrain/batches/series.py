@@ -78,8 +78,8 @@ def timeseries_dataset_from_array(
         batch_size: windows of a global batch; None for all.
         shuffle: whether each pass has another order.
         seed: of the orders; by default that of `set_random_seed`.
-        start_index: steps before it are left out.
-        end_index: it and steps after it are left out.
+        start_index: first step in use.
+        end_index: first step no longer in use.
         format: "tf" or "grain", as in Keras; makes no difference.
 
     Raises:
@@ -114,7 +114,6 @@ def timeseries_dataset_from_array(
 
 
 def _check_range(start_index: int | None, end_index: int | None, steps: int) -> None:
-    """Refuse a range outside the data."""
     if start_index:
         if start_index < 0:
             raise ConfigError(f"`start_index` must be 0 or greater. Received: start_index={start_index}")

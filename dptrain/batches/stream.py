@@ -324,7 +324,6 @@ def _constant(batch: Any) -> Any:
 
 
 def _raise(error: BaseException | None, where: str) -> None:
-    """Raise an error with the batch's number, which errors of the user's code lack."""
     if isinstance(error, DptrainError):
         raise error
     if error is not None:

@@ -25,7 +25,7 @@ FileReader = Callable[[Sequence[Path]], Array]
 
 
 class ReadDataset(FileDataset):
-    """Batches of files that a function reads, changed by what `map` was given."""
+    """Batches of files that a function reads, with `map` applied."""
 
     def __init__(
         self,
@@ -95,31 +95,17 @@ def text_dataset_from_directory(
 ) -> Any:
     """Return the .txt files of a folder as batches of texts, as `keras.utils.text_dataset_from_directory`. Collective.
 
-    `dataset.map(lambda x, y: (vectorize(x), y))` makes of texts what `fit` takes.
+    `dataset.map(lambda x, y: (vectorize(x), y))` turns texts into input of `fit`. Arguments that are not listed, and
+    errors, are those of `image_dataset_from_directory`.
 
     Args:
         directory: with one folder a class, unless labels are given or there are none.
-        labels: as `image_dataset_from_directory`, and so what is not described here.
-        label_mode: see above.
-        class_names: see above.
         batch_size: of a global batch.
         max_length: bytes at which texts are cut.
-        shuffle: whether each pass has another order.
-        seed: see above.
-        validation_split: see above.
-        subset: see above.
-        follow_links: whether links may lead out of the folder.
-        format: "tf" or "grain"; makes no difference.
-        verbose: whether rank 0 prints how many files there are.
         max_bytes: of the largest file (not in Keras).
 
     Returns:
         A data set of arrays of texts (rows,), and labels; two for subset "both".
-
-    Raises:
-        ConfigError: an argument is unknown or does not go with another.
-        DataError: there is no such folder, it or a class has no texts, or a link leads out of it.
-        AgreedError: either of these, on all ranks, under mpirun.
     """
     root = Path(directory)
 
@@ -159,31 +145,23 @@ def audio_dataset_from_directory(
 ) -> Any:
     """Return a folder's .wav files as batches of sounds, as `keras.utils.audio_dataset_from_directory`. Collective.
 
+    Arguments that are not listed are those of `image_dataset_from_directory`.
+
     Args:
-        directory: as `text_dataset_from_directory`, and so what is not described here.
-        labels: see above.
-        label_mode: see above.
-        class_names: see above.
+        directory: with one folder a class, unless labels are given or there are none.
         batch_size: of a global batch.
-        sampling_rate: that files must have; None for any (other ones are not converted).
-        output_sequence_length: samples to which sounds are cut or filled up with zeros; by default those of the
-            longest of a batch.
+        sampling_rate: required of all files; None for any (none is converted).
+        output_sequence_length: samples to which sounds are cut or padded with zeros; by default the longest of a batch.
         ragged: only False.
-        shuffle: see above.
-        seed: see above.
-        validation_split: see above.
-        subset: see above.
-        follow_links: see above.
-        verbose: see above.
         max_bytes: of the largest file (not in Keras).
 
     Returns:
         A data set of (rows, samples, channels), float32 of -1 to 1, and labels; two for subset "both".
 
     Raises:
-        ConfigError: as `text_dataset_from_directory`.
-        DataError: as there; when a batch is read, that a file is no sound of 8, 16, 24 or 32 bits, or has another rate
-            or other channels than the first.
+        ConfigError: as `image_dataset_from_directory`.
+        DataError: likewise; on reading a batch also a file that is no sound of 8, 16, 24 or 32 bits, or differs in rate
+            or channels from the first.
     """
     if ragged:
         raise ConfigError("not supported: ragged tensors; pass output_sequence_length=")

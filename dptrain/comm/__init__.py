@@ -33,10 +33,7 @@ def _report_parent() -> None:
 
 
 def current() -> Communicator:
-    """Return this process's communicator, made at the first call: MPI's under a launcher, else the solo one.
-
-    Collective under a launcher, because starting MPI is.
-    """
+    """Return this process's communicator, created at the first call: MPI's under a launcher (collective), else solo."""
     global _current
     if _current is None:
         launch = detect_launch()

@@ -1,7 +1,7 @@
 """The abstract communicator of a group of ranks.
 
-Buffers, not pickles: arrays travel as they lie in memory, small facts as bytes. Every method that does not say
-otherwise is a collective: all ranks call the same ones in the same order.
+Buffers, not pickles: arrays travel as they are in memory, small facts as bytes. Every method is a collective unless it
+says otherwise: all ranks call the same ones in the same order.
 """
 
 import json
@@ -38,28 +38,28 @@ class Mail(NamedTuple):
 
 
 class PointToPoint(ABC):
-    """Point-to-point transfers of arrays between ranks of a group, in an order that all of them know.
+    """Point-to-point transfers of arrays between ranks of a group, in an order known to all of them.
 
-    That order is a clock: its ticks say when a rank waits for what, so that hang detection can tell the rank that is
-    late from those that wait for it. Not collective, except that every rank of the group makes and finishes one.
+    That order is a clock: its ticks say when a rank waits for what, so that hang detection can tell the late rank from
+    those that wait for it. Not collective, except that every rank of the group creates and finishes one.
     """
 
     on_device = False  # whether arrays are a device's, where what is queued after `send` and `receive` runs after them
 
     @abstractmethod
     def send(self, rank: int, array: Any, tag: int) -> None:
-        """Send a contiguous array without waiting; one on the host must not change until `finish`.
+        """Send a contiguous array without waiting; host memory must not change until `finish`.
 
-        `tag`, below 32768, tells it from other arrays for this rank that are under way.
+        `tag`, below 32768, distinguishes it from other arrays under way to this rank.
         """
 
     @abstractmethod
     def receive(self, rank: int, out: Any, tag: int, tick: int) -> None:
-        """Receive what a rank gave with this tag, due by `tick`: after the tick at which it was given."""
+        """Receive a rank's array with this tag, due by `tick`: after the tick at which it was sent."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Wait until everything that this rank gave has been taken."""
+        """Wait until all arrays that this rank sent have been received."""
 
 
 @dataclass(frozen=True)
@@ -100,14 +100,14 @@ class Communicator(ABC):
         """Replace a contiguous buffer by its elementwise sum over all ranks, in place.
 
         Half precision is summed in float32 and rounded once, to the same bits on all ranks. The buffer is an array, or
-        device memory with `__cuda_array_interface__` where `why_not_cuda_aware` is empty.
+        device memory with `__cuda_array_interface__` if `why_not_cuda_aware` is empty.
         """
 
     def node_messages(self, like: Sequence[tuple[int, np.dtype[Any]]]) -> NodeMessages | None:
-        """Return shared memory for sums of such arrays without messages; None where ranks share none.
+        """Return shared memory for sums of such arrays without messages; None if ranks share none.
 
-        Sums follow `TreeSum`. Arrays of other messages may lie in the same memory. Collective at the first call for
-        these sizes.
+        Sums follow `TreeSum`. Arrays of other messages may share the memory. Collective at the first call for these
+        sizes.
         """
         return None
 
@@ -197,7 +197,7 @@ class Communicator(ABC):
     def shared_array(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> tuple[Array, bool]:
         """Return an array that all ranks of this node see, and whether this rank is to fill it.
 
-        Ranks that are told to fill it do, then all call `node_barrier`. The memory lives as long as the process.
+        Ranks that are to fill it do, then all call `node_barrier`. The memory lives as long as the process.
         """
 
     def allgather(self, fact: Any, *, call: str = "allgather") -> list[Any]:
@@ -227,9 +227,9 @@ class Communicator(ABC):
     def agree(self, where: str, action: Callable[[], T], same: "Same[T] | None" = None) -> T:
         """Run `action` on every rank and return its result, or raise an AgreedError on every rank alike.
 
-        A rank on which `action` raises would otherwise leave the others waiting in their next collective. `action` must
-        not itself call collectives, which the failed rank would miss. `where` names the work in messages ("data",
-        "output"); `same` lists facts of the results that must agree. The error has the lowest failed rank's exit code.
+        Otherwise a rank on which `action` raises would leave the others waiting in their next collective. `action` must
+        not call collectives itself. `where` names the work in messages ("data", "output"); `same` lists facts of the
+        results that must agree. The error has the lowest failed rank's exit code.
         """
         failure: BaseException | None = None
         report: list[Any] | None = None
@@ -269,7 +269,6 @@ def unpack(source: int, message: bytes) -> Mail:
 
 
 def _encoded(fact: Any) -> bytes:
-    """Return a fact as JSON, with NumPy's numbers and arrays as Python's."""
     return json.dumps(plain(fact)).encode()
 
 
@@ -280,7 +279,6 @@ def _agreed_error(where: str, exit_code: ExitCode, text: str, failures: Sequence
 
 
 def _refuse_differences(what: str, facts: Sequence[Mapping[str, Any]], advice: Mapping[str, str]) -> None:
-    """Raise an AgreedError where the ranks' facts differ."""
     keys = dict.fromkeys(key for of_rank in facts for key in of_rank)
     differences = [
         f"{key}: {', '.join(f'rank {rank} has {of_rank.get(key)!r}' for rank, of_rank in enumerate(facts))}"
@@ -294,7 +292,6 @@ def _refuse_differences(what: str, facts: Sequence[Mapping[str, Any]], advice: M
 
 
 def _calls_by_rank(calls: Sequence[str]) -> str:
-    """Describe which ranks are in which call."""
     ranks: dict[str, list[str]] = {}
     for rank, call in enumerate(calls):
         ranks.setdefault(call, []).append(str(rank))
@@ -316,5 +313,4 @@ def _merge(failures: Sequence[tuple[int, str, str]], size: int) -> str:
 
 
 def _ranks(numbers: Sequence[int]) -> str:
-    """Return "rank 3" or "ranks 0, 2, 3"."""
     return f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"

@@ -1,7 +1,7 @@
 """Whether MPI accepts GPU memory.
 
-Passing device memory to an MPI without CUDA support is no error but a segmentation fault. So MPI is asked; if it claims
-support, another process tries, whose crash harms nobody. Run as a module, this file is that process.
+Passing device memory to an MPI without CUDA support is a segmentation fault, not an error. So MPI is asked; if it
+claims support, another process tries, whose crash does no harm. Run as a module, this file is that process.
 """
 
 import ctypes

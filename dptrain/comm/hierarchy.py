@@ -1,13 +1,13 @@
-"""Collectives of arrays over several nodes: first in the memory that ranks of a node share, then between the nodes.
+"""Collectives of arrays over several nodes: first in the shared memory of each node, then between the nodes.
 
-Ranks of a node add up what they have. Each of the first S ranks (S: ranks of the node with the fewest) exchanges a
-slice of that sum with the ranks of its number on the other nodes, its *column*; then all read the slices where they
-lie. So of an all-reduce of n bytes each of N nodes sends 2 (N - 1) / N n, however many ranks it has, through S ranks at
-once; of a reduce-scatter or an all-gather half of that. Nodes may have different numbers of ranks, in any order.
+Ranks of a node add their arrays. Each of the first S ranks (S: ranks of the smallest node) exchanges a slice of that
+sum with the ranks of its number on the other nodes, its *column*; then all read the slices in place. So of an
+all-reduce of n bytes each of N nodes sends 2 (N - 1) / N n, however many ranks it has, through S ranks at once; of a
+reduce-scatter or an all-gather half of that. Nodes may have different numbers of ranks, in any order.
 
-Sums are made in fixed order: the ranks of a node in a `TreeSum`, then the nodes by their lowest ranks in another. So
-all ranks have the same bits at every run. They are those of a `TreeSum` over all ranks where each node has the same
-power of two of them, in a row. Half precision is added up in float32, between nodes too, and rounded once.
+Sums have a fixed order: the ranks of a node in a `TreeSum`, then the nodes by their lowest ranks in another. So all
+ranks have the same bits at every run: those of a `TreeSum` over all ranks if each node has the same power of two of
+consecutive ranks. Half precision is added in float32, between nodes too, and rounded once.
 
 Source: the three phases of P. Goyal et al., "Accurate, large minibatch SGD", arXiv:1706.02677, section 4.
 """

@@ -37,7 +37,7 @@ _TICK = 1 << 12
 def join(launch: LaunchInfo | None) -> "MpiCommunicator":
     """Return all ranks of COMM_WORLD, through a duplicate, so that a user's messages are not mistaken for ours.
 
-    Raises an AgreedError where the launcher started more processes than MPI knows: the wrong `mpirun` for this MPI
+    Raises an AgreedError if the launcher started more processes than MPI knows: the wrong `mpirun` for this MPI
     library, or `srun` without PMI.
     """
     world = MPI.COMM_WORLD
@@ -65,7 +65,6 @@ def join(launch: LaunchInfo | None) -> "MpiCommunicator":
 
 
 def _library() -> str:
-    """Return the MPI library and its version."""
     words = MPI.Get_library_version().replace("Version:", "").replace(",", " ").split()
     return " ".join(words[:3] if words[0] == "Open" else words[:2])
 
@@ -117,8 +116,7 @@ class MpiCommunicator(Communicator):
     def _meeting(self, kind: Collective, array: Any = None, parts: Sequence[int] = ()) -> Iterator[None]:
         """Record the collective that this rank is in, and compare it with its neighbours'.
 
-        `array` has the elements and type that all ranks share (None where they may differ), `parts` the elements of
-        each rank.
+        `array` has the elements and type that all ranks share (None if they may differ), `parts` each rank's elements.
         """
         count, dtype = (0, "\0") if array is None else (array.size, array.dtype.char)
         with self._record.collective(kind, count, dtype, parts, self._group):
@@ -149,10 +147,10 @@ class MpiCommunicator(Communicator):
         self._world.Allgatherv(MPI.IN_PLACE, [bits, counts, MPI.UINT16_T])
 
     def node_messages(self, like: Sequence[tuple[int, np.dtype[Any]]]) -> node.NodeMessages | None:
-        """Lay arrays out in shared memory where all ranks are on one node.
+        """Lay out arrays in shared memory if all ranks are on one node.
 
-        All layouts start at its beginning, so that it is as large as the largest. What a rank writes without the others
-        lies apart from what others may still read of the previous sum.
+        All layouts start at its beginning, so that it is as large as the largest. A rank's own writes are apart from
+        what others may still read of the previous sum.
         """
         key = tuple((size, dtype.name) for size, dtype in like)
         if key not in self._messages:
@@ -306,8 +304,8 @@ class MpiCommunicator(Communicator):
     def shared_array(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> tuple[Array, bool]:
         """Return a view of a shared-memory window that local rank 0 fills.
 
-        Where the node's /dev/shm cannot hold it (containers often give it 64 MB, and writing past that is a bus error,
-        not an exception) every rank gets memory of its own, to be filled by itself.
+        If the node's /dev/shm is too small (containers often give it 64 MB, and writing past that is a bus error, not
+        an exception) every rank gets and fills its own memory.
         """
         dtype = np.dtype(dtype)
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
@@ -319,7 +317,6 @@ class MpiCommunicator(Communicator):
         return np.ndarray(shape, dtype, buffer=memory), self.local_rank == 0
 
     def _shared_memory(self, nbytes: int) -> Any:
-        """Return memory that all ranks of this node see, or None where it does not fit. Collective."""
         if not self._fits_in_shared_memory(nbytes):
             return None
         window = MPI.Win.Allocate_shared(nbytes if self.local_rank == 0 else 0, 1, comm=self._node)
@@ -340,7 +337,6 @@ class MpiCommunicator(Communicator):
         return None if nbytes < node.LEAST and self.size == 2 else self._shared
 
     def _open_shared(self) -> node.SharedMemoryCollectives | None:
-        """Open the shared-memory collectives; None where a node has no room for them. Collective."""
         pieces = [node.PIECE] if len(self._nodes) == 1 else [hierarchy.PIECE, node.PIECE]
         for shape in (node.shape(self.local_size, piece) for piece in pieces):
             memory = self._shared_memory(math.prod(shape)) if self.local_size > 1 else bytearray(math.prod(shape))

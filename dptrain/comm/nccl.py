@@ -1,10 +1,10 @@
-"""Ranks whose GPUs are joined by NVIDIA's NCCL, through nccl4py (`--comm nccl`). The only module that imports it.
+"""Ranks whose GPUs are connected by NVIDIA's NCCL through nccl4py (`--comm nccl`). The only module that imports it.
 
-**It has run against a stand-in for `nccl.core` only (tests/standins), never on hardware.** Names and arguments were
-compared with nccl4py 0.6.
+**Run only against a stand-in for `nccl.core` (tests/standins), never on hardware.** Names and arguments were compared
+with nccl4py 0.6.
 
-NCCL works in the context that is current, which PyCUDA has made. It promises all ranks the same bits of a sum, and the
-same at every run of the same version on the same GPUs and links; in which order it adds depends on all of these.
+NCCL works in the current context, created by PyCUDA. It promises all ranks the same bits of a sum, and the same at
+every run of the same version on the same GPUs and links; the order of its additions depends on all of these.
 
 Source: NCCL User Guide, chapters "Collective Operations", "Group Calls", "Using NCCL with CUDA Graphs" and "Fault
 Tolerance".
@@ -139,10 +139,7 @@ class NcclCommunicator(AddingCommunicator):
         return self._core.NcclRedOp.SUM if over == "sum" else self._core.NcclRedOp.MAX
 
     def trouble(self) -> str:
-        """Return the asynchronous error, or an empty string; from any thread.
-
-        `ncclCommGetAsyncError` reports failures of a network, none of memory that GPUs share.
-        """
+        """Return the asynchronous error (of a network, not of shared memory), or an empty string; from any thread."""
         if not self._ends.acquire(blocking=False):  # it is about to end, which may take for ever
             return ""
         try:
@@ -152,10 +149,7 @@ class NcclCommunicator(AddingCommunicator):
             self._ends.release()
 
     def abort(self) -> None:
-        """Abandon collectives that other ranks do not join, `ncclCommAbort`; from any thread.
-
-        It waits for the device, `_PATIENCE` seconds at most.
-        """
+        """Abandon collectives that others do not join, `ncclCommAbort`, within `_PATIENCE` seconds; from any thread."""
         self.is_aborted = True
         ending = threading.Thread(target=self._abort, name="dptrain nccl abort", daemon=True)
         ending.start()

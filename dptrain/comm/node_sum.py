@@ -25,9 +25,8 @@ def tree_sum(summands: Iterable[Array]) -> Array:
 class TreeSum:
     """A sum in a binary tree whose shape depends only on the number of summands.
 
-    Neighbours are added, then neighbours of these sums; what is left at the end is added from the last. So different
-    ranks can sum complete subtrees, which another `TreeSum` combines. `first` numbers the first summand, where other
-    ranks have those before.
+    Neighbours are added, then neighbours of these sums; the remainder is added from the last. So ranks can sum complete
+    subtrees, which another `TreeSum` combines. `first` numbers the first summand, if other ranks have earlier ones.
     """
 
     def __init__(self, first: int = 0) -> None:

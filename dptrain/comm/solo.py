@@ -24,10 +24,10 @@ class SoloCommunicator(Communicator):
         return "single process"
 
     def allreduce_sum(self, buffer: Any) -> None:
-        """Leave the buffer: it is the sum over one rank."""
+        """Do nothing: it is the sum over one rank."""
 
     def broadcast(self, buffer: Array) -> None:
-        """Leave the buffer: it is rank 0's."""
+        """Do nothing: it is rank 0's."""
 
     def all_gather(self, part: Array, out: Array, counts: Sequence[int]) -> None:
         """Copy the only part."""

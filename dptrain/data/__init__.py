@@ -1,1 +1,1 @@
-"""Data sets: reading files, generating, fetching, and sharing one copy a node."""
+"""Data sets: reading files, generating, downloading, and sharing one copy a node."""

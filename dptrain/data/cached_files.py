@@ -38,7 +38,7 @@ def get_file(
         cache_subdir: folder in the cache.
         hash_algorithm: "auto" (by the checksum's length), "sha256" or "md5".
         extract: unpack a tar or zip file, and return the folder: in the cache, `FNAME_extracted` of "FNAME.tar.gz", or
-            `fname` where that has no ending or is not given; the archive is then beside it, as `FNAME_archive`.
+            `fname` if that has no ending or is missing; the archive is then beside it, as `FNAME_archive`.
         archive_format: "auto", "tar" or "zip".
         cache_dir: by default KERAS_HOME, else ~/.keras.
         force_download: copy it again.

@@ -1,4 +1,4 @@
-"""Finds data sets by name or path, and fetches missing ones; a new named set is an entry in `CATALOG`.
+"""Finds data sets by name or path, and downloads missing ones; a new named set is an entry in `CATALOG`.
 
 `ensure_available` may write to the cache and runs in one process of a node; then all call `open_dataset`, which only
 reads.
@@ -58,7 +58,7 @@ _IDX_NAMES = {
 
 
 def ensure_available(name_or_path: str, *, data_dir: Path | None = None) -> None:
-    """Fetch a named set's files unless they are here; does nothing for a path.
+    """Download a named set's files unless they are here; does nothing for a path.
 
     Concurrent calls are safe: one works, the others wait. `data_dir` is searched first and never written to.
     """
@@ -140,7 +140,7 @@ class FetchedIdx(NamedDataset):
     keras_sha256: str | None = None  # of the .npz file of that name that Keras keeps in its cache; None: it keeps IDX
 
     def ensure(self, name: str, data_dir: Path | None) -> None:
-        """Fetch into the cache the files that this machine lacks."""
+        """Download into the cache the files that this machine lacks."""
         folder = cache_dir() / name
         if self._find(name, data_dir) is not None:
             return
@@ -178,7 +178,6 @@ class FetchedIdx(NamedDataset):
         return [*places, cache_dir() / name, keras_home() / "datasets" / name]
 
     def _keras_file(self, name: str) -> Path | None:
-        """Return Keras' file in its cache, if it is there."""
         path = keras_home() / "datasets" / f"{name}.npz"
         return path if self.keras_sha256 is not None and path.is_file() else None
 
@@ -261,7 +260,6 @@ def _names() -> str:
 
 
 def _lookup(name_or_path: str) -> NamedDataset | None:
-    """Return the named set, or None for a path."""
     if name_or_path in CATALOG:
         return CATALOG[name_or_path]
     path = _expand(name_or_path)
@@ -278,7 +276,6 @@ def _lookup(name_or_path: str) -> NamedDataset | None:
 
 
 def _open_idx_folder(name: str, folder: Path, max_bytes: int) -> DataSources:
-    """Open the four IDX files of `folder`."""
     sources: dict[str, ArraySource] = {}
     for key in _IDX_NAMES:
         path = _find_idx(folder, key)
@@ -315,8 +312,6 @@ def _download(name: str, url: str) -> Iterator[bytes]:
             raise DataError(f"{missing} is not fetched by {' or '.join(_SCHEMES)}: {one_line(url)}; {_advice(name)}")
 
     class Redirects(urllib.request.HTTPRedirectHandler):
-        """Refuses redirects to another scheme."""
-
         def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
             try:
                 require_secure(newurl)

@@ -27,10 +27,7 @@ def split_rows(y: npt.NDArray[Any], fraction: float) -> tuple[RowNumbers, RowNum
 
 
 def fold_rows(y: npt.NDArray[Any], fold: int, folds: int, seed: int) -> tuple[RowNumbers, RowNumbers]:
-    """Return the training rows and the rows of one fold, each rising.
-
-    The folds of a seed are disjoint and cover all rows; their sizes differ by at most one.
-    """
+    """Return the training rows and the rows of one of a seed's disjoint, nearly equal folds, each rising."""
     if folds > len(y):
         raise ConfigError(f"{folds} folds of {len(y)} samples: at most one fold a sample")
     is_held = np.zeros(len(y), bool)

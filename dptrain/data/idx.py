@@ -77,7 +77,6 @@ def open_idx(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES
 
 
 def _read_header(where: str, stream: BinaryIO) -> tuple[bytes, np.dtype[Any], tuple[int, ...]]:
-    """Return the header's bytes, the stored dtype and the shape."""
     magic = read_exactly(stream, 4)
     if len(magic) < 4:
         raise DataError(f"{where}: not IDX: only {len(magic)} bytes; delete it and fetch it again")
@@ -98,7 +97,6 @@ def _read_header(where: str, stream: BinaryIO) -> tuple[bytes, np.dtype[Any], tu
 
 
 def _guess(first: bytes) -> str:
-    """Guess from its first four bytes what a file is."""
     if first.lstrip()[:1] == b"<":
         return " (HTML?)"
     if first[:2] == GZIP_MAGIC:
@@ -112,7 +110,6 @@ def _guess(first: bytes) -> str:
 
 @contextmanager
 def _decompressed(raw: BinaryIO, compressed: bool) -> Iterator[BinaryIO]:
-    """Yield `raw`, or the content of its gzip stream."""
     if compressed:
         with gzip.GzipFile(fileobj=raw, mode="rb") as stream:
             yield cast(BinaryIO, stream)

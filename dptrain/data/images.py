@@ -93,15 +93,12 @@ def _in_8_bits(image: Any, where: Any) -> Any:
 
 
 def img_to_array(img: Any, data_format: str | None = None, dtype: npt.DTypeLike | None = None) -> Array:
-    """Return a Pillow image as an array, 0 to 255.
+    """Return a Pillow image as an array, 0 to 255: (height, width, channels), or (channels, height, width).
 
     Args:
         img: the image, or an array (height, width) or (height, width, channels).
         data_format: "channels_last" (the default) or "channels_first".
         dtype: of the array; float32 by default.
-
-    Returns:
-        (height, width, channels), or (channels, height, width).
 
     Raises:
         ConfigError: an unknown format, or not two or three axes.

@@ -1,6 +1,6 @@
 """Keras' small data sets from its cache: pinned by SHA-256, never downloaded.
 
-Pickled texts are read after their checksum matched, by an unpickler that only makes arrays, lists and numbers.
+Pickled texts are read after a match of their checksum, by an unpickler that creates only arrays, lists and numbers.
 """
 
 import io
@@ -80,7 +80,7 @@ class _PlainUnpickler(pickle.Unpickler):
     """Unpickles arrays, lists and numbers only."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return one of the names that arrays are made of; refuse all others."""
+        """Return a name that arrays need; refuse all others."""
         if (module, name) not in _ARRAYS:
             raise pickle.UnpicklingError(f"{module}.{name} is not read")
         return super().find_class(module, name)

@@ -1,4 +1,4 @@
-"""Arrays whose rows are made on demand, such as decoded pictures."""
+"""Arrays whose rows are computed on demand, such as decoded pictures."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -11,14 +11,14 @@ Rows = npt.NDArray[np.int64]
 
 
 class RowSource(ABC):
-    """Makes rows for lazy arrays: `sample_shape` and `dtype` of a row, and `read`."""
+    """Computes rows for lazy arrays: `sample_shape` and `dtype` of a row, and `read`."""
 
     sample_shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
     @abstractmethod
     def read(self, rows: Rows, out: Array) -> None:
-        """Fill `out`, (rows, *sample_shape), with these rows; thread-safe; DataError where a row cannot be made."""
+        """Fill `out`, (rows, *sample_shape), with these rows; thread-safe; DataError if a row cannot be computed."""
 
 
 class NativeRows(RowSource):
@@ -34,10 +34,7 @@ class NativeRows(RowSource):
 
 
 class LazyArray:
-    """Some rows of a source behind NumPy's array interface; indexing returns a lazy array.
-
-    `numpy.asarray` makes all rows. `sample_shape` may reshape the source's rows.
-    """
+    """Rows of a source behind NumPy's array interface; `numpy.asarray` computes all, `sample_shape` reshapes them."""
 
     def __init__(self, source: RowSource, rows: Rows, sample_shape: tuple[int, ...] | None = None) -> None:
         self._source, self._rows = source, rows
@@ -48,11 +45,9 @@ class LazyArray:
         self.nbytes = self.size * self.itemsize
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(self._rows)
 
     def __getitem__(self, rows: slice | Rows | npt.NDArray[np.bool_]) -> "LazyArray":
-        """Return a lazy array of some of the rows."""
         return LazyArray(self._source, self._rows[rows], self.shape[1:])
 
     def reshape(self, *shape: int) -> "LazyArray":
@@ -66,7 +61,6 @@ class LazyArray:
         self._source.read(self._rows[rows], out.reshape(len(rows), *self._source.sample_shape))
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
-        """Make and return all rows."""
         out = np.empty(self.shape, self.dtype)
         self.read_into(np.arange(len(self)), out)
         return out if dtype is None else out.astype(dtype, copy=False)

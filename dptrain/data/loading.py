@@ -27,13 +27,13 @@ _MOST_CLASSES = 1_000_000
 
 @dataclass(frozen=True)
 class Split:
-    """The training or the test part of a data set as one rank holds it; `Model.fit` and `evaluate` take it for x.
+    """The training or the test part of a data set on one rank; `Model.fit` and `evaluate` take it for x.
 
     Attributes:
         x: (rows, ...) features in their stored dtype; a `LazyArray` of pictures.
         y: (rows,) targets.
         rows: indices of the rows in use, in order (int64); None for all.
-        total: rows over all ranks, where each has its own; None where every rank has all.
+        total: rows over all ranks if each has its own; None if every rank has all.
     """
 
     x: Any
@@ -42,7 +42,6 @@ class Split:
     total: int | None = None
 
     def __len__(self) -> int:
-        """Number of samples in use, over all ranks."""
         if self.total is not None:
             return self.total
         return len(self.x) if self.rows is None else len(self.rows)
@@ -85,7 +84,7 @@ def load_dataset(
 ) -> LoadedData:
     """Load a data set on every rank. Collective.
 
-    `sharding` "global" keeps one copy a node, "static" a rank's own 1/world of the rows. By default integers are
+    `sharding` "global" keeps one copy a node, "static" 1/world of the rows on each rank. By default integers are
     classes, other numbers regression targets, and numbers that are all 0 or 1 two classes.
     """
     comm.agree("data", lambda: ensure_available(name_or_path, data_dir=data_dir) if comm.local_rank == 0 else None)
@@ -122,12 +121,12 @@ def with_task(
 def load(name_or_path: str, *, data_dir: str | Path | None = None) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     """Return `(x_train, y_train), (x_test, y_test)` of a data set, as `keras.datasets.*.load_data`.
 
-    Under mpirun it is collective, and the ranks of a node share one copy of the arrays, which are read-only.
+    Under mpirun it is collective, and the ranks of a node share one read-only copy of the arrays.
 
     Args:
         name_or_path: "strokes" (built in), "mnist", "fashion-mnist", a folder of the four IDX files, or an .npz file
             with x_train, y_train, x_test, y_test.
-        data_dir: where the files of a named set are, if not in the cache.
+        data_dir: folder of a named set's files, if not in the cache.
 
     Returns:
         Features in their stored dtype (images: uint8, (rows, 28, 28)) and integer labels (rows,).
@@ -149,15 +148,15 @@ def load_data_of(name: str) -> Callable[..., tuple[tuple[Array, Array], tuple[Ar
     def load_data(path: str | Path | None = None) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
         """Return `(x_train, y_train), (x_test, y_test)`: images (60000, 28, 28) and (10000, 28, 28), labels, all uint8.
 
-        Read from dptrain's cache or Keras' (`~/.keras/datasets`), else fetched and kept; collective under mpirun, where
-        a node holds one copy.
+        Read from dptrain's cache or Keras' (`~/.keras/datasets`), else downloaded and kept; collective under mpirun,
+        with one copy a node.
 
         Args:
-            path: the folder with the four IDX files, or of MNIST Keras' .npz file, where they are on this machine
-                already; a file's name alone is one in Keras' cache.
+            path: a local folder with the four IDX files, or for MNIST Keras' .npz file; a mere file name is looked up
+                in Keras' cache.
 
         Raises:
-            AgreedError: it cannot be fetched or read, or Keras' file has another SHA-256.
+            AgreedError: it cannot be downloaded or read, or Keras' file has another SHA-256.
         """
         from dptrain.comm import current
 

@@ -88,7 +88,6 @@ def map_npy(path: Path) -> npt.NDArray[Any]:
 
 
 def _open_member(path: Path, archive: zipfile.ZipFile, member: str, max_bytes: int) -> ArraySource:
-    """Return the source of one array of an open archive."""
     where = f"{path}:{member.removesuffix('.npy')}"
     info = archive.getinfo(member)
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -122,7 +121,6 @@ def _open_member(path: Path, archive: zipfile.ZipFile, member: str, max_bytes: i
 
 
 def _read_header(where: str, stream: IO[bytes]) -> bytes:
-    """Return all bytes before the first number."""
     start = read_exactly(stream, 8)
     if start[:6] != _NPY_MAGIC:
         raise DataError(
@@ -171,7 +169,6 @@ def _is_shape(value: object) -> bool:
 
 
 def _guess(first: bytes) -> str:
-    """Guess from its first bytes what a file is."""
     if first[:1] == b"\x80":
         return " (pickle? it is never loaded)"
     if first.lstrip()[:1] == b"<":
@@ -185,7 +182,6 @@ def _guess(first: bytes) -> str:
 
 @contextmanager
 def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Yield the open archive; errors of `zipfile` become a `DataError`."""
     with stream_errors(str(path)), open_regular(path) as raw:
         with _archive_errors(str(path)):
             archive = zipfile.ZipFile(raw)

@@ -71,7 +71,6 @@ def _run_child(where: str, file: IO[bytes], arrow_file: IO[bytes], max_bytes: in
 
 
 def _end(process: "subprocess.CompletedProcess[bytes]") -> str:
-    """Describe how a child process failed."""
     if process.returncode < 0:
         try:
             return f"its reader died of {signal.Signals(-process.returncode).name}"

@@ -74,7 +74,6 @@ def _is_cell(kind: object) -> bool:
 
 
 def _index_columns(metadata: dict[bytes, bytes]) -> list[str]:
-    """Return the former index columns of a data frame; none where pandas' metadata is not sound."""
     text = metadata.get(b"pandas", b"")
     if not text or len(text) > _MOST_METADATA:
         return []
@@ -89,7 +88,6 @@ def _index_columns(metadata: dict[bytes, bytes]) -> list[str]:
 
 
 def _bound_memory(more: int) -> None:
-    """Limit this process to so many bytes more than it has."""
     import resource
 
     try:

@@ -60,8 +60,6 @@ class PictureOptions:
 
 @dataclass(frozen=True)
 class _Picture:
-    """A picture's header."""
-
     path: str
     height: int
     width: int
@@ -313,7 +311,6 @@ def _learned(
 
 
 def _require_fit(pictures: Sequence[_Picture], preprocessing: Preprocessing) -> None:
-    """Refuse pictures whose size or colours do not fit the model."""
     assert preprocessing.picture is not None
     for picture in pictures:
         _require_size(picture.path, picture.height, picture.width, preprocessing)
@@ -331,14 +328,12 @@ def _require_size(path: str, height: int, width: int, preprocessing: Preprocessi
 
 
 def _require_classes(path: str, y: Array, preprocessing: Preprocessing) -> None:
-    """Refuse a training class without a good picture."""
     for label, name in enumerate(preprocessing.class_names):
         if not (y == label).any():
             raise DataError(f"{path}: no good picture of class {name!r}; remove the folder, or fill it")
 
 
 def _decoded(path: str, preprocessing: Preprocessing) -> npt.NDArray[np.uint8]:
-    """Return a file's pixels, (height, width, channels)."""
     from PIL import Image, ImageOps
 
     assert preprocessing.picture is not None
@@ -378,7 +373,6 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _headers(files: Sequence[Path], bad: str, notes: list[str]) -> list[_Picture]:
-    """Return the headers of pictures; bad ones stop or become a note."""
     pictures, faults, parent = [], [], pillow().Image
     with warnings.catch_warnings():
         warnings.simplefilter("error", pillow().DecompressionBombWarning)
@@ -440,7 +434,6 @@ def open_picture(path: str | Path | IO[bytes]) -> Iterator[Any]:
 
 @contextmanager
 def _reading(path: str) -> Iterator[None]:
-    """Turn what Pillow raises into a `DataError`."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -458,7 +451,6 @@ def _reading(path: str) -> Iterator[None]:
 
 
 def _common_size(folder: Path, pictures: Sequence[_Picture]) -> tuple[int, int]:
-    """Return the (height, width) that all pictures share."""
     sizes = Counter((picture.height, picture.width) for picture in pictures)
     if len(sizes) > 1:
         shown = ", ".join(f"{height}x{width} ({count})" for (height, width), count in sizes.most_common(3))

@@ -47,16 +47,16 @@ Side = Annotated[int, Field(ge=1, le=_MAX_SIDE)]
 
 @dataclass(frozen=True, config=_STRICT)
 class Column:
-    """One column of a table.
+    """A column of a table.
 
     Attributes:
         name: in the table's header.
         role: "number"; "one-hot" or "embedding" for a category; "words" for a text.
         values: the categories by code, as text; of a text the vocabulary.
         text: read cells literally, so that "007" is not 7.
-        mean: replaces missing numbers; None where none may be missing.
-        missing: the category for missing values; None where none may be missing.
-        other: the category for unseen values; None where there is none.
+        mean: replaces missing numbers; None refuses them.
+        missing: the category for missing values; None refuses them.
+        other: the category for unseen values; None if there is none.
         date: the number is a date's, in days since 1970-01-01.
         length: words of a text that count; 0 for other columns.
     """
@@ -85,7 +85,7 @@ class Preprocessing:
         task: what is learned.
         columns: of a table, in order; empty for pictures and arrays.
         target: the table's column to predict.
-        class_names: by label; empty for numbers, and where labels are numbers already.
+        class_names: by label; empty for numbers, and for labels that are numbers already.
         picture: (height, width, channels), 1 channel for grey, 3 for RGB.
         resize: resize pictures of another size.
         unseen: the default of `encode`.
@@ -100,7 +100,6 @@ class Preprocessing:
     unseen: Unseen = "error"
 
     def __post_init__(self) -> None:
-        """Raise ValueError where fields contradict each other."""
         names = [column.name for column in self.columns]
         roles = all(bool(column.values) == (column.role != "number") for column in self.columns)
         rules = {
@@ -175,11 +174,7 @@ class Preprocessing:
 
     @staticmethod
     def from_dict(tree: Any, where: str = "preprocessing") -> "Preprocessing":
-        """Return the `Preprocessing` of a `to_dict` tree.
-
-        Raises:
-            DataError: the tree is malformed, or of a newer format.
-        """
+        """Return the `Preprocessing` of a `to_dict` tree; DataError if it is malformed, or of a newer format."""
         version = tree.get("format") if isinstance(tree, Mapping) else None
         if type(version) is not int or not 1 <= version <= FORMAT:
             raise DataError(f"{where}: format {short(version)}, this build reads <= {FORMAT}")
@@ -210,9 +205,9 @@ class Preprocessing:
         """Return x of a data frame, float32 (rows, features).
 
         Args:
-            frame: a pandas data frame; other columns than `columns` are ignored.
+            frame: a pandas data frame; columns other than `columns` are ignored.
             where: begins messages.
-            fault: makes an error of a row, a column and a reason; by default rows count from 0.
+            fault: creates an error from a row, a column and a reason; by default rows count from 0.
             advice: what to do about a missing value.
             unseen: for a category not seen in training: "error", "missing" or "other" (its other category, or all zeros
                 in one-hot columns); by default as in training.
@@ -259,13 +254,7 @@ class Preprocessing:
     def targets(self, frame: Any, where: str = "table", fault: Fault | None = None) -> Array:
         """Return y of a data frame, (rows,): float32 numbers, or int32 labels, indices into `class_names`.
 
-        Args:
-            frame: as in `encode`.
-            where: as in `encode`.
-            fault: as in `encode`.
-
-        Raises:
-            DataError: as `encode`.
+        Arguments and errors as for `encode`.
         """
         fault = fault or _counted(where)
         assert self.target is not None
@@ -330,7 +319,7 @@ def canonical(value: Any) -> str:
 
 
 def column_numbers(series: Any, column: Column, fault: Fault, advice: str) -> npt.NDArray[np.float64]:
-    """Return a column of numbers, or of dates as days since 1970-01-01, as `numbers` does."""
+    """Return a column of numbers, or of dates as days since 1970-01-01; see `numbers`."""
     if column.date:
         series = days(series, column.name, fault)
     return numbers(series, column.name, fault, advice, mean=column.mean)

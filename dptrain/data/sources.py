@@ -30,13 +30,9 @@ MAX_DIMENSIONS = 32
 
 
 class ArraySource(ABC):
-    """An array of shape (N, F...) whose rows can be read in part.
-
-    `where` begins messages; `dtype` is in native byte order: what `read_into` writes.
-    """
+    """An array of shape (N, F...) whose rows can be read in part; `where` begins messages, `dtype` is native."""
 
     def __init__(self, where: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        """Describe the array; `shape` must have at least one dimension."""
         if not shape:
             raise DataError(f"{where}: a single number, expected an array with one row a sample")
         self.where = where
@@ -51,7 +47,7 @@ class ArraySource(ABC):
     def read_into(self, out: NDArray[Any], start: int = 0) -> None:
         """Fill the C-contiguous `out`, (n, F...), with the rows [start, start + n).
 
-        The first read of a compressed file goes on to its end, so that damage behind those rows is found, too.
+        The first read of a compressed file goes on to its end, to find damage behind those rows too.
         """
         if out.dtype != self.dtype or not out.flags.c_contiguous or out.shape[1:] != self.shape[1:] or out.ndim == 0:
             raise ValueError(
@@ -154,7 +150,7 @@ class StreamSource(ArraySource):
 
 
 class _PayloadReader:
-    """Reads exactly what a source declares, and reports where its stream differs."""
+    """Reads exactly what a source declares, and reports a stream that differs."""
 
     def __init__(self, source: StreamSource, stream: ByteStream, *, seekable: bool) -> None:
         self._source = source
@@ -163,12 +159,10 @@ class _PayloadReader:
         self._position = 0
 
     def fill(self, out: NDArray[Any]) -> None:
-        """Fill the C-contiguous `out` with the next bytes."""
         if out.size:
             self._fill(out.reshape(-1).view(np.uint8).data)
 
     def skip(self, size: int) -> None:
-        """Pass over `size` bytes."""
         if self._seekable:
             self._stream.seek(size, 1)
             self._position += size
@@ -223,7 +217,6 @@ class DataSources:
     y_test: ArraySource
 
     def __post_init__(self) -> None:
-        """Refuse shapes that do not fit together."""
         for field in ("y_train", "y_test"):
             labels: ArraySource = getattr(self, field)
             if labels.shape[1:] == (1,) and labels.dtype.kind in "iu":

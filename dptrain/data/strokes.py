@@ -133,7 +133,6 @@ def generate(
 
 
 def _draw_split(n: int, seed: int, split: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Images (n, 28, 28) and labels (n,) of one split."""
     shape_seed, noise_seed = np.random.SeedSequence([seed, split]).spawn(2)
     shape_rng = np.random.Generator(np.random.Philox(shape_seed))
     noise_bits = np.random.Philox(noise_seed)
@@ -151,8 +150,6 @@ def _draw_split(n: int, seed: int, split: int) -> tuple[NDArray[np.uint8], NDArr
 
 
 class _Uniforms:
-    """Hands out the columns of a chunk's random numbers."""
-
     def __init__(self, u_BK: NDArray[np.float64]) -> None:
         self._u_BK = u_BK
         self._next = 0

@@ -50,7 +50,6 @@ def identifier(values: npt.NDArray[np.float64]) -> str | None:
 
 
 def _are_days(distinct: npt.NDArray[np.float64]) -> bool:
-    """Whether whole numbers are all days such as 20201231."""
     year, month, day = distinct // 10_000, distinct // 100 % 100, distinct % 100
     is_day = (year >= 1900) & (year <= 2100) & (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)
     return bool(is_day.all())

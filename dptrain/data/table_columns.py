@@ -253,7 +253,6 @@ def _categories(table: Table, name: str, advice: str, missing: bool = False) -> 
 
 
 def _refuse_other_types(table: Table, name: str, advice: str) -> None:
-    """Refuse times and objects."""
     series = table.frame[name]
     if series.dtype.kind in "mMc":
         raise DataError(
@@ -332,7 +331,6 @@ def _note_precision(name: str, values: npt.NDArray[np.float64], notes: list[str]
 
 
 def _task(table: Table, options: TableOptions, notes: list[str]) -> tuple[Task, tuple[str, ...]]:
-    """Return the task and the class names."""
     name = str(options.target)
     series = table.frame[name]
     if holds_dates(series) and name not in options.categorical:

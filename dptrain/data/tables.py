@@ -42,7 +42,6 @@ class Table:
     text: "Text | None" = None  # None for Parquet
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(self.frame)
 
     def fault(self, row: int, column: str, what: str) -> DataError:
@@ -152,7 +151,6 @@ def pandas_module() -> Any:
 
 
 def _make_numbers(frame: Any, columns: Sequence[str]) -> None:
-    """Convert columns whose texts are all numbers."""
     kinds = {str(name): dtype.kind for name, dtype in zip(frame.columns, frame.dtypes, strict=True)}
     for name in columns:
         if kinds.get(name, "f") not in "iufbmMc":
@@ -162,7 +160,6 @@ def _make_numbers(frame: Any, columns: Sequence[str]) -> None:
 
 
 def _content(where: str, file: Any, max_bytes: int) -> bytes:
-    """Return a text file's decompressed content."""
     content = b""
     compressed = where.lower().endswith(".gz")
     too_large = compressed and os.fstat(file.fileno()).st_size > max_bytes + GZIP_PADDING
@@ -202,7 +199,6 @@ def _separator(where: str, content: bytes) -> str:
 
 
 def _parsed(text: "Text", names: list[str], types: dict[str, Any]) -> Any:
-    """Return a text file as a data frame."""
     pandas, where, content = pandas_module(), text.where, text.content
     try:
         with warnings.catch_warnings():

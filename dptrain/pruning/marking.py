@@ -128,9 +128,9 @@ def prune_low_magnitude(
     regrowth: float | None = None,
     layers: Sequence[str] | None = None,
 ) -> T:
-    """Let the kernels and embeddings of a model or of layers become sparse while they are trained.
+    """Make the kernels and embeddings of a model or of layers sparse during training.
 
-    Those of smallest magnitude become zero, and stay zero: the optimizer has a mask for each, and applies it to
+    Weights of smallest magnitude become zero, and stay zero: the optimizer has a mask for each, and applies it to
     gradients before its update and to values after it. Biases and weights of normalization are not pruned. The model is
     marked in place; `fit` updates the masks (`UpdatePruningStep`).
 
@@ -141,12 +141,12 @@ def prune_low_magnitude(
         to_prune: a model, a layer, built or not, or a list of layers.
         pruning_schedule: how sparse and when; `ConstantSparsity(0.5, 0)` by default.
         block_size: prune whole blocks of (inputs, outputs) of the weights as matrices.
-        block_pooling_type: "AVG" or "MAX" of the magnitudes is a block's.
-        sparsity_m_by_n: (2, 4): two of every four elements along the inputs become zero, from the first update of the
-            schedule on, whose sparsity is then not read.
-        global_unstructured: compare magnitudes over all weights that are pruned, not within each.
-        regrowth: the part of the connections that is replaced at each update of the masks by those whose gradients are
-            largest (RigL); to the schedule's end it falls to 0 along a cosine.
+        block_pooling_type: a block's magnitude is the "AVG" or "MAX" of its elements'.
+        sparsity_m_by_n: (2, 4): two of every four elements along the inputs become zero, from the schedule's first
+            update on; its sparsity is ignored.
+        global_unstructured: compare magnitudes over all pruned weights, not within each.
+        regrowth: the part of the connections that each update of the masks replaces by those with the largest gradients
+            (RigL); it falls to 0 along a cosine until the schedule's end.
         layers: names of the layers to prune; all by default.
 
     Returns:
@@ -176,12 +176,10 @@ def prune_low_magnitude(
 
 
 def strip_pruning(model: T) -> T:
-    """Let nothing of a model be pruned any more; its zeros stay, and may be trained to something else.
-
-    A file of a model has its zeros with or without.
+    """Stop pruning a model; its zeros stay, but may be trained. Files have the zeros with or without.
 
     Args:
-        model: a model, a layer or a list of layers, as `prune_low_magnitude` took it.
+        model: a model, a layer or a list of layers, as for `prune_low_magnitude`.
     """
     for layer in _flat(model):
         layer._pruning, layer._changes = None, layer._changes + 1
@@ -197,10 +195,7 @@ def is_prunable(variable: Variable) -> bool:
 
 
 def sparsity(model: Layer) -> float:
-    """Return the part of zeros in all kernels and embeddings of a model, pruned or not; 0 where it has none.
-
-    Collective where weights are sharded.
-    """
+    """Return the part of zeros in all kernels and embeddings of a model, 0 if it has none; collective if sharded."""
     weights = [weight.numpy() for weight in model.weights if is_prunable(weight)]
     zeros = sum(weight.size - int(np.count_nonzero(weight)) for weight in weights)
     return zeros / max(sum(weight.size for weight in weights), 1)

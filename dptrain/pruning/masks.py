@@ -33,9 +33,9 @@ def magnitude_mask(scores_C: Array, sparsity: float) -> Mask:
 def regrown(scores_C: Array, sparsity: float, mask_C: Mask, growth_C: Array, fraction: float) -> Mask:
     """Return the mask of the cells that stay, with a fraction of them regrown.
 
-    These are chosen not by score, among those that stayed so far, but by growth, among all others. None is regrown
-    before the first cell has gone. Source: U. Evci et al., "Rigging the lottery: making all tickets winners", ICML
-    2020.
+    That fraction is chosen by growth among all other cells, the rest by score among those that stayed so far. None is
+    regrown before the first cell has gone. Source: U. Evci et al., "Rigging the lottery: making all tickets winners",
+    ICML 2020.
     """
     count = _count(scores_C, sparsity)
     if mask_C.all():

@@ -12,15 +12,15 @@ class PruningSchedule(ABC):
     """Sparsity as a function of the step, the number of updates that an optimizer has made.
 
     Masks are updated after `begin_step` updates, every `frequency` updates from there, and after `end_step`. A
-    subclass, a dataclass, writes `sparsity`.
+    subclass, a dataclass, defines `sparsity`.
 
     Attributes:
         begin_step: 0 or more.
-        end_step: after which masks stay as they are; -1 for never.
+        end_step: after which masks stay unchanged; -1 for never.
         frequency: 1 or more.
 
     Raises:
-        ConfigError: one is out of range (a ValueError, as in TensorFlow Model Optimization).
+        ConfigError: a field is out of range (a ValueError, as in TensorFlow Model Optimization).
     """
 
     begin_step: int
@@ -63,14 +63,7 @@ class PruningSchedule(ABC):
 
 @dataclasses.dataclass(frozen=True)
 class ConstantSparsity(PruningSchedule):
-    """The same sparsity from `begin_step` on.
-
-    Args:
-        target_sparsity: 0 to below 1.
-        begin_step: as `PruningSchedule`.
-        end_step: as `PruningSchedule`.
-        frequency: as `PruningSchedule`.
-    """
+    """The same sparsity `target_sparsity`, 0 to below 1, from `begin_step` on; other arguments as `PruningSchedule`."""
 
     target_sparsity: float
     begin_step: int

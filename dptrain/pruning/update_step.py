@@ -14,13 +14,13 @@ from dptrain.pruning.marking import Pruning
 
 
 class UpdatePruningStep(Callback):
-    """Updates the masks of weights that are pruned, as their schedules say, and adds "sparsity" to the logs.
+    """Updates the masks of pruned weights, as their schedules say, and adds "sparsity" to the logs.
 
-    `fit` adds it where the model has such weights. Masks are functions of weights, which all ranks have, or gather
-    where they are sharded; so all ranks have the same ones. Steps run together up to the next update. "sparsity" is
-    the part of zeros among the weights that are pruned.
+    `fit` adds it to models with such weights. Masks are functions of weights, which all ranks have, or gather if
+    sharded, so all ranks have the same masks. Steps run together up to the next update. "sparsity" is the part of zeros
+    among the pruned weights.
 
-    In a loop of one's own over `train_on_batch`: `set_model` first, `on_epoch_begin(0)` before the first batch, and
+    In a loop of your own over `train_on_batch`: `set_model` first, `on_epoch_begin(0)` before the first batch, and
     `on_train_batch_end(0)` after each.
     """
 
@@ -81,8 +81,8 @@ class UpdatePruningStep(Callback):
     def _update(self, optimizer: Optimizer, pruning: Pruning, variables: list[Variable], updates: int) -> None:
         """Update the masks of weights that are pruned together, if due.
 
-        The first check of a training follows its restoring, with its masks. Masks without zeros have never been
-        updated: the training begins, or its weights come from a file.
+        The first check of a training follows the restoring of its masks. Masks without zeros have never been updated:
+        the training begins, or its weights come from a file.
         """
         key, schedule = (optimizer, pruning), pruning.schedule
         begins, self._checked_at[key] = key not in self._checked_at, updates

@@ -172,7 +172,6 @@ class _Array:
 
 
 def _same(before: Any, now: Any) -> bool:
-    """Return whether a program sees two values as the same: 1 and 1.0 differ, as do 0.0 and -0.0; NaN equals NaN."""
     if before is now:
         return True
     if type(before) is not type(now):

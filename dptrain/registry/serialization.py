@@ -20,11 +20,7 @@ _scope: ContextVar[Mapping[str, Any] | None] = ContextVar("custom_objects", defa
 
 @contextmanager
 def custom_object_scope(custom_objects: Mapping[str, Any] | None) -> Iterator[None]:
-    """Let files and configurations find the user's own classes and functions by these names.
-
-    Args:
-        custom_objects: by name; those of an outer scope are found too.
-    """
+    """Let files and configurations find the user's classes and functions by these names, and by an outer scope's."""
     token = _scope.set({**(_scope.get() or {}), **(custom_objects or {})})
     try:
         yield
@@ -33,11 +29,7 @@ def custom_object_scope(custom_objects: Mapping[str, Any] | None) -> Iterator[No
 
 
 def register_keras_serializable(package: str = "Custom", name: str | None = None) -> Callable[[T], T]:
-    """Return a decorator that lets a class or a function be found in files as "package>name".
-
-    Args:
-        package: the user's.
-        name: by default its own.
+    """Return a decorator that registers a class or a function for files as "package>name", by default its own name.
 
     Raises:
         ConfigError: the class has no `get_config`.
@@ -185,9 +177,9 @@ class Registry(Generic[T]):
         self._functions = functions
 
     def get(self, identifier: str | Mapping[str, Any] | type[Any] | Callable[..., Any] | T) -> T:
-        """Return the object of that name or class with Keras' defaults, of that configuration, or the one given.
+        """Return the object for a name or class, with Keras' defaults, or for a configuration; objects as they are.
 
-        Where functions are supported, the function of that name, or the one given.
+        If functions are supported, also the function of that name, or a function as it is.
 
         Raises:
             ConfigError: there is none, or an argument is out of range.
@@ -200,11 +192,7 @@ class Registry(Generic[T]):
         return get(self._kind, result, self._base, self._classes)  # type: ignore[no-any-return]
 
     def serialize(self, instance: T) -> dict[str, Any]:
-        """Return an object as Keras writes it to JSON: {"module", "class_name", "config", "registered_name"}.
-
-        Raises:
-            ConfigError: it is a lambda.
-        """
+        """Return Keras' JSON: {"module", "class_name", "config", "registered_name"}; ConfigError for a lambda."""
         if self._functions is not None and not hasattr(instance, "get_config") and callable(instance):
             return function_to_dict(instance)
         return to_dict(self._module, instance, self._classes.values())

@@ -453,7 +453,7 @@ def segments() -> list[str]:
 
 
 def new_segments(before: frozenset[str]) -> frozenset[str]:
-    """Return this user's MPI files in the folder, not in `before`, and not mapped: another job may use those."""
+    """Return this user's MPI files in the folder that are not in `before`; some may be another job's."""
     names = set()
     with contextlib.suppress(OSError):
         for name in set(os.listdir(FOLDER)) - before:

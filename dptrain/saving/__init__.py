@@ -1,6 +1,6 @@
 """Weights, whole models and programs in files: safetensors, Keras' `.weights.h5` and `.keras`. No pickle anywhere.
 
-Rank 0 reads and writes, and every rank takes part: rank 0's failure is every rank's, and what it read is broadcast. So
+Rank 0 reads and writes, and every rank takes part: rank 0's failure is every rank's, and it broadcasts what it read. So
 a file may exist on one node only, ranks that see different files cannot diverge, and N readers do not load a shared
 file system.
 """

@@ -1,13 +1,13 @@
-"""Checkpoints: where a training stood, in directories that are there as a whole or not at all.
+"""Checkpoints of a training, in directories that exist as a whole or not at all.
 
 NNNNNN-step-S/     the NNNNNNth save into this place, after S steps of the training
     ...            files of the caller's: arrays as safetensors, the rest as JSON
-    manifest.json  what lies where, and the SHA-256 of all of it, see `dptrain.saving.manifest`
+    manifest.json  what is where, and the SHA-256 of all of it, see `dptrain.saving.manifest`
 
-A checkpoint is written under a temporary name, by one rank or by several, every file flushed and read back; only when
-all of them are safe rank 0 writes the manifest, flushes it, renames the directory, and flushes the renaming: whatever
-happens, a directory of such a name is either whole or recognized as damaged. None is ever overwritten, and older ones
-go only after a newer one was found to be good: the files that their manifests list, and nothing else.
+A checkpoint is written under a temporary name, by one rank or several, every file flushed and read back; only when all
+are safe rank 0 writes the manifest, flushes it, renames the directory, and flushes the renaming: whatever happens, a
+directory of such a name is either whole or recognized as damaged. None is ever overwritten, and older ones go only
+after a newer one proved good: the files that their manifests list, and nothing else.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ class Content:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose files exist; everything is checked except arrays, which are when they are read."""
+    """A checkpoint whose files exist; all is checked except arrays, which are checked when read."""
 
     path: Path  # its directory
     follow: bool  # whether that may be a link
@@ -79,8 +79,8 @@ class Checkpoint:
 class CheckpointDirectory:
     """A directory of checkpoints, of which the last `keep` and the best stay.
 
-    A thread writes; the next call raises its errors. Rank 0 leads, other ranks only write files of theirs; the caller
-    excludes other trainings. `advice` ends messages where it cannot be written.
+    A thread writes; the next call raises its errors. Rank 0 leads, other ranks only write their own files; the caller
+    excludes other trainings. `advice` ends messages on a failed write.
     """
 
     def __init__(self, path: Path, *, keep: int = 3, advice: str, follow: bool = True, leads: bool = True) -> None:
@@ -321,7 +321,6 @@ class CheckpointDirectory:
 
 
 def _require(folder: Directory, name: str, content: Sequence[Piece]) -> None:
-    """Check that a file reads back as written."""
     if not folder.holds(name, content):
         raise DataError(f"{folder.path}: {name} is not what was written there; is the disk failing?")
 
@@ -373,7 +372,6 @@ def read(path: Path, *, follow: bool = True) -> Checkpoint:
 
 
 def _candidates(path: Path, *, follow: bool) -> list[Path]:
-    """Return the checkpoints in a directory, the newest first; none where there is no directory."""
     with reading(str(path)):
         try:
             folder = open_directory(path, follow=follow)
@@ -403,21 +401,18 @@ def _size(content: Sequence[Piece]) -> int:
 
 
 def _listed(checkpoint: Directory) -> set[str]:
-    """Return the files that a checkpoint's manifest lists; none where it is damaged."""
     with suppress(DataError), reading(str(checkpoint.path)):
         return set(Manifest.parsed(checkpoint.read(MANIFEST, _MAX_MANIFEST)).files)
     return set()
 
 
 def _value(folder: Directory, name: str) -> float | None:
-    """Return the value that a checkpoint was saved with; None where its manifest is damaged."""
     with suppress(DataError), reading(str(folder.path / name)), folder.folder(name) as checkpoint:
         return Manifest.parsed(checkpoint.read(MANIFEST, _MAX_MANIFEST)).value
     return None
 
 
 def _names(folder: Directory) -> list[str]:
-    """Return the names of checkpoints in the order in which they were saved."""
     return sorted(filter(_NAME.fullmatch, folder.names()), key=_number)
 
 
@@ -426,7 +421,6 @@ def _number(name: str) -> int:
 
 
 def _is_temporary(name: str) -> bool:
-    """Whether a name belongs to a killed save or to a probe."""
     final = to_become(name)
     return final is not None and (final == "probe" or _NAME.fullmatch(final) is not None)
 
@@ -443,7 +437,6 @@ def _remove_temporary(folder: Directory, name: str) -> None:
 
 
 def _empty(folder: Directory, name: str, opened: Directory, files: Sequence[str]) -> None:
-    """Remove a folder with its files."""
     for file in files:
         opened.remove(file)
     folder.remove_folder(name)

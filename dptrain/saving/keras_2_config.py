@@ -88,7 +88,7 @@ def upgraded(value: Any, depth: int = 0) -> Any:
 
 
 def refuse_other_functions(config: Any, version: Any, depth: int = 0) -> None:
-    """Refuse what Keras 2, by the `version` of a file, computes otherwise than Keras 3 under the same name.
+    """Refuse what Keras 2, by a file's `version`, computes differently from Keras 3 under the same name.
 
     Its `hard_sigmoid`, by default that of ConvLSTM's gates, is 0.2 x + 0.5 from 0 to 1; Keras 3 has x / 6 + 0.5.
     """
@@ -136,7 +136,6 @@ def _upgraded_arguments(class_name: str, config: Mapping[str, Any]) -> dict[str,
 
 
 def _upgrade_calls(config: dict[str, Any]) -> None:
-    """Rewrite the calls of a functional model as Keras 3's."""
     layers = [layer for layer in config["layers"] if isinstance(layer, dict)]
     if all(isinstance(node, Mapping) for layer in layers for node in layer.get("inbound_nodes") or ()):
         return
@@ -178,7 +177,6 @@ def _alone(ends: Any) -> Any:
 
 
 def _upgrade_function(layer: dict[str, Any]) -> None:
-    """Rewrite a call of one of TensorFlow's functions as one of Keras' operations."""
     function = layer["config"].get("function")
     if function not in _FUNCTIONS:
         raise ConfigError(f"not supported: TensorFlow's function {str(function)[:80]!r} as a layer, of Keras 2")

@@ -97,7 +97,6 @@ def _as_json(model: Any, config: Any) -> str:
 
 
 def _write_arrays(h5py: ModuleType, group: Any, arrays: Mapping[str, Array]) -> None:
-    """Write arrays and their order, in an attribute "weight_names"."""
     _write_names(group, "weight_names", list(arrays))
     for name, array in arrays.items():
         *folders, last = name.split("/")
@@ -192,7 +191,6 @@ def read(path: Path) -> ModelFile:
 
 
 def _json(file: Any, name: str, where: str) -> dict[str, Any] | None:
-    """Return the JSON of an attribute."""
     text = file.attrs.get(name)
     if text is None:
         return None
@@ -200,7 +198,6 @@ def _json(file: Any, name: str, where: str) -> dict[str, Any] | None:
 
 
 def _arrays(h5py: ModuleType, group: Any, name: str) -> list[Stored]:
-    """Return the arrays of a group in the order of its attribute "weight_names"."""
     arrays = []
     for array in _attribute(group, "weight_names", name):
         *folders, last = array.split("/")

@@ -1,12 +1,12 @@
 """Layers, models, optimizers, losses and metrics as Keras 3's configurations, and back.
 
 An object is {"module": "keras.layers", "class_name": "Dense", "config": {...}, "registered_name": null}; its config has
-the constructor's arguments. What is written comes from `get_config()`; what is read goes to the constructor of the
-class that the registry has under that name. So a new layer, optimizer, loss or metric needs no line here, a new kind of
-object (`kinds`) one. The user's own classes are written by their names and found by `custom_objects`.
+the constructor's arguments. `get_config()` gives what is written; what is read goes to the constructor of the class
+registered under that name. So a new layer, optimizer, loss or metric needs no line here, a new kind of object (`kinds`)
+one. Users' classes are written by their names and found by `custom_objects`.
 
-An argument that the constructor does not know is passed over only where it says what dptrain does anyway (None,
-False, or `_SAME_AS_HERE`); anything else is refused by name.
+An argument that the constructor lacks is ignored only if it says what dptrain does anyway (None, False, or
+`_SAME_AS_HERE`); any other is refused by name.
 
 Source: keras/src/saving/serialization_lib.py, Keras 3.15.
 """
@@ -208,7 +208,6 @@ def _name_or_description(module: str, value: Any, table: Mapping[str, Any]) -> A
 
 
 def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Map a function over the leaves of nested lists and dictionaries; an object's description is a leaf."""
     if value is None:
         return None
     if isinstance(value, Mapping) and "class_name" not in value:
@@ -457,7 +456,6 @@ def _build(module: str, kind: str, class_name: str, config: Config, label: str) 
 
 @functools.cache
 def _parameters(cls: type) -> set[str]:
-    """Return the names of a constructor's arguments, including those it passes to its base classes."""
     names: set[str] = set()
     for base in cls.__mro__:
         parameters = inspect.signature(base.__init__).parameters.values()  # type: ignore[misc]
@@ -514,7 +512,6 @@ def _function(description: Config) -> Any:
 
 @functools.cache
 def _names_of_functions() -> set[str]:
-    """Return the names of Keras' own functions."""
     tables: list[Mapping[str, Any]] = [activations.BY_NAME, LOSSES, METRICS, vars(losses), vars(metrics)]
     return {name for table in tables for name, value in table.items() if callable(value)} | set(activations.ALIASES)
 
@@ -526,7 +523,6 @@ def _check_input(config: Config) -> None:
 
 
 def _batch_shape(config: Config) -> tuple[int | None, ...]:
-    """Return the shape of an InputLayer."""
     return batch_shape(config.get("batch_shape", config.get("batch_input_shape")))
 
 

@@ -232,14 +232,12 @@ def inside(h5py: ModuleType, parent: Any, name: str, where: str) -> Any:
 
 
 def _stored_vars(h5py: ModuleType, place: Any, where: str) -> dict[str, Stored]:
-    """Return the arrays of a group."""
     if len(place) > MAX_NAMES:
         raise DataError(f"{where}: a group of {len(place)} names, at most {MAX_NAMES} are read")
     return {name: stored_array(h5py, place, name, f"{where}/{name}") for name in place}
 
 
 def _in_order(arrays: Mapping[str, Stored], where: str) -> list[Stored]:
-    """Return the arrays 0, 1, ... of a group."""
     expected = [str(number) for number in range(len(arrays))]
     if sorted(arrays) != sorted(expected):
         raise DataError(f"{where}: expected arrays 0 to {len(arrays) - 1}, found {', '.join(sorted(arrays)[:10])}")

@@ -1,9 +1,9 @@
 """A checkpoint's manifest: its files, and where each part of each array lies.
 
-Each rank writes the parts that it owns; the manifest joins them. A rank that loads them, on whatever mesh, finds there
-which bytes of which file it needs, and their SHA-256: a block is as many rows of a part as fit into `BLOCK` bytes, at
-least one. So nobody reads a whole file for a slice of it, and no damaged byte is loaded. Anybody may have written a
-manifest: `Manifest.parsed` accepts only one whose parts tile their arrays and their files.
+Each rank writes the parts that it owns; the manifest joins them. A rank that loads them, on any mesh, finds there which
+bytes of which file it needs, and their SHA-256: a block is as many rows of a part as fit into `BLOCK` bytes, at least
+one. So nobody reads a whole file for a slice, and no damaged byte is loaded. Anybody may have written a manifest:
+`Manifest.parsed` accepts only one whose parts tile their arrays and their files.
 """
 
 import hashlib
@@ -136,7 +136,6 @@ class Manifest:
         return cls(fields["step"], fields["value"], dict(fields["mesh"]), entries.files, entries.arrays)
 
     def _problem(self) -> str:
-        """Return what is wrong, or an empty string."""
         value = self.value
         if not _are_counts([self.step, *self.mesh.values()]):
             return f"step {_shown(self.step)} of mesh {_shown(dict(self.mesh))}"
@@ -281,7 +280,6 @@ def _is_grid(array: StoredArray) -> bool:
 
 
 def _dtype_of(name: str) -> np.dtype[Any]:
-    """Return the type of a safetensors name such as "F32"."""
     kinds = {"F": "f", "I": "i", "U": "u"}
     return np.dtype(bool) if name == "BOOL" else np.dtype(f"<{kinds[name[0]]}{int(name[1:]) // 8}")
 

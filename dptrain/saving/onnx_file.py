@@ -1,10 +1,10 @@
 """ONNX: the program of `predict` for other runtimes.
 
-A file has one graph with a node or a few for each op, as the op's record says (`program.onnx_graph`). Inputs have the
-names of the model's inputs and any number of rows; outputs are `output`, or named as the model's. Preprocessing by
-layers (Normalization, Rescaling) is inside. Preprocessing in Python, such as numbering a table's categories, is not:
-the file's metadata has it as "preprocessing", JSON as in a `.keras` file. The operators are those of opset 18, which
-ONNX Runtime 1.14 and later execute.
+A file has one graph with a few nodes for each op, from the op's record (`program.onnx_graph`). Inputs have the names of
+the model's inputs and any number of rows; outputs are `output`, or named as the model's. Preprocessing by layers
+(Normalization, Rescaling) is included. Preprocessing in Python, such as numbering a table's categories, is not: the
+file's metadata has it as "preprocessing", JSON as in a `.keras` file. The operators are those of opset 18, which ONNX
+Runtime 1.14 and later execute.
 """
 
 import itertools
@@ -160,7 +160,6 @@ def _needed(nodes: Sequence[OnnxNode], names: set[str]) -> list[OnnxNode]:
 
 
 def _node(onnx: ModuleType, node: OnnxNode) -> Any:
-    """Return onnx's node; types among attributes become onnx's numbers of them."""
     attributes = {
         name: onnx.helper.np_dtype_to_tensor_dtype(value) if isinstance(value, np.dtype) else value
         for name, value in node.attributes.items()

@@ -1,9 +1,9 @@
 """An optimizer's state as Keras' list of variables.
 
-Keras numbers them: 0 the iterations (integer), 1 the learning rate (absent where a schedule gives it), then the slots
-in the order of their creation, which is `Optimizer.variables`. An optimizer that made no update is written with the
-first two alone. A `MultiOptimizer` has both, and then the variables of each of its optimizers. Source: `build` of the
-optimizers in keras/src/optimizers, Keras 3.15.
+Keras numbers them: 0 the iterations (integer), 1 the learning rate (absent with a schedule), then the slots in the
+order of their creation, `Optimizer.variables`. Before its first update an optimizer has only the first two. A
+`MultiOptimizer` has both, and then the variables of each of its optimizers. Source: `build` of the optimizers in
+keras/src/optimizers, Keras 3.15.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,6 @@ def _arrays(optimizer: Optimizer, variables: Sequence[Variable], dtype: str, *, 
 
 
 def _parts(optimizer: MultiOptimizer, variables: Sequence[Variable]) -> list[tuple[Optimizer, list[Variable]]]:
-    """Return the inner optimizers, each with its variables."""
     ids = [{id(variable) for variable in each.variables} for each in optimizer.optimizers]
     return [
         (each, [variable for variable in variables if id(variable) in members])
@@ -111,7 +110,6 @@ def _iterations(where: str, stored: Array) -> Array:
 
 
 def _rate(where: str, configured: float, stored: Array) -> float:
-    """Return the stored learning rate; the configured one where the stored one is that, rounded."""
     rate = float(stored)
     if not 0 <= rate < np.inf:
         raise DataError(f"{where}: the optimizer's learning rate is {rate:g}, expected a number from 0")

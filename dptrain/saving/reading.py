@@ -1,7 +1,7 @@
-"""Reading files that anybody may have written: nothing is allocated for an unchecked size.
+"""Reads files that anybody may have written: nothing is allocated for an unchecked size.
 
-A file's arrays are first listed by name, shape and dtype, then compared with the model, and only what fits is read. NaN
-and infinities in weights are loaded as they are, so that the file of a diverged training can be inspected.
+A file's arrays are first listed by name, shape and dtype, then compared with the model, and only matching ones are
+read. NaN and infinities in weights are loaded, so that the file of a diverged training can be inspected.
 """
 
 import json
@@ -112,11 +112,7 @@ def portable_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 @contextmanager
 def reading(where: str, fault: str = "damaged") -> Iterator[None]:
-    """Turn any error of reading a damaged or foreign file into a `DataError` of one line that begins with `where`.
-
-    The libraries that parse these formats raise nearly every built-in exception on hostile bytes: `fault` says what
-    they mean.
-    """
+    """Turn any error of a parser on damaged or foreign bytes, described by `fault`, into a `DataError` at `where`."""
     try:
         yield
     except DataError as error:
@@ -179,7 +175,6 @@ def parse_json(where: str, text: bytes) -> dict[str, Any]:
 
 
 def _check_levels(where: str, value: Any) -> None:
-    """Refuse JSON that is nested more deeply than `MOST_LEVELS`."""
     level, level_values = 0, [value]
     while containers := [inner for inner in level_values if isinstance(inner, dict | list)]:
         level += 1

@@ -46,7 +46,6 @@ def _no_model(path: Path) -> Exception:
 
 
 def _missing(path: Path, name: str) -> str:
-    """Return why a folder has no such model, and what to do."""
     if not (path / CONFIG).exists():
         inside = sorted(model.parent.name for model in path.glob(f"*/{MODEL}"))
         hint = f"; did you mean {path / inside[-1]}?" if inside else ""

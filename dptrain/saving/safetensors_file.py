@@ -1,13 +1,12 @@
-"""Weights in a `.safetensors` file: one place for the format, of run directories as of `save_weights`.
+"""Weights in a `.safetensors` file, of run directories as of `save_weights`.
 
 Tensors are named by their paths in the model ("dense/kernel"), in Keras' shapes (kernels as (inputs, outputs)), float32
 or float64. The metadata, all strings:
     format               "dptrain"
     format_version       "2"; a higher one is refused
     architecture         JSON: class name and configuration of every layer
-    sha256               of the whole file, with zeros in the place of these digits; where it does not match, the file
-                         is damaged
-Version 1 has in the place of the last `architecture_digest`, the SHA-256 of that text. Files of other origin need no
+    sha256               of the whole file, with zeros in place of these digits; a mismatch means damage
+Version 1 has instead of the last `architecture_digest`, the SHA-256 of that text. Files of other origin need no
 metadata, only the names.
 """
 
@@ -72,7 +71,6 @@ def pieces(arrays: Mapping[str, Array], metadata: Mapping[str, str] | None = Non
 
 
 def _entry(digits: str) -> bytes:
-    """Return the hash's entry in the header."""
     return f'"sha256":"{digits}"'.encode()
 
 
@@ -122,7 +120,6 @@ def _check_metadata(path: Path, metadata: Mapping[str, str]) -> None:
 
 
 def _digest_of_file(path: Path, digits: str) -> str:
-    """Return the SHA-256 of a file with zeros in place of these digits."""
     with open_regular(path) as file:
         first = file.read(8)
         header = first + file.read(int.from_bytes(first, "little"))

@@ -1,8 +1,8 @@
 """Which objects of a model have variables of their own in Keras' files, and the paths of their groups.
 
-Keras walks attributes by name, those that begin with "_" last, and lists, tuples and dictionaries in them, however
-deep: a container in a container is "container", the next "container_1". An object that it meets again is written where
-it was met first. Source: `_walk_saveable` and `_save_container_state` in keras/src/saving/saving_lib.py, Keras 3.15.
+Keras walks attributes by name, those that begin with "_" last, and lists, tuples and dictionaries in them, at any
+depth: a container in a container is "container", the next "container_1". An object with several paths is written at the
+first. Source: `_walk_saveable` and `_save_container_state` in keras/src/saving/saving_lib.py, Keras 3.15.
 """
 
 import functools
@@ -87,7 +87,6 @@ class Store(dict[str, Array]):
         self._layer = layer
 
     def __setitem__(self, name: str, value: Any) -> None:
-        """Store an array of numbers under a plain name."""
         label = f"`save_own_variables` of layer {self._layer._display_name!r}: store[{name!r}]"
         if not is_plain_name(name):
             raise ConfigError(f"{label}: expected a name without '/'")

@@ -24,7 +24,7 @@ def open_backend(
 
     Raises:
         ConfigError: as `backend.create`; an AgreedError with its exit code on several ranks.
-        DeviceError: as `backend.create`; an AgreedError with its exit code on several ranks.
+        DeviceError: likewise.
         AgreedError: the ranks found different devices, or the same GPU, on every rank.
     """
     place = find_place(comm, device, dtype, share_gpu)

@@ -350,7 +350,6 @@ class HealthCheck:
         return buffer if isinstance(buffer, np.ndarray) else self._programs.backend.download(buffer)
 
     def _all(self, mine: bool) -> bool:
-        """Return whether a condition holds on all ranks. Collective."""
         return mine if self._comm.size == 1 else bool(gathered(self._comm, mine).all())
 
 

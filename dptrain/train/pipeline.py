@@ -172,7 +172,6 @@ def _counted(tasks: Sequence[Task]) -> dict[Subgraph, int]:
 
 
 def _reads_first_row(program: Program) -> bool:
-    """Return whether a program depends on the rows' numbers in the global batch."""
     return any(tensor.op is not None and (tensor.op.by_row or tensor.op is OWN_PART) for tensor in program.tensors)
 
 

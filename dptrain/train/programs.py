@@ -547,22 +547,17 @@ class Programs:
 
 @dataclass(frozen=True, eq=False)
 class _Prepared:
-    """An executable, with the state it was prepared for."""
-
     executable: Executable
     rows: BatchRows  # kept, so that no other arrays can have their ids
     moves: Mapping[Variable, int]  # of its variables when it was made
 
     @property
     def is_valid(self) -> bool:
-        """Whether the variables are where they were."""
         return all([variable.moves == moves for variable, moves in self.moves.items()])
 
 
 @dataclass
 class _Traced:
-    """Facts about a traced step."""
-
     names: list[str]  # outputs in order
     depends_on_batches: bool  # on how samples are cut into batches
     by_row: bool | None = None  # see `Programs.computes_rows`; None before the first call

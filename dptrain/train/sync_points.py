@@ -23,7 +23,7 @@ class SyncPoints:
     """The sync points of one training, a context; there are none without a callback that saves checkpoints.
 
     Between them each rank chooses how many steps it queues at once, so each sync point says after which step the next
-    is. Rank 0's clock decides when to save, any rank's signal ends the training. That costs one message of a few
+    one is. Rank 0's clock decides when to save, any rank's signal ends the training. That costs one message of a few
     numbers in as many steps as rank 0 queues at once.
     """
 
@@ -142,7 +142,6 @@ class SyncPoints:
             self._synchronize(Position(epoch + 1, 0, self._step_count, ended=ended, logs=logs), due, ahead)
 
     def _within(self, epoch: int, step: int) -> Position:
-        """Return the position after so many steps of an epoch."""
         return Position(epoch, step, self._step_count, self._rate_at_begin, skipped_at_begin=self.skipped_at_begin)
 
     def _synchronize(self, position: Position, due: list[Checkpointing], ahead: int) -> None:
@@ -193,7 +192,6 @@ class SyncPoints:
 
 
 def _preempted(number: int, where: str) -> PreemptedError:
-    """Return the error that ends a training by a signal on all ranks."""
     name = signals.name_of(number)
     code = ExitCode.INTERRUPTED if name == "SIGINT" else ExitCode.PREEMPTED
     return PreemptedError("training", code, f"{'interrupted' if name == 'SIGINT' else name} {where}", [])

@@ -188,7 +188,6 @@ class Trainer:
     def _predict(
         self, batches: Batches, hooks: CallbackList, step: Step, *, watched: bool
     ) -> dict[str, npt.NDArray[Any]]:
-        """Predict; hooks see each batch if `watched`."""
         outputs: list[tuple[Shard, dict[str, npt.NDArray[Any]]]] = []
         hooks.on_predict_begin()
         batches.use_pool(self._kept_feeds)
@@ -289,7 +288,6 @@ class Trainer:
             shared.give()
 
     def _health_check(self, batches: Batches, on_nonfinite: OnNonfinite, every: int) -> HealthCheck | None:
-        """Return the health check; None if there is nothing to check."""
         if on_nonfinite == "ignore" and (self.comm.size == 1 or not every):
             return None
         if not self.model._has_custom_steps:  # so that a copy of the state has the slots from the first step on
@@ -435,7 +433,6 @@ class Trainer:
     def _evaluate(
         self, batches: Batches, hooks: CallbackList, sync_points: SyncPoints | None = None
     ) -> StepIterator[Logs]:
-        """Evaluate, with the sync points of the training around it. Collective."""
         batches.resume(0, 0)  # with validation_steps each validation sees the same first batches, as in Keras
         self.model.reset_metrics()
         step = self.model._make_step("test")
@@ -500,7 +497,6 @@ class Trainer:
         return stop
 
     def _any(self, mine: bool) -> bool:
-        """Return whether a condition holds on any rank. Collective."""
         if self.comm.size == 1:
             return mine
         flag = np.array([mine], np.int32)
@@ -514,7 +510,6 @@ def _arrays(outputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[An
 
 
 def _kind(shards: Sequence[Shard]) -> list[tuple[int, int, int]]:
-    """Return what steps of the same programs have in common."""
     return [(shard.stop - shard.start, shard.first_row, shard.batch_rows) for shard in shards]
 
 

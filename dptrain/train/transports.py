@@ -46,7 +46,6 @@ def _shared(backend: Backend, comm: Communicator) -> str:
 
 
 def _why_not(backend: Backend, comm: Communicator, transport: str, shared: str) -> str:
-    """Return why this rank, by itself, cannot use a transport, or an empty string."""
     if comm.size == 1:  # nobody to send anything to
         return ""
     if transport == "cuda-aware":
