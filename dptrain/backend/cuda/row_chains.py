@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.program.tensor import Tensor, tracing
 from dptrain.program.lowering import RowChain, Scatter, lowering_of
 from dptrain.program.op import Op
 from dptrain.program.passes import rewritten
 from dptrain.program.program import Program
 from dptrain.program.shapes import Shape
-from dptrain.program.tensor import Array, Tensor
+from dptrain.program.tensor import Array, Tensor, tracing
 
 # Fewer rows have long chains, each of whose links waits for memory: their elements look at all places instead.
 MIN_ROWS = 32
