@@ -47,9 +47,7 @@ class OwnKernel:
         source: CUDA C++ as text, or the path of a file.
         kernel: name of the `extern "C" __global__` function.
         arguments: types of its arguments, letters of `LETTERS`.
-        inputs: names of the buffers it reads.
-        outputs: names of the buffers it writes.
-        scalars: names of the numbers, in order.
+        inputs, outputs, scalars: names of the buffers it reads, of those it writes, and of numbers, in order.
         own_launch: the user's launch function; None for a kernel that loops over elements.
         output_shapes: computes them from the inputs' shapes.
     """

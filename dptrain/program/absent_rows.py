@@ -16,13 +16,10 @@ OUTSIDE = "a row is asked for that is not there: a number outside the table"
 
 
 def absent_row(layer: str, length: int, places: Array, samples: Array | None = None) -> DataError | None:
-    """Return the error that names the first id outside a table, or None.
+    """Return the error that names the first id outside the table of a layer, or None.
 
-    Args:
-        layer: that gathers the rows, or "".
-        length: of the table.
-        places: (rows, ...) or (): ids; negative ones count from the end.
-        samples: (rows,): numbers of the samples; None for their order.
+    Ids are (rows, ...) or (), negative ones count from the end; `samples` (rows,) are numbers of the samples, None for
+    their order.
     """
     is_absent = (places >= length) | (places < -length)
     if not is_absent.any():

@@ -21,14 +21,9 @@ from dptrain.program.tensor import DType, Node, Tensor, Variable, placeholder, t
 
 @dataclass(frozen=True, eq=False)
 class Body:
-    """A step of a loop.
+    """A step of a loop; `carries`, `slices` and `captures` are placeholders, `following` the next carries.
 
     Attributes:
-        carries: placeholders of the last step's results.
-        slices: placeholders of this step's part of each stacked input.
-        captures: placeholders of tensors that all steps read.
-        following: the next carries.
-        stacked: results to stack.
         sums: how many carries, the last ones, begin as zeros.
         counted: the value that counts the operations of all steps: the first that is read.
         made: cached derivatives, see `step_of`.
@@ -76,19 +71,10 @@ Step = Callable[[list[Tensor], list[Tensor]], tuple[Sequence[Tensor], Sequence[T
 
 
 def traced(step: Step, inits: Sequence[Tensor], slices: Sequence[Tensor]) -> tuple[Body, list[Tensor], list[Variable]]:
-    """Trace a step of a loop, within a trace.
+    """Trace a loop's step, within a trace; return the body, the node's inputs, and variables of its last carries.
 
-    Args:
-        step: takes carries and slices, and returns the next carries and the results to stack. A variable that it
-            assigns becomes a further carry.
-        inits: the first carries.
-        slices: stacked inputs.
-
-    Returns:
-        The body, the inputs of its node, and the variables of its last carries.
-
-    Raises:
-        ConfigError: a carry changes its shape or type.
+    `step` takes carries and slices, and returns the next carries and the results to stack. A variable that it assigns
+    becomes a further carry. ConfigError if a carry changes its shape or type.
     """
     outer = TRACE.get()
     assert outer is not None

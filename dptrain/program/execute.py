@@ -34,15 +34,8 @@ def evaluate(
 ) -> tuple[dict[str, Array], dict[Variable, Array]]:
     """Return a program's outputs and the new values of its state. Collective if it is placed.
 
-    Derived outputs are included unless ranks have summands of the state.
-
-    Args:
-        program: to execute.
-        values: of its inputs by name: this rank's rows of sharded ones.
-        state: values of variables; variables that are missing here use their own.
-        rows: of the global batch on this rank; None for all.
-        first_row: global number of its first row.
-        comm: the ranks; None for one.
+    Derived outputs are included unless ranks have summands of the state. `values` are inputs by name: this rank's rows
+    of sharded ones. Variables that `state` lacks use their own value; other arguments as for `Backend.executable`.
 
     Raises:
         ConfigError: an input is missing or has another shape.
@@ -117,7 +110,6 @@ class _Step:
         }
 
     def _loop(self, read_values: Mapping[int, Tensor]) -> "_Loop":
-        """Return the executor of a loop, given its read values by number."""
         first_value = next(iter(read_values.values()))
         place = (self._rows, self._first_row, self._comm)
         out = {number: self.values[value] for number, value in read_values.items()}

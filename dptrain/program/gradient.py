@@ -16,7 +16,6 @@ from dptrain.program.types import is_floating
 
 
 def _operands(tensor: Tensor) -> Sequence[Tensor]:
-    """Return the tensors that a gradient propagates to."""
     custom = getattr(tensor, "own_gradient", None)
     return tensor.inputs if custom is None else (*tensor.inputs, *custom[0])
 

@@ -107,11 +107,8 @@ class RandomBits:
 class Windows:
     """Selections or sums over windows of images, by the function of `kernels/` of the op's name.
 
-    Attributes:
-        image: number of the operand with the images' shape; -1 for the result.
-        places: number of the operand with an element for each place of the window; -1 for the result.
-        kernel: number of the operand with an element for each position in the window, whose shape is else the attribute
-            "window".
+    `image`, `places` and `kernel` are numbers of operands, or -1 for the result: with the images' shape, an element for
+    each place of the window, and for each position within, else of the shape in the attribute "window".
     """
 
     image: int
@@ -227,10 +224,8 @@ class Repeat:
 class AttentionLowering:
     """Attention without the matrix of scores, by a kernel of the CPU.
 
-    Attributes:
-        composed: the same in other ops, for backends without that kernel; takes inputs and attributes, returns a tensor
-            for each value.
-        gradient: its values are the gradients of queries, keys and values.
+    `composed` computes the same by other ops, for backends without that kernel, from inputs and attributes. `gradient`:
+    its values are the gradients of queries, keys and values.
     """
 
     composed: Callable[[Sequence[Tensor], Mapping[str, Any]], tuple[Tensor, ...]]

@@ -37,14 +37,7 @@ class Value:
 
 @dataclass(frozen=True)
 class OnnxNode:
-    """An operator.
-
-    Attributes:
-        kind: ONNX's name ("Add").
-        inputs: names.
-        output: name.
-        attributes: numbers, or tuples of numbers.
-    """
+    """An operator by ONNX's name ("Add"), names of inputs and output, and attributes: numbers, or tuples."""
 
     kind: str
     inputs: tuple[str, ...]

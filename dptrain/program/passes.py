@@ -60,16 +60,11 @@ def without_all_reduce(tensor: Tensor) -> Tensor:
 
 
 def with_precision(program: Program, precision: str, of_halves: str = "float32") -> Program:
-    """Set the precision of a program's matrix products and convolutions.
+    """Set the precision, one of `PRECISIONS`, of a program's matrix products and convolutions.
 
-    This is the only place that chooses it. Products that are not in float32 keep their type's precision.
-
-    Args:
-        program: any.
-        precision: one of `PRECISIONS`.
-        of_halves: for products whose factors are conversions from half precision. With "half", or "wgmma" on compute
-            capability 9.0, the products read the unconverted factors, if of one type. Other products are in TF32, which
-            holds them exactly.
+    This is the only place that chooses it. Products that are not in float32 keep their type's precision. `of_halves` is
+    for products whose factors are conversions from half precision: with "half", or "wgmma" on compute capability 9.0,
+    they read the unconverted factors, if of one type. Other products are in TF32, which holds them exactly.
     """
 
     def chosen(tensor: Tensor) -> Tensor:

@@ -29,16 +29,7 @@ _NOT_ATTRIBUTES = frozenset({"out", "first_row", "return"})
 
 
 def check_attributes(op: Op, attributes: Mapping[str, Any], where: str) -> None:
-    """Refuse attributes whose types do not match the op's record.
-
-    Args:
-        op: a built-in one.
-        attributes: by name.
-        where: begins the message.
-
-    Raises:
-        DataError: an attribute is unknown, missing, or of another type or range.
-    """
+    """Raise a DataError that begins with `where` for an unknown, missing or ill-typed attribute of a built-in op."""
     types, required = _schema(op)
     if unknown := sorted(attributes.keys() - types.keys()):
         raise DataError(f"{where}: op {op.name!r} has no attribute {short(unknown[0])}")

@@ -54,12 +54,7 @@ def size(shape: Iterable[int]) -> int:
 def axis_of_one(shape: Shape, expected: Sequence[int | None]) -> Shape | None:
     """Return the shape for samples that lack a last axis of length 1 or have one too many, as in Keras.
 
-    Args:
-        shape: of a sample.
-        expected: by the model.
-
-    Returns:
-        The shape with that axis added or removed; None if the two differ otherwise.
+    None if the sample's shape and the model's differ otherwise.
     """
     if len(shape) == len(expected) - 1 and expected[-1] == 1:
         return (*shape, 1)

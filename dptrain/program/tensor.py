@@ -205,7 +205,6 @@ class Tensor(Operand):
 
     @property
     def _is_symbolic(self) -> bool:
-        """Whether it has no value, as inside a trace."""
         return self.value is None
 
     def detached(self) -> "Tensor":
@@ -494,7 +493,6 @@ class Variable(Operand):
 
     @property
     def _is_symbolic(self) -> bool:
-        """Whether it has no value, as inside a trace."""
         return TRACE.get() is not None
 
     @property

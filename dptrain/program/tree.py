@@ -163,14 +163,11 @@ def refilled(shapes: Any, values: Iterator[Any]) -> Any:
 
 
 def matched(data: Any, like: Any, names: Sequence[str] = (), *, by_key: bool = False) -> list[Any]:
-    """Return the leaves of data in the order of `like`: dictionaries by key, lists by position.
+    """Return the leaves of data in the order of `like` (shapes, say): dictionaries by key, lists by position.
 
-    Args:
-        data: nested arrays or tensors. A list of one may stand for its element, and vice versa. None is returned for
-            what a dictionary lacks if `like` has None there.
-        like: nested shapes, or other leaves.
-        names: of a list's leaves, or of the only leaf, by which a dictionary may replace it.
-        by_key: a list may not replace a dictionary, as its order is undefined.
+    A list of one may stand for its element, and vice versa. None is returned for what a dictionary lacks if `like` has
+    None there. `names` are those of a list's leaves, or of the only leaf, by which a dictionary may replace it.
+    `by_key`: a list may not replace a dictionary, as its order is undefined.
 
     Raises:
         ConfigError: the nesting differs.

@@ -48,15 +48,12 @@ class Turn:
     """A thread's use of shared objects while this context lasts.
 
     Args:
-        turns: of the process.
         reads: what it reads, mostly variables.
         writes: what it changes.
         queues: it begins after earlier requests; else after running turns.
         is_eager: it belongs to ops executed one by one, whose reads are added as they go on.
 
-    Attributes:
-        thread: that holds it.
-        begun: a lock that is held until a waiting turn begins.
+    `begun` is a lock that is held until a waiting turn begins.
     """
 
     __slots__ = ("_turns", "begun", "is_eager", "queues", "reads", "thread", "writes")

@@ -40,9 +40,6 @@ class NumberType:
         accumulate: type in which a GPU's threads add their sums.
         c: C++'s name; None if kernels do not support it.
         suffix: of C++'s literals.
-        is_float: floating-point.
-        is_half: float16 or bfloat16.
-        is_integer: integer, not boolean.
     """
 
     storage: DType

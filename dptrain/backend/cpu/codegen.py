@@ -76,13 +76,12 @@ class Code:
 
     Attributes:
         source: its text, without the headers.
-        roots: targets of the context's pointers.
+        roots: targets of the context's pointers; `moved` are those whose address the code computes, step by step.
         tables: roots whose first lengths are in the context.
         seeds: in the context, as runs of one program differ in them.
         parts: in order of execution: native functions, calls, and messages (parts and sums).
         stored: tensors that have memory.
         epilogues: loops that run with the product before them.
-        moved: roots whose address the code itself computes, step by step of a loop.
     """
 
     source: str = ""
@@ -341,7 +340,6 @@ class _Writer:
         )
 
     def slot(self, root: Tensor) -> int:
-        """Return the number of a root's pointer."""
         root = self.fused.memory_of(root)
         if root not in self._slots:
             self._slots[root] = len(self.code.roots)
@@ -349,13 +347,11 @@ class _Writer:
         return self._slots[root]
 
     def table(self, root: Tensor) -> int:
-        """Return the number of a table's length."""
         if not any(table is root for table in self.code.tables):
             self.code.tables.append(root)
         return next(n for n, table in enumerate(self.code.tables) if table is root)
 
     def seed(self, value: int) -> int:
-        """Return the number of a seed."""
         self.code.seeds.append(value)
         return len(self.code.seeds) - 1
 
@@ -567,7 +563,6 @@ class _LoopText(Statements):
         return buffered
 
     def _takes(self, member: LoopMember) -> bool:
-        """Whether a member reduces along a row."""
         return member.inner and (member.kind == "reduce" or (member.kind == "sum" and self._row not in member.axes))
 
     def _lies(self, member: LoopMember, read: LoopMember) -> bool:
@@ -744,7 +739,6 @@ class _LoopText(Statements):
 
 
 def _nbytes(tensor: Tensor) -> str:
-    """Return C++ for the bytes of a tensor."""
     return f"{numel_text(tensor.shape)} * {tensor.dtype.itemsize}"
 
 

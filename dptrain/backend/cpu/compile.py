@@ -109,17 +109,7 @@ def _header(name: str) -> str:
 def library(
     source: str, headers: tuple[str, ...] = HEADERS, options: tuple[str, ...] = (), by: str | None = None
 ) -> ctypes.CDLL:
-    """Return a compiled library.
-
-    Args:
-        source: its text.
-        headers: of `kernels/`, that come before it.
-        options: appended to `OPTIONS`.
-        by: the compiler's name; None for `compiler()`.
-
-    Raises:
-        DeviceError: no compiler, or it fails.
-    """
+    """Return a library compiled `by` a compiler, after `headers` of `kernels/`; DeviceError if that fails."""
     candidate = compiler() if by is None else compiler_named(by)
     if candidate is None:
         raise DeviceError("no C++ compiler: neither $CXX nor c++, g++ or clang++ on PATH")

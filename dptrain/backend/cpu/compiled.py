@@ -85,15 +85,9 @@ class Context(ctypes.Structure):
 
 
 class CompiledExecutable:
-    """A program for one number of rows; see `program.execute.ReferenceExecutable`.
+    """A program for one number of rows; arguments and attributes as for `ReferenceExecutable`.
 
     Args:
-        program: to execute.
-        memory: where its state lives.
-        arrays: inputs of every step by name; the input `ROWS` (numbers of stored rows) covers many steps.
-        rows: of the global batch on this rank; None for all.
-        first_row: global number of its first row.
-        comm: the ranks; None for one.
         threads: of this process, for large products and loops.
         arena: of its intermediate results; None for that of `memory`.
         join: fuse loops; without, each op is its own loop, with the same bits.
@@ -101,7 +95,6 @@ class CompiledExecutable:
     Attributes:
         fused: its kernels.
         code: their C++.
-        outputs: results of the last step by name.
         nbytes: bytes needed of the arena, which executables may share.
 
     Raises:
@@ -237,7 +230,6 @@ class CompiledExecutable:
             self.outputs = {name: view.copy() for name, view in self._results.items()}
 
     def _absent_row(self, positions: Array) -> DataError | None:
-        """Return the error that names a row missing in a table, for one of the steps."""
         program = self.fused.program
         values = {tensor: self._arrays[tensor] for tensor in (*program.inputs.values(), *program.state.values())}
         for start in positions:
@@ -449,7 +441,6 @@ def planned(fused: Fused, code: Code, rows: int) -> tuple[dict[Tensor, Tensor], 
 
 
 def _accesses(fused: Fused, code: Code, kernels: Sequence[Kernel], first: int) -> list[Access]:
-    """Return the memory accesses of a stage's kernels."""
     steps: list[list[Kernel]] = []
     for kernel in kernels:
         steps += [] if kernel in code.epilogues else [[]]

@@ -43,13 +43,7 @@ def is_native(reduced: Tensor) -> bool:
 
 
 class NodeSums:
-    """Sums over the ranks of a node.
-
-    Attributes:
-        messages: their memory.
-        addresses: of each sum, for generated code.
-        function: address of the C++ function that computes a sum.
-    """
+    """Sums over the ranks of a node; `addresses` of each and that of `function` are for generated code."""
 
     def __init__(self, messages: NodeMessages) -> None:
         self.messages = messages

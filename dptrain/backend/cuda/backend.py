@@ -64,17 +64,10 @@ class CudaBackend(Backend):
         policy: name of the models' dtype policy, for the description.
         conv: who computes convolutions, one of `PROVIDERS["conv"]`.
 
-    Attributes:
-        dtype: the default type, also of products.
-        of_halves: precision of products of half-precision factors: "half" or "wgmma" on tensor cores, if present.
-        gpu: the device's UUID, or None.
-        heap: its memory.
-        state: the memory of variables.
-        libraries: that compute products or convolutions instead of our kernels, by kind.
-        choices: who computes which of them.
-        executables: to close before the device.
-        numerics: what the bits of results depend on.
-        graph: whether a step is launched as one CUDA graph.
+    Attributes beyond those of `Backend`: `of_halves`, the precision of products of half-precision factors ("half" or
+    "wgmma" on tensor cores); `heap`, its memory; `state`, the memory of variables; `libraries` that replace our
+    kernels, by kind, and `choices` between them; `executables` to close before the device; `graph`: a step is one CUDA
+    graph.
 
     Raises:
         ConfigError: another dtype, a GPU without the precision, or a provider that is not installed.
@@ -144,12 +137,7 @@ class CudaBackend(Backend):
         self.description = ", ".join(description_parts)
 
     def _open_libraries(self, requested: Mapping[Kind, str]) -> list[str]:
-        """Open the requested libraries; return why one is missing that "auto" does without.
-
-        Raises:
-            ConfigError: a required library is not installed.
-            DeviceError: it does not start.
-        """
+        """Open the requested libraries (or ConfigError, DeviceError); return why "auto" does without some."""
         without = []
         for kind, name in requested.items():
             if name == OURS:
@@ -412,7 +400,6 @@ class CudaBackend(Backend):
         return 0 if self.shares_samples and self._shared(array) is not None else _stored_bytes(array)
 
     def _shared(self, array: HostArray) -> SharedSamples | None:
-        """Return an array's samples if a backend has them on the device."""
         samples: SharedSamples | None = self.gpu_record.samples.get(_identity(array))
         return None if samples is None or samples.is_freed else samples
 

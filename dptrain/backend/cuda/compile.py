@@ -42,13 +42,7 @@ class Cubin(NamedTuple):
 
 
 class Resources(NamedTuple):
-    """Resources of a kernel as compiled.
-
-    Attributes:
-        registers: of a thread.
-        spilled: bytes that a thread stores and loads for want of registers.
-        shared: bytes of a block's shared memory.
-    """
+    """Resources of a kernel as compiled; `spilled`: bytes a thread stores and loads for want of registers."""
 
     registers: int
     spilled: int
@@ -63,11 +57,7 @@ _ENTRY = re.compile(
 
 
 def find_nvcc() -> str:
-    """Return the path of nvcc: on PATH, under $CUDA_HOME or $CUDA_PATH, in /usr/local/cuda, or from NVIDIA's wheels.
-
-    Raises:
-        DeviceError: not found.
-    """
+    """Return nvcc from PATH, $CUDA_HOME, $CUDA_PATH, /usr/local/cuda or NVIDIA's wheels; else DeviceError."""
     path = shutil.which("nvcc")
     if path is not None:
         return path
@@ -104,10 +94,6 @@ def too_new(toolkit: tuple[int, int] | None, driver: tuple[int, int] | None) -> 
 
     A driver loads cubins of every nvcc of its own major version and older ones. PTX would not help: a driver refuses
     PTX of a newer version.
-
-    Args:
-        toolkit: CUDA version of the nvcc, None if unknown.
-        driver: the latest CUDA version that the driver supports.
     """
     if toolkit is None or driver is None or toolkit[0] <= driver[0]:
         return None
@@ -121,12 +107,7 @@ def too_new(toolkit: tuple[int, int] | None, driver: tuple[int, int] | None) -> 
 
 
 def compiled_own(name: str, source: str | Path, architecture: str) -> Cubin:
-    """Return the compiled file of a user's source, compiled unless the cache holds it.
-
-    Args:
-        name: for messages and the file's name.
-        source: CUDA C++ as text, or the path of a file, which may include headers.
-        architecture: such as "sm_90".
+    """Return the compiled file of a user's source (C++ text, or a path), compiled unless the cache holds it.
 
     Raises:
         DeviceError: nvcc is missing or refuses the source.

@@ -45,13 +45,7 @@ ALIGNMENT = 256
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """Collectives that are sent together at the end of a stage.
-
-    Attributes:
-        results: that other ranks send, see `messages.Stage`.
-        parts: that this rank sends, see `Grouping.parts`.
-        after: how many kernels of the stage complete the parts.
-    """
+    """Collectives sent together, after `after` kernels of a stage: this rank's `parts`, and the `results` it gets."""
 
     results: list[Tensor]
     parts: list[Tensor]
@@ -77,15 +71,12 @@ class Composition:
 
     Attributes:
         program: with distinct, computed results.
-        sizes: of the batch.
-        stages: kernels, in order, between two sync points.
-        messages: after each stage.
+        stages: kernels, in order, between two sync points, with the `messages` after each.
         stored: tensors that kernels and messages store.
-        targets: the variable of each new value.
+        targets: the variable of each new value; `in_place` are the updates that overwrite the old one.
         counts_steps: kernels read the number of the step.
         notes_rows: kernels report indices outside a table.
         wide_index: an int is too small to count all elements.
-        in_place: updates that overwrite the old values.
         last_carries: the first carry, and the slot, that hold a loop's last carry.
         plan: offsets of intermediate results, and of scratch memory by function and argument.
 
@@ -214,7 +205,6 @@ class Composition:
 
     @property
     def _kernels(self) -> list[Kernel]:
-        """All kernels, including those within loops."""
         return list(with_steps(kernel for stage in self.stages for kernel in stage))
 
     def _replaced(
@@ -346,7 +336,6 @@ def _with_own_results(program: Program) -> Program:
 def _messages(
     results_of: Sequence[list[Tensor]], parts: Mapping[Tensor, Tensor], stage: Sequence[Kernel]
 ) -> list[Message]:
-    """Return the messages at the end of a stage with these kernels."""
     written = {
         result: n for n, kernel in enumerate(stage, 1) for function in kernel.functions for result in function.writes
     }

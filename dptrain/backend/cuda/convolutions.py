@@ -15,8 +15,7 @@ class Implicit:
     """A convolution as products of matrices c_MN = a b; texts are C++.
 
     Attributes:
-        sizes: M, N and K, of the largest product.
-        count: of products, see `lowering.ConvolutionLowering`.
+        sizes: M, N and K, of the largest of `count` products, see `lowering.ConvolutionLowering`.
         transposed: a is (K, M) if gathered, b is (N, K).
         wide: whether 16 bytes of adjacent columns are adjacent in the memory of a and b.
         lines: statements that define the names below, for product `phase` of several.

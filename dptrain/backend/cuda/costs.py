@@ -79,7 +79,6 @@ def _load(kernel: Kernel, times: int, composition: Composition, resources: Resou
 
 
 def _loaded(function: GeneratedFunction, demands: Mapping[Tensor, int]) -> list[Tensor]:
-    """Return the tensors that a function loads."""
     assert function.group is not None
     return [tensor for tensor in function.pointers if tensor not in function.group.roles and tensor in demands]
 

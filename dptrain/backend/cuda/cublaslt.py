@@ -56,15 +56,10 @@ class _Matmul:
 
 
 class CublasLt:
-    """Products by cuBLASLt.
+    """Products by cuBLASLt, queued on `stream`; `precision` "tf32" stands for its fast TF32 compute type.
 
-    Args:
-        precision: "float32", or "tf32" for its fast TF32 compute type.
-        stream: the stream's handle.
-        workspace: returns the address of at least so many bytes, aligned to 256, in place until the backend closes.
-
-    Attributes:
-        numerics: what the bits of products depend on, beyond the device.
+    `workspace` returns the address of at least so many bytes, aligned to 256, in place until the backend closes.
+    `numerics` is what the bits of products depend on, beyond the device.
 
     Raises:
         ConfigError: nvmath-python is not installed.

@@ -67,14 +67,7 @@ class Layout(NamedTuple):
 
 
 class Cudnn:
-    """Convolutions by cuDNN.
-
-    Args:
-        stream: the stream's handle.
-        workspace: returns the address of at least so many bytes, aligned to 256, in place until the backend closes.
-
-    Attributes:
-        numerics: what the bits of convolutions depend on, beyond the device.
+    """Convolutions by cuDNN, queued on `stream`; `workspace` and `numerics` as of `CublasLt`.
 
     Raises:
         ConfigError: the frontend is not installed.
@@ -198,17 +191,7 @@ class Cudnn:
 
 
 class CudnnWindow(NamedTuple):
-    """A window for cuDNN.
-
-    Attributes:
-        image: (H, W) of the part of the images that it sees.
-        places: (P, Q).
-        size: (R, S).
-        strides: between its places.
-        dilation: between its elements.
-        before: rows and columns of zeros before the image.
-        behind: rows and columns of zeros behind the image.
-    """
+    """A window for cuDNN: sizes (H, W), (P, Q) and (R, S), and zeros before and behind the image along H and W."""
 
     image: tuple[int, int]
     places: tuple[int, int]

@@ -46,16 +46,12 @@ class Gpu:
     """The GPU of this process, and what its backends share there.
 
     Attributes:
-        device: PyCUDA's.
         context: the primary context, current in the thread that opened it.
-        name: the product's.
         uuid: "GPU-..." or "MIG-..." as nvidia-smi prints it, or None if the driver does not report it.
         memory: total bytes.
-        capability: its compute capability.
         backends: to close before the GPU.
         samples: shared by backends, by the identity of the host's arrays.
-        thread: that opened it, the only one that may use it.
-        owner: identity of that thread, 0 when the GPU is closed.
+        thread: that opened it, the only one that may use it; `owner` is its identity, 0 when the GPU is closed.
         modules: loaded ones, by their compiled files.
         packs: what backends execute together.
         compiling: kernels that are compiled ahead.
@@ -92,11 +88,7 @@ class Gpu:
         return architecture_of(*self.capability)
 
     def allow_shared(self, function: Any, nbytes: int) -> bool:
-        """Let a kernel use so many bytes of dynamic shared memory, which beyond 48 KB needs permission.
-
-        Returns:
-            Whether the GPU has that much for a block, beside the kernel's static shared memory.
-        """
+        """Let a kernel use so much dynamic shared memory (above 48 KB on request); return whether the GPU has it."""
         static_bytes, limit = function.shared_size_bytes, cuda.device_attribute
         if static_bytes + nbytes <= self.device.get_attribute(limit.MAX_SHARED_MEMORY_PER_BLOCK):
             return True
@@ -201,7 +193,6 @@ def driver_version() -> tuple[int, int]:
 
 
 def _uuid(index: int) -> str | None:
-    """Return a device's UUID, which PyCUDA does not report."""
     return device_uuid(ctypes.CDLL("libcuda.so.1"), index)
 
 

@@ -79,22 +79,13 @@ class _Travel:
 
 
 class CudaExecutable:
-    """A program for one number of rows; see `dptrain.program.execute.ReferenceExecutable`.
+    """A program for one number of rows; arguments and attributes as for `Backend.executable` and `Executable`.
 
-    Args:
-        program: to execute.
-        backend: the device.
-        arrays: inputs of every step by name, on the device; NumPy arrays are copied there. The input `ROWS` covers many
-            steps.
-        rows: of the global batch on this rank; None for all.
-        first_row: global number of its first row.
-        comm: the ranks; None for one.
+    Arrays may be NumPy's, which are copied to the device; reading an output waits for it.
 
     Attributes:
         source: the generated C++.
-        outputs: results of the last step by name; reading one waits for it.
-        made: the same on the device.
-        nbytes: of its memory, without state and inputs.
+        made: the outputs on the device.
         pack_key: equal for executables that differ only in their `Run` and can execute as a pack; None for one that
             cannot: it communicates with other ranks, or calls kernels that are not generated.
 
@@ -136,7 +127,6 @@ class CudaExecutable:
     # Memory
 
     def _allocate(self) -> None:
-        """Allocate tensors, scratch memory and counters."""
         backend, program = self.backend, self._made.program
         backend.adopt(program.state)
         self._pointers: dict[Tensor, int] = {
@@ -255,7 +245,6 @@ class CudaExecutable:
         return _Travel(move.begin, finish)
 
     def _linked_moves(self) -> dict[Message, LinkedMessage]:
-        """Prepare messages of gathers and reduce-scatters between GPUs."""
         assert self._links is not None
         updates = set(self._made.program.updates.values())
         moves: dict[Message, LinkedMessage] = {}
@@ -347,12 +336,9 @@ class CudaExecutable:
         return partial(prepared.prepared_async_call, shared_size=kernel.dynamic)
 
     def _launches_of(self, kernel: Kernel, counters: Mapping[str, int], pack_parts: list[Hashable]) -> list[Launch]:
-        """Return the launches of a kernel.
+        """Return the launches of a kernel, given the step numbers of the loops around it by name.
 
-        Args:
-            kernel: to launch.
-            counters: step numbers of the loops around it, by name.
-            pack_parts: receives parts of the pack key; of a loop's steps once.
+        `pack_parts` receives parts of the pack key; of a loop's steps once.
         """
         if kernel.loop is not None:
             launches = list[Launch]()
@@ -422,12 +408,7 @@ class CudaExecutable:
     def _own_call(
         self, function: GeneratedFunction, call: OwnCall, counters: Mapping[str, int]
     ) -> list[Callable[[], None]]:
-        """Return the launch of a user's kernel, or the call of the host's function.
-
-        Raises:
-            ConfigError: an input has a type that such kernels do not read.
-            DeviceError: it does not compile or load.
-        """
+        """Return the launch of a user's kernel, or the call of the host's function; ConfigError or DeviceError."""
         tensor, memory = call.tensor, self._memories[0]
         user = lowering_of(tensor)
         assert tensor.op is not None
@@ -455,7 +436,6 @@ class CudaExecutable:
         return [own_launch(self.backend.gpu_record, self.backend.stream, kernel, buffers, numbers)]
 
     def _arguments(self, kernel: Kernel) -> dict[str, int]:
-        """Return a kernel's arguments by name."""
         values: dict[str, int] = {}
         for function in kernel.functions:
             values |= {f"{argument.name}_{function.name}": argument.value for argument in function.arguments}

@@ -64,11 +64,8 @@ class Writer(Statements):
         number: returns the name of a number that differs by run, and records it, given tensor, attribute ("" for a
             constant), value and type. By default numbers are literals.
 
-    Attributes:
-        known: elements in variables, by tensor and flat index.
-        loads: flat indices at which stored tensors are loaded; None for all.
-        needs: headers and special arguments.
-        quads: elements that are loaded and stored in fours; None if singly.
+    `known`: elements in variables, by tensor and flat index; `loads`: flat indices at which stored tensors are loaded,
+    None for all; `needs`: headers and special arguments; `quads`: elements loaded and stored in fours, None if singly.
     """
 
     def __init__(

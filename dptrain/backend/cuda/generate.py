@@ -96,12 +96,9 @@ class GeneratedFunction:
     """The C++ function of a group.
 
     Attributes:
-        name: in C++.
         group: that it computes; None for the step counter.
         about: its ops, for a comment.
-        body: statements.
-        pointers: C++ names of stored tensors, in order.
-        writes: tensors that it stores.
+        pointers: C++ names of stored tensors, in order; it stores those in `writes`.
         overlapping: tensors that share memory, such as a variable's old and new value.
         reads: indices at which it loads tensors; None for all.
         places: index at which it stores each tensor.
@@ -111,8 +108,7 @@ class GeneratedFunction:
         blocks: how many it needs.
         threads: of a block; None for any.
         resident: blocks that a multiprocessor is to hold at once, for which nvcc saves registers.
-        shared: bytes of shared memory, in C++.
-        dynamic: the same as a number if it exceeds the static limit; else 0.
+        shared: bytes of shared memory, in C++; `dynamic` is the number if it exceeds the static limit, else 0.
         addresses: of tensors that move from step to step of a loop.
         call: that replaces a generated kernel.
     """
@@ -357,17 +353,11 @@ class Generator:
         turns: tuple[str, str, str],
         joined: tuple[str, str],
     ) -> None:
-        """Write sums over rows for each column, with blocks for tiles of columns and chunks of rows.
+        """Write sums over rows for each column, with blocks for `tiles` of columns and chunks of at least `least` rows.
 
-        Args:
-            function: that is written.
-            w: its writer, at a `tile`, a column `c` and a `chunk_number`.
-            places: of its group.
-            tiles: their number.
-            least: rows of a chunk.
-            turns: the condition for a thread to have a column, its first row and the stride of its rows.
-            joined: the function that reduces over the threads of a column, and the condition for threads that get the
-                result.
+        `w` writes at a `tile`, a column `c` and a `chunk_number`. `turns`: the condition for a thread to have a column,
+        its first row and the stride of its rows. `joined`: the function that reduces over the threads of a column, and
+        the condition for threads that get the result.
         """
         group, count = places.group, numel_text(places.group.inner)
         columns = self._sizes.count(group.inner)
@@ -848,7 +838,6 @@ def called(function: GeneratedFunction) -> list[tuple[str, str]]:
 
 
 def _offsets(function: GeneratedFunction) -> list[str]:
-    """Return the C++ offset of each argument."""
     offsets = {function.pointers[tensor]: f" + {at.offset}" for tensor, at in function.addresses.items() if at.terms}
     return [offsets.get(name, "") for _, name in function.signature]
 

@@ -45,11 +45,7 @@ class CudaGraph:
         self._executable = ctypes.c_void_p()
 
     def launch(self, stream: Any) -> None:
-        """Queue the recorded work on a PyCUDA stream of the context in which it was recorded.
-
-        Raises:
-            DeviceError: the graph is closed or was never fully recorded, or the driver refuses.
-        """
+        """Queue the recorded work on a stream of the recording's context; DeviceError if closed or never recorded."""
         if not self._executable:
             raise DeviceError("a CUDA graph is launched after it was closed, or before its capture ended")
         _call("cuGraphLaunch", self._executable, _handle(stream))
@@ -68,19 +64,13 @@ class CudaGraph:
 
 @contextlib.contextmanager
 def capture(stream: Any) -> Iterator[CudaGraph]:
-    """Record what is queued on a stream, instead of running it.
+    """Record what is queued on a stream (not the default one) in this context, instead of running it; yields the graph.
 
-    Streams that wait for an event recorded in this one are recorded with it, until this one waits for them in turn.
-
-    Args:
-        stream: PyCUDA's, not the default stream.
-
-    Returns:
-        A context manager, whose value is the graph; it can be launched once the block has ended.
+    Streams that wait for an event recorded in this one are recorded with it, until this one waits for them in turn. The
+    graph can be launched once the block has ended; an exception of the block destroys it.
 
     Raises:
-        DeviceError: the stream cannot be recorded, or the block did what a graph cannot hold, such as waiting for the
-            stream. An exception of the block passes through, and the graph is destroyed.
+        DeviceError: the stream cannot be recorded, or the block did what a graph cannot hold, such as waiting for it.
     """
     graph, handle, recorded = CudaGraph(), _handle(stream), ctypes.c_void_p()
     _call("cuStreamBeginCapture_v2", handle, _RELAXED)

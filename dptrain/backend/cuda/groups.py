@@ -67,7 +67,6 @@ class Group:
     """Anchors that one function computes.
 
     Attributes:
-        kind: see `GroupKind`.
         axes: of its elements; all of a map belong to the row.
         stage: between two sync points of the ranks.
         level: groups of lower levels run before.
@@ -185,17 +184,13 @@ def runs_alone(tensor: Tensor) -> bool:
 
 
 class Grouping:
-    """The groups of a program.
+    """The groups of a program, in executable order.
 
     Attributes:
-        groups: in executable order.
-        anchors: tensors that groups compute or other ranks send.
+        anchors: tensors that groups compute or other ranks send; `used` are those that other groups read.
         parts: what this rank sends for each collective's result; see `_part`.
         early: groups that run before the others of their stage, so that their results can be sent meanwhile.
-        used: anchors that other groups read.
-        group_of: the group of each anchor.
         updates: new values of variables.
-        stage_count: the number of stages.
     """
 
     def __init__(self, program: Program) -> None:
@@ -302,7 +297,6 @@ class Grouping:
     # Groups
 
     def _add(self, tensor: Tensor, stage: int) -> None:
-        """Add an anchor to a group that fits, or to a new one."""
         if has_body(tensor) and tensor.node in self._loops:
             self._include(tensor, self._loops[tensor.node], "main")
             return
@@ -353,7 +347,6 @@ class Grouping:
         return Group("map", (("row", tensor.shape),), stage, 0)
 
     def _reads(self, tensor: Tensor) -> list[Tensor]:
-        """Return the anchors that an anchor depends on."""
         if is_product(tensor):
             return [base for base, _ in factors_of(tensor) if base in self.anchors]
         visited, stack = set[Tensor](), list(tensor.inputs)

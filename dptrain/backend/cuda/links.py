@@ -154,7 +154,6 @@ class LinkedMessage(ABC):
         """Queue the transfers."""
 
     def __del__(self) -> None:
-        """Leave the events to the thread that can free them."""
         with suppress(AttributeError):  # where the constructor failed
             self._streams.retire(self._complete, self._arrived)
 

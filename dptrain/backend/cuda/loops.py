@@ -42,14 +42,7 @@ class Address:
 
 @dataclass(eq=False)
 class LoopCall:
-    """The steps of a loop.
-
-    Attributes:
-        node: the loop, whose carries all begin with inputs.
-        counters: names of the numbers passed to a step's launches.
-        kernels: of a step.
-        plan: of a step's memory.
-    """
+    """The steps of a loop: kernels, memory plan, and `counters`, the numbers of a launch; carries begin with inputs."""
 
     node: Node
     counters: tuple[str, str, str]
@@ -85,13 +78,7 @@ class LoopCall:
     def addresses(
         self, values: Sequence[Tensor], names: Mapping[Tensor, str], around: Mapping[Tensor, Address]
     ) -> dict[Tensor, Address]:
-        """Return the addresses of what a step reads and computes.
-
-        Args:
-            values: of the loop, those that are read.
-            names: of tensors in C++.
-            around: addresses of the steps around this loop.
-        """
+        """Return the addresses of what a step reads and computes, given those of the steps `around` this loop."""
         body, (place, now, following) = body_of(self.node), self.counters
 
         def address(tensor: Tensor) -> Address:

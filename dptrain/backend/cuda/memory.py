@@ -21,12 +21,8 @@ _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 class Streams:
     """The streams of one backend, none of which waits for the default stream.
 
-    Attributes:
-        before_ops: queues what has been postponed; None if nothing has.
-        waiting: context in which the host waits for a stream.
-
-    Raises:
-        DeviceError: the GPU creates none, or a stream is used in a thread other than the GPU's.
+    `before_ops` queues what has been postponed; the host waits for a stream within the context `waiting`. DeviceError
+    if the GPU creates none, or a stream is used in a thread other than the GPU's.
     """
 
     def __init__(self, gpu: Gpu) -> None:
@@ -97,7 +93,6 @@ class Streams:
         self._streams.clear()
 
     def __del__(self) -> None:
-        """Leave them to the thread that can free them."""
         with contextlib.suppress(AttributeError):  # where the constructor failed
             self._gpu.retire(*self._streams, self._queued)
 
@@ -188,7 +183,6 @@ class DeviceArray:
         return self.shape[0]
 
     def __getitem__(self, rows: slice) -> "DeviceArray":
-        """Return rows `start:stop` of the first dimension."""
         start, stop, step = rows.indices(self.shape[0])
         if step != 1:
             raise ValueError(f"a device buffer is cut in steps of 1, not {step}")
@@ -218,13 +212,7 @@ class DeviceArray:
 
 
 class Pinned:
-    """Host memory that copies reach directly, and the events of one direction of transfer.
-
-    Attributes:
-        host: the memory, of the requested shape.
-        queued: recorded after the work that a copy waits for.
-        copied: recorded after a copy.
-    """
+    """Host memory that copies reach directly, with events before (`queued`) and after (`copied`) a copy."""
 
     def __init__(self, heap: "Heap", shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self._heap = heap
@@ -323,9 +311,7 @@ class Heap:
     def release(self, allocation: Any, *, every_stream: bool = False) -> None:
         """Free memory after all work queued before; in another thread than the GPU's, leave that to the latter.
 
-        Args:
-            allocation: PyCUDA's record; the caller has the only reference.
-            every_stream: other backends' work may use it too.
+        The caller has the only reference. `every_stream`: other backends' work may use it too.
         """
         if self._gpu.retire(allocation):
             return

@@ -34,14 +34,7 @@ class HostLaunch:
 def own_launch(
     gpu: Gpu, stream: Any, kernel: OwnKernel, buffers: Sequence[DeviceArray], numbers: Mapping[str, Any]
 ) -> Callable[[], None]:
-    """Return a function that queues a user's kernel.
-
-    Args:
-        gpu: where it runs.
-        stream: where it is queued.
-        kernel: the user's.
-        buffers: inputs, then outputs.
-        numbers: scalars by name.
+    """Return a function that queues a user's kernel on a stream; arguments as for `OwnKernel.launch`.
 
     Raises:
         ConfigError: the launch does not fit the kernel's argument types.

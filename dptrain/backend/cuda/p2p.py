@@ -61,7 +61,6 @@ class _End:
         return DeviceArray(self.slots, pointer, (nbytes,), np.dtype(np.uint8))
 
     def close(self) -> None:
-        """Free its memory once its stream has ended."""
         self.stream.synchronize()
         self.slots.free()
 
@@ -87,8 +86,6 @@ class _Sender(_End):
 
 
 class _Receiver(_End):
-    """The receiving end."""
-
     def receive(self, slot: int, out: DeviceArray, streams: Streams) -> None:
         """Queue the copy of a slot, which has been queued for sending, into an array."""
         if not out.nbytes:

@@ -43,10 +43,6 @@ class RunTable:
     """The array of `Run`s that kernels read, and graphs of launches that read this array.
 
     Executables of a backend with equal keys share it: a model's second training reuses the graphs of its first.
-
-    Attributes:
-        rows: the array on the device.
-        graphs: by launches, and number of runs and steps.
     """
 
     def __init__(self, backend: "CudaBackend", fields: int) -> None:

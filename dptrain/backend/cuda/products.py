@@ -22,15 +22,11 @@ _WANTED_WGMMA = 128
 
 @dataclass(frozen=True)
 class Tiling:
-    """A kernel and its tiles.
+    """A kernel (function and header) and its tiles of `rows` x `columns`, computed by `threads` of a block.
 
     Attributes:
-        kernel: function and header.
-        rows: of a tile.
-        columns: of a tile.
         inner: the kernel's other numbers: terms a stage, sums a thread or a warp in both directions, and, of "product",
             groups of threads that share a stage.
-        threads: of a block.
         shared: bytes of dynamic shared memory; 0 if static memory suffices.
         resident: blocks that a multiprocessor is to hold at once, for which nvcc saves registers.
     """
@@ -101,13 +97,8 @@ def product_plan(M: int, N: int, K: int, precision: str = "float32", gathered: b
     result. If the blocks have too few warps to fill a GPU, long sums are cut into slices. Slices cost a second pass
     over the result, as long as a block takes for about 200 terms, so short sums stay whole.
 
-    Args:
-        M: rows of the result.
-        N: its columns.
-        K: terms of its sums.
-        precision: "float32", "tf32", "half", or "wgmma": half precision on compute capability 9.0, where warpgroups
-            compute what fills the largest tiles and at least one of their stages.
-        gathered: of a convolution.
+    `precision` "wgmma" is half precision on compute capability 9.0, where warpgroups compute what fills the largest
+    tiles and at least one of their stages. `gathered`: of a convolution.
     """
     long_slices = max(1, min(K // _LONG_SLICE, _MOST_SLICES))
     # Of sums of a few terms it is the results that take the time: more threads store smaller tiles at once.

@@ -30,11 +30,9 @@ _MAKES = ("places", "images", "kernel")
 
 
 class Problem(NamedTuple):
-    """A product or a convolution for a library.
+    """A product ("gemm") or a convolution ("conv") for a library; factors are of `dtype`, results float32.
 
     Attributes:
-        kind: "gemm" or "conv".
-        dtype: of both factors; the result is float32.
         precision: of the multiplications: "float32", "tf32" or "half".
         sizes: of a product: whether a is stored as (K, M) and b as (N, K), the number of products, M, N and K; of a
             convolution: its result, see `_MAKES`, B, I, O and the fields of its window, see `Windows.numbers`.

@@ -39,9 +39,7 @@ class GpuModel:
     """A GPU's peaks.
 
     Attributes:
-        name: short.
-        processors: multiprocessors.
-        shared: bytes of shared memory of each.
+        processors: multiprocessors, each with `shared` bytes of shared memory.
         bandwidth: of global memory, bytes/s.
         peaks: floating-point operations/s by unit, dense: data sheets print those of tensor cores "with sparsity",
             which are twice as high.
@@ -73,14 +71,12 @@ class Load:
     """Resources that one kernel uses.
 
     Attributes:
-        name: of the kernel.
         blocks: of its grid; 0 if unknown, and assumed to fill the GPU.
         threads: of a block; 0 if unknown.
         shared: bytes of a block's shared memory, or None.
         registers: of a thread, or None.
         spilled: bytes a thread that go through memory for want of registers, or None.
-        read: bytes from global memory.
-        written: bytes to it.
+        read: bytes from global memory; `written`: bytes to it.
         operations: floating-point operations by unit.
         times: launches a step.
     """

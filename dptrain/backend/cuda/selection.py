@@ -50,19 +50,11 @@ def visible_gpus() -> list[str]:
 
 
 def assign(visible: Sequence[Sequence[str]], ranks: Sequence[int], share: bool, host: str) -> list[int]:
-    """Return the GPU of each rank of a node, as an index of those it sees.
+    """Return the GPU of each rank of a node, as an index of the identities that it sees (`visible`, by local rank).
 
     If all ranks see the same GPUs, local rank i takes number i. If a launcher has given them different ones (Slurm's
-    --gpus-per-task, a container each), a rank takes the first that no lower rank has.
-
-    Args:
-        visible: by local rank, identities of the GPUs that it sees.
-        ranks: their ranks in the world, for messages.
-        share: several ranks may use one GPU.
-        host: the node's name, for messages.
-
-    Raises:
-        DeviceError: two ranks would use the same GPU without `share`.
+    --gpus-per-task, a container each), a rank takes the first that no lower rank has. DeviceError if two ranks would
+    use the same GPU without `share`.
     """
     if all(own_gpus == visible[0] for own_gpus in visible):
         count = len(visible[0])

@@ -11,13 +11,7 @@ from dptrain.program.tensor import Variable
 
 
 class DeviceState:
-    """The memory of variables, which executables read and write in place; a `Storage`.
-
-    Args:
-        heap: the GPU's memory.
-        download: copies a buffer to the host, after all queued work.
-        write: overwrites a buffer.
-    """
+    """The memory of variables, which executables read and write in place; a `Storage`."""
 
     def __init__(
         self, heap: Heap, download: Callable[[DeviceArray], HostArray], write: Callable[[DeviceArray, HostArray], None]

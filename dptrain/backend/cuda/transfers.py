@@ -42,14 +42,9 @@ class PinnedExchange(Exchange):
 
 
 class PinnedMove:
-    """Takes some buffers to the host, and others from there, through pinned memory.
+    """Copies `parts` to the host, and `results` from there, through pinned memory that other stages may share.
 
-    Args:
-        heap: of the device.
-        memory: bytes for the way out, and for the way back; messages of other stages may share them.
-        parts: to copy out.
-        results: to copy in.
-        replaces: ops queued between `begin` and `end` may read the results' memory.
+    `replaces`: ops queued between `begin` and `end` may read the results' memory.
     """
 
     def __init__(

@@ -134,14 +134,7 @@ def cast(value: Ex, dtype: DType, to: DType) -> str:
 
 
 def element(tensor: Tensor, operands: Sequence[Ex], number: Number, last: str = "0") -> str:
-    """Return the expression of an elementwise op, or of a reduction over axes of length 1.
-
-    Args:
-        tensor: the result.
-        operands: an element of each input.
-        number: formats attributes.
-        last: index along the last axis.
-    """
+    """Return C++ of an elementwise op, or of a reduction of length 1, given elements and the last index."""
     lowering, dtypes, wanted_dtypes = (
         lowering_of(tensor),
         [operand.dtype for operand in tensor.inputs],

@@ -168,7 +168,6 @@ class _Fuser:
         return ProductKernel(tensor, (inputs[0], inputs[1]), product)
 
     def _node(self, tensor: Tensor, inputs: list[View], values: Mapping[int, Tensor]) -> Kernel:
-        """Return the kernel of an op with several values."""
         self.fused.views |= {value: whole(value) for value in values.values()}
         if isinstance(lowering_of(tensor), (lowering.Repeat, *lowering.WHOLE)):
             inputs = self._whole(tensor, inputs)
@@ -368,7 +367,6 @@ def _is_uniform(tensor: Tensor, inputs: Sequence[View]) -> bool:
 
 
 def _has_code(tensor: Tensor, inputs: Sequence[View]) -> bool:
-    """Whether a loop can compute a tensor."""
     if not has_types(tensor):
         return False
     match lowering_of(tensor):

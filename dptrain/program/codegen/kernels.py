@@ -35,7 +35,6 @@ class LoopMember:
     """A tensor that a loop computes.
 
     Attributes:
-        tensor: the result.
         kind: "map", elementwise; "gather" of rows of the first operand at the indices of the second; "reduce" along
             the loop's last axis; "sum", a reduction over other axes, complete after the loop.
         reads: operands, by the loop's axes.
@@ -114,10 +113,7 @@ class Loop:
 class ProductKernel:
     """A matrix product over the last two axes; leading axes are broadcast, or summed over.
 
-    Attributes:
-        tensor: the result.
-        reads: the two factors.
-        product: the product whose sum over all leading axes `tensor` is; else `tensor` itself.
+    `product` is the product whose sum over all leading axes `tensor` is, else `tensor` itself.
     """
 
     tensor: Tensor
@@ -132,13 +128,7 @@ class ProductKernel:
 
 @dataclass(eq=False)
 class Call:
-    """An op computed by its own function.
-
-    Attributes:
-        tensor: the result, or the first of several values.
-        reads: operands.
-        values: of an op with several, those that are read, by number.
-    """
+    """An op computed by its own function; `values` are those of several that are read, by number."""
 
     tensor: Tensor
     reads: tuple[View, ...]
@@ -157,11 +147,8 @@ class RepeatKernel:
     Attributes:
         values: values of the node that are read, by number.
         reads: contiguous inputs.
-        body: of the loop node.
         step: kernels of one step, in one stage; each result has a root of its own, but a next carry may also be
             stacked.
-        length: number of steps.
-        reverse: from the last step to the first.
         buffers: memory of each carry and of the next one.
     """
 
@@ -215,8 +202,6 @@ class Fused:
     """A program as kernels.
 
     Attributes:
-        program: the source.
-        stages: in order.
         views: of every tensor.
         aliases: roots that are another root's memory in another shape.
         outputs: by name; to be read before updates are copied.

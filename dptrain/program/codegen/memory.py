@@ -28,14 +28,10 @@ def _reads_elsewhere(new: Tensor, old: Tensor) -> bool:
 
 @dataclass(eq=False)
 class Access:
-    """Memory that a kernel uses.
+    """Memory that a kernel uses: tensors that it loads and stores, scratch memory included.
 
-    Attributes:
-        reads: tensors that it loads.
-        writes: tensors that it stores, scratch memory included.
-        stage: kernels of later stages run later.
-        after: kernels of its stage that run before it.
-        replaces: whether a new value may overwrite an old one: each element is read before any thread writes it.
+    Kernels of later stages, and of its stage all in whose `after` it is, run later. `replaces` says whether a new value
+    may overwrite an old one: each element is read before any thread writes it.
     """
 
     reads: Set[Tensor] = frozenset()

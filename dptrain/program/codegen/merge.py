@@ -54,7 +54,6 @@ class _LoopMerger:
         return self._last_needed(second) <= first or second <= self._first_reader(first)
 
     def _merge(self, first: int, second: int) -> bool:
-        """Merge two loops; return whether that was possible."""
         earlier, later = self._kernels[first], self._kernels[second]
         assert isinstance(earlier, Loop)
         assert isinstance(later, Loop)

@@ -104,7 +104,6 @@ def _axis(number: int) -> IndexExpr:
 
 
 def _number_of(index: Index) -> int | None:
-    """Return the number of a reader's axis, None for other indices."""
     return index.name if isinstance(index, Axis) and isinstance(index.name, int) else None
 
 

@@ -55,13 +55,10 @@ class StepPrediction:
 
     Attributes:
         mode: name of the kind of parallelism.
-        ranks: their number.
         mesh: lengths of the mesh's axes, or replicas of a pipeline and its stages, such as "8 x 4".
         rows: of the global batch.
-        seconds: of a step.
-        compute: seconds of computing; otherwise a rank waits for messages or other stages.
-        sent: bytes of the buffers of all messages of a rank.
-        messages: their number.
+        compute: seconds of computing; in the rest of `seconds` a rank waits for messages or other stages.
+        sent: bytes of the buffers of all `messages` of a rank.
         memory: of the rank that needs most.
     """
 
@@ -86,13 +83,10 @@ class StepPrediction:
 
 
 class CostModel:
-    """The cost of a step in one kind of parallelism.
+    """The cost of a step in one of `kinds_of_parallelism`, from the unplaced program of the global batch.
 
-    Args:
-        program: of the global batch, not placed.
-        parallelism: one of `kinds_of_parallelism`.
-        slots: of each trained variable.
-        bucket_bytes: limit of messages that are sent together; None for no limit.
+    `slots` are those of each trained variable; `bucket_bytes` limits messages that are sent together, None for no
+    limit.
 
     Attributes:
         placed: the program of a rank.
@@ -197,7 +191,6 @@ class CostModel:
         return self.stage[tensor], min(self._depth[read] for read in readers)
 
     def _stored_operands(self) -> dict[Tensor, frozenset[Tensor]]:
-        """Return the stored tensors that each op reads."""
         read_by: dict[Tensor, frozenset[Tensor]] = {}
         for tensor in self.tensors:
             reads: set[Tensor] = set()
@@ -242,7 +235,6 @@ class CostModel:
         return MemoryUse(sum(nbytes_of.values()) - slots, gradients, slots, activations)
 
     def _most_alive(self, lengths: Mapping[str, int], rows: int, stage_tensors: Collection[Tensor] | None) -> float:
-        """Return the most bytes of activations that are alive at once."""
         last: dict[Tensor, int] = {}
         for number, tensor in enumerate(self.order):
             for read in self._reads[tensor]:

@@ -79,7 +79,7 @@ class Hardware:
         return max(busy, self.least) + self.launch if work.launched else busy
 
     def collective(self, name: str, nbytes: float, ranks: int, stride: int = 1, hierarchical: bool = False) -> float:
-        """Return the seconds of a collective.
+        """Return the seconds of a collective ("all_reduce", "all_gather" or "reduce_scatter") of `nbytes` in all.
 
         P ranks, n bytes, latency a, seconds a byte b. Within a node an all-gather or a reduce-scatter takes log2(P) a +
         (P - 1) / P n b (recursive doubling or halving), and an all-reduce the shorter of both one after the other and
@@ -87,13 +87,8 @@ class Hardware:
         link, twice that for an all-reduce; if that is shorter, they double too, over the network that all ranks of a
         node share.
 
-        Args:
-            name: "all_reduce", "all_gather" or "reduce_scatter".
-            nbytes: of the whole buffer.
-            ranks: that take part.
-            stride: distance of two of their numbers; ranks between do the same at the same time.
-            hierarchical: within each node first, then between nodes, a slice by each rank; by default as the hardware's
-                collectives are.
+        Ranks are `stride` numbers apart; those between do the same at the same time. `hierarchical`: within each node
+        first, then between nodes, a slice by each rank; by default as the hardware's collectives are.
         """
         if ranks == 1:
             return 0.0

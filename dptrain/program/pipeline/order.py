@@ -58,7 +58,6 @@ def _next(
     senders: Mapping[Subgraph, Sequence[Subgraph]],
     available: Collection[tuple[int, Subgraph]],
 ) -> int | None:
-    """Return the next microbatch of a stage, or None if it has to wait."""
     under_way = sum(0 < place < len(subgraphs) for place in places)
     for microbatch, place in enumerate(places):
         if place < len(subgraphs) and (place or under_way < most):

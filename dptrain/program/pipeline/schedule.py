@@ -26,16 +26,14 @@ def microbatches_of(rows: int, stages: int, requested: int | None) -> int:
 
 @dataclass(frozen=True, eq=False)
 class PipelineSchedule:
-    """Tasks of all stages in a step.
+    """Tasks of all stages in a step, in the order in which they begin.
 
     Attributes:
-        tasks: in the order in which they begin.
         ticks: length of the step.
-        microbatches: into which the rows of a replica are cut.
+        microbatches: into which the rows of a replica are cut; `why_undivided` says why there is only one, or "".
         tags: a number for each name that is sent.
         accumulators: sums over microbatches.
         owners: the stage of each accumulator that only one stage has.
-        why_undivided: why there is one microbatch where more were requested, or "".
     """
 
     tasks: list[Task]
@@ -50,15 +48,7 @@ class PipelineSchedule:
 def schedule_of(
     program: PlacedProgram, owners: Mapping[Variable, int], stages: int, microbatches: int, *, alone: bool
 ) -> PipelineSchedule:
-    """Schedule the step of a replica.
-
-    Args:
-        program: of a replica.
-        owners: the stage of each variable that only one stage has.
-        stages: their number.
-        microbatches: their number, if the step allows it.
-        alone: there is a single replica.
-    """
+    """Schedule the step of a replica; `owners` are the stages of variables that only one stage has."""
     where, reason = assigned(program, owners), ""
     if microbatches > 1:
         try:

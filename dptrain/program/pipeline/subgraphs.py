@@ -30,7 +30,6 @@ class Subgraph:
     """The part of a program that a stage executes between two points at which it waits for other stages.
 
     Attributes:
-        stage: that executes it.
         phase: how many transfers lie before it; a stage executes its subgraphs in this order.
         program: its inputs are data, received and kept tensors; its outputs are sent, kept or results of the step.
         receives: the stage that sends each received input.
@@ -125,15 +124,10 @@ def _needs_all_rows(sum_of_rows: Tensor) -> ConfigError:
 def subgraphs_of(
     program: Program, stages: Mapping[Tensor, int], owners: Mapping[Variable, int], count: int
 ) -> list[Subgraph]:
-    """Cut a program into subgraphs, in an order in which they can be executed.
+    """Cut a program, placed for one rank of a pipeline, into subgraphs, in an order in which they can be executed.
 
-    Outputs, and new values of variables that all stages have, are computed on each stage or sent to each.
-
-    Args:
-        program: placed for one rank of a pipeline.
-        stages: of tensors; each stage computes the other tensors that it needs.
-        owners: stages of variables that only one stage has.
-        count: of stages.
+    Each stage computes the tensors it needs that `stages` does not assign. Outputs, and new values of variables that
+    all stages have, are computed on each stage or sent to each; `owners` are the stages of the other variables.
     """
     return _Partitioner(program, stages, owners, count).subgraphs()
 
@@ -161,7 +155,6 @@ class _Partitioner:
                 self._phase[tensor] = max(behind, default=0)
 
     def subgraphs(self) -> list[Subgraph]:
-        """See `subgraphs_of`."""
         updates, outputs = self._results()
         places = {
             (self._stages[tensor], phase) for tensor, phase in self._phase.items() if tensor not in self._of_state
@@ -223,7 +216,6 @@ class _Partitioner:
                         reads[at, variable] = max(reads.get((at, variable), 0), phase)
 
         def begins(tensor: Tensor, at: int) -> int | None:
-            """Return the first phase in which a stage has a tensor; None for any."""
             if tensor not in self._stages or (tensor in self._of_state and self._stages[tensor] == at):
                 return None
             return self._phase[tensor] + (self._stages[tensor] != at)
@@ -252,7 +244,6 @@ class _Partitioner:
         return updates, outputs
 
     def _is_made_in(self, tensor: Tensor, place: tuple[int, int]) -> bool:
-        """Whether a subgraph computes a tensor itself."""
         stage = self._stages.get(tensor)
         if stage is None or (tensor in self._of_state and stage == place[0]):
             return True

@@ -22,12 +22,9 @@ Axes = tuple[str | None, ...]
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a tensor lies.
+    """Where a tensor lies: for each of its axes the mesh axis that shards it, or None.
 
-    Attributes:
-        axes: for each axis of the tensor the axis of the mesh that shards it, or None.
-        partial: axes of the mesh over which each rank has a summand, or a candidate for the maximum.
-        join: how these are reduced.
+    Over the mesh axes in `partial` each rank has a summand, or a candidate for the maximum, which `join` reduces.
     """
 
     axes: Axes = ()
@@ -100,11 +97,8 @@ REDUCE_SCATTER = _node("reduce_scatter")
 class PlacedProgram(Program):
     """A program for one of several ranks.
 
-    Attributes:
-        placements: of every tensor.
-        summed: variables of which each rank has a summand.
-        bucket_bytes: limit of sums in one message; None for no limit.
-        layouts: placements of variables that are not replicated.
+    `summed`: variables of which each rank has a summand; `bucket_bytes`: limit of sums in one message, None for no
+    limit; `layouts`: placements of variables that are not replicated.
     """
 
     placements: Mapping[Tensor, Placement] = field(default_factory=dict)

@@ -174,7 +174,6 @@ def is_read_through(tensor: Tensor) -> bool:
 
 
 def _bytes(tensor: Tensor) -> int:
-    """Return the bytes of a whole message, the same on all ranks."""
     elements: int = tensor.attributes.get("whole") or size(tensor.shape)
     return elements * tensor.dtype.itemsize
 

@@ -71,13 +71,10 @@ class _Part:
 
 @dataclass(frozen=True, eq=False)
 class _Divisor:
-    """Denominator of a deferred division.
+    """Denominator of a deferred division `op`: the partial scalar `number`.
 
-    Attributes:
-        number: a partial scalar.
-        op: the division.
-        of_number: the numerator is one number that depends on no sample, as where the gradient of a mean begins.
-        over_rows: quotients were summed over the rows of the batch; over no rows the sum is 0.
+    `of_number`: the numerator is one number that depends on no sample, such as at the beginning of a mean's gradient.
+    `over_rows`: quotients were summed over the rows of the batch; over no rows the sum is 0.
     """
 
     number: _Part
@@ -469,7 +466,6 @@ class _Placer:
         return divisor.of_number and not is_known
 
     def _divided(self, part: _Part) -> _Part:
-        """Perform a part's deferred division."""
         if part.divisor is None:
             return part
         numerator, by = self._whole(_Part(part.tensor, part.placement)), self._whole(part.divisor.number).tensor
@@ -490,7 +486,6 @@ class _Placer:
         return self._nodes[key]
 
     def _whole(self, part: _Part) -> _Part:
-        """Sum and divide a part."""
         part = self._divided(part)
         for mesh in part.placement.partial:
             part = self._reduce(part, mesh)
@@ -518,17 +513,11 @@ class _Placer:
         return self._note(self._nodes[key], placement)
 
     def _moved(self, part: _Part, axes: Axes, reader: str, rows: Dim | None, partial: Collection[str] = ()) -> _Part:
-        """Move a part to another placement.
+        """Move a part, with a divisor only if it is scattered, to another placement.
 
-        Args:
-            part: with a divisor only if it is scattered.
-            axes: axes of the mesh that are to shard it.
-            reader: of the part, for messages.
-            rows: the row count that `BATCH` shards; None if `BATCH` shards other lengths.
-            partial: axes of the mesh over which it may stay partial.
-
-        Raises:
-            ConfigError: this would gather rows of the batch.
+        The mesh's `axes` shard it; it may stay partial over those in `partial`. `reader` is for messages; `rows`: the
+        row count that `BATCH` shards, None if it shards other lengths. ConfigError if this would gather rows of the
+        batch.
         """
         divisor = part.divisor
         for axis, mesh in enumerate(part.placement.axes):
@@ -720,7 +709,6 @@ def _summand(tensor: Tensor) -> Placement:
 
 
 def _is_summand(part: _Part) -> bool:
-    """Whether each rank has a summand of the whole tensor."""
     return bool(part.placement.partial) and part.placement.join == "sum" and not any(part.placement.axes)
 
 
