@@ -1,4 +1,4 @@
-"""Layers, as Keras has them: what to compute, in ops. A new layer is one class here and one line in this file."""
+"""Keras' layers: what to compute, in ops. A new layer is a class in a file here and a line below."""
 
 from typing import TYPE_CHECKING
 

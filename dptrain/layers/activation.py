@@ -1,4 +1,4 @@
-"""Layers that are a function of their input, most of single elements."""
+"""Layers that apply a function, mostly to single elements."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,15 +25,7 @@ _MASKED_LOGIT, _MASKED_LOGIT_FLOAT16 = -1e9, -3e4
 
 
 class Activation(Layer):
-    """y = activation(x).
-
-    Args:
-        activation: name or function of `dptrain.activations`.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: the activation is unknown.
-    """
+    """y = activation(x); `activation` is the name of a function in `dptrain.activations`, or a function."""
 
     _has_no_weights = True
     _passes_masks = True
@@ -63,16 +55,9 @@ class Identity(Layer):
 
 
 class ReLU(Layer):
-    """y = x from the threshold up to max_value, below it negative_slope * (x - threshold).
+    """y = x from `threshold` up to `max_value` (None for no limit), below it negative_slope * (x - threshold).
 
-    Args:
-        max_value: 0 or more; None for no limit.
-        negative_slope: 0 or more.
-        threshold: 0 or more.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range.
+    No argument may be negative.
     """
 
     _has_no_weights = True
@@ -98,16 +83,9 @@ class ReLU(Layer):
 
 
 class LeakyReLU(Layer):
-    """y = x where x > 0, else negative_slope * x.
+    """y = x where x > 0, else negative_slope * x, with a slope of 0 or above (Keras 2's `alpha`).
 
     Source: A. Maas, A. Hannun and A. Ng, "Rectifier nonlinearities improve neural network acoustic models", ICML 2013.
-
-    Args:
-        negative_slope: 0 or more; `alpha` of Keras 2.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: the slope is out of range.
     """
 
     _has_no_weights = True
@@ -133,10 +111,6 @@ class ELU(Layer):
 
     Source: D. Clevert, T. Unterthiner and S. Hochreiter, "Fast and accurate deep network learning by exponential
     linear units", ICLR 2016.
-
-    Args:
-        alpha: factor for negative x.
-        options: keyword arguments of `Layer`.
     """
 
     _has_no_weights = True
@@ -152,19 +126,11 @@ class ELU(Layer):
 
 
 class PReLU(Layer):
-    """y = x where x > 0, else alpha * x, with an alpha for each element that training finds.
+    """y = x where x > 0, else alpha * x, with a trained alpha for each element.
+
+    Elements along `shared_axes`, counted from 1 after the rows, share their alpha.
 
     Source: K. He et al., "Delving deep into rectifiers", ICCV 2015.
-
-    Args:
-        alpha_initializer: name or initializer of alpha.
-        alpha_regularizer: name or regularizer of alpha.
-        alpha_constraint: name or constraint of alpha.
-        shared_axes: along which elements have the same alpha, 1 the first after the rows; None for none.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is unknown, or there is no such axis.
     """
 
     _passes_masks = True
@@ -210,13 +176,7 @@ class PReLU(Layer):
 
 
 class ActivityRegularization(Layer):
-    """y = x, and a penalty on it, divided by the rows of the batch.
-
-    Args:
-        l1: factor of the sum of |x|.
-        l2: factor of the sum of x^2.
-        options: keyword arguments of `Layer`.
-    """
+    """y = x, with the penalty l1 sum |x| + l2 sum x^2, divided by the rows of the batch."""
 
     _has_no_weights = True
     _passes_masks = True
@@ -226,7 +186,7 @@ class ActivityRegularization(Layer):
         self.l1, self.l2 = float(l1), float(l2)
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the arguments, from which the regularizer is made."""
+        """Return the arguments from which the regularizer is made."""
         config = super()._get_config()
         config.pop("activity_regularizer", None)
         return config
@@ -237,15 +197,7 @@ class ActivityRegularization(Layer):
 
 
 class Softmax(Layer):
-    """y = exp(x) / sum(exp(x)) along one axis or several.
-
-    Args:
-        axis: one, or a list of several.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: the axis is no integer or list of integers.
-    """
+    """y = exp(x) / sum(exp(x)) along an axis, or a list of axes."""
 
     _has_no_weights = True
     _passes_masks = True
@@ -260,13 +212,8 @@ class Softmax(Layer):
     def call(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return softmax(x).
 
-        Args:
-            inputs: x.
-            mask: which elements count, booleans or numbers above 0.5 for those that do, of a shape that broadcasts to
-                that of x; the others become 0.
-
-        Raises:
-            ConfigError: the mask does not broadcast to x.
+        `mask`, of a shape that broadcasts to x's, says which elements count: booleans, or numbers above 0.5 for those
+        that do; the others become 0.
         """
         if mask is None:
             return self._softmax(inputs)

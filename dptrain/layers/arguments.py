@@ -1,4 +1,4 @@
-"""Checks of arguments that several layers share."""
+"""Checks of arguments shared by several layers."""
 
 from collections.abc import Sequence
 from numbers import Integral
@@ -26,7 +26,7 @@ class ActivationAttribute:
 
 
 def positive(name: str, value: Any) -> int:
-    """Return a positive integer argument after checking it."""
+    """Check and return a positive integer."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(
             f"Received an invalid value for `{name}`, expected a positive integer. Received: {name}={value}"
@@ -35,7 +35,7 @@ def positive(name: str, value: Any) -> int:
 
 
 def lengths(name: str, value: Any, count: int, least: int = 1) -> Lengths:
-    """Return an argument of one integer for all `count` axes, or one each, as a tuple; each is at least `least`."""
+    """Return integers, each at least `least`, for all `count` axes from a single integer or a sequence."""
     values = (value,) * count if isinstance(value, int) else tuple(value) if isinstance(value, Sequence) else ()
     if len(values) != count or any(isinstance(n, bool) or not isinstance(n, int) or n < least for n in values):
         raise ConfigError(
@@ -46,14 +46,14 @@ def lengths(name: str, value: Any, count: int, least: int = 1) -> Lengths:
 
 
 def axis_number(value: Any) -> int:
-    """Return an axis after checking that it is an integer."""
+    """Check and return an axis, an integer."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise ArgumentTypeError(f"Invalid value for `axis` argument: expected an int. Received: axis={value}")
     return int(value)
 
 
 def axis_numbers(value: Any) -> int | list[int]:
-    """Return one axis or a list of axes after checking them."""
+    """Check and return an axis or a list of axes."""
     axes = list(value) if isinstance(value, list | tuple) else [value]
     if any(isinstance(axis, bool) or not isinstance(axis, Integral) for axis in axes):
         raise ArgumentTypeError(

@@ -1,4 +1,4 @@
-"""Attention without weights of its own for query, key and value: by dot products, or by sums."""
+"""Attention without projections of query, key and value: by dot products, or by sums."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,15 +19,15 @@ _MASK_OFFSET, _MASK_OFFSET_FLOAT16 = 1e9, 65504.0
 
 
 def causal_mask(targets: Any, sources: Any) -> Any:
-    """Return (1, targets, sources): whether a source is not behind a target."""
+    """Return (1, targets, sources): whether a source does not come after the target."""
     return np.tri(int(targets), int(sources), dtype=np.bool_)[None]
 
 
 class Attention(Layer):
-    """y = softmax(scores of query and key) value, dot products by default (Luong's attention).
+    """y = softmax(scores of query and key) value, with dot products by default (Luong's attention).
 
-    Inputs are a list of query (rows, targets, length), value (rows, sources, length) and, where it is not the value,
-    key (rows, sources, length); the output is (rows, targets, length of the value).
+    Inputs are a list of query (rows, targets, length), value (rows, sources, length) and optionally key (rows, sources,
+    length), by default the value; the output is (rows, targets, length of the value).
 
     Source: M.-T. Luong, H. Pham and C. Manning, "Effective approaches to attention-based neural machine translation",
     EMNLP 2015.
@@ -36,11 +36,7 @@ class Attention(Layer):
         use_scale: whether a weight scales the scores.
         score_mode: "dot", or "concat" for the sum of tanh(query + key), times a weight.
         dropout: fraction of the softmax to drop in training, 0 to 1.
-        seed: of the dropout masks; by default the model's.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range.
+        seed: of the dropout masks.
     """
 
     def __init__(
@@ -85,18 +81,15 @@ class Attention(Layer):
         return_attention_scores: bool = False,
         use_causal_mask: bool = False,
     ) -> Any:
-        """Return the output, and the softmax of the scores (rows, targets, sources) where it is asked for.
+        """Return the output, and with `return_attention_scores` the softmax of the scores (rows, targets, sources).
 
         Args:
             inputs: query, value and perhaps key.
-            mask: of the query (rows, targets), False where the output is 0, and of the value (rows, sources),
-                False for sources to ignore; None for neither.
-            training: whether some of the softmax is dropped.
-            return_attention_scores: whether to return the softmax too.
-            use_causal_mask: ignore sources behind the target.
-
-        Raises:
-            ConfigError: no such lists.
+            mask: of the query (rows, targets), False where the output is 0, and of the value (rows, sources), False for
+                sources to ignore; None for neither.
+            training: apply dropout.
+            return_attention_scores: see above.
+            use_causal_mask: ignore sources after the target.
         """
         self._check_inputs(inputs, mask)
         query, value = (self._floating(tensor) for tensor in inputs[:2])
@@ -113,7 +106,7 @@ class Attention(Layer):
         return (output, weights) if return_attention_scores else output
 
     def _calculate_scores(self, query: Tensor, key: Tensor) -> Tensor:
-        """Return how well each source fits each target, (rows, targets, sources)."""
+        """Return how well each source matches each target, (rows, targets, sources)."""
         if self.score_mode == "dot":
             scores = ops.matmul(query, ops.swapaxes(key, -2, -1))
             return scores if self.scale is None else scores * self.scale
@@ -131,7 +124,6 @@ class Attention(Layer):
     def _apply_scores(
         self, scores: Tensor, value: Tensor, scores_mask: Tensor | None, training: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return the output and the softmax of the scores."""
         if scores_mask is not None:
             offset = _MASK_OFFSET_FLOAT16 if scores.dtype == np.float16 else _MASK_OFFSET
             scores = ops.where(scores_mask, scores, scores - offset)
@@ -141,11 +133,7 @@ class Attention(Layer):
         return ops.matmul(weights, value), weights
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """Return the query's mask.
-
-        Raises:
-            ConfigError: no lists of inputs and masks.
-        """
+        """Return the query's mask."""
         self._check_inputs(inputs, mask)
         return None if mask is None else mask[0]
 
@@ -154,7 +142,6 @@ class Attention(Layer):
         return (*input_shape[0][:-1], input_shape[1][-1])
 
     def _check_inputs(self, inputs: Any, mask: Any = None) -> None:
-        """Refuse inputs and masks that are no lists of two or three."""
         name = type(self).__name__
         if not isinstance(inputs, list):
             raise ConfigError(
@@ -179,18 +166,12 @@ class Attention(Layer):
 
 
 class AdditiveAttention(Attention):
-    """y = softmax(sum of scale * tanh(query + key)) value (Bahdanau's attention); inputs and call as `Attention`.
+    """y = softmax(sum of scale * tanh(query + key)) value (Bahdanau's attention); see `Attention`.
+
+    `use_scale` makes the scale a weight of the query's length, otherwise it is 1.
 
     Source: D. Bahdanau, K. Cho and Y. Bengio, "Neural machine translation by jointly learning to align and translate",
     ICLR 2015.
-
-    Args:
-        use_scale: whether the scale is a weight of the query's length; else it is 1.
-        dropout: fraction of the softmax to drop in training, 0 to 1.
-        options: keyword arguments of `Layer`, and `seed`.
-
-    Raises:
-        ConfigError: an argument is out of range.
     """
 
     _scale_initializer = "glorot_uniform"
@@ -202,10 +183,9 @@ class AdditiveAttention(Attention):
         return (input_shape[0][-1],)
 
     def _calculate_scores(self, query: Tensor, key: Tensor) -> Tensor:
-        """Return how well each source fits each target, (rows, targets, sources)."""
         sums = ops.tanh(ops.expand_dims(query, -2) + ops.expand_dims(key, -3))
         return ops.sum(sums if self.scale is None else self.scale * sums, -1)
 
     def _get_own_config(self) -> dict[str, Any]:
-        """Return the arguments, the seed among them."""
+        """Return the arguments, including the seed."""
         return super()._get_own_config() | {"seed": self.seed}

@@ -1,4 +1,4 @@
-"""Pictures whose pixels move at random in training: flips, moves, turns, zooms, shears, perspectives, waves, crops."""
+"""Random geometric augmentation of images: flips, shifts, rotations, zooms, shears, perspectives, waves, crops."""
 
 import math
 from abc import abstractmethod
@@ -28,16 +28,9 @@ _FILL_MODES = tuple(mode for mode in FILL_MODES if mode != "mirror")
 
 
 class RandomFlip(RandomImageLayer):
-    """Mirrors every other image, on average; with both directions those that are turn upside down.
+    """Flips half of the images along the axes of `mode`; with both axes they turn upside down.
 
-    Args:
-        mode: "horizontal" (left to right), "vertical" or "horizontal_and_vertical".
-        seed: of the random draws; by default the model's.
-        data_format: "channels_last" (the default) or "channels_first".
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is unknown.
+    `mode` is "horizontal" (left to right), "vertical" or "horizontal_and_vertical".
     """
 
     def __init__(
@@ -63,7 +56,14 @@ class RandomFlip(RandomImageLayer):
 
 
 class Affine(RandomImageLayer):
-    """Samples pixels through an affine map that a subclass chooses."""
+    """Samples pixels through an affine map that a subclass chooses.
+
+    Args:
+        fill_mode: outside the image, "reflect", "wrap", "constant" or "nearest": see `ops.image.affine_transform`.
+        interpolation: "bilinear" or "nearest".
+        fill_value: of "constant".
+        seed, data_format: see `RandomImageLayer`.
+    """
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Affine(RandomImageLayer):
         return self._moved(x, self._matrix(transformation, *self._height_and_width(x)))
 
     def _moved(self, x: Tensor, numbers: Sequence[Any]) -> Tensor:
-        """Return images sampled through an affine map, given by the numbers of `_matrix`."""
+        """Return images sampled through the affine map with the numbers of `_matrix`."""
         rows = x.shape[0]
         columns = [
             ops.cast(number, self._exact_dtype) * ops.ones((rows,), self._exact_dtype) for number in (*numbers, 0, 0)
@@ -98,20 +98,11 @@ class Affine(RandomImageLayer):
 
 
 class RandomTranslation(Affine):
-    """Moves images down and to the right.
+    """Shifts images down and to the right; see `Affine` for other arguments.
 
     Args:
-        height_factor: how far down at most, as a part of the height: one number f for -f to f, or two, from -1 to 1.
+        height_factor: how far down, as a part of the height: f for -f to f, or a range within -1 to 1.
         width_factor: how far to the right, as a part of the width.
-        fill_mode: what comes in, "reflect", "wrap", "constant" or "nearest": see `ops.image.affine_transform`.
-        interpolation: "bilinear" or "nearest".
-        seed: of the random draws; by default the model's.
-        fill_value: of "constant".
-        data_format: "channels_last" (the default) or "channels_first".
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range or unknown.
     """
 
     _RANGE_MESSAGE = "The `factor` argument should be a number (or a list of two numbers) in the range [-1.0, 1.0]. "
@@ -138,26 +129,15 @@ class RandomTranslation(Affine):
         return {"translations": ops.stack([right, down], 1)}
 
     def _matrix(self, transformation: Any, height: Any, width: Any) -> Sequence[Any]:
-        """Return the matrix; as `Affine._matrix`."""
         translations = ops.convert_to_tensor(transformation["translations"])
         right, down = translations[:, 0], translations[:, 1]
         return 1, 0, -right, 0, 1, -down
 
 
 class RandomRotation(Affine):
-    """Turns images around their middle.
+    """Rotates images around their middle; see `Affine` for other arguments.
 
-    Args:
-        factor: by how much at most, as a part of a full turn: one number f for -f to f, or two, from -1 to 1.
-        fill_mode: see `RandomTranslation`.
-        interpolation: "bilinear" or "nearest".
-        seed: of the random draws; by default the model's.
-        fill_value: of "constant".
-        data_format: "channels_last" (the default) or "channels_first".
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range or unknown.
+    `factor` is the part of a full turn: f for -f to f, or a range within -1 to 1.
     """
 
     def __init__(
@@ -177,7 +157,6 @@ class RandomRotation(Affine):
         return {"angle": self._uniform(rows, self.factor[0] * 360.0, self.factor[1] * 360.0)}
 
     def _matrix(self, transformation: Any, height: Any, width: Any) -> Sequence[Any]:
-        """Return the matrix; as `Affine._matrix`."""
         angle = ops.convert_to_tensor(transformation["angle"]) * (math.pi / 180)
         cosine, sine = ops.cos(angle), ops.sin(angle)
         x, y = 0.5 * (int(width) - 1), 0.5 * (int(height) - 1)
@@ -185,21 +164,11 @@ class RandomRotation(Affine):
 
 
 class RandomZoom(Affine):
-    """Zooms out (positive factors) or in (negative ones), around the middle.
+    """Zooms out (positive factors) or in (negative ones), around the middle; see `Affine` for other arguments.
 
     Args:
-        height_factor: how much more of the height comes into the picture: one number f for -f to f, or two, above -1
-            to 1.
-        width_factor: the same of the width; None zooms both alike.
-        fill_mode: see `RandomTranslation`.
-        interpolation: "bilinear" or "nearest".
-        seed: of the random draws; by default the model's.
-        fill_value: of "constant".
-        data_format: "channels_last" (the default) or "channels_first".
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range or unknown.
+        height_factor: added part of the height: f for -f to f, or a range above -1 to 1.
+        width_factor: likewise for the width; None zooms both alike.
     """
 
     _RANGE_MESSAGE = (
@@ -235,26 +204,15 @@ class RandomZoom(Affine):
         return {"height_zoom": ops.expand_dims(height_zoom, 1), "width_zoom": ops.expand_dims(width_zoom, 1)}
 
     def _matrix(self, transformation: Any, height: Any, width: Any) -> Sequence[Any]:
-        """Return the matrix; as `Affine._matrix`."""
         y, x = (ops.cast(transformation[name][:, 0], self._exact_dtype) for name in ("height_zoom", "width_zoom"))
         return x, 0, (int(width) - 1) / 2 * (1 - x), 0, y, (int(height) - 1) / 2 * (1 - y)
 
 
 class RandomShear(Affine):
-    """Slants images: each row moves to the side by a part of how far down it is, each column downwards likewise.
+    """Slants images: each row moves sideways by a part of its distance from the top, each column downwards likewise.
 
-    Args:
-        x_factor: by how much rows move at most: one number f of 0 to 1 for -f to f, or two.
-        y_factor: by how much columns move at most.
-        interpolation: "bilinear" or "nearest".
-        fill_mode: see `RandomTranslation`.
-        fill_value: of "constant".
-        data_format: "channels_last" (the default) or "channels_first".
-        seed: of the random draws; by default the model's.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range or unknown.
+    `x_factor` of rows and `y_factor` of columns are f of 0 to 1 for -f to f, or a range within -1 to 1; see `Affine`
+    for other arguments.
     """
 
     def __init__(
@@ -286,25 +244,19 @@ class RandomShear(Affine):
         return {"shear_factor": ops.stack([right * sign, down * sign], 1)}
 
     def _matrix(self, transformation: Any, height: Any, width: Any) -> Sequence[Any]:
-        """Return the matrix; as `Affine._matrix`."""
         factors = ops.convert_to_tensor(transformation["shear_factor"])
         return 1, factors[:, 0], 0, factors[:, 1], 1, 0
 
 
 class RandomPerspective(RandomImageLayer):
-    """Images seen from somewhere else: the corners move, towards or away from the one at the top left.
+    """Changes the perspective of images: corners move towards or away from the top left corner.
 
     Args:
-        factor: the chance of each image: one number f for one that is drawn from 0 to f, or two.
-        scale: by how much corners move at most, 0 to 1: half of the distance to the top left.
+        factor: see `RandomImageLayer`.
+        scale: greatest movement of a corner, 0 to 1: half of its distance to the top left.
         interpolation: "bilinear" or "nearest".
-        fill_value: of pixels outside of the image.
-        seed: of the random draws; by default the model's.
-        data_format: "channels_last" (the default) or "channels_first".
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range or unknown.
+        fill_value: of pixels outside the image.
+        seed, data_format: see `RandomImageLayer`.
     """
 
     def __init__(
@@ -344,22 +296,14 @@ class RandomPerspective(RandomImageLayer):
 
 
 class RandomElasticTransform(RandomImageLayer):
-    """Images in waves: pixels move by smooth random fields, as by `ops.image.elastic_transform`.
+    """Distorts images by smooth random fields, see `ops.image.elastic_transform`.
 
     Args:
-        factor: the chance of each image: one number f for one that is drawn from 0 to f, or two.
-        scale: the strength of a batch: one number s of 0 to 1 for one that is drawn from 0 to s, or two. At 1 fields
-            are as smooth as a bell of a twentieth of the shorter side.
+        factor, value_range, seed, data_format: see `RandomImageLayer`.
+        scale: strength for a batch, 0 to 1: s draws it from 0 to s, or a range. At 1 the fields are as smooth as a
+            Gaussian of a twentieth of the shorter side.
         interpolation: "bilinear" or "nearest".
-        fill_mode: see `ops.image.affine_transform`.
-        fill_value: of "constant".
-        value_range: least and greatest value of pixels.
-        seed: of the random draws; by default the model's.
-        data_format: "channels_last" (the default) or "channels_first".
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range or unknown.
+        fill_mode, fill_value: see `Affine`.
     """
 
     def __init__(
@@ -400,20 +344,9 @@ class RandomElasticTransform(RandomImageLayer):
 
 
 class RandomCrop(RandomImageLayer):
-    """A part of each image: in training anywhere, the same place for a batch; else the middle, resized to that size.
+    """Crops images to height x width: in training at a random place per batch; else the middle, resized to that size.
 
-    Of images that are no larger in one direction, what fits is resized in training as well.
-
-    Args:
-        height: of the output.
-        width: of the output.
-        seed: of the random draws; by default the model's.
-        data_format: "channels_last" (the default) or "channels_first".
-        name: of the layer.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range.
+    Images that are no larger in one direction are cropped and resized in training as well.
     """
 
     def __init__(
@@ -435,7 +368,7 @@ class RandomCrop(RandomImageLayer):
         return tuple(random.randint((1,), 0, int(n) - target + 1, seed=self.generator) for n, target in starts)
 
     def transform_images(self, images: Any, transformation: Any = None, training: bool = True) -> Tensor:
-        """Return parts of images; as `RandomImageLayer.transform_images`."""
+        """Return parts of images; see `RandomImageLayer.transform_images`."""
         x = self._floating(self._as_tensor(images))
         if training:
             return self._apply(x, transformation)

@@ -66,26 +66,27 @@ _COMMON_ARGUMENTS = ("name", "trainable", "dtype", "autocast", "activity_regular
 class Layer(Parts):
     """A function of tensors with weights.
 
-    A subclass makes weights in `build` (`add_weight`) and computes in `call`, in `dptrain.ops`; layers that it has as
-    attributes, also in lists and dictionaries, are its sublayers. Arguments of its constructor that are attributes of
-    the same name make up its configuration; others need a `get_config`.
+    A subclass makes weights in `build` (`add_weight`) and computes in `call`, in `dptrain.ops`. Layers in its
+    attributes, also in lists and dictionaries, are its sublayers. Constructor arguments that are attributes of the same
+    name make up its configuration; others need a `get_config`.
+
+    All layers share: `options` are the keyword arguments below; `X_initializer`, `X_regularizer` and `X_constraint` of
+    a weight X are names or objects; `activation` is a name in `dptrain.activations`, a function, or None for "linear";
+    the default `seed` is the model's; an argument that is unknown, unsupported or out of range raises ConfigError.
 
     Args:
-        activity_regularizer: penalty on what the layer returns, divided by the rows of the batch.
-        trainable: False keeps the weights as they are in training.
+        activity_regularizer: penalty on the layer's output, divided by the rows of the batch.
+        trainable: False freezes the weights.
         dtype: a policy of `dptrain.mixed_precision`, or its name; by default the model's.
         autocast: whether floating-point inputs are cast to that type.
-        name: unique in the model; by default the class's name in snake case, numbered, once a model has the layer.
-        input_shape: shape of one sample, for the first layer of a `Sequential`.
-        input_dim: the same for flat samples, their number of features.
+        name: unique in the model; by default the class's in snake case, numbered, once a model has the layer.
+        input_shape: shape of a sample, for the first layer of a `Sequential`.
+        input_dim: the number of features of flat samples, instead.
 
     Attributes:
-        built: whether the weights are there.
+        built: whether the weights exist.
         input_spec: an `InputSpec`, or one for each input, that inputs are checked against.
         name: None until a model has the layer.
-
-    Raises:
-        ConfigError: an argument that there is not, that is not supported, or a shape that is none.
     """
 
     # Arguments that Keras does not write to files, and those of all layers that it writes even where they are None.
@@ -161,23 +162,19 @@ class Layer(Parts):
         """Make the weights.
 
         Args:
-            input_shape: with None for the rows of the batch; nested as the inputs are. A layer that is called with
-                several tensors may take an argument for each, `x_shape` of `call`'s `x`.
+            input_shape: with None for the rows of the batch; nested like the inputs. A layer that is called with
+                several tensors may take an argument for each, `x_shape` for `call`'s `x`.
         """
         self.built = True
 
     def call(self, *arguments: Any, **keywords: Any) -> Any:
-        """Return the outputs for the inputs, tensors both; `training` is passed where it is an argument."""
+        """Return the outputs for the inputs, tensors both; `training` is passed if it is a parameter."""
         raise NotImplementedError(f"Layer {type(self).__name__} does not have a `call()` method implemented.")
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """Return the shape of the outputs, None for lengths that are not known; `call` is run without values to see it.
+        """Return the shape of the outputs, None for unknown lengths, by running `call` without values.
 
-        Args:
-            input_shape: as `build`.
-
-        Raises:
-            ConfigError: the layer cannot take that input.
+        `input_shape` is that of `build`; ConfigError if the layer cannot take it.
         """
         inputs = _map_shapes(lambda shape: placeholder(symbolic(shape), self.compute_dtype, "input"), input_shape)
         layer = self if self.built else _unbuilt_copy(self)
@@ -185,7 +182,7 @@ class Layer(Parts):
         return map_leaves(lambda _, tensor: read(tensor.shape), results)
 
     def compute_output_spec(self, *arguments: Any, **keywords: Any) -> Any:
-        """Return symbolic tensors (shape, dtype) like the outputs; arguments as of `call`, symbolic tensors among them.
+        """Return symbolic tensors (shape, dtype) like the outputs of `call` with these arguments, also symbolic.
 
         Raises:
             ConfigError: the layer cannot take that input.
@@ -212,13 +209,13 @@ class Layer(Parts):
 
         Args:
             shape: its dimensions; none by default.
-            initializer: of its value; by default "glorot_uniform", "zeros" of integers.
+            initializer: by default "glorot_uniform", for integers "zeros".
             dtype: by default the layer's.
             trainable: False for what no gradient changes, such as moving averages.
             autocast: in `call` it is read in the type in which the layer computes.
             regularizer: of its penalty.
-            constraint: what it becomes after every update.
-            aggregation: "sum" where ranks may each keep a summand of it.
+            constraint: applied after every update.
+            aggregation: "sum" if ranks may each keep a summand of it.
             name: within the layer.
 
         Raises:
@@ -263,7 +260,7 @@ class Layer(Parts):
     add_variable = add_weight
 
     def _add_seed_generator(self, purpose: Purpose = Purpose.NOISE, seed: int | None = None) -> SeedGenerator:
-        """Return a new seed generator of the layer; `seed` is by default the model's."""
+        """Return a new seed generator of the layer."""
         layer_seed = own_seed(seed)
         generator = SeedGenerator(
             default_seed() if layer_seed is None else layer_seed, purpose=purpose, number=next_position()
@@ -272,15 +269,15 @@ class Layer(Parts):
         return generator
 
     def _floating(self, inputs: Tensor) -> Tensor:
-        """Return inputs as floating-point numbers: integers in the layer's type."""
+        """Cast integers to the layer's type."""
         return inputs if inputs.dtype.kind in "fV" else cast(inputs, self.compute_dtype)
 
     def add_loss(self, loss: Any) -> None:
-        """Add a number, or several, to the loss of the step at hand; for use in `call`."""
+        """Add a number, or several, to the loss of the current step; for use in `call`."""
         self._losses += leaves(loss)
 
     def _refuse(self, **arguments: Any) -> None:
-        """Refuse arguments that dptrain does not support; keep them as attributes that are None."""
+        """Refuse unsupported arguments; keep them as attributes that are None."""
         for name, value in arguments.items():
             if value is not None:
                 raise ConfigError(f"not supported: {name} = {value!r} of layer {type(self).__name__}")
@@ -288,9 +285,9 @@ class Layer(Parts):
 
     @property
     def supports_masking(self) -> bool:
-        """Whether outputs get the mask that `compute_mask` returns; it can be set. Else masks end here, with a warning.
+        """Whether outputs get the mask of `compute_mask`, by default if the class overrides it; it can be set.
 
-        By default it says whether the class has a `compute_mask` of its own.
+        Otherwise masks end here, with a warning.
         """
         return type(self).compute_mask is not Layer.compute_mask if self._passes_masks is None else self._passes_masks
 
@@ -299,7 +296,7 @@ class Layer(Parts):
         self._passes_masks = bool(value)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        """Return the mask of the outputs, nested as these; that of the inputs by default.
+        """Return the mask of the outputs, nested like them; by default the inputs'.
 
         Args:
             inputs: the first argument of `call`.
@@ -319,12 +316,8 @@ class Layer(Parts):
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Return the outputs for tensors or arrays; for symbolic tensors, symbolic ones.
 
-        Args:
-            arguments: those of `call`. Floating-point numbers are cast to the layer's type.
-            keywords: those of `call`. `training` is by default that of the call that this one is a part of, or False.
-
-        Raises:
-            ConfigError: the layer cannot take that input.
+        The arguments are `call`'s; floating-point numbers are cast to the layer's type. `training` is by default that
+        of the enclosing call, or False. ConfigError if the layer cannot take the input.
         """
         if "_weights" not in vars(self):
             raise ConfigError(
@@ -375,7 +368,7 @@ class Layer(Parts):
     def _symbolic_call(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         """Call the layer without values, for shapes and types.
 
-        Where `call` asks for the number of an unknown length, it is called with two of them: output lengths that differ
+        If `call` asks for the number of an unknown length, it is called with two of them: output lengths that differ
         stay unknown. Source: `compute_output_spec` in keras/src/backend/jax/core.py.
         """
         try:
@@ -421,12 +414,11 @@ class Layer(Parts):
         return outputs
 
     def _as_masked_tensor(self, value: Any) -> Any:
-        """Return `_as_tensor` of a value, with the mask that it has."""
         tensor, mask = self._as_tensor(value), mask_of(value)
         return tensor if mask is None else with_mask(tensor, mask)
 
     def _as_tensor(self, value: Any) -> Any:
-        """Return a tensor of a tensor, a variable or an array, of the layer's type where it has decimals."""
+        """Return a tensor, a variable or an array as a tensor, cast to the layer's type if it has decimals."""
         if isinstance(value, Variable):
             value = value.value
         elif not isinstance(value, Tensor) and hasattr(value, "__array__"):
@@ -437,7 +429,7 @@ class Layer(Parts):
         return value
 
     def _rounds(self, value: Tensor) -> bool:
-        """Whether to cast an input to the layer's type: not ids that half precision would round."""
+        """Return whether to cast an input to the layer's type: not ids that half precision would round."""
         if not is_half(np.dtype(self.compute_dtype)):
             return True
         if is_whole(value) and (self._moves_values or not type(self).call.__module__.startswith("dptrain.layers.")):
@@ -445,7 +437,6 @@ class Layer(Parts):
         return not any(layer._takes_ids for layer in self._flatten_layers()[1:])
 
     def _build_for(self, arguments: Mapping[str, Any]) -> None:
-        """Build the layer for the shapes of its arguments."""
         tensors = {
             name: value for name, value in arguments.items() if any(isinstance(leaf, Tensor) for leaf in leaves(value))
         }
@@ -479,21 +470,13 @@ class Layer(Parts):
 
     @property
     def input(self) -> Any:
-        """The symbolic tensors that the layer was called on first.
-
-        Raises:
-            AttributeError: on none.
-        """
+        """The symbolic tensors of the layer's first call; AttributeError without such a call."""
         arguments = self._first_node("inputs").arguments
         return arguments[0] if len(arguments) == 1 else list(arguments)
 
     @property
     def output(self) -> Any:
-        """What the layer made of the symbolic tensors that it was called on first.
-
-        Raises:
-            AttributeError: it was called on none.
-        """
+        """The symbolic outputs of the layer's first call; AttributeError without such a call."""
         return self._first_node("output").outputs
 
     @property
@@ -519,23 +502,15 @@ class Layer(Parts):
     # In files
 
     def save_own_variables(self, store: Any) -> None:
-        """Put the layer's own weights, not those of its sublayers, into a file; a subclass may put other arrays there.
+        """Put the layer's own weights, without its sublayers', into `store` as "0", "1", ...
 
-        Args:
-            store: takes arrays, or variables, by name, like a dictionary; here "0", "1", ...
+        `store` takes arrays, or variables, by name, like a dictionary; a subclass may put other arrays there.
         """
         for number, variable in enumerate(self._own_weights):
             store[str(number)] = variable
 
     def load_own_variables(self, store: Any) -> None:
-        """Take what `save_own_variables` has put into a file.
-
-        Args:
-            store: arrays by name.
-
-        Raises:
-            ConfigError: it has another number of arrays, or others than the layer's weights.
-        """
+        """Read what `save_own_variables` wrote; ConfigError for other arrays than the layer's weights."""
         variables = self._own_weights
         if [*store.keys()] != [str(number) for number in range(len(variables))]:
             raise ConfigError(
@@ -563,7 +538,7 @@ class Layer(Parts):
         return name not in (*_COMMON_ARGUMENTS, *self._unwritten)
 
     def _attributes_to_json(self, names: Iterable[str], strict: bool) -> dict[str, Any]:
-        """Return the constructor's arguments from attributes of the same names."""
+        """Return constructor arguments from attributes of the same names."""
         attributes = {}
         for name in filter(self._is_written, names):
             if name in vars(self) or hasattr(type(self), name):
@@ -576,7 +551,7 @@ class Layer(Parts):
         return attributes
 
     def _argument_to_json(self, name: str, value: Any) -> Any:
-        """Return an argument as given, or its attribute where JSON lacks the type or the layer changed it."""
+        """Return an argument as passed, or its attribute if JSON lacks the type or the layer changed it."""
         assert self._constructed_with is not None
         if is_plain(value) and not self._constructed_with.was_changed(self, name):
             return value
@@ -601,12 +576,9 @@ class Layer(Parts):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Return the layer that `config` described, Keras' own configurations included.
+        """Return the layer that `config` describes, Keras' configurations included.
 
-        Their policy, which every layer of Keras' has, is left out where it is the default one.
-
-        Raises:
-            ConfigError: an argument is unknown, out of range or not supported.
+        Default policies, which Keras writes for every layer, are left out.
         """
         arguments = {name: _from_json(value) for name, value in config.items()}
         if "dtype" in config and not isinstance(config["dtype"], str):
@@ -632,11 +604,7 @@ class Layer(Parts):
 
 
 def checked_shape(shape: Any) -> BuildShape:
-    """Return the shape of one sample after checking it.
-
-    Raises:
-        ConfigError: it is no list of positive integers and None.
-    """
+    """Check and return the shape of a sample: a list of positive integers and None, else ConfigError."""
     if not isinstance(shape, Sequence) or any(
         n is not None and (isinstance(n, bool) or not isinstance(n, Integral) or int(n) < 1) for n in shape
     ):
@@ -645,7 +613,7 @@ def checked_shape(shape: Any) -> BuildShape:
 
 
 def build_shape(value: Any) -> BuildShape | None:
-    """Return a tensor's shape as `build` gets it: None for the rows of the batch."""
+    """Return a tensor's shape for `build`: None for the rows of the batch."""
     if not isinstance(value, Tensor):
         return None
     return tuple(None if not axis or isinstance(n, Dim) else int(n) for axis, n in enumerate(value.shape))
@@ -721,7 +689,7 @@ def _in_scope(build: Callable[..., None]) -> Callable[..., None]:
 
 
 def _unbuilt_copy(layer: Layer) -> Layer:
-    """Return a copy to build on trial; the layer itself where it cannot be copied."""
+    """Return a copy to build on trial; the layer itself if it cannot be copied."""
     with suppress(Exception):  # a user's attributes may refuse
         return copy.deepcopy(layer)
     return layer
@@ -732,7 +700,7 @@ def _is_base(cls: type) -> bool:
 
 
 def _from_json(value: Any) -> Any:
-    """Return a configuration's argument with layers and functions revived."""
+    """Revive layers and functions in a configuration's argument."""
     if type(value) in (list, tuple):
         return type(value)(map(_from_json, value))
     if not isinstance(value, dict):
@@ -754,7 +722,6 @@ def _is_number_list(value: Any) -> bool:
 
 
 def _map_shapes(function: Callable[[Sequence[Any]], Any], shapes: Any) -> Any:
-    """Apply a function to each of nested shapes."""
     if isinstance(shapes, Mapping):
         return {key: _map_shapes(function, inner) for key, inner in shapes.items()}
     if all(length is None or isinstance(length, Integral) for length in shapes):
@@ -763,7 +730,6 @@ def _map_shapes(function: Callable[[Sequence[Any]], Any], shapes: Any) -> Any:
 
 
 def _to_json(value: Any, strict: bool) -> Any:
-    """Return an argument in JSON types."""
     if isinstance(value, initializers.Initializer):
         return initializers.serialize(value)
     if isinstance(value, regularizers.Regularizer):

@@ -1,4 +1,4 @@
-"""Zeros around images, and images without their borders."""
+"""Zero padding and cropping of images."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ Pairs = tuple[tuple[int, ...], ...]
 
 
 def _pairs(name: str, value: Any, rank: int) -> Pairs:
-    """Return (before, behind) for each axis of space, after checking them."""
+    """Check and return (before, after) for each axis of space."""
     if isinstance(value, int):
         return (lengths(name, value, 2, least=0),) * rank
     if not isinstance(value, Sequence):
@@ -31,7 +31,7 @@ def _pairs(name: str, value: Any, rank: int) -> Pairs:
 
 
 class _Padding(SpatialLayer):
-    """Zeros around images."""
+    """Pads images with zeros."""
 
     _moves_values = True
 
@@ -42,7 +42,6 @@ class _Padding(SpatialLayer):
         return self.padding if self.rank > 1 else (self.padding,)
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return larger images."""
         widths = [(0, 0)] * (self.rank + 2)
         for axis, pair in zip(self._space, self._widths, strict=True):
             widths[axis] = (pair[0], pair[1])
@@ -50,16 +49,7 @@ class _Padding(SpatialLayer):
 
 
 class ZeroPadding1D(_Padding):
-    """Puts zeros before and behind sequences (rows, length, channels).
-
-    Args:
-        padding: how many: one number, or (before, behind).
-        data_format: "channels_last" (the default) or "channels_first".
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: another form of padding, or another data format.
-    """
+    """Pads sequences (rows, length, channels) with zeros; `padding` is a number, or (before, after)."""
 
     rank = 1
 
@@ -71,15 +61,9 @@ class ZeroPadding1D(_Padding):
 
 
 class ZeroPadding2D(_Padding):
-    """Puts zeros around images (rows, height, width, channels).
+    """Pads images (rows, height, width, channels) with zeros.
 
-    Args:
-        padding: rows and columns: one number, one each, or ((above, below), (left, right)).
-        data_format: "channels_last" (the default) or "channels_first".
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: another form of padding, or another data format.
+    `padding` is a number of rows and columns, one each, or ((above, below), (left, right)).
     """
 
     rank = 2
@@ -92,15 +76,9 @@ class ZeroPadding2D(_Padding):
 
 
 class ZeroPadding3D(_Padding):
-    """Puts zeros around volumes (rows, depth, height, width, channels).
+    """Pads volumes (rows, depth, height, width, channels) with zeros.
 
-    Args:
-        padding: along each axis: one number for all, one each, or (before, behind) each.
-        data_format: "channels_last" (the default) or "channels_first".
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: another form of padding, or another data format.
+    `padding` is a number for all axes, one each, or (before, after) each.
     """
 
     rank = 3
@@ -113,7 +91,7 @@ class ZeroPadding3D(_Padding):
 
 
 class _Cropping(SpatialLayer):
-    """Images without their borders."""
+    """Crops images."""
 
     _moves_values = True
 
@@ -124,7 +102,6 @@ class _Cropping(SpatialLayer):
         return self.cropping if self.rank > 1 else (self.cropping,)
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return smaller images."""
         key = [slice(None)] * (self.rank + 2)
         for axis, (before, behind) in zip(self._space, self._widths, strict=True):
             length = inputs.shape[axis]
@@ -138,15 +115,7 @@ class _Cropping(SpatialLayer):
 
 
 class Cropping1D(_Cropping):
-    """Takes elements off both ends of sequences (rows, length, channels).
-
-    Args:
-        cropping: how many: one number, or (before, behind).
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: another form of cropping.
-    """
+    """Crops sequences (rows, length, channels) at both ends; `cropping` is a number, or (before, after)."""
 
     rank = 1
 
@@ -158,15 +127,9 @@ class Cropping1D(_Cropping):
 
 
 class Cropping2D(_Cropping):
-    """Takes rows and columns off images (rows, height, width, channels).
+    """Crops images (rows, height, width, channels).
 
-    Args:
-        cropping: rows and columns: one number, or ((above, below), (left, right)), each perhaps one number.
-        data_format: "channels_last" (the default) or "channels_first".
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: another form of cropping, or another data format.
+    `cropping` is a number of rows and columns, or ((above, below), (left, right)), where a number may replace a pair.
     """
 
     rank = 2
@@ -179,15 +142,9 @@ class Cropping2D(_Cropping):
 
 
 class Cropping3D(_Cropping):
-    """Takes the borders off volumes (rows, depth, height, width, channels).
+    """Crops volumes (rows, depth, height, width, channels).
 
-    Args:
-        cropping: along each axis: one number for all, one each, or (before, behind) each.
-        data_format: "channels_last" (the default) or "channels_first".
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: another form of cropping, or another data format.
+    `cropping` is a number for all axes, one each, or (before, after) each.
     """
 
     rank = 3

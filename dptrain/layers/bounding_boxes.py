@@ -1,4 +1,7 @@
-"""Boxes around objects in images, as Keras' `utils.bounding_boxes`: their formats, overlaps and limits."""
+"""Boxes around objects in images, like Keras' `utils.bounding_boxes`: formats, overlaps, limits.
+
+All functions raise ConfigError for unknown formats, boxes without four numbers, and fractions without an image's size.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -35,16 +38,11 @@ def convert_format(
     """Return boxes in another format.
 
     Args:
-        boxes: (..., 4), or a dictionary whose "boxes" they are.
-        source: "xyxy" (left, top, right, bottom), "yxyx", "xywh" (left, top, width, height), "center_xywh" or
-            "center_yxhw"; with "rel_" before it as fractions of the image.
-        target: likewise.
-        height: of the image, for fractions.
-        width: of the image, for fractions.
+        boxes: (..., 4), or a dictionary with them as "boxes".
+        source, target: "xyxy" (left, top, right, bottom), "yxyx", "xywh" (left, top, width, height), "center_xywh" or
+            "center_yxhw"; prefixed with "rel_" as fractions of the image.
+        height, width: of the image, for fractions.
         dtype: of the result.
-
-    Raises:
-        ConfigError: there is no such format, boxes have not four numbers, or the image's size is missing.
     """
     if isinstance(boxes, Mapping):
         return {**boxes, "boxes": convert_format(boxes["boxes"], source, target, height, width, dtype)}
@@ -77,16 +75,9 @@ def clip_to_image_size(
     width: float | None = None,
     bounding_box_format: str = "xyxy",
 ) -> dict[str, Any]:
-    """Return boxes cut to the image; boxes outside of it become zeros with the label -1.
+    """Clip boxes to the image, of this size; boxes outside it become zeros with the label -1.
 
-    Args:
-        bounding_boxes: "boxes" (..., boxes, 4) and "labels" (..., boxes).
-        height: of the image.
-        width: of the image.
-        bounding_box_format: a format of `convert_format`.
-
-    Raises:
-        ConfigError: as `convert_format`, or the image's size is missing.
+    `bounding_boxes` has "boxes" (..., boxes, 4) and "labels" (..., boxes); for the format see `convert_format`.
     """
     if height is None or width is None:
         raise ConfigError("clip_to_image_size: expected the `height` and `width` of the image")
@@ -114,21 +105,15 @@ def compute_iou(
     mask_val: float = -1,
     image_shape: Sequence[int] | None = None,
 ) -> Tensor:
-    """Return the intersection of each two boxes over their union.
+    """Return the intersection over union of each two boxes, (M, N) or (rows, M, N).
 
     Args:
         boxes1: (M, 4) or (rows, M, 4).
         boxes2: (N, 4) or (rows, N, 4).
-        bounding_box_format: a format of `convert_format`.
-        use_masking: boxes of numbers below 0 are none.
+        bounding_box_format: see `convert_format`.
+        use_masking: boxes with negative numbers are missing.
         mask_val: their result.
         image_shape: (height, width, channels), for fractions.
-
-    Returns:
-        (M, N) or (rows, M, N).
-
-    Raises:
-        ConfigError: as `convert_format`, or boxes of another rank.
     """
     height, width = (None, None) if image_shape is None else image_shape[:2]
     pair = [convert_format(boxes, bounding_box_format, "xyxy", height, width) for boxes in (boxes1, boxes2)]
@@ -154,19 +139,10 @@ def compute_iou(
 def compute_ciou(
     boxes1: Any, boxes2: Any, bounding_box_format: str, image_shape: Sequence[int] | None = None
 ) -> Tensor:
-    """Return the complete intersection over union of boxes, pair by pair, which centers and proportions count in.
+    """Return the complete intersection over union, which includes centers and proportions, of pairs of boxes.
 
-    Args:
-        boxes1: (..., 4).
-        boxes2: (..., 4).
-        bounding_box_format: a format of `convert_format`, but for fractions.
-        image_shape: not used.
-
-    Returns:
-        (...): 1 for equal boxes, less the farther they are from it.
-
-    Raises:
-        ConfigError: as `convert_format`, or fractions.
+    Both are (..., 4), the result (...): 1 for equal boxes, less the farther apart. The format must not be of fractions;
+    `image_shape` is not used.
 
     Source: Z. Zheng et al., Distance-IoU Loss, 2020, https://arxiv.org/abs/1911.08287
     """
@@ -192,19 +168,7 @@ def compute_ciou(
 
 
 def crop(boxes: Any, top: Any, left: Any, height: Any, width: Any, bounding_box_format: str = "xyxy") -> Tensor:
-    """Return boxes in a part of an image, cut to it.
-
-    Args:
-        boxes: (..., 4).
-        top: where the part begins.
-        left: likewise.
-        height: of the part.
-        width: of the part.
-        bounding_box_format: "xyxy".
-
-    Raises:
-        ConfigError: another format.
-    """
+    """Return "xyxy" boxes (..., 4) in a part of an image, which begins at (top, left), clipped to the part."""
     corners = _shifted_corners(boxes, -left, -top, bounding_box_format, "crop")
     return ops.stack([ops.clip(corner, 0, (width, height)[number % 2]) for number, corner in enumerate(corners)], -1)
 
@@ -212,24 +176,12 @@ def crop(boxes: Any, top: Any, left: Any, height: Any, width: Any, bounding_box_
 def pad(
     boxes: Any, top: Any, left: Any, height: Any = None, width: Any = None, bounding_box_format: str = "xyxy"
 ) -> Tensor:
-    """Return boxes in an image to which rows were added above, and columns on the left.
-
-    Args:
-        boxes: (..., 4).
-        top: rows that were added.
-        left: columns that were added.
-        height: not used.
-        width: not used.
-        bounding_box_format: "xyxy".
-
-    Raises:
-        ConfigError: another format.
-    """
+    """Return "xyxy" boxes (..., 4) in an image with `top` rows and `left` columns added; the rest is not used."""
     return ops.stack(_shifted_corners(boxes, left, top, bounding_box_format, "pad"), -1)
 
 
 def _shifted_corners(boxes: Any, right: Any, down: Any, form: str, name: str) -> list[Tensor]:
-    """Return the corners of boxes that were moved, in the boxes' own type."""
+    """Return the corners of shifted boxes, in the boxes' type."""
     _require_corners(form, name)
     corners = _corners(ops.convert_to_tensor(boxes), "xyxy")
     return [corner + (right, down)[number % 2] for number, corner in enumerate(corners)]
@@ -254,24 +206,17 @@ def affine_transform(
     center_y: float | None = None,
     bounding_box_format: str = "xyxy",
 ) -> Tensor:
-    """Return the upright boxes around boxes that were turned, moved, scaled and sheared, each image in its own way.
+    """Return upright boxes around boxes that were rotated, shifted, scaled and sheared, in each image differently.
 
     Args:
-        boxes: (rows, boxes, 4).
-        angle: (rows,), of the rotation, in degrees, as all that follow of an image.
-        translate_x: as a fraction of the width.
-        translate_y: as a fraction of the height.
-        scale: by which the boxes are multiplied.
-        shear_x: in degrees.
-        shear_y: in degrees.
-        height: of the image.
-        width: of the image.
-        center_x: of the rotation, as a fraction; 0.5 by default.
-        center_y: likewise.
+        boxes: (rows, boxes, 4), "xyxy".
+        angle: (rows,), of the rotation, in degrees.
+        translate_x, translate_y: (rows,), as fractions of width and height.
+        scale: (rows,), factor of the boxes.
+        shear_x, shear_y: (rows,), in degrees.
+        height, width: of the image.
+        center_x, center_y: of the rotation, as fractions; 0.5 by default.
         bounding_box_format: "xyxy".
-
-    Raises:
-        ConfigError: another format.
     """
     _require_corners(bounding_box_format, "affine_transform")
     numbers = [ops.cast(number, "float32") for number in (angle, translate_x, translate_y, scale, shear_x, shear_y)]
@@ -304,19 +249,15 @@ def encode_box_to_deltas(
     variance: Any = None,
     image_shape: Sequence[int] | None = None,
 ) -> Tensor:
-    """Return how far boxes are from anchors: the way between centers in anchors' sizes, and the logarithms of sizes.
+    """Return offsets of boxes from anchors: between centers in anchor sizes, and logarithms of relative sizes.
 
     Args:
         anchors: (boxes, 4).
         boxes: (boxes, 4) or (rows, boxes, 4).
-        anchor_format: a format of `convert_format`.
-        box_format: likewise.
+        anchor_format, box_format: see `convert_format`.
         encoding_format: of the result, "center_yxhw" or "center_xywh".
-        variance: four numbers that the results are divided by; None for none.
+        variance: four divisors of the results; None for none.
         image_shape: (height, width, channels), for fractions.
-
-    Raises:
-        ConfigError: as `convert_format`, another encoding, or other than four numbers.
     """
     divisors = _variance(variance)
     _check_encoding("encoding_format", encoding_format)
@@ -343,19 +284,9 @@ def decode_deltas_to_boxes(
     variance: Any = None,
     image_shape: Sequence[int] | None = None,
 ) -> Any:
-    """Return the boxes that are so far from anchors: the other way round than `encode_box_to_deltas`.
+    """Return boxes from anchors and offsets: the inverse of `encode_box_to_deltas`, see there.
 
-    Args:
-        anchors: (boxes, 4), or a dictionary of such by level.
-        boxes_delta: (boxes, 4) or (rows, boxes, 4), or a dictionary likewise.
-        anchor_format: a format of `convert_format`.
-        box_format: of the result.
-        encoded_format: of the deltas, "center_yxhw" or "center_xywh".
-        variance: four numbers that deltas are multiplied by; None for none.
-        image_shape: (height, width, channels), for fractions.
-
-    Raises:
-        ConfigError: as `encode_box_to_deltas`.
+    `anchors` and `boxes_delta` may also be dictionaries by level; `variance` multiplies.
     """
     factors = _variance(variance)
     _check_encoding("encoded_format", encoded_format)

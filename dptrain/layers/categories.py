@@ -1,4 +1,4 @@
-"""Numbers as categories, and categories as vectors."""
+"""Bins of numbers, and categories as vectors."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -23,12 +23,8 @@ def encode_categories(
 ) -> Tensor:
     """Encode categories as indices or vectors.
 
-    Args:
-        places: integers (rows, ...); "multi_hot" and "count" reduce the first axis after the rows.
-        output_mode: "int", "one_hot", "multi_hot" or "count".
-        depth: the number of categories.
-        dtype: of the result.
-        weights: a weight for each index, with "count".
+    `places` are integers (rows, ...); "multi_hot" and "count" reduce the first axis after the rows. `depth` is the
+    number of categories; `weights` of each index are for "count".
     """
     if output_mode == "int":
         return ops.cast(places, dtype)
@@ -44,16 +40,9 @@ def encode_categories(
 
 
 class CategoryEncoding(Layer):
-    """Categories, integers from 0, as vectors of their number.
+    """Categories, integers from 0, as vectors of length `num_tokens`.
 
-    Args:
-        num_tokens: how many categories there are.
-        output_mode: "multi_hot" (1 where a category occurs in a sample), "one_hot" or "count".
-        sparse: only False.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range, unknown or not supported.
+    `output_mode` is "multi_hot" (1 where a category occurs in a sample), "one_hot" or "count"; `sparse` must be False.
     """
 
     _unwritten = ("sparse",)
@@ -79,15 +68,7 @@ class CategoryEncoding(Layer):
         self.num_tokens, self.output_mode, self.sparse = int(num_tokens), output_mode, False
 
     def call(self, inputs: Tensor, count_weights: Tensor | None = None) -> Tensor:
-        """Return the vectors.
-
-        Args:
-            inputs: integers, (rows,) or (rows, categories).
-            count_weights: of "count", what each of them counts; None for 1.
-
-        Raises:
-            ConfigError: weights of another mode.
-        """
+        """Return the vectors for integers (rows,) or (rows, categories); with "count", `count_weights` weigh them."""
         if count_weights is not None:
             if self.output_mode != "count":
                 raise ConfigError(
@@ -100,21 +81,16 @@ class CategoryEncoding(Layer):
 
 
 class Discretization(Layer):
-    """The number of the bin that each number falls into, from 0: as many as boundaries that are not above it.
+    """Replaces numbers by their bins: the number of boundaries that are not above them.
 
-    Boundaries are given, or `adapt` finds those of bins that hold equally many.
+    Boundaries are passed, or `adapt` finds those of equally filled bins.
 
     Args:
         bin_boundaries: rising numbers.
-        num_bins: how many bins `adapt` makes.
-        epsilon: to what part of the data the boundaries are right that `adapt` finds in several batches.
+        num_bins: number of bins of `adapt`; either this or the boundaries must be passed.
+        epsilon: accuracy of the boundaries that `adapt` finds in several batches, as a part of the data.
         output_mode: "int" (int32), or "one_hot", "multi_hot" or "count".
-        sparse: only False.
-        dtype: of the layer.
-        name: of the layer.
-
-    Raises:
-        ConfigError: neither boundaries nor a number, or both, or an argument that is unknown or not supported.
+        sparse: must be False.
     """
 
     _takes_ids = True
@@ -151,7 +127,7 @@ class Discretization(Layer):
 
     @classmethod
     def from_config(cls, config: Any) -> "Discretization":
-        """Return the layer that `config` described, with the boundaries that `adapt` had found."""
+        """Return the layer that `config` describes, with the boundaries that `adapt` had found."""
         arguments = dict(config)
         boundaries = arguments.pop("bin_boundaries", None) if arguments.get("num_bins") is not None else None
         arguments.pop("trainable", None)
@@ -165,18 +141,13 @@ class Discretization(Layer):
         return super()._get_own_config() | {"bin_boundaries": self.bin_boundaries}
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments, without `trainable`."""
         return {key: value for key, value in super()._get_config().items() if key != "trainable"}
 
     def adapt(self, data: Any, steps: int | None = None) -> None:
-        """Take the boundaries from data: quantiles of all its numbers.
+        """Use quantiles of all numbers in data as boundaries.
 
-        Args:
-            data: an array, or an iterable of such batches.
-            steps: how many batches; None for all.
-
-        Raises:
-            ConfigError: boundaries were given, or there are no numbers.
+        `data` is an array, or an iterable of batches, at most `steps` of them. ConfigError if boundaries were passed,
+        or there are no numbers.
         """
         if self.num_bins is None:
             raise ConfigError(
@@ -196,11 +167,7 @@ class Discretization(Layer):
         self._changes += 1  # of what programs were traced with
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return the numbers of the bins, or vectors.
-
-        Raises:
-            ConfigError: there are no boundaries yet.
-        """
+        """Return the bins, or vectors; ConfigError without boundaries."""
         if self.bin_boundaries is None:
             raise ConfigError(
                 "You need to either pass the `bin_boundaries` argument at construction time or call `adapt(dataset)` "

@@ -1,4 +1,4 @@
-"""Colours of pictures changed before a network: at random in training, or always alike."""
+"""Changes of the colours of images, at random in training or always. For shared arguments see `RandomImageLayer`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -29,16 +29,9 @@ def _rescaled(x: Tensor, source: Range, target: Range) -> Tensor:
 
 
 class RandomContrast(RandomImageLayer):
-    """y = (x - mean) * contrast + mean, each channel's mean of each image, kept within the values of pixels.
+    """y = (x - mean) * contrast + mean, with each channel's mean in each image, clipped to `value_range`.
 
-    Args:
-        factor: the contrast is from 1 - lower to 1 + upper: one number for 0 and itself, or both, from 0 to 1.
-        value_range: least and greatest value of pixels.
-        seed: of the random draws; by default the model's.
-        options: keyword arguments of `Layer`, and `data_format`.
-
-    Raises:
-        ConfigError: an argument is out of range.
+    The contrast is from 1 - lower to 1 + upper: `factor` is (lower, upper), or a number for both, from 0 to 1.
     """
 
     _bounds: ClassVar[float] = 0
@@ -63,16 +56,9 @@ class RandomContrast(RandomImageLayer):
 
 
 class RandomBrightness(RandomContrast):
-    """y = x + a number, the same for all channels of an image, kept within the values of pixels.
+    """y = x + a number, the same for all channels of an image, clipped to `value_range`.
 
-    Args:
-        factor: the number, as a part of the range of values: one number f for -f to f, or two, from -1 to 1.
-        value_range: least and greatest value of pixels.
-        seed: of the random draws; by default the model's.
-        options: keyword arguments of `Layer`, and `data_format`.
-
-    Raises:
-        ConfigError: an argument is out of range.
+    The number is `factor` times the range of values: f for -f to f, or a range within -1 to 1.
     """
 
     _bounds: ClassVar[float] = -1
@@ -114,7 +100,7 @@ class _Coloring(RandomImageLayer):
         return {"factor": self._uniform(rows, *self.factor)}
 
     def _with_channel(self, x: Tensor, number: int, channel: Tensor) -> Tensor:
-        """Return RGB images with one channel replaced."""
+        """Return RGB images with a channel replaced."""
         axis = self._channels_of(x)
         return ops.concatenate([channel if n == number else self._channel(x, n) for n in range(3)], axis)
 
@@ -123,15 +109,7 @@ class _Coloring(RandomImageLayer):
 
 
 class RandomHue(_Coloring):
-    """Colours moved along the circle of hues; see `_Coloring`.
-
-    Args:
-        factor: by which part of half the circle, in either direction: one number f of 0 to 1 for 0 to f, or two.
-        value_range: least and greatest value of pixels.
-        data_format: "channels_last" (the default) or "channels_first".
-        seed: of the random draws; by default the model's.
-        options: keyword arguments of `Layer`.
-    """
+    """Shifts hues by `factor` of half the colour circle, in either direction: f of 0 to 1 for 0 to f, or a range."""
 
     def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
         sign = ops.where(self._uniform(rows, 0, 1) > 0.5, -0.5, 0.5)
@@ -147,15 +125,10 @@ class RandomHue(_Coloring):
 
 
 class RandomSaturation(_Coloring):
-    """Colours made paler or fuller: saturation times factor / (1 - factor), at most 1; see `_Coloring`.
+    """Makes colours paler or more vivid: saturation times factor / (1 - factor), at most 1; negative values have none.
 
-    Args:
-        factor: 0 leaves grey, 0.5 the image as it is, 1 no grey; one number f for -f to f, those below 0 leave grey, or
-            two.
-        value_range: least and greatest value of pixels; what is below 0 has no saturation.
-        data_format: "channels_last" (the default) or "channels_first".
-        seed: of the random draws; by default the model's.
-        options: keyword arguments of `Layer`.
+    `factor` 0 leaves grey, 0.5 the image as it is, 1 no grey; f draws from -f to f, where negative ones leave grey, or
+    a range.
     """
 
     _bounds = (-1, 1)
@@ -171,14 +144,9 @@ class RandomSaturation(_Coloring):
 
 
 class RandomColorDegeneration(_Coloring):
-    """Colours made paler: images moved towards grey by a factor; see `_Coloring`.
+    """Blends images with their greyscale version: 1 leaves grey, negative factors make colours more vivid.
 
-    Args:
-        factor: 1 leaves grey; one number f for -f to f, where those below 0 make colours fuller, or two.
-        value_range: least and greatest value of pixels.
-        data_format: "channels_last" (the default) or "channels_first".
-        seed: of the random draws; by default the model's.
-        options: keyword arguments of `Layer`.
+    `factor` f draws from -f to f; or a range.
     """
 
     _bounds = (-1, 1)
@@ -189,15 +157,10 @@ class RandomColorDegeneration(_Coloring):
 
 
 class RandomSharpness(_Coloring):
-    """Images blurred or sharpened, by the difference from a 3 x 3 smoothing filter; see `_Coloring`.
+    """Blurs or sharpens images by the difference from a 3 x 3 smoothing filter.
 
-    Args:
-        factor: 0 leaves the filter's image, 0.5 the image as it is, 1 doubles what the filter takes away; one number f
-            for 0 to f, or two.
-        value_range: least and greatest value of pixels.
-        data_format: "channels_last" (the default) or "channels_first".
-        seed: of the random draws; by default the model's.
-        options: keyword arguments of `Layer`.
+    `factor` 0 leaves the filtered image, 0.5 the image as it is, 1 doubles what the filter removes; f draws from 0 to
+    f, or a range.
     """
 
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
@@ -210,15 +173,10 @@ class RandomSharpness(_Coloring):
 
 
 class RandomPosterization(_Coloring):
-    """Fewer levels of each colour; see `_Coloring`.
+    """Reduces the levels of each colour.
 
-    Args:
-        factor: how many of eight bits stay: one number n for 1 to n - 1 (of 1 always 1), or two, the second excluded
-            where they differ.
-        value_range: least and greatest value of pixels.
-        data_format: "channels_last" (the default) or "channels_first".
-        seed: of the random draws; by default the model's.
-        options: keyword arguments of `Layer`.
+    `factor` is how many of eight bits stay: n for 1 to n - 1 (for 1 always 1), or a range, whose end is excluded where
+    it differs from the start.
     """
 
     _bounds = (1, 8)
@@ -237,18 +195,7 @@ class RandomPosterization(_Coloring):
 
 
 class RandomInvert(RandomImageLayer):
-    """Negatives of some images: the greatest value less each pixel.
-
-    Args:
-        factor: the chance of each image: one number f for one that is drawn from 0 to f, or two.
-        value_range: least and greatest value of pixels.
-        seed: of the random draws; by default the model's.
-        data_format: "channels_last" (the default) or "channels_first".
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range.
-    """
+    """Inverts some images: the greatest value minus each pixel."""
 
     def __init__(
         self,
@@ -270,17 +217,7 @@ class RandomInvert(RandomImageLayer):
 
 
 class RandomGrayscale(RandomImageLayer):
-    """Some images in grey, with as many channels as before.
-
-    Args:
-        factor: the chance of each image, 0 to 1.
-        data_format: "channels_last" (the default) or "channels_first".
-        seed: of the random draws; by default the model's.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: the chance is out of range.
-    """
+    """Turns some images grey, with unchanged channels; `factor` is the probability of each, 0 to 1."""
 
     def __init__(
         self, factor: float = 0.5, data_format: str | None = None, seed: int | None = None, **options: Any
@@ -299,19 +236,10 @@ class RandomGrayscale(RandomImageLayer):
 
 
 class RandomGaussianBlur(RandomImageLayer):
-    """Some images blurred by a bell, as by `ops.image.gaussian_blur`.
+    """Blurs some images, see `ops.image.gaussian_blur`.
 
-    Args:
-        factor: the chance of each image: one number f for one that is drawn from 0 to f, or two.
-        kernel_size: how many pixels the bell is wide and high, an odd number, or one each.
-        sigma: its deviation in a batch, in each direction: one number s of 0 to 1 for one drawn from 0 to s, or two.
-        value_range: least and greatest value of pixels.
-        data_format: "channels_last" (the default) or "channels_first".
-        seed: of the random draws; by default the model's.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range.
+    `kernel_size` is the Gaussian's width and height, odd, or a pair; `sigma` its deviation in each direction, drawn for
+    a batch: s of 0 to 1 for 0 to s, or a range.
     """
 
     def __init__(
@@ -342,22 +270,16 @@ class RandomGaussianBlur(RandomImageLayer):
 
 
 class RandomErasing(RandomImageLayer):
-    """A box of some images erased: noise, or one colour, in its place.
+    """Erases a box in some images, by noise or a colour.
 
     Source: Z. Zhong et al., "Random erasing data augmentation", AAAI 2020.
 
     Args:
-        factor: the chance of each image: one number f for one that is drawn from 0 to f, or two.
-        scale: the range whose draws' square roots are the box's parts of height and width: one number s of 0 to 1
-            for 0 to s, or two.
-        fill_value: a number, or one for each of three channels; None for noise of the deviation of the greatest value.
-        value_range: least and greatest value of pixels.
-        seed: of the random draws; by default the model's.
-        data_format: "channels_last" (the default) or "channels_first".
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range.
+        scale: range of squares of the box's height and width, as parts of the image: s of 0 to 1 for 0 to s, or a
+            range.
+        fill_value: a number, or one for each of three channels; None for noise with the greatest value as its
+            deviation.
+        factor, value_range, seed, data_format: see `RandomImageLayer`.
     """
 
     def __init__(
@@ -404,17 +326,9 @@ class RandomErasing(RandomImageLayer):
 
 
 class Solarization(RandomImageLayer):
-    """Pixels brightened by a number, and those above a threshold then inverted.
+    """Brightens pixels by a number, then inverts those above a threshold.
 
-    Args:
-        addition_factor: the number, as a part of 255 of the range: one f of 0 to 1 for 0 to f, or two.
-        threshold_factor: the threshold, likewise.
-        value_range: least and greatest value of pixels.
-        seed: of the random draws; by default the model's.
-        options: keyword arguments of `Layer`, and `data_format`.
-
-    Raises:
-        ConfigError: an argument is out of range.
+    `addition_factor` and `threshold_factor` are parts of 255 of the range: f of 0 to 1 for 0 to f, or a range.
     """
 
     def __init__(
@@ -446,15 +360,7 @@ class Solarization(RandomImageLayer):
 
 
 class AutoContrast(ImageLayer):
-    """Each channel of each image stretched over the whole range of values; what is even stays as it is.
-
-    Args:
-        value_range: least and greatest value of pixels.
-        options: keyword arguments of `Layer`, and `data_format`.
-
-    Raises:
-        ConfigError: the range is none.
-    """
+    """Stretches each channel of each image over `value_range`; uniform channels stay as they are."""
 
     def __init__(self, value_range: Sequence[float] = _BYTES, **options: Any) -> None:
         super().__init__(**options)
@@ -471,17 +377,7 @@ class AutoContrast(ImageLayer):
 
 
 class Equalization(ImageLayer):
-    """Each channel's values spread in training so that they are equally frequent, over all images of a batch.
-
-    Args:
-        value_range: least and greatest value of pixels.
-        bins: of how many values the frequencies are counted.
-        data_format: "channels_last" (the default) or "channels_first".
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range.
-    """
+    """Equalizes each channel's histogram, of `bins` bins, in training, over all images of a batch."""
 
     def __init__(
         self,
@@ -519,22 +415,17 @@ class Equalization(ImageLayer):
 
 
 class ContrastLimitedAdaptiveHistogramEqualization(ImageLayer):
-    """Each channel's values of each image spread so that they are nearly equally frequent around every place.
+    """Equalizes the histogram of each channel of each image locally, in tiles.
 
-    The image is cut into tiles. A value becomes the part of the tile's values below it, where no value counts more than
-    a limit, so that noise in even regions stays small; between the middles of tiles it is interpolated.
+    A value becomes the part of its tile's values below it, where no value counts more than a limit, so that noise in
+    uniform regions stays small; between the middles of tiles it is interpolated. `value_range` is cut into 256 levels.
 
     Source: K. Zuiderveld, "Contrast limited adaptive histogram equalization", Graphics Gems IV, 1994.
 
     Args:
-        value_range: least and greatest value of pixels, in 256 levels.
-        clip_limit: how often a value counts at most, in times of its mean frequency; 0 for no limit.
-        tile_grid_size: tiles of the height and the width.
-        data_format: "channels_last" (the default) or "channels_first".
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range.
+        value_range, data_format: see `RandomImageLayer`.
+        clip_limit: how often a value counts at most, in multiples of its mean frequency; 0 for no limit.
+        tile_grid_size: tiles along height and width.
     """
 
     def __init__(
@@ -559,7 +450,7 @@ class ContrastLimitedAdaptiveHistogramEqualization(ImageLayer):
         return ops.cast(outputs if x.ndim == 4 else outputs[0], x.dtype)
 
     def _equalized(self, x: Tensor) -> Tensor:
-        """Return images (rows, height, width, channels) of 0 to 255 as ones of the same."""
+        """Equalize images (rows, height, width, channels) of 0 to 255."""
         rows, height, width, channels = x.shape[0], *map(int, x.shape[1:])
         (down, across), levels = self.tile_grid_size, 256
         # Tiles of the same size, for which the image is continued by its mirror.
@@ -579,7 +470,7 @@ class ContrastLimitedAdaptiveHistogramEqualization(ImageLayer):
         table = ops.reshape(table, (rows, down * across * channels * levels))
 
         def between(length: int, size: int, tiles: int) -> list[tuple[Array, Array]]:
-            """Return the tile before and that behind each pixel along an axis, with their weights."""
+            """Return the tile before and after each pixel along an axis, with their weights."""
             place = (np.arange(length) - size / 2) / size
             before = np.floor(place).astype(np.int32)
             weight = place - before
@@ -601,20 +492,9 @@ class ContrastLimitedAdaptiveHistogramEqualization(ImageLayer):
 
 
 class RandomColorJitter(RandomImageLayer):
-    """`RandomBrightness`, `RandomContrast`, `RandomSaturation` and `RandomHue` one after the other.
+    """`RandomBrightness`, `RandomContrast`, `RandomSaturation` and `RandomHue` in turn, each with its factor.
 
-    Args:
-        value_range: least and greatest value of pixels.
-        brightness_factor: of the first; None leaves it out.
-        contrast_factor: of the second.
-        saturation_factor: of the third.
-        hue_factor: of the last.
-        seed: of the random draws; by default the model's.
-        data_format: "channels_last" (the default) or "channels_first".
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range.
+    A factor of None leaves its layer out.
     """
 
     def __init__(

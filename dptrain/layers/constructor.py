@@ -1,4 +1,4 @@
-"""The constructor arguments of a user's layer, its configuration where the class has no `get_config`.
+"""Records the constructor arguments of a user's layer, its configuration if the class has no `get_config`.
 
 Source: `Operation.__new__` in keras/src/ops/operation.py, Keras 3.15, which keeps arguments of JSON types. Here they
 may be layers too, and may be forwarded to dptrain's classes by `*args` and `**kwargs`.

@@ -71,26 +71,14 @@ class Convolution(WindowLayer, KernelLayer):
 
     Args:
         filters: channels of the output, at least 1.
-        kernel_size: of the kernel, one number for all axes of space, or one each; as all such arguments here.
-        strides: between the kernel's places.
-        padding: "valid" (none), or "same": zero padding, so that ceil(length / stride) places come out; over
-            one axis also "causal": all these zeros before it.
+        kernel_size: for all axes of space, or each; like strides and dilation_rate.
+        strides: between the kernel's positions.
+        padding: "valid" (none), or "same": zeros, so that ceil(length / stride) positions result; over one axis also
+            "causal": all these zeros before it.
         data_format: "channels_last" (the default) or "channels_first".
         dilation_rate: between the kernel's elements; above 1 only with strides of 1.
-        groups: the channels fall into so many groups, each convolved for itself with its part of the filters.
-        activation: name or function of `dptrain.activations`, or None for "linear".
+        groups: number of groups of channels, each convolved with its part of the filters.
         use_bias: whether to add a bias.
-        kernel_initializer: name or initializer of the kernel.
-        bias_initializer: name or initializer of the bias.
-        kernel_regularizer: name or regularizer of the kernel.
-        bias_regularizer: name or regularizer of the bias.
-        activity_regularizer: name or regularizer of the output.
-        kernel_constraint: name or constraint of the kernel.
-        bias_constraint: name or constraint of the bias.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range, unknown or not supported.
     """
 
     def __init__(
@@ -143,7 +131,7 @@ class Convolution(WindowLayer, KernelLayer):
         return self._convolved_with(x, self.kernel)
 
     def convolution_op(self, inputs: Any, kernel: Any) -> Tensor:
-        """Return the convolution of inputs with a kernel, which a subclass may make of the layer's own."""
+        """Return the convolution of inputs with a kernel, which a subclass may derive from the layer's."""
         return self._in_format(self._convolved_with(self._with_channels_last(ops.convert_to_tensor(inputs)), kernel))
 
     def _convolved_with(self, x: Tensor, kernel: Any) -> Tensor:
@@ -175,29 +163,12 @@ class Conv3D(Convolution):
 class TransposedConvolution(WindowLayer, KernelLayer):
     """The transpose of a convolution: larger images, (length - 1) * stride + max(kernel, stride) along each axis.
 
-    The kernel is (*kernel_size, filters, channels).
+    The kernel is (*kernel_size, filters, channels). For other arguments see `Convolution`.
 
     Args:
-        filters: as `Convolution`, and so all that is not here.
-        kernel_size: of the kernel.
         strides: how much larger the images get.
-        padding: "valid", or "same": length * stride places come out.
-        output_padding: below the strides, of an explicit size of what comes out: see `ops.conv_transpose`.
-        data_format: as `Convolution`.
-        dilation_rate: between the kernel's elements; above 1 only with strides of 1.
-        activation: as `Convolution`.
-        use_bias: as `Convolution`.
-        kernel_initializer: as `Convolution`.
-        bias_initializer: as `Convolution`.
-        kernel_regularizer: as `Convolution`.
-        bias_regularizer: as `Convolution`.
-        activity_regularizer: as `Convolution`.
-        kernel_constraint: name or constraint of the kernel.
-        bias_constraint: name or constraint of the bias.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range, unknown or not supported.
+        padding: "valid", or "same": length * stride positions result.
+        output_padding: below the strides, for an explicit size of the output: see `ops.conv_transpose`.
     """
 
     def __init__(
@@ -295,28 +266,10 @@ class Conv3DTranspose(TransposedConvolution):
 
 
 class DepthwiseConvolution(WindowLayer):
-    """A convolution of each channel with kernels of its own, (*kernel_size, channels, depth_multiplier).
+    """A convolution of each channel with its own kernels, (*kernel_size, channels, depth_multiplier).
 
-    Args:
-        kernel_size: as `Convolution`, and so all that is not here.
-        strides: between the kernel's places.
-        padding: "valid" or "same".
-        depth_multiplier: how many channels come out for each, at least 1.
-        data_format: as `Convolution`.
-        dilation_rate: between the kernel's elements.
-        activation: as `Convolution`.
-        use_bias: as `Convolution`.
-        depthwise_initializer: name or initializer of the kernel.
-        bias_initializer: as `Convolution`.
-        depthwise_regularizer: name or regularizer of the kernel.
-        bias_regularizer: as `Convolution`.
-        activity_regularizer: as `Convolution`.
-        depthwise_constraint: name or constraint of the kernel.
-        bias_constraint: as `Convolution`.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range or unknown.
+    `padding` is "valid" or "same", `depth_multiplier` the number of outputs of each channel, at least 1. For other
+    arguments see `Convolution`.
     """
 
     def __init__(
@@ -381,34 +334,10 @@ class DepthwiseConv2D(DepthwiseConvolution):
 
 
 class SeparableConvolution(DepthwiseConvolution):
-    """A depthwise convolution, and one of kernels of a single place that mixes its channels.
+    """A depthwise convolution, then a pointwise one that mixes its channels.
 
     The kernels are (*kernel_size, channels, depth_multiplier) and (1, ..., channels * depth_multiplier, filters).
-
-    Args:
-        filters: channels of the output, at least 1.
-        kernel_size: of the depthwise kernel, as `Convolution`, and so all that is not here.
-        strides: of the depthwise convolution, as what follows.
-        padding: "valid" or "same".
-        data_format: as `Convolution`.
-        dilation_rate: between the kernel's elements.
-        depth_multiplier: channels for each between the two, at least 1.
-        activation: as `Convolution`.
-        use_bias: as `Convolution`.
-        depthwise_initializer: name or initializer of the depthwise kernel.
-        pointwise_initializer: name or initializer of the other.
-        bias_initializer: as `Convolution`.
-        depthwise_regularizer: name or regularizer of the depthwise kernel.
-        pointwise_regularizer: name or regularizer of the other.
-        bias_regularizer: as `Convolution`.
-        activity_regularizer: as `Convolution`.
-        depthwise_constraint: name or constraint of the depthwise kernel.
-        pointwise_constraint: name or constraint of the other.
-        bias_constraint: as `Convolution`.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range or unknown.
+    Kernel size, strides, padding, dilation and `depth_multiplier` are those of the depthwise convolution; see there.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Dense: every output sees every input."""
+"""Dense: every output depends on every input."""
 
 from typing import Any
 
@@ -21,22 +21,8 @@ class Dense(KernelLayer):
 
     Args:
         units: outputs, at least 1.
-        activation: name or function of `dptrain.activations`, or None for "linear".
         use_bias: whether to add a bias.
-        kernel_initializer: name or initializer of the kernel.
-        bias_initializer: name or initializer of the bias.
-        kernel_regularizer: name or regularizer of the kernel.
-        bias_regularizer: name or regularizer of the bias.
-        activity_regularizer: name or regularizer of the output.
-        kernel_constraint: name or constraint of the kernel.
-        bias_constraint: name or constraint of the bias.
-        lora_rank: only None.
-        lora_alpha: only None.
-        quantization_config: only None.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range, unknown or not supported.
+        lora_rank, lora_alpha, quantization_config: must be None.
     """
 
     _passes_masks = True

@@ -14,7 +14,7 @@ from dptrain.random import Purpose, own_seed
 
 
 def rate_of(rate: float) -> float:
-    """Return a rate after checking that it is from 0 to 1."""
+    """Check and return a rate from 0 to 1."""
     if not 0 <= rate <= 1:
         raise ConfigError(
             f"Invalid value received for argument `rate`. Expected a float value between 0 and 1. Received: rate={rate}"
@@ -23,7 +23,7 @@ def rate_of(rate: float) -> float:
 
 
 def noise_shape_of(noise_shape: Any) -> tuple[int | None, ...] | None:
-    """Return a noise shape after checking it."""
+    """Check and return a noise shape."""
     if noise_shape is None:
         return None
     if not isinstance(noise_shape, Sequence) or isinstance(noise_shape, str):
@@ -43,18 +43,14 @@ def noise_shape_of(noise_shape: Any) -> tuple[int | None, ...] | None:
 class Dropout(Layer):
     """y = x * mask in training, y = x otherwise; the mask is 0 with probability `rate`, else 1 / (1 - rate).
 
-    Source: N. Srivastava et al., "Dropout", JMLR 15, 2014, scaled in training ("inverted"), as Keras. The mask is a
-    function of (seed, number of masks before, place in the global batch): the same on any number of ranks.
+    Source: N. Srivastava et al., "Dropout", JMLR 15, 2014, scaled in training ("inverted"), like Keras. The mask is a
+    function of (seed, number of earlier masks, place in the global batch): the same on any number of ranks.
 
     Args:
         rate: fraction of elements to drop, 0 to 1.
-        noise_shape: of the mask, which is broadcast to the input: its lengths, 1, or None for the input's; None for
-            all of these.
-        seed: of the masks; by default the model's.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range.
+        noise_shape: of the mask, broadcast to the input: its lengths, 1, or None for the input's; None for all of
+            these.
+        seed: of the masks.
     """
 
     _has_no_weights = True
@@ -94,7 +90,6 @@ class _SpatialDropout(SpatialLayer, Dropout):
         self.input_spec = InputSpec(ndim=self.rank + 2)
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments, without `trainable`."""
         return {key: value for key, value in super()._get_config().items() if key != "trainable"}
 
     def _noise_shape(self) -> Sequence[int | None]:
@@ -105,15 +100,6 @@ class SpatialDropout1D(_SpatialDropout):
     """`Dropout` of whole channels of sequences (rows, length, channels).
 
     Source: J. Tompson et al., "Efficient object localization using convolutional networks", CVPR 2015.
-
-    Args:
-        rate: fraction of channels to drop, 0 to 1.
-        seed: of the masks; by default the model's.
-        name: of the layer.
-        dtype: of the layer.
-
-    Raises:
-        ConfigError: an argument is out of range.
     """
 
     rank = 1
@@ -123,18 +109,7 @@ class SpatialDropout1D(_SpatialDropout):
 
 
 class SpatialDropout2D(_SpatialDropout):
-    """`Dropout` of whole channels of images (rows, height, width, channels); see `SpatialDropout1D`.
-
-    Args:
-        rate: fraction of channels to drop, 0 to 1.
-        data_format: "channels_last" (the default) or "channels_first".
-        seed: of the masks; by default the model's.
-        name: of the layer.
-        dtype: of the layer.
-
-    Raises:
-        ConfigError: an argument is out of range.
-    """
+    """`Dropout` of whole channels of images (rows, height, width, channels); see `SpatialDropout1D`."""
 
     rank = 2
 

@@ -1,4 +1,4 @@
-"""EinsumDense: a product with a kernel over the axes that an equation names."""
+"""EinsumDense: a product with a kernel over the axes named by an equation."""
 
 import re
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ _FORMS = (
 
 
 class _Shapes(NamedTuple):
-    """Shapes of the weights by an equation.
+    """Shapes of the weights for an equation.
 
     Attributes:
         kernel: shape of the kernel.
@@ -47,23 +47,9 @@ class EinsumDense(KernelLayer):
 
     Args:
         equation: such as "ab,bc->ac", "...x,xy->...y" or "ab...,bc->ac...".
-        output_shape: of a sample, without the axes that an ellipsis stands for; None for lengths that the input has.
-        activation: name or function of `dptrain.activations`, or None for "linear".
+        output_shape: of a sample, without the axes of an ellipsis; None for lengths of the input.
         bias_axes: letters of the result along which there is a bias; None for no bias.
-        kernel_initializer: name or initializer of the kernel.
-        bias_initializer: name or initializer of the bias.
-        kernel_regularizer: name or regularizer of the kernel.
-        bias_regularizer: name or regularizer of the bias.
-        kernel_constraint: name or constraint of the kernel.
-        bias_constraint: name or constraint of the bias.
-        lora_rank: only None.
-        lora_alpha: only None.
-        gptq_unpacked_column_size: only None.
-        quantization_config: only None.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: no such equation, or shapes that do not fit it.
+        lora_rank, lora_alpha, gptq_unpacked_column_size, quantization_config: must be None.
     """
 
     _unwritten = ("output_shape", "lora_rank", "lora_alpha", "gptq_unpacked_column_size")
@@ -98,7 +84,7 @@ class EinsumDense(KernelLayer):
         self.partial_output_shape = (output_shape,) if isinstance(output_shape, int) else tuple(output_shape)
 
     def _get_own_config(self) -> dict[str, Any]:
-        """Return the arguments, the output's shape among them."""
+        """Return the arguments, including the output's shape."""
         return super()._get_own_config() | {"output_shape": list(self.partial_output_shape)}
 
     def build(self, input_shape: BuildShape) -> None:
@@ -123,7 +109,7 @@ class EinsumDense(KernelLayer):
 def _shapes(
     equation: str, bias_axes: str | None, input_shape: BuildShape, output_shape: Sequence[int | None]
 ) -> _Shapes:
-    """Return the shapes of the weights; refuse equations and shapes that do not fit."""
+    """Return the shapes of the weights; refuse equations and shapes that do not match."""
     matches = [re.fullmatch(form, equation.replace(" ", "")) for form in _FORMS]
     match = next((candidate for candidate in matches if candidate), None)
     if match is None:

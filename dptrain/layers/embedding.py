@@ -1,4 +1,4 @@
-"""Embedding: a row of a table for each integer."""
+"""Embedding: looks up integers in a table."""
 
 from typing import Any
 
@@ -13,23 +13,14 @@ from dptrain.program.tensor import Tensor
 
 
 class Embedding(Layer):
-    """y[..., :] = embeddings[x[...]], integers of 0 to input_dim - 1.
+    """y[..., :] = embeddings[x[...]], for integers 0 to input_dim - 1.
 
     Args:
         input_dim: rows of the table.
         output_dim: length of its rows.
-        embeddings_initializer: name or initializer of the table.
-        embeddings_regularizer: name or regularizer of the table.
-        embeddings_constraint: name or constraint of the table.
-        mask_zero: whether 0 stands for steps that do not count, which layers behind it leave out.
+        mask_zero: 0 marks steps that do not count, which later layers leave out.
         weights: the table, an array, or a list of it.
-        lora_rank: only None.
-        lora_alpha: only None.
-        quantization_config: only None.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range, unknown or not supported.
+        lora_rank, lora_alpha, quantization_config: must be None.
     """
 
     _unwritten = ("weights", "lora_rank", "lora_alpha")
@@ -79,15 +70,11 @@ class Embedding(Layer):
         return ops.not_equal(inputs, 0) if self.mask_zero else None
 
     def _get_own_config(self) -> dict[str, Any]:
-        """Return the arguments, the lengths of the table among them."""
+        """Return the arguments, including the lengths of the table."""
         return {"input_dim": self.input_dim, **super()._get_own_config()}
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return (rows, ..., output_dim).
-
-        Raises:
-            DataError: an id is no row of the table.
-        """
+        """Return (rows, ..., output_dim); DataError if an id is not a row of the table."""
         places = inputs if inputs.dtype.kind in "iu" else ops.cast(inputs, np.int32)
         if places.value is not None and (error := absent_row(self._display_name, self.input_dim, places.value)):
             raise error

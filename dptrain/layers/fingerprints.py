@@ -1,4 +1,4 @@
-"""Fingerprints of texts, 64 bits each, as TensorFlow's hash buckets take them.
+"""64-bit fingerprints of texts, like those of TensorFlow's hash buckets.
 
 Sources: G. Pike, FarmHash (2014), the fingerprint of 64 bits; J.-P. Aumasson and D. Bernstein, "SipHash: a fast
 short-input PRF", Indocrypt 2012.
@@ -135,7 +135,7 @@ def cross_fingerprints(fingerprints: Sequence[int]) -> int:
 
 
 def fingerprint_each(values: Array, function: Callable[[bytes], int]) -> Array:
-    """Apply a fingerprint function to each string or integer (as a string), uint64; equal values once."""
+    """Return a fingerprint, uint64, of each string, or integer as a string; equal values are computed once."""
     different, places = np.unique(values, return_inverse=True)
     fingerprints = [
         function(value if isinstance(value, bytes) else str(value).encode()) for value in different.tolist()

@@ -1,4 +1,4 @@
-"""Normalization within a sample: of groups of channels, by the root of a mean square, to length 1."""
+"""Normalization within a sample: by groups of channels, by the root mean square, to unit length."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,24 +17,10 @@ from dptrain.program.tensor import Tensor
 class GroupNormalization(AffineNormalization):
     """y = gamma * (x - mean) / sqrt(variance + epsilon) + beta, of each sample and each group of channels.
 
+    `groups` divides the number of channels, those along `axis`; -1 is a group per channel. For other arguments see
+    `BatchNormalization`.
+
     Source: Y. Wu and K. He, "Group normalization", ECCV 2018.
-
-    Args:
-        groups: a divisor of the number of channels; -1 for a group per channel.
-        axis: of the channels.
-        epsilon: added to the variance.
-        center: whether there is a beta.
-        scale: whether there is a gamma.
-        beta_initializer: name or initializer of beta.
-        gamma_initializer: name or initializer of gamma.
-        beta_regularizer: name or regularizer of beta.
-        gamma_regularizer: name or regularizer of gamma.
-        beta_constraint: name or constraint of beta.
-        gamma_constraint: name or constraint of gamma.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range or unknown, or the channels do not fall into so many groups.
     """
 
     def __init__(
@@ -107,15 +93,9 @@ class GroupNormalization(AffineNormalization):
 class RMSNormalization(Layer):
     """y = scale * x / sqrt(mean of x^2 + epsilon), the mean over axes of each sample.
 
+    `axis` is one or several; the scale has their lengths and is broadcast along the last axes.
+
     Source: B. Zhang and R. Sennrich, "Root mean square layer normalization", NeurIPS 2019.
-
-    Args:
-        axis: one, or several; the scale has their lengths and is broadcast along the last axes.
-        epsilon: added to the mean.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: there are no such axes, or they have other lengths than the last ones.
     """
 
     def __init__(self, axis: int | Sequence[int] = -1, epsilon: float = 1e-6, **options: Any) -> None:
@@ -133,15 +113,7 @@ class RMSNormalization(Layer):
 
 
 class UnitNormalization(Layer):
-    """y = x / |x|, vectors along axes of length 1.
-
-    Args:
-        axis: one, or several.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: no axes.
-    """
+    """y = x / |x|: unit vectors along one axis or several."""
 
     _has_no_weights = True
     _passes_masks = True

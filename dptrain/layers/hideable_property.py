@@ -7,7 +7,7 @@ T = TypeVar("T")
 
 
 class hideable_property(Generic[T]):  # noqa: N801  # a decorator
-    """A read-only property that a user may hide by an attribute of the same name; dptrain never reads it."""
+    """A read-only property that users may hide by an attribute of the same name; dptrain never reads it."""
 
     def __init__(self, read: Callable[[Any], T]) -> None:
         self._read = read
@@ -18,5 +18,5 @@ class hideable_property(Generic[T]):  # noqa: N801  # a decorator
     @overload
     def __get__(self, owner: object, kind: type[Any]) -> T: ...
     def __get__(self, owner: object | None, kind: type[Any]) -> Self | T:
-        """Return the value; of a class the descriptor."""
+        """Return the value, or for a class the descriptor."""
         return self if owner is None else self._read(owner)

@@ -12,26 +12,19 @@ from dptrain.program.tensor import Tensor
 
 
 class InputLayer(Layer):
-    """States the shape of one sample; computes nothing and, as in Keras, is none of a Sequential's layers.
+    """States the shape of a sample; computes nothing and, as in Keras, is not among a Sequential's layers.
 
     Args:
-        shape: of one sample, None for lengths that batches may have at their choice.
+        shape: of a sample, None for lengths that batches may choose.
         batch_size: that all batches must have; None for any.
         dtype: of the input; floating-point inputs are cast to the type of the layer that takes them.
-        sparse: only None or False.
-        ragged: only None or False.
         batch_shape: (batch size, *shape), instead of these.
-        input_tensor: only None.
-        optional: only False.
-        name: for messages, and of the input where inputs are a dictionary.
-        options: keyword arguments of `Layer`.
+        name: for messages, and of the input in dictionaries of inputs.
+        sparse, ragged, input_tensor, optional: not supported.
 
     Attributes:
         batch_shape: (batch_size, *shape).
         output: the symbolic tensor.
-
-    Raises:
-        ConfigError: no shape, or an argument that is not supported.
     """
 
     def __init__(
@@ -76,7 +69,7 @@ class InputLayer(Layer):
         return inputs[0] if len(inputs) == 1 else inputs
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the shape and what Keras writes beside it."""
+        """Return the shape and what Keras writes with it."""
         return {
             "name": self.name,
             "dtype": self.dtype,
@@ -97,6 +90,6 @@ def Input(  # noqa: N802 - Keras' name
     tensor: None = None,
     optional: bool = False,
 ) -> Tensor:
-    """Return a symbolic input tensor of a model; the arguments are those of `InputLayer`."""
+    """Return a symbolic input tensor of a model; for the arguments see `InputLayer`."""
     symbol: Tensor = InputLayer(shape, batch_size, dtype, sparse, None, batch_shape, tensor, optional, name).output
     return symbol

@@ -10,18 +10,14 @@ from dptrain.program.tree import leaves
 
 
 class InputSpec:
-    """Rank and lengths of one input, the rows of the batch included.
+    """Rank and lengths of an input, including the rows of the batch.
 
     Args:
-        dtype: kept, not checked, as in Keras.
         shape: lengths, None for any; its length is the rank.
-        ndim: the rank.
-        max_ndim: the highest rank.
-        min_ndim: the lowest rank.
+        ndim, max_ndim, min_ndim: the rank, and its limits.
         axes: lengths by axis.
-        allow_last_axis_squeeze: kept, not checked, as what follows.
-        name: of the input.
         optional: whether the input may be None.
+        dtype, allow_last_axis_squeeze, name: kept, not checked, as in Keras.
     """
 
     def __init__(
@@ -50,7 +46,7 @@ class InputSpec:
 
 
 def check(spec: Any, inputs: Any, name: str) -> None:
-    """Refuse inputs that do not match a layer's `input_spec`: one, or a list of one per input."""
+    """Refuse inputs that do not match a layer's `input_spec`, or its list of one per input."""
     specs, tensors = leaves(spec), leaves(inputs)
     if len(specs) != len(tensors):
         raise ConfigError(

@@ -40,7 +40,6 @@ class BiasLayer(Layer):
             )
 
     def _add_bias(self, y: Tensor) -> Tensor:
-        """Add the bias, if there is one."""
         return y if self.bias is None else y + self.bias
 
 
@@ -65,7 +64,6 @@ class KernelLayer(BiasLayer):
         self.kernel_constraint = constraints.get(kernel_constraint)
 
     def _make_weights(self, kernel_shape: tuple[int | None, ...], bias_shape: tuple[int | None, ...]) -> None:
-        """Make kernel and bias."""
         self.kernel = self.add_weight(
             kernel_shape,
             self.kernel_initializer,

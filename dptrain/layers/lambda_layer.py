@@ -1,4 +1,4 @@
-"""Lambda: a function of the user's own as a layer."""
+"""Lambda: a user's function as a layer."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -22,18 +22,13 @@ class Lambda(Layer):
     It has no weights: variables that the function uses are not the layer's, so write a `Layer` for those.
 
     A file holds the name of a function that `def` defines, never code: loading takes it from `custom_objects` or
-    `register_keras_serializable`. A Python lambda has no name and cannot be saved.
+    `register_keras_serializable`. A Python lambda has no name and can neither be saved nor loaded.
 
     Args:
-        function: of a tensor or nested tensors, in ops; gets `training` and `mask` where these are arguments.
-        output_shape: shape of a sample of the output, or a function of the input's shape that returns the output's;
-            it is inferred, and checked where it is given.
-        mask: the mask of the output, or a function of the inputs and their mask that returns it; None ends masks here.
+        function: of a tensor or nested tensors, in ops; gets `training` and `mask` if these are parameters.
+        output_shape: shape of an output sample, or a function of the input's shape; only checked, as it is inferred.
+        mask: the mask of the output, or a function of the inputs and their mask; None ends masks here.
         arguments: further keyword arguments of the function.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: no function; or a Python lambda from a file, which is code.
     """
 
     def __init__(
@@ -71,11 +66,7 @@ class Lambda(Layer):
         return None if self.mask is None else constant(self.mask)
 
     def call(self, inputs: Any, mask: Any = None, training: bool = False) -> Any:
-        """Return what the function makes of the inputs.
-
-        Raises:
-            ConfigError: it has another shape than `output_shape`.
-        """
+        """Return the function of the inputs; ConfigError if its shape is not `output_shape`."""
         accepted = _parameters(self.function)
         optional = {"training": training, "mask": mask}
         outputs = self.function(
@@ -86,7 +77,7 @@ class Lambda(Layer):
         return outputs
 
     def _get_own_config(self) -> dict[str, Any]:
-        """See `Layer`; functions are described, an activation too, and what is None is left out, as in Keras."""
+        """Describe functions, as in Keras; leave out what is None."""
         entries: dict[str, Any] = {"function": self.function, "output_shape": self.output_shape, "mask": self.mask}
         described = {
             name: _function_to_dict(value) if callable(value) else np.asarray(value).tolist()

@@ -1,4 +1,4 @@
-"""The factors of channels in ConvNeXt, which Keras keeps in the network's own module."""
+"""The factors of channels in ConvNeXt, which Keras keeps in the network's module."""
 
 from typing import Any
 
@@ -8,12 +8,7 @@ from dptrain.program.tensor import Tensor
 
 
 class LayerScale(Layer):
-    """A factor for each channel.
-
-    Args:
-        init_values: first value of all factors.
-        projection_dim: channels.
-        options: of `Layer`.
+    """A factor for each of `projection_dim` channels, initially `init_values`.
 
     Source: Touvron et al., Going deeper with Image Transformers, 2021, https://arxiv.org/abs/2103.17239
     """

@@ -1,7 +1,7 @@
-"""Categories of tables as numbers: by a hash, or by their places in a vocabulary.
+"""Categories of tables as numbers: by a hash, or by their indices in a vocabulary.
 
-Texts stay on the host: layers that take them work on NumPy arrays, before `fit`, in a generator or a `PyDataset`, and
-not inside of a model. So does hashing. `IntegerLookup` of a vocabulary may be a part of a model.
+Texts stay on the host: their layers work on NumPy arrays, before `fit`, in a generator or a `PyDataset`, and not inside
+a model (ConfigError). So does hashing. `IntegerLookup` in a vocabulary also works inside a model.
 """
 
 from collections import Counter
@@ -62,24 +62,19 @@ def checked_salt(salt: Salt) -> list[int] | None:
 
 
 def _buckets(values: Array, number: int, salt: Sequence[int] | None) -> Array:
-    """Return the hash bucket of each string or int64."""
     function: Callable[[bytes], int] = farm if salt is None else lambda text: sip(text, salt)
     return (fingerprint_each(values, function) % np.uint64(number)).astype(np.int64)
 
 
 class Hashing(Layer):
-    """The number of the bin that a hash of each text, or whole number, falls into.
+    """The bin that the hash of each text or integer falls into.
 
     Args:
-        num_bins: how many bins, that of `mask_value` among them.
-        mask_value: what becomes 0; other values then have the bins from 1.
+        num_bins: number of bins, including that of `mask_value`.
+        mask_value: is put into bin 0; other values then start at bin 1.
         salt: of SipHash, two numbers or one for both; None for FarmHash.
         output_mode: "int" (int64), or "one_hot", "multi_hot" or "count".
-        sparse: only False.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range, unknown or not supported.
+        sparse: must be False.
     """
 
     def __init__(
@@ -113,19 +108,11 @@ class Hashing(Layer):
         self.built = True
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the arguments, the type of the bins among them."""
+        """Return the arguments, including the type of the bins."""
         return super()._get_config() | ({"dtype": self._bin_dtype} if self.output_mode == "int" else {})
 
     def __call__(self, inputs: Any, training: bool | None = None) -> Any:
-        """Return the bins of values, or vectors.
-
-        Args:
-            inputs: texts or whole numbers, of any shape; of numbers with decimals these are cut off.
-            training: without effect.
-
-        Raises:
-            ConfigError: the values are not known: inside a model.
-        """
+        """Return the bins of texts or integers of any shape, or vectors. Decimals are cut off; ignores `training`."""
         values = on_host(self, inputs)
         bins = self.num_bins
         masked = None
@@ -139,18 +126,9 @@ class Hashing(Layer):
 
 
 class HashedCrossing(Layer):
-    """The number of the bin that a hash of several features together falls into.
+    """The bin that a hash of several features together falls into.
 
-    Args:
-        num_bins: how many bins.
-        output_mode: "int" (int64) or "one_hot".
-        sparse: only False.
-        name: of the layer.
-        dtype: of the output.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is unknown or not supported.
+    `output_mode` is "int" (int64) or "one_hot"; `sparse` must be False, `dtype` is the output's.
     """
 
     def __init__(
@@ -173,19 +151,14 @@ class HashedCrossing(Layer):
         self.built = True
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the arguments, the type among them."""
+        """Return the arguments, including the type."""
         extra = {"dtype": self._bin_dtype} if self.output_mode == "int" else {}
         return {key: value for key, value in (super()._get_config() | extra).items() if key != "trainable"}
 
     def __call__(self, inputs: Any, training: bool | None = None) -> Any:
-        """Return the bins of features together, or vectors.
+        """Return the bins of two or more features together, or vectors; `training` has no effect.
 
-        Args:
-            inputs: two features or more, texts or whole numbers, of shape (), (rows,) or (rows, 1) each.
-            training: without effect.
-
-        Raises:
-            ConfigError: other shapes or types, or values are not known: inside a model.
+        Features are texts or integers, of shape (), (rows,) or (rows, 1) each.
         """
         if not isinstance(inputs, list | tuple) or len(inputs) < 2:
             raise ConfigError(
@@ -214,14 +187,7 @@ class HashedCrossing(Layer):
 
 
 class _Lookup(Layer):
-    """Indices of tokens in a vocabulary: first the mask's, if there is one, then the OOV indices.
-
-    Args:
-        arguments: the arguments of the layer by name; see `StringLookup`.
-
-    Raises:
-        ConfigError: an argument is out of range, unknown or not supported.
-    """
+    """Indices of tokens in a vocabulary: first the mask's, if any, then OOV. Arguments as in `StringLookup`."""
 
     _kind: ClassVar[type]
     # Arguments that a configuration of Keras' has besides.
@@ -295,11 +261,11 @@ class _Lookup(Layer):
         """Set the vocabulary.
 
         Args:
-            vocabulary: the tokens in order, mask and OOV tokens in front or not; or a file, a token a line.
+            vocabulary: the tokens in order, optionally with mask and OOV tokens in front; or a file, a token per line.
             idf_weights: a weight for each token, with "tf_idf".
 
         Raises:
-            ConfigError: no tokens, too many, repeated ones, or reserved ones at other places.
+            ConfigError: no, too many or repeated tokens, or reserved ones in other places.
         """
         entries = (
             self._read_vocabulary_file(vocabulary)
@@ -356,14 +322,10 @@ class _Lookup(Layer):
             raise ConfigError(f"Vocabulary file {path}: {error}") from error
 
     def adapt(self, data: Any, steps: int | None = None) -> None:
-        """Take the vocabulary from data, most frequent tokens first; ties put the greater token first.
+        """Build the vocabulary from data, most frequent tokens first; ties put the greater token first.
 
-        Args:
-            data: an array or a list, or an iterable of batches; with "tf_idf" each row is a document.
-            steps: how many batches to read; None for all.
-
-        Raises:
-            ConfigError: the vocabulary was given.
+        `data` is an array, a list, or an iterable of batches, at most `steps` of them; with "tf_idf" each row is a
+        document. ConfigError if the vocabulary was passed.
         """
         is_whole = is_one_array(data)
         counts: Counter[Any] = Counter()
@@ -379,7 +341,7 @@ class _Lookup(Layer):
         self._set_most_frequent(counts, documents, number)
 
     def _set_most_frequent(self, counts: Counter[Any], documents: Counter[Any], number: int) -> None:
-        """Set the vocabulary by token counts, and the IDF weights by counts of documents."""
+        """Set the vocabulary by token counts, and the IDF weights by document counts."""
         if self.has_fixed_vocabulary:
             raise ConfigError(
                 f"Cannot adapt layer '{self._display_name}' after setting a static vocabulary via "
@@ -398,7 +360,6 @@ class _Lookup(Layer):
         self.has_fixed_vocabulary = False
 
     def _keys(self, values: Array) -> Array:
-        """Return values in the vocabulary's type."""
         return values.astype(np.str_ if self._kind is str else np.int64)
 
     def _get_own_config(self) -> dict[str, Any]:
@@ -407,16 +368,10 @@ class _Lookup(Layer):
         return super()._get_own_config() | {"vocabulary": self.vocabulary, "idf_weights": weights}
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments, without `trainable`."""
         return {key: value for key, value in super()._get_config().items() if key != "trainable"}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Return the layer that `config` described.
-
-        Raises:
-            ConfigError: as `Layer.from_config`.
-        """
         return super().from_config({key: value for key, value in config.items() if key not in cls._read})
 
     def _require_vocabulary(self) -> list[Any]:
@@ -455,7 +410,7 @@ class _Lookup(Layer):
         return ops.convert_to_tensor(vectors.astype(self.compute_dtype))
 
     def _check_known(self, values: Array, is_known: Array) -> None:
-        """Refuse unknown tokens where there is no OOV index."""
+        """Refuse unknown tokens if there is no OOV index."""
         if not is_known.all():
             raise ConfigError(
                 "When `num_oov_indices=0` all inputs should be in vocabulary, found OOV values "
@@ -493,26 +448,21 @@ class _Lookup(Layer):
 
 
 class StringLookup(_Lookup):
-    """The places of texts in a vocabulary, or the other way round.
+    """Indices of texts in a vocabulary, or inverted, texts of indices.
 
     Args:
-        max_tokens: of the vocabulary at most, all places counted; None for any number.
-        num_oov_indices: places of texts that are not known, by a hash; none makes them an error.
-        mask_token: what becomes 0, and is left out of vectors; None for nothing.
-        oov_token: what stands for unknown texts in the vocabulary.
+        max_tokens: greatest size of the vocabulary, all indices counted; None for any.
+        num_oov_indices: indices of unknown texts, by a hash; with none, these are an error.
+        mask_token: has index 0, and is left out of vectors; None for none.
+        oov_token: stands for unknown texts in the vocabulary.
         vocabulary: the texts in order; None for `adapt`, or `set_vocabulary`, which reads files.
-        idf_weights: of "tf_idf", of each text.
-        invert: return texts of places, as an array.
+        idf_weights: of each text, for "tf_idf".
+        invert: return an array of texts for indices.
         output_mode: "int" (int64), "one_hot", "multi_hot", "count", or "tf_idf" for counts times weights.
         pad_to_max_tokens: make vectors as long as `max_tokens`.
-        sparse: only False.
-        encoding: only "utf-8".
-        name: of the layer.
-        salt: see `Hashing`, for texts that are not known.
+        sparse, encoding: must be False and "utf-8".
+        salt: see `Hashing`, for unknown texts.
         options: of Keras' configurations.
-
-    Raises:
-        ConfigError: an argument is out of range, unknown or not supported.
     """
 
     _kind = str
@@ -540,40 +490,17 @@ class StringLookup(_Lookup):
         self.encoding = encoding
 
     def __call__(self, inputs: Any, training: bool | None = None) -> Any:
-        """Return places of texts, or vectors; inverted, an array of texts.
-
-        Args:
-            inputs: texts of any shape, an array or a list.
-            training: without effect.
-
-        Raises:
-            ConfigError: there is no vocabulary, or the values are not known: inside a model.
-        """
+        """Return indices of texts of any shape, or vectors; inverted, an array of texts. `training` has no effect."""
         return self._look_up(inputs)
 
 
 class IntegerLookup(_Lookup):
-    """The places of whole numbers in a vocabulary, or the other way round; also inside a model.
+    """Indices of integers in a vocabulary, or inverted, integers of indices; see `StringLookup`. Works inside a model.
 
     Args:
-        max_tokens: see `StringLookup`.
-        num_oov_indices: places of numbers that are not known.
-        mask_token: what becomes 0.
-        oov_token: what stands for unknown numbers in the vocabulary.
-        vocabulary: the numbers in order.
-        vocabulary_dtype: only "int64".
-        idf_weights: of "tf_idf".
-        invert: return numbers of places.
-        output_mode: see `StringLookup`.
-        sparse: only False.
-        pad_to_max_tokens: see `StringLookup`.
-        oov_method: how unknown numbers find their place: "floormod" by the rest of a division, "farmhash" by a hash, on
-            the host alone.
+        vocabulary_dtype: must be "int64".
+        oov_method: unknown integers get their index by "floormod", or by a hash ("farmhash"), on the host only.
         salt: of "farmhash".
-        name: of the layer.
-
-    Raises:
-        ConfigError: an argument is out of range, unknown or not supported.
     """
 
     _kind = int
@@ -617,13 +544,10 @@ class IntegerLookup(_Lookup):
         return values % self.num_oov_indices + self._first_oov_index
 
     def call(self, inputs: Any) -> Any:
-        """Return places of numbers, or vectors; inverted, the numbers of places.
-
-        Args:
-            inputs: whole numbers of any shape.
+        """Return indices of integers of any shape, or vectors; inverted, the integers of indices.
 
         Raises:
-            ConfigError: there is no vocabulary; or a number is not known, and has no place.
+            ConfigError: no vocabulary, or an unknown integer without an OOV index.
         """
         tokens = self._require_vocabulary()
         if inputs.value is not None or (self.oov_method == "farmhash" and self.num_oov_indices > 1):

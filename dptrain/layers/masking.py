@@ -1,4 +1,4 @@
-"""Masking: time steps that do not count."""
+"""Masking of time steps."""
 
 from typing import Any
 
@@ -10,14 +10,10 @@ from dptrain.program.tensor import Tensor
 
 
 class Masking(Layer):
-    """Masks the time steps whose features all have one value, and makes these 0; layers behind it leave them out.
+    """Masks time steps whose features all equal `mask_value`, and sets them to 0; later layers leave them out.
 
-    The mask, booleans (rows, time), goes with the tensor from layer to layer: recurrent and attention layers skip
-    steps where it is False, and losses and metrics leave them out.
-
-    Args:
-        mask_value: the value.
-        options: keyword arguments of `Layer`.
+    The mask, booleans (rows, time), goes with the tensor from layer to layer: recurrent and attention layers skip steps
+    where it is False, and losses and metrics leave them out.
     """
 
     _has_no_weights = True
@@ -28,7 +24,7 @@ class Masking(Layer):
         self.mask_value = mask_value
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Tensor:
-        """Return which steps have another value: booleans of the inputs' shape without the features."""
+        """Return which steps have other values: booleans of the inputs' shape without the features."""
         return ops.any(self._counts(inputs), axis=-1)
 
     def call(self, inputs: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def fill_masks(bound: inspect.BoundArguments, first: Any) -> Any:
-    """Fill the mask arguments of `call` from its tensors, where none is given; return the first argument's mask.
+    """Fill the mask arguments of `call` that were not passed from its tensors; return the first argument's mask.
 
     A single tensor's mask becomes `mask`; with several, `x`'s becomes `x_mask`.
     """
@@ -34,7 +34,7 @@ def fill_masks(bound: inspect.BoundArguments, first: Any) -> Any:
 
 
 def attach_masks(layer: "Layer", first: Any, outputs: Any, previous_mask: Any) -> None:
-    """Attach masks to a layer's outputs; warn where the layer drops one."""
+    """Attach masks to a layer's outputs; warn if the layer drops a mask."""
     if not layer.supports_masking:
         if leaves(previous_mask):
             warnings.warn(
@@ -62,7 +62,6 @@ def _masks_of(value: Any) -> Any:
 
 
 def _leaves_with_none(nested: Any) -> Iterator[Any]:
-    """Yield leaves, None included."""
     if isinstance(nested, Mapping):
         nested = list(nested.values())
     if isinstance(nested, list | tuple):

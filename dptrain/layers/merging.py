@@ -14,7 +14,7 @@ from dptrain.program.tensor import Tensor, mask_of, with_mask
 
 
 class _Merge(Layer):
-    """One output of several inputs, a list of at least two tensors."""
+    """Merges a list of at least two tensors."""
 
     _passes_masks = True
 
@@ -32,11 +32,7 @@ class _Merge(Layer):
                 raise ConfigError(f"Expected inputs with rows. Received: input_shape={input_shape}")
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Tensor | None:
-        """Return which steps count in any of the inputs; None where one has no mask.
-
-        Raises:
-            ConfigError: not a mask, or None, for each input.
-        """
+        """Return which steps count in any of the inputs; None if one has no mask."""
         masks = _masks_of_each(inputs, mask)
         return None if any(mask is None for mask in masks) else functools.reduce(ops.logical_or, masks)
 
@@ -50,7 +46,7 @@ class Add(_Merge):
 
 
 class Subtract(_Merge):
-    """The first of two inputs less the second."""
+    """The first of two inputs minus the second."""
 
     def build(self, input_shape: Any) -> None:
         """Check that there are two inputs."""
@@ -66,7 +62,7 @@ class Subtract(_Merge):
 
 
 class Multiply(_Merge):
-    """The product of the inputs, element by element; steps that an input's mask leaves out are factors of 1."""
+    """The product of the inputs, element by element; masked steps of an input count as 1."""
 
     def call(self, inputs: Sequence[Tensor]) -> Tensor:
         """Return the product, 0 for steps that all masks leave out."""
@@ -92,7 +88,7 @@ class Average(_Merge):
 
 
 class Maximum(_Merge):
-    """The greatest of the inputs, element by element, of those whose mask does not leave out the step."""
+    """The greatest of the inputs, element by element, ignoring masked steps."""
 
     def call(self, inputs: Sequence[Tensor]) -> Tensor:
         """Return the maximum."""
@@ -100,7 +96,7 @@ class Maximum(_Merge):
 
 
 class Minimum(_Merge):
-    """The least of the inputs, element by element, of those whose mask does not leave out the step."""
+    """The least of the inputs, element by element, ignoring masked steps."""
 
     def call(self, inputs: Sequence[Tensor]) -> Tensor:
         """Return the minimum."""
@@ -108,12 +104,7 @@ class Minimum(_Merge):
 
 
 class Concatenate(_Merge):
-    """The inputs one after the other along an axis.
-
-    Args:
-        axis: along which; the rows' is 0.
-        options: keyword arguments of `Layer`.
-    """
+    """Concatenates the inputs along `axis`; that of the rows is 0."""
 
     _moves_values = True
 
@@ -133,11 +124,7 @@ class Concatenate(_Merge):
             )
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Tensor | None:
-        """Return the masks joined, where an input has one; what has none counts.
-
-        Raises:
-            ConfigError: not a mask, or None, for each input.
-        """
+        """Return the concatenated masks if any input has one; inputs without a mask count."""
         masks = _masks_of_each(inputs, mask)
         if all(mask is None for mask in masks):
             return None
@@ -145,22 +132,15 @@ class Concatenate(_Merge):
         return ops.any(ops.concatenate(full_masks, axis=self.axis), axis=-1)
 
     def call(self, inputs: Sequence[Tensor]) -> Tensor:
-        """Return the inputs joined."""
+        """Return the concatenated inputs."""
         return ops.concatenate(list(inputs), self.axis)
 
 
 class Dot(_Merge):
     """Dot products of two inputs along an axis of each: (rows, the other axes of the first, then of the second).
 
-    Of two inputs of vectors it is (rows, 1).
-
-    Args:
-        axes: one for both, or one of each; not the rows'.
-        normalize: whether vectors are brought to length 1 before, which gives cosines.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: the axes are the rows', or no two integers.
+    For vectors it is (rows, 1). `axes` is one for both, or one of each, not the rows'; `normalize` brings vectors to
+    length 1 first, which gives cosines.
     """
 
     def __init__(self, axes: int | Sequence[int], normalize: bool = False, **options: Any) -> None:
@@ -176,7 +156,7 @@ class Dot(_Merge):
         self.normalize, self._axis_pair = bool(normalize), axis_pair
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> None:
-        """Return None: what comes out has no steps."""
+        """Return None: the result has no steps."""
 
     def call(self, inputs: Sequence[Tensor]) -> Tensor:
         """Return the dot products."""
@@ -221,20 +201,19 @@ def _masks_of_each(inputs: Any, masks: Any) -> Sequence[Tensor | None]:
 
 
 def _feature_mask(tensor: Tensor) -> Tensor | None:
-    """Return a tensor's mask in the tensor's shape."""
     mask = mask_of(tensor)
     return None if mask is None else ops.broadcast_to(ops.expand_dims(mask, -1), tensor.shape)
 
 
 def _full_mask(tensor: Tensor, mask: Tensor | None) -> Tensor:
-    """Return a mask in its tensor's shape, true where there is none."""
+    """Return a mask in its tensor's shape, true if there is none."""
     if mask is None:
         return ops.ones_like(tensor, dtype="bool")
     return ops.broadcast_to(ops.expand_dims(mask, -1), tensor.shape) if mask.ndim < tensor.ndim else mask
 
 
 def _with_steps(output: Tensor, counts: Tensor) -> Tensor:
-    """Attach an element-wise mask to an output as one of steps."""
+    """Attach an element-wise mask to an output as a mask of steps."""
     return with_mask(output, ops.any(counts, axis=-1))
 
 
@@ -251,40 +230,40 @@ def _extreme(extreme: Callable[[Any, Any], Tensor], inputs: Sequence[Tensor]) ->
 
 
 def add(inputs: Sequence[Any], **options: Any) -> Any:
-    """Return the sum of the inputs; as `Add`."""
+    """Return the sum of the inputs; see `Add`."""
     return Add(**options)(inputs)
 
 
 def subtract(inputs: Sequence[Any], **options: Any) -> Any:
-    """Return the first input less the second; as `Subtract`."""
+    """Return the first input minus the second; see `Subtract`."""
     return Subtract(**options)(inputs)
 
 
 def multiply(inputs: Sequence[Any], **options: Any) -> Any:
-    """Return the product of the inputs; as `Multiply`."""
+    """Return the product of the inputs; see `Multiply`."""
     return Multiply(**options)(inputs)
 
 
 def average(inputs: Sequence[Any], **options: Any) -> Any:
-    """Return the mean of the inputs; as `Average`."""
+    """Return the mean of the inputs; see `Average`."""
     return Average(**options)(inputs)
 
 
 def maximum(inputs: Sequence[Any], **options: Any) -> Any:
-    """Return the greatest of the inputs; as `Maximum`."""
+    """Return the greatest of the inputs; see `Maximum`."""
     return Maximum(**options)(inputs)
 
 
 def minimum(inputs: Sequence[Any], **options: Any) -> Any:
-    """Return the least of the inputs; as `Minimum`."""
+    """Return the least of the inputs; see `Minimum`."""
     return Minimum(**options)(inputs)
 
 
 def concatenate(inputs: Sequence[Any], axis: int = -1, **options: Any) -> Any:
-    """Return the inputs joined; as `Concatenate`."""
+    """Return the concatenated inputs; see `Concatenate`."""
     return Concatenate(axis, **options)(inputs)
 
 
 def dot(inputs: Sequence[Any], axes: int | Sequence[int] = -1, **options: Any) -> Any:
-    """Return dot products of the inputs; as `Dot`."""
+    """Return dot products of the inputs; see `Dot`."""
     return Dot(axes, **options)(inputs)

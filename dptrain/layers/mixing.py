@@ -1,4 +1,4 @@
-"""Pictures mixed: with others of the batch, or with other versions of themselves."""
+"""Images mixed with others of the batch, or with other versions of themselves."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -27,13 +27,12 @@ from dptrain.random import Purpose
 
 
 class _Mixing(RandomImageLayer):
-    """Mixes each image of a batch with another one of the global batch, and their labels alike.
+    """Mixes each image of a batch with another of the global batch, and their labels alike.
 
     Ranks send each other their images.
     """
 
     def call(self, inputs: Any, training: bool = True) -> Any:
-        """Return images mixed; of a dictionary with "images" and "labels", both."""
         if not isinstance(inputs, Mapping) or "labels" not in inputs or not training:
             return super().call(inputs, training)
         images = self._checked(inputs["images"])
@@ -43,15 +42,10 @@ class _Mixing(RandomImageLayer):
         return {**mixed, "images": self.transform_images(images, transformation), "labels": labels}
 
     def transform_labels(self, labels: Any, transformation: Any, training: bool = True) -> Tensor:
-        """Return labels mixed as images were.
+        """Mix labels (rows, classes), such as one-hot vectors, or numbers to predict, like images.
 
-        Args:
-            labels: (rows, classes), such as one-hot vectors, or numbers to predict.
-            transformation: what was drawn.
-            training: without, labels stay as they are.
-
-        Raises:
-            ConfigError: the numbers of classes, between which there is nothing.
+        `transformation` is what was drawn; labels stay as they are unless `training`. ConfigError for class numbers,
+        which cannot be mixed.
         """
         targets: Tensor = self._as_tensor(labels)
         if not training or transformation is None:
@@ -76,7 +70,6 @@ class _Mixing(RandomImageLayer):
 
 
 def _partners(x: Tensor, transformation: Any) -> Tensor:
-    """Return the row that each row is mixed with."""
     order = ops.convert_to_tensor(transformation["permutation_order"])
     if is_one(order.shape[0]):
         return x
@@ -86,18 +79,11 @@ def _partners(x: Tensor, transformation: Any) -> Tensor:
 
 
 class MixUp(_Mixing):
-    """Each image and its label as a weighted mean with another one of the batch.
+    """Replaces each image and its label by a weighted mean with another of the batch.
+
+    Weights are drawn from beta(alpha, alpha), alpha above 0; the smaller, the less is mixed.
 
     Source: H. Zhang et al., "mixup: beyond empirical risk minimization", ICLR 2018.
-
-    Args:
-        alpha: of the weights, which are drawn from the distribution beta(alpha, alpha); the smaller, the less is mixed.
-        data_format: "channels_last" (the default) or "channels_first".
-        seed: of the random draws; by default the model's.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: alpha is not above 0.
     """
 
     def __init__(
@@ -118,20 +104,13 @@ class MixUp(_Mixing):
 
 
 class CutMix(_Mixing):
-    """A box of each image from another one of the batch, and labels mixed by its area.
+    """Replaces a box of each image by that of another of the batch, and mixes labels by its area.
+
+    The part of an image that stays is drawn from beta(alpha, alpha); `factor` is the alpha of a batch: f of 0 to 1
+    draws it from 0 to f, or a range.
 
     Source: S. Yun et al., "CutMix: regularization strategy to train strong classifiers with localizable features",
     ICCV 2019.
-
-    Args:
-        factor: the alpha of a batch: the part of an image that stays is drawn from the distribution beta(alpha, alpha);
-            one number f of 0 to 1 for one that is drawn from 0 to f, or two.
-        seed: of the random draws; by default the model's.
-        data_format: "channels_last" (the default) or "channels_first".
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: the factor is out of range.
     """
 
     def __init__(
@@ -152,7 +131,7 @@ class CutMix(_Mixing):
 
 
 class _AugmentationPool(RandomImageLayer):
-    """A pool of augmentation layers, of which each batch draws some."""
+    """A pool of augmentation layers; each batch draws some."""
 
     _names: ClassVar[Sequence[str]] = (
         *("random_shear", "random_translation", "random_rotation", "random_brightness", "random_color_degeneration"),
@@ -197,9 +176,9 @@ class _AugmentationPool(RandomImageLayer):
         }
 
     def _apply_selected(self, x: Tensor, number: Tensor, transformations: Mapping[str, Any]) -> Tensor:
-        """Apply the layer with a number to images; any other number leaves them as they are.
+        """Apply the layer with this number to images; any other number leaves them as they are.
 
-        Layers that move pixels share one affine map, by the matrix of the selected one.
+        Layers that move pixels share an affine map, by the matrix of the selected layer.
         """
         matrix: list[Any] = [1.0, 0.0, 0.0, 0.0, 1.0, 0.0]
         moving, moves, outputs = None, None, x
@@ -221,21 +200,15 @@ class _AugmentationPool(RandomImageLayer):
 
 
 class RandAugment(_AugmentationPool):
-    """Some of eleven changes of moves and colours one after the other, the same ones for a batch.
+    """Applies some of eleven geometric and colour changes in turn, the same ones for a batch.
 
     Source: E. Cubuk et al., "RandAugment: practical automated data augmentation with a reduced search space", 2020.
 
     Args:
-        value_range: least and greatest value of pixels.
         num_ops: how many changes.
-        factor: their strength: one number f of 0 to 1 for 0 to f, or two.
+        factor: their strength: f of 0 to 1 for 0 to f, or a range.
         interpolation: "bilinear" or "nearest".
-        seed: of the random draws; by default the model's.
-        data_format: "channels_last" (the default) or "channels_first".
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range or unknown.
+        value_range, seed, data_format: see `RandomImageLayer`.
     """
 
     def __init__(
@@ -274,19 +247,13 @@ class AugMix(_AugmentationPool):
     2020.
 
     Args:
-        value_range: least and greatest value of pixels.
-        num_chains: how many chains.
-        chain_depth: changes of each at most: each of them may be none.
-        factor: their strength: one number f of 0 to 1 for 0 to f, or two.
-        alpha: of the distributions, of Dirichlet and beta, from which weights are drawn.
-        all_ops: whether brightness, colours, contrast and sharpness are among the changes.
+        num_chains: number of chains.
+        chain_depth: greatest number of changes in a chain.
+        factor: their strength: f of 0 to 1 for 0 to f, or a range.
+        alpha: of the Dirichlet and beta distributions of the weights.
+        all_ops: include brightness, colours, contrast and sharpness.
         interpolation: "bilinear" or "nearest".
-        seed: of the random draws; by default the model's.
-        data_format: "channels_last" (the default) or "channels_first".
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range or unknown.
+        value_range, seed, data_format: see `RandomImageLayer`.
     """
 
     _names = (

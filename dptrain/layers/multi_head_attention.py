@@ -1,4 +1,4 @@
-"""Attention of several heads, each with weights of its own for query, key and value."""
+"""Attention of several heads, each with its own projections of query, key and value."""
 
 import math
 import string
@@ -125,23 +125,19 @@ class HeadsLayer(Layer):
         training: bool = False,
         use_causal_mask: bool = False,
     ) -> Any:
-        """Return the output, and the softmax of the scores where it is asked for.
+        """Return the output, and with `return_attention_scores` the softmax (rows, heads, targets, sources).
 
         Args:
             query: (rows, targets, features).
             value: (rows, sources, features).
             key: (rows, sources, features); by default the value.
-            query_mask: (rows, targets); the mask that comes with the query.
-            value_mask: (rows, sources), False for sources to ignore.
-            key_mask: (rows, sources), as that of the value.
+            query_mask: (rows, targets), by default the query's.
+            value_mask, key_mask: (rows, sources), False for sources to ignore.
             attention_mask: (rows, targets, sources), or (rows, heads, targets, sources): whether a source takes part
                 for a target.
-            return_attention_scores: whether to return the softmax too, (rows, heads, targets, sources).
-            training: whether some of the softmax is dropped.
-            use_causal_mask: ignore sources behind the target.
-
-        Raises:
-            ConfigError: the scores of flash attention are asked for, or shapes that do not go together.
+            return_attention_scores: see above; flash attention cannot.
+            training: apply dropout.
+            use_causal_mask: ignore sources after the target.
         """
         # The masks that come with them are arguments by now.
         query, value, key = (with_mask(tensor, None) for tensor in (query, value, value if key is None else key))
@@ -182,14 +178,7 @@ class HeadsLayer(Layer):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output head by head, and the softmax of the scores or None; for subclasses to override.
 
-        Args:
-            query: (rows, targets, heads, length).
-            key: (rows, sources, heads, length).
-            value: (rows, sources, heads, value length).
-            attention_mask: whether a source takes part for a target.
-            training: whether some of the softmax is dropped.
-            return_attention_scores: whether the softmax is asked for.
-            use_causal_mask: ignore sources behind the target.
+        Query (rows, targets, heads, length), key and value are split into heads; for other arguments see `call`.
         """
         if self._flash_attention and return_attention_scores:
             raise ConfigError(
@@ -221,7 +210,6 @@ class HeadsLayer(Layer):
         return mask
 
     def _masked_softmax(self, scores: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Return the softmax over all sources that take part."""
         mask = None if attention_mask is None else self._along_heads(attention_mask, scores.ndim)
         return self._softmax.call(scores, mask)
 
@@ -251,41 +239,31 @@ class HeadsLayer(Layer):
         return combined
 
     def _get_own_config(self) -> dict[str, Any]:
-        """Return the arguments, without `flash_attention`, as Keras."""
+        """Return the arguments without `flash_attention`, like Keras."""
         return super()._get_own_config() | {"activity_regularizer": regularizers.serialize(self._activity_regularizer)}
 
 
 class MultiHeadAttention(HeadsLayer):
-    """y = softmax(query key^T / sqrt(key_dim)) value W + b, head by head, query, key and value dense layers of inputs.
+    """y = softmax(query key^T / sqrt(key_dim)) value W + b, head by head, with dense projections of the inputs.
 
-    Weights are those of query, key, gate (if there is one), value and output, a kernel and a bias each.
+    Weights are those of query, key, gate (if any), value and output, a kernel and a bias each.
 
     Source: A. Vaswani et al., "Attention is all you need", NeurIPS 2017; the gate: Z. Qiu et al., "Gated attention for
     large language models", 2025.
 
     Args:
-        num_heads: how many heads there are.
+        num_heads: number of heads.
         key_dim: length of a head's queries and keys.
         value_dim: length of a head's values; by default `key_dim`.
         dropout: fraction of the softmax to drop in training, 0 to 1.
         use_bias: whether the dense layers have biases.
         output_shape: last lengths of the output; by default the query's last.
         attention_axes: over which queries look for keys; by default all but rows and features.
-        sliding_window: sources at least so far from a target are ignored; None for no limit.
-        flash_attention: True refuses dropout, and that scores are returned; else it makes no difference.
-        kernel_initializer: name or initializer of the kernels.
-        bias_initializer: name or initializer of the biases.
-        kernel_regularizer: name or regularizer of the kernels.
-        bias_regularizer: name or regularizer of the biases.
-        activity_regularizer: penalty on what the dense layers return.
-        kernel_constraint: name or constraint of the kernels.
-        bias_constraint: name or constraint of the biases.
-        use_gate: whether a sigmoid of a dense layer of the query multiplies what the heads return.
-        seed: of the dropout masks; by default the model's.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range.
+        sliding_window: ignore sources at least this far from a target; None for no limit.
+        flash_attention: True refuses dropout and returned scores; otherwise without effect.
+        activity_regularizer: penalty on the outputs of the dense layers.
+        use_gate: multiply the output of heads by a sigmoid of a dense layer of the query.
+        seed: of the dropout masks.
     """
 
     def __init__(
@@ -325,11 +303,7 @@ class MultiHeadAttention(HeadsLayer):
     def build(  # type: ignore[override]
         self, query_shape: BuildShape, value_shape: BuildShape, key_shape: BuildShape | None = None
     ) -> None:
-        """Make the dense layers.
-
-        Raises:
-            ConfigError: value and key differ in another length than the last.
-        """
+        """Make the dense layers; value and key may differ in their last length only."""
         key_shape = value_shape if key_shape is None else key_shape
         _check_sources(value_shape, key_shape)
         rank = len(query_shape)
@@ -385,48 +359,27 @@ class MultiHeadAttention(HeadsLayer):
     def compute_output_shape(  # type: ignore[override]
         self, query_shape: Any, value_shape: Any, key_shape: Any = None
     ) -> tuple[int | None, ...]:
-        """Return the query's shape with the output's last lengths.
-
-        Raises:
-            ConfigError: value and key differ in another length than the last.
-        """
+        """Return the query's shape with the output's last lengths."""
         _check_sources(value_shape, value_shape if key_shape is None else key_shape)
         return (*query_shape[:-1], *(self._output_lengths or (query_shape[-1],)))
 
     def _get_own_config(self) -> dict[str, Any]:
-        """Return the arguments, the output's lengths among them."""
+        """Return the arguments, including the output's lengths."""
         return super()._get_own_config() | {
             "output_shape": None if self._output_lengths is None else list(self._output_lengths)
         }
 
 
 class GroupQueryAttention(HeadsLayer):
-    """`MultiHeadAttention` whose consecutive heads share keys and values.
+    """`MultiHeadAttention` whose consecutive heads share keys and values; for other arguments see there.
 
     Source: J. Ainslie et al., "GQA: training generalized multi-query transformer models from multi-head checkpoints",
     EMNLP 2023.
 
     Args:
         head_dim: length of a head.
-        num_query_heads: how many heads there are.
-        num_key_value_heads: how many heads keys and values have, a divisor of it.
-        dropout: fraction of the softmax to drop in training, 0 to 1.
-        use_bias: whether the dense layers have biases.
-        sliding_window: sources at least so far from a target are ignored; None for no limit.
-        flash_attention: True refuses dropout, and that scores are returned; else it makes no difference.
-        kernel_initializer: name or initializer of the kernels.
-        bias_initializer: name or initializer of the biases.
-        kernel_regularizer: name or regularizer of the kernels.
-        bias_regularizer: name or regularizer of the biases.
-        activity_regularizer: penalty on what the dense layers return.
-        kernel_constraint: name or constraint of the kernels.
-        bias_constraint: name or constraint of the biases.
-        use_gate: whether a sigmoid of a dense layer of the query multiplies what the heads return.
-        seed: of the dropout masks; by default the model's.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range.
+        num_query_heads: number of heads.
+        num_key_value_heads: of keys and values, a divisor of it.
     """
 
     def __init__(
@@ -463,17 +416,13 @@ class GroupQueryAttention(HeadsLayer):
 
     @property
     def _default_name(self) -> str:
-        """What names are counted up from: Keras' class is a GroupedQueryAttention."""
+        """From Keras' class, GroupedQueryAttention."""
         return "grouped_query_attention"
 
     def build(  # type: ignore[override]
         self, query_shape: BuildShape, value_shape: BuildShape, key_shape: BuildShape | None = None
     ) -> None:
-        """Make the dense layers.
-
-        Raises:
-            ConfigError: value and key differ in another length than the last.
-        """
+        """Make the dense layers; value and key may differ in their last length only."""
         key_shape = value_shape if key_shape is None else key_shape
         _check_sources(value_shape, key_shape)
         self._query_dense = self._projection("query", query_shape, self.num_query_heads)
@@ -485,7 +434,6 @@ class GroupQueryAttention(HeadsLayer):
         self._output_dense.build((None, None, self.num_query_heads, self.head_dim))
 
     def _projection(self, name: str, shape: BuildShape, heads: int, activation: Any = None) -> EinsumDense:
-        """Return the dense layer from an input to heads, built."""
         dense = self._dense(name, "bqm,muh->bquh", (None, heads, self.head_dim), "uh", activation)
         dense.build(shape)
         return dense
@@ -494,17 +442,12 @@ class GroupQueryAttention(HeadsLayer):
         return self._query_dense, self._key_dense, self._value_dense, self._output_dense
 
     def _shared(self, heads: Tensor) -> Tensor:
-        """Repeat keys or values for all query heads."""
         return ops.repeat(heads, self.num_query_heads // self.num_key_value_heads, 2)
 
     def compute_output_shape(  # type: ignore[override]
         self, query_shape: Any, value_shape: Any, key_shape: Any = None
     ) -> tuple[int | None, ...]:
-        """Return the query's shape.
-
-        Raises:
-            ConfigError: value and query differ in the last length, value and key in another.
-        """
+        """Return the query's shape; value and query must agree in the last length, value and key in the others."""
         if query_shape[-1] != value_shape[-1]:
             raise ConfigError(
                 f"The last dimension of `query_shape` and `value_shape` must be equal, but are {query_shape[-1]}, "
@@ -515,7 +458,6 @@ class GroupQueryAttention(HeadsLayer):
 
 
 def _positive(name: str, value: Any, otherwise: str = "") -> int:
-    """Return a positive integer argument after checking it."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise ConfigError(
             f"Received an invalid value for argument `{name}`, expected a positive integer{otherwise}. "
@@ -550,5 +492,5 @@ def _check_sources(value_shape: Any, key_shape: Any) -> None:
 
 
 def _window_mask(targets: Any, sources: Any, window: int) -> Any:
-    """Return (1, targets, sources): whether a source is less than so far from a target's place."""
+    """Return (1, targets, sources): whether a source is closer than `window` to a target."""
     return np.abs(np.arange(int(targets))[:, None] - np.arange(int(sources)))[None] < window

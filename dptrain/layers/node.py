@@ -1,4 +1,4 @@
-"""Symbolic tensors: what layers are called on before there is a batch, and the calls that made them."""
+"""Symbolic tensors, on which layers are called before there is a batch, and the calls that made them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,9 +22,8 @@ class LayerCall:
 
     Attributes:
         layer: that was called.
-        arguments: by position, tensors nested in lists, tuples and dictionaries among them.
-        keywords: by name.
-        outputs: what it returned, symbolic tensors whose `history` this is.
+        arguments, keywords: by position and name, with tensors nested in lists, tuples and dictionaries.
+        outputs: symbolic tensors whose `history` this is.
     """
 
     layer: "Layer"
@@ -40,7 +39,7 @@ class LayerCall:
         ]
 
     def output(self, shape: Shape, dtype: npt.DTypeLike, name: str) -> Tensor:
-        """Return a new symbolic tensor that this call makes."""
+        """Return a new symbolic tensor as an output of this call."""
         tensor = placeholder(shape, dtype, name)
         tensor.history = self
         return tensor
@@ -63,15 +62,12 @@ class LayerCall:
 
 @dataclass(eq=False)
 class OperationCall:
-    """A call of one of Keras' operations on symbolic tensors, as a file has it; here it may be several ops.
+    """A call of a Keras operation on symbolic tensors, from a file; here it may be several ops.
 
     Attributes:
-        module: of Keras.
-        class_name: of the operation there.
+        module, class_name: of the operation in Keras.
         config: of the operation, without its name.
-        arguments: by position.
-        keywords: by name.
-        outputs: what it returned.
+        arguments, keywords, outputs: of the call.
     """
 
     module: str
@@ -102,7 +98,7 @@ class OperationCall:
 
 
 def maker_of(tensor: Tensor) -> LayerCall | OperationCall | Tensor:
-    """Return the call that made a symbolic tensor; itself where an op did."""
+    """Return the call that made a symbolic tensor; the tensor itself if an op did."""
     call = getattr(tensor, "operation_call", None)
     return tensor.history or call or tensor
 
@@ -113,13 +109,12 @@ class _KerasTensorType(type):
 
 
 class KerasTensor(metaclass=_KerasTensorType):
-    """Symbolic tensors, under Keras' name: they are its instances, and a call makes one that no layer has made.
+    """Symbolic tensors, under Keras' name: they are its instances; a call makes one that no layer has made.
 
     Args:
-        shape: None stands for a length that is not known; the first for the rows of the batch.
+        shape: None stands for an unknown length, in front for the rows of the batch.
         dtype: of its elements.
-        sparse: only None or False.
-        ragged: only None or False.
+        sparse, ragged: None or False.
         record_history: not used.
         name: for messages.
     """
@@ -133,23 +128,19 @@ class KerasTensor(metaclass=_KerasTensorType):
         record_history: bool = True,
         name: str | None = None,
     ) -> Tensor:
-        """Return a symbolic tensor.
-
-        Raises:
-            ConfigError: it is to be sparse or ragged.
-        """
+        """Return a symbolic tensor; ConfigError if it is to be sparse or ragged."""
         if sparse or ragged:
             raise ConfigError(f"not supported: KerasTensor of shape {tuple(shape)}, sparse={sparse}, ragged={ragged}")
         return placeholder(symbolic(shape), dtype, name or "keras_tensor")
 
 
 def is_symbolic(value: Any) -> bool:
-    """Whether it is a tensor without a value that belongs to no trace: an `Input`, or what was made of one."""
+    """Whether it is a tensor without a value that belongs to no trace: an `Input`, or computed from some."""
     return isinstance(value, Tensor) and value.value is None and not is_tracing()
 
 
 def get_source_inputs(tensor: Tensor) -> list[Tensor]:
-    """Return the inputs that a symbolic tensor is made of, in the order in which a walk from it meets them."""
+    """Return the inputs of a symbolic tensor, in the order in which a walk from it meets them."""
     sources: list[Tensor] = []
     visited: set[int] = set()
     stack = [tensor]

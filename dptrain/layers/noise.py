@@ -1,4 +1,4 @@
-"""Noise in training: added, multiplied, or replacing elements; keyed as `Dropout`'s masks."""
+"""Noise in training: added, multiplied, or replacing elements; keyed like `Dropout`'s masks."""
 
 import math
 from collections.abc import Sequence
@@ -17,16 +17,7 @@ _ALPHA, _SCALE = 1.6732632423543772848170429916717, 1.05070098735548049341933498
 
 
 class GaussianNoise(Layer):
-    """y = x + noise in training, normally distributed with mean 0; y = x otherwise.
-
-    Args:
-        stddev: of the noise, 0 to 1.
-        seed: of the noise; by default the model's.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: the deviation is out of range.
-    """
+    """y = x + noise in training, normal with mean 0 and deviation `stddev`, 0 to 1; y = x otherwise."""
 
     _has_no_weights = True
     _passes_masks = True
@@ -51,17 +42,11 @@ class GaussianNoise(Layer):
 
 
 class GaussianDropout(Layer):
-    """y = x * noise in training, normally distributed with mean 1 and variance rate / (1 - rate); y = x otherwise.
+    """y = x * noise in training, normal with mean 1 and variance rate / (1 - rate); y = x otherwise.
+
+    `rate` is that of a `Dropout` with the same variance, 0 to below 1.
 
     Source: N. Srivastava et al., "Dropout", JMLR 15, 2014, section 10.
-
-    Args:
-        rate: of a `Dropout` of the same variance, 0 to below 1.
-        seed: of the noise; by default the model's.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: the rate is out of range.
     """
 
     _has_no_weights = True
@@ -85,18 +70,11 @@ class GaussianDropout(Layer):
 
 
 class AlphaDropout(Layer):
-    """Dropout after SELU: elements become its least value, and what comes out keeps mean 0 and variance 1.
+    """Dropout after SELU: sets elements to its least value, and keeps mean 0 and variance 1.
+
+    `rate` is the fraction to drop, 0 to below 1; for `noise_shape` see `Dropout`.
 
     Source: G. Klambauer et al., "Self-normalizing neural networks", NeurIPS 2017.
-
-    Args:
-        rate: fraction of elements to drop, 0 to below 1.
-        noise_shape: see `Dropout`.
-        seed: of the masks; by default the model's.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range.
     """
 
     _has_no_weights = True

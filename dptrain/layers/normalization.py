@@ -1,4 +1,4 @@
-"""Normalization: features brought to mean 0 and variance 1, over the global batch or within a sample."""
+"""Normalization to mean 0 and variance 1, over the global batch or within a sample."""
 
 import functools
 import math
@@ -81,36 +81,23 @@ class BatchNormalization(AffineNormalization):
 
     In training mean and (biased) variance are those of the global batch, of all ranks together, and the moving averages
     become moving * momentum + batch's * (1 - momentum), as in Keras. Evaluation and prediction normalize with the
-    moving averages. With `trainable` False they are used in training, too, and stay as they are.
+    moving averages. With `trainable` False so does training, and they stay as they are.
 
     With `renorm` y = gamma * ((x - mean) / sqrt(variance + epsilon) * r + d) + beta in training, where r and d, without
-    gradients, replace the batch's mean and deviation by moving averages of their own.
+    gradients, replace the batch's mean and deviation by separate moving averages.
 
-    Source: S. Ioffe and C. Szegedy, "Batch normalization", ICML 2015; over all ranks, as "synchronized" in Keras.
+    Source: S. Ioffe and C. Szegedy, "Batch normalization", ICML 2015; over all ranks, like "synchronized" in Keras.
     S. Ioffe, "Batch renormalization", NeurIPS 2017.
 
     Args:
         axis: of the features.
         momentum: of the moving averages.
         epsilon: added to the variance.
-        center: whether there is a beta.
-        scale: whether there is a gamma.
-        beta_initializer: name or initializer, as the three that follow.
-        gamma_initializer: of gamma.
-        moving_mean_initializer: of the moving mean.
-        moving_variance_initializer: of the moving variance.
-        beta_regularizer: name or regularizer of beta.
-        gamma_regularizer: name or regularizer of gamma.
-        beta_constraint: name or constraint of beta.
-        gamma_constraint: name or constraint of gamma.
+        center, scale: whether there is a beta, and a gamma.
         renorm: whether to renormalize.
         renorm_clipping: limits of r and d: "rmin", "rmax" and "dmax", all optional.
-        renorm_momentum: of the averages that r and d stand for.
-        synchronized: of no effect: statistics are always those of the global batch.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range, unknown or not supported.
+        renorm_momentum: of the averages behind r and d.
+        synchronized: has no effect: statistics are always those of the global batch.
     """
 
     def __init__(
@@ -180,15 +167,9 @@ class BatchNormalization(AffineNormalization):
         self.input_spec = InputSpec(ndim=rank, axes={self._axis: shape[0]})
 
     def call(self, inputs: Tensor, training: bool | None = None, mask: Tensor | None = None) -> Tensor:
-        """Return the input normalized; in training, move the averages.
+        """Return the input (rows, ..., features) normalized; in training, move the averages.
 
-        Args:
-            inputs: (rows, ..., features).
-            training: whether statistics are the batch's.
-            mask: of the inputs' shape without the features, what counts in the batch's statistics; None for all.
-
-        Raises:
-            ConfigError: a mask of another rank.
+        `mask`, of the inputs' shape without the features, says what counts in the batch's statistics.
         """
         if mask is not None and mask.ndim != inputs.ndim - 1:
             raise ConfigError(
@@ -218,7 +199,7 @@ class BatchNormalization(AffineNormalization):
         return y if beta is None else y + self._along_features(beta, x)
 
     def _along_features(self, vector: Any, x: Tensor) -> Any:
-        """Return a vector in a shape that is broadcast along the axis of the features."""
+        """Return a vector in a shape that broadcasts along the axis of the features."""
         behind = x.ndim - 1 - self._axis
         return ops.reshape(vector, (-1, *(1,) * behind)) if behind else vector
 
@@ -267,13 +248,12 @@ def _clipping(clipping: Mapping[str, float]) -> dict[str, float]:
 
 
 class _SquareRootOf(initializers.Initializer):
-    """Square roots of what another initializer draws: deviations from variances."""
+    """Square roots of another initializer's draws: deviations from variances."""
 
     def __init__(self, variances: Any) -> None:
         self.variances = variances
 
     def _draw(self, shape: tuple[int, ...], seed: int, position: int) -> Any:
-        """Return the roots."""
         return np.sqrt(self.variances(shape, seed, position))
 
     def _get_config(self) -> dict[str, Any]:
@@ -284,24 +264,10 @@ class _SquareRootOf(initializers.Initializer):
 class LayerNormalization(AffineNormalization):
     """y = gamma * (x - mean) / sqrt(variance + epsilon) + beta, mean and variance of each sample over axes.
 
+    `axis` is one or several; `rms_scaling` computes y = gamma * x / sqrt(variance + epsilon), unlike
+    `RMSNormalization`. For other arguments see `BatchNormalization`.
+
     Source: J. Ba, J. Kiros and G. Hinton, "Layer normalization", 2016.
-
-    Args:
-        axis: one, or several.
-        epsilon: added to the variance.
-        center: whether there is a beta.
-        scale: whether there is a gamma.
-        beta_initializer: name or initializer of beta.
-        gamma_initializer: name or initializer of gamma.
-        beta_regularizer: name or regularizer of beta.
-        gamma_regularizer: name or regularizer of gamma.
-        beta_constraint: name or constraint of beta.
-        gamma_constraint: name or constraint of gamma.
-        rms_scaling: y = gamma * x / sqrt(variance + epsilon), which `RMSNormalization` does not compute.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range, unknown or not supported.
     """
 
     def __init__(

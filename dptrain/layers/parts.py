@@ -1,4 +1,4 @@
-"""What a layer consists of: weights, random streams, sublayers; their names, types and initial values in a model."""
+"""The contents of a layer: weights, random streams, sublayers; their names, types and initial values in a model."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -63,7 +63,7 @@ class Parts(Configurable):
 
     @property
     def path(self) -> str | None:
-        """The names of the layers that it was built in and its own, "model/block/dense"; None before it is built."""
+        """The names of the enclosing layers and its own, "model/block/dense"; None before it is built."""
         return f"{self._outer_path or ''}{self._display_name}" if self.built or self._outer_path is not None else None
 
     @contextmanager
@@ -92,12 +92,12 @@ class Parts(Configurable):
         return self.name or self._default_name
 
     def _attributes(self, kind: type[T]) -> list[T]:
-        """Return the attributes of a kind, also those in lists, tuples and dictionaries, in the order of assignment."""
+        """Return the attributes of a kind, also in lists, tuples and dictionaries, in the order of assignment."""
         return tree.attributes(self, kind)
 
     @property
     def _sublayers(self) -> list["Layer"]:
-        """The layers that this one is made of, without theirs."""
+        """The layers directly in this one."""
         return cast("list[Layer]", self._attributes(Parts))
 
     def _flatten_layers(self) -> list["Layer"]:
@@ -119,18 +119,18 @@ class Parts(Configurable):
 
     @property
     def _states(self) -> list[Variable]:
-        """The layer's own variables that are no weights: random states and batch states."""
+        """The layer's own variables that are not weights: random states and batch states."""
         batch_states = [variable for state in self._attributes(BatchState) for variable in state.variables]
         return [*(generator.count for generator in self._attributes(SeedGenerator)), *batch_states]
 
     @property
     def weights(self) -> list[Variable]:
-        """All weights, sublayers' included, in Keras' order: own ones first, of these the trainable ones first."""
+        """All weights, including sublayers', in Keras' order: own ones first, of these the trainable ones first."""
         return _unique([*self._own_weights, *(weight for layer in self._sublayers for weight in layer.weights)])
 
     @property
     def variables(self) -> list[Variable]:
-        """All weights, the states of random numbers, and what batches leave to others."""
+        """All weights, random states, and batch states."""
         own_variables = [*self._own_weights, *self._states]
         return _unique([*own_variables, *(variable for layer in self._sublayers for variable in layer.variables)])
 
@@ -143,19 +143,19 @@ class Parts(Configurable):
 
     @property
     def non_trainable_weights(self) -> list[Variable]:
-        """Those of the weights that are not to be trained."""
+        """The weights that are not trained."""
         trained = {id(weight) for weight in self.trainable_weights}
         return [weight for weight in self.weights if id(weight) not in trained]
 
     @property
     def non_trainable_variables(self) -> list[Variable]:
-        """Those of the variables that are not to be trained."""
+        """The variables that are not trained."""
         trained = {id(weight) for weight in self.trainable_weights}
         return [variable for variable in self.variables if id(variable) not in trained]
 
     @property
     def trainable(self) -> bool:
-        """Whether the weights are to be trained; setting it reaches the sublayers."""
+        """Whether the weights are trained; setting it reaches the sublayers."""
         return self._trainable
 
     @trainable.setter
@@ -174,7 +174,7 @@ class Parts(Configurable):
 
     @property
     def metrics(self) -> list[Metric]:
-        """The metrics that the layer and its sublayers have as attributes; a model's logs have their results."""
+        """The metrics in attributes of the layer and its sublayers; a model's logs have their results."""
         parts = [self, *(layer for layer in self._flatten_layers()[1:] if layer._shares_metrics)]
         metrics: list[Metric] = [metric for part in parts for metric in part._attributes(Metric)]  # type: ignore[type-abstract]
         return list({id(metric): metric for metric in metrics}.values())
@@ -186,7 +186,7 @@ class Parts(Configurable):
 
     @property
     def _losses(self) -> list[Tensor]:
-        """What `add_loss` got in the last call in this thread."""
+        """Arguments of `add_loss` in this thread's last call."""
         return getattr(self._of_thread, "losses", [])
 
     @_losses.setter
@@ -195,7 +195,7 @@ class Parts(Configurable):
 
     @property
     def losses(self) -> list[Any]:
-        """Penalties of the weights that are to be trained, and what `add_loss` got in the last call."""
+        """Penalties of the trained weights, and the arguments of `add_loss` in the last call."""
         added = [loss for layer in self._flatten_layers() for loss in layer._losses]
         return added + [
             weight.regularizer(weight) for weight in self.trainable_weights if weight.regularizer is not None
@@ -212,11 +212,7 @@ class Parts(Configurable):
             return [weight.numpy() for weight in weights]
 
     def set_weights(self, weights: Sequence[Any]) -> None:
-        """Give `weights` new values.
-
-        Raises:
-            ConfigError: another number of them, or another shape.
-        """
+        """Set the values of `weights`; ConfigError for another number of arrays, or another shape."""
         variables = self.weights
         if len(variables) != len(weights):
             raise ConfigError(
@@ -235,11 +231,7 @@ class Parts(Configurable):
                 variable.assign(value)
 
     def count_params(self) -> int:
-        """Return the number of elements of all weights.
-
-        Raises:
-            ConfigError: the layer is not built.
-        """
+        """Return the number of elements of all weights; ConfigError if the layer is not built."""
         if not self.built:
             raise ConfigError(
                 f"You tried to call `count_params` on layer '{self._display_name}', but the layer isn't "
@@ -263,7 +255,7 @@ class Parts(Configurable):
 
     @property
     def dtype_policy(self) -> DTypePolicy:
-        """What the layer computes in, and what its weights are kept in; it can be set, for the layer alone."""
+        """The types of the layer's computations and weights; it can be set, for the layer alone."""
         return self._policy
 
     @dtype_policy.setter
@@ -290,7 +282,7 @@ class Parts(Configurable):
         return self._policy._data_dtype
 
     def _set_dtype(self, dtype: str | DTypePolicy) -> None:
-        """Set the policy of the layer and of sublayers that were given none."""
+        """Set the policy of the layer and of sublayers without their own."""
         policy = dtype if isinstance(dtype, DTypePolicy) else DTypePolicy(dtype)
         for layer in self._flatten_layers():
             if not layer._own_policy:
@@ -304,8 +296,8 @@ class Parts(Configurable):
     def _adopt(self, seed: int) -> None:
         """Give the sublayers unique names, paths, random streams and initial values.
 
-        Weights that were built without values, or drawn with the same (seed, position) as another one, are drawn anew,
-        so that no two begin alike, as in Keras.
+        Weights that were built without values, or drawn with the same (seed, position) as another, are drawn anew, so
+        that no two start alike, as in Keras.
         """
         for path, variable in self._paths():
             variable._path = path
@@ -351,12 +343,9 @@ class Parts(Configurable):
 
 
 def name_layers(layers: "Sequence[Layer]") -> None:
-    """Give layers without a name that of their class, "dense"; the second of a kind gets "_1", as in Keras.
+    """Name layers without a name after their class, "dense"; the second of a kind gets "_1", as in Keras.
 
-    Default names, which models have from the beginning, give way to others.
-
-    Raises:
-        ConfigError: two have the same name.
+    Default names, which models have from the beginning, give way to others. ConfigError if two have the same name.
     """
     used_names = Counter(layer.name for layer in layers if layer.name is not None and not layer._has_default_name)
     repeated = [name for name, times in used_names.items() if times > 1]

@@ -1,4 +1,4 @@
-"""Layers of pictures before a network: their size, and the part of them that counts."""
+"""Layers of images before a network: resizing, cropping, bounding boxes."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -15,9 +15,9 @@ from dptrain.program.tensor import Tensor
 
 
 class ImageLayer(Layer):
-    """A layer of images (rows, height, width, channels) or (height, width, channels), or with "channels_first" last.
+    """A layer of images (rows, height, width, channels) or (height, width, channels), or "channels_first".
 
-    It takes a dictionary with "images" as well, whose "labels" stay as they are.
+    It also takes a dictionary with "images", whose "labels" stay as they are.
     """
 
     _accepted_keys: ClassVar[tuple[str, ...]] = ("images", "labels")
@@ -27,11 +27,11 @@ class ImageLayer(Layer):
         self.data_format = checked_format(data_format)
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the arguments, the format among them."""
+        """Return the arguments, including the format."""
         return super()._get_config() | {"data_format": self.data_format}
 
     def call(self, inputs: Any, training: bool = True) -> Any:
-        """Return what the layer makes of the images."""
+        """Return the transformed images."""
         if not isinstance(inputs, Mapping):
             return self._transformed(self._checked(inputs), training)
         if unknown := set(inputs) - set(self._accepted_keys):
@@ -42,11 +42,11 @@ class ImageLayer(Layer):
         return {**inputs, "images": self._transformed(self._checked(inputs["images"]), training)}
 
     def transform_images(self, images: Any, transformation: Any = None, training: bool = True) -> Tensor:
-        """Return what the layer makes of images.
+        """Return the transformed images.
 
         Args:
-            images: as `call`.
-            transformation: what `get_random_transformation` returned, of a layer that has it.
+            images: see `call`.
+            transformation: from `get_random_transformation`, if the layer has it.
             training: whether the layer is called in training.
         """
         return self._transformed(self._as_tensor(images), training)
@@ -69,7 +69,6 @@ class ImageLayer(Layer):
         return (last - 1, last) if self.data_format == "channels_first" else (last - 2, last - 1)
 
     def _channels_of(self, images: Any) -> int:
-        """Return the axis of channels."""
         return int(images.ndim) - (3 if self.data_format == "channels_first" else 1)
 
     def _height_and_width(self, images: Any) -> tuple[Any, Any]:
@@ -78,19 +77,11 @@ class ImageLayer(Layer):
 
 
 class MaxNumBoundingBoxes(ImageLayer):
-    """As many bounding boxes of every image: further ones are left out, missing ones filled in; images stay.
+    """Cuts or fills the bounding boxes of every image to `max_number`; images stay.
 
     It takes a dictionary with "images" and "bounding_boxes", a dictionary of "boxes" (rows, boxes, 4) and "labels"
-    (rows, boxes), or the same of a single image.
-
-    Args:
-        max_number: how many.
-        fill_value: what missing boxes and their labels consist of.
-        bounding_box_format: of the boxes, such as "xyxy"; must be given where there are some, and makes no difference.
-        options: keyword arguments of `Layer`, and `data_format`.
-
-    Raises:
-        ConfigError: an argument is out of range.
+    (rows, boxes), or the same of a single image. `fill_value` stands for missing boxes and labels;
+    `bounding_box_format`, such as "xyxy", must be passed if there are boxes, and has no effect.
     """
 
     _accepted_keys = ("images", "labels", "bounding_boxes")
@@ -103,7 +94,7 @@ class MaxNumBoundingBoxes(ImageLayer):
         self.bounding_box_format = bounding_box_format
 
     def call(self, inputs: Any, training: bool = True) -> Any:
-        """Return the images, and the boxes in another number."""
+        """Return the images, and `max_number` boxes each."""
         outputs = super().call(inputs, training)
         if not isinstance(inputs, Mapping) or "bounding_boxes" not in inputs:
             return outputs
@@ -132,23 +123,7 @@ class MaxNumBoundingBoxes(ImageLayer):
 
 
 class Resizing(ImageLayer):
-    """Images of another size, as `ops.image.resize` makes them; whole numbers are rounded, and stay whole.
-
-    Args:
-        height: of the output.
-        width: of the output.
-        interpolation: see `ops.image.resize`.
-        crop_to_aspect_ratio: cut off what is too high or wide rather than distort.
-        pad_to_aspect_ratio: add what is missing rather than distort.
-        fill_mode: only "constant".
-        fill_value: what is added.
-        antialias: where images become smaller, each pixel sees all that it stands for.
-        data_format: "channels_last" (the default) or "channels_first".
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range or unknown.
-    """
+    """Resizes images to height x width; for other arguments see `ops.image.resize`."""
 
     def __init__(
         self,
@@ -182,17 +157,7 @@ class Resizing(ImageLayer):
 
 
 class CenterCrop(ImageLayer):
-    """The middle of images; what is too small is resized to that size before, without what sticks out.
-
-    Args:
-        height: of the output.
-        width: of the output.
-        data_format: "channels_last" (the default) or "channels_first".
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range or unknown.
-    """
+    """Crops the middle of images, height x width; images that are too small are resized and cropped instead."""
 
     def __init__(self, height: int, width: int, data_format: str | None = None, **options: Any) -> None:
         super().__init__(data_format=data_format, **options)

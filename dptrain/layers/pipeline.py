@@ -1,4 +1,4 @@
-"""Layers one after the other, as one layer."""
+"""A chain of layers as a layer."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -8,15 +8,7 @@ from dptrain.layers.base import Layer
 
 
 class Pipeline(Layer):
-    """Layers one after the other, usually of preprocessing; not a model.
-
-    Args:
-        layers: the layers; what comes out of one goes into the next.
-        name: of the layer.
-
-    Raises:
-        ConfigError: something else than layers.
-    """
+    """A chain of layers, usually of preprocessing; not a model."""
 
     def __init__(self, layers: Sequence[Layer], name: str | None = None) -> None:
         super().__init__(name=name)
@@ -25,28 +17,22 @@ class Pipeline(Layer):
         self.layers = list(layers)
 
     def call(self, inputs: Any, training: bool = True) -> Any:
-        """Return what the last layer makes of the inputs."""
+        """Return the output of the last layer."""
         for layer in self.layers:
             inputs = layer(inputs, training=training)
         return inputs
 
     def _get_own_config(self) -> dict[str, Any]:
-        """Return the layers as files have them."""
         import dptrain  # whose table of layers has this class
 
         return {"layers": [dptrain.layers.serialize(layer) for layer in self.layers]}
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments, without `trainable`."""
         return {key: value for key, value in super()._get_config().items() if key in ("layers", "name")}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Return the layer that `config` described, with its layers.
-
-        Raises:
-            ConfigError: as `Layer.from_config`.
-        """
+        """Return the layer that `config` describes, with its layers."""
         import dptrain
 
         layers = [

@@ -1,4 +1,4 @@
-"""Pooling: the greatest element or the mean of windows of images, or of whole ones."""
+"""Pooling: the maximum or mean of windows of images, or of whole images."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,18 +13,13 @@ from dptrain.program.tensor import Tensor
 
 
 class Pooling(SpatialLayer):
-    """One number of each window of each channel.
+    """Reduces each window of each channel to a number.
 
     Args:
-        pool_size: of the windows, one number for all axes of space, or one each.
+        pool_size: of the windows, for all axes of space, or each.
         strides: between them; by default their size.
-        padding: "valid" (none), or "same": windows may reach beyond the image, whose part alone counts.
+        padding: "valid" (none), or "same": windows may reach beyond the image; only the part inside counts.
         data_format: "channels_last" (the default) or "channels_first".
-        name: of the layer.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range or not supported.
     """
 
     _has_no_weights = True
@@ -52,51 +47,45 @@ class Pooling(SpatialLayer):
 
 
 class MaxPooling1D(Pooling):
-    """The greatest element of each window of each channel of a sequence; the arguments are those of `Pooling`."""
+    """`Pooling` by the maximum, of sequences."""
 
     rank, _pool = 1, staticmethod(ops.max_pool)
 
 
 class MaxPooling2D(Pooling):
-    """The greatest element of each window of each channel of an image; the arguments are those of `Pooling`."""
+    """`Pooling` by the maximum, of images."""
 
     rank, _pool = 2, staticmethod(ops.max_pool)
 
 
 class MaxPooling3D(Pooling):
-    """The greatest element of each window of each channel of a volume; the arguments are those of `Pooling`."""
+    """`Pooling` by the maximum, of volumes."""
 
     rank, _pool = 3, staticmethod(ops.max_pool)
 
 
 class AveragePooling1D(Pooling):
-    """The mean of each window of each channel of a sequence; the arguments are those of `Pooling`."""
+    """`Pooling` by the mean, of sequences."""
 
     rank, _pool = 1, staticmethod(ops.average_pool)
 
 
 class AveragePooling2D(Pooling):
-    """The mean of each window of each channel of an image; the arguments are those of `Pooling`."""
+    """`Pooling` by the mean, of images."""
 
     rank, _pool = 2, staticmethod(ops.average_pool)
 
 
 class AveragePooling3D(Pooling):
-    """The mean of each window of each channel of a volume; the arguments are those of `Pooling`."""
+    """`Pooling` by the mean, of volumes."""
 
     rank, _pool = 3, staticmethod(ops.average_pool)
 
 
 class AdaptivePooling(SpatialLayer):
-    """One number of each of so many windows of each channel; they overlap where lengths do not divide.
+    """Reduces a fixed number of windows of each channel to a number each; they overlap where lengths do not divide.
 
-    Args:
-        output_size: windows along all axes of space, one number, or one each.
-        data_format: "channels_last" (the default) or "channels_first".
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range.
+    `output_size` is the number of windows along all axes of space, or each.
     """
 
     _pool: Callable[..., Tensor]
@@ -113,52 +102,43 @@ class AdaptivePooling(SpatialLayer):
 
 
 class AdaptiveMaxPooling1D(AdaptivePooling):
-    """The greatest element of each of so many windows of a sequence; the arguments are those of `AdaptivePooling`."""
+    """`AdaptivePooling` by the maximum, of sequences."""
 
     rank, _pool = 1, staticmethod(ops.adaptive_max_pool)
 
 
 class AdaptiveMaxPooling2D(AdaptivePooling):
-    """The greatest element of each of so many windows of an image; the arguments are those of `AdaptivePooling`."""
+    """`AdaptivePooling` by the maximum, of images."""
 
     rank, _pool = 2, staticmethod(ops.adaptive_max_pool)
 
 
 class AdaptiveMaxPooling3D(AdaptivePooling):
-    """The greatest element of each of so many windows of a volume; the arguments are those of `AdaptivePooling`."""
+    """`AdaptivePooling` by the maximum, of volumes."""
 
     rank, _pool = 3, staticmethod(ops.adaptive_max_pool)
 
 
 class AdaptiveAveragePooling1D(AdaptivePooling):
-    """The mean of each of so many windows of a sequence; the arguments are those of `AdaptivePooling`."""
+    """`AdaptivePooling` by the mean, of sequences."""
 
     rank, _pool = 1, staticmethod(ops.adaptive_average_pool)
 
 
 class AdaptiveAveragePooling2D(AdaptivePooling):
-    """The mean of each of so many windows of an image; the arguments are those of `AdaptivePooling`."""
+    """`AdaptivePooling` by the mean, of images."""
 
     rank, _pool = 2, staticmethod(ops.adaptive_average_pool)
 
 
 class AdaptiveAveragePooling3D(AdaptivePooling):
-    """The mean of each of so many windows of a volume; the arguments are those of `AdaptivePooling`."""
+    """`AdaptivePooling` by the mean, of volumes."""
 
     rank, _pool = 3, staticmethod(ops.adaptive_average_pool)
 
 
 class GlobalPooling(SpatialLayer):
-    """One number of each channel of an image.
-
-    Args:
-        data_format: "channels_last" (the default) or "channels_first".
-        keepdims: whether the axes of space stay, 1 each.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: another data format.
-    """
+    """Reduces each channel of an image to a number; `keepdims` keeps the axes of space, with length 1."""
 
     _has_no_weights = True
     _reduce: Callable[..., Tensor]
@@ -170,47 +150,39 @@ class GlobalPooling(SpatialLayer):
         self.input_spec = InputSpec(ndim=self.rank + 2)
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return (rows, channels), or with axes of length 1 in the places of those of space."""
+        """Return (rows, channels), or with `keepdims` with axes of space of length 1."""
         return type(self)._reduce(inputs, self._space, self.keepdims)
 
 
 class GlobalMaxPooling1D(GlobalPooling):
-    """The greatest element of each channel of a sequence; the arguments are those of `GlobalPooling`."""
+    """`GlobalPooling` by the maximum, of sequences."""
 
     rank, _reduce = 1, staticmethod(ops.max)
 
 
 class GlobalMaxPooling2D(GlobalPooling):
-    """The greatest element of each channel of an image; the arguments are those of `GlobalPooling`."""
+    """`GlobalPooling` by the maximum, of images."""
 
     rank, _reduce = 2, staticmethod(ops.max)
 
 
 class GlobalMaxPooling3D(GlobalPooling):
-    """The greatest element of each channel of a volume; the arguments are those of `GlobalPooling`."""
+    """`GlobalPooling` by the maximum, of volumes."""
 
     rank, _reduce = 3, staticmethod(ops.max)
 
 
 class GlobalAveragePooling1D(GlobalPooling):
-    """The mean of each channel of a sequence; the arguments are those of `GlobalPooling`."""
+    """`GlobalPooling` by the mean, of sequences."""
 
     rank, _reduce = 1, staticmethod(ops.mean)
     _passes_masks = True
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> None:
-        """Return None: what comes out has no steps."""
+        """Return None: the result has no steps."""
 
     def call(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return (rows, channels), or with an axis of length 1 for that of space.
-
-        Args:
-            inputs: the sequences.
-            mask: (rows, length), which elements count; None for all.
-
-        Raises:
-            ConfigError: a mask of another rank.
-        """
+        """See `GlobalPooling`; `mask` (rows, length) says which elements count."""
         if mask is None:
             return super().call(inputs)
         if mask.ndim != 2:
@@ -223,13 +195,13 @@ class GlobalAveragePooling1D(GlobalPooling):
 
 
 class GlobalAveragePooling2D(GlobalPooling):
-    """The mean of each channel of an image; the arguments are those of `GlobalPooling`."""
+    """`GlobalPooling` by the mean, of images."""
 
     rank, _reduce = 2, staticmethod(ops.mean)
 
 
 class GlobalAveragePooling3D(GlobalPooling):
-    """The mean of each channel of a volume; the arguments are those of `GlobalPooling`."""
+    """`GlobalPooling` by the mean, of volumes."""
 
     rank, _reduce = 3, staticmethod(ops.mean)
 

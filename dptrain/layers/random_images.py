@@ -21,7 +21,16 @@ Factor = float | Sequence[float]
 
 
 class RandomImageLayer(ImageLayer):
-    """Draws a transformation for each image in training, and applies it; other images stay as they are."""
+    """Draws a transformation for each image in training, and applies it; other images stay as they are.
+
+    Arguments that subclasses share:
+
+    Args:
+        factor: unless documented otherwise, the probability for each image: f draws it from 0 to f, or a range.
+        value_range: least and greatest value of pixels.
+        seed: of the random draws; by default the model's.
+        data_format: "channels_last" (the default) or "channels_first".
+    """
 
     _has_no_weights = True
 
@@ -31,7 +40,6 @@ class RandomImageLayer(ImageLayer):
         self.generator = self._add_seed_generator(Purpose.NOISE, seed)
 
     def _uniform(self, rows: Any, least: float, most: float) -> Tensor:
-        """Return a number for each row."""
         return random.uniform((rows,), least, most, self._exact_dtype, seed=self.generator)
 
     @property
@@ -40,12 +48,12 @@ class RandomImageLayer(ImageLayer):
         return "float64" if self.compute_dtype == "float64" else "float32"
 
     def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
-        """Return what is drawn for images, None where nothing is.
+        """Draw a transformation for images; None outside of training.
 
         Args:
-            data: the images, (rows, height, width, channels) or (height, width, channels), or as `call`.
-            training: whether anything is.
-            seed: what to draw from, in the place of the layer's own.
+            data: the images, (rows, height, width, channels) or (height, width, channels), or see `call`.
+            training: whether to draw.
+            seed: replaces the layer's generator.
         """
         if not training:
             return None
@@ -64,19 +72,13 @@ class RandomImageLayer(ImageLayer):
 
     @abstractmethod
     def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
-        """Return a transformation for each of so many images."""
+        """Return a transformation for each of these images."""
 
     def _transformed(self, images: Tensor, training: bool) -> Tensor:
         return self.transform_images(images, self.get_random_transformation(images, training), training)
 
     def transform_images(self, images: Any, transformation: Any = None, training: bool = True) -> Tensor:
-        """Return images, in training transformed.
-
-        Args:
-            images: as `get_random_transformation`.
-            transformation: what it returned.
-            training: whether to transform.
-        """
+        """Transform images in training, by what `get_random_transformation` returned."""
         x = self._floating(self._as_tensor(images))
         if not training or transformation is None:
             return x
@@ -84,10 +86,10 @@ class RandomImageLayer(ImageLayer):
 
     @abstractmethod
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
-        """Return images (rows, ...) transformed."""
+        """Transform images (rows, ...)."""
 
     def _box_masks(self, rows: Any, height: Any, width: Any, down: Tensor, across: Tensor) -> Tensor:
-        """Return masks of a random box in each image, of its parts of height (`down`) and width (`across`), (rows,).
+        """Return masks of a random box per image, with fractions of its height (`down`) and width (`across`), (rows,).
 
         Booleans (rows, height, width, 1), with "channels_first" (rows, 1, height, width).
         """
@@ -107,13 +109,13 @@ class RandomImageLayer(ImageLayer):
 
 
 def per_image(number: Any, x: Tensor | None = None) -> Tensor:
-    """Return a number for each image as (rows, 1, 1, 1), in the images' type if they are given."""
+    """Return a number for each image as (rows, 1, 1, 1), in the type of `images` if passed."""
     column = ops.reshape(ops.convert_to_tensor(number), (-1, 1, 1, 1))
     return column if x is None else ops.cast(column, x.dtype)
 
 
 def limits(name: str, factor: Factor, least: float, message: str, excluded: bool = False) -> tuple[float, float]:
-    """Return the range of a factor: (-f, f) for one number f. `message` begins the error."""
+    """Return the range of a factor: (-f, f) for a number f. `message` begins the error."""
     pair: list[Any] = list(factor) if isinstance(factor, list | tuple) else [factor, factor]
     is_wrong = len(pair) != 2 or any(isinstance(number, bool) or not isinstance(number, int | float) for number in pair)
     if is_wrong or any(number > 1 or number < least or (excluded and number == least) for number in pair):
@@ -124,7 +126,7 @@ def limits(name: str, factor: Factor, least: float, message: str, excluded: bool
 
 
 def factor_range(factor: Factor | None, least: float, most: float = 1, name: str = "factor") -> tuple[float, float]:
-    """Return the range of a factor: (max(-f, least), f) for one number f."""
+    """Return the range of a factor: (max(-f, least), f) for a number f."""
     message = f"The `{name}` argument should be a number (or a list of two numbers) in the range [{least}, {most}]. "
     number: Any = 0.0 if factor is None else factor
     if isinstance(number, list | tuple):
@@ -137,7 +139,7 @@ def factor_range(factor: Factor | None, least: float, most: float = 1, name: str
 
 
 def value_range_of(value_range: Any) -> tuple[float, float]:
-    """Return the least and greatest pixel value after checking them."""
+    """Check and return the least and greatest pixel value."""
     if not isinstance(value_range, list | tuple) or len(value_range) != 2:
         raise ConfigError(
             f"The `value_range` argument should be a list of two numbers. Received: value_range={value_range}"

@@ -12,16 +12,7 @@ from dptrain.program.tensor import Tensor
 
 
 class Rescaling(Layer):
-    """y = x * scale + offset.
-
-    Args:
-        scale: factor, such as 1 / 255; or one for each index of the last axis.
-        offset: added after scaling; likewise.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: scale or offset is neither a number nor a list of them.
-    """
+    """y = x * scale + offset; each is a number, such as 1 / 255, or a list with one for each index of the last axis."""
 
     _passes_masks = True
 

@@ -1,4 +1,4 @@
-"""The same numbers in another shape: Flatten, Reshape, Permute, RepeatVector."""
+"""Changes of shape: Flatten, Reshape, Permute, RepeatVector."""
 
 import math
 from collections.abc import Sequence
@@ -19,13 +19,7 @@ from dptrain.program.tensor import Tensor
 class Flatten(Layer):
     """Reshapes (rows, a, b, ...) to (rows, a * b * ...), (rows,) to (rows, 1).
 
-    Args:
-        data_format: "channels_last" (the default) or "channels_first": the channels, the first axis after the
-            rows, become the last axis before that.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: another data format.
+    With `data_format` "channels_first" the channels, the first axis after the rows, first become the last axis.
     """
 
     _moves_values = True
@@ -42,15 +36,7 @@ class Flatten(Layer):
 
 
 class Reshape(Layer):
-    """Reshapes (rows, ...) to (rows, *target_shape).
-
-    Args:
-        target_shape: one dimension may be -1, for what is left.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: more than one dimension is unknown, or one is not a positive integer.
-    """
+    """Reshapes (rows, ...) to (rows, *target_shape); one length may be -1, for the rest."""
 
     _moves_values = True
 
@@ -80,15 +66,7 @@ class Reshape(Layer):
 
 
 class Permute(Layer):
-    """Puts the axes of samples in another order.
-
-    Args:
-        dims: the axes; the first after the rows is 1.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: not each axis once.
-    """
+    """Permutes the axes of samples; in `dims` the first after the rows is 1."""
 
     _moves_values = True
 
@@ -108,15 +86,7 @@ class Permute(Layer):
 
 
 class RepeatVector(Layer):
-    """Repeats (rows, features) as (rows, n, features).
-
-    Args:
-        n: how often, at least 1.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: n is out of range.
-    """
+    """Repeats (rows, features) as (rows, n, features), n at least 1."""
 
     _moves_values = True
 

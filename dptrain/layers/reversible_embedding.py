@@ -9,24 +9,14 @@ from dptrain.program.tensor import Tensor, Variable
 
 
 class ReversibleEmbedding(Embedding):
-    """y[..., :] = embeddings[x[...]], or in reverse y = x embeddings^T.
+    """y[..., :] = embeddings[x[...]], or in reverse y = x embeddings^T; for other arguments see `Embedding`.
 
     Source: O. Press and L. Wolf, "Using the output embedding to improve language models", EACL 2017.
 
     Args:
-        input_dim: rows of the table.
-        output_dim: length of its rows.
-        tie_weights: whether both ways have one table; else the way back has a weight of its own.
-        embeddings_initializer: name or initializer of the tables.
-        embeddings_regularizer: name or regularizer of the table.
-        embeddings_constraint: name or constraint of the table.
-        mask_zero: as `Embedding`.
-        reverse_dtype: in which the way back is computed; by default the layer's.
-        logit_soft_cap: the way back returns tanh(y / logit_soft_cap) * logit_soft_cap; None for y.
-        options: keyword arguments of `Embedding`.
-
-    Raises:
-        ConfigError: an argument is out of range, unknown or not supported.
+        tie_weights: both directions share the table; else the reverse has its own weight.
+        reverse_dtype: in which the reverse is computed; by default the layer's.
+        logit_soft_cap: the reverse returns tanh(y / logit_soft_cap) * logit_soft_cap; None for y.
     """
 
     def __init__(
@@ -49,11 +39,11 @@ class ReversibleEmbedding(Embedding):
         self.tie_weights, self.reverse_dtype, self.logit_soft_cap = bool(tie_weights), reverse_dtype, logit_soft_cap
 
     def _get_own_config(self) -> dict[str, Any]:
-        """Return the arguments, those of `Embedding` among them."""
+        """Return the arguments, including those of `Embedding`."""
         return super()._get_own_config() | {"output_dim": self.output_dim, "quantization_config": None}
 
     def build(self, input_shape: Any = None) -> None:
-        """Make the table, and the weight of the way back if it has one."""
+        """Make the table, and the weight of the reverse if it has one."""
         super().build(input_shape)
         self.reverse_embeddings: Variable | None = None
         if not self.tie_weights:
@@ -62,11 +52,7 @@ class ReversibleEmbedding(Embedding):
             )
 
     def call(self, inputs: Tensor, reverse: bool = False) -> Tensor:
-        """Return (rows, ..., output_dim) of integers; in reverse (rows, ..., input_dim) of vectors.
-
-        Raises:
-            DataError: an id is no row of the table.
-        """
+        """Return (rows, ..., output_dim) of ids, see `Embedding`; in reverse (rows, ..., input_dim) of vectors."""
         if not reverse:
             rows = super().call(inputs)
             rows._keras_mask = super().compute_mask(inputs)
@@ -79,7 +65,7 @@ class ReversibleEmbedding(Embedding):
         return logits
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> None:
-        """Return None: `call` attaches the mask of ids, and the way back has none."""
+        """Return None: `call` attaches the mask of ids, and the reverse has none."""
 
     def compute_output_shape(self, input_shape: Any, reverse: bool = False) -> tuple[int | None, ...]:
         """Return the shape of the rows; in reverse that of the scores."""

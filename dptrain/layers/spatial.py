@@ -41,7 +41,7 @@ class SpatialLayer(Layer):
 
 
 def checked_format(data_format: Any) -> str:
-    """Return the data format after checking it; "channels_last" for None."""
+    """Check and return the data format; "channels_last" for None."""
     form = FORMATS[0] if data_format is None else str(data_format).lower()
     if form not in FORMATS:
         raise ConfigError(

@@ -11,20 +11,12 @@ from dptrain.program.tensor import Tensor
 
 
 class SpectralNormalization(Wrapper):
-    """A layer whose kernel, as a matrix of as many columns as outputs, has the greatest singular value 1.
+    """Scales a layer's `kernel` or `embeddings`, a matrix with a column per output, to greatest singular value 1.
 
-    In training each call divides the kernel by an estimate of that value, one step of the power method further than
-    the call before, and trains what comes out: the kernel itself changes, as in Keras on PyTorch and TensorFlow.
+    In training each call divides the kernel by an estimate of that value, from `power_iterations` further steps of the
+    power method, and trains the result: the kernel itself changes, as in Keras on PyTorch and TensorFlow.
 
     Source: T. Miyato et al., "Spectral normalization for generative adversarial networks", ICLR 2018.
-
-    Args:
-        layer: a layer with a `kernel` or `embeddings`.
-        power_iterations: steps of a call, at least 1.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: the number of steps is out of range, or the layer has neither.
     """
 
     def __init__(self, layer: Layer, power_iterations: int = 1, **options: Any) -> None:
@@ -36,7 +28,7 @@ class SpectralNormalization(Wrapper):
         self.power_iterations = int(power_iterations)
 
     def build(self, input_shape: BuildShape) -> None:
-        """Make the weights of the other layer, and the vector that the power method goes on from."""
+        """Make the weights of the layer, and the vector of the power method."""
         super().build(input_shape)
         self.input_spec = InputSpec(min_ndim=1, axes={-1: input_shape[-1]})
         kernel = getattr(self.layer, "kernel", getattr(self.layer, "embeddings", None))
@@ -48,7 +40,7 @@ class SpectralNormalization(Wrapper):
         )
 
     def call(self, inputs: Tensor, training: bool = False) -> Tensor:
-        """Return what the layer makes of the input; in training, normalize its kernel before."""
+        """Call the layer; in training, normalize its kernel first."""
         if training:
             self._normalize()
         outputs = self.layer(inputs)

@@ -1,4 +1,4 @@
-"""Layers that make spectrograms of signals."""
+"""Spectrograms of signals."""
 
 import math
 from typing import Any
@@ -18,30 +18,24 @@ _BREAK, _QUALITY = 700.0, 1127.0
 
 
 class MelSpectrogram(Layer):
-    """The power of a signal's frequencies over time, in bands that are equally wide on the mel scale.
+    """The power of a signal's frequencies over time, in bands of equal width on the mel scale.
 
     Signals (rows, samples) or (samples,) become (rows, num_mel_bins, time) or (num_mel_bins, time).
 
-    Source: S. Young et al., "The HTK book", whose mel scale it is.
+    Source: S. Young et al., "The HTK book", for the mel scale.
 
     Args:
         fft_length: of a window's transform.
         sequence_stride: between two windows.
-        sequence_length: of a window; by default `fft_length`.
+        sequence_length: of a window, at most `fft_length`, which is the default.
         window: "hann", "hamming" or weights.
-        sampling_rate: samples a second.
-        num_mel_bins: how many bands.
-        min_freq: the lowest frequency in Hz.
-        max_freq: the highest; by default half of the rate.
+        sampling_rate: samples per second.
+        num_mel_bins: number of bands.
+        min_freq, max_freq: in Hz; the highest is by default half of the rate.
         power_to_db: return decibels.
-        top_db: of decibels, how far below the greatest the least is.
+        top_db: greatest distance of decibels below their maximum.
         mag_exp: the power of the magnitudes that is summed.
-        min_power: the least that counts.
-        ref_power: the power of 0 dB.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: a window that is longer than its transform.
+        min_power, ref_power: the least power that counts, and that of 0 dB.
     """
 
     def __init__(
@@ -105,18 +99,9 @@ class MelSpectrogram(Layer):
         upper_edge_hertz: float = 3800.0,
         dtype: str = "float32",
     ) -> Array:
-        """Return by how much each frequency counts in each band, triangles of height 1.
+        """Return the weights (frequencies, bands) of frequencies in bands: triangles of height 1.
 
-        Args:
-            num_mel_bins: how many bands.
-            num_spectrogram_bins: how many frequencies, from 0 to half of the rate.
-            sampling_rate: samples a second.
-            lower_edge_hertz: where the first band begins.
-            upper_edge_hertz: where the last ends.
-            dtype: of the result.
-
-        Returns:
-            (frequencies, bands).
+        `num_spectrogram_bins` frequencies reach from 0 to half of the rate, the bands from lower to upper edge.
         """
 
         def mel(hertz: Any) -> Any:
@@ -131,7 +116,7 @@ class MelSpectrogram(Layer):
 
 
 class STFTSpectrogram(Layer):
-    """The Fourier transforms of windows of signals, by convolutions whose kernels can be trained.
+    """The Fourier transforms of windows of signals, by convolutions with optionally trained kernels.
 
     Signals (rows, time, channels), or (rows, channels, time), become (rows, time, channels * frequencies).
 
@@ -141,19 +126,14 @@ class STFTSpectrogram(Layer):
         frame_step: between two windows; by default half of the length.
         fft_length: of a window's transform; by default the next power of 2.
         window: "hann", "hamming", weights or None.
-        periodic: the window's weights are those of a period.
+        periodic: use a periodic window.
         scaling: "density", "spectrum" or None.
         padding: "valid" or "same".
         expand_dims: return (rows, time, frequencies, channels).
         data_format: "channels_last" or "channels_first".
-        options: keyword arguments of `Layer`.
 
     Attributes:
-        real_kernel: (frame_length, 1, frequencies).
-        imag_kernel: the same.
-
-    Raises:
-        ConfigError: an argument is out of range or unknown.
+        real_kernel, imag_kernel: (frame_length, 1, frequencies).
     """
 
     _MODES = ("log", "magnitude", "psd", "real", "imag", "angle", "stft")
@@ -212,7 +192,7 @@ class STFTSpectrogram(Layer):
         return self.fft_length or 2 ** math.ceil(math.log2(self.frame_length))
 
     def build(self, input_shape: BuildShape) -> None:
-        """Make the kernels of Fourier's transform."""
+        """Make the kernels of the Fourier transform."""
         shape = (self.frame_length, 1, self._transform_length // 2 + 1)
         if self.mode != "imag":
             initializer = STFT("real", self.window, self.scaling, self.periodic)

@@ -1,4 +1,4 @@
-"""Normalization: features standardised with the mean and variance of data seen before the training."""
+"""Normalization: features standardised with the mean and variance of data seen before training."""
 
 from collections.abc import Iterable, Sequence
 from numbers import Number
@@ -20,24 +20,18 @@ _EPSILON = 1e-7  # of Keras: the least deviation divided by
 class Normalization(Layer):
     """y = (x - mean) / max(sqrt(variance), 1e-7), with a mean and variance for each index of the kept axes.
 
-    Both are given, or `adapt` takes them from data; they are weights that no training changes.
+    Both are passed, or `adapt` computes them from data; they are weights that are not trained.
 
     Source: keras/src/layers/preprocessing/normalization.py, Keras 3.15.
 
     Args:
-        axis: kept axes, each index of which has its own mean and variance; None for one pair for all elements.
-        mean: given instead of `adapt`; broadcast over the kept axes. Needs `variance`.
-        variance: as `mean`.
+        axis: kept axes, whose indices have their own mean and variance; None for a single pair.
+        mean, variance: both instead of `adapt`, or neither; broadcast over the kept axes.
         invert: return x * max(sqrt(variance), 1e-7) + mean instead.
-        options: keyword arguments of `Layer`.
 
     Attributes:
-        input_mean: the argument `mean`.
-        input_variance: the argument `variance`.
+        input_mean, input_variance: the arguments.
         follows_data: whether trainings from the command line set the moments, fold by fold.
-
-    Raises:
-        ConfigError: only one of mean and variance, or shapes that fit neither each other nor the axes.
     """
 
     _passes_masks = True
@@ -70,7 +64,7 @@ class Normalization(Layer):
         self.follows_data = False
 
     def build(self, input_shape: BuildShape) -> None:
-        """Make mean and variance, of the kept axes' lengths, unless they were given."""
+        """Make mean and variance, of the kept axes' lengths, unless they were passed."""
         rank = len(input_shape)
         if any(not -rank <= axis < rank for axis in self.axis):
             raise ConfigError(f"axis = {self.axis} of layer {self._display_name!r}: the input has {rank} dimensions")
@@ -100,13 +94,10 @@ class Normalization(Layer):
             ) from None
 
     def adapt(self, data: Any) -> None:
-        """Take mean and variance from data, in float64.
+        """Compute mean and variance from data, in float64.
 
-        Args:
-            data: an array (rows, ...), or an iterable of batches; of tuples the first counts.
-
-        Raises:
-            ConfigError: there are no rows, shapes differ, or mean and variance were given.
+        `data` is an array (rows, ...), or an iterable of batches; of tuples the first element counts. ConfigError if
+        there are no rows, shapes differ, or mean and variance were passed.
         """
         if self.input_mean is not None:
             raise ConfigError(f"adapt: mean and variance of layer {self._display_name!r} were given")
@@ -137,18 +128,18 @@ class Normalization(Layer):
         self._set_moments(mean, squares / count)
 
     def _set_moments(self, mean: npt.ArrayLike, variance: npt.ArrayLike) -> None:
-        """Set the weights, of the kept axes' lengths, as `adapt` does."""
+        """Set the weights, of the kept axes' lengths, like `adapt`."""
         self.adapt_mean.assign(np.asarray(mean, self.adapt_mean.dtype))
         self.adapt_variance.assign(np.asarray(variance, self.adapt_variance.dtype))
 
     @property
     def mean(self) -> Tensor | None:
-        """The mean that is subtracted, in a shape that broadcasts against the inputs; None before `build`."""
+        """The mean that is subtracted, in a shape that broadcasts to the inputs; None before `build`."""
         return self._moment(0)
 
     @property
     def variance(self) -> Tensor | None:
-        """The variance whose root divides, as `mean`."""
+        """The variance, like `mean`."""
         return self._moment(1)
 
     def _moment(self, number: int) -> Tensor | None:
@@ -160,12 +151,12 @@ class Normalization(Layer):
         return ops.cast(self._fixed_moments[number], self.compute_dtype)
 
     def _get_own_config(self) -> dict[str, Any]:
-        """Return the arguments; the axes as a list, as Keras' files have them."""
+        """Return the arguments; the axes as a list, as in Keras' files."""
         moments = {"mean": self.input_mean, "variance": self.input_variance}
         return {**super()._get_own_config(), "axis": list(self.axis), **moments}
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return the input standardised, or with `invert` what it was before."""
+        """Return the input standardised, or with `invert` restored."""
         x = self._floating(inputs)
         if self.input_mean is None:
             mean, variance = (
@@ -181,14 +172,14 @@ class Normalization(Layer):
 
 
 def is_one_array(data: Any) -> bool:
-    """Whether `adapt` received one array, or a list of numbers or strings, rather than batches."""
+    """Whether `adapt` received an array, or a list of numbers or strings, rather than batches."""
     if not isinstance(data, list | tuple):
         return hasattr(data, "__array__")
     return all(isinstance(leaf, str | bytes | Number | np.generic) for leaf in leaves(data))
 
 
 def batches_of(data: Any) -> Iterable[Any]:
-    """Yield the batches that `adapt` reads: x of tuples (x, y) and (x, y, sample_weight)."""
+    """Yield the batches for `adapt`: x of tuples (x, y) and (x, y, sample_weight)."""
     if is_one_array(data):
         yield np.asarray(data)
         return

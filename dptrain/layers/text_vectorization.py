@@ -26,31 +26,25 @@ _SPACES = re.compile(r"[ \t\n\v\f\r]+")
 
 
 class TextVectorization(Layer):
-    """Texts as places of their tokens in a vocabulary, or as vectors of these.
+    """Texts as indices of their tokens in a vocabulary, or as vectors of these.
 
-    Each text is standardised, split into tokens, and these joined to n-grams. Place 0 fills up, place 1 is that of what
-    is not known. It works on the host: call it on arrays before `fit`, in a generator or a `PyDataset`.
+    Each text is standardised, split into tokens, and these are joined to n-grams. Index 0 is padding, index 1 unknown.
+    It works on the host: call it on arrays before `fit`, in a generator or a `PyDataset`.
 
     Args:
-        max_tokens: of the vocabulary at most, those two places counted; None for any number.
+        max_tokens: greatest size of the vocabulary, these two indices counted; None for any.
         standardize: "lower_and_strip_punctuation", "lower", "strip_punctuation", a function of an array of texts, or
             None.
         split: "whitespace", "character", a function of an array of texts that returns a list of tokens for each, or
             None for texts that are tokens.
-        ngrams: up to so many tokens in a row are one, or exactly as many as a tuple says; None for single ones.
+        ngrams: join up to this number of consecutive tokens, or exactly the numbers in a tuple; None for single ones.
         output_mode: "int" (rows, tokens) int64, "multi_hot", "count" or "tf_idf" (rows, vocabulary), or "one_hot" of
             each token.
-        output_sequence_length: of "int", to which rows are cut or filled up; by default that of the longest.
+        output_sequence_length: of "int", to which rows are cut or padded; by default the longest.
         pad_to_max_tokens: make vectors as long as `max_tokens`.
         vocabulary: the tokens in order; None for `adapt`, or `set_vocabulary`, which reads files.
-        idf_weights: of "tf_idf", of each token.
-        sparse: only False.
-        ragged: only False.
-        encoding: only "utf-8".
-        name: of the layer.
-
-    Raises:
-        ConfigError: an argument is out of range, unknown or not supported.
+        idf_weights: of each token, for "tf_idf".
+        sparse, ragged, encoding: must be False, False and "utf-8".
     """
 
     _takes_ids = True
@@ -119,16 +113,16 @@ class TextVectorization(Layer):
 
     @property
     def idf_weights(self) -> list[float] | None:
-        """The weights of "tf_idf" of all places."""
+        """The weights of "tf_idf" by index."""
         weights = self._lookup.idf_weights
         return None if weights is None else list(weights)
 
     def vocabulary_size(self) -> int:
-        """Return the number of tokens, padding and the unknown one included."""
+        """Return the number of tokens, including padding and the unknown token."""
         return self._lookup.vocabulary_size()
 
     def get_vocabulary(self, include_special_tokens: bool = True) -> list[str]:
-        """Return what each place stands for."""
+        """Return the token of each index."""
         return self._lookup.get_vocabulary(include_special_tokens)
 
     def set_vocabulary(self, vocabulary: Any, idf_weights: Any = None) -> None:
@@ -136,15 +130,10 @@ class TextVectorization(Layer):
         self._lookup.set_vocabulary(vocabulary, idf_weights)
 
     def adapt(self, data: Any, batch_size: int | None = None, steps: int | None = None) -> None:
-        """Take the vocabulary from texts: what occurs most comes first, of equal numbers what is greater.
+        """Build the vocabulary from texts, most frequent tokens first; ties put the greater token first.
 
-        Args:
-            data: an array or a list of texts, or an iterable of batches of them; of "tf_idf" a text is a document.
-            batch_size: without effect.
-            steps: how many batches; None for all.
-
-        Raises:
-            ConfigError: the vocabulary was given, or these are no texts.
+        `data` is an array or a list of texts (for "tf_idf", documents), or an iterable of batches, at most `steps` of
+        them; `batch_size` has no effect. ConfigError if the vocabulary was passed, or these are not texts.
         """
         counts: Counter[str] = Counter()
         documents: Counter[str] = Counter()
@@ -198,14 +187,9 @@ class TextVectorization(Layer):
         return [" ".join(tokens[at : at + n]) for n in widths for at in range(len(tokens) - n + 1)]
 
     def __call__(self, inputs: Any, training: bool | None = None) -> Any:
-        """Return places of tokens, or vectors.
+        """Return indices of tokens, or vectors, of texts (rows,) or (rows, 1), or of a single text.
 
-        Args:
-            inputs: texts (rows,) or (rows, 1), an array or a list; a single text becomes one row less.
-            training: without effect.
-
-        Raises:
-            ConfigError: there is no vocabulary, or the values are not known: inside a model.
+        `training` has no effect. ConfigError without a vocabulary, and inside a model, where values are unknown.
         """
         single = isinstance(inputs, str | bytes) or np.ndim(inputs) == 0
         rows = self._tokens(inputs)
@@ -228,16 +212,11 @@ class TextVectorization(Layer):
         return super()._get_own_config() | {"vocabulary": self.vocabulary, "idf_weights": token_weights}
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments, without `trainable`."""
         return {key: value for key, value in super()._get_config().items() if key != "trainable"}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Return the layer that `config` described.
-
-        Raises:
-            ConfigError: as `Layer.from_config`.
-        """
+        """Return the layer that `config` describes."""
         return super().from_config({key: value for key, value in config.items() if key not in cls._read})
 
 

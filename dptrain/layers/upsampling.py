@@ -1,4 +1,4 @@
-"""Larger images: every element several times, or what lies between elements."""
+"""Larger images: repeated or interpolated elements."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +18,6 @@ class _UpSampling(SpatialLayer):
     size: Any
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return larger images."""
         times = (self.size,) if isinstance(self.size, int) else self.size
         expanded, repeated, joined = [inputs.shape[0]], [inputs.shape[0]], [inputs.shape[0]]
         for axis, length in enumerate(inputs.shape[1:], 1):
@@ -30,15 +29,7 @@ class _UpSampling(SpatialLayer):
 
 
 class UpSampling1D(_UpSampling):
-    """Repeats every element of sequences (rows, length, channels).
-
-    Args:
-        size: how often.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: the size is out of range.
-    """
+    """Repeats every element of sequences (rows, length, channels) `size` times."""
 
     rank = 1
 
@@ -50,16 +41,10 @@ class UpSampling1D(_UpSampling):
 
 
 class UpSampling2D(_UpSampling):
-    """Makes images (rows, height, width, channels) larger.
+    """Enlarges images (rows, height, width, channels).
 
-    Args:
-        size: how many times, down and across, one number for both, or two.
-        data_format: "channels_last" (the default) or "channels_first".
-        interpolation: "nearest" repeats every pixel; the others are those of `ops.image.resize`.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range or unknown.
+    `size` is a factor for both axes, or a pair; `interpolation` "nearest" repeats every pixel, for others see
+    `ops.image.resize`.
     """
 
     rank = 2
@@ -92,16 +77,7 @@ class UpSampling2D(_UpSampling):
 
 
 class UpSampling3D(_UpSampling):
-    """Repeats every element of volumes (rows, depth, height, width, channels).
-
-    Args:
-        size: how often along each axis, one number for all, or three.
-        data_format: "channels_last" (the default) or "channels_first".
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range.
-    """
+    """Repeats every element of volumes (rows, depth, height, width, channels); `size` is for all axes, or each."""
 
     rank = 3
 

@@ -1,4 +1,4 @@
-"""A weight: a variable that remembers how its first value was drawn."""
+"""A weight: a variable that remembers how its initial value was drawn."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -44,26 +44,20 @@ def _take_budget(shape: Sequence[int]) -> None:
 class Weight(Variable):
     """A variable of a layer.
 
-    Its first value is a function of (shape, seed, position). The weights of a layer that a model builds get theirs when
-    the model adopts the layer (`Parts.adopt`), and with that the model's seed and their position among the model's
-    weights; all others have theirs from the default seed, when they are made.
+    Its initial value is a function of (shape, seed, position). Weights of a layer in a model get theirs when the model
+    adopts the layer (`Parts.adopt`), from the model's seed and their position among the model's weights; others from
+    the default seed, at once.
 
     Args:
         shape: of the value.
-        initializer: what draws it.
-        seed: of the initial value.
-        position: of the initial value.
-        provisional: whether a model that adopts the layer is to draw it anew.
+        initializer: draws it.
+        seed, position: of the initial value.
+        provisional: whether a model that adopts the layer draws it anew.
         dtype: of the value.
-        name: as the arguments that follow, see `Variable`.
-        trainable: see `Variable`.
-        regularizer: see `Variable`.
-        constraint: see `Variable`.
-        aggregation: see `Variable`.
+        name, trainable, regularizer, constraint, aggregation: see `Variable`.
 
     Attributes:
-        initializer: draws the initial value.
-        provisional: whether a model is to draw the value anew.
+        initializer, provisional: see above.
         drawn_with: seed and position of the initial value.
     """
 
@@ -96,7 +90,7 @@ class Weight(Variable):
 
     @property
     def is_initial(self) -> bool:
-        """Whether it still has the value that was drawn for it."""
+        """Whether it still has its initial value."""
         return self._is_initial
 
     def assign(self, value: Any) -> Tensor:
@@ -111,12 +105,7 @@ class Weight(Variable):
         self._is_initial = False
 
     def initialize(self, seed: int, position: int) -> None:
-        """Draw the value anew.
-
-        Args:
-            seed: the model's.
-            position: among the model's weights.
-        """
+        """Draw the value anew, with the model's seed and the position among its weights."""
         self.drawn_with = seed, position
         value = _first_value(self.initializer, self.shape, seed, position, self.dtype)
         if isinstance(value, Drawn) and self.storage is None and not is_tracing():
@@ -126,7 +115,7 @@ class Weight(Variable):
         self._is_initial = True
 
     def set_dtype(self, dtype: npt.DTypeLike) -> None:
-        """Convert it to another type; a value that is still the initial one is drawn in that type."""
+        """Convert it to another type; an initial value is drawn again in that type."""
         if self.dtype == np.dtype(dtype):
             return
         if self.is_initial:
@@ -141,7 +130,7 @@ class Weight(Variable):
 def _first_value(
     initializer: InitializerLike, shape: tuple[int, ...], seed: int, position: int, dtype: npt.DTypeLike
 ) -> Any:
-    """Return a weight's initial value, or a deferred draw where the initializer allows it."""
+    """Return a weight's initial value, or a deferred draw if the initializer allows it."""
     draw = partial(_drawn, initializer, shape, seed, position, dtype)
     is_ours = type(initializer).__module__.startswith("dptrain.")
     if (
@@ -162,7 +151,7 @@ def _drawn(
 
 
 class BatchState:
-    """Variables that one batch leaves to the next: in checkpoints, not in weight files.
+    """Variables that a batch leaves to the next: in checkpoints, not in weight files.
 
     Attributes:
         nested: the variables, in lists.
@@ -180,20 +169,20 @@ class _Variables(type):
 
 
 class KerasVariable(Variable, metaclass=_Variables):
-    """A variable of a user's own, made as Keras makes them; all variables are its instances.
+    """A user's variable, made as in Keras; all variables are its instances.
 
     Args:
-        initializer: the first value; or with `shape` the name of an initializer, or a function `f(shape, dtype=None)`.
+        initializer: the initial value; or with `shape` the name of an initializer, or a function `f(shape,
+            dtype=None)`.
         shape: of the value, for an initializer.
         dtype: of the value; by default that of an array, else "float32".
         trainable: whether it has a gradient.
-        autocast: not used.
-        aggregation: "sum" where ranks may each keep a summand of it.
-        synchronization: not used.
+        aggregation: "sum" if ranks may each keep a summand of it.
+        autocast, synchronization: not used.
         name: for messages and files.
 
     Raises:
-        ConfigError: an initializer without a shape, or one that there is not.
+        ConfigError: an unknown initializer, or an initializer without a shape.
     """
 
     def __init__(

@@ -8,15 +8,7 @@ from dptrain.layers.base import BuildShape, Layer
 
 
 class Wrapper(Layer):
-    """A layer that has another one.
-
-    Args:
-        layer: the other.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: another value.
-    """
+    """A layer that wraps another one, `layer`."""
 
     _unwritten = ("layer",)  # as an argument of JSON's types
 
@@ -30,23 +22,18 @@ class Wrapper(Layer):
         self.layer = layer
 
     def build(self, input_shape: BuildShape) -> None:
-        """Make the weights of the other layer."""
+        """Make the weights of the wrapped layer."""
         if not self.layer.built:
             self.layer.build(input_shape)
 
     def _get_own_config(self) -> dict[str, Any]:
-        """Return the arguments, the other layer as files have it."""
         import dptrain  # whose table of layers has this class
 
         return super()._get_own_config() | {"layer": dptrain.layers.serialize(self.layer)}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Return the layer that `config` described, with the other one.
-
-        Raises:
-            ConfigError: as `Layer.from_config`.
-        """
+        """Return the layer that `config` describes, with the wrapped one."""
         import dptrain
 
         layer = config.get("layer")

@@ -1,1 +1,1 @@
-"""Recurrent layers: a base of loops over cells, one file a family of cells, and wrappers of layers for sequences."""
+"""Recurrent layers: a base of loops over cells, a file per family of cells, and wrappers of layers for sequences."""

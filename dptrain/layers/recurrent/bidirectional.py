@@ -17,19 +17,15 @@ _MERGE_OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class Bidirectional(Layer):
-    """A recurrent layer and another one like it that goes backwards.
+    """A recurrent layer and a copy of it that goes backwards.
 
     Source: M. Schuster and K. Paliwal, "Bidirectional recurrent neural networks", 1997.
 
     Args:
-        layer: an `RNN`, or a layer with its arguments; the wrapper has new layers of its configuration.
+        layer: an `RNN`, or a layer with its arguments; the wrapper makes new layers of its configuration.
         merge_mode: "concat", "sum", "mul" or "ave" of both outputs; None for both.
         weights: of both layers, arrays.
-        backward_layer: what goes backwards, instead of a layer like the other.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: no layers, two that do not go together, or another merge mode.
+        backward_layer: goes backwards, instead of a copy.
     """
 
     _unwritten = ("weights", "layer", "backward_layer")
@@ -104,11 +100,7 @@ class Bidirectional(Layer):
         return (*states[0], *states[1]) if states[0] and states[1] else None
 
     def reset_state(self) -> None:
-        """Let the states of both layers be zeros.
-
-        Raises:
-            AttributeError: they keep none.
-        """
+        """Set the states of both layers to zeros; AttributeError if they keep none."""
         if not self.stateful:
             raise AttributeError("Layer must be stateful.")
         self.forward_layer.reset_state()
@@ -119,7 +111,7 @@ class Bidirectional(Layer):
         self.reset_state()
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """Return the mask of the outputs: the inputs', where all steps come out."""
+        """Return the inputs' mask if all steps are returned."""
         mask = mask[0] if isinstance(mask, list | tuple) else mask
         mask = mask if self.return_sequences else None
         return mask if self.merge_mode else (mask, mask)
@@ -127,13 +119,13 @@ class Bidirectional(Layer):
     def call(
         self, sequences: Tensor, initial_state: Any = None, mask: Tensor | None = None, training: bool | None = None
     ) -> Any:
-        """Return the merged outputs, and perhaps the last states of both layers behind them.
+        """Return the merged outputs, followed by the last states of both layers if they return them.
 
         Args:
             sequences: (rows, time, features).
-            initial_state: states of the layer, then of the one that goes backwards; or None.
+            initial_state: states of the forward layer, then of the backward layer; or None.
             mask: (rows, time), False for steps to skip.
-            training: handed to both.
+            training: passed to both.
         """
         half = 0 if initial_state is None else len(initial_state) // 2
         parts = (None, None) if initial_state is None else (initial_state[:half], initial_state[half:])
@@ -151,7 +143,6 @@ class Bidirectional(Layer):
         return (*merged, *states) if self.return_state or self.merge_mode is None else merged[0]
 
     def _get_own_config(self) -> dict[str, Any]:
-        """Return the arguments, both layers as files have them."""
         import dptrain  # whose table of layers has this class
 
         layers = {"layer": self.forward_layer, "backward_layer": self.backward_layer}
@@ -159,11 +150,7 @@ class Bidirectional(Layer):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Return the layer that `config` described.
-
-        Raises:
-            ConfigError: as `Layer.from_config`.
-        """
+        """Return the layer that `config` describes."""
         import dptrain
 
         described = {name: config.get(name) for name in ("layer", "backward_layer")}

@@ -33,7 +33,15 @@ def arguments_of(variables: Mapping[str, Any]) -> dict[str, Any]:
 class RecurrentCell(Layer):
     """Base of cells, whose product with the inputs can be computed for all steps at once.
 
-    Takes the arguments of `LSTMCell` but for the units.
+    Args:
+        activation: of the output.
+        recurrent_activation: of the gates.
+        use_bias: whether to add a bias.
+        dropout: fraction of the inputs to drop, the same ones in all steps of a batch.
+        recurrent_dropout: of the state.
+        seed: of the dropout masks; by default the model's.
+        options: keyword arguments of `Layer`; `implementation` 1 gives each gate its own dropout masks, as does
+            `recurrent_dropout`.
 
     Attributes:
         state_size: the size of each state, or of the only one.
@@ -90,7 +98,6 @@ class RecurrentCell(Layer):
         bias_shape: tuple[int, ...],
         bias_initializer: Any = None,
     ) -> None:
-        """Make both kernels and the bias."""
         self.kernel = self.add_weight(
             kernel_shape,
             self.kernel_initializer,
@@ -116,12 +123,9 @@ class RecurrentCell(Layer):
             )
 
     def call(self, inputs: Tensor, states: Any, training: bool = False) -> tuple[Tensor, Any]:
-        """Return the output of a step, (rows, units), and the states after it.
+        """Return the output of a step, (rows, units), and the new states, from inputs (rows, features) and old states.
 
-        Args:
-            inputs: of the step, (rows, features).
-            states: before it, a list; a single one may stand alone, and is returned so.
-            training: whether inputs and states are dropped.
+        States are a list; a single one may stand alone, and is returned so. `training` applies dropout.
         """
         alone = isinstance(states, Tensor)
         before = [states] if alone else list(states)
@@ -171,7 +175,7 @@ class RecurrentCell(Layer):
         return ops.concatenate(parts, axis=-1)
 
     def _without_implementation(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Take Keras' undeclared argument `implementation` out of options."""
+        """Remove Keras' undeclared argument `implementation` from options."""
         self.implementation = options.pop("implementation", 2)
         return options
 

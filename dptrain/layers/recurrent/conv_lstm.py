@@ -14,36 +14,17 @@ from dptrain.program.tensor import Tensor
 
 
 class ConvLSTMCell(RecurrentCell):
-    """`LSTMCell` whose products with kernels are convolutions; see `ConvLSTM`.
+    """`LSTMCell` whose products with kernels are convolutions; for other arguments see there.
+
+    Source: X. Shi et al., "Convolutional LSTM network", NeurIPS 2015.
 
     Args:
         rank: axes of space, 1 to 3.
         filters: channels of h, which is the output, and of c.
-        kernel_size: of the windows of the inputs; one integer, or one for each axis of space. So the three that follow.
-        strides: of these windows.
+        kernel_size, strides, dilation_rate: of the windows of the inputs; for all axes of space, or each.
         padding: "valid" or "same", of the inputs; states are padded to their own size.
         data_format: "channels_last" (the default) or "channels_first".
-        dilation_rate: of the windows of the inputs.
-        activation: name or function of `dptrain.activations`, or None for "linear".
-        recurrent_activation: of the gates.
-        use_bias: whether to add a bias.
-        kernel_initializer: name or initializer of the kernel.
-        recurrent_initializer: of the recurrent kernel.
-        bias_initializer: of the bias.
-        unit_forget_bias: initialize the forget gate's bias to 1.
-        kernel_regularizer: name or regularizer of the kernel.
-        recurrent_regularizer: of the recurrent kernel.
-        bias_regularizer: of the bias.
-        kernel_constraint: name or constraint of the kernel.
-        recurrent_constraint: of the recurrent kernel.
-        bias_constraint: of the bias.
-        dropout: fraction of the inputs to drop, the same ones in all steps of a batch, others for each gate.
-        recurrent_dropout: of the state.
-        seed: of the dropout masks; by default the model's.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range or unknown.
+        dropout: see `LSTMCell`, but with masks for each gate.
     """
 
     _mask_count = 4
@@ -98,11 +79,7 @@ class ConvLSTMCell(RecurrentCell):
         return 1 if self.data_format == "channels_first" else -1
 
     def build(self, input_shape: Any) -> None:
-        """Make kernels and bias.
-
-        Raises:
-            ConfigError: the size of the pictures is not known.
-        """
+        """Make kernels and bias; ConfigError if the size of the images is not known."""
         self._step_shape = tuple(input_shape[1:])
         if None in self._step_shape:
             raise ConfigError(
@@ -130,7 +107,6 @@ class ConvLSTMCell(RecurrentCell):
         return [ops.zeros((batch_size, *shape), self.compute_dtype) for _ in range(2)]
 
     def _project(self, inputs: Tensor, masks: Masks) -> Tensor:
-        """See `RecurrentCell`."""
         lengths = inputs.shape[: inputs.ndim - self.rank - 1]
         outputs = self._convolved(inputs, self.kernel, masks, self.strides, self.padding, self.dilation_rate)
         if self.bias is not None:
@@ -139,7 +115,6 @@ class ConvLSTMCell(RecurrentCell):
         return ops.reshape(outputs, (*lengths, *outputs.shape[1:])) if len(lengths) > 1 else outputs
 
     def _advance(self, projected: Tensor, states: Sequence[Tensor], masks: Masks) -> tuple[Tensor, list[Tensor]]:
-        """See `RecurrentCell`."""
         h, c = states
         unit_strides = (1,) * self.rank
         gates = projected + self._convolved(h, self.recurrent_kernel, masks, unit_strides, "same", unit_strides)
@@ -151,7 +126,7 @@ class ConvLSTMCell(RecurrentCell):
     def _convolved(
         self, x: Tensor, kernel: Any, masks: Masks, strides: Sequence[int], padding: str, dilation: Sequence[int]
     ) -> Tensor:
-        """Return the convolutions of all gates, of steps that are rows."""
+        """Return the convolutions of all gates; steps count as rows."""
 
         def convolve(x: Tensor, kernel: Any) -> Tensor:
             flat = x if x.ndim == self.rank + 2 else ops.reshape(x, (-1, *x.shape[2:]))
@@ -168,43 +143,7 @@ class ConvLSTMCell(RecurrentCell):
 
 
 class ConvLSTM(CellLayer):
-    """`ConvLSTMCell` over sequences of images.
-
-    Source: X. Shi et al., "Convolutional LSTM network", NeurIPS 2015.
-
-    Args:
-        filters: channels of h, which is the output, and of c.
-        kernel_size: of the windows of the inputs; one integer, or one for each axis of space. So the three that follow.
-        strides: of these windows.
-        padding: "valid" or "same", of the inputs; states are padded to their own size.
-        data_format: "channels_last" (the default) or "channels_first".
-        dilation_rate: of the windows of the inputs.
-        activation: name or function of `dptrain.activations`, or None for "linear".
-        recurrent_activation: of the gates.
-        use_bias: whether to add a bias.
-        kernel_initializer: name or initializer of the kernel.
-        recurrent_initializer: of the recurrent kernel.
-        bias_initializer: of the bias.
-        unit_forget_bias: initialize the forget gate's bias to 1.
-        kernel_regularizer: name or regularizer of the kernel.
-        recurrent_regularizer: of the recurrent kernel.
-        bias_regularizer: of the bias.
-        activity_regularizer: name or regularizer of the output.
-        kernel_constraint: name or constraint of the kernel.
-        recurrent_constraint: of the recurrent kernel.
-        bias_constraint: of the bias.
-        dropout: fraction of the inputs to drop, the same ones in all steps of a batch, others for each gate.
-        recurrent_dropout: of the state.
-        seed: of the dropout masks; by default the model's.
-        return_sequences: see `RNN`.
-        return_state: see `RNN`.
-        go_backwards: see `RNN`.
-        stateful: see `RNN`.
-        options: keyword arguments of `RNN`.
-
-    Raises:
-        ConfigError: an argument is out of range or unknown.
-    """
+    """`ConvLSTMCell` over sequences of images; takes the arguments of the cell and of `RNN`."""
 
     rank: ClassVar[int]
 

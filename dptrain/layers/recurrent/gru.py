@@ -1,4 +1,4 @@
-"""GRU: a state that one gate resets and another one mixes with what is new."""
+"""GRU: a state that one gate resets and another mixes with new values."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,27 +20,8 @@ class GRUCell(RecurrentCell):
 
     Args:
         units: length of h, which is the output.
-        activation: name or function of `dptrain.activations`, or None for "linear".
-        recurrent_activation: of the gates.
-        use_bias: whether to add a bias.
-        kernel_initializer: name or initializer of the kernel.
-        recurrent_initializer: of the recurrent kernel.
-        bias_initializer: of the bias.
-        kernel_regularizer: name or regularizer of the kernel.
-        recurrent_regularizer: of the recurrent kernel.
-        bias_regularizer: of the bias.
-        kernel_constraint: name or constraint of the kernel.
-        recurrent_constraint: of the recurrent kernel.
-        bias_constraint: of the bias.
-        dropout: fraction of the inputs to drop, the same ones in all steps of a batch.
-        recurrent_dropout: of the state.
         reset_after: r multiplies the product with the state, instead of the state before it.
-        seed: of the dropout masks; by default the model's.
-        options: keyword arguments of `Layer`; `implementation` 1 gives each gate its own dropout masks, as does
-            `recurrent_dropout`.
-
-    Raises:
-        ConfigError: an argument is out of range or unknown.
+        activation, recurrent_activation, use_bias, dropout, recurrent_dropout, seed, options: see `RecurrentCell`.
     """
 
     def __init__(
@@ -71,19 +52,17 @@ class GRUCell(RecurrentCell):
         self._choose_masks(3)
 
     def build(self, input_shape: Any) -> None:
-        """Make kernels and bias: with `reset_after` one of the inputs and one of the state, (2, 3 * units)."""
+        """Make kernels and bias: with `reset_after` one for the inputs and one for the state, (2, 3 * units)."""
         bias = (2, 3 * self.units) if self.reset_after else (3 * self.units,)
         self._make_weights((input_shape[-1], 3 * self.units), (self.units, 3 * self.units), bias)
 
     def _project(self, inputs: Tensor, masks: Masks) -> Tensor:
-        """See `RecurrentCell`."""
         product = self._product(inputs, self.kernel, masks)
         if self.bias is None:
             return product
         return product + (self.bias[0] if self.reset_after else self.bias)
 
     def _advance(self, projected: Tensor, states: Sequence[Tensor], masks: Masks) -> tuple[Tensor, list[Tensor]]:
-        """See `RecurrentCell`."""
         h = states[0]
         new_z, new_r, new_h = ops.split(projected, 3, axis=-1)
         if self.reset_after:
@@ -108,8 +87,8 @@ class GRUCell(RecurrentCell):
 class GRU(CellLayer):
     """`GRUCell` over sequences (rows, time, features).
 
-    The arguments are those of `GRUCell` and of `RNN`, in Keras' order. `use_cudnn` may be "auto" or False: the
-    kernels are dptrain's own.
+    The arguments are those of `GRUCell` and of `RNN`, in Keras' order. `use_cudnn` may be "auto" or False: the kernels
+    are dptrain's own.
     """
 
     def __init__(

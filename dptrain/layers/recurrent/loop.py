@@ -36,7 +36,7 @@ def run(
         go_backwards: begin with the last step; outputs are in the order of computation.
         unroll: unroll the loop.
         zero_output_for_mask: the output of masked steps is 0, else the previous state.
-        returns_state: a step's output is its first state, so that the last one need not be kept.
+        returns_state: a step's output is its first state, so that the last need not be kept.
         stacks: whether all outputs are needed; else they are None.
     """
     if isinstance(sequences.shape[1], Dim) and not counts_rows(sequences.shape[1]):
@@ -71,7 +71,7 @@ def run(
 def _like_any_step(
     step: Step, sequences: Tensor, states: Sequence[Any], stacks: bool
 ) -> tuple[Tensor, Tensor | None, list[Any]]:
-    """Return results of the loop's shapes, where the number of steps is unknown."""
+    """Return results of the loop's shapes, for an unknown number of steps."""
     output, last = step(sequences[:, 0], list(states))
     if not stacks:
         return output, None, last

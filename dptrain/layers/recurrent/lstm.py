@@ -1,4 +1,4 @@
-"""LSTM: a state that gates write to, keep and read."""
+"""LSTM: a state that gates write, keep and read."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,27 +21,8 @@ class LSTMCell(RecurrentCell):
 
     Args:
         units: length of h, which is the output, and of c.
-        activation: name or function of `dptrain.activations`, or None for "linear".
-        recurrent_activation: of the gates.
-        use_bias: whether to add a bias.
-        kernel_initializer: name or initializer of the kernel.
-        recurrent_initializer: of the recurrent kernel.
-        bias_initializer: of the bias.
         unit_forget_bias: initialize the forget gate's bias to 1.
-        kernel_regularizer: name or regularizer of the kernel.
-        recurrent_regularizer: of the recurrent kernel.
-        bias_regularizer: of the bias.
-        kernel_constraint: name or constraint of the kernel.
-        recurrent_constraint: of the recurrent kernel.
-        bias_constraint: of the bias.
-        dropout: fraction of the inputs to drop, the same ones in all steps of a batch.
-        recurrent_dropout: of the state.
-        seed: of the dropout masks; by default the model's.
-        options: keyword arguments of `Layer`; `implementation` 1 gives each gate its own dropout masks, as does
-            `recurrent_dropout`.
-
-    Raises:
-        ConfigError: an argument is out of range or unknown.
+        activation, recurrent_activation, use_bias, dropout, recurrent_dropout, seed, options: see `RecurrentCell`.
     """
 
     def __init__(
@@ -81,12 +62,10 @@ class LSTMCell(RecurrentCell):
         self._make_weights((input_shape[-1], 4 * self.units), (self.units, 4 * self.units), (4 * self.units,), bias)
 
     def _project(self, inputs: Tensor, masks: Masks) -> Tensor:
-        """See `RecurrentCell`."""
         product = self._product(inputs, self.kernel, masks)
         return product if self.bias is None else product + self.bias
 
     def _advance(self, projected: Tensor, states: Sequence[Tensor], masks: Masks) -> tuple[Tensor, list[Tensor]]:
-        """See `RecurrentCell`."""
         h, c = states
         i, f, new, o = ops.split(projected + self._product(h, self.recurrent_kernel, masks), 4, axis=-1)
         c = self.recurrent_activation(f) * c + self.recurrent_activation(i) * self.activation(new)
@@ -97,8 +76,8 @@ class LSTMCell(RecurrentCell):
 class LSTM(CellLayer):
     """`LSTMCell` over sequences (rows, time, features).
 
-    The arguments are those of `LSTMCell` and of `RNN`, in Keras' order. `use_cudnn` may be "auto" or False: the
-    kernels are dptrain's own.
+    The arguments are those of `LSTMCell` and of `RNN`, in Keras' order. `use_cudnn` may be "auto" or False: the kernels
+    are dptrain's own.
     """
 
     def __init__(

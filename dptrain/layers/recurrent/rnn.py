@@ -20,26 +20,22 @@ from dptrain.program.tensor import Tensor
 
 
 class RNN(Layer):
-    """Runs a cell over the steps of sequences (rows, time, ...), each from the states that the step before has left.
+    """Runs a cell over the steps of sequences (rows, time, ...), each starting from the states of the step before.
 
     A cell is a layer, or any object, with `state_size` and `call(inputs, states)`, which returns a step's output and
-    the states after it; and perhaps with `output_size` and `get_initial_state(batch_size)`.
+    new states; and optionally with `output_size` and `get_initial_state(batch_size)`.
 
     Args:
         cell: a cell, or a list of cells, each fed by the output of the one before.
         return_sequences: return the outputs of all steps, instead of the last.
-        return_state: return the last states as well, behind the output.
+        return_state: return the last states as well, after the output.
         go_backwards: begin with the last step; the outputs are then in that order.
-        stateful: begin with the states that the batch before has left, of as many rows; `reset_state` sets zeros.
+        stateful: start from the states of the batch before, of as many rows; `reset_state` sets zeros.
         unroll: write all steps down, instead of a loop.
         zero_output_for_mask: the output of masked steps is 0, instead of that of the step before.
-        options: keyword arguments of `Layer`.
 
     Attributes:
-        states: with `stateful`, variables of the states, nested as these; None before the layer is built.
-
-    Raises:
-        ConfigError: something else than a cell.
+        states: with `stateful`, variables of the states, nested like these; None before the layer is built.
     """
 
     _passes_masks = True
@@ -79,7 +75,7 @@ class RNN(Layer):
 
     @property
     def states(self) -> list[Any] | None:
-        """See above."""
+        """See the class."""
         return None if self._batch_state is None else self._batch_state.nested
 
     def build(self, sequences_shape: Any, initial_state_shape: Any = None) -> None:
@@ -116,7 +112,7 @@ class RNN(Layer):
         return list(states) if tree.is_nested(states) else [states]
 
     def reset_state(self) -> None:
-        """Let the states be zeros, if there are any."""
+        """Set the states, if any, to zeros."""
         if self._batch_state is not None:
             for variable in self._batch_state.variables:
                 variable.assign(ops.zeros(variable.shape, variable.dtype))
@@ -132,7 +128,7 @@ class RNN(Layer):
     # What it computes
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """Return the mask of the outputs: the inputs', with `return_sequences`; states have none."""
+        """Return the inputs' mask with `return_sequences`; states have none."""
         masks = tree.flatten(mask)
         mask = masks[0] if self.return_sequences and masks else None
         return [mask, *(None for _ in self.state_size)] if self.return_state else mask
@@ -144,9 +140,9 @@ class RNN(Layer):
 
         Args:
             sequences: (rows, time, features).
-            initial_state: the states before the first step, a list of tensors; None for zeros, or those that are kept.
+            initial_state: a list of tensors; None for zeros, or the kept states.
             mask: (rows, time), False for steps to skip.
-            training: handed to the cell.
+            training: passed to the cell.
 
         Raises:
             ConfigError: with `stateful`, another number of rows than the states have.
@@ -238,7 +234,6 @@ class RNN(Layer):
     # In files
 
     def _get_own_config(self) -> dict[str, Any]:
-        """Return the arguments, the cell as files have it."""
         import dptrain  # whose table of layers has this class
 
         return super()._get_own_config() | {"cell": dptrain.layers.serialize(self.cell)}
@@ -271,14 +266,14 @@ class CellLayer(RNN):
         return getattr(cell, name)
 
     def _get_own_config(self) -> dict[str, Any]:
-        """Return the cell's arguments and the layer's as one configuration."""
+        """Return the cell's arguments and the layer's in a single configuration."""
         described = self._attributes_to_json(named_parameters(RNN), strict=False)
         arguments: dict[str, Any] = self.cell._get_own_config()
         return arguments | {name: value for name, value in described.items() if name != "cell"}
 
 
 def _without_cudnn(use_cudnn: Any) -> Any:
-    """Return `use_cudnn` after checking that it does not ask for cuDNN."""
+    """Check that `use_cudnn` does not ask for cuDNN."""
     if use_cudnn not in ("auto", True, False):
         raise ConfigError(
             "Invalid valid received for argument `use_cudnn`. Expected one of {'auto', True, False}. "
@@ -290,7 +285,6 @@ def _without_cudnn(use_cudnn: Any) -> Any:
 
 
 def _calling_step(cell: Any, training: bool) -> Step:
-    """Return a step that calls any cell."""
     keywords = {"training": training} if isinstance(cell, Layer) and "training" in cell._signature.parameters else {}
     call = cell if callable(cell) else cell.call
 

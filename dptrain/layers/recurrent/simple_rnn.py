@@ -1,4 +1,4 @@
-"""SimpleRNN: the state is a function of a product with the inputs and one with itself."""
+"""SimpleRNN: the state is a function of a product with the inputs and a product with itself."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,30 +11,11 @@ from dptrain.program.tensor import Tensor
 
 
 class SimpleRNNCell(RecurrentCell):
-    """h = activation(x @ kernel + bias + h @ recurrent_kernel).
+    """h = activation(x @ kernel + bias + h @ recurrent_kernel), h of length `units`, which is the output.
+
+    For other arguments see `RecurrentCell`.
 
     Source: J. Elman, "Finding structure in time", Cognitive Science 14, 1990.
-
-    Args:
-        units: length of the state, which is the output.
-        activation: name or function of `dptrain.activations`, or None for "linear".
-        use_bias: whether to add a bias.
-        kernel_initializer: name or initializer of the kernel.
-        recurrent_initializer: of the recurrent kernel.
-        bias_initializer: of the bias.
-        kernel_regularizer: name or regularizer of the kernel.
-        recurrent_regularizer: of the recurrent kernel.
-        bias_regularizer: of the bias.
-        kernel_constraint: name or constraint of the kernel.
-        recurrent_constraint: of the recurrent kernel.
-        bias_constraint: of the bias.
-        dropout: fraction of the inputs to drop, the same ones in all steps of a batch.
-        recurrent_dropout: of the state.
-        seed: of the dropout masks; by default the model's.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range or unknown.
     """
 
     def __init__(
@@ -65,12 +46,10 @@ class SimpleRNNCell(RecurrentCell):
         self._make_weights((input_shape[-1], self.units), (self.units, self.units), (self.units,))
 
     def _project(self, inputs: Tensor, masks: Masks) -> Tensor:
-        """See `RecurrentCell`."""
         product = self._product(inputs, self.kernel, masks)
         return product if self.bias is None else product + self.bias
 
     def _advance(self, projected: Tensor, states: Sequence[Tensor], masks: Masks) -> tuple[Tensor, list[Tensor]]:
-        """See `RecurrentCell`."""
         state = self.activation(projected + self._product(states[0], self.recurrent_kernel, masks))
         return state, [state]
 

@@ -1,4 +1,4 @@
-"""StackedRNNCells: several cells as one."""
+"""StackedRNNCells: several cells as a cell."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -10,15 +10,7 @@ from dptrain.program.tensor import Tensor
 
 
 class StackedRNNCells(Layer):
-    """A cell of several cells, each fed by the output of the one before.
-
-    Args:
-        cells: see `RNN`.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: something else than a cell.
-    """
+    """A cell of several `cells`, each fed by the output of the one before; see `RNN`."""
 
     def __init__(self, cells: Sequence[Any], **options: Any) -> None:
         super().__init__(**options)
@@ -33,12 +25,12 @@ class StackedRNNCells(Layer):
 
     @property
     def state_size(self) -> list[Any]:
-        """That of each cell."""
+        """The size of each cell's states."""
         return [cell.state_size for cell in self.cells]
 
     @property
     def output_size(self) -> Any:
-        """That of the last cell."""
+        """The last cell's."""
         return _output_size(self.cells[-1])
 
     def get_initial_state(self, batch_size: Any = None) -> list[Any]:
@@ -61,10 +53,7 @@ class StackedRNNCells(Layer):
     def call(self, inputs: Tensor, states: Sequence[Any], training: bool = False) -> tuple[Tensor, list[Any]]:
         """Return the output of the last cell, and the states of all after a step.
 
-        Args:
-            inputs: of the step.
-            states: before it, of each cell a tensor or a list.
-            training: handed to the cells.
+        `states` has a tensor or a list for each cell; `training` is passed to the cells.
         """
         after = []
         for cell, before in zip(self.cells, states, strict=True):
@@ -77,18 +66,13 @@ class StackedRNNCells(Layer):
         return inputs, after
 
     def _get_own_config(self) -> dict[str, Any]:
-        """Return the cells as files have them."""
         import dptrain  # whose table of layers has this class
 
         return {"cells": [dptrain.layers.serialize(cell) for cell in self.cells]}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Return the stack that `config` described.
-
-        Raises:
-            ConfigError: as `Layer.from_config`.
-        """
+        """Return the stack that `config` describes."""
         import dptrain
 
         cells = [dptrain.layers.deserialize(cell) if isinstance(cell, Mapping) else cell for cell in config["cells"]]

@@ -14,14 +14,7 @@ class TimeDistributed(Wrapper):
     """Applies a layer to each step of sequences, (rows, time, ...), always with the same weights.
 
     Layers of dptrain's that treat each row by itself get all steps as rows of one batch; others, such as
-    BatchNormalization and a user's own, get a step after the other.
-
-    Args:
-        layer: applied to each step.
-        options: keyword arguments of `Layer`.
-
-    Raises:
-        ConfigError: another value.
+    BatchNormalization and users' layers, get step after step.
     """
 
     _passes_masks = True
@@ -34,11 +27,7 @@ class TimeDistributed(Wrapper):
         super().__init__(layer, **options)
 
     def build(self, input_shape: Any) -> None:
-        """Make the weights of the other layer.
-
-        Raises:
-            ConfigError: inputs without time.
-        """
+        """Make the weights of the wrapped layer; ConfigError for inputs without time."""
         if not isinstance(input_shape, tuple | list) or len(input_shape) < 3:
             raise ConfigError(
                 "`TimeDistributed` Layer should be passed an `input_shape` with at least 3 dimensions, received: "
@@ -47,15 +36,9 @@ class TimeDistributed(Wrapper):
         super().build((input_shape[0], *input_shape[2:]))
 
     def call(self, inputs: Tensor, training: bool | None = None, mask: Tensor | None = None) -> Any:
-        """Return what the layer makes of the steps, (rows, time, ...).
+        """Return the layer's outputs for the steps, (rows, time, ...).
 
-        Args:
-            inputs: (rows, time, ...).
-            training: handed to the layer.
-            mask: (rows, time, ...), handed to the layer if it takes one.
-
-        Raises:
-            ConfigError: a mask that does not begin with rows and time.
+        The layer gets `training`, and `mask` (rows, time, ...) if it takes one.
         """
         if mask is not None:
             self._check(inputs, mask)
