@@ -80,11 +80,7 @@ class Backend(ABC):
 
     @abstractmethod
     def adopt(self, variables: Iterable[Variable]) -> None:
-        """Move variables to the device; those that live there already stay.
-
-        Raises:
-            DeviceMemoryError: too little memory.
-        """
+        """Move variables to the device (those that live there stay); DeviceMemoryError if memory is short."""
 
     @abstractmethod
     def release(self, variables: Iterable[Variable]) -> None:
@@ -112,15 +108,7 @@ class Backend(ABC):
         """
 
     def settle(self, programs: Iterable[tuple[Program, int]], comm: Communicator) -> None:  # noqa: B027 - most have none
-        """Measure and decide what programs depend on, alike on all ranks. Collective.
-
-        Args:
-            programs: this rank's, each with its rows of a batch.
-            comm: the ranks.
-
-        Raises:
-            AgreedError: a rank cannot measure.
-        """
+        """Measure and decide what programs depend on, alike on all ranks; AgreedError if a rank cannot. Collective."""
 
     @property
     def chosen(self) -> Mapping[str, Any]:
@@ -128,22 +116,14 @@ class Backend(ABC):
         return {}
 
     def choose(self, chosen: Mapping[str, Any]) -> None:  # noqa: B027 - most have nothing to choose
-        """Decide as `chosen` says, the record of a training that continues here.
-
-        Raises:
-            ConfigError: this device cannot do that.
-        """
+        """Decide as `chosen` says, the record of a training that continues here; ConfigError if impossible."""
 
     def prepare(  # noqa: B027 - most have nothing to do ahead
         self, program: Program, rows: int, first_row: int = 0, *, alone: bool = True
     ) -> None:
         """Start slow preparations of a program, such as compilation, in the background.
 
-        Args:
-            program: as for `executable`; `rows` and `first_row` likewise.
-            rows: of the global batch on this rank.
-            first_row: global number of its first row.
-            alone: there is one rank, or it does not communicate.
+        `alone`: there is one rank, or it does not communicate. Other arguments as for `executable`.
         """
 
     @abstractmethod
@@ -163,11 +143,8 @@ class Backend(ABC):
     ) -> PointToPoint:
         """Return the transfers between the stages of a step. Collective over the ranks of all stages.
 
-        Args:
-            comm: the ranks.
-            channels: between the stages.
-            sizes: the most bytes of an item of each channel, equal on all ranks.
-            ticks: see `Communicator.point_to_point`.
+        `sizes` are the most bytes of an item of each channel, equal on all ranks; `ticks` as for
+        `Communicator.point_to_point`.
         """
         return comm.along(STAGE).point_to_point(ticks)
 
@@ -177,11 +154,7 @@ class Backend(ABC):
 
     @abstractmethod
     def snapshot(self, variables: Iterable[Variable]) -> Snapshot:
-        """Move variables to the device and return a snapshot of them.
-
-        Raises:
-            DeviceMemoryError: too little memory for the variables themselves.
-        """
+        """Move variables to the device (or DeviceMemoryError) and return a snapshot of them."""
 
     # Memory, whose names appear in messages where it is short
 

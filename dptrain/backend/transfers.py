@@ -1,7 +1,4 @@
-"""Transfers between host and device that overlap with ops: samples on their way in, gradients to MPI and back.
-
-On a CPU, device memory is host memory, and nothing is copied.
-"""
+"""Transfers between host and device beside ops: of samples, and of gradients to MPI; on a CPU nothing is copied."""
 
 from abc import ABC, abstractmethod
 from typing import Any

@@ -141,7 +141,6 @@ class FileDataset(PyDataset):
         raise NotImplementedError
 
     def _files_of_part(self, index: int, part: int, parts: int) -> Array:
-        """Return the indices of the files of one part of a batch."""
         places = self._order[index * self._batch_size : (index + 1) * self._batch_size]
         return np.asarray(places[slice(*cut(0, len(places), parts)[part])])
 

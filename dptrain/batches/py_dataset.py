@@ -74,7 +74,6 @@ class PyDataset:
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches in order."""
         batches = self.num_batches
         for index in itertools.count() if batches is None else range(batches):
             yield self[index]

@@ -1,7 +1,4 @@
-"""`ops.image.resize` of one picture on the host: the same weights, without products by zero.
-
-The op multiplies by dense matrices, which suits a batch on a device; here most weights are zero.
-"""
+"""`ops.image.resize` of one picture on the host: the same weights, without the op's products by zero."""
 
 from collections.abc import Sequence
 from functools import lru_cache

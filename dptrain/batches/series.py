@@ -28,7 +28,6 @@ class SeriesDataset(PyDataset):
         self.on_pass_begin(0)
 
     def __len__(self) -> int:
-        """Return the number of batches."""
         return math.ceil(len(self._begins) / self._batch_size)
 
     def __getitem__(self, index: int) -> Any:

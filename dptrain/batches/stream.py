@@ -38,8 +38,6 @@ _GOOD, _OVER, _FAILED = 1, 2, 3
 
 @dataclass(frozen=True)
 class _Drawn:
-    """A batch on the host."""
-
     arrays: Sequence[HostArray]  # this rank's part
     kind: BatchSpec  # structure and dtypes
     rows: int  # rows drawn: of the whole batch, or of this rank's part where the source is sharded
@@ -48,15 +46,11 @@ class _Drawn:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a sample."""
         return sum(array.itemsize * prod(array.shape[1:]) for array in self.arrays)
 
 
 class StreamBatches(Batches):
-    """Batches of a source. Every rank draws, and ranks compare what they drew: sizes, dtypes, every byte.
-
-    An error, an end or a differing batch on one rank ends all ranks.
-    """
+    """Batches of a source. Every rank draws; an error, an end or any differing byte on one rank ends all."""
 
     numbered_by_batch = True
 

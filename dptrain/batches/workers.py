@@ -15,10 +15,7 @@ _PATIENCE = 5.0
 
 
 class Workers:
-    """Daemon threads that run submitted jobs in order.
-
-    Unlike those of `concurrent.futures`, they do not keep the process alive when a generator never returns.
-    """
+    """Daemon threads that run jobs in order; unlike `concurrent.futures`, endless generators do not keep them alive."""
 
     def __init__(self, count: int, name: str) -> None:
         self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()

@@ -108,10 +108,7 @@ class CheckContext:
 
 
 def doctor(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int:
-    """Print the report on rank 0; return 0 where training would run. Collective.
-
-    GPUs must work with `--device cuda`, and with `--device auto` where there is one or a driver.
-    """
+    """Print the report; return 0 if training would run, on the GPUs that `--device` asks for or finds. Collective."""
     phase.enter("doctor")
     context = CheckContext(config, comm)
     launch = detect_launch()
@@ -408,7 +405,6 @@ def _kernels(context: CheckContext) -> list[Row]:
 
 
 def _libraries(context: CheckContext) -> list[Row]:
-    """Report the libraries that may replace our products and convolutions."""
     rows = []
     for kind, title, choice, why_not in (
         ("gemm", "cuBLASLt", context.config.gemm, cublaslt.why_not),
@@ -629,7 +625,6 @@ def _isolated(check: Callable[[CheckContext], list[Row]], context: CheckContext)
 
 
 def _show_section(show: _Printer, comm: Communicator, title: str, rows: list[Row]) -> None:
-    """Print this rank's rows, and other ranks' problems. Collective."""
     by_rank = [[Row(**row) for row in rank_rows] for rank_rows in comm.allgather([asdict(row) for row in rows])]
     show(f"\n{title}")
     shown = set()

@@ -79,7 +79,6 @@ def load_configured(
 
 
 def _refuse_others(data: DataConfig, are_pictures: bool, are_texts: bool) -> None:
-    """Refuse options that this kind of data does not use."""
     if data.sharding == "static" and (is_table(data.name) or are_pictures or are_texts):
         raise ConfigError("--sharding static: tables and pictures are kept once a node; leave it out")
     is_npy = data.name.endswith(".npy")

@@ -1,7 +1,4 @@
-"""`--tensorboard`, `--mlflow`, `--wandb`: logs settings and metrics to other tools.
-
-A logger that fails is named in one warning and disabled; the training goes on.
-"""
+"""`--tensorboard`, `--mlflow`, `--wandb`: logs to other tools; one that fails is named once and disabled."""
 
 import sys
 from collections.abc import Callable
@@ -38,7 +35,6 @@ class BestEffort(Callback):
         self.inner.set_model(model)
 
     def _set_trainer(self, trainer: Any) -> None:
-        """Forward the trainer."""
         super()._set_trainer(trainer)
         self.inner._set_trainer(trainer)
 
@@ -72,7 +68,6 @@ class BestEffort(Callback):
         self._attempt(lambda: self.inner.on_train_end(logs))
 
     def _release(self) -> None:
-        """Forward the call."""
         self._attempt(self.inner._release)
 
     def _attempt(self, action: Callable[[], None]) -> None:

@@ -107,10 +107,7 @@ Train a neural network on one process, or on several ranks with mpirun:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code, the same on every rank.
-
-    Errors that all ranks share are printed by rank 0; an error of a single rank ends all.
-    """
+    """Run the command line and return the exit code, the same on every rank; an error of a single rank ends all."""
     outlive_readers()
     try:
         code = _run(sys.argv[1:] if argv is None else argv)

@@ -73,10 +73,7 @@ def _all_reduce(comm: Communicator, nbytes: int) -> float:
 
 
 def _best(comm: Communicator, action: Callable[[], None]) -> float:
-    """Return the least seconds of an action on the slowest rank; all begin together. Collective.
-
-    The least, because other work on the machine only adds time.
-    """
+    """Return the least seconds of an action on the slowest rank (other work only adds time). Collective."""
     times = []
     for _ in range(_WARM_UP + _REPEATS):
         comm.barrier()

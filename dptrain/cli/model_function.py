@@ -1,7 +1,4 @@
-"""`--model file.py:build_model`: a user's function that makes the model.
-
-The file's code runs only if the command line names it: a configuration file alone runs no code.
-"""
+"""`--model file.py:build_model`: a user's function that makes the model, run only from the command line."""
 
 import argparse
 import dataclasses

@@ -108,10 +108,7 @@ def _of_words(ids: Any, column: Column, network: str) -> Any:
 
 
 def embedding_length(categories: int) -> int:
-    """Return the embedding length of a category: half the number of values, at most 50.
-
-    Source: the rule of thumb of fast.ai's tabular models.
-    """
+    """Return a category's embedding length by fast.ai's rule of thumb: half its number of values, at most 50."""
     return min(50, (categories + 1) // 2)
 
 

@@ -61,7 +61,6 @@ def _schedule(config: Config, epoch_steps: int | None) -> PruningSchedule:
 
 
 def _steps(config: Config, epoch_steps: int | None) -> tuple[int, int]:
-    """Return after how many updates pruning begins and ends."""
     if epoch_steps is None:
         return 0, 1
     every, total = config.optimizer.gradient_accumulation_steps or 1, epoch_steps * epochs_of(config)

@@ -99,11 +99,9 @@ class RunDirectory:
         return self.path / CHECKPOINTS
 
     def __enter__(self) -> Self:
-        """Return the directory itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Release the lock."""
         self._held.close()
 
     def add_epoch(self, epoch: Mapping[str, Any]) -> None:

@@ -246,7 +246,6 @@ def _read(path: Path, most: int, *, end: bool = False) -> bytes | None:
 
 
 def _is_locked(lock: Path) -> bool:
-    """Whether a job holds a lock, which is not touched."""
     try:
         import fcntl
 

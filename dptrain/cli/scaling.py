@@ -1,7 +1,4 @@
-"""`python -m dptrain explain --ranks 1-1024`: predicts how a training step scales.
-
-`docs/scaling.md` has the formulas; `program/cost/scaling.py` computes.
-"""
+"""`python -m dptrain explain --ranks 1-1024`: predicts how a training step scales (`docs/scaling.md`)."""
 
 import textwrap
 from collections.abc import Iterator, Sequence

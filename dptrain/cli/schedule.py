@@ -31,7 +31,6 @@ class Length:
         return round(self.number * {"": 1, "epochs": epoch, "%": total / 100}[self.unit])
 
     def __str__(self) -> str:
-        """Return the text that `parse_length` reads."""
         return f"{_text(self.number)}{self.unit}"
 
 
@@ -70,7 +69,6 @@ class Schedule:
     values: Mapping[str, Any]
 
     def __str__(self) -> str:
-        """Return the text that `parse_schedule` reads."""
         parts = [f"{key}={value if isinstance(value, Length) else _text(value)}" for key, value in self.values.items()]
         return f"{self.name}:{','.join(parts)}" if parts else self.name
 

@@ -107,7 +107,6 @@ def show_notes(comm: "Communicator", notes: "Sequence[str]") -> None:
 
 
 def _refuse_options(config: Config, preprocessing: "Preprocessing | None") -> None:
-    """Refuse options of samples that the model does not take."""
     from dptrain.errors import ConfigError
 
     kind = "arrays" if preprocessing is None else preprocessing.kind

@@ -271,10 +271,7 @@ def _objectives(config: Config, data: LoadedData, fields: Mapping[str, str], req
 
 
 class ConfigRecipe(Recipe):
-    """Makes models from configurations: the common one, and each run's swept fields.
-
-    `fields` maps a swept name to its dotted path; `folds` is 1 without cross-validation.
-    """
+    """Makes models from a configuration and each run's swept fields; `fields` maps names to dotted paths."""
 
     def __init__(self, config: Config, data: LoadedData, fields: Mapping[str, str], folds: int = 1) -> None:
         self._config, self._data, self.fields = config, data, fields
@@ -326,7 +323,6 @@ class ConfigRecipe(Recipe):
 
 
 def _folded(config: Config, run: Run) -> Config:
-    """Return the configuration of a cross-validation run."""
     if run.folds == 1:
         return config
     train = dataclasses.replace(config.train, fold=f"{run.fold + 1}/{run.folds}")

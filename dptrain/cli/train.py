@@ -147,7 +147,6 @@ def _evaluate(model: Model, config: Config, splits: Splits) -> tuple[dict[str, f
 
 
 def _sizes(data: LoadedData, splits: Splits) -> dict[str, Any]:
-    """Return the data set's name, and the number of samples in each part."""
     validation = {"validation": len(splits.validation)} if splits.test else {}
     return {"name": data.name, "train": len(splits.train), **validation, "test": len(data.test)}
 
@@ -196,10 +195,7 @@ def _build(config: Config, data: LoadedData, splits: Splits, steps: int) -> Mode
 
 
 def _has_ended(config: Config) -> bool:
-    """Whether a restarted job finds its run completed.
-
-    `launch` marks restarts; any other start with the same --out is refused.
-    """
+    """Whether a job that `launch` restarted finds its run completed; other starts with its --out are refused."""
     if config.out is None or os.environ.get("DPTRAIN_RESTART", "0") == "0":
         return False
     try:

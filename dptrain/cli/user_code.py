@@ -1,7 +1,4 @@
-"""Runs user code that the command line names: a file or a module.
-
-Nothing else runs any: neither a configuration file nor a model's file.
-"""
+"""Runs user code that the command line names, a file or a module; no configuration or model's file runs any."""
 
 import hashlib
 import importlib

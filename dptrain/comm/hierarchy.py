@@ -176,7 +176,6 @@ class HierarchicalCollectives(SharedMemoryCollectives):
         return places, [(places[ranks[0]][0], places[ranks[-1]][1]) for ranks in self._nodes]
 
     def _slices(self, blocks: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return this rank's slice of each node's block."""
         return [cut(first, last, self._columns)[min(self._rank, self._columns - 1)] for first, last in blocks]
 
 

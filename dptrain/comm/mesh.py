@@ -52,7 +52,6 @@ class MeshCommunicator(Communicator):
         return groups
 
     def _ranks(self, axes: Collection[str]) -> list[int]:
-        """Return the ranks whose coordinates along these axes are this rank's."""
         key = tuple(place if axis in axes else slice(None) for axis, place in self.coordinates.items())
         ranks: list[int] = self._grid[key].reshape(-1).tolist()
         return ranks

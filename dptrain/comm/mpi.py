@@ -261,7 +261,6 @@ class MpiCommunicator(Communicator):
 
     @property
     def _step(self) -> int:
-        """Elements of each rank's part in one message."""
         return max(_MAX_COUNT // self.size, 1)
 
     def group(self, ranks: Sequence[int]) -> Communicator:
@@ -428,7 +427,6 @@ class _MpiPointToPoint(PointToPoint):
 
     @contextmanager
     def _at(self, tick: int) -> Iterator[None]:
-        """Record that this rank waits at a tick."""
         self._record.move_to(self._begin + tick * _TICK)
         with self._record.collective(Collective.HAND_OVER, group=self._group):
             yield

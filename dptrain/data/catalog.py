@@ -120,7 +120,6 @@ class GeneratedStrokes(NamedDataset):
 
     @staticmethod
     def _is_good(path: Path) -> bool:
-        """Whether the file is complete: headers and length fit."""
         try:
             open_npz(path)
         except DataError:
@@ -378,5 +377,4 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _replacing(path: Path) -> AbstractContextManager[Path]:
-    """Write a file of a locked folder under another name, then rename it to `path`."""
     return replacing_locked(path, path.with_name(f"{path.name}.part"), 0o022)

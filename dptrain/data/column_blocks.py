@@ -28,10 +28,7 @@ def blocks(frame: Any, names: Collection[str]) -> Iterator[tuple[list[str], npt.
 
 
 def plain_numbers(frame: Any, names: Collection[str]) -> set[str]:
-    """Return number columns that need no note: no missing, infinite, constant, identifier-like or imprecise values.
-
-    It may leave out columns that are fine, too.
-    """
+    """Return number columns, maybe not all, without missing, infinite, constant, ID-like or imprecise values."""
     plain: set[str] = set()
     for block, values in blocks(frame, names):
         with np.errstate(all="ignore"):

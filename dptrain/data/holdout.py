@@ -1,7 +1,4 @@
-"""Splits training rows for validation: a fraction, or one of K folds.
-
-Integer labels are stratified: each class gives its share, to within one row.
-"""
+"""Splits training rows for validation: a fraction, or one of K folds; integer labels are stratified."""
 
 from typing import Any
 

@@ -47,10 +47,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 
 
 def open_idx(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES) -> ArraySource:
-    """Open an IDX file, gzip-compressed or not.
-
-    Only the header is read; the length and checksum of a compressed file are verified in the first `read_into`.
-    """
+    """Open an IDX file, reading its header; the first `read_into` verifies a compressed file's length and checksum."""
     path = Path(path)
     where = str(path)
     with stream_errors(where), open_regular(path) as raw:

@@ -77,8 +77,6 @@ def _array(content: bytes) -> Array:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Unpickles arrays, lists and numbers only."""
-
     def find_class(self, module: str, name: str) -> Any:
         """Return a name that arrays need; refuse all others."""
         if (module, name) not in _ARRAYS:
@@ -142,10 +140,7 @@ def ragged(texts: Sequence[Sequence[int]]) -> Array:
 
 
 def pictures(origin: str, checksum: str, parts: Sequence[Sequence[str]], labels: int, label: int) -> Split:
-    """Return CIFAR's images, (rows, 32, 32, 3) uint8, and labels, (rows, 1) uint8.
-
-    `labels` bytes precede each image; `label` is the index of the one to return.
-    """
+    """Return CIFAR's images, (rows, 32, 32, 3), and labels, (rows, 1), number `label` of `labels` bytes; uint8."""
 
     def read() -> list[list[bytes]]:
         path = get_file(origin=origin, file_hash=checksum)

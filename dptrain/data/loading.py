@@ -230,7 +230,6 @@ def _check(sources: DataSources, arrays: list[Array], comm: Communicator, shardi
 def _check_label_range(
     sources: DataSources, arrays: list[Array], num_classes: int, comm: Communicator, sharding: str
 ) -> None:
-    """Refuse negative labels, and test labels above the highest training label."""
     if sharding == "global" and comm.local_rank != 0:
         return
     first_train, first_test = _first_rows(sources, comm, sharding)

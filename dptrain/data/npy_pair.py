@@ -19,8 +19,6 @@ Array = npt.NDArray[Any]
 
 
 class _MappedSource(ArraySource):
-    """Rows of a memory-mapped array."""
-
     def __init__(self, where: str, array: Array) -> None:
         super().__init__(where, array.shape, array.dtype)
         self._array = array

@@ -1,7 +1,4 @@
-"""NumPy's `.npz`: a zip archive with one `.npy` member an array. Pickled objects are never loaded.
-
-Headers are parsed here: NumPy trusts their lengths, so that a 2 kB archive may make it allocate gigabytes.
-"""
+"""NumPy's `.npz`: a zip of `.npy` members, without pickles; their headers, which NumPy trusts, are parsed here."""
 
 import ast
 import math

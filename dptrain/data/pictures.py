@@ -76,10 +76,7 @@ def is_picture_folder(path: str | os.PathLike[str]) -> bool:
 
 
 class PictureRows(RowSource):
-    """Decodes pictures on demand, in as many threads as the rank has cores. Collective.
-
-    The first `max_bytes` of decoded pictures stay in memory, one copy a node.
-    """
+    """Decodes pictures on demand, in a thread a core; keeps `max_bytes` of them, one copy a node. Collective."""
 
     dtype = np.dtype(np.uint8)
 
@@ -152,10 +149,7 @@ def load_pictures(
     *,
     max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> LoadedData:
-    """Return a folder of pictures, decoded on demand, as a data set. Collective.
-
-    Rank 0 reads the headers. Skipping bad pictures decodes all of them once, before the split.
-    """
+    """Return a folder of pictures, decoded on demand, or once in advance to skip bad ones. Collective."""
     root = Path(path)
     notes: list[str] = []
 
@@ -348,7 +342,6 @@ def _decoded(path: str, preprocessing: Preprocessing) -> npt.NDArray[np.uint8]:
 
 
 def _classes(folder: Path) -> Iterator[tuple[str, list[Path]]]:
-    """Yield a folder's classes, each with its files."""
     entries = _entries(folder)
     for entry in entries:
         if not entry.is_dir():

@@ -252,10 +252,7 @@ class Preprocessing:
         return x
 
     def targets(self, frame: Any, where: str = "table", fault: Fault | None = None) -> Array:
-        """Return y of a data frame, (rows,): float32 numbers, or int32 labels, indices into `class_names`.
-
-        Arguments and errors as for `encode`.
-        """
+        """Return y of a data frame (see `encode`), (rows,): float32, or int32 indices into `class_names`."""
         fault = fault or _counted(where)
         assert self.target is not None
         self.require_columns(frame, where, [self.target])

@@ -45,10 +45,7 @@ class ArraySource(ABC):
         return math.prod(self.shape) * self.dtype.itemsize
 
     def read_into(self, out: NDArray[Any], start: int = 0) -> None:
-        """Fill the C-contiguous `out`, (n, F...), with the rows [start, start + n).
-
-        The first read of a compressed file goes on to its end, to find damage behind those rows too.
-        """
+        """Fill `out`, (n, F...), with rows from `start`; the first read checks a compressed file to its end."""
         if out.dtype != self.dtype or not out.flags.c_contiguous or out.shape[1:] != self.shape[1:] or out.ndim == 0:
             raise ValueError(
                 f"{self.where}: rows {self.shape[1:]} of {self.dtype} need a C-contiguous buffer, got {out.dtype} "
@@ -205,10 +202,7 @@ class _SqueezedSource(ArraySource):
 
 @dataclass(frozen=True)
 class DataSources:
-    """The four arrays of a data set; y is (N,) class numbers or (N, O...) targets.
-
-    Integer labels of shape (N, 1) become (N,), as Keras accepts both.
-    """
+    """The four arrays of a data set; y is (N,) class numbers (or (N, 1), as in Keras) or (N, O...) targets."""
 
     name: str
     x_train: ArraySource

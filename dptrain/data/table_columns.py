@@ -1,7 +1,4 @@
-"""Decides, from the training table, what each column is: a number, a category or the target.
-
-Ambiguous columns are refused with the option that settles them; every other decision gets a note.
-"""
+"""Decides what each column of a training table is, with a note, or refuses it with the option that settles it."""
 
 import dataclasses
 from collections.abc import Sequence

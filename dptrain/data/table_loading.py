@@ -87,7 +87,6 @@ class _TableFiles:
 
     @cached_property
     def arrays(self) -> list[Array]:
-        """Return x_train, y_train, x_test, y_test."""
         x, y = self._encoded(self._train)
         if self._options.test is None:
             return cut_off(x, y, self._options.test_split)

@@ -38,11 +38,7 @@ def absent_row(layer: str, length: int, places: Array, samples: Array | None = N
 
 
 def find_absent_row(program: Program, values: Mapping[Tensor, Array], rows: int, first_row: int) -> DataError | None:
-    """Return the error that names the first id outside a table, given a step's values of inputs and state.
-
-    Returns:
-        None if the id depends on messages, or is in a loop.
-    """
+    """Return the error that names the first id outside a table; None if it depends on messages, or is in a loop."""
     order = program.inputs.get(ROWS)
     gathers = [tensor for tensor in program.tensors if tensor.op is not None and tensor.op.lowering == Gather()]
     id_gathers = [

@@ -156,10 +156,7 @@ def body_of(node: Tensor | Node) -> Body:
 
 
 def extend(node: Node, stacked: Iterable[Tensor]) -> list[Tensor]:
-    """Stack further tensors of an unplaced node's body; return the new values.
-
-    Nodes address values by number, and unread values are dropped, so other users of the node see no difference.
-    """
+    """Stack further tensors of an unplaced node's body; return the new values, which other users do not see."""
     body = body_of(node)
     added = list(stacked)
     node.attributes["body"] = replace(body, stacked=(*body.stacked, *added))
@@ -186,10 +183,7 @@ def has_loops(results: Iterable[Tensor]) -> bool:
 
 
 def trimmed(results: Iterable[Tensor]) -> dict[Tensor, Tensor]:
-    """Drop unread values of loops; return the new tensor for each.
-
-    A carry that is the same in every step becomes a capture.
-    """
+    """Drop unread values of loops, and capture constant carries; return the new tensor for each."""
     results = list(results)
     order = topological(results)
     firsts: dict[Node, Tensor] = {}

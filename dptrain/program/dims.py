@@ -96,11 +96,7 @@ class Dim:
 
     @property
     def number(self) -> int:
-        """Its number, for messages, estimates and executions, which must not influence the program.
-
-        Raises:
-            UnknownLengthError: it is unbound.
-        """
+        """Its number, for messages and executions, not to influence programs; UnknownLengthError if unbound."""
         if self.size is None:
             raise UnknownLengthError(
                 "a length that is None, such as the number of rows of a batch, is asked for outside of a step, where "
@@ -273,11 +269,7 @@ def _length(
 
 
 def length_of(factors: Sequence[Any], scale: int, offset: int) -> Any:
-    """Return a length from factors: lengths, expressions (function, operand, operand), and None, the rows of a batch.
-
-    Raises:
-        ConfigError: not a length.
-    """
+    """Return a length from factors (lengths, expressions, None for rows of a batch), or raise ConfigError."""
     product: Any = scale
     for factor in factors:
         if isinstance(factor, tuple) and not (

@@ -145,10 +145,7 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
 
 
 def messages_of(local: PlacedProgram, lengths: Mapping[str, int]) -> list[str]:
-    """Return a table of a step's messages by kind and axis of the mesh, from the program of a rank.
-
-    Bytes are those of whole tensors: of an all-reduce's sum, of all parts of a gather or a reduce-scatter.
-    """
+    """Return a table of a step's messages by kind and mesh axis, from a rank's program; bytes of whole tensors."""
     rows: list[Sequence[str]] = [("message", "over", "ranks", "messages", "tensors", "bytes")]
     sums: dict[tuple[str, str], list[int]] = {}
     for message in (message for stage in stages(local) for message in stage.messages):

@@ -46,12 +46,7 @@ class OnnxNode:
 
 
 class OnnxGraph:
-    """Collects nodes and constants, whose names begin with a slash, unlike those of inputs, weights and outputs.
-
-    Attributes:
-        nodes: in order.
-        constants: arrays by name, some of them unused.
-    """
+    """Collects nodes and constants; their names begin with a slash, unlike those of inputs, weights and outputs."""
 
     def __init__(self) -> None:
         self.nodes: list[OnnxNode] = []

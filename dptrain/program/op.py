@@ -148,11 +148,7 @@ class Op:
         return self  # it is known by its identity, in copies of layers too
 
     def __call__(self, *inputs: Any, **attributes: Any) -> Tensor:
-        """Return the op's output for tensors, arrays and numbers.
-
-        Raises:
-            ConfigError: the inputs do not match.
-        """
+        """Return the op's output for tensors, arrays and numbers; ConfigError if they do not match."""
         if len(inputs) != self.operands:
             inputs, attributes = self._bound(inputs, attributes)
         if self.ufunc is not None and not attributes:  # arithmetic of values that nobody looks at: the shortest way
@@ -340,10 +336,7 @@ class Op:
 
 
 def in_one_call(compute: Callable[..., Array], *inputs: Tensor) -> Tensor | None:
-    """Return the result of a NumPy function that equals several ops bit for bit; it must not change its inputs.
-
-    Returns None if the ops are needed one by one: recorded, for a gradient or for a watcher.
-    """
+    """Return a NumPy function's result that equals several ops; None if these are needed one by one, as in a trace."""
     for tensor in inputs:
         if not tensor.is_bare:
             return None

@@ -158,12 +158,7 @@ class Operand:
         return (self[place] for place in range(number))
 
     def __len__(self) -> int:
-        """Return the length of the first axis.
-
-        Raises:
-            TypeError: there is no axis.
-            ConfigError: it counts the rows of a batch, which differ from step to step.
-        """
+        """Return the length of the first axis; TypeError without axes, ConfigError if it counts rows of a batch."""
         tensor: Any = self  # a tensor or a variable
         if not tensor.shape:
             raise TypeError("a tensor without dimensions has no length")

@@ -85,10 +85,7 @@ def with_precision(program: Program, precision: str, of_halves: str = "float32")
 
 
 def with_half_factors(tensor: Tensor) -> Tensor:
-    """Replace float32 copies of half-precision matrices in a product by the matrices.
-
-    The numbers are the same; only backends whose products widen such factors can compute it.
-    """
+    """Replace float32 copies of half-precision matrices in a product by the matrices, to be widened there."""
     if isinstance(lowering_of(tensor), Product) and tensor.dtype == np.float32:
         halves = _half_factors(tensor)
         if halves is not None and halves[0].dtype == halves[1].dtype:
@@ -112,10 +109,7 @@ def sums_of_products(program: Program) -> dict[Tensor, Tensor]:
 
 
 def with_long_products(program: Program) -> Program:
-    """Replace sums of matrix products over leading axes by one product of all rows, if the layout allows it.
-
-    So a weight gradient within a loop is not computed step by step and then summed.
-    """
+    """Replace sums of products over leading axes, such as a loop's weight gradients, by one product of all rows."""
     sums = sums_of_products(program)
     new: dict[Tensor, Tensor] = {}
     with tracing():

@@ -1,8 +1,4 @@
-"""Checks attributes of ops against the types of their NumPy functions' keywords.
-
-A program from a file is checked before use: generated code contains attributes as text, and text from a file would be
-code.
-"""
+"""Checks attributes of a program from a file before generated code, which contains them as text, would run them."""
 
 import typing
 from collections.abc import Mapping

@@ -92,11 +92,7 @@ def _is_of(data_type: Any, kind: Any) -> bool | None:
 
 
 def attributes(holder: Any, kind: type[T]) -> list[T]:
-    """Return an object's attributes of a kind, nested ones too, each once, in the order of assignment.
-
-    Raises:
-        ConfigError: some are in a set, whose order differs from process to process.
-    """
+    """Return an object's (nested) attributes of a kind, each once, in order; ConfigError for those in a set."""
     parts: dict[int, T] = {}
     _collect(list(vars(holder).values()), kind, parts, set())  # another thread may add one meanwhile
     return list(parts.values())

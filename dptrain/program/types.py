@@ -1,7 +1,4 @@
-"""Number types as records, and the one rule of their promotion.
-
-A tensor has NumPy's dtype; everything else about it is here.
-"""
+"""Number types as records beyond NumPy's dtype, and the one rule of their promotion."""
 
 import functools
 from dataclasses import dataclass
@@ -109,11 +106,7 @@ _PYTHON_TYPES = {bool: "bool", int: "int32", float: "float32", str: "string"}
 
 
 def standardize_dtype(dtype: Any) -> str:
-    """Return the name of a type; None is `config.floatx`, Python's int is "int32", its float "float32".
-
-    Raises:
-        ConfigError: tensors do not have this type.
-    """
+    """Return a type's name; None is `config.floatx`, Python's int "int32", float "float32"; or ConfigError."""
     if dtype is None:
         return floatx().name
     if dtype in _PYTHON_TYPES:

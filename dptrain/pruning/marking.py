@@ -76,10 +76,7 @@ class Pruning:
         gradients: Sequence[masks.Array],
         step: int,
     ) -> list[masks.Mask]:
-        """Return the new masks of all weights that are pruned together, after `step` updates.
-
-        `old_masks` (0 or 1) and dense gradients are given with regrowth only.
-        """
+        """Return the new masks after `step` updates; with regrowth from `old_masks` (0 or 1) and dense gradients."""
         sparsity, block = self.schedule.sparsity(step), self.block_size
         if self.sparsity_m_by_n is not None:
             m, n = self.sparsity_m_by_n

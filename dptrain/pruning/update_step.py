@@ -56,7 +56,6 @@ class UpdatePruningStep(Callback):
             logs["sparsity"] = sum(self._zeros.values()) / sum(math.prod(weight.shape) for weight in self._zeros)
 
     def _most_steps(self, steps: int) -> int:
-        """Return the steps up to the next update."""
         return steps if self._next is None else min(steps, max(self._next - self._trainer.steps_done, 1))
 
     def _check(self) -> None:

@@ -1,7 +1,4 @@
-"""Records which plain attributes of layers, optimizers, losses and the like a traced step has read.
-
-They are constants of its program, so a change needs a new trace.
-"""
+"""Records which plain attributes of layers and the like a traced step has read: a change needs a new trace."""
 
 import math
 import threading
@@ -33,8 +30,6 @@ class Readable:
 
 @dataclass(frozen=True)
 class _Read:
-    """An attribute that was read."""
-
     owner: Any  # kept, so that no other object can have its id
     attributes: dict[str, Any]  # `__dict__` of the owner
     name: str
@@ -42,12 +37,10 @@ class _Read:
 
     @property
     def now(self) -> Any:
-        """Current value of the attribute."""
         return self.attributes[self.name] if self.name in self.attributes else getattr(self.owner, self.name, _UNREAD)
 
     @property
     def holds(self) -> bool:
-        """Whether the attribute is unchanged."""
         now = self.now
         return now is self.snapshot or _same(self.snapshot, _snapshot(now))
 

@@ -373,7 +373,6 @@ def sweep_temporaries(folder: Path, name: str | None = None) -> None:
 
 
 def _lives(pid: int) -> bool:
-    """Whether a process exists, of any user."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -103,10 +103,7 @@ class _Connection:
 
 
 class Job:
-    """Runs a command on several ranks to its end.
-
-    `signals`: numbers of signals that this process received; its handlers append to it.
-    """
+    """Runs a command on several ranks to its end; its signal handlers append to `signals`."""
 
     def __init__(self, start: Start, signals: list[int]) -> None:
         self._start = start

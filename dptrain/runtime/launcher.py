@@ -70,10 +70,7 @@ def rank_variable(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def refuse_other_launchers(environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse torchrun and the like without MPI: each process would train alone and write the same files.
-
-    An MPI launcher may also set these variables, for PyTorch; then MPI joins the ranks.
-    """
+    """Refuse torchrun and the like without MPI: each process would train alone and write the same files."""
     values = [environ.get(name, "") for name in _TORCHRUN]
     launch = detect_launch(environ)
     # srun starts one torchrun a node: a step of one task may still be many processes.

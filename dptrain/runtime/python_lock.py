@@ -1,7 +1,4 @@
-"""A lock that a thread holds while it executes Python, and releases while compiled code computes.
-
-Several trainings can thus run in threads of one process, although nothing in dptrain is thread-safe.
-"""
+"""A lock that trainings in threads hold while they execute Python, and release while compiled code computes."""
 
 import threading
 from collections.abc import Iterator

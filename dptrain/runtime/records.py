@@ -246,10 +246,7 @@ class Record:
 
 
 class RecordTable:
-    """The records of all ranks of a job, in a file at `path`; those of other nodes stay empty here.
-
-    Raises OSError if the folder is full or the file is somebody else's.
-    """
+    """The records of all ranks of a job, in a file (or OSError); those of other nodes stay empty here."""
 
     def __init__(self, path: str, size: int) -> None:
         self.path = path

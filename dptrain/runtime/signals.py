@@ -96,10 +96,7 @@ def catching(numbers: tuple[int, ...] = SIGNALS) -> Iterator[None]:
 
 @contextmanager
 def interrupting() -> Iterator[None]:
-    """Make SIGTERM and SIGUSR1 raise a `SignalledError` in the main thread during the block.
-
-    The user's own handlers stay.
-    """
+    """Make SIGTERM and SIGUSR1 raise a `SignalledError` in the main thread, unless the user handles them."""
     global _caught
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -122,10 +122,7 @@ def wrapped(text: str, columns: int, *, indent: int = 2) -> str:
 
 
 def console(file: TextIO | None = None, *, live: bool = False) -> "Console":
-    """Return a Rich console as wide as the terminal, without escape codes where there is none.
-
-    `live`: draw as on a terminal unless the stream ends in a file.
-    """
+    """Return a Rich console, without escape codes off a terminal; `live`: draw unless the stream ends in a file."""
     from rich.console import Console
 
     columns = terminal_columns(file)
@@ -141,7 +138,6 @@ def _environment_columns() -> int:
 
 
 def _columns(descriptor: int) -> int:
-    """Return the width of the terminal behind a descriptor."""
     with suppress(OSError):
         return _environment_columns() or os.get_terminal_size(descriptor).columns or _COLUMNS
     return _COLUMNS
@@ -171,10 +167,7 @@ def _launcher_output_path(descriptor: int) -> str | None:
 
 @cache
 def _launcher_behind(output: str, is_terminal: bool) -> int | None:
-    """Return the PID of the launcher that reads this process's output; None if a file or another program does.
-
-    `output`: the system's name of the descriptor, such as "pipe:[1234]".
-    """
+    """Return the PID of the launcher that reads this process's `output`, such as "pipe:[1234]", or None."""
     readers = []
     for pid, name in ancestors():
         if name in LAUNCHERS or name.endswith("proxy"):
@@ -185,7 +178,6 @@ def _launcher_behind(output: str, is_terminal: bool) -> int | None:
 
 
 def _holds(pid: int, output: str) -> bool:
-    """Whether a process has an end of a pipe."""
     if output.startswith("pipe:"):
         for entry in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):

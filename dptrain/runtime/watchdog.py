@@ -141,10 +141,7 @@ class Watchdog:
         self.record.__exit__()
 
     def leave(self, how: str) -> None:
-        """Announce that this rank leaves the others, and wait for them if they have met.
-
-        MPI_Finalize would wait as well, but with nobody to watch.
-        """
+        """Announce that this rank leaves the others, and, unlike MPI_Finalize, watch while waiting for them."""
         if self._left or os.getpid() != self._pid:  # a fork
             return
         self._left = True
@@ -261,10 +258,7 @@ class Watchdog:
                 abort(ExitCode.STUCK)
 
     def _sleep(self, seconds: float) -> bool:
-        """Wait; return whether this rank has left meanwhile.
-
-        While MPI starts, record at once which shared memory it makes, which a killed job would leave.
-        """
+        """Wait; return whether this rank has left. While MPI starts, record the shared memory that it creates."""
         end = time.monotonic() + seconds
         pause, looks = _SEGMENT * max(1.0, self.launch.local_size / 8), 0
         while self.record.state == State.JOINING and time.monotonic() < end:
@@ -303,7 +297,6 @@ class Watchdog:
             self._report(finding)
 
     def _observe(self, pid: int, rank: int) -> Observation:
-        """Return an observation of a rank of this node."""
         record = self.records[rank]
         state = record.state
         if state == State.ABSENT:

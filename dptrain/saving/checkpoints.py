@@ -253,10 +253,7 @@ class CheckpointDirectory:
             raise output_error(self.path / name, error, self._needed, advice=f"{last}; {self._advice}") from error
 
     def _write(self, temporary: str, files: Mapping[str, Content], *, make: bool = False) -> Entries:
-        """Write files, flush them, and read them back; return their entries for the manifest.
-
-        On failure they stay: other ranks may be writing beside them, until rank 0 discards all.
-        """
+        """Write files and read them back; on failure they stay until rank 0 discards all. Return entries."""
         contents = {name: content.pieces() for name, content in files.items()}
         self._needed = sum(map(_size, contents.values()))
         entries = [described(name, pieces, files[name].parts) for name, pieces in contents.items()]

@@ -470,7 +470,6 @@ def _parameters(cls: type) -> set[str]:
 
 
 def _value(value: Any, label: str) -> Any:
-    """Return an argument, built where it is a description."""
     if isinstance(value, list):
         return [_value(entry, label) for entry in value]
     if not isinstance(value, Mapping):

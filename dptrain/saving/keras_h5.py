@@ -94,10 +94,7 @@ def encode(model: Any) -> bytes:
 
 
 def write_checked(h5py: ModuleType, place: Any, name: str, array: Array) -> None:
-    """Write an array with HDF5's Fletcher 32 checksum, which every reader checks.
-
-    The filter works on chunks; a scalar has none and goes into the header, which has its own checksum.
-    """
+    """Write an array with HDF5's Fletcher 32 checksum; a scalar has the header's."""
     if array.ndim and array.size:
         chunks = True if array.nbytes > _LARGEST_CHUNK else array.shape
         place.create_dataset(name, data=array, chunks=chunks, fletcher32=True)
@@ -159,10 +156,7 @@ def load(
 
 
 def variables_of(model: Any, path: str, optimizer: Optimizer) -> list[Variable]:
-    """Return an optimizer's variables in Keras' order; of the model's, those of trainable weights.
-
-    Without those of pruning, which Keras lacks: zeros of the weights restore the masks.
-    """
+    """Return an optimizer's variables in Keras' order, those of a model's trained weights, without pruning masks."""
     trained = model.trainable_weights
     if path.startswith("optimizer/"):  # one of several within the model's
         trained = [weight for weight in trained if weight in optimizer._slots]

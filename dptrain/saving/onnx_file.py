@@ -150,7 +150,6 @@ def model_of(program: Program, inputs: Mapping[str, str], outputs: Mapping[str, 
 
 
 def _needed(nodes: Sequence[OnnxNode], names: set[str]) -> list[OnnxNode]:
-    """Return the nodes that values of these names need, in order."""
     needed = []
     for node in reversed(nodes):
         if node.output in names:

@@ -222,10 +222,7 @@ def decode(content: bytes, where: str) -> StoredProgram:
 
 
 def _require_sound(program: Program, where: str) -> None:
-    """Refuse a program whose ops, on zeros, do not give the declared shapes.
-
-    NumPy checks what compiled code does not, such as indices outside an array.
-    """
+    """Refuse a program whose ops, run by NumPy on zeros, fail (an index, say) or miss their declared shapes."""
     for tensor in program.tensors:
         if tensor.op is not None and size(tensor.shape) > _MAX_CHECKED:
             raise DataError(f"{where}: {tensor.op.name!r} of shape {tensor.shape} for two rows, too large")

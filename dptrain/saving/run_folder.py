@@ -1,7 +1,4 @@
-"""The models in the folders of runs and sweeps.
-
-model.keras: a run's final model. best.keras: its best one, where a metric was monitored. models/*.keras: a sweep's.
-"""
+"""Models in folders of runs (model.keras; best.keras by a monitored metric) and sweeps (models/*.keras)."""
 
 from pathlib import Path
 

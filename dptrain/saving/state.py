@@ -1,7 +1,4 @@
-"""Named arrays and a JSON object as bytes: the state of a training, or a program's weights.
-
-The format is safetensors, with the JSON and a checksum as metadata.
-"""
+"""Named arrays and JSON as bytes, in safetensors with a checksum: a training's state, or a program's weights."""
 
 import hashlib
 import json

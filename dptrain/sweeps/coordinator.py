@@ -14,10 +14,7 @@ from dptrain.sweeps.scheduler import Scheduler
 
 
 class Coordinator:
-    """Assigns segments to ranks with free places.
-
-    Ranks do not ask for work: their load is known here, so a rank whose runs end early gets the next ones.
-    """
+    """Assigns segments to ranks with free places, whose load is known here, so that idle ones get the next."""
 
     def __init__(
         self,

@@ -68,10 +68,7 @@ def on_front(values_TM: np.ndarray, modes: Sequence[Mode]) -> list[bool]:
 
 @dataclass(frozen=True)
 class Front:
-    """The Pareto front of a sweep, of means over the seeds.
-
-    Only complete trials that lost the fewest runs are compared, as for the best trial.
-    """
+    """The Pareto front of a sweep's means over the seeds, among complete trials that lost the fewest runs."""
 
     modes: Mapping[str, Mode]  # by metric; the first ranks the trials
     means: Mapping[int, Sequence[float | None]]  # trial -> mean of each metric

@@ -99,11 +99,7 @@ class FieldDistribution(ABC):
 
 @dataclass(frozen=True)
 class Floats(FieldDistribution):
-    """A float from `low` to `high`; `log`: uniform in the logarithm, with `low` above 0.
-
-    Raises:
-        ConfigError: the bounds are not finite, not in order, or have no logarithm.
-    """
+    """A float from `low` to `high`; `log`: uniform in the logarithm, with `low` above 0; ConfigError for bad bounds."""
 
     low: float
     high: float

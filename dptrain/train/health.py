@@ -77,7 +77,6 @@ class HealthCheck:
         self._settled = False
 
     def _watch(self, variables: Sequence[Variable]) -> None:
-        """Check these variables from now on."""
         self._count = len(variables)
         metrics, variables = self._model.metrics, self._programs.local(variables)
         totals = {id(total) for metric in metrics for total in metric.variables}

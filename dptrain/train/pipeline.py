@@ -86,7 +86,6 @@ class PipelineExecutable:
         )
 
     def _rows(self, task: Task) -> tuple[int, int]:
-        """Return first and last row, in the replica's batch, of a task."""
         return self._cuts[task.microbatch] if task.subgraph in self._each else self._whole
 
     def _prepare(self, task: Task) -> tuple[Executable, dict[str, Buffer]]:
@@ -253,7 +252,6 @@ class _OnDevice(_Values):
         return buffer
 
     def clear(self) -> None:
-        """Release the memory."""
         self._free.clear()
         self._truths.clear()
         self.nbytes = 0

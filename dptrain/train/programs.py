@@ -117,10 +117,7 @@ class Trained(Protocol):
 
 
 class Programs:
-    """Runs the steps of one model.
-
-    `bucket_mb` bounds the 10^6 bytes of a message of sums, and gradients travel as `comm_dtype`.
-    """
+    """Runs the steps of one model; `bucket_mb` bounds the 10^6 bytes of a message, gradients travel as `comm_dtype`."""
 
     def __init__(
         self,
@@ -190,7 +187,6 @@ class Programs:
         return placed
 
     def _of_rank(self, program: Program, totals: Collection[Variable], sent: Mapping[str, Any]) -> PlacedProgram:
-        """Return the program that this rank executes."""
         layouts = {} if self.sharding is None else self.sharding.layouts(program.state)
         slots = self.sharding.slots() if self.sharding is not None and layouts else {}
         placed = place(program, totals, layouts=layouts, slots=slots, **sent)
@@ -228,7 +224,6 @@ class Programs:
         return PipelineExecutable(schedule, program, self.backend, arrays, comm=sharding.comm, **place)
 
     def _schedule(self, program: PlacedProgram, alone: bool) -> PipelineSchedule:
-        """Return the pipeline schedule of a step."""
         assert self.sharding is not None
         microbatches = self._microbatches_of(program.rows) if program.weight_gradients else 1
         key = "pipeline", microbatches, alone
@@ -479,10 +474,7 @@ class Programs:
     def _run_shards(
         self, step: Step, batch: BatchSpec, rows: BatchRows, steps: Sequence[Sequence[Shard]], comm: Communicator | None
     ) -> tuple[PlacedProgram, Mapping[str, Array]]:
-        """Run a step for each of a batch's fixed shards, and add their sums in a fixed binary tree.
-
-        The tree's shape, and so its bits, depend on the number of shards alone.
-        """
+        """Run a step for each of a batch's fixed shards, and add their sums in a tree that depends on their number."""
         step = replace(step, totals=())  # summands of ranks would depend on what each of them has
         placed = self.placed(step, batch, steps[0][0].batch_rows, whole=True)
         if placed not in self._halves:
@@ -506,7 +498,6 @@ class Programs:
         return placed, outputs
 
     def _eager_writes(self) -> frozenset[Variable]:
-        """Return all variables that an eager step may change."""
         return frozenset(self._variables())
 
     def _run_eagerly(

@@ -232,7 +232,6 @@ class Sharding:
         return [(self.comm.partition(axes), numbers[axes]) for axes in sorted(numbers, key=sorted)]
 
     def _over(self, variable: Variable) -> frozenset[str]:
-        """Return the mesh axes that this rank's variable is sharded over."""
         return self._sharded_over.get(variable, frozenset())
 
     # As a storage

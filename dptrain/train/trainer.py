@@ -396,7 +396,6 @@ class Trainer:
 
     @property
     def _steps_at_once(self) -> int:
-        """Steps of an execution."""
         return self._steps_per_execution or self._chunk
 
     def _chunks(

@@ -508,10 +508,7 @@ class _LoopText(Statements):
 
     @property
     def shared_axis(self) -> int | None:
-        """The axis that threads share; None if its parts depend on each other.
-
-        Each sum is computed by one thread, or in blocks, so that its bits do not depend on the number of threads.
-        """
+        """The axis that threads share, each sum by one thread or in blocks; None if parts depend on each other."""
         members, rank = self._loop.members, self._rank
         if rank and all(member.kind in ("map", "gather") for member in members):
             return [*self._outer, self._row][0]

@@ -189,11 +189,7 @@ class CompiledExecutable:
 
     @np.errstate(all="ignore")  # infinities and NaNs are results, as on a GPU
     def run(self, starts: Sequence[int] = (0,)) -> None:
-        """Execute a step for each start of its rows in the array `ROWS`. Collective if the program is placed.
-
-        Raises:
-            DataError: a step reads a row that its table does not have.
-        """
+        """See `ReferenceExecutable.run`."""
         self._meet()
         turn = TURNS.of(self._reads, self._writes) if self._comm is None else nullcontext()  # ranks run side by side
         with turn, self._arena.lent(self.nbytes, self._lent) as arena:

@@ -1,7 +1,4 @@
-"""Digests of arrays at memory speed, to compare ranks and find NaN and infinities.
-
-`kernels/digest.h` defines them. Without a C++ compiler NumPy computes them, a few times slower.
-"""
+"""Digests of arrays at memory speed (`kernels/digest.h`), or slower by NumPy, to compare ranks and find NaN."""
 
 import ctypes
 import functools

@@ -164,10 +164,7 @@ class CudaBackend(Backend):
         return ", ".join([self._numerics, *([self.choices.digest] if self.choices.digest else [])])
 
     def workspace(self, nbytes: int) -> int:
-        """Return the address of scratch memory for libraries, whose calls follow each other on one stream.
-
-        It stays in place until the backend is closed, as graphs have recorded the address.
-        """
+        """Return the lasting address, recorded in graphs, of scratch memory that libraries' calls use in turn."""
         if not self._workspaces or self._workspaces[-1].nbytes < nbytes:
             self._workspaces.append(DeviceMemory(self.heap, nbytes, "workspace of libraries"))
         return self._workspaces[-1].pointer
@@ -338,11 +335,7 @@ class CudaBackend(Backend):
         return self.zeros((1,), np.int32, "a note")
 
     def download(self, buffer: DeviceArray) -> HostArray:
-        """See `Backend`.
-
-        Raises:
-            DataError: an earlier step read a row that its table does not have.
-        """
+        """See `Backend`; DataError if an earlier step read a row that its table does not have."""
         host = self.fetched(buffer)
         if "outside" in vars(self) and self.fetched(self.outside)[0]:
             self.write(self.outside, np.zeros(1, np.int32))

@@ -54,10 +54,7 @@ class Library(Protocol):
 
 
 class Choices:
-    """Who computes which problem on a backend, given the requested provider of each kind and the libraries.
-
-    `chosen` holds the provider of each measured problem.
-    """
+    """Who computes which problem, given each kind's requested provider and library; `chosen` has the measured ones."""
 
     def __init__(
         self, backend: "CudaBackend", requested: Mapping[Kind, str], libraries: Mapping[Kind, Library]
@@ -115,11 +112,7 @@ class Choices:
         self.chosen |= chosen
 
     def settle(self, problems: Iterable[Problem], comm: Communicator) -> None:
-        """Measure new problems of this rank's programs on rank 0. Collective.
-
-        Raises:
-            AgreedError: rank 0 cannot measure.
-        """
+        """Measure new problems of this rank's programs on rank 0; AgreedError if it cannot. Collective."""
         own_problems = {str(problem): problem for problem in problems if problem.kind in self._libraries}
         auto = {name: list(problem) for name, problem in own_problems.items() if self._is_new(name, problem)}
         all_new: dict[str, list[Any]] = {}

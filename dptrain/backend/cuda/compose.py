@@ -187,10 +187,7 @@ class Composition:
         return source(self._kernels, self.wide_index)
 
     def sources(self) -> dict[str, list[Kernel]]:
-        """Return the C++ of all kernels as sources for parallel compilation, with the kernels of each.
-
-        The split depends only on the number of kernels, so that machines share compiled sources.
-        """
+        """Return all kernels as sources for parallel compilation, split by their number so that machines share them."""
         generated = [kernel for kernel in self._kernels if kernel.threads]
         fields, parts = (
             run_fields(generated),
@@ -311,10 +308,7 @@ def _lowered(program: Program, precision: str, of_halves: str, provider: Provide
 
 
 def _with_own_results(program: Program) -> Program:
-    """Make results distinct and computed.
-
-    Sums over the ranks and a loop's last carries are copied too: they are not stored where results are read.
-    """
+    """Make results distinct and computed; copy sums over ranks and last carries, which are stored elsewhere."""
     used: set[Tensor] = set()
 
     def own(tensor: Tensor) -> Tensor:

@@ -99,11 +99,7 @@ class CublasLt:
         return True
 
     def prepared(self, problem: Problem, a: int, b: int, c: int) -> Callable[[], None]:
-        """Return a function that queues c = op(a) op(b), at device addresses of dense row-major arrays; c is float32.
-
-        Raises:
-            DeviceError: cuBLASLt has no algorithm for this product, or refuses it.
-        """
+        """Return a function that queues c = op(a) op(b), row-major at these addresses, c in float32; or DeviceError."""
         transposed, sizes = (bool(problem.sizes[0]), bool(problem.sizes[1])), problem.sizes[3:]
         M, N, K = sizes
         # Slices of a batch begin anywhere; an algorithm for aligned matrices would read them wrongly.

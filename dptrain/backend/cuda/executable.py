@@ -209,10 +209,7 @@ class CudaExecutable:
         return _Travel(exchange_of_buffer.begin, finish)
 
     def _moves(self) -> dict[Message, _Travel]:
-        """Prepare messages of gathers and reduce-scatters.
-
-        Stages run in turn, so the first messages of all stages share pinned memory, the second ones too, and so on.
-        """
+        """Prepare messages of gathers and reduce-scatters; the n-th ones of all stages share pinned memory."""
         stages = [[message for message in messages if not message.is_sum] for messages in self._made.messages]
         moves: dict[Message, _Travel] = {}
         for messages in zip_longest(*stages):
@@ -336,10 +333,7 @@ class CudaExecutable:
         return partial(prepared.prepared_async_call, shared_size=kernel.dynamic)
 
     def _launches_of(self, kernel: Kernel, counters: Mapping[str, int], pack_parts: list[Hashable]) -> list[Launch]:
-        """Return the launches of a kernel, given the step numbers of the loops around it by name.
-
-        `pack_parts` receives parts of the pack key; of a loop's steps once.
-        """
+        """Return a kernel's launches at step numbers of loops; `pack_parts` receives parts of the pack key."""
         if kernel.loop is not None:
             launches = list[Launch]()
             pack_parts.append((kernel.name, kernel.loop.length, kernel.loop.is_reverse))
@@ -536,10 +530,7 @@ class CudaExecutable:
                 self._messages[message].finish()
 
     def _queue(self, place: tuple[int, int, int, int], launches: Sequence[Launch]) -> None:
-        """Queue launches between two messages as one graph, recorded the first time.
-
-        `place`: numbers of the stage, of its part, of runs and of steps.
-        """
+        """Queue launches between two messages as one graph, recorded once for each `place` (stage, part, ...)."""
         stream, table, runs = self.backend.stream, self._table, place[2]
         assert table is not None, "it is closed"
 

@@ -72,10 +72,7 @@ class Argument:
 
 @dataclass(eq=False)
 class LibraryCall:
-    """Matrix products or a convolution that the library `by` computes.
-
-    `tensors` are both factors and the result; `steps` their bytes between two matrices, if there are several.
-    """
+    """Products or a convolution by a library: factors and result, and `steps`, their bytes between two matrices."""
 
     by: str
     problem: Problem
@@ -763,10 +760,7 @@ def blocks_of(function: GeneratedFunction, threads: int) -> int:
 
 
 def source(kernels_of_source: Sequence[Kernel], wide_index: bool, fields: Mapping[str, str] | None = None) -> str:
-    """Return the C++ of kernels.
-
-    `wide_index`: an int is too small to count all elements. `fields` of a `Run`: by default those the kernels need.
-    """
+    """Return the C++ of kernels; `wide_index`: an int is too small to count all elements. `fields` are a `Run`'s."""
     kernels_of_source = [kernel for kernel in kernels_of_source if kernel.threads]
     functions = [function for kernel in kernels_of_source for function in kernel.functions]
     headers = sorted({need for function in functions for need in function.needs if need.endswith(".cuh")})

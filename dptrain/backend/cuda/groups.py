@@ -249,10 +249,7 @@ class Grouping:
         self._cut_chains(tensors)
 
     def _cut_chains(self, tensors: Sequence[Tensor]) -> None:
-        """Store what several anchors would recompute by many ops, and what ends too long a chain.
-
-        Otherwise a recurrence without products would be recomputed from its beginning at each step.
-        """
+        """Store what several anchors would recompute by many ops, and ends of long chains, such as recurrences."""
         of: dict[Tensor, set[Tensor]] = {}  # two of the anchors that are made of a tensor
         for tensor in reversed(tensors):
             ends = {tensor} if tensor in self.anchors else of.get(tensor, set())
@@ -424,10 +421,7 @@ _KNOWN_BY: dict[Role, tuple[Role, ...]] = {
 
 
 def reduction(tensor: Tensor) -> tuple[Literal["all", "rows", "columns", "totals"], Axes] | None:
-    """Return how a reduction is computed, and over which elements; None if a single thread computes an element.
-
-    The choice does not depend on the number of rows: the rows' axis counts as long.
-    """
+    """Return how, and over which elements, a reduction is computed for any number of rows; None for a single thread."""
     if join_of(tensor) is None:
         return None
     shape, axes = tensor.inputs[0].shape, reduced_axes(tensor)

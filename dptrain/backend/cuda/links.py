@@ -43,11 +43,7 @@ _JOINED = ("float32", "float64", "bfloat16", "float16", "int32", "int64", "uint8
 
 
 class Links:
-    """The GPUs of ranks, connected along each axis of their mesh. Collective.
-
-    Raises:
-        DeviceError: NCCL cannot connect them; the other ranks may then wait for this one.
-    """
+    """The GPUs of ranks, connected along each mesh axis (or DeviceError; others may then wait). Collective."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm

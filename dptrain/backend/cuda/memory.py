@@ -160,10 +160,7 @@ class SharedSamples(DeviceMemory):
 
 
 class DeviceArray:
-    """A dense array on the device, or a part that shares its memory.
-
-    PyCUDA's GPUArray would do, but slicing it costs tens of microseconds, several times a step.
-    """
+    """A dense array on the device, or a part that shares its memory; PyCUDA's GPUArray is slow to slice."""
 
     __slots__ = ("_memory", "dtype", "pointer", "shape", "size")
 
@@ -274,12 +271,7 @@ class Heap:
         self.pinned: weakref.WeakSet[Pinned] = weakref.WeakSet()
 
     def allocate(self, nbytes: int, name: str) -> Any:
-        """Return PyCUDA's record of new memory.
-
-        Raises:
-            DeviceMemoryError: the device has too little left.
-            DeviceError: the GPU is another thread's.
-        """
+        """Return PyCUDA's record of new memory; DeviceMemoryError if short, DeviceError in the wrong thread."""
         self._gpu.enter()
         try:
             # PyCUDA collects garbage, such as a model that was dropped, and tries again before it gives up.
@@ -309,10 +301,7 @@ class Heap:
         return self._gpu.retire(*handles)
 
     def release(self, allocation: Any, *, every_stream: bool = False) -> None:
-        """Free memory after all work queued before; in another thread than the GPU's, leave that to the latter.
-
-        The caller has the only reference. `every_stream`: other backends' work may use it too.
-        """
+        """Free memory after all work queued before (`every_stream`: also of other backends), in the GPU's thread."""
         if self._gpu.retire(allocation):
             return
         if every_stream:

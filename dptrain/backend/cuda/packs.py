@@ -40,10 +40,7 @@ class Packs:
 
 
 class RunTable:
-    """The array of `Run`s that kernels read, and graphs of launches that read this array.
-
-    Executables of a backend with equal keys share it: a model's second training reuses the graphs of its first.
-    """
+    """The array of `Run`s that kernels read, and graphs that read it, shared by executables with equal keys."""
 
     def __init__(self, backend: "CudaBackend", fields: int) -> None:
         self._backend = backend

@@ -57,10 +57,7 @@ def _gpu(driver: ctypes.CDLL, index: int, with_memory: bool) -> dict[str, Any]:
 
 
 def architecture_of(major: int, minor: int) -> str:
-    """Return the target architecture of a compute capability.
-
-    9.0 has instructions (wgmma) that no later one has; nvcc has them in "sm_90a".
-    """
+    """Return a compute capability's target architecture; 9.0's wgmma, which no later one has, needs "sm_90a"."""
     return f"sm_{major}{minor}{'a' if (major, minor) == (9, 0) else ''}"
 
 

@@ -42,10 +42,7 @@ class PinnedExchange(Exchange):
 
 
 class PinnedMove:
-    """Copies `parts` to the host, and `results` from there, through pinned memory that other stages may share.
-
-    `replaces`: ops queued between `begin` and `end` may read the results' memory.
-    """
+    """Copies parts to the host and results back; `replaces`: ops between `begin` and `end` may read the results."""
 
     def __init__(
         self,

@@ -17,10 +17,7 @@ from dptrain.program.types import promoted_in_kernels, type_of
 
 
 class Ex(NamedTuple):
-    """A C++ expression that may follow a cast, and the depth of the scope that has its operands.
-
-    `computed`: by the same function, not loaded from memory.
-    """
+    """A C++ expression that may follow a cast, and its operands' scope; `computed`: not loaded from memory."""
 
     text: str
     depth: int = 0

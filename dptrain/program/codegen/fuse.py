@@ -53,10 +53,7 @@ from dptrain.program.types import is_half
 
 
 def fuse(program: Program, *, join: bool = True) -> Fused:
-    """Group a placed program, or one of a single device, into kernels.
-
-    Without `join` each op is a kernel of its own, with the same bits.
-    """
+    """Group a placed program into kernels; without `join` each op is its own kernel, with the same bits."""
     return _Fuser(without_repeats(rewritten(program, with_half_factors)), join).fused
 
 

@@ -111,10 +111,7 @@ class Loop:
 
 @dataclass(eq=False)
 class ProductKernel:
-    """A matrix product over the last two axes; leading axes are broadcast, or summed over.
-
-    `product` is the product whose sum over all leading axes `tensor` is, else `tensor` itself.
-    """
+    """A matrix product over the last two axes; `tensor` may be the sum of `product` over its leading axes."""
 
     tensor: Tensor
     reads: tuple[View, View]

@@ -1,7 +1,4 @@
-"""Passes that move members between loops.
-
-Both are linear in the number of ops: loops are found by what they share, never compared pairwise.
-"""
+"""Passes that move members between loops, found by what they share, in time linear in the number of ops."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
@@ -12,10 +9,7 @@ from dptrain.program.tensor import Tensor
 
 
 def merge(fused: Fused) -> None:
-    """Merge loops that share an operand or result, where no kernel in between forbids it.
-
-    From the first loop of a stage on, each is merged with the nearest earlier loop that allows it.
-    """
+    """Merge loops that share an operand or result with the nearest earlier loop, if no kernel in between forbids it."""
     for stage in fused.stages:
         stage.kernels = _LoopMerger(fused, stage.kernels).left()
 

@@ -124,10 +124,7 @@ def balanced(layers: int, stages: int, cost: Callable[[int, int, int], float]) -
 
 
 def assigned(program: Program, owners: Mapping[Variable, int]) -> dict[Tensor, int]:
-    """Return the stage that computes each tensor, except those that every stage can compute for itself.
-
-    `owners` are the stages of variables that only one stage has.
-    """
+    """Return the stage of each tensor that not every stage can compute, given `owners` of single-stage variables."""
     tensors = program.tensors
     needs = {tensor for tensor in tensors if tensor.op is None and tensor.variable in owners}
     for tensor in tensors:

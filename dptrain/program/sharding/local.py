@@ -79,11 +79,7 @@ class MeshPosition:
 
 
 def localized(placed: PlacedProgram, place: MeshPosition, parts: Mapping[Variable, Variable]) -> PlacedProgram:
-    """Return the program of one rank; `parts` are the variables with this rank's part of sharded ones.
-
-    Raises:
-        ConfigError: a sharded length is unknown, or leaves ranks without a part of a variable.
-    """
+    """Return the program of one rank with `parts` of sharded variables; ConfigError for unknown or empty parts."""
     for variable, placement in placed.layouts.items():
         place.check(variable, placement.axes)
     localized_of: dict[Tensor, Tensor] = {}
@@ -212,11 +208,7 @@ def regathered(program: PlacedProgram) -> PlacedProgram:
 
 
 def scheduled(program: PlacedProgram) -> PlacedProgram:
-    """Fix stage and order of messages.
-
-    Ranks still have the same program but for lengths. Later passes may find ops equal on some ranks only, and messages
-    must not depend on that.
-    """
+    """Fix stage and order of messages while all ranks have the same ops, as later passes may change some ranks'."""
     _, sent_at = levels(program)
     ends = dict[Tensor, int]()  # how many ops lie behind a tensor
     for tensor in program.tensors:

@@ -250,11 +250,7 @@ def _flat(parts: Sequence[Array]) -> Array:
 
 
 def layout(message: Sequence[Tensor], counts: Sequence[Sequence[int]]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield each tensor's part of each rank in the order of the message, given the elements of the parts.
-
-    Yields:
-        The tensor's number, the part's first element in the message, its begin along the tensor's axis, and its length.
-    """
+    """Yield each tensor's part of each rank in message order: tensor, first element, begin along its axis, length."""
     start = 0
     for rank in range(len(counts[0])):
         for number, (tensor, part_counts) in enumerate(zip(message, counts, strict=True)):
@@ -309,10 +305,7 @@ def all_reduced(parts: Sequence[Array], comm: Communicator | None, over: str = "
 
 
 def tree_reduced(tree: TreeSum, shards: int, comm: Communicator | None) -> list[Array]:
-    """Sum arrays over all shards of a batch, with the same bits on any number of ranks. Collective.
-
-    The tree holds this rank's shards, a contiguous run as dealt by `dptrain.comm.parts.cut`.
-    """
+    """Sum arrays over all shards (this rank's are in `tree`), the same bits on any number of ranks. Collective."""
     if comm is None or comm.size == 1:
         return tree.total()
     like = tree.subtrees[0][1]

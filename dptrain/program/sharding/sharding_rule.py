@@ -54,11 +54,7 @@ def names(rank: int) -> str:
 
 
 def parse_rule(rule: str, op: str, operands: int | None = None) -> ShardingRule:
-    """Parse a rule such as "mk,kn->mn" of the op named `op`.
-
-    Raises:
-        ConfigError: malformed, with another number of operands, or with a lower-case letter twice in one tensor.
-    """
+    """Parse "mk,kn->mn" of an op; ConfigError if malformed or if a tensor has a lower-case letter twice."""
 
     def refusal(fault: str) -> ConfigError:
         return ConfigError(f"op {op!r}: letters = {rule!r}: {fault}")
