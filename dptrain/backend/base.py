@@ -123,7 +123,8 @@ class Backend(ABC):
     ) -> None:
         """Start slow preparations of a program, such as compilation, in the background.
 
-        `alone`: there is one rank, or it does not communicate. Other arguments as for `executable`.
+        `rows` of the global batch are on this rank, from `first_row` on. `alone`: there is one rank, or it does not
+        communicate.
         """
 
     @abstractmethod

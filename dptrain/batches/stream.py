@@ -158,7 +158,6 @@ class StreamBatches(Batches):
         return limit if limit is None or self._num_batches is None else min(limit, self._num_batches - self._position)
 
     def _skip(self, batches: int) -> Draw | None:
-        """Skip the next batches of the pass; return the draw of the last one."""
         last: Draw | None = None
         for draw in itertools.islice(self._pass or (), batches):
             self._position += 1

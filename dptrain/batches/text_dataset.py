@@ -99,8 +99,6 @@ def text_dataset_from_directory(
     errors, are those of `image_dataset_from_directory`.
 
     Args:
-        directory: with one folder a class, unless labels are given or there are none.
-        batch_size: of a global batch.
         max_length: bytes at which texts are cut.
         max_bytes: of the largest file (not in Keras).
 
@@ -148,8 +146,6 @@ def audio_dataset_from_directory(
     Arguments that are not listed are those of `image_dataset_from_directory`.
 
     Args:
-        directory: with one folder a class, unless labels are given or there are none.
-        batch_size: of a global batch.
         sampling_rate: required of all files; None for any (none is converted).
         output_sequence_length: samples to which sounds are cut or padded with zeros; by default the longest of a batch.
         ragged: only False.

@@ -606,8 +606,6 @@ def _median(comm: Communicator, action: Callable[[], None]) -> float:
 
 
 class _Printer:
-    """Prints lines on one rank, wrapped on a terminal."""
-
     def __init__(self, active: bool) -> None:
         self.active = active
 

@@ -257,7 +257,6 @@ def _with_restarts(
 
 
 def _sleep(seconds: float, stops: Sequence[int]) -> None:
-    """Wait until a signal arrives, at most `seconds`."""
     end = time.monotonic() + seconds
     while not stops and time.monotonic() < end:
         time.sleep(0.1)
@@ -285,7 +284,6 @@ def _on_hosts_left(start: Start, hosts: Mapping[str, int | None], wanted_ranks: 
 
 
 def _answers(launcher: Launcher, host: str) -> bool:
-    """Whether the launcher can start a process on a host."""
     command = start_command(launcher, 1, {host: 1}, ["true"])
     try:
         return run_program(command, _PROBE).returncode == 0

@@ -134,7 +134,6 @@ def _fit(
 
 
 def _evaluate(model: Model, config: Config, splits: Splits) -> tuple[dict[str, float], dict[str, Any] | None]:
-    """Return the metrics on the test part, empty without one, and the per-class results. Collective."""
     tested: dict[str, float] = {}
     if splits.test is not None:
         logs = model.evaluate(splits.test, verbose=0, return_dict=True)
@@ -244,7 +243,6 @@ def _facts(config: Config, data: LoadedData, comm: Communicator) -> dict[str, An
 
 
 def _keeper(config: Config, folder: str | None, facts: dict[str, Any]) -> Checkpointing | None:
-    """Return the configured checkpointing, or None."""
     settings = config.checkpoint
     source = None if settings.resume in ("auto", "never") else Path(settings.resume)
     words = [word for word in settings.every if word != "none"]

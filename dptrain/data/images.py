@@ -143,10 +143,8 @@ def save_img(
 
     Args:
         path: the file, whose ending gives the format; or an open file.
-        x: as `array_to_img`.
-        data_format: as `array_to_img`.
-        file_format: such as "png", where the ending does not give it.
-        scale: as `array_to_img`.
+        x, data_format, scale: as `array_to_img`.
+        file_format: such as "png", if the ending does not give it.
         kwargs: passed to Pillow's encoder.
 
     Raises:

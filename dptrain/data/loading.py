@@ -203,7 +203,6 @@ def _first_rows(sources: DataSources, comm: Communicator, sharding: str) -> tupl
 
 
 def _task_of(arrays: list[Array], comm: Communicator) -> Task:
-    """Return the task that the targets suggest. Collective."""
     _, y_train, _, y_test = arrays
     if y_train.dtype.kind in "iu":
         return "multiclass"

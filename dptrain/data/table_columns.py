@@ -126,7 +126,6 @@ def without_missing(table: Table, names: Sequence[str]) -> tuple[Table, list[str
 
 
 def _column(table: Table, name: str, options: TableOptions, notes: list[str]) -> Column | None:
-    """Return a column's role, or None where it is left out."""
     series = table.frame[name]
     if name in options.texts:
         return text_column(table, name, options, notes)

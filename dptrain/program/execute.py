@@ -116,7 +116,6 @@ class _Step:
         return _Loop(first_value, out, self._program.rows, *place)
 
     def absent_row(self) -> DataError | None:
-        """Return the error that names an index outside a table, after an execution that met one."""
         program = self._program
         leaf_values = {tensor: self.values[tensor] for tensor in (*program.inputs.values(), *program.state.values())}
         return find_absent_row(program, leaf_values, self._rows, self._first_row)

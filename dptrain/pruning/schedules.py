@@ -87,10 +87,8 @@ class PolynomialDecay(PruningSchedule):
     2017.
 
     Args:
-        initial_sparsity: s_i, 0 to below 1.
-        final_sparsity: s_f, likewise.
-        begin_step: of t = 0; as `PruningSchedule`.
-        end_step: of t = 1, above `begin_step`.
+        initial_sparsity: s_i, 0 to below 1; final_sparsity: s_f, likewise.
+        begin_step: of t = 0; end_step: of t = 1, above that. See `PruningSchedule`.
         power: above 0.
         frequency: as `PruningSchedule`.
     """

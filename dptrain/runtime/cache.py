@@ -182,7 +182,6 @@ def _put(path: Path, content: bytes) -> None:
 
 
 def _temporary(name: str, content: bytes, stack: ExitStack) -> Path:
-    """Write a file to a temporary folder that lasts until `stack` closes."""
     try:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dptrain-")))
         write_new(place / name, [content])

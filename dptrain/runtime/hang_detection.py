@@ -227,7 +227,6 @@ def _lonely(observations: Sequence[Observation]) -> tuple[Observation, float, st
 
 
 def _for(waiting: Sequence[Observation]) -> str:
-    """Return who waits where, as the end of a sentence."""
     if not waiting:
         return ""
     several = len(waiting) > 1

@@ -269,7 +269,6 @@ class Job:
     # What it means
 
     def _judge(self, now: float, mpirun: int | None) -> _Verdict | None:
-        """Return the verdict on the job, once there is one."""
         ranks = sorted(self._ranks.values(), key=lambda rank: (rank.ended or now, rank.number))
         for rank in ranks:
             if rank.status is not None and self._failed(rank):
@@ -444,7 +443,6 @@ def _how(status: int) -> str:
 
 
 def _ranks(numbers: Sequence[int]) -> str:
-    """Return "rank 3" or "ranks 0, 2, 3"."""
     shown = ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
     return f"rank{'s' if len(numbers) > 1 else ''} {shown}"
 

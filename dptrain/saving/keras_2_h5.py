@@ -76,7 +76,6 @@ def encode(model: Any) -> bytes:
 
 
 def _write_compiled(h5py: ModuleType, file: Any, model: Any, compiled: dict[str, Any]) -> None:
-    """Write the arguments of `compile`, and the optimizer's variables where there is one."""
     optimizer = compiled.pop("optimizer")
     if optimizer is None:
         file.attrs["training_config"] = _as_json(model, compiled)

@@ -252,7 +252,6 @@ def sealed(manifest: Mapping[str, Any]) -> bytes:
 
 
 def _unsealed(content: bytes) -> dict[str, Any] | None:
-    """Return the manifest that `sealed` encoded; None for anything else."""
     try:
         manifest = json.loads(content)
         return manifest if isinstance(manifest, dict) and sealed(manifest) == content else None

@@ -52,7 +52,6 @@ def _parts(optimizer: MultiOptimizer, variables: Sequence[Variable]) -> list[tup
 
 
 def _scalars(optimizer: Optimizer) -> int:
-    """Return how many variables an optimizer has before its first update."""
     if isinstance(optimizer, MultiOptimizer):
         return len(optimizer._own_variables) + sum(map(_scalars, optimizer.optimizers))
     return 1 if optimizer._follows_schedule else 2

@@ -247,7 +247,6 @@ class _Recipe(Recipe):
                 raise ConfigError(f"swept {name!r} is a parameter of neither build_model nor fit")
 
     def build(self, setting: Setting, seed: int, run: Run | None = None) -> Model:
-        """Call the user's function, with the run's seed as the default of new models."""
         return self._builder.build(seed, **{name: value for name, value in setting.items() if name not in self._of_fit})
 
     def train(self, model: Model, setting: Setting, callbacks: Sequence[Callback], run: Run) -> StepIterator[None]:

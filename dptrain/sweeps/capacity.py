@@ -157,7 +157,6 @@ def _measure(
 
 
 def _steps_per_second(schedule: RoundRobin[Training], trainings: Sequence[Training]) -> float:
-    """Return the steps per second of all trainings together."""
     _wait(trainings)
     begun, before = time.perf_counter(), _steps_done(trainings)
     for _ in range(_TURNS):

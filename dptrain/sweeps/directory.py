@@ -467,7 +467,6 @@ def _plain(plan: Any) -> Any:
 
 
 def _standard(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return logs as JSON numbers; None for non-finite ones."""
     return {name: _number(value) for name, value in logs.items()}
 
 
@@ -481,7 +480,6 @@ def _number(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _errors(path: Path, advice: str) -> Iterator[None]:
-    """Turn an operating system's error into one line."""
     try:
         yield
     except OutputError:

@@ -139,15 +139,11 @@ class Ensemble:
 
         Args:
             x: as `Model.fit`; an array, or a `PyDataset`, which every member reads anew.
-            y: as `Model.fit`.
-            batch_size: as `Model.fit`, of each member.
+            y, batch_size, validation_split, options: as `Model.fit`, for each member; validation_data: arrays.
             epochs: number of the last epoch.
             verbose: 0 prints nothing, anything else a line an epoch with the means over the members.
             callbacks: a function that returns new ones for a member, or a list of callbacks for each member. A callback
                 has one member as its model, and its logs; under mpirun it is called on the rank that trains it.
-            validation_split: as `Model.fit`.
-            validation_data: as `Model.fit`; arrays.
-            options: further arguments of `Model.fit`.
 
         Returns:
             The history of every member, on every rank.
@@ -233,20 +229,15 @@ class Ensemble:
         sample_weight: Any = None,
         return_dict: bool = False,
     ) -> list[float] | float | dict[str, float]:
-        """Return loss and metrics of the members' mean prediction. Collective.
+        """Return loss and metrics of the members' mean prediction, as `Model.evaluate`. Collective.
 
         Penalties on weights and activities are not part of this loss.
 
         Args:
-            x: as `Model.fit`, arrays.
-            y: as `Model.fit`, arrays.
+            x, y, sample_weight: as `Model.fit`, arrays.
             batch_size: samples of a batch; by default whatever is fastest.
             verbose: 0 prints nothing, anything else one line.
-            sample_weight: as `Model.fit`.
             return_dict: return a dictionary by log key.
-
-        Returns:
-            As `Model.evaluate`.
 
         Raises:
             ConfigError: members are not compiled or built, or override `test_step`, `compute_loss` or
@@ -335,9 +326,7 @@ class Ensemble:
 
         Args:
             filepath: ends in `.zip`.
-            custom_objects: as `dptrain.models.load_model`.
-            compile: as `dptrain.models.load_model`.
-            options: as `dptrain.models.load_model`.
+            custom_objects, compile, options: as `dptrain.models.load_model`.
 
         Raises:
             ConfigError: an argument is not supported, or h5py is not installed.

@@ -224,7 +224,6 @@ class _Standing:
 
     @property
     def furthest(self) -> int:
-        """Epochs of the longest successful run."""
         return max((ending.epochs for ending in self.latest.values() if ending.status.is_success), default=0)
 
     @property
@@ -269,8 +268,6 @@ class _Standing:
 
 
 class _Tally:
-    """Counts and ranking of all trials."""
-
     def __init__(self, metric: str, mode: str, total: int | None, seeds: int) -> None:
         self.metric, self.total, self.seeds = metric, total, seeds
         self.trials: dict[int, _Standing] = {}

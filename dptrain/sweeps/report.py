@@ -285,7 +285,6 @@ def _difference_cells(row: Comparison) -> list[Any]:
 
 
 def _mirrored(row: Comparison, first: int) -> Comparison:
-    """Return a comparison with trial `first` as `a`."""
     if row.a == first:
         return row
     low, high = (None if end is None else -end for end in (row.ci_high, row.ci_low))

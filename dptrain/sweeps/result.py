@@ -145,7 +145,6 @@ def conclude(
 def _trial_records(
     trials: Sequence[Trial], summaries: Sequence[statistics.Summary], front: Front | None
 ) -> list[dict[str, Any]]:
-    """Return setting and measures of each trial."""
     by_trial = {summary.trial: asdict(summary) for summary in summaries}
     return [
         {"trial": trial.number, **trial.setting}
@@ -172,7 +171,6 @@ def _fold_sentences(plan: SweepPlan) -> list[str]:
 
 
 def _best_run(directory: SweepDirectory, plan: SweepPlan, summaries: Sequence[statistics.Summary]) -> Run | None:
-    """Return the run of the best trial with the best value."""
     best = next((summary for summary in statistics.rank(summaries, plan.mode) if summary.n), None)
     if best is None:
         return None

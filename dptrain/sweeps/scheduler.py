@@ -365,5 +365,4 @@ class _Progress:
         return math.fsum(values) / len(values) if len(values) == len(metrics) else math.nan
 
     def has(self, *statuses: Status) -> bool:
-        """Return whether a run's last segment ended with one of these."""
         return any(run.ending is not None and run.ending.status in statuses for run in self.runs.values())

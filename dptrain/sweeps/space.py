@@ -323,7 +323,6 @@ def _check_integer(name: str, value: Any, end: int) -> None:
 
 
 def _set(record: Any, **values: Any) -> None:
-    """Set fields of a frozen record during `__post_init__`."""
     for name, value in values.items():
         object.__setattr__(record, name, value)
 
@@ -403,7 +402,6 @@ def _read(where: str, text: str) -> list[Any]:
 
 
 def _values(where: str, values: Any) -> tuple[Any, ...]:
-    """Return distinct JSON values, or raise ConfigError."""
     values = values.tolist() if isinstance(values, np.ndarray) else values
     if not isinstance(values, Sequence) or isinstance(values, str | bytes):
         raise ConfigError(f"{where}: expected a list of values, found {_quoted(values)}")

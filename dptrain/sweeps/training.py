@@ -215,7 +215,6 @@ class _SegmentCallback(Callback):
             self.model.stop_training = True
 
     def take_restored(self) -> None:
-        """Take the logs of the epoch whose weights were restored."""
         self.logs = self.logs if self._best_logs is None else self._best_logs
 
     def stand(self, ended: bool = False) -> bytes:

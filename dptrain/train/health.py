@@ -175,7 +175,6 @@ class HealthCheck:
         self._has_copy = not sharded and self._batches.keep() and self._snapshot.take()
 
     def _diverged(self, digests: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-        """Return which variables are not finite and should be."""
         wrong: npt.NDArray[np.bool_] = self._not_finite(digests) & self._checked
         return wrong
 

@@ -628,7 +628,6 @@ class _Halves:
         return self._after.outputs
 
     def close(self) -> None:
-        """Release the second half; the first is prepared as other programs are."""
         self._after.close()
 
 

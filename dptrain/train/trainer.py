@@ -377,7 +377,6 @@ class Trainer:
             self._health.take_copy()
 
     def _check_health(self) -> None:
-        """Check the state now, for example before it is saved. Collective."""
         if self._health is not None:
             self._health.check()
 

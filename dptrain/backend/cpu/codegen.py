@@ -493,7 +493,6 @@ class _LoopText(Statements):
 
     @property
     def rows(self) -> str:
-        """The length of the first axis."""
         return numel_text(self._loop.space[:1])
 
     @property
@@ -518,7 +517,6 @@ class _LoopText(Statements):
 
     @property
     def parts(self) -> str:
-        """The most parts of the shared axis."""
         assert self.shared_axis is not None
         return length_text(self._lengths[self.shared_axis])
 
@@ -655,7 +653,6 @@ class _LoopText(Statements):
         return f"{array}[{self.at(place).text}]"
 
     def _store(self, member: LoopMember, value: Ex) -> None:
-        """Write a member's value to memory, if it has any."""
         if member.tensor in self._stored:
             array = _bytes(member.tensor, self._array(member.tensor, written=True), written=True)
             self.write(f"{self._target(member, array)} = {value.text};")

@@ -51,18 +51,7 @@ _TF32_FROM, _WGMMA = (8, 0), (9, 0)
 
 
 class CudaBackend(Backend):
-    """One NVIDIA GPU.
-
-    Args:
-        dtype: "float32".
-        number: index of the GPU among those that CUDA shows this process.
-        select: "mask" or "index", see `open_gpu`.
-        host: this node's name, for messages.
-        precision: of matrix products, "float32" or "tf32".
-        gemm: who computes matrix products, one of `PROVIDERS["gemm"]`.
-        sharers: ranks that use the GPU.
-        policy: name of the models' dtype policy, for the description.
-        conv: who computes convolutions, one of `PROVIDERS["conv"]`.
+    """One NVIDIA GPU; arguments as for `backend.create`, with `number` and `select` as for `open_gpu`.
 
     Attributes beyond those of `Backend`: `of_halves`, the precision of products of half-precision factors ("half" or
     "wgmma" on tensor cores); `heap`, its memory; `state`, the memory of variables; `libraries` that replace our
@@ -70,7 +59,7 @@ class CudaBackend(Backend):
     graph.
 
     Raises:
-        ConfigError: another dtype, a GPU without the precision, or a provider that is not installed.
+        ConfigError: another dtype than float32, a GPU without the precision, or a provider that is not installed.
         DeviceError: no driver, no GPU, no nvcc, or too little memory.
     """
 

@@ -58,15 +58,10 @@ class Message:
 
 
 class Composition:
-    """A program as kernels.
+    """A program as kernels; `rows`, `first_row` and `alone` as for `Backend.prepare`.
 
     Args:
-        program: to execute.
-        rows: of the global batch on this rank; None for all.
-        first_row: global number of its first row.
-        alone: there is one rank.
-        precision: of products.
-        of_halves: of products of half-precision factors, see `with_precision`.
+        precision: of products; `of_halves`: of those of half-precision factors, see `with_precision`.
         provider: returns who computes a product or a convolution; by default our kernels.
 
     Attributes:

@@ -136,7 +136,6 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 
 @functools.cache
 def _macros() -> dict[str, tuple[list[str], str]]:
-    """Return parameters and text of each arithmetic macro in the headers."""
     text = "\n".join(path.read_text() for path in sorted(kernels_dir().glob("*.cuh")))
     return {
         name: ([parameter for parameter in parameters.split(", ") if parameter], body)

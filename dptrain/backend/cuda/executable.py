@@ -437,7 +437,6 @@ class CudaExecutable:
         return values
 
     def _of_run(self) -> dict[str, int]:
-        """Return the fields of this run's `Run` by name: addresses, and bytes of numbers."""
         values = {"starts": self._starts.pointer, "step": self._number.pointer}
         if self._made.notes_rows:
             values["outside"] = self.backend.outside.pointer

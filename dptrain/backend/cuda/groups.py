@@ -360,7 +360,6 @@ class Grouping:
         return anchors_read
 
     def _joins(self, tensor: Tensor, group: Group) -> bool:
-        """Make an anchor a member of a group; return whether that is possible."""
         for role in roles_in(tensor, group):
             if is_product(tensor) or runs_alone(tensor):
                 whole_inputs = tensor.inputs if runs_alone(tensor) else [base for base, _ in factors_of(tensor)]

@@ -149,6 +149,5 @@ def _blocks(rows: int, columns: int, M: int, N: int) -> int:
 
 
 def _sliced(K: int, slices: int, unit: int) -> tuple[int, int]:
-    """Return the number of slices, none of them empty, and the terms of one: a multiple of `unit`."""
     depth = -(-K // (slices * unit)) * unit
     return max(1, -(-K // depth)) if depth else 1, depth

@@ -73,10 +73,9 @@ class Load:
     Attributes:
         blocks: of its grid; 0 if unknown, and assumed to fill the GPU.
         threads: of a block; 0 if unknown.
-        shared: bytes of a block's shared memory, or None.
-        registers: of a thread, or None.
+        shared, registers: bytes of a block's shared memory, registers of a thread, or None.
         spilled: bytes a thread that go through memory for want of registers, or None.
-        read: bytes from global memory; `written`: bytes to it.
+        read, written: bytes from and to global memory.
         operations: floating-point operations by unit.
         times: launches a step.
     """

@@ -35,7 +35,6 @@ class _LoopMerger:
         self._numbers = range(len(self._kernels))
 
     def left(self) -> list[Kernel]:
-        """Merge as long as possible; return the kernels."""
         while self._waiting:
             number = heappop(self._waiting)
             self._awaited.remove(number)
@@ -81,7 +80,6 @@ class _LoopMerger:
         return any(first in self._sharing[view] for view in self._views[second])
 
     def _joined(self, first: Loop, second: Loop) -> Loop | None:
-        """Return the merged loop; None if a member does not fit."""
         narrow, wide = sorted((first.space, second.space), key=len)
         key = space_of(wide)
         if space_of(narrow) not in (key, key[:-1]):

@@ -325,7 +325,6 @@ def with_parts(program: Program, parts: Mapping[Variable, Variable]) -> Program:
 
 
 def _rebuilt(roots: Sequence[Tensor], substitutes: Mapping[Tensor, Tensor]) -> dict[Tensor, Tensor]:
-    """Return the new tensor for each one that roots depend on, given substitutes for some."""
     rebuilt: dict[Tensor, Tensor] = dict(substitutes)
     stack = [(tensor, False) for tensor in reversed(roots)]
     while stack:

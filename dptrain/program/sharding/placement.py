@@ -421,7 +421,6 @@ class _Placer:
         )
 
     def _number(self, part: _Part) -> _Part:
-        """Reshape a partial number to (), so that it divides any shape."""
         if part.tensor.shape == ():
             return part
         scalar = Tensor(OPERATORS["reshape"], (part.tensor,), {"shape": ()}, (), part.tensor.dtype)
@@ -492,7 +491,6 @@ class _Placer:
         return part
 
     def _reduce(self, part: _Part, mesh: str) -> _Part:
-        """All-reduce a part over an axis of the mesh if it is partial there."""
         if mesh not in part.placement.partial:
             return part
         placement, attributes = part.placement.without(mesh), {"over": part.placement.join, "mesh": mesh}
@@ -688,7 +686,6 @@ def _refusal(reader: str, tensor: Tensor, placed: str) -> ConfigError:
 
 
 def _axes_of(rule: ShardingRule, tensor: Tensor) -> Iterator[tuple[str, int]]:
-    """Yield letter and length of each axis of an op's result and operands."""
     for names, operand in zip((rule.output, *rule.inputs), (tensor, *tensor.inputs), strict=True):
         yield from zip(names, operand.shape, strict=True)
 
