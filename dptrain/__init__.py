@@ -1,7 +1,7 @@
 """dptrain: data-parallel training of neural networks with MPI and Keras' API.
 
-Importing it touches no GPU and no MPI. Its modules are imported on first use, so that `python -m dptrain --help` does
-not wait for them.
+Importing it touches no GPU and no MPI. Its modules are imported on first use, so that `python -m dptrain --help` is
+fast.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Activation functions, as Keras names them; `dptrain.activations.relu` and "relu" mean the same to a layer."""
+"""Activation functions under Keras' names; `dptrain.activations.relu` and "relu" mean the same to a layer."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -39,14 +39,7 @@ Activation = Callable[..., Any]
 
 
 def relu(x: Any, negative_slope: float = 0.0, max_value: float | None = None, threshold: float = 0.0) -> Tensor:
-    """Return x from the threshold up to max_value, below it negative_slope (x - threshold).
-
-    Args:
-        x: a tensor or an array.
-        negative_slope: below the threshold.
-        max_value: what comes out at most; None for no limit.
-        threshold: where the slope changes.
-    """
+    """Return x from the threshold up to `max_value` (None for no limit), below it negative_slope (x - threshold)."""
     (x,) = as_tensors([x])
     if threshold:
         below = (x - threshold) * negative_slope if negative_slope else 0.0
@@ -62,7 +55,7 @@ def leaky_relu(x: Any, negative_slope: float = 0.2) -> Tensor:
 
 
 def gelu(x: Any, approximate: bool = False) -> Tensor:
-    """Return x Phi(x), exactly or as tanh approximates it; see `ops.gelu`."""
+    """Return x Phi(x), exactly or by its tanh approximation; see `ops.gelu`."""
     return ops.gelu(x, approximate)
 
 
@@ -118,13 +111,10 @@ if not TYPE_CHECKING:  # for which any name would do
 
 
 def get(identifier: Any) -> Activation:
-    """Return the activation of a name, or a function unchanged; None is `linear`, as in Keras.
-
-    Args:
-        identifier: a name, a function of a tensor, a layer, or what `serialize` returned.
+    """Return the activation for a name, a layer or what `serialize` returned; a function unchanged; None is `linear`.
 
     Raises:
-        ConfigError: no activation has that name, or it is neither a name nor a function.
+        ConfigError: an unknown name, or something else.
     """
     if identifier is None:
         return linear
@@ -140,11 +130,7 @@ def get(identifier: Any) -> Activation:
 
 
 def serialize(activation: Activation) -> str | dict[str, Any]:
-    """Return its name, or as Keras the description of a function or a layer of the user's own.
-
-    Raises:
-        ConfigError: it is a lambda.
-    """
+    """Return its name, or like Keras the description of a user's function or layer; ConfigError for a lambda."""
     for name, function in BY_NAME.items():
         if function is activation:
             return name
@@ -157,14 +143,9 @@ def serialize(activation: Activation) -> str | dict[str, Any]:
 
 
 def deserialize(config: Any, custom_objects: Mapping[str, Activation] | None = None) -> Activation:
-    """Return the activation of a name as `serialize` returns it, or of Keras' description of a function or a layer.
+    """Return the activation for a name, or for Keras' description of a function or layer; else ConfigError.
 
-    Args:
-        config: a name, or a dictionary with "config".
-        custom_objects: functions of the user's own by name.
-
-    Raises:
-        ConfigError: the name is unknown.
+    `custom_objects` are the user's functions by name.
     """
     with custom_object_scope(custom_objects):
         if isinstance(config, Mapping) and config.get("class_name") not in (None, "function"):

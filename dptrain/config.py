@@ -1,4 +1,4 @@
-"""Keras' global settings. Those with one value in dptrain can be read, and set to no other value."""
+"""Keras' global settings. Those that dptrain fixes can be read, and set to no other value."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -53,12 +53,12 @@ def backend() -> str:
 
 
 def floatx() -> str:
-    """Return the type that ops give to Python's numbers, "float32" by default; that of layers is `dtype_policy`."""
+    """Return the type that ops give to Python's numbers, "float32" by default; for layers see `dtype_policy`."""
     return _floatx.floatx().name
 
 
 def epsilon() -> float:
-    """Return the number that keeps divisors and logarithms of losses, metrics and constraints away from 0."""
+    """Return 1e-7, which keeps divisors and logarithms of losses, metrics and constraints away from 0."""
     return 1e-7
 
 
@@ -68,15 +68,12 @@ def image_data_format() -> str:
 
 
 def set_floatx(value: str) -> None:
-    """Set the type of Python's numbers, of arrays that are made without one, and of layers that are given no policy.
+    """Set the type of Python's numbers, of arrays made without a type, and of layers without a policy.
 
-    Call it on every rank, before models are made: what was traced before keeps the type that it had.
+    Call it on every rank, before models are made: traced programs keep their type.
 
     Args:
-        value: "float32", "float64", "float16" or "bfloat16".
-
-    Raises:
-        ConfigError: another type.
+        value: "float32", "float64", "float16" or "bfloat16" (else ConfigError).
     """
     if value not in _FLOATS:
         raise ConfigError(f"Unknown `floatx` value: {value}. Expected one of {_FLOATS}")
@@ -84,20 +81,12 @@ def set_floatx(value: str) -> None:
 
 
 def set_epsilon(value: float) -> None:
-    """Do nothing for 1e-7.
-
-    Raises:
-        ConfigError: another number.
-    """
+    """Accept 1e-7; ConfigError for other numbers."""
     _only("epsilon", value, epsilon())
 
 
 def set_image_data_format(data_format: str) -> None:
-    """Do nothing for "channels_last".
-
-    Raises:
-        ConfigError: another word.
-    """
+    """Accept "channels_last"; ConfigError for other words."""
     _only("image_data_format", data_format, image_data_format())
 
 
@@ -107,12 +96,12 @@ def enable_flash_attention() -> None:
 
 
 def disable_flash_attention() -> None:
-    """Make layers created from now on compute the matrix of scores, as `flash_attention=False`."""
+    """Make layers created from now on compute the matrix of scores, like `flash_attention=False`."""
     _set_flash_attention(False)
 
 
 def is_flash_attention_enabled() -> bool | None:
-    """Return which of the two functions above was called last; None for neither: wherever it applies."""
+    """Return which of the two functions above was called last; None for neither: flash attention where it applies."""
     return _flash_attention
 
 
@@ -122,45 +111,35 @@ def _set_flash_attention(value: bool) -> None:
 
 
 def max_epochs() -> int | None:
-    """Return how many epochs `fit` makes at most; None for no limit."""
+    """Return the greatest number of epochs of `fit`; None for no limit."""
     return limits.limit("epochs")
 
 
 def max_steps_per_epoch() -> int | None:
-    """Return how many steps `fit` makes in an epoch, and `evaluate` and `predict`, at most; None for no limit."""
+    """Return the greatest number of steps in an epoch of `fit`, and in `evaluate` and `predict`; None for no limit."""
     return limits.limit("steps_per_epoch")
 
 
 def set_max_epochs(max_epochs: int | None) -> None:
-    """Let `fit` make so many epochs at most, to try a script out; call it on every rank.
+    """Limit the epochs of `fit`, to try a script out; call it on every rank.
 
-    Args:
-        max_epochs: None for no limit; at first what the environment's KERAS_MAX_EPOCHS says.
-
-    Raises:
-        ConfigError: no positive integer.
+    None sets no limit; initially the limit is the environment's KERAS_MAX_EPOCHS. ConfigError if not a positive
+    integer.
     """
     limits.set_limit("epochs", max_epochs)
 
 
 def set_max_steps_per_epoch(max_steps_per_epoch: int | None) -> None:
-    """Let `fit` make so many steps in an epoch at most, and `evaluate` and `predict`; call it on every rank.
+    """Limit the steps in an epoch of `fit`, and in `evaluate` and `predict`; call it on every rank.
 
-    Args:
-        max_steps_per_epoch: None for no limit; at first what the environment's KERAS_MAX_STEPS_PER_EPOCH says.
-
-    Raises:
-        ConfigError: no positive integer.
+    None sets no limit; initially it is the environment's KERAS_MAX_STEPS_PER_EPOCH. ConfigError if not a positive
+    integer.
     """
     limits.set_limit("steps_per_epoch", max_steps_per_epoch)
 
 
 def set_backend(backend: str) -> None:
-    """Do nothing for "dptrain".
-
-    Raises:
-        ConfigError: another one.
-    """
+    """Accept "dptrain"; ConfigError for others."""
     _only("backend", backend, "dptrain")
 
 
@@ -170,21 +149,17 @@ def is_nnx_enabled() -> bool:
 
 
 def enable_unsafe_deserialization() -> None:
-    """Refuse to run code from files.
-
-    Raises:
-        ConfigError: always.
-    """
+    """Raise ConfigError: dptrain never runs code from files."""
     raise ConfigError("not supported: unsafe deserialization; dptrain runs no code from files")
 
 
 def enable_interactive_logging() -> None:
-    """Show live progress lines where they are requested, as by default."""
+    """Show live progress lines where they are requested, the default."""
     terminal.set_interactive(True)
 
 
 def disable_interactive_logging() -> None:
-    """Show a line for each epoch where live progress lines are requested."""
+    """Show a line per epoch where live progress lines are requested."""
     terminal.set_interactive(False)
 
 
@@ -194,11 +169,7 @@ def is_interactive_logging_enabled() -> bool:
 
 
 def enable_traceback_filtering() -> None:
-    """Refuse to shorten tracebacks.
-
-    Raises:
-        ConfigError: always.
-    """
+    """Raise ConfigError: tracebacks are never shortened."""
     raise ConfigError("not supported: traceback filtering; tracebacks always have dptrain's own lines")
 
 

@@ -34,15 +34,11 @@ class Constraint(Configurable):
     """A function of a weight, applied after every update. A subclass has `__call__` and, for files, `get_config`."""
 
     def __call__(self, w: Any) -> Any:
-        """Return the weight as it is to be, in `dptrain.ops`.
-
-        Args:
-            w: the weight after an update.
-        """
+        """Return the constrained weight, in `dptrain.ops`."""
         return w
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments; of a subclass without a `get_config` of its own, none."""
+        """Return the constructor's arguments; none for a subclass without its own `get_config`."""
         return {}
 
 
@@ -55,7 +51,7 @@ class NonNeg(Constraint):
 
 
 class _Norm(Constraint):
-    """Scales a weight to another norm, taken along `axis`."""
+    """Scales a weight to another norm along `axis`."""
 
     def __init__(self, axis: int | Sequence[int] = 0) -> None:
         self.axis = axis if isinstance(axis, int) else list(axis)
@@ -66,34 +62,26 @@ class _Norm(Constraint):
         return w * (self._desired(norm) / (norm + _EPSILON))
 
     def _desired(self, norm: Any) -> Any:
-        """Return the target norm."""
         raise NotImplementedError
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the arguments."""
         return {key: value for key, value in vars(self).items() if key != "axis"} | {"axis": self.axis}
 
 
 class UnitNorm(_Norm):
-    """The norm becomes 1.
-
-    Args:
-        axis: along which, see `MaxNorm`.
-    """
+    """Scales weights to norm 1 along `axis`, see `MaxNorm`."""
 
     def _desired(self, norm: Any) -> Any:
         return 1.0
 
 
 class MaxNorm(_Norm):
-    """The norm is `max_value` at most.
+    """Limits the norm to `max_value`.
+
+    `axis`, one or several, is 0 for the kernel of a Dense, where each output has its own norm, [0, 1, 2] for a
+    Conv2D's.
 
     Source: N. Srivastava et al., "Dropout: a simple way to prevent neural networks from overfitting", JMLR 2014.
-
-    Args:
-        max_value: the highest norm.
-        axis: along which the norm is taken, one or several: 0 for the kernel of a Dense, where each output has its own,
-            [0, 1, 2] for that of a Conv2D.
     """
 
     def __init__(self, max_value: float = 2, axis: int | Sequence[int] = 0) -> None:
@@ -105,13 +93,9 @@ class MaxNorm(_Norm):
 
 
 class MinMaxNorm(_Norm):
-    """The norm goes into the range from `min_value` to `max_value`, by the part `rate` of the way.
+    """Moves the norm the fraction `rate` of the way to the range from `min_value` to `max_value`.
 
-    Args:
-        min_value: the lowest norm.
-        max_value: the highest.
-        rate: 1 to be there after every update.
-        axis: along which, see `MaxNorm`.
+    For `axis` see `MaxNorm`.
     """
 
     def __init__(
@@ -138,21 +122,13 @@ deserialize = _registry.deserialize
 
 
 def get(identifier: Any) -> ConstraintLike | None:
-    """Return the constraint of that name or class with Keras' defaults, of that configuration, or the one given.
+    """Return the constraint for a name or class (with Keras' defaults) or a configuration.
 
-    Args:
-        identifier: a name, a class, a configuration, a constraint, a function of the weight, or None.
-
-    Raises:
-        ConfigError: no constraint has that name.
+    Constraints, functions of the weight and None are returned unchanged; ConfigError for an unknown name.
     """
     return None if identifier is None else _registry.get(identifier)
 
 
 def serialize(constraint: ConstraintLike | None) -> dict[str, Any] | None:
-    """Return the constraint as Keras writes it to JSON.
-
-    Raises:
-        ConfigError: it is a lambda.
-    """
+    """Return the constraint as Keras writes it to JSON; ConfigError for a lambda."""
     return None if constraint is None else _registry.serialize(constraint)

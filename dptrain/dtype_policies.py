@@ -1,4 +1,4 @@
-"""Keras' functions for dtype policies; `dptrain.mixed_precision` defines these."""
+"""Keras' functions for dtype policies, which `dptrain.mixed_precision` defines."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,13 +17,10 @@ if not TYPE_CHECKING:  # for which any name would do
 
 
 def get(identifier: Any) -> DTypePolicy:
-    """Return the policy that an argument means; the global one for None.
-
-    Args:
-        identifier: a policy, its name, a NumPy type, or Keras' description of one.
+    """Return the policy for a policy, its name, a NumPy type or Keras' description; the global one for None.
 
     Raises:
-        ConfigError: it means none.
+        ConfigError: there is no such policy.
     """
     if isinstance(identifier, Mapping):
         return deserialize(identifier)
@@ -38,14 +35,9 @@ def serialize(dtype_policy: DTypePolicy) -> dict[str, Any]:
 
 
 def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> DTypePolicy:
-    """Return the policy that `serialize`, or Keras, described.
+    """Return the policy that `serialize` or Keras described with "class_name" and "config".
 
-    Args:
-        config: with "class_name" and "config".
-        custom_objects: subclasses of the user's own by name.
-
-    Raises:
-        ConfigError: it describes none, or one that is not supported.
+    `custom_objects` are the user's subclasses by name; ConfigError for an unknown or unsupported policy.
     """
     name = config.get("class_name")
     classes: dict[Any, Any] = {"DTypePolicy": DTypePolicy, "FloatDTypePolicy": DTypePolicy, **(custom_objects or {})}

@@ -1,6 +1,6 @@
 """Errors that users can meet, each with the process's exit code.
 
-A message is one line: what, where, expected and found, what to do. The codes follow sysexits.h where it has a fitting
+A message is one line: what, where, expected and found, what to do. The codes follow sysexits.h where it has a suitable
 one.
 """
 
@@ -24,11 +24,9 @@ class ExitCode(IntEnum):
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Return a text with everything escaped that a terminal could take for more than letters.
+    """Return a text with everything escaped that a terminal could take for more than letters, except `keep`.
 
-    Args:
-        text: maybe of a file that anybody has written.
-        keep: characters that stay, such as line breaks.
+    The text may come from a file that anybody has written; `keep` may have line breaks.
     """
     if text.isprintable():
         return text
@@ -46,7 +44,7 @@ class DptrainError(Exception):
     Its texts are `printable`: they may quote names and values of files that anybody has written.
 
     Attributes:
-        exit_code: what the process exits with when nobody catches the error.
+        exit_code: of the process if nobody catches the error.
     """
 
     exit_code: ExitCode = ExitCode.INTERNAL
@@ -86,8 +84,7 @@ class DeviceMemoryError(DeviceError):
 
     Attributes:
         name: what the memory was for.
-        asked: bytes.
-        free: bytes that the device still had.
+        asked, free: bytes, needed and still free on the device.
         buffers: bytes that this process holds, by name.
     """
 
@@ -109,13 +106,13 @@ class DivergenceError(DptrainError, ArithmeticError, RuntimeError):
 
 
 class MismatchError(DptrainError):
-    """Ranks are in different calls, and would wait for ever or exchange garbage."""
+    """Ranks are in different calls, and would wait forever or exchange garbage."""
 
     exit_code = ExitCode.STUCK
 
 
 class AgreedError(DptrainError):
-    """An error that every rank knows of: rank 0 prints it, all ranks end together with its exit code.
+    """An error known to every rank: rank 0 prints it, all ranks end together with its exit code.
 
     Attributes:
         exit_code: that of the lowest failed rank.

@@ -35,21 +35,18 @@ POLICIES = {name: (name, name) for name in ("float32", "float64", "bfloat16", "f
 class DTypePolicy:
     """The types of a layer.
 
-    In half precision, bfloat16 or float16, tensors are kept; what is computed of them is computed in float32 and
-    rounded once, sums within it included. A mixed policy keeps weights in float32, and with them an optimizer's slots.
+    Half precision, bfloat16 or float16, is for storing tensors; computations, including sums, are done in float32 and
+    rounded once. A mixed policy keeps weights, and so an optimizer's slots, in float32.
 
     Source: P. Micikevicius et al., "Mixed precision training", ICLR 2018.
 
     Args:
-        name: "float32", "float64", "bfloat16", "float16", "mixed_bfloat16" or "mixed_float16".
+        name: "float32", "float64", "bfloat16", "float16", "mixed_bfloat16" or "mixed_float16" (else ConfigError).
 
     Attributes:
         name: of the policy.
-        compute_dtype: what the layer computes in.
-        variable_dtype: what its weights are kept in.
-
-    Raises:
-        ConfigError: another name.
+        compute_dtype: of the layer's computations.
+        variable_dtype: of its weights.
     """
 
     def __init__(self, name: str) -> None:
@@ -69,7 +66,7 @@ class DTypePolicy:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Return the policy of a `get_config`."""
+        """Return the policy from a `get_config`."""
         return cls(**config)
 
     def __eq__(self, other: object) -> bool:
@@ -86,14 +83,12 @@ _global: DTypePolicy | None = None
 
 
 def dtype_policy() -> DTypePolicy:
-    """Return the policy of layers and models that are given none; until it is set, that of `dptrain.config.floatx`."""
+    """Return the policy of layers and models without their own; until it is set, that of `dptrain.config.floatx`."""
     return DTypePolicy(floatx().name) if _global is None else _global
 
 
 def set_dtype_policy(policy: str | DTypePolicy) -> None:
-    """Set the policy of layers and models made from now on that are given none.
-
-    Call it on every rank.
+    """Set the policy of layers and models without their own, made from now on; call it on every rank.
 
     Raises:
         ConfigError: there is no such policy.
@@ -106,7 +101,7 @@ Policy, global_policy, set_global_policy = DTypePolicy, dtype_policy, set_dtype_
 
 
 def policy_of(dtype: Any) -> DTypePolicy | None:
-    """Return the policy of an argument `dtype` (a name, NumPy dtype, policy or Keras' description); None for none."""
+    """Return the policy of an argument `dtype` (a name, NumPy dtype, policy or Keras' description); None for None."""
     if isinstance(dtype, DTypePolicy):
         return dtype
     name = policy_name(dtype)

@@ -49,7 +49,7 @@ def stream(seed: int, purpose: Purpose, *position: int, offset: int = 0) -> np.r
         seed: 0 to 2**64 - 1.
         purpose: what the numbers are for.
         position: up to three integers of 0 to 2**64 - 1, such as (epoch,) or (step, layer).
-        offset: how many blocks of four 64-bit numbers to skip.
+        offset: number of blocks of four 64-bit numbers to skip.
     """
     key = np.array([seed, int(purpose)], np.uint64)  # NumPy takes twice as long over lists
     counter = np.array([offset, *position, 0, 0, 0][:4], np.uint64)
@@ -57,7 +57,7 @@ def stream(seed: int, purpose: Purpose, *position: int, offset: int = 0) -> np.r
 
 
 def own_seed(seed: int | None) -> int | None:
-    """Return a layer's or an initializer's seed after checking it; None stands for the run's."""
+    """Check and return a layer's or an initializer's seed; None stands for the run's."""
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64):
         raise ConfigError(f"`seed` argument should be an integer of 0 to 2**64 - 1. Received: seed={seed}")
     return seed

@@ -26,31 +26,19 @@ if not TYPE_CHECKING:  # for which any name would do
 
 
 class Regularizer(Configurable):
-    """A penalty of a weight. A subclass has `__call__` and, for files, `get_config`."""
+    """A penalty on a weight. A subclass has `__call__` and, for files, `get_config`."""
 
     def __call__(self, x: Any) -> Any:
-        """Return the penalty, one number, in `dptrain.ops`.
-
-        Args:
-            x: the weight, or what a layer returned.
-        """
+        """Return the penalty, a number in `dptrain.ops`, of a weight or a layer's output."""
         raise NotImplementedError(f"{type(self).__name__} has no `__call__`")
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments; of a subclass without a `get_config` of its own, none."""
+        """Return the constructor's arguments; none for a subclass without its own `get_config`."""
         return {}
 
 
 class L1L2(Regularizer):
-    """l1 * sum |x| + l2 * sum x^2.
-
-    Args:
-        l1: finite, 0 or more; None is 0.
-        l2: finite, 0 or more; None is 0.
-
-    Raises:
-        ConfigError: a factor is out of range.
-    """
+    """l1 * sum |x| + l2 * sum x^2, with finite factors of 0 or above (else ConfigError); None is 0."""
 
     def __init__(self, l1: float | None = 0.0, l2: float | None = 0.0) -> None:
         self.l1 = _factor(0.0 if l1 is None else l1, "l1")
@@ -63,55 +51,33 @@ class L1L2(Regularizer):
         return second if first is None else first if second is None else first + second
 
     def _get_config(self) -> dict[str, Any]:
-        """Return l1 and l2."""
         return {"l1": self.l1, "l2": self.l2}
 
 
 class L1(L1L2):
-    """l1 * sum |p|.
-
-    Args:
-        l1: finite, 0 or more; None is 0.01.
-
-    Raises:
-        ConfigError: the factor is out of range.
-    """
+    """l1 * sum |x|; see `L1L2`, but None is 0.01."""
 
     def __init__(self, l1: float | None = 0.01) -> None:
         super().__init__(0.01 if l1 is None else l1, 0.0)
 
     def _get_config(self) -> dict[str, Any]:
-        """Return l1."""
         return {"l1": self.l1}
 
 
 class L2(L1L2):
-    """l2 * sum p^2.
-
-    Args:
-        l2: finite, 0 or more; None is 0.01.
-
-    Raises:
-        ConfigError: the factor is out of range.
-    """
+    """l2 * sum x^2; see `L1L2`, but None is 0.01."""
 
     def __init__(self, l2: float | None = 0.01) -> None:
         super().__init__(0.0, 0.01 if l2 is None else l2)
 
     def _get_config(self) -> dict[str, Any]:
-        """Return l2."""
         return {"l2": self.l2}
 
 
 class OrthogonalRegularizer(Regularizer):
     """factor times the mean magnitude of the cosines between the rows of a matrix, or between its columns.
 
-    Args:
-        factor: finite, 0 or more.
-        mode: "rows" or "columns".
-
-    Raises:
-        ConfigError: an argument is out of range.
+    `factor` is finite, 0 or above, `mode` "rows" or "columns" (else ConfigError).
     """
 
     def __init__(self, factor: float = 0.01, mode: str = "rows") -> None:
@@ -123,11 +89,7 @@ class OrthogonalRegularizer(Regularizer):
         self.mode = mode
 
     def __call__(self, x: Any) -> Any:
-        """Return the penalty; 0 of a single row or column.
-
-        Raises:
-            ConfigError: x is no matrix.
-        """
+        """Return the penalty, 0 for a single row or column; ConfigError if x is not a matrix."""
         if len(x.shape) != 2:
             raise ConfigError(f"Inputs to OrthogonalRegularizer must have rank 2. Received: inputs.shape={x.shape}")
         vectors = ops.normalize(x if self.mode == "rows" else ops.transpose(x), axis=1)
@@ -138,7 +100,6 @@ class OrthogonalRegularizer(Regularizer):
         return ops.sum(others) * (self.factor / pairs)
 
     def _get_config(self) -> dict[str, Any]:
-        """Return factor and mode."""
         return {"factor": self.factor, "mode": self.mode}
 
 
@@ -160,23 +121,16 @@ deserialize = _registry.deserialize
 
 
 def get(identifier: Any) -> RegularizerLike | None:
-    """Return the regularizer of that name or class with Keras' defaults, of that configuration, or the one given.
+    """Return the regularizer for a name or class (with Keras' defaults) or a configuration.
 
-    Args:
-        identifier: a name, a class, a configuration, a regularizer, a function of the weight, or None.
-
-    Raises:
-        ConfigError: no regularizer has that name, or an argument is out of range.
+    Regularizers, functions of the weight and None are returned unchanged; ConfigError for an unknown name, or an
+    argument out of range.
     """
     return None if identifier is None else _registry.get(identifier)
 
 
 def serialize(regularizer: RegularizerLike | None) -> dict[str, Any] | None:
-    """Return the regularizer as Keras writes it to JSON.
-
-    Raises:
-        ConfigError: it is a lambda.
-    """
+    """Return the regularizer as Keras writes it to JSON; ConfigError for a lambda."""
     return None if regularizer is None else _registry.serialize(regularizer)
 
 

@@ -1,7 +1,7 @@
 """Checks of users' layers (gradients) and ops (kernels and gradients).
 
-The reference is NumPy in float64; derivatives are central differences of it. Where a CUDA driver is available, the
-GPU's results are compared as well. A check raises `CheckError` at the first element that differs, and returns what it
+The reference is NumPy in float64; derivatives are central differences of it. If a CUDA driver is available, the GPU's
+results are compared as well. A check raises `CheckError` at the first element that differs, and returns what it
 compared. Under `mpirun` every rank calls it, and uses its own GPU.
 """
 
@@ -64,16 +64,15 @@ def check_op(
 ) -> tuple[str, ...]:
     """Compare an op with its NumPy function in float64, and its gradient with central differences.
 
-    Outputs hold NaN before a call, so that an element that is not written is found, and the memory around them is
-    looked at afterwards. Sizes that no block size divides find most mistakes: try several, (1,) and primes among them.
+    Outputs hold NaN before a call, so that unwritten elements are found, and the memory around them is checked
+    afterwards. Sizes that no block size divides find most mistakes: try several, including (1,) and primes.
 
     Args:
         op: made by `dptrain.ops.op`.
         inputs: the shape of each input, which is then filled with standard normal numbers, or the input itself.
-        device: "auto" compares with the GPU where one answers, "cuda" insists on it, "cpu" leaves it out.
+        device: "auto" compares with the GPU if there is one, "cuda" insists on it, "cpu" leaves it out.
         seed: of the numbers.
-        rtol: of float32 results, relative to the reference.
-        atol: of float32 results.
+        rtol, atol: of float32 results, relative to the reference and absolute.
         numbers: the op's, by name.
 
     Returns:
@@ -139,17 +138,14 @@ def check_layer(
 ) -> tuple[str, ...]:
     """Compare a layer's gradients in its weights and its input with central differences of its `call`.
 
-    Trainable weights and inputs are random, `training` is true. The layer is then traced, as a model does it, and the
-    program that this makes must compute the same.
+    Trainable weights and inputs are random, `training` is true. The layer is then traced, as in a model, and the
+    program must compute the same.
 
     Args:
         layer: the layer, which is left as it is.
-        input_shape: shape of one sample; of a layer with several inputs a list or a dictionary of shapes.
+        input_shape: shape of a sample; for a layer with several inputs a list or a dictionary of shapes.
         rows: of the batch.
-        device: as `check_op`.
-        seed: of the numbers.
-        rtol: of float32 results on a GPU, relative to NumPy's in float64.
-        atol: of float32 results on a GPU.
+        device, seed, rtol, atol: see `check_op`; tolerances are for the GPU.
 
     Returns:
         What was compared, such as ("gradients", "program", "cuda float32").
@@ -256,7 +252,7 @@ class _CheckedLayer:
         return results
 
     def on(self, backend: Backend) -> dict[str, Array]:
-        """Return what the layer's program computes on a device, in the device's dtype."""
+        """Return the results of the layer's program on a device, in the device's dtype."""
         dtype = backend.dtype.name
         self._layer._set_dtype(dtype)
         self._restore()
@@ -395,7 +391,7 @@ def _opened(device: str) -> Backend:
 
 
 def _gpu(device: str) -> Backend | None:
-    """Return the GPU's backend; None for "cpu", or where "auto" finds none. Collective."""
+    """Return the GPU's backend; None for "cpu", or if "auto" finds none. Collective."""
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"device = {device!r}: expected 'auto', 'cpu' or 'cuda'")
     if device == "cpu":

@@ -1,7 +1,7 @@
 """Keras' functions for nested data: lists, tuples, named tuples, deques and dictionaries.
 
 Unlike in `dptrain.program.tree`, for the data of models, None is a leaf, and dictionaries are sorted by key, except an
-OrderedDict.
+OrderedDict. Structures that are not nested alike raise ConfigError.
 """
 
 from collections import OrderedDict, deque
@@ -45,7 +45,7 @@ def flatten(structure: Any) -> list[Any]:
 
 
 def flatten_with_path(structure: Any) -> list[tuple[tuple[Any, ...], Any]]:
-    """Return the leaves with their paths, tuples of keys and places."""
+    """Return the leaves with their paths, tuples of keys and indices."""
     if not is_nested(structure):
         return [((), structure)]
     return [
@@ -54,15 +54,9 @@ def flatten_with_path(structure: Any) -> list[tuple[tuple[Any, ...], Any]]:
 
 
 def map_structure(func: Callable[..., Any], *structures: Any, none_is_leaf: bool = True) -> Any:
-    """Return a structure with a function of the leaves of others.
+    """Return a structure with a function of the leaves of others, which are nested alike.
 
-    Args:
-        func: takes a leaf of each.
-        structures: all nested alike.
-        none_is_leaf: whether the function is called for None, which else stays.
-
-    Raises:
-        ConfigError: there is none, or they are nested differently.
+    Without `none_is_leaf`, None stays and the function is not called for it.
     """
     if not structures:
         raise ConfigError("Must provide at least one structure")
@@ -76,15 +70,9 @@ def map_structure(func: Callable[..., Any], *structures: Any, none_is_leaf: bool
 
 
 def map_structure_up_to(shallow_structure: Any, func: Callable[..., Any], *structures: Any) -> Any:
-    """Return a structure with a function of what others have in the places of its leaves.
+    """Return a structure with a function of the parts of others at its leaves.
 
-    Args:
-        shallow_structure: how deep to go.
-        func: takes a part of each of `structures`.
-        structures: nested as it, or deeper.
-
-    Raises:
-        ConfigError: there is none, or one is nested differently.
+    `shallow_structure` says how deep to go; the others are nested like it, or deeper.
     """
     if not structures:
         raise ConfigError("Must provide at least one structure")
@@ -104,12 +92,12 @@ def map_structure_up_to(shallow_structure: Any, func: Callable[..., Any], *struc
 
 
 def traverse(func: Callable[[Any], Any], structure: Any, top_down: bool = True) -> Any:
-    """Return a structure with what a function returns for it, or for its parts, in their place.
+    """Replace a structure and its parts by what a function returns for them.
 
     Args:
-        func: takes a part and returns what replaces it: None to leave it, `MAP_TO_NONE` for None.
+        func: takes a part and returns its replacement: None to leave it, `MAP_TO_NONE` for None.
         structure: nested or not.
-        top_down: call it for a part before what is in it, which is left out where the part is replaced.
+        top_down: call it for a part before its contents, which are skipped if the part is replaced.
     """
 
     def inside(part: Any) -> Any:
@@ -125,11 +113,7 @@ def traverse(func: Callable[[Any], Any], structure: Any, top_down: bool = True) 
 
 
 def pack_sequence_as(structure: Any, flat_sequence: Iterable[Any]) -> Any:
-    """Return leaves nested as a structure, the inverse of `flatten`.
-
-    Raises:
-        ConfigError: too few or too many leaves.
-    """
+    """Return leaves nested like a structure, the inverse of `flatten`; ConfigError for too few or too many."""
     leaves = list(flat_sequence)
     if len(leaves) != len(flatten(structure)):
         raise ConfigError(
@@ -154,11 +138,7 @@ def map_shape_structure(func: Callable[[Any], Any], structure: Any) -> Any:
 
 
 def assert_same_structure(a: Any, b: Any) -> None:
-    """Raise where two structures are not nested in the same way, in containers of the same types.
-
-    Raises:
-        ConfigError: they are not.
-    """
+    """Raise ConfigError unless two structures are nested alike, in containers of the same types."""
     if is_nested(a) or is_nested(b):
         _require_alike(a, b)
         others = _children(b)
@@ -167,11 +147,7 @@ def assert_same_structure(a: Any, b: Any) -> None:
 
 
 def assert_same_paths(a: Any, b: Any) -> None:
-    """Raise where two structures have leaves at different paths.
-
-    Raises:
-        ConfigError: they have.
-    """
+    """Raise ConfigError unless two structures have leaves at the same paths."""
     first, second = ({path for path, _ in flatten_with_path(structure)} for structure in (a, b))
     if first != second:
         raise ConfigError(

@@ -121,10 +121,7 @@ def set_random_seed(seed: int) -> None:
     Call it with the same seed on every rank, before the script draws numbers.
 
     Args:
-        seed: 0 to 2**63 - 1. NumPy's legacy generator takes its last 32 bits.
-
-    Raises:
-        ConfigError: the seed is out of range.
+        seed: 0 to 2**63 - 1 (else ConfigError). NumPy's legacy generator takes its last 32 bits.
 
     Source: keras/src/utils/rng_utils.py, Keras 3.15.
     """
@@ -137,14 +134,8 @@ def enable_op_determinism(shards_per_batch: int = REPRODUCIBLE_SHARDS) -> None:
     """Make trainings and evaluations give the same bits on any number of ranks from now on, at the cost of speed.
 
     Call it on every rank before `fit`; `DPTRAIN_REPRODUCIBLE=1` in the environment does the same. Every global batch is
-    cut into so many shards, whose sums are added in one fixed tree. Named after TensorFlow's, which promises the same
-    bits on the same number of devices.
-
-    Args:
-        shards_per_batch: at least as many as there will be ranks; where a batch has fewer samples, some are empty.
-
-    Raises:
-        ConfigError: it is less than 1.
+    cut into `shards_per_batch` shards, at least as many as ranks, some of them perhaps empty, whose sums are added in a
+    fixed tree. Named after TensorFlow's, which promises the same bits on the same number of devices.
     """
     if shards_per_batch < 1:
         raise ConfigError(f"shards_per_batch = {shards_per_batch}: expected an integer >= 1")
@@ -152,10 +143,9 @@ def enable_op_determinism(shards_per_batch: int = REPRODUCIBLE_SHARDS) -> None:
 
 
 def clear_session(free_memory: bool = True) -> None:
-    """Restart the random streams outside of models, as `set_random_seed` does; the seed stays.
+    """Restart the random streams outside of models, like `set_random_seed`; the seed stays.
 
-    Args:
-        free_memory: whether unreferenced models free their memory at once.
+    With `free_memory` unreferenced models free their memory at once.
     """
     set_default_seed(default_seed())
     if free_memory:
@@ -168,12 +158,9 @@ def is_keras_tensor(x: Any) -> bool:
 
 
 def normalize(x: npt.ArrayLike, axis: int = -1, order: Any = 2) -> npt.NDArray[Any]:
-    """Return an array with vectors of length 1, as `keras.utils.normalize`; those of length 0 stay.
+    """Return an array with unit vectors along an axis, like `keras.utils.normalize`; those of length 0 stay.
 
-    Args:
-        x: the array.
-        axis: of the vectors.
-        order: of the norm, as `numpy.linalg.norm` takes it.
+    `order` is that of `numpy.linalg.norm`.
     """
     array = np.asarray(x)
     lengths = np.linalg.norm(array, order, axis, keepdims=True)
@@ -188,21 +175,17 @@ def pad_sequences(
     truncating: str = "pre",
     value: Any = 0.0,
 ) -> npt.NDArray[Any]:
-    """Return sequences of different lengths as one array, as `keras.utils.pad_sequences`.
+    """Return sequences of different lengths as an array (sequences, maxlen, *shape of an element).
+
+    Like `keras.utils.pad_sequences`. ConfigError for no sequences, or elements of different shapes.
 
     Args:
         sequences: lists, whose elements may be arrays of one shape.
         maxlen: the length of all; by default that of the longest.
         dtype: of the array.
-        padding: "pre" or "post": where short ones are filled up.
+        padding: "pre" or "post": where short ones are padded.
         truncating: "pre" or "post": where long ones lose elements.
-        value: that fills up.
-
-    Returns:
-        (number of sequences, maxlen, *shape of an element).
-
-    Raises:
-        ConfigError: no sequences, elements of different shapes, or another word.
+        value: of the padding.
     """
     for name, word in (("Padding", padding), ("Truncating", truncating)):
         if word not in ("pre", "post"):
@@ -234,17 +217,17 @@ def split_dataset(
     shuffle: bool = False,
     seed: int | None = None,
 ) -> tuple[Any, Any]:
-    """Return arrays in two parts; where Keras returns data sets of TensorFlow, these are arrays again.
+    """Split arrays into two parts; Keras returns data sets of TensorFlow instead.
 
     Args:
         dataset: an array, or arrays of equal length nested in tuples, lists and dictionaries.
-        left_size: of the first part, a number of samples or (a float) a fraction; by default what is left.
-        right_size: of the second part, the last ones, likewise.
+        left_size: of the first part, a number of samples or (a float) a fraction; by default the rest.
+        right_size: of the second part, the last ones, likewise; at least one size must be passed.
         shuffle: whether samples are drawn at random.
         seed: of these draws; by default that of `set_random_seed`.
 
     Raises:
-        ConfigError: no size, one out of range, or arrays of different lengths.
+        ConfigError: no size, a size out of range, or arrays of different lengths.
     """
     rows = {len(array) for array in tree.leaves(dataset)}
     if len(rows) != 1:
@@ -278,35 +261,24 @@ def _part(name: str, size: float | None, total: int) -> int | None:
 
 
 def pack_x_y_sample_weight(x: Any, y: Any = None, sample_weight: Any = None) -> Any:
-    """Return x, (x, y) or (x, y, sample_weight) as a step takes it; a list, tuple or dictionary alone as (x,)."""
+    """Return x, (x, y) or (x, y, sample_weight) for a step; a list, tuple or dictionary alone becomes (x,)."""
     if y is None:
         return (x,) if tree.is_nested(x) else x
     return (x, y) if sample_weight is None else (x, y, sample_weight)
 
 
 def unpack_x_y_sample_weight(data: Any) -> tuple[Any, Any, Any]:
-    """Return x, y and sample_weight of what a step is given; what is missing is None.
-
-    Raises:
-        ConfigError: it is none of x, (x,), (x, y) and (x, y, sample_weight).
-    """
+    """Return x, y and sample_weight of a step's data, None for missing ones; ConfigError for more parts."""
     from dptrain.batches.inputs import unpack
 
     return unpack(data)
 
 
 def to_categorical(x: npt.ArrayLike, num_classes: int | None = None) -> npt.NDArray[np.float64]:
-    """Return labels as one-hot vectors, as `keras.utils.to_categorical`.
+    """Return labels of any shape as one-hot vectors (*shape, num_classes), like `keras.utils.to_categorical`.
 
-    Args:
-        x: integer labels of any shape; a last dimension of 1 is dropped, negative labels count from the end.
-        num_classes: the length of the vectors; by default one more than the highest label.
-
-    Returns:
-        (*shape, num_classes) zeros and ones.
-
-    Raises:
-        ConfigError: a label has no class, or there are no labels to tell the number of classes.
+    A last dimension of 1 is dropped, negative labels count from the end. `num_classes` is by default the highest label
+    plus one; ConfigError if a label has no class, or there are no labels.
     """
     labels = np.asarray(x).astype(np.int64)
     if labels.ndim > 1 and labels.shape[-1] == 1:
@@ -332,11 +304,7 @@ def world_size() -> int:
 
 
 def check_seed(seed: int) -> int:
-    """Return a seed that is in range.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Return a seed, or raise ConfigError if it is out of range."""
     if not 0 <= seed < 2**63:
         raise ConfigError(f"seed = {seed}: expected 0 to 2**63 - 1")
     return seed

@@ -1,4 +1,4 @@
-"""Keras' networks for images, and what their inputs and outputs need. No weights are fetched."""
+"""Keras' networks for images, with their preprocessing and class names. No weights are fetched."""
 
 from typing import TYPE_CHECKING
 

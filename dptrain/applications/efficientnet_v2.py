@@ -170,7 +170,7 @@ def _inverted(x: Tensor, name: str, filters: int, factor: int, stride: int) -> T
 
 
 def _left_out(before: Tensor, x: Tensor, name: str, stride: int, rate: float) -> Tensor:
-    """Add a block's input to its output, if both have one shape."""
+    """Add a block's input to its output, if both have the same shape."""
     if stride != 1 or int(before.shape[-1]) != int(x.shape[-1]):
         return x
     if rate:

@@ -35,17 +35,13 @@ _MODES: dict[str, tuple[float, tuple[float, ...], tuple[float, ...]]] = {
 
 
 def preprocess_input(x: Any, data_format: str | None = None, mode: str = "caffe") -> Any:
-    """Return images as a network of ImageNet takes them; the input stays as it is.
+    """Return images as networks for ImageNet take them, an array for an array, else a tensor; the input is not changed.
 
     Args:
-        x: an array or a tensor of RGB images, values 0 to 255, (rows, height, width, 3) or (height, width, 3); integers
-            become float32.
-        data_format: "channels_last" (the default) or "channels_first", where the channels come before height.
+        x: RGB images, values 0 to 255, (rows, height, width, 3) or (height, width, 3); integers become float32.
+        data_format: "channels_last" (the default) or "channels_first".
         mode: "caffe" puts the channels in BGR order and subtracts ImageNet's means, "tf" scales to -1 to 1, "torch"
             scales to 0 to 1, subtracts ImageNet's means and divides by its deviations.
-
-    Returns:
-        An array of an array, else a tensor.
 
     Raises:
         ConfigError: another mode, another format, or not three channels.
@@ -83,7 +79,7 @@ def _like(images: Any, value: Any) -> Any:
 
 
 def preprocessing(mode: str | None) -> Callable[..., Any]:
-    """Return a network's `preprocess_input` of a mode; None for a network that preprocesses itself."""
+    """Return a network's `preprocess_input` for a mode; None for a network that preprocesses itself."""
 
     def preprocess(x: Any, data_format: str | None = None) -> Any:
         return x if mode is None else preprocess_input(x, data_format, mode)
@@ -95,21 +91,14 @@ def preprocessing(mode: str | None) -> Callable[..., Any]:
 
 
 def decode_predictions(preds: Any, top: int = 5) -> list[list[tuple[str, str, float]]]:
-    """Return the classes of ImageNet that have the highest outputs, in words, highest first.
+    """Return the `top` classes of ImageNet for each row of `preds` (rows, 1000), highest first.
 
-    Their names come from the file `imagenet_class_index.json`, which Keras keeps in ~/.keras/models; it is read from
-    there or from the folder `models` of dptrain's cache, and not fetched.
-
-    Args:
-        preds: (rows, 1000).
-        top: how many.
-
-    Returns:
-        For each row (WordNet's number, word, output) of each.
+    Each is (WordNet's number, word, output). The words come from Keras' file `imagenet_class_index.json`, in
+    ~/.keras/models or the folder `models` of dptrain's cache; it is not fetched.
 
     Raises:
-        ConfigError: another shape, or there is no such file.
-        DataError: the file is another one.
+        ConfigError: another shape, or no such file.
+        DataError: the file has other contents.
     """
     values = np.asarray(preds.numpy() if isinstance(preds, Tensor | Variable) else preds)
     if values.ndim != 2 or values.shape[1] != CLASSES:

@@ -1,4 +1,4 @@
-"""Inception-ResNet v2: its images and its outputs' words, under Keras' names."""
+"""Inception-ResNet v2: preprocessing and class names, under Keras' names."""
 
 from typing import TYPE_CHECKING
 

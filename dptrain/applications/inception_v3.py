@@ -72,7 +72,7 @@ def _body(x: Tensor) -> Tensor:
 
 
 def _widest(conv: _Convolutions, x: Tensor, number: int) -> Tensor:
-    """Apply a block at the end, whose 3 x 3 kernels are split into rows and columns."""
+    """Apply a final block, whose 3 x 3 kernels are split into rows and columns."""
     single = conv(x, (320, 1, 1))
     split = conv(x, (384, 1, 1))
     split = layers.Concatenate(name=f"mixed9_{number}")([conv(split, (384, 1, 3)), conv(split, (384, 3, 1))])

@@ -36,24 +36,15 @@ def MobileNet(  # noqa: N802 - Keras' name
     classifier_activation: Any = "softmax",
     name: str | None = None,
 ) -> Model:
-    """MobileNet, as `keras.applications.MobileNet`: the same layers, names, shapes and order of weights.
+    """MobileNet, like `keras.applications.MobileNet`: the same layers, names, shapes and order of weights.
+
+    For other arguments and errors see `applications.ResNet50`.
 
     Args:
-        input_shape: as of `applications.ResNet50`.
         alpha: factor of the filters of all layers.
         depth_multiplier: depthwise outputs of each channel.
         dropout: rate before the classifier.
-        include_top: as of `applications.ResNet50`.
-        weights: as of `applications.ResNet50`.
-        input_tensor: as of `applications.ResNet50`.
-        pooling: as of `applications.ResNet50`.
-        classes: as of `applications.ResNet50`.
-        classifier_activation: as of `applications.ResNet50`.
-        name: of the model; by default of `alpha` and the height.
-
-    Raises:
-        ConfigError: as `applications.ResNet50`.
-        DataError: as `applications.ResNet50`.
+        name: of the model; by default from `alpha` and the height.
 
     Source: Howard et al., MobileNets, 2017, https://arxiv.org/abs/1704.04861
     """

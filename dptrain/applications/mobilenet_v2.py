@@ -36,22 +36,10 @@ def MobileNetV2(  # noqa: N802 - Keras' name
     classifier_activation: Any = "softmax",
     name: str | None = None,
 ) -> Model:
-    """MobileNetV2, as `keras.applications.MobileNetV2`: the same layers, names, shapes and order of weights.
+    """MobileNetV2, like `keras.applications.MobileNetV2`: the same layers, names, shapes and order of weights.
 
-    Args:
-        input_shape: as of `applications.ResNet50`.
-        alpha: factor of the filters of all layers.
-        include_top: as of `applications.ResNet50`.
-        weights: as of `applications.ResNet50`.
-        input_tensor: as of `applications.ResNet50`.
-        pooling: as of `applications.ResNet50`.
-        classes: as of `applications.ResNet50`.
-        classifier_activation: as of `applications.ResNet50`.
-        name: of the model; by default of `alpha` and the height.
-
-    Raises:
-        ConfigError: as `applications.ResNet50`.
-        DataError: as `applications.ResNet50`.
+    `alpha` is the factor of the filters of all layers; the default `name` is made from it and the height. For other
+    arguments and errors see `applications.ResNet50`.
 
     Source: Sandler et al., MobileNetV2, 2018, https://arxiv.org/abs/1801.04381
     """
@@ -78,7 +66,7 @@ def _body(alpha: float, x: Tensor) -> Tensor:
 
 
 def _block(x: Tensor, filters: int, stride: int, number: int) -> Tensor:
-    """Apply an inverted residual block: expand sixfold (but for the first), filter, project."""
+    """Apply an inverted residual block: expand sixfold (except the first), filter, project."""
     before, channels = x, int(x.shape[-1])
     prefix = f"block_{number}_" if number else "expanded_conv_"
     if number:

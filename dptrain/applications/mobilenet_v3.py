@@ -137,7 +137,7 @@ def _block(
 
 
 def _excited(x: Tensor, filters: int, name: str) -> Tensor:
-    """Return x times a factor for each channel, made of the means of all channels."""
+    """Return x times a factor for each channel, from the means of all channels."""
     factors = chain(
         x,
         layers.GlobalAveragePooling2D(keepdims=True, name=f"{name}avg_pool"),

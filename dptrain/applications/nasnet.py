@@ -1,4 +1,4 @@
-"""NASNet: its images and its outputs' words, under Keras' names."""
+"""NASNet: preprocessing and class names, under Keras' names."""
 
 from typing import TYPE_CHECKING
 

@@ -46,7 +46,7 @@ Source: {source}
 
 @dataclass(frozen=True, eq=False)
 class NetworkArguments:
-    """Keras' arguments that all of its networks have; see `network`."""
+    """The arguments that all of Keras' networks share; see `network`."""
 
     include_top: bool
     weights: str | Path | None
@@ -104,7 +104,7 @@ def assemble(
     any_size: bool = False,
     headless: Callable[[Tensor], Tensor] | None = None,
 ) -> Model:
-    """Build the model of a network's arguments.
+    """Build the model from a network's arguments.
 
     `body` maps the input to the last feature maps, `top` adds the classifier, and without it `headless` follows the
     pooling. `size` is the usual height and width, `smallest` the least; `any_size` classifiers take any.
@@ -179,7 +179,7 @@ def chain(x: Tensor, *through: layers.Layer) -> Tensor:
 
 
 def padding_before(x: Tensor, kernel: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the padding with which stride 2 halves (rows, height, width, channels) as TensorFlow's "same" does."""
+    """Return the padding with which stride 2 halves (rows, height, width, channels) like TensorFlow's "same"."""
     half = kernel // 2
     top, left = (half - (1 if length is None else 1 - length % 2) for length in read(x.shape)[1:3])
     return (top, half), (left, half)

@@ -22,7 +22,7 @@ DEPTHS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 
 
 def normalized(name: str, of: str = "relu") -> tuple[layers.Layer, layers.Layer]:
-    """Return BatchNormalization and ReLU, `name`_bn and `name`_`of`."""
+    """Apply BatchNormalization and ReLU, `name`_bn and `name`_`of`."""
     return batch_norm(f"{name}_bn"), layers.Activation("relu", name=f"{name}_{of}")
 
 
@@ -61,7 +61,7 @@ def classifier(x: Tensor, classes: int, activation: Any) -> Tensor:
 
 
 def _block(x: Tensor, filters: int, name: str, number: int, depth: int, stack: int) -> Tensor:
-    """Apply a bottleneck; the first of a stack halves the pictures, but not in the first stack."""
+    """Apply a bottleneck; the first of a stack halves the images, but not in the first stack."""
     stride = 2 if number == 1 and stack > 2 else 1
     shortcut = x
     if number == 1:

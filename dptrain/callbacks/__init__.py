@@ -1,4 +1,4 @@
-"""Callbacks. A new one is one file here and one line in this one."""
+"""Callbacks. A new callback is a file here and a line below."""
 
 from typing import TYPE_CHECKING
 

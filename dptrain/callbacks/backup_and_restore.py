@@ -8,24 +8,23 @@ from dptrain.errors import ConfigError
 
 
 class BackupAndRestore(Checkpointing):
-    """Keeps checkpoints of the training in a directory, and lets the next `fit` go on from the newest good one.
+    """Keeps checkpoints of the training in a directory; the next `fit` continues from the newest good one.
 
     A checkpoint holds epoch and step; all variables: weights, optimizer slots, number of updates, learning rate,
-    numbers of random draws, and the sums of loss and metrics in the epoch at hand; the history; and what the other
-    callbacks hold (`Callback.state_dict`). The order of the samples is a function of seed and epoch. So with the same
-    arguments of `compile` and `fit` the result has the bits of an uninterrupted training, on the same number of ranks.
-    Keras saves weights and optimizer alone. Other arguments are refused; set `resume_anyway` to name those that may
-    differ.
+    numbers of random draws, and the sums of loss and metrics in the current epoch; the history; and the other
+    callbacks' states (`Callback.state_dict`). The order of the samples is a function of seed and epoch. So with the
+    same arguments of `compile` and `fit` the result has the bits of an uninterrupted training, on the same number of
+    ranks. Keras saves weights and optimizer alone. Other arguments are refused, unless `resume_anyway` names them.
 
-    SIGTERM, SIGUSR1 and Ctrl-C end the training after a step that all ranks agree on, with a checkpoint of it. The
-    process then exits with code 75; alone, Ctrl-C is a KeyboardInterrupt. A second signal ends it at once.
+    SIGTERM, SIGUSR1 and Ctrl-C end the training after a step that all ranks agree on, with a checkpoint. The process
+    then exits with code 75; alone, Ctrl-C is a KeyboardInterrupt. A second signal ends it at once.
 
     Args:
-        backup_dir: a directory for nothing else; two trainings cannot use one at once.
-        save_freq: "epoch", or a number of steps after which it saves, counted on from epoch to epoch. With a number
-            the training goes on in the middle of an epoch, where Keras begins the epoch again with newer weights.
-        double_checkpoint: keep the checkpoint before the last as well, to go on from if the last is damaged.
-        delete_checkpoint: delete the checkpoints when the training has come to its end.
+        backup_dir: a directory for nothing else; two trainings cannot share it.
+        save_freq: "epoch", or a number of steps between saves, counted across epochs. With a number the training
+            continues in the middle of an epoch, where Keras restarts the epoch with newer weights.
+        double_checkpoint: also keep the checkpoint before the last, in case that is damaged.
+        delete_checkpoint: delete the checkpoints when the training is complete.
 
     Raises:
         ConfigError: no directory, or another `save_freq` (a ValueError, as in Keras).

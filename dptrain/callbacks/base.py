@@ -34,16 +34,16 @@ class StepLogs(UserDict[str, float]):
 class Callback:
     """Hooks in Keras' words and order, called on every rank with the same, global, values.
 
-    Only rank 0 may write files or to the terminal. A hook that raises on one rank alone ends the job. One that sets
-    `self.model.stop_training = True`, on whatever rank, ends the training of all ranks after the same step;
-    `stop_evaluating` and `stop_predicting`, set in a hook of batches, so end an evaluation and a prediction.
+    Only rank 0 may write files or to the terminal. A hook that raises on one rank alone ends the job. A hook that sets
+    `self.model.stop_training = True`, on whatever rank, ends the training of all ranks after the same step; likewise
+    batch hooks set `stop_evaluating` and `stop_predicting`.
 
     Attributes:
-        params: "verbose", "epochs" and "steps" (None where nobody knows how many there are).
+        params: "verbose", "epochs" and "steps" (None if unknown).
         model: the model that is trained, evaluated or used to predict.
-        copies_of_weights: names of attributes, on all ranks, that are None or copies of what each rank has of the
-            model's weights (`Model.local_weights`), which nobody changes. A checkpoint holds them by parts, as it does
-            the weights; `load_state_dict` gets this rank's parts, on whatever mesh (not in Keras).
+        copies_of_weights: names of attributes, on all ranks, that are None or immutable copies of each rank's parts of
+            the model's weights (`Model.local_weights`). A checkpoint holds them by parts, like the weights;
+            `load_state_dict` gets this rank's parts, on whatever mesh (not in Keras).
     """
 
     params: dict[str, Any]
@@ -80,7 +80,7 @@ class Callback:
         """Called once before all others, with all callbacks in order. Not in Keras."""
 
     def _most_steps(self, steps: int) -> int:
-        """Return how many of so many steps may run before `on_train_batch_end` is called again. Not in Keras."""
+        """Return how many of these steps may run before `on_train_batch_end` is called again. Not in Keras."""
         return steps
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
@@ -93,20 +93,14 @@ class Callback:
         """Release terminal and files, also after an error. Not collective, and not in Keras."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint is to hold of this callback: what JSON can carry, and arrays. On rank 0.
-
-        Not in Keras, where callbacks forget what they held.
-        """
+        """Return this callback's state for a checkpoint, JSON and arrays, on rank 0. Keras' callbacks have none."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with what a checkpoint holds, on every rank.
+        """Restore the state, as `state_dict` returned it except that tuples are lists, on every rank.
 
-        Called after `on_train_begin`, and where the training goes on in the middle of an epoch again after
+        Called after `on_train_begin`, and if the training continues in the middle of an epoch again after
         `on_epoch_begin`. Not in Keras.
-
-        Args:
-            state: as `state_dict` returned it; tuples are lists.
         """
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
@@ -158,9 +152,8 @@ class CallbackList(Callback):
     """Calls several callbacks in order.
 
     Args:
-        callbacks: one, or lists of them, in the order in which they are called.
-        model: passed to `set_model`.
-        params: passed to `set_params`.
+        callbacks: a callback, or lists of them, in order.
+        model, params: passed to `set_model` and `set_params`.
 
     Attributes:
         callbacks: all callbacks in order.
@@ -197,7 +190,7 @@ class CallbackList(Callback):
         return any(not (namespace.get("_shows_only") or "_most_steps" in namespace) for namespace in attributes)
 
     def _most_steps(self, steps: int) -> int:
-        """Return how many of so many steps may run before the next hook."""
+        """Return how many of these steps may run before the next hook."""
         return min((callback._most_steps(steps) for callback in self.callbacks), default=steps)
 
     def set_params(self, params: dict[str, Any]) -> None:
@@ -213,13 +206,11 @@ class CallbackList(Callback):
             callback.set_model(model)
 
     def _set_trainer(self, trainer: "Trainer") -> None:
-        """Pass the trainer on."""
         super()._set_trainer(trainer)
         for callback in self.callbacks:
             callback._set_trainer(trainer)
 
     def _release(self) -> None:
-        """Release all."""
         for callback in self.callbacks:
             callback._release()
 
@@ -256,7 +247,7 @@ for _hook in (*_PHASE_HOOKS, *_BATCH_HOOKS):
 
 
 def flatten(callbacks: Any) -> Iterator[Callback]:
-    """Yield the callbacks of nested lists, of one callback or of None, in order."""
+    """Yield the callbacks in nested lists, a callback or None, in order."""
     if callbacks is None:
         return
     if isinstance(callbacks, list | tuple):

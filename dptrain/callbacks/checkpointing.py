@@ -1,7 +1,6 @@
-"""Checkpointing: saves checkpoints of a training and resumes it from them.
+"""Checkpointing: saves checkpoints of a training and resumes from them, for `BackupAndRestore` and the command line.
 
 The training loop calls it after all hooks of all callbacks, so that a checkpoint holds the result of each.
-`BackupAndRestore` and the command line use it.
 """
 
 import json
@@ -79,8 +78,8 @@ class Checkpointing(Callback):
     Args:
         path: the directory.
         epochs: save after every epoch.
-        steps: save after so many steps, counted on from epoch to epoch; None for never.
-        seconds: save when so many have passed since the last time; None for never.
+        steps: steps between saves, counted across epochs; None for never.
+        seconds: seconds between saves; None for never.
         keep: number of latest checkpoints to keep.
         keeps_best: also keep the one with the best validation loss, or loss.
         source: a checkpoint, or a directory of them, to resume from instead.
@@ -133,14 +132,9 @@ class Checkpointing(Callback):
     # Called by the training loop
 
     def _resume(self, hooks: CallbackList) -> Position | None:
-        """Open the directory and restore the model from the newest good checkpoint; None if there is none. Collective.
+        """Open the directory and restore the newest good checkpoint; None if there is none. Collective.
 
-        Ranks that share a part get it from the one that reads it.
-
-        Raises:
-            DataError: there are checkpoints, and none is good; names them all.
-            ConfigError: the checkpoint is another training's; lists the differences.
-            OutputError: the directory is in use, cannot be written, or has too little room.
+        DataError names all checkpoints if none is good, ConfigError what differs from another training's.
         """
         if self.model.compiled:  # its slots are in the checkpoint
             self.model._compiled_optimizer.build(self.model.trainable_weights)
@@ -273,7 +267,6 @@ class Checkpointing(Callback):
             on_rank_0(self, "checkpoint", self._delete)
 
     def _release(self) -> None:
-        """Release the directory."""
         if self._directory is not None:
             self._directory.close()
             self._directory = None
@@ -558,7 +551,7 @@ def _require_arrays(
 
 
 def _load(callback: Callback, state: dict[str, Any]) -> None:
-    """Restore a callback's state; what a callback of ours cannot read is the checkpoint's fault."""
+    """Restore a callback's state; if a callback of ours cannot read it, the checkpoint is at fault."""
     if is_of_the_package(type(callback)):
         with reading(f"the checkpoint's state of {type(callback).__name__}"):
             method_of(callback, "load_state_dict")(state)

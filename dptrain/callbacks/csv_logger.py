@@ -18,15 +18,15 @@ _ADVICE = "choose another `filename` of CSVLogger"
 
 
 class CSVLogger(Callback):
-    """Writes epoch and logs to a CSV file, one line an epoch, on rank 0.
+    """Writes epoch and logs to a CSV file, a line per epoch, on rank 0.
 
-    The columns are those of the first epoch, sorted; what an epoch lacks is "NA". Each line is on the disk when the
-    next epoch begins.
+    The columns are those of the first epoch, sorted; missing values are "NA". Each line is on the disk when the next
+    epoch begins.
 
     Args:
-        filename: such as "run/log.csv"; the directory must be there.
+        filename: such as "run/log.csv"; the directory must exist.
         separator: between columns.
-        append: go on in an existing file instead of replacing it.
+        append: continue an existing file instead of replacing it.
 
     Source: keras/src/callbacks/csv_logger.py, Keras 3.15.
     """
@@ -98,7 +98,6 @@ class CSVLogger(Callback):
 
 
 def _cell(value: Any) -> Any:
-    """Return a value as Keras writes it."""
     scalar = isinstance(value, str) or (isinstance(value, np.ndarray) and value.ndim == 0)
     if isinstance(value, Iterable) and not scalar:
         return f'"[{", ".join(map(str, value))}]"'

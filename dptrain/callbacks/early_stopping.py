@@ -15,18 +15,16 @@ class EarlyStopping(MonitorCallback):
     """Ends the training when a value of the logs has stopped improving.
 
     Args:
-        monitor: the log's key.
-        min_delta: what differs by less is no improvement.
-        patience: epochs without improvement after which the training ends.
-        verbose: 1 says when it acts.
-        mode: "min", "max" or "auto".
+        monitor, min_delta, mode: see `MonitorCallback`.
+        patience: epochs without improvement before the training ends.
+        verbose: 1 reports when it acts.
         baseline: a value that must be bettered for patience to start anew.
-        restore_best_weights: give the model the weights of the best epoch when the training ends, however it ends.
-        start_from_epoch: epochs before it looks.
+        restore_best_weights: restore the best epoch's weights when the training ends, however it ends.
+        start_from_epoch: epochs to ignore first.
 
     Attributes:
-        best_weights: what this rank has of the model's weights after the best epoch, None where they are not kept:
-            what `get_weights` returned then, and parts of weights that are sharded (`Model.local_weights`).
+        best_weights: this rank's parts of the model's weights after the best epoch, None if not kept: what
+            `get_weights` returned then, and parts of sharded weights (`Model.local_weights`).
 
     Source: keras/src/callbacks/early_stopping.py, Keras 3.15.
     """

@@ -1,4 +1,4 @@
-"""History: what `fit` returns."""
+"""History: the result of `fit`."""
 
 from typing import Any
 

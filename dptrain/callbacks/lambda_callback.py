@@ -9,15 +9,12 @@ Hook = Callable[..., Any] | None
 
 
 class LambdaCallback(Callback):
-    """Calls the given functions.
+    """Calls functions as hooks.
 
     Args:
-        on_epoch_begin: (epoch, logs).
-        on_epoch_end: (epoch, logs).
-        on_train_begin: (logs).
-        on_train_end: (logs).
-        on_train_batch_begin: (batch, logs).
-        on_train_batch_end: (batch, logs).
+        on_epoch_begin, on_epoch_end: called with (epoch, logs).
+        on_train_begin, on_train_end: called with (logs).
+        on_train_batch_begin, on_train_batch_end: called with (batch, logs).
         **kwargs: any other hook of `Callback` by its name.
 
     Source: keras/src/callbacks/lambda_callback.py, Keras 3.15.

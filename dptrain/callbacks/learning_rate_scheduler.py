@@ -13,12 +13,12 @@ from dptrain.errors import ConfigError
 class LearningRateScheduler(Callback):
     """Asks a function for the learning rate before every epoch.
 
-    The logs, and so the history, get "learning_rate": that of the epoch. Every rank asks its function, all take what
-    rank 0's says.
+    The logs, and so the history, get the epoch's "learning_rate". Every rank calls its function; all use rank 0's
+    result.
 
     Args:
         schedule: (epoch counted from 0, learning rate) -> new learning rate, a float; or of the epoch alone.
-        verbose: 1 says what was set.
+        verbose: 1 reports the rate.
 
     Source: keras/src/callbacks/learning_rate_scheduler.py, Keras 3.15.
     """

@@ -18,14 +18,14 @@ _MAX_PARAMS, _MAX_LETTERS = 100, 6000
 class MlflowCallback(Callback):
     """Logs every epoch's losses, metrics and learning rate to a run of MLflow, on rank 0.
 
-    A training that goes on from a checkpoint goes on in its MLflow run.
+    A training that resumes from a checkpoint continues its MLflow run.
 
     Args:
         tracking_uri: server, database or folder ("file:///..."); None for MLflow's own setting.
-        experiment_name: made where there is none; None for MLflow's default experiment.
+        experiment_name: created if needed; None for MLflow's default experiment.
         run_name: of the new run.
         params: settings to log, by name.
-        run_id: of a run to log to; None for the active run, or a new one where none is active.
+        run_id: of a run to log to; None for the active run, or else a new one.
 
     Source of the name: mlflow.keras.MlflowCallback.
     """

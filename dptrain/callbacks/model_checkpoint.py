@@ -25,23 +25,22 @@ _writing = Background()
 
 
 class ModelCheckpoint(MonitorCallback):
-    """Saves the model as `model.save`, or its weights as `model.save_weights`, whole files or none.
+    """Saves the model like `model.save`, or its weights like `model.save_weights`, whole files or none.
 
-    A file is made at once, of the model as it is, but written while the training goes on: it is there before the next
-    is begun, and before a checkpoint of the training is saved or `fit` ends. Where code of the user's could look for it
-    earlier (another callback that is not dptrain's, a LambdaCallback, a `save` of the model's own), it is there when
+    A file holds the model at the time of the hook, but is written while the training continues: it is complete before
+    the next is begun, and before a checkpoint of the training is saved or `fit` ends. If the user's code could look for
+    it earlier (another callback that is not dptrain's, a LambdaCallback, the model's own `save`), it is complete when
     this callback's hook returns, as in Keras.
 
     Args:
         filepath: ends in ".keras", or with `save_weights_only` in ".weights.h5" or ".safetensors". It may hold
             "{epoch:02d}", counted from 1, "{batch}" and keys of the logs, such as "{val_loss:.2f}".
-        monitor: the log's key.
-        verbose: 1 says when it acts.
-        save_best_only: save only where the log is better than ever before.
-        save_weights_only: save the weights (and the optimizer's state, as the format has it) instead of the model.
-        mode: "min", "max" or "auto".
-        save_freq: "epoch", or a number of steps after which it saves, counted on from epoch to epoch.
-        initial_value_threshold: the log must be better than that.
+        monitor, mode: see `MonitorCallback`.
+        verbose: 1 reports when it acts.
+        save_best_only: save only if the log is better than ever before.
+        save_weights_only: save the weights (and the optimizer's state, if the format has it) instead of the model.
+        save_freq: "epoch", or a number of steps between saves, counted across epochs.
+        initial_value_threshold: the log must be better than this.
 
     Raises:
         ConfigError: a path with another ending, or another `save_freq` (a ValueError, as in Keras).

@@ -42,6 +42,6 @@ def rates_of(optimizer: Any) -> dict[str, float]:
 
 
 def metrics_of(model: Any) -> Mapping[str, Metric]:
-    """Return a model's metrics by log key, if it tells them."""
+    """Return a model's metrics by log key, if it has any."""
     metrics: Mapping[str, Metric] = getattr(model, "_metrics_by_key", {})
     return metrics

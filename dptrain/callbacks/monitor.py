@@ -1,4 +1,4 @@
-"""MonitorCallback: base of callbacks that watch one of the logs."""
+"""MonitorCallback: base of callbacks that watch a log."""
 
 import operator
 from collections.abc import Callable, Mapping
@@ -19,13 +19,13 @@ from dptrain.runtime.text import short
 class MonitorCallback(Callback):
     """Decides whether a value of the logs is better than another; an abstract class.
 
-    Logs are global, so that all ranks decide alike; those of a user's own are compared.
+    Logs are global, so that all ranks decide alike; logs of the user's own are compared.
 
     Args:
         monitor: the log's key.
-        mode: "min" or "max" for what is better, or "auto" to conclude it from the metric.
+        mode: "min" or "max" for what is better, or "auto" to derive it from the metric.
         baseline: the best value before the first; None lets the first be the best.
-        min_delta: what differs by less is no improvement.
+        min_delta: smaller differences are no improvement.
     """
 
     def __init__(
@@ -42,11 +42,7 @@ class MonitorCallback(Callback):
         self.monitor_op: Callable[[Any, Any], bool] | None = None
 
     def _find_direction(self) -> None:
-        """Determine, once, whether less or more is better. Collective if all ranks have the callback.
-
-        Raises:
-            ConfigError: unknown (a ValueError, as in Keras).
-        """
+        """Determine, once, whether less or more is better, or raise. Collective if all ranks have the callback."""
         if self.monitor_op is not None:
             return
         everywhere = self._same_on_all_ranks is not None
@@ -63,7 +59,7 @@ class MonitorCallback(Callback):
         return self.monitor_op(value - self.min_delta, reference)
 
     def _agreed(self, value: Any) -> Any:
-        """Return the monitored log if it is the same on all ranks, which would else decide differently. Collective."""
+        """Return the monitored log if it is the same on all ranks, which must decide alike. Collective."""
         if self._same_on_all_ranks is not None and (comm := ranks_of(self)).size > 1:
             what = f"{type(self).__name__}(monitor={self.monitor!r})"
             # NaN is not equal to itself.

@@ -22,12 +22,12 @@ _SILENCE = 3.0
 
 
 def format_logs(logs: Logs) -> str:
-    """Return "loss: 0.3505 - learning_rate: 2.0000e-05", as Keras' progress bar."""
+    """Return "loss: 0.3505 - learning_rate: 2.0000e-05", like Keras' progress bar."""
     return " - ".join(f"{key}: {value:{'.4f' if abs(value) > 1e-3 else '.4e'}}" for key, value in logs.items())
 
 
 def _fitting(parts: list[str], columns: int) -> list[str]:
-    """Return the leading parts that fit into so many columns, at least one."""
+    """Return the leading parts that fit into this number of columns, at least one."""
     while len(parts) > 1 and len(" - ".join(parts)) > columns:
         parts = parts[:-1]
     return parts
@@ -36,14 +36,13 @@ def _fitting(parts: list[str], columns: int) -> list[str]:
 class ProgbarLogger(Callback):
     """Shows progress on rank 0, as params["verbose"] says; `fit`, `evaluate` and `predict` add one.
 
-    One line an epoch, with samples/s, loss and metrics; before it, in verbose 1, a live line with step and time
-    remaining. One line an evaluation or prediction; those of a training are part of its own lines. On a terminal
-    lines are wrapped between words, elsewhere never. `runtime.terminal` decides what "auto" is.
+    It prints a line per epoch, with samples/s, loss and metrics; before it, with verbose 1, a live line with step and
+    time remaining; and a line per evaluation or prediction, except a training's. On a terminal lines are wrapped
+    between words, elsewhere never. `runtime.terminal` decides what "auto" is.
 
     Args:
         file: where lines go; standard output by default (not in Keras).
-        console: of the live line; standard output by default, taken for a terminal unless it ends in a file (not in
-            Keras).
+        console: of the live line; standard output by default, taken for a terminal unless it is a file (not in Keras).
     """
 
     _shows_only = True
@@ -69,11 +68,11 @@ class ProgbarLogger(Callback):
             vars(self)["on_train_batch_end"] = self._update
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Take evaluations for validations."""
+        """Treat evaluations as validations."""
         self._in_fit, self._has_begun = True, False
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """Take evaluations for the user's."""
+        """Treat evaluations as the user's."""
         self._in_fit = False
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
@@ -117,7 +116,6 @@ class ProgbarLogger(Callback):
         self._print(f"{self._steps()}{time.perf_counter() - self._began:.1f} s")
 
     def _release(self) -> None:
-        """Release the terminal."""
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None

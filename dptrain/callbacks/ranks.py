@@ -32,8 +32,8 @@ def on_all(callback: Callback, where: str, action: Callable[[], T]) -> T:
 def on_rank_0(callback: Callback, where: str, action: Callable[[], T], *, reads_model: bool = False) -> T | None:
     """Run an action that may fail on rank 0 alone and return its result there, None elsewhere. Collective.
 
-    The other ranks wait: if they went on and rank 0 failed, they would wait for it forever in the next step. With
-    `reads_model` the action may read variables that the other ranks have parts of.
+    The other ranks wait: otherwise, if rank 0 failed, they would wait for it forever in the next step. With
+    `reads_model` the action may read variables that are sharded over the ranks.
     """
     leads = ranks_of(callback).rank == 0
     with callback.model._readable_on(0) if reads_model and hasattr(callback.model, "_readable_on") else nullcontext():

@@ -14,21 +14,16 @@ from dptrain.runtime.failure import warn
 class ReduceLROnPlateau(MonitorCallback):
     """Multiplies the learning rate by a factor when a value of the logs has stopped improving.
 
-    The logs, and so the history, get "learning_rate": that of the epoch.
+    The logs, and so the history, get the epoch's "learning_rate".
 
     Args:
-        monitor: the log's key.
-        factor: below 1.
-        patience: epochs without improvement after which the learning rate is lowered.
-        verbose: 1 says when it acts.
-        mode: "min", "max" or "auto".
-        min_delta: what differs by less is no improvement.
+        monitor, mode, min_delta: see `MonitorCallback`.
+        factor: below 1, else ConfigError (a ValueError, as in Keras).
+        patience: epochs without improvement before a reduction.
+        verbose: 1 reports when it acts.
         cooldown: epochs after a reduction that do not count.
         min_lr: the lowest learning rate.
         **kwargs: not used, as in Keras.
-
-    Raises:
-        ConfigError: the factor is 1 or above (a ValueError, as in Keras).
 
     Source: keras/src/callbacks/reduce_lr_on_plateau.py, Keras 3.15.
     """

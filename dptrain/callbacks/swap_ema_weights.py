@@ -10,16 +10,13 @@ from dptrain.program.tensor import Variable
 
 
 class SwapEMAWeights(Callback):
-    """Puts the moving averages that an optimizer keeps (`use_ema=True`) in the weights' place, and back.
+    """Swaps the moving averages that an optimizer keeps (`use_ema=True`) with the weights, and back.
 
-    An evaluation, validation or prediction is then made with them. With `swap_on_epoch` they are in place at the end of
-    an epoch, too, for callbacks behind this one, such as `ModelCheckpoint`; a training then ends with them.
-
-    Args:
-        swap_on_epoch: keep the averages in place at the end of an epoch.
+    Evaluations, validations and predictions then use them. With `swap_on_epoch` they are also in place at the end of an
+    epoch, for later callbacks, such as `ModelCheckpoint`; a training then ends with them.
 
     Raises:
-        ConfigError: when an evaluation begins, of a model whose optimizer keeps no averages.
+        ConfigError: when an evaluation begins, if the optimizer keeps no averages.
     """
 
     _same_on_all_ranks = ("swap_on_epoch",)

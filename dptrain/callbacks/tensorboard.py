@@ -20,25 +20,19 @@ _ADVICE = "choose another `log_dir` of TensorBoard"
 
 
 class TensorBoard(Callback):
-    """Writes event files that TensorBoard shows, on rank 0.
+    """Writes event files for TensorBoard, on rank 0.
 
     Tags are Keras': log_dir/train has "epoch_loss", "epoch_learning_rate", ... by epoch and "batch_loss", ... by step;
     log_dir/validation has "epoch_loss", ... by epoch and "evaluation_loss_vs_iterations", ... by updates. Histograms
-    are "<weight>/histogram". What an epoch wrote is on the disk when the next begins.
+    are "<weight>/histogram". An epoch's values are on the disk when the next begins.
 
     Args:
         log_dir: where the files go.
         histogram_freq: epochs between histograms of the weights; 0 for none.
-        write_graph: not used, as in Keras where there is no TensorFlow.
-        write_images: not supported.
-        write_steps_per_second: write these by epoch, and with `update_freq` by step.
+        write_steps_per_second: by epoch, and with `update_freq` by step.
         update_freq: "epoch", "batch", or a number of steps between values by step.
-        profile_batch: not supported.
-        embeddings_freq: not supported.
-        embeddings_metadata: not used.
-
-    Raises:
-        ConfigError: something that is not supported.
+        write_graph, embeddings_metadata: not used, as in Keras without TensorFlow.
+        write_images, profile_batch, embeddings_freq: not supported (ConfigError).
 
     Source: keras/src/callbacks/tensorboard.py, Keras 3.15.
     """
@@ -170,13 +164,12 @@ class TensorBoard(Callback):
             raise output_error(place, error, advice=_ADVICE) from error
 
     def _release(self) -> None:
-        """Close the files."""
         while self._writers:
             self._writers.popitem()[1].close()
 
 
 class _EventFile:
-    """One event file, written synchronously: tensorboardX' SummaryWriter hides errors in a thread."""
+    """An event file, written synchronously: tensorboardX' SummaryWriter hides errors in a thread."""
 
     def __init__(self, place: Path) -> None:
         summary, writer, event = tensorboardx_module()

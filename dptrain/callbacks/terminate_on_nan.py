@@ -9,13 +9,12 @@ from dptrain.errors import DivergenceError
 
 
 class TerminateOnNaN(Callback):
-    """Ends the training after a step with which the mean loss of the epoch has become NaN or infinite.
+    """Ends the training after a step that makes the mean loss of the epoch NaN or infinite.
 
-    It reads the loss at every step, for which the host waits. `fit(on_nonfinite="stop")`, which looks at times and says
-    where a NaN comes from, leaves the decision to it.
+    It reads the loss at every step, for which the host waits. `fit(on_nonfinite="stop")`, which checks now and then and
+    reports where a NaN comes from, leaves the decision to it.
 
-    Args:
-        raise_error: raise instead of stopping, so that no other callback's `on_train_end` is called.
+    With `raise_error` it raises instead of stopping, so that no other callback's `on_train_end` is called.
 
     Source: keras/src/callbacks/terminate_on_nan.py, Keras 3.15.
     """
@@ -27,11 +26,7 @@ class TerminateOnNaN(Callback):
         self.raise_error = raise_error
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Check the global loss.
-
-        Raises:
-            DivergenceError: it is not finite and `raise_error` is set (a RuntimeError, as in Keras).
-        """
+        """Check the global loss; DivergenceError with `raise_error` (a RuntimeError, as in Keras)."""
         loss = ({} if logs is None else logs).get("loss")
         if loss is None or math.isfinite(loss):
             return

@@ -16,13 +16,10 @@ class WandbMetricsLogger(Callback):
     Keys are those of W&B's own callback: "epoch/loss", "epoch/learning_rate", ... over "epoch/epoch".
 
     Args:
-        log_freq: "epoch".
+        log_freq: "epoch" (else ConfigError).
         initial_global_step: added to the number of the epoch.
-        init: keywords of `wandb.init` for a run that this callback begins and ends, and goes on with after a resume;
-            None to log to the run that the script has begun with `wandb.init`.
-
-    Raises:
-        ConfigError: another `log_freq`.
+        init: keywords of `wandb.init` for a run that this callback begins, ends and resumes; None to log to the run
+            that the script has begun with `wandb.init`.
 
     Source of the name: wandb.integration.keras.WandbMetricsLogger.
     """

@@ -1,4 +1,8 @@
-"""Data sets under Keras' names: `datasets.mnist.load_data()`, `datasets.load("strokes")`."""
+"""Data sets under Keras' names: `datasets.mnist.load_data()`, `datasets.load("strokes")`.
+
+`path` arguments name Keras' file on this machine, or in `~/.keras/datasets`: nothing is downloaded. AgreedError is
+raised if a file is missing or has another SHA-256, ConfigError for arguments out of range.
+"""
 
 from typing import TYPE_CHECKING
 

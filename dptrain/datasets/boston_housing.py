@@ -15,16 +15,8 @@ if not TYPE_CHECKING:  # for which any name would do
 def load_data(path: str | Path = "boston_housing.npz", test_split: float = 0.2, seed: int = 113) -> Split:
     """Return `(x_train, y_train), (x_test, y_test)`: 13 features of each house, and prices, float64.
 
-    Keras advises against this set, one of whose features is about race: use `california_housing`.
-
-    Args:
-        path: of Keras' file on this machine, or its name in `~/.keras/datasets`; nothing is downloaded.
-        test_split: part of the rows that is for tests, 0 or above and below 1.
-        seed: of the order of the rows.
-
-    Raises:
-        ConfigError: the split is out of range.
-        AgreedError: the file is not there, or has another SHA-256.
+    Keras advises against this set, one of whose features is about race: use `california_housing`. `test_split` is the
+    fraction of rows for tests, below 1; `seed` orders the rows. For `path` and errors see `datasets`.
     """
     checksum = "f553886a1f8d56431e820c5b82552d9d95cfcb96d1e678153f8839538947dff5"
     return houses(path, "boston_housing.npz", checksum, test_split, seed)

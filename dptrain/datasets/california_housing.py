@@ -18,15 +18,7 @@ def load_data(
 ) -> Split:
     """Return `(x_train, y_train), (x_test, y_test)`: 8 features of each block of houses, and prices in dollars.
 
-    Args:
-        version: "large" for 20,640 rows, "small" for the first 600.
-        path: of Keras' file on this machine, or its name in `~/.keras/datasets`; nothing is downloaded.
-        test_split: part of the rows that is for tests, 0 or above and below 1.
-        seed: of the order of the rows.
-
-    Raises:
-        ConfigError: another version, or the split is out of range.
-        AgreedError: the file is not there, or has another SHA-256.
+    `version` is "large" for 20,640 rows, "small" for the first 600; for other arguments see `boston_housing.load_data`.
     """
     if version not in ("small", "large"):
         raise ConfigError(f"Argument `version` must be one of 'small', 'large'. Received: version={version}")

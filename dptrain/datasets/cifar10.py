@@ -1,4 +1,4 @@
-"""CIFAR-10: small pictures of 10 classes, A. Krizhevsky, 2009; under Keras' name."""
+"""CIFAR-10: small images of 10 classes, A. Krizhevsky, 2009; under Keras' name."""
 
 from typing import TYPE_CHECKING
 
@@ -12,13 +12,10 @@ if not TYPE_CHECKING:  # for which any name would do
 
 
 def load_data() -> Split:
-    """Return `(x_train, y_train), (x_test, y_test)`: images (50000, 32, 32, 3), ..., labels (rows, 1).
+    """Return `(x_train, y_train), (x_test, y_test)`: images (50000, 32, 32, 3), ..., labels (rows, 1), all uint8.
 
-    All are uint8. The file is that of the binary version, cifar-10-binary.tar.gz, in `~/.keras/datasets`; nothing is
-    downloaded. Its pictures and their order are those of the version that Keras reads.
-
-    Raises:
-        AgreedError: the file is not there, or has another SHA-256.
+    The file is the binary version, cifar-10-binary.tar.gz, whose images and order are those that Keras reads; see
+    `datasets` for where it lies and for errors.
     """
     return pictures(
         "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",

@@ -1,4 +1,4 @@
-"""CIFAR-100: small pictures of 100 classes in 20 groups, A. Krizhevsky, 2009; under Keras' name."""
+"""CIFAR-100: small images of 100 classes in 20 groups, A. Krizhevsky, 2009; under Keras' name."""
 
 from typing import TYPE_CHECKING
 
@@ -13,14 +13,9 @@ if not TYPE_CHECKING:  # for which any name would do
 
 
 def load_data(label_mode: str = "fine") -> Split:
-    """Return `(x_train, y_train), (x_test, y_test)` as `cifar10.load_data`, from cifar-100-binary.tar.gz.
+    """Return `(x_train, y_train), (x_test, y_test)` like `cifar10.load_data`, from cifar-100-binary.tar.gz.
 
-    Args:
-        label_mode: "fine" for the 100 classes, "coarse" for their 20 groups.
-
-    Raises:
-        ConfigError: another label mode.
-        AgreedError: the file is not there, or has another SHA-256.
+    `label_mode` is "fine" for the 100 classes, "coarse" for their 20 groups.
     """
     if label_mode not in ("fine", "coarse"):
         raise ConfigError(f'`label_mode` must be one of `"fine"`, `"coarse"`. Received: label_mode={label_mode}.')

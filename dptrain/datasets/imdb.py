@@ -1,4 +1,4 @@
-"""Reviews of films, praising or not, as numbers of words: A. L. Maas et al., 2011; under Keras' name."""
+"""Positive and negative film reviews as numbers of words: A. L. Maas et al., 2011; under Keras' name."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,18 +28,14 @@ def load_data(
     """Return `(x_train, y_train), (x_test, y_test)`: lists of word numbers, by falling frequency, and labels 0 and 1.
 
     Args:
-        path: of Keras' file on this machine, or its name in `~/.keras/datasets`; nothing is downloaded.
-        num_words: the number from which on words are taken for unknown; None for none but the last.
-        skip_top: numbers below are taken for unknown, too.
-        maxlen: reviews of this length, or longer ones, are left out; None for all.
+        path: see `datasets`, also for errors.
+        num_words: words from this number on count as unknown; None for none.
+        skip_top: words below this number count as unknown, too.
+        maxlen: leave out reviews of at least this length (ConfigError if none is left); None for none.
         seed: of the order of the reviews.
-        start_char: with which each review begins; None for nothing.
-        oov_char: in place of unknown words; None leaves them out.
-        index_from: what is added to the numbers of words.
-
-    Raises:
-        ConfigError: no review is as short as that.
-        AgreedError: the file is not there, or has another SHA-256.
+        start_char: begins each review; None for nothing.
+        oov_char: replaces unknown words; None leaves them out.
+        index_from: added to the numbers of words.
     """
     checksum = "69664113be75683a8fe16e3ed0ab59fda8886cb3cd7ada244f7d9544e4676b9f"
     arrays = keras_sets.on_all_ranks(lambda: keras_sets.arrays(keras_sets.cached(path, "imdb.npz", checksum)))
@@ -65,12 +61,5 @@ def load_data(
 
 
 def get_word_index(path: str | Path = "imdb_word_index.json") -> dict[str, int]:
-    """Return the number of each word, before `index_from` is added.
-
-    Args:
-        path: as `load_data`.
-
-    Raises:
-        AgreedError: as `load_data`; Keras pins the file's MD5.
-    """
+    """Return the number of each word, before `index_from` is added; see `load_data`, but Keras pins the file's MD5."""
     return keras_sets.word_index(path, "imdb_word_index.json", "bfafd718b763782e994055a2d397834f")

@@ -34,20 +34,8 @@ def load_data(
 ) -> keras_sets.Split:
     """Return `(x_train, y_train), (x_test, y_test)`: lists of word numbers, by falling frequency, and topics 0 to 45.
 
-    Args:
-        path: as of `imdb.load_data`.
-        num_words: as of `imdb.load_data`.
-        skip_top: as of `imdb.load_data`.
-        maxlen: as of `imdb.load_data`.
-        test_split: part of the news that is for tests.
-        seed: as of `imdb.load_data`.
-        start_char: as of `imdb.load_data`.
-        oov_char: as of `imdb.load_data`.
-        index_from: as of `imdb.load_data`; without a `start_char`, 0 adds nothing.
-
-    Raises:
-        ConfigError: no text is as short as that.
-        AgreedError: the file is not there, or has another SHA-256.
+    `test_split` is the fraction for tests; without a `start_char`, an `index_from` of 0 adds nothing. For other
+    arguments and errors see `imdb.load_data`.
     """
     checksum = "d6586e694ee56d7a4e65172e12b3e987c03096cb01eab99753921ef915959916"
     arrays = keras_sets.on_all_ranks(lambda: keras_sets.arrays(keras_sets.cached(path, "reuters.npz", checksum)))
@@ -66,7 +54,7 @@ def load_data(
 
 
 def get_word_index(path: str | Path = "reuters_word_index.json") -> dict[str, int]:
-    """Return the number of each word, before `index_from` is added; as `imdb.get_word_index`."""
+    """Return the number of each word, before `index_from` is added; see `imdb.get_word_index`."""
     return keras_sets.word_index(path, "reuters_word_index.json", "4d44cc38712099c9e383dc6e5f11a921")
 
 

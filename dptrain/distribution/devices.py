@@ -1,4 +1,4 @@
-"""Devices of a job: one for each rank, whose number the launcher decides."""
+"""Devices of a job: one per rank, numbered by the launcher."""
 
 import os
 from functools import cache
@@ -14,20 +14,14 @@ _TYPES = ("cpu", "gpu", "tpu")
 
 
 def list_devices(device_type: str | None = None) -> list[str]:
-    """Return one device a rank, in rank order: "cpu:0", "cpu:1" and so on, or "gpu:0", "gpu:1".
+    """Return a device for each rank, in order: "cpu:0", "cpu:1" and so on, or "gpu:0", "gpu:1"; none of a missing type.
 
     The number is the rank, not that of a GPU on its node. No GPU is opened here. The first call under a launcher starts
     MPI, which all ranks do together.
 
     Args:
-        device_type: "cpu", "gpu" or "tpu"; by default what a model trains on unless `compile` is told otherwise: the
-            GPU where this rank sees one and can use it, else the CPU.
-
-    Returns:
-        As many as there are ranks; none of a type that is not here.
-
-    Raises:
-        ConfigError: there is no such type.
+        device_type: "cpu", "gpu" or "tpu" (else ConfigError); by default what a model trains on unless `compile` says
+            otherwise: the GPU if this rank sees one and can use it, else the CPU.
 
     Source: `keras.distribution.list_devices`, Keras 3.15.
     """
@@ -41,7 +35,7 @@ def list_devices(device_type: str | None = None) -> list[str]:
 
 
 def get_device_count(device_type: str | None = None) -> int:
-    """Return how many devices `list_devices` lists."""
+    """Return the number of `list_devices`."""
     return len(list_devices(device_type))
 
 
@@ -50,17 +44,17 @@ def initialize(
 ) -> None:
     """Check that this is the job that a script describes; a launcher such as `mpirun` has started its processes.
 
-    An argument that is None is read from KERAS_DISTRIBUTION_JOB_ADDRESSES, KERAS_DISTRIBUTION_NUM_PROCESSES or
-    KERAS_DISTRIBUTION_PROCESS_ID, where that is set. MPI knows the addresses; only their number is compared.
+    Arguments that are None are read from KERAS_DISTRIBUTION_JOB_ADDRESSES, KERAS_DISTRIBUTION_NUM_PROCESSES or
+    KERAS_DISTRIBUTION_PROCESS_ID, if set. MPI knows the addresses; only their number is compared.
 
     Args:
-        job_addresses: of all processes, with commas between them, or of the first alone.
-        num_processes: how many ranks there are.
+        job_addresses: of all processes, with commas between them, or only of the first.
+        num_processes: number of ranks.
         process_id: the rank of this process.
 
     Raises:
-        ConfigError: the launcher has started another number of processes, or this one as another rank; or there is no
-            launcher, and more than one process is wanted.
+        ConfigError: the launcher has started another number of processes, or this one as another rank; or several
+            processes are asked for without a launcher.
 
     Source: `keras.distribution.initialize`, Keras 3.15.
     """

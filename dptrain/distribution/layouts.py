@@ -1,4 +1,4 @@
-"""Meshes of devices, and layouts: over which axis of the mesh each axis of a tensor is divided.
+"""Meshes of devices, and layouts: the axis of the mesh over which each axis of a tensor is divided.
 
 Source: `keras.distribution`, Keras 3.15.
 """
@@ -22,23 +22,16 @@ AxisNames = Sequence[str | None]
 
 
 class DeviceMesh:
-    """The ranks of the job as a grid with named axes. The last axis runs fastest, as in an array of NumPy.
-
-    Each rank has one device, and a mesh has all of them.
+    """The ranks of the job as a grid with named axes; the last axis runs fastest, as in NumPy.
 
     Args:
-        shape: lengths of the axes, such as (2, 4); their product is the number of ranks.
+        shape: lengths of the axes, such as (2, 4); their product is the number of ranks, with a device each.
         axis_names: a name for each axis, such as ["batch", "model"].
-        devices: those of `list_devices()`, in that order, in any shape; by default these.
-
-    Attributes:
-        shape: as given.
-        axis_names: as given.
-        devices: names in an array of that shape.
+        devices: those of `list_devices()`, the default, in that order, in any shape; as an attribute of the mesh's
+            shape.
 
     Raises:
-        ConfigError: lengths and names do not go together, the mesh has more or fewer places than there are ranks, or
-            other devices are given.
+        ConfigError: lengths and names that do not match, another size than the number of ranks, or other devices.
     """
 
     backend_mesh = not_supported("backend_mesh", "dptrain places programs on the mesh itself")
@@ -92,14 +85,9 @@ class TensorLayout:
     """How a tensor is divided among the ranks of a mesh.
 
     Args:
-        axes: for each axis of the tensor the name of the mesh's axis over which it is divided, or None.
-        device_mesh: the mesh; it may be told later, once.
-
-    Attributes:
-        axes: as given, as a tuple.
-
-    Raises:
-        ConfigError: the mesh has no axis of a name.
+        axes: for each axis of the tensor the name of the mesh axis that divides it (else ConfigError), or None; as an
+            attribute a tuple.
+        device_mesh: the mesh; it may be set later, once.
     """
 
     backend_layout = not_supported("backend_layout", "dptrain places programs on the mesh itself")
@@ -110,11 +98,7 @@ class TensorLayout:
 
     @property
     def device_mesh(self) -> DeviceMesh | None:
-        """The mesh, or None as long as there is none.
-
-        Raises:
-            ConfigError: set a second time, or to a mesh without one of the axes.
-        """
+        """The mesh, or None if not set yet; ConfigError if set twice, or to a mesh without one of the axes."""
         return self._device_mesh
 
     @device_mesh.setter
@@ -135,19 +119,10 @@ class TensorLayout:
 
 
 class LayoutMap(MutableMapping[str, Any]):
-    """Layouts by the paths of variables. It is read by a path and set by a key, which is a regular expression.
+    """Layouts by the paths of variables, read by path and set by a key, which is a regular expression.
 
-    A path gets the layout of the key that it equals, else of the one that matches all of it (`re.fullmatch`), else
-    None. So "dense.*kernel" is the key of "dense/kernel" and "dense_1/kernel".
-
-    Args:
-        device_mesh: of the layouts.
-
-    Attributes:
-        device_mesh: as given.
-
-    Raises:
-        ConfigError: there is no mesh.
+    A path gets the layout of the equal key, else of the one that matches all of it (`re.fullmatch`), else None. So
+    "dense.*kernel" is the key of "dense/kernel" and "dense_1/kernel". `device_mesh` is that of the layouts.
     """
 
     def __init__(self, device_mesh: DeviceMesh) -> None:
@@ -155,11 +130,7 @@ class LayoutMap(MutableMapping[str, Any]):
         self._layouts: dict[str, TensorLayout] = {}
 
     def __getitem__(self, key: str) -> TensorLayout | None:
-        """Return the layout of a path, or None.
-
-        Raises:
-            ConfigError: several keys match it.
-        """
+        """Return the layout of a path, or None; ConfigError if several keys match it."""
         if key in self._layouts:
             return self._layouts[key]
         matches = [pattern for pattern in self._layouts if re.fullmatch(pattern, key)]
@@ -171,15 +142,14 @@ class LayoutMap(MutableMapping[str, Any]):
         return self._layouts[matches[0]] if matches else None
 
     def __setitem__(self, key: str, layout: TensorLayout | AxisNames) -> None:
-        """Give paths a layout.
+        """Give paths that match a regular expression a layout.
 
         Args:
-            key: a regular expression.
-            layout: a `TensorLayout`, which takes the map's mesh if it has none, or its axes as a tuple or a list.
+            key: the regular expression.
+            layout: a `TensorLayout`, which takes the map's mesh if it has none, or its axes as a tuple or list.
 
         Raises:
-            ConfigError: the key has a layout or is no regular expression, the layout is none, it is on another mesh, or
-                the mesh lacks one of its axes.
+            ConfigError: the key has a layout or is no regular expression, or the layout is on another mesh or invalid.
         """
         if key in self._layouts:
             raise ConfigError(
@@ -206,7 +176,7 @@ class LayoutMap(MutableMapping[str, Any]):
         del self._layouts[key]
 
     def __contains__(self, key: object) -> bool:
-        """Whether a path has a layout."""
+        """Return whether a path has a layout."""
         return isinstance(key, str) and self[key] is not None
 
     def __len__(self) -> int:
@@ -217,17 +187,10 @@ class LayoutMap(MutableMapping[str, Any]):
 
 
 def distribute_tensor(tensor: T, layout: TensorLayout) -> T:
-    """Return the tensor itself: its value is the same in any layout.
+    """Return the tensor itself: its value is the same in any layout; ConfigError for something that is not a layout.
 
     Keras moves a tensor's parts to their devices here. In dptrain the layouts of batches and variables decide where the
-    tensors of a step lie, so this call changes nothing.
-
-    Args:
-        tensor: of any shape, symbolic or not.
-        layout: how it might be divided.
-
-    Raises:
-        ConfigError: the layout is none.
+    tensors of a step lie.
     """
     if not isinstance(layout, TensorLayout):
         raise ConfigError(f"{layout} should be a TensorLayout type, got {type(layout)}")

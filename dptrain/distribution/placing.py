@@ -46,7 +46,7 @@ def ranks(stages: int = 1) -> Communicator:
 
 
 def pipelines(stages: int, mesh: dict[str, int] | None = None) -> dict[str, int]:
-    """Return the mesh of the ranks as pipelines of so many stages."""
+    """Return the mesh of the ranks as pipelines of this number of stages."""
     size, mesh = comms.current().size, current_mesh() if mesh is None else mesh
     if mesh is not None and mesh != {BATCH: size}:
         grid = ",".join(f"{axis}={length}" for axis, length in mesh.items())
@@ -63,8 +63,8 @@ def pipelines(stages: int, mesh: dict[str, int] | None = None) -> dict[str, int]
 def layout_of(variable: Variable, slot_of: Variable | None = None) -> Axes | None:
     """Return the mesh axis or None for each axis of a variable; None without a distribution.
 
-    A slot of its weight's shape lies as the weight does, any other one is replicated. A layout of fewer axes leaves the
-    last ones whole; one of more is refused where it is used, see `program.sharding.local.MeshPosition.check`.
+    A slot of its weight's shape lies like the weight, others are replicated. A layout with fewer axes leaves the last
+    ones whole; more are refused where it is used, see `program.sharding.local.MeshPosition.check`.
     """
     current = distribution()
     if current is None:

@@ -1,4 +1,4 @@
-"""Distribution strategies: rows of batches are divided over a mesh, or variables too; and the current strategy.
+"""Distribution strategies, which divide rows of batches and variables over a mesh; and the current strategy.
 
 Source: `keras.distribution`, Keras 3.15.
 """
@@ -27,17 +27,16 @@ class Distribution(ABC):
 
     Args:
         device_mesh: the mesh.
-        batch_dim_name: the axis over which rows of batches are divided; by default "batch" if the mesh has such
-            an axis, else none, and every rank has all rows.
-        auto_shard_dataset: whether every rank is given the same batches, and takes its rows of them.
+        batch_dim_name: the axis over which rows of batches are divided; by default "batch" if the mesh has such an
+            axis, else None, and every rank has all rows.
+        auto_shard_dataset: all ranks get the same batches, and take their rows of them; must be True on several ranks.
 
     Attributes:
-        device_mesh: as given.
-        batch_dim_name: the axis of rows, or None.
+        device_mesh, batch_dim_name: see above.
         num_processes: the number of ranks.
 
     Raises:
-        ConfigError: there is no mesh, it has no axis of that name, or `auto_shard_dataset` is False on several ranks.
+        ConfigError: no mesh, no such axis, or `auto_shard_dataset` is False on several ranks.
     """
 
     def __init__(
@@ -58,11 +57,7 @@ class Distribution(ABC):
 
     @property
     def auto_shard_dataset(self) -> bool:
-        """Whether every rank is given the same batches.
-
-        Raises:
-            ConfigError: set to False on several ranks.
-        """
+        """Whether all ranks get the same batches; ConfigError if set to False on several ranks."""
         return self._auto_shard_dataset
 
     @auto_shard_dataset.setter
@@ -76,7 +71,7 @@ class Distribution(ABC):
 
     @property
     def num_model_replicas(self) -> int:
-        """Parts of a batch: the length of the batch axis."""
+        """Number of parts of a batch: the length of the batch axis."""
         return self.device_mesh._lengths[self.batch_dim_name] if self.batch_dim_name is not None else 1
 
     @property
@@ -88,11 +83,7 @@ class Distribution(ABC):
         return int(places[list(self.device_mesh.axis_names).index(self.batch_dim_name)])
 
     def get_data_layout(self, data_shape: Sequence[int | None]) -> TensorLayout:
-        """Return the layout of a batch: its first axis counts rows, the others are whole.
-
-        Args:
-            data_shape: (rows, ...).
-        """
+        """Return the layout of a batch of shape (rows, ...): rows are divided, other axes whole."""
         return TensorLayout([self.batch_dim_name, *[None] * len(data_shape)][: len(data_shape)], self.device_mesh)
 
     @abstractmethod
@@ -101,11 +92,7 @@ class Distribution(ABC):
 
     @abstractmethod
     def get_tensor_layout(self, path: str) -> TensorLayout | None:
-        """Return the layout of an intermediate tensor, or None where it has none of its own.
-
-        Args:
-            path: such as "dense/output".
-        """
+        """Return the layout of an intermediate tensor by its path, such as "dense/output", or None."""
 
     def distribute_dataset(self, dataset: T) -> T:
         """Return the data set itself: `fit` gives each rank its rows of every batch."""
@@ -129,15 +116,12 @@ class Distribution(ABC):
 
 
 class DataParallel(Distribution):
-    """Rows of batches are divided, and every rank has all variables: what holds without a distribution.
+    """Divides rows of batches; every rank has all variables, as without a distribution.
 
     Args:
-        device_mesh: the mesh; rows are divided over its first axis.
-        devices: in place of a mesh, those of `list_devices()`; by default these.
-        auto_shard_dataset: as of a `Distribution`.
-
-    Raises:
-        ConfigError: as of a `Distribution` and a `DeviceMesh`.
+        device_mesh: rows are divided over its first axis.
+        devices: instead of a mesh, those of `list_devices()`, the default.
+        auto_shard_dataset: see `Distribution`.
     """
 
     def __init__(
@@ -166,15 +150,12 @@ class DataParallel(Distribution):
 
 
 class ModelParallel(Distribution):
-    """Rows of batches are divided over one axis of a mesh, and variables as a map says.
+    """Divides rows of batches over an axis of a mesh, and variables as a map says.
 
     Args:
-        layout_map: by paths of variables; those that it has no layout for are on every rank.
+        layout_map: by paths of variables; those without a layout are on every rank.
         batch_dim_name: the axis over which rows are divided; by default the mesh's first.
-        auto_shard_dataset: as of a `Distribution`.
-
-    Raises:
-        ConfigError: there is no map; or as of a `Distribution`.
+        auto_shard_dataset: see `Distribution`.
     """
 
     def __init__(
@@ -200,7 +181,7 @@ class ModelParallel(Distribution):
         return layout or self._replicated(variable)
 
     def get_tensor_layout(self, path: str) -> TensorLayout | None:
-        """Return the layout that the map has for a path, or None."""
+        """Return the map's layout of a path, or None."""
         return self._layout_map[path]
 
 
@@ -208,18 +189,14 @@ _current: Distribution | None = None
 
 
 def distribution() -> Distribution | None:
-    """Return what `set_distribution` or a `Distribution.scope` has set, or None."""
+    """Return the distribution of `set_distribution` or a `Distribution.scope`, or None."""
     return _current
 
 
 def set_distribution(value: Distribution | None) -> None:
-    """Set how batches and variables are divided from now on. Call it on every rank.
+    """Set how batches and variables are divided from now on; None divides rows of batches over all ranks.
 
-    Args:
-        value: a distribution; None divides rows of batches over all ranks.
-
-    Raises:
-        ConfigError: it is none.
+    Call it on every rank. ConfigError for something else.
     """
     global _current
     if value is not None and not isinstance(value, Distribution):

@@ -90,11 +90,7 @@ serialize, deserialize = _registry.serialize, _registry.deserialize
 
 
 def get(identifier: Any) -> Any:
-    """Return the initializer that an argument means: a name, class, configuration, function or array; None for None.
-
-    Raises:
-        ConfigError: it means none.
-    """
+    """Return the initializer for a name, class, configuration, function or array; None for None; else ConfigError."""
     if identifier is None:
         return None
     return Constant(identifier) if isinstance(identifier, np.ndarray) else _registry.get(identifier)

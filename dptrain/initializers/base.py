@@ -28,31 +28,28 @@ class Initializer(Configurable):
         Args:
             shape: the weight's dimensions.
             seed: the model's; by default that of `dptrain.utils.set_random_seed`.
-            position: the weight's place in the model, so that equal shapes get different values.
+            position: the weight's in the model, so that equal shapes get different values.
             dtype: of the values; float64 by default.
         """
         values = self._draw(tuple(shape), default_seed() if seed is None else seed, position)
         return values if dtype is None else values.astype(dtype)
 
     def _draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
-        """Return the values, float64; as `__call__`."""
+        """Return the values in float64; see `__call__`."""
         if type(self).__call__ is Initializer.__call__:
             raise NotImplementedError(f"{type(self).__name__} has no `__call__`")
         return np.asarray(self(shape), np.float64)
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments; of a subclass without a `get_config` of its own, none."""
+        """Return the constructor's arguments; none for a subclass without its own `get_config`."""
         return {}
 
 
 class RandomInitializer(Initializer):
     """An initializer that draws random numbers.
 
-    Args:
-        seed: None for the model's. As in Keras, two initializers of one seed give equal values to equal shapes.
-
-    Raises:
-        ConfigError: the seed is out of range.
+    `seed` None takes the model's. As in Keras, two initializers with one seed give equal values to equal shapes.
+    Arguments out of range raise ConfigError, here and in subclasses.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -66,7 +63,7 @@ class RandomInitializer(Initializer):
 
 
 def truncated_normal(numbers: np.random.Generator, shape: tuple[int, ...]) -> Values:
-    """Return standard normal numbers; those beyond 2 are drawn again."""
+    """Return standard normal numbers; those beyond 2 are redrawn."""
     values = numbers.standard_normal(shape)
     while True:
         beyond = np.abs(values) > 2

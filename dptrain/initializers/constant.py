@@ -10,10 +10,9 @@ from dptrain.initializers.base import Initializer, Values
 
 
 class Zeros(Initializer):
-    """All zero."""
+    """All 0."""
 
     def _draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
-        """Return zeros."""
         return np.zeros(shape)
 
     def _get_config(self) -> dict[str, Any]:
@@ -21,10 +20,9 @@ class Zeros(Initializer):
 
 
 class Ones(Initializer):
-    """All one."""
+    """All 1."""
 
     def _draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
-        """Return ones."""
         return np.ones(shape)
 
     def _get_config(self) -> dict[str, Any]:
@@ -32,21 +30,13 @@ class Ones(Initializer):
 
 
 class Constant(Initializer):
-    """All the same value.
-
-    Args:
-        value: one number, or an array that can be broadcast to what is initialized.
-    """
+    """All the same value: a number, or an array that broadcasts to the parameter."""
 
     def __init__(self, value: Any = 0.0) -> None:
         self.value: Any = float(value) if np.ndim(value) == 0 else np.asarray(value)
 
     def _draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
-        """Return the value everywhere.
-
-        Raises:
-            ConfigError: the array has another shape.
-        """
+        """Return the value everywhere; ConfigError for an array of another shape."""
         try:
             return np.broadcast_to(self.value, shape).astype(np.float64)
         except ValueError:
@@ -63,7 +53,7 @@ class Constant(Initializer):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Return the initializer of a `get_config`."""
+        """Return the initializer from a `get_config`."""
         value = config.get("value", 0.0)
         if isinstance(value, Mapping):
             description = value.get("config", {})
@@ -72,21 +62,13 @@ class Constant(Initializer):
 
 
 class Identity(Initializer):
-    """The identity matrix times a factor; of a matrix that is not square, ones on the main diagonal.
-
-    Args:
-        gain: the factor.
-    """
+    """The identity matrix times `gain`; in a non-square matrix, ones on the main diagonal."""
 
     def __init__(self, gain: float = 1.0) -> None:
         self.gain = float(gain)
 
     def _draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
-        """Return gain * identity.
-
-        Raises:
-            ConfigError: the parameter is no matrix.
-        """
+        """Return gain * identity; ConfigError if the parameter is not a matrix."""
         if len(shape) != 2:
             raise ConfigError(
                 "Identity matrix initializer can only be used for 2D matrices. "

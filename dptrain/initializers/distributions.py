@@ -9,16 +9,7 @@ from dptrain.initializers.base import RandomInitializer, Values, truncated_norma
 
 
 class RandomUniform(RandomInitializer):
-    """Uniform on [minval, maxval).
-
-    Args:
-        minval: lower bound.
-        maxval: upper bound, at least the lower.
-        seed: as `RandomInitializer`.
-
-    Raises:
-        ConfigError: the bounds are the wrong way round.
-    """
+    """Uniform on [minval, maxval)."""
 
     def __init__(self, minval: float = -0.05, maxval: float = 0.05, seed: int | None = None) -> None:
         super().__init__(seed)
@@ -27,7 +18,6 @@ class RandomUniform(RandomInitializer):
         self.minval, self.maxval = float(minval), float(maxval)
 
     def _draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
-        """Return the draw."""
         return self._numbers(seed, position).uniform(self.minval, self.maxval, shape)
 
     def _get_config(self) -> dict[str, Any]:
@@ -46,49 +36,25 @@ class _Normal(RandomInitializer):
 
 
 class RandomNormal(_Normal):
-    """Normal.
-
-    Args:
-        mean: of the distribution.
-        stddev: its standard deviation, 0 or more.
-        seed: as `RandomInitializer`.
-
-    Raises:
-        ConfigError: the standard deviation is negative.
-    """
+    """Normal with this mean and standard deviation, 0 or above."""
 
     def _draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
-        """Return the draw."""
         return self.mean + self.stddev * self._numbers(seed, position).standard_normal(shape)
 
 
 class TruncatedNormal(_Normal):
-    """Normal, what is more than two standard deviations from the mean drawn again.
-
-    Args:
-        mean: of the distribution.
-        stddev: standard deviation before truncation, 0 or more.
-        seed: as `RandomInitializer`.
-
-    Raises:
-        ConfigError: the standard deviation is negative.
-    """
+    """Normal; values more than two standard deviations from the mean are redrawn. `stddev` is before truncation."""
 
     def _draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
-        """Return the draw."""
         return self.mean + self.stddev * truncated_normal(self._numbers(seed, position), shape)
 
 
 class Orthogonal(RandomInitializer):
-    """A matrix with orthonormal rows or columns, whichever are fewer, times a factor.
+    """A matrix with orthonormal rows or columns, whichever are fewer, times `gain`.
 
     The orthogonal factor of a normal matrix, with the signs that make it uniformly distributed.
     Source: A. Saxe, J. McClelland and S. Ganguli, "Exact solutions to the nonlinear dynamics of learning in deep linear
     neural networks", ICLR 2014.
-
-    Args:
-        gain: the factor.
-        seed: as `RandomInitializer`.
     """
 
     def __init__(self, gain: float = 1.0, seed: int | None = None) -> None:
@@ -96,11 +62,7 @@ class Orthogonal(RandomInitializer):
         self.gain = float(gain)
 
     def _draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
-        """Return the draw.
-
-        Raises:
-            ConfigError: the parameter has fewer than two dimensions.
-        """
+        """Return the draw; ConfigError if the parameter has fewer than two dimensions."""
         if len(shape) < 2:
             raise ConfigError(
                 "The tensor to initialize must be at least two-dimensional. "

@@ -12,13 +12,13 @@ _SCALINGS = (None, "density", "spectrum")
 
 
 class STFT(Initializer):
-    """Fourier's transform of windows of signals, the kernel (frame_length, channels, frequencies) of a convolution.
+    """The Fourier transform of windows of signals, the kernel (frame_length, channels, frequencies) of a convolution.
 
     Args:
         side: "real" or "imag".
         window: "hann", "hamming", weights, or None for ones, which are not scaled.
         scaling: "density" divides weights by the root of the sum of their squares, "spectrum" by their sum.
-        periodic: the window's weights are those of a period.
+        periodic: use a periodic window.
 
     Raises:
         ConfigError: an argument is unknown.
@@ -38,11 +38,7 @@ class STFT(Initializer):
         self.side, self.window, self.scaling, self.periodic = side, window, scaling, bool(periodic)
 
     def _draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
-        """Return the kernel.
-
-        Raises:
-            ConfigError: as many weights are not given as the window is long.
-        """
+        """Return the kernel; ConfigError unless there are as many weights as the window is long."""
         frame, _, frequencies = shape
         angles = 2 * math.pi * np.arange(frame)[:, None] * np.arange(frequencies) / max(2 * (frequencies - 1), 1)
         kernel = np.cos(angles) if self.side == "real" else -np.sin(angles)

@@ -1,4 +1,4 @@
-"""Initial values whose variance is set by the parameter's shape."""
+"""Initial values with a variance set by the parameter's shape."""
 
 import math
 from collections.abc import Sequence
@@ -22,12 +22,9 @@ class VarianceScaling(RandomInitializer):
         scale: above 0.
         mode: "fan_in", "fan_out" or "fan_avg".
         distribution: "truncated_normal" (or "normal"), "untruncated_normal" or "uniform".
-        seed: as `RandomInitializer`.
+        seed: see `RandomInitializer`.
         input_axes: whose lengths make up the fan-in; by default all axes but the last.
-        output_axes: whose lengths make up the fan-out; by default all but the one before the last.
-
-    Raises:
-        ConfigError: an argument is out of range.
+        output_axes: whose lengths make up the fan-out; by default all but the second to last.
     """
 
     def __init__(
@@ -52,7 +49,6 @@ class VarianceScaling(RandomInitializer):
         self.scale, self.mode, self.distribution = float(scale), mode, distribution
 
     def _draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
-        """Return the draw."""
         fan_in, fan_out = fans(shape, self.input_axes, self.output_axes)
         n = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[self.mode]
         deviation = math.sqrt(self.scale / max(1.0, n))
@@ -65,7 +61,7 @@ class VarianceScaling(RandomInitializer):
         return deviation / _TRUNCATED_DEVIATION * truncated_normal(numbers, shape)
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the arguments; of the named schemes, the seed and what Keras writes beside it."""
+        """Return the arguments; for named schemes, the seed and what Keras writes with it."""
         config: dict[str, Any] = {"seed": self.seed, "input_axes": self.input_axes, "output_axes": self.output_axes}
         if type(self) is VarianceScaling:
             config |= {"scale": self.scale, "mode": self.mode, "distribution": self.distribution}
@@ -97,7 +93,7 @@ class GlorotUniform(_Scheme):
 
 
 class GlorotNormal(_Scheme):
-    """Truncated normal of variance 2 / (fan_in + fan_out). Source: as `GlorotUniform`."""
+    """Truncated normal with variance 2 / (fan_in + fan_out). Source: see `GlorotUniform`."""
 
     _arguments = (1.0, "fan_avg", "truncated_normal")
 
@@ -112,7 +108,7 @@ class HeUniform(_Scheme):
 
 
 class HeNormal(_Scheme):
-    """Truncated normal of variance 2 / fan_in. Source: as `HeUniform`."""
+    """Truncated normal with variance 2 / fan_in. Source: see `HeUniform`."""
 
     _arguments = (2.0, "fan_in", "truncated_normal")
 
@@ -127,7 +123,7 @@ class LecunUniform(_Scheme):
 
 
 class LecunNormal(_Scheme):
-    """Truncated normal of variance 1 / fan_in. Source: as `LecunUniform`."""
+    """Truncated normal with variance 1 / fan_in. Source: see `LecunUniform`."""
 
     _arguments = (1.0, "fan_in", "truncated_normal")
 

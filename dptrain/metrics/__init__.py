@@ -1,7 +1,7 @@
 """Metrics: totals over samples and a value computed from them.
 
-A new metric is a class and a line in the table here; users' own are functions, or subclasses of `Metric` or `Mean`, and
-need no table.
+A new metric is a class and a line in the table here; users' metrics are functions, or subclasses of `Metric` or `Mean`,
+and need no table.
 """
 
 from collections.abc import Callable, Sequence
@@ -182,7 +182,7 @@ serialize, deserialize = _registry.serialize, _registry.deserialize
 
 
 def get(identifier: Any) -> MetricLike | None:
-    """Return the metric that a name, class or configuration means; a metric, a function or None is returned as it is.
+    """Return the metric for a name, class or configuration; a metric, a function or None unchanged.
 
     Raises:
         ConfigError: it is unknown, or an argument is out of range.
@@ -191,7 +191,7 @@ def get(identifier: Any) -> MetricLike | None:
 
 
 def as_metric(identifier: Any) -> Metric:
-    """Return the metric for `compile(metrics=[identifier])`; a function's is its mean, under its name."""
+    """Return the metric for `compile(metrics=[identifier])`; a function becomes its mean, under its name."""
     metric = _registry.get(identifier)
     if isinstance(metric, Metric):
         return metric
@@ -219,11 +219,11 @@ def resolve(
     *,
     defers: bool = False,
 ) -> tuple[dict[str, Metric], dict[str, Metric]]:
-    """Return the metrics of `compile(metrics=..., weighted_metrics=...)`, each under its key in Keras' logs, in order.
+    """Return the metrics of `compile(metrics=..., weighted_metrics=...)` by Keras' log keys, in order.
 
     "accuracy" and "acc" become `BinaryAccuracy` for a single output, else `SparseCategoricalAccuracy` for labels and
-    `CategoricalAccuracy` for values; "crossentropy" and "ce" likewise. Shapes are of one sample, () for a label; None
-    if unknown, then the loss tells whether targets are labels, or with `defers` each batch, see `ByTargets`.
+    `CategoricalAccuracy` for values; "crossentropy" and "ce" likewise. Shapes are of a sample, () for a label; if they
+    are unknown (None), the loss tells whether targets are labels, or with `defers` each batch, see `ByTargets`.
     """
     labels = None if loss is None else loss._takes_labels
     one_output = output_shape is not None and len(output_shape) > 0 and output_shape[-1] == 1

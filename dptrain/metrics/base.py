@@ -44,16 +44,16 @@ _IN_TURN = ("update_state", "result", "reset_state", "__call__")
 class Metric(Configurable):
     """A number about samples.
 
-    A metric of your own is a subclass with variables from `add_variable`, `update_state` and `result`; or, where it is
-    a mean over samples, just a function of y_true and y_pred.
+    Your own metric is a subclass with variables from `add_variable`, `update_state` and `result`; or, if it is a mean
+    over samples, just a function of y_true and y_pred. All metrics raise ConfigError for arguments out of range.
 
     Args:
         dtype: kept for Keras' configurations; totals are float64.
         name: its key in logs; by default the class's name in snake case.
 
     Attributes:
-        takes_labels: targets are integer labels (True) or values (False); None where nobody knows.
-        direction: "up" or "down" where the metric gets better; None where nobody knows.
+        takes_labels: targets are integer labels (True) or values (False); None if unknown.
+        direction: "up" or "down" where the metric gets better; None if unknown.
     """
 
     _takes_labels: bool | None = None
@@ -85,7 +85,7 @@ class Metric(Configurable):
             shape: its shape.
             initializer: its first value; `reset_state` sets zeros.
             dtype: by default float64.
-            aggregation: "sum" for a sum over samples, where each rank may keep a summand; else "none".
+            aggregation: "sum" for a sum over samples, of which each rank may keep a summand; else "none".
             name: for files and messages.
         """
         value = initializers.get("zeros" if initializer is None else initializer)(tuple(shape))
@@ -102,12 +102,12 @@ class Metric(Configurable):
         dtype: npt.DTypeLike | None = None,
         name: str | None = None,
     ) -> Variable:
-        """Return a new variable of the metric's state; as `add_variable`."""
+        """Return a new variable of the metric's state; see `add_variable`."""
         return self.add_variable(shape, initializer, dtype, name=name)
 
     @property
     def variables(self) -> list[Variable]:
-        """Its state, and that of metrics which are its attributes, also in lists, tuples and dictionaries."""
+        """Its state, and that of metrics in its attributes, also in lists, tuples and dictionaries."""
         variables = [*self._variables, *tree.attributes(self, Variable)]
         parts: list[Metric] = tree.attributes(self, Metric)  # type: ignore[type-abstract]
         return list(
@@ -131,13 +131,13 @@ class Metric(Configurable):
 
     @_in_turn
     def reset_state(self) -> None:
-        """Begin anew: all of the state is 0."""
+        """Set all of the state to 0."""
         for variable in self.variables:
             variable.assign(ops.zeros(variable.shape, variable.dtype))
 
     @_in_turn
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Add a batch, and return the value with it."""
+        """Add a batch, and return the new value."""
         self.update_state(*args, **kwargs)
         return self.result()
 
@@ -150,7 +150,7 @@ class Metric(Configurable):
 
 
 def samplewise(values: Any, sample_weight: Any = None) -> tuple[Tensor, Tensor | None]:
-    """Return a number for each sample, weighted where there are weights, and those weights.
+    """Return a number for each sample, weighted if there are weights, and these.
 
     `values` are (rows, ...), averaged for each sample, or a scalar; `sample_weight` has the first axes of that shape.
     """
@@ -168,12 +168,7 @@ def _mean_of_rows(values: Tensor) -> Tensor:
 
 
 class Sum(Metric):
-    """The sum of what it is given, weighted where there are weights.
-
-    Args:
-        name: its key in logs.
-        dtype: as `Metric`.
-    """
+    """The sum of values, weighted if there are weights."""
 
     def __init__(self, name: str | None = "sum", dtype: str | None = None) -> None:
         super().__init__(dtype, name)
@@ -192,14 +187,10 @@ class Sum(Metric):
 
 
 class Mean(Metric):
-    """The mean of what it is given, weighted where there are weights; 0 of nothing.
+    """The mean of values, weighted if there are weights; 0 of nothing.
 
-    In a `train_step` it is fed by hand: `self.penalty.update_state(values)` counts a number for each sample, and a
-    batch's loss, one number, with `sample_weight=rows` for that many samples.
-
-    Args:
-        name: its key in logs.
-        dtype: as `Metric`.
+    Feed it by hand in a `train_step`: `self.penalty.update_state(values)` counts a number for each sample, and a
+    batch's loss, a single number, with `sample_weight=rows` for that many samples.
     """
 
     def __init__(self, name: str | None = "mean", dtype: str | None = None) -> None:
@@ -208,12 +199,7 @@ class Mean(Metric):
         self.count = self.add_variable(name="count")
 
     def update_state(self, values: Any, sample_weight: Any = None) -> None:
-        """Add samples.
-
-        Args:
-            values: (rows, ...), averaged for each sample; or a single number.
-            sample_weight: (rows, ...), or a single number; None for ones.
-        """
+        """Add samples, (rows, ...), averaged for each, or a single number; `sample_weight` likewise, None for ones."""
         numbers, weights = samplewise(values, sample_weight)
         self.total.assign_add(ops.sum(numbers))
         self.count.assign_add((numbers.shape[0] if numbers.ndim else 1) if weights is None else ops.sum(weights))
@@ -224,12 +210,12 @@ class Mean(Metric):
 
 
 class MeanMetricWrapper(Mean):
-    """The mean over samples of what a function computes.
+    """The mean over samples of a function.
 
     Args:
         fn: of y_true and y_pred, returns numbers (rows, ...).
         name: its key in logs; by default the function's name.
-        dtype: as `Metric`.
+        dtype: see `Metric`.
         kwargs: further arguments of the function.
     """
 
@@ -242,13 +228,7 @@ class MeanMetricWrapper(Mean):
     def update_state(  # type: ignore[override]  # as Keras has it: what it adds is made of two
         self, y_true: Any, y_pred: Any, sample_weight: Any = None
     ) -> None:
-        """Add a batch.
-
-        Args:
-            y_true: targets.
-            y_pred: the model's outputs; where these have a mask, the rest does not count.
-            sample_weight: (rows, ...), or None.
-        """
+        """Add a batch; parts masked in the outputs do not count, `sample_weight` is (rows, ...) or None."""
         target, output = wide(y_true), wide(y_pred)
         if not self._takes_labels:
             target, output = same_rank(target, output)
@@ -259,12 +239,11 @@ class MeanMetricWrapper(Mean):
         super().update_state(values, sample_weight)
 
     def _get_config(self) -> dict[str, Any]:
-        """Return name, dtype, the function, and its further arguments."""
         return super()._get_config() | {"fn": getattr(self._fn, "__name__", repr(self._fn))} | self._fn_kwargs
 
 
 def positive(k: int, name: str = "k") -> int:
-    """Return k; refuse one that is no integer or below 1, under its `name`."""
+    """Check and return k, an integer from 1; `name` begins the error."""
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise ConfigError(f"{name} = {k!r}: expected an integer >= 1")
     return k

@@ -22,8 +22,8 @@ Cell = Literal["true_positives", "false_positives", "true_negatives", "false_neg
 class _Confusion(Metric):
     """Weighted counts of some of the four kinds, (thresholds,) each.
 
-    Outputs above a threshold are positive; `class_id` selects one output, `top_k` only lets the k highest of a sample
-    be positive.
+    Outputs above a threshold, or any of several in [0, 1] (None for 0.5), are positive; `class_id` selects an output,
+    `top_k` only lets the k highest of a sample be positive.
     """
 
     _takes_labels = False
@@ -84,22 +84,18 @@ class _Confusion(Metric):
 
     @property
     def true_positives(self) -> Variable:
-        """Their count, (thresholds,), of a metric that counts them."""
         return self._count_of("true_positives")
 
     @property
     def false_positives(self) -> Variable:
-        """Their count; as `true_positives`."""
         return self._count_of("false_positives")
 
     @property
     def true_negatives(self) -> Variable:
-        """Their count; as `true_positives`."""
         return self._count_of("true_negatives")
 
     @property
     def false_negatives(self) -> Variable:
-        """Their count; as `true_positives`."""
         return self._count_of("false_negatives")
 
     def _count_of(self, kind: Cell) -> Variable:
@@ -133,16 +129,7 @@ def _limits(thresholds: float | Sequence[float] | None, otherwise: float = 0.5) 
 
 
 class _Count(_Confusion):
-    """The count of one kind.
-
-    Args:
-        thresholds: outputs above are positive, in [0, 1], one or several; None for 0.5.
-        name: its key in logs.
-        dtype: as `Metric`.
-
-    Raises:
-        ConfigError: an argument is out of range.
-    """
+    """The count of one kind."""
 
     _kind: Cell
 
@@ -157,15 +144,12 @@ class _Count(_Confusion):
 
     @property
     def accumulator(self) -> Variable:
-        """The count, (thresholds,)."""
         return self._counts[type(self)._kind]
 
     def result(self) -> Tensor:
-        """Return the count, (thresholds,) for several."""
         return self._squeezed(self._counts[type(self)._kind] * 1.0)
 
     def _get_config(self) -> dict[str, Any]:
-        """Return name, dtype and thresholds."""
         return super()._get_config() | {"thresholds": self.init_thresholds}
 
 
@@ -221,19 +205,18 @@ class _Ratio(_Confusion):
         return self._squeezed(ops.divide_no_nan(right, right + other))
 
     def _get_config(self) -> dict[str, Any]:
-        """Return name, dtype, thresholds, top_k and class_id."""
         config = {"thresholds": self.init_thresholds, "top_k": self.top_k, "class_id": self.class_id}
         return super()._get_config() | config
 
 
 class Precision(_Ratio):
-    """True positives over all that were taken for positive."""
+    """True positives over all predicted positives."""
 
     _other: Cell = "false_positives"
 
 
 class Recall(_Ratio):
-    """True positives over all that are positive."""
+    """True positives over all positives."""
 
     _other: Cell = "false_negatives"
 
@@ -244,7 +227,7 @@ _SUMMATIONS = ("interpolation", "majoring", "minoring")
 
 
 def _one_of(kind: str, value: Any, words: Sequence[str]) -> str:
-    """Return one of Keras' words of AUC, which may be written in small letters or large ones."""
+    """Return one of Keras' words of AUC, in any case."""
     for word in words:
         if value in (word, word.lower(), word.capitalize()):
             return word
@@ -252,29 +235,25 @@ def _one_of(kind: str, value: Any, words: Sequence[str]) -> str:
 
 
 def _column(weights: Any, like: Tensor) -> Tensor:
-    """Return weights with as many axes as what they weigh."""
+    """Return weights with as many axes as the weighted values."""
     column = ops.cast(weights, like.dtype)
     return ops.reshape(column, (*column.shape, *(1,) * (like.ndim - column.ndim)))
 
 
 class AUC(_Confusion):
-    """The area under the ROC curve, or under that of precision and recall, by the trapezoidal rule over thresholds.
+    """The area under the ROC or the precision-recall curve, by the trapezoidal rule over thresholds.
 
     Args:
         num_thresholds: at least 2, evenly spaced in [0, 1].
-        thresholds: further ones than 0 and 1, instead of so many.
-        multi_label: average the areas of the labels, which are the columns of targets and outputs; by default all
-            numbers together are one label's.
-        num_labels: of `multi_label`, how many; by default as many as the first batch has.
+        thresholds: these beside 0 and 1, instead of even ones.
+        multi_label: average the areas of the labels, the columns of targets and outputs (rows, labels); by default all
+            numbers together are a single label's.
+        num_labels: for `multi_label`; by default as many as the first batch has.
         label_weights: (labels,) weights of the labels' areas in the mean, or without `multi_label` of the numbers.
         curve: "ROC", "PR" for precision and recall, or "PRGAIN" for their gains.
         summation_method: "interpolation"; "minoring" for the lower of two neighbours, "majoring" for the higher.
-        name: its key in logs.
-        dtype: as `Metric`.
+        name, dtype: see `Metric`.
         from_logits: outputs are logits.
-
-    Raises:
-        ConfigError: an argument is out of range, or batches of `multi_label` are not (rows, labels).
 
     Source: J. Davis and M. Goadrich, "The relationship between precision-recall and ROC curves", ICML 2006, for "PR";
     P. Flach and M. Kull, "Precision-recall-gain curves", NeurIPS 2015, for "PRGAIN".
@@ -325,7 +304,7 @@ class AUC(_Confusion):
         return limits
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Add a batch, as `Precision`."""
+        """Add a batch, like `Precision`."""
         y_pred = ops.sigmoid(y_pred) if self.from_logits else y_pred
         if self.multi_label:
             shape = ops.shape(y_pred)
@@ -342,7 +321,7 @@ class AUC(_Confusion):
         super().update_state(y_true, y_pred, sample_weight)
 
     def result(self) -> Tensor:
-        """Return the area, of several labels the mean."""
+        """Return the area, for several labels the mean."""
         if not self._counts:
             raise ConfigError(f"metric {self.name!r}: no result before the first batch")
         tp, tn, fp, fn = (self._counts[kind].value for kind in _CELLS)
@@ -388,7 +367,6 @@ class AUC(_Confusion):
         return ops.divide_no_nan(area, ops.maximum(tp[1:] + fn[1:], 0))
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the arguments."""
         config = {
             "num_thresholds": self.num_thresholds,
             "curve": self.curve,
@@ -404,7 +382,13 @@ class AUC(_Confusion):
 
 
 class _AtLeast(_Confusion):
-    """The best rate among thresholds where another rate is high enough; 0 if there is none."""
+    """The best rate among thresholds where another rate is high enough; 0 if there is none.
+
+    Args:
+        num_thresholds: evenly spaced in [0, 1]; 1 for 0.5 alone.
+        class_id: the only output that counts; None for all.
+        name, dtype: see `Metric`.
+    """
 
     _direction = "up"
     # The argument with the minimum, and the counts of the constrained and of the reported rate.
@@ -439,12 +423,10 @@ class _AtLeast(_Confusion):
         return ops.divide_no_nan(count, count + self._counts[other].value)
 
     def result(self) -> Tensor:
-        """Return the best rate."""
         enough = self._rate(*self._constraint) >= self.value
         return ops.max(ops.where(enough, self._rate(*self._best), 0.0))
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the arguments."""
         config = {"num_thresholds": self.num_thresholds, "class_id": self.class_id, self._least: self.value}
         return super()._get_config() | config
 
@@ -455,17 +437,9 @@ _PRECISION: tuple[Cell, Cell] = ("true_positives", "false_positives")
 
 
 class SensitivityAtSpecificity(_AtLeast):
-    """The best sensitivity (recall) at thresholds where the specificity is at least this.
+    """The best sensitivity (recall) at thresholds where the specificity is at least `specificity`, 0 to 1.
 
-    Args:
-        specificity: the least specificity, 0 to 1.
-        num_thresholds: evenly spaced in [0, 1]; 1 for 0.5 alone.
-        class_id: the output that is looked at, alone; None for all.
-        name: its key in logs.
-        dtype: as `Metric`.
-
-    Raises:
-        ConfigError: an argument is out of range.
+    The thresholds are `num_thresholds` even ones in [0, 1], 0.5 for 1; `class_id` selects an output, None all.
     """
 
     _least, _constraint, _best = "specificity", _SPECIFICITY, _SENSITIVITY
@@ -482,18 +456,7 @@ class SensitivityAtSpecificity(_AtLeast):
 
 
 class SpecificityAtSensitivity(_AtLeast):
-    """The best specificity at thresholds where the sensitivity (recall) is at least this.
-
-    Args:
-        sensitivity: the least sensitivity, 0 to 1.
-        num_thresholds: evenly spaced in [0, 1]; 1 for 0.5 alone.
-        class_id: the output that is looked at, alone; None for all.
-        name: its key in logs.
-        dtype: as `Metric`.
-
-    Raises:
-        ConfigError: an argument is out of range.
-    """
+    """The best specificity at thresholds with at least this sensitivity (recall); see `SensitivityAtSpecificity`."""
 
     _least, _constraint, _best = "sensitivity", _SENSITIVITY, _SPECIFICITY
 
@@ -509,18 +472,7 @@ class SpecificityAtSensitivity(_AtLeast):
 
 
 class PrecisionAtRecall(_AtLeast):
-    """The best precision at thresholds where the recall is at least this.
-
-    Args:
-        recall: the least recall, 0 to 1.
-        num_thresholds: evenly spaced in [0, 1]; 1 for 0.5 alone.
-        class_id: the output that is looked at, alone; None for all.
-        name: its key in logs.
-        dtype: as `Metric`.
-
-    Raises:
-        ConfigError: an argument is out of range.
-    """
+    """The best precision at thresholds with at least this recall; see `SensitivityAtSpecificity`."""
 
     _least, _constraint, _best = "recall", _SENSITIVITY, _PRECISION
 
@@ -536,18 +488,7 @@ class PrecisionAtRecall(_AtLeast):
 
 
 class RecallAtPrecision(_AtLeast):
-    """The best recall at thresholds where the precision is at least this.
-
-    Args:
-        precision: the least precision, 0 to 1.
-        num_thresholds: evenly spaced in [0, 1]; 1 for 0.5 alone.
-        class_id: the output that is looked at, alone; None for all.
-        name: its key in logs.
-        dtype: as `Metric`.
-
-    Raises:
-        ConfigError: an argument is out of range.
-    """
+    """The best recall at thresholds with at least this precision; see `SensitivityAtSpecificity`."""
 
     _least, _constraint, _best = "precision", _PRECISION, _SENSITIVITY
 

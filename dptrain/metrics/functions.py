@@ -20,7 +20,7 @@ def accuracy(y_true: Any, y_pred: Any) -> Tensor:
 
 
 def binary_accuracy(y_true: Any, y_pred: Any, threshold: float = 0.5) -> Tensor:
-    """Return whether each output is above the threshold just where the target is 1."""
+    """Return whether each output is above the threshold exactly where the target is 1."""
     target, output = pair(y_true, y_pred)
     return _as(ops.equal(target, ops.cast(output > threshold, target.dtype)), output)
 
@@ -39,18 +39,18 @@ def sparse_categorical_accuracy(y_true: Any, y_pred: Any) -> Tensor:
 
 
 def top_k_categorical_accuracy(y_true: Any, y_pred: Any, k: int = 5) -> Tensor:
-    """Return whether fewer than k outputs are above that where the highest target is."""
+    """Return whether fewer than k outputs are above the output at the highest target."""
     return sparse_top_k_categorical_accuracy(ops.argmax(y_true, -1), y_pred, k)
 
 
 def sparse_top_k_categorical_accuracy(y_true: Any, y_pred: Any, k: int = 5) -> Tensor:
-    """Return whether fewer than k outputs are above that at the label."""
+    """Return whether fewer than k outputs are above the output at the label."""
     labels, output = as_tensors([y_true, y_pred])
     return _as(ops.in_top_k(as_labels(labels, output), output, k), output)
 
 
 def pearson_correlation(y_true: Any, y_pred: Any, axis: int = -1) -> Tensor:
-    """Return the correlation of targets and outputs along an axis, -1 to 1; NaN where one of them is constant."""
+    """Return the correlation of targets and outputs along an axis, -1 to 1; NaN where either is constant."""
     target, output = pair(y_true, y_pred)
     target, output = (x - ops.mean(x, axis, keepdims=True) for x in (target, output))
     both = ops.mean(target * output, axis)
@@ -58,7 +58,7 @@ def pearson_correlation(y_true: Any, y_pred: Any, axis: int = -1) -> Tensor:
 
 
 def concordance_correlation(y_true: Any, y_pred: Any, axis: int = -1) -> Tensor:
-    """Return how near targets and outputs lie to the same line along an axis, -1 to 1; 1 only where they are equal.
+    """Return the concordance of targets and outputs along an axis, -1 to 1; 1 only where they are equal.
 
     Source: L. Lin, "A concordance correlation coefficient to evaluate reproducibility", Biometrics 45 (1989).
     """

@@ -16,13 +16,7 @@ from dptrain.registry.names import snake_case
 
 
 class BuiltIn(MeanMetricWrapper):
-    """A metric of Keras, computed by `function`, which its class names.
-
-    Args:
-        name: its key in logs; by default the class's in snake case.
-        dtype: as `Metric`.
-        kwargs: further arguments of the function.
-    """
+    """A metric of Keras, computed by `function`, which its class names."""
 
     _function: Callable[..., Any]
     _takes_labels = False
@@ -33,7 +27,6 @@ class BuiltIn(MeanMetricWrapper):
         )
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments as Keras' `get_config` names them."""
         return Mean._get_config(self) | self._fn_kwargs
 
 
@@ -47,7 +40,7 @@ class _Answers(BuiltIn):
 
 
 class Accuracy(_Answers):
-    """Mean over a sample's outputs of whether the output equals the target."""
+    """Fraction of outputs that equal the target."""
 
     _function = staticmethod(functions.accuracy)
 
@@ -66,7 +59,7 @@ class CategoricalAccuracy(_Answers):
 
 
 class BinaryAccuracy(BuiltIn):
-    """Mean over a sample's outputs of whether output > threshold just where the target is 1."""
+    """Fraction of outputs above the threshold exactly where the target is 1."""
 
     _function = staticmethod(functions.binary_accuracy)
     _direction = "up"
@@ -76,16 +69,7 @@ class BinaryAccuracy(BuiltIn):
 
 
 class TopKCategoricalAccuracy(BuiltIn):
-    """Fraction of samples that have fewer than k outputs above that where the highest target value is.
-
-    Args:
-        k: at least 1.
-        name: its key in logs.
-        dtype: as `Metric`.
-
-    Raises:
-        ConfigError: k is out of range.
-    """
+    """Fraction of samples with fewer than k outputs above the output at the highest target value; k is at least 1."""
 
     _function = staticmethod(functions.top_k_categorical_accuracy)
     _direction = "up"
@@ -95,16 +79,9 @@ class TopKCategoricalAccuracy(BuiltIn):
 
 
 class SparseTopKCategoricalAccuracy(BuiltIn):
-    """Fraction of samples that have fewer than k outputs above that at the label.
+    """Fraction of samples with fewer than k outputs above the output at the label; k is at least 1.
 
-    Args:
-        k: at least 1.
-        name: its key in logs.
-        dtype: as `Metric`.
-        from_sorted_ids: not supported.
-
-    Raises:
-        ConfigError: k is out of range, or from_sorted_ids is asked for.
+    `from_sorted_ids` is not supported.
     """
 
     _function = staticmethod(functions.sparse_top_k_categorical_accuracy)
@@ -124,7 +101,7 @@ class SparseTopKCategoricalAccuracy(BuiltIn):
 
 
 class _Distance(BuiltIn):
-    """How far outputs are from targets, without further arguments."""
+    """A distance of outputs from targets, without further arguments."""
 
     _direction = "down"
 
@@ -144,7 +121,7 @@ def _squares(y_true: Any, y_pred: Any) -> Tensor:
 
 
 class RootMeanSquaredError(_Distance):
-    """The root of the mean over all samples' outputs of (y_pred - y_true)^2; weights may be those of outputs."""
+    """The root of the mean over all samples' outputs of (y_pred - y_true)^2; weights may be per output."""
 
     _function = staticmethod(_squares)
 
@@ -205,7 +182,7 @@ class SquaredHinge(_Distance):
 
 
 class CategoricalHinge(_Distance):
-    """max(1 + the greatest output of a wrong class - that of the right class, 0); targets are one-hot."""
+    """max(1 + greatest output of a wrong class - that of the right class, 0); targets are one-hot."""
 
     _function = staticmethod(losses.categorical_hinge)
 
@@ -245,18 +222,7 @@ class ConcordanceCorrelation(BuiltIn):
 
 
 class SparseCategoricalCrossentropy(BuiltIn):
-    """-log of the probability at the label; see the loss of that name.
-
-    Args:
-        name: its key in logs.
-        dtype: as `Metric`.
-        from_logits: outputs are logits, else probabilities.
-        ignore_class: not supported.
-        axis: of classes.
-
-    Raises:
-        ConfigError: an argument is not supported.
-    """
+    """-log of the label's probability; see the loss of that name. `ignore_class` is not supported."""
 
     _function = staticmethod(losses.sparse_categorical_crossentropy)
     _direction = "down"
@@ -276,18 +242,7 @@ class SparseCategoricalCrossentropy(BuiltIn):
 
 
 class CategoricalCrossentropy(BuiltIn):
-    """-sum over classes of y_true log probability; see the loss of that name.
-
-    Args:
-        name: its key in logs.
-        dtype: as `Metric`.
-        from_logits: outputs are logits, else probabilities.
-        label_smoothing: the part of a target that is spread over all classes.
-        axis: of classes.
-
-    Raises:
-        ConfigError: an argument is not supported.
-    """
+    """-sum over classes of y_true log probability; see the loss of that name."""
 
     _function = staticmethod(losses.categorical_crossentropy)
     _direction = "down"
@@ -305,14 +260,7 @@ class CategoricalCrossentropy(BuiltIn):
 
 
 class BinaryCrossentropy(BuiltIn):
-    """Mean over a sample's outputs of -y_true log p - (1 - y_true) log(1 - p); see the loss of that name.
-
-    Args:
-        name: its key in logs.
-        dtype: as `Metric`.
-        from_logits: outputs are logits, else probabilities.
-        label_smoothing: the part of a target that becomes 1/2.
-    """
+    """Mean over a sample's outputs of -y_true log p - (1 - y_true) log(1 - p); see the loss of that name."""
 
     _function = staticmethod(losses.binary_crossentropy)
     _direction = "down"
@@ -328,9 +276,9 @@ class BinaryCrossentropy(BuiltIn):
 
 
 class ByTargets(Mean):
-    """A metric that chooses its kind from the shapes of each batch, as Keras does for "accuracy".
+    """A metric that chooses its kind from the shapes of each batch, like Keras for "accuracy".
 
-    `kinds`: for one output, for labels, for values such as one-hot vectors.
+    `kinds`: for a single output, for labels, for values such as one-hot vectors.
     """
 
     def __init__(self, kinds: Sequence[type[BuiltIn]], name: str) -> None:
@@ -341,7 +289,7 @@ class ByTargets(Mean):
     def update_state(  # type: ignore[override]  # as Keras has it: what it adds is made of two
         self, y_true: Any, y_pred: Any, sample_weight: Any = None
     ) -> None:
-        """Add a batch; as `MeanMetricWrapper`."""
+        """Add a batch; see `MeanMetricWrapper`."""
         target, output = wide(y_true), wide(y_pred)
         of_one = output.ndim < 2 or is_one(output.shape[-1])
         of_labels = target.ndim < output.ndim or is_one(target.shape[-1])

@@ -15,22 +15,18 @@ from dptrain.program.tensor import Tensor
 
 
 class IoU(Metric):
-    """Mean over classes of |both| / |either|, of the samples that have a class and those that are taken for it.
+    """Mean over classes of |both| / |either|, of the samples that have a class and those predicted to have it.
 
     Classes that occur neither in targets nor in outputs do not count.
 
     Args:
-        num_classes: how many there are.
-        target_class_ids: those of the mean.
-        name: its key in logs.
-        dtype: as `Metric`.
+        num_classes: number of classes.
+        target_class_ids: the classes to average over.
+        name, dtype: see `Metric`.
         ignore_class: samples of this class do not count.
         sparse_y_true: targets are integer labels, else one-hot.
         sparse_y_pred: outputs are integer labels, else numbers for each class; the greatest counts.
-        axis: of the classes, where they are no labels.
-
-    Raises:
-        ConfigError: a class is out of range.
+        axis: of the classes, unless labels.
     """
 
     _direction = "up"
@@ -62,7 +58,7 @@ class IoU(Metric):
         self.total_cm = self.add_variable((self.num_classes, self.num_classes), name="total_confusion_matrix")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Add a batch: targets and outputs of one number of elements, and weights of the targets' shape, or None."""
+        """Add a batch: targets and as many outputs, and weights of the targets' shape, or None."""
         true, shape = self._labels(y_true, self.sparse_y_true)
         predicted, _ = self._labels(y_pred, self.sparse_y_pred)
         inside = ops.logical_and(self._is_class(true), self._is_class(predicted))
@@ -98,19 +94,11 @@ class IoU(Metric):
         return mean
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments as Keras' `get_config` names them."""
         return super()._get_config() | {name: getattr(self, name) for name in self._arguments}
 
 
 class BinaryIoU(IoU):
-    """`IoU` of classes 0 and 1, the latter where an output is at the threshold or above.
-
-    Args:
-        target_class_ids: those of the mean.
-        threshold: from which an output is class 1.
-        name: its key in logs.
-        dtype: as `Metric`.
-    """
+    """`IoU` of classes 0 and 1, the latter where an output is at least `threshold`."""
 
     _arguments: tuple[str, ...] = ("target_class_ids", "threshold")
 
@@ -125,22 +113,12 @@ class BinaryIoU(IoU):
         self.threshold = threshold
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Add a batch, as `IoU.update_state`."""
+        """Add a batch; see `IoU.update_state`."""
         super().update_state(y_true, ops.cast(wide(y_pred) >= self.threshold, "int32"), sample_weight)
 
 
 class MeanIoU(IoU):
-    """`IoU` of all classes.
-
-    Args:
-        num_classes: as of `IoU`, and so all that follows.
-        name: its key in logs.
-        dtype: as `Metric`.
-        ignore_class: samples of this class do not count.
-        sparse_y_true: targets are integer labels, else one-hot.
-        sparse_y_pred: outputs are integer labels, else numbers for each class.
-        axis: of the classes, where they are no labels.
-    """
+    """`IoU` of all classes."""
 
     _arguments: tuple[str, ...] = ("num_classes", "ignore_class", "sparse_y_true", "sparse_y_pred", "axis")
 
@@ -159,17 +137,7 @@ class MeanIoU(IoU):
 
 
 class OneHotIoU(IoU):
-    """`IoU` of one-hot targets.
-
-    Args:
-        num_classes: as of `IoU`, and so all that follows.
-        target_class_ids: those of the mean.
-        name: its key in logs.
-        dtype: as `Metric`.
-        ignore_class: samples of this class do not count.
-        sparse_y_pred: outputs are integer labels, else numbers for each class.
-        axis: of the classes.
-    """
+    """`IoU` of one-hot targets."""
 
     _arguments: tuple[str, ...] = ("num_classes", "target_class_ids", "ignore_class", "sparse_y_pred", "axis")
 
@@ -187,16 +155,7 @@ class OneHotIoU(IoU):
 
 
 class OneHotMeanIoU(MeanIoU):
-    """`IoU` of all classes, of one-hot targets.
-
-    Args:
-        num_classes: as of `IoU`, and so all that follows.
-        name: its key in logs.
-        dtype: as `Metric`.
-        ignore_class: samples of this class do not count.
-        sparse_y_pred: outputs are integer labels, else numbers for each class.
-        axis: of the classes.
-    """
+    """`IoU` of all classes, with one-hot targets."""
 
     _arguments: tuple[str, ...] = ("num_classes", "ignore_class", "sparse_y_pred", "axis")
 

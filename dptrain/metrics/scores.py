@@ -16,7 +16,7 @@ from dptrain.program.tensor import Tensor, Variable
 
 
 class _OfColumns(Metric):
-    """A metric with totals for each output, whose number the first batch tells."""
+    """A metric with totals for each output; the first batch tells how many there are."""
 
     _direction = "up"
     _takes_labels = False
@@ -53,18 +53,14 @@ def _each(weights: Any, values: Tensor) -> Tensor:
 
 
 class FBetaScore(_OfColumns):
-    """(1 + beta^2) precision recall / (beta^2 precision + recall), of each class or in the mean.
+    """(1 + beta^2) precision recall / (beta^2 precision + recall), of each class or averaged.
 
     Args:
         average: None for each class's score, "micro" for that of all together, "macro" for the mean, "weighted" for the
-            mean weighted by how often each class occurs.
-        beta: how many times as much recall counts.
-        threshold: outputs above it are taken for 1, above 0 to 1; None for the greatest of a sample alone.
-        name: its key in logs.
-        dtype: as `Metric`.
-
-    Raises:
-        ConfigError: an argument is out of range or unknown.
+            mean weighted by the frequency of classes.
+        beta: weight of recall relative to precision.
+        threshold: outputs above it count as 1, above 0 to 1; None for only the greatest of a sample.
+        name, dtype: see `Metric`.
     """
 
     _totals = ("true_positives", "false_positives", "false_negatives", "intermediate_weights")
@@ -119,22 +115,11 @@ class FBetaScore(_OfColumns):
         return score if self.average is None else ops.mean(score)
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments as Keras' `get_config` names them."""
         return super()._get_config() | {"average": self.average, "beta": self.beta, "threshold": self.threshold}
 
 
 class F1Score(FBetaScore):
-    """2 precision recall / (precision + recall): `FBetaScore` with beta 1.
-
-    Args:
-        average: as of `FBetaScore`.
-        threshold: as of `FBetaScore`.
-        name: its key in logs.
-        dtype: as `Metric`.
-
-    Raises:
-        ConfigError: an argument is out of range or unknown.
-    """
+    """2 precision recall / (precision + recall): `FBetaScore` with beta 1."""
 
     def __init__(
         self,
@@ -146,21 +131,16 @@ class F1Score(FBetaScore):
         super().__init__(average, 1.0, threshold, name, dtype)
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments as Keras' `get_config` names them."""
         return {key: value for key, value in super()._get_config().items() if key != "beta"}
 
 
 class R2Score(_OfColumns):
-    """1 - sum of (y_true - y_pred)^2 / sum of (y_true - mean)^2: how much of the variance a regression explains.
+    """1 - sum of (y_true - y_pred)^2 / sum of (y_true - mean)^2: the fraction of variance that a regression explains.
 
     Args:
         class_aggregation: "uniform_average" over outputs, "variance_weighted_average", or None for each output's.
-        num_regressors: of the adjusted score, how many inputs there are; 0 for the score itself.
-        name: its key in logs.
-        dtype: as `Metric`.
-
-    Raises:
-        ConfigError: an argument is out of range or unknown.
+        num_regressors: number of inputs for the adjusted score; 0 for the plain score.
+        name, dtype: see `Metric`.
     """
 
     _totals = ("squared_sum", "sum", "residual", "count")
@@ -215,6 +195,5 @@ class R2Score(_OfColumns):
         return ops.where(rest > 0, adjusted, score)  # where there are too few samples, the score itself
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments as Keras' `get_config` names them."""
         config = {"class_aggregation": self.class_aggregation, "num_regressors": self.num_regressors}
         return super()._get_config() | config

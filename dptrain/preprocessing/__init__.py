@@ -1,4 +1,4 @@
-"""Keras 2's module of array helpers for pictures and sequences; the functions are those of `dptrain.utils`."""
+"""Keras 2's module of array helpers for images and sequences; the functions are those of `dptrain.utils`."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Pictures as arrays."""
+"""Images as arrays."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,19 +18,10 @@ if not TYPE_CHECKING:  # for which any name would do
 def smart_resize(
     x: Any, size: Sequence[int], interpolation: str = "bilinear", data_format: str = "channels_last"
 ) -> Any:
-    """Return images of another size, cut to its aspect ratio in the middle: `ops.image.resize`.
+    """Resize images, cropped in the middle to the new aspect ratio: an array for an array, else a tensor.
 
-    Args:
-        x: an array or a tensor (height, width, channels) or (rows, height, width, channels); or with channels first.
-        size: (height, width).
-        interpolation: as `ops.image.resize`.
-        data_format: "channels_last" or "channels_first".
-
-    Returns:
-        An array of an array, else a tensor.
-
-    Raises:
-        ConfigError: an argument is unknown or out of range.
+    Images are (height, width, channels) or (rows, height, width, channels), or "channels_first"; `size` is (height,
+    width), for `interpolation` see `ops.image.resize`. Unknown arguments raise ConfigError.
     """
     resized = resize(x, size, interpolation, crop_to_aspect_ratio=True, data_format=data_format)
     return resized.numpy() if isinstance(x, np.ndarray) else resized
