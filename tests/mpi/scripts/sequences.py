@@ -1,6 +1,8 @@
-"""Trains recurrent models, of masked sequences or with states that batches leave to others.
+"""Trains recurrent models and attention, of masked sequences or with states that batches leave to others.
 
-Arguments: out.npz CASE FOLDER. "stopped" ends in the middle of the second epoch, "resumed" goes on from its checkpoint.
+Arguments: out.npz CASE FOLDER. "attention" may have an ending: "attention sharded" has its weights and slots in parts,
+"attention by heads" has a LayoutMap that divides heads and units among all ranks. "stopped" ends in the middle of the
+second epoch, "resumed" goes on from its checkpoint.
 Rank 0 saves weights, states, logs.
 """
 
@@ -9,7 +11,7 @@ import sys
 import numpy as np
 
 import dptrain as dp
-from dptrain import layers
+from dptrain import distribution, layers
 from dptrain.callbacks import BackupAndRestore, Callback
 from dptrain.comm import current
 
@@ -34,6 +36,35 @@ def labelled():
     return model, ids, rng.integers(0, 3, (29, 4)), "sparse_categorical_crossentropy", ["accuracy"]
 
 
+def attention():
+    """A causal transformer of masked ids, whose steps attend to others of the same sample."""
+    ids = dp.Input((None,), dtype="int32")
+    h = L.Embedding(9, 8, mask_zero=True, name="embedding")(ids)
+    for number in range(2):
+        attended = L.MultiHeadAttention(4, 2, dropout=0.1, name=f"attention_{number}")(h, h, use_causal_mask=True)
+        h = L.LayerNormalization()(L.Add()([h, attended]))
+        units = L.Dense(12, "gelu", name=f"up_{number}")(h)
+        h = L.LayerNormalization()(L.Add()([h, L.Dense(8, name=f"down_{number}")(units)]))
+    x = rng.integers(1, 9, (23, 6)) * (np.arange(6) < rng.integers(1, 7, (23, 1)))
+    labels = rng.integers(0, 3, (23, 6))
+    model = dp.Model(ids, L.Dense(3, "softmax")(h), seed=1)
+    return model, x, labels, "sparse_categorical_crossentropy", ["accuracy"]
+
+
+def by_heads():
+    """Return layouts of heads, units and rows of a table, over all ranks: 3 ranks have 2, 1 and 1 of the 4 heads."""
+    mesh = distribution.DeviceMesh((1, comm.size), ["batch", "model"])
+    layouts = distribution.LayoutMap(mesh)
+    layouts[".*/(query|key|value)/kernel"] = (None, "model", None)
+    layouts[".*/(query|key|value)/bias"] = ("model", None)
+    layouts[".*/attention_output/kernel"] = ("model", None, None)
+    layouts[".*up_./kernel"] = (None, "model")
+    layouts[".*up_./bias"] = ("model",)
+    layouts[".*down_./kernel"] = ("model", None)
+    layouts[".*embedding/embeddings"] = ("model", None)
+    return distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch")
+
+
 def stateful():
     """Batches go on where those before have ended."""
     model = dp.Sequential([dp.Input(batch_shape=(5, 3, 2)), L.LSTM(4, stateful=True), L.Dense(1)], seed=1)
@@ -49,13 +80,18 @@ class Stops(Callback):
             raise RuntimeError("stopped")
 
 
-model, x, y, loss, metrics = (labelled if case == "labelled" else stateful)()
+case, _, form = case.partition(" ")
+if form == "by heads":
+    distribution.set_distribution(by_heads())
+model, x, y, loss, metrics = {"labelled": labelled, "attention": attention}.get(case, stateful)()
+in_order = case in ("stateful", "stopped", "resumed")
 
 
 def fit(*callbacks):
     """Train for three epochs."""
-    model.compile(dp.optimizers.Adam(0.02), loss, metrics=metrics, dtype="float64")
-    options = {"batch_size": 5, "epochs": 3, "shuffle": case == "labelled", "verbose": 0}
+    options = {"shard_weights": True} if form == "sharded" else {}
+    model.compile(dp.optimizers.Adam(0.02), loss, metrics=metrics, dtype="float64", **options)
+    options = {"batch_size": 5, "epochs": 3, "shuffle": not in_order, "verbose": 0}
     return model.fit(x, y, callbacks=list(callbacks), **options).history
 
 
@@ -66,7 +102,8 @@ else:
 scores = model.evaluate(x, y, batch_size=5, verbose=0)
 logs = [*np.transpose([history[key] for key in sorted(history)]).tolist()]
 assert all(results == [logs, scores] for results in comm.allgather([logs, scores]))
-states = [] if case == "labelled" else [state.numpy() for state in model.layers[0].states]
+weights = model.get_weights()
+states = [] if not in_order else [state.numpy() for state in model.layers[0].states]
 if comm.rank == 0:
-    params = np.concatenate([weight.reshape(-1) for weight in [*model.get_weights(), *states]])
+    params = np.concatenate([weight.reshape(-1) for weight in [*weights, *states]])
     np.savez(out, params=params, logs=logs, scores=scores)

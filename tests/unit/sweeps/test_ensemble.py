@@ -79,6 +79,37 @@ def test_members_have_the_bits_of_models_alone(monkeypatch, compiled):
     require_same(ensemble.members, expected)
 
 
+def attentive(layers):
+    """Return a layer with dropout of its own that attends to the steps of a sequence."""
+    attention = layers.MultiHeadAttention(2, 2, dropout=0.1)
+    return lambda steps: attention(steps, steps, use_causal_mask=True)
+
+
+@pytest.mark.skipif(not compiler(), reason="c++")
+@pytest.mark.parametrize(
+    "layer_of",
+    [attentive, lambda layers: layers.Bidirectional(layers.GRU(3, return_sequences=True, recurrent_dropout=0.1))],
+    ids=["attention", "recurrent"],
+)
+def test_members_of_masked_sequences_have_the_bits_of_members_alone(monkeypatch, layer_of):
+    monkeypatch.setenv("DPTRAIN_JIT_COMPILE", "1")
+    monkeypatch.setattr(devices, "limit_threads", lambda local_size: 2)
+    ids = RNG.integers(1, 9, (23, 6)) * (np.arange(6) < RNG.integers(1, 7, (23, 1)))
+    labels = RNG.integers(0, 3, (23, 6))
+
+    def sequences():
+        x = dp.Input((None,), dtype="int32")
+        steps = layer_of(dp.layers)(dp.layers.Embedding(9, 4, mask_zero=True)(x))
+        model = dp.Model(x, dp.layers.Dense(3, "softmax")(steps))
+        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    together, *each_alone = [dp.Ensemble(sequences, seeds=seeds) for seeds in ([0, 1, 2], [0], [1], [2])]
+    for ensemble in (together, *each_alone):
+        ensemble.fit(ids, labels, batch_size=7, epochs=2, verbose=0)
+    require_same(together.members, [ensemble.members[0] for ensemble in each_alone])
+
+
 def test_predictions_are_those_of_the_members(trained):
     predictions = trained.predict(X[:9], verbose=0)
     member_predictions = [member.predict(X[:9], verbose=0) for member in trained.members]
