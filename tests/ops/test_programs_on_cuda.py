@@ -1,7 +1,5 @@
 """Whole programs on the CUDA backend: state, fusion, launches, and random ones, against NumPy."""
 
-import os
-
 import numpy as np
 import pytest
 
@@ -15,8 +13,6 @@ from dptrain.program.program import trace
 from dptrain.program.tensor import Variable
 
 B, F = 6, 5
-# Random programs; more of them by DPTRAIN_PROGRAMS.
-SEEDS = int(os.environ.get("DPTRAIN_PROGRAMS", "6"))
 
 
 def both(cuda_backend, program, values, steps=1, rows=None, first_row=0):
@@ -42,85 +38,6 @@ def check(actual, expected, tolerance=1e-5):
 def check_state(state, tolerance=1e-5):
     for variable, value in state.items():
         np.testing.assert_allclose(variable.numpy(), value, rtol=tolerance, atol=tolerance, err_msg=variable.path)
-
-
-class Wild:
-    """Draws a random step: ops on what there is already, on batches, matrices, vectors and numbers."""
-
-    def __init__(self, seed, length):
-        self.rng, self.length = np.random.default_rng(seed), length
-        rng = self.rng
-        shapes = [(F,), (F, F), (), (1, F)]
-        self.state = [
-            Variable(rng.normal(size=shapes[n % 4]).astype(np.float32), f"w{n}", trainable=False) for n in range(8)
-        ]
-
-    def pick(self, pool, *ranks):
-        fitting = [tensor for tensor in pool if not ranks or tensor.ndim in ranks]
-        return fitting[self.rng.integers(len(fitting))]
-
-    def tame(self, x):
-        """Keep numbers small, whatever comes."""
-        return ops.tanh(x) if self.rng.random() < 0.5 else x / (1 + ops.absolute(x))
-
-    def draw(self, pool):
-        rng, kind = self.rng, self.rng.integers(13)
-        x = self.pick(pool)
-        if kind <= 2:
-            y = self.pick(pool)
-            shapes = [shape for shape in (x.shape, y.shape) if len(shape)]
-            if len(shapes) == 2 and any(
-                a != b and 1 not in (a, b) for a, b in zip(x.shape[::-1], y.shape[::-1], strict=False)
-            ):
-                y = ops.sum(y)
-            return [x + y, x * y, ops.maximum(x, y), ops.where(x > y, x, y), x - y][rng.integers(5)]
-        if kind == 3:
-            return [ops.exp(-ops.absolute(x)), ops.relu(x), ops.sqrt(1 + x * x), ops.sigmoid(x)][rng.integers(4)]
-        if kind <= 6 and x.ndim:
-            axes = [axis for axis in range(x.ndim) if rng.random() < 0.5] or [int(rng.integers(x.ndim))]
-            reduce = ops.sum if rng.random() < 0.7 else ops.max
-            return reduce(x, tuple(axes), keepdims=bool(rng.random() < 0.5))
-        if kind == 7 and x.ndim:
-            return ops.softmax(x, axis=int(rng.integers(x.ndim)))
-        if kind == 8 and x.ndim == 2:
-            weights = self.pick(pool, 2)
-            if weights.shape[0] == x.shape[1] and not isinstance(weights.shape[0], Dim):
-                return x @ weights
-            return ops.transpose(x) @ x if rng.random() < 0.5 else ops.transpose(x)
-        if kind == 9 and x.ndim:
-            return ops.concatenate([x, 2 * x], -1)[..., : x.shape[-1]] if x.ndim > 1 else x
-        if kind == 10 and x.ndim == 2:
-            return ops.cast(ops.argmax(x, -1), "float32")
-        if kind == 11 and x.ndim:
-            return ops.reshape(x, (1, *x.shape)) if rng.random() < 0.5 and x.ndim < 3 else ops.expand_dims(x, -1)
-        if kind == 12 and x.ndim == 2 and x.shape[-1] > 1:
-            return x[:, 1:3]
-        return ops.cast(ops.cast(x, "float64") * 0.5, "float32")
-
-    def step(self, x, y, labels):
-        pool = [x, y, ops.one_hot(labels, F), *(variable.value for variable in self.state)]
-        for _ in range(self.length):
-            tensor = self.draw(pool)
-            if tensor.ndim <= 3 and int(np.prod(tensor.shape)) <= 400:
-                pool.append(self.tame(tensor))
-        for variable in self.state:
-            fitting = [tensor for tensor in pool if tensor.shape == variable.shape and tensor.dtype == variable.dtype]
-            variable.assign(self.tame(fitting[self.rng.integers(len(fitting))] + 0.5))
-        chosen = self.rng.permutation(len(pool))[:8]
-        return {f"out{n}": pool[n] for n in chosen}
-
-
-@pytest.mark.parametrize("seed", range(SEEDS))
-def test_random_programs(cuda_backend, seed):
-    wild = Wild(seed, 40)
-    specs = {"x": ((Dim.rows(B), F), "float32"), "y": ((F, F), "float32"), "labels": ((Dim.rows(B),), "int64")}
-    program = trace(wild.step, specs)
-    rng = np.random.default_rng(seed)
-    values = {"x": rng.normal(size=(B, F)).astype(np.float32), "y": rng.normal(size=(F, F)).astype(np.float32)}
-    values["labels"] = rng.integers(0, F, B)
-    _, actual, expected, state = both(cuda_backend, program, values, steps=3)
-    check(actual, expected, 1e-4)
-    check_state(state, 1e-4)
 
 
 def mlp(rng, inputs=20, hidden=16, classes=4, rows=B, stored=50, compute="float32"):
@@ -197,34 +114,6 @@ def test_source_is_the_same_for_any_number_of_rows(cuda_backend):
     assert four_rows.source in sources
 
 
-def test_new_values_replace_old_ones_that_are_still_read(cuda_backend):
-    rng = np.random.default_rng(0)
-    names = ("a", "b", "transposed", "shifted", "number", "kept", "early")
-    shapes = ((4, 4), (4, 4), (4, 4), (6,), (), (3,), (5,))
-    a, b, transposed, shifted, number, kept, early = (
-        Variable(rng.normal(size=shape).astype(np.float32), name, trainable=False)
-        for name, shape in zip(names, shapes, strict=True)
-    )
-
-    def step(x):
-        old, unshifted, read_late = kept.value, shifted.value, early.value
-        first, second = a.value, b.value
-        a.assign(second)
-        b.assign(first)
-        transposed.assign(ops.transpose(transposed.value) * 0.9 + transposed.value @ transposed.value * 0.1)
-        shifted.assign(ops.concatenate([unshifted[1:], unshifted[:1]], -1))
-        number.assign(number.value * 0.5 + ops.sum(x) * ops.sum(unshifted * number.value))
-        kept.assign(old + number.value)
-        early.assign(read_late * 0.5)
-        late = read_late * ops.sum(x @ ops.transpose(x))
-        return {"old": old, "new": kept.value, "a": first, "sum": ops.sum(first * second) + number.value, "late": late}
-
-    program = trace(step, {"x": ((Dim.rows(B), 3), "float32")})
-    _, actual, expected, state = both(cuda_backend, program, {"x": rng.normal(size=(B, 3)).astype(np.float32)}, 3)
-    check(actual, expected)
-    check_state(state)
-
-
 def test_state_is_read_and_written_through_its_variable(cuda_backend):
     total = Variable(np.zeros(3, np.float32), "total", trainable=False)
 
@@ -296,38 +185,6 @@ def test_products_on_tensor_cores(cuda_backend, length, monkeypatch):
     check_products(cuda_backend, length, 2e-3)
 
 
-def test_maps_of_any_length(cuda_backend):
-    """A thread takes four elements: of one to eight bytes, in sums and without, up to the end and no further."""
-    total = Variable(np.zeros((), np.float32), "total", trainable=False)
-
-    def step(x, wide):
-        total.assign_add(ops.sum(x))
-        positive, half = x > 0, ops.cast(x, "bfloat16")
-        return {
-            "float32": x * 2 + ops.cast(wide, "float32"),
-            "int64": wide + 1,
-            "bool": positive,
-            "bfloat16": half * half,
-            "int8": ops.cast(x, "int8"),
-            "shifted": ops.concatenate([x[:, 1:], x[:, :1]], 1) + x,
-            "sum": ops.sum(x * x),
-            "greatest": ops.max(x),
-            "least of the integers": ops.min(wide),
-            "count": ops.sum(ops.cast(positive, "int64")),
-        }
-
-    specs = {"x": ((Dim.rows(700), 3), "float32"), "wide": ((Dim.rows(700), 3), "int64")}
-    program, rng = trace(step, specs), np.random.default_rng(0)
-    for rows in (1, 2, 3, 4, 5, 341, 342, 683):
-        x = rng.integers(1, 9, (rows, 3)).astype(np.float32) * rng.choice([-1, 1], (rows, 3))
-        values = {"x": x.astype(np.float32), "wide": rng.integers(5, 99, (rows, 3))}
-        total.assign(1)
-        _, actual, expected, state = both(cuda_backend, program, values, rows=rows)
-        for name, value in expected.items():
-            np.testing.assert_array_equal(actual[name], value, err_msg=f"{name}, {rows} rows")
-        check_state(state)
-
-
 def check_products(cuda_backend, length, tolerance):
     """Compare the corners of products with an uneven number of terms, of factors that TF32 would cut off unevenly."""
     rng, terms = np.random.default_rng(0), 69
@@ -347,53 +204,6 @@ def check_products(cuda_backend, length, tolerance):
         assert abs(np.mean(actual[name] / exact - 1)) < tolerance / 20
 
 
-def test_not_a_number_stays_one(cuda_backend):
-    x = np.array([[1, np.nan, 3, np.nan], [np.nan, 1, 2, 0], [2, 1, 0, -1], [-np.inf] * 4], np.float32)
-
-    def step(x):
-        return {
-            "best": ops.argmax(x, -1),
-            "of the rows": ops.max(x, -1),
-            "of the columns": ops.max(x, 0),
-            "of all": ops.max(x),
-            "relu": ops.relu(x),
-            "greater": ops.maximum(x, 1.5),
-            "lesser": ops.minimum(1.5, x),
-            "sum": ops.sum(x, 0),
-        }
-
-    program = trace(step, {"x": ((Dim.rows(4), 4), "float32")})
-    _, actual, expected, _ = both(cuda_backend, program, {"x": x})
-    for name, value in expected.items():
-        np.testing.assert_array_equal(actual[name], value, err_msg=name)
-
-
-def test_rows_that_are_taken_from_the_end(cuda_backend):
-    table, places = np.arange(12, dtype=np.float32).reshape(4, 3), np.array([-1, 0, 3, -4])
-
-    def step(table, places):
-        return {"taken": take_rows(table, places), "columns": ops.take(table, [-1, 1], 1)}
-
-    program = trace(step, {"table": ((4, 3), "float32"), "places": ((4,), "int64")})
-    _, actual, expected, _ = both(cuda_backend, program, {"table": table, "places": places})
-    check(actual, expected)
-
-
-def test_a_number_that_a_row_replaces_is_read_by_all_its_lanes_before(cuda_backend):
-    last = Variable(np.arange(B, dtype=np.float32), "last", trainable=False)
-
-    def step(x):
-        shifted = x + ops.reshape(last.value, (B, 1))
-        last.assign(ops.sum(shifted * shifted, -1))
-        return {"shifted": ops.softmax(shifted)}
-
-    program = trace(step, {"x": ((B, 40), "float32")})
-    x = np.random.default_rng(0).random((B, 40)).astype(np.float32) / 100
-    _, actual, expected, state = both(cuda_backend, program, {"x": x}, 2)
-    check(actual, expected, 1e-4)
-    check_state(state, 1e-4)
-
-
 def test_random_numbers_are_those_of_the_global_row(cuda_backend):
     seeds = SeedGenerator(5, "seeds")
 
@@ -409,20 +219,6 @@ def test_random_numbers_are_those_of_the_global_row(cuda_backend):
     executable.run()
     for name, value in all_rows.items():
         np.testing.assert_array_equal(executable.outputs[name], value[2:5], err_msg=name)
-
-
-def test_rows_of_a_batch_as_channels(cuda_backend):
-    def step(x):
-        images = ops.transpose(x, (1, 2, 3, 0))
-        return {"pooled": ops.max_pool(images, 2), "conv": ops.conv(images, ops.ones((2, 2, x.shape[0], 3)))}
-
-    x = np.random.default_rng(1).integers(-4, 5, (5, 2, 4, 6)).astype(np.float32)
-    program = trace(step, {"x": ((Dim.rows(5), 2, 4, 6), "float32")})
-    expected, _ = evaluate(program, {"x": x[:3]}, rows=3)
-    executable = cuda_backend.executable(program, {"x": x[:3]}, rows=3)
-    executable.run()
-    for name, value in expected.items():
-        np.testing.assert_array_equal(executable.outputs[name], value)
 
 
 def test_what_is_wrong_is_said(cuda_backend):

@@ -9,6 +9,7 @@
 - `interpreted.py`: executes kernels in their planned memory by NumPy, without a compiler.
 - `shrink.py`: makes a wrong case small.
 - `corpus.py`: cases that were wrong once.
+- `table.py`: programs by name, which every way of executing programs must compute.
 
 The idea is NNSmith's (J. Liu et al., "NNSmith: Generating diverse and valid test cases for deep learning compilers",
 ASPLOS 2023): grow a valid program op by op, keep its numbers sane, execute it by two means, compare.

@@ -64,6 +64,11 @@ class Case:
     seed: int = 0
 
     @property
+    def is_trainable(self) -> bool:
+        """Whether variables are, which an op by op execution asks for gradients."""
+        return False
+
+    @property
     def rows(self) -> int:
         """Those of the batch."""
         return self.lengths["n"]
@@ -110,12 +115,15 @@ class Case:
         if fill[0] == "below":
             top = self.lengths[fill[1]] if fill[1] in self.lengths else int(fill[1])
             return rng.integers(0, top, shape).astype(dtype)
+        if fill[0] == "values":
+            return np.resize(np.array(fill[1:], np.float64), shape).astype(dtype)
         if dtype.kind == "b":
             return rng.random(shape) < 0.5
         if dtype.kind in "iu" or fill[0] == "whole":
-            return rng.integers(0 if dtype.kind == "u" else -3, 4, shape).astype(dtype)
-        array = rng.normal(size=shape).astype(dtype)
-        if fill[0] == "special" and array.size:
+            array = rng.integers(0 if dtype.kind == "u" else -3, 4, shape).astype(dtype)
+        else:
+            array = rng.normal(size=shape).astype(dtype)
+        if fill[-1] == "special" and dtype.kind not in "iu" and array.size:
             places = rng.integers(0, array.size, 1 + array.size // 8)
             array.reshape(-1)[places] = rng.choice(SPECIAL, len(places))
         return array
@@ -133,10 +141,18 @@ class Case:
     def _variable(self, name: str, run: int) -> Variable:
         """Return a variable, made of an array that is used again."""
         value = self.in_memory({name: self.value(name, run)})[name]
-        variable = Variable(value, name, trainable=False)
+        variable = Variable(value, name, trainable=self.is_trainable)
         if value.flags.writeable:
             value[...] = 1
         return variable
+
+    def variables(self, run: int = 0) -> dict[str, Variable]:
+        """Return variables with their first values."""
+        return {name: self._variable(name, run) for name in self.named("variable")}
+
+    def seeds(self, run: int = 0) -> dptrain.ops.random.SeedGenerator:
+        """Return what gives random numbers."""
+        return dptrain.ops.random.SeedGenerator(self.seed + run, "seeds", purpose=Purpose.DROPOUT)
 
     def starts(self, rows: int | None = None) -> list[int]:
         """Return where in the input `rows` the rows of each step begin, of a rank that has so many."""
@@ -159,21 +175,25 @@ class Case:
 
     def trace(self, run: int = 0) -> Program:
         """Return the program, with variables of its own."""
-        variables = {name: self._variable(name, run) for name in self.named("variable")}
-        seeds = dptrain.ops.random.SeedGenerator(self.seed + run, "seeds", purpose=Purpose.DROPOUT)
+        variables, seeds = self.variables(run), self.seeds(run)
 
         def step(*tensors: Tensor) -> dict[str, Any]:
-            namespace = environment(seeds)
-            namespace |= dict(zip(self.named("input"), tensors, strict=True))
-            namespace |= {name: variable.value for name, variable in variables.items()}
-            for line in self.lines:
-                exec(line, namespace)
-            updates = {name: eval(text, namespace) for name, text in self.updates.items()}
-            for name, update in updates.items():
-                variables[name].assign(update)
-            return {name: namespace[name] for name in self.outputs}
+            return self.computed(dict(zip(self.named("input"), tensors, strict=True)), variables, seeds)
 
         return trace(step, {name: (self.shape(name), self.dtype(name)) for name in self.named("input")})
+
+    def computed(
+        self, inputs: Mapping[str, Tensor], variables: Mapping[str, Variable], seeds: dptrain.ops.random.SeedGenerator
+    ) -> dict[str, Any]:
+        """Assign the variables' new values, and return the outputs."""
+        namespace = environment(seeds) | dict(inputs)
+        namespace |= {name: variable.value for name, variable in variables.items()}
+        for line in self.lines:
+            exec(line, namespace)
+        updates = {name: eval(text, namespace) for name, text in self.updates.items()}
+        for name, update in updates.items():
+            variables[name].assign(update)
+        return {name: namespace[name] for name in self.outputs}
 
 
 _TYPES = ("bool", "int8", "uint8", "int16", "int32", "uint32", "int64", "bfloat16", "float16", "float32", "float64")

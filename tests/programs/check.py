@@ -1,5 +1,6 @@
 """Executing a case by each means that there is: what is wrong with it, in a line."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,10 +12,11 @@ from dptrain.backend.cpu import compile as compiling
 from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.program.dims import Dim
 from dptrain.program.execute import HostMemory, ReferenceExecutable, evaluate
+from dptrain.program.passes import without_ranks
 from dptrain.program.program import ROWS, Program
 from dptrain.program.sharding.mesh import PlacedProgram
 from dptrain.program.sharding.placement import place
-from dptrain.program.tensor import Array
+from dptrain.program.tensor import Array, differentiable
 from tests.programs.case import Case
 from tests.programs.exact import Expected
 from tests.unit.program.virtual_ranks import VirtualComm, on_ranks
@@ -34,12 +36,44 @@ def results(case: Case, program: Program, executable: Any) -> dict[str, Array]:
     return outputs | {f"state {variable.name}": variable.numpy() for variable in program.state}
 
 
-def run_alone(case: Case, make: Make, run: int = 0) -> dict[str, Array]:
-    """Return what an executable computes of a case, in one call."""
-    program = case.trace(run)
-    executable = make(program, case.in_memory(case.values(run)))
+def run_alone(case: Case, make: Make, run: int = 0, traced_for: int | None = None) -> dict[str, Array]:
+    """Return what an executable computes of a case, in one call; of a program traced for another number of rows."""
+    program, rows = case.trace(run), {}
+    if traced_for is not None:
+        other = dataclasses.replace(case, lengths={**case.lengths, "n": traced_for})
+        program, rows = without_ranks(place(other.trace(run)).for_rows(case.rows)), {"rows": case.rows}
+    executable = make(program, case.in_memory(case.values(run)), **rows)
     executable.run(case.starts())
     return results(case, program, executable)
+
+
+def run_evaluated(case: Case) -> dict[str, Array]:
+    """Return what `evaluate` computes, anew at each step."""
+    program, values = case.trace(), case.in_memory(case.values())
+    state = {variable: variable.numpy() for variable in program.state}
+    outputs: dict[str, Array] = {}
+    for start in case.starts():
+        inputs = {name: value[start : start + case.rows] if name == ROWS else value for name, value in values.items()}
+        with np.errstate(all="ignore"):
+            outputs, updates = evaluate(program, inputs, state)
+        state |= updates
+    return {name: outputs[name] for name in program.outputs if case.steps} | {
+        f"state {variable.name}": value for variable, value in state.items()
+    }
+
+
+def run_eagerly(case: Case) -> dict[str, Array]:
+    """Return what the ops of a case compute one by one, each when it is called."""
+    values, variables, seeds = case.values(), case.variables(), case.seeds()
+    outputs: dict[str, Any] = {}
+    for start in case.starts():
+        inputs = {
+            name: differentiable(value[start : start + case.rows] if name == ROWS else value)
+            for name, value in values.items()
+        }
+        outputs = case.computed(inputs, variables, seeds)
+    named = {f"state {name}": variable.numpy() for name, variable in (variables | {"seeds": seeds.count}).items()}
+    return {name: np.asarray(value) for name, value in outputs.items()} | named
 
 
 def run_on_ranks(case: Case, make: Make) -> dict[str, Array]:
@@ -115,18 +149,29 @@ def unlike(arrays: Mapping[str, Array], others: Mapping[str, Array], judged: Exp
     return ""
 
 
-def wrong_on_cpu(case: Case, thorough: bool = True) -> str:
+# Ways of which the second has the bits of the first, whatever memory it uses again and whatever it joins.
+_WITH_BITS_OF = {
+    "NumPy": "NumPy anew at each step",
+    "C++ by three threads": "C++",
+    "C++ without fusion": "C++",
+}
+
+
+def wrong_on_cpu(case: Case, thorough: bool = True, traced_for: int | None = None, eager: bool = False) -> str:
     """Return what is wrong with a case by NumPy or by C++, alone or on ranks; an empty string if nothing is.
 
     Args:
         case: what is executed.
         thorough: compile it with all optimizations, and without fusion as well, which must have the same bits.
+        traced_for: another number of rows, for which the program that C++ executes is traced as well, if it may be.
+        eager: call its ops one by one as well.
     """
     try:
         right = expected(case)
     except Exception as error:
         return f"trace: {type(error).__name__}: {error}"
     ways: dict[str, Callable[[], Mapping[str, Array]]] = {
+        "NumPy anew at each step": lambda: run_evaluated(case),
         "NumPy": lambda: run_alone(case, by_numpy),
         "C++": lambda: run_alone(case, compiled()),
         "C++ by three threads": lambda: run_alone(case, compiled(threads=3)),
@@ -134,6 +179,10 @@ def wrong_on_cpu(case: Case, thorough: bool = True) -> str:
         "NumPy on ranks": lambda: run_on_ranks(case, by_numpy),
         "C++ on ranks": lambda: run_on_ranks(case, compiled()),
     }
+    if eager:
+        ways["eagerly"] = lambda: run_eagerly(case)
+    if traced_for is not None and not case.trace().shape_specialised:
+        ways["C++ for other rows"] = lambda: run_alone(case, compiled(), traced_for=traced_for)
     if not thorough:
         del ways["C++ without fusion"]
     if not case.shards:
@@ -141,13 +190,13 @@ def wrong_on_cpu(case: Case, thorough: bool = True) -> str:
     outputs: dict[str, Mapping[str, Array]] = {}
     for way, execute in ways.items():
         try:
-            optimized = thorough and way in ("C++", "C++ by three threads")
+            optimized = thorough and way in ("C++", "C++ by three threads", "C++ for other rows")
             outputs[way] = execute() if optimized else not_optimized(execute)
             problem = right.wrong(outputs[way])
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
-        if not problem and way in ("C++ by three threads", "C++ without fusion"):
-            problem = unlike(outputs["C++"], outputs[way], right)
+        if not problem and way in _WITH_BITS_OF:
+            problem = unlike(outputs[_WITH_BITS_OF[way]], outputs[way], right)
         if problem:
             return f"{way}: {problem}"
     return ""

@@ -7,7 +7,6 @@ from dptrain import ops, random
 from dptrain.backend.cpu.compiled import CompiledExecutable, lowered
 from dptrain.errors import ConfigError
 from dptrain.program.body import body_of, has_body
-from dptrain.program.codegen.kernels import RepeatKernel
 from dptrain.program.dims import Dim
 from dptrain.program.execute import HostMemory, evaluate
 from dptrain.program.gradient import topological
@@ -16,12 +15,19 @@ from dptrain.program.sharding.mesh import ALL_REDUCE
 from dptrain.program.sharding.placement import place
 from dptrain.program.steps import unrolled
 from dptrain.program.tensor import Variable
+from tests.programs import table
+from tests.programs.table import recurrent
 from tests.unit.program.virtual_ranks import run_on_ranks
 
 STEPS, ROWS, WIDTH = 4, 5, 3
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(STEPS, ROWS, WIDTH))
 INPUTS = {"x": ((STEPS, Dim.rows(ROWS), WIDTH), np.float64)}
+
+
+# Losses whose steps need nothing of all ranks.
+LOOPS = [table.LOOPS[name] for name in ("recurrent", "reversed_steps", "of_last", "of_stacked", "nested", "of_counter")]
+LOOPS.append(table.LOOPS["of_first"])
 
 
 def weights():
@@ -43,53 +49,6 @@ def trained(make):
     return step
 
 
-def recurrent(x, u, b, reverse=False):
-    def cell(h, xt):
-        h = ops.tanh(xt @ u + h @ u + b)
-        return h, h * h
-
-    h, ys = ops.scan(cell, ops.zeros((x.shape[1], WIDTH), "float64"), x, reverse=reverse)
-    return ops.sum(h) + ops.mean(ys)
-
-
-def of_last(x, u, b):
-    return ops.sum(ops.scan(lambda h, xt: (ops.sigmoid(xt @ u - h), None), x[0], x)[0] ** 2)
-
-
-def of_stacked(x, u, b):
-    return ops.mean(ops.map(lambda xt: ops.relu(xt @ u + b), x))
-
-
-def in_loop(x, u, b):
-    def outer(h, xt):
-        h, ys = ops.scan(lambda g, n: (ops.tanh(g @ u) + n, g * b), h, np.arange(3.0), reverse=True)
-        return h + xt, ops.sum(ys, 0)
-
-    h, ys = ops.scan(outer, x[0], x)
-    return ops.mean(h * h) + ops.mean(ys)
-
-
-def of_counter(x, u, b):
-    return ops.sum(ops.fori_loop(0, 3, lambda n, h: ops.sin(h @ u) * ops.cast(n + 1, h.dtype), x[1]))
-
-
-def of_first(x, u, b):
-    """What each step passes on is what the step before has read."""
-    h, ys = ops.scan(lambda h, xt: ((xt, h[0] * b), h[1]), (x[0], x[1]), x)
-    return ops.sum(ys * ys) + ops.sum(h[1])
-
-
-MODELS = [
-    recurrent,
-    lambda x, u, b: recurrent(x, u, b, reverse=True),
-    of_last,
-    of_stacked,
-    in_loop,
-    of_counter,
-    of_first,
-]
-
-
 def assert_same_on_ranks(step):
     """Run a step on one rank, and on three of which one has no rows."""
     program = trace(step, INPUTS)
@@ -104,7 +63,7 @@ def loops(program):
     return [tensor for tensor in program.tensors if has_body(tensor)]
 
 
-@pytest.mark.parametrize("make", MODELS)
+@pytest.mark.parametrize("make", LOOPS)
 def test_gradients_are_those_of_steps_one_by_one(make):
     step = trained(make)
     program = trace(step, INPUTS)
@@ -118,18 +77,6 @@ def test_gradients_are_those_of_steps_one_by_one(make):
         np.testing.assert_allclose(expected[name], value.numpy(), rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize("join", [True, False])
-@pytest.mark.parametrize("make", MODELS)
-def test_compiled_loops_compute_the_same(make, join):
-    program = trace(trained(make), INPUTS)
-    compiled = CompiledExecutable(place(program), HostMemory(), {"x": X}, join=join, threads=2)
-    assert any(isinstance(kernel, RepeatKernel) for kernel in compiled.fused.kernels)
-    for _ in range(2):
-        compiled.run((0, 0))
-        for name, value in evaluate(program, {"x": X})[0].items():
-            np.testing.assert_allclose(compiled.outputs[name], value, rtol=1e-12, atol=1e-13)
-
-
 def test_the_code_of_a_loop_is_as_long_for_many_steps_as_for_few():
     def code(steps):
         program = trace(trained(recurrent), {"x": ((steps, Dim.rows(ROWS), WIDTH), np.float64)})
@@ -140,16 +87,11 @@ def test_the_code_of_a_loop_is_as_long_for_many_steps_as_for_few():
     assert len(long) - len(short) < 100
 
 
-@pytest.mark.parametrize("make", MODELS)
+@pytest.mark.parametrize("make", LOOPS)
 def test_ranks_send_nothing_in_a_loop(make):
     placed = place(trace(trained(make), INPUTS))
     assert loops(placed)
     assert sum(tensor.op is ALL_REDUCE for tensor in placed.tensors) == len(placed.outputs)
-
-
-@pytest.mark.parametrize("make", MODELS)
-def test_ranks_together_are_one_rank(make):
-    assert_same_on_ranks(trained(make))
 
 
 def test_second_derivatives():

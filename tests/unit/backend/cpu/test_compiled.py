@@ -5,31 +5,27 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 
 from dptrain import ops
 from dptrain.backend.cpu import compile as compiling
 from dptrain.backend.cpu import compiled
-from dptrain.backend.cpu.codegen import NativeFunction, generate
+from dptrain.backend.cpu.codegen import generate
 from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.errors import ConfigError, DataError, DeviceError
 from dptrain.ops import random
-from dptrain.ops.convolution import max_pool2d, max_pool2d_input, max_pool2d_take
 from dptrain.ops.indexing import take_rows
 from dptrain.program.codegen.fuse import fuse
 from dptrain.program.codegen.kernels import ProductKernel
 from dptrain.program.dims import Dim
 from dptrain.program.execute import HostMemory, evaluate
-from dptrain.program.gradient import gradients
-from dptrain.program.passes import with_half_factors, without_ranks
+from dptrain.program.passes import with_half_factors
 from dptrain.program.program import ROWS as ORDER
 from dptrain.program.program import trace
 from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import OPS, Variable
 from tests.sample import sample
 from tests.unit.ops.test_every_op import ALL, program_of, step_of
-from tests.unit.program.sharding.test_placement import DATA, SPECS, cross_entropy, steps, weights
-from tests.unit.program.test_execute import five_steps_on_ranks, network, random_training
+from tests.unit.program.sharding.test_placement import DATA, cross_entropy, weights
 
 pytestmark = pytest.mark.skipif(compiling.compiler() is None, reason="no C++ compiler")
 CLOSE = {"rtol": 1e-11, "atol": 1e-12}
@@ -80,12 +76,6 @@ def compare(program, steps=2, data=DATA, close=CLOSE):
     return fused[0]
 
 
-@settings(max_examples=6, deadline=None)
-@given(step=steps())
-def test_random_programs(step):
-    compare(random_training(step))
-
-
 def together(cases):
     """Return one program of many, and the values of its inputs."""
     programs = [program_of(*case.values) for case in cases]
@@ -114,25 +104,6 @@ def test_every_op(part):
     compare(program, 1, values)
 
 
-def test_many_steps():
-    seed = random.SeedGenerator(3)
-    program = trace(network(weights(w1=(4, 6), b1=6, gamma=6, w2=(6, 3)), seed), SPECS)
-    outputs = compare(program, 10)
-    assert outputs[-1]["loss"] < outputs[0]["loss"]
-
-
-@pytest.mark.parametrize("shards", [[4, 4, 3], [0, 11]], ids=str)
-def test_on_ranks(shards):
-    variables = weights(w1=(4, 6), b1=6, gamma=6, w2=(6, 3))
-    executable = CompiledExecutable(trace(network(variables), SPECS), HostMemory(), DATA)
-    executable.run([0] * 5)
-    for outputs, rank_state in five_steps_on_ranks(shards, CompiledExecutable):
-        for name, value in executable.outputs.items():
-            np.testing.assert_allclose(outputs[name], value, rtol=1e-12)
-        for name, variable in variables.items():
-            np.testing.assert_allclose(rank_state[name], variable.numpy(), rtol=1e-11, atol=1e-13)
-
-
 SPECIAL = [0.0, -0.0, 1.0, -1.5, 0.3, 2.0, 700.0, -700.0, 90.0, -90.0, 1e-30, np.inf, -np.inf, np.nan]
 # Pairs whose quotient without its rest is rounded below a whole number.
 SPECIAL += [-12.883614637495544, -0.8886376387184298, 38.14849, -1.3670421]
@@ -158,27 +129,6 @@ def test_special_numbers(dtype):
     compare(program, 1, {"a": values.reshape(-1, 1), "b": values}, tolerance)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "uint8", "uint32"])
-def test_integers(dtype):
-    a = np.array([5, 7, 100, 1, 0, 127], dtype)
-    b = np.array([2, 3, 7, 1, 5, 100], dtype)
-    signed = np.dtype(dtype).kind == "i"
-
-    def step(a, b):
-        names = ["add", "subtract", "multiply", "divide", "floor_divide", "power", "maximum", "minimum", "less_equal"]
-        results = {name: OPS[name](a, b) for name in names}
-        if signed:
-            results |= {"below": OPS["floor_divide"](-a, b), "negative": -a, "absolute": ops.absolute(-a)}
-        results |= {f"as {name}": ops.cast(a * 3, name) for name in ("float32", "int16", "uint8", "bool")}
-        if a.dtype.itemsize > 1:  # of which NumPy takes roots in half precision
-            results["root"] = ops.sqrt(a)
-        return results | {"sum": ops.sum(a), "max": ops.max(b), "right": ops.sum(ops.equal(a, b))}
-
-    compare(
-        trace(step, {"a": ((Dim.rows(6),), dtype), "b": ((Dim.rows(6),), dtype)}), 1, {"a": a, "b": b}, {"rtol": 1e-7}
-    )
-
-
 def training():
     """Return a step on gathered rows, and what its inputs read."""
     variables = weights(w1=(7, 6), w2=(6, 3))
@@ -199,22 +149,6 @@ def training():
 
 def specs(rows):
     return {"images": ((40, 7), "uint8"), "labels": ((40,), "int64"), ORDER: ((Dim.rows(rows),), "int64")}
-
-
-def test_many_steps_in_one_call():
-    variables, step, data = training()
-    executable = CompiledExecutable(trace(step, specs(8)), HostMemory(), data)
-    executable.run([0, 8, 16, 24, 32])
-    together = [variable.numpy() for variable in variables.values()]
-    variables, step, _ = training()
-    program = trace(step, specs(8))
-    for start in range(0, 40, 8):
-        outputs, updates = evaluate(program, data | {ORDER: data[ORDER][start : start + 8]})
-        for variable, value in updates.items():
-            variable.assign(value)
-    for weight, value in zip(variables.values(), together, strict=True):
-        np.testing.assert_allclose(weight.numpy(), value, **CLOSE)
-    np.testing.assert_allclose(executable.outputs["losses"], outputs["losses"], **CLOSE)
 
 
 def test_the_text_does_not_depend_on_the_batch():
@@ -288,30 +222,6 @@ def test_threads_have_one_threads_bits():
             assert array.tobytes() == other.tobytes()
 
 
-@pytest.mark.parametrize("length", [3, 40, 1024, 1025, 5000])
-def test_reductions_of_any_length(length):
-    rng = np.random.default_rng(length)
-    x = rng.normal(size=(4, length)).astype(np.float32)
-
-    def step(x, rows):
-        return {
-            "softmax": ops.softmax(x),
-            "sum": ops.sum(x),
-            "columns": ops.sum(x, 0),
-            "rows": ops.sum(x, -1),
-            "highest": ops.max(x, -1),
-            "all": ops.max(x),
-            "place": ops.argmax(x, -1),
-            "over both": ops.sum(ops.reshape(x, (2, 2, length)), (0, 2)),
-            "of rows": ops.softmax(ops.transpose(rows)),
-        }
-
-    program = trace(step, {"x": ((4, length), "float32"), "rows": ((Dim.rows(4), length), "float32")})
-    outputs = compare(program, 1, {"x": x, "rows": x}, {"rtol": 2e-5, "atol": 2e-5})
-    powers = np.exp(x.T.astype(float))
-    np.testing.assert_allclose(outputs[0]["of rows"], powers / powers.sum(1, keepdims=True), rtol=1e-5)
-
-
 @pytest.mark.parametrize("rows", [1, 16, 17, 1025])
 def test_sums_over_rows_are_those_of_blocks_wherever_they_are_computed(rows):
     """In a loop of their own over one axis, over two axes, or beside others."""
@@ -330,18 +240,6 @@ def test_sums_over_rows_are_those_of_blocks_wherever_they_are_computed(rows):
     x = np.random.default_rng(rows).normal(size=(rows, 40)).astype(np.float32)
     assert "dp_summed(" in executable_of(program, {"x": x}, True).code.source
     compare(program, 1, {"x": x}, {"rtol": 1e-5, "atol": 1e-3})
-
-
-def test_sums_over_rows_of_no_columns_and_of_many():
-    """Of none, and of too many to be kept for each block."""
-    columns = 70_000
-
-    def step(x, y):
-        return {"none": ops.sum(ops.square(x), axis=0), "many": ops.sum(ops.square(y), axis=0)}
-
-    program = trace(step, {"x": ((Dim.rows(40), 0), "float32"), "y": ((Dim.rows(40), columns), "float32")})
-    data = {"x": np.zeros((40, 0), np.float32), "y": np.ones((40, columns), np.float32)}
-    np.testing.assert_array_equal(compare(program, 1, data)[0]["many"], 40)
 
 
 def test_loops_over_what_a_convolution_makes_are_its_epilogue():
@@ -393,211 +291,6 @@ def test_an_epilogue_leaves_alone_what_its_product_reads():
     expected = np.maximum(data["x"].astype(float) @ (2 * data["w"]), 0)
     np.testing.assert_allclose(executable.outputs["y"], expected, rtol=0, atol=1e-4)
     np.testing.assert_allclose(executable.outputs["sums"], expected.sum(axis=0), rtol=1e-4)
-
-
-def test_products_of_every_kind():
-    w = Variable(np.arange(12.0).reshape(4, 3), "w")
-
-    def step(x, y, sample_weight):
-        cube = ops.reshape(ops.concatenate([x, x * 2, x - 1], -1), (x.shape[0], 3, 4))
-        return {
-            "batch": cube @ w,
-            "transposed": ops.transpose(cube, (0, 2, 1)) @ cube,
-            "vector": ops.matmul(x, w[:, 1]),
-            "columns": ops.matmul(x[:, ::2], w[::2]),
-            "spread": ops.matmul(ops.broadcast_to(x[:, :1], (x.shape[0], 4)), w),
-            "outer": ops.matmul(ops.transpose(x[:, :1]), x),
-            "mixed": ops.matmul(ops.cast(x, "float32"), w),
-        }
-
-    compare(trace(step, SPECS), 1)
-
-
-def test_images():
-    """Convolutions, pooling, padding and dropout run without Python in between."""
-    kernels = weights(first=(3, 3, 2, 4), second=(2, 2, 4, 3))
-    seed = random.SeedGenerator(3)
-
-    def step(x):
-        image = ops.pad(x, [(0, 0), (1, 1), (1, 0), (0, 0)])
-        first = ops.relu(ops.conv(image, kernels["first"], strides=(1, 2), padding="same"))
-        pooled = random.dropout(ops.max_pool(first, 2, 1, "same"), 0.5, seed=seed)
-        second = ops.conv(ops.concatenate([pooled, pooled * 2], 0), kernels["second"], dilation_rate=2)
-        of_views = ops.conv(image[:, ::2], kernels["first"])  # so is its gradient, one number for all of a mean
-        loss = ops.mean(ops.square(second)) + ops.mean(of_views)
-        loss.backward()
-        for kernel in kernels.values():
-            kernel.assign(kernel - 0.1 * kernel.value.grad)
-        return {"loss": loss, "second": second}
-
-    for rows in (5, 0):
-        data = {"x": np.random.default_rng(1).normal(size=(rows, 7, 9, 2))}
-        program = trace(step, {"x": ((Dim.rows(5), 7, 9, 2), "float64")})
-        if rows:
-            compare(program, 2, data)
-        else:  # a rank without rows
-            executable = CompiledExecutable(place(program), HostMemory(), data, rows=0)
-            executable.run()
-            assert executable.outputs["second"].shape == (0, *program.outputs["second"].shape[1:])
-        assert [type(part) for part in generate(fuse(without_ranks(program))).parts] == [NativeFunction]
-
-
-# Channels, type, image, window, strides, before: vectors that are filled, and their parts down to single numbers;
-# windows of two by two, at the edges too, and others; pixels that no window sees, and windows that see none.
-POOLED = [
-    *((n, "float32", (4, 6), (2, 2), (2, 2), (0, 0)) for n in (15, 16, 34)),
-    *((n, "float64", (5, 7), (3, 3), (2, 1), (1, 1)) for n in (6, 11)),
-    (5, "int32", (3, 5), (2, 2), (1, 2), (1, 0)),
-    (6, "float32", (7, 8), (1, 2), (3, 3), (0, 0)),
-    (6, "float32", (3, 3), (2, 2), (1, 1), (3, 0)),
-    (4, "float32", (5, 5), (4, 5), (1, 1), (2, 3)),
-]
-
-
-def test_pooling():
-    """The first of equals is taken, and nothing of a window whose greatest is not a number."""
-    rng = np.random.default_rng(0)
-    data, specs, windows = {}, {}, []
-    for number, (channels, dtype, image, window, strides, before) in enumerate(POOLED):
-        # Those that lie behind the image on the other side as well.
-        size = tuple((n + 2 * a - k) // s + 1 for n, a, k, s in zip(image, before, window, strides, strict=True))
-        windows.append(({"window": window, "strides": strides, "before": before}, size))
-        for name, shape in (("x", image), ("dy", size), ("values", image)):
-            array = rng.integers(-3, 4, (2, *shape, channels)).astype("float32")
-            if dtype != "int32":
-                odd = (np.nan, np.inf, -np.inf) if name == "x" else (np.inf,)
-                array[rng.random(array.shape) < 0.1] = rng.choice(odd)
-                array.flat[: len(odd)] = odd
-            data[f"{name}{number}"] = array.astype(dtype)
-            specs[f"{name}{number}"] = ((Dim.rows(2), *shape, channels), dtype)
-
-    def step(*tensors):
-        results = {}
-        for number, (attributes, size) in enumerate(windows):
-            x, dy, values = tensors[3 * number : 3 * number + 3]
-            y = max_pool2d(x, **attributes, size=size)
-            results |= {f"y{number}": y, f"dx{number}": max_pool2d_input(x, y, dy, **attributes)}
-            results[f"taken{number}"] = max_pool2d_take(x, y, values, **attributes)
-        return results
-
-    program = trace(step, specs)
-    compare(program, 1, data, {"rtol": 0, "atol": 0})
-    assert [type(part) for part in generate(fuse(program)).parts] == [NativeFunction]
-
-
-@pytest.mark.parametrize("channels", sample([3, 32, 75], 3, first=2))
-def test_depthwise_convolutions(channels):
-    """Channels that fill blocks of 32, and those that are left; more images than a byte counts."""
-    rows = 130 if channels == 3 else 5
-    kernel, wide = weights(kernel=(3, 2, channels, 1))["kernel"], weights(wide=(2, 3, channels, 1))["wide"]
-
-    def step(x):
-        y = ops.depthwise_conv(x, kernel, strides=(2, 1), padding="same")
-        y = ops.depthwise_conv(y, wide, padding="same", dilation_rate=(1, 2))
-        (dx,) = gradients(ops.sum(ops.square(y)), [x])
-        (ops.sum(ops.square(dx)) + ops.sum(ops.square(y))).backward()
-        for weight in (kernel, wide):
-            weight.assign(weight - 1e-6 * weight.value.grad)
-        return {"y": y, "dx": dx}
-
-    data = {"x": np.random.default_rng(1).normal(size=(rows, 7, 6, channels))}
-    program = trace(step, {"x": ((Dim.rows(rows), 7, 6, channels), "float64")})
-    compare(program, 2, data)
-    assert [type(part) for part in generate(fuse(program)).parts] == [NativeFunction]
-
-
-def test_threads_share_images():
-    """With the bits of one thread: windows of pooling that overlap, convolutions of each channel."""
-    kernel = weights(kernel=(3, 3, 24, 1))["kernel"]
-
-    def step(x):
-        pooled = ops.max_pool(ops.depthwise_conv(x, kernel, padding="same"), 3, 2, "same")
-        (dx,) = gradients(ops.sum(pooled**3), [x])
-        (ddx,) = gradients(ops.sum(ops.square(dx)), [x])
-        return {"pooled": pooled, "dx": dx, "ddx": ddx}
-
-    data = {"x": np.random.default_rng(1).normal(size=(9, 15, 14, 24))}
-    program = trace(step, {"x": ((Dim.rows(9), 15, 14, 24), "float64")})
-    compare(program, 1, data)
-    outputs = []
-    for threads in (1, 3):
-        executable = CompiledExecutable(without_ranks(place(program)), HostMemory(), data, threads=threads)
-        executable.run()
-        outputs.append(executable.outputs)
-    for name, value in outputs[0].items():
-        np.testing.assert_array_equal(outputs[1][name], value)
-
-
-def test_rows_of_a_batch_as_channels():
-    """Also of a rank that has others than the program was traced with."""
-
-    def step(x):
-        images = ops.transpose(x, (1, 2, 3, 0))
-        convolved = ops.conv(images, ops.ones((2, 2, x.shape[0], 3), "float64"))
-        of_each = ops.depthwise_conv(images, ops.ones((2, 2, x.shape[0], 1), "float64"))
-        return {"pooled": ops.max_pool(images, 2), "conv": convolved, "of each": of_each}
-
-    x = np.random.default_rng(1).normal(size=(5, 2, 4, 6))
-    program = trace(step, {"x": ((Dim.rows(5), 2, 4, 6), "float64")})
-    compare(program, 1, {"x": x})
-    expected, _ = evaluate(program, {"x": x[:3]}, rows=3)
-    executable = CompiledExecutable(without_ranks(place(program)), HostMemory(), {"x": x[:3]}, rows=3)
-    executable.run()
-    for name, value in expected.items():
-        np.testing.assert_allclose(executable.outputs[name], value, **CLOSE)
-
-
-def test_many_images():
-    """More than are computed at once."""
-    kernel = weights(kernel=(3, 3, 8, 4))["kernel"]
-
-    def step(x):
-        y = ops.conv(x, kernel)
-        ops.sum(ops.square(y)).backward()
-        return {"y": y, "gradient": kernel.value.grad}
-
-    data = {"x": np.random.default_rng(1).normal(size=(30, 12, 12, 8))}
-    compare(trace(step, {"x": ((Dim.rows(30), 12, 12, 8), "float64")}), 1, data)
-
-
-def test_rows_of_a_table_that_is_trained():
-    table = weights(table=(9, 4))["table"]
-
-    def step(x):
-        ops.sum(ops.square(take_rows(table, x))).backward()
-        table.assign(table - 0.1 * table.value.grad)
-        return {}
-
-    data = {"x": np.random.default_rng(1).integers(-9, 9, (12, 2))}
-    program = trace(step, {"x": ((Dim.rows(12), 2), "int64")})
-    compare(program, 3, data)
-    assert [type(part) for part in generate(fuse(without_ranks(program))).parts] == [NativeFunction]
-
-
-def test_state():
-    """That changes places, is transposed, is still read, or comes out as it was."""
-    a, b = Variable(np.arange(3.0), "a"), Variable(np.arange(3.0) + 10, "b")
-    w, v = Variable(np.arange(9.0).reshape(3, 3), "w"), Variable(np.arange(12.0).reshape(3, 4), "v")
-
-    def step(x, y, sample_weight):
-        old = a.value
-        a.assign(b)
-        b.assign(old)
-        w.assign(ops.transpose(w))
-        before = v.value
-        v.assign(v + ops.sum(sample_weight))
-        columns = ops.transpose(v)
-        return {
-            "old": old,
-            "a view of it": old[1:],
-            "one": v[1, 2],
-            "flat": ops.reshape(columns, (-1,)) + v[1, 2],
-            "none": columns[2:2],
-            "spread": ops.broadcast_to(v[:, 1], (2, 3)),
-            "before": before * 2,
-        }
-
-    compare(trace(step, SPECS), 3)
 
 
 def test_weights_are_written_over():
@@ -705,16 +398,6 @@ def test_no_steps_leave_no_outputs():
     )
     executable.run([])
     assert not executable.outputs
-
-
-def test_inputs_that_nothing_reads():
-    w = Variable(np.ones(3), "w")
-
-    def step(x, y, sample_weight):
-        w.assign(w * 2)
-        return {"twice": w.value}
-
-    compare(trace(step, SPECS))
 
 
 def test_runs_with_other_seeds_share_one_text():
