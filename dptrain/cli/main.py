@@ -128,7 +128,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     command, arguments = _split_command(argv)
-    if command not in ("train", "launch"):
+    if command == "sweep":
+        signals.interrupt_early()
+    elif command not in ("train", "launch"):
         signals.release_early()
     if command == "launch":  # starts the ranks, and is none
         from dptrain.cli.launch import launch

@@ -6,14 +6,16 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 
 from dptrain.runtime import signals
 
-# Seconds that a program has left once a signal asks this process to end: enough for most compilations.
+# Seconds that all programs have left once a signal asks this process to end: enough for most compilations.
 GRACE = 10.0
 _INTERVAL = 0.2
+# Of a shell: its standard input ends without a line where the process that writes to it has ended.
+_GUARD = 'read -r line || kill -s KILL -- "-$1"'
 # What runs now: the PIDs of programs, and of the process that has started them.
 _running: dict[int, int] = {}
 
@@ -28,7 +30,8 @@ def run_program(
 ) -> "subprocess.CompletedProcess[bytes]":
     """Run a program to its end in its own session, which Ctrl-C does not reach.
 
-    TimeoutExpired kills it with everything it started; so does a noted signal once `GRACE` has passed.
+    TimeoutExpired kills it with everything it started; so do a noted signal once `GRACE` has passed, and this process's
+    end, however it comes.
     """
     with tempfile.TemporaryFile() if content else nullcontext(subprocess.DEVNULL) as source:
         if not isinstance(source, int):
@@ -43,7 +46,7 @@ def run_program(
             env=environ,
             pass_fds=pass_fds,
         )
-    with process:
+    with process, _guarded(process.pid):
         _running[process.pid] = os.getpid()
         try:
             output, errors = _heard(process, patience)
@@ -55,18 +58,37 @@ def run_program(
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
+@contextmanager
+def _guarded(group: int) -> Iterator[None]:
+    """Have a shell wait beside a program that kills its group if this process ends first, by SIGKILL for example."""
+    try:
+        guard = subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD, "dptrain-program-guard", str(group)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,  # which the launcher of ranks waits for otherwise
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError:  # no shell
+        yield
+        return
+    try:
+        yield
+    finally:
+        with suppress(BrokenPipeError):
+            guard.communicate(b"\n")
+
+
 def _heard(process: "subprocess.Popen[bytes]", patience: float) -> tuple[bytes, bytes]:
-    end, caught_at = time.monotonic() + patience, None
+    end = time.monotonic() + patience
     while True:
         try:
             return process.communicate(timeout=_INTERVAL)
         except subprocess.TimeoutExpired:
-            now = time.monotonic()
-        if signals.caught() is not None:
-            caught_at = caught_at or now
-            if now - caught_at > GRACE:
-                signals.raise_caught()
-        if now > end:
+            pass
+        if (signals.seconds_since_caught() or 0.0) > GRACE:
+            signals.raise_caught()
+        if time.monotonic() > end:
             raise subprocess.TimeoutExpired(process.args, patience)
 
 

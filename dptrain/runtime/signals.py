@@ -41,6 +41,11 @@ def caught() -> int | None:
     return _caught
 
 
+def seconds_since_caught() -> float | None:
+    """Return how long ago the first signal came, or None."""
+    return None if _caught is None else time.monotonic() - _caught_at
+
+
 def deferring(function: _Function) -> _Function:
     """Keep handlers from raising in a function that compiled code calls: Python would print the error and drop it.
 
@@ -90,7 +95,7 @@ def catching(numbers: tuple[int, ...] = SIGNALS) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        if _note not in before.values():  # the outermost
+        if not {_note, _interrupt} & {*before.values()}:  # the outermost
             _caught = None
 
 
@@ -125,6 +130,19 @@ def catch_early() -> None:
     for number in FROM_OUTSIDE:
         signal.signal(number, _note)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FROM_OUTSIDE)  # held back until now by `env --block-signal`
+
+
+def interrupt_early() -> None:
+    """Let SIGTERM and SIGUSR1 interrupt from now on; one that was noted earlier does so now.
+
+    A handler of Python's stays in place, so that MPICH, which has one for SIGUSR1, passes it on.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in FROM_OUTSIDE:
+        if signal.getsignal(number) is _note:
+            signal.signal(number, _interrupt)
+    raise_caught()
 
 
 def release_early() -> None:

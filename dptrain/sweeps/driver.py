@@ -13,7 +13,7 @@ from dptrain import comm as comms
 from dptrain.comm import Communicator
 from dptrain.errors import AgreedError, ConfigError
 from dptrain.models import Model
-from dptrain.runtime.failure import end_job, phase
+from dptrain.runtime.failure import end_job, ending_by_signals, phase
 from dptrain.runtime.files import write_atomically
 from dptrain.saving.keras_zip import why_not_saved
 from dptrain.sweeps import statistics
@@ -132,7 +132,6 @@ def prepare(ranks: Communicator, recipe: Recipe, request: Request) -> Capacity:
         with comms.independent():
             return first_that_works(settings, lambda setting: checked(recipe.build(setting, seed))._device_options)
 
-    open_backend(ranks, **agreed(ranks, "model", options)).close()
     most = math.ceil(request.runs / ranks.size)
 
     def look() -> Capacity:
@@ -142,7 +141,9 @@ def prepare(ranks: Communicator, recipe: Recipe, request: Request) -> Capacity:
             packs = packs_of(request.options.packing)
             return measure(recipe, settings, run, metrics, request.options.runs_per_device, most, packs)
 
-    return agreed(ranks, "device", look)
+    with ending_by_signals():  # which a sweep that has begun notes, to stop in order
+        open_backend(ranks, **agreed(ranks, "model", options)).close()
+        return agreed(ranks, "device", look)
 
 
 def execute(

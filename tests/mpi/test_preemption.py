@@ -1,11 +1,14 @@
 """SIGTERM, SIGUSR1 and Ctrl-C end a training after a step that all ranks agree on, with a checkpoint to go on from."""
 
+import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -118,3 +121,59 @@ def test_a_signal_in_a_validation_is_obeyed_in_it_and_the_epoch_goes_on_there(tm
     done = mpirun(3, script, str(tmp_path), "none")
     assert (done.code, done.err) == (0, "")
     assert sorted(done.out.splitlines()) == [f"rank {rank}: 2 begun, 2 ended" for rank in range(3)]
+
+
+HANGING_COMPILER = """#!/bin/sh
+case "$*" in *--version*) exec c++ "$@";; esac
+touch "$0.compiles"
+sleep 67.25
+true
+"""
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no compiler")
+@pytest.mark.parametrize(
+    ("ranks", "name"), sample([(0, "SIGTERM"), (0, "SIGUSR1"), (2, "SIGTERM"), (2, "SIGUSR1")], 4, first=3)
+)
+def test_a_signal_ends_a_sweep_that_measures_and_its_compiler(small_npz, tmp_path, ranks, name):
+    """Of MPICH, SIGUSR1 was lost there: its own handler took it."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text(HANGING_COMPILER)
+    compiler.chmod(0o755)
+    words = ("-m", "dptrain", "sweep", "--seeds", "0-1", "--grid", "hidden=4,8", "--epochs", "1", "--out", "out")
+    process = subprocess.Popen(
+        command(ranks, *words, "--data", str(small_npz), fresh=True),
+        env=completed({"CXX": str(compiler), "DPTRAIN_CACHE": str(tmp_path / "cache"), "DPTRAIN_JIT_COMPILE": None}),
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        end = time.monotonic() + 60
+        while not (tmp_path / "compiler.compiles").exists():
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        process.send_signal(getattr(signal, name))
+        _, err = process.communicate(timeout=30)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 75, err
+    (line,) = (line for line in err.splitlines() if line.startswith("dptrain: ") and "waiting for" not in line)
+    assert line.endswith(f"ended by {name}")
+    assert subprocess.run(["pgrep", "-f", "sleep 67.25"], check=False, capture_output=True).stdout == b""
+
+
+def test_a_signal_ends_a_scripts_sweep_that_measures(tmp_path):
+    script = (
+        "import os, signal, numpy as np, dptrain as dp\n"
+        "def build(units):\n    os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "    model = dp.Sequential([dp.layers.Dense(units, input_shape=(3,))])\n"
+        "    model.compile('sgd', 'mse')\n    return model\n"
+        "x = np.ones((8, 3), np.float32)\n"
+        "dp.sweep(build, {'units': [1]}, seeds=2, x=x, y=x[:, :1], validation_split=0.5, verbose=0)\n"
+    )
+    done = run([sys.executable, "-c", script], cwd=tmp_path)
+    assert (done.code, done.messages) == (75, ["dptrain: ended by SIGUSR1"])

@@ -59,6 +59,29 @@ def test_a_signal_that_was_noted_does_not_wait_for_it(monkeypatch, number, error
             run_program(SLEEPS, 60)
 
 
+def test_the_time_that_is_left_counts_from_the_signal(monkeypatch):
+    monkeypatch.setattr(programs, "GRACE", 0.5)
+    with signals.catching():
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(0.6)
+        begun = time.monotonic()
+        with pytest.raises(signals.SignalledError):
+            run_program(["sleep", "2"], 60)
+        assert time.monotonic() - begun < 0.5
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "os._exit(1)"])
+def test_a_process_that_is_killed_leaves_none_behind(end):
+    code = (
+        "import os, threading, time; from dptrain.runtime import programs\n"
+        "command = ['sh', '-c', 'sleep 65.25; true']\n"
+        "threading.Thread(target=programs.run_program, args=(command, 60), daemon=True).start()\n"
+        f"while not programs._running:\n    time.sleep(0.01)\n{end}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
+    assert is_gone("sleep 65.25")
+
+
 def test_a_process_that_ends_leaves_none_behind():
     code = (
         "import threading, time; from dptrain.runtime.programs import run_program\n"
