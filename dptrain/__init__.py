@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dptrain.runtime import signals
 
 if signals.starts_as_module(sys.argv, sys.orig_argv):
-    signals.catch_early()  # before all else is imported: a scheduler may send SIGUSR1 at any time
+    signals.catch_early()  # before other imports: a scheduler may send SIGUSR1 at any time
 
 from dptrain.registry.names import not_there
 from dptrain.runtime.failure import install_excepthook
@@ -122,7 +122,7 @@ __all__ = [
     "world_size",
 ]
 
-# Names that are no modules, where they are, and under which name if that is another.
+# Names that are not modules: the module that has them, and their name there if it differs.
 _FROM = {
     "DTypePolicy": "mixed_precision",
     "Function": "models.function",
@@ -153,7 +153,7 @@ def version() -> str:
     return __version__
 
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     _missing = not_there("dptrain", __all__)
 
     def __getattr__(name: str) -> Any:

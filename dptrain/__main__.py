@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from dptrain.runtime import signals
 
-signals.catch_early()  # where the script `dptrain` was started
+signals.catch_early()  # for the script `dptrain`
 
 from dptrain.cli import main as cli  # noqa: E402
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    gc.disable()  # until all is imported: imports leave no garbage, and looking for it takes a tenth of a start
+    gc.disable()  # until all is imported: imports leave no garbage, and collecting takes a tenth of a start
     return cli.main(argv)
 
 

@@ -106,12 +106,12 @@ ALIASES: dict[str, Activation] = {"swish": silu, "hard_swish": hard_silu}
 
 __all__ = ["Activation", "deserialize", "get", "hard_swish", "serialize", "swish", *BY_NAME]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("activations", __all__)
 
 
 def get(identifier: Any) -> Activation:
-    """Return the activation for a name, a layer or what `serialize` returned; a function unchanged; None is `linear`.
+    """Return the activation for a name, a layer or a `serialize` result; functions unchanged; `linear` for None.
 
     Raises:
         ConfigError: an unknown name, or something else.
@@ -135,7 +135,7 @@ def serialize(activation: Activation) -> str | dict[str, Any]:
         if function is activation:
             return name
     if hasattr(activation, "get_config"):
-        from dptrain.saving import serialize_keras_object  # above this module
+        from dptrain.saving import serialize_keras_object  # a higher layer than this module
 
         described: dict[str, Any] = serialize_keras_object(activation)
         return described
@@ -149,7 +149,7 @@ def deserialize(config: Any, custom_objects: Mapping[str, Activation] | None = N
     """
     with custom_object_scope(custom_objects):
         if isinstance(config, Mapping) and config.get("class_name") not in (None, "function"):
-            from dptrain.saving import deserialize_keras_object  # above this module
+            from dptrain.saving import deserialize_keras_object  # a higher layer than this module
 
             return get(deserialize_keras_object(config))
         description = custom_object_or_name(config)

@@ -43,7 +43,7 @@ _flash_attention: bool | None = None
 
 _FLOATS = ("bfloat16", "float16", "float32", "float64")
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("config", __all__)
 
 

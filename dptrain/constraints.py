@@ -23,10 +23,10 @@ __all__ = [
     "unit_norm",
 ]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("constraints", __all__)
 
-# What keeps a weight of norm 0 from being divided by it.
+# Added to norms, which may be 0.
 _EPSILON = 1e-7
 
 
@@ -114,7 +114,7 @@ max_norm, min_max_norm, non_neg, unit_norm = MaxNorm, MinMaxNorm, NonNeg, UnitNo
 # Names as Keras accepts them.
 CONSTRAINTS: dict[str, type[Constraint]] = by_name((MaxNorm, MinMaxNorm, NonNeg, UnitNorm))
 
-# As Keras, a function of the weight serves as well.
+# A function of the weight serves as well, as in Keras.
 ConstraintLike = Constraint | Callable[[Any], Any]
 
 _registry: Registry[ConstraintLike] = Registry("constraint", "keras.constraints", Constraint, CONSTRAINTS, functions={})

@@ -12,16 +12,12 @@ FloatDTypePolicy = DTypePolicy
 
 __all__ = ["DTypePolicy", "FloatDTypePolicy", "deserialize", "get", "serialize"]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("dtype_policies", __all__)
 
 
 def get(identifier: Any) -> DTypePolicy:
-    """Return the policy for a policy, its name, a NumPy type or Keras' description; the global one for None.
-
-    Raises:
-        ConfigError: there is no such policy.
-    """
+    """Return the policy for a policy, its name, a NumPy type or Keras' description; the global one for None."""
     if isinstance(identifier, Mapping):
         return deserialize(identifier)
     policy = policy_of(identifier)

@@ -25,7 +25,7 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module("dptrain.optimizers"), name) if name == "LossScaleOptimizer" else _missing(name)
 
 
-# The type in which a layer computes, and the one in which its weights are kept, of each policy.
+# Compute type and variable type of each policy.
 POLICIES = {name: (name, name) for name in ("float32", "float64", "bfloat16", "float16")} | {
     "mixed_bfloat16": ("bfloat16", "float32"),
     "mixed_float16": ("float16", "float32"),
@@ -88,11 +88,7 @@ def dtype_policy() -> DTypePolicy:
 
 
 def set_dtype_policy(policy: str | DTypePolicy) -> None:
-    """Set the policy of layers and models without their own, made from now on; call it on every rank.
-
-    Raises:
-        ConfigError: there is no such policy.
-    """
+    """Set the policy (else ConfigError) of layers and models made later without their own; call it on every rank."""
     global _global
     _global = policy if isinstance(policy, DTypePolicy) else DTypePolicy(policy)
 

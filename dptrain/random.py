@@ -13,19 +13,19 @@ import numpy as np
 from dptrain.errors import ConfigError
 from dptrain.registry.names import not_there
 
-# Keras' functions of this room, which are ops.
+# Keras' functions in `keras.random`, which are ops here.
 _OPS = [
     *("SeedGenerator", "beta", "binomial", "categorical", "dropout", "gamma", "normal", "randint", "shuffle"),
     *("truncated_normal", "uniform"),
 ]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     _missing = not_there("random", _OPS)
 
     def __getattr__(name: str) -> Any:
         if name not in _OPS:
             return _missing(name)
-        from dptrain.ops import random  # above this module, which it needs
+        from dptrain.ops import random  # it imports this module
 
         return getattr(random, name)
 
@@ -39,7 +39,7 @@ class Purpose(IntEnum):
     SWEEP = 4
     HOLD_OUT = 5
     RESAMPLING = 6
-    NOISE = 100  # of steps that users write
+    NOISE = 100  # for steps that users write
 
 
 def stream(seed: int, purpose: Purpose, *position: int, offset: int = 0) -> np.random.Generator:
@@ -64,7 +64,7 @@ def own_seed(seed: int | None) -> int | None:
 
 
 _default_seed = 0
-# Where the initial values begin of weights that are made outside a model, behind any model's.
+# First position of weights made outside a model, after any model's.
 _OUTSIDE = 2**32
 _positions = count(_OUTSIDE)
 

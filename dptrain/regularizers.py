@@ -21,7 +21,7 @@ __all__ = [
     "serialize",
 ]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("regularizers", __all__)
 
 
@@ -95,7 +95,7 @@ class OrthogonalRegularizer(Regularizer):
         vectors = ops.normalize(x if self.mode == "rows" else ops.transpose(x), axis=1)
         number = vectors.shape[0]
         cosines = ops.matmul(vectors, ops.transpose(vectors))
-        pairs = max(number * (number - 1), 1)  # each of them twice
+        pairs = max(number * (number - 1), 1)  # each counted twice
         others = ops.where(ops.eye(number, dtype="bool"), 0, ops.absolute(cosines))
         return ops.sum(others) * (self.factor / pairs)
 
@@ -111,7 +111,7 @@ _CLASSES: dict[str, type[Regularizer]] = {"L1": L1, "L2": L2, "L1L2": L1L2}
 REGULARIZERS = _CLASSES | {name.lower(): cls for name, cls in _CLASSES.items()}
 REGULARIZERS |= dict.fromkeys(("OrthogonalRegularizer", "orthogonal_regularizer"), OrthogonalRegularizer)
 
-# As Keras, a function of the weight serves as well.
+# A function of the weight serves as well, as in Keras.
 RegularizerLike = Regularizer | Callable[[Any], Any]
 
 _registry: Registry[RegularizerLike] = Registry(

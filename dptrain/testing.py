@@ -33,18 +33,18 @@ from dptrain.train.devices import open_backend
 
 __all__ = ["CheckError", "check_layer", "check_op"]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("testing", __all__)
 
 Array = npt.NDArray[Any]
 
-# Of central differences in float64: the error of the second derivative and of rounding, for values of about 1.
+# Central differences in float64: tolerances cover truncation and rounding, for values of about 1.
 _STEP, _SLOPE_RTOL, _SLOPE_ATOL = 1e-6, 1e-5, 1e-7
-# Of the same ops in float64, where sums are made in another order.
+# Tolerance for the same ops in float64 with sums in another order.
 _SAME = 1e-9
-# Elements of each array whose derivative is taken.
+# Number of elements of each array whose derivative is checked.
 _PROBES = 64
-# Elements around an output that an op must leave alone: 256 bytes of float32, which keeps the alignment.
+# Guard elements around an output: 256 bytes of float32, which keeps the alignment.
 _MARGIN = 64
 _UNTOUCHED = -12345.0
 
@@ -226,7 +226,7 @@ class _CheckedLayer:
 
     def __init__(self, layer: Layer, input_shape: Any, rows: int, seed: int) -> None:
         self.rng = rng = np.random.default_rng(seed)
-        layer = self._layer = copy.deepcopy(layer)  # it is given a type, weights and a name, which are not to stay
+        layer = self._layer = copy.deepcopy(layer)  # a copy: the checks give it a type, weights and a name
         layer._set_dtype("float64")
         shapes = _map_shapes(input_shape)
         self._x = tree.map_leaves(lambda path, shape: rng.standard_normal((rows, *shape.lengths)), shapes)

@@ -26,7 +26,7 @@ __all__ = [
     "traverse",
 ]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("tree", __all__)
 
 

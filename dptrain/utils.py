@@ -106,7 +106,7 @@ if TYPE_CHECKING:
     from dptrain.models.feature_space import FeatureSpace
     from dptrain.models.plotting import model_to_dot, plot_model
     from dptrain.saving import deserialize_keras_object, serialize_keras_object
-else:  # for which any name would do
+else:  # type checkers would accept any name
     _missing = not_there("utils", __all__)
 
     def __getattr__(name: str) -> Any:
@@ -158,10 +158,7 @@ def is_keras_tensor(x: Any) -> bool:
 
 
 def normalize(x: npt.ArrayLike, axis: int = -1, order: Any = 2) -> npt.NDArray[Any]:
-    """Return an array with unit vectors along an axis, like `keras.utils.normalize`; those of length 0 stay.
-
-    `order` is that of `numpy.linalg.norm`.
-    """
+    """Return an array with vectors of length 1 (or still 0) along an axis; `order` is that of `numpy.linalg.norm`."""
     array = np.asarray(x)
     lengths = np.linalg.norm(array, order, axis, keepdims=True)
     return np.asarray(array / np.where(lengths == 0, 1, lengths))

@@ -110,5 +110,5 @@ __all__ = [
     "xception",
 ]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("applications", __all__)

@@ -24,7 +24,7 @@ __all__ = [
     "preprocess_input",
 ]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("applications.convnext", __all__)
 
 preprocess_input = preprocessing(None)

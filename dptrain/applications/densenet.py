@@ -12,7 +12,7 @@ from dptrain.registry.names import not_there
 
 __all__ = ["DenseNet121", "DenseNet169", "DenseNet201", "decode_predictions", "preprocess_input"]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("applications.densenet", __all__)
 
 preprocess_input = preprocessing("torch")

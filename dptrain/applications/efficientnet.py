@@ -25,12 +25,12 @@ __all__ = [
     "preprocess_input",
 ]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("applications.efficientnet", __all__)
 
 preprocess_input = preprocessing(None)
 
-# Kernel, blocks, filters that come out, factor of the channels within, stride of the first block of each stage.
+# Kernel, blocks, output filters, expansion factor, stride of the first block of each stage.
 _STAGES = (
     (3, 1, 16, 1, 1),
     (3, 2, 24, 6, 2),
@@ -40,9 +40,9 @@ _STAGES = (
     (5, 4, 192, 6, 2),
     (3, 1, 320, 6, 1),
 )
-# Squeeze and excitation: channels within, of those that come into the block.
+# Squeeze and excitation: inner channels, as a fraction of the block's input channels.
 _SQUEEZED = 0.25
-# The last block's rate of leaving itself out; the first one's is 0.
+# Drop rate of the last block; the first one's is 0.
 _LEFT_OUT = 0.2
 
 

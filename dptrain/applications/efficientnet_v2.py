@@ -27,7 +27,7 @@ __all__ = [
     "preprocess_input",
 ]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("applications.efficientnet_v2", __all__)
 
 preprocess_input = preprocessing(None)
@@ -69,9 +69,9 @@ _L = (
     (False, 25, 384, 6, 2),
     (False, 7, 640, 6, 1),
 )
-# Squeeze and excitation: channels within, of those that come into the block.
+# Squeeze and excitation: inner channels, as a fraction of the block's input channels.
 _SQUEEZED = 0.25
-# The last block's rate of leaving itself out, counted over the blocks of the unscaled network; the first one's is 0.
+# Drop rate of the last block, counted over the unscaled network's blocks; the first one's is 0.
 _LEFT_OUT = 0.2
 _MEAN, _VARIANCE = (0.485, 0.456, 0.406), (0.229**2, 0.224**2, 0.225**2)
 _ABOUT = """{name}, as `keras.applications.{name}`: the same layers, names, shapes and order of weights.
@@ -106,7 +106,7 @@ class _Scaling:
     stem: int  # filters of the first convolution
     width: float  # factor of filters
     depth: float  # factor of blocks
-    normalizes: bool  # by the mean and variance of ImageNet's channels, where there are three of them
+    normalizes: bool  # by the mean and variance of ImageNet's channels, if there are three
 
     def filters(self, number: int) -> int:
         return max(8, int(number * self.width + 4) // 8 * 8)

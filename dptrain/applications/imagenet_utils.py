@@ -18,15 +18,15 @@ from dptrain.saving.reading import parse_json, reading
 
 __all__ = ["decode_predictions", "preprocess_input"]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("applications.imagenet_utils", __all__)
 
 CLASSES = 1000
 # The names of ImageNet's classes, {"0": ["n01440764", "tench"], ...}, as Keras fetches it; never fetched here.
 _INDEX = "imagenet_class_index.json"
-_MAX_INDEX = 2**20  # bytes; it has 35 thousand
+_MAX_INDEX = 2**20  # bytes; the file has 35 thousand
 _FORMATS = ("channels_first", "channels_last")
-# By mode: the factor, then what is subtracted from and what divides each channel.
+# By mode: the factor, then each channel's mean and divisor.
 _MODES: dict[str, tuple[float, tuple[float, ...], tuple[float, ...]]] = {
     "caffe": (1.0, (103.939, 116.779, 123.68), (1.0, 1.0, 1.0)),
     "tf": (127.5, (1.0, 1.0, 1.0), (1.0, 1.0, 1.0)),

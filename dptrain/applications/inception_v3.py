@@ -11,7 +11,7 @@ from dptrain.registry.names import not_there
 
 __all__ = ["InceptionV3", "decode_predictions", "preprocess_input"]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("applications.inception_v3", __all__)
 
 preprocess_input = preprocessing("tf")

@@ -14,7 +14,7 @@ from dptrain.registry.names import not_there
 
 __all__ = ["MobileNet", "decode_predictions", "preprocess_input"]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("applications.mobilenet", __all__)
 
 preprocess_input = preprocessing("tf")

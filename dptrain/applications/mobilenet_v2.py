@@ -15,7 +15,7 @@ from dptrain.registry.names import not_there
 
 __all__ = ["MobileNetV2", "decode_predictions", "preprocess_input"]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("applications.mobilenet_v2", __all__)
 
 preprocess_input = preprocessing("tf")

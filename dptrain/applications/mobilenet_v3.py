@@ -15,7 +15,7 @@ from dptrain.registry.names import not_there
 
 __all__ = ["decode_predictions", "preprocess_input"]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("applications.mobilenet_v3", __all__)
 
 preprocess_input = preprocessing(None)
@@ -191,6 +191,6 @@ def _mobilenet(label: str, blocks: _Blocks, last: int) -> Any:
     return make
 
 
-# Keras has these two in `applications` alone.
+# Keras has these two only in `applications`.
 MobileNetV3Small = _mobilenet("MobileNetV3Small", _SMALL, 1024)
 MobileNetV3Large = _mobilenet("MobileNetV3Large", _LARGE, 1280)

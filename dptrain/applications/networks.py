@@ -15,7 +15,7 @@ from dptrain.program.tensor import Tensor
 SMALLEST = 32
 """Pixels that height and width must have, where a network does not ask for more."""
 
-# What a network does between its input and its head, and the head: (x, classes, activation) -> outputs.
+# A network between input and head, and the head: (x, classes, activation) -> outputs.
 Body = Callable[[Tensor], Tensor]
 Top = Callable[[Tensor, int, Any], Tensor]
 

@@ -12,7 +12,7 @@ from dptrain.registry.names import not_there
 
 __all__ = ["ResNet50", "ResNet101", "ResNet152", "decode_predictions", "preprocess_input"]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("applications.resnet", __all__)
 
 preprocess_input = preprocessing("caffe")

@@ -7,5 +7,5 @@ from dptrain.registry.names import not_there
 
 __all__ = ["ResNet50", "decode_predictions", "preprocess_input"]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("applications.resnet50", __all__)

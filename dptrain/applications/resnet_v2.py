@@ -13,7 +13,7 @@ from dptrain.registry.names import not_there
 
 __all__ = ["ResNet50V2", "ResNet101V2", "ResNet152V2", "decode_predictions", "preprocess_input"]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("applications.resnet_v2", __all__)
 
 preprocess_input = preprocessing("tf")

@@ -44,5 +44,5 @@ __all__ = [
     "WandbMetricsLogger",
 ]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("callbacks", __all__)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 Logs = dict[str, float]
 
 _PHASE_HOOKS = tuple(f"on_{mode}_{when}" for mode in ("train", "test", "predict") for when in ("begin", "end"))
-# Those of batches are many, and most callbacks have none.
+# Batch hooks are called often, and most callbacks have none.
 _BATCH_HOOKS = tuple(f"on_{mode}_batch_{when}" for mode in ("train", "test", "predict") for when in ("begin", "end"))
 
 
@@ -49,11 +49,11 @@ class Callback:
     params: dict[str, Any]
     _trainer: "Trainer"
     # Names of attributes that must be the same on all ranks, because the hooks wait for the other ranks or change what
-    # is trained; None where a rank may have the callback alone.
+    # is trained; None if a rank may have the callback alone.
     _same_on_all_ranks: tuple[str, ...] | None = None
     copies_of_weights: tuple[str, ...] = ()
     # Whether its hooks neither stop the training nor wait for other ranks, so that ranks need not meet after a batch
-    # for its sake; said by a class of itself, not of its subclasses.
+    # for its sake; holds for a class itself, not for its subclasses.
     _shows_only = False
 
     def __init__(self) -> None:

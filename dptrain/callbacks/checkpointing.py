@@ -39,12 +39,12 @@ from dptrain.saving.weights import architecture_of
 from dptrain.version import __version__
 
 _MODEL, _REST, _STATE = "model.safetensors", "training.safetensors", "state.json"
-# Of callbacks' states, beside those of the model's variables.
+# Prefix of arrays in callbacks' states, beside the model's variables.
 _OF_CALLBACKS = "callbacks"
 _NOTHING = object()
-# Copies of a weight that callbacks hold: they need not fit into the memory of one machine.
+# Greatest number of copies of a weight in callbacks: all might not fit into one machine's memory.
 _MAX_COPIES = 16
-# Steps and epochs that can be counted.
+# Greatest number of steps or epochs.
 _MAX_COUNT = 2**53
 _SAME = "start with the same settings, or name those that may differ (--resume-anyway, BackupAndRestore.resume_anyway)"
 
@@ -125,8 +125,8 @@ class Checkpointing(Callback):
         self._saved_at = 0.0
         self._restored: list[tuple[str, Any]] = []
         self._rate = 0.0
-        self._parts: dict[str, Part] = {}  # of what a training changes, by unique paths
-        self._names: dict[str, str] = {}  # of weights in the model, by these paths and in the model's order
+        self._parts: dict[str, Part] = {}  # of a training's variables, by unique paths
+        self._names: dict[str, str] = {}  # the model's weights by these paths, in order
         self._pending: _Pending | None = None
 
     # Called by the training loop
@@ -185,7 +185,7 @@ class Checkpointing(Callback):
         for key, state in zip(_keys(name for name, _ in self._restored), self._restored, strict=True):
             if key in by_key and state[1]:
                 _load(by_key[key], state[1])
-        # In the middle of an epoch the hooks of its begin come again, and get the learning rate that they got.
+        # In the middle of an epoch its begin hooks run again, and see the same learning rate as then.
         again = position.step and not begun
         if not again:
             self._restored = []
@@ -204,9 +204,9 @@ class Checkpointing(Callback):
 
     def _save(self, hooks: CallbackList, position: Position) -> None:
         """Copy the state and begin to write it. Collective."""
-        self._wait()  # for the one before
+        self._wait()  # for the previous checkpoint
         comm = ranks_of(self)
-        if position.step == 0 or not self._parts:  # a look through the whole model; an epoch's end may bring more
+        if position.step == 0 or not self._parts:  # searches the whole model, which an epoch's end may extend
             by_path = variables(self.model)
             paths = {id(variable): path for path, variable in by_path.items()}
             self._parts = self._parts_of(by_path)
@@ -291,7 +291,7 @@ class Checkpointing(Callback):
         self._directory = CheckpointDirectory(self.path, leads=leads, **options)
         if leads:
             self._architecture = architecture_of(self.model)
-            # One that stays, and the next.
+            # Room for the kept checkpoint and the next.
             nbytes = (size(variable.shape) * variable.dtype.itemsize for variable in variables(self.model).values())
             self._directory.probe(2 * sum(nbytes))
 
@@ -332,14 +332,14 @@ class Checkpointing(Callback):
             state = _checked(json.loads(checkpoint.files[_STATE]))
             by_path = variables(self.model)
             there = {name: np.empty(0) for name in checkpoint.manifest.arrays if _is_of_callbacks(name, by_path)}
-            insert_arrays(state["callbacks"], there)  # every array is
+            insert_arrays(state["callbacks"], there)  # every array is needed
         differing = dict(_differences("", state["identity"], self._identity))
         refused = [line for name, line in differing.items() if not self._may_differ(name)]
-        # Slots follow from the optimizer and the weights, which say it in fewer words.
+        # Slots follow from optimizer and weights, whose differences are shorter to report.
         if refused := [line for line in refused if not line.startswith("state.")] or refused:
             raise ConfigError(f"{checkpoint.path} is the checkpoint of another training: {joined(refused)}; {_SAME}")
         _require_arrays(str(checkpoint.path), checkpoint.manifest.arrays, by_path, state["copies"])
-        if any(name.endswith("learning_rate") for name in differing):  # which was asked for, and so holds
+        if any(name.endswith("learning_rate") for name in differing):  # the new learning rate was requested
             state["rate"] = state["position"]["rate_at_begin"] = self.model._compiled_optimizer._resumed_rate
         return checkpoint, state
 
@@ -391,7 +391,7 @@ class Checkpointing(Callback):
         parts = self._parts | {name: self._parts[path] for name, (path, _) in copies.items()}
         of_all = {name for name, part in parts.items() if part.ranks.size == comm.size}
         mine = {name: part for name, part in parts.items() if part.ranks.rank == 0 and part.is_here}
-        # Copies, all of them: the training goes on while they are written.
+        # All are copies: the training continues while they are written.
         values = {
             name: part.of(copies[name][1]) if name in copies else part.variable.numpy() for name, part in mine.items()
         }
@@ -504,7 +504,7 @@ def _checked(state: Any) -> dict[str, Any]:
     position = state["position"]
     numbers = [position[name] for name in ("epoch", "step", "made")]
     skipped, kernels = position.get("skipped_at_begin"), state.get("kernels", {})
-    copies = state.setdefault("copies", {})  # which older checkpoints do not tell from other arrays
+    copies = state.setdefault("copies", {})  # older checkpoints do not mark them
     right = (
         position.keys() <= {entry.name for entry in fields(Position)}
         and all(type(number) is int and 0 <= number < _MAX_COUNT for number in (*numbers, skipped or 0))

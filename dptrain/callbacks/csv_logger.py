@@ -75,7 +75,7 @@ class CSVLogger(Callback):
         path = Path(self.filename)
         try:
             if path.exists() and path.stat().st_size >= size:
-                os.truncate(path, size)  # what came after the checkpoint comes again
+                os.truncate(path, size)  # later lines will be written again
                 sync(path)
                 return keys
             warn(f"{path} is not as long as it was; the lines of earlier epochs are missing")
@@ -90,7 +90,7 @@ class CSVLogger(Callback):
         if self.keys is None:
             self.keys = sorted(logs)
             if not any(key.startswith("val_") for key in self.keys):
-                self.keys += [f"val_{key}" for key in self.keys]  # epochs that are validated may follow
+                self.keys += [f"val_{key}" for key in self.keys]  # later epochs may be validated
             if self.append_header:
                 writer.writerow(["epoch", *self.keys])
         writer.writerow([epoch, *(_cell(logs.get(key, "NA")) for key in self.keys)])

@@ -75,7 +75,7 @@ class EarlyStopping(MonitorCallback):
             return
         is_better = self._is_improvement(current, self.best)
         if self.restore_best_weights and (is_better or self.best_weights is None):
-            self.best_weights = None  # memory need not have room for two copies
+            self.best_weights = None  # two copies might not fit into memory
             self.best_weights = weights_of(self.model)
             self.best_epoch = epoch
         self.wait += 1

@@ -34,8 +34,7 @@ class LearningRateScheduler(Callback):
         """Set the learning rate. Collective.
 
         Raises:
-            ConfigError: the function returns no float (a ValueError, as in Keras), or the optimizer has a schedule (a
-                TypeError, as in Keras).
+            ConfigError: no float (also a ValueError, as in Keras), or an optimizer with a schedule (also a TypeError).
         """
         rate = on_all(self, "schedule", lambda: self._ask(epoch))
         comm = ranks_of(self)
@@ -57,5 +56,5 @@ class LearningRateScheduler(Callback):
             rate = self.schedule(epoch)
         if not isinstance(rate, float | np.float32 | np.float64):
             raise ConfigError(f"The output of the `schedule` function should be a float. Got: {rate}")
-        self.model.optimizer.learning_rate = float(rate)  # what is wrong with it is wrong on all ranks
+        self.model.optimizer.learning_rate = float(rate)  # errors occur on all ranks alike
         return float(rate)

@@ -11,7 +11,7 @@ from dptrain.callbacks.ranks import on_rank_0
 from dptrain.errors import ConfigError
 from dptrain.runtime.extras import pip_install
 
-# What MLflow takes at once, and of one value.
+# MLflow's limits: parameters per call, characters per value.
 _MAX_PARAMS, _MAX_LETTERS = 100, 6000
 
 
@@ -80,7 +80,7 @@ class MlflowCallback(Callback):
             return
         mlflow = mlflow_module()
         if (self.tracking_uri or "").startswith(("file:", "/", ".")):
-            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # since 3.7 MLflow wants to be asked for a folder
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow from 3.7 requires it for folders
         self._client = mlflow.MlflowClient(self.tracking_uri)
         active = mlflow.active_run()
         if self.run_id is not None:

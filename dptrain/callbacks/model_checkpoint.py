@@ -17,10 +17,10 @@ from dptrain.saving import keras_zip
 from dptrain.saving.background import Background
 from dptrain.saving.weights import weights_encoder
 
-# Of files with weights alone; the second is not in Keras.
+# Endings of weight files; the second is not in Keras.
 _WEIGHTS_ENDINGS = (".weights.h5", ".safetensors")
 _ADVICE = "choose another `filepath` of ModelCheckpoint"
-# One for all of them: two may write the same file.
+# Shared by all: two callbacks may write the same file.
 _writing = Background()
 
 
@@ -71,7 +71,7 @@ class ModelCheckpoint(MonitorCallback):
         self._steps_since_saving = 0
         self._last_step: int | None = None
         self._background = False
-        self._finished: str | None = None  # what to say when the file is there
+        self._finished: str | None = None  # message for when the file is complete
         if save_freq != "epoch" and not isinstance(save_freq, int):
             raise ConfigError(f"Unrecognized save_freq: {save_freq}. Expected save_freq are 'epoch' or integer values")
         if save_weights_only and not self.filepath.endswith(_WEIGHTS_ENDINGS):
@@ -83,7 +83,7 @@ class ModelCheckpoint(MonitorCallback):
             raise ConfigError(
                 f"The filepath provided must end in `.keras` (Keras model format). Received: filepath={self.filepath}"
             )
-        if save_freq != "epoch":  # a hook of batches makes all ranks meet after each
+        if save_freq != "epoch":  # a batch hook makes all ranks meet after each batch
             vars(self)["on_train_batch_end"] = self._after_step
 
     def _set_callbacks(self, callbacks: Sequence[Callback]) -> None:
@@ -148,7 +148,7 @@ class ModelCheckpoint(MonitorCallback):
         if background:
             on_rank_0(self, "ModelCheckpoint", lambda: self._begin(Path(path)), reads_model=True)
         else:
-            save(path, overwrite=True)  # collective: rank 0 writes, and all fail where it does
+            save(path, overwrite=True)  # collective: rank 0 writes, and all fail if it fails
         self._finished = f"\nEpoch {epoch + 1}: finished saving model to {path}"
         if not background:
             self._wait()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Seconds between updates of the live line; reading the metrics at every step would cost more than small steps do.
 _REFRESH = 0.1
-# Seconds after which one is told what the first step waits for.
+# Seconds before a line says what the first step waits for.
 _SILENCE = 3.0
 
 
@@ -130,7 +130,7 @@ class ProgbarLogger(Callback):
         text = "compiling the step, once for this model and machine"
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, state=text, refresh=True)
-        elif (self._file or sys.stdout).isatty():  # somebody waits; a log has a line an epoch
+        elif (self._file or sys.stdout).isatty():  # somebody watches; a log file gets only a line per epoch
             self._print(text)
 
     def _steps(self) -> str:
@@ -146,7 +146,7 @@ class ProgbarLogger(Callback):
         from rich.table import Column
 
         console = self._console or terminal.console(live=True)
-        room = console.width - 82  # what the text needs at 80 columns; a bar only where there is more
+        room = console.width - 82  # the text fills 80 columns; a bar needs more
         self._progress = Progress(
             TextColumn("Epoch {task.fields[epoch]}/{task.fields[epochs]} {task.completed}/{task.total}"),
             *([BarColumn(bar_width=min(room, 24))] if room >= 8 else []),
@@ -155,7 +155,7 @@ class ProgbarLogger(Callback):
             TextColumn("{task.fields[state]}", table_column=Column(no_wrap=True), markup=False),
             console=console,
             transient=True,
-            auto_refresh=False,  # the loop refreshes; a thread of its own would take turns with it for the interpreter
+            auto_refresh=False,  # the loop refreshes: a thread would compete for the interpreter
         )
         self._task = self._progress.add_task(
             "", total=self.params["steps"], epoch=epoch + 1, epochs=self.params["epochs"], state=""

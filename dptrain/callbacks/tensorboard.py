@@ -71,7 +71,7 @@ class TensorBoard(Callback):
         self._step_began = self._epoch_began = 0.0
         self._iterations_before = 0
         self._writers: dict[str, _EventFile] = {}
-        if self.update_freq != "epoch":  # hooks of batches make all ranks meet after each
+        if self.update_freq != "epoch":  # batch hooks make all ranks meet after each batch
             vars(self).update(on_train_batch_begin=self._before_step, on_train_batch_end=self._after_step)
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
@@ -175,7 +175,7 @@ class _EventFile:
         summary, writer, event = tensorboardx_module()
         self._summary, self._event = summary, event
         place.mkdir(parents=True, exist_ok=True)
-        # tensorboardX names files by the second, and replaces an earlier one, or what a link of that name leads to.
+        # tensorboardX names files by the second, and replaces an existing file or the target of a link.
         self._file = writer(str(place / "events"), f".{os.getpid()}.{next(_number)}.{os.urandom(8).hex()}")
 
     def add(self, values: dict[str, Any], step: int) -> None:
@@ -183,10 +183,10 @@ class _EventFile:
             if np.ndim(value) == 0:
                 summary = self._summary.scalar(tag, value)
             else:
-                finite = np.asarray(value)[np.isfinite(value)]  # others have no place in a histogram
+                finite = np.asarray(value)[np.isfinite(value)]  # histograms cannot hold others
                 if not finite.size:
                     continue
-                summary = self._summary.histogram(tag, finite, bins=30)  # as many as TensorFlow makes
+                summary = self._summary.histogram(tag, finite, bins=30)  # TensorFlow's number of bins
             self._file.write_event(self._event(wall_time=time.time(), step=step, summary=summary))
         self._file.flush()
 

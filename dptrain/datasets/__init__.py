@@ -31,5 +31,5 @@ __all__ = [
     "reuters",
 ]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("datasets", __all__)

@@ -8,7 +8,7 @@ from dptrain.registry.names import not_there
 
 __all__ = ["load_data"]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("datasets.cifar100", __all__)
 
 

@@ -11,7 +11,7 @@ from dptrain.registry.names import not_there
 
 __all__ = ["get_label_names", "get_word_index", "load_data"]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("datasets.reuters", __all__)
 
 _LABELS = (

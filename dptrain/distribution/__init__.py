@@ -28,5 +28,5 @@ __all__ = [
     "set_distribution",
 ]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("distribution", __all__)

@@ -1,7 +1,4 @@
-"""Meshes of devices, and layouts: the axis of the mesh over which each axis of a tensor is divided.
-
-Source: `keras.distribution`, Keras 3.15.
-"""
+"""Meshes of devices, and layouts: which mesh axis divides each axis of a tensor. Source: `keras.distribution`."""
 
 import math
 import re
@@ -17,7 +14,7 @@ from dptrain.registry.names import not_supported
 
 T = TypeVar("T")
 
-# An axis of a tensor, to the axis of the mesh over which it is divided, or None for one that is whole everywhere.
+# For each axis of a tensor the mesh axis that divides it, or None if it is whole.
 AxisNames = Sequence[str | None]
 
 

@@ -8,7 +8,7 @@ from dptrain.errors import ConfigError
 from dptrain.program.sharding.mesh import BATCH, Axes
 from dptrain.program.tensor import Variable
 
-# Meshes of the ranks, by these (which live as long as the process) and by the axes' lengths.
+# Meshes by communicator (which lives as long as the process) and axis lengths.
 _arranged: dict[tuple[int, tuple[tuple[str, int], ...]], MeshCommunicator] = {}
 
 

@@ -1,4 +1,4 @@
-"""Distribution strategies, which divide rows of batches and variables over a mesh; and the current strategy.
+"""Strategies that divide rows of batches and variables over a mesh, and the current strategy.
 
 Source: `keras.distribution`, Keras 3.15.
 """

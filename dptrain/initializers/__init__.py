@@ -54,7 +54,7 @@ ones, zeros = Ones, Zeros
 STFTInitializer = stft = STFT
 random_normal, random_uniform, truncated_normal = RandomNormal, RandomUniform, TruncatedNormal
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("initializers", __all__)
 
 _CLASSES: tuple[type[Initializer], ...] = (
@@ -80,7 +80,7 @@ INITIALIZERS = by_name(_CLASSES)
 INITIALIZERS |= {"IdentityInitializer": Identity, "OrthogonalInitializer": Orthogonal}  # as Keras' files name them
 INITIALIZERS |= {"normal": RandomNormal, "uniform": RandomUniform, "one": Ones, "zero": Zeros}
 
-# As Keras, a function `f(shape, dtype=None)` serves as well.
+# A function `f(shape, dtype=None)` serves as well, as in Keras.
 InitializerLike = Initializer | Callable[..., Any]
 
 _registry: Registry[InitializerLike] = Registry(

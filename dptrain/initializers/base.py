@@ -59,7 +59,7 @@ class RandomInitializer(Initializer):
         """Return the random stream of the weight at a position of a model with that seed."""
         if self.seed is None:
             return stream(seed, Purpose.INITIALIZE, position)
-        return stream(self.seed, Purpose.INITIALIZE, 0, 1)  # the 1 keeps clear of the models' own streams
+        return stream(self.seed, Purpose.INITIALIZE, 0, 1)  # the 1 avoids the models' streams
 
 
 def truncated_normal(numbers: np.random.Generator, shape: tuple[int, ...]) -> Values:

@@ -460,7 +460,7 @@ __all__ = [
     "subtract",
 ]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("layers", __all__)
 
 _registry: Registry[Layer] = Registry("layer", "keras.layers", Layer, LAYERS)

@@ -20,7 +20,7 @@ from dptrain.layers.input_spec import InputSpec
 from dptrain.program.shapes import without_rows
 from dptrain.program.tensor import Tensor
 
-# What masked elements of a softmax become, as in Keras: its exponential is 0. Infinity gives NaN in gradients.
+# Masked logits, as in Keras: their exponential is 0. Infinity would give NaN in gradients.
 _MASKED_LOGIT, _MASKED_LOGIT_FLOAT16 = -1e9, -3e4
 
 

@@ -14,7 +14,7 @@ from dptrain.program.tensor import Tensor, Variable
 from dptrain.random import Purpose, own_seed
 
 _SCORE_MODES = ("dot", "concat")
-# What is taken from the scores of masked sources: their exponential is then 0.
+# Subtracted from the scores of masked sources, whose exponential is then 0.
 _MASK_OFFSET, _MASK_OFFSET_FLOAT16 = 1e9, 65504.0
 
 

@@ -232,7 +232,7 @@ class RandomShear(Affine):
             limits(name, factor, -1 if isinstance(factor, list | tuple) else 0, message)
             for name, factor in (("x_factor", x_factor), ("y_factor", y_factor))
         )
-        # Keras writes the range -f to f in the place of f, and reads only f.
+        # Keras writes f as the range -f to f, but reads only f.
         self.x_factor, self.y_factor = (
             most if least == -most else factor
             for factor, (least, most) in ((x_factor, self._right_range), (y_factor, self._down_range))
@@ -333,7 +333,7 @@ class RandomElasticTransform(RandomImageLayer):
 
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
         height, width = (int(n) for n in self._height_and_width(x))
-        # Of strength 0 the bell would have no width.
+        # With strength 0 the Gaussian would have no width.
         strength = ops.maximum(transformation["distortion_factor"], 1e-6)
         moved = ops.image.elastic_transform(
             *(x, max(height, width) * 0.1 * strength, min(height, width) * 0.05 * strength, self.interpolation),

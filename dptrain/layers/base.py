@@ -51,13 +51,13 @@ ConstraintArgument = str | dict[str, Any] | constraints.ConstraintLike | None
 ActivationArgument = str | activations.Activation | None
 BuildShape = tuple[int | None, ...]
 
-# Whether the call at hand is one of training; None outside of calls.
+# Whether the current call is in training; None outside of calls.
 _training: ContextVar[bool | None] = ContextVar("training", default=None)
-# Whether weights that are built are for a model to draw anew: see `Weight`.
+# Whether a model will draw the weights being built anew: see `Weight`.
 _provisional: ContextVar[bool] = ContextVar("provisional", default=False)
-# What lengths that are not known are taken for where a layer asks: longer than most windows, and often divisible.
+# Stand-ins for unknown lengths if a layer asks: longer than most windows, with many divisors.
 _TRIAL_SIZES = 240, 360
-# Where Keras has layers and models.
+# Keras' modules with layers and models.
 _MODULES_OF_LAYERS = ("keras.layers", "keras", "keras.src.models.functional", "keras.models")
 # Arguments of every layer, which `Layer.config` writes itself.
 _COMMON_ARGUMENTS = ("name", "trainable", "dtype", "autocast", "activity_regularizer", "input_shape", "input_dim")
@@ -89,25 +89,25 @@ class Layer(Parts):
         name: None until a model has the layer.
     """
 
-    # Arguments that Keras does not write to files, and those of all layers that it writes even where they are None.
+    # Arguments that Keras does not write to files, and common ones that it writes even if they are None.
     _unwritten: tuple[str, ...] = ()
     _always_written: tuple[str, ...] = ()
-    # In a class whose arguments all layers, or all models, have; and what the constructor of a user's class was given.
+    # True in a class whose arguments all layers, or all models, have; and the arguments of a user's constructor.
     _is_base = True
     _constructed_with: ConstructorArguments | None = None
-    # Whether the mask of the inputs is one of the outputs; None for what `supports_masking` finds out.
+    # Whether outputs get the inputs' mask; None lets `supports_masking` find out.
     _passes_masks: bool | None = None
-    # Whether it is built from its constructor on, where no subclass makes weights.
+    # Whether it is built from its constructor on, unless a subclass makes weights.
     _has_no_weights = False
-    # In a class whose own `build` says itself when the weights are there.
+    # Set by a class whose `build` itself sets `built`.
     _marks_itself_built: bool
-    # It is being built, and what has been built of it may be drawn anew.
+    # Whether it is being built; its weights so far may be drawn anew.
     _builds = False
-    # Counts changes that programs traced before would not see.
+    # Counts changes that invalidate traced programs.
     _changes = 0
     # How weights that are still to be made are pruned: see `dptrain.pruning`.
     _pruning: Any = None
-    # The layers of a model that lists them, which files number by class.
+    # The layers of a model that lists them; files number these by class.
     _stack: Sequence["Layer"] = ()
 
     def __init__(
@@ -130,7 +130,7 @@ class Layer(Parts):
             raise ConfigError(f"{error} of layer {type(self).__name__}") from error
         self._weights, self._frozen, self._generators, self._of_thread = [], [], [], OfThread()
         self._nodes: list[LayerCall] = []
-        # A description stands in every configuration of Keras', whether or not the layer was given a type.
+        # Keras' configurations always have a policy's description, whether or not a type was passed.
         self._own_policy = policy is not None and not isinstance(dtype, Mapping)
         self._policy = policy or dtype_policy()
         if not isinstance(trainable, bool | np.bool_):
@@ -142,7 +142,7 @@ class Layer(Parts):
         self.activity_regularizer = regularizers.get(activity_regularizer)
         self.input_spec: Any = None
         self._built_for: Any = None  # the shape of its first argument
-        self._built_with: dict[str, Any] = {}  # shapes by the names of `build`'s arguments, where these are several
+        self._built_with: dict[str, Any] = {}  # shapes by `build`'s argument names, if several
         if input_dim is not None:
             input_shape = (input_dim,)
         self._sample_shape = None if input_shape is None else checked_shape(input_shape)
@@ -182,11 +182,7 @@ class Layer(Parts):
         return map_leaves(lambda _, tensor: read(tensor.shape), results)
 
     def compute_output_spec(self, *arguments: Any, **keywords: Any) -> Any:
-        """Return symbolic tensors (shape, dtype) like the outputs of `call` with these arguments, also symbolic.
-
-        Raises:
-            ConfigError: the layer cannot take that input.
-        """
+        """Return symbolic tensors like the outputs of `call` with these arguments, which may be symbolic, too."""
         layer = self if self.built else _unbuilt_copy(self)
         outputs = layer._symbolic_call(arguments, keywords)
         return map_leaves(lambda _, tensor: placeholder(tensor.shape, tensor.dtype, self._display_name), outputs)
@@ -356,7 +352,7 @@ class Layer(Parts):
                 self._clear_losses()
             if self.built and not self._builds:
                 return self._call_bound(bound)
-            with MAKING:  # until the layers within are built as well
+            with MAKING:  # until the sublayers are built as well
                 return self._call_bound(bound)
 
     @property
@@ -366,10 +362,10 @@ class Layer(Parts):
         return np.dtype(self.compute_dtype) if mixed else None
 
     def _symbolic_call(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-        """Call the layer without values, for shapes and types.
+        """Call the layer without values, for shapes and types; the source is Keras' `compute_output_spec`.
 
-        If `call` asks for the number of an unknown length, it is called with two of them: output lengths that differ
-        stay unknown. Source: `compute_output_spec` in keras/src/backend/jax/core.py.
+        If `call` asks for the number of an unknown length, it is called with two of them: differing lengths stay
+        unknown.
         """
         try:
             with tracing():
@@ -585,7 +581,7 @@ class Layer(Parts):
             name = policy_name(arguments.pop("dtype"))
             arguments |= {} if name in (None, dtype_policy().name) else {"dtype": name}
         parameters = inspect.signature(cls.__init__).parameters.values()
-        unasked: dict[str, Any] = {}  # which every layer has, but not every constructor
+        unasked: dict[str, Any] = {}  # which every layer has, but not every constructor takes
         if all(parameter.kind != parameter.VAR_KEYWORD for parameter in parameters):
             accepted = {parameter.name for parameter in parameters}
             unasked = {name: arguments.pop(name) for name in ("name", "trainable") if name in {*config} - accepted}
@@ -659,7 +655,7 @@ def _common_length(first: Any, second: Any) -> Any:
         and first.names == second.names
         and first.scale == second.scale
     ):
-        if number_of(first) == number_of(second):  # a batch size that is fixed
+        if number_of(first) == number_of(second):  # a fixed batch size
             return first
         name = first.names[0]
         return (name if isinstance(name, Dim) else Dim(name)) * first.scale
@@ -690,7 +686,7 @@ def _in_scope(build: Callable[..., None]) -> Callable[..., None]:
 
 def _unbuilt_copy(layer: Layer) -> Layer:
     """Return a copy to build on trial; the layer itself if it cannot be copied."""
-    with suppress(Exception):  # a user's attributes may refuse
+    with suppress(Exception):  # a user's attributes may raise
         return copy.deepcopy(layer)
     return layer
 
@@ -711,7 +707,7 @@ def _from_json(value: Any) -> Any:
     cls = custom_object(value.get("registered_name"), class_name)
     is_layer = issubclass(cls, Layer) if isinstance(cls, type) else value.get("module") in _MODULES_OF_LAYERS
     if (is_layer and class_name != "DTypePolicy") or class_name == "function":
-        from dptrain.saving import deserialize_keras_object  # above this module
+        from dptrain.saving import deserialize_keras_object  # a higher layer than this module
 
         return deserialize_keras_object(value)
     return value

@@ -76,10 +76,7 @@ class ZeroPadding2D(_Padding):
 
 
 class ZeroPadding3D(_Padding):
-    """Pads volumes (rows, depth, height, width, channels) with zeros.
-
-    `padding` is a number for all axes, one each, or (before, after) each.
-    """
+    """Pads volumes (rows, depth, height, width, channels) with zeros: a number, three, or three (before, after)."""
 
     rank = 3
 
@@ -142,10 +139,7 @@ class Cropping2D(_Cropping):
 
 
 class Cropping3D(_Cropping):
-    """Crops volumes (rows, depth, height, width, channels).
-
-    `cropping` is a number for all axes, one each, or (before, after) each.
-    """
+    """Crops volumes (rows, depth, height, width, channels) by a number, three, or three (before, after)."""
 
     rank = 3
 

@@ -106,7 +106,7 @@ class Discretization(Layer):
         name: str | None = None,
     ) -> None:
         super().__init__(name=name, dtype=dtype)
-        self.autocast = False  # half precision would round what stands near a boundary
+        self.autocast = False  # half precision would round numbers across boundaries
         self._refuse(sparse=sparse or None)
         if output_mode not in _MODES:
             raise ConfigError(
@@ -164,7 +164,7 @@ class Discretization(Layer):
                 f"adapt of layer {self._display_name!r}: no numbers; expected an array, or an iterable of batches"
             )
         self.bin_boundaries = _compressed(summary, 1 / self.num_bins)[0, :-1].tolist()
-        self._changes += 1  # of what programs were traced with
+        self._changes += 1  # invalidates traced programs
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return the bins, or vectors; ConfigError without boundaries."""

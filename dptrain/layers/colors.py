@@ -144,10 +144,7 @@ class RandomSaturation(_Coloring):
 
 
 class RandomColorDegeneration(_Coloring):
-    """Blends images with their greyscale version: 1 leaves grey, negative factors make colours more vivid.
-
-    `factor` f draws from -f to f; or a range.
-    """
+    """Blends images with grey: fully for `factor` 1, more vivid if negative; f draws from -f to f, or a range."""
 
     _bounds = (-1, 1)
 
@@ -345,7 +342,7 @@ class Solarization(RandomImageLayer):
         self.value_range = value_range_of(value_range)
 
     def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
-        # Keras takes the lower end as it is.
+        # As in Keras, the lower end is not multiplied.
         additions, thresholds = (
             per_image(self._uniform(rows, least, most * 255))
             for least, most in (self.addition_factor, self.threshold_factor)
@@ -453,9 +450,9 @@ class ContrastLimitedAdaptiveHistogramEqualization(ImageLayer):
         """Equalize images (rows, height, width, channels) of 0 to 255."""
         rows, height, width, channels = x.shape[0], *map(int, x.shape[1:])
         (down, across), levels = self.tile_grid_size, 256
-        # Tiles of the same size, for which the image is continued by its mirror.
+        # Tiles of equal size; the image is mirrored to fill the last ones.
         tall, wide = -(-height // down), -(-width // across)
-        values = ops.clip(ops.cast(ops.clip(x, *_BYTES), "int32"), *_BYTES)  # also what NaN becomes
+        values = ops.clip(ops.cast(ops.clip(x, *_BYTES), "int32"), *_BYTES)  # also brings NaN into the range
         tiles = ops.pad(values, ((0, 0), (0, tall * down - height), (0, wide * across - width), (0, 0)), "symmetric")
         tiles = ops.reshape(tiles, (rows, down, tall, across, wide, channels))
         tiles = ops.reshape(ops.transpose(tiles, (0, 1, 3, 5, 2, 4)), (rows, down, across, channels, tall * wide))

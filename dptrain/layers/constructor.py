@@ -27,12 +27,12 @@ class ConstructorArguments:
         for base in cls.__mro__:
             if "__init__" not in vars(base):
                 continue
-            if vars(base).get("_is_base"):  # whose arguments files have elsewhere
+            if vars(base).get("_is_base"):  # whose arguments are written elsewhere
                 return
             signature = _signature(vars(base)["__init__"])
             try:
                 bound = signature.bind_partial(None, *args, **kwargs)
-            except TypeError:  # the constructor says what is wrong with them
+            except TypeError:  # the constructor reports the error
                 return
             if not is_dptrain_class(base):
                 bound.apply_defaults()
@@ -65,7 +65,7 @@ def remembering(constructor: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(constructor)
     def remembers(self: Any, *args: Any, **kwargs: Any) -> None:
-        if "_constructed_with" in vars(self):  # of a class that inherits from this one
+        if "_constructed_with" in vars(self):  # a subclass's constructor has recorded them
             constructor(self, *args, **kwargs)
             return
         vars(self)["_constructed_with"] = remembered = ConstructorArguments(type(self), args, kwargs)

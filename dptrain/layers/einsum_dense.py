@@ -30,10 +30,8 @@ class _Shapes(NamedTuple):
     """Shapes of the weights for an equation.
 
     Attributes:
-        kernel: shape of the kernel.
-        bias: shape of the bias; None without one.
-        inputs: axes of the kernel that are summed over.
-        outputs: axes of the kernel in the result.
+        kernel, bias: shapes; the bias' is None without one.
+        inputs, outputs: axes of the kernel that are summed over, and in the result.
     """
 
     kernel: tuple[int | None, ...]
@@ -121,7 +119,7 @@ def _shapes(
     has_leading_ellipsis, elided = bool(matches[1]), len(input_shape) - len(letters)
     if elided < 0 or (elided and match is matches[0]):
         raise ConfigError(f"equation '{equation}' for an input of shape {input_shape}")
-    # The rows are the first axis: a letter of its own, or the first of those that an ellipsis stands for.
+    # The rows are the first axis: a letter, or the first axis of an ellipsis.
     input_lengths = dict(zip(letters, input_shape[elided if has_leading_ellipsis else 0 :], strict=False))
     lengths = (input_shape[0], *output_shape) if not (has_leading_ellipsis and elided) else tuple(output_shape)
     if len(lengths) != len(result):

@@ -61,7 +61,7 @@ class Embedding(Layer):
             self.embeddings_initializer,
             regularizer=self.embeddings_regularizer,
             constraint=self.embeddings_constraint,
-            autocast=False,  # rows are converted, not the table
+            autocast=False,  # convert rows, not the whole table
             name="embeddings",
         )
 

@@ -57,7 +57,7 @@ class Lambda(Layer):
         self.arguments = dict(arguments or {})
 
     def _rounds(self, value: Tensor) -> bool:
-        return not is_whole(value)  # what the function does with ids is the user's
+        return not is_whole(value)  # ids are left to the user's function
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """Return what the argument `mask` says."""
@@ -108,7 +108,7 @@ def _function_to_dict(function: Callable[..., Any]) -> dict[str, Any]:
 def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:
     try:
         return inspect.signature(function).parameters
-    except (TypeError, ValueError):  # of one that is not written in Python
+    except (TypeError, ValueError):  # a function not written in Python
         return {}
 
 

@@ -190,7 +190,7 @@ class _Lookup(Layer):
     """Indices of tokens in a vocabulary: first the mask's, if any, then OOV. Arguments as in `StringLookup`."""
 
     _kind: ClassVar[type]
-    # Arguments that a configuration of Keras' has besides.
+    # Further arguments in Keras' configurations.
     _read: ClassVar[Sequence[str]] = ("vocabulary_size", "has_input_vocabulary", "trainable", "dtype")
 
     _takes_ids = True
@@ -226,11 +226,11 @@ class _Lookup(Layer):
         self.pad_to_max_tokens, self.salt = bool(arguments["pad_to_max_tokens"]), checked_salt(arguments["salt"])
         self._tokens: list[Any] = []
         self.idf_weights: Any = None
-        if isinstance(arguments["vocabulary"], str | Path):  # which may stand in a file of a model
+        if isinstance(arguments["vocabulary"], str | Path):  # files of models may contain it
             raise ConfigError(
                 f"not supported: vocabulary={str(arguments['vocabulary'])!r}, a file; call set_vocabulary(path)"
             )
-        self.has_fixed_vocabulary = False  # rather than found by `adapt`
+        self.has_fixed_vocabulary = False  # passed rather than found by `adapt`
         if arguments["vocabulary"] is not None:
             self.set_vocabulary(arguments["vocabulary"], arguments["idf_weights"])
         self.built = True
@@ -258,14 +258,10 @@ class _Lookup(Layer):
         return (special if include_special_tokens else []) + list(self._tokens)
 
     def set_vocabulary(self, vocabulary: Any, idf_weights: Any = None) -> None:
-        """Set the vocabulary.
+        """Set the vocabulary: tokens in order, with or without mask and OOV tokens; or a file, a token per line.
 
-        Args:
-            vocabulary: the tokens in order, optionally with mask and OOV tokens in front; or a file, a token per line.
-            idf_weights: a weight for each token, with "tf_idf".
-
-        Raises:
-            ConfigError: no, too many or repeated tokens, or reserved ones in other places.
+        `idf_weights` has a weight for each token, with "tf_idf". ConfigError for no, too many, repeated or misplaced
+        tokens.
         """
         entries = (
             self._read_vocabulary_file(vocabulary)
@@ -312,7 +308,7 @@ class _Lookup(Layer):
             front = [] if has_special else [weights.mean()] * self._first_token_index
             self.idf_weights = [*front, *weights.tolist()]
         self.has_fixed_vocabulary = True
-        self._changes += 1  # of what programs were traced with
+        self._changes += 1  # invalidates traced programs
 
     def _read_vocabulary_file(self, path: str | Path) -> list[Any]:
         try:

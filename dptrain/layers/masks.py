@@ -1,7 +1,4 @@
-"""How masks travel from layer to layer: attached to tensors (`mask_of`).
-
-Source: `Layer.__call__` in keras/src/layers/layer.py, Keras 3.15.
-"""
+"""How masks, attached to tensors (`mask_of`), travel between layers, as in Keras' `Layer.__call__`."""
 
 import inspect
 import warnings

@@ -73,7 +73,7 @@ def _partners(x: Tensor, transformation: Any) -> Tensor:
     order = ops.convert_to_tensor(transformation["permutation_order"])
     if is_one(order.shape[0]):
         return x
-    if "positions" in transformation:  # else the batch is one rank's
+    if "positions" in transformation:  # else a single rank has the batch
         x = gather_all_rows(x, transformation["positions"])
     return ops.take(x, order, 0)
 

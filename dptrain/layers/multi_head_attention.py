@@ -22,14 +22,14 @@ from dptrain.random import own_seed
 class HeadsLayer(Layer):
     """Base of `MultiHeadAttention`, whose arguments it takes, and `GroupQueryAttention`.
 
-    A subclass makes dense layers in `build`; a user's may override `_compute_attention`.
+    A subclass makes dense layers in `build`; a user's subclass may override `_compute_attention`.
     """
 
     _passes_masks = True
     _always_written = ("activity_regularizer",)
     _unwritten = ("flash_attention", "output_shape")
     _gate_dense: EinsumDense | None = None
-    # Axes of what the dense layers return over which queries look for keys.
+    # Axes of the projections over which queries attend to keys.
     _axes: tuple[int, ...] = (1,)
     _scores_equation = "aecd,abcd->acbe"
     _output_equation = "acbe,aecd->abcd"
@@ -66,7 +66,7 @@ class HeadsLayer(Layer):
         self.bias_initializer = initializers.get(bias_initializer)
         self.kernel_regularizer = regularizers.get(kernel_regularizer)
         self.bias_regularizer = regularizers.get(bias_regularizer)
-        # Of what the dense layers return, not of the output once more.
+        # For the projections' outputs; `Layer` must not apply it to the output as well.
         self._activity_regularizer = regularizers.get(activity_regularizer)
         self.kernel_constraint = constraints.get(kernel_constraint)
         self.bias_constraint = constraints.get(bias_constraint)
@@ -139,7 +139,7 @@ class HeadsLayer(Layer):
             training: apply dropout.
             use_causal_mask: ignore sources after the target.
         """
-        # The masks that come with them are arguments by now.
+        # Their masks have become arguments.
         query, value, key = (with_mask(tensor, None) for tensor in (query, value, value if key is None else key))
         masks = (query_mask, value_mask, key_mask, attention_mask, self.sliding_window)
         is_causal_only = (
@@ -156,7 +156,7 @@ class HeadsLayer(Layer):
         gate = None if self._gate_dense is None else self._gate_dense(query)
         query_dense, key_dense, value_dense, output_dense = self._dense_layers()
         heads = query_dense(query), self._shared(key_dense(key)), self._shared(value_dense(value))
-        # An override that does not know of scores, or of causal masks, gets the mask with the others.
+        # Overrides without parameters for scores or causal masks get the combined mask.
         flags = [return_attention_scores, True] if is_causal_only else [True] if return_attention_scores else []
         output, scores = self._compute_attention(*heads, attention_mask, training, *flags)
         output = output_dense(output if gate is None else output * gate)
@@ -350,7 +350,7 @@ class MultiHeadAttention(HeadsLayer):
     def _dense_layers(self) -> tuple[EinsumDense, EinsumDense, EinsumDense, EinsumDense]:
         return self.query_dense, self.key_dense, self.value_dense, self.output_dense
 
-    # Names under which Keras keeps the dense layers for subclasses; files have the others.
+    # Keras' names for the dense layers, for subclasses; files have the others.
     _query_dense = property(lambda self: self.query_dense)
     _key_dense = property(lambda self: self.key_dense)
     _value_dense = property(lambda self: self.value_dense)

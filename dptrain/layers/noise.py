@@ -12,7 +12,7 @@ from dptrain.ops import random
 from dptrain.program.tensor import Tensor
 from dptrain.random import Purpose, own_seed
 
-# Of SELU: G. Klambauer et al., "Self-normalizing neural networks", NeurIPS 2017.
+# SELU's constants: G. Klambauer et al., "Self-normalizing neural networks", NeurIPS 2017.
 _ALPHA, _SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Names of the layers whose `build` or `call` is running, each with a slash.
+# Names of the layers whose `build` or `call` is running, each followed by a slash.
 _outer_paths: ContextVar[str] = ContextVar("outer_paths", default="")
 
 
@@ -39,19 +39,19 @@ class Parts(Configurable):
     _policy: DTypePolicy
     _changes: int
     _weights: list[Variable]
-    _frozen: list[Variable]  # own weights that `trainable` has turned off
+    _frozen: list[Variable]  # own weights frozen by `trainable`
     _generators: list[tuple[SeedGenerator, int | None]]
     _of_thread: OfThread
 
-    # Names of the layers that it was built in, each with a slash; None before it is built or called.
+    # Names of the enclosing layers, each followed by a slash; None before it is built or called.
     _outer_path: str | None = None
-    # Whether the name is one that a model may count up.
+    # Whether the name is a default that a model may number.
     _has_default_name = False
-    # Whether the model around has the layer's own metrics in its logs; a model's are its own alone.
+    # Whether the enclosing model logs the layer's metrics; those of inner models are not shared.
     _shares_metrics = True
-    # Whether inputs are ids or looked up, so that integers come as such whatever `Input` says.
+    # Whether inputs are ids, so that integers stay integers whatever `Input` says.
     _takes_ids = False
-    # Whether inputs become the layer's type; a graph leaves that to its layers.
+    # Whether inputs are cast to the layer's type; a graph leaves that to its layers.
     _casts_inputs = True
     # Whether `call` only moves numbers, so that integers stay integers.
     _moves_values = False
@@ -270,7 +270,7 @@ class Parts(Configurable):
 
     def _take_policy(self, policy: DTypePolicy) -> None:
         if self._policy != policy:
-            self._changes += 1  # other models may have the layer as well
+            self._changes += 1  # other models may share the layer
         self._policy = policy
         for variable in self._own_weights:
             if isinstance(variable, Weight) and variable.dtype.kind in "fV":
@@ -337,7 +337,7 @@ class Parts(Configurable):
 
     def _weights_by_path(self) -> dict[str, Variable]:
         """Return `weights` by paths from here, "dense/kernel"; their own are from the outermost layer."""
-        weights = self.weights  # which may be made now
+        weights = self.weights  # which may make them
         paths = {id(variable): path for path, variable in self._paths()}
         return {paths[id(weight)]: weight for weight in weights}
 

@@ -23,7 +23,7 @@ class Pipeline(Layer):
         return inputs
 
     def _get_own_config(self) -> dict[str, Any]:
-        import dptrain  # whose table of layers has this class
+        import dptrain  # its table of layers has this class
 
         return {"layers": [dptrain.layers.serialize(layer) for layer in self.layers]}
 

@@ -13,7 +13,7 @@ from dptrain.layers.base import BuildShape, Layer
 from dptrain.program.tensor import Tensor
 
 Array = npt.NDArray[Any]
-# Of the mel scale: mel(f) = 1127 log(1 + f / 700).
+# The mel scale: mel(f) = 1127 log(1 + f / 700).
 _BREAK, _QUALITY = 700.0, 1127.0
 
 
@@ -181,7 +181,7 @@ class STFTSpectrogram(Layer):
         if data_format not in (None, "channels_last", "channels_first"):
             raise ConfigError(f"data_format={data_format!r}: expected None, 'channels_last' or 'channels_first'")
         self.data_format = data_format or "channels_last"
-        STFT("real", window, scaling)  # which refuses unknown windows
+        STFT("real", window, scaling)  # refuses unknown windows
 
     @property
     def _step(self) -> int:
@@ -236,7 +236,7 @@ class STFTSpectrogram(Layer):
         if self.mode == "stft":
             return ops.concatenate([real, imaginary], -1)
         power = ops.square(real) + ops.square(imaginary)
-        if self.mode == "psd":  # the other half of the spectrum is this one once more
+        if self.mode == "psd":  # the other half of the spectrum mirrors this one
             return power + ops.pad(power[..., 1:-1], [(0, 0), (0, 0), (0, 0), (1, 1)])
         magnitude = ops.sqrt(ops.maximum(power, self._LEAST))
         return magnitude if self.mode == "magnitude" else ops.log(ops.maximum(magnitude, self._LEAST))

@@ -14,7 +14,7 @@ from dptrain.program.tensor import Tensor
 from dptrain.program.tree import is_nested, leaves
 
 Array = npt.NDArray[Any]
-_EPSILON = 1e-7  # of Keras: the least deviation divided by
+_EPSILON = 1e-7  # Keras': the least divisor
 
 
 class Normalization(Layer):
@@ -36,7 +36,7 @@ class Normalization(Layer):
 
     _passes_masks = True
 
-    _unwritten = ("mean", "variance")  # as attributes they are read from weights, which ranks do together
+    _unwritten = ("mean", "variance")  # as attributes they read weights, which is collective
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Normalization(Layer):
         if self.input_mean is None:
             self.adapt_mean = self.add_weight(shape, "zeros", trainable=False, name="mean")
             self.adapt_variance = self.add_weight(shape, "ones", trainable=False, name="variance")
-            # Keras keeps it for older files.
+            # Not used; Keras has it for older files.
             self.count = self.add_weight((), "zeros", dtype="int32", trainable=False, name="count")
             return
         try:

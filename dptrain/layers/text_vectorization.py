@@ -20,7 +20,7 @@ Function = Callable[[Any], Any]
 _STANDARDIZE = ("lower_and_strip_punctuation", "lower", "strip_punctuation")
 _SPLIT = ("whitespace", "character")
 _MODES = ("int", "one_hot", "multi_hot", "count", "tf_idf")
-# As TensorFlow, which Keras has do this: letters and spaces of ASCII alone.
+# ASCII letters and spaces only, like TensorFlow, on which Keras relies here.
 _LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
 _SPACES = re.compile(r"[ \t\n\v\f\r]+")
 

@@ -19,7 +19,7 @@ from dptrain.program.tree import leaves
 from dptrain.random import default_seed, next_position
 from dptrain.runtime.floatx import floatx
 
-# How many elements weights that are made now may still have, and in all; None where they are to be drawn.
+# Elements left for weights made now, and the limit; None if weights are drawn as usual.
 _element_budget: ContextVar[list[int] | None] = ContextVar("room", default=None)
 
 
@@ -36,7 +36,7 @@ def without_values(most: int) -> Iterator[None]:
 def _take_budget(shape: Sequence[int]) -> None:
     room = _element_budget.get()
     if room is not None:
-        room[0] -= math.prod(shape)  # of Python's integers, which do not overflow
+        room[0] -= math.prod(shape)  # Python integers do not overflow
         if room[0] < 0:
             raise ConfigError(f"the model has {room[1] - room[0]} weights or more, too many for the file")
 

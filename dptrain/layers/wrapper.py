@@ -10,7 +10,7 @@ from dptrain.layers.base import BuildShape, Layer
 class Wrapper(Layer):
     """A layer that wraps another one, `layer`."""
 
-    _unwritten = ("layer",)  # as an argument of JSON's types
+    _unwritten = ("layer",)  # not as an argument of JSON types
 
     def __init__(self, layer: Layer, **options: Any) -> None:
         if not isinstance(layer, Layer):
@@ -27,7 +27,7 @@ class Wrapper(Layer):
             self.layer.build(input_shape)
 
     def _get_own_config(self) -> dict[str, Any]:
-        import dptrain  # whose table of layers has this class
+        import dptrain  # its table of layers has this class
 
         return super()._get_own_config() | {"layer": dptrain.layers.serialize(self.layer)}
 

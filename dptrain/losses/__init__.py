@@ -104,14 +104,14 @@ __all__ = [
     *(name for name in LOSSES if name.lower() not in _SHORT),
 ]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("losses", __all__)
 
 
-# As Keras, a function of y_true and y_pred serves as well.
+# A function of y_true and y_pred serves as well, as in Keras.
 LossLike = Loss | Callable[..., Any]
 
-# Keras' functions by the names that mean them: those in snake case, and short ones.
+# Keras' functions by their names, in snake case and short.
 _FUNCTIONS = {
     name: function
     for function, cls in _CLASSES.items()

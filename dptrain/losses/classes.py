@@ -341,10 +341,7 @@ class Circle(_BuiltIn):
 
 
 class CTC(_Plain):
-    """Negative log-probability of label sequences, over their alignments with longer sequences of logits.
-
-    See `alignments.ctc`.
-    """
+    """Negative log-probability of label sequences, over alignments with longer logits; see `alignments.ctc`."""
 
     _takes_labels = True
     _labels_number_outputs = False

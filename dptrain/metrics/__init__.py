@@ -161,10 +161,10 @@ __all__ = [
     *(metric_class.__name__ for metric_class in CLASSES),
 ]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("metrics", __all__)
 
-# Functions that are metrics of Keras', by which these are found as well.
+# Keras' metrics by the functions that may stand for them.
 _OF_FUNCTIONS: dict[Callable[..., Any], type[Metric]] = {
     vars(metric_class)["_function"].__func__: metric_class
     for metric_class in CLASSES
@@ -174,7 +174,7 @@ _OF_FUNCTIONS: dict[Callable[..., Any], type[Metric]] = {
 }
 
 
-# As Keras, a function of y_true and y_pred serves as well.
+# A function of y_true and y_pred serves as well, as in Keras.
 MetricLike = Metric | Callable[..., Any]
 
 _registry: Registry[MetricLike] = Registry("metric", "keras.metrics", Metric, METRICS, functions={})
@@ -182,11 +182,7 @@ serialize, deserialize = _registry.serialize, _registry.deserialize
 
 
 def get(identifier: Any) -> MetricLike | None:
-    """Return the metric for a name, class or configuration; a metric, a function or None unchanged.
-
-    Raises:
-        ConfigError: it is unknown, or an argument is out of range.
-    """
+    """Return the metric for a name, class or configuration; a metric, function or None unchanged; else ConfigError."""
     return None if identifier is None else _registry.get(identifier)
 
 

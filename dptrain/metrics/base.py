@@ -37,7 +37,7 @@ def _in_turn(method: Callable[..., Any]) -> Callable[..., Any]:
     return in_turn
 
 
-# What of a metric reads or changes its state.
+# Methods that read or change a metric's state.
 _IN_TURN = ("update_state", "result", "reset_state", "__call__")
 
 

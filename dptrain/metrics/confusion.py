@@ -14,7 +14,7 @@ from dptrain.program.dims import Dim
 from dptrain.program.shapes import without_rows
 from dptrain.program.tensor import Tensor, Variable
 
-# Below all outputs but those that `top_k` leaves out (Keras' NEG_INF).
+# Below all outputs except those dropped by `top_k` (Keras' NEG_INF).
 _LOWEST = -1e10
 Cell = Literal["true_positives", "false_positives", "true_negatives", "false_negatives"]
 
@@ -77,7 +77,7 @@ class _Confusion(Metric):
             actual = positive if (right == "true") == (sign == "positives") else ops.logical_not(positive)
             both = ops.cast(ops.logical_and(predicted, actual), output.dtype)
             both = both if weights is None else both * weights
-            if count.ndim == 2:  # of each label
+            if count.ndim == 2:  # per label
                 count.assign_add(ops.transpose(ops.sum(both, 0)))
             else:
                 count.assign_add(ops.sum(both, tuple(range(len(shape) - 1))))
@@ -382,16 +382,10 @@ class AUC(_Confusion):
 
 
 class _AtLeast(_Confusion):
-    """The best rate among thresholds where another rate is high enough; 0 if there is none.
-
-    Args:
-        num_thresholds: evenly spaced in [0, 1]; 1 for 0.5 alone.
-        class_id: the only output that counts; None for all.
-        name, dtype: see `Metric`.
-    """
+    """The best rate among thresholds where another rate is high enough; 0 if there is none."""
 
     _direction = "up"
-    # The argument with the minimum, and the counts of the constrained and of the reported rate.
+    # The name of the minimum's argument, and the counts of the constrained and of the reported rate.
     _least: str
     _constraint: tuple[Cell, Cell]
     _best: tuple[Cell, Cell]
@@ -410,7 +404,7 @@ class _AtLeast(_Confusion):
             raise ConfigError(
                 f"Argument `num_thresholds` must be an integer > 0. Received: num_thresholds={num_thresholds}"
             )
-        # An output of 0 is above the first.
+        # The first is below an output of 0.
         inner = np.arange(1, num_thresholds) / max(num_thresholds - 1, 1)
         limits = [-1e-7, *inner] if num_thresholds > 1 else [0.5]
         kinds = dict.fromkeys((*self._constraint, *self._best))

@@ -79,10 +79,7 @@ class TopKCategoricalAccuracy(BuiltIn):
 
 
 class SparseTopKCategoricalAccuracy(BuiltIn):
-    """Fraction of samples with fewer than k outputs above the output at the label; k is at least 1.
-
-    `from_sorted_ids` is not supported.
-    """
+    """Fraction of samples with fewer than k outputs above the output at the label; `from_sorted_ids` must be False."""
 
     _function = staticmethod(functions.sparse_top_k_categorical_accuracy)
     _direction = "up"

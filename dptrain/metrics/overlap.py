@@ -30,7 +30,7 @@ class IoU(Metric):
     """
 
     _direction = "up"
-    # Arguments that a class of this kind has.
+    # The class's constructor arguments.
     _arguments: tuple[str, ...] = (
         *("num_classes", "target_class_ids", "ignore_class", "sparse_y_true", "sparse_y_pred", "axis"),
     )
@@ -54,7 +54,7 @@ class IoU(Metric):
             )
         self.ignore_class, self.axis = ignore_class, axis
         self.sparse_y_true, self.sparse_y_pred = bool(sparse_y_true), bool(sparse_y_pred)
-        # How often samples of a class, a row each, are taken for each class.
+        # Rows are true classes, columns predicted ones.
         self.total_cm = self.add_variable((self.num_classes, self.num_classes), name="total_confusion_matrix")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:

@@ -192,7 +192,7 @@ class R2Score(_OfColumns):
         free = self.num_samples - 1
         rest = free - self.num_regressors
         adjusted: Tensor = 1 - (1 - score) * free / ops.where(rest > 0, rest, 1.0)
-        return ops.where(rest > 0, adjusted, score)  # where there are too few samples, the score itself
+        return ops.where(rest > 0, adjusted, score)  # with too few samples, the plain score
 
     def _get_config(self) -> dict[str, Any]:
         config = {"class_aggregation": self.class_aggregation, "num_regressors": self.num_regressors}

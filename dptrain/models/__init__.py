@@ -14,5 +14,5 @@ __all__ = ["Model", "Sequential", "clone_model", "from_keras", "load_model", "mo
 
 MODELS |= {"Sequential": Sequential, "Functional": Model}
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("models", __all__)

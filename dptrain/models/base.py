@@ -42,18 +42,18 @@ from dptrain.utils import check_seed, unpack_x_y_sample_weight
 
 if TYPE_CHECKING:
     from dptrain.callbacks import History
-    from dptrain.data.preprocessing import Preprocessing  # with pydantic, which takes long to import
+    from dptrain.data.preprocessing import Preprocessing  # imports pydantic, which is slow
 
 T = TypeVar("T")
 Array = npt.NDArray[Any]
 
-_PREPROCESSING = "dptrain.data.preprocessing", "Preprocessing"  # whose module takes long to import
+_PREPROCESSING = "dptrain.data.preprocessing", "Preprocessing"  # its module is slow to import
 
 
 class BaseModel(OnDevice):
     """A model's layers, the arguments of `compile`, its steps in ops, and its device."""
 
-    # The thread whose `fit` is running; None where there is none.
+    # The thread whose `fit` is running, or None.
     _fits_in: threading.Thread | None = None
     _shares_metrics, _is_base = False, True
 
@@ -79,11 +79,11 @@ class BaseModel(OnDevice):
         self._compilations = 0
         self._traces = Traces()
         self._outputs: Outputs | None = None
-        self._output_shapes: Any = None  # of a sample, nested as the outputs
+        self._output_shapes: Any = None  # of a sample, nested like the outputs
         self._prediction: Any = None  # names of the outputs, nested likewise
         self._loss_tracker = Mean("loss")
         self._has_seen_targets = False  # whether targets have come since `compile`
-        self._guard: StepGuard | None = None  # of the training at hand
+        self._guard: StepGuard | None = None  # of the current training
         self._guards: dict[float | None, StepGuard] = {}
         self._preprocessing: Preprocessing | None = None
         if outputs is not None:
@@ -114,11 +114,7 @@ class BaseModel(OnDevice):
         return self._local_weights()
 
     def set_local_weights(self, values: Sequence[Array]) -> None:
-        """Set this rank's parts of `weights`, from parts like `local_weights` or from whole arrays.
-
-        Raises:
-            ConfigError: another number of arrays, or another shape.
-        """
+        """Set this rank's parts of `weights`, from parts like those of `local_weights`, or from whole arrays."""
         self._set_local_weights(values)
 
     def zero_grad(self) -> None:
@@ -257,7 +253,7 @@ class BaseModel(OnDevice):
             if self._output_shapes is not None:
                 self._find_outputs()
             elif compiled.loss is not None and not tree.is_nested(compiled.loss):
-                Outputs(compiled, ["output"], "output", [None])  # what is wrong with it is said now
+                Outputs(compiled, ["output"], "output", [None])  # raises for invalid losses now
         except BaseException:
             self._compiled = before
             raise
@@ -271,7 +267,7 @@ class BaseModel(OnDevice):
         if self._outputs is not None or self._compiled is None or self._output_shapes is None:
             return
         with MAKING:
-            if self._outputs is not None:  # by another thread meanwhile
+            if self._outputs is not None:  # another thread may have done it
                 return
             shapes = [shape for _, shape in tree.flat_shapes(self._output_shapes)]
             if isinstance(self._output_shapes, Mapping) and len(self._output_shapes) == len(shapes):
@@ -410,7 +406,7 @@ class BaseModel(OnDevice):
             self._zero_grad()
             optimizer = self._compiled_optimizer
             optimizer.scale_loss(loss).backward()
-            optimizer.build(weights)  # gives slots to those that have become trainable
+            optimizer.build(weights)  # gives slots to newly trainable weights
             optimizer.apply([weight._gradient for weight in weights], weights)
         return self.compute_metrics(x, y, y_pred, sample_weight)
 

@@ -153,11 +153,11 @@ class Output:
     """Loss and metrics of one output of a model."""
 
     name: str
-    loss: Loss | None  # None for an output without
+    loss: Loss | None  # None for an output without a loss
     weight: float  # factor of the loss
     metrics: Mapping[str, Metric]  # get no sample weights
     weighted_metrics: Mapping[str, Metric]  # get the sample weights
-    tracker: Mean | None  # mean of the loss, where several outputs have one
+    tracker: Mean | None  # mean of the loss, if several outputs have one
 
     def compute_loss(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any, rows: int) -> Tensor:
         """Return the weighted loss, and update its mean."""
@@ -175,7 +175,7 @@ class Output:
 class JointLoss:
     """A loss of several outputs at once, or an additional loss of an output."""
 
-    path: tuple[Any, ...]  # of the outputs, in the structure of them all
+    path: tuple[Any, ...]  # of the outputs, in the nested outputs
     loss: Loss
     weight: float
     tracker: Mean
@@ -266,7 +266,7 @@ class Outputs:
             )
         ]
         joint: list[JointLoss] = []
-        self._covered: list[Any] = [None] * len(names)  # losses of groups that an output is in
+        self._covered: list[Any] = [None] * len(names)  # losses of groups that contain an output
         labels = list(names)
         if located is not None:
             places = _paths(nested)
@@ -464,7 +464,7 @@ def _located(losses: Any, weights: Any, nested: Any) -> list[tuple[tuple[Any, ..
     """
     try:
         located = list(_parts(_paired(losses, weights), nested))
-    except LookupError:  # another structure, of which `_by_output` says what is wrong
+    except LookupError:  # another structure; `_by_output` reports the error
         return None
     paths = [path for path, _, _ in located]
     joint = (
@@ -556,7 +556,7 @@ def _by_output(value: Any, names: Sequence[str], nested: Any, what: str, several
     return [value] * len(names)
 
 
-# The types of targets in which arithmetic wraps, or is not defined, and those that losses and metrics get them in.
+# Target types whose arithmetic wraps, or is undefined, and the types that losses and metrics get instead.
 _WIDER = {"bool": "float32", "uint8": "int32", "int8": "int32", "uint16": "int32", "int16": "int32", "uint32": "int64"}
 
 

@@ -104,7 +104,7 @@ class _FunctionalWriter:
         self._names = self._operation_names()
         outputs = [tree.leaves(maker if isinstance(maker, Tensor) else maker.outputs) for maker in graph.makers]
         symbols = [*tree.leaves(graph.inputs), *itertools.chain(*outputs)]
-        self._axes = {  # a tensor and its axis for the name of each symbolic length
+        self._axes = {  # a tensor and axis for each symbolic length's name
             length.name: (tensor, axis)
             for tensor in reversed(symbols)
             for axis, length in enumerate(tensor.shape)
@@ -228,7 +228,7 @@ class _Call:
     name: str
     node: Mapping[str, Any]  # arguments
     config: Mapping[str, Any]  # of the maker
-    inputs: list[Any]  # histories of the tensors that it takes
+    inputs: list[Any]  # histories of its input tensors
 
 
 class _FunctionalReader:
@@ -274,7 +274,7 @@ class _FunctionalReader:
         waiting = self._calls
         while waiting:
             later: list[_Call] = []
-            blocked: set[str] = set()  # makers with an earlier call that waits
+            blocked: set[str] = set()  # makers with an earlier pending call
             for call in waiting:
                 if call.name in blocked or not all(map(self._is_available, call.inputs)):
                     later.append(call)

@@ -36,18 +36,18 @@ if TYPE_CHECKING:
     from dptrain.backend.cuda.compose import Composition
     from dptrain.models.model import Model
 
-# Whose registers are counted, and how it multiplies halves: two of the GPUs whose times are predicted are of it.
+# Architecture of two of the predicted GPUs, for register counts, and its instruction for half precision.
 _ARCHITECTURE, _OF_HALVES = "sm_90a", "wgmma"
-# How a CPU computes a convolution.
+# CPU implementations of convolutions.
 _IMPLEMENTATIONS = {
     "product": "a product of matrices",
     "channels": "by vectors of channels",
     "pixels": "by vectors of pixels",
     "winograd": "by Winograd's F(2x2, 3x3)",
 }
-# What a CPU's kernels are called.
+# Names of CPU kernels.
 _KERNELS = {Call: "call", Loop: "loop", ProductKernel: "product", RepeatKernel: "repeat"}
-# What a step is given, by name: shape with rows, type.
+# A step's inputs by name: shape with rows, type.
 _Data = dict[str, tuple[Shape, str]]
 
 
@@ -56,7 +56,7 @@ class Mesh:
     """The grid of ranks for which a program is explained."""
 
     lengths: Mapping[str, int]  # of the axes, by name, `BATCH` among them
-    # Returns the layout of a variable, or of a slot of the second one; None for no axis
+    # Returns the layout of a variable, or of the second one's slot; None for no axis
     layout: Callable[[Variable, Variable | None], Axes | None] = layout_of
 
 
@@ -197,7 +197,7 @@ class _OnDevice:
 def _on_device(model: "Model", program: PlacedProgram, rows: int) -> _OnDevice:
     options = model._device_options
     if options.get("device") == "cuda":
-        from dptrain.backend.cuda.compose import Composition  # which takes no GPU
+        from dptrain.backend.cuda.compose import Composition  # needs no GPU
         from dptrain.backend.cuda.generate import launched
         from dptrain.backend.cuda.providers import asked
 
@@ -281,7 +281,7 @@ def _renamed(
 
     def noted(tensor: Tensor) -> Tensor:
         changed = change(tensor)
-        new_names.setdefault(changed, names.get(next(olds), ""))  # of views that a pass has made nobody knows a name
+        new_names.setdefault(changed, names.get(next(olds), ""))  # views made by a pass have no name
         return changed
 
     result = rewritten(program, noted)
@@ -303,7 +303,7 @@ def _traced(model: "Model", batch_size: int, step: str, dtype: str | None) -> tu
         raise ConfigError(f"batch_size = {batch_size!r}: expected an integer >= 1")
     if step != "predict" and not model.compiled:
         raise ConfigError(f"You must call `compile()` before explaining the {step} step.")
-    if model._stack:  # its first layer says the shape
+    if model._stack:  # its first layer has the shape
         model.build()
     data, inputs = _data(model, Dim.rows(batch_size), step, dtype)
     run = model._make_step(step)

@@ -25,7 +25,7 @@ from dptrain.train.devices import open_backend
 
 Array = npt.NDArray[Any]
 
-# Numbers of rows for which the program is kept ready, and for how many calls at once.
+# Limits of prepared row counts, and of idle executables for each.
 _MOST_PREPARED, _MOST_FREE = 4, 8
 
 _Ready = tuple[dict[str, Buffer], Executable]
@@ -79,11 +79,7 @@ class ExportedProgram:
         self._ready: OrderedDict[int, _Prepared] = OrderedDict()
 
     def __call__(self, x: Any) -> Any:
-        """Return the outputs for arrays (rows, ...) of any number of rows, both nested like the model's.
-
-        Raises:
-            DataError: arrays that the model does not take.
-        """
+        """Return the outputs for arrays (rows, ...), nested like the model's inputs; DataError for other arrays."""
         names = self._stored.description["inputs"]
         try:
             flat = tree.leaves(names)

@@ -365,7 +365,7 @@ class FeatureSpace(Layer):
         if self._encoded is None:
             samples = {"string": "", "int32": 0}
             row = {name: [samples.get(feature.dtype, 0.0)] for name, feature in self.features.items()}
-            for name, layer in self.preprocessors.items():  # what is not known may be an error
+            for name, layer in self.preprocessors.items():  # unknown values may be an error
                 if isinstance(layer, layers.IntegerLookup | layers.StringLookup) and layer.vocabulary:
                     row[name] = layer.vocabulary[:1]
             encoded = self({name: np.array(value) for name, value in row.items()})
@@ -421,5 +421,5 @@ class FeatureSpace(Layer):
         config = {"module": "keras.utils", "class_name": "FeatureSpace", "config": self._get_config()}
         weights = io.BytesIO()
         with keras_h5.h5py_module().File(weights, "w"):
-            pass  # what layers have adapted to is among their arguments
+            pass  # layers have their adapted state in their arguments
         return keras_zip.archived(config | {"registered_name": "FeatureSpace"}, 0, weights.getvalue())

@@ -30,7 +30,7 @@ from dptrain.train.programs import Step
 class Feeding(Files):
     """Reads the data of a call, and agrees on it with the other ranks."""
 
-    # The version of the test step for which the layers were described, a checksum, and how the model was compiled.
+    # Version of the test step when the layers were described, a checksum, and the arguments of `compile`.
     _last_described: tuple[Any, str, Any] | None = None
 
     # Data
@@ -146,7 +146,7 @@ class Feeding(Files):
     def _start(self, method: str | None, x: Any) -> Communicator:
         if method is not None and self._compiled is None:
             raise ConfigError(f"You must call `compile()` before calling `{method}()`.")
-        if self._fits_in in (None, threading.current_thread()):  # else the training is what goes on
+        if self._fits_in in (None, threading.current_thread()):  # else another thread's training is running
             phase.enter(method or "predict")
         if x is not None and all(hasattr(leaf, "__array__") for leaf in tree.leaves(x)):
             self._build_like(x)

@@ -185,12 +185,12 @@ class Files(BaseModel):
             raise ConfigError(
                 f"model {self.name!r} has no weights yet: call it on data, or build(input_shape), before its files"
             )
-        if any(layer.name is None for layer in self._flatten_layers()):  # it was called, but in no step
+        if any(layer.name is None for layer in self._flatten_layers()):  # it was called, but not in a step
             self._adopt(self._model_seed)
 
 
 def _encode_onnx(model: Any) -> bytes:
-    from dptrain.saving import onnx_file  # whose library is an extra
+    from dptrain.saving import onnx_file  # its library is an extra
 
     return onnx_file.encode(model)
 

@@ -46,7 +46,7 @@ from dptrain.train.health import OnNonfinite
 from dptrain.train.programs import Step
 from dptrain.train.trainer import StepIterator, run_to_end
 
-if TYPE_CHECKING:  # with pydantic, which takes long to import
+if TYPE_CHECKING:  # imports pydantic, which is slow
     pass
 
 T = TypeVar("T")
@@ -186,7 +186,7 @@ class Fitting(Feeding):
 
     def _fit_steps(self, arguments: FitArguments, *, interleaved: bool) -> StepIterator[None]:
         """Train, and yield after every step; without `interleaved` no other thread gets a turn between steps."""
-        with self._turn("fit"):  # what others evaluate now ends first
+        with self._turn("fit"):  # waits for other threads' evaluations
             outer, self._fits_in = (self._fits_in, self._guard), threading.current_thread()
         try:
             with closing(self._fit_prepared(arguments)) as steps:
@@ -194,7 +194,7 @@ class Fitting(Feeding):
                     if interleaved:
                         self._fits_in = None
                     yield
-                    self._fits_in = threading.current_thread()  # another one may go on with it
+                    self._fits_in = threading.current_thread()  # another thread may resume it
         finally:
             self._fits_in, self._guard = outer
 
@@ -207,7 +207,7 @@ class Fitting(Feeding):
         steps = arguments.steps_per_epoch or data.steps
         hooks = self._hooks(arguments.callbacks, arguments.verbose, epochs=arguments.epochs, steps=steps)
         hooks.facts = partial(self._fit_facts, arguments, data, self._describe_compiled())
-        self._open_trainer(comm)  # first: where dtypes differ, it names them alone
+        self._open_trainer(comm)  # first, as it reports differing dtypes by themselves
         if comm.size > 1:
             self._require_same_fit(comm, arguments, data)
         watched = _watched(comm, hooks, "test")
@@ -233,7 +233,7 @@ class Fitting(Feeding):
             validation = self._data(comm, *unpack(arguments.validation_data, "validation_data"), looks=False)
         elif arguments.validation_split and isinstance(train, Samples):
             train, validation = split_off(train, arguments.validation_split)
-            if classes is not None:  # which is for training alone, and all the weights that there are
+            if classes is not None:  # for training only; these are then the only weights
                 validation = replace(validation, weights=None)
         total = None if isinstance(train, Stream) else train.total
         arguments = arguments.within_limits(arguments.batch_size or self._fixed_batch_size, total)
@@ -300,7 +300,7 @@ class Fitting(Feeding):
         A different number of steps would leave ranks waiting; different data would give different gradients.
         """
         differing_data = "the training sets (shapes, dtypes, checksum) differ"
-        # Of files that are read as they are needed, some may be damaged.
+        # Files that are read on demand may be damaged.
         facts = self._agreed(comm, "fit", partial(self._call_facts, differing_data, arguments, data))
         comm.require_same("the ranks call fit differently", facts, {differing_data: DRAW_THE_SAME})
 
@@ -569,7 +569,7 @@ class Fitting(Feeding):
             and self._is_pruned
             and not any(isinstance(callback, UpdatePruningStep) for callback in chosen)
         ):
-            chosen.insert(0, UpdatePruningStep())  # others see the sparsity in the logs
+            chosen.insert(0, UpdatePruningStep())  # first, so that others see the sparsity in the logs
         if keeps_history and not any(isinstance(callback, History) for callback in chosen):
             chosen.append(History())
         if verbose != 0 and not any(isinstance(callback, ProgbarLogger) for callback in chosen):
@@ -585,8 +585,8 @@ class _FitData:
     validation: Samples | Stream | None
     sampler: Sampler | None  # None for a stream
     batch_size: int | None  # chosen by the user or fixed by the model
-    rows_of_batch: int | None  # as trained on; None for a stream
-    shards: int | None  # fixed number of shards of a global batch; None for one a rank
+    rows_of_batch: int | None  # of training; None for a stream
+    shards: int | None  # fixed number of shards of a global batch; None for one per rank
 
     @property
     def steps(self) -> int | None:

@@ -114,15 +114,15 @@ def _model_of(
             return FeatureSpace.from_config(config["config"])
 
     def make() -> Model:
-        fault = "its model cannot be built"  # maybe by a user's class: the bytes themselves were read
+        fault = "its model cannot be built"  # a user's class may be at fault: the file could be read
         with (
             reading(where, fault),
             custom_object_scope(custom_objects),
             without_values(nbytes // 2),
-        ):  # 2: of the smallest dtype
+        ):  # 2 bytes: the smallest dtype
             model = _constructed(config, seed, config.get("compile_config") if compile else None, options)
         if raw is not None:
-            from dptrain.data.preprocessing import Preprocessing  # with pydantic, which takes long to import
+            from dptrain.data.preprocessing import Preprocessing  # imports pydantic, which is slow
 
             model._preprocessing = Preprocessing.from_dict(raw, f"{where}:preprocessing.json")
         return model
@@ -136,7 +136,7 @@ def _model_of(
         return file.load(file.weights, place, model, with_optimizer=compile)
 
     loaded = share(comm, _agreed(comm, read), keras_h5.stored_variables(model), layers_with_stores(model))
-    for layer in loaded.stores:  # which may load some of its weights only
+    for layer in loaded.stores:  # may load only some of its weights
         for weight in layer._own_weights:
             if isinstance(weight, Weight):
                 weight.initialize(*weight.drawn_with)

@@ -20,7 +20,7 @@ from dptrain.program.shapes import axis_of_one
 from dptrain.program.tensor import Tensor, as_tensors, counted, is_whole, mask_of, with_mask
 from dptrain.program.types import is_half
 
-# What makes a symbolic tensor: a call of a layer or an operation, or the tensor itself where an op was called.
+# Origin of a symbolic tensor: a call of a layer or operation, or the tensor itself if an op made it.
 Maker = LayerCall | OperationCall | Tensor
 
 
@@ -30,7 +30,7 @@ class Graph:
     def __init__(self, inputs: Any, outputs: Any) -> None:
         self.inputs, self.outputs = tree.with_sorted_keys(inputs), tree.with_sorted_keys(outputs)
         self._returned = outputs
-        # A list may stand for a dictionary whose keys were declared in sorted order, which is also Keras'.
+        # As in Keras, a list may stand for a dictionary whose keys were declared in sorted order.
         self.declared_inputs, self.takes_lists = inputs, tree.has_sorted_keys(inputs)
         for name, tensors in (("inputs", inputs), ("outputs", outputs)):
             if not tree.leaves(tensors):
@@ -102,7 +102,7 @@ class Graph:
             return values[id(symbol)]
 
         def run(node: LayerCall) -> None:
-            if integers and (node.layer._takes_ids or not node.layer._casts_inputs):  # float32 rounds from 2^24 on
+            if integers and (node.layer._takes_ids or not node.layer._casts_inputs):  # float32 rounds above 2^24
                 self._call(node, lambda x: integers[id(x)] if id(x) in integers else value(x), values, call)
             else:
                 self._call(node, value, values, call)
@@ -111,7 +111,7 @@ class Graph:
                     _mark_whole(values[id(symbol)], tree.leaves(node.arguments), node.layer._moves_values, values)
                     learned(lengths, symbol.shape, values[id(symbol)].shape)
 
-        for node in self.nodes:  # in order, so that no chain of layers is too deep for Python
+        for node in self.nodes:  # iteratively: a chain of layers may be too deep for recursion
             if not all(id(symbol) in values for symbol in tree.leaves(node.outputs)):
                 run(node)
         outputs = tree.map_leaves(lambda path, symbol: value(symbol), self._returned)
@@ -213,7 +213,7 @@ def name_of_maker(symbol: Tensor) -> str:
 
 
 def _mark_whole(output: Tensor, inputs: Sequence[Any], moves: bool, values: Mapping[int, Any]) -> None:
-    """Mark an output as whole numbers if its maker only moved such."""
+    """Mark an output as integers if its maker only moves values of such inputs."""
     if moves and not is_half(output.dtype) and inputs and all(is_whole(values.get(id(symbol))) for symbol in inputs):
         output.is_whole = True
 

@@ -33,8 +33,8 @@ class OnDevice(Structure):
     """Moves a model to its device and back, and connects it with the other ranks."""
 
     _compiled: Compiled | None
-    _guard: StepGuard | None  # of the training at hand
-    _backend: Backend | None = None  # where the model lives
+    _guard: StepGuard | None  # of the current training
+    _backend: Backend | None = None  # the model's device
     _programs: Programs | None = None
     _fit_trainer: Trainer | None = None
     _trained_with: Communicator | None = None
@@ -90,7 +90,7 @@ class OnDevice(Structure):
             steps = None if compiled is None else compiled.steps_per_execution
             data_mb = None if compiled is None else compiled.device_mb
             self._fit_trainer = Trainer(
-                cast(Trained, self),  # which its subclasses are
+                cast(Trained, self),  # as its subclasses are
                 self._programs,
                 steps_per_execution=steps,
                 data_bytes=None if data_mb is None else int(data_mb * 1e6),
@@ -215,6 +215,6 @@ class OnDevice(Structure):
             phase.fail()
             raise
         except BaseException as error:
-            if comm.size > 1 and detect_launch() is not None:  # else a fork, which may leave
+            if comm.size > 1 and detect_launch() is not None:  # else a forked process, which may leave alone
                 end_job(error)
             raise

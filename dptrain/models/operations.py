@@ -19,9 +19,9 @@ from dptrain.program import tree
 from dptrain.program.op import Op
 from dptrain.program.tensor import Tensor
 
-_KERAS = "keras.src.ops"  # alone in `.h5` files, which do not say the room
+_KERAS = "keras.src.ops"  # without a submodule in `.h5` files
 _MODULES = ("core", "image", "linalg", "math", "nn", "numpy")
-# Those of core that take no functions.
+# Functions of core that take no functions.
 _CORE = "cast convert_to_tensor scatter scatter_update slice slice_update stop_gradient unstack"
 _LINALG = "cholesky cholesky_inverse det eigh inv lstsq lu_factor norm pinv qr slogdet solve solve_triangular svd"
 _MATH = """

@@ -142,7 +142,7 @@ def _boxes(model: Any, rankdir: str, shown: dict[str, bool]) -> list[_Box]:
         )
     name_layers(model.layers)
     makers = model._makers
-    if not makers:  # of a subclass nobody knows how its layers are connected
+    if not makers:  # the layers' connections in a subclass are unknown
         return [
             _Box(_lines(layer, shown, layer._last_output), [number - 1] if number else [])
             for number, layer in enumerate(model.layers)

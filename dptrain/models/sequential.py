@@ -46,7 +46,7 @@ class Sequential(Model):
         seed: int | None = None,
     ) -> None:
         self._input: InputLayer | None = None
-        self._guessed = False  # whether a batch has said what the input is like
+        self._guessed = False  # whether the input's shape was taken from a batch
         self._results: list[Any] = []  # symbolic, of each layer
         super().__init__(name=name, trainable=trainable, seed=seed)
         for layer in layers or []:
@@ -208,7 +208,7 @@ class Sequential(Model):
         if self.built and not self._builds:
             return
         with self._building():
-            if not self.built:  # by another thread meanwhile
+            if not self.built:  # another thread may have done it
                 self._build_stack()
 
     def _build_stack(self) -> None:
@@ -235,7 +235,7 @@ class Sequential(Model):
 
     def _build_like(self, x: Any) -> None:
         if self._input is None and self._stack and tree.is_nested(x) and not (isinstance(x, list) and len(x) == 1):
-            super()._build_like(x)  # the layers in a row, without a graph
+            super()._build_like(x)  # layer by layer, without a graph
             return
         if not self.built or self._builds:
             with self._building():
@@ -263,7 +263,7 @@ class Sequential(Model):
         if not self._guessed or leaf is None or tree.is_nested(leaf) or not self._is_of_another_size(leaf):
             return
         shape = np.shape(leaf)[1:]
-        with suppress(ConfigError), untraced():  # it will be said that the model expects another shape
+        with suppress(ConfigError), untraced():  # the model will report the shape it expects
             result = symbol((shape), self._data_dtype)
             for layer in self._stack:
                 result = layer(result)

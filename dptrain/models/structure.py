@@ -23,8 +23,8 @@ class Structure(Layer):
     """Adds layers, inputs and outputs to models."""
 
     _graph: Graph | None
-    _output_shapes: Any  # of a sample, nested as the outputs
-    _symbols: Any = None  # like the inputs, nested as these, of a model that is no graph
+    _output_shapes: Any  # of a sample, nested like the outputs
+    _symbols: Any = None  # symbolic inputs of a model without a graph, nested like these
     _model_seed: int
     _marks_itself_built, _checks_lengths = True, True
 
@@ -191,7 +191,7 @@ class Structure(Layer):
     def _build_on(self, inputs: Any) -> None:
         """Make the weights by calling the model on symbolic tensors."""
         self._symbols = inputs
-        self.built = True  # for `Layer`, which would call `build`
+        self.built = True  # or `Layer` would call `build`
         try:
             outputs = self(inputs, training=False)
         except BaseException:
@@ -211,7 +211,7 @@ class Structure(Layer):
             return value.value
         return constant(value) if not isinstance(value, Tensor) and hasattr(value, "__array__") else value
 
-    def _build_for(self, arguments: Any) -> None:  # a `Layer`'s, whose weights are its sublayers'
+    def _build_for(self, arguments: Any) -> None:  # not `Layer`'s: the weights are the sublayers'
         if type(self).build is not Structure.build and not self.built:
             super()._build_for(arguments)
         first = next(iter(arguments.values()), None)
@@ -235,7 +235,7 @@ class Structure(Layer):
                     self._build_on(symbols())
         self._sample = None
         if x is not None and _shapes(x) != _shapes(self._symbols):
-            with untraced(), suppress(ConfigError):  # which the step will raise as well
+            with untraced(), suppress(ConfigError):  # the step will raise it as well
                 outputs = self(symbols(), training=False)
                 self._sample = None, tree.map_leaves(lambda path, output: sample_shape(output), outputs)
 

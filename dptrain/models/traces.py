@@ -9,7 +9,7 @@ from dptrain.registry.reads import Reads, noting
 from dptrain.runtime.failure import warn
 from dptrain.runtime.text import short
 
-# Of a step that are known, to come back to; and changes of an attribute after which a warning says what they cost.
+# Traces kept for a step, and changes of an attribute before a warning about their cost.
 _KEPT, _COSTLY = 8, 3
 
 

@@ -143,5 +143,5 @@ __all__ = [
 __all__ += nn.__all__
 __all__ += numpy.__all__
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("ops", __all__)

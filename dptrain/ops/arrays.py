@@ -199,7 +199,7 @@ def log10(x: Any) -> Tensor:
 def logaddexp(x1: Any, x2: Any) -> Tensor:
     """Return log(e^x1 + e^x2), without overflow."""
     a, b = all_floating(x1, x2)
-    both_infinite = logical_and(equal(a, b), logical_not(isfinite(a)))  # whose difference is no number
+    both_infinite = logical_and(equal(a, b), logical_not(isfinite(a)))  # their difference is NaN
     difference = where(both_infinite, 0.0, a - b)
     increment = where(both_infinite, cast(where(a > 0, 0.0, math.log(2)), a.dtype), softplus(-absolute(difference)))
     return maximum(a, b) + increment
@@ -263,7 +263,7 @@ def prod(
     result = reshape(
         transpose(tensor, [*kept_axes, *axes]), (*lengths, math.prod(int(tensor.shape[reduced]) for reduced in axes))
     )
-    while (length := int(result.shape[-1])) > 1:  # by halves
+    while (length := int(result.shape[-1])) > 1:  # multiply halves
         half = length // 2
         product = result[..., :half] * result[..., half : 2 * half]
         result = concatenate([product, result[..., 2 * half :]], -1) if length % 2 else product
@@ -326,7 +326,7 @@ def moveaxis(x: Any, source: int | Sequence[int], destination: int | Sequence[in
     tensor = _tensor(x)
     pairs = [[argument] if isinstance(argument, int) else list(argument) for argument in (source, destination)]
     for axes in pairs:
-        normalized_axes(axes, tensor.ndim)  # which must be different ones
+        normalized_axes(axes, tensor.ndim)  # refuses repeated axes
     if len(pairs[0]) != len(pairs[1]):
         raise ConfigError(f"moveaxis: source={source}, destination={destination}; expected as many of each")
     old, new = ([axis % tensor.ndim for axis in axes] for axes in pairs)
@@ -364,10 +364,7 @@ def unstack(x: Any, num: int | None = None, axis: int = 0) -> list[Tensor]:
 
 
 def repeat(x: Any, repeats: int | Sequence[int], axis: int | None = None) -> Tensor:
-    """Repeat each part along an axis, copies next to each other; by default x is a vector.
-
-    `repeats` are known numbers: one for all parts, or one each.
-    """
+    """Repeat each part along an axis (x as a vector by default) a known number of times: one for all, or one each."""
     tensor, place = (ravel(x), 0) if axis is None else (_tensor(x), normalized_axes(axis, _tensor(x).ndim)[0])
     lengths = tensor.shape
     times = np.asarray(repeats)
@@ -426,7 +423,7 @@ def einsum(subscripts: str, *operands: Any) -> Tensor:
     if bad or [len(name) for name in names] != [x.ndim for x in tensors] or _has_repeated_letter(*names, result):
         shapes = ", ".join(str(tuple(map(int, x.shape))) for x in tensors)
         raise ConfigError(f"not supported: einsum({subscripts!r}) of shapes {shapes}")
-    for number, name in enumerate(names):  # what one operand alone has, and the result has not, is summed at once
+    for number, name in enumerate(names):  # sum letters that only one operand has, and not the result
         elsewhere = "".join([*names[:number], *names[number + 1 :], result])
         alone = [axis for axis, letter in enumerate(name) if letter not in elsewhere]
         if alone:

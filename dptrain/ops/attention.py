@@ -22,9 +22,9 @@ from dptrain.program.shapes import Shape, is_one, size
 from dptrain.program.tensor import Array, Tensor, as_tensors
 from dptrain.program.types import is_half
 
-# What Keras puts for scores that take no part: this part of the greatest number.
+# Keras' score for masked sources, as a part of the type's greatest number.
 _MASKED_SCORE = -0.7
-# Heads before places, and back.
+# Heads before positions, and back.
 _HEADS_FIRST = (0, 2, 1, 3)
 
 # Attention as one op, whose kernel on a CPU has no matrix of scores. Inputs are query (batch, targets, heads, length),

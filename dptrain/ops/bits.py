@@ -151,7 +151,7 @@ def ldexp(x1: Any, x2: Any) -> Tensor:
     if exponent.dtype.kind not in "iu":
         raise ConfigError(f"ldexp exponent must be an integer type. Received: x2 dtype={exponent.dtype.name}")
     number = floating(number)
-    half = floor_divide(exponent, np.int32(2).astype(exponent.dtype))  # 2 to the power of all of it may be infinite
+    half = floor_divide(exponent, np.int32(2).astype(exponent.dtype))  # 2^exponent alone may be infinite
 
     def power_of_two(n: Tensor) -> Tensor:
         return power(np.asarray(2, number.dtype), cast(n, number.dtype))

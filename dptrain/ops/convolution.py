@@ -51,7 +51,7 @@ class Window:
 def _convolution(image: int, places: int, kernel: int) -> dict[str, Any]:
     """Return what a convolution and its gradients share, by the roles of operands and result."""
 
-    def operations(output: Tensor) -> int:  # y of x and kernel, or either of y and the other: as many products
+    def operations(output: Tensor) -> int:  # the same number, whichever of y, x and kernel is computed
         _, y, k = windows.shapes(output)
         return 2 * size(y) * size(k[:-1])
 
@@ -157,7 +157,7 @@ def conv2d_input_as_onnx(graph: OnnxGraph, output: Tensor, dy: Value, filters: V
     padded = [(int(places[n]) - 1) * attributes["strides"][n] + extents[n] for n in range(2)]
     behind = [
         padded[n] - attributes["before"][n] - attributes["size"][n] for n in range(2)
-    ]  # below 0 where rows are added
+    ]  # negative if rows are added
     image, filters = graph.transpose(graph.cast(dy, output.dtype), _CHANNELS_FIRST), graph.cast(filters, output.dtype)
     options = {"strides": attributes["strides"], "dilations": attributes["dilation"], "group": group}
     options |= {

@@ -122,7 +122,7 @@ def segment_max(data: Any, segment_ids: Any, num_segments: int | None = None, so
 def segment_min(data: Any, segment_ids: Any, num_segments: int | None = None, sorted: bool = False) -> Tensor:
     """Return the minima of the rows of each segment, like `segment_max`."""
     values, places, length = _segments(data, segment_ids, num_segments, "segment_min")
-    if values.dtype.kind in "iu":  # whose least has no negative
+    if values.dtype.kind in "iu":  # the least integer has no negative
         return bit_invert(greatest_rows(bit_invert(values), places, length=length))
     return -greatest_rows(-values, places, length=length)
 

@@ -49,7 +49,7 @@ def saturate_cast(x: Any, dtype: npt.DTypeLike) -> Tensor:
     (tensor,), target = as_tensors([x]), np.dtype(dtype or floatx())
     if target.kind in "iu" and tensor.dtype.kind != "b":
         limits = np.iinfo(target)
-        # In a type that holds both: of float32 the greatest number below 2^31.
+        # Limits that both types can hold: for float32 the greatest number below 2^31.
         least, greatest = float(limits.min), float(limits.max)
         if tensor.dtype.kind in "fV":
             top = np.array(greatest, tensor.dtype)

@@ -18,7 +18,7 @@ from dptrain.program.op import op
 from dptrain.program.tensor import Array, Tensor, as_tensors
 from dptrain.program.types import FLOATX, is_half
 
-# What Keras takes for the logarithm of 0.
+# Keras' stand-in for the logarithm of 0.
 _LOG_ZERO = -1e5
 
 
@@ -26,8 +26,7 @@ class _Lattice:
     """The states of a batch's paths (label, blank, label, ...) and the transitions allowed.
 
     Attributes:
-        labels: (B, S) class of each state; S = 2 N + 1 states, blanks at even indices.
-        scores: (T, B, S) log-probabilities of the states' classes.
+        labels, scores: class (B, S) of the 2 N + 1 states, blanks at even indices; its log-probabilities (T, B, S).
         skips: (B, S) whether a state may follow the state two before it.
         last: (B,) index of the final state.
     """

@@ -27,11 +27,7 @@ Join = Callable[[Tensor], Tensor]
 
 
 def cumsum(x: Any, axis: int | None = None, dtype: npt.DTypeLike | None = None) -> Tensor:
-    """Return cumulative sums along an axis, by default of x as a vector; `dtype` is by default that of `sum`.
-
-    Raises:
-        ConfigError: the axis counts the rows of the batch.
-    """
+    """Return cumulative sums along an axis, not the batch's rows; by default of x as a vector, in the type of `sum`."""
     return cumulative(x, axis, dtype, lambda blocks: sum(blocks, -1), 0)
 
 
@@ -60,7 +56,7 @@ def _along_last(x: Tensor, join: Join, neutral: int) -> Tensor:
         padding = full(shape=(*front, blocks * _BLOCK - length), value=neutral, dtype=x.dtype.name)
         x = concatenate([x, padding], -1)
     within = _within_blocks(reshape(x, (*front, blocks, _BLOCK)), join, neutral)
-    totals = _along_last(within[..., :-1, -1], join, neutral)  # of all blocks but the last, whose total nobody needs
+    totals = _along_last(within[..., :-1, -1], join, neutral)  # without the last block's total, which is not needed
     first = full(shape=(*front, 1), value=neutral, dtype=x.dtype.name)
     before = expand_dims(concatenate([first, totals], -1), -1)
     joined = within + before if neutral == 0 else within * before

@@ -43,7 +43,7 @@ def _letters(output_rank: int) -> Callable[..., str]:
 def _pair_letters(shapes: Sequence[Shape], out: Shape, attributes: Any) -> str:
     operands, _, result = elementwise([shape[:-2] for shape in shapes], out[:-2], attributes).partition("->")
     a, b = operands.split(",")
-    return f"{a}XX,{b}Xz->{result}Xz"  # columns are solved for by themselves
+    return f"{a}XX,{b}Xz->{result}Xz"  # columns are independent
 
 
 def matrix_shape(shape: Shape, square: bool, name: str) -> Shape:

@@ -98,7 +98,7 @@ def jvp(fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]
 def _derivative(value: Tensor, points: Sequence[Tensor], directions: Sequence[Tensor]) -> Tensor:
     if value.dtype.kind not in "fV":
         return zeros_like(value)
-    if value.value is None:  # of a constant the gradients below would be constants
+    if value.value is None:  # gradients of a constant would be constants
         seed = cast(where(value == value, 1.0, 1.0), value.dtype)
     else:
         seed = differentiable(np.ones(value.shape, value.dtype))

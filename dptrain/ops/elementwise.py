@@ -141,9 +141,9 @@ def _floor_divide(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[None, 
 def _floor_divide_onnx(graph: OnnxGraph, output: Tensor, x1: Value, x2: Value) -> Value:
     a, b = (graph.computed(value, output.dtype) for value in (x1, x2))
     zero, unit = graph.constant(0, a.dtype), graph.constant(1, a.dtype)
-    if a.dtype.kind not in "fV":  # the rest has the divisor's sign
+    if a.dtype.kind not in "fV":  # the remainder has the divisor's sign
         return graph.node("Div", graph.node("Sub", a, graph.node("Mod", a, b)), b)
-    remainder = graph.node("Mod", a, b, fmod=1)  # of the dividend's sign, and exact, which a / b is not
+    remainder = graph.node("Mod", a, b, fmod=1)  # has the dividend's sign, and is exact, unlike a / b
     quotient = graph.node("Div", graph.node("Sub", a, remainder), b)
     signs = [graph.node("Less", number, zero, dtype=np.bool_) for number in (remainder, b)]
     is_whole = graph.node("Equal", remainder, zero, dtype=np.bool_)
@@ -538,7 +538,7 @@ def _cast_to(y: Tensor, dy: Tensor, x: Tensor) -> Tensor | None:
 @cast_to.onnx_lowering
 @round_to.onnx_lowering
 def _cast_to_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
-    return x  # the result of a rule is cast
+    return x  # the dtype rule casts the result
 
 
 def cast(x: Any, dtype: npt.DTypeLike) -> Tensor:

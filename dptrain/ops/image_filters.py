@@ -19,7 +19,7 @@ from dptrain.ops.reduction import sum as sum_over
 from dptrain.ops.spatial import channels_first, channels_last, depthwise_conv
 from dptrain.program.tensor import Tensor, as_tensors
 
-# The images of edges downwards; those to the right see it transposed.
+# Kernel for downward slopes; its transpose is for those to the right.
 _SOBEL = np.array([[-1, -2, -1], [0, 0, 0], [1, 2, 1]])
 
 
@@ -199,7 +199,7 @@ def _patches(
     x = expand_dims(x, 0) if single else x
     x = channels_last(x) if data_format == "channels_first" else x
     for axis, (extent, stride, step) in enumerate(zip(*windows, strict=True)):
-        at = 1 + 2 * axis  # windows and the pixels in them of the axes before stand where one axis was
+        at = 1 + 2 * axis  # each earlier axis has become two: windows and their pixels
         length, reach = int(x.shape[at]), (extent - 1) * step + 1
         number = -(-length // stride) if padding == "same" else (length - reach) // stride + 1
         if number < 1:

@@ -88,7 +88,7 @@ def _add_rows_onnx(graph: OnnxGraph, output: Tensor, values: Value, places: Valu
 def row_numbers(rows: Any) -> Tensor:
     """Return each row's index in the global batch (int64); fixes the program to this number of rows."""
     numbers = np.arange(int(rows))
-    # A rank's part of the constant is that of its own rows.
+    # A rank's part of the constant is that of its rows.
     shape: Any = (rows,)
     return zeros(shape, np.int64) + numbers if isinstance(rows, Dim) else as_tensors([numbers])[0]
 

@@ -197,5 +197,5 @@ def _matrices(x: Any) -> Tensor:
     return gather_rows_along(tensor, range(tensor.ndim)[-2:])
 
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("ops.linalg", __all__)

@@ -16,7 +16,7 @@ from dptrain.program.context import TRACE
 from dptrain.program.dims import Dim
 from dptrain.program.tensor import Tensor, Variable, as_tensors, is_tracing, mask_of, with_mask
 
-# Iterations of a loop that ends by what is known, each of which adds ops to the program.
+# Greatest number of iterations of a loop over known conditions; each adds ops to the program.
 _MOST_UNROLLED = 10_000
 
 

@@ -242,7 +242,7 @@ def _sliced_shape(shape: Shape, *, key: Key) -> Shape:
     for item in key:
         if isinstance(item, tuple):
             start, stop, step = item
-            length = stop - start  # of lengths that count rows it still counts them
+            length = stop - start  # still counts rows if the length does
             lengths.append(length if step == 1 else (length + step - 1) // step)
     return tuple(lengths)
 
@@ -294,7 +294,7 @@ def _getitem(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 def _getitem_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
     key, lengths = output.attributes["key"], output.inputs[0].shape
     bounds = [item if isinstance(item, tuple) else (item, item + 1, 1) for item in key]
-    if any(step < 1 for *_, step in bounds):  # a stop of -1 would be the last element there
+    if any(step < 1 for *_, step in bounds):  # ONNX reads a stop of -1 as the last element
         raise refusal(output, "backwards")
     axes = [axis for axis, bound in enumerate(bounds) if bound != (0, lengths[axis], 1)]
     part = x
@@ -387,10 +387,7 @@ def _concatenate_along_onnx(graph: OnnxGraph, output: Tensor, *xs: Value) -> Val
 
 
 def concatenate(xs: Sequence[Any], axis: int = 0) -> Tensor:
-    """Concatenate tensors along an axis.
-
-    Along the rows of the batch each rank joins its own: the order of rows between ranks is not promised.
-    """
+    """Concatenate along an axis; along rows of the batch per rank, so the order between ranks is not promised."""
     tensors = as_tensors(list(xs))
     if not tensors:
         raise ConfigError("concatenate: no tensors")

@@ -139,5 +139,5 @@ __all__ = [
     "unfold",
 ]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("ops.nn", __all__)

@@ -25,7 +25,7 @@ from dptrain.program.tensor import Tensor
 
 _MATRIX_ORDERS = "expected None, 'fro', 'nuc', 1, -1, 2, -2, inf or -inf of matrices"
 _VECTOR_ORDERS = "expected None or a number of vectors"
-# Keras' epsilon, which the norm that something is divided by is at least.
+# Keras' epsilon, the least divisor.
 _EPSILON = 1e-7
 
 
@@ -49,7 +49,7 @@ def norm(
     if ord is None:
         return sqrt(sum(square(tensor), axis, keepdims))
     axes = (axis,) if isinstance(axis, int) else tuple(range(tensor.ndim) if axis is None else axis)
-    normalized_axes(axes, tensor.ndim)  # which must be different ones
+    normalized_axes(axes, tensor.ndim)  # refuses repeated axes
     if len(axes) == 1:
         return _vector_norm(absolute(tensor), ord, axes[0], keepdims)
     if len(axes) == 2:

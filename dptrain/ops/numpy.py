@@ -491,5 +491,5 @@ __all__ = [
     "zeros_like",
 ]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("ops.numpy", __all__)

@@ -66,7 +66,7 @@ def _bounds(index: slice, length: int) -> Slice:
 def _checked_index(index: int, length: int) -> int:
     if not is_number(length):
         return index if index >= 0 else length + index
-    if index == 0 and isinstance(length, Dim):  # of no rows it is refused when the step runs
+    if index == 0 and isinstance(length, Dim):  # with no rows it is refused when the step runs
         return 0
     if not -length <= index < length:
         raise ConfigError(f"index {index} is out of range for a length of {int(length)}")
@@ -91,7 +91,7 @@ def _advanced_indexing(x: Tensor, indices: list[Any]) -> Tensor:
     arrays = any(not isinstance(index, slice | int) for index in indices)
     slices: list[slice | int] = []
     backwards: list[int] = []
-    remaining: list[Any] = []  # for arrays: what has not become a slice
+    remaining: list[Any] = []  # indices that have not become slices
     for index, length in zip(indices, x.shape, strict=True):
         if isinstance(index, slice):
             if index.step is not None and index.step < 0:
@@ -174,6 +174,6 @@ def _gather(x: Tensor, indices: list[Any]) -> Tensor:
     for place, length in zip(places[1:], lengths[1:], strict=True):
         number = number * length + place
     rows = take_rows(flat, number)
-    before = sum(axis < axes[0] for axis in other_axes) if together else 0  # NumPy puts them first where they are apart
+    before = sum(axis < axes[0] for axis in other_axes) if together else 0  # NumPy puts them first if separated
     order = (*range(number.ndim, number.ndim + before), *range(number.ndim), *range(number.ndim + before, rows.ndim))
     return rows if order == tuple(range(rows.ndim)) else transpose_to(rows, axes=order)

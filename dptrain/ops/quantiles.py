@@ -58,7 +58,7 @@ def quantile(
     last, kept_shape = _axes_to_last(x, axis)
     fractions = _fractions(q)
     ordered, length = sort_last(last), int(last.shape[-1])
-    is_nan = isnan(ordered[..., -1])  # where NaNs are sorted to
+    is_nan = isnan(ordered[..., -1])  # NaNs are sorted last
     values = []
     for fraction in np.ravel(fractions):
         below, above, share = _neighbours(fraction * (length - 1), method)
@@ -82,14 +82,14 @@ def nanquantile(
         place = where(most < 0, 0, most * float(fraction))
         below = floor(place)
         above = where(place > below, below + 1, below)
-        _neighbours(0.0, method)  # which names what is unknown
+        _neighbours(0.0, method)  # raises for unknown methods
         low, high = (along_last(ordered, cast(at, "int32"))[..., 0] for at in (below, above))
         share = (place - below)[..., 0]
         if method == "linear":
             value = low * (1 - share) + high * share
         elif method == "midpoint":
             value = (low + high) / 2
-        elif method == "nearest":  # of two equally near ones the even
+        elif method == "nearest":  # ties go to the even index
             even = (below - 2 * floor(below / 2))[..., 0] == 0
             value = where(logical_or(share < 0.5, logical_and(share == 0.5, even)), low, high)
         else:

@@ -194,7 +194,7 @@ def _apply_to_bits(bits: Tensor, make: Callable[[Any, _Functions], Any]) -> Tens
     return make(bits, _OF_TENSORS) if result is None else result
 
 
-# Bits of a fraction in each type.
+# Random bits of a fraction in each type.
 _BITS = {"float32": 24, "float16": 11, "bfloat16": 8}
 
 
@@ -205,7 +205,7 @@ def _computing_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
 
 def _fractions(bits: Any, dtype: npt.DTypeLike, of: _Functions) -> Any:
     """Return uniform numbers in [0, 1)."""
-    bit_count = _BITS.get(np.dtype(dtype).name, 32)  # all of them are exact, and 1 does not come out
+    bit_count = _BITS.get(np.dtype(dtype).name, 32)  # so all are exact, and none is 1
     return of.cast(bits // 2 ** (32 - bit_count), dtype) * 2.0**-bit_count
 
 
@@ -311,7 +311,7 @@ def categorical(logits: Any, num_samples: int, dtype: npt.DTypeLike = "int32", s
         raise ConfigError(f"categorical: logits of shape {tensor.shape}; expected (rows, classes)")
     kind = tensor.dtype if tensor.dtype == np.float64 else np.dtype(FLOATX)
     fractions = uniform((tensor.shape[0], int(num_samples), int(tensor.shape[1])), dtype=kind, seed=seed)
-    noise = -log(-log(1.0 - fractions))  # -infinity for 0, which the other classes win against
+    noise = -log(-log(1.0 - fractions))  # -infinity for 0, which loses to the other classes
     return cast(argmax(expand_dims(cast(tensor, kind), 1) + noise, -1), dtype)
 
 
@@ -335,7 +335,7 @@ def binomial(
         raise ConfigError("not supported: binomial of counts that a step computes; expected numbers or an array")
     draws: Seed = seed if isinstance(seed, SeedGenerator) or own_seed(seed) is None else SeedGenerator(seed)
     most, successes = float(trials.value.max(initial=0)), zeros(tuple(shape), _computing_dtype(kind))
-    while most > _FEW_TRIALS:  # the median of so many uniform numbers is a beta draw
+    while most > _FEW_TRIALS:  # a beta draw is the median of uniform numbers
         middle = floor_divide(trials + 1.0, 2.0)
         at = beta(
             shape, maximum(middle, 1.0), maximum(trials + 1.0 - middle, 1.0), dtype=_computing_dtype(kind), seed=draws
@@ -351,7 +351,7 @@ def binomial(
     return cast(successes + sum_over(cast(wins, tried.dtype), -1), kind)
 
 
-# So many trials are drawn one by one.
+# Up to this many trials are drawn individually.
 _FEW_TRIALS = 16
 
 
@@ -369,13 +369,13 @@ def shuffle(x: Any, axis: int = 0, seed: Seed = None) -> Tensor:
     keys = _bits_for_seed((int(length), 2), seed)
     wide = cast(keys[:, 0], np.int64) * 2**31 + cast(keys[:, 1] // 2, np.int64)
     order = in_one_call(lambda array: np.argsort(array, kind="stable"), wide)
-    if order is None:  # where each part goes is the number of smaller keys
+    if order is None:  # each part's index is the number of smaller keys
         places = sum_over(cast(less(wide, expand_dims(wide, -1)), np.int64), 1)
         order = add_rows(as_tensors([np.arange(int(length))])[0], places, length=int(length))
     return take_at_axis(tensor, order, along)
 
 
-# Of 20 draws at least 19 are accepted: so many miss all in one of 60 million cases, which get the distribution's mode.
+# At least 19 of 20 draws are accepted: all miss in 1 of 60 million cases, which get the distribution's mode.
 _ROUNDS = 6
 _FRACTIONS_PER_DRAW = 3 * _ROUNDS + 1
 

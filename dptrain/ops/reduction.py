@@ -152,7 +152,7 @@ def mean(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False
     tensor = floating(x)
     count = math.prod(
         tensor.shape[position] for position in normalized_axes(axis, tensor.ndim)
-    )  # marked, if it counts rows
+    )  # marked if it counts rows
     average: Tensor = sum(tensor, axis, keepdims) / count
     return average
 
@@ -171,11 +171,7 @@ def std(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False)
 
 
 def max(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False, initial: Any = None) -> Tensor:
-    """Return the greatest element over axes, like `sum`; `initial` takes part, and without elements is the result.
-
-    Raises:
-        ConfigError: no elements and no `initial`.
-    """
+    """Return the greatest element over axes, like `sum`, and of `initial`, which is required without elements."""
     (tensor,) = as_tensors([x])
     if tensor.dtype.kind == "b":
         return cast(max(cast(tensor, "int32"), axis, keepdims, initial), "bool")
@@ -224,7 +220,7 @@ def logsumexp(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = 
     greatest = _max_constant(tensor, axes)
     greatest = where(isfinite(greatest), greatest, 0)
     total = sum(exp(tensor - greatest), axes, keepdims=True)
-    is_empty = equal(total, 0)  # of e^-inf alone, where the gradient of the logarithm would be infinite
+    is_empty = equal(total, 0)  # all are e^-inf: the logarithm's gradient would be infinite
     result = where(is_empty, -np.inf, log(where(is_empty, 1, total)) + greatest)
     return result if keepdims else reshape(result, _reduced_shape(tensor.shape, axes=axes, keepdims=False))
 

@@ -116,7 +116,7 @@ def _gradient(
             for tensor in sums
         }
         started = [tensor for tensor, number in carried.items() if dys[number] is not None]
-        zero_started = [tensor for tensor, number in carried.items() if dys[number] is None]  # which begin with zeros
+        zero_started = [tensor for tensor, number in carried.items() if dys[number] is None]  # they start from zeros
         following = [
             step_grads[tensor] if tensor in step_grads else zeros(tensor.shape, tensor.dtype)
             for tensor in (*started, *zero_started)

@@ -80,7 +80,7 @@ def segment_sum(data: Any, segment_ids: Any, num_segments: int | None = None, so
         if ids.value is None:
             raise ConfigError("segment_sum: num_segments is needed where segment_ids are not known")
         num_segments = int(ids.value.max(initial=-1)) + 1
-    if ids.value is None or (ids.value < 0).any():  # those rows go to one segment more, which is cut off
+    if ids.value is None or (ids.value < 0).any():  # those rows go to an extra segment, which is cut off
         places = where(ids < 0, num_segments, normalized_indices(where(ids < 0, 0, ids), num_segments))
         return add_rows(values, places, length=num_segments + 1)[:num_segments]
     return add_rows(values, normalized_indices(ids, num_segments), length=num_segments)

@@ -51,7 +51,7 @@ def along_last(x: Tensor, places: Tensor) -> Tensor:
     if x.ndim == 1:
         return take(x, places, 0)
     rows = row_axis(x.shape)
-    if rows is not None and 0 < rows < x.ndim - 1:  # before others it can be divided among ranks
+    if rows is not None and 0 < rows < x.ndim - 1:  # in front it can be divided among ranks
         order = [rows, *(at for at in range(x.ndim) if at != rows)]
         rows_first = along_last(transpose(x, order), transpose(places, order))
         return transpose(rows_first, [order.index(at) for at in range(x.ndim)])

@@ -146,7 +146,7 @@ def conv_transpose(
     for length, extent, s, step, extra in zip(x.shape[1:-1], k.shape[:-2], stride, dilation, extras, strict=True):
         reach = (int(extent) - 1) * step + 1
         size.append(_transposed_length(length, reach, s, padding, extra))
-        # As many zeros before a convolution of what comes out as Keras cuts off here.
+        # Keras crops here what a convolution of the result pads.
         total = s + reach - 2 if extra is None else reach + reach % 2 - 2 + extra
         before.append(0 if padding == "valid" else reach - 1 - min((total + 1) // 2, reach - 1))
     return in_format(_convolved_transpose(x, k, stride, dilation, tuple(before), tuple(size)))
@@ -177,7 +177,7 @@ def max_pool(
     x, window, stride, size, before, in_format = _windows("max_pool", inputs, pool_size, strides, padding, data_format)
     if len(size) < 3:
         return in_format(_pool_1d_or_2d(max_pool2d, x, window, stride, before, size))
-    # Of each slice, then of the slices: the first of equals is the same.
+    # Within each slice, then over slices: the first of equal maxima stays the same.
     rows, depth, height, width, channels = x.shape
     flat = reshape(x, (rows * depth, height, width, channels))
     slices = max_pool2d(flat, window=window[1:], strides=stride[1:], before=before[1:], size=size[1:])

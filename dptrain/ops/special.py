@@ -13,9 +13,9 @@ from dptrain.program.lowering import Element, HostCall
 from dptrain.program.op import op
 from dptrain.program.tensor import Array, Tensor, as_tensors
 
-# From here on a continued fraction has all digits, in so many levels.
+# From here on a continued fraction of this many levels is exact.
 _FAR, _LEVELS = 5.0, 40
-# So many angles of half a circle integrate e^(x cos t) to the last digit as long as it is finite.
+# Angles in half a circle that integrate finite e^(x cos t) to the last digit.
 _ANGLES = 128
 
 
@@ -56,7 +56,7 @@ def erfc(x: Any) -> Tensor:
     return erfc_of(x)
 
 
-# M. Giles, "Approximating the erfinv function", 2010: of w = -log(1 - x^2), below and from 5 on.
+# M. Giles, "Approximating the erfinv function", 2010: in w = -log(1 - x^2), below and from 5.
 _CENTRAL = (
     *(2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503),
     *(-0.00417768164, 0.246640727, 1.50140941),

@@ -65,7 +65,7 @@ def correlate(x1: Any, x2: Any, mode: str = "valid") -> Tensor:
         return full
     length = m if mode == "same" else m - n + 1
     start = (n - 1) // 2 if mode == "same" else n - 1
-    if mode == "same" and swapped:  # NumPy's middle of an even number is that of the order of its operands
+    if mode == "same" and swapped:  # NumPy's middle of an even length depends on the order of operands
         start = m + n - 1 - m - start
     return full[start : start + length]
 

@@ -30,7 +30,7 @@ def depth_to_space(x: Any, block_size: int, data_format: str = "channels_last") 
     out_channels, remainder = divmod(int(channels), size * size)
     if remainder:
         raise ConfigError(f"depth_to_space: {int(channels)} channels for blocks of {size} x {size}")
-    # With channels first, those of one pixel of a block lie apart.
+    # With channels first, a pixel's channels are not adjacent.
     first = data_format == FORMATS[1]
     inner, order = (
         ((out_channels, size, size), (0, 1, 4, 2, 5, 3)) if first else ((size, size, out_channels), (0, 1, 3, 2, 4, 5))
@@ -156,7 +156,7 @@ def adaptive_max_pool(inputs: Any, output_size: Pair, data_format: str | None = 
     x, sizes = _adaptive_arguments(inputs, output_size, data_format)
     for axis, size in enumerate(sizes, 1):
         starts, ends = _bounds(int(x.shape[axis]), size)
-        # Windows are equally long: the last element of shorter ones counts again.
+        # Windows get equal lengths: shorter ones repeat their last element.
         places = np.minimum(starts[:, None] + np.arange((ends - starts).max()), ends[:, None] - 1)
         x = max(take(x, places, axis), axis + 1)
     return _in_format(x, data_format)

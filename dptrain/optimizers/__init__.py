@@ -63,19 +63,15 @@ __all__ = [
     "serialize",
 ]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("optimizers", __all__)
 
-# Not `get` and `deserialize`: Keras takes the names in any case, and schedules of one's own.
+# Only `serialize`: `get` and `deserialize` differ, as Keras takes names in any case and users' schedules.
 serialize = Registry[Optimizer]("optimizer", "keras.optimizers", Optimizer, CLASSES).serialize
 
 
 def get(identifier: Any) -> Any:
-    """Return an optimizer by name (with Keras' defaults) or configuration, itself, or None.
-
-    Raises:
-        ConfigError: an unknown name, or arguments that the optimizer does not take.
-    """
+    """Return an optimizer by name (with Keras' defaults) or configuration, itself, or None; else ConfigError."""
     if identifier is None or isinstance(identifier, Optimizer):
         return identifier
     if isinstance(identifier, str):

@@ -83,7 +83,7 @@ class Adam(Moments):
         """Apply the update rule."""
         slots = self._slots_of(variable)
         m, v = slots["momentum"], slots["velocity"]
-        # In this form all ops of the update read what an earlier one has read: they become one loop, and are in place.
+        # In this form the update's ops share their operands: they become one loop, in place.
         m.assign_add((gradient - m) * (1 - self.beta_1))
         v.assign_add((gradient * gradient - v) * (1 - self.beta_2))
         if self.amsgrad:

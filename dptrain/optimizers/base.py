@@ -33,11 +33,11 @@ from dptrain.registry.names import not_supported, snake_case
 from dptrain.registry.reads import Readable
 from dptrain.runtime.floatx import floatx
 
-# Slots of what is pruned: which elements stay, and the gradient of all, for regrowth.
+# Slots of pruned variables: the kept elements, and the gradient of all, for regrowth.
 _MASK, _DENSE = _OF_PRUNING = ("mask", "dense_gradient")
 _ACCUMULATOR = "gradient_accumulator"
 
-# The classes of descriptions, by names in lower case: `OPTIMIZERS`, and what has another optimizer within.
+# Classes by lower-case names in descriptions: `OPTIMIZERS`, and those that contain other optimizers.
 CLASSES: dict[str, type[Any]] = {}
 
 
@@ -144,7 +144,7 @@ class Optimizer(Readable, ABC):
         self.loss_scale_factor = _optional("loss_scale_factor", loss_scale_factor)
         self.gradient_accumulation_steps = None if steps is None else int(steps)
         self.built, self._version = False, 0
-        self._drafts = False  # slots are made for their order alone
+        self._drafts = False  # whether slots are made for their order only
         self._slots: dict[Variable, dict[str, Variable]] = {}
         self._added: list[Variable] = []
         self._excluded: set[Variable] = set()
@@ -152,7 +152,7 @@ class Optimizer(Readable, ABC):
         self._numbers: dict[Any, Tensor] | None = None
         self._iterations = self._variable(np.array(0, np.int64), "iteration")
         self._schedule = learning_rate if isinstance(learning_rate, LearningRateSchedule) else None
-        # float64: what was set is read again, and a schedule's numbers are as exact.
+        # float64, so that a number that was set reads back unchanged, and schedules are exact.
         self._rate = self._variable(np.float64(0 if self._schedule else _rate(learning_rate)), "learning_rate")
 
     # State
@@ -431,7 +431,7 @@ class Optimizer(Readable, ABC):
         rate = float64(learning_rate)
         key = compute, id(rate)
         if key not in numbers:
-            numbers[key], numbers[id(rate)] = compute(rate), rate  # kept, so that its id stays its own
+            numbers[key], numbers[id(rate)] = compute(rate), rate  # keeps it alive, so that its id stays unique
         if (key, dtype) not in numbers:
             numbers[key, dtype] = as_dtype(numbers[key], dtype)
         return numbers[key, dtype]
@@ -467,7 +467,7 @@ class Optimizer(Readable, ABC):
         for grad, variable in zip(grads, variables, strict=True):
             if variable.pruning is not None and variable.pruning.regrows:
                 self._slots[variable][_DENSE].assign(grad)
-        # A product, which is linear: ranks' summands are added up after it.
+        # A product is linear: ranks sum their gradients after it.
         grads = [
             grad if variable.pruning is None else grad * self._slots[variable][_MASK]
             for grad, variable in zip(grads, variables, strict=True)
@@ -549,7 +549,7 @@ class Optimizer(Readable, ABC):
         """
         if self.built:
             raise ConfigError(
-                "`exclude_from_weight_decay()` can only be configued before the optimizer is built."  # as Keras has it
+                "`exclude_from_weight_decay()` can only be configued before the optimizer is built."  # Keras' spelling
             )
         self._excluded = set(var_list or ())
         names = sorted(set(var_names or ()))

@@ -61,7 +61,7 @@ class LossScaleOptimizer(Optimizer):
         self.dynamic_growth_steps = int(dynamic_growth_steps)
         self.step_counter = self._variable(np.array(0, np.int32), "step_counter")
         self.dynamic_scale = self._variable(np.array(initial_scale, FLOATX), "dynamic_scale")
-        inner_optimizer.loss_scale_factor = None  # or gradients would be scaled twice
+        inner_optimizer.loss_scale_factor = None  # else gradients would be scaled twice
         self.gradient_accumulation_steps = inner_optimizer.gradient_accumulation_steps
 
     def build(self, variables: Iterable[Variable]) -> None:
@@ -85,7 +85,7 @@ class LossScaleOptimizer(Optimizer):
             return
         finite = functools.reduce(logical_and, (all_of(isfinite(grad)) for grad in present))
         trained = [*(variables or self.inner_optimizer._slots)]
-        # What a variable is overwritten with is no gradient of the scaled loss.
+        # Variables overwritten with their "gradient" are not scaled with the loss.
         scales = [1 if variable.overwrite_with_gradient else self.dynamic_scale for variable in trained]
         unscaled = [
             None if grad is None else where(finite, grad / scale, 0.0)
@@ -106,7 +106,7 @@ class LossScaleOptimizer(Optimizer):
         """Call the inner optimizer's."""
         self.inner_optimizer.update_step(gradient, variable, learning_rate)
 
-    # What is the inner optimizer's
+    # Delegated to the inner optimizer
 
     @property
     def _own_variables(self) -> list[Variable]:

@@ -50,12 +50,7 @@ class OptimizerMap(MutableMapping[str, Optimizer]):
         return matches[0] if matches else self.default_optimizer
 
     def __setitem__(self, key: str, optimizer: Optimizer) -> None:
-        """Give paths an optimizer.
-
-        Raises:
-            ConfigError: an existing key, an invalid regular expression, or an optimizer that cannot train a part of the
-                variables.
-        """
+        """Give paths an optimizer that trains a part of the variables; ConfigError for existing or invalid keys."""
         if key in self._optimizers:
             raise ConfigError(
                 f"'{key}' already exists in the OptimizerMap with value {self._optimizers[key]}. Please make sure to "
@@ -258,7 +253,7 @@ class MultiOptimizer(Optimizer):
         for optimizer, its in zip(self._inner, rate, strict=True):
             optimizer._resume_learning_rate(its)
 
-    # What is the optimizers'
+    # Delegated to the optimizers
 
     @property
     def loss_scale_factor(self) -> float | None:

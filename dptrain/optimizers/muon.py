@@ -139,7 +139,7 @@ class Muon(Optimizer):
         return rate * sqrt(1 - power(self.adam_beta_2, t)) / (1 - power(self.adam_beta_1, t))
 
     def _orthogonal(self, x: Tensor) -> Tensor:
-        x = unshard(x)  # or each product would gather a factor
+        x = unshard(x)  # else each product would gather it
         is_high = x.shape[0] > x.shape[1]
         x = transpose(x) if is_high else x
         x = x / as_dtype(sqrt(summed(square(x))) + 1e-7, x.dtype)

@@ -14,5 +14,5 @@ __all__ = [
     "timeseries_dataset_from_array",
 ]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("preprocessing", __all__)

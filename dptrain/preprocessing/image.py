@@ -11,7 +11,7 @@ from dptrain.utils import array_to_img, img_to_array, load_img, save_img
 
 __all__ = ["array_to_img", "img_to_array", "load_img", "save_img", "smart_resize"]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("preprocessing.image", __all__)
 
 

@@ -7,5 +7,5 @@ from dptrain.utils import pad_sequences
 
 __all__ = ["pad_sequences"]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("preprocessing.sequence", __all__)

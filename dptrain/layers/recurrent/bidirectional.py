@@ -143,7 +143,7 @@ class Bidirectional(Layer):
         return (*merged, *states) if self.return_state or self.merge_mode is None else merged[0]
 
     def _get_own_config(self) -> dict[str, Any]:
-        import dptrain  # whose table of layers has this class
+        import dptrain  # its table of layers has this class
 
         layers = {"layer": self.forward_layer, "backward_layer": self.backward_layer}
         return super()._get_own_config() | {name: dptrain.layers.serialize(layer) for name, layer in layers.items()}

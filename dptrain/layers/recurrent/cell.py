@@ -21,7 +21,7 @@ from dptrain.ops import random
 from dptrain.program.tensor import Tensor, Variable, reading_weights_in
 from dptrain.random import Purpose, own_seed
 
-# A mask for the inputs of all gates, or one for each; None where nothing is dropped.
+# A mask for the inputs of all gates, or one for each; None if nothing is dropped.
 Masks = Tensor | Sequence[Tensor] | None
 
 
@@ -50,7 +50,7 @@ class RecurrentCell(Layer):
 
     activation, recurrent_activation = ActivationAttribute(), ActivationAttribute()
 
-    # Gates that have dropout masks of their own; 0 where all have the same.
+    # Number of gates with their own dropout masks; 0 if they share one.
     _mask_count = 0
     state_size: Any
     output_size: Any

@@ -28,7 +28,7 @@ class ConvLSTMCell(RecurrentCell):
     """
 
     _mask_count = 4
-    state_size = -1  # it depends on the inputs
+    state_size = -1  # depends on the inputs
 
     def __init__(
         self,

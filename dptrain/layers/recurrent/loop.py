@@ -1,7 +1,4 @@
-"""The loop of a recurrent layer over the steps of sequences.
-
-Source: `rnn` in keras/src/backend/jax/rnn.py, Keras 3.15.
-"""
+"""The loop of a recurrent layer over the steps of sequences, as in keras/src/backend/jax/rnn.py."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +7,7 @@ from dptrain import ops, tree
 from dptrain.program.dims import Dim, counts_rows
 from dptrain.program.tensor import Tensor
 
-# Takes a step's inputs and the states before it; returns the output and the states after it.
+# Maps a step's inputs and states to its output and new states.
 Step = Callable[[Any, Any], tuple[Tensor, Any]]
 
 

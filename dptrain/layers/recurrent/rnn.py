@@ -234,7 +234,7 @@ class RNN(Layer):
     # In files
 
     def _get_own_config(self) -> dict[str, Any]:
-        import dptrain  # whose table of layers has this class
+        import dptrain  # its table of layers has this class
 
         return super()._get_own_config() | {"cell": dptrain.layers.serialize(self.cell)}
 

@@ -55,10 +55,7 @@ class SimpleRNNCell(RecurrentCell):
 
 
 class SimpleRNN(CellLayer):
-    """`SimpleRNNCell` over sequences (rows, time, features).
-
-    The arguments are those of `SimpleRNNCell` and of `RNN`, in Keras' order.
-    """
+    """`SimpleRNNCell` over sequences (rows, time, features); takes its and `RNN`'s arguments, in Keras' order."""
 
     def __init__(
         self,

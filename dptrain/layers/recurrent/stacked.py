@@ -66,7 +66,7 @@ class StackedRNNCells(Layer):
         return inputs, after
 
     def _get_own_config(self) -> dict[str, Any]:
-        import dptrain  # whose table of layers has this class
+        import dptrain  # its table of layers has this class
 
         return {"cells": [dptrain.layers.serialize(cell) for cell in self.cells]}
 

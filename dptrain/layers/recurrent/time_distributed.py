@@ -36,10 +36,7 @@ class TimeDistributed(Wrapper):
         super().build((input_shape[0], *input_shape[2:]))
 
     def call(self, inputs: Tensor, training: bool | None = None, mask: Tensor | None = None) -> Any:
-        """Return the layer's outputs for the steps, (rows, time, ...).
-
-        The layer gets `training`, and `mask` (rows, time, ...) if it takes one.
-        """
+        """Return the layer's outputs for the steps; the layer gets `training`, and `mask` if it takes one."""
         if mask is not None:
             self._check(inputs, mask)
         keywords: dict[str, Any] = {"training": training}

@@ -38,7 +38,7 @@ __all__ = [
     "serialize",
 ]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("optimizers.schedules", __all__)
 
 _registry: Registry[LearningRateSchedule] = Registry(

@@ -44,7 +44,7 @@ class CosineDecayRestarts(LearningRateSchedule):
             restarts = t // 1
             t = t - restarts
         else:
-            # What is added is more than the logarithms' rounding, which must not miss a restart.
+            # 1e-9 exceeds the logarithms' rounding, which must not miss a restart.
             restarts = (log(1 - t * (1 - self.t_mul)) / math.log(self.t_mul) + 1e-9) // 1
             length = power(self.t_mul, restarts)
             t = (t - (1 - length) / (1 - self.t_mul)) / length
