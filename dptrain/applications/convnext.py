@@ -31,22 +31,13 @@ preprocess_input = preprocessing(None)
 
 _MEAN = tuple(255 * mean for mean in (0.485, 0.456, 0.406))
 _VARIANCE = tuple((255 * std) ** 2 for std in (0.229, 0.224, 0.225))
-_ABOUT = """{name}, as `keras.applications.{name}`: the same layers, names, shapes and order of weights.
+_ABOUT = """{name}, like `keras.applications.{name}`: the same layers, names, shapes and order of weights.
+
+For other arguments and errors see `applications.ResNet50`.
 
 Args:
-    include_top: as of `applications.ResNet50`.
-    include_preprocessing: whether pixels from 0 to 255 are normalized in the model, where there are three channels.
-    weights: as of `applications.ResNet50`.
-    input_tensor: as of `applications.ResNet50`.
-    input_shape: as of `applications.ResNet50`.
-    pooling: as of `applications.ResNet50`.
-    classes: as of `applications.ResNet50`.
-    classifier_activation: as of `applications.ResNet50`.
-    name: of the model, with which the names of its layers begin.
-
-Raises:
-    ConfigError: as `applications.ResNet50`.
-    DataError: as `applications.ResNet50`.
+    include_preprocessing: normalize pixels from 0 to 255 in the model, if there are three channels.
+    name: of the model, and prefix of its layers' names.
 
 Source: Liu et al., A ConvNet for the 2020s, 2022, https://arxiv.org/abs/2201.03545
 """

@@ -74,22 +74,13 @@ _SQUEEZED = 0.25
 # Drop rate of the last block, counted over the unscaled network's blocks; the first one's is 0.
 _LEFT_OUT = 0.2
 _MEAN, _VARIANCE = (0.485, 0.456, 0.406), (0.229**2, 0.224**2, 0.225**2)
-_ABOUT = """{name}, as `keras.applications.{name}`: the same layers, names, shapes and order of weights.
+_ABOUT = """{name}, like `keras.applications.{name}`: the same layers, names, shapes and order of weights.
+
+For other arguments and errors see `applications.ResNet50`.
 
 Args:
-    include_top: as of `applications.ResNet50`.
-    weights: as of `applications.ResNet50`.
-    input_tensor: as of `applications.ResNet50`.
-    input_shape: as of `applications.ResNet50`; by default ({size}, {size}, 3).
-    pooling: as of `applications.ResNet50`.
-    classes: as of `applications.ResNet50`.
-    classifier_activation: as of `applications.ResNet50`.
-    include_preprocessing: whether pixels from 0 to 255 are scaled in the model.
-    name: of the model.
-
-Raises:
-    ConfigError: as `applications.ResNet50`.
-    DataError: as `applications.ResNet50`.
+    input_shape: by default ({size}, {size}, 3).
+    include_preprocessing: scale pixels from 0 to 255 in the model.
 
 Source: Tan and Le, EfficientNetV2: Smaller Models and Faster Training, 2021, https://arxiv.org/abs/2104.00298
 """

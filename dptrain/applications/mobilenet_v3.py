@@ -53,25 +53,16 @@ _LARGE = (
     (6, 160, 5, 1, True, True),
 )
 _Blocks = Sequence[tuple[float, int, int, int, bool, bool]]
-_ABOUT = """{name}, as `keras.applications.{name}`: the same layers, names, shapes and order of weights.
+_ABOUT = """{name}, like `keras.applications.{name}`: the same layers, names, shapes and order of weights.
+
+For other arguments and errors see `applications.ResNet50`.
 
 Args:
-    input_shape: as of `applications.ResNet50`; by default pictures of any size.
+    input_shape: by default images of any size.
     alpha: factor of the filters of all layers.
     minimalistic: neither squeezes nor hard_swish, and no kernel above 3.
-    include_top: as of `applications.ResNet50`.
-    weights: as of `applications.ResNet50`.
-    input_tensor: as of `applications.ResNet50`.
-    classes: as of `applications.ResNet50`.
-    pooling: as of `applications.ResNet50`.
     dropout_rate: before the classifier.
-    classifier_activation: as of `applications.ResNet50`.
-    include_preprocessing: whether pixels from 0 to 255 are scaled to -1 to 1 in the model.
-    name: of the model.
-
-Raises:
-    ConfigError: as `applications.ResNet50`.
-    DataError: as `applications.ResNet50`.
+    include_preprocessing: scale pixels from 0 to 255 to -1 to 1 in the model.
 
 Source: Howard et al., Searching for MobileNetV3, 2019, https://arxiv.org/abs/1905.02244
 """

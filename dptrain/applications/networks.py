@@ -19,16 +19,16 @@ SMALLEST = 32
 Body = Callable[[Tensor], Tensor]
 Top = Callable[[Tensor, int, Any], Tensor]
 
-_ABOUT = """{name}, as `keras.applications.{name}`: the same layers, names, shapes and order of weights.
+_ABOUT = """{name}, like `keras.applications.{name}`: the same layers, names, shapes and order of weights.
 
 Args:
-    include_top: whether the classifier follows, which needs a static `input_shape`.
+    include_top: add the classifier, which needs a static `input_shape`.
     weights: None for random ones, or the path of a file of Keras' or dptrain's for this network: `.weights.h5`,
         `.keras`, `.safetensors`, or `.h5` as Keras fetches it. "imagenet" is refused: nothing is fetched.
-    input_tensor: an `Input`, or what was made of one, to begin with.
+    input_tensor: an `Input`, or a tensor computed from one, to begin with.
     input_shape: (height, width, channels), at least {smallest} x {smallest}; by default ({size}, {size}, 3), and any
         size without the classifier.
-    pooling: without the classifier, None for the pictures of the last layer, "avg" or "max" for one number a channel.
+    pooling: without the classifier, None for the last feature maps, "avg" or "max" for a number per channel.
     classes: outputs of the classifier.
     classifier_activation: of the classifier; None for logits.
     name: of the model.

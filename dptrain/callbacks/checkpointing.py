@@ -332,7 +332,7 @@ class Checkpointing(Callback):
             state = _checked(json.loads(checkpoint.files[_STATE]))
             by_path = variables(self.model)
             there = {name: np.empty(0) for name in checkpoint.manifest.arrays if _is_of_callbacks(name, by_path)}
-            insert_arrays(state["callbacks"], there)  # every array is needed
+            insert_arrays(state["callbacks"], there)  # raises unless every array is there
         differing = dict(_differences("", state["identity"], self._identity))
         refused = [line for name, line in differing.items() if not self._may_differ(name)]
         # Slots follow from optimizer and weights, whose differences are shorter to report.

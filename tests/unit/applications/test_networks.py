@@ -62,7 +62,7 @@ def test_size(name, parameters):
     model = make(weights=None)
     assert model.count_params() == parameters
     assert make.__name__ == name
-    assert "file of Keras' or dptrain's" in make.__doc__ or "as of `applications.ResNet50`" in make.__doc__
+    assert "file of Keras' or dptrain's" in make.__doc__ or "see `applications.ResNet50`" in make.__doc__
 
 
 def test_any_size_and_the_smallest():
