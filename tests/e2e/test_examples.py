@@ -2,6 +2,7 @@
 
 import functools
 import re
+import wave
 
 import numpy as np
 import pytest
@@ -60,6 +61,7 @@ def test_networks_for_pictures(name):
 SEQUENCES = {
     "sentiment": ["--samples", "60", "--length", "7", "--units", "3"],
     "addition": ["--samples", "80", "--digits", "1", "--units", "6"],
+    "speech": ["--samples", "40", "--rate", "2400", "--units", "6"],
     "forecast": ["--hours", "120", "--past", "24", "--ahead", "6", "--units", "3"],
 }
 
@@ -72,6 +74,24 @@ def test_sequences(name):
     losses = [float(loss) for loss in re.findall(r"^epoch .*loss ([0-9.]+)", "\n".join(alone), re.MULTILINE)]
     assert len(losses) == 3
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.long
+def test_commands_in_a_folder_of_sounds(tmp_path):
+    rng = np.random.default_rng(0)
+    for name, pitch in (("high", 900), ("low", 200)):
+        (tmp_path / name).mkdir()
+        for number in range(10):
+            tone = 9000 * np.sin(2 * np.pi * pitch * rng.uniform(0.9, 1.1) * np.arange(12000 + 500 * number) / 16000)
+            with wave.open(str(tmp_path / name / f"{number}.wav"), "wb") as file:
+                file.setparams((1, 2, 16000, 0, "NONE", ""))
+                file.writeframes(tone.astype("<i2").tobytes())
+    options = ["--wav", str(tmp_path), "--dtype", "float64", "--batch-size", "4", "--epochs", "3", "--units", "4"]
+    alone, together = (started(ranks, "speech", *options) for ranks in (0, 2))
+    assert together == alone
+    losses = [float(loss) for loss in re.findall(r"loss ([0-9.]+)", "\n".join(alone))]
+    assert len(losses) == 4
+    assert losses[2] < losses[0]
 
 
 @pytest.mark.long
