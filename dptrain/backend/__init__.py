@@ -24,8 +24,8 @@ _KERAS = {
     **dict.fromkeys(("is_float_dtype", "is_int_dtype", "result_type", "standardize_dtype"), "program.types"),
 }
 
-if not TYPE_CHECKING:  # for which any name would do
-    _missing = not_there("backend", list(_KERAS))  # users know nothing of what else it has
+if not TYPE_CHECKING:  # a type checker would accept any name
+    _missing = not_there("backend", list(_KERAS))  # Keras' other names are unknown to users
 
     def __getattr__(name: str) -> Any:
         return getattr(import_module(f"dptrain.{_KERAS[name]}"), name) if name in _KERAS else _missing(name)
@@ -100,11 +100,11 @@ def create(
             without = f" (no GPU: {error})"
     elif device == "auto" and policy._data_dtype == "float32" and has_driver():
         without = f" (an NVIDIA driver is here, but no PyCUDA: {pip_install('cuda')} to use the GPU)"
-    # What only a GPU can do is not left out in silence.
+    # Options that only a GPU can honour are refused, not ignored.
     if precision != "float32":
         raise ConfigError(f"precision = {precision!r} needs a GPU, this is the CPU{without}; use --precision float32")
     for kind, name in (("gemm", gemm), ("conv", conv)):
-        if name not in ("dptrain", "auto"):  # which takes what is there
+        if name not in ("dptrain", "auto"):  # "auto" takes what is available
             raise ConfigError(f"{kind} = {name!r} needs a GPU, this is the CPU{without}; use --{kind} dptrain")
     from dptrain.backend.cpu.backend import CpuBackend
 

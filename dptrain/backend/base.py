@@ -157,7 +157,7 @@ class Backend(ABC):
     def snapshot(self, variables: Iterable[Variable]) -> Snapshot:
         """Move variables to the device (or DeviceMemoryError) and return a snapshot of them."""
 
-    # Memory, whose names appear in messages where it is short
+    # Memory: names appear in messages when it is short
 
     @abstractmethod
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None, name: str = "") -> Buffer:

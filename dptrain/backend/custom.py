@@ -17,7 +17,7 @@ LETTERS = {
     "f": "float",
     "d": "double",
 }
-# Threads of a block and blocks at most of an elementwise launch.
+# Threads of a block, and the most blocks, of an elementwise launch.
 _THREADS, _BLOCKS = 256, 2048
 
 

@@ -10,7 +10,7 @@ Buffer = Any
 HostArray = npt.NDArray[Any]
 
 
-# The name of buffers that hold samples, which can be streamed where memory is short.
+# The name of buffers of samples, which can be streamed if memory is short.
 SAMPLES = "samples"
 
 

@@ -17,12 +17,12 @@ from dptrain.program import tree
 from dptrain.random import Purpose, stream
 from dptrain.runtime.text import short
 
-# What a draw gives where there is no further batch.
+# Returned by a draw after the last batch.
 END: Final = object()
 Draw = Callable[[], Any]
 
 _TUPLES = "either (input,) or (inputs, targets) or (inputs, targets, sample_weights). Received:"
-# Batches that one thread is ahead.
+# Batches that one thread draws ahead.
 _AHEAD = 2
 
 
@@ -123,7 +123,7 @@ class LoaderSource(BatchSource):
     def num_batches(self) -> int | None:
         """The loader's length, where it has one."""
         try:
-            return len(self._loader)  # type: ignore[arg-type]  # a TypeError where it has none
+            return len(self._loader)  # type: ignore[arg-type]  # TypeError if it has none
         except TypeError:
             return None
 
@@ -239,7 +239,7 @@ def _copied_leaf(leaf: Any) -> Any:
     if hasattr(leaf, "__array__"):
         return np.asarray(leaf).copy()
     if hasattr(leaf, "__dlpack__"):
-        with suppress(Exception):  # whatever another library raises: the message comes where the batch is read
+        with suppress(Exception):  # another library's errors: reading the batch reports them
             return np.from_dlpack(leaf).copy()
     return leaf
 

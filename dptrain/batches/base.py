@@ -85,7 +85,7 @@ class ArrayBatches(Batches):
         self._feed: Feed | None = None
         self._pool: FeedPool | None = None
         self._plan: list[list[Shard]] = []
-        # Where the next epoch goes on, with steps_per_epoch.
+        # Step at which the next epoch continues, with steps_per_epoch.
         self._pass, self._next_step = 0, 0
         # Steps of the next epoch that were done before an interruption.
         self._skipped = 0

@@ -23,9 +23,9 @@ from dptrain.batches.sampling import Shard
 from dptrain.data.lazy import LazyArray
 from dptrain.runtime.children import ending_forks
 
-# The most that one of the two chunks holds: larger ones make no copy faster.
+# Most bytes of one of the two chunks: larger ones are not copied faster.
 _CHUNK_BYTES = 64 << 20
-# Of rows that must be made first, which takes longer than a copy: the device waits for the first chunk.
+# Likewise for rows that must be computed first, slower than a copy: the device waits for the first chunk.
 _LAZY_CHUNK_BYTES = 4 << 20
 
 Order = npt.NDArray[np.int64]
@@ -75,7 +75,7 @@ class ResidentFeed(Feed):
 
     def start(self, order: Order, steps: Sequence[Sequence[Shard]]) -> None:
         """Copy the order to the device."""
-        # Kept from epoch to epoch: giving memory back would make the host wait for all that the device has to do.
+        # Kept from epoch to epoch: freeing memory would make the host wait for all queued work.
         if self._order is None or len(self._order) != len(order):
             self._order = self._backend.empty(order.shape, np.int64)
         self._backend.write(self._order, order)
@@ -212,8 +212,8 @@ class PooledFeed(Feed):
 class FeedPool:
     """Memory for small predictions of similar shapes; concurrent ones use separate feeds."""
 
-    # Bytes of samples that are copied rather than read where they lie; kinds of samples that are remembered, and for
-    # how many predictions at once there is memory of a kind.
+    # Most bytes of samples that are copied rather than read in place; kinds of samples with memory, and concurrent
+    # predictions of a kind.
     _MOST_BYTES, _MOST_KINDS, _MOST_FREE = 4 << 20, 8, 8
 
     def __init__(self, backend: Backend) -> None:
@@ -269,7 +269,7 @@ def make_feed(
     are_lazy = any(isinstance(array, LazyArray) for array in arrays)
     needed = 0 if are_lazy else sum(backend.missing_samples(array) for array in arrays)
     if most_bytes is None and room is not None and needed > room:
-        gc.collect()  # a model that was dropped, which is a cycle, holds its memory until then
+        gc.collect()  # a dropped model, which is a cycle, holds its memory until then
         room = free()
     few = None if pool is None else pool.feed(arrays, largest, room)
     if few is not None:

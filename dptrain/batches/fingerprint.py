@@ -12,15 +12,15 @@ from dptrain.data.lazy import LazyArray
 
 Array = npt.NDArray[Any]
 
-# What to do where the ranks' samples differ.
+# Advice if the ranks' samples differ.
 DRAW_THE_SAME = (
     "every rank needs the same data: seed what is random, with dp.utils.set_random_seed(0) at the top of the script or "
     "np.random.default_rng(0)"
 )
 
-# What is copied at once of an array that is not contiguous.
+# Bytes copied at once of an array that is not contiguous.
 _CHUNK_BYTES = 1 << 24
-# Rows that count of a memory map or a lazy array, which may be larger than any memory, and lie on a shared disk.
+# Sampled rows of a memory map or a lazy array, which may exceed memory, or be on a shared disk.
 _SAMPLED_ROWS = 64
 
 

@@ -338,7 +338,7 @@ def _weights_of_outputs(weights: Any, expected: Expected, rows: int) -> Any:
     losses, what = expected.losses, "sample_weight"
     if weights is None:
         return None
-    if losses is None:  # the model's own steps know what they are
+    if losses is None:  # the model's own steps interpret them
         return tree.map_leaves(lambda path, array: _check_weights(array, rows, what, None, None), weights)
     flat = tree.flat_shapes(losses)
     outputs = [(None, loss) for _, loss in flat]
@@ -358,7 +358,7 @@ def _weights_of_outputs(weights: Any, expected: Expected, rows: int) -> Any:
             checked = _check_weights(weights, rows, what, shape, loss)
         return checked
     if isinstance(weights, list | tuple) and all(isinstance(number, Real) for number in weights):
-        as_array(weights, what)  # which says what to do with a list of numbers
+        as_array(weights, what)  # it says what to do with a list of numbers
     each = [
         None if array is None else _check_weights(array, rows, f"{what}[{path!r}]", shape, loss)
         for array, (path, _), (shape, loss) in zip(_matched(weights, losses, what, names), flat, outputs, strict=True)
@@ -519,7 +519,7 @@ def rows_of_batch(batch_size: int | None, rows: int, steps: int | None) -> int:
     return 32 if steps is None else max(1, math.ceil(rows / steps))
 
 
-# Batches that the user's own code makes
+# Batches from the user's code
 
 
 def refuse_split(*data: Any) -> None:

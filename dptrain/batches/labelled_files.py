@@ -26,7 +26,7 @@ from dptrain.runtime.failure import phase
 from dptrain.runtime.launcher import share_of_cores
 
 Array = npt.NDArray[Any]
-# Said of links out of a folder.
+# Advice for links out of a folder.
 FOLLOW = "follow_links=True"
 _LABEL_MODES = ("int", "categorical", "binary", None)
 _SUBSETS = ("training", "validation", "both", None)
@@ -145,7 +145,7 @@ class FileDataset(PyDataset):
         return np.asarray(places[slice(*cut(0, len(places), parts)[part])])
 
 
-# Makes a data set of files, their labels, these labels' names and the seed of the order.
+# Creates a data set from files, their labels, the labels' names and the seed of the order.
 DatasetFactory = Callable[[Sequence[str], Array | None, list[str] | None, int | None], Any]
 
 
@@ -251,7 +251,7 @@ def _scanned(
 
 def _files(folder: Path, root: Path, selection: FileSelection) -> Iterator[str]:
     """Yield the files below a folder, sorted, relative to the root; refuse links that lead out of it."""
-    visited: set[str] = set()  # a link may lead to a folder that it lies in
+    visited: set[str] = set()  # a link may lead to an enclosing folder
     matches: list[tuple[str, str]] = []
     for where, folders, names in os.walk(folder, followlinks=selection.follow_links):
         real = os.path.realpath(where)

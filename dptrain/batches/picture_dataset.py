@@ -27,7 +27,7 @@ Array = npt.NDArray[Any]
 
 PICTURE_FILES = FileKind("images", "pictures", (".bmp", ".gif", ".jpeg", ".jpg", ".png"))
 _CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
-# Batches that wait at most, however small they are; one thread is two ahead.
+# Most waiting batches, however small; one thread is two ahead.
 _AHEAD = 10
 
 

@@ -18,13 +18,12 @@ from dptrain.errors import ConfigError
 from dptrain.random import Purpose, stream
 from dptrain.runtime.defaults import REPRODUCIBLE_SHARDS
 
-# Samples that a rank evaluates at once where nobody asks for a number: a larger batch is faster, and activations of
-# this many are small.
+# Default samples of a rank's evaluation batch: large batches are faster, and activations of this many are small.
 EVALUATION_ROWS = 256
-# Of a batch, whatever the number of ranks.
+# Most shards of a batch, whatever the number of ranks.
 _MOST_SHARDS = 1 << 16
 
-# Shards of every global batch, where this process is to have the same bits on any number of ranks; None if nobody says.
+# Shards of every global batch for the same bits on any number of ranks; None if not set.
 _fixed: int | None = None
 
 

@@ -30,7 +30,7 @@ from dptrain.errors import AgreedError, DataError, DptrainError, ExitCode
 from dptrain.runtime.failure import describe
 
 Mode = Literal["training", "evaluation", "prediction"]
-# Returns a batch's arrays as a feed takes them, and what they are.
+# Returns a batch's arrays for a feed, and their spec.
 BatchReader = Callable[[tuple[Any, ...]], tuple[Sequence[HostArray], BatchSpec]]
 
 _GOOD, _OVER, _FAILED = 1, 2, 3
@@ -75,13 +75,13 @@ class StreamBatches(Batches):
         self.steps = steps_per_epoch or self._num_batches
         self._workers: Workers | None = None
         self._backend: Backend | None = None
-        # The pass that the next epoch goes on with, the batches asked of it, the passes begun.
+        # The pass that the next epoch continues, its batches drawn so far, and the number of passes begun.
         self._pass: Iterator[Draw] | None = None
         self._position, self._passes = 0, 0
-        # Of the next epoch, that were trained on before an interruption.
+        # Batches of the next epoch that were trained on before an interruption.
         self._skipped = 0
         self._drawn: _Drawn | None = None
-        # Of the steps since `keep`, where anybody has asked for them.
+        # Batches since `keep` was called.
         self._replay: dict[Shard, _Drawn] | None = None
         self._reset_slots()
         self._slot_index = 0
@@ -108,7 +108,7 @@ class StreamBatches(Batches):
         assert self._pass is not None
         trained, self._skipped = self._skipped, 0
         last = self._skip(trained)
-        if last is not None and trained == left:  # there is no further batch to see what the arrays are
+        if last is not None and trained == left:  # no further batch shows what the arrays are
             self.spec = self._read(self._source.parts(last()))[1]
         first_row = 0
         rest = itertools.islice(self._pass, None if left is None else left - trained)

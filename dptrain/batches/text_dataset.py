@@ -19,7 +19,7 @@ from dptrain.runtime.files import open_regular
 
 Array = npt.NDArray[Any]
 TEXT_FILES, SOUND_FILES = FileKind("text files", "texts", (".txt",)), FileKind("audio files", "sounds", (".wav",))
-# Batches that wait at most.
+# Most waiting batches.
 _AHEAD = 4
 FileReader = Callable[[Sequence[Path]], Array]
 

@@ -10,7 +10,7 @@ from dptrain.runtime.children import ending_forks
 
 T = TypeVar("T")
 
-# Seconds that `close` waits for a batch that is being drawn.
+# Seconds that `close` waits for a batch being drawn.
 _PATIENCE = 5.0
 
 

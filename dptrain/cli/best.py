@@ -50,7 +50,7 @@ class BestModel(ModelCheckpoint):
 
     def __init__(self, folder: str, monitor: str, mode: str, source: Path | None = None, first: int = 0) -> None:
         self.file = Path(folder) / BEST
-        escaped = str(self.file).replace("{", "{{").replace("}", "}}")  # a path, no format
+        escaped = str(self.file).replace("{", "{{").replace("}", "}}")  # a path, not a format
         super().__init__(escaped, monitor, save_best_only=True, mode=mode)
         self.best_epoch: int | None = None
         self.best_logs: Logs = {}

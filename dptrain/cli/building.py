@@ -29,11 +29,11 @@ from dptrain.metrics.scores import R2Score
 from dptrain.models import Model, Sequential
 from dptrain.sweeps.space import label
 
-# What --fast-dev-run runs.
+# Steps of --fast-dev-run.
 _DEV_STEPS, _DEV_EVALUATION_ROWS = 2, 256
 # Steps of a training that is not to be trained to its end: longer than any warmup.
 _ENDLESS = 10**12
-# By which power of the targets' unit a loss grows.
+# Power of the targets' unit in each loss.
 _POWERS = {"mse": 2, "mean_squared_error": 2, "mae": 1, "mean_absolute_error": 1, "huber": 2}
 _OUTPUTS: dict[Task, str] = {
     "multiclass": "one probability a class",
@@ -202,7 +202,7 @@ def _of_standard_targets(loss: str, data: LoadedData) -> tuple[str | Loss, float
     the whole training part, the same for all folds.
     """
     power = _POWERS.get(loss)
-    if power is None or data.train.total is not None:  # a rank's own rows say nothing of the others
+    if power is None or data.train.total is not None:  # a rank's own rows are not representative
         return loss, None
     _, variance = moments(data.train.y.reshape(len(data.train.y), -1), None)
     deviation = float(np.sqrt(variance.mean()))
@@ -286,7 +286,7 @@ def make_optimizer(config: Config, epoch_steps: int | None = None) -> optimizers
     parameters = {name for base in kind.__mro__[:-1] for name in inspect.signature(base).parameters}
     for field in dataclasses.fields(OptimizerConfig):
         value = options[field.name]
-        if field.name in ("name", "schedule") or value == field.default:  # which an optimizer has its own of
+        if field.name in ("name", "schedule") or value == field.default:  # optimizers have their own
             continue
         if field.name in parameters:
             arguments[field.name] = value

@@ -22,7 +22,7 @@ from dptrain.runtime.defaults import DEFAULT_BUCKET_MB, DEFAULT_MAX_BYTES, REPRO
 from dptrain.runtime.terminal import VERBOSITY
 from dptrain.runtime.text import short
 
-# Of whole numbers: what 32-bit counters hold, MPI's among them.
+# Largest integer: the limit of 32-bit counters such as MPI's.
 _MAX_COUNT = 2**31 - 1
 
 
@@ -196,7 +196,7 @@ class DataConfig(Checked):
     text: Annotated[tuple[str, ...], Before(_names)] = _field(
         (), "columns of a table that are texts, of which the words count, comma-separated", "text"
     )
-    # Ids of words are float32, which counts to 2^24.
+    # Ids of words are float32, exact up to 2^24.
     text_words: Annotated[int, Interval(ge=1, le=16_000_000)] = _field(
         10_000, "words of a text's vocabulary at most, the most frequent", "text-words"
     )
@@ -652,7 +652,7 @@ def verbosity(config: Config) -> str | int:
     return number
 
 
-# Fields that checkpoints and sweeps of earlier versions lack: left out where they are as if they were not there.
+# Fields that checkpoints and sweeps of earlier versions lack: omitted if they have no effect.
 _LATER: dict[str, dict[str, Any]] = {
     "model": {"function": None, "arguments": {}, "digest": None},
     "optimizer": {"schedule": None},
@@ -667,7 +667,7 @@ def deciding(config: Config) -> dict[str, Any]:
     for name in ("epochs", "digest_every", "reproducible"):
         del decisive["train"][name]
     if config.train.early_stopping is None:
-        decisive["train"].pop("monitor", None)  # of best.keras alone
+        decisive["train"].pop("monitor", None)  # affects only best.keras
     if config.pruning.sparsity is not None:
         decisive["pruning"] = tree["pruning"]
     if follows_training(config):
@@ -747,7 +747,7 @@ def resolve(
         raise ConfigError(_problem(error, file_name, overrides, origin)) from None
 
 
-# What pydantic says of these in two halves that mean the same.
+# Texts for errors that pydantic reports in two variants of the same meaning.
 _PLAINLY = {
     "int_parsing": "must be a whole number",
     "int_from_float": "must be a whole number",

@@ -12,7 +12,7 @@ from dptrain.sweeps.drawing import log_if_wide, trouble
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# What metrics.jsonl holds besides curves.
+# Keys of metrics.jsonl that are not curves.
 _NOT_CURVES = {"epoch", "seconds", "samples_per_second"}
 _DPI = 120
 _LARGEST = 1e300
@@ -40,7 +40,7 @@ def draw_curves(epochs: Sequence[Mapping[str, float]], title: str = "") -> bytes
         return _png(make_figure(epochs, title))
     except ImportError:
         return None
-    except Exception as error:  # the run is worth more than its picture
+    except Exception as error:  # the run matters more than its picture
         write_error(f"dptrain: warning: no curves.png: {trouble(error)}\n")
         return None
 
@@ -75,7 +75,7 @@ def _comparison(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> bytes:
         panel.set_ylabel(name.replace("$", r"\$"))
         panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         panel.grid(alpha=0.3)
-    # A name is no formula, and one that begins with a low line would be left out.
+    # A name is not a formula, and Matplotlib omits labels that begin with an underscore.
     labels = [f" {run}".replace("$", r"\$") for run in lines]
     figure.legend(list(lines.values()), labels, loc="outside lower center", title="solid: validation, dotted: training")
     with warnings.catch_warnings():
@@ -90,7 +90,7 @@ def make_figure(epochs: Sequence[Mapping[str, float]], title: str) -> "Figure":
     names = [key for key in epochs[0] if key not in _NOT_CURVES and not key.startswith("val_")]
     figure = _empty_figure(5 * len(names), 3.6)
     if title:
-        figure.suptitle(title.replace("$", r"\$"))  # a name, no formula
+        figure.suptitle(title.replace("$", r"\$"))  # a name, not a formula
     panels = figure.subplots(1, len(names), squeeze=False)[0]
     for panel, name in zip(panels, names, strict=True):
         drawn: list[float] = []

@@ -62,11 +62,11 @@ from dptrain.runtime.terminal import say
 from dptrain.train.devices import check_devices, find_place, open_backend
 from dptrain.version import __version__
 
-# Seconds that a program which is asked for its version may take.
+# Time limit in seconds of a program's version.
 _PATIENCE = 60
-# Steps that are timed, and those before them that are not.
+# Timed steps, and warm-up steps.
 _REPEATS, _WARM_UP = 15, 3
-# The first PyCUDA that does.
+# The first PyCUDA that does so.
 _KNOWS_CUDA_13 = (2026, 1)
 # Linux's PCI data: NVIDIA's vendor ID, and the prefix of the display class.
 _PCI, _NVIDIA, _DISPLAY = Path("/sys/bus/pci/devices"), "0x10de", "0x03"
@@ -129,7 +129,7 @@ def doctor(config: Config, comm: Communicator, parsed: argparse.Namespace) -> in
         trouble = "the ranks cannot talk to each other"
 
     backend = None
-    # A driver that takes processes with it must not be started here, neither on this rank nor beside it.
+    # A driver that crashes processes must not be started here, neither on this rank nor beside it.
     if not with_gpu or all(comm.allgather(_is_safe(context))):
         backend, used = _what_would_be_used(config, comm)
         trouble = trouble or next((reason for reason in comm.allgather(None if backend else used) if reason), None)
@@ -222,7 +222,7 @@ def _mpirun(context: CheckContext) -> list[Row]:
     library, launcher_family = mpi_family(context.mpi_library[1]), mpi_family(output)
     if status:
         return [Row("mpirun", f"{place} --version fails: {_last(output)}", "bad", "install MPI again")]
-    # Those of the MPICH family start each other's processes.
+    # MPIs of the MPICH family start each other's processes.
     hydra = {"MPICH", "Intel MPI", "MVAPICH"}
     if context.mpi_library[0] == 0 and launcher_family != library and not {launcher_family, library} <= hydra:
         text = f"{place} is {launcher_family}'s, mpi4py uses {library}: every process would be a world of its own"
@@ -515,7 +515,7 @@ def _what_would_be_used(config: Config, comm: Communicator) -> tuple[Backend | N
     return backend, backend.description
 
 
-# What a step's time is made of
+# Parts of a step's time
 
 
 def _split_of_a_step(config: Config, comm: Communicator) -> list[str]:
@@ -572,7 +572,7 @@ def _measure(config: Config, comm: Communicator, model: Model) -> tuple[float, f
     total = timed(GlobalSampler(batch, batch, comm.rank, comm.size, shuffle=False), False)
     placed = trainer.programs.placed(step, samples.stored()[1], batch)
     copy = mpi = 0.0
-    if backend.transport == "nccl":  # it has no part that the host could time
+    if backend.transport == "nccl":  # nothing for the host to time
         return alone, total, 0.0, 0.0
     for message in (message for stage in stages(placed) for message in stage.messages):
         buffer = backend.upload(np.zeros(sum(size(tensor.shape) for tensor in message), message[0].dtype))

@@ -44,7 +44,7 @@ ranks, which can save and stop; a second signal ends them at once. Nothing is le
 The exit code is that of the first rank that failed, 128 + n for signal n.
 """
 
-# What would fail again, or has not failed: success, configuration, data, preempted, a command that cannot be run.
+# Exit codes without a restart: success, configuration, data, preempted, a command that cannot be run.
 _FINAL = (
     int(ExitCode.OK),
     int(ExitCode.CONFIG),
@@ -53,7 +53,7 @@ _FINAL = (
     NOT_EXECUTABLE,
     NOT_FOUND,
 )
-# Seconds: before the first restart, doubled for each further one; the longest; to see whether a host is there.
+# Seconds: before the first restart, doubled for each further one; the longest; for a host to answer.
 _FIRST_WAIT, _LONGEST_WAIT, _PROBE = 1.0, 60.0, 30.0
 _LOCAL = ("127.0.0.1",)
 
@@ -226,7 +226,7 @@ def _environment(start: Start, restart: int, threads: int | None) -> dict[str, s
     elif local:
         environment |= threads_of_a_rank(start.ranks)
     if local and start.ranks > usable_cores():
-        # MPICH's ranks that wait leave the core to the others.
+        # MPICH's waiting ranks yield the core to others.
         environment["MPIR_CVAR_ENABLE_HEAVY_YIELD"] = os.environ.get("MPIR_CVAR_ENABLE_HEAVY_YIELD", "1")
     return environment
 
@@ -272,7 +272,7 @@ def _on_hosts_left(start: Start, hosts: Mapping[str, int | None], wanted_ranks: 
     with ThreadPoolExecutor(len(hosts)) as pool:
         answers = pool.map(lambda host: _answers(start.launcher, host), hosts)
         left = {host: slots for (host, slots), there in zip(hosts.items(), answers, strict=True) if there}
-    # Evenly, as at first, where no host has a number.
+    # Evenly, as at first, if no host has a number.
     room = sum(spread(wanted_ranks, hosts)[host] if not any(hosts.values()) else left[host] or 1 for host in left)
     ranks = min(wanted_ranks, room)
     if len(left) < len(hosts):

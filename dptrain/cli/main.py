@@ -22,8 +22,8 @@ from dptrain.runtime.launcher import detect_launch
 from dptrain.runtime.streams import lost_output, outlive_readers, write_error
 from dptrain.version import __version__
 
-# What takes long to import, NumPy to begin with, is imported by the functions that use it, so that help and the first
-# line of a training come at once.
+# Slow imports, NumPy first of all, are inside the functions that need them, so that help and the first line of a
+# training come at once.
 if TYPE_CHECKING:
     from dptrain.comm import Communicator
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# What begins the help of these commands; the options of a run apply to them as well.
+# First lines of these commands' help; the options of a run apply to them too.
 _ABOUT = {
     "sweep": """\
 Train every setting of a plan with every seed, and say which differences are more than chance:
@@ -62,7 +62,7 @@ Show what is installed, what is missing and what would be used; exit with 0 if t
 All options of a training are accepted; these make a difference:
 """,
 }
-# Of other fields than these, a command says nothing in its help.
+# The only fields in a command's help.
 _TOLD = {
     "doctor": re.compile(
         r"model\..*|optimizer\.name|train\.batch_size|device|comm|bucket_mb|share_gpu|gpu_select|dtype|precision|gemm|conv|"
@@ -74,7 +74,7 @@ _TOLD = {
     ),
 }
 
-# What the groups of options are about.
+# Descriptions of the groups of options.
 _ABOUT_GROUPS = {
     "data": "Which samples, and what their columns, files and targets mean.",
     "model": "The network: a built-in one, or your function's.",
@@ -86,7 +86,7 @@ _ABOUT_GROUPS = {
     "run": "The job: folder, device, ranks, precision, what is shown.",
 }
 
-# Choices that an option's line in the help has room for.
+# The most choices on an option's line of the help.
 _MOST_CHOICES = 8
 _DESCRIPTION = """\
 Train a neural network on one process, or on several ranks with mpirun:
@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise  # --help and --version, on every rank alike
         code = 0
     why = lost_output()
-    if why is not None and not code:  # all else is done, and saved
+    if why is not None and not code:  # all else is done and saved
         failure.report(OutputError(f"standard output: {why}; what was printed there is lost"))
         return int(ExitCode.IO)
     return code
@@ -132,7 +132,7 @@ def _run(argv: Sequence[str]) -> int:
         signals.interrupt_early()
     elif command not in ("train", "launch"):
         signals.release_early()
-    if command == "launch":  # starts the ranks, and is none
+    if command == "launch":  # it starts the ranks, and is not a rank
         from dptrain.cli.launch import launch
 
         _collect_from_here()
@@ -197,7 +197,7 @@ def _announce(command: str, parse: Callable[[], argparse.Namespace], configure: 
         return
     try:
         parsed, config = parse(), configure()
-    except Exception:  # told when all ranks know of it
+    except Exception:  # reported when all ranks know of it
         return
     if config.verbose != 0 and not parsed.print_config:
         ranks = f" on {launch.size} ranks" if launch is not None and launch.size > 1 else ""
@@ -206,7 +206,7 @@ def _announce(command: str, parse: Callable[[], argparse.Namespace], configure: 
 
 # Subcommands, each a function of that name in a module of that name here; the first is what runs where none is given.
 COMMANDS = ("train", "evaluate", "predict", "export", "runs", "sweep", "doctor", "explain", "launch")
-# Those whose modules say which options they have (OPTIONS), and import what takes long where they use it.
+# Subcommands whose modules define their options (OPTIONS), with slow imports inside functions.
 _OWN_OPTIONS = ("evaluate", "predict", "export", "runs")
 
 

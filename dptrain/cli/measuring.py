@@ -14,11 +14,11 @@ from dptrain.program.program import Program, trace
 from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Tensor, Variable
 
-# Timed calls, and those before them that are not.
+# Timed calls, and warm-up calls.
 _REPEATS, _WARM_UP = 30, 3
-# Rows and columns of the factors of the product that is timed; elements of the two arrays that are added.
+# Rows and columns of the timed product's factors; elements of the two added arrays.
 _LENGTH, _ELEMENTS = 512, 1 << 21
-# Bytes of the messages that are timed: the first takes latency, the second bandwidth as well.
+# Bytes of the timed messages: the first measures latency, the second bandwidth too.
 _SHORT, _LONG = 8, 1 << 20
 
 

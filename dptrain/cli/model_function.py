@@ -21,9 +21,9 @@ from dptrain.runtime.text import short
 from dptrain.sweeps.arguments import Builder
 from dptrain.sweeps.space import parse_grid
 
-# What the data and the run say: a function that names one of these gets it.
+# Facts of the data and the run, passed to functions with these parameters.
 OFFERED = ("input_shape", "num_classes", "task", "preprocessing", "seed")
-# Types of a default that say which values an argument takes.
+# Types of a default that define an argument's values.
 _PLAIN = (bool, int, float, str)
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -66,7 +66,7 @@ class ModelFunction:
         except ValueError as error:  # Pydantic's ValidationError too
             expected = getattr(kind, "__name__", str(kind))
             raise ConfigError(f"model.arguments.{key} = {short(value)}: expected {expected}") from error
-        except PydanticUserError:  # a type that Pydantic does not know
+        except PydanticUserError:  # a type that Pydantic lacks
             return value
 
     def build(self, seed: int, values: Mapping[str, Any], offered: Mapping[str, Any]) -> Model:

@@ -15,11 +15,11 @@ from dptrain.models.operations import operate
 
 # Filters of the blocks; each block halves height and width; pictures smaller than this have dense layers.
 _FILTERS, _LEAST_SIDE = (16, 32, 64, 128), 16
-# Of the moving statistics: with Keras' 0.99 the first epochs of a small folder validate with those of the start.
+# Momentum of the moving statistics: with Keras' 0.99 a small folder validates its first epochs with initial values.
 _MOMENTUM = 0.9
 # Numbers that stand for a word, units of each direction of an LSTM, and heads of a transformer's block.
 _WORD, _UNITS, _HEADS = 64, 64, 4
-# The part of a picture by which augmentation shifts and zooms it at most.
+# Largest shift and zoom of augmentation, as a part of the picture.
 _SHIFT = 0.1
 
 

@@ -37,7 +37,7 @@ from dptrain.saving.run_folder import (
 )
 
 _ELSEWHERE = "choose another --out"
-# What a run writes, and its loggers.
+# Names that a run and its loggers write.
 _FOLDERS = (CHECKPOINTS, TENSORBOARD, WANDB)
 _FILES = (CONFIG, METRICS, MODEL, BEST, WEIGHTS, SUMMARY, CURVES)
 
@@ -58,7 +58,7 @@ class RunDirectory:
                 raise OutputError(f"{path} is not a directory; {_ELSEWHERE}")
             # A configuration without a lock is not from a run.
             self._was_locked = False
-            if path.exists():  # before anything is written: nothing is left in a directory that is not ours
+            if path.exists():  # before writing: no traces in a directory that is not ours
                 with open_directory(path) as folder:
                     self._was_locked = folder.kind(LOCK) is not None
                     self._refuse_run(folder, resumes)
@@ -136,7 +136,7 @@ class RunDirectory:
             self._replace(CURVES, picture)
             written.append(CURVES)
         written += [name for name in (BEST, CHECKPOINTS) if self._folder.kind(name) is not None]
-        # The last: with it the run has come to its end.
+        # Written last: it marks the run as finished.
         self._replace(SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
         with self._writing(LOCK):
             self._folder.remove(LOCK)

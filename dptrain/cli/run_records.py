@@ -19,12 +19,12 @@ from dptrain.runtime.text import one_line
 from dptrain.runtime.yaml_files import MAX_BYTES, parse_mapping
 from dptrain.saving.run_folder import CONFIG, METRICS, PLAN, SUMMARY
 
-# Bytes that are read of a file: of metrics the end, or all of it to draw them.
+# Most bytes read of a file: of metrics the end, or all to draw them.
 _MAX_TEXT, _TAIL, _MAX_METRICS = 1 << 20, 1 << 16, 1 << 26
 _MAX_EPOCHS = 100_000
-# Settings of a configuration, and characters of one that is read as YAML.
+# Most settings of a configuration, and characters of a setting that is parsed as YAML.
 _MOST_ENTRIES, _LONG = 2000, 1 << 13
-# Of a configuration's file.
+# Most bytes of a configuration's file.
 _SECTION = re.compile(r"(\w+):\n((?:  .*\n)+)")
 # Settings that do not affect the training.
 _ABOUT_THE_JOB = re.compile(
@@ -69,7 +69,7 @@ def read_runs(folder: Path) -> tuple[list[RunRecord], list[tuple[str, str]]]:
             runs.append(read_run(folder / name))
         except DataError as error:
             others.append((name, str(error).removeprefix(f"{folder / name}: ")))
-        except (OSError, ValueError, ArithmeticError, RuntimeError) as error:  # one folder is not all of them
+        except (OSError, ValueError, ArithmeticError, RuntimeError) as error:  # one bad folder must not hide the others
             others.append((name, f"damaged ({one_line(error)[:200]})"))
     return runs, others
 
@@ -128,7 +128,7 @@ def read_config(path: Path) -> Config:
         raise DataError(f"{path}: no run: it has no {CONFIG}")
     try:
         tree = parse_mapping(text, where)
-        if "data" not in tree:  # whose default is something else
+        if "data" not in tree:  # its default would be wrong
             raise ConfigError(f"{where}: nothing says what the data is")
         check_keys(tree, where)
         return resolve(tree, where, {})

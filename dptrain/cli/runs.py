@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dptrain.cli.run_records import RunRecord
     from dptrain.comm import Communicator
 
-# Others than runs that are named, and columns of metrics.
+# The most named entries that are not runs, and columns of metrics.
 _NAMED, _METRICS = 10, 3
 _PLAIN_KEYS = ("name", "when", "state", "epochs", "seconds")
 
@@ -147,7 +147,7 @@ def _table(records: "Sequence[RunRecord]") -> "Table":
     shown = shown[:_METRICS]
     table = Table("run", "when", "state", "epochs", "settings that differ", *map(printable, shown), "best")
     for record in records:
-        # What is as it is by default goes without saying.
+        # Defaults are not shown.
         values = ((name, record.settings.get(path), usual.get(path)) for name, path in zip(names, paths, strict=True))
         changed = {name: value for name, value, default in values if value != default}
         total = "" if record.planned is None else f"/{record.planned}"

@@ -23,13 +23,13 @@ from dptrain.program.shapes import size
 from dptrain.runtime.cores import limit_threads
 from dptrain.runtime.launcher import usable_cores
 
-# The part of a GPU's arithmetic peaks, and of NVLink's, that large products and messages reach.
+# The part of a GPU's arithmetic peak, and of NVLink's, that large products and messages reach.
 _REACHED_BY_PRODUCTS, _REACHED_BY_LINKS = 0.7, 0.8
-# Seconds that a small product takes at least: it fills a part of a GPU.
+# Minimal seconds of a small product, which fills only a part of a GPU.
 _LEAST = 4e-6
 # Seconds of a step on a CPU beside its ops.
 _STEP = 1e-5
-# Defaults for what is neither stated nor measured.
+# Defaults of rates that are neither given nor measured.
 _NVLINK_LATENCY, _CPU_LINK = 2e-6, Link(5e9, 5e-6)
 _NETWORKS = {"cuda": Link(25e9, 5e-6), "cpu": Link(1.25e9, 30e-6)}
 # More ranks are worth it down to this efficiency, and gain nothing if twice as many are not so much faster.

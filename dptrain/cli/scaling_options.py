@@ -13,7 +13,7 @@ _MOST = 65536
 _UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _WHOLE, _NUMBER = r"[0-9]{1,9}", r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
 _RATE = re.compile(rf"({_NUMBER})([KMGT]?)(b|B)(?:,({_NUMBER})us)?")
-# Those that say nothing without --ranks.
+# Options that need --ranks.
 _OWN = ("node_gpus", "gpu", "network", "link", "gflops", "memory_bandwidth", "scaling")
 
 

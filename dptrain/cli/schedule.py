@@ -34,7 +34,7 @@ class Length:
         return f"{_text(self.number)}{self.unit}"
 
 
-# What numbers may be, in words, and whether one is.
+# Kinds of numbers in words, with their checks.
 _PART, _FACTOR, _ABOVE, _FROM_1 = "0 to 1", "above 0, at most 1", "above 0", "of at least 1"
 _FITS = {
     _PART: lambda value: 0 <= value <= 1,

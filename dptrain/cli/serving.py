@@ -57,7 +57,7 @@ def load_served(config: Config, comm: "Communicator", parsed: argparse.Namespace
     options = {name: value for name, value in device_options(config).items() if name != "dtype"}
     objects = custom_objects(parsed.custom_objects, comm)
     model = load_model(parsed.run, objects, best=parsed.best, **options)
-    if not model.compiled:  # which `compile` would have told of the device
+    if not model.compiled:  # `compile` would have set the device
         model._put_on(open_backend(comm, dtype=model.dtype_policy.name, **options))
     return model
 
@@ -77,7 +77,7 @@ def load_served_samples(
             comm.agree("command line", lambda: _refuse_target(target))
         data = comm.agree("data", lambda: _data_of_run(Path(parsed.run)))
         data = replace(data, max_bytes=config.data.max_bytes)  # the limit is the reader's, not the folder's
-        if preprocessing is not None or data.name.endswith(".npy"):  # whose test part only the run's settings know
+        if preprocessing is not None or data.name.endswith(".npy"):  # only the run's settings define the test part
             data = replace(data, unseen=config.data.unseen or data.unseen)
             loaded = load_configured(
                 data, comm, data.task if preprocessing is None else preprocessing.task, preprocessing

@@ -101,7 +101,7 @@ _FIXED = {
         ("out", "name", "verbose", "progress", "fast_dev_run", "debug"), "it is about the sweep, not about a run"
     ),
 }
-# Of the user's function, by name.
+# Parameters of the user's function by name.
 _ARGUMENTS = "model.arguments"
 # Fields that do not decide results: a sweep may go on with others.
 _INDIFFERENT = (
@@ -109,7 +109,7 @@ _INDIFFERENT = (
     *("shard_optimizer", "shard_weights", "mesh", "stages", "microbatches"),
     *("data.device_mb", "cuda_graph", "steps_per_execution", "checkpoint", "logging", "stall_warning", "stall_timeout"),
 )
-# What --random takes and a grid does not.
+# Forms that --random takes and a grid does not.
 _RANGE = re.compile(r"[^=]+=\s*(log:)?[-+.\deE]+\.\.[-+.\deE]+")
 _DEFAULT_METRIC = {"multiclass": "val_accuracy", "binary": "val_accuracy", "regression": "val_mae"}
 # Trials that a dry run times, and those that it names; trials and seeds of a fast dev run.
@@ -389,7 +389,7 @@ def _first(grid: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
 
 def _deciding(config: Config, swept: Collection[str]) -> dict[str, Any]:
     tree = to_dict(config)
-    for path in (*_INDIFFERENT, "train.epochs"):  # which may grow, and stand by themselves
+    for path in (*_INDIFFERENT, "train.epochs"):  # indifferent, or compared separately
         *sections, key = path.split(".")
         place = tree
         for section in sections:
@@ -397,7 +397,7 @@ def _deciding(config: Config, swept: Collection[str]) -> dict[str, Any]:
         del place[key]
     stops = config.train.early_stopping is not None or "train.early_stopping" in swept
     if stops or follows_training(config) or {"optimizer.schedule", "pruning.sparsity"} & set(swept):
-        tree["train"]["epochs"] = config.train.epochs  # with more of them, those before would be others
+        tree["train"]["epochs"] = config.train.epochs  # a larger number would change the earlier epochs
     return without_later(tree)
 
 
@@ -436,7 +436,7 @@ def _word(value: Any) -> str:
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
-# What people see
+# Output
 
 
 def _show_plan(

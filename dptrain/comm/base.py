@@ -23,9 +23,9 @@ from dptrain.runtime.failure import exit_code_of, phase
 T = TypeVar("T")
 Array = npt.NDArray[Any]
 
-# Of facts that ranks do not share, how many a message shows.
+# How many differing facts a message shows.
 _SHOWN = 3
-# Elements of all ranks' parts that a reduce-scatter takes at a time: what it needs beside them is twice as much.
+# Elements of all ranks' parts that a reduce-scatter takes at a time; it needs twice as much memory besides.
 _SCATTERED = 1 << 20
 
 
@@ -204,10 +204,10 @@ class Communicator(ABC):
         """Return every rank's `fact` (a JSON value), in rank order; refuse ranks in different calls."""
         if self.size == 1:
             return [json.loads(_encoded(fact))]
-        # What each rank calls travels along: a rank in another method would take these facts for its own.
+        # The call is sent along: a rank in another method would take these facts for its own.
         replies = [json.loads(message) for message in self.allgather_bytes(_encoded([call, phase.for_others, fact]))]
         if len({reply[0] for reply in replies}) > 1:
-            # The phases are the user's words ("fit", "saving"); where they are equal only the calls tell.
+            # The phases are the user's words ("fit", "saving"); if they are equal, only the calls differ.
             shown = (
                 [reply[1] for reply in replies]
                 if len({reply[1] for reply in replies}) > 1

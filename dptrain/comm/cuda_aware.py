@@ -16,9 +16,9 @@ import numpy as np
 from dptrain.runtime.launcher import LAUNCHER_PREFIXES, start_mpi
 from dptrain.runtime.programs import run_program
 
-# What such a process prints in the end.
+# The last line of such a process.
 WORKED = "it works"
-# Seconds in which a copy of a few kilobytes must be done.
+# Time limit in seconds of a copy of a few kilobytes.
 _PATIENCE = 60.0
 SIZE = 1 << 14
 
@@ -52,7 +52,7 @@ def _try() -> str:
 
 def _run() -> str:
     """Run this module; return what went wrong, or an empty string where it printed `WORKED`."""
-    # A process that no launcher knows of, or it would take part in this job.
+    # Without the launcher's variables, or the process would take part in this job.
     alone = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_PREFIXES)}
     try:
         completed = run_program([sys.executable, "-m", __name__], _PATIENCE, environ=alone)

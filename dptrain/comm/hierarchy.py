@@ -23,11 +23,11 @@ from dptrain.comm.node_sum import Array, is_half
 from dptrain.comm.parts import cut
 from dptrain.errors import MismatchError
 
-# Bytes of a rank that travel at a time, where /dev/shm has room for them: more than on one node, as more have to meet.
+# Bytes of a rank sent at a time, if /dev/shm has room: more than on one node, as meetings cost more.
 PIECE = 1 << 22
-# Bytes of all nodes' slices up to which each rank of a column gets them whole: one exchange instead of two.
+# Up to so many bytes each rank of a column gets all nodes' slices whole: one exchange instead of two.
 GATHERED = 1 << 16
-# Bytes by which the nodes compare what they are in, see `NodePeers.call`: each collective begins with them.
+# Bytes by which nodes compare their collectives, see `NodePeers.call`: each collective begins with them.
 CALL = 40
 # Bytes of a cache line.
 _LINE = 64

@@ -29,7 +29,7 @@ class MeshCommunicator(Communicator):
         place = tuple(int(index[0]) for index in np.nonzero(grid == comm.rank))
         self.coordinates = dict(zip(lengths, place, strict=True))
         self._grid, self._groups = grid, dict[frozenset[str], Communicator]()
-        for axis in lengths:  # now: later not all ranks may ask for it
+        for axis in lengths:  # now, as later not all ranks may ask for it
             self.along(axis)
 
     def along(self, axis: str) -> Communicator:
@@ -87,7 +87,7 @@ class MeshCommunicator(Communicator):
         grid = " x ".join(f"{length} {axis}" for axis, length in self.lengths.items())
         return f"{self._comm.description}, mesh {grid}"
 
-    # All ranks together
+    # All ranks
 
     def allreduce_sum(self, buffer: Any) -> None:
         self._comm.allreduce_sum(buffer)

@@ -28,9 +28,9 @@ from dptrain.runtime.records import Collective, Record, numbers_of
 
 # MPI counts are C ints; a larger buffer goes as several messages of at most this many elements.
 _MAX_COUNT = 1 << 28
-# Seconds in which watchdogs find ranks of several nodes that are in different collectives.
+# Seconds for watchdogs to find ranks of several nodes in different collectives.
 _JUDGED = 5.0
-# By how much a tick of hand-overs moves a record's position: more than the collectives within one.
+# By how much a tick of point-to-point transfers moves a record's position: more than its collectives.
 _TICK = 1 << 12
 
 
@@ -53,7 +53,7 @@ def join(launch: LaunchInfo | None) -> "MpiCommunicator":
     comm = MpiCommunicator(world.Dup())
     nodes, hosts, pids = zip(*world.allgather((comm.node, gethostname(), os.getpid())), strict=True)
     here = [rank for rank, node in enumerate(nodes) if node == comm.node]
-    # MPI_Finalize begins by forgetting what is attached to this one: who calls it meets the others no more.
+    # MPI_Finalize first deletes COMM_SELF's attributes: its caller no longer meets the others.
     key = MPI.Comm.Create_keyval(delete_fn=lambda *_: watchdog.leave("MPI_Finalize"))
     MPI.COMM_SELF.Set_attr(key, True)
     replace_abort(MPI.Comm, abort_with_success)
@@ -127,7 +127,7 @@ class MpiCommunicator(Communicator):
             except (MPI.Exception, MismatchError) as error:
                 different = "" if self._ring is None else self._ring.who_is_where()
                 if not different and len(self._nodes) > 1:
-                    time.sleep(_JUDGED)  # who is in what on other nodes the watchdogs see, and say
+                    time.sleep(_JUDGED)  # the watchdogs see and report other nodes' collectives
                 if isinstance(error, MismatchError) and not different:
                     raise
                 raise MismatchError(different) if different else ConfigError(f"MPI: {error}") from error
@@ -161,7 +161,7 @@ class MpiCommunicator(Communicator):
         line = node.APART * 8
         starts = list(accumulate((-(-size * dtype.itemsize // line) * line for size, dtype in like), initial=0))
         needed = max(starts[-1], self.size * line)
-        # Where there is enough already as well: groups side by side count alike, and who is elsewhere is found here.
+        # Even if there is enough already: concurrent groups count alike, and a rank elsewhere is found here.
         with self._record.collective(Collective.SHARED_ARRAY, group=self._group):
             if self._arena.shape[1] < needed:
                 shape = (self.size + 2, max(needed, 2 * self._arena.shape[1]))
@@ -248,7 +248,7 @@ class MpiCommunicator(Communicator):
     def reduce_scatter(self, parts: Array, out: Array, counts: Sequence[int], over: str = "sum") -> None:
         """Reduce in the shared memory of nodes, otherwise after an `all_to_all`."""
         _require(parts, sum(counts), out, counts[self.rank])
-        shared = self._in_memory(max(parts.nbytes, node.LEAST))  # an exchange and a sum of its own take longer
+        shared = self._in_memory(max(parts.nbytes, node.LEAST))  # an exchange and a separate sum take longer
         if shared is None:
             super().reduce_scatter(parts, out, counts, over)
             return
@@ -308,7 +308,7 @@ class MpiCommunicator(Communicator):
         """
         dtype = np.dtype(dtype)
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        # On nodes of one rank as well, so that all count alike.
+        # On nodes of one rank too, so that all count alike.
         with self._record.collective(Collective.SHARED_ARRAY, group=self._group):
             memory = None if self.local_size == 1 else self._shared_memory(nbytes)
         if memory is None:
@@ -332,7 +332,7 @@ class MpiCommunicator(Communicator):
             self._has_tried = True
             with self._record.collective(Collective.SHARED_ARRAY, group=self._group):
                 self._shared = self._open_shared() if len(self._nodes) < self.size else None
-        # In the same order however little it is, as sums that compiled code makes; of two ranks there is but one.
+        # In the same order for any size, as compiled sums are; two ranks have only one order.
         return None if nbytes < node.LEAST and self.size == 2 else self._shared
 
     def _open_shared(self) -> node.SharedMemoryCollectives | None:
@@ -344,7 +344,7 @@ class MpiCommunicator(Communicator):
         else:
             return None
         shared = np.ndarray(shape, np.uint8, buffer=memory)
-        barrier = self._node.Dup().Barrier  # of its own, which is not taken for that of a rank in another call
+        barrier = self._node.Dup().Barrier  # a separate barrier, not confused with that of a rank in another call
         if len(self._nodes) == 1:
             return node.NodeCollectives(shared, self.rank, barrier)
         talks = self.local_rank < min(map(len, self._nodes))
@@ -474,7 +474,7 @@ class _Post(watchdog.Post):
         status = MPI.Status()
         while (message := self._world.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
             content = bytearray(status.Get_count(MPI.BYTE))
-            # Of a large one the rest comes when its sender is ready, which may be stopped.
+            # The rest of a large message comes when its sender is ready, which may be stopped.
             self._coming.append((message.Irecv([content, MPI.BYTE]), status.Get_source(), content))
         messages = []
         while self._coming and self._coming[0][0].Test():  # in order

@@ -27,8 +27,7 @@ from dptrain.runtime import watchdog
 from dptrain.runtime.extras import pip_install
 from dptrain.runtime.records import Collective
 
-# Types whose sums are NCCL's. Halves it would round at every rank; of a number and NaN it takes the number for the
-# greatest.
+# Types that NCCL sums. It would round half precision at every rank; and its maximum of a number and NaN is the number.
 _SUMS = ("float32", "float64", "int32", "int64", "uint32", "uint64", "int8", "uint8")
 _GREATEST = tuple(name for name in _SUMS if not name.startswith("float"))
 # Results that are no errors: ncclSuccess and ncclInProgress.
@@ -43,14 +42,14 @@ def why_not() -> str:
         _library().get_version()
     except ImportError as error:
         return f"nccl4py is not installed ({error}); {pip_install('nccl')}"
-    except Exception as error:  # nccl4py has a class of its own for each reason
+    except Exception as error:  # nccl4py has an error class for each reason
         return f"the library does not load ({error})"
     return ""
 
 
 @functools.cache
 def _library() -> Any:
-    # What one rank records alone, because it has too little memory to keep all programs, must be no collective.
+    # A rank that records alone, for lack of memory for all programs, must not start a collective.
     os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
     import nccl.core
 
@@ -140,7 +139,7 @@ class NcclCommunicator(AddingCommunicator):
 
     def trouble(self) -> str:
         """Return the asynchronous error (of a network, not of shared memory), or an empty string; from any thread."""
-        if not self._ends.acquire(blocking=False):  # it is about to end, which may take for ever
+        if not self._ends.acquire(blocking=False):  # it is ending, which may take for ever
             return ""
         try:
             error = self._nccl.get_async_error() if self._nccl.is_valid else None
@@ -163,7 +162,7 @@ class NcclCommunicator(AddingCommunicator):
         """`ncclCommDestroy`."""
         watchdog.leave_alone(self)
         with self._ends, contextlib.suppress(Exception), watchdog.record().collective(Collective.DEVICES):
-            self._nccl.destroy()  # who ends a process has no use for a refusal
+            self._nccl.destroy()  # an error is useless while the process ends
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import numpy as np
 
 from dptrain.comm.node_sum import Array, is_half, tree_sum
 
-# Bytes of a rank that the others read at a time, so that the pieces of some ranks stay in the caches between them.
+# Bytes of a rank that the others read at a time: the pieces of some ranks fit into shared caches.
 PIECE = 1 << 20
 # Below this MPI is faster for two ranks: they meet less often there (measured with MPICH 5.0: some 5 us against 2).
 LEAST = 1 << 14
@@ -22,7 +22,7 @@ def shape(ranks: int, piece: int | None = None) -> tuple[int, int, int]:
     return (2, ranks, PIECE if piece is None else piece)
 
 
-# Numbers between those that different ranks write, so that they do not lie in one cache line.
+# Numbers between those of different ranks, so that they are in different cache lines.
 APART = 8
 
 
@@ -31,8 +31,8 @@ class NodeMessage:
     """A sum over this node's ranks, for code that makes it by itself (`kernels/native_ranks.h`)."""
 
     summands: list[Array]  # each rank's, flat, in shared memory
-    total: Array  # where the sum goes
-    call: tuple[int, int, int, int, int]  # what a rank's record says meanwhile, see `records.numbers_of`
+    total: Array  # memory of the sum
+    call: tuple[int, int, int, int, int]  # numbers of the record meanwhile, see `records.numbers_of`
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ CONNECT_TIMEOUT = 20.0
 FETCH_TIMEOUT = 600.0
 """Seconds that one file may take in all, and that another process waits for the one that fetches."""
 
-# Only schemes under which nobody can change the data in transit.
+# Only schemes that protect the data in transit.
 _SCHEMES = ("https",)
 
 # Both spellings are in use: the archives' own, and that of copies unpacked by some tools.
@@ -211,7 +211,7 @@ class FetchedIdx(NamedDataset):
             if source.shape != self.shapes[key] or source.dtype != np.uint8:
                 expected = format_shape(self.shapes[key])
                 raise DataError(f"{part}: {source.dtype} {format_shape(source.shape)}, expected uint8 {expected}")
-            # No rows wanted: the whole stream passes through a small buffer, up to its length and checksum.
+            # Reading no rows passes the whole stream through a small buffer, up to its length and checksum.
             source.read_into(np.empty((0, *source.shape[1:]), source.dtype))
             for what, pinned, digest_of in (("", self.gz_sha256, _sha256), ("content ", self.sha256, _content_sha256)):
                 if key in pinned and (digest := digest_of(part)) != pinned[key]:
@@ -371,7 +371,7 @@ def _locked(folder: Path) -> Iterator[None]:
         raise OutputError(f"{lock}: {error}; end it, or set DPTRAIN_CACHE") from None
     except OutputError:
         raise
-    except (OSError, NotImplementedError) as error:  # the latter: a file system without locks
+    except (OSError, NotImplementedError) as error:  # NotImplementedError: a file system without locks
         reason = getattr(error, "strerror", None) or one_line(error)
         raise OutputError(f"{folder}: cannot write the cache ({reason}); set DPTRAIN_CACHE to another folder") from None
 

@@ -16,7 +16,7 @@ def split_rows(y: npt.NDArray[Any], fraction: float) -> tuple[RowNumbers, RowNum
     held_out = round(len(y) * fraction)
     if not 0 < held_out < len(y):
         raise ConfigError(f"validation_split = {fraction}: of {len(y)} samples it holds out {held_out}")
-    # At even distances through the classes, which lie one behind the other.
+    # At even distances through the consecutive classes.
     places = np.arange(len(y) + 1, dtype=np.int64) * held_out // len(y)
     is_held = np.zeros(len(y), bool)
     is_held[_by_class(y, 0)] = places[1:] > places[:-1]

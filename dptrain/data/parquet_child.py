@@ -8,9 +8,9 @@ import json
 import os
 import sys
 
-# Beyond what a file declares: buffers, and pages while they are decoded; and what describes a column and reads it.
+# Memory beyond what a file declares: for buffers and decoded pages, and for each column.
 _SLACK, _OF_A_COLUMN = 1 << 28, 1 << 14
-# pandas' own description of a table, longer than which none is.
+# Most bytes of pandas' description of a table.
 _MOST_METADATA = 1 << 24
 
 

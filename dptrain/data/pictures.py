@@ -35,7 +35,7 @@ from dptrain.runtime.text import one_line
 
 Array = npt.NDArray[Any]
 
-# In front of a folder's path, says that it is one of pictures.
+# Prefix of a folder's path that marks it as one of pictures.
 PICTURES = "images:"
 # Pillow reads more, some by other programs (EPS) or of many pages (PDF).
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP")
@@ -439,7 +439,7 @@ def _reading(path: str) -> Iterator[None]:
         raise DataError(f"{path}: no picture; expected {', '.join(_FORMATS)}") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise DataError(f"{path}: too large: {one_line(error).partition(',')[0]}") from None
-    except Exception as error:  # decoders of damaged files raise what they like
+    except Exception as error:  # decoders of damaged files raise anything
         raise DataError(f"{path}: damaged ({one_line(error)[:100]})") from None
 
 

@@ -16,7 +16,7 @@ from dptrain.runtime.files import open_regular
 TEXT, CLASS = "text", "class"
 _ENDING = ".txt"
 _MOST_FILES = 1_000_000
-# Names in a folder of a class that tell texts from pictures.
+# How many names of a class' folder are checked to tell texts from pictures.
 _SAMPLED_NAMES = 1000
 
 
@@ -36,7 +36,7 @@ def is_text_folder(path: str) -> bool:
     try:
         folders = [entry for entry in _training_folder(Path(path)).iterdir() if entry.is_dir()]
         are_texts = [name.lower().endswith(_ENDING) for folder in folders for name in _first_names(folder)]
-    except OSError:  # no folder, or one that may not be read: who reads it says so
+    except OSError:  # not a readable folder: reading it will report that
         return False
     return sum(are_texts) > len(are_texts) / 2
 

@@ -43,7 +43,7 @@ def find_absent_row(program: Program, values: Mapping[Tensor, Array], rows: int,
     gathers = [tensor for tensor in program.tensors if tensor.op is not None and tensor.op.lowering == Gather()]
     id_gathers = [
         gather for gather in gathers if gather.inputs[1] is not order
-    ]  # the samples' own numbers are nobody's ids
+    ]  # the samples' numbers are not a user's ids
     computed = dict(values)
     samples = None if order is None else values[order]
     for gather in id_gathers:

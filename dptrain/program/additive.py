@@ -14,7 +14,7 @@ from dptrain.program.tensor import Tensor, Variable
 
 def sums_over_samples(program: Program, totals: Iterable[Variable]) -> bool:
     """Whether a traced step adds only sums over its samples to these variables, if anything."""
-    degrees: dict[Tensor, int | None] = {}  # None for what is no power of it
+    degrees: dict[Tensor, int | None] = {}  # None if there is no degree
     data = set(program.inputs.values())
     for tensor in program.tensors:
         inputs = [degrees[operand] for operand in tensor.inputs]

@@ -96,7 +96,7 @@ def traced(step: Step, inits: Sequence[Tensor], slices: Sequence[Tensor]) -> tup
         leaf: outer.value_of(variable) for variable, leaf in inner.read.items() if variable not in inner.written
     }
     for variable in written:
-        inner.read[variable].variable = None  # a carry as others
+        inner.read[variable].variable = None  # now an ordinary carry
     firsts = [*inits, *(outer.value_of(variable) for variable in written)]
     body, captured, _ = closed(carries, parts, following, stacked, outer_values)
     return body, [*firsts, *slices, *captured], written
@@ -197,7 +197,7 @@ def trimmed(results: Iterable[Tensor]) -> dict[Tensor, Tensor]:
             continue
         node = tensor.node
         read.setdefault(node, set()).update([tensor.index] if tensor in live else [])
-        if firsts[node] is tensor and read[node]:  # all that reads its values has been seen
+        if firsts[node] is tensor and read[node]:  # all readers of its values have been visited
             trims[node] = _Trim(node, read[node])
             live.update(trims[node].inputs)
     new: dict[Tensor, Tensor] = {}
@@ -207,7 +207,7 @@ def trimmed(results: Iterable[Tensor]) -> dict[Tensor, Tensor]:
         elif tensor.node in trims:
             new[tensor] = trims[tensor.node].value(tensor.index, new)
         else:
-            new[tensor] = tensor  # nobody reads it
+            new[tensor] = tensor  # unread
     return new
 
 
@@ -220,7 +220,7 @@ class _Trim:
         kept_carries = {number for number in read if number < count}
         stacked = [number for number in range(len(body.stacked)) if count + number in read]
         constant = {number for number, carry in enumerate(body.begun) if body.following[number] is carry}
-        while True:  # a carry that another needs is needed
+        while True:  # carries that needed carries depend on are needed too
             roots = [
                 *(body.following[number] for number in sorted(kept_carries)),
                 *(body.stacked[index] for index in stacked),

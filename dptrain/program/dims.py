@@ -47,9 +47,9 @@ class Dim:
     """
 
     __slots__ = ("blocks", "names", "offset", "scale", "size")
-    __array_ufunc__ = None  # `array * dim` is the dim's to compute
+    __array_ufunc__ = None  # NumPy leaves `array * dim` to the dim
 
-    # Returns a dim as a tensor; the tensors' module says how.
+    # Converts a dim to a tensor; set by the tensors' module.
     to_tensor: ClassVar[Callable[[Any], Any]]
 
     def __init__(
@@ -282,7 +282,7 @@ def length_of(factors: Sequence[Any], scale: int, offset: int) -> Any:
     return product + offset
 
 
-# Of expressions that stand in a dim's names.
+# Functions in the expressions of a dim's names.
 _FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add,
     "*": operator.mul,

@@ -97,8 +97,8 @@ class _Step:
                 self._attributes[tensor] = tensor.op.local_attributes(tensor, self._rows, first_row)
             elif tensor not in self.values:
                 self.values[tensor] = constant_of(tensor, self._rows, program.rows)
-        self._values: dict[Node, dict[int, Tensor]] = {}  # of ops that have several
-        self._done: set[Node] = set()  # in the stage at hand
+        self._values: dict[Node, dict[int, Tensor]] = {}  # values of ops with several
+        self._done: set[Node] = set()  # in the current stage
         for tensor in _written(program):
             self.values[tensor] = aligned(local(tensor.shape, self._rows), tensor.dtype)
             if tensor.op is not None and tensor.op.has_values:
@@ -205,7 +205,7 @@ class _Loop:
             for place, tensor in enumerate(body.stacked, len(body.carries)):
                 if place in self._out:
                     self._out[place][number] = values[tensor]
-            following = [values[tensor].copy() for tensor in body.following]  # which may be other carries
+            following = [values[tensor].copy() for tensor in body.following]  # they may be other carries
             for array, new in zip(self._carries, following, strict=True):
                 np.copyto(array, new)
         for place, array in enumerate(self._carries):
@@ -218,7 +218,7 @@ class HostMemory:
 
     def __init__(self) -> None:
         self.arena = Arena()
-        # By the variables' ids: those that nobody else has are not held.
+        # By the variables' ids, so as not to keep variables alive.
         self._arrays: dict[int, tuple[Array, weakref.ref[Variable]]] = {}
 
     def adopt(self, variables: Iterable[Variable]) -> None:
@@ -227,7 +227,7 @@ class HostMemory:
             if variable.storage is not self:
                 array = aligned(variable.shape, variable.dtype)
                 variable._at_hand()
-                with REPLACING:  # what another thread assigns is not lost
+                with REPLACING:  # so that another thread's assignment is not lost
                     np.copyto(array, variable.numpy())
                     self._arrays[id(variable)] = array, weakref.ref(variable, partial(self._forget, id(variable)))
                     variable._move(self)
@@ -272,7 +272,7 @@ class ReferenceExecutable:
         first_row: int = 0,
         comm: Communicator | None = None,
     ) -> None:
-        self._program, self._is_of_ranks = program, comm is not None and comm.size > 1  # which run side by side
+        self._program, self._is_of_ranks = program, comm is not None and comm.size > 1  # ranks run concurrently
         self._order = self._window = np.empty(0, np.int64)
         if ROWS in program.inputs and ROWS in arrays:
             window_shape = local(program.inputs[ROWS].shape, program.rows if rows is None else rows)
@@ -298,7 +298,7 @@ class ReferenceExecutable:
                     self._step.execute()
                 except IndexError:
                     raise self._step.absent_row() or DataError(OUTSIDE) from None
-                if number == len(starts):  # before the state changes, whose old value an output may be
+                if number == len(starts):  # before the state changes: an output may be its old value
                     self.outputs = {name: values[tensor].copy() for name, tensor in self._program.outputs.items()}
                 new = {variable: self._own(tensor) for variable, tensor in self._program.updates.items()}
                 for variable, value in new.items():

@@ -13,10 +13,10 @@ from dptrain.program.sharding.mesh import ALL_REDUCE, BATCH, PlacedProgram
 from dptrain.program.sharding.messages import SENT, count, stages
 from dptrain.program.tensor import Tensor, Variable
 
-# Columns of a table at most: what does not fit is wrapped at commas, and longer names are cut.
+# The widest table: longer lines are wrapped at commas, and longer names cut.
 COLUMNS = 100
 _HEADER = ("", "op", "shape", "type", "placement", "operations", "bytes")
-# The number of that column, and how wide it may be.
+# The number of that column, and its largest width.
 _PLACEMENT, _PLACED = 4, 24
 
 

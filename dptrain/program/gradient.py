@@ -61,18 +61,18 @@ def pulled_back(cotangents: Mapping[Tensor, Tensor], sources: Sequence[Tensor]) 
     """Return the gradients of all tensors between cotangents and sources; ConfigError if an op there has none."""
     order = topological(cotangents, _operands)
     depends = set(sources)
-    values: dict[Node, dict[int, Tensor]] = {}  # of ops that have several
+    values: dict[Node, dict[int, Tensor]] = {}  # values of ops with several
     for tensor in order:
         if is_floating(tensor.dtype) and any(
             operand in depends for operand in _operands(tensor)
-        ):  # whole numbers are steps
+        ):  # integers have no gradient
             depends.add(tensor)
         if tensor.op is not None and tensor.op.has_values:
             values.setdefault(tensor.node, {})[tensor.index] = tensor
     parts: dict[Tensor, list[Tensor]] = {target: [dy] for target, dy in cotangents.items()}
     grad_of: dict[Tensor, Tensor] = {}
     for tensor in reversed(order):
-        if tensor in parts:  # all of them: what reads it has been seen
+        if tensor in parts:  # complete, as all readers have been visited
             grad_of[tensor] = _total(parts[tensor])
         if tensor.op is None or not any(operand in depends for operand in _operands(tensor)):
             continue
@@ -81,7 +81,7 @@ def pulled_back(cotangents: Mapping[Tensor, Tensor], sources: Sequence[Tensor]) 
         if tensor.op.has_values:
             read_values = values[tensor.node]
             if read_values[next(iter(read_values))] is not tensor:
-                continue  # once, when the gradients in all of them are known
+                continue  # once, when the gradients of all values are known
             results = tuple(read_values.get(value.index, value) for value in tensor.node.values)
             dy = tuple(grad_of.get(value) if value in depends else None for value in results)
             dy = dy if any(grad is not None for grad in dy) else None

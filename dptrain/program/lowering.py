@@ -9,7 +9,7 @@ from dptrain.program.dims import Dim
 from dptrain.program.tensor import Tensor
 
 Maps = Callable[[Tensor], Sequence[IndexMap]]
-# Of the widest vectors of a CPU, in float32.
+# Lanes of a CPU's widest vectors, in float32.
 _LANES = 16
 
 
@@ -179,24 +179,24 @@ class ConvolutionLowering(Windows):
             return "channels"
         C, N = kernel[2:]
         plain = self.makes != "kernel" and (R, S, sh, sw, dh, dw) == (3, 3, 1, 1, 1, 1)
-        if self.makes == "images":  # of a phase
+        if self.makes == "images":  # one phase
             C, N = N, C
             P, Q, R, S = -(-H // sh), -(-W // sw), -(-R // sh), -(-S // sw)
             sh = sw = 1
         if plain and not C % _LANES and not N % _LANES:
-            # Of each tile's 4x4 pixels and 16 products, and of the kernel, as if a call had four images; kernels that
-            # no second cache holds wait for memory.
+            # Each tile's 4x4 pixels and 16 products, and the kernel, as if a call had four images; kernels larger than
+            # the second cache wait for memory.
             tiles, transformed = -(-P // 2) * -(-Q // 2), 4 if C * N <= 1 << 16 else 16
             if tiles * (C * N + 16 * (C + N)) + transformed * C * N < P * Q * C * N * 9 // 16:
                 return "winograd"
         across, wide, k = -(-Q // _LANES), -(-N // _LANES), R * S * C
         copied = ((P - 1) * sh + (R - 1) * dh + 1) * C * sw * (Q + (S - 1) * dw // sw)
         if self.makes == "kernel":
-            # Sums for elements of the kernel side by side, fewer than eight of which wait for each other.
+            # Sums for adjacent elements of the kernel; fewer than eight wait for each other.
             latency_factor = max(8 / (wide * C * (S if dw == 1 else 1)), 1)
             pixels, channels = 2 * (copied + P * Q * N), P * Q * wide * k * latency_factor
         else:
-            pixels, channels = 2 * copied, P * Q * (wide * k + N // 2)  # lanes that are left are copied as well
+            pixels, channels = 2 * copied, P * Q * (wide * k + N // 2)  # unused lanes are copied too
         better = P * across * N * k * 5 // 4 + pixels < channels
         return "pixels" if better and N % _LANES else "channels"
 
@@ -237,7 +237,7 @@ class HostCall:
     """The NumPy function alone, such as LAPACK's: on a GPU between two copies, for which its stream waits."""
 
 
-# What reads its operands in an order of its own, so that they must lie in memory whole.
+# Lowerings that read operands in their own order, and so need them stored whole.
 WHOLE = Scatter, RowChain, Windows, AttentionLowering
 
 Lowering = (

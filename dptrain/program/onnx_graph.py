@@ -20,7 +20,7 @@ from dptrain.program.tensor import Tensor
 
 Array = npt.NDArray[Any]
 
-# Of arithmetic and comparisons ONNX Runtime has kernels for these types; others are computed in a wider one.
+# ONNX Runtime has kernels of arithmetic and comparisons for these types; others are computed in a wider one.
 _COMPUTED = ("float32", "float64", "int32", "int64")
 _WIDER = {"float16": "float32", "bool": "int32", "int8": "int32", "uint8": "int32", "int16": "int32", "uint16": "int32"}
 

@@ -33,13 +33,13 @@ from dptrain.program.tensor import (
 )
 from dptrain.program.types import is_floating, is_half
 
-# How an op depends on its inputs, which decides what becomes of partial sums: "joint" for f(a + b, c + d) = f(a, c) +
-# f(b, d), "each" for linear in one input while the others stand still.
+# How an op depends on its inputs, which decides whether sums stay partial: "joint" for f(a + b, c + d) = f(a, c) +
+# f(b, d), "each" for linear in one input while the others are fixed.
 Linear = Literal["joint", "each"]
 
 _VARIADIC = 0x04  # the flag of code that takes `*args`
-_NONE: dict[str, Any] = {}  # attributes of what is no more than a value
-_KINDS = 1000  # so many results of different shapes and types an op remembers
+_NONE: dict[str, Any] = {}  # attributes of a mere value
+_KINDS = 1000  # how many shapes and types of results an op caches
 
 
 class _Quiet(threading.local):
@@ -123,16 +123,16 @@ class Op:
         self.ufunc, self.onnx, self.keras = ufunc, onnx, keras
         self.gradient_rule: Callable[..., Any] | None = None
         self.onnx_rule: Callable[..., Any] | None = None
-        # How many inputs it takes; None for any number, and for functions that do not say.
+        # How many inputs it takes; None for any or an unknown number.
         code = getattr(compute, "__code__", None)
         self.operands: int | None = None if code is None or code.co_flags & _VARIADIC else code.co_argcount
         self.letters = letters
         self._named = None if callable(letters) else parse_fixed_rule(letters, self.name, self.operands)
-        # It moves or converts elements, of which half precision needs no arithmetic.
+        # It moves or converts elements, which needs no arithmetic in half precision.
         self.moves = isinstance(lowering, ViewMap | Gather | Insert | Join) or (
             isinstance(lowering, Element) and lowering.converts
         )
-        # What calls without attributes make of inputs of these `Tensor.kind`s, and whether the ufunc makes it.
+        # Results of calls without attributes for inputs of these `Tensor.kind`s, and whether the ufunc computes them.
         self._kinds: dict[tuple[ShapeDtype | None, ...], tuple[ShapeDtype, bool]] = {}
         self.__doc__ = compute.__doc__
 
@@ -145,13 +145,13 @@ class Op:
         return re.sub(r"_to$|_along$", "", self.name)
 
     def __deepcopy__(self, memo: Any) -> "Op":
-        return self  # it is known by its identity, in copies of layers too
+        return self  # identity matters, in copies of layers too
 
     def __call__(self, *inputs: Any, **attributes: Any) -> Tensor:
         """Return the op's output for tensors, arrays and numbers; ConfigError if they do not match."""
         if len(inputs) != self.operands:
             inputs, attributes = self._bound(inputs, attributes)
-        if self.ufunc is not None and not attributes:  # arithmetic of values that nobody looks at: the shortest way
+        if self.ufunc is not None and not attributes:  # fast path: arithmetic of unwatched values
             kind: ShapeDtype | None
             a, b = inputs
             if a.__class__ is not Tensor or b.__class__ is not Tensor:
@@ -163,7 +163,7 @@ class Op:
                 result.kind = kind
                 return result
         tensors = as_tensors(inputs)
-        # In one loop, which is felt: half of the time of a small eager op is spent in this function.
+        # A single loop: half the time of a small eager op is spent in this function.
         listed, values, tracking = [], [], NOT_TRACKED
         for tensor in tensors:
             listed.append(tensor.kind)
@@ -198,8 +198,8 @@ class Op:
         check = WATCH.get()
         if check is not None:
             check(Tensor(self, tensors, attributes, shape, dtype, value, SCOPE.get()))
-        # In a trace it is the same at every execution: a constant. Outside, what nobody can ask the gradient of forgets
-        # how it was made, or a loop would keep all its values.
+        # In a trace it is a constant. Outside, results without a possible gradient forget their inputs; otherwise a
+        # loop would keep all its values.
         forgets = tracking == NOT_TRACKED or (tracking == WATCHED and not TAPES.get()) or TRACE.get() is not None
         if forgets or self.ends_gradients or not is_floating(dtype):
             result = Tensor(None, (), {}, shape, dtype, value)
@@ -257,9 +257,7 @@ class Op:
     def _in_float32(self, inputs: Sequence[Tensor], attributes: Mapping[str, Any], dtype: DType) -> Tensor:
         """Compute half-precision operands in float32, and round once."""
         cast = METHODS["cast"]
-        only_whole = (
-            not any(is_floating(tensor.dtype) for tensor in inputs) and "dtype" not in attributes
-        )  # as floatx says
+        only_whole = not any(is_floating(tensor.dtype) for tensor in inputs) and "dtype" not in attributes  # by floatx
         wide = [cast(tensor, FLOATX) if only_whole or is_half(tensor.dtype) else tensor for tensor in inputs]
         if "dtype" in attributes and is_half(np.dtype(attributes["dtype"])):
             attributes = {**attributes, "dtype": FLOATX.name}
@@ -284,7 +282,7 @@ class Op:
 
     def _computed(self, arrays: Sequence[Any], attributes: Mapping[str, Any], shape: Shape, dtype: DType) -> Array:
         out = np.empty(shape, dtype)
-        if isinstance(self.lowering, UserKernel):  # whose function may call ops in turn
+        if isinstance(self.lowering, UserKernel):  # its function may call ops
             with np.errstate(all="ignore"):
                 self.compute(*arrays, **attributes, out=out)
         else:

@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 # All ops by name.
 OPS: dict[str, "Op"] = {}
-# Python's operators, and what the core itself writes into programs.
+# Python's operators, and ops that the core itself adds to programs.
 # fmt: off
 Operator = Literal[
     "+", "-", "*", "/", "//", "**", "@", "neg", "abs", "&", "|", "~", "==", "!=", "<", "<=", ">", ">=",
     "fill", "identity", "join", "reshape", "same", "select", "transpose",
 ]
 # fmt: on
-# The op of each, as its record says.
+# Their ops, from the records.
 OPERATORS: dict[Operator, "Op"] = {}
-# What tensors have as methods and what is written in ops, by the module above that writes it.
+# Tensor methods that are written in ops, by the higher module that defines them.
 METHODS: dict[Literal["[]", "backward", "cast", "transpose"], Callable[..., Any]] = {}
 
 
@@ -46,7 +46,7 @@ class Operand:
     """An operand of expressions: a tensor, or a variable, which stands for its value."""
 
     __slots__ = ()
-    __array_priority__ = 1000  # `array * tensor` is the tensor's to compute
+    __array_priority__ = 1000  # NumPy leaves `array * tensor` to the tensor
 
     def __add__(self, other: Any) -> "Tensor":
         return OPERATORS["+"](self, other)

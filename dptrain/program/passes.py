@@ -17,7 +17,7 @@ from dptrain.program.sharding.mesh import ALL_REDUCE, PlacedProgram
 from dptrain.program.tensor import Tensor, tracing
 from dptrain.program.types import is_half
 
-# Of a GPU's products of float32 matrices: as they are, or with factors rounded to TF32's 10 bits of mantissa.
+# Precision of a GPU's float32 products: as they are, or with factors rounded to TF32's 10 bits of mantissa.
 PRECISIONS = ("float32", "tf32")
 
 

@@ -13,7 +13,7 @@ from dptrain.program.gradient import topological
 from dptrain.program.shapes import Shape
 from dptrain.program.tensor import Tensor, Trace, Variable, as_tensors, placeholder, tracing
 
-# The input that holds numbers of stored rows: an executable is given those of many steps, and reads its own at each.
+# The input with numbers of stored rows: an executable has those of many steps, and each step reads its own.
 ROWS = "rows"
 
 
@@ -108,7 +108,7 @@ def _derived(outputs: Mapping[str, Tensor], recorded: Trace) -> Program:
     unchanged = {variable: leaf for variable, leaf in recorded.read.items() if variable not in recorded.written}
     state = {**unchanged, **recorded.written}
     leaves = {leaf: placeholder(leaf.shape, leaf.dtype, variable._path, variable) for variable, leaf in state.items()}
-    replacements: dict[Tensor, Tensor | None] = dict(leaves)  # None for what needs the step's own data
+    replacements: dict[Tensor, Tensor | None] = dict(leaves)  # None if it needs the step's data
 
     for tensor in topological(outputs.values()):
         if tensor in replacements:
@@ -121,6 +121,6 @@ def _derived(outputs: Mapping[str, Tensor], recorded: Trace) -> Program:
         else:
             replacements[tensor] = tensor.with_inputs([operand for operand in inputs if operand is not None])
     derived = {name: operand for name, tensor in outputs.items() if (operand := replacements[tensor]) is not None}
-    behind_derived = set(topological(derived.values()))  # whose values are fetched from the device
+    behind_derived = set(topological(derived.values()))  # their values are fetched from the device
     read = {variable: leaves[leaf] for variable, leaf in state.items() if leaves[leaf] in behind_derived}
     return Program({}, read, derived, {})

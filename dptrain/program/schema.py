@@ -18,7 +18,7 @@ Word = Annotated[int, Interval(ge=0, lt=2**64)]
 # The name of an element's type, as NumPy has it.
 Whole = Literal["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 TypeName = Whole | Literal["bfloat16", "float16", "float32", "float64"]
-# What all whole numbers are between.
+# Bounds of all integers.
 _LEAST, _MOST = -(2**63), 2**64 - 1
 # Keywords that are no attributes.
 _NOT_ATTRIBUTES = frozenset({"out", "first_row", "return"})

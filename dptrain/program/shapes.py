@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dptrain.errors import ConfigError
 from dptrain.program.dims import Dim, is_number, number_of
 
-# Numbers and dims, which schemas of attributes take for numbers.
+# Numbers and dims; schemas of attributes treat dims as numbers.
 if TYPE_CHECKING:
     Shape = tuple[Any, ...]
 else:
@@ -86,7 +86,7 @@ def broadcast(*shapes: Shape) -> Shape:
         if length != 1 and dim is not None:
             if differ(dim, length):
                 raise ConfigError(f"shapes {', '.join(map(str, shapes))} cannot be broadcast together")
-            dim = dim if is_number(dim) else None  # what is not known will be what is known
+            dim = dim if is_number(dim) else None  # an unknown length takes the known one
         result.append(length if dim is None else dim)  # type: ignore[arg-type]
     return tuple(result)
 

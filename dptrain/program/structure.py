@@ -13,7 +13,7 @@ from dptrain.program.program import Program
 from dptrain.program.sharding.mesh import PlacedProgram
 from dptrain.program.tensor import Tensor, Variable, placeholder
 
-# Bytes of constants that programs may have and still be compared.
+# The most bytes of constants of programs that are compared.
 CONSTANTS = 1 << 16
 
 

@@ -30,7 +30,7 @@ class GradientTape:
     def __init__(self, persistent: bool = False, watch_accessed_variables: bool = True) -> None:
         self._persistent, self._watches_variables = persistent, watch_accessed_variables
         self._watched: list[Tensor | Variable] = []
-        self._before: list[tuple[Tensor | Variable, int]] = []  # how what is watched was tracked
+        self._before: list[tuple[Tensor | Variable, int]] = []  # the tracking of watched tensors before
         self._used = False
         self._open: Token[int] | None = None
 
@@ -55,7 +55,7 @@ class GradientTape:
             if not isinstance(part, Tensor | Variable):
                 raise ConfigError(f"Passed in object {part!r} of type {type(part).__name__!r}, not tensor or variable.")
             self._watched.append(part)
-            # A tape that has not been opened does not close either.
+            # A tape that was not opened is not closed either.
             self._before.append((part, watch_for_tape(part, WATCHED if self._open else TRAINABLE)))
 
     def gradient(

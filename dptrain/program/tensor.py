@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 ShapeDtype = tuple[Shape, DType]
-# Which results remember how they were made, outside of a trace: none; while a tape is open that watches a leaf of them;
-# always, as a trainable variable is among their leaves.
+# Which results remember their ops, outside a trace: none; while a tape that watches a leaf of them is open; always, as
+# a trainable variable is among their leaves.
 NOT_TRACKED, WATCHED, TRAINABLE = range(3)
 
 
@@ -92,7 +92,7 @@ class Tensor(Operand):
         "variable",
     )
 
-    # There are no others; Keras' tensors say so of themselves.
+    # All tensors are dense; Keras' tensors have these attributes.
     sparse = ragged = False
 
     is_whole: bool
@@ -148,7 +148,7 @@ class Tensor(Operand):
                 assert self.value is not None
                 return of_value(np.asarray(self.value[key]))
             except (IndexError, ValueError):
-                pass  # the message is the other way's
+                pass  # the error below has the message
         return super().__getitem__(key)
 
     @property
@@ -219,7 +219,7 @@ class Tensor(Operand):
 
     __hash__ = object.__hash__
 
-    def __eq__(self, other: Any) -> Any:  # elementwise, as by NumPy and Keras; `is` tells tensors apart
+    def __eq__(self, other: Any) -> Any:  # elementwise, as in NumPy and Keras; use `is` for identity
         return NotImplemented if other is None else OPERATORS["=="](self, other)
 
     def __ne__(self, other: Any) -> Any:
@@ -284,7 +284,7 @@ def as_tensors(inputs: Sequence[Any]) -> Sequence[Tensor]:
             break
     else:
         return inputs
-    if len(inputs) == 2:  # a number beside a tensor, the commonest
+    if len(inputs) == 2:  # a number beside a tensor, the commonest case
         value, second = inputs
         if value.__class__ is Tensor and second.__class__ is float and value.dtype.kind == "f":
             return value, of_value(np.array(second, value.dtype))
@@ -453,10 +453,10 @@ class Variable(Operand):
         if self._draw is not None:
             with MAKING:
                 draw = self._draw
-                if draw is not None:  # no other thread has drawn it meanwhile
+                if draw is not None:  # unless another thread has drawn it meanwhile
                     value = self._own(draw().astype(self.dtype, copy=False))
                     with REPLACING:
-                        if self._draw is draw:  # nor given it another value
+                        if self._draw is draw:  # or assigned another value
                             self._held, self._draw = value, None
         return self._held
 
@@ -583,7 +583,7 @@ class Variable(Operand):
             self.moves += 1
             if tensor is not None:
                 self._held = tensor
-            elif storage is not None:  # which says shape and type, and takes no memory
+            elif storage is not None:  # it has shape and type, and takes no memory
                 self._hold_later(None, self.shape, self.dtype)
             self.storage = storage
             self.moves += 1
@@ -710,9 +710,9 @@ def update_if(condition: Tensor) -> None:
             stack += tensor.inputs
     for variable, leaf in list(trace.written.items()):
         old = trace.placeholder_of(variable)
-        if id(leaf) in behind:  # it has been read on the way to the decision
+        if id(leaf) in behind:  # it was read for the decision
             trace.write(variable, OPERATORS["select"](condition, leaf, old))
-        else:  # what has been read of it since, such as a metric's result, is that of what is kept
+        else:  # later reads, such as a metric's result, use the kept value
             leaf.inputs = (OPERATORS["select"](condition, leaf.inputs[0], old),)
 
 

@@ -132,7 +132,7 @@ def has_sorted_keys(data: Any) -> bool:
     return (not isinstance(data, Mapping) or list(data) == sorted(data)) and all(map(has_sorted_keys, parts))
 
 
-# Shapes of samples, nested as the data: a tuple of numbers is a leaf, and so is None.
+# Shapes of samples, nested as the data: tuples of numbers and None are leaves.
 
 
 def is_shape(data: Any) -> bool:

@@ -192,12 +192,12 @@ class Turns:
 
 
 TURNS = Turns()
-# Held by who traces Python, builds layers, lowers or compiles programs, so that all threads do it once. Whoever has it
-# waits for no turn.
+# Held to trace Python, build layers, lower or compile programs, so that all threads do it once. Its holder waits for no
+# turn.
 MAKING = SharedLock()
 # Held while a variable's value is replaced or moved.
 REPLACING = SharedLock()
-# Held while ops that are executed one by one draw random numbers, and count the draw.
+# Held while eager ops draw random numbers, and count the draw.
 DRAWING = SharedLock()
 
 if hasattr(os, "register_at_fork"):

@@ -14,10 +14,10 @@ DType = np.dtype[Any]
 
 # The floating-point type that half precision is computed in; that of Python's numbers is `floatx()`.
 FLOATX = np.dtype(np.float32)
-# NumPy knows bfloat16 by ml_dtypes, as a type of kind "V"; it and float16 are half precision.
+# NumPy has bfloat16 from ml_dtypes, as a type of kind "V"; it and float16 are half precision.
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _HALVES = BFLOAT16.char + np.dtype(np.float16).char
-# C++'s names of the types that kernels compute in, and what literals of some end in.
+# C++'s names of kernels' types, and suffixes of literals.
 _NAMES = {
     **{"float32": "float", "float64": "double", "bool": "bool", "int8": "signed char", "uint8": "unsigned char"},
     **{"int16": "short", "uint16": "unsigned short", "int32": "int", "uint32": "unsigned int"},

@@ -24,5 +24,5 @@ __all__ = [
     "strip_pruning",
 ]
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # a type checker would accept any name
     __getattr__ = not_there("pruning", __all__)

@@ -15,7 +15,7 @@ from dptrain.pruning.schedules import ConstantSparsity, PruningSchedule
 from dptrain.registry.names import suggestion
 
 T = TypeVar("T", bound=Layer | list[Any])
-# Words in the names of weights that hold no connections, though some have several axes.
+# Words in the names of weights without connections, though some have several axes.
 _NOT_PRUNED = ("bias", "gamma", "beta", "alpha", "scale")
 
 

@@ -29,7 +29,7 @@ class UpdatePruningStep(Callback):
     def __init__(self) -> None:
         super().__init__()
         self._begun = False
-        self._next: int | None = 0  # steps of the trainer after which to look; None for never
+        self._next: int | None = 0  # the trainer's steps until the next check; None for never
         self._checked_at: dict[tuple[Optimizer, Pruning], int] = {}
         self._zeros: dict[Variable, int] = {}
 
@@ -72,7 +72,7 @@ class UpdatePruningStep(Callback):
                 following = pruning.schedule.next_step(updates)
                 ahead += [] if following is None else [(following - updates - 1) * every + 1]
         self._begun = bool(self._checked_at)
-        if not self._begun:  # a step of the user's own makes slots when it is first traced
+        if not self._begun:  # a user's own step creates slots when it is first traced
             ahead = [1]
         if "_trainer" in vars(self):
             self._next = self._trainer.steps_done + min(ahead) if ahead else None
@@ -92,7 +92,7 @@ class UpdatePruningStep(Callback):
         if not never and (begins or not schedule(updates)[0]):
             return
         with self._trainer.changing() if "_trainer" in vars(self) else nullcontext():
-            # One by one where they may be: sharded weights are gathered, and may not fit into memory together.
+            # One by one if possible: sharded weights are gathered, and may not fit into memory together.
             for group in [variables] if pruning.global_unstructured else [[weight] for weight in variables]:
                 old_masks = [optimizer._masks[weight].numpy() for weight in group] if pruning.regrows else []
                 gradients = [optimizer._dense_gradient(weight) for weight in group] if pruning.regrows else []

@@ -10,7 +10,7 @@ from dptrain.errors import ConfigError
 
 T = TypeVar("T")
 
-# Tables of no more names than this are shown whole; of larger ones at most so many of the nearest names.
+# Tables up to this size are shown whole; of larger ones at most so many of the nearest names.
 _SHORT, _NEAREST = 6, 3
 # Keras' modules of the kinds of objects that have names.
 _MODULES = {
@@ -105,7 +105,7 @@ def not_there(module: str, names: Sequence[str]) -> Callable[[str], NoReturn]:
     """Return a module's `__getattr__`, which raises that a name is not supported."""
 
     def missing(name: str) -> NoReturn:
-        if name.startswith("_"):  # what Python and its tools ask any module for: __path__, __wrapped__, _repr_html_
+        if name.startswith("_"):  # Python and its tools ask every module for __path__, __wrapped__, _repr_html_
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         if keras_has("" if module == "dptrain" else module, name):
             raise AttributeError(f"not supported: {module}.{name}: Keras has it, dptrain does not yet")

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-# What a step can only have taken as a constant; of arrays up to so many bytes their values count, of others the object.
+# Types that a step treats as constants; arrays up to so many bytes count by value, larger ones by identity.
 _PLAIN: Final = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _FUNCTIONS: Final = frozenset({FunctionType, BuiltinFunctionType})
 _CONTAINERS: Final = frozenset({list, tuple, dict, set})
@@ -21,7 +21,7 @@ _MOST_LEAVES, _MOST_BYTES = 256, 4096
 _UNREAD: Final = object()
 
 _changing = threading.Lock()
-_readers = 0  # threads that note what is read
+_readers = 0  # number of threads that record reads
 
 
 class Readable:
@@ -30,7 +30,7 @@ class Readable:
 
 @dataclass(frozen=True)
 class _Read:
-    owner: Any  # kept, so that no other object can have its id
+    owner: Any  # kept so that its id stays unique
     attributes: dict[str, Any]  # `__dict__` of the owner
     name: str
     snapshot: Any  # identifies the value
@@ -49,7 +49,7 @@ class Reads:
     """Attributes that a step has read, with their values; safe to read while a thread adds more."""
 
     def __init__(self) -> None:
-        self._noted: Mapping[tuple[int, str], _Read] = {}  # another one when there is more
+        self._noted: Mapping[tuple[int, str], _Read] = {}  # replaced when it grows
 
     def changed(self) -> tuple[Any, str, Any, Any] | None:
         """Return owner, name, old and new value of a changed attribute; None if there is none."""

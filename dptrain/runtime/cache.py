@@ -104,14 +104,14 @@ def compiled(
     def make_content() -> bytes:
         try:
             return make()
-        except OSError as error:  # which says nothing of the cache
+        except OSError as error:  # such an error is not about the cache
             raise DeviceError(f"{name}: cannot be compiled: {one_line(error)}") from error
 
     with ExitStack() as stack:
         try:
             place = stack.enter_context(own_folder(folder))
             content = _load_or_compile(place, name, make_content, check, PATIENCE if patience is None else patience)
-        except (OSError, NotImplementedError) as error:  # the latter: a file system without locks
+        except (OSError, NotImplementedError) as error:  # NotImplementedError: a file system without locks
             _warn(folder, getattr(error, "strerror", None) or one_line(error))
             content = _not_kept[name] if name in _not_kept else make_content()
             place = _temporary(name, content, stack)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
-# What this process was last asked to leave with, where that was done by `sys.exit` or an uncaught exception.
+# The last exit code requested by `sys.exit` or an uncaught exception.
 requested = 0
 
 

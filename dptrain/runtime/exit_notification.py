@@ -15,7 +15,7 @@ from dptrain.errors import ExitCode
 from dptrain.runtime.launcher import LaunchInfo, launcher_can_abort
 from dptrain.runtime.supervisor import DEPARTURE, JOINED, LEFT
 
-# Seconds that the other ranks have to name the rank, which know more of it, and that mpirun has to pass the line on.
+# Seconds for the other ranks, which know more, to name the rank, and for mpirun to forward the line.
 _TURN, _PASS_ON = 2.5, 0.3
 _SHELL = "/bin/sh"
 # Arguments: the rank's PID, the line to print. Descriptors: 3 the connection to mpirun, 4 the pipe. The shell that is
@@ -54,7 +54,7 @@ class ExitNotifier:
         self._supervisor = int(text) if text.isdecimal() else None
         if self._supervisor is not None:
             try:
-                os.set_inheritable(self._supervisor, False)  # the rank's own children have no part in it
+                os.set_inheritable(self._supervisor, False)  # not for the rank's own children
             except OSError:
                 self._supervisor = None
 
@@ -95,7 +95,7 @@ class ExitNotifier:
                 ["dptrain-guard", "-c", _GUARD, "dptrain-guard", str(self._pid), line],
                 {"PATH": os.environ.get("PATH", os.defpath)},
                 file_actions=[
-                    # First above all numbers that are taken below.
+                    # Above all numbers that are used below.
                     (os.POSIX_SPAWN_DUP2, reading, FREE),
                     (os.POSIX_SPAWN_DUP2, to_mpirun, 3),
                     (os.POSIX_SPAWN_DUP2, FREE, 4),
@@ -111,5 +111,5 @@ class ExitNotifier:
         return writing
 
 
-# A descriptor number that is not in use.
+# An unused descriptor number.
 FREE = 200

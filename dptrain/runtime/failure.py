@@ -29,7 +29,7 @@ from dptrain.runtime.launcher import (
     start_mpi,
 )
 
-# Of the name of a phase, where peers see it.
+# Bytes of a phase's name in shared memory.
 NAME_BYTES = 48
 
 
@@ -111,23 +111,23 @@ def words(name: str, epoch: int, step: int) -> str:
     return ", ".join([name, *([f"epoch {epoch}"] if epoch else []), *([f"step {step}"] if step else [])])
 
 
-# One process does one thing at a time.
+# The phase of this process, which does one thing at a time.
 phase = Phase()
 
 # Further cleanup when a rank ends the job.
 at_abort: list[Callable[[], None]] = []
 
-# How long the ranks wait for each lower one to speak of a signal that all got: longer than an abort takes.
+# Seconds for each lower rank to report a signal that all got: longer than an abort takes.
 _TURN_SECONDS, _MOST_TURNS = 1.0, 8
 
-# Whether this rank has begun to end the job, and says why.
+# Whether this rank is ending the job and reports why.
 ending = False
 
 # Whether failures show their traceback (--debug).
 show_traceback = False
 
-# Tell the watchdog that this rank waits for the others before it ends the job: in MPI's start, where it has not joined
-# them yet, and then in a barrier. The watchdog puts its own in their place.
+# Hooks, replaced by the watchdog's, for a rank that waits for the others before it ends the job: in MPI's start, before
+# it has joined them, and then in a barrier.
 joining_at_the_end: Callable[[], AbstractContextManager[object]] = nullcontext
 collective_at_the_end: Callable[[], AbstractContextManager[object]] = nullcontext
 
@@ -202,7 +202,7 @@ def end_job(error: BaseException, unknown: int = int(ExitCode.INTERNAL)) -> int:
     report(error)
     code = exit_code_of(error, unknown)
     if _world_size() > 1:
-        _abort(code or ExitCode.STUCK)  # a rank that leaves the others waiting has failed, whatever its code
+        _abort(code or ExitCode.STUCK)  # a rank that others wait for has failed, whatever its code
     return code
 
 
@@ -218,7 +218,7 @@ def end_together(error: DptrainError) -> int:
     code = int(error.exit_code)
     world = _world()
     if world is not None and world.size > 1:
-        with collective_at_the_end():  # a rank whose own sys.excepthook stands before ours never comes
+        with collective_at_the_end():  # a rank with its own sys.excepthook may never come
             world.Barrier()  # rank 0 has reported
             if world.rank == 0:
                 _abort(code)
@@ -258,7 +258,7 @@ def install_excepthook() -> None:
         ending = not isinstance(error, AgreedError)
         agreed = isinstance(error, AgreedError)
         if not isinstance(error, KeyboardInterrupt) and (not agreed or launch.rank == 0):
-            previous(kind, error, trace)  # a script's author wants to see where
+            previous(kind, error, trace)  # show the script's author where
         if isinstance(error, AgreedError):
             end_together(error)
         else:
@@ -335,7 +335,7 @@ def abort(code: int) -> NoReturn:
     elif has_mpi():
         start_mpi().COMM_WORLD.Abort(code)
     else:
-        exit_at_once(code)  # which other launchers take for a failure of all
+        exit_at_once(code)  # other launchers then report a failure of all ranks
     # An abort may return before the launcher has killed this process; whatever ran then would race with the kill.
     time.sleep(5)
     exit_at_once(code)
@@ -349,5 +349,5 @@ def abort_with_success() -> NoReturn:
     _abort(1)
 
 
-# `os._exit` itself: the watchdog puts something else in its place.
+# The original `os._exit`, which the watchdog replaces.
 exit_at_once = os._exit

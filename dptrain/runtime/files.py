@@ -17,11 +17,11 @@ from typing import BinaryIO, Self
 
 from dptrain.errors import DataError, OutputError
 
-# Of a file's content: bytes, or memory that stays as it is until it is written.
+# A piece of a file's content: bytes, or memory that does not change until it is written.
 Piece = bytes | memoryview
 
 _ADVICE = "choose another --out"
-# That one path may lead through, as Linux counts.
+# The most links in a path, as in Linux.
 _MOST_LINKS = 40
 
 FILE, FOLDER = "a regular file", "a folder"
@@ -35,7 +35,7 @@ _KINDS = {
     stat.S_IFBLK: "a block device",
 }
 
-# On every open: not to wait for the other end of a pipe, nor to take a terminal, nor to leave the file to children.
+# Flags of every open: do not wait for a pipe's other end, take a terminal, or pass the file to children.
 _SAFELY = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 # Bytes that are compared at once.
 _CHUNK = 1 << 20

@@ -21,11 +21,10 @@ QUIET = 1.0
 # compilation, evaluation, saving, and a user's own code between them.
 LONGER = 4
 
-# The position of a rank that has met the others in the start of MPI, and in nothing else.
+# The position of a rank that has met the others only in MPI's start.
 _MET = 1
 
-# Seconds by which a judge that does not see all ranks speaks later than one that does, and in which a rank that is not
-# there may still be started.
+# Delay in seconds of a judge that does not see all ranks, and time for a missing rank to be started.
 _GRACE = 5.0
 
 
@@ -35,7 +34,7 @@ class ProcessState(StrEnum):
     RUNNING = "running"
     STOPPED = "stopped"
     GONE = "gone"
-    SILENT = "silent"  # on another node, from which nothing is heard
+    SILENT = "silent"  # on another node that sends nothing
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ def judge(observations: Sequence[Observation], limits: Limits, *, sees_all: bool
     if stall is None:
         return None
     culprit, waited, text = stall
-    # What a silent rank was last heard to do may be long past: the others' phase tells more.
+    # A silent rank's last known phase may be long past: the others' phase tells more.
     phase = (patient[0] if culprit.process == ProcessState.SILENT and patient else culprit).phase[0]
     if culprit.state == State.ABSENT:  # it has nothing to compile or to save
         phase = "training"
@@ -171,7 +170,7 @@ def _stall(
         culprit = min(observations, key=lambda observation: observation.rank)
         waited = min(observation.since for observation in observations)
         return culprit, waited, f"has left with all ranks, and MPI does not let them go for {waited:.0f} s"
-    ended = (ProcessState.STOPPED, ProcessState.GONE)  # which is reason enough
+    ended = (ProcessState.STOPPED, ProcessState.GONE)  # reason enough
     if any(observation.process in ended for observation in live):
         return None
     if not waiting:
@@ -183,7 +182,7 @@ def _stall(
     more = f"; {culprit.more}" if culprit.more else ""
     if behind:
         longest = max(observation.since for observation in behind)
-        # Who moves on is slow rather than stuck, but not for ever.
+        # A moving rank is slow rather than stuck, but not for ever.
         waited = max(min(culprit.since, longest), longest / LONGER)
         return culprit, waited, f"has not come for {waited:.0f} s{_for(behind)}{more}"
     if len(waiting) < len(live):

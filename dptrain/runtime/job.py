@@ -30,13 +30,13 @@ from dptrain.errors import ExitCode
 from dptrain.runtime import children, records, streams, supervisor
 from dptrain.runtime.mpirun import Hosts, Launcher, start_command
 
-# Seconds: between looks around; until others are ended after a failure, and when they wait for one that is not there;
-# for mpirun to explain why a rank was ended; for what was killed to be gone; for mpirun to end after a failure.
+# Seconds: between checks; until other ranks are ended after a failure, and if they wait for a missing one; for mpirun
+# to explain why a rank was ended; for killed processes to disappear; for mpirun to end after a failure.
 _LOOK, _AFTER_FAILURE, _MISSING, _EXPLAIN, _KILLED, _LAUNCHER = 0.1, 0.5, 1.0, 1.0, 3.0, 10.0
 _BY_SIGNAL = 128
 # Seconds without a child process after which a launcher has lost it.
 _CHILDLESS = 10.0
-# How many connections, beside those of the ranks, may not have said whose they are, and for how many seconds.
+# How many connections besides the ranks' may be unidentified, and for how many seconds.
 _STRANGERS, _SILENCE = 64, 30.0
 
 
@@ -115,7 +115,7 @@ class Job:
         self._kill_at = self._killed_at = float("inf")
         self._began: float | None = None
         self._mpirun_ended: float | None = None
-        self._is_stuck = False  # mpirun, which nothing will end by itself
+        self._is_stuck = False  # mpirun will not end by itself
         self._childless: float | None = None  # since when mpirun has had no child process
         self._selector = selectors.DefaultSelector()
         self._token = secrets.token_hex(16)
@@ -170,7 +170,7 @@ class Job:
             preexec_fn=lambda: supervisor.die_with(parent),
         )
 
-    # What happens
+    # Events
 
     def _watch(self, process: "subprocess.Popen[bytes]") -> None:
         """Listen until all is over except mpirun itself."""
@@ -266,7 +266,7 @@ class Job:
                 self._verdict = ended if self._ranks else _stopped_before(number)
                 self._kill_at = now
 
-    # What it means
+    # Verdicts
 
     def _judge(self, now: float, mpirun: int | None) -> _Verdict | None:
         ranks = sorted(self._ranks.values(), key=lambda rank: (rank.ended or now, rank.number))
@@ -282,7 +282,7 @@ class Job:
             code = next((rank.code for rank in ranks if rank.status), 0)
             if (
                 self._stop_signal == signal.SIGUSR1 and code == _BY_SIGNAL + self._stop_signal
-            ):  # which has no other meaning
+            ):  # a code with no other meaning
                 text = "launch: the command has no handler of SIGUSR1 yet, or none at all: it has saved nothing"
                 return _Verdict(int(ExitCode.PREEMPTED), text)
             return _Verdict(code)
@@ -346,7 +346,7 @@ class Job:
                 continue
             before_mpi = rank.code == 0 and not rank.in_mpi
             if before_mpi and not any(other.in_mpi for other in running):
-                rank.missed = None  # no program of MPI, or not yet
+                rank.missed = None  # not a program of MPI, or not yet
                 continue
             rank.missed = rank.missed or now
             waited = now - rank.missed

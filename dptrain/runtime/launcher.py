@@ -29,14 +29,14 @@ _VARIABLES = (
 # As MPICH and Open MPI have it.
 _THREAD_MULTIPLE = 3
 
-# By these torchrun, accelerate, deepspeed and Kubeflow's PyTorchJob tell a process its place; they start no MPI.
+# Variables of torchrun, accelerate, deepspeed and Kubeflow's PyTorchJob, which start no MPI.
 _TORCHRUN = ("WORLD_SIZE", "RANK", "MASTER_ADDR")
 _TURN_SECONDS = 1.0
 
-# How the names of all variables begin by which launchers tell a process that it belongs to a job.
+# Prefixes of all variables of launchers that mark a process of a job.
 LAUNCHER_PREFIXES = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "PALS_", "MPI_", "MPIEXEC_", "HYDI_", "HYDRA_", "SLURM_")
 
-# What BLAS libraries read, once, when they are loaded.
+# Variables that BLAS libraries read once, when loaded.
 THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -153,7 +153,7 @@ def start_mpi() -> ModuleType:
     return MPI
 
 
-# The process that has called MPI_Init itself, and so has to end MPI.
+# The process that called MPI_Init itself, and so must end MPI.
 _started_by: int | None = None
 
 

@@ -76,7 +76,7 @@ def guard(launcher: int, looks: int = _LOOKS, between: float = _BETWEEN) -> int 
                 ["dptrain-launcher-guard", "-c", _GUARD, "dptrain-launcher-guard", *words],
                 {"PATH": os.environ.get("PATH", os.defpath)},
                 file_actions=[
-                    (os.POSIX_SPAWN_DUP2, reading, FREE),  # first above all numbers that are taken below
+                    (os.POSIX_SPAWN_DUP2, reading, FREE),  # above all numbers that are used below
                     *((os.POSIX_SPAWN_DUP2, nowhere, descriptor) for descriptor in range(3)),
                     (os.POSIX_SPAWN_DUP2, FREE, 3),
                     (os.POSIX_SPAWN_CLOSE, FREE),

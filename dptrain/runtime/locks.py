@@ -15,9 +15,9 @@ from dptrain.runtime.streams import write_error
 
 # The lock's files: the first stays, the second exists while it is held.
 LOCK, HOLDER = "lock", "holder"
-# Seconds that a killed job's processes may take to let go of the lock.
+# Seconds for a killed job's processes to release the lock.
 _PATIENCE = 1.0
-# Until the holder is printed; between two checks for a signal.
+# Seconds until the holder is printed, and between two checks for a signal.
 NOTICE, _INTERVAL = 5.0, 0.2
 # The most bytes of the holder file.
 _MAX_HOLDER = 4096
@@ -30,7 +30,7 @@ def held(path: Path, seconds: float, does: str) -> Iterator[None]:
     A line names the holder; `does` says what it does, for messages. TimeoutError names it, too; a noted signal ends the
     waiting.
     """
-    from filelock import FileLock, Timeout  # which takes longer to import than `--help`
+    from filelock import FileLock, Timeout  # imported here, as it takes longer than `--help`
 
     lock = FileLock(path)
     begun, announced = time.monotonic(), False
@@ -83,7 +83,7 @@ def locked(path: Path, what: str, advice: str) -> Iterator[None]:
     or one that other machines do not see: there two jobs on two machines are not kept apart. Without flock, filelock
     warns and uses a file that a killed process leaves behind.
     """
-    from filelock import FileLock, Timeout  # which takes longer to import than `--help`
+    from filelock import FileLock, Timeout  # imported here, as it takes longer than `--help`
 
     with open_directory(path) as folder:
         for name in (LOCK, HOLDER):

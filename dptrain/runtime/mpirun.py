@@ -17,17 +17,17 @@ from dptrain.runtime.programs import run_program
 # Slots by host; empty for this host alone.
 Hosts = Mapping[str, int]
 
-# Where batch systems and the MPI operator of Kubernetes write down the hosts of a job.
+# Variables of batch systems and of Kubernetes' MPI operator for the file of a job's hosts.
 _HOST_FILES = (
     "HYDRA_HOST_FILE",
     "I_MPI_HYDRA_HOST_FILE",
     "OMPI_MCA_orte_default_hostfile",
     "PRTE_MCA_prte_default_hostfile",
 )
-# Seconds in which a launcher says whose it is.
+# Time limit in seconds of a launcher's version.
 _PATIENCE = 60.0
 _BATCH_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE", "FLUX_URI")
-# Of the variables of this process, what Open MPI shall hand to other hosts; MPICH and Slurm hand on all of them.
+# This process's variables for Open MPI to pass to other hosts; MPICH and Slurm pass all of them.
 _PASSED_ON = re.compile(
     "PATH|LD_LIBRARY_PATH|VIRTUAL_ENV|PYTHON.*|(CONDA|CUDA|DPTRAIN|KMP|MKL|NCCL|OMP|OPENBLAS|XDG)_.*"
 )
@@ -128,7 +128,7 @@ def _open_mpi(launcher: Launcher, ranks: int, hosts: Hosts, root: bool, environ:
 
 
 def _srun(launcher: Launcher, ranks: int, hosts: Hosts, root: bool, environ: Mapping[str, str]) -> list[str]:
-    # What one rank's end means for the others is not srun's to decide.
+    # srun must not decide what one rank's end means for the others.
     words = [f"--ntasks={ranks}", "--export=ALL", "--kill-on-bad-exit=0", "--wait=0"]
     if hosts:
         words += [f"--nodes={len(hosts)}", f"--nodelist={','.join(hosts)}"]
@@ -140,7 +140,7 @@ def _srun(launcher: Launcher, ranks: int, hosts: Hosts, root: bool, environ: Map
     tasks = environ.get("SLURM_NTASKS", "")
     if tasks.isdigit() and ranks > int(tasks):
         words.append("--overcommit")
-    if "SLURM_STEP_ID" in environ:  # a step itself, which has taken all that the job has
+    if "SLURM_STEP_ID" in environ:  # inside a step, which has taken all of the job's resources
         words.append("--overlap")
     return words
 

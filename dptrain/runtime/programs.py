@@ -11,12 +11,12 @@ from contextlib import contextmanager, nullcontext, suppress
 
 from dptrain.runtime import signals
 
-# Seconds that all programs have left once a signal asks this process to end: enough for most compilations.
+# Seconds left to programs after a signal to this process: enough for most compilations.
 GRACE = 10.0
 _INTERVAL = 0.2
-# Of a shell: its standard input ends without a line where the process that writes to it has ended.
+# A shell whose standard input ends without a line when the process that writes to it has ended.
 _GUARD = 'read -r line || kill -s KILL -- "-$1"'
-# What runs now: the PIDs of programs, and of the process that has started them.
+# PIDs of running programs, and of the process that has started them.
 _running: dict[int, int] = {}
 
 

@@ -33,19 +33,19 @@ _NAME = slice(128, 128 + NAME_BYTES)
 _PLACE = slice(192, 320)
 _SEGMENTS = slice(320, _BYTES)
 
-# The names of types whose characters NumPy does not know, but ml_dtypes.
+# Names of types with characters of ml_dtypes, not NumPy.
 _NOT_OF_NUMPY = {"E": "bfloat16"}
 
 # Collective, count, dtype, checksum of the ranks' parts, group.
 _CALL = struct.Struct("qqqqq")
 
-# Ranks of a job on a node that a file may have records of: a larger file is none of ours.
+# The most ranks of a job's file on a node: a larger file is not ours.
 _MOST_RANKS = 1 << 14
 
 # Files of MPICH, Open MPI, UCX, PSM and Intel MPI. Nothing else in the folder is removed, whatever a record names.
 _OF_MPI = re.compile(r"(mpich_|sm_segment\.|vader_segment\.|osc_|smcuda_|ucx_shm_|psm\d?_shm|Intel_MPI_)[\w.\-]+")
 
-# What MPI takes of a node's shared memory for itself, by rank: its start dies of a bus error where that is not there.
+# Shared memory that MPI takes for each rank of a node: its start dies of a bus error if that is missing.
 MPI_BYTES = 3 << 19
 
 
@@ -56,7 +56,7 @@ class State(IntEnum):
     STARTED = 1
     JOINING = 2  # in MPI_Init, or making the communicator
     JOINED = 3
-    LEFT = 4  # it meets the others no more
+    LEFT = 4  # it no longer meets the others
 
 
 class Collective(IntEnum):
@@ -255,7 +255,7 @@ class RecordTable:
             status = os.fstat(file)
             if not is_own(status):
                 raise PermissionError(f"{path} belongs to somebody else")
-            os.posix_fallocate(file, 0, size * _BYTES)  # where the folder is full, now: later it is a bus error
+            os.posix_fallocate(file, 0, size * _BYTES)  # fails now if the folder is full: later it is a bus error
             self._memory = memoryview(mmap.mmap(file, size * _BYTES))
         finally:
             os.close(file)
@@ -358,7 +358,7 @@ def _prefix() -> str:
     return f"dptrain-{os.getuid()}-{os.stat('/proc/self/ns/pid').st_ino}"
 
 
-# What is left of jobs
+# Remains of jobs
 
 
 # Files with our names that are not ours to read, and why: for --debug.

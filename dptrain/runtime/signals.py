@@ -16,15 +16,15 @@ from typing import Any, TypeVar
 
 Handler = Callable[[int, Any], Any] | int | None
 
-# In the order in which they decide how the job ends, where several have come. SIGUSR1 is not everywhere.
+# In order of precedence for the job's end. Not every system has SIGUSR1.
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
-# A scheduler's, which may also arrive before there is anything to interrupt.
+# A scheduler's signals, which may arrive before there is anything to interrupt.
 FROM_OUTSIDE = SIGNALS[1:]
 # A terminal sends Ctrl-C to all ranks and to mpirun, which forwards it: within this many seconds that is one signal.
 _ONE_SECONDS = 1.0
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-# Of functions that compiled code calls, and an error of a handler that came as one of them began.
+# Functions that compiled code calls, and a handler's error from the beginning of such a function.
 _deferring: set[CodeType] = set()
 _deferred: BaseException | None = None
 

@@ -30,18 +30,18 @@ from contextlib import suppress
 from typing import BinaryIO
 
 TOKEN = "DPTRAIN_LAUNCH_TOKEN"
-# The variable by which the command gets a descriptor, and what dptrain writes there when it joins the other ranks, and
-# when it has left them.
+# The variable with the command's descriptor, and dptrain's notices there when it joins the other ranks, and when it has
+# left them.
 DEPARTURE, JOINED, LEFT = "DPTRAIN_DEPARTURE_FD", b"j", b"l"
 # Signals that ask a job to save and stop.
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 # Seconds between checks: for an MPI library; of an ending command; of mpirun's process on this host.
 _LOOK, _ENDING, _CALM = 0.2, 0.05, 1.0
-# Seconds: for a connection to one address; for the last output of a command that was killed; for what a command that
-# was asked to stop has left behind.
+# Seconds: for a connection to one address; for a killed command's last output; for processes that a stopped command has
+# left behind.
 _CONNECT, _LAST_OUTPUT, _LEFT_BEHIND = 10.0, 0.5, 30.0
-# Of Linux's prctl.
+# Options of Linux's prctl.
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36
 _LONGEST_LINE = 65536
 # Exit codes, as shells have them.
@@ -196,7 +196,7 @@ class _Supervisor:
         signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
         for number in (*STOPPING, signal.SIGCHLD):
             signal.signal(number, lambda *_: None)  # it wakes the loop below
-        _prctl(_CHILD_SUBREAPER, 1)  # what the command leaves behind becomes ours
+        _prctl(_CHILD_SUBREAPER, 1)  # adopt what the command leaves behind
         self._command = self._fork(command)
         os.close(self._departing)
         os.set_blocking(self._departure, False)
@@ -275,7 +275,7 @@ class _Supervisor:
             return b""
 
     def _say(self, line: str) -> None:
-        with suppress(OSError):  # the next look for what launch says finds it gone
+        with suppress(OSError):  # the next read finds launch gone
             self._launch.sendall(f"{line}\n".encode())
 
     def _stop(self, number: int) -> None:

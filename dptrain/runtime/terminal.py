@@ -30,7 +30,7 @@ VARIABLE = "DPTRAIN_PROGRESS"
 VERBOSITY: dict[str, int] = {"none": 0, "live": 1, "lines": 2}
 # A space at which no line ends.
 NO_BREAK = "\0"
-# Where a terminal does not tell its width.
+# Width of a terminal that does not tell it.
 _COLUMNS = 80
 
 

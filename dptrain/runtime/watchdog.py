@@ -34,9 +34,9 @@ from dptrain.runtime.text import ranges
 
 # Seconds between two looks at the others; longer where many ranks look at one another.
 _LOOK = 0.2
-# Seconds between two messages to other nodes, and after how many without one a node is silent.
+# Seconds between two messages to other nodes, and until a node without one counts as silent.
 _POST, _SILENT = 0.5, 2.0
-# Seconds until another rank reports what the responsible one has not.
+# Seconds until another rank reports instead of the responsible one.
 _IN_RESERVE = 1.5
 # Delay of a rank with the same message as rank 0.
 _TURN = 1.0
@@ -93,7 +93,7 @@ class Watchdog:
         self._launcher_guard = launcher_guard.start(launch)
         self._folder_changed, self._before = 0, frozenset[str]()
         self._processes: dict[int, int] = {}  # of this node's ranks that have not imported dptrain: their PIDs
-        self._running: set[int] = set()  # those of them that are there
+        self._running: set[int] = set()  # those of them that exist
         self._searched_at = -_LOOK_FOR
         self._thread: threading.Thread | None = None
         self._end = threading.Event()
@@ -109,7 +109,7 @@ class Watchdog:
         self._warned: set[object] = set()
         self._finding: tuple[object, float] | None = None
 
-    # What this rank does
+    # This rank
 
     def join(self) -> None:
         """Announce that this rank begins to meet the others, and start watching them."""
@@ -132,7 +132,7 @@ class Watchdog:
         """Announce that all ranks have met; `leaders` maps the lowest rank of each node to its host and PID."""
         position = self.record.position + 1  # all leave this collective
         for rank, (host, pid) in leaders.items():
-            if rank not in here:  # it may never be heard from
+            if rank not in here:  # it may never report
                 there = Observation(rank, host, pid, State.JOINED, position=position, phase=self.record.phase)
                 self._reports[rank] = self._awake, [there]
         self._here, self._leaders, self._post = here, sorted(leaders), post
@@ -207,7 +207,7 @@ class Watchdog:
         observations = [self._observe(self.records[rank].pid, rank) for rank in ranks]
         return mismatch(observations) if len({observation.call for observation in observations}) > 1 else ""
 
-    # What the others do
+    # The other ranks
 
     def _watch(self) -> None:
         pause = seconds_between_looks(self.launch.local_size, usable_cores())
@@ -381,7 +381,7 @@ class Watchdog:
             observation = replace(observation, process=ProcessState.SILENT, more=more)
         return replace(observation, since=observation.since + since)
 
-    # Saying it
+    # Reporting
 
     def _report(self, finding: Finding) -> None:
         """Print a finding if it is this rank's turn, and end the job if it is fatal."""
@@ -396,7 +396,7 @@ class Watchdog:
                 self._print(f"{self._name(finding.culprit)}: {finding.text} (a warning)")
             return
         self._print(f"{self._name(finding.culprit)}: {finding.text}")
-        # Somebody may wait for a reader of standard output, with its lock in hand.
+        # Another thread may wait for a reader of standard output while it holds the stream's lock.
         flushing = threading.Thread(target=streams.flush, daemon=True)
         flushing.start()
         flushing.join(0.5)
@@ -436,7 +436,7 @@ class Ring:
                 break
         else:
             return
-        end = time.monotonic() + QUIET  # by then the others have come, or are stuck for another reason
+        end = time.monotonic() + QUIET  # by then the others have arrived, or are stuck for another reason
         records = [self._dog.records[rank] for rank in self._ranks]
         while time.monotonic() < end and any(other.position < record.position for other in records):
             time.sleep(0.01)
@@ -490,7 +490,7 @@ def _place() -> str:
     return f"{os.path.basename(code.co_filename)}:{frame.f_lineno} in {code.co_name}{of_thread}"
 
 
-# This process's
+# The watchdog of this process
 
 
 _attended: list[Attended] = []
@@ -514,7 +514,7 @@ def enlist() -> None:
     try:
         table = RecordTable(path, launch.size)
     except OSError as error:
-        if launch.rank == 0 and error.errno != errno.ENOSPC:  # a full folder is told when MPI is to start there
+        if launch.rank == 0 and error.errno != errno.ENOSPC:  # a full folder is reported when MPI starts there
             text = f"{path}: {error.strerror or error}: the ranks cannot watch each other, and one that hangs hangs all"
             streams.write_error(f"dptrain: warning: {printable(text)}\n")
         return

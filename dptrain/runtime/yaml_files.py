@@ -10,7 +10,7 @@ from dptrain.errors import ConfigError
 from dptrain.runtime.files import open_regular
 from dptrain.runtime.text import one_line
 
-# Of a file: far above any plan of a sweep, and read in seconds.
+# Most bytes of a file: far above any plan of a sweep, and read in seconds.
 MAX_BYTES, _MAX_VALUES, _MAX_DEPTH, _MAX_BITS = 1 << 18, 100_000, 100, 4096
 
 

@@ -39,7 +39,7 @@ __all__ = [
 
 CustomObjectScope = custom_object_scope
 
-if not TYPE_CHECKING:  # for which any name would do
+if not TYPE_CHECKING:  # a type checker would accept any name
     __getattr__ = not_there("saving", __all__)
 
 

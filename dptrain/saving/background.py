@@ -15,7 +15,7 @@ class Background:
     def __init__(self) -> None:
         self._idle = threading.Event()
         self._idle.set()
-        self._process = os.getpid()  # of the job that is under way
+        self._process = os.getpid()  # of the running job
         self._failure: BaseException | None = None
 
     @property
@@ -42,7 +42,7 @@ class Background:
 
     def wait(self) -> None:
         """Wait for the job; raise its error."""
-        if self._process != os.getpid():  # a fork, in which no thread of before goes on
+        if self._process != os.getpid():  # a fork, which lacks the thread
             self._idle.set()
         self._idle.wait()
         if self._failure is not None:
@@ -57,7 +57,7 @@ class Background:
     def _run(self, job: Callable[[], None]) -> None:
         try:
             job()
-        except BaseException as error:  # raised where it is waited for
+        except BaseException as error:  # raised by the next `start` or `wait`
             self._failure = error
         finally:
             self._idle.set()

@@ -38,9 +38,9 @@ from dptrain.saving.reading import reading
 
 _NAME = re.compile(r"([0-9]{6,})-step-([0-9]+)")
 _SHARED = "checkpoints of sharded variables need a file system that all ranks share"
-# Room that the file system itself needs beside the bytes of a checkpoint.
+# Room for the file system's own data beside a checkpoint.
 _MARGIN = 1 << 16
-# Bytes of a manifest: of a terabyte of arrays.
+# Most bytes of a manifest: enough for a terabyte of arrays.
 _MAX_MANIFEST = 1 << 27
 
 
@@ -50,7 +50,7 @@ class Content:
 
     # Returns the file's pieces, in the writing thread; for arrays the header and each array's values
     pieces: Callable[[], Sequence[Piece]]
-    parts: Mapping[str, PartOf] | None = None  # for arrays, which part of which array each is, by name
+    parts: Mapping[str, PartOf] | None = None  # for arrays: the array and part of each, by name
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class CheckpointDirectory:
     def __init__(self, path: Path, *, keep: int = 3, advice: str, follow: bool = True, leads: bool = True) -> None:
         self.path, self._keep, self._advice, self._follow = path, keep, advice, follow
         self._writing = Background()
-        # Of those that are there, in order: what they were saved with.
+        # Existing checkpoints in order, with the values they were saved with.
         self._values: dict[str, float | None] = {}
         self._last_good: str | None = None
         self._number = 0
@@ -311,7 +311,7 @@ class CheckpointDirectory:
             other = next((file for file in files if file not in listed or checkpoint.kind(file) != FILE), None)
             if other is None:
                 away = temporary_name(name)
-                folder.rename(name, away)  # so that one which is half gone is none
+                folder.rename(name, away)  # so that a half-deleted checkpoint has no valid name
                 _empty(folder, away, checkpoint, files)
         del self._values[name]
         return other

@@ -40,7 +40,7 @@ def member_name(number: int) -> str:
 
 def read(path: Path) -> list[ModelFile]:
     """Read a whole file."""
-    keras_h5.h5py_module()  # before `reading`, for which everything is the file's fault
+    keras_h5.h5py_module()  # before `reading`, which blames every error on the file
     where = str(path)
     with opened(path, MAGIC, "an ensemble (a zip archive)") as file, reading(where), zipfile.ZipFile(file) as archive:
         size = size_of(file)

@@ -13,9 +13,9 @@ from dptrain.registry.serialization import custom_object
 from dptrain.saving.keras_config import MODELS, kinds
 from dptrain.saving.reading import MOST_LEVELS
 
-# Arguments by class that Keras 3 has under another name.
+# Arguments by class that Keras 3 has renamed.
 _RENAMED = {"LeakyReLU": {"alpha": "negative_slope"}}
-# Arguments of layers that Keras 3 has not, by what they must be for that to be the same; an empty tuple: anything.
+# Arguments of layers that Keras 3 lacks, with the values that change nothing; an empty tuple: any value.
 _RECURRENT = {"implementation": (), "time_major": (False,)}
 _KERNEL = {
     f"kernel_{part}": () for part in ("initializer", "regularizer", "constraint")
@@ -53,7 +53,7 @@ _FUNCTIONS = {
     "nn.relu": ("nn", "Relu"),
     "nn.relu6": ("nn", "Relu6"),
 }
-# Those of optimizers that Keras 3 has not, by what they must be for that to be the same.
+# Arguments of optimizers that Keras 3 lacks, with the values that change nothing.
 _DROPPED: dict[str, tuple[Any, ...]] = {
     "decay": (0, None),
     "is_legacy_optimizer": (False, None),
@@ -124,7 +124,7 @@ def _upgraded_arguments(class_name: str, config: Mapping[str, Any]) -> dict[str,
         if key in arguments and arguments[key] in same:
             del arguments[key]
     if class_name != "InputLayer":
-        arguments.pop("batch_input_shape", None)  # of which an InputLayer comes of its own
+        arguments.pop("batch_input_shape", None)  # it becomes a separate InputLayer
     for key, same in _DROPPED_OF_LAYERS.get(class_name, {}).items():
         if key in arguments and (not same or arguments[key] in same):
             del arguments[key]

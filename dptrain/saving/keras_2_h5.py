@@ -36,9 +36,9 @@ from dptrain.saving.saveables import require_all
 from dptrain.utils import check_seed
 
 _WHOLE_MODEL, _TOP_LEVEL, _OPTIMIZER = "model_weights", "top_level_model_weights", "optimizer_weights"
-# An attribute with what Keras has no place for: the seed.
+# An attribute for the seed, for which Keras has no place.
 _METADATA = "dptrain"
-# Bytes of a list of names that are one attribute.
+# Most bytes of a list of names in one attribute.
 _LARGEST_ATTRIBUTE = 64_000
 
 

@@ -48,15 +48,15 @@ from dptrain.registry.serialization import (
 Config = Mapping[str, Any]
 # The classes of models by Keras' names, from the room above: "Sequential" and "Functional".
 MODELS: dict[str, type[Any]] = {}
-# Where Keras has them, and what they are registered as.
+# Keras' modules and registered names.
 _MODULES = {"Sequential": ("keras", None), "Functional": ("keras.src.models.functional", "Functional")}
 # Layers that Keras keeps in a network's own module, and writes under its name.
 _OF_NETWORKS: dict[str, tuple[str, type[Layer]]] = {"LayerScale": ("keras.src.applications.convnext", LayerScale)}
-# Arguments that change no number that a file could hold: seeds (values are drawn already, or by another generator),
-# and what another argument switches off; then those that are no constructor's business here.
+# Ignored arguments that change no stored number: seeds (values are drawn already, or by another generator), and options
+# that another argument switches off; then arguments that constructors here do not have.
 _NO_MATTER = ("seed", "ema_momentum", "vocabulary_size")
 _HANDLED = ("name", "dtype")
-# What Keras' arguments are where dptrain has no such argument.
+# dptrain's fixed values of Keras' arguments that it lacks.
 _SAME_AS_HERE: dict[str, Any] = {
     "trainable": True,
     "data_format": "channels_last",
@@ -66,7 +66,7 @@ _SAME_AS_HERE: dict[str, Any] = {
 }
 _MAX_DIMENSION = 2**31
 MAX_LAYERS = 10_000
-# Under which a description says which of a file's layers it is, where there are several of the same layer.
+# Key by which several descriptions in a file refer to the same layer.
 _SHARED = "shared_object_id"
 # Ids of layers that have been written, by Python's; and layers that have been read, by id. None outside of a file.
 _written_ids: ContextVar[dict[int, int] | None] = ContextVar("written_ids", default=None)
@@ -88,7 +88,7 @@ def kinds() -> dict[str, Mapping[str, Any]]:
     return {module: {cls.__name__: cls for cls in table.values()} for module, table in tables.items()}
 
 
-# Layers that stand in several places of a file, such as in two models in a model
+# Layers in several places of a file, such as in two models in a model
 
 
 def with_shared_layers(describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -283,7 +283,7 @@ def _object(value: Any) -> Any:
         return array if kind == "__numpy__" else constant(array)
     result = _value(value, str(kind))
     if isinstance(result, Layer) and not isinstance(result, InputLayer | MODELS["Functional"]):
-        name = _policy(value["config"].get("dtype"))  # which nobody else gives the layer: there is no model around it
+        name = _policy(value["config"].get("dtype"))  # the layer has no model to set it
         if name in POLICIES and name != dtype_policy().name:
             result._keep_dtype(name)
     if not isinstance(result, str) or kind != "function":

@@ -38,12 +38,12 @@ from dptrain.saving.reading import MAX_NAMES, Array, Loaded, Stored, fill, joine
 from dptrain.saving.saveables import Saveable, Store, has_custom_store, require_all, saveables
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
-# Groups within groups that are looked into: HDF5 can put a group into itself.
+# Deepest nesting of groups: HDF5 allows a group inside itself.
 _DEEPEST = 64
 # What Keras 2.12 and 2.13 called "layers".
 _LAYERS_OF_2_13 = "_layer_checkpoint_dependencies"
 _PROJECTION_OF_2 = re.compile(r"/_((?:query|key|value|output)_dense)$")  # of MultiHeadAttention
-# Bytes of an array that are one piece of the file; HDF5 allows 4 GiB.
+# Bytes of a chunk of an array; HDF5 allows 4 GiB.
 _LARGEST_CHUNK = 1 << 30
 
 
@@ -61,7 +61,7 @@ def encode(model: Any) -> bytes:
     """Return the content of a file."""
     content = io.BytesIO()
     h5py = h5py_module()
-    # The newest format has checksums of all that is not an array: names, shapes, dtypes, attributes.
+    # The newest format has checksums of everything but arrays: names, shapes, dtypes, attributes.
     with h5py.File(content, "w", libver="latest") as file:
         written: set[int] = set()
         for path, saveable in saveables(model).items():

@@ -110,7 +110,7 @@ def undated(name: str) -> zipfile.ZipInfo:
 
 def read(path: Path) -> ModelFile:
     """Read a whole file."""
-    keras_h5.h5py_module()  # before `reading`, for which everything is the file's fault
+    keras_h5.h5py_module()  # before `reading`, which blames every error on the file
     with opened(path, MAGIC, _KIND) as file:
         return parse(str(path), file, size_of(file))
 

@@ -19,15 +19,15 @@ from dptrain.errors import DataError
 from dptrain.runtime.files import Piece, is_plain_name
 
 MANIFEST = "manifest.json"
-# Bytes of a part that have a digest of their own.
+# Bytes of a part with a separate digest.
 BLOCK = 1 << 20
 _SCHEMA = 2
-# The types that arrays have in files.
+# Types of arrays in files.
 _DTYPES = (
     *("bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64"),
     *("uint8", "uint16", "uint32", "uint64"),
 )
-# Elements of an array, axes, and bytes of a file: what is larger is none that anybody has written.
+# Limits of elements of an array, axes, and bytes of a file: real ones are smaller.
 _MOST, _MOST_AXES = 1 << 62, 32
 
 Shape = tuple[int, ...]

@@ -26,8 +26,8 @@ from dptrain.saving.program import open_axes, prediction
 from dptrain.version import __version__
 
 OPSET, IR_VERSION = 18, 8
-# What lengths that are not known are taken for, one after the other: what is computed must not differ. After strides up
-# to 10 nothing and 1 are left over, between which all paddings differ; twice as much makes all other lengths differ.
+# Values tried for unknown lengths in turn: the computation must not differ. Modulo strides up to 10 they leave 0 and 1,
+# between which all paddings differ; twice as much makes all other lengths differ.
 _LENGTHS = 2520, 2521, 5040
 # The size limit of protocol buffers, the file's format.
 _MAX_BYTES = 2**31 - 1

@@ -35,9 +35,9 @@ from dptrain.saving.state import Arrays, pack, unpack
 
 _KIND = "dptrain program 1"
 _ADVICE = "export it again"
-# Constants that reading makes again of others may have so many elements.
+# Most elements of constants that reading recomputes from others.
 _MAX_FOLDED = 1 << 24
-# What an op makes of two rows may have so many.
+# Most elements of an op's result for two rows.
 _MAX_CHECKED = 1 << 28
 
 
@@ -217,7 +217,7 @@ def decode(content: bytes, where: str) -> StoredProgram:
         paths = [node["variable"] for node in description["nodes"] if "variable" in node]
         state = {path: Variable(arrays.pop(path), path, trainable=False) for path in paths}
     stored = StoredProgram(where, description, arrays, state)
-    _require_sound(stored.program(2), where)  # what is wrong with it is said now
+    _require_sound(stored.program(2), where)  # report errors now
     return stored
 
 

@@ -24,7 +24,7 @@ from dptrain.runtime.files import open_regular
 from dptrain.runtime.text import one_line
 
 Array = npt.NDArray[Any]
-# Names that a message lists, and that a file may hold.
+# The most names listed in a message, and in a file.
 _MAX_LISTED = 50
 MAX_NAMES = 100_000
 # Levels of a configuration: some four for each model within a model. Readers recurse, which Python bounds.
@@ -122,7 +122,7 @@ def reading(where: str, fault: str = "damaged") -> Iterator[None]:
     except ConfigError as error:
         raise DataError(f"{where}: {error}") from error
     except FileNotFoundError as error:
-        # In a folder that is there, one of its files may be what is not: a shard of a checkpoint.
+        # The folder exists, but one of its files may not: a shard of a checkpoint.
         within = isinstance(error.filename, str) and Path(error.filename).name != Path(where).name
         missing = within and os.path.isdir(where)
         raise DataError(

@@ -22,7 +22,7 @@ _BACKUP = "dptrain backup 2"
 _HALVES = "bfloat16"
 # The largest header that safetensors reads.
 _MAX_HEADER = 100_000_000
-# The one key of what stands for an array in JSON.
+# The only key of a reference to an array in JSON.
 _ARRAY = "array of the checkpoint"
 
 

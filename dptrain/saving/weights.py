@@ -54,7 +54,7 @@ def read_weights(
         raise ConfigError(
             f"The filename must end in `.weights.h5`, `.h5`, `.safetensors` or `.keras`. Received: filepath={path}"
         )
-    keras_h5.h5py_module()  # before the file is looked at, for whose faults there is another error
+    keras_h5.h5py_module()  # before reading the file, whose faults have another error
     options = {"with_optimizer": with_optimizer, "skip_mismatch": skip_mismatch}
     if zipped:
         return keras_h5.load(keras_zip.open_weights(path), str(path), model, **options)

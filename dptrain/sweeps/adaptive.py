@@ -93,7 +93,7 @@ class OptunaSource(SettingSource):
     def _sampler(self, number: int) -> "TPESampler":
         seed = int(stream(self._seed, Purpose.SWEEP, number).integers(2**32))
         with warnings.catch_warnings():
-            # It would warn that the constant liar is experimental.
+            # Optuna warns that the constant liar is experimental.
             warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
             return self._optuna.samplers.TPESampler(seed=seed, constant_liar=True)
 

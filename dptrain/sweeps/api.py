@@ -35,7 +35,7 @@ from dptrain.train.trainer import StepIterator
 # A sweep uses all of the process.
 _SWEEPING = threading.RLock()
 _FIT = inspect.signature(Model.fit).parameters
-# Arguments of `fit` that a sweep has its own word for, or that each run needs afresh.
+# Arguments of `fit` that a sweep names differently, or that each run needs anew.
 _OWN = ("self", "x", "y", "callbacks", "verbose", "initial_epoch")
 
 
@@ -136,7 +136,7 @@ def sweep(
 
     request, recipe = agreed(ranks, "sweep", check)
     models, _ = agreed(ranks, "sweep", lambda: keeps_models("none" if out is None else keep))
-    # Callbacks may end a training otherwise than that of fewer epochs: then another number of epochs is another sweep.
+    # Callbacks may depend on the number of epochs; with them, another number is another sweep.
     length = {} if callbacks is not None or "epochs" in request.space.fields else {"epochs": request.epochs}
     options = {name: value for name, value in fit.items() if name not in length}
     further = {"data": facts([x, y]), **length, **_decisive(test_data, options, build_model)}

@@ -16,7 +16,7 @@ from dptrain.models import Model
 from dptrain.random import default_seed, set_default_seed
 from dptrain.utils import PyDataset, set_random_seed
 
-# Held while a model is built with a seed of its own, since seeds are the process's.
+# Held while a model is built with its own seed, since seeds belong to the process.
 _SEEDING = threading.RLock()
 
 

@@ -15,13 +15,13 @@ from dptrain.sweeps.training import MEASURED, Recipe, Slot, Training, is_of_the_
 
 T = TypeVar("T")
 
-# Seconds that are measured for a number of runs, and advances at most.
+# Measured seconds for each number of runs, and the most advances.
 _SECONDS, _TURNS = 0.3, 200
-# Runs for each core of a CPU, where one on each computes.
+# Runs for each core of a CPU; one of them computes.
 _PER_CORE = 2
 # Another doubling of the runs must make the device faster by this factor to be worth it.
 _GAIN = 1.1
-# The part of the free memory that runs may take: ops keep some for themselves.
+# The part of the free memory for runs: ops need some too.
 _USABLE = 0.9
 
 
@@ -125,7 +125,7 @@ def _measure(
         free, threads, at_once = backend.room_for_data(), None, 1
         if isinstance(backend, CpuBackend):
             threads = backend.threads
-            if backend.compiles:  # each run at work has a core for itself; others are ready when its Python waits
+            if backend.compiles:  # each computing run has a core; others are ready when its Python waits
                 places = min(_PER_CORE * threads, most) if places is None else places
                 at_once = threads_for(backend, places)
             if at_once > 1:
@@ -164,7 +164,7 @@ def _steps_per_second(schedule: RoundRobin[Training], trainings: Sequence[Traini
         for outcome in outcomes:
             if outcome.error is not None and (is_of_the_device(outcome.error) or is_out_of_memory(outcome.error)):
                 raise outcome.error
-        # So short a run tells what it can; so does one that diverges or fails: the run itself will be recorded.
+        # A short run measures what it can, as one that diverges or fails does: the sweep will record the run itself.
         if any(outcome.error is not None or outcome.ended is not None for outcome in outcomes):
             break
         if time.perf_counter() - begun > _SECONDS:

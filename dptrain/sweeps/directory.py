@@ -41,7 +41,7 @@ _JOURNAL, _STATES = "journal.jsonl", "states"
 _FILES = (PLAN, RESULTS, _JOURNAL, TRIALS, REPORT, CONFIG, LOCK, HOLDER)
 _STATE = re.compile(r"[0-9]+-[0-9]+\.safetensors")
 _MODEL = re.compile(r"trial-[0-9]+-seed--?[0-9]+(-fold-[0-9]+)?\.keras")
-# Bytes of a plan: holds thousands of settings, and is read in seconds.
+# Most bytes of a plan: enough for thousands of settings, and read in seconds.
 _MAX_PLAN = 1 << 20
 _ELSEWHERE = "choose another --out"
 _AGAIN = "once it can be written, start the sweep again with the same --out: it continues"
@@ -72,7 +72,7 @@ class SweepDirectory:
         with _errors(path, _ELSEWHERE), contextlib.ExitStack() as stack:
             if path.exists() and not path.is_dir():
                 raise OutputError(f"{path} is not a directory; {_ELSEWHERE}")
-            if path.exists():  # before anything is written: nothing is left in a directory that is not ours
+            if path.exists():  # before writing: no traces in a directory that is not ours
                 with open_directory(path) as folder:
                     _plan_there(folder, plan)
             self._folder = stack.enter_context(open_directory(path, make=True))
@@ -270,7 +270,7 @@ class SweepDirectory:
         self.endings = [event.ending for _, event in remaining if event.ending is not None]
         self.tested = {event.test[0]: event.test[1] for _, event in remaining if event.test is not None}
         self.draws = {event.test[0]: event.test[2] for _, event in remaining if event.test is not None}
-        # The journal first: whatever happens after that, what it says is there.
+        # Rewrite the journal first: whatever happens then, everything that it names exists.
         self._rewrite(_JOURNAL, [line for line, _ in remaining])
         self._keep_epochs({ending.run.number: ending.epochs for ending in self.endings})
         needed = {state.file for state in self._states.values()}
@@ -431,7 +431,7 @@ def _plan_there(folder: Directory, plan: Mapping[str, Any]) -> dict[str, Any] | 
     for name in (_STATES, MODELS):
         folder.expect(name, FOLDER)
     if folder.kind(PLAN) is None:
-        # What a sweep killed before writing its plan leaves.
+        # Left by a sweep killed before writing its plan.
         others = [name for name in folder.names() if name not in (LOCK, HOLDER) and to_become(name) != PLAN]
         if others:
             raise OutputError(f"{folder.path} is not empty and holds no sweep ({others[0]}); {_ELSEWHERE}")

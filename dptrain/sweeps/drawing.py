@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which the colour-blind can tell apart too, without the yellow that white swallows.
+# Okabe and Ito's colours, distinct to the colour-blind too, without the yellow that is invisible on white.
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
 BLUE, ORANGE, VERMILION = "#0072B2", "#E69F00", "#D55E00"
 
-# Of what is drawn as an image within a picture.
+# Resolution of images within a picture.
 _IMAGE_DPI = 100
 
 _NOT_DRAWN = re.compile(r"<\?xml.*?\?>|<!DOCTYPE.*?>|<!--.*?-->|<metadata>.*?</metadata>", re.DOTALL)
@@ -80,7 +80,7 @@ def draw(name: str, picture: Callable[[Width], "Figure"]) -> str:
         for width in (WIDE, NARROW):
             with rc_context({"font.size": width.font, "svg.hashsalt": name, "svg.fonttype": "path"}):
                 drawn.append(svg(picture(width), f"{name}-{width.name}", width))
-    except Exception as error:  # the page is worth more than one of its pictures
+    except Exception as error:  # the page matters more than one of its pictures
         write_error(f"dptrain: warning: no picture of {name}: {trouble(error)}\n")
         return f"<p>No picture: {html.escape(describe(error))}</p>"
     return "\n".join(drawn)
@@ -91,11 +91,11 @@ def svg(figure: "Figure", name: str, width: Width) -> str:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    FigureCanvasSVG(figure)  # the layout is for texts as wide as in SVG
+    FigureCanvasSVG(figure)  # lays out texts as wide as in SVG
     text = io.StringIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # drawn as a box
-        # By hand: a figure with a layout of its own is drawn twice.
+        # By hand: a figure with its own layout engine is drawn twice.
         ConstrainedLayoutEngine().execute(figure)
         figure.savefig(text, format="svg", dpi=_IMAGE_DPI, metadata={"Date": None})
     element = _IDS.sub(rf"\g<1>{name}-", _NOT_DRAWN.sub("", text.getvalue())).strip()

@@ -34,7 +34,7 @@ from dptrain.version import __version__
 
 T = TypeVar("T")
 
-# Settings at most that are tried out before a sweep is given up.
+# The most settings tried before a sweep is refused.
 _TRIED = 20
 
 
@@ -124,7 +124,7 @@ def prepare(ranks: Communicator, recipe: Recipe, request: Request) -> Capacity:
     settings, seed = request.settings_to_try(), request.seeds[0]
 
     def checked(model: Model) -> Model:
-        if request.keep != "none" and (why := why_not_saved(model)):  # said now, not when all is trained
+        if request.keep != "none" and (why := why_not_saved(model)):  # reported now, not after the training
             raise ConfigError(f"no file can hold the models ({why}); --keep none, or keep='none', trains without files")
         return model
 

@@ -172,7 +172,7 @@ class Ensemble:
         with closing(open_backend(ranks, **first._device_options)) as backend:
             threads = threads_for(backend, max(1, len(mine)))
         progress = EpochProgress(len(self), int(epochs), shown=ranks.rank == 0 and verbosity(verbose) > 0)
-        ranks.received()  # what an interrupted training of this process has left
+        ranks.received()  # drop messages of an interrupted training of this process
         with first._collective(ranks), comms.independent():
             members = [
                 Member(number, self.members[number], {**arguments, "callbacks": hooks[number]}, ranks)
@@ -254,7 +254,7 @@ class Ensemble:
         mean = self.predict(x, batch_size, verbose=0).mean
         scoring = first._agreed(ranks, "evaluate", lambda: scorer(first))
         result = scoring.evaluate(mean, y, batch_size, verbose, sample_weight, return_dict=return_dict)
-        scoring._put_on(None)  # metrics may be those of the first member
+        scoring._put_on(None)  # the metrics may be the first member's
         return result
 
     def predict(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MOST_PARALLEL = 200
 MOST_AXES = 10
 _MOST_CATEGORIES = 16
-# Dots that are drawn one by one; more become an image.
+# The most dots drawn as vectors; more become an image.
 _MOST_DOTS = 2000
 
 

@@ -35,7 +35,7 @@ UNBOUNDED: Bounds = (-math.inf, math.inf)
 # Ends of the names of metrics that lie between 0 and 1, and of those that are not below 0.
 _FRACTION = re.compile(r"(?:^|_)(?:accuracy|acc|auc|precision|recall|f1|f1_score|iou)(?:_\d+)?$")
 _POSITIVE = re.compile(r"(?:^|_)(?:loss|error|crossentropy|mse|rmse|mae|mape|msle|perplexity)(?:_\d+)?$")
-# Those that count samples.
+# Names of those that count samples.
 _SHARE = re.compile(r"(?:^|_)(?:accuracy|acc)(?:_\d+)?$")
 # The sources of chance that an interval allows for; "" where there is no interval.
 Covers = Literal["seeds and samples", "seeds alone", "samples alone", ""]

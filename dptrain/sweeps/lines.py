@@ -18,7 +18,7 @@ from dptrain.runtime.files import Directory, output_error, writing
 
 _KEY = "digest"
 _BEFORE, _AFTER = f', "{_KEY}": "'.encode(), b'"}\n'
-# Bytes of a file: of millions of lines.
+# Most bytes of a file: millions of lines.
 _MOST = 1 << 30
 
 _T = TypeVar("_T")

@@ -16,7 +16,7 @@ from dptrain.runtime.terminal import say
 from dptrain.sweeps.round_robin import RoundRobin
 from dptrain.sweeps.training import Slot, is_of_the_device, is_out_of_memory, numbers_of
 
-# Seconds that a rank with nothing to train waits before it looks for messages again: cores are others'.
+# Seconds between an idle rank's looks for messages, which leave its core to others.
 _IDLE = 0.002
 
 
@@ -115,7 +115,7 @@ class Members:
             self._room = len(self._going)
             return
         if is_of_the_device(error):
-            self._going.clear()  # what is on it cannot be saved
+            self._going.clear()  # unsaved values on the device are lost
         raise member.named(error)
 
     def _leave(self, member: Member) -> None:
@@ -187,4 +187,4 @@ def train(ranks: Communicator, mine: Members, progress: EpochProgress) -> Except
             except Exception as error:
                 problem, finished = error, True
                 ranks.send(0, {"kind": "failed"})
-            phase.enter("fit")  # not what the last member did
+            phase.enter("fit")  # not the last member's phase

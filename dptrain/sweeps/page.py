@@ -26,7 +26,7 @@ svg:has(.lit) [id*="-trial-"]:not(.lit) { opacity: 0.12; }
 @media print { svg { break-inside: avoid; } }
 """
 
-# All that a page does: it sorts the ranking, and shows which lines are a trial's. Without it the page says the same.
+# The page's script: sorts the ranking, and highlights a trial's lines. The page is complete without it.
 _SCRIPT = """
 document.body.classList.add("interactive");
 const order = (a, b, sign) => {

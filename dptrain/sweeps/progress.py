@@ -18,7 +18,7 @@ from dptrain.sweeps import formatting
 from dptrain.sweeps.records import Ending, Run, Segment, Status, Trial
 from dptrain.sweeps.space import label
 
-# Rows of the live table at most, and lines of a terminal that are not rows of it: heads, totals, the prompt.
+# The most rows of the live table, and lines of a terminal for heads, totals and the prompt.
 MAX_ROWS = 20
 _OTHER_LINES = 8
 # Seconds between drawings; they take at most one part in fifty of the time of the thread that drives the GPUs.
@@ -120,7 +120,7 @@ class LiveProgress(Progress):
         self._console = console
         self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
         self._is_closed = False
-        self._next = -math.inf  # when it is drawn again, at the earliest
+        self._next = -math.inf  # earliest time of the next drawing
 
     def trial(self, trial: Trial) -> None:
         """Count the trial."""

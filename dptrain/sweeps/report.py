@@ -39,9 +39,9 @@ from dptrain.sweeps.statistics import (
 MEASURES = ("n", "mean", "std", "ci_low", "ci_high", "median", "best", "seconds", "failed", "epochs_trained")
 
 _MOST_FAILURES = 200
-# Why a sweep that a signal stops draws nothing: drawing takes seconds, and a scheduler kills after some.
+# Why a sweep stopped by a signal draws nothing: drawing takes seconds, and a scheduler soon kills.
 _HURRIED = "a signal has stopped the sweep; the same command with --max-time 0s draws them"
-# Pairs of trials that are shown: of the best trial, and others.
+# Shown pairs of trials: with the best trial, and others.
 _MOST_WITH_BEST, _MOST_OTHERS = 50, 300
 
 
@@ -146,7 +146,7 @@ def _results(
 
 
 def _encoded(text: str) -> bytes:
-    # A command line that is not UTF-8 comes as text that UTF-8 has no bytes for.
+    # A command line that is not UTF-8 has characters that UTF-8 cannot encode.
     return text.encode("utf-8", "backslashreplace")
 
 
@@ -271,7 +271,7 @@ def _differences(
 def _difference_cells(row: Comparison) -> list[Any]:
     significant = row.p_corrected <= SIGNIFICANCE
     effect = "-" if row.effect is None else f"{row.effect:+.2f}"
-    if row.effect is not None and significant:  # a word for what may be chance would say too much
+    if row.effect is not None and significant:  # no word for what may be chance
         effect += f", {effect_in_words(row.effect)}"
     return [
         "significant" if significant else "not told apart",

@@ -12,7 +12,7 @@ from dptrain.random import Purpose, stream
 from dptrain.sweeps.intervals import counts_samples
 
 DRAWS = 200
-# Elements of predictions that are kept at most: beyond, so many samples leave little to chance.
+# Most elements of kept predictions: so many samples leave little to chance.
 _MOST = 1 << 26
 
 
@@ -39,5 +39,5 @@ def resampled(model: Model, x: Any, y: Any, metric: str) -> list[float]:
                 return []
             draws.append(float(logs[metric]))
     finally:
-        scoring._put_on(None)  # metrics may be those of the model
+        scoring._put_on(None)  # the metrics may be the model's
     return draws

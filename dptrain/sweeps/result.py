@@ -18,7 +18,7 @@ from dptrain.sweeps.records import Run, Setting, Trial
 from dptrain.sweeps.report import MEASURES, Report, write_report, write_trials_csv
 from dptrain.sweeps.sweep import Stop, SweepPlan
 
-# What a swept field cannot be called, as something else is.
+# Names that a swept field cannot have, as they are taken.
 RESERVED = frozenset({"trial", "run", "seed", "fold", "epoch", "status", "reason", "metrics", *MEASURES})
 
 
@@ -198,7 +198,7 @@ def _test(directory: SweepDirectory, plan: SweepPlan) -> dict[str, Any] | None:
     if plan.test_samples and intervals.counts_samples(key):
         samples = intervals.SampleSize(plan.test_samples)
     elif plan.test_samples and draws[0] and all(len(drawn) == len(draws[0]) for drawn in draws):
-        # The draws are the same for all models: their mean over models has the samples' chance alone.
+        # The draws are the same for all models, so the variance of their mean over models is the samples' alone.
         variance = float(np.var(np.mean(draws, axis=0), ddof=1))
         samples = intervals.SampleSize(plan.test_samples, variance) if math.isfinite(variance) else None
     interval = intervals.interval_of(means, intervals.bounds_of(key, means), samples=samples)

@@ -161,7 +161,7 @@ class Scheduler:
     @property
     def finished(self) -> bool:
         """Whether nothing is being trained or will be."""
-        # Where nothing is out, what comes next does not wait for anything: it can as well be found now.
+        # If nothing is being trained, the next segment waits for nothing: find it now.
         return not self._out and not self._fill()
 
     def next(self) -> Segment | None:

@@ -30,7 +30,7 @@ _PREFIX = re.compile(r"\s*([A-Za-z_]\w*)\s*:(.*)", re.DOTALL)
 _SEEDS = re.compile(r"(\d{1,40})(?:\s*-\s*(\d{1,40}))?", re.ASCII)
 _INTEGER = re.compile(r"[-+]?\d{1,40}", re.ASCII)
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII)
-# What YAML 1.1 takes for a word: it wants a point and a sign in 1.0e+3.
+# Numbers that YAML 1.1 reads as words: it requires a point and a sign, as in 1.0e+3.
 _WITH_EXPONENT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+", re.ASCII)
 # Words that need no quotation marks; neither a prefix nor a range.
 _BARE = re.compile(r"[A-Za-z_](?:[-./+]?\w)*", re.ASCII)
@@ -429,7 +429,7 @@ def _plain(where: str, value: Any, depth: int = 0) -> Any:
     if isinstance(value, str):
         if _WITH_EXPONENT.fullmatch(value):
             value = float(value)
-        elif not any("\ud800" <= letter <= "\udfff" for letter in value):  # halves of a letter, in no encoding
+        elif not any("\ud800" <= letter <= "\udfff" for letter in value):  # lone surrogates, which no encoding has
             return value
     if isinstance(value, float) and math.isfinite(value):
         return value

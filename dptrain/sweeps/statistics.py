@@ -38,7 +38,7 @@ from dptrain.sweeps.records import Ending, Status, Trial
 Mode = Literal["max", "min"]
 
 SIGNIFICANCE = 0.05
-# Hedges' g from which an effect is called so; below the first it is negligible.
+# Hedges' g from which an effect has this name; below the first it is negligible.
 EFFECTS = {0.2: "small", 0.5: "medium", 0.8: "large", 1.2: "very large", 2.0: "huge"}
 # With more pairs of trials than this, trials are compared with the best one only.
 MOST_PAIRS = 10_000
@@ -245,7 +245,7 @@ def _value(ending: Ending, metric: str) -> float | None:
     if metric not in ending.metrics:
         keys = ", ".join(sorted(ending.metrics))
         raise ConfigError(f"no metric {metric!r} in the logs of run {ending.run.number}; there are: {keys}")
-    value: float | None = ending.metrics[metric]  # None is JSON's word for what is not finite
+    value: float | None = ending.metrics[metric]  # None is JSON's form of non-finite values
     return float(value) if value is not None and math.isfinite(value) else None
 
 
@@ -270,7 +270,7 @@ def _paired_tests(
             low_P, high_P = (difference_P + wider * (end - difference_P) for end in (low_P, high_P))
             p_P = 2 * scipy_stats().t.sf(np.abs(result.statistic) / wider, len(seeds) - 1)
         p_P = np.nan_to_num(p_P, nan=1.0)
-        # What rounding alone makes of equal differences is not a deviation that a test could measure them by.
+        # Deviations by rounding alone mean equal differences, which no test can use.
         rounding_P = 4 * np.finfo(np.float64).eps * np.maximum(np.abs(a_PS), np.abs(b_PS)).max(axis=1)
         alike_P = np.ptp(difference_PS, axis=1) <= rounding_P
         zero_P = alike_P & (np.abs(difference_P) <= rounding_P)

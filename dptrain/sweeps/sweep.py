@@ -23,11 +23,11 @@ from dptrain.sweeps.scheduler import Scheduler, SettingSource
 from dptrain.sweeps.training import Recipe
 from dptrain.sweeps.worker import Worker
 
-# Seconds that a rank with nothing to train waits before it looks for messages again: cores are others'.
+# Seconds between an idle rank's looks for messages, which leave its core to others.
 _IDLE = 0.002
-# Seconds between reports of what there is so far; they take at most one part in so many of the time.
+# Seconds between interim reports; they take at most one part in so many of the time.
 _REPORT, _PARTS = 60.0, 50
-# Seconds that a rank that fails waits for the last report, and rank 0 for the end of the job.
+# Seconds that a failing rank waits for the last report, and rank 0 for the end of the job.
 _PATIENCE = 60.0
 
 
@@ -87,7 +87,7 @@ def run_sweep(
     report: Callable[[SweepDirectory], object] = lambda directory: None,
 ) -> tuple[SweepDirectory | None, Stop | None]:
     """Train what is missing; return rank 0's open directory, and on all ranks why it stopped early. Collective."""
-    ranks.received()  # what an interrupted sweep of this process has left
+    ranks.received()  # drop messages of an interrupted sweep of this process
     all_places = ranks.allgather(places)
     with ExitStack() as stack:
 
@@ -196,7 +196,7 @@ def _work(
                 continue
             tell.now_and_then()
         going_on = worker.advance()
-        phase.enter("sweep")  # not what the last run did
+        phase.enter("sweep")  # not the last run's phase
         if not going_on:
             time.sleep(_IDLE)
 

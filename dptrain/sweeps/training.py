@@ -20,8 +20,8 @@ from dptrain.sweeps.records import Ending, Run, Segment, Setting, Status
 from dptrain.train.devices import open_backend
 from dptrain.train.trainer import StepIterator, Trainer
 
-# Metrics of a sweep that need be in no logs: the elements of a model's weights, the seconds that its run has taken, and
-# the part of zeros in its kernels; each with its better direction.
+# Metrics of a sweep beyond the logs: the elements of a model's weights, the seconds of its run, and the part of zeros
+# in its kernels; each with its better direction.
 MEASURED = {"parameters": "down", "seconds": "down", "sparsity": "up"}
 
 # Takes a run, an epoch counted from 1, and its logs.
@@ -64,7 +64,7 @@ class Slot:
         key = tuple(sorted(options.items()))
         if key not in self._backends:
             backend = open_backend(SoloCommunicator(), **options)
-            backend.shares_samples = True  # the data of a sweep is the same for all runs, and stays as it is
+            backend.shares_samples = True  # all runs of a sweep share its data, which never changes
             backend.joins_packs = self._packing
             if self._threads is not None and isinstance(backend, CpuBackend):
                 backend.threads = self._threads
@@ -128,7 +128,7 @@ class Training:
         except StopIteration:
             if self._callback.state is not None:
                 return self._ending(Status.PAUSED), self._callback.state
-            # Taken here, not with the last epoch: callbacks and the optimizer may put other weights there in the end.
+            # Taken here, not with the last epoch: callbacks and the optimizer may change the weights in the end.
             self._callback.take_restored()
             return self._ending(Status.DONE), self._callback.stand(ended=True) if self.segment.keep else b""
         self._seconds = self._seconds_now()

@@ -36,7 +36,7 @@ class Worker:
 
     def start(self, segment: Segment, setting: Setting, state: bytes) -> None:
         """Start a segment."""
-        # All slots are taken where none is free: so many there are.
+        # If no slot is free, all of them are taken: so many there are.
         slot = (
             self._free.pop()
             if self._free

@@ -13,7 +13,7 @@ from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.program.tensor import Tensor, Variable, applied_gradients, is_tracing, update_if
 
-# Steps before a norm is judged, and after which the mean and the variance forget: of 100 of them they keep a third.
+# Steps before norms are judged, and the memory of their mean and variance: after so many steps a third remains.
 _FIRST, _MEMORY = 20, 100
 
 

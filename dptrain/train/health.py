@@ -26,12 +26,12 @@ from dptrain.train.replicas import deviating, differing, gathered, number_of, re
 Array = npt.NDArray[Any]
 OnNonfinite = Literal["stop", "skip", "ignore"]
 
-# Steps between two looks of several ranks, which must agree on when; a process alone looks when some time has passed.
+# Steps between two checks of several ranks, which must agree on when; a single process checks after some time.
 _EVERY = 100
-# Of several ranks' looks one in so many is followed by a new copy of the state, which costs more than the look.
+# One in so many checks of several ranks is followed by a new copy of the state, which costs more than the check.
 _CHECKS_PER_COPY = 10
 _SECONDS = 0.5
-# What batches may take of all ranks' memory that a user's code has made and that are kept to make steps again.
+# Part of all ranks' memory for batches of users' code that are kept to repeat steps.
 _MAX_BATCH_BYTES = 64 << 20
 
 _ADVICE = "try a smaller learning rate, clip gradients, or skip such steps (on_nonfinite='skip', --on-nonfinite skip)"
@@ -67,7 +67,7 @@ class HealthCheck:
         self._every = every or _EVERY
         self._allowed: set[int] = set()
         self._watch(model._variables_on_device())
-        # Weights that are not finite before the training are meant to be so.
+        # Weights that are not finite before the training are intended.
         weights = {id(weight) for weight in programs.local(model.weights)}
         digested = zip(self._variables, self._snapshot.digests()[:, 1], strict=True)
         self._allowed = {id(variable) for variable, wrong in digested if wrong and id(variable) in weights}
@@ -94,7 +94,7 @@ class HealthCheck:
             self._groups = [(ranks, numbers[members]) for ranks, members in groups]
         self._checked = np.array([id(variable) in weights | losses for variable in variables], bool)
         self._has_copy = False
-        self._agreed: npt.NDArray[np.uint64] | None = None  # digests of the last look, the same on all ranks
+        self._agreed: npt.NDArray[np.uint64] | None = None  # digests of the last check, the same on all ranks
         self._changed: set[str] = set()  # since then, before the epoch's first step
 
     @property
@@ -124,7 +124,7 @@ class HealthCheck:
             else self.steps_left == self._every
         )
         anew = self._batches.replay_bytes >= _MAX_BATCH_BYTES
-        if not self._settled:  # the first steps may have made variables
+        if not self._settled:  # the first steps may have created variables
             self._settled, anew = True, anew or len(self._model._variables_on_device()) != self._count
         if due or anew:
             self.check()
@@ -142,7 +142,7 @@ class HealthCheck:
             return
         self._is_checked = True
         variables = self._model._variables_on_device()
-        if len(variables) != self._count:  # the first step has made some
+        if len(variables) != self._count:  # the first step has created some
             self._watch(variables)
         state_digests = self._snapshot.digests()
         wrong = self._checks_finite and bool(self._diverged(state_digests).any())
@@ -171,7 +171,7 @@ class HealthCheck:
     def take_copy(self) -> None:
         """Copy the state, and keep the samples from now on, to repeat the steps from here."""
         self._steps, self._checked_at = [], time.perf_counter()
-        sharded = self._programs.sharding is not None  # to save memory, which a copy would take again
+        sharded = self._programs.sharding is not None  # a copy would take the memory that sharding saves
         self._has_copy = not sharded and self._batches.keep() and self._snapshot.take()
 
     def _diverged(self, digests: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
@@ -196,7 +196,7 @@ class HealthCheck:
     def _where(self, step: int) -> str:
         return f"step {step} of epoch {self._epoch + 1}"
 
-    # Ranks that differ
+    # Differing ranks
 
     def _raise_difference(self, digests: npt.NDArray[np.uint64]) -> None:
         """Raise with the deviating ranks and variables. Collective."""
@@ -237,7 +237,7 @@ class HealthCheck:
         sharding = self._programs.sharding
         return variable._path if sharding is None else sharding.name(variable)
 
-    # A state that is not finite
+    # A non-finite state
 
     def _raise_divergence(self, digests: npt.NDArray[np.uint64]) -> None:
         """Raise with the cause of the first non-finite value. Collective."""
@@ -251,7 +251,7 @@ class HealthCheck:
         cause = self._cause(bad) if bad is not None else None
         rank_causes = self._comm.allgather([self._comm.process, cause])
         causes = [(rank, process, *cause) for rank, (process, cause) in enumerate(rank_causes) if cause is not None]
-        if causes:  # samples say more than what is made of them
+        if causes:  # samples tell more than ops
             rank, process, worst, text = min(causes, key=lambda ranked: ranked[2])
             text += "" if self._comm.size == 1 else f" (rank {rank}, {process})"
             text += f"; {_ADVICE}" if worst else ""
@@ -307,7 +307,7 @@ class HealthCheck:
 
     def _first_op(self, test: Any, shard: Shard, arrays: Mapping[str, Array], numbers: Array) -> str | None:
         """Return the first op of this rank's part of a step that makes a NaN, or an infinity."""
-        if self._programs.sharding is not None:  # a step alone lacks what the others have
+        if self._programs.sharding is not None:  # a single rank lacks the others' parts
             return None
         nonfinite: list[Tensor] = []
 

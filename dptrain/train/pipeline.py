@@ -23,7 +23,7 @@ from dptrain.program.tensor import Variable
 
 Array = npt.NDArray[Any]
 
-# Below this hand-overs take any tag that tells apart what is given; those above are theirs.
+# Tags below this are free for transfers; those above belong to point-to-point itself.
 _TAGS = 1 << 14
 
 

@@ -46,7 +46,7 @@ from dptrain.train.sharding import Sharding
 
 Array = npt.NDArray[Any]
 
-# Prepared programs that are kept, and placed ones: batches of a user's own generator may all differ in size.
+# The most cached prepared and placed programs: a user's batches may all differ in size.
 _MAX_PREPARED, _MAX_PLACED = 32, 64
 
 
@@ -57,7 +57,7 @@ class Step:
     name: str  # "train", "test" or "predict"
     # takes the batch's data, returns outputs by name; may read and assign variables
     function: Callable[[Any], Mapping[str, Any]]
-    version: Any = None  # another one is traced anew
+    version: Any = None  # a change is traced anew
     totals: Collection[Variable] = ()  # each rank may keep a summand of them, see `place`
     eager: bool = False  # op by op, without a trace on one rank
     rows: int | None = None  # of every batch, or None
@@ -139,9 +139,9 @@ class Programs:
         self._bucket_bytes = None if bucket_mb is None else max(int(bucket_mb * 1e6), 1)
         self._placed: OrderedDict[Any, PlacedProgram] = OrderedDict()
         self._any_size_cache: OrderedDict[Any, tuple[PlacedProgram, _Traced]] = OrderedDict()
-        self._accessed: dict[Variable, None] = {}  # that were read or written
+        self._accessed: dict[Variable, None] = {}  # read or written variables
         self._traced: dict[Program, _Traced] = {}
-        self._arenas: dict[tuple[Program, int], int] = {}  # by rows, too
+        self._arenas: dict[tuple[Program, int], int] = {}  # by program and rows
         self.preparing_seconds = 0.0  # that steps have been traced and compiled in
         self._prepared: OrderedDict[Any, _Prepared] = OrderedDict()
         self._halves: dict[Program, _Halves] = {}
@@ -175,7 +175,7 @@ class Programs:
             sent: dict[str, Any] = {"bucket_bytes": self._bucket_bytes, "comm_dtype": self._comm_dtype}
             placed = place(program, step.totals, **sent) if whole else self._of_rank(program, step.totals, sent)
             if self._has_stages:
-                self._schedule(placed, self.comm.replicas == 1)  # now: an error in it is one of all ranks
+                self._schedule(placed, self.comm.replicas == 1)  # now, so that all ranks share its errors
             depends = self._has_stages or _depends_on_batches(program, placed, step.totals)
             traced = _Traced(names, depends)
             if not program.shape_specialised:
@@ -281,7 +281,7 @@ class Programs:
 
     def turn(self, step: Step, batch: BatchSpec, batch_rows: int) -> AbstractContextManager[None]:
         """Keep other threads from changing what a step reads, if the step itself changes nothing."""
-        if step.eager:  # nobody knows what it changes
+        if step.eager:  # its changes are unknown
             return TURNS.of(writes=self._eager_writes())
         placed = self.placed(step, batch, batch_rows)
         return TURNS.of(frozenset() if placed.writes else placed.reads)
@@ -358,7 +358,7 @@ class Programs:
             return 0
         placed, rows = self.placed(step, batch, shards[0].batch_rows), max(shard.rows for shard in shards)
         if (placed, rows) not in self._arenas:
-            if shards[0].of is None and not self._has_stages:  # which cut it into other programs
+            if shards[0].of is None and not self._has_stages:  # stages split it into other programs
                 alone = alone or self.comm.size == 1
                 self.backend.prepare(placed, shards[0].rows, shards[0].first_row, alone=alone)
             # Beside them are results, constants, and messages to other ranks.
@@ -438,7 +438,7 @@ class Programs:
         self, key: Any, program: Program, batch: BatchSpec, rows: BatchRows, shard: Shard, comm: Communicator | None
     ) -> "_Prepared":
         """Prepare an executable, in one thread at a time."""
-        if key in self._prepared:  # its variables have moved, with another model that has them as well
+        if key in self._prepared:  # its variables have moved with another model that shares them
             self._prepared.pop(key).executable.close()
         arrays = {ROWS: rows.order} | dict(zip(batch.names, rows.arrays, strict=True))
         place: dict[str, Any] = {"rows": shard.rows, "first_row": shard.first_row, "comm": comm}
@@ -447,7 +447,7 @@ class Programs:
             with phase.during("compilation"):
                 executable = self._beside_others(program, arrays, place) if self._prepared else None
                 if executable is None:
-                    self._drop_prepared()  # those of other batches, which are made again when they are needed
+                    self._drop_prepared()  # programs of other batches, prepared again when needed
                     executable = self._build_executable(program, arrays, place)
         except (DeviceMemoryError, MemoryError) as error:
             raise DeviceError(f"{error}; {_what_fits(program, shard.rows, error, self.backend)}") from error
@@ -475,7 +475,7 @@ class Programs:
         self, step: Step, batch: BatchSpec, rows: BatchRows, steps: Sequence[Sequence[Shard]], comm: Communicator | None
     ) -> tuple[PlacedProgram, Mapping[str, Array]]:
         """Run a step for each of a batch's fixed shards, and add their sums in a tree that depends on their number."""
-        step = replace(step, totals=())  # summands of ranks would depend on what each of them has
+        step = replace(step, totals=())  # ranks' summands would depend on their shards
         placed = self.placed(step, batch, steps[0][0].batch_rows, whole=True)
         if placed not in self._halves:
             with phase.during("compilation"):
@@ -539,7 +539,7 @@ class Programs:
 @dataclass(frozen=True, eq=False)
 class _Prepared:
     executable: Executable
-    rows: BatchRows  # kept, so that no other arrays can have their ids
+    rows: BatchRows  # kept so that ids stay unique
     moves: Mapping[Variable, int]  # of its variables when it was made
 
     @property

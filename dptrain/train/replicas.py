@@ -14,7 +14,7 @@ from dptrain.errors import AgreedError, ExitCode
 from dptrain.program.sharding import messages
 from dptrain.program.tensor import Variable
 
-# Of two distances, the factor by which one is the greater beyond doubt.
+# Factor by which one of two distances is clearly greater.
 _FARTHER = 10.0
 
 

@@ -18,11 +18,11 @@ from dptrain.program.tensor import Array, Variable
 from dptrain.saving.parts import Part
 from dptrain.train.replicas import gathered, kind_of, number_of, require_same_kind
 
-# What is sharded over the axis `BATCH`: optimizers' slots (ZeRO-1), or weights as well (FSDP).
+# Sharded over the axis `BATCH`: optimizers' slots (ZeRO-1), or also weights (FSDP).
 Sharded = Literal["optimizer", "weights"]
-# Where a variable is that not every rank has: over which axes it is sharded, or on which stage it is.
+# The home of a variable that not every rank has: its sharding axes, or its stage.
 Home = Axes | int
-# How many elements of a rank's along an axis make parts nearly equal.
+# So many elements along an axis on a rank make parts nearly equal.
 _PARTS = 8
 
 

@@ -40,8 +40,8 @@ class SyncPoints:
         self._source: Checkpointing | None = None
         self._position = Position(0, 0, 0)
         self._step_count = 0
-        # Steps of the training and of validations since it began here, and after how many the next sync point is,
-        # and the last in a validation may be.
+        # Steps of the training and of validations since the start here, and after how many the next sync point is, and
+        # the last in a validation may be.
         self._queued = self._next = self._last = 0
         self._before: tuple[Position, list[tuple[Variable, Array]]] | None = None
         self._rate_at_begin = 0.0
@@ -69,7 +69,7 @@ class SyncPoints:
                 raise _preempted(number, "before the first step")
         if self._source is None:
             return None
-        self._hooks.params["resumes"] = True  # beyond Keras' parameters, where Keras goes on in its own way
+        self._hooks.params["resumes"] = True  # not one of Keras' parameters
         return self._position
 
     def load(self, *, begun: bool = False) -> None:

@@ -26,10 +26,10 @@ from dptrain.train.replicas import Shared
 from dptrain.train.sync_points import SyncPoints
 
 T = TypeVar("T")
-# A piece of work that yields when a step has been queued, so that others can have a turn.
+# Work that yields after each queued step, so that other work can interleave.
 StepIterator = Generator[None, None, T]
 
-# What an execution of several steps may take, and how many there may be: progress and Ctrl-C wait for its end.
+# Time limit and largest number of steps of an execution: progress and Ctrl-C wait for its end.
 _CHUNK_SECONDS, _MOST_STEPS = 0.04, 1024
 
 
@@ -181,7 +181,7 @@ class Trainer:
         hooks._set_trainer(self)
         if not self._any(hooks._has_batch_hooks("predict")):
             return self._predict(batches, hooks, step or self.model._make_step("predict"), watched=False)
-        with TURNS.of(writes={("stop_predicting", id(self.model))}):  # which one thread's hook sets for itself
+        with TURNS.of(writes={("stop_predicting", id(self.model))}):  # a hook sets this for its own thread
             hooks.model.stop_predicting = False
             return self._predict(batches, hooks, step or self.model._make_step("predict"), watched=True)
 
@@ -198,8 +198,8 @@ class Trainer:
                 rows = batches.rows([[shard]])
                 padded = self._padded(step, batches, shard)
                 if not number and batches.steps != 1 and batches.looks_ahead and not watched and self.comm.size == 1:
-                    # All rows are by the same weights, whatever other threads do. Not where a user's code runs between
-                    # the batches, which may wait for these threads; nor where batches change what the next one reads.
+                    # All rows use the same weights, whatever other threads do. Not if a user's code runs between the
+                    # batches, which may wait for these threads, or if batches change what the next one reads.
                     stack.enter_context(self.programs.turn(step, batches.spec, padded.batch_rows))
                 mine = _arrays(self.programs.run(step, batches.spec, rows, [[padded]], alone=batches.alone))
                 if padded.rows != shard.rows:
@@ -208,7 +208,7 @@ class Trainer:
                 hooks.on_predict_batch_end(number, {"outputs": self.model._as_outputs(mine)})
                 if watched and self._stopped(hooks.model, "stop_predicting"):
                     break
-            if not outputs:  # shapes and types of nothing
+            if not outputs:  # shapes and types without rows
                 nothing = Shard(0, 0, 0, step.rows or 1)
                 empty = self.programs.run(step, batches.spec, batches.rows([[nothing]]), [[nothing]], alone=True)
                 outputs.append((nothing, _arrays(empty)))
@@ -290,7 +290,7 @@ class Trainer:
     def _health_check(self, batches: Batches, on_nonfinite: OnNonfinite, every: int) -> HealthCheck | None:
         if on_nonfinite == "ignore" and (self.comm.size == 1 or not every):
             return None
-        if not self.model._has_custom_steps:  # so that a copy of the state has the slots from the first step on
+        if not self.model._has_custom_steps:  # so that copies of the state include the slots from the first step on
             self.model._compiled_optimizer.build(self.model.trainable_weights)
         return HealthCheck(self.model, self.programs, batches, every=every, on_nonfinite=on_nonfinite)
 
@@ -357,7 +357,7 @@ class Trainer:
         if step.reads.hold:
             return step
         if self._health is not None:
-            self._health.take_copy()  # the steps before it cannot be made again
+            self._health.take_copy()  # earlier steps cannot be repeated
         return self.model._make_step(step.name)
 
     @contextmanager
@@ -417,7 +417,7 @@ class Trainer:
                 same += 1
             rows = batches.rows(ahead[:same])
             together = len(rows.starts) // len(ahead[0])
-            if not together:  # the shards of one step lie in two chunks of a streamed feed
+            if not together:  # the shards of a step are in two chunks of a streamed feed
                 raise AssertionError("a feed's chunk is smaller than a step")
             yield ahead[:together], rows
             ahead = ahead[together:]
@@ -459,7 +459,7 @@ class Trainer:
         if sync_points is not None:
             sync_points.end_validation(ahead=self._steps_at_once)
         has_samples = self._any(self._samples > 0)
-        if has_samples and not self._samples:  # this rank had none, and did not run the step
+        if has_samples and not self._samples:  # this rank had no samples, and did not run the step
             self.programs.note(step, batches.spec)
         self._sum_totals(step)
         # As Keras, an evaluation without samples has no logs: a loss of 0 would look like a perfect one.

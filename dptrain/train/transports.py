@@ -6,9 +6,9 @@ from dptrain.errors import ConfigError, DeviceError
 from dptrain.runtime.streams import write_error
 from dptrain.runtime.text import ranges
 
-# Those that send the memory of GPUs, the best one first, and the one that is always there.
+# Transports of GPU memory, best first, and the one that always exists.
 _OF_GPUS, HOST = ("nccl", "cuda-aware"), "host"
-# What may be asked for.
+# Accepted values.
 TRANSPORTS = (HOST, *_OF_GPUS, "auto")
 
 
@@ -46,7 +46,7 @@ def _shared(backend: Backend, comm: Communicator) -> str:
 
 
 def _why_not(backend: Backend, comm: Communicator, transport: str, shared: str) -> str:
-    if comm.size == 1:  # nobody to send anything to
+    if comm.size == 1:  # no other rank
         return ""
     if transport == "cuda-aware":
         return comm.why_not_cuda_aware()

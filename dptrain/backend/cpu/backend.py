@@ -23,7 +23,7 @@ from dptrain.program.tensor import Variable
 
 Array = npt.NDArray[Any]
 
-# Of all models of a process: those that share layers read and write the same arrays.
+# Shared by all models of a process: models that share layers read and write the same arrays.
 _MEMORY = execute.HostMemory()
 
 
@@ -114,7 +114,7 @@ class CpuBackend(Backend):
         pass  # nothing waits
 
     def part(self, comm: Communicator) -> None:
-        pass  # nothing but MPI joins them
+        pass  # only MPI connects them
 
     def snapshot(self, variables: Iterable[Variable]) -> HostSnapshot:
         adopted = list(variables)

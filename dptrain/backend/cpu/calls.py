@@ -134,7 +134,7 @@ def _windows(call: Call, numbers: Numbers) -> str | None:
     types = ctype(tensor.dtype)
     if not isinstance(op.lowering, ConvolutionLowering):
         channels = image[3]
-        # Of other numbers, compilers make code of single elements where they know them; pooling has vectors of its own.
+        # Compilers generate scalar code if they know other numbers; pooling has its own vectors.
         is_static = not isinstance(channels, Dim) and not (kernel and channels % 8)
         types += f", {channels if is_static else 0}"
     else:

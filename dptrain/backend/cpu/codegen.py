@@ -50,15 +50,14 @@ from dptrain.program.program import ROWS
 from dptrain.program.shapes import is_one
 from dptrain.program.tensor import DType, Tensor
 
-# Elements of a row that are computed before a reduction takes them up, where a row may be longer.
+# Elements of a long row that are computed before a reduction consumes them.
 _BLOCK = 1024
-# A sum over fewer elements takes them one after the other.
+# Shorter sums are sequential.
 _LANES = 16
 _LONG = 32
-# A sum over rows of at most so many elements is made of the sums of blocks of rows (`dp_block` of native.h), which
-# threads can share.
+# Sums over rows of at most so many elements consist of block sums (`dp_block` of native.h), which threads can share.
 _SUMMED = 1 << 16
-# Rows that are shorter go through a loop as one, which an epilogue cannot.
+# Shorter rows are merged in a loop, which an epilogue cannot do.
 _WIDE = 64
 _SIZES = "  const int64_t B = c.R, first_row = c.F, global_B = c.G;\n"
 
@@ -149,7 +148,7 @@ class _Writer:
     def __init__(self, fused: Fused) -> None:
         self.fused, self.code = fused, Code()
         self._slots: dict[Tensor, int] = {}
-        self._functions: dict[tuple[str, str], str] = {}  # their names, by arguments and bodies
+        self._functions: dict[tuple[str, str], str] = {}  # names by arguments and bodies
         self._natives: list[str] = []
         self._repeats = 0
         self._given: list[int] = []  # numbers of all calls
@@ -329,7 +328,7 @@ class _Writer:
                 calls.append(f"    if (c.sum(c.messages[{messages}])) break;\n")
                 messages += 1
         moves = []
-        for variable, new in self.fused.updates.items():  # what does not lie in the state itself
+        for variable, new in self.fused.updates.items():  # new values that are not written to the state directly
             old = self.fused.program.state[variable]
             to, of, size = self.slot(old), self.slot(new), f"{numel_text(old.shape)} * {old.dtype.itemsize}"
             moves.append(f"  if (c.p[{to}] != c.p[{of}]) memcpy(c.p[{to}], c.p[{of}], {size});\n")
@@ -373,13 +372,13 @@ class _Writer:
         reads = [x1.along(axes[0]), x2.along(axes[1])]
         strides = [view.strides(rank) for view in reads]
         outer = [axis for axis in range(rank - 2) if not is_one(tensor.shape[axis])]
-        # Batches of rows that meet one matrix are rows of one batch.
+        # Batches of rows multiplied by one matrix are rows of one batch.
         adds = product.tensor is not tensor
         while not adds and outer and strides[1][outer[-1]] == NOTHING and not of_a[0]:
             if strides[0][outer[-1]] != numel_product(of_a[1], m):
                 break
             m = numel_product(m, numel((tensor.shape[outer.pop()],)))
-        # Matrices whose lines follow each other are one.
+        # Matrices with consecutive lines are one matrix.
         step = x1.strides(a.ndim)[-1], x2.strides(b.ndim)[-2]
         while adds and outer and all(strides[n][outer[-1]] == numel_product(step[n], k) for n in range(2)):
             k = numel_product(k, numel((tensor.shape[outer.pop()],)))
@@ -406,8 +405,8 @@ class _Writer:
         return "".join(lines)
 
 
-# Depths of the statements of a loop: before all loops; what is read for a row; what is computed for one, around passes
-# along it; what is read and computed for an element; what is written of one.
+# Depths of the statements of a loop: before all loops; reads of a row; its computation, around the passes along it;
+# reads and computation of an element; writes of an element.
 _TOP, _ROW, _PASS, _ELEMENT, _WRITTEN = range(5)
 
 
@@ -578,7 +577,7 @@ class _LoopText(Statements):
                 self._lengths[last] = numel_product(self._lengths[last], self._lengths[axis])
                 self._outer.remove(axis)
 
-    # What is read
+    # Reading
 
     def _number(self, member: LoopMember) -> int:
         return self.numbers.name(member.tensor)
@@ -615,7 +614,7 @@ class _LoopText(Statements):
             return Ex(f"r{self._number(read)}[j]", _ELEMENT, computed=True)
         return self._read(view.root, view.place.at(self._places))
 
-    # What is computed
+    # Computing
 
     def _add(self, member: LoopMember, reductions: list[str]) -> None:
         if member.kind in ("reduce", "sum"):

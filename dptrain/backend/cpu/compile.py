@@ -39,18 +39,18 @@ SHARED = ("scalar.h", "half.h", "native_threads.h", "native_ranks.h")
 TILES = (*PRODUCT, "native_tiles.h")
 CONVOLUTION = (*PRODUCT, "native_window.h", "native_patches.h", "native_planes.h", "native_convolution.h")
 WINOGRAD = (*PRODUCT, "native_window.h", "native_winograd.h")
-# No option lets the compiler join or reorder floating-point operations, so bits do not depend on it or on what it tunes
-# for. Without -ffp-contract=off it may round a multiply-add once, which NumPy rounds twice, and GCC decides anew for
-# each loop and each CPU that it tunes for: a row would differ from the same row among many, fused loops from single
-# ones. Products want fused multiply-adds and say so themselves (dp_fma in native_product.h).
+# No option lets the compiler fuse or reorder floating-point operations, so bits do not depend on it or on its tuning.
+# Without -ffp-contract=off it may round a multiply-add once, which NumPy rounds twice, and GCC decides that for each
+# loop and each CPU: a row would differ from the same row among many, fused loops from single ones. Products use
+# explicit fused multiply-adds (dp_fma in native_product.h).
 OPTIONS = (
     *("-O3", "-std=c++17", "-shared", "-fPIC", "-w"),
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-march=native"),
 )
-# Seconds that a compiler may take to say its version, and to compile; and a library to load.
+# Time limits in seconds: of a compiler's version, of compiling, and of loading a library.
 _PATIENCE_FOR_VERSION, _PATIENCE, _PATIENCE_FOR_LOADING = 20.0, 600.0, 60.0
-# Of the header of a 64-bit library: where the table of its sections begins, which comes last in the file, how long an
-# entry is and how many there are. Loading it does not miss pages that are missing; calling what lies there does.
+# Fields of a 64-bit library's header: begin of the section table, the last thing in the file, length of an entry, and
+# their number. A truncated library may load, and crash only when missing pages are called.
 _ELF = struct.Struct("40xQ10xHH")
 _LOAD = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
 
@@ -120,7 +120,7 @@ def library(
     with compiled(native_cache(), name, lambda: _compiled(text, full), _try_to_load) as file:
         try:
             return ctypes.CDLL(str(file.path))
-        except OSError as error:  # such as a disk from which nothing may be executed
+        except OSError as error:  # such as a disk mounted noexec
             raise _not_loaded(one_line(error)) from error
 
 
@@ -146,7 +146,7 @@ def _try_to_load(path: Path) -> None:
 
 
 def _not_loaded(reason: str) -> DeviceError:
-    # Such as a disk from which nothing may be executed, or a compiler that was cut short.
+    # Such as a disk mounted noexec, or a compiler that was killed.
     return DeviceError(f"a compiled program does not load: {reason}; set DPTRAIN_CACHE, or CXX to another compiler")
 
 
@@ -155,7 +155,7 @@ def native_cache() -> Path:
     return cache_dir() / "native"
 
 
-# What all programs share is compiled once.
+# Code shared by all programs is compiled once.
 
 
 def shared(name: str) -> int:
@@ -201,10 +201,10 @@ def _begun(find: Callable[[], int]) -> Future[int]:
     def work() -> None:
         try:
             future.set_result(find())
-        except BaseException as error:  # of whoever asks for the result
+        except BaseException as error:  # raised for whoever asks for the result
             future.set_exception(error)
 
-    # A daemon: a process that ends does not wait for it.
+    # A daemon: the end of the process does not wait for it.
     threading.Thread(target=work, name="dptrain-compile", daemon=True).start()
     return future
 

@@ -50,7 +50,7 @@ from dptrain.runtime.python_lock import released
 _PRODUCTS = ("float32", "float64", "bfloat16", "float16")
 _CONVOLUTIONS = [(by, name) for by in ("channels", "pixels", "winograd") for name in _PRODUCTS[:2]]
 
-# Structures whose kernels and code are kept, with seeds, those used last at the end: all runs of a sweep have a few.
+# Structures with cached kernels, code and seeds, the latest last: all runs of a sweep share a few.
 KEPT = 32
 _LOWERED: OrderedDict[Hashable, tuple[Fused, Code, Sequence[int]]] = OrderedDict()
 
@@ -118,12 +118,12 @@ class CompiledExecutable:
         self._comm = comm if comm is not None and comm.size > 1 else None
         self._batch_rows = program.rows
         self._rows, self._first_row = self._batch_rows if rows is None else rows, first_row
-        _shared([], program.tensors)  # compiled while this program is fused, and then itself compiled
+        _shared([], program.tensors)  # compiled while this program is fused and compiled
         self.fused, self.code = lowered(program, alone=self._comm is None, join=join)
         self._library, addresses = self._compiled()
         self.outputs: Mapping[str, Array] = {}
         memory.adopt(program.state)
-        # Itself among it: it has buffers for one run at a time.
+        # Including itself: it has buffers for one run at a time.
         self._reads, self._writes = program.reads, program.writes | {self}
         self._arrays = {tensor: memory.array(variable) for variable, tensor in self.fused.program.state.items()}
         self._arena = memory.arena if arena is None else arena
@@ -147,7 +147,7 @@ class CompiledExecutable:
         factors = [kernel.reads[0].root for kernel in kernels if isinstance(kernel, ProductKernel)]
         calls = [kernel.tensor for kernel in kernels if isinstance(kernel, Call)]
         shared = _shared(factors, calls)
-        with MAKING:  # two threads would compile a text twice
+        with MAKING:  # else two threads would compile the same text
             program_library = library(self.code.source)
         return program_library, [0 if address is None else address.result() for address in shared]
 
@@ -165,7 +165,7 @@ class CompiledExecutable:
                 raise ConfigError(f"input {name!r} has shape {array.shape}: expected {shape}")
             else:
                 self._arrays[tensor] = array
-        self._lent: Array | None = None  # the memory that the code knows; none
+        self._lent: Array | None = None  # memory at the addresses in the code; none yet
 
     def _connect(self, arena: Array) -> None:
         """Point the code to all memory; `arena` holds all computed values but messages and replaced state."""
@@ -191,7 +191,7 @@ class CompiledExecutable:
     def run(self, starts: Sequence[int] = (0,)) -> None:
         """See `ReferenceExecutable.run`."""
         self._meet()
-        turn = TURNS.of(self._reads, self._writes) if self._comm is None else nullcontext()  # ranks run side by side
+        turn = TURNS.of(self._reads, self._writes) if self._comm is None else nullcontext()  # ranks run concurrently
         with turn, self._arena.lent(self.nbytes, self._lent) as arena:
             self._connect(arena)
             self._run(starts)
@@ -288,7 +288,7 @@ class CompiledExecutable:
 
     def _array(self, root: Tensor) -> Array:
         beneath = self.fused.memory_of(root)
-        if beneath not in self._arrays:  # of a constant
+        if beneath not in self._arrays:  # a constant
             self._arrays[beneath] = np.asarray(constant_of(beneath, self._rows, self._batch_rows), order="C")
         return self._arrays[beneath].reshape(local(root.shape, self._rows))
 
@@ -392,13 +392,13 @@ def _of_structure(program: Program, alone: bool, join: bool) -> tuple[Fused, Cod
     key = structure.key, alone, join
     cached = _LOWERED.pop(key, None)
     if cached is not None:
-        _LOWERED[key] = cached  # the last one now
+        _LOWERED[key] = cached  # now the latest
         fused, code, seeds = cached
         new_seeds = dict(zip(seeds, structure.seeds, strict=True))
         of_state = dict(enumerate(structure.variables))
         return of_variables(fused, of_state), replace(code, seeds=[new_seeds[seed] for seed in code.seeds])
     fused, code = _made(to_be_kept(program), alone, join)
-    # A call by NumPy draws by the seed that it was fused with.
+    # A NumPy call draws with the seed that it was fused with.
     if not any(isinstance(part, Call) and draws_bits(part.tensor) for part in code.parts):
         numbers = {variable: number for number, variable in enumerate(structure.variables)}
         _LOWERED[key] = of_variables(fused, numbers), code, structure.seeds

@@ -41,7 +41,7 @@ class Digests:
         return self._found.copy()
 
 
-# Of types whose bits can say that a number is not finite, see `dp_exponent`.
+# Codes of types that have non-finite numbers, see `dp_exponent`.
 _CODES = {"bfloat16": 2, "float16": 3, "float32": 4, "float64": 8}
 
 

@@ -18,7 +18,7 @@ from dptrain.runtime.failure import who
 from dptrain.runtime.signals import raise_in
 
 _HEADERS = ("native_maps.h",)
-# Seconds in which further missing pages are the same trouble.
+# Seconds within which missing pages are reported once.
 _SAME = 2.0
 
 _guarded = _raises = False
@@ -39,7 +39,7 @@ def guard_mapped_files() -> None:
         return
     try:
         guard = library("", _HEADERS)
-    except DptrainError:  # whoever compiles a step says it
+    except DptrainError:  # reported when a step is compiled
         return
     interrupt = None
     if not _guarded:

@@ -10,9 +10,9 @@ from dptrain.comm.node import NodeMessage, NodeMessages
 from dptrain.program.tensor import Array, Tensor
 from dptrain.runtime.signals import deferring, raise_deferred
 
-# Of what is summed.
+# Types that are summed.
 TYPES = ("float32", "float64", "float16", "bfloat16")
-# Turns of looking out for the others, some 50 us of them, where nobody else waits for the core.
+# Spins before yielding to other threads: about 50 us.
 _TURNS = 1000
 
 _Attend = ctypes.CFUNCTYPE(ctypes.c_int64)
@@ -49,7 +49,7 @@ class NodeSums:
         self.messages = messages
         self._failure: BaseException | None = None
         self._attend = _Attend(self._attended)
-        self._given: list[Any] = []  # what the structures point to
+        self._given: list[Any] = []  # keeps the structures' targets alive
         self._made = [self._message(message) for message in messages.messages]
         self.addresses = [ctypes.addressof(structure) for structure in self._made]
         self.function = shared("dp_sum")

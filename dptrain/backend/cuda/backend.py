@@ -40,13 +40,13 @@ from dptrain.program.tensor import Variable
 
 # Types that kernels read.
 STORED = (*("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64"),)
-# The part of a GPU's memory that samples leave free, for intermediate results and for what others do.
+# The part of a GPU's memory that samples leave free, for intermediate results and other processes.
 _RESERVE = 0.05
 # Shared samples that a backend keeps when nobody reads them: features, targets, weights, and those for validation.
 _KEPT_SAMPLES = 6
-# Of a program: what is prepared, and what its memory is planned by.
+# Caches of a program: what is prepared, and its planned memory.
 _KEPT_COMPOSITIONS = 2
-# Compute capability from which tensor cores know TF32 and bfloat16, and that whose warpgroups multiply.
+# Compute capability from which tensor cores have TF32 and bfloat16, and that with warpgroup products.
 _TF32_FROM, _WGMMA = (8, 0), (9, 0)
 
 
@@ -346,7 +346,7 @@ class CudaBackend(Backend):
             raise ValueError(f"cannot write an array of shape {host.shape} to a buffer of shape {buffer.shape}")
         if buffer.size:
             cuda.memcpy_htod_async(buffer.pointer, host, self.streams.ops)
-            self.wait()  # the array is the caller's again
+            self.wait()  # the caller may change the array again
 
     def copy(self, buffer: DeviceArray, source: DeviceArray) -> None:
         if (buffer.shape, buffer.dtype) != (source.shape, source.dtype):

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from dptrain.backend.cuda.backend import CudaBackend
 
 OURS = "dptrain"
-# Rounds of so many executions of each that are timed, and rounds before that are not.
+# Timed rounds of so many executions each, and warm-up rounds.
 _ROUNDS, _TIMES, _WARM_UP = 5, 10, 1
 _TYPES = {"float32": np.dtype(np.float32), "bfloat16": BFLOAT16, "float16": np.dtype(np.float16)}
-# The part of our time that a library may take: what is as fast is ours, whose neighbours share its launch.
+# A library may take at most this part of our time: our kernels share launches with their neighbours.
 _FASTER = 0.95
 
 
@@ -211,7 +211,7 @@ class Choices:
         return {rival: float(median(times[rival][_WARM_UP:])) for rival in right}
 
 
-# What this process has said: the runs of a sweep have the same to say.
+# Reported choices: the runs of a sweep would repeat them.
 _said: set[str] = set()
 
 

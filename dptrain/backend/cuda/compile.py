@@ -23,14 +23,14 @@ from dptrain.runtime.cache import cache_dir, compiled
 from dptrain.runtime.extras import pip_install
 from dptrain.runtime.programs import run_program
 
-# Texts that are compiled at once, at most.
+# Most texts compiled at once.
 _AHEAD = 8
-# Seconds that nvcc may take to say its version, and to compile.
+# Time limits in seconds of nvcc's version, and of compiling.
 _PATIENCE_FOR_VERSION, _PATIENCE = 60.0, 600.0
 OPTIONS = ("-O3", "-std=c++17")
-# nvcc optimises kernels in as many threads as there are cores; it makes the same instructions of them.
+# nvcc optimises kernels in a thread a core; the instructions are the same.
 _IN_THREADS, _THREADS_SINCE = ("--split-compile", "0"), (13, 0)
-# The first driver that loads what a major version of CUDA compiles.
+# The first driver that loads cubins of a major version of CUDA.
 _DRIVERS = {12: "R525 or later", 13: "R580 or later"}
 
 

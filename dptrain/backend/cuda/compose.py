@@ -33,13 +33,13 @@ from dptrain.program.sharding.messages import stages
 from dptrain.program.steps import step_of, with_loops_in_memory, with_steps_changed, without_attention
 from dptrain.program.tensor import Tensor
 
-# Kinds of groups that stay where they are.
+# Kinds of groups whose level is fixed.
 _OWN_LAUNCH = ("product", "call", "loop")
-# Elements from which on an int is too short for indices, which run a little past the end.
+# From so many elements on an int is too short for indices, which run a little past the end.
 _WIDE = 2**30
-# Kernels that are compiled as one text: a text takes about 0.5 s before the first, and each 0.2 to 0.4 s.
+# Kernels compiled as one text: a text takes about 0.5 s, plus 0.2 to 0.4 s for each kernel.
 _TOGETHER = 8
-# Where tensors begin: what the widest loads of kernels need, and a cache line.
+# Alignment of tensors: for the widest loads of kernels, and a cache line.
 ALIGNMENT = 256
 
 
@@ -90,7 +90,7 @@ class Composition:
         of_halves: str = "half",
         provider: Provider | None = None,
     ) -> None:
-        # Not without repeats: numbers that are equal in one run differ in another that is to share its kernels.
+        # Repeats stay: numbers that are equal in one run may differ in another that shares its kernels.
         program = without_ranks(program) if alone else program
         self.sizes = _local(program, rows, first_row)
         lower = partial(_lowered, precision=precision, of_halves=of_halves, provider=provider, sizes=self.sizes)
@@ -269,10 +269,10 @@ class Composition:
                 }
                 if kernel.loop is not None:
                     scratch[kernel.loop] = kernel.loop.plan.size
-                used = dict.fromkeys(tensors).keys()  # a set in order, so that a program always has one layout
+                used = dict.fromkeys(tensors).keys()  # an ordered set, so that a program always has the same layout
                 accesses.append(Access(used, [*used, *scratch]))
                 sizes |= scratch
-                # From here on it is on its way, on streams of its own, beside the stage's other kernels.
+                # From here on it travels on its own streams, beside the stage's other kernels.
                 accesses += [access for after, access in moved if after == number]
             accesses += [access for _, access in moved]
         memory_plan = plan(accesses, sizes, ALIGNMENT)
@@ -360,8 +360,8 @@ def _order(groups: Sequence[Group], early: Set[Group], sent_parts: Set[Tensor]) 
     for stage, level in sorted(place for place, kinds_there in kinds.items() if kinds_there.isdisjoint(_OWN_LAUNCH)):
         light.setdefault(stage, []).append(level)
     for group in groups:
-        # A product takes 120 registers a thread and more, and all of its launch with it: what only reads and writes
-        # memory, such as an optimizer's update, has too few threads at once there to keep the memory busy.
+        # A product takes 120 registers a thread or more, and so does its whole launch: memory-bound functions, such as
+        # an optimizer's update, would have too few threads there to saturate the memory.
         if group not in awaited and "product" in kinds[group.stage, group.level] and group.kind not in _OWN_LAUNCH:
             levels = light.get(group.stage, [])
             group.level = next(iter(levels[bisect_right(levels, group.level) :]), group.level)
@@ -393,10 +393,10 @@ def _replaces(group: Group, function: GeneratedFunction, new: Tensor, old: Tenso
     """Whether no thread of a group reads an old element that another thread overwrites."""
     read = function.reads.get(old, set())
     role = group.roles[new]
-    if None in read:  # as a user's kernel and a loop do, in any order
+    if None in read:  # users' kernels and loops read all elements, in any order
         return False
     if role == "final" and not group.by_column:
-        return True  # all have read when the last block begins
+        return True  # all blocks have read when the last one begins
     if group.kind == "rows" and function.places[new] == ZERO_INDEX:
-        return not read  # which all warps have read at the beginning, the one of the row or not
+        return not read  # all warps have read that at the beginning
     return read <= {function.places[new]}

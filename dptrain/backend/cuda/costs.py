@@ -17,11 +17,11 @@ from dptrain.program.explain import flops
 from dptrain.program.lowering import Element, Gather, Insert, Join, ViewMap, lowering_of
 from dptrain.program.tensor import Tensor
 
-# The unit that a product's precision stands for; all else is computed by ordinary instructions.
+# The unit of each precision of products; all else uses ordinary instructions.
 _UNITS: dict[str, Unit] = {"tf32": "TF32", "half": "half", "wgmma": "half"}
-# Whose elements need no more elements of an operand than there are of themselves.
+# Ops whose elements need at most as many elements of an operand.
 _BY_ELEMENT = (Element, Gather, Insert, Join, ViewMap)
-# What stands behind a time.
+# Marks behind a time.
 _MARKS: dict[Bound, str] = {"launch": "L", "memory": "M", "FP32": "F", "TF32": "T", "half": "H", "blocks": "B"}
 LEGEND = (
     "read, written: bytes of global memory, k = 1,000; ops: floating-point operations; regs, spill: of a",
@@ -44,7 +44,7 @@ def _load(kernel: Kernel, times: int, composition: Composition, resources: Resou
     read = written = 0
     operations: Counter[Unit] = Counter()
     for function in kernel.functions:
-        if function.group is None:  # it counts the steps
+        if function.group is None:  # the step counter
             read, written = read + 8, written + 8
             continue
         demands = _demands(function, composition)
@@ -199,7 +199,7 @@ def table(loads_of_step: Sequence[Load], measured: Mapping[str, Sequence[float]]
         ]
     )
     rows.append(["steps/s", *empty, *(f"{1 / seconds:,.0f}  " for seconds in totals), *[""] * len(measured_columns)])
-    # What stands in the first column of the sums may run into the next ones, which are empty there.
+    # Text in the first column of the sums may run into the next ones, which are empty there.
     widths = [max(len(row[column]) for row in rows[: None if column else -2]) for column in range(len(rows[0]))]
     return [_line(row, widths) for row in rows]
 

@@ -25,9 +25,9 @@ from dptrain.backend.cuda.providers import Problem
 from dptrain.errors import ConfigError, DeviceError
 from dptrain.runtime.extras import pip_install
 
-# What NVIDIA recommends for Hopper; older GPUs need less.
+# NVIDIA's recommendation for Hopper; older GPUs need less.
 WORKSPACE_BYTES = 32 * 2**20
-# Alignment that cuBLASLt asks about, at most.
+# The largest alignment that cuBLASLt asks about.
 _ALIGNMENT = 256
 
 
@@ -39,7 +39,7 @@ def why_not() -> str:
         cublasLt.get_version()
     except ImportError as error:
         return f"nvmath-python is not installed ({error}); {pip_install('cublaslt')}"
-    except Exception as error:  # nvmath has a class of its own for each reason
+    except Exception as error:  # nvmath has an error class for each reason
         return f"the library does not load ({error})"
     return ""
 
@@ -88,7 +88,7 @@ class CublasLt:
         try:
             self._handle: int | None = cublasLt.create()
             version = cublasLt.get_version()
-        except Exception as error:  # nvmath has a class of its own for each reason
+        except Exception as error:  # nvmath has an error class for each reason
             raise DeviceError(f"gemm = 'cublaslt': the library does not start ({error}); use --gemm dptrain") from error
         self.numerics = f"cublaslt {version}"
         self._workspace = workspace(WORKSPACE_BYTES)
@@ -102,7 +102,7 @@ class CublasLt:
         """Return a function that queues c = op(a) op(b), row-major at these addresses, c in float32; or DeviceError."""
         transposed, sizes = (bool(problem.sizes[0]), bool(problem.sizes[1])), problem.sizes[3:]
         M, N, K = sizes
-        # Slices of a batch begin anywhere; an algorithm for aligned matrices would read them wrongly.
+        # Slices of a batch may be unaligned; an algorithm for aligned matrices would misread them.
         alignments = tuple(min(pointer & -pointer, _ALIGNMENT) for pointer in (a, b, c))
         key = (transposed, sizes, problem.dtype, alignments)
 
@@ -151,7 +151,7 @@ class CublasLt:
             self._handle = None
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # one could reach nobody from here
+        with contextlib.suppress(Exception):  # an exception here would reach nobody
             self.close()
 
     def _prepare(
@@ -163,7 +163,7 @@ class CublasLt:
         operation = lt.matmul_desc_create(compute, self._kinds["float32"])
         self._set(operation, lt.MatmulDescAttribute.TRANSA, self._transpose if transposed[1] else self._keep)
         self._set(operation, lt.MatmulDescAttribute.TRANSB, self._transpose if transposed[0] else self._keep)
-        # Rows and columns as stored, which by columns is the other way round.
+        # Rows and columns as stored, swapped for column-major order.
         layout_a = self._matrix(dtype, *((K, M) if transposed[0] else (M, K)))
         layout_b = self._matrix(dtype, *((N, K) if transposed[1] else (K, N)))
         layout_c = self._matrix("float32", M, N)

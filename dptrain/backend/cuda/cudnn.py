@@ -30,9 +30,9 @@ from dptrain.backend.cuda.providers import Problem
 from dptrain.errors import ConfigError, DeviceError
 from dptrain.runtime.extras import pip_install
 
-# Most that a plan may ask for: kernels' gradients in slices take some MB for each.
+# Limit of a plan's workspace: kernels' gradients in slices take some MB each.
 WORKSPACE_BYTES = 256 * 2**20
-# Notes of plans that compute something else than a product of matrices in the precision that is asked for.
+# Notes of plans that compute anything but a matrix product in the requested precision.
 _REFUSED = ("NONDETERMINISTIC", "DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION", "FFT", "WINOGRAD")
 _TILES = ("WINOGRAD_TILE_4x4", "WINOGRAD_TILE_6x6", "WINOGRAD_TILE_13x13")
 _TYPES = {"float32": "FLOAT", "bfloat16": "BFLOAT16", "float16": "HALF"}
@@ -47,7 +47,7 @@ def why_not() -> str:
         cudnn.backend_version()
     except ImportError as error:
         return f"nvidia-cudnn-frontend is not installed ({error}); {pip_install('cudnn')}"
-    except Exception as error:  # the frontend has a class of its own for each reason
+    except Exception as error:  # the frontend has an error class for each reason
         return f"the library does not load ({error})"
     return ""
 
@@ -88,7 +88,7 @@ class Cudnn:
             self._handle = cudnn.create_handle()
             cudnn.set_stream(handle=self._handle, stream=stream)
             version = cudnn.backend_version()
-        except Exception as error:  # the frontend has a class of its own for each reason
+        except Exception as error:  # the frontend has an error class for each reason
             raise DeviceError(f"conv = 'cudnn': the library does not start ({error}); use --conv dptrain") from error
         self.numerics = f"cudnn {version}"
 
@@ -122,7 +122,7 @@ class Cudnn:
             self._handle = None
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # one could reach nobody from here
+        with contextlib.suppress(Exception):  # an exception here would reach nobody
             self.close()
 
     def _plan(self, problem: Problem) -> _Plan | None:
@@ -209,7 +209,7 @@ def windowed(problem: Problem) -> CudnnWindow | None:
     image_seen, behind = list(image), [0, 0]
     for axis in range(2):
         last = (places[axis] - 1) * strides[axis] + (size[axis] - 1) * dilation[axis] - before[axis]
-        # A place more would begin another stride: cuDNN counts the places itself, and finds these.
+        # One more place would begin another stride: cuDNN's own count of the places agrees.
         behind[axis] = max(0, last + 1 - image[axis])
         if last + strides[axis] < image[axis]:
             image_seen[axis] = last + 1

@@ -79,7 +79,7 @@ class Gpu:
     owner: int = field(default_factory=threading.get_ident)
     retired: deque[Any] = field(default_factory=deque)
 
-    # Held by the class: when the process ends, the module's names go before the last buffers do.
+    # Held by the class: at exit the module's names go before the last buffers do.
     _ident = staticmethod(threading.get_ident)
 
     @property
@@ -94,7 +94,7 @@ class Gpu:
             return True
         if static_bytes + nbytes > self.device.get_attribute(limit.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN):
             return False
-        # The most it was ever allowed: earlier launches may be queued again, by a graph.
+        # The maximum so far: a graph may queue earlier launches again.
         most = cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
         function.set_attribute(most, max(nbytes, function.get_attribute(most)))
         return True
@@ -135,10 +135,10 @@ class Gpu:
         return graph
 
 
-# One process works on one GPU: opened at the first backend, closed at exit.
+# The one GPU of this process: opened by the first backend, closed at exit.
 _gpu: Gpu | None = None
 _thread = threading.local()
-# Seconds that a thread which has ended may take to close the GPU.
+# Seconds for an ended thread to close the GPU.
 _PATIENCE = 10.0
 
 

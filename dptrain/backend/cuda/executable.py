@@ -55,10 +55,10 @@ if TYPE_CHECKING:
 # Steps whose starts are written to the device at a time.
 _STEPS = 1024
 _FIRST = np.zeros(1, np.int64)
-# Calls of `run` among whose steps one is looked for that has asked for a row that is not there.
+# Calls of `run` that are searched for the step that read a missing row.
 _REMEMBERED = 64
 
-# Queues a kernel for the first runs of a table, so many.
+# Queues a kernel for the given number of a table's first runs.
 Launch = Callable[[RunTable, int], None]
 
 
@@ -105,7 +105,7 @@ class CudaExecutable:
         comm: Communicator | None = None,
     ) -> None:
         self.backend, self._comm = backend, comm
-        # The starts of steps that may have asked for rows that a table does not have, of the last ones.
+        # Starts of the last steps, which may have read rows that a table does not have.
         self._asked: deque[Sequence[int]] = deque(maxlen=_REMEMBERED)
         composition = backend.composed(program, rows, first_row, alone=comm is None or comm.size == 1)
         self._made, self._rows, self._sizes = composition, composition.sizes.rows, composition.sizes
@@ -300,14 +300,14 @@ class CudaExecutable:
             }
             for stage, messages in zip(self._made.stages, self._made.messages, strict=True):
                 launches: list[Launch] = []
-                counts = [0]  # of launches, after so many kernels
+                counts = [0]  # launches after each number of kernels
                 for kernel in stage:
                     launches += self._launches_of(kernel, {}, pack_parts)
                     counts.append(len(launches))
-                # the numbers, from 1, of launches that are the host's, which no graph can hold
+                # numbers, from 1, of the host's launches, which a graph cannot hold
                 alone = [number for number, launch in enumerate(launches, 1) if _is_of_host(launch)]
                 after = [counts[message.after] for message in messages]
-                if self._links is not None:  # one without rows launches less: they leave in one order on all
+                if self._links is not None:  # a rank without rows launches less, but all send in the same order
                     after = list(accumulate(after, max))
                 self._stages.append(_cut(launches, [(next(numbers), count) for count in after], alone))
                 self._on_host += len(alone)
@@ -508,7 +508,7 @@ class CudaExecutable:
 
     def _run_steps(self, steps: int, runs: int) -> None:
         together = steps_in_graph(self.launches)
-        # No other rank is met, and the host is not needed, between the first launch and the last.
+        # Neither other ranks nor the host are needed between the first launch and the last.
         if together > 1 and not self._messages and not self._on_host:
             ((part,),) = self._stages
             for _ in range(steps // together):
@@ -523,8 +523,8 @@ class CudaExecutable:
             for part_number, part_launches in enumerate(stage):
                 self._queue((number, part_number, runs, 1), part_launches.launches)
                 for message in part_launches.ready:
-                    self._messages[message].begin()  # on its way while what follows is computed
-            # In one order on all ranks: one without rows launches less, and so completes them otherwise.
+                    self._messages[message].begin()  # sent while later launches compute
+            # In the same order on all ranks: one without rows launches less, and would complete them in another.
             for message in sorted(message for part_launches in stage for message in part_launches.ready):
                 self._messages[message].finish()
 
@@ -549,7 +549,7 @@ class CudaExecutable:
         self.backend.launch_waiting()
         self._table = None
         if not self.backend.joins_packs:  # else others' launches may still need them
-            self._arena.free()  # now: who holds what came out may hold all of this
+            self._arena.free()  # now, as holders of the outputs may keep all of this alive
 
 
 def _launch(

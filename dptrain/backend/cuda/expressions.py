@@ -39,7 +39,7 @@ from dptrain.program.shapes import Shape, is_one
 from dptrain.program.sharding.mesh import ALL_REDUCE
 from dptrain.program.tensor import DType, Tensor
 
-# Where an element stands along each axis of a tensor.
+# Index of an element along each axis of a tensor.
 Index = Sequence[IndexExpr]
 
 
@@ -143,7 +143,7 @@ class Writer(Statements):
             *index, place = index
             index, last = _reshaped(index, tensor.shape[:-1], tensor.inputs[0].shape), self.at(place)
         operands = [
-            Ex(literal(operand.numpy(), operand.dtype))  # compilers know shorter ways: x * x
+            Ex(literal(operand.numpy(), operand.dtype))  # compilers have shorter forms: x * x
             if n in lowering.exponents and _is_whole(operand)
             else self.value(operand, _spread(index, operand.shape))
             for n, operand in enumerate(tensor.inputs)
@@ -258,7 +258,7 @@ def same(a: Sequence[int], b: Sequence[int]) -> bool:
     return len(a) == len(b) and all(numel((n,)) == numel((m,)) for n, m in zip(a, b, strict=True))
 
 
-# What other ops make: functions of a writer, the tensor and the index of one of its elements.
+# Elements of other ops: functions of a writer, the tensor and an index.
 
 Rule = Callable[[Writer, Tensor, Index], Ex]
 
@@ -320,10 +320,10 @@ def _take_rows(w: Writer, t: Tensor, index: Index) -> Ex:
     row_number, lengths = w.value(places, index[: places.ndim]), table.shape[batch : batch + 1]
     length = numel_text(lengths)
     if table.op is None and table.variable is None and table.value is None and not isinstance(lengths[0], Dim):
-        # Of data: another set, such as one to validate on, has other rows and the same kernels.
+        # Data: another set, such as the validation's, has other rows and the same kernels.
         length = w.own(table, "stored", int(lengths[0]), np.dtype(np.int64))
     noted = ""
-    if places.op is not None or places.name != ROWS:  # the numbers of the samples themselves are nobody's ids
+    if places.op is not None or places.name != ROWS:  # the samples' numbers are not a user's ids
         w.needs.add("outside")
         noted = ", outside"
     row = w.bound(f"row_at({row_number.text}, {length}{noted})", numel(lengths), row_number)
@@ -384,7 +384,7 @@ def _reduce(w: Writer, t: Tensor, index: Index) -> Ex:
         value = w.value(x, [next(inner) if axis in axes else next(outer) for axis in range(x.ndim)])
         if join_name != "First":
             return value
-        place = w.at(at)  # an argmax joins elements with their places
+        place = w.at(at)  # an argmax reduces elements with their indices
         return Ex(f"{kind}{{{value.text}, {place.text}}}", max(value.depth, place.depth))
 
     total = w.joined(kind, join_name, tuple(lengths), term)

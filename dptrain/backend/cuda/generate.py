@@ -29,22 +29,22 @@ from dptrain.program.shapes import Shape, local, size
 from dptrain.program.tensor import OPS, DType, Tensor
 from dptrain.program.types import type_of
 
-# Threads of a block where no product wants another number.
+# Threads of a block unless a product needs another number.
 BLOCK = 256
-# Elements of a map that a block takes: with sums, with random numbers, and with neither.
+# Elements of a map for each block: with sums, with random numbers, and with neither.
 _SUMMED, _DRAWN, _MAPPED = 4096, 2048, 1024
-# Length of a row from which a block works on it instead of a warp.
+# Rows of at least this length are computed by a block instead of a warp.
 _LONG_ROW = 2048
-# Rows that a block sums of columns at least, and chunks of rows at most.
+# The fewest rows of a block that sums columns, and the most chunks of rows.
 _CHUNK_ROWS, _CHUNKS = 64, 256
-# Statements of a row, up to which a thread has four rows on their way.
+# Up to so many statements of a row a thread loads four rows at once.
 _UNROLLED_LINES = 32
-# Bytes of shared memory that sums need.
+# Shared memory of sums in bytes.
 _SHARED = BLOCK * 8
-# Arguments of the functions of one kernel at most: CUDA allows 4096 bytes for those that are no `Run`'s.
+# The most arguments of one kernel's functions: CUDA allows 4096 bytes for those outside a `Run`.
 _ARGUMENTS = 400
 
-# What the kernels of a program are told of the batch, beside their pointers.
+# Arguments about the batch, beside the pointers.
 SIZES = ("B", "first_row", "global_B")
 
 
@@ -200,7 +200,7 @@ class Generator:
 
     def _map(self, function: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
         sums = group.of("sum")
-        if not sums and numel(group.lead) == ONE:  # read and replaced by one thread
+        if not sums and numel(group.lead) == ONE:  # the same thread reads and replaces it
             with w.scope(0) as body:
                 mains = [
                     (tensor, w.computed(tensor, places.index(tensor.shape, "main"))) for tensor in group.of("main")
@@ -218,7 +218,7 @@ class Generator:
         chunk = _SUMMED if sums else _DRAWN if draws else _MAPPED
         function.blocks = -(-self._sizes.count(group.lead) // chunk)
         w.write(f"const Index end = min((Index)(block + 1) * {chunk}, (Index)({numel_text(group.lead)}));")
-        if draws:  # a thread takes the eight numbers of a block that it draws
+        if draws:  # a thread uses all eight numbers of a block of random bits
             w.write(
                 f"for (Index first = (Index)block * {chunk} + threadIdx.x * 8; first < end; first += blockDim.x * 8)",
                 "    for (Index i = first; i < min(first + 8, end); ++i) {",
@@ -266,7 +266,7 @@ class Generator:
         is_long = columns >= _LONG_ROW
         lanes, join = ("blockDim.x", "block_join") if is_long else ("WARP", "warp_join")
         rows = self._sizes.count(group.lead)
-        function.blocks = rows  # of a block's threads; corrected below, where these are known
+        function.blocks = rows  # in threads of a block; corrected below, once these are known
         sums = group.of("sum")
         w.write(
             f"const int lane = threadIdx.x % {lanes};",
@@ -375,7 +375,7 @@ class Generator:
         w.write(
             f"const Index end = min((Index)(chunk_number + 1) * chunk, (Index)({numel_text(group.lead)}));",
             *([f"if ({has_column})"] if has_column else []),
-            # Rows are far apart: four are on their way at once.
+            # Rows are far apart: four are loaded at once.
             *(["#pragma unroll 4"] if len(body) <= _UNROLLED_LINES else []),
             f"    for (Index r = (Index)chunk_number * chunk + {first}; r < end; r += {distance}) {{",
             *_indented(_indented(body)),
@@ -558,7 +558,7 @@ class Generator:
         """Return the name of a tiled product's kernel; set header, threads and shared memory."""
         tiling = plan.tiling
         function.threads, function.dynamic = tiling.threads, tiling.shared
-        if not isinstance(lowering_of(result), ConvolutionLowering):  # whose matrices take more registers to find
+        if not isinstance(lowering_of(result), ConvolutionLowering):  # gathering its matrices takes more registers
             function.resident = tiling.resident
         function.needs.add(f"{tiling.kernel}.cuh")
         sizes = tiling.rows, tiling.columns, *tiling.inner
@@ -598,7 +598,7 @@ class Generator:
         for value in group.roles:
             self._target(function, w, value, None)
 
-    # Sums over all elements, which the last block ends
+    # Sums over all elements, completed by the last block
 
     def _begin_sums(self, w: Writer, sums: Sequence[Tensor], columns: int | None = None) -> None:
         """Declare a thread's accumulators: for each sum, or for each of its columns."""
@@ -788,7 +788,7 @@ def source(kernels_of_source: Sequence[Kernel], wide_index: bool, fields: Mappin
             "}",
         ]
     for kernel in kernels_of_source:
-        # A block may have all registers that leave room for so many: else nvcc spills some for the sake of occupancy.
+        # A block may use all registers that leave room for so many; else nvcc spills some for occupancy.
         bounds = f"{kernel.threads}, {min(function.resident for function in kernel.functions)}"
         parameters = ["const Run *__restrict__ pack", *sizes, *(kind + name for kind, name in arguments_of(kernel))]
         lines += [
@@ -843,7 +843,7 @@ def arguments_of(kernel: Kernel) -> list[tuple[str, str]]:
         parameters.append(("int ", f"blocks_{function.name}"))
         parameters += [("int ", counter) for at in function.addresses.values() for counter, _ in at.terms]
         parameters += [(kind, name) for kind, name in called(function) if not _is_of_run(function, kind, name)]
-    return list(dict.fromkeys(parameters))  # a function may name its own number of blocks
+    return list(dict.fromkeys(parameters))  # a function may need its own number of blocks
 
 
 def _declared(fields: Mapping[str, str], used: Set[str]) -> list[str]:
@@ -896,7 +896,7 @@ def names_of(tensors: Iterable[Tensor], labels: Mapping[Tensor, str]) -> dict[Te
     for number, tensor in enumerate(dict.fromkeys(tensors)):
         path = labels.get(tensor) or (tensor.variable._path if tensor.variable is not None else tensor.name)
         word = _word(path or (tensor.op.name if tensor.op is not None else "constant"))
-        if _RESERVED.fullmatch(word):  # and with a number behind it, as often as not
+        if _RESERVED.fullmatch(word):  # often with a number behind it
             word = f"t_{word}"
         name = word if path and word not in used_names else f"{word}_{number}"
         used_names.add(name)
@@ -923,7 +923,7 @@ _TYPES = (
     ),
     *("Window", "Patches", "Pixels", "Phase", "Taps"),
 )
-# Names that the generator gives, or C++ has.
+# Names that the generator or C++ uses.
 _KEYWORDS = """
 alignas|alignof|and|and_eq|asm|auto|bitand|bitor|bool|break|case|catch|char|class|compl|const|const_cast|constexpr
 continue|decltype|default|delete|do|double|dynamic_cast|else|enum|explicit|export|extern|false|float|for|friend|goto|if

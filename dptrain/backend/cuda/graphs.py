@@ -14,11 +14,11 @@ from dptrain.errors import DeviceError
 
 __all__ = ["CudaGraph", "capture", "steps_in_graph"]
 
-# Steps that one graph holds at most, launches in it at most, and steps from which several in one pay.
+# The most steps and launches of one graph, and the steps from which several in one pay off.
 _STEPS, _LAUNCHES, _WORTH = 16, 128, 8
 
 # CU_STREAM_CAPTURE_MODE_RELAXED: other threads may copy and wait meanwhile, and this one may allocate and free memory.
-# What conflicts with the capture itself is refused in every mode, such as waiting for its stream: see `Gpu.captures`.
+# Conflicts with the capture itself are refused in every mode, such as waiting for its stream: see `Gpu.captures`.
 _RELAXED = 2
 
 

@@ -41,24 +41,24 @@ from dptrain.program.sharding.messages import SENT, stages
 from dptrain.program.tensor import Node, Tensor, Variable
 from dptrain.program.types import is_half
 
-# How a group goes over its elements: "map" one by one; "rows" a warp or a block a row; "columns" sums over rows, with a
-# lane for each column; "totals" the same, with a block for one column; "product" by tiles of a matrix product, whose
-# results it gets, and of a convolution's may sum over the rows, too; "call" by a user's kernel, or on the host; "loop"
-# by the groups of a body, step by step.
+# How a group iterates over its elements: "map" one by one; "rows" a warp or a block a row; "columns" sums over rows,
+# with a lane for each column; "totals" the same, with a block for one column; "product" by tiles of a matrix product,
+# whose results it consumes, and for a convolution may also sum over the rows; "call" by a user's kernel, or on the
+# host; "loop" by the groups of a body, step by step.
 GroupKind = Literal["map", "rows", "columns", "totals", "product", "call", "loop"]
-# Where an axis of a group's elements belongs: to the number of the row, or to that within the row, the column.
+# Whether an axis of a group's elements belongs to the row's index or to the column's, within the row.
 Side = Literal["row", "column"]
-# All axes of a group's elements in the order in which they lie in memory, those of one side that follow each other as
-# one: (B, H, W, C) has for its sums over H and W the rows B and C around the columns H x W.
+# All axes of a group's elements in memory order, with adjacent ones of a side merged: for sums over H and W of
+# (B, H, W, C) the rows are B and C, around the columns H x W.
 Axes = tuple[tuple[Side, Shape], ...]
-# Sums over axes that lie apart, or between others: terms from which on threads share one, and from which on blocks do
-# where the batch's rows do not share out the work; and how many must lie side by side for lanes to go along them.
+# Sums over axes that are apart, or between others: terms from which threads share a sum, and from which blocks do if
+# the batch's rows do not share the work; and how many must be adjacent for lanes to iterate along them.
 _LONG_SUM, _LONG_TOTAL, _SIDE_BY_SIDE = 32, 2048, 8
-# Ops of single elements: more than so many are not computed again for several anchors, nor so many in a row for one.
+# Elementwise ops: at most so many are recomputed for several anchors, and at most so many in a chain for one.
 _COMPUTED_AGAIN, _DEEP = 32, 64
-# What a member is to its group: "main" has an element at each place of the group, "row" one for each row, "reduce"
-# one of each row's joined terms; "sum" joins terms of all places, of all rows for each column; "final" is computed from
-# these.
+# A member's role in its group: "main" has an element at each place of the group, "row" one for each row, "reduce" one
+# of each row's reduced terms; "sum" reduces terms of all places, or of all rows for each column; "final" is computed
+# from these.
 Role = Literal["main", "row", "reduce", "sum", "final"]
 
 
@@ -200,7 +200,7 @@ class Grouping:
         self._loops: dict[Node, Group] = {}
         self.used: set[Tensor] = set()
         self.updates: Mapping[Variable, Tensor] = program.updates
-        # The old value of what becomes of a variable, and the groups that read values from before the step.
+        # The old value of each update, and the groups that read values from before the step.
         self._old = {new: program.state[variable] for variable, new in program.updates.items()}
         self._readers: dict[Tensor, set[Group]] = {}
         tensors = [tensor for tensor in program.tensors if tensor.op is not None]
@@ -210,7 +210,7 @@ class Grouping:
         self._find_anchors(program, tensors)
         order = stages(program)
         self.stage_count = len(order)
-        self._floor = self._highest = 0  # levels: of all groups of stages before, and of all
+        self._floor = self._highest = 0  # levels of all groups in earlier stages, and of all
         for stage, stage_tensors in enumerate(order):
             for tensor in stage_tensors.order:
                 part = self.parts.get(tensor, tensor)
@@ -238,7 +238,7 @@ class Grouping:
             elif isinstance(lowering, Product | ConvolutionLowering):
                 anchors |= dict.fromkeys([tensor, *(base for base, _ in factors_of(tensor) if base.op is not None)])
             elif is_rounding(tensor) and is_product(tensor.inputs[0]) and not is_by_library(tensor.inputs[0]):
-                anchors[tensor] = None  # half of what it rounds, which is then stored for nobody
+                anchors[tensor] = None  # half the bytes of the product, which then need not be stored
             elif isinstance(lowering, WHOLE) or runs_alone(tensor):
                 anchors |= dict.fromkeys([tensor, *(read for read in tensor.inputs if read.op is not None)])
         self.anchors = anchors
@@ -250,13 +250,13 @@ class Grouping:
 
     def _cut_chains(self, tensors: Sequence[Tensor]) -> None:
         """Store what several anchors would recompute by many ops, and ends of long chains, such as recurrences."""
-        of: dict[Tensor, set[Tensor]] = {}  # two of the anchors that are made of a tensor
+        of: dict[Tensor, set[Tensor]] = {}  # two of the anchors computed from a tensor
         for tensor in reversed(tensors):
             ends = {tensor} if tensor in self.anchors else of.get(tensor, set())
             for read in tensor.inputs:
                 readers = of.setdefault(read, set())
                 readers |= set(islice(ends - readers, 2 - min(len(readers), 2)))
-        beneath: dict[Tensor, set[Tensor]] = {}  # what computes an element, from what is in memory on
+        beneath: dict[Tensor, set[Tensor]] = {}  # ops that compute an element from stored tensors
         depths: dict[Tensor, int] = {}
         for tensor in tensors:
             reads = [read for read in tensor.inputs if read in beneath]
@@ -272,7 +272,7 @@ class Grouping:
         """Return the tensor to compute once where a smaller tensor is used for many elements, or None."""
         while tensor.op is not None and tensor.op.is_view:
             if numel(tensor.inputs[0].shape) != numel(tensor.shape):
-                return None  # the input of that view is judged by itself
+                return None  # the view's input is considered separately
             tensor = tensor.inputs[0]
         if tensor.op is None or tensor in self.anchors or self._cheap(tensor):
             return None
@@ -283,8 +283,8 @@ class Grouping:
         if tensor.op is None or tensor in self.anchors:
             return True
         cheap, anchors = self._known_as_cheap.get(tensor, (False, -1))
-        if not cheap and anchors != len(self.anchors):  # more anchors make more tensors cheap
-            if tensor.op.expensive:  # but of numbers that are known, which wait for nothing
+        if not cheap and anchors != len(self.anchors):  # additional anchors make more tensors cheap
+            if tensor.op.expensive:  # except of known numbers, which wait for nothing
                 cheap = all(operand.op is None and operand.value is not None for operand in tensor.inputs)
             else:
                 cheap = all(self._cheap(operand) for operand in tensor.inputs)
@@ -326,7 +326,7 @@ class Grouping:
 
     def _add_copy(self, part: Tensor, stage: int) -> None:
         """Add a copy to send: before all others of its stage, if it depends on none of them."""
-        copy_group = Group("map", (("row", part.shape),), stage, self._floor)  # a level at which nothing else joins
+        copy_group = Group("map", (("row", part.shape),), stage, self._floor)  # a level to itself
         if _is_of_state(part) and self._joins(part, copy_group):
             self._append(copy_group)
             self.early.add(copy_group)
@@ -399,8 +399,8 @@ class Grouping:
             return False
         if isinstance(lowering_of(product), Product):
             return tensor not in self._old
-        # A convolution's kernel is small beside the sums that its gradient is made of. But the new kernel waits for
-        # whatever reads the old one: often the product beside this one.
+        # A convolution's kernel is small compared with its gradient's sums. But the new kernel waits for all readers of
+        # the old one: often the product beside this one.
         readers = self._readers.get(self._old[tensor], set()) if tensor in self._old else set()
         return all(reader is group or reader.level < group.level for reader in readers)
 
@@ -409,7 +409,7 @@ class Grouping:
         return tensor in self.anchors or (tensor.op is None and (tensor.value is None or tensor.value.size != 1))
 
 
-# Whose values a member can use that its own group has computed.
+# Roles whose values a member can use within its group.
 _KNOWN_BY: dict[Role, tuple[Role, ...]] = {
     "main": ("main", "row", "reduce"),
     "row": ("row", "reduce"),

@@ -32,13 +32,13 @@ from dptrain.runtime.records import Collective
 if TYPE_CHECKING:
     from dptrain.backend.cuda.backend import CudaBackend
 
-# Blocks that join what ranks have, at most, and the threads of each.
+# The most blocks that reduce the ranks' elements, and the threads of each.
 _BLOCKS, _THREADS = 1024, 256
-# Seconds in which a job ends whose messages have been cut short.
+# Seconds in which a job with aborted messages ends.
 _END = 60.0
-# Where scratch memory of a message begins.
+# Alignment of a message's scratch memory.
 _ALIGNMENT = 256
-# Types that `kernels/ranks.h` joins.
+# Types that `kernels/ranks.h` reduces.
 _JOINED = ("float32", "float64", "bfloat16", "float16", "int32", "int64", "uint8", "uint32", "uint64")
 
 
@@ -88,7 +88,7 @@ class Links:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Record for hang detection that this rank waits for a stream, on which messages may wait for other ranks."""
-        # Where ranks have met since, all have queued these messages.
+        # Once ranks have met again, all have queued these messages.
         must_wait = self._record.position == self._queued
         if must_wait:
             self._record.step_back()
@@ -98,7 +98,7 @@ class Links:
         passing = [] if self._rings is None else self._rings.links.values()
         joined = (*self._groups.values(), *passing)
         if any(communicator.is_aborted for communicator in joined):
-            time.sleep(_END)  # what the device has made is garbage
+            time.sleep(_END)  # the device's results are garbage
 
     def close(self) -> None:
         """Disconnect, once all queued work has ended. Collective."""
@@ -150,7 +150,7 @@ class LinkedMessage(ABC):
         """Queue the transfers."""
 
     def __del__(self) -> None:
-        with suppress(AttributeError):  # where the constructor failed
+        with suppress(AttributeError):  # if the constructor failed
             self._streams.retire(self._complete, self._arrived)
 
 
@@ -166,7 +166,7 @@ class LinkedSum(LinkedMessage):
         self._buffer, self._over = _stored(buffer), over
         self._adding = _adding(link, self._buffer.dtype, over)
         self._join = RankReduction(backend, buffer.dtype, over) if self._adding is None else None
-        # Of a sum a rank makes its share and gives it to all; of a maximum, which is short, each makes everything.
+        # A rank computes its share of a sum and sends it to all; of a maximum, which is short, each computes all.
         ends = [buffer.size * rank // link.size if over == "sum" else 0 for rank in range(link.size + 1)]
         self._shares, self._own = np.diff(ends).tolist(), slice(*ends[link.rank : link.rank + 2])
         if self._join is not None:
@@ -215,7 +215,7 @@ class LinkedMove(LinkedMessage):
         self._over = "" if self._gathers else first.attributes["over"]
         own_bytes, whole_bytes = self._counts[link.rank] * itemsize, sum(self._counts) * itemsize
         contiguous = is_contiguous(message)
-        # Parts packed, or what comes from all ranks for this one; a whole packed; the own sums packed.
+        # Packed: parts, or what all ranks send to this one; a whole; this rank's sums.
         sizes = [own_bytes * (len(parts) > 1), 0 if contiguous else whole_bytes, 0]
         self._adding: AddingCommunicator | None = None
         self._join: RankReduction | None = None

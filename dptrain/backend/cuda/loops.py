@@ -18,7 +18,7 @@ from dptrain.program.tensor import Node, Tensor
 if TYPE_CHECKING:
     from dptrain.backend.cuda.generate import Kernel
 
-# Places of a carry: of the one that a step reads, and of that which it writes.
+# Slots of a carry: the one that a step reads, and the one that it writes.
 CARRY_PLACES = 2
 
 

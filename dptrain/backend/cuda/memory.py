@@ -13,7 +13,7 @@ from dptrain.backend.cuda.device import Gpu, cuda
 from dptrain.backend.transfers import HostArray
 from dptrain.errors import DeviceError, DeviceMemoryError
 
-# Bytes of a block of the ring from which small arrays are sent, and how many there are.
+# Bytes of a block of the ring for small arrays, and the number of blocks.
 _RING_BLOCK, _RING_BLOCKS = 2**16, 4
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 
@@ -93,7 +93,7 @@ class Streams:
         self._streams.clear()
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # where the constructor failed
+        with contextlib.suppress(AttributeError):  # if the constructor failed
             self._gpu.retire(*self._streams, self._queued)
 
 
@@ -126,7 +126,7 @@ class DeviceMemory:
         self.free()
 
     def __del__(self) -> None:
-        # What kernels made of a failed context cannot be freed, and an exception here could reach nobody.
+        # Memory of a failed context cannot be freed, and an exception here would reach nobody.
         with contextlib.suppress(cuda.Error, AttributeError):
             self.free()
 

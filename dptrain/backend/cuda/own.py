@@ -56,7 +56,7 @@ def own_launch(
     def queue() -> None:
         try:
             prepared.prepared_async_call(launch.grid, launch.block, stream, *arguments, shared_size=launch.shared)
-        except Exception as error:  # PyCUDA packs arguments by a struct module of its own, with errors of its own
+        except Exception as error:  # PyCUDA packs arguments with its own struct module and errors
             raise DeviceError(
                 f"op {kernel.name!r}: kernel {kernel.kernel!r} does not launch on grid {launch.grid}, block "
                 f"{launch.block}, arguments {kernel.arguments!r}: {error}"

@@ -31,10 +31,10 @@ from dptrain.program.pipeline.send_recv import Channel
 if TYPE_CHECKING:
     from dptrain.backend.cuda.links import Links
 
-# Slots begin there.
+# Alignment of slots.
 _ALIGNMENT = 256
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
-# Of tags, what tells that a slot is read from what tells that one is filled.
+# Added to the tags of messages that a slot is read, unlike those that it is filled.
 _READ = 1 << 14
 
 
@@ -106,7 +106,7 @@ class P2pRings:
         self._comm, self._nccl = comm, nccl
         self._sizes: dict[tuple[int, int], RingSize] = {}
         self._ends: dict[tuple[int, int], Any] = {}
-        self.links: dict[tuple[int, int], NcclCommunicator] = {}  # made in an order that all ranks know
+        self.links: dict[tuple[int, int], NcclCommunicator] = {}  # created in the same order on all ranks
 
     def require(self, sizes: Sequence[RingSize], streams: Streams) -> None:
         """Allocate missing or too small rings, the same on all ranks; AgreedError if memory is short. Collective."""

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from dptrain.backend.cuda.backend import CudaBackend
     from dptrain.backend.cuda.executable import CudaExecutable
 
-# Where the rows of each step begin: (steps,) int64.
+# Start of each step's rows: (steps,) int64.
 Starts = npt.NDArray[np.int64]
-# What kernels read of a run: (fields,) of eight bytes each.
+# A run's fields for kernels: (fields,) of eight bytes each.
 Words = npt.NDArray[np.uint64]
 
 

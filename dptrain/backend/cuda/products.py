@@ -4,18 +4,18 @@ import functools
 from dataclasses import dataclass
 
 TILES = (128, 64, 32)
-# What the plans aim at. Constants, not the GPU's number of processors, so that the order of sums, and with it the
-# bits, depend on shapes alone.
+# Targets of the plans. Constants, not the GPU's number of processors, so that the order of sums, and thus the bits,
+# depend on shapes alone.
 _WANTED_BLOCKS, _WANTED_WARPS = 64, 2048
 _LEAST_SPLIT, _LEAST_SLICE, _MOST_SLICES = 512, 64, 256
-# How many slices, and tiles of rows, a block joins: SLICE_FAN, and FAN of `TileColumns`, of `kernels/tiles.cuh`.
+# Slices, and tiles of rows, that a block joins: SLICE_FAN, and FAN of `TileColumns`, of `kernels/tiles.cuh`.
 _SLICE_FAN, COLUMNS_FAN = 16, 32
-# Terms up to which results are more than what they are made of.
+# Up to so many terms results outnumber operands.
 _FEW_TERMS = 64
-# Terms of a slice from which on a larger tile in slices is better than a smaller one that gives enough blocks alone.
+# Terms of a slice from which a larger tile in slices beats a smaller one with enough blocks.
 _LONG_SLICE = 1024
-# Of a product by warpgroups: rows of a tile, columns, terms a stage, and stages (`WgmmaShape`). A block has a processor
-# for itself; `_WANTED_WGMMA` blocks fill a GPU.
+# A product by warpgroups: rows and columns of a tile, terms a stage, and stages (`WgmmaShape`). A block has a
+# multiprocessor for itself; `_WANTED_WGMMA` blocks fill a GPU.
 _WGMMA_ROWS, _WGMMA_COLUMNS, _WGMMA_DEPTH, _WGMMA_STAGES = 128, (256, 128), 64, 4
 _WANTED_WGMMA = 128
 
@@ -62,9 +62,9 @@ _TILINGS = {
         ("half", "product_half", {32: ((64, 16, 16), 128), 64: ((32, 32, 32), 128), 128: ((32, 64, 32), 256)}),
     )
 }
-# Float32's largest tile of gathered matrices, to find whose elements takes registers: 16 columns a thread would spill.
+# Float32's largest tile of gathered matrices; addressing takes registers, and 16 columns a thread would spill.
 _GATHERED = _square("product", 128, (8, 8, 8, 1), 256)
-# And its smallest, in four groups of threads, for results of fewer such tiles.
+# Its smallest, in four groups of threads, for results of fewer such tiles.
 _GROUPED, _FEW_TILES = _square("product", 32, (64, 4, 4, 4), 256, 2), 256
 # Warps of a block by the length of a tile, as plans count them.
 _WARPS = {128: 8, 64: 8, 32: 2}
@@ -101,7 +101,7 @@ def product_plan(M: int, N: int, K: int, precision: str = "float32", gathered: b
     tiles and at least one of their stages. `gathered`: of a convolution.
     """
     long_slices = max(1, min(K // _LONG_SLICE, _MOST_SLICES))
-    # Of sums of a few terms it is the results that take the time: more threads store smaller tiles at once.
+    # With few terms the results take the time: more threads store smaller tiles at once.
     tiles = TILES if K >= _FEW_TERMS else TILES[1:]
     filled = (tile for tile in tiles if 2 * min(M, N) > tile)
     tile = next(

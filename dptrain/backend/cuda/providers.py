@@ -20,9 +20,9 @@ from dptrain.program.tensor import Tensor
 from dptrain.program.types import is_half
 
 Kind = Literal["gemm", "conv"]
-# The library for products of matrices, and that for convolutions.
+# The libraries for matrix products and for convolutions.
 LIBRARIES: dict[Kind, str] = {"gemm": "cublaslt", "conv": "cudnn"}
-# Who can be asked for: "auto" measures which of two is faster.
+# Accepted providers: "auto" measures which of two is faster.
 PROVIDERS: dict[Kind, tuple[str, ...]] = {kind: ("dptrain", one, "auto") for kind, one in LIBRARIES.items()}
 # The axes of a kernel (R, S, I, O) in the order in which libraries have them: O, R, S, I.
 _LIBRARY_KERNEL = (3, 0, 1, 2)
@@ -76,7 +76,7 @@ def matrices(result: Tensor, transposed_a: bool, count: Callable[[Shape], int]) 
     M, N, K = (count((n,)) for n in (*result.shape[-2:], result.inputs[0].shape[-1]))
     batch_a, batch_b = (count(factor.shape[:-2]) for factor in result.inputs)
     if batch_b == 1 and batch > 1 and not transposed_a:
-        M, batch, batch_a = M * batch, 1, 1  # rows of all matrices are those of one
+        M, batch, batch_a = M * batch, 1, 1  # the rows of all matrices become one matrix's
     return Matrices((M, N, K), batch, (M * K if batch_a > 1 else 0, K * N if batch_b > 1 else 0))
 
 

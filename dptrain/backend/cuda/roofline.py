@@ -20,17 +20,17 @@ from typing import Literal
 from dptrain.backend.cuda.graphs import steps_in_graph
 
 Unit = Literal["FP32", "TF32", "half"]
-# What takes the time: launching, global memory, one of the units, or too few blocks to fill the GPU.
+# The bottleneck: launching, global memory, one of the units, or too few blocks to fill the GPU.
 Bound = Literal["launch", "memory", "blocks", "FP32", "TF32", "half"]
 
-# Seconds that a kernel in a graph costs beside its work, and the launch of a graph.
+# Overhead in seconds of a kernel in a graph, and of a graph's launch.
 NODE_SECONDS, GRAPH_SECONDS = 2.5e-6, 1e-6
 # A kernel that fills less of a GPU would take half the time or less if it filled all of it.
 _HALF_FULL = 0.5
 # Of a multiprocessor, compute capabilities 8.0 and 9.0 (CUDA C++ Programming Guide, "Technical Specifications per
 # Compute Capability"): threads, blocks, registers, and bytes of shared memory that the system takes of a block's.
 _THREADS, _BLOCKS, _REGISTERS, _RESERVED = 2048, 32, 65536, 1024
-# A warp's registers come in portions.
+# A warp's registers are allocated in portions.
 _WARP, _PORTION = 32, 256
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from dptrain.errors import DeviceError
 from dptrain.runtime.programs import run_program
 
-# Seconds that the driver may take to answer; the first start after a boot takes several.
+# Time limit of the driver in seconds; the first start after a boot takes several.
 _PATIENCE = 120.0
 
 

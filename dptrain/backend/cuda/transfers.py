@@ -19,11 +19,11 @@ class PinnedExchange(Exchange):
         self._back = cuda.Event(cuda.event_flags.DISABLE_TIMING)
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # where the constructor failed
+        with contextlib.suppress(AttributeError):  # if the constructor failed
             self._heap.retire(self._back)
 
     def begin(self) -> None:
-        # This waits for the last `end` too, which the ops' stream has waited for: the pinned memory is free again.
+        # This also waits for the last `end`, for which the ops' stream has waited: the pinned memory is free again.
         self._out.queued.record(self._streams.ops)
         self._streams.outward.wait_for_event(self._out.queued)
         if self._buffer.size:
@@ -31,7 +31,7 @@ class PinnedExchange(Exchange):
         self._out.copied.record(self._streams.outward)
 
     def values(self) -> HostArray:
-        self._streams.synchronize(self._out.copied)  # MPI knows nothing of streams
+        self._streams.synchronize(self._out.copied)  # MPI ignores streams
         return self._out.host
 
     def end(self) -> None:
@@ -106,14 +106,14 @@ class DirectExchange(Exchange):
         self._complete = cuda.Event(cuda.event_flags.DISABLE_TIMING)
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # where the constructor failed
+        with contextlib.suppress(AttributeError):  # if the constructor failed
             self._heap.retire(self._complete)
 
     def begin(self) -> None:
         self._complete.record(self._streams.ops)
 
     def values(self) -> DeviceArray:
-        self._streams.synchronize(self._complete)  # MPI knows nothing of streams
+        self._streams.synchronize(self._complete)  # MPI ignores streams
         return self._buffer
 
     def end(self) -> None:

@@ -57,7 +57,7 @@ def literal(value: Any, dtype: DType) -> str:
         text = f"{number + 1}{suffix} - 1"  # C++ has no negative literals
         return f"(({kind})({text}))"
     if number_type.is_integer and dtype.itemsize < 4:
-        return f"(({kind}){text})"  # else an int, for which functions of two equal types are no match
+        return f"(({kind}){text})"  # an int would not match functions of two equal types
     return f"({text}{suffix})" if text.startswith("-") else f"{text}{suffix}"
 
 
@@ -124,7 +124,7 @@ def cast(value: Ex, dtype: DType, to: DType) -> str:
     """Convert a value to another type."""
     if dtype == to:
         return value.text
-    # Of a fraction that becomes a whole number and then a fraction again, GCC makes one truncation: -0 of -0.5.
+    # GCC turns a conversion to an integer and back into a truncation, which makes -0 of -0.5.
     if value.computed and type_of(dtype).is_integer and type_of(to).is_float:
         return f"dp_number<{ctype(to)}>({value.text})"
     return f"({ctype(to)}){value.text}"

@@ -71,25 +71,25 @@ class _Fuser:
         self._last = self._last_reads(program)
         self._sent: set[Tensor] = set()
         self._kernels: list[Kernel] = []
-        self._ready: dict[Tensor, int] = {}  # from which kernel of this stage on a root can be read from memory
+        self._ready: dict[Tensor, int] = {}  # the kernel of this stage from which a root can be read from memory
         self._copies: dict[tuple[Tensor, DType], Tensor] = {}
-        self._makers: dict[Tensor, int] = {}  # loops of this stage by what they make
-        self._readers: dict[tuple[Key, View], list[int]] = {}  # and by their space and what they read there
-        self._singles: list[int] = []  # and those of single numbers
-        self._values: dict[Node, dict[int, Tensor]] = {}  # of ops that have several
+        self._makers: dict[Tensor, int] = {}  # loops of this stage by the tensors that they compute
+        self._readers: dict[tuple[Key, View], list[int]] = {}  # and by their space and the views that they read there
+        self._singles: list[int] = []  # loops of single numbers
+        self._values: dict[Node, dict[int, Tensor]] = {}  # values of ops with several
         for tensor in program.tensors:
             if tensor.op is not None and tensor.op.has_values:
                 self._values.setdefault(tensor.node, {})[tensor.index] = tensor
-        # Products by the sums over their first axes that alone read them, and these products.
+        # Products by the sums over leading axes that alone read them, and these products.
         self._sums = _summed_products(program, self._stages)
         self._summed = set(self._sums.values())
         self.fused = Fused(program, [], {}, {}, {}, {}, set())
         for number, stage in enumerate(self._stages):
             if join:
-                self._append(Loop(()))  # for single numbers that depend on nothing else
+                self._append(Loop(()))  # for single numbers without operands
             for tensor in stage.tensors:
                 self._add(tensor)
-            # Sums are written over their parts: what else is sent is known before them.
+            # Sums overwrite their parts, so other messages come first.
             kinds = sorted(stage.messages, key=lambda message: message[0].op is ALL_REDUCE)
             parts = {tensor: self._travelling(tensor, number) for message in kinds for tensor in message}
             messages = [[(parts[tensor], tensor) for tensor in message] for message in stage.messages]
@@ -135,7 +135,7 @@ class _Fuser:
             if tensor is next(iter(values.values())):
                 self._append(self._node(tensor, inputs, values))
         elif tensor in self._summed:
-            pass  # by the product that its sum is made of
+            pass  # computed by the product kernel of its sum
         elif tensor in self._sums or _is_product(tensor):
             self._append(self._product(tensor, self._sums.get(tensor, tensor)))
         elif _has_code(tensor, inputs):
@@ -373,7 +373,7 @@ def _has_code(tensor: Tensor, inputs: Sequence[View]) -> bool:
         case lowering.Gather():
             table, places = tensor.inputs
             root = inputs[0].root
-            if marked(table.shape) != marked(root.shape):  # such as one row that is spread over many
+            if marked(table.shape) != marked(root.shape):  # such as a row broadcast to many
                 return False
             return inputs[0] == whole(root) and places.dtype.kind in "iu"
         case lowering.Element() | lowering.Reduction():

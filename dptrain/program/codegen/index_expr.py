@@ -157,7 +157,7 @@ class IndexExpr:
         floor_divs = [
             index for index, _ in self.terms if isinstance(index, FloorDiv) and index.dividend == quotient.dividend
         ]
-        for inner in (None, *floor_divs):  # the quotient of one that has been divided before is that of the first place
+        for inner in (None, *floor_divs):  # dividing a quotient again divides the original index
             length = exact_quotient(quotient.divisor, ONE if inner is None else inner.divisor)
             count = None if length is None or length == ONE else exact_quotient(factor, length)
             if length is None or count is None:
@@ -174,7 +174,7 @@ class IndexExpr:
         if self.upper_bound is None:
             return False
         slack, powers = offset_by(length) - _SINGLE - self.upper_bound, dict[int, int]()
-        for (_, power), number in slack.terms.items():  # of one row and so many more
+        for (_, power), number in slack.terms.items():  # in powers of the rows beyond the first
             for exponent in range(power + 1):
                 powers[exponent] = powers.get(exponent, 0) + number * comb(power, exponent)
         return all(number >= 0 for number in powers.values())

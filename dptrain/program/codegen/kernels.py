@@ -260,7 +260,7 @@ class Fused:
         return stored
 
 
-# What fits into a loop
+# Fitting members into loops
 
 
 def fitting(loop: Loop, tensor: Tensor, inputs: Sequence[View]) -> LoopMember | None:
@@ -279,9 +279,9 @@ def takes(loop: Loop, member: LoopMember) -> bool:
         return False
     reduction = lowering_of(member.tensor)
     if member.kind == "sum" and isinstance(reduction, Reduction) and reduction.join == "argmax":
-        return False  # a place is known at the end of a row of its own, not joined from terms that come one by one
+        return False  # an argmax is known only at the end of its own row, not accumulated term by term
     if member.kind == "sum" and not member.inner and not (len(loop.space) == 2 and isinstance(loop.space[0], Dim)):
-        return False  # the order of the sum would be another one than in a loop of its own
+        return False  # the sum would have another order than in its own loop
     for number, view in enumerate(member.reads):
         read = loop.member(view.root)
         if read is not None and not usable(read, member, number):

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from dptrain.program.shapes import local, size
 from dptrain.program.tensor import Array, Tensor
 
-# A cache line: where arrays begin.
+# Alignment of arrays: a cache line.
 ALIGNMENT = 64
 
 
@@ -74,7 +74,7 @@ def in_place(updates: Iterable[tuple[Tensor, Tensor]], kernels: Iterable[Access]
     for kernel in kernels:
         for tensor in kernel.reads:
             reading.setdefault(tensor, []).append(kernel)
-    awaited = {earlier for kernel in kernels for earlier in kernel.after}  # most makers of new values are not
+    awaited = {earlier for kernel in kernels for earlier in kernel.after}  # most are not
     replaced: dict[Tensor, Tensor] = {}
     for new, old in updates:
         maker = makers.get(new)
@@ -127,13 +127,13 @@ class Arena:
     and for validation add none. A run within another, or in another thread, gets other memory.
     """
 
-    # Of memory that nobody uses, what is kept besides one piece.
+    # Unused memory to keep besides one piece.
     _KEPT_BYTES = 64 << 20
 
     def __init__(self) -> None:
         self._size = 0
         self._lock = threading.Lock()
-        self._free: list[Array] = []  # the one that was used last at the end
+        self._free: list[Array] = []  # the latest used last
 
     def reserve(self, size: int) -> None:
         """Grow to at least so many bytes; MemoryError if there are not as many."""
@@ -155,7 +155,7 @@ class Arena:
             yield memory
         finally:
             with self._lock:
-                if len(memory) == self._size:  # nobody has needed more meanwhile
+                if len(memory) == self._size:  # unless more was needed meanwhile
                     self._free.append(memory)
                     if self._size * len(self._free) > self._KEPT_BYTES and len(self._free) > 1:
                         del self._free[0]
@@ -175,7 +175,7 @@ def aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
     """Return an uninitialised array that begins on a cache line: unaligned AVX-512 passes are a tenth slower."""
     kind = np.dtype(dtype)
     length = size(shape) * kind.itemsize
-    if length > sys.maxsize - ALIGNMENT:  # NumPy would call it a ValueError
+    if length > sys.maxsize - ALIGNMENT:  # NumPy would raise a ValueError
         raise MemoryError(f"unable to allocate {length} bytes for an array with shape {tuple(shape)}")
     memory = np.empty(length + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT

@@ -21,14 +21,14 @@ class _LoopMerger:
         self._fused = fused
         self._kernels: dict[int, Kernel] = {}
         self._makers: dict[Tensor, int] = {}
-        self._readers: dict[Tensor, set[int]] = {}  # of what lies in memory
-        self._sharing: dict[View, set[int]] = {}  # loops, by what they read
-        self._views: dict[int, list[View]] = {}  # of loops: what they read there
-        self._singles: set[int] = set()  # loops over no axis
-        self._firsts: dict[int, int] = {}  # what `_first_reader` and `_last_needed` have found
+        self._readers: dict[Tensor, set[int]] = {}  # by stored tensor
+        self._sharing: dict[View, set[int]] = {}  # loops by the views that they read
+        self._views: dict[int, list[View]] = {}  # the views that loops read
+        self._singles: set[int] = set()  # loops without axes
+        self._firsts: dict[int, int] = {}  # caches of `_first_reader` and `_last_needed`
         self._lasts: dict[int, int] = {}
         self._refused: set[tuple[Loop, Loop]] = set()
-        self._waiting: list[int] = []  # a heap of loops that there may be something to merge with
+        self._waiting: list[int] = []  # a heap of loops that may have something to merge with
         self._awaited: set[int] = set()
         for number, kernel in enumerate(kernels):
             self._enter(number, kernel)
@@ -61,9 +61,9 @@ class _LoopMerger:
         self._leave(second)
         self._enter(first if up else second, joined)
         moved = [first if up else second]
-        if up:  # what reads the second can move up with it
+        if up:  # readers of the second can move up with it
             self._await({reader for tensor in later.tensors for reader in self._readers.get(tensor, ())})
-        else:  # what makes that the first reads can move down with it
+        else:  # kernels that compute the first's operands can move down with it
             moved += {self._makers.get(self._fused.memory_of(view.root), first) for view in earlier.reads}
         for number in moved:
             if isinstance(loop := self._kernels.get(number), Loop):
@@ -103,7 +103,7 @@ class _LoopMerger:
         memory = self._fused.memory_of(view.root)
         return memory is not view.root and loop.member(memory) is not None
 
-    # What is known of the kernels
+    # Facts about the kernels
 
     def _await(self, numbers: Iterable[int]) -> None:
         for number in numbers:
@@ -185,7 +185,7 @@ def sink(fused: Fused) -> None:
 class _MemberSinker:
     def __init__(self, fused: Fused) -> None:
         self._fused, self._handed_out = fused, fused.handed_out()
-        # Who reads what lies in memory: kernels with their members, and whether as what was made, in no other shape.
+        # Readers of stored tensors: kernels with their members, and whether they read them in the same shape.
         self._readers: dict[Tensor, dict[tuple[Kernel, LoopMember | None], bool]] = {}
         for kernel in fused.kernels:
             if isinstance(kernel, Loop):
@@ -247,7 +247,7 @@ class _MemberSinker:
                 or read.tensor in self._handed_out
                 or any(kernel is not loop for kernel, _ in self._readers[read.tensor])
             ):
-                can = member.kind != "reduce"  # what it reads lies in memory, and is more than what it makes
+                can = member.kind != "reduce"  # its operands are stored, and larger than its result
             elif read not in moving:
                 can = begin(read)
         return moving if can else None

@@ -21,7 +21,7 @@ from dptrain.program.sharding.mesh import BATCH, OWN_PART, REDUCE_SCATTER
 from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Tensor, Variable
 
-# Ops that share a loop with what they read.
+# Ops that share a loop with their operands.
 _FUSED = (Element, Gather, Insert, Join, Reduction)
 
 
@@ -127,7 +127,7 @@ class CostModel:
     def works(self, lengths: Mapping[str, int], rows: int) -> dict[Tensor, Work]:
         """Return the work of each op but views and messages, given the mesh's lengths and the global batch."""
         works: dict[Tensor, Work] = {}
-        read_before: set[Tensor] = set()  # that fused ops have read
+        read_before: set[Tensor] = set()  # read by earlier fused ops
         for tensor in self.order:
             assert tensor.op is not None
             if tensor.op in SENT or tensor.op.is_view:
@@ -150,7 +150,7 @@ class CostModel:
         for tensor in sorted((tensor for tensor in self.order if tensor.op in SENT), key=self._urgency):
             assert tensor.op is not None
             mesh = tensor.attributes["mesh"]
-            # The buffer of all ranks along that axis: what is gathered, or was there before it was scattered.
+            # The buffer of all ranks along that axis: after a gather, or before a scatter.
             buffer = tensor.inputs[0] if tensor.op is REDUCE_SCATTER else tensor
             nbytes = self.nbytes(buffer, lengths, rows)
             kind = self.stage[tensor], tensor.op.name, mesh, tensor.attributes.get("over"), tensor.dtype

@@ -92,7 +92,7 @@ class Hardware:
         """
         if ranks == 1:
             return 0.0
-        on_node = max(min(ranks, self.node // stride), 1)  # of them on a node
+        on_node = max(min(ranks, self.node // stride), 1)  # ranks on a node
         times = 2 if name == "all_reduce" else 1
         if on_node >= ranks:
             return _doubling(times, nbytes, ranks, self.link)

@@ -38,7 +38,7 @@ def channels_of(tasks: Sequence[Task]) -> list[Channel]:
     """Return the channels of a step by source and target, given the tasks of all stages by time."""
     items_by_channel: dict[tuple[int, int], list[tuple[str, Task]]] = {}
     takers: dict[tuple[int, int], list[Task]] = {}
-    places: dict[tuple[int, int, str, int], int] = {}  # where in its channel lies what was given last by that name
+    places: dict[tuple[int, int, str, int], int] = {}  # the last item with that name in its channel
     for task in tasks:
         stage = task.subgraph.stage
         for name, source in task.subgraph.receives.items():

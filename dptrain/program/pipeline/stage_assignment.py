@@ -21,7 +21,7 @@ def layers_of(program: Program, weights: Collection[Variable]) -> list[list[Vari
     first: dict[str, int] = {}
     variables_of: dict[str, list[Variable]] = {}
     weight_set = set(weights)
-    behind: dict[Tensor, frozenset[str]] = {}  # layers, of tensors that count no rows
+    behind: dict[Tensor, frozenset[str]] = {}  # layers behind tensors that do not count rows
     for number, tensor in enumerate(program.tensors):
         if tensor.op is None:
             is_weight = tensor.variable in weight_set

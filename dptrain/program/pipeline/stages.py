@@ -87,7 +87,7 @@ def cut(cost_model: CostModel, stages: int) -> dict[Tensor, int]:
             state[variable]: at for weight in layer for variable in (weight, *slots[weight]) if variable in state
         }
     forward = set(grouped(cost_model.placed)["forward"])
-    for tensor in cost_model.tensors:  # what comes after the weights of a stage is in that or a later one
+    for tensor in cost_model.tensors:  # tensors after the weights of a stage are in that or a later one
         if tensor in forward and (behind := [stage_of[read] for read in tensor.inputs if read in stage_of]):
             stage_of[tensor] = max(behind)
     update_stages = {
@@ -99,14 +99,14 @@ def cut(cost_model: CostModel, stages: int) -> dict[Tensor, int]:
             readers.setdefault(read, []).append(tensor)
     for tensor in reversed(
         cost_model.tensors
-    ):  # and the backward pass makes it where it is first needed, or has the weights
+    ):  # the backward pass computes tensors where they are first needed, or where the weights are
         if tensor.op is not None and tensor not in forward:
             needed_stages = [stage_of[reader] for reader in readers.get(tensor, []) if reader not in forward]
             weights = [
                 stage_of[source] for source in map(source_of, tensor.inputs) if source.op is None and source in stage_of
             ]
             stage_of[tensor] = update_stages.get(tensor, max([*needed_stages, *weights], default=0))
-    for tensor in reversed(cost_model.tensors):  # data, and what is made of it alone, is where it is first read
+    for tensor in reversed(cost_model.tensors):  # data, and tensors of data alone, are where they are first read
         if tensor not in stage_of:
             stage_of[tensor] = min((stage_of[reader] for reader in readers.get(tensor, [])), default=0)
     return stage_of

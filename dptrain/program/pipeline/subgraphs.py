@@ -95,7 +95,7 @@ def in_microbatches(program: PlacedProgram, stages: Mapping[Tensor, int], *, alo
 def _refuse_mixing(program: PlacedProgram, sums: Sequence[Tensor]) -> None:
     """Refuse a step in which rows, or other sums over rows, depend on a sum over rows."""
     data, chosen = set(program.inputs.values()), set(sums)
-    behind: dict[Tensor, Tensor] = {}  # the sum that a tensor follows from
+    behind: dict[Tensor, Tensor] = {}  # the sum that a tensor depends on
     of_data = set[Tensor]()
     for tensor in program.tensors:
         if tensor in data or not of_data.isdisjoint(tensor.inputs):
@@ -140,7 +140,7 @@ class _Partitioner:
         self._tensors = program.tensors
         self._names = {tensor: f"tensor {number}" for number, tensor in enumerate(self._tensors)}
         data = set(program.inputs.values())
-        # Of variables of one stage alone, and what all stages have beside data: made anew wherever it is read.
+        # Functions of one stage's variables, or of what all stages have beside data: recomputed wherever they are read.
         self._of_state: dict[Tensor, frozenset[Variable]] = {}
         self._phase: dict[Tensor, int] = {}
         for tensor in self._tensors:
@@ -160,7 +160,7 @@ class _Partitioner:
             (self._stages[tensor], phase) for tensor, phase in self._phase.items() if tensor not in self._of_state
         }
         places |= set(updates) | set(outputs)
-        results_of: dict[tuple[int, int], dict[Tensor, None]] = {}  # of other subgraphs, or later ones of the stage
+        results_of: dict[tuple[int, int], dict[Tensor, None]] = {}  # for other subgraphs, or later ones of the stage
         operands_of: dict[tuple[int, int], dict[Tensor, None]] = {}
         pending = sorted(places, key=lambda key: (key[1], key[0]))
         order: list[tuple[int, int]] = []

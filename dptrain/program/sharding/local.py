@@ -135,7 +135,7 @@ def _localized(tensor: Tensor, placement: Placement, place: MeshPosition, inputs
 def attributes_of_part(tensor: Tensor, shapes: list[Shape], out: Shape) -> dict[str, Any]:
     """Return the attributes of an op on parts, given the shapes of the parts of its operands and of its result."""
     attributes = dict(tensor.attributes)
-    if "key" in attributes:  # of what is taken from the operand, or put into zeros
+    if "key" in attributes:  # the part taken from the operand, or put into zeros
         old, new = (tensor.shape, out) if "shape" in attributes else (tensor.inputs[0].shape, shapes[0])
         attributes["key"] = tuple(
             (0, n, 1) if selection == (0, before, 1) else selection
@@ -210,7 +210,7 @@ def regathered(program: PlacedProgram) -> PlacedProgram:
 def scheduled(program: PlacedProgram) -> PlacedProgram:
     """Fix stage and order of messages while all ranks have the same ops, as later passes may change some ranks'."""
     _, sent_at = levels(program)
-    ends = dict[Tensor, int]()  # how many ops lie behind a tensor
+    ends = dict[Tensor, int]()  # how many ops precede a tensor
     for tensor in program.tensors:
         ends[tensor] = 1 + max((ends[read] for read in tensor.inputs), default=0)
     order = {

@@ -16,7 +16,7 @@ from dptrain.program.program import Program
 from dptrain.program.shapes import Shape
 from dptrain.program.tensor import Array, Tensor, Variable
 
-# For each axis of a tensor the axis of the mesh over which it is sharded, or None.
+# For each axis of a tensor the axis of the mesh that shards it, or None.
 Axes = tuple[str | None, ...]
 
 
@@ -85,7 +85,7 @@ def _node(name: str, lowering: ViewMap | None = None) -> Op:
     return op
 
 
-# The ops that placement adds. Attributes: "mesh" is the axis of the mesh, "axis" that of the tensor, "over" the join.
+# Ops that placement adds. Attributes: "mesh" is the axis of the mesh, "axis" that of the tensor, "over" the reduction.
 # Shapes are those of the whole tensor, until `local.localized` makes them a rank's.
 ALL_REDUCE = _node("all_reduce")
 OWN_PART = _node("own_part", ViewMap(_own_maps))

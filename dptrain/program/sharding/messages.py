@@ -18,15 +18,15 @@ from dptrain.program.shapes import is_one, row_axis, size
 from dptrain.program.sharding.mesh import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, PlacedProgram
 from dptrain.program.tensor import Array, Tensor, placeholder
 
-# Bytes of a subtree that ranks exchange at a time: the memory it takes is this times the subtrees of all ranks.
+# Bytes of a subtree that ranks exchange at a time; the memory is this times the subtrees of all ranks.
 _GATHERED = 1 << 20
 
 
-# What travels between ranks; see `mesh`.
+# Ops that send data between ranks; see `mesh`.
 SENT = (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER)
-# Beside the largest gather of a program a message of gathers may have so much of it more.
+# Largest message of gathers, relative to a program's largest gather.
 _BESIDE = 1.25
-# From so many bytes on a message costs less than the copies that let one travel with others.
+# From so many bytes on a separate message costs less than the copies to join others.
 _LARGE = 1 << 20
 
 
@@ -58,7 +58,7 @@ def stages(program: Program) -> list[Stage]:
         names = ", ".join(repr(variable._path) for variable in program.layouts)
         raise ConfigError(f"a program whose variables are sharded is to be localized before it is executed: {names}")
     level, sent_at = levels(program)
-    depth: dict[Tensor, int] = {}  # how many ops lie behind a tensor
+    depth: dict[Tensor, int] = {}  # how many ops precede a tensor
     alone: dict[int, list[Tensor]] = {}
     travels: dict[int, list[Tensor]] = {}
     for tensor in program.tensors:
@@ -89,11 +89,11 @@ def levels(program: Program) -> tuple[dict[Tensor, int], dict[Tensor, int]]:
     tensors = program.tensors
     level: dict[Tensor, int] = {}
     sent_at: dict[Tensor, int] = {}
-    ready: dict[Tensor, int] = {}  # of gathers that nobody has read so far
-    behind: dict[Tensor, Tensor] = {}  # the gather that a tensor is, or that is read through it
+    ready: dict[Tensor, int] = {}  # of gathers not yet read
+    behind: dict[Tensor, Tensor] = {}  # the gather behind a tensor: itself or one read through it
     most = _BESIDE * max((_bytes(operand) for operand in tensors if operand.op is ALL_GATHER), default=0)
-    gathered: dict[int, float] = {}  # bytes of those that are sent at a stage's end
-    for_updates: dict[int, float] = {}  # bytes of those that could be sent earlier and have no rows of the batch
+    gathered: dict[int, float] = {}  # bytes of gathers sent at a stage's end
+    for_updates: dict[int, float] = {}  # bytes of gathers that could be sent earlier and have no rows of the batch
 
     def turn(gather: Tensor) -> int:
         """Return the earliest stage of a gather, with a limit on gathers that updates read at a time."""
@@ -186,7 +186,7 @@ def _together(tensors: Iterable[Tensor], most: int | None) -> list[list[Tensor]]
         key = tensor.op, attributes.get("mesh", BATCH), attributes.get("over"), tensor.dtype.name
         buckets = buckets_of.setdefault(key, [[]])
         if tensor.op is not ALL_REDUCE and _bytes(tensor) >= _LARGE and is_contiguous([tensor]):
-            buckets.insert(0, [tensor])  # as it lies, without a copy
+            buckets.insert(0, [tensor])  # in place, without a copy
             continue
         bucket_nbytes = sum(map(_bytes, buckets[-1]))
         if most is not None and buckets[-1] and bucket_nbytes + _bytes(tensor) > most:
@@ -288,7 +288,7 @@ def all_reduce(flat: Array, over: str, comm: Communicator) -> None:
 
 def gathered(flat: Array, comm: Communicator) -> Array:
     """Return every rank's flat array as (ranks, elements), in one message. Collective."""
-    by_rank = np.full((comm.size, flat.size), -0.0, flat.dtype)  # what changes no number, -0 neither
+    by_rank = np.full((comm.size, flat.size), -0.0, flat.dtype)  # adding -0 changes no number, not even -0
     by_rank[comm.rank] = flat
     comm.allreduce_sum(by_rank)
     return by_rank

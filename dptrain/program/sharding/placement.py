@@ -56,7 +56,7 @@ from dptrain.program.sharding.sharding_rule import ShardingRule
 from dptrain.program.steps import unrolled
 from dptrain.program.tensor import Node, Tensor, Variable, constant, row_count
 
-# A loop whose placement has not come to an end after so many rounds is unrolled.
+# A loop whose placement has not converged after so many rounds is unrolled.
 _ROUNDS = 8
 
 
@@ -138,11 +138,11 @@ def _placed(
             if tensor in scattered:
                 placing.scatter(tensor, scattered[tensor])
             if comm_dtype is not None and tensor in program.weight_gradients:
-                placing.reduce(tensor)  # not later, as a part of something else
+                placing.reduce(tensor)  # now, not later as a part of something else
         refused = {variable for variable in chosen if not placing.stays_partial(program.updates.get(variable))}
         if not refused:
             break
-        chosen -= refused  # their values must be whole: placed again, as all that has been made of them
+        chosen -= refused  # their values must be whole: place them and their results again
     outputs = {name: placing.finished(tensor) for name, tensor in program.outputs.items()}
     updates = {
         variable: placing.parts[tensor].tensor if variable in chosen else placing.finished(tensor, variable)
@@ -238,11 +238,11 @@ class _Placer:
         self._nodes: dict[Any, Tensor] = {}
         self._scattered: dict[Tensor, _Part] = {}
         self._over_rows: dict[_Divisor, _Divisor] = {}
-        self._numbers: set[Tensor] = set()  # the same at every place, of constants and variables
-        self._of_state: set[Tensor] = set()  # elements of constants and variables alone
-        self._zeros: set[Tensor] = set()  # what a loop's carries begin with, whose placement nobody knows yet
+        self._numbers: set[Tensor] = set()  # uniform functions of constants and variables
+        self._of_state: set[Tensor] = set()  # elementwise functions of constants and variables
+        self._zeros: set[Tensor] = set()  # initial carries, whose placement is not yet known
         self._loops: dict[Node, list[_Part]] = {}
-        self._kept: list[Tensor] = []  # so that no two tensors of this work can have the same id
+        self._kept: list[Tensor] = []  # kept alive so that ids stay unique
 
     def add(self, tensor: Tensor) -> None:
         """Place a tensor whose inputs have been placed."""
@@ -259,7 +259,7 @@ class _Placer:
             parts = [self.parts[operand] for operand in tensor.inputs]
             part = self.parts[tensor] = self._place(tensor.op, tensor, parts)
             if tensor in self._rounded and all(operand_part.tensor is not part.tensor for operand_part in parts):
-                self._travels_rounded.add(part.tensor)  # what a quotient goes on as may be read elsewhere, too
+                self._travels_rounded.add(part.tensor)  # the deferred quotient's numerator may have other readers
 
     def reduce(self, tensor: Tensor) -> None:
         """All-reduce a tensor for all its readers."""
@@ -318,7 +318,7 @@ class _Placer:
         counted = (n for letter, n in _axes_of(rule, tensor) if chosen.get(letter) == BATCH and isinstance(n, Dim))
         rows: Any = next(counted, None)
         wanted_axes = [tuple([chosen.get(letter) for letter in names]) for names in rule.inputs]
-        parts = [  # what is scattered is divided afterwards: its parts, by a sum that travels beside them
+        parts = [  # scattered tensors are divided afterwards: their parts, by a sum that travels beside them
             part if rows is None and part.placement.partial in [(mesh,) for mesh in axes] else self._divided(part)
             for part, axes in zip(parts, wanted_axes, strict=True)
         ]
@@ -334,7 +334,7 @@ class _Placer:
         """Return the letters that shard an op, each with its axis of the mesh."""
         chosen: dict[str, str] = {}
         for mesh in self._mesh:
-            nbytes: dict[str, int] = {}  # of operands that are sharded along a letter
+            nbytes: dict[str, int] = {}  # bytes of operands sharded along a letter
             for part, names in zip(parts, rule.inputs, strict=True):
                 axis = part.placement.axis(mesh)
                 if axis is not None:
@@ -397,7 +397,7 @@ class _Placer:
         partial = [number for number, part in enumerate(parts) if mesh in part.placement.partial]
         tensors = {parts[number].tensor for number in partial}
         if all(self._is_reduced(parts[number], mesh) for number in partial):
-            return []  # the sums have been sent already: linearity would send others
+            return []  # the sums have been sent already; linearity would send others
         if op.linear == "each" and len(tensors) < len(partial):
             return []  # a square needs the sum
         linear_in = range(len(parts)) if op.linear_in is None else op.linear_in
@@ -445,7 +445,7 @@ class _Placer:
         linear_in = range(len(parts)) if op.linear_in is None else op.linear_in
         puts_zeros = _puts_zeros(op, len(divided_numbers) < len(linear_in))
         if puts_zeros and not (for_gradients and all(self._may_divide_zeros(divisor) for divisor in divisors)):
-            return None  # by a sum that is 0 they would be 0 / 0, not 0
+            return None  # with a sum of 0 they would be 0 / 0, not 0
         if op.linear == "each" and len(divided_numbers) == 1 and divided_numbers[0] in linear_in:
             return divisors[divided_numbers[0]]
         if (
@@ -522,7 +522,7 @@ class _Placer:
             by_rows = isinstance(part.tensor.shape[axis], Dim)
             if mesh is not None and (axes[axis] != mesh or (mesh == BATCH and by_rows != (rows is not None))):
                 replicated = part.placement.without(mesh)
-                if part.tensor.shape[axis] == 0 and not by_rows:  # as of no rows
+                if part.tensor.shape[axis] == 0 and not by_rows:  # as if without rows
                     part = self._note(part.tensor, replicated)
                 elif by_rows or not self._layouts:
                     raise _refusal(reader, part.tensor, f"that is {part.placement}")

@@ -19,7 +19,7 @@ from typing import Any
 from dptrain.errors import ConfigError
 from dptrain.program.shapes import Shape
 
-# Text where the number of axes is fixed; else a function of the operands' shapes, the output's shape and attributes.
+# Text if the number of axes is fixed; else a function of the operands' shapes, the output's shape and attributes.
 RuleText = str | Callable[[Sequence[Shape], Shape, Mapping[str, Any]], str]
 
 # RuleText of axes in order; x, y and z are those of matrices.
