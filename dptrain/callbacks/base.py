@@ -97,10 +97,10 @@ class Callback:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state, as `state_dict` returned it except that tuples are lists, on every rank.
+        """Restore a `state_dict`, whose tuples have become lists, on every rank.
 
-        Called after `on_train_begin`, and if the training continues in the middle of an epoch again after
-        `on_epoch_begin`. Not in Keras.
+        Called after `on_train_begin`, and again after `on_epoch_begin` if the training continues in the middle of an
+        epoch. Not in Keras.
         """
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:

@@ -334,10 +334,11 @@ class DepthwiseConv2D(DepthwiseConvolution):
 
 
 class SeparableConvolution(DepthwiseConvolution):
-    """A depthwise convolution, then a pointwise one that mixes its channels.
+    """A depthwise convolution, then a pointwise one that mixes its channels into `filters`.
 
     The kernels are (*kernel_size, channels, depth_multiplier) and (1, ..., channels * depth_multiplier, filters).
-    Kernel size, strides, padding, dilation and `depth_multiplier` are those of the depthwise convolution; see there.
+    Kernel size, strides, padding, dilation and `depth_multiplier` are those of the depthwise convolution; for these and
+    other arguments see `DepthwiseConvolution`.
     """
 
     def __init__(

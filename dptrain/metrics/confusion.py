@@ -20,11 +20,7 @@ Cell = Literal["true_positives", "false_positives", "true_negatives", "false_neg
 
 
 class _Confusion(Metric):
-    """Weighted counts of some of the four kinds, (thresholds,) each.
-
-    Outputs above a threshold, or any of several in [0, 1] (None for 0.5), are positive; `class_id` selects an output,
-    `top_k` only lets the k highest of a sample be positive.
-    """
+    """Weighted counts of some of the four kinds, (thresholds,) each; for arguments see `Precision`."""
 
     _takes_labels = False
 
@@ -154,28 +150,28 @@ class _Count(_Confusion):
 
 
 class TruePositives(_Count):
-    """Outputs above the threshold where the target is 1."""
+    """Outputs above the threshold, or each of several (see `Precision`), where the target is 1."""
 
     _kind: Cell = "true_positives"
     _direction = "up"
 
 
 class FalsePositives(_Count):
-    """Outputs above the threshold where the target is 0."""
+    """Outputs above the threshold where the target is 0; see `TruePositives`."""
 
     _kind: Cell = "false_positives"
     _direction = "down"
 
 
 class TrueNegatives(_Count):
-    """Outputs at most the threshold where the target is 0."""
+    """Outputs at most the threshold where the target is 0; see `TruePositives`."""
 
     _kind: Cell = "true_negatives"
     _direction = "up"
 
 
 class FalseNegatives(_Count):
-    """Outputs at most the threshold where the target is 1."""
+    """Outputs at most the threshold where the target is 1; see `TruePositives`."""
 
     _kind: Cell = "false_negatives"
     _direction = "down"
@@ -210,13 +206,20 @@ class _Ratio(_Confusion):
 
 
 class Precision(_Ratio):
-    """True positives over all predicted positives."""
+    """True positives over all predicted positives; 0 for nothing, (thresholds,) for several thresholds.
+
+    Args:
+        thresholds: outputs above are positive; one or several, in [0, 1]; None for 0.5, or with `top_k` for none.
+        top_k: only the k highest outputs of a sample may be positive.
+        class_id: the only output that counts; None for all.
+        name, dtype: see `Metric`.
+    """
 
     _other: Cell = "false_positives"
 
 
 class Recall(_Ratio):
-    """True positives over all positives."""
+    """True positives over all positives; see `Precision`."""
 
     _other: Cell = "false_negatives"
 

@@ -20,7 +20,7 @@ def accuracy(y_true: Any, y_pred: Any) -> Tensor:
 
 
 def binary_accuracy(y_true: Any, y_pred: Any, threshold: float = 0.5) -> Tensor:
-    """Return whether each output is above the threshold exactly where the target is 1."""
+    """Return whether each output is above the threshold if, and only if, the target is 1."""
     target, output = pair(y_true, y_pred)
     return _as(ops.equal(target, ops.cast(output > threshold, target.dtype)), output)
 

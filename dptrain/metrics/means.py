@@ -59,7 +59,7 @@ class CategoricalAccuracy(_Answers):
 
 
 class BinaryAccuracy(BuiltIn):
-    """Fraction of outputs above the threshold exactly where the target is 1."""
+    """Fraction of outputs that are above the threshold if, and only if, the target is 1."""
 
     _function = staticmethod(functions.binary_accuracy)
     _direction = "up"

@@ -19,8 +19,8 @@ from dptrain.program.dims import counts_rows
 from dptrain.program.shapes import normalized_axes
 from dptrain.program.tensor import Tensor, as_tensors
 
-# How many elements are joined at once. Each level computes so many numbers for every element, and has so many times
-# fewer than the level below.
+# Length of a block: each level computes this many numbers per element, and has this many times fewer elements than the
+# level below.
 _BLOCK = 16
 
 Join = Callable[[Tensor], Tensor]
