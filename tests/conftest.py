@@ -86,7 +86,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Start with the longest tests, so that no process works alone on one at the end."""
     if getattr(config.option, "dist", "no") == "worksteal" or hasattr(config, "workerinput"):
-        items.sort(key=lambda one: one.get_closest_marker("slow") is None)
+        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 def pytest_collection(session: pytest.Session) -> None:

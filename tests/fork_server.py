@@ -114,8 +114,8 @@ def serve(listener: socket.socket) -> Request:
             if not pid:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                for one in (listener, connection, *running.values()):
-                    one.close()
+                for closable in (listener, connection, *running.values()):
+                    closable.close()
                 return request
             for file in request.files:
                 os.close(file)
@@ -140,20 +140,20 @@ def become(request: Request) -> None:
     sys.meta_path.insert(0, Again())
 
 
-def take_the_place_of(client: int, own: int) -> None:
+def take_the_place_of(client: int, own_pid: int) -> None:
     """Let dptrain find the launcher among the ancestors of this process, where the client's are."""
     from dptrain.runtime import records
 
     look_up, has_variable, parent = records.look_up, records._has_variable, os.getppid
 
     def looked_up(pid: int) -> records.Process | None:
-        found = look_up(pid)
-        return dataclasses.replace(found, parent=client) if found is not None and pid == own else found
+        record = look_up(pid)
+        return dataclasses.replace(record, parent=client) if record is not None and pid == own_pid else record
 
     records.look_up = looked_up
     # The system goes on showing the server's environment.
-    records._has_variable = lambda pid, name: name in os.environ if pid == own else has_variable(pid, name)
-    os.getppid = lambda: client if os.getpid() == own else parent()
+    records._has_variable = lambda pid, name: name in os.environ if pid == own_pid else has_variable(pid, name)
+    os.getppid = lambda: client if os.getpid() == own_pid else parent()
 
 
 class Again(importlib.abc.MetaPathFinder, importlib.abc.Loader):

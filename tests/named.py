@@ -1,5 +1,6 @@
 """Objects of each kind that Keras' scripts subclass, with attributes of the scripts' own."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,16 +12,8 @@ class Mine:
     """Something of the user's, which is nothing that dptrain could use."""
 
 
-def parts(module: Any, attributes: dict[str, list[str]]) -> dict[str, Any]:
-    """Return a trained object of each kind, subclasses whose constructors set attributes."""
-
-    def own(base: type[Any], kind: str) -> type[Any]:
-        def construct(self: Any, *arguments: Any, **options: Any) -> None:
-            base.__init__(self, *arguments, **options)
-            for name in attributes.get(kind, []):
-                setattr(self, name, Mine())
-
-        return type(f"Own{kind}", (base,), {"__init__": construct})
+def classes(module: Any) -> SimpleNamespace:
+    """Return a user's classes of each kind."""
 
     class Doubling(module.layers.Layer):
         def build(self, input_shape):
@@ -59,13 +52,28 @@ def parts(module: Any, attributes: dict[str, list[str]]) -> dict[str, Any]:
         def on_epoch_end(self, epoch, logs=None):
             self.seen = epoch
 
-    layer, dense = own(Doubling, "Layer")(), own(module.layers.Dense, "Dense")(2)
-    sequential = own(module.Sequential, "Sequential")([module.Input((3,)), layer, dense])
+    return SimpleNamespace(Doubling=Doubling, Small=Small, Absolute=Absolute, Counting=Counting, Epochs=Epochs)
+
+
+def parts(module: Any, attributes: dict[str, list[str]]) -> dict[str, Any]:
+    """Return a trained object of each kind, subclasses whose constructors set attributes."""
+
+    def subclass_of(base: type[Any], kind: str) -> type[Any]:
+        def construct(self: Any, *arguments: Any, **options: Any) -> None:
+            base.__init__(self, *arguments, **options)
+            for name in attributes.get(kind, []):
+                setattr(self, name, Mine())
+
+        return type(f"Own{kind}", (base,), {"__init__": construct})
+
+    kinds = classes(module)
+    layer, dense = subclass_of(kinds.Doubling, "Layer")(), subclass_of(module.layers.Dense, "Dense")(2)
+    sequential = subclass_of(module.Sequential, "Sequential")([module.Input((3,)), layer, dense])
     inputs = module.Input((3,))
-    functional = own(module.Model, "Functional")(inputs, module.layers.Dense(2)(inputs))
-    subclass = own(Small, "Subclass")()
-    optimizer, callback = own(module.optimizers.SGD, "Optimizer")(0.1), own(Epochs, "Callback")()
-    loss, metric = own(Absolute, "Loss")(), own(Counting, "Metric")()
+    functional = subclass_of(module.Model, "Functional")(inputs, module.layers.Dense(2)(inputs))
+    subclass = subclass_of(kinds.Small, "Subclass")()
+    optimizer, callback = subclass_of(module.optimizers.SGD, "Optimizer")(0.1), subclass_of(kinds.Epochs, "Callback")()
+    loss, metric = subclass_of(kinds.Absolute, "Loss")(), subclass_of(kinds.Counting, "Metric")()
     for model in (sequential, functional, subclass):
         model.compile("sgd", "mse", metrics=["mae"])
         model.fit(X, Y, batch_size=2, verbose=0)

@@ -47,7 +47,7 @@ class ThreadCommunicator(Communicator):
     def host(self) -> str:
         return f"host{self.rank}"
 
-    def told(self, value: Any) -> list[Any]:
+    def gathered(self, value: Any) -> list[Any]:
         """Return what every rank says."""
         self.meeting.board[self.rank] = value
         self.meeting.barrier.wait(_PATIENCE)
@@ -56,22 +56,22 @@ class ThreadCommunicator(Communicator):
         return values
 
     def allgather_bytes(self, message: bytes) -> list[bytes]:
-        return self.told(message)
+        return self.gathered(message)
 
     def allreduce_sum(self, buffer: Any) -> None:
-        np.copyto(buffer, tree_sum(self.told(buffer.copy())), casting="unsafe")
+        np.copyto(buffer, tree_sum(self.gathered(buffer.copy())), casting="unsafe")
 
     def sums_in_a_tree(self, nbytes: int) -> bool:
         return True
 
     def all_gather(self, part: Any, out: Any, counts: Sequence[int]) -> None:
-        blocks = self.told(part.copy())
+        blocks = self.gathered(part.copy())
         assert [block.size for block in blocks] == list(counts)
         np.copyto(out, np.concatenate(blocks))
 
     def all_to_all(self, parts: Any, counts: Sequence[int], out: Any, out_counts: Sequence[int]) -> None:
         assert sum(counts) == parts.size
-        blocks_of_ranks = self.told(np.split(parts.copy(), np.cumsum(counts)[:-1]))
+        blocks_of_ranks = self.gathered(np.split(parts.copy(), np.cumsum(counts)[:-1]))
         mine = [blocks[self.rank] for blocks in blocks_of_ranks]
         assert [block.size for block in mine] == list(out_counts)
         np.copyto(out, np.concatenate(mine))
@@ -82,7 +82,7 @@ class ThreadCommunicator(Communicator):
     def group(self, ranks: Sequence[int]) -> Communicator:
         if self.rank == ranks[0]:
             self.meeting.groups[tuple(ranks)] = _Meeting(len(ranks))
-        self.told(None)
+        self.gathered(None)
         return ThreadCommunicator(list(ranks).index(self.rank), self.meeting.groups[tuple(ranks)])
 
     def send(self, rank: int, fact: Any, content: bytes = b"") -> None:
@@ -96,13 +96,13 @@ class ThreadCommunicator(Communicator):
         return "threads"
 
     def broadcast(self, buffer: Any) -> None:
-        np.copyto(buffer, self.told(buffer.copy())[0])
+        np.copyto(buffer, self.gathered(buffer.copy())[0])
 
     def barrier(self) -> None:
-        self.told(None)
+        self.gathered(None)
 
     def node_barrier(self) -> None:
-        self.told(None)
+        self.gathered(None)
 
     def shared_array(self, shape: tuple[int, ...], dtype: Any) -> tuple[Any, bool]:
         return np.empty(shape, dtype), True

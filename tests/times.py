@@ -20,8 +20,8 @@ _ROW = 5
 
 def cpu_seconds() -> float:
     """Return the CPU seconds of this process and of its children, whether they have ended or not."""
-    own = os.times()
-    total = own.user + own.system + own.children_user + own.children_system
+    process_times = os.times()
+    total = process_times.user + process_times.system + process_times.children_user + process_times.children_system
     for path in Path("/proc/self/task").glob("*/children"):
         for pid in path.read_text().split():
             try:

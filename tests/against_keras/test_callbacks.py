@@ -124,13 +124,13 @@ def test_events_of_fit(keras, models, case):
 @pytest.mark.parametrize("steps", [None, 2])
 def test_events_of_evaluate_and_predict(keras, models, steps, verbose, capsys):
     x, y = data()
-    expected, found = [], []
+    expected, actual = [], []
     theirs, ours = models()
-    for model, base, events in ((theirs, keras.callbacks.Callback, expected), (ours, dp.callbacks.Callback, found)):
+    for model, base, events in ((theirs, keras.callbacks.Callback, expected), (ours, dp.callbacks.Callback, actual)):
         for size in (None, 15):
             model.evaluate(x, y, size, verbose=verbose, steps=steps, callbacks=[recorder(base, events)])
             model.predict(x, size, verbose=verbose, steps=steps, callbacks=[recorder(base, events)])
-    assert found == expected
+    assert actual == expected
 
 
 def agree(theirs: Any, ours: dp.Sequential, expected: Any, actual: Any) -> None:
@@ -238,9 +238,9 @@ def test_checkpoints_are_saved_when_keras_saves_them(keras, models, monkeypatch,
 def test_nan_ends_training_at_the_same_step(keras, models, raise_error, capsys):
     x, y = data()
     x[33] = np.nan
-    expected, found = [], []
+    expected, actual = [], []
     messages = []
-    for model, callbacks, events in zip(models(), (keras.callbacks, dp.callbacks), (expected, found), strict=True):
+    for model, callbacks, events in zip(models(), (keras.callbacks, dp.callbacks), (expected, actual), strict=True):
         hooks = [callbacks.TerminateOnNaN(raise_error), recorder(callbacks.Callback, events)]
         arguments = {"batch_size": 10, "epochs": 2, "verbose": 0, "shuffle": False, "callbacks": hooks}
         capsys.readouterr()
@@ -252,7 +252,7 @@ def test_nan_ends_training_at_the_same_step(keras, models, raise_error, capsys):
             with np.errstate(all="ignore"):
                 model.fit(x, y, **arguments)
             messages.append(capsys.readouterr().out)
-    assert found == expected
+    assert actual == expected
     assert messages[1] == messages[0]
 
 

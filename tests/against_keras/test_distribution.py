@@ -36,12 +36,12 @@ def test_names_and_arguments(keras, name):
     assert arguments(ours) == arguments(theirs)
     if inspect.isclass(theirs):
         methods = {name: method for name, method in inspect.getmembers(theirs, inspect.isfunction) if name[0] != "_"}
-        for method, found in methods.items():
+        for method, method_of_keras in methods.items():
             if method != "distribute_tf_dataset":  # dptrain has no data sets of TensorFlow's
-                assert arguments(getattr(ours, method)) == arguments(found), method
+                assert arguments(getattr(ours, method)) == arguments(method_of_keras), method
 
 
-def made(room: ModuleType) -> list:
+def examples(room: ModuleType) -> list:
     """Return one of each class."""
     mesh = room.DeviceMesh((2, 4), ["batch", "model"], DEVICES)
     layouts = room.LayoutMap(mesh)
@@ -52,7 +52,7 @@ def made(room: ModuleType) -> list:
 
 
 def test_attributes(keras):
-    for ours, theirs in zip(made(dp.distribution), made(keras.distribution), strict=True):
+    for ours, theirs in zip(examples(dp.distribution), examples(keras.distribution), strict=True):
         lacking = {name for name in dir(theirs) if name[0] != "_"} - set(dir(ours))
         assert lacking <= {"distribute_tf_dataset"}, type(ours)
         if "Map" not in type(ours).__name__:  # which shows its address
@@ -60,7 +60,7 @@ def test_attributes(keras):
 
 
 def test_layouts(keras):
-    ours, theirs = made(dp.distribution)[3:], made(keras.distribution)[3:]
+    ours, theirs = examples(dp.distribution)[3:], examples(keras.distribution)[3:]
     for mine, expected in zip(ours, theirs, strict=True):
         assert mine.batch_dim_name == expected.batch_dim_name
         assert mine.num_model_replicas == expected.num_model_replicas
@@ -74,7 +74,7 @@ def test_layouts(keras):
 
 def refusals(room: ModuleType) -> dict[str, str]:
     """Return what is said of what is wrong."""
-    mesh, layout, layouts, *_ = made(room)
+    mesh, layout, layouts, *_ = examples(room)
     wrong = {
         "no mesh": lambda: room.DeviceMesh((), []),
         "no names": lambda: room.DeviceMesh((8,), None),

@@ -16,8 +16,8 @@ pytestmark = [
 SAMPLES, BATCH, EPOCHS = 95, 10, 20  # 10 steps an epoch, the last of 5 samples
 
 
-def middles(k):
-    """Return name -> layers of module k (dptrain or Keras) that stand between two dense layers."""
+def activation_layers(k):
+    """Return dense layers and activations."""
     L = k.layers
     return {
         **{f"dense {name}": lambda name=name: [L.Dense(6, activation=name)] for name in NAMES},
@@ -32,6 +32,13 @@ def middles(k):
         "softmax": lambda: [L.Softmax()],
         "softmax of an axis": lambda: [L.Reshape((2, 4)), L.Softmax(axis=1), L.Flatten()],
         "dense of two axes": lambda: [L.Reshape((2, 4)), L.Dense(5, "tanh"), L.Flatten()],
+    }
+
+
+def window_layers(k):
+    """Return convolutions and pooling."""
+    L = k.layers
+    return {
         "convolution": lambda: [
             L.Reshape((4, 2, 1)),
             L.Conv2D(3, 2, padding="same", activation="tanh"),
@@ -82,6 +89,13 @@ def middles(k):
             *(L.ZeroPadding2D((1, 0), "channels_first"), L.DepthwiseConv2D((2, 1), data_format="channels_first")),
             *(L.Flatten("channels_first"),),
         ],
+    }
+
+
+def shape_and_scale_layers(k):
+    """Return what normalizes, rescales and reshapes."""
+    L = k.layers
+    return {
         "elements": lambda: [
             *(L.PReLU("he_normal"), L.Reshape((2, 4)), L.PReLU(shared_axes=[1])),
             *(L.EinsumDense("abc,cd->abd", (2, 3), "tanh", "d"), L.Flatten(), L.ActivityRegularization(1 / 128, 0.125)),
@@ -112,6 +126,13 @@ def middles(k):
         "normalization": lambda: [L.Normalization(mean=0.25, variance=4.0), L.Normalization(-1, 1.5, 0.5, invert=True)],
         "reshape": lambda: [L.Reshape((4, -1)), L.Reshape((8,))],
         "flatten": lambda: [L.Reshape((2, 4)), L.Flatten()],
+    }
+
+
+def regularized_layers(k):
+    """Return layers with arguments of training."""
+    L = k.layers
+    return {
         "no dropout": lambda: [L.Dropout(0.0)],
         "batch normalization": lambda: [L.BatchNormalization()],
         "batch normalization, other arguments": lambda: [
@@ -133,6 +154,11 @@ def middles(k):
             L.BatchNormalization(beta_regularizer=k.regularizers.L2(0.1), gamma_regularizer=k.regularizers.L1(0.1))
         ],
     }
+
+
+def middles(k):
+    """Return name -> layers of module k (dptrain or Keras) that stand between two dense layers."""
+    return {**activation_layers(k), **window_layers(k), **shape_and_scale_layers(k), **regularized_layers(k)}
 
 
 # "threshold" and "glu" need arguments or an even length.

@@ -20,23 +20,23 @@ def words(module):
 
     @module.saving.register_keras_serializable("Against")
     class Words(module.layers.Dense):
-        def __init__(self, units, known=(), **options):
+        def __init__(self, units, words=(), **options):
             super().__init__(units, **options)
-            self.known = tuple(known)
+            self.words = tuple(words)
 
         def save_own_variables(self, store):
             super().save_own_variables(store)
-            store["many"] = np.array(len(self.known))
+            store["many"] = np.array(len(self.words))
 
         def load_own_variables(self, store):
             self.many = int(np.asarray(store["many"]))
             super().load_own_variables({name: store[name] for name in ("0", "1")})
 
         def save_assets(self, inner_path):
-            Path(inner_path, "words.txt").write_text("\n".join(self.known))
+            Path(inner_path, "words.txt").write_text("\n".join(self.words))
 
         def load_assets(self, inner_path):
-            self.known = tuple(Path(inner_path, "words.txt").read_text().split())
+            self.words = tuple(Path(inner_path, "words.txt").read_text().split())
 
         def get_config(self):
             return super().get_config()
@@ -52,7 +52,7 @@ def test_both_ways(keras, tmp_path, direction):
     words(reader)  # which registers the class
     model.save(tmp_path / "m.keras")
     loaded = reader.saving.load_model(tmp_path / "m.keras")
-    assert (loaded.layers[0].known, loaded.layers[0].many) == (("a", "b"), 2)
+    assert (loaded.layers[0].words, loaded.layers[0].many) == (("a", "b"), 2)
     np.testing.assert_allclose(loaded.predict(X, verbose=0), model.predict(X, verbose=0), rtol=1e-6)
     model.save_weights(tmp_path / "m.weights.h5")
     restored = words(reader)

@@ -33,14 +33,14 @@ def line(done: Finished, label: str) -> str:
     return lines[0]
 
 
-def refused(done: Finished, *words: str, device: str = "cuda", asked: str = "auto") -> None:
+def refused(done: Finished, *words: str, device: str = "cuda", option: str = "auto") -> None:
     """Check the exit code and the one message of a report that says no."""
     assert done.code == 69, done.out + done.err
     (message,) = done.messages
     assert message.startswith(f"dptrain: --device {device} would not run here: "), message
     assert all(word in message for word in words), message
     assert "Traceback" not in done.out + done.err
-    assert f"--device {asked} -> " in done.out
+    assert f"--device {option} -> " in done.out
 
 
 def script(folder: Path, name: str, text: str) -> str:
@@ -174,7 +174,7 @@ def test_no_driver(tmp_path):
     if has_driver():
         pytest.skip("this machine has an NVIDIA driver")
     done = dptrain(0, "doctor", "--device", "cuda", PYTHONPATH=without("pycuda", tmp_path))
-    refused(done, "the driver's library does not load", asked="cuda")
+    refused(done, "the driver's library does not load", option="cuda")
     assert "install or repair the driver" in line(done, "NVIDIA driver")
 
 

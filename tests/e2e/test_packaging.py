@@ -93,8 +93,8 @@ def metrics(small_npz, tmp_path_factory):
 @pytest.mark.long
 @pytest.mark.parametrize("version", OTHERS)
 def test_other_interpreters_train_to_the_same_numbers(version, wheel, metrics, small_npz, tmp_path):
-    found = trained(installed(wheel, version, tmp_path / "venv"), small_npz, tmp_path)
-    assert found == pytest.approx(metrics, rel=1e-4)
+    installed_metrics = trained(installed(wheel, version, tmp_path / "venv"), small_npz, tmp_path)
+    assert installed_metrics == pytest.approx(metrics, rel=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -128,8 +128,8 @@ def build(kind: str, tools: Path, out: Path, tmp_path: Path) -> Path:
         [sys.executable, "-c", code], cwd=copy, env=environment, capture_output=True, text=True, timeout=180
     )
     assert built.returncode == 0, built.stderr
-    (found,) = out.iterdir()
-    return found
+    (archive,) = out.iterdir()
+    return archive
 
 
 def test_source_distribution_holds_what_belongs_to_the_repository_and_no_caches(tools, tmp_path):

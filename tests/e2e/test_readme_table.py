@@ -20,7 +20,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 TABLE = README.partition("| to | type |\n|---|---|\n")[2].partition("\n\n")[0]
 ROWS = dict(re.findall(r"^\| (.+?) \| (.+?) \|$", TABLE, re.MULTILINE))
 EXTRAS = re.findall(r"pip install -q '\.\[([\w,]+)\]'", README)[0].split(",")
-COMMANDS = [found[1] for text in ROWS.values() if (found := re.match(r"`python -m dptrain ?([^`]*)`", text))]
+COMMANDS = [matched[1] for text in ROWS.values() if (matched := re.match(r"`python -m dptrain ?([^`]*)`", text))]
 # As if distributions that the install command does not bring were not there.
 BLOCKING = """
 import sys

@@ -42,11 +42,11 @@ def test_predictions_are_the_model_s_in_the_rows_order(served, ranks):
 def test_evaluation_is_the_training_s(served, ranks):
     done = dptrain(ranks, "evaluate", "runs/first", "--json", cwd=served, fresh=not ranks)
     assert (done.code, done.err) == (0, "")
-    found = json.loads(done.out)
+    answer = json.loads(done.out)
     metrics = json.loads((served / "runs" / "first" / "summary.json").read_text())["metrics"]
-    assert found["samples"] == 201
-    assert found["metrics"]["loss"] == pytest.approx(metrics["val_loss"], rel=1e-6)
-    assert found["metrics"]["accuracy"] == metrics["val_accuracy"]
+    assert answer["samples"] == 201
+    assert answer["metrics"]["loss"] == pytest.approx(metrics["val_loss"], rel=1e-6)
+    assert answer["metrics"]["accuracy"] == metrics["val_accuracy"]
 
 
 @pytest.mark.parametrize("ranks", sample([0, 2], 2))

@@ -46,7 +46,7 @@ def test_one_graph_is_two_models():
     decoder_output = layers.Conv2DTranspose(1, 7, activation="relu")(x)
     autoencoder = keras.Model(encoder_input, decoder_output, name="autoencoder")
     assert (encoder.output_shape, autoencoder.output_shape) == ((None, 4), (None, 8, 8, 1))
-    assert {id(one) for one in encoder.weights} < {id(one) for one in autoencoder.weights}
+    assert {id(weight) for weight in encoder.weights} < {id(weight) for weight in autoencoder.weights}
 
 
 def test_a_model_is_called_like_a_layer():
@@ -59,7 +59,7 @@ def test_a_model_is_called_like_a_layer():
     x = RNG.normal(size=(5, 6)).astype("float32")
     together = decoder.predict(encoder.predict(x, verbose=0), verbose=0)
     np.testing.assert_allclose(autoencoder.predict(x, verbose=0), together, rtol=1e-6, atol=1e-7)
-    assert [one.name for one in autoencoder.layers] == ["img", "encoder", "decoder"]
+    assert [layer.name for layer in autoencoder.layers] == ["img", "encoder", "decoder"]
 
 
 def test_an_ensemble_is_the_mean_of_models():
@@ -119,9 +119,9 @@ def test_shared_layers_have_one_table():
     first, second = keras.Input(shape=(4,), dtype="int32"), keras.Input(shape=(4,), dtype="int32")
     model = keras.Model([first, second], [shared_embedding(first), shared_embedding(second)])
     words = RNG.integers(0, 20, (3, 4))
-    one, other = model.predict([words, words], verbose=0)
-    np.testing.assert_array_equal(one, other)
-    np.testing.assert_array_equal(one, model.get_weights()[0][words])
+    predicted, other = model.predict([words, words], verbose=0)
+    np.testing.assert_array_equal(predicted, other)
+    np.testing.assert_array_equal(predicted, model.get_weights()[0][words])
 
 
 def test_features_of_every_layer_are_extracted():

@@ -105,11 +105,11 @@ def test_weights_go_from_layer_to_layer_and_from_model_to_model(tmp_path):
         x = layers.Dense(8, activation="relu", name="dense_1")(inputs)
         return keras.Model(inputs=inputs, outputs=layers.Dense(2, name="predictions")(x), name="mlp")
 
-    one, other = build(), build()
-    one.set_weights([weight + 1 for weight in one.get_weights()])
-    one.save_weights(tmp_path / "w.weights.h5")
+    saved, other = build(), build()
+    saved.set_weights([weight + 1 for weight in saved.get_weights()])
+    saved.save_weights(tmp_path / "w.weights.h5")
     other.load_weights(tmp_path / "w.weights.h5")
-    np.testing.assert_array_equal(other(X), one(X))
+    np.testing.assert_array_equal(other(X), saved(X))
 
 
 def test_the_end_of_a_model_is_cut_off_and_what_is_left_transferred(tmp_path):

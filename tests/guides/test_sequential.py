@@ -33,7 +33,7 @@ def test_weights_come_with_the_first_input():
     layer = layers.Dense(3)
     assert layer.weights == []
     layer(np.ones((1, 4)))
-    assert [one.shape for one in layer.weights] == [(4, 3), (3,)]
+    assert [weight.shape for weight in layer.weights] == [(4, 3), (3,)]
     model = keras.Sequential([layers.Dense(2, activation="relu"), layers.Dense(4)])
     assert not model.built
     model(np.ones((1, 4)))
@@ -65,12 +65,12 @@ def test_intermediate_outputs_are_features():
         ]
     )
     every = keras.Model(inputs=model.inputs, outputs=[layer.output for layer in model.layers])
-    one = keras.Model(inputs=model.inputs, outputs=model.get_layer(name="my_intermediate_layer").output)
+    intermediate = keras.Model(inputs=model.inputs, outputs=model.get_layer(name="my_intermediate_layer").output)
     x = np.random.default_rng(0).random((2, 16, 16, 3)).astype("float32")
-    found = every(x)
-    assert [each.shape for each in found] == [(2, 6, 6, 4), (2, 4, 4, 4), (2, 2, 2, 4)]
-    np.testing.assert_array_equal(one(x), found[1])
-    np.testing.assert_array_equal(model(x), found[2])
+    features = every(x)
+    assert [each.shape for each in features] == [(2, 6, 6, 4), (2, 4, 4, 4), (2, 2, 2, 4)]
+    np.testing.assert_array_equal(intermediate(x), features[1])
+    np.testing.assert_array_equal(model(x), features[2])
 
 
 @pytest.mark.filterwarnings("error")

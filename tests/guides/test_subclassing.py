@@ -94,7 +94,7 @@ def test_losses_of_a_layer_begin_anew_with_every_call():
     assert layer.losses == []
     for value in (0.0, 3.0):
         layer(np.full((1, 2), value))
-        assert [float(one) for one in layer.losses] == pytest.approx([0.01 * value])
+        assert [float(penalty) for penalty in layer.losses] == pytest.approx([0.01 * value])
 
 
 def test_losses_of_layers_are_part_of_the_models():
@@ -176,7 +176,7 @@ def test_a_variational_autoencoder_end_to_end():
     losses = vae.fit(x, x, epochs=6, batch_size=32, verbose=0).history["loss"]
     assert losses[-1] < losses[0]
     assert vae.predict(x[:5], verbose=0).shape == (5, 12)
-    assert [one.name for one in vae.layers] == ["encoder", "sequential"]
+    assert [layer.name for layer in vae.layers] == ["encoder", "sequential"]
 
 
 class CustomModel(keras.Model):

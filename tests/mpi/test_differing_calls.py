@@ -24,9 +24,9 @@ COMPILED = [
     ("evaluate a layer in float16", "evaluate", "dtype", ("'float32, dense in float16'", "'float32'")),
     ("fit with a bucket", "fit", "comm, bucket_mb and comm_dtype", ("['host', 1, None]", "['host', 25.0, None]")),
 ]
-CALLS = {2: [*((own, others) for own, others, _ in COLLECTIVES), *METHODS]}
-CALLS[2] += [(own, others, "again") for own, others, *_ in AGAIN]
-CALLS[3] = [*METHODS, *((own, others) for own, others, *_ in COMPILED)]
+CALLS = {2: [*((odd_call, others) for odd_call, others, _ in COLLECTIVES), *METHODS]}
+CALLS[2] += [(odd_call, others, "again") for odd_call, others, *_ in AGAIN]
+CALLS[3] = [*METHODS, *((odd_call, others) for odd_call, others, *_ in COMPILED)]
 
 
 @pytest.fixture(scope="module")
@@ -49,23 +49,23 @@ def differ(tmp_path_factory):
 @pytest.mark.parametrize(("ranks", "odd"), sample([(2, 0), (2, 1), (3, 0), (3, 1)], 3))
 @pytest.mark.parametrize("calls", METHODS)
 def test_methods(differ, calls, ranks, odd):
-    done, (own, others, *_) = differ(ranks, odd, *calls), calls
+    done, (odd_call, others, *_) = differ(ranks, odd, *calls), calls
     assert done.code == 2, done.err
     (line,) = (line for line in done.err.splitlines() if "AgreedError: " in line)
     others_ranks = [str(rank) for rank in range(ranks) if rank != odd]
     assert "the ranks call different methods: " in line
-    assert f"rank {odd} in {own}" in line
+    assert f"rank {odd} in {odd_call}" in line
     assert f"rank{'s' * (ranks == 3)} {', '.join(others_ranks)} in {others}" in line
     assert "KeyError" not in done.err
 
 
 @pytest.mark.parametrize("odd", [0, 1])
-@pytest.mark.parametrize(("own", "others", "message"), [*COLLECTIVES, ("barrier", "fit", "in fit")])
-def test_collectives_in_user_code(differ, own, others, message, odd):
-    if (own, others) in CALLS[2]:
-        done = differ(2, odd, own, others)
+@pytest.mark.parametrize(("odd_call", "others", "message"), [*COLLECTIVES, ("barrier", "fit", "in fit")])
+def test_collectives_in_user_code(differ, odd_call, others, message, odd):
+    if (odd_call, others) in CALLS[2]:
+        done = differ(2, odd, odd_call, others)
     else:  # with the start of MPI as what `fit` agrees on first
-        done = mpirun(2, SCRIPT, own, others, str(odd), timeout=30)
+        done = mpirun(2, SCRIPT, odd_call, others, str(odd), timeout=30)
     assert done.code == 2, done.err
     (line,) = (line for line in done.err.splitlines() if "AgreedError: " in line)
     assert "the ranks call different methods: " in line
@@ -73,19 +73,21 @@ def test_collectives_in_user_code(differ, own, others, message, odd):
 
 
 @pytest.mark.parametrize("odd", [0, 1])
-@pytest.mark.parametrize(("own", "others", "one", "other"), AGAIN)
-def test_a_second_message_does_not_repeat_the_names_of_one_that_was_caught(differ, own, others, one, other, odd):
-    done = differ(2, odd, own, others, "again")
+@pytest.mark.parametrize(("odd_call", "others", "odd_name", "other"), AGAIN)
+def test_a_second_message_does_not_repeat_the_names_of_one_that_was_caught(
+    differ, odd_call, others, odd_name, other, odd
+):
+    done = differ(2, odd, odd_call, others, "again")
     assert done.code == 2, done.err
     (line,) = (line for line in done.err.splitlines() if "AgreedError: " in line)
-    assert f"rank {odd} in {one}" in line
+    assert f"rank {odd} in {odd_name}" in line
     assert f"rank {1 - odd} in {other}" in line
 
 
 @pytest.mark.parametrize("odd", [0, 1])
-@pytest.mark.parametrize(("own", "others", "name", "values"), COMPILED)
-def test_what_a_model_computes_in_is_compared_before_the_first_step(differ, own, others, name, values, odd):
-    done = differ(3, odd, own, others)
+@pytest.mark.parametrize(("odd_call", "others", "name", "values"), COMPILED)
+def test_what_a_model_computes_in_is_compared_before_the_first_step(differ, odd_call, others, name, values, odd):
+    done = differ(3, odd, odd_call, others)
     assert done.code == 2, done.err
     (line,) = (line for line in done.err.splitlines() if "AgreedError: " in line)
     shown = ", ".join(f"rank {rank} has {values[rank != odd]}" for rank in range(3))

@@ -106,7 +106,7 @@ class Drawing:
         self.lengths: dict[str, int] = {}
         self.leaves: dict[str, str] = {}
         self.lines: list[str] = []
-        self.known: dict[str, _Known] = {}
+        self.pool: dict[str, _Known] = {}
         self.updates: dict[str, str] = {}
         self.steps, self.pack = 1, False
         self.shards: tuple[int, ...] = ()
@@ -178,7 +178,7 @@ class Drawing:
     def _note(self, name: str, tensor: Tensor, value: np.ndarray) -> None:
         self._values[id(tensor)] = value
         self._environment[name] = tensor
-        self.known[name] = _Known(name, tensor, value)
+        self.pool[name] = _Known(name, tensor, value)
 
     # Lines
 
@@ -220,7 +220,7 @@ class Drawing:
         exact = Exact(self._values)
         values = [exact(tensor) for tensor in tensors]
         self._kept += [*tensors, *exact.steps]
-        self._values = exact.found
+        self._values = exact.by_id
         return values
 
     def pick(self, suits: Callable[[_Known], bool] = lambda candidate: True) -> _Known:
@@ -229,7 +229,7 @@ class Drawing:
         Raises:
             RefusedError: there is none.
         """
-        fitting = [candidate for candidate in self.known.values() if suits(candidate)]
+        fitting = [candidate for candidate in self.pool.values() if suits(candidate)]
         if not fitting:
             raise RefusedError
         if self.chance(0.6):
@@ -246,7 +246,7 @@ class Drawing:
 
     def case(self) -> Case:
         """Return the program as it is."""
-        computed = [name for name in self.known if name not in self.leaves]
+        computed = [name for name in self.pool if name not in self.leaves]
         read = set(computed)
         outputs = tuple(computed[-12:]) if read else ()
         return Case(
@@ -363,7 +363,7 @@ def reduction(d: Drawing) -> None:
 
 def view(d: Drawing, x: str = "", kinds: str = "rtsm") -> str:
     """Another view of a tensor: reshaped, transposed, sliced, or one of several."""
-    source = d.known[x] if x else d.pick(lambda candidate: candidate.tensor.ndim > 0)
+    source = d.pool[x] if x else d.pick(lambda candidate: candidate.tensor.ndim > 0)
     x, shape, rank = source.name, source.tensor.shape, source.tensor.ndim
     kind, forms = d.choose(kinds), []
     if kind == "r":
@@ -418,8 +418,8 @@ def loop(d: Drawing) -> None:
         parts = d.line(f"ops.stack([{', '.join([x.name, f'-{x.name}', f'0.5 * {x.name}'][: d.choose([1, 2, 3])])}])")
     elif d.chance(0.2):
         parts = d.line(f"{x.name}[:{d.choose([0, 1, 2])}]")
-    of_step = d.known[parts].tensor.shape[1:]
-    dtype = d.known[parts].tensor.dtype.name
+    of_step = d.pool[parts].tensor.shape[1:]
+    dtype = d.pool[parts].tensor.dtype.name
     like = f"ops.sum({parts}, 0)"
     begins = [f"ops.zeros_like({like})", f"ops.tanh({like})", f"ops.ones_like({like})"]
     bodies = [
@@ -451,7 +451,7 @@ def product(d: Drawing) -> None:
     if isinstance(inner, Dim) or d.chance(0.15):
         others = [
             candidate.name
-            for candidate in d.known.values()
+            for candidate in d.pool.values()
             if candidate.tensor.dtype.kind == "f"
             and candidate.tensor.ndim == x.tensor.ndim
             and candidate.tensor.shape[:-1] == x.tensor.shape[:-1]
@@ -497,7 +497,7 @@ def casts(d: Drawing) -> None:
         result = d.line(f"ops.cast({sane if kind[:5] != 'float' and kind != 'bool' else x.name}, '{kind}')")
     else:
         result = d.line(f"ops.cast({x.name}, '{d.choose(['float32', 'float64', 'int32', 'int64', 'bool'])}')")
-    if d.known[result].tensor.dtype.kind != "f" and d.chance(0.6):
+    if d.pool[result].tensor.dtype.kind != "f" and d.chance(0.6):
         d.line(f"ops.cast({result}, 'float32') * 0.5")
 
 
@@ -532,14 +532,14 @@ def images(d: Drawing, dilation: str = "", strides: str = "") -> None:
     """A convolution or pooling of images; a convolution if gaps or strides are given."""
     rank4 = [
         candidate.name
-        for candidate in d.known.values()
+        for candidate in d.pool.values()
         if candidate.tensor.ndim == 4 and candidate.tensor.dtype.name == "float32"
     ]
     channels = d.choose([1, 2, 3, 5])
     x = d.choose(rank4) if rank4 and d.chance(0.6) else ""
     if not x:
         x = d.leaf("input", ["n", d.choose([5, 6, 7]), d.choose([5, 6, 8]), channels], "float32", "normal")
-    shape = d.known[x].tensor.shape
+    shape = d.pool[x].tensor.shape
     if any(isinstance(n, Dim) for n in shape[1:]):
         raise RefusedError
     padding = d.choose(["same", "valid"])
@@ -578,7 +578,7 @@ def drawn(d: Drawing) -> None:
 def differentiated(d: Drawing) -> None:
     """The gradient of a sum in what it was made of."""
     y = d.float()
-    sources = [name for name in d.leaves if d.known[name].tensor.dtype.kind == "f"]
+    sources = [name for name in d.leaves if d.pool[name].tensor.dtype.kind == "f"]
     if not sources or y.name in sources:
         raise RefusedError
     weighted = d.choose(["ops.sum({0})", "ops.sum({0} * {0})", "ops.mean({0} * ops.sin({0}))"]).format(y.name)
@@ -619,11 +619,11 @@ def product_of_views(d: Drawing) -> None:
     x = d.leaf("input", ["n", 6, 8], "float32", "normal")
     for kind in d.rng.permutation(list("rts"))[: d.choose([2, 3])]:
         x = _tried(lambda x=x, kind=kind: view(d, x, kind), x)
-    while d.known[x].tensor.ndim < 2:
+    while d.pool[x].tensor.ndim < 2:
         x = d.line(f"ops.expand_dims({x}, 0)")
-    inner = d.known[x].tensor.shape[-1]
+    inner = d.pool[x].tensor.shape[-1]
     if isinstance(inner, Dim):
-        order = (*range(d.known[x].tensor.ndim - 2), -1, -2)
+        order = (*range(d.pool[x].tensor.ndim - 2), -1, -2)
         y = d.line(f"{x} @ ops.transpose({x}, {order})")
     else:
         w = d.leaf("variable", [24, int(inner)], "float32", "normal")
@@ -701,7 +701,7 @@ def wide_products(d: Drawing) -> None:
     else:
         d.lengths["n"] = max(d.lengths["n"], rows) if not d.shards else d.lengths["n"]
         x = d.leaf("input", ["n", d.choose([8, 13, 16, 24])], "float32", "normal")
-    w = d.leaf("variable", [int(d.known[x].tensor.shape[-1]), width], "float32", "normal")
+    w = d.leaf("variable", [int(d.pool[x].tensor.shape[-1]), width], "float32", "normal")
     y = d.line(f"{x} @ {w}")
     d.line(d.choose(["ops.relu({} + 0.5)", "ops.softmax({})", "ops.sum({}, 0)", "ops.log_softmax({})"]).format(y))
 
@@ -727,7 +727,7 @@ def long_rows(d: Drawing) -> None:
     near = [threshold + offset for threshold in THRESHOLDS if threshold >= 1024 for offset in (-1, 0, 1, 9)]
     x = d.leaf("input", [d.choose([1, 2, 3, 5]), d.choose(near)], "float32", d.choose(["normal", "special"]))
     y = d.line(d.choose(["ops.softmax({})", "ops.log_softmax({})", "ops.sum({}, -1)", "ops.argmax({}, -1)"]).format(x))
-    d.line(f"{y} + ops.max({x}, -1, keepdims={d.known[y].tensor.ndim == 2})")
+    d.line(f"{y} + ops.max({x}, -1, keepdims={d.pool[y].tensor.ndim == 2})")
 
 
 def sums_over_any_axes(d: Drawing) -> None:
@@ -771,7 +771,7 @@ def no_numbers(d: Drawing) -> None:
     forms += ["ops.min({}, 0)", "ops.sign({})", "ops.isfinite({})", "ops.cast({}, 'bool')", "ops.softmax({})"]
     for form in d.rng.permutation(forms)[:4]:
         _tried(lambda form=form: d.line(form.format(x)), "")
-    w = d.leaf("variable", [int(d.known[x].tensor.shape[-1]), 5], "float32", d.choose(["normal", "special"]))
+    w = d.leaf("variable", [int(d.pool[x].tensor.shape[-1]), 5], "float32", d.choose(["normal", "special"]))
     d.line(f"{x} @ {w}")
 
 
@@ -791,7 +791,7 @@ def several_tables(d: Drawing) -> None:
     tables = []
     for _ in range(2):
         table = d.leaf("variable", [d.choose([3, 9, 40]), d.choose([1, 5, 8])], "float32", "normal")
-        places = d.leaf("input", ["n"], "int64", f"below {int(d.known[table].tensor.shape[0])}")
+        places = d.leaf("input", ["n"], "int64", f"below {int(d.pool[table].tensor.shape[0])}")
         tables.append((table, d.line(f"take_rows({table}, {places})")))
     y = d.line(f"ops.sum({tables[0][1]}, -1) * ops.sum({tables[1][1]}, -1)")
     for table, _ in tables:
@@ -956,7 +956,7 @@ def trained(d: Drawing) -> list[str]:
     """Gradients of a loss, and new values of variables made of them and of slots; return the slots."""
     computed = [
         candidate
-        for candidate in d.known.values()
+        for candidate in d.pool.values()
         if candidate.tensor.dtype.kind == "f" and candidate.name not in d.leaves
     ]
     if not computed:
@@ -971,12 +971,12 @@ def trained(d: Drawing) -> list[str]:
         terms = [f"ops.divide_no_nan(ops.sum(ops.sin({losses})), {weights})"]
     slots = []
     for name in [name for name, text in d.leaves.items() if text.startswith("variable")]:
-        tensor = d.known[name].tensor
+        tensor = d.pool[name].tensor
         if tensor.dtype.kind != "f" or d.chance(0.2):
             continue
         try:
             g = d.line(f"gradients({' + '.join(terms)}, [{name}])[0]", (f"d{len(d.lines)}_{name}",))
-            gradient = d.known[g].tensor
+            gradient = d.pool[g].tensor
             if gradient.dtype != tensor.dtype or any(isinstance(n, Dim) for n in gradient.shape):
                 continue
             if d.chance(0.3):
@@ -997,7 +997,7 @@ def trained(d: Drawing) -> list[str]:
 def lay_out(d: Drawing, names: list[str]) -> None:
     """Shard variables among these leaves over any axes of the mesh."""
     for name, text in ((name, d.leaves[name]) for name in names):
-        shape = d.known[name].tensor.shape
+        shape = d.pool[name].tensor.shape
         if not text.startswith("variable") or not shape:
             continue
         axes: list[str | None] = [None] * len(shape)
@@ -1013,7 +1013,7 @@ def totals(d: Drawing) -> None:
     """Sums over the rows of all steps, as those of metrics, of which ranks may keep summands."""
     of_rows = [
         candidate
-        for candidate in d.known.values()
+        for candidate in d.pool.values()
         if candidate.tensor.ndim and isinstance(candidate.tensor.shape[0], Dim)
     ]
     of_rows = [
@@ -1030,17 +1030,17 @@ def totals(d: Drawing) -> None:
 
 def _update(d: Drawing, name: str) -> None:
     """Let a variable become something of its shape and type."""
-    tensor = d.known[name].tensor
+    tensor = d.pool[name].tensor
     fitting = [
         other.name
-        for other in d.known.values()
+        for other in d.pool.values()
         if other.tensor.dtype == tensor.dtype and other.name != name and _reduces(other.tensor.shape, tensor.shape)
     ]
     if not fitting:
         return
     other = d.choose(fitting)
-    if d.known[other].tensor.shape != tensor.shape:
-        lead = d.known[other].tensor.ndim - tensor.ndim
+    if d.pool[other].tensor.shape != tensor.shape:
+        lead = d.pool[other].tensor.ndim - tensor.ndim
         other = f"ops.sum({other}, {tuple(range(lead))})"
     d.updates[name] = d.choose([f"{name} * 0.5 + ops.tanh({other})", f"ops.tanh({other})"])
 

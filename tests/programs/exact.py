@@ -51,7 +51,7 @@ class Exact:
             their tensor's `id`: each becomes one of both.
 
     Attributes:
-        found: what is known, by `id`.
+        by_id: the values computed so far, by `id`.
         steps: tensors that loops' steps have made, whose ids are among these.
     """
 
@@ -68,7 +68,7 @@ class Exact:
         self.steps: list[Tensor] = []
         self._sizes: dict[int, Array] = {}
         self._of_huge: set[int] = set()
-        self.found = {tensor_id: _wide(value) for tensor_id, value in values.items()}
+        self.by_id = {tensor_id: _wide(value) for tensor_id, value in values.items()}
 
     def __call__(self, tensor: Tensor) -> Array:
         """Return the value of a tensor, computed with all that it is made of."""
@@ -77,29 +77,29 @@ class Exact:
             current = rest[-1]
             of_steps = _by_steps(current)
             missing = [
-                read for read in (current.inputs if of_steps is None else [of_steps]) if id(read) not in self.found
+                read for read in (current.inputs if of_steps is None else [of_steps]) if id(read) not in self.by_id
             ]
-            if id(current) not in self.found and missing:
+            if id(current) not in self.by_id and missing:
                 rest += missing
                 continue
             rest.pop()
-            if id(current) in self.found:
+            if id(current) in self.by_id:
                 continue
             if of_steps is None:
-                self.found[id(current)] = self._computed(current)
+                self.by_id[id(current)] = self._computed(current)
                 continue
             self.steps.append(of_steps)
-            self.found[id(current)] = self.found[id(of_steps)]
+            self.by_id[id(current)] = self.by_id[id(of_steps)]
             if id(of_steps) in self._sizes:
                 self._sizes[id(current)] = self._sizes[id(of_steps)]
             if id(of_steps) in self._of_huge:
                 self._of_huge.add(id(current))
-        return self.found[id(tensor)]
+        return self.by_id[id(tensor)]
 
     def _computed(self, tensor: Tensor) -> Array:
         if tensor.op is None:
             return _wide(tensor.numpy())
-        inputs = [self.found[id(operand)] for operand in tensor.inputs]
+        inputs = [self.by_id[id(operand)] for operand in tensor.inputs]
         attributes = tensor.op.local_attributes(tensor, None, 0)
         of_sums = any(id(operand) in self._sizes for operand in tensor.inputs)
         if (size := self._size(tensor, inputs, attributes)) is not None:
@@ -264,7 +264,7 @@ class _Execution:
 
     Attributes:
         values: what comes out of the last step, and the state after it, by name.
-        found: what each step computes, by `id`.
+        by_id: what each step computes, by `id`.
     """
 
     def __init__(
@@ -278,7 +278,7 @@ class _Execution:
         on_ranks: bool = False,
         unstable: Sequence[Mapping[int, _Unstable]] = (),
     ) -> None:
-        self.found: list[Mapping[int, Array]] = []
+        self.by_id: list[Mapping[int, Array]] = []
         state: dict[Variable, Array] = {variable: _wide(variable.numpy()) for variable in program.state}
         outputs: dict[str, Array] = {}
         for step, start in enumerate(starts):
@@ -289,7 +289,7 @@ class _Execution:
             exact = Exact(by_id, noise, rounds, on_ranks, unstable[step] if unstable else None)
             outputs = {name: exact(output) for name, output in program.outputs.items()}
             state |= {variable: exact(update) for variable, update in program.updates.items()}
-            self.found.append(exact.found)
+            self.by_id.append(exact.by_id)
         self.values = outputs | {f"state {variable.name}": value for variable, value in state.items()}
 
 
@@ -329,18 +329,18 @@ class Expected:
         self.dtypes |= {f"state {variable.name}": variable.dtype for variable in program.state}
         moved = {name: np.zeros(value.shape) for name, value in self.values.items()}
         runs = 3 if len(starts) > 100 else RUNS
-        ranges = [{key: (value, value) for key, value in computed.items()} for computed in right.found]
+        ranges = [{key: (value, value) for key, value in computed.items()} for computed in right.by_id]
         for run in range(runs):
             noisy = executed(run)
             _widen(moved, noisy.values, self.values)
-            for step_ranges, noisy_values in zip(ranges, noisy.found, strict=True):
+            for step_ranges, noisy_values in zip(ranges, noisy.by_id, strict=True):
                 for tensor_id, (least, greatest) in step_ranges.items():
                     step_ranges[tensor_id] = (
                         np.fmin(least, noisy_values[tensor_id]),
                         np.fmax(greatest, noisy_values[tensor_id]),
                     )
         sums = {id(tensor) for tensor in program.tensors if tensor.op is not None and tensor.op.name in _SUMS}
-        unstable = [_unstable(extremes, computed, sums) for extremes, computed in zip(ranges, right.found, strict=True)]
+        unstable = [_unstable(extremes, computed, sums) for extremes, computed in zip(ranges, right.by_id, strict=True)]
         for run in range(runs, runs + _AT_RANDOM) if any(unstable) else ():
             _widen(moved, executed(run, unstable).values, self.values)
         self.tolerances = {}

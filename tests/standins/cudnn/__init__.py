@@ -165,7 +165,7 @@ class pygraph:  # noqa: N801
             raise TypeError(f"{way}() got unexpected arguments {sorted(options.keys() - known_options)}")
         result = Tensor([], [], data_type.NOT_SET, None)
         self._node = SimpleNamespace(
-            way=way, tensors={**tensors, output: result}, given=list(tensors), made=output, **options
+            way=way, tensors={**tensors, output: result}, operands=list(tensors), result_name=output, **options
         )
         self._tensors.append(result)
         return result
@@ -179,9 +179,12 @@ class pygraph:  # noqa: N801
         node, tensors = self._node, self._node.tensors
         for name, tensor in tensors.items():
             tensor.check(dense=name == "filter")
-        if tensors[node.made].span != math.prod(tensors[node.made].dim) * tensors[node.made].kind.itemsize:
+        if (
+            tensors[node.result_name].span
+            != math.prod(tensors[node.result_name].dim) * tensors[node.result_name].kind.itemsize
+        ):
             raise ValueError("nothing would be written between the rows of what is made")
-        if len({tensor.uid for tensor in self._tensors}) != 3 or not tensors[node.made].output:
+        if len({tensor.uid for tensor in self._tensors}) != 3 or not tensors[node.result_name].output:
             raise ValueError("three tensors with numbers of their own, one of them an output")
         (b, i, *image), (b_too, o, *places), (o_too, i_too, *size) = (
             tensors[name].dim for name in ("image", "places", "filter")
@@ -194,7 +197,10 @@ class pygraph:  # noqa: N801
         ]
         if (b, i, o) != (b_too, i_too, o_too) or actual != places or min(node.pre_padding + node.post_padding) < 0:
             raise ValueError(f"{actual} places instead of {places}: {[tensor.dim for tensor in tensors.values()]}")
-        if len({tensors[name].dtype for name in node.given}) != 1 or tensors[node.made].dtype is not data_type.FLOAT:
+        if (
+            len({tensors[name].dtype for name in node.operands}) != 1
+            or tensors[node.result_name].dtype is not data_type.FLOAT
+        ):
             raise cudnnGraphNotSupportedError("operands of one type and results in float32")
         self._done.append("validated")
 
@@ -250,13 +256,13 @@ class pygraph:  # noqa: N801
             if address % 16:
                 raise ValueError(f"{name} at {address:#x} is not aligned to 16 bytes")
             _driver.range(name, address, tensor.span)
-            if name in node.given:
+            if name in node.operands:
                 if address not in reads:
                     reads[address] = _driver.host(tensor.span // tensor.kind.itemsize, tensor.kind)
                 flats[name] = reads[address]
-        output = node.tensors[node.made]
+        output = node.tensors[node.result_name]
         result = _driver.host(math.prod(output.dim), np.float32)
-        rounds = "TENSOR_CORE" in notes and node.tensors[node.given[0]].dtype is data_type.FLOAT
+        rounds = "TENSOR_CORE" in notes and node.tensors[node.operands[0]].dtype is data_type.FLOAT
 
         def compute() -> Any:
             arrays = {name: _array(flat, node.tensors[name]) for name, flat in flats.items()}
@@ -277,7 +283,7 @@ def _array(flat: Any, tensor: Tensor) -> Any:
 def _computed(node: Any, arrays: dict[str, Any]) -> Any:
     """Return what a node makes as (N, H, W, C), term by term."""
     shapes = {name: (tensor.dim[0], *tensor.dim[2:], tensor.dim[1]) for name, tensor in node.tensors.items()}
-    result = np.zeros(shapes[node.made])
+    result = np.zeros(shapes[node.result_name])
     B, H, W, I = shapes["image"]  # noqa: E741
     _, P, Q, _ = shapes["places"]
     before, behind = node.pre_padding, node.post_padding

@@ -21,12 +21,12 @@ def test_arrays_and_tensors_are_the_same(mode, data_format, rank):
     if data_format == "channels_first":
         images = np.moveaxis(images, -1, -3)
     before = images.copy()
-    found = imagenet_utils.preprocess_input(images, data_format, mode)
-    assert isinstance(found, np.ndarray)
-    assert found.dtype == np.float32
+    preprocessed = imagenet_utils.preprocess_input(images, data_format, mode)
+    assert isinstance(preprocessed, np.ndarray)
+    assert preprocessed.dtype == np.float32
     np.testing.assert_array_equal(images, before)
     as_tensor = imagenet_utils.preprocess_input(ops.convert_to_tensor(images), data_format, mode)
-    np.testing.assert_array_equal(as_tensor.numpy(), found)
+    np.testing.assert_array_equal(as_tensor.numpy(), preprocessed)
     whole = imagenet_utils.preprocess_input(images.astype(np.uint8), data_format, mode)
     assert whole.dtype == np.float32
     of_integers = imagenet_utils.preprocess_input(ops.convert_to_tensor(images.astype(np.uint8)), data_format, mode)
@@ -58,9 +58,9 @@ def test_words_come_from_a_local_file(tmp_path, monkeypatch):
         imagenet_utils.decode_predictions(outputs)
     path.parent.mkdir()
     path.write_text(json.dumps({str(n): [f"n{n}", f"word {n}"] for n in range(1000)}))
-    found = resnet.decode_predictions(outputs, top=2)
-    assert [one[:2] for one in found[0]] == [("n7", "word 7"), ("n3", "word 3")]
-    assert found[1][0] == ("n999", "word 999", 1)
+    decoded = resnet.decode_predictions(outputs, top=2)
+    assert [prediction[:2] for prediction in decoded[0]] == [("n7", "word 7"), ("n3", "word 3")]
+    assert decoded[1][0] == ("n999", "word 999", 1)
     assert len(imagenet_utils.decode_predictions(ops.convert_to_tensor(outputs))[0]) == 5
     with pytest.raises(ConfigError, match=r"2D array of shape \(samples, 1000\)"):
         imagenet_utils.decode_predictions(outputs[:, :10])

@@ -108,7 +108,7 @@ def test_a_network_on_top_of_other_layers():
     inputs = dp.layers.Input((64, 64, 1), name="grey")
     coloured = dp.layers.Concatenate()([inputs, inputs, dp.ops.negative(inputs)])
     model = applications.MobileNetV2(input_tensor=coloured, alpha=0.35, weights=None, include_top=False, pooling="avg")
-    assert [one.name for one in model.layers][:2] == ["grey", "concatenate"]
+    assert [layer.name for layer in model.layers][:2] == ["grey", "concatenate"]
     assert model.output_shape == (None, 1280)
     assert dp.utils.get_source_inputs(model.output) == [inputs]
     assert applications.MobileNetV2(input_tensor=dp.layers.Input((96, 96, 3)), weights=None).name.endswith("1.00_96")
@@ -128,5 +128,5 @@ def test_a_frozen_network_takes_pictures_of_any_size():
     before = base.get_weights()
     for size in (32, 40):
         model.fit(np.ones((4, size, size, 3)), np.arange(4) % 2, verbose=0)
-    for one, other in zip(before, base.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for weight, other in zip(before, base.get_weights(), strict=True):
+        np.testing.assert_array_equal(weight, other)

@@ -76,10 +76,10 @@ class Squares(RowSource):
     sample_shape, dtype = (2, 3), np.dtype(np.uint8)
 
     def __init__(self):
-        self.made = []
+        self.produced = []
 
     def read(self, rows, out):
-        self.made.append(rows.tolist())
+        self.produced.append(rows.tolist())
         out[...] = (rows**2)[:, None, None] % 251
 
 
@@ -96,15 +96,15 @@ def test_rows_are_made_a_chunk_at_a_time():
     full, y = np.asarray(lazy), np.arange(30)
     assert (full.shape, lazy.shape, lazy.nbytes) == ((30, 2, 3), (30, 2, 3), 180)
     np.testing.assert_array_equal(np.asarray(lazy.reshape(30, 6)[order]), full.reshape(30, 6)[order])
-    source.made.clear()
+    source.produced.clear()
     shards = [Shard(start, start + 5, 0, 5) for start in range(0, 30, 5)]
     with make_feed(Addressed(np.float64), [lazy, y], 5, most_bytes=4 * 2 * 5 * 14) as feed:  # two steps a chunk
         assert isinstance(feed, StreamedFeed)
-        assert source.made == []
+        assert source.produced == []
         for (x, labels), start in zip(batches(feed, order, shards), range(0, 30, 5), strict=True):
             np.testing.assert_array_equal(x, full[order[start : start + 5]])
             np.testing.assert_array_equal(labels, order[start : start + 5])
-    assert [len(rows) for rows in source.made] == [10, 10, 10]
+    assert [len(rows) for rows in source.produced] == [10, 10, 10]
 
 
 def test_arrays_that_are_no_contiguous_memory(tmp_path):
@@ -230,7 +230,7 @@ def test_samples_that_are_read_at_once_have_memory_of_their_own():
     feeds = [pool.feed([np.full((2, 3), n, float)], 2, None) for n in range(2)]
     for feed in feeds:
         feed.start(np.arange(2), [])
-    arrays = [one.rows([[Shard(0, 2, 0, 2)]]).arrays[0] for one in feeds]
+    arrays = [feed.rows([[Shard(0, 2, 0, 2)]]).arrays[0] for feed in feeds]
     for n, array in enumerate(arrays):
         np.testing.assert_array_equal(array, np.full((2, 3), n))
     feeds[1].close()

@@ -11,10 +11,10 @@ from dptrain.data.loading import Split
 ROWS = 70
 
 
-def cut_into(rank: int, world: int, rows: int = ROWS, own: int | None = None, **options) -> list[tuple[int, int]]:
-    """Return (start, stop) of each step of a rank; `own`: rows over all ranks, where each has its own."""
+def cut_into(rank: int, world: int, rows: int = ROWS, own_rows: int | None = None, **options) -> list[tuple[int, int]]:
+    """Return (start, stop) of each step of a rank; `own_rows`: rows over all ranks, where each has its own."""
     x, y = np.zeros((rows, 2)), np.zeros(rows)
-    samples = Samples(x, split=None if own is None else Split(x, y, total=own))
+    samples = Samples(x, split=None if own_rows is None else Split(x, y, total=own_rows))
     batches = evaluation_batches(samples, SimpleNamespace(replica=rank, replicas=world), **options)
     plan = [batches._sampler.shards(step) for step in range(min(batches.steps, batches._sampler.steps))]
     assert all(len(shards) == 1 for shards in plan)
@@ -33,7 +33,7 @@ def cut_into(rank: int, world: int, rows: int = ROWS, own: int | None = None, **
         ({"steps": 2}, [(0, 35), (35, 70)]),
         ({"steps": 2, "otherwise": 8}, [(0, 8), (8, 16)]),
         ({"steps": 2, "batch_size": 8, "otherwise": 9}, [(0, 8), (8, 16)]),
-        ({"own": 210}, [(0, 70)]),  # of a rank that has a third of them
+        ({"own_rows": 210}, [(0, 70)]),  # of a rank that has a third of them
         ({"rows": 0, "steps": 2}, []),
         ({"rows": 0, "together": True}, []),
     ],

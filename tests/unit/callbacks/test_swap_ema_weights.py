@@ -31,11 +31,11 @@ class Sees(dp.callbacks.Callback):
 
 
 def train(swap_on_epoch: bool) -> tuple[dp.Model, Sees]:
-    made, sees = model(use_ema=True, ema_momentum=0.5), Sees()
+    trained, sees = model(use_ema=True, ema_momentum=0.5), Sees()
     callbacks = [dp.callbacks.SwapEMAWeights(swap_on_epoch), sees]
     data = (X, 3 * X)
-    made.fit(*data, batch_size=2, epochs=2, shuffle=False, verbose=0, validation_data=data, callbacks=callbacks)
-    return made, sees
+    trained.fit(*data, batch_size=2, epochs=2, shuffle=False, verbose=0, validation_data=data, callbacks=callbacks)
+    return trained, sees
 
 
 def averages() -> tuple[list[float], list[float]]:

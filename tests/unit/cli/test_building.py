@@ -22,17 +22,17 @@ def config(**overrides):
     return resolve({"model": {"hidden": [4]}, "device": "cpu"}, "file", overrides)
 
 
-def data(task, y, x=None, known=None):
+def data(task, y, x=None, meaning=None):
     x = RNG.normal(size=(ROWS, 3)).astype(np.float32) if x is None else x
     split = Split(x, y)
-    return LoadedData("set", split, split, int(y.max()) + 1 if task != "regression" else 0, task, known)
+    return LoadedData("set", split, split, int(y.max()) + 1 if task != "regression" else 0, task, meaning)
 
 
 NUMBERS = data("regression", (1000 + 100 * np.arange(ROWS)).astype(np.float32))
 
 
 @pytest.mark.parametrize(
-    ("given", "loss", "metrics", "head"),
+    ("loaded", "loss", "metrics", "head"),
     [
         (data("multiclass", np.arange(ROWS) % 3), "sparse_categorical_crossentropy", ["accuracy"], "softmax"),
         (data("binary", np.arange(ROWS) % 2), "binary_crossentropy", ["accuracy", "auc"], "sigmoid"),
@@ -40,11 +40,11 @@ NUMBERS = data("regression", (1000 + 100 * np.arange(ROWS)).astype(np.float32))
     ],
     ids=["multiclass", "binary", "regression"],
 )
-def test_the_task_says_head_loss_and_metrics(given, loss, metrics, head):
-    model = build_model(config(), given)
+def test_the_task_says_head_loss_and_metrics(loaded, loss, metrics, head):
+    model = build_model(config(), loaded)
     dense = [layer for layer in model.layers if isinstance(layer, layers.Dense)][-1]
-    assert (model.loss, dense.get_config()["activation"], dense.units) == (loss, head, given.outputs)
-    logs = model.evaluate(given.train.x, given.train.y, return_dict=True, verbose=0)
+    assert (model.loss, dense.get_config()["activation"], dense.units) == (loss, head, loaded.outputs)
+    logs = model.evaluate(loaded.train.x, loaded.train.y, return_dict=True, verbose=0)
     assert list(logs) == [*sorted(metrics), "loss"] or set(logs) == {"loss", *metrics}
 
 

@@ -68,7 +68,7 @@ def test_a_fast_dev_run_prunes_whatever_the_lengths(small_npz, capfd):
 
 
 @pytest.mark.parametrize(
-    ("given", "epochs", "expected"),
+    ("overrides", "epochs", "expected"),
     [
         ({}, 5, (469, 1642, 11)),  # a hundred updates and a few
         ({}, 1, (94, 328, 2)),
@@ -76,8 +76,10 @@ def test_a_fast_dev_run_prunes_whatever_the_lengths(small_npz, capfd):
         ({"begin": "10", "end": "2epochs", "frequency": "7"}, 5, (10, 938, 7)),
     ],
 )
-def test_when_it_is_pruned(given, epochs, expected):
-    config = resolve({}, "", {"pruning.sparsity": "0.9", **{f"pruning.{name}": value for name, value in given.items()}})
+def test_when_it_is_pruned(overrides, epochs, expected):
+    config = resolve(
+        {}, "", {"pruning.sparsity": "0.9", **{f"pruning.{name}": value for name, value in overrides.items()}}
+    )
     model = Sequential([layers.Input((6,)), layers.Dense(4), layers.Dense(2)])
     prune(model, replace(config, train=replace(config.train, epochs=epochs)), 469)
     first, second = (layer.kernel.pruning for layer in model.layers)
@@ -110,7 +112,7 @@ def test_going_on_has_the_bits_of_one_training(train):
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "told"),
+    ("field", "value", "message"),
     [
         ("sparsity", "1.5", "pruning.sparsity = '1.5', set on the command line: expected a part of the weights, 0 to"),
         ("sparsity", "1", "expected a part of the weights"),
@@ -123,8 +125,8 @@ def test_going_on_has_the_bits_of_one_training(train):
         ("regrow", "1", "must be less than 1"),
     ],
 )
-def test_values_refused(field, value, told):
-    with pytest.raises(ConfigError, match=told):
+def test_values_refused(field, value, message):
+    with pytest.raises(ConfigError, match=message):
         resolve({}, "", {f"pruning.{field}": value})
 
 
@@ -135,7 +137,7 @@ def test_values_taken(value):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("--prune", "0.5", "--prune-layers", "dence"), "unknown layer 'dence'; did you mean 'dense'"),
         (("--prune", "2:5"), "layer 'dense': its kernel of shape (784, 8) has 784 inputs, no multiple of 5"),
@@ -144,9 +146,9 @@ def test_values_taken(value):
         (("--sparsity", "0.5"), "unknown '--sparsity'; did you mean '--pruning.sparsity'?"),
     ],
 )
-def test_refused(train, arguments, told):
+def test_refused(train, arguments, message):
     code, err = train("run", *arguments)
-    assert (code, told in err) == (2, True), err
+    assert (code, message in err) == (2, True), err
 
 
 @pytest.mark.parametrize(

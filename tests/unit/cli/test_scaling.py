@@ -83,9 +83,9 @@ def test_what_is_not_understood_is_said_in_one_line_before_a_machine_is_measured
 ):
     monkeypatch.setattr("dptrain.cli.explain.hardware_of", lambda *_: pytest.fail("a machine is measured"))
     assert main(["explain", *arguments.split()]) == 2
-    told = capfd.readouterr().err.strip()
-    assert message in told
-    assert "\n" not in told
+    printed = capfd.readouterr().err.strip()
+    assert message in printed
+    assert "\n" not in printed
 
 
 def test_tables_of_gpus(ask):
@@ -157,11 +157,11 @@ def test_precision_and_stated_numbers(ask):
 
 
 def test_a_cpu_is_measured_where_nothing_is_stated(ask, monkeypatch):
-    def found(backend, comm):
+    def measurement(backend, comm):
         assert backend.name == "cpu"
         return Rates(123e9, 45e9, None)
 
-    monkeypatch.setattr(scaling, "measured", found)
+    monkeypatch.setattr(scaling, "measured", measurement)
     options = ["--device", "cpu", "--ranks", "1-4", "--hidden", "8"]
     output = text(ask(*options))
     assert "products reach float32 123 Gflop/s, memory 45GB/s;" in output

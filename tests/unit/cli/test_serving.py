@@ -85,12 +85,12 @@ def test_a_model_s_own_classes_are_in_a_file_that_the_command_line_names(folder,
     arguments = ["--data", folder / "data.npz", "--model", f"{tmp_path / 'mine.py'}:build_model", "--epochs", 1]
     run = tmp_path / "run"
     ask(capfd, *arguments, "--out", run, "--verbose", 0)
-    asked = ("predict", run, "--data", folder / "x.npy")
-    message = refused(capfd, 65, *asked)  # what the folder names is not run
+    command = ("predict", run, "--data", folder / "x.npy")
+    message = refused(capfd, 65, *command)  # what the folder names is not run
     assert "custom object 'Scaled' of module 'mine'" in message
     assert "--custom-objects FILE.py" in message
     options = ("--custom-objects", tmp_path / "mine.py")
-    assert ask(capfd, *asked, *options).startswith("the file is run\nindex,class,p_0,p_1,p_2\n0,")
+    assert ask(capfd, *command, *options).startswith("the file is run\nindex,class,p_0,p_1,p_2\n0,")
     assert "accuracy" in ask(capfd, "evaluate", run, *options)
     ask(capfd, "export", run, "--out", tmp_path / "m.program", *options)
     assert "(3, x)" in ask(capfd, "explain", run, *options, "--step", "predict")
@@ -302,8 +302,8 @@ def test_a_run_s_own_folder_neither_bounds_its_data_nor_names_another_user_s(fol
         assert "loss" in ask(capfd, "evaluate", run, "--data", folder / "data.npz")
 
 
-def lines(found, means=None) -> list[str]:
-    return as_csv(found, means or Meaning()).splitlines()
+def lines(predictions, means=None) -> list[str]:
+    return as_csv(predictions, means or Meaning()).splitlines()
 
 
 def test_values_have_a_column_each():

@@ -32,7 +32,7 @@ class Column:
         self.messages = self.nbytes = 0
         self.call = np.arange(hierarchy.CALL, dtype=np.uint8)
 
-    def told(self, what):
+    def gathered(self, what):
         board, barrier = self.board
         board[self.number] = what
         barrier.wait(20)
@@ -48,12 +48,12 @@ class Column:
     def all_gather(self, memory, places):
         first, last = places[self.number]
         self.count([last - first] * len(places))
-        for (begin, end), theirs in zip(places, self.told(memory[first:last].copy()), strict=True):
+        for (begin, end), theirs in zip(places, self.gathered(memory[first:last].copy()), strict=True):
             memory[begin:end] = theirs
 
     def all_to_all(self, memory, places, out):
         self.count([last - first for first, last in places])
-        parts = self.told([memory[first:last].copy() for first, last in places])
+        parts = self.gathered([memory[first:last].copy() for first, last in places])
         for row, theirs in zip(out, parts, strict=True):
             row[:] = theirs[self.number]
 

@@ -18,8 +18,13 @@ def test_who_differs_from_whom():
         ):
             group.allreduce_sum(array)
         sharing = comm.sharing(["model"]), comm.sharing(["pipe"])
-        about = comm.coordinates, comm.replica, comm.replicas, comm.peers
-        return [float(group[0]) for group in arrays], about, [(one.rank, one.size) for one in sharing], comm.description
+        position = comm.coordinates, comm.replica, comm.replicas, comm.peers
+        return (
+            [float(group[0]) for group in arrays],
+            position,
+            [(group_comm.rank, group_comm.size) for group_comm in sharing],
+            comm.description,
+        )
 
     results = on_mesh(work, model=2, pipe=1, batch=3)
     for rank, (sums, position, sharing, description) in enumerate(results):

@@ -35,10 +35,10 @@ def test_all_ranks_have_the_trees_bits_of_sums(ranks):
     sizes = [0, 1, 5, 1024, 1025, 2048 + 77]
     summands = [numbers((ranks, size), kind) for size in sizes for kind in KINDS]
 
-    def work(rank, own):
+    def work(rank, node_sums):
         arrays = [summand[rank].copy() for summand in summands]
         for array in arrays:
-            own.sum(array)
+            node_sums.sum(array)
         return arrays
 
     for *ours, term in zip(*on_threads(ranks, work), summands, strict=True):
@@ -57,17 +57,17 @@ def test_what_is_scattered_has_the_bits_of_what_is_reduced_and_gathers_to_it(ran
     ]
     inputs_of_cases = [(counts, numbers((ranks, sum(counts)), kind)) for counts in cases for kind in KINDS]
 
-    def work(rank, own):
+    def work(rank, node_sums):
         outputs = []
         for counts, terms in inputs_of_cases:
             outs = np.empty((2, counts[rank]), terms.dtype)
-            own.reduce_scatter(terms[rank], outs[0], counts)
-            own.reduce_scatter(terms[rank], outs[1], counts, "max")
+            node_sums.reduce_scatter(terms[rank], outs[0], counts)
+            node_sums.reduce_scatter(terms[rank], outs[1], counts, "max")
             full = np.empty((2, sum(counts)), terms.dtype)
-            own.all_gather(outs[0], full[0], counts)
-            own.all_gather(outs[1], full[1], counts)
+            node_sums.all_gather(outs[0], full[0], counts)
+            node_sums.all_gather(outs[1], full[1], counts)
             reduced = terms[rank].copy()
-            own.sum(reduced)
+            node_sums.sum(reduced)
             assert full[0].tobytes() == reduced.tobytes()
             outputs.append(full)
         return outputs

@@ -64,7 +64,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.bodies = {}
         self.announce = {}
         self.elsewhere = {}
-        self.asked = []
+        self.requested = []
         self.drip = 0.0
         self.delay = 0.0
 
@@ -76,7 +76,7 @@ class Server(http.server.ThreadingHTTPServer):
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         name = self.path[1:]
-        self.server.asked.append(name)
+        self.server.requested.append(name)
         time.sleep(self.server.delay)
         body = self.server.bodies.get(name)
         if name in self.server.elsewhere:
@@ -227,7 +227,7 @@ def test_places_are_searched_before_anything_is_fetched(tmp_path, monkeypatch, s
     assert sources.name == "tiny"
     assert Path(sources.x_train.where).parent == folder
     assert_is_tiny(sources)
-    assert server.asked == []
+    assert server.requested == []
 
 
 def test_a_data_folder_that_is_missing_or_incomplete_is_an_error_and_not_fetched_over(tmp_path, server, tiny):
@@ -236,7 +236,7 @@ def test_a_data_folder_that_is_missing_or_incomplete_is_an_error_and_not_fetched
     folder = write_folder(tmp_path / "d")
     (folder / "train-labels-idx1-ubyte.gz").unlink()
     assert f"data: {folder}/train-labels-idx1-ubyte.gz not found" in refused("tiny", data_dir=folder)
-    assert server.asked == []
+    assert server.requested == []
 
 
 def test_opening_what_nobody_made_available(tmp_path, tiny):
@@ -263,16 +263,16 @@ def test_the_real_mnist_passes_its_pinned_checksums(server, monkeypatch):
     server.bodies = {path.name: path.read_bytes() for path in MNIST.iterdir()}
     monkeypatch.setitem(CATALOG, "mnist", replace(CATALOG["mnist"], address=server.address))
     ensure_available("mnist")
-    assert len(server.asked) == 4
+    assert len(server.requested) == 4
     assert open_dataset("mnist").x_test.read()[0].sum() == 18454
 
 
 def test_fetched_once(cache, server, tiny):
     ensure_available("tiny")
-    assert sorted(server.asked) == sorted(f"{name}.gz" for name in ARRAYS)
+    assert sorted(server.requested) == sorted(f"{name}.gz" for name in ARRAYS)
     assert_is_tiny(open_dataset("tiny"))
     ensure_available("tiny")
-    assert len(server.asked) == 4
+    assert len(server.requested) == 4
     assert sorted(path.name for path in (cache / "tiny").glob("*")) == sorted([".lock", *(f"{n}.gz" for n in ARRAYS)])
 
 
@@ -285,7 +285,7 @@ def test_fetching_goes_on_where_it_stopped(cache, server, tiny):
         bytes((0, 0, 8, 3)) + np.array([2, 4, 4], ">u4").tobytes() + ARRAYS["t10k-images-idx3-ubyte"].tobytes()
     )
     ensure_available("tiny")
-    assert server.asked.count("train-images-idx3-ubyte.gz") == 1
+    assert server.requested.count("train-images-idx3-ubyte.gz") == 1
     assert_is_tiny(open_dataset("tiny"))
     assert not list((cache / "tiny").glob("*.part"))
 
@@ -380,7 +380,7 @@ def test_what_is_fetched_is_pinned_and_comes_by_https():
 def test_plain_http_is_refused_unasked(server, tiny, monkeypatch):
     monkeypatch.setattr(catalog, "_SCHEMES", ("https",))
     assert f"is not fetched by https: {server.address}train-images-idx3-ubyte.gz; put train-images" in refused("tiny")
-    assert server.asked == []
+    assert server.requested == []
 
 
 @pytest.mark.parametrize("elsewhere", ["ftp://127.0.0.1/x.gz", "https://127.0.0.1/x.gz"])
@@ -392,7 +392,7 @@ def test_a_redirect_to_another_scheme_is_not_followed(server, tiny, elsewhere):
 def test_what_has_no_checksum_is_not_fetched(server, monkeypatch):
     monkeypatch.setitem(CATALOG, "tiny", FetchedIdx(server.address, SHAPES))
     assert "tiny is not on this machine, and has no SHA-256 to fetch it by; put train-images" in refused("tiny")
-    assert server.asked == []
+    assert server.requested == []
 
 
 def test_a_file_that_is_pinned_as_it_is_sent(cache, server, monkeypatch):
@@ -490,7 +490,7 @@ def test_of_several_processes_one_fetches(server, tiny):
     outputs = [child.communicate(timeout=60)[0] for child in children]
     assert outputs == [f"{ARRAYS['train-images-idx3-ubyte'].sum()}\n"] * 3
     assert [child.returncode for child in children] == [0, 0, 0]
-    assert sorted(server.asked) == sorted(f"{name}.gz" for name in ARRAYS)
+    assert sorted(server.requested) == sorted(f"{name}.gz" for name in ARRAYS)
 
 
 # The generated set

@@ -52,9 +52,9 @@ def test_labels_must_be_one_integer_a_sample():
 
 def test_labels_of_other_types_are_whole_numbers():
     for labels in (np.array([2.0, 0.0]), np.array([[2], [0]], "f2"), np.array([True, False])):
-        found = whole_labels(labels, "y")
-        assert found.dtype == np.int64
-        np.testing.assert_array_equal(found, labels)
+        numbers = whole_labels(labels, "y")
+        assert numbers.dtype == np.int64
+        np.testing.assert_array_equal(numbers, labels)
     for wrong in (0.5, np.nan, np.inf):
         with pytest.raises(DataError, match=rf"^y: label {wrong} at index 1; labels are whole numbers"):
             whole_labels(np.array([[0.0], [wrong]]), "y")

@@ -136,8 +136,8 @@ def test_a_wide_table_takes_no_time_of_pandas_for_each_column(monkeypatch):
     frame["y"] = np.arange(20) / 7
     monkeypatch.setattr(table_columns, "_column", None)
     monkeypatch.setattr(preprocessing, "numbers", None)
-    known, _ = learn(Table("t.csv", frame), TableOptions("y", task="regression"))
-    np.testing.assert_array_equal(known.encode(frame), frame.to_numpy()[:, :-1].astype(np.float32))
+    learned, _ = learn(Table("t.csv", frame), TableOptions("y", task="regression"))
+    np.testing.assert_array_equal(learned.encode(frame), frame.to_numpy()[:, :-1].astype(np.float32))
 
 
 def test_what_is_decided_is_told():

@@ -182,7 +182,7 @@ def test_any_records_are_read_or_refused_in_one_line(tmp_path_factory, rows, sep
         assert not even
         return
     assert even
-    found = [[str(cell) for cell in row] for row in frame.to_numpy()]
-    for row, cells in zip(rows, found, strict=True):
+    read_rows = [[str(cell) for cell in row] for row in frame.to_numpy()]
+    for row, cells in zip(rows, read_rows, strict=True):
         for cell, other in zip(row, cells, strict=True):
             assert cell.lstrip(" ") == other or other == "nan"

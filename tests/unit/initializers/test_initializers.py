@@ -54,8 +54,8 @@ def test_moments_and_bounds(name):
 def test_seeds(name):
     arguments, *_ = EXPECTED[name]
 
-    def draw(own: int | None, seed: int, position: int) -> bytes:
-        return INITIALIZERS[name](seed=own, **arguments)((20, 30), seed, position).tobytes()
+    def draw(own_seed: int | None, seed: int, position: int) -> bytes:
+        return INITIALIZERS[name](seed=own_seed, **arguments)((20, 30), seed, position).tobytes()
 
     assert draw(None, 1, 2) == draw(None, 1, 2)
     assert len({draw(None, 1, 2), draw(None, 1, 3), draw(None, 2, 2), draw(5, 1, 2), draw(6, 1, 2)}) == 5
@@ -88,11 +88,11 @@ def test_fans(shape, expected):
 
 @pytest.mark.parametrize("name", sorted(INITIALIZERS))
 def test_configurations_come_back(name):
-    one = initializers.get(name)
-    again = initializers.deserialize(initializers.serialize(one))
-    assert type(again) is type(one)
-    assert again.get_config() == one._get_config()
-    assert initializers.get({"class_name": name, "config": {}})._get_config() == one._get_config()
+    initializer = initializers.get(name)
+    again = initializers.deserialize(initializers.serialize(initializer))
+    assert type(again) is type(initializer)
+    assert again.get_config() == initializer._get_config()
+    assert initializers.get({"class_name": name, "config": {}})._get_config() == initializer._get_config()
 
 
 @pytest.mark.parametrize(
@@ -119,13 +119,13 @@ def test_refused(build, message):
 
 def test_a_constant_array():
     value = np.arange(4.0).reshape(2, 2)
-    made = initializers.Constant(value)
-    again = initializers.deserialize(json.loads(json.dumps(initializers.serialize(made))))
-    for one in (made, again, initializers.get(value)):
-        np.testing.assert_array_equal(one((2, 2)), value)
+    constant = initializers.Constant(value)
+    again = initializers.deserialize(json.loads(json.dumps(initializers.serialize(constant))))
+    for initializer in (constant, again, initializers.get(value)):
+        np.testing.assert_array_equal(initializer((2, 2)), value)
     np.testing.assert_array_equal(initializers.Constant([1.0, 2.0])((3, 2)), [[1, 2]] * 3)
     with pytest.raises(ConfigError, match=r"a value of shape \(2, 2\); expected one that can be broadcast to \(3, 4\)"):
-        made((3, 4))
+        constant((3, 4))
 
 
 def test_none_and_the_names_of_keras_files():

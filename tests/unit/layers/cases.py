@@ -99,9 +99,15 @@ CASES: dict[str, list[Case]] = {
     **{
         f"Adaptive{kind}Pooling{rank}D": [
             Case(
-                lambda made=pooling, rank=rank: made((3, 2, 1)[:rank]), (*(5, 4, 2)[:rank], 2), (*(3, 2, 1)[:rank], 2)
+                lambda pooling_layer=pooling, rank=rank: pooling_layer((3, 2, 1)[:rank]),
+                (*(5, 4, 2)[:rank], 2),
+                (*(3, 2, 1)[:rank], 2),
             ),
-            Case(lambda made=pooling: made(2, "channels_first"), (2, *(3, 4, 5)[:rank]), (2,) * (rank + 1)),
+            Case(
+                lambda pooling_layer=pooling: pooling_layer(2, "channels_first"),
+                (2, *(3, 4, 5)[:rank]),
+                (2,) * (rank + 1),
+            ),
         ]
         for kind in ("Average", "Max")
         for rank in (1, 2, 3)

@@ -60,10 +60,10 @@ def test_deltas_are_undone():
     anchors, boxes = np.array([[0, 0, 10, 20], [5, 5, 9, 8]]), np.array([[[1, 2, 8, 9], [4, 6, 20, 30]]])
     options = {"anchor_format": "xyxy", "box_format": "xyxy", "variance": [0.1, 0.1, 0.2, 0.2]}
     deltas = bounding_boxes.encode_box_to_deltas(anchors, boxes, **options)
-    found = bounding_boxes.decode_deltas_to_boxes(anchors, deltas, **options)
-    np.testing.assert_allclose(found.numpy(), boxes, rtol=1e-5)
+    decoded = bounding_boxes.decode_deltas_to_boxes(anchors, deltas, **options)
+    np.testing.assert_allclose(decoded.numpy(), boxes, rtol=1e-5)
     levels = bounding_boxes.decode_deltas_to_boxes({"P3": anchors}, {"P3": deltas}, **options)
-    np.testing.assert_array_equal(levels["P3"].numpy(), found.numpy())
+    np.testing.assert_array_equal(levels["P3"].numpy(), decoded.numpy())
 
 
 def test_a_turn_by_a_quarter_about_the_center():

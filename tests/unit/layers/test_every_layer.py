@@ -31,7 +31,7 @@ first_cases = pytest.mark.parametrize(
 )
 
 
-def made(name, number, dtype="float64"):
+def built(name, number, dtype="float64"):
     case = CASES[name][number]
     layer = case.make()
     case.call(layer, [Input(tensor.shape[1:], dtype=tensor.dtype.name) for tensor in case.inputs()])
@@ -86,7 +86,7 @@ def test_shapes_are_known_before_there_is_a_batch(name, number):
 @every_case
 def test_outputs_have_shape_and_type(name, number):
     for dtype in ("float32", "float64"):
-        case, layer = made(name, number, dtype)
+        case, layer = built(name, number, dtype)
         for rows in (ROWS, 1, 0):
             output = case.call(layer, case.inputs(rows), training=False)
             assert output.shape == (rows, *case.output)
@@ -96,7 +96,7 @@ def test_outputs_have_shape_and_type(name, number):
 @first_cases
 @pytest.mark.parametrize("training", sample([True, False], 2))
 def test_gradients_by_central_differences(name, number, training):
-    case, layer = made(name, number)
+    case, layer = built(name, number)
     if training and case.moves:
         pytest.skip("the gradient is that of what stands still")
     arrays = case.inputs()
@@ -157,7 +157,7 @@ def program_of(case, layer):
 
 @every_case
 def test_a_trace_has_the_bits_of_eager_execution(name, number):
-    case, layer = made(name, number, "float32")
+    case, layer = built(name, number, "float32")
     program, values = program_of(case, layer)
     before = [variable.numpy() for variable in layer.variables]
     values = {key: value if case.integers else value.astype(np.float32) for key, value in values.items()}
@@ -174,7 +174,7 @@ def test_a_trace_has_the_bits_of_eager_execution(name, number):
 @first_cases
 def test_ranks_compute_what_one_computes(name, number):
     """One, and several of which one has no rows; on a mesh with two ranks for each of them too."""
-    case, layer = made(name, number)
+    case, layer = built(name, number)
     program, values = program_of(case, layer)
     output, updates = evaluate(program, values)
     placed, layouts = place(program), spread(program)
@@ -192,10 +192,10 @@ def test_ranks_compute_what_one_computes(name, number):
 
 @every_case
 def test_weights_are_drawn_by_seed_and_position(name, number):
-    _, first = made(name, number, "float32")
-    _, second = made(name, number, "float32")
-    for one, other in zip(first.get_weights(), second.get_weights(), strict=True):
-        assert one.tobytes() == other.tobytes()
+    _, first = built(name, number, "float32")
+    _, second = built(name, number, "float32")
+    for weight, other in zip(first.get_weights(), second.get_weights(), strict=True):
+        assert weight.tobytes() == other.tobytes()
     for position, weight in enumerate(first.weights):
         initial = weight.initializer(weight.shape, 3, position).astype(np.float32)
         assert weight.numpy().tobytes() == initial.tobytes()

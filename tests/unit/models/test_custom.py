@@ -102,14 +102,14 @@ def trained(kind: type[dp.Sequential], **options) -> tuple[dp.Sequential, dict[s
 def test_the_built_in_step_bit_for_bit(kind):
     """Dropout and a last batch that is not full are in it."""
     x, y = toy()
-    (model, history), (own, own_history) = trained(dp.Sequential), trained(kind)
+    (model, history), (custom, own_history) = trained(dp.Sequential), trained(kind)
     assert own_history == history
-    for mine, other in zip(own.get_weights(), model.get_weights(), strict=True):
+    for mine, other in zip(custom.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_array_equal(mine, other)
-    np.testing.assert_array_equal(own.predict(x), model.predict(x))
-    assert own.evaluate(x, y, verbose=0) == model.evaluate(x, y, verbose=0)
-    assert own.train_on_batch(x, y) == model.train_on_batch(x, y)
-    assert own.test_on_batch(x[:7], y[:7]) == model.test_on_batch(x[:7], y[:7])
+    np.testing.assert_array_equal(custom.predict(x), model.predict(x))
+    assert custom.evaluate(x, y, verbose=0) == model.evaluate(x, y, verbose=0)
+    assert custom.train_on_batch(x, y) == model.train_on_batch(x, y)
+    assert custom.test_on_batch(x[:7], y[:7]) == model.test_on_batch(x[:7], y[:7])
 
 
 def test_weights_are_the_third_of_the_data():

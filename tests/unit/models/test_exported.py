@@ -62,7 +62,7 @@ def noisy() -> tuple[dp.Model, Any]:
 MODELS = {"flat": flat, "images": images, "words": words, "several": several, "noisy": noisy}
 
 
-def made(kind: str, folder: Any, dtype: str = "float32") -> tuple[dp.Model, Any, Any]:
+def exported_model(kind: str, folder: Any, dtype: str = "float32") -> tuple[dp.Model, Any, Any]:
     model, x = MODELS[kind]()
     model.compile(dtype=dtype, **CPU)
     before = {variable: variable.numpy() for variable in model.variables}
@@ -76,14 +76,14 @@ def made(kind: str, folder: Any, dtype: str = "float32") -> tuple[dp.Model, Any,
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_bits_of_predict(tmp_path, kind, dtype):
-    model, x, program = made(kind, tmp_path, dtype)
+    model, x, program = exported_model(kind, tmp_path, dtype)
     for _ in range(2):
         np.testing.assert_equal(program(x), model.predict(x, verbose=0))
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 255, 256, 257])
 def test_any_number_of_rows(tmp_path, rows):
-    model, x, program = made("flat", tmp_path)
+    model, x, program = exported_model("flat", tmp_path)
     result = program(x[:rows])
     assert result.shape == (rows, 3)
     if rows:
@@ -91,7 +91,7 @@ def test_any_number_of_rows(tmp_path, rows):
 
 
 def test_what_it_takes_is_told(tmp_path):
-    _, _, program = made("several", tmp_path)
+    _, _, program = exported_model("several", tmp_path)
     assert program.inputs == {"a": ((None, 3), "float32"), "b": ((None, 2), "float32")}
     for x, message in (
         ({"a": np.zeros((2, 3))}, "structure"),
@@ -104,7 +104,7 @@ def test_what_it_takes_is_told(tmp_path):
 
 
 def test_it_goes_on_without_the_model_s_python(tmp_path):
-    model, x, _ = made("noisy", tmp_path)
+    model, x, _ = exported_model("noisy", tmp_path)
     np.save(tmp_path / "x.npy", x)
     code = (
         "import sys, numpy as np, dptrain as dp\n"
@@ -117,7 +117,7 @@ def test_it_goes_on_without_the_model_s_python(tmp_path):
 
 
 def test_the_file_holds_no_code(tmp_path):
-    made("flat", tmp_path)
+    exported_model("flat", tmp_path)
     content = (tmp_path / "program").read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
     header = json.loads(content[8 : 8 + length])
@@ -129,7 +129,7 @@ def test_the_file_holds_no_code(tmp_path):
 
 
 def test_a_model_that_is_written_over(tmp_path):
-    model, _, _ = made("flat", tmp_path)
+    model, _, _ = exported_model("flat", tmp_path)
     with pytest.raises(dp.errors.OutputError, match="exists; pass overwrite=True"):
         model.export(tmp_path / "program", overwrite=False)
     model.export(tmp_path / "program")
@@ -190,7 +190,7 @@ def first_op(metadata: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_programs_that_are_none(tmp_path, change, message):
-    made("several", tmp_path)
+    exported_model("several", tmp_path)
     path = tmp_path / "program"
     path.write_bytes(about_with(path.read_bytes(), change))
     with pytest.raises(DataError, match=message) as caught:
@@ -205,7 +205,7 @@ def _constant(metadata: dict[str, Any]) -> int:
 
 def test_a_file_that_is_larger_than_it_says_is_not_read(tmp_path):
     """All that lies behind its end would otherwise be read first."""
-    made("flat", tmp_path)
+    exported_model("flat", tmp_path)
     path = tmp_path / "program"
     os.truncate(path, 1 << 42)
     with pytest.raises(DataError, match=r"program is damaged .*; export it again"):
@@ -216,7 +216,7 @@ def test_a_file_that_is_larger_than_it_says_is_not_read(tmp_path):
 def test_a_header_has_a_limit(tmp_path, monkeypatch, limit):
     from dptrain.saving import state
 
-    made("flat", tmp_path)
+    exported_model("flat", tmp_path)
     content = (tmp_path / "program").read_bytes()
     monkeypatch.setattr(state, "_MAX_HEADER", int.from_bytes(content[:8], "little") - limit)
     with open(tmp_path / "program", "rb") as file:
@@ -239,7 +239,7 @@ def test_files_that_are_none(tmp_path):
 @pytest.fixture(scope="module")
 def content(tmp_path_factory) -> bytes:
     folder = tmp_path_factory.mktemp("exported")
-    made("several", folder)
+    exported_model("several", folder)
     return (folder / "program").read_bytes()
 
 

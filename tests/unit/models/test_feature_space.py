@@ -33,22 +33,22 @@ def space(**options):
 def test_each_feature_is_encoded():
     feature_space = space(output_mode="dict")
     feature_space.adapt(TABLE)
-    found = feature_space(TABLE)
-    assert list(found) == ["age", "city", "code", "number", "size", "word", "city_X_code"]
-    np.testing.assert_allclose(found["age"], np.array([-3, -1, 1, 3])[:, None] / 5**0.5, rtol=1e-6)
-    np.testing.assert_array_equal(found["city"], np.eye(4)[[1, 3, 1, 2]])  # of equal counts, the greater text first
-    np.testing.assert_array_equal(found["code"], np.eye(3)[[0, 2, 0, 1]])
+    features = feature_space(TABLE)
+    assert list(features) == ["age", "city", "code", "number", "size", "word", "city_X_code"]
+    np.testing.assert_allclose(features["age"], np.array([-3, -1, 1, 3])[:, None] / 5**0.5, rtol=1e-6)
+    np.testing.assert_array_equal(features["city"], np.eye(4)[[1, 3, 1, 2]])  # of equal counts, the greater text first
+    np.testing.assert_array_equal(features["code"], np.eye(3)[[0, 2, 0, 1]])
     hashed = layers.Hashing(3)(TABLE["number"]).numpy()
-    np.testing.assert_array_equal(found["number"], np.eye(3)[hashed])
+    np.testing.assert_array_equal(features["number"], np.eye(3)[hashed])
     places = (layers.StringLookup(vocabulary=["a", "c", "b"])(TABLE["city"]), np.array([0, 2, 0, 1]))
     crossed = layers.HashedCrossing(5)(
         [column if isinstance(column, np.ndarray) else column.numpy() for column in places]
     )
-    np.testing.assert_array_equal(found["city_X_code"], np.eye(5)[crossed.numpy()])
-    np.testing.assert_array_equal(found["size"].numpy().sum(1), np.ones(4))
+    np.testing.assert_array_equal(features["city_X_code"], np.eye(5)[crossed.numpy()])
+    np.testing.assert_array_equal(features["size"].numpy().sum(1), np.ones(4))
     encoded_row = feature_space({name: column[2] for name, column in TABLE.items()})
     for name, encoded in encoded_row.items():
-        np.testing.assert_array_equal(encoded, found[name].numpy()[2])
+        np.testing.assert_array_equal(encoded, features[name].numpy()[2])
 
 
 def test_in_batches_as_in_one():

@@ -38,19 +38,19 @@ NAMES = {
 
 
 @pytest.fixture(scope="module")
-def made():
+def objects():
     """An object of each kind that was trained with all these attributes."""
     return parts(dp, {kind: names.split() for kind, names in NAMES.items()})
 
 
 @pytest.mark.parametrize("kind", NAMES)
-def test_an_attribute_of_any_name_is_the_scripts_own(made, kind):
-    assert all(isinstance(getattr(made[kind], name), Mine) for name in NAMES[kind].split())
+def test_an_attribute_of_any_name_is_the_scripts_own(objects, kind):
+    assert all(isinstance(getattr(objects[kind], name), Mine) for name in NAMES[kind].split())
 
 
 @pytest.mark.parametrize("kind", ["Sequential", "Functional", "Subclass"])
-def test_a_model_with_such_attributes_is_saved(made, kind, tmp_path):
-    model = made[kind]
+def test_a_model_with_such_attributes_is_saved(objects, kind, tmp_path):
+    model = objects[kind]
     model.save_weights(tmp_path / "model.weights.h5")
     weights = model.get_weights()
     model.set_weights([0 * weight for weight in weights])
@@ -60,12 +60,12 @@ def test_a_model_with_such_attributes_is_saved(made, kind, tmp_path):
     assert (tmp_path / "model.keras").stat().st_size > 1000
 
 
-def test_a_callback_with_such_attributes_is_resumed(made, tmp_path):
-    model = made["Sequential"]
+def test_a_callback_with_such_attributes_is_resumed(objects, tmp_path):
+    model = objects["Sequential"]
     for epochs in (1, 2):
         backup = dp.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)
-        model.fit(X, Y, epochs=epochs, verbose=0, callbacks=[backup, made["Callback"]])
-    assert made["Callback"].seen == 1
+        model.fit(X, Y, epochs=epochs, verbose=0, callbacks=[backup, objects["Callback"]])
+    assert objects["Callback"].seen == 1
 
 
 def test_a_preprocessing_of_the_scripts_own_is_a_layer_of_the_model():

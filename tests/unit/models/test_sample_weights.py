@@ -99,17 +99,17 @@ def test_training_by_arrays_and_by_batches_is_the_same():
     assert not np.allclose(without.get_weights()[0], arrays[0], rtol=1e-4)
 
 
-def own(y_true, y_pred):
+def own_loss(y_true, y_pred):
     return ops.square(y_pred)  # a number for each element
 
 
 def test_a_loss_of_ones_own_may_have_a_number_for_each_element():
     weights = RNG.random(X.shape).astype(np.float32)
-    actual = identity(loss=own).evaluate(X, LABELS, sample_weight=weights[..., 0], verbose=0)[0]
+    actual = identity(loss=own_loss).evaluate(X, LABELS, sample_weight=weights[..., 0], verbose=0)[0]
     assert actual == pytest.approx((X**2 * weights[..., :1]).mean(), rel=1e-5)
     model = dp.Sequential([layers.Input((STEPS, CLASSES))])
     model.add(layers.Identity())
-    model.compile("sgd", own)
+    model.compile("sgd", own_loss)
     assert model.evaluate(X, X, sample_weight=weights, verbose=0) == pytest.approx((X**2 * weights).mean(), rel=1e-5)
     model.compile("sgd", lambda y_true, y_pred: ops.mean(ops.square(y_pred), (1, 2)))
     with pytest.raises(ConfigError, match=r"sample_weight of shape \(12, 4, 3\): expected the shape of what is weigh"):

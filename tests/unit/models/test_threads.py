@@ -212,7 +212,7 @@ def test_new_weights_beside_predictions(tmp_path: Path):
 
     def reads(number: int) -> None:
         weights = model.get_weights()
-        assert any(all(map(np.array_equal, weights, one)) for one in values)
+        assert any(all(map(np.array_equal, weights, candidate)) for candidate in values)
 
     side_by_side(
         replaces,
@@ -246,8 +246,8 @@ def test_the_first_calls():
 
     for model in (Own(), dp.Sequential([layers.Dense(4), layers.Dense(2)], seed=7)):
         result = answers(model)
-        for one in result:
-            close(one, result[0])
+        for array in result:
+            close(array, result[0])
         assert len(model.weights) == 4
         if isinstance(model, Own):
             before = model.traces

@@ -51,7 +51,7 @@ def test_each_variable_follows_its_own_optimizer_alone(way):
     expected = [variable.numpy() for variable in (*apart, *twins[0].variables, *twins[1].variables)]
     assert [array.tobytes() for array in actual] == [array.tobytes() for array in expected]
     assert optimizer.variables == [*optimizer._own_variables, *bias.variables, *kernel.variables]
-    assert [one for _, one in optimizer._all_slots] == [together[0]] * 2 + [together[1]] * 3
+    assert [owner for _, owner in optimizer._all_slots] == [together[0]] * 2 + [together[1]] * 3
 
 
 def test_a_function_is_asked_once_for_each_variable():
@@ -62,7 +62,7 @@ def test_a_function_is_asked_once_for_each_variable():
         return SGD(0.5 if variable.ndim == 2 else 0.25)
 
     optimizer, variables = MultiOptimizer(choose, loss_scale_factor=2.0), two_variables("float64")
-    before = [one.numpy() for one in variables]
+    before = [variable.numpy() for variable in variables]
     assert optimizer.optimizers == []
     optimizer.build(variables[:1])
     for _ in range(2):
@@ -71,7 +71,7 @@ def test_a_function_is_asked_once_for_each_variable():
             variable._gradient = None
         loss.backward()
         optimizer.build(variables)  # with one that has become trainable
-        optimizer.apply([one.value.grad for one in variables])
+        optimizer.apply([variable.value.grad for variable in variables])
     assert paths == ["dense/kernel", "dense/bias"]
     for variable, old, rate in zip(variables, before, (0.5, 0.25), strict=True):
         np.testing.assert_allclose(variable.numpy(), old - 2 * rate)

@@ -51,9 +51,9 @@ def gradients_of(dtype: str, steps: int = STEPS) -> list[list[np.ndarray]]:
     """Return gradients for two variables, of all sizes, some zero."""
     rng = np.random.default_rng(4)
     sizes = 10.0 ** rng.integers(-4, 2, steps)
-    found = [[size * rng.standard_normal(shape) for shape in ((3, 2), (2,))] for size in sizes]
-    found[5][1][...] = 0
-    return [[grad.astype(dtype) for grad in step] for step in found]
+    steps_of_grads = [[size * rng.standard_normal(shape) for shape in ((3, 2), (2,))] for size in sizes]
+    steps_of_grads[5][1][...] = 0
+    return [[grad.astype(dtype) for grad in step] for step in steps_of_grads]
 
 
 def traced(optimizer: optimizers.Optimizer, variables: list[Variable]):
@@ -257,7 +257,7 @@ def test_ranks_clip_the_sum_of_their_gradients(limits, shards):
     for _ in range(2):
         results, _ = run_on_ranks(program, {"x": x, "y": y}, shards, {"x": 0, "y": 0})
         for _, state in results[1:]:
-            assert all(np.array_equal(state[one], results[0][1][one]) for one in state)
+            assert all(np.array_equal(state[slot], results[0][1][slot]) for slot in state)
         for key, value in results[0][1].items():
             key.assign(value)
     assert_near(kernel.numpy(), regression_by_numpy(x, y, start, **limits), "float64")
@@ -576,9 +576,9 @@ def test_a_traced_program_of_recent_optimizers_has_the_bits_of_eager_steps(name,
         for grads in gradients:
             optimizer.apply(grads, variables) if program is None else step(program, grads)
         results.append([variable.numpy() for variable in (*variables, *optimizer.variables)])
-    for one, other in zip(*results, strict=True):
-        assert one.tobytes() == other.tobytes()
-        assert np.isfinite(one).all()
+    for array, other in zip(*results, strict=True):
+        assert array.tobytes() == other.tobytes()
+        assert np.isfinite(array).all()
 
 
 @pytest.mark.parametrize("own_step", [False, True])
@@ -594,11 +594,11 @@ def test_schedule_free_begins_with_the_weights_as_they_are(own_step):
     model.compile(dp.optimizers.ScheduleFreeAdamW(1e-4, weight_decay=0.5), "mse", jit_compile=False)
     model.layers[0].trainable = False
     for trained in (stack[1:], stack):
-        before = [one.numpy() for layer in trained for one in layer.weights]
+        before = [variable.numpy() for layer in trained for variable in layer.weights]
         for layer in trained:
             layer.trainable = True
         model.fit(np.ones((4, 2)), np.ones(4), batch_size=4, verbose=0)
-        weights = [one for layer in trained for one in layer.weights]
+        weights = [variable for layer in trained for variable in layer.weights]
         for weight, old in zip(weights, before, strict=True):
             np.testing.assert_allclose(model.optimizer._slots_of(weight)["momentum"].numpy(), old, atol=0.01)
             np.testing.assert_allclose(weight.numpy(), old, atol=0.01)
@@ -609,7 +609,7 @@ def test_muon_steps_are_nearly_orthogonal_and_vectors_follow_adam():
     kernel, bias, table = (
         Variable(rng.normal(size=shape), path) for shape, path in (((6, 4), "k"), ((4,), "b"), ((5, 4), "embeddings"))
     )
-    before = [one.numpy() for one in (kernel, bias, table)]
+    before = [variable.numpy() for variable in (kernel, bias, table)]
     grads = [rng.normal(size=array.shape) for array in before]
     muon = OPTIMIZERS["muon"](0.1, weight_decay=None, adam_weight_decay=None, ns_steps=10)
     adam = OPTIMIZERS["adam"](0.1)

@@ -51,7 +51,7 @@ PUBLIC = [
 
 
 @pytest.mark.parametrize(
-    ("name", "known", "expected"),
+    ("name", "candidates", "expected"),
     [
         ("relo", ["relu", "gelu", "tanh"], "; did you mean 'relu'?"),
         ("NADAN", ["Adam", "SGD", "Nadam"], "; did you mean 'Nadam' or 'Adam'?"),
@@ -62,8 +62,8 @@ PUBLIC = [
         ("x", [], ""),
     ],
 )
-def test_suggestions(name, known, expected):
-    assert suggestion(name, known) == expected
+def test_suggestions(name, candidates, expected):
+    assert suggestion(name, candidates) == expected
 
 
 def test_a_word_of_keras_for_what_is_there():
@@ -108,8 +108,8 @@ def test_a_name_that_is_not_there(module, name, message):
 
 
 def test_the_public_modules_are_all_here():
-    found = {name for name in dp.__all__ if inspect.ismodule(getattr(dp, name))}
-    assert found <= {*PUBLIC, "errors"}  # which Keras has not
+    modules = {name for name in dp.__all__ if inspect.ismodule(getattr(dp, name))}
+    assert modules <= {*PUBLIC, "errors"}  # which Keras has not
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -119,13 +119,13 @@ def test_a_public_module(name):
         with pytest.raises(AttributeError, match=rf"^not supported: {name}\.{missing}"):
             getattr(module, missing)
     # What tools ask of any object gets Python's own answer.
-    for asked in ("__wrapped__", "__no_such__", "_repr_html_", "_private"):
-        with pytest.raises(AttributeError, match=rf"^module '{name}' has no attribute '{asked}'"):
-            getattr(module, asked)
+    for attribute in ("__wrapped__", "__no_such__", "_repr_html_", "_private"):
+        with pytest.raises(AttributeError, match=rf"^module '{name}' has no attribute '{attribute}'"):
+            getattr(module, attribute)
     assert inspect.unwrap(module) is module
     assert dict(inspect.getmembers(module))
-    for one in getattr(module, "__all__", ()):
-        assert hasattr(module, one)
+    for member in getattr(module, "__all__", ()):
+        assert hasattr(module, member)
 
 
 def test_what_python_does_with_modules():
@@ -136,5 +136,5 @@ def test_what_python_does_with_modules():
     assert namespace["Dense"] is dp.layers.Dense
     with pytest.raises(ImportError, match="cannot import name 'FlaxLayer'"):
         exec("from dptrain.layers import FlaxLayer", namespace)
-    for one in (dp.layers.Dense, dp.activations.relu, dp.utils.to_categorical):
-        assert pickle.loads(pickle.dumps(one)) == copy.deepcopy(one) == one
+    for member in (dp.layers.Dense, dp.activations.relu, dp.utils.to_categorical):
+        assert pickle.loads(pickle.dumps(member)) == copy.deepcopy(member) == member

@@ -116,6 +116,6 @@ def test_each_thread_notes_what_it_reads_itself_while_others_ask():
         return reads
 
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(work, things))
+        references = list(pool.map(work, things))
     things[1].value = 9
-    assert [one.hold for one in found] == [True, False, True, True]
+    assert [reference.hold for reference in references] == [True, False, True, True]

@@ -22,8 +22,8 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_argument_may_be_an_object_a_class_a_name_or_a_description(kind):
     module, cls, _ = KINDS[kind]
-    one = cls()
-    assert module.get(one) is one
+    instance = cls()
+    assert module.get(instance) is instance
     for identifier in (cls, cls.__name__, {"class_name": cls.__name__, "config": {}}):
         assert type(module.get(identifier)) is cls
     for wrong in (3, [cls]):
@@ -37,9 +37,13 @@ def test_an_argument_may_be_an_object_a_class_a_name_or_a_description(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_configurations_have_keras_names(kind):
     module, cls, keras_module = KINDS[kind]
-    one = cls()
-    assert type(one).from_config(one.get_config()).get_config() == one.get_config() == one._get_config()
-    described = module.serialize(one)
+    instance = cls()
+    assert (
+        type(instance).from_config(instance.get_config()).get_config()
+        == instance.get_config()
+        == instance._get_config()
+    )
+    described = module.serialize(instance)
     assert (described["module"], described["registered_name"]) == (keras_module, None)
 
 

@@ -14,9 +14,9 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["option
 def resolved(extra: str) -> list[str]:
     """Return an extra's requirements, those of the extras within it among them."""
     packages = []
-    for one in EXTRAS[extra]:
-        inner = re.fullmatch(r"dptrain\[(.*)\]", one)
-        packages += [each for name in inner[1].split(",") for each in resolved(name)] if inner else [one]
+    for requirement in EXTRAS[extra]:
+        inner = re.fullmatch(r"dptrain\[(.*)\]", requirement)
+        packages += [each for name in inner[1].split(",") for each in resolved(name)] if inner else [requirement]
     return packages
 
 

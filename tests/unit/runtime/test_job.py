@@ -15,10 +15,10 @@ RUNS, RUNS_IN_MPI = (None, False, 0), (None, True, 0)
 LEFT = (0, True, 0)
 
 
-def job_of(*ranks, size=None, asked=None, now=100.0):
+def job_of(*ranks, size=None, stop_signal=None, now=100.0):
     start = Start(Launcher("MPICH", ("/bin/mpirun",)), ("true",), size or len(ranks), {}, ("127.0.0.1",), grace=20)
     job = Job(start, [])
-    job._stop_signal = asked
+    job._stop_signal = stop_signal
     job._began = 0.0
     for number, (status, in_mpi, ago) in enumerate(ranks):
         ended = None if status is None else now - ago
@@ -88,13 +88,13 @@ def test_one_that_has_left_in_peace_is_followed_in_time(first):
 
 @pytest.mark.parametrize("status", [-signal.SIGTERM, 128 + signal.SIGTERM, 75, 0])
 def test_who_is_told_to_stop_may_stop(status):
-    assert verdict((status, True, 0), RUNS_IN_MPI, asked=signal.SIGTERM, later=10.0) is None
-    ended = verdict((status, True, 0), (status, True, 0), asked=signal.SIGTERM)
+    assert verdict((status, True, 0), RUNS_IN_MPI, stop_signal=signal.SIGTERM, later=10.0) is None
+    ended = verdict((status, True, 0), (status, True, 0), stop_signal=signal.SIGTERM)
     assert ended == (143 if abs(status) in (15, 143) else status, "")
 
 
 def test_a_command_that_cannot_be_told_to_save_is_preempted_all_the_same():
-    code, text = verdict((-signal.SIGUSR1, False, 0), asked=signal.SIGUSR1)
+    code, text = verdict((-signal.SIGUSR1, False, 0), stop_signal=signal.SIGUSR1)
     assert (code, text.endswith("it has saved nothing")) == (75, True)
 
 

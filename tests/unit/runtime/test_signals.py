@@ -17,7 +17,7 @@ def send(number: int) -> None:
 
 @pytest.mark.parametrize("number", signals.SIGNALS)
 def test_the_first_signal_is_noted_and_handlers_come_back(number):
-    before = [signal.getsignal(one) for one in signals.SIGNALS]
+    before = [signal.getsignal(each) for each in signals.SIGNALS]
     with catching():
         assert caught() is None
         with catching():
@@ -25,7 +25,7 @@ def test_the_first_signal_is_noted_and_handlers_come_back(number):
             send(number)  # at once: forwarded by a launcher
         assert caught() == number
     assert caught() is None
-    assert [signal.getsignal(one) for one in signals.SIGNALS] == before
+    assert [signal.getsignal(each) for each in signals.SIGNALS] == before
 
 
 def test_a_second_ctrl_c_ends_at_once(monkeypatch):

@@ -43,7 +43,7 @@ os.wait()
 """
 
 
-def found(text: str) -> str:
+def reported(text: str) -> str:
     (line,) = [line for line in text.splitlines() if line.startswith("found ")]
     return line.removeprefix("found ").strip()
 
@@ -57,8 +57,8 @@ def prterun(tmp_path):
 
 
 def test_alone():
-    assert found(on_terminal(PYTHON, columns=93).out) == "live 93"
-    assert found(run(PYTHON, COLUMNS="50").out) == "lines None"
+    assert reported(on_terminal(PYTHON, columns=93).out) == "live 93"
+    assert reported(run(PYTHON, COLUMNS="50").out) == "lines None"
 
 
 @pytest.mark.parametrize(
@@ -72,23 +72,23 @@ def test_alone():
     ],
 )
 def test_what_the_environment_says(environment, expected):
-    assert found(on_terminal(PYTHON, **environment).out) == expected
+    assert reported(on_terminal(PYTHON, **environment).out) == expected
 
 
 def test_an_mpirun_whose_ranks_write_to_a_pipe(tmp_path):
     command = [find_mpirun(), "-n", "1"]
-    assert found(on_terminal([*command, *PYTHON], columns=93).out) == "live 93"
-    assert found(run([*command, *PYTHON]).out) == "lines None"
+    assert reported(on_terminal([*command, *PYTHON], columns=93).out) == "live 93"
+    assert reported(run([*command, *PYTHON]).out) == "lines None"
 
 
 def test_another_wrapper_of_standard_output():
     python = [sys.executable, "-c", f"import sys; sys.stdout = open(1, 'w', closefd=False, encoding='utf-8'); {REPORT}"]
-    assert found(on_terminal([find_mpirun(), "-n", "1", *python], columns=93).out) == "live 93"
+    assert reported(on_terminal([find_mpirun(), "-n", "1", *python], columns=93).out) == "live 93"
 
 
 def test_an_mpirun_whose_ranks_write_to_a_terminal(prterun):
-    assert found(on_terminal([prterun, *PYTHON[1:]], columns=93).out) == "live 93"
-    assert found(run([prterun, *PYTHON[1:]]).out) == "lines None"
+    assert reported(on_terminal([prterun, *PYTHON[1:]], columns=93).out) == "live 93"
+    assert reported(run([prterun, *PYTHON[1:]]).out) == "lines None"
 
 
 @pytest.mark.parametrize("where", ["> {log}", "| cat > {log}"])
@@ -96,14 +96,14 @@ def test_a_rank_that_writes_elsewhere_than_its_launcher(tmp_path, where):
     log = tmp_path / "log"
     script = f'{sys.executable} -c "{REPORT}" {where.format(log=log)}'
     on_terminal([find_mpirun(), "-n", "1", "sh", "-c", script])
-    assert found(log.read_text()) == "lines None"
+    assert reported(log.read_text()) == "lines None"
 
 
 def test_a_launcher_on_another_node():
     # No mpirun among the ancestors: the terminal may be one that the launcher's daemon made.
     environment = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}
-    assert found(on_terminal(PYTHON, **environment).out) == "lines None"
-    assert found(on_terminal(PYTHON, SLURM_STEP_NUM_TASKS="1", SLURM_PROCID="0").out) == "live 80"
+    assert reported(on_terminal(PYTHON, **environment).out) == "lines None"
+    assert reported(on_terminal(PYTHON, SLURM_STEP_NUM_TASKS="1", SLURM_PROCID="0").out) == "live 80"
 
 
 def test_an_unknown_word(monkeypatch):
@@ -187,7 +187,7 @@ def test_what_is_live_is_so_everywhere_but_in_a_file(prterun, tmp_path, launched
     log = tmp_path / "log"
     with log.open("w") as file:
         subprocess.run(command, stdout=file, check=True, timeout=60, env=environment)
-    assert found(log.read_text()) == "True"
+    assert reported(log.read_text()) == "True"
     assert "table" in log.read_text()
     assert "\x1b" not in log.read_text()
     piped = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=60, env=environment, text=True).stdout
@@ -199,7 +199,7 @@ def test_the_file_of_an_mpirun_whose_ranks_write_to_a_pipe(tmp_path):
     log = tmp_path / "log"
     with log.open("w") as file:
         subprocess.run([find_mpirun(), "-n", "1", sys.executable, "-c", LIVE], stdout=file, check=True, timeout=60)
-    assert found(log.read_text()) == "True"
+    assert reported(log.read_text()) == "True"
     assert "\x1b" not in log.read_text()
 
 

@@ -143,8 +143,8 @@ def test_what_another_node_tells_is_judged_as_what_is_seen_here(pair):
             return lambda: True
 
     other = Watchdog(LaunchInfo("MPICH", 2, 1, 2), dog._table)
-    for one in (dog, other):
-        one._here, one._leaders, one._post = [one.launch.rank], (0, 1), Post(one.launch.rank)
+    for each in (dog, other):
+        each._here, each._leaders, each._post = [each.launch.rank], (0, 1), Post(each.launch.rank)
     dog.limits = Limits(warning=0, timeout=6)
     dog.record.collective(Collective.ALL_GATHER).__enter__()
     for _ in range(10):

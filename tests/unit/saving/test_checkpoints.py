@@ -300,87 +300,99 @@ def test_a_rank_that_cannot_write_leaves_what_the_others_write(tmp_path, monkeyp
     assert names(tmp_path) == []
 
 
-def crash_states(trace: list[tuple[str, str, bytes]], root: Path, start: dict, draw: random.Random, count: int):
-    """Yield what may be on a disk whose power fails during a trace: what was not flushed may be there or not.
+class FailingDisk:
+    """What was asked of a disk, and what of it would be there after its power has failed.
 
     Files are contents by an identity of their own, names are entries of directories. Content is only certain once its
-    file was flushed, an entry once its directory was; entries of one directory that were not flushed go in any subset.
+    file was flushed, an entry once its directory was; entries of a directory that were not flushed go in any subset.
+
+    Args:
+        start: text of files by path, None of directories.
     """
-    for number in range(count):
-        cut = number % (len(trace) + 1)
-        contents: dict[int, tuple[bytes, bytes]] = {}  # by identity: flushed, written
-        tree: dict[str, object] = {}  # what was asked for: directory or identity, by path
-        durable: dict[str, object] = {}
+
+    def __init__(self, start: dict) -> None:
+        self.contents: dict[int, tuple[bytes, bytes]] = {}  # by identity: flushed, written
+        self.tree: dict[str, object] = {}  # what was asked for: directory or identity, by path
+        self.durable: dict[str, object] = {}
+        self.pending: list[tuple[str, object]] = []  # changes of entries: path, what it becomes (or False: gone)
         for path, text in start.items():
-            tree[path] = durable[path] = None if text is None else len(contents)
+            self.tree[path] = self.durable[path] = None if text is None else len(self.contents)
             if text is not None:
-                contents[len(contents)] = (text, text)
-        pending: list[tuple[str, object]] = []  # changes of entries: path, what it becomes (or False: gone)
+                self.contents[len(self.contents)] = (text, text)
 
-        def change(path: str, new_entry: object, tree=tree, pending=pending) -> None:
-            pending.append((path, new_entry))
-            if new_entry is False:
-                tree.pop(path)
+    def apply(self, name: str, path: str, detail: bytes) -> None:
+        """Do what a call of the operating system asks for."""
+        if name == "mkdir":
+            self._change(path, None)
+        elif name == "open":
+            self.contents[len(self.contents)] = (b"", b"")
+            self._change(path, len(self.contents) - 1)
+        elif name == "write":
+            flushed, written = self.contents[self.tree[path]]
+            self.contents[self.tree[path]] = flushed, written + detail
+        elif name == "fsync" and self.tree.get(path) is not None:
+            self.contents[self.tree[path]] = (self.contents[self.tree[path]][1],) * 2
+        elif name == "fsync":
+            self.flush([change for change in self.pending if os.path.dirname(change[0]) == path])
+            self.pending = [change for change in self.pending if os.path.dirname(change[0]) != path]
+        elif name == "rename":
+            target = detail.decode()
+            for moved in within(path, self.tree):
+                self.tree[target + moved[len(path) :]] = self.tree.pop(moved)
+            # One change of two entries: what the directory holds goes along, flushed or not.
+            self.pending.append((path, target))
+        elif name in ("unlink", "rmdir"):
+            self._change(path, False)
+
+    def _change(self, path: str, new_entry: object) -> None:
+        self.pending.append((path, new_entry))
+        if new_entry is False:
+            self.tree.pop(path)
+        else:
+            self.tree[path] = new_entry
+
+    def flush(self, changes: list[tuple[str, object]]) -> None:
+        """Make changes of entries certain."""
+        for path, new_entry in changes:
+            if isinstance(new_entry, str):
+                for moved in within(path, self.durable):
+                    self.durable[new_entry + moved[len(path) :]] = self.durable.pop(moved)
+            elif new_entry is False:
+                self.durable.pop(path, None)
             else:
-                tree[path] = new_entry
+                self.durable[path] = new_entry
 
-        def flush(entries, durable=durable) -> None:
-            for path, new_entry in entries:
-                if isinstance(new_entry, str):
-                    for known_path in [
-                        known_path for known_path in durable if known_path == path or known_path.startswith(f"{path}/")
-                    ]:
-                        durable[new_entry + known_path[len(path) :]] = durable.pop(known_path)
-                elif new_entry is False:
-                    durable.pop(path, None)
-                else:
-                    durable[path] = new_entry
-
-        for name, path, detail in trace[:cut]:
-            if name == "mkdir":
-                change(path, None)
-            elif name == "open":
-                contents[len(contents)] = (b"", b"")
-                change(path, len(contents) - 1)
-            elif name == "write":
-                flushed, written = contents[tree[path]]
-                contents[tree[path]] = flushed, written + detail
-            elif name == "fsync" and tree.get(path) is not None:
-                contents[tree[path]] = (contents[tree[path]][1],) * 2
-            elif name == "fsync":
-                mine = [pending_change for pending_change in pending if os.path.dirname(pending_change[0]) == path]
-                pending[:] = [
-                    pending_change for pending_change in pending if os.path.dirname(pending_change[0]) != path
-                ]
-                flush(mine)
-            elif name == "rename":
-                target = detail.decode()
-                moved = {
-                    moved_path: tree[moved_path]
-                    for moved_path in tree
-                    if moved_path == path or moved_path.startswith(f"{path}/")
-                }
-                for moved_path, identity in moved.items():
-                    tree.pop(moved_path)
-                    tree[target + moved_path[len(path) :]] = identity
-                # One change of two entries: what the directory holds goes along, flushed or not.
-                pending.append((path, target))
-            elif name in ("unlink", "rmdir"):
-                change(path, False)
-        flush([pending_change for pending_change in pending if draw.random() < 0.5])
+    def restart(self, root: Path, draw: random.Random) -> None:
+        """Write to a folder what is there afterwards."""
+        self.flush([change for change in self.pending if draw.random() < 0.5])
         shutil.rmtree(root, ignore_errors=True)
         root.mkdir()
-        for path in sorted(durable, key=len):
+        for path in sorted(self.durable, key=len):
             place = Path(path)
             if not place.parent.is_dir():
                 continue
-            if durable[path] is None:
+            if self.durable[path] is None:
                 place.mkdir(exist_ok=True)
-            else:
-                flushed, written = contents[durable[path]]
-                end = draw.randrange(len(flushed), len(written) + 1)
-                tail = written[len(flushed) : end]
-                place.write_bytes(flushed + (bytes(len(tail)) if draw.random() < 0.3 else tail))
+                continue
+            flushed, written = self.contents[self.durable[path]]
+            end = draw.randrange(len(flushed), len(written) + 1)
+            tail = written[len(flushed) : end]
+            place.write_bytes(flushed + (bytes(len(tail)) if draw.random() < 0.3 else tail))
+
+
+def within(path: str, paths: dict[str, object]) -> list[str]:
+    """Return a path and those below it."""
+    return [other for other in paths if other == path or other.startswith(f"{path}/")]
+
+
+def crash_states(trace: list[tuple[str, str, bytes]], root: Path, start: dict, draw: random.Random, count: int):
+    """Yield what may be on a disk whose power fails during a trace: what was not flushed may be there or not."""
+    for number in range(count):
+        cut = number % (len(trace) + 1)
+        disk = FailingDisk(start)
+        for call in trace[:cut]:
+            disk.apply(*call)
+        disk.restart(root, draw)
         yield cut
 
 

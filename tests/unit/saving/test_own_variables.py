@@ -40,7 +40,7 @@ class Words(layers.Layer):
 
     def __init__(self, words=(), **options):
         super().__init__(**options)
-        self.inner, self.known = Rounded(2), tuple(words)
+        self.inner, self.vocabulary = Rounded(2), tuple(words)
 
     def call(self, inputs):
         return self.inner(inputs)
@@ -49,12 +49,12 @@ class Words(layers.Layer):
         return {"name": self.name}
 
     def save_assets(self, inner_path):
-        if self.known:
+        if self.vocabulary:
             Path(inner_path, "more").mkdir()
-            Path(inner_path, "more", "words.txt").write_text("\n".join(self.known))
+            Path(inner_path, "more", "words.txt").write_text("\n".join(self.vocabulary))
 
     def load_assets(self, inner_path):
-        self.known = () if inner_path is None else tuple(Path(inner_path, "more/words.txt").read_text().split())
+        self.vocabulary = () if inner_path is None else tuple(Path(inner_path, "more/words.txt").read_text().split())
 
 
 OBJECTS = {"Rounded": Rounded, "Words": Words}
@@ -90,7 +90,7 @@ def test_a_whole_model(tmp_path):
             }
     loaded = dp.models.load_model(tmp_path / "m.keras", OBJECTS)
     assert_loaded(loaded)
-    assert [layer.known for layer in loaded.layers if isinstance(layer, Words)] == [("one", "two"), ()]
+    assert [layer.vocabulary for layer in loaded.layers if isinstance(layer, Words)] == [("one", "two"), ()]
 
 
 @pytest.mark.parametrize("name", ["m.keras", "m.weights.h5"])

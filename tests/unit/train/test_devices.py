@@ -35,7 +35,7 @@ def _no_mask(monkeypatch):
 def test_every_rank_gets_a_gpu_that_it_sees(seen, share, expected):
     chosen = gpus.assign(seen, range(len(seen)), share, "h")
     assert chosen == expected
-    taken = [own[number] for own, number in zip(seen, chosen, strict=True) if own]
+    taken = [of_rank[number] for of_rank, number in zip(seen, chosen, strict=True) if of_rank]
     assert share or len(set(taken)) == len(taken)
 
 

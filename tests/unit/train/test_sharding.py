@@ -29,7 +29,7 @@ def test_a_layout_that_does_not_fit_its_variable_is_refused(monkeypatch, axes, s
     weight = Variable(np.ones((2, 3)), "w")
     owner = SimpleNamespace(weights=[weight], _all_optimizers=[])
     chosen = [(None, "model"), axes]
-    monkeypatch.setattr(sharding, "layout_of", lambda *given: chosen[0])
+    monkeypatch.setattr(sharding, "layout_of", lambda *arguments: chosen[0])
 
     def layouts(comm):
         return Sharding(comm, owner, None).layouts([weight])
@@ -95,8 +95,8 @@ def test_parts_are_those_of_the_whole_value(monkeypatch):
             np.testing.assert_array_equal(of(full[variable.name] + comm.rank * (variable.name == "c")), part)
             assert of(part) is part
         read = [variable.numpy() for variable in variables[:2]]
-        for one in variables[:2]:
-            one.assign(2 * one.numpy())
+        for variable in variables[:2]:
+            variable.assign(2 * variable.numpy())
         with sharding.fetched(lambda: variables, rank=1):
             fetched = [variable.numpy() for variable in variables[:2]] if comm.rank == 1 else []
         groups = [
@@ -117,11 +117,11 @@ def test_parts_are_those_of_the_whole_value(monkeypatch):
     for rank, (at, values_taken, read, fetched, groups, names, numbers) in enumerate(results):
         rows = slice(*((0, 2), (2, 5))[at["batch"]])
         columns = slice(*((0, 2), (2, 4), (4, 7))[at["model"]])
-        for one, wanted in zip(values_taken, (full["a"][rows, columns], full["b"][:, [at["model"]]]), strict=False):
-            np.testing.assert_array_equal(one, wanted)
+        for array, wanted in zip(values_taken, (full["a"][rows, columns], full["b"][:, [at["model"]]]), strict=False):
+            np.testing.assert_array_equal(array, wanted)
         np.testing.assert_array_equal(values_taken[2], full["c"] + rank)
-        for one, other in zip([*read, *fetched], [full["a"], full["b"], 2 * full["a"], 2 * full["b"]], strict=False):
-            np.testing.assert_array_equal(one, other)
+        for array, other in zip([*read, *fetched], [full["a"], full["b"], 2 * full["a"], 2 * full["b"]], strict=False):
+            np.testing.assert_array_equal(array, other)
         assert len(fetched) == 2 * (rank == 1)
         assert groups == [(1, ["a"]), (2, ["b"]), (6, ["c"])]
         assert names == [f"a of batch {at['batch']}, model {at['model']}", f"b of model {at['model']}", "c"]

@@ -115,18 +115,18 @@ def test_convolutions_have_the_same_bits_however_they_are_compiled(target):
     for makes in ("places", "images"):
         operands = TILES["many channels"].arrays(makes, "float32")
         results = [
-            TILES["many channels"].found(makes, *operands, by="winograd", function=function)
+            TILES["many channels"].computed(makes, *operands, by="winograd", function=function)
             for function in (None, winograd)
         ]
         np.testing.assert_allclose(*results, rtol=0, atol=1e-3 if target in NARROW else 0)
     for name in ("one channel", "to three channels", "to eleven channels", "few channels, many lines"):
         for makes in MAKES:
             operands = CASES[name].arrays(makes, "float32")
-            channels, pixels = (CASES[name].found(makes, *operands, function=function) for function in functions)
+            channels, pixels = (CASES[name].computed(makes, *operands, function=function) for function in functions)
             if makes != "kernel":
                 np.testing.assert_array_equal(pixels, channels)
             if target not in NARROW:
-                np.testing.assert_array_equal(pixels, CASES[name].found(makes, *operands, by="pixels"))
+                np.testing.assert_array_equal(pixels, CASES[name].computed(makes, *operands, by="pixels"))
             np.testing.assert_allclose(pixels, channels, rtol=0, atol=1e-3)
 
 

@@ -50,7 +50,7 @@ class Case:
         MAKES[makes][0].compute(np.float64(operand), np.float64(other), **self.window, size=size, out=out)
         return out
 
-    def found(self, makes, operand, other, threads=1, by="channels", epilogue=None, step=1, function=None):
+    def computed(self, makes, operand, other, threads=1, by="channels", epilogue=None, step=1, function=None):
         """Return what the function makes that programs call; with an epilogue, also whether it has been executed."""
         images, places, kernel = self.shapes
         shape = {"places": places, "images": images, "kernel": kernel}[makes]
@@ -79,14 +79,14 @@ def check(case, makes, dtype="float64", implementations=BY):
     operand, other = case.arrays(makes, dtype)
     expected = case.expected(makes, operand, other)
     terms = {"places": case.shapes[2][:3], "images": case.shapes[2], "kernel": case.shapes[1][:3]}[makes]
-    results = [case.found(makes, operand, other, by=by) for by in implementations]
+    results = [case.computed(makes, operand, other, by=by) for by in implementations]
     row = len(operand) // 2
     for result, by in zip(results, implementations, strict=True):
         np.testing.assert_allclose(result, expected, rtol=0, atol=TOLERANCE[dtype] * 20 * np.sqrt(np.prod(terms)))
-        np.testing.assert_array_equal(case.found(makes, operand, other, threads=3, by=by), result)
+        np.testing.assert_array_equal(case.computed(makes, operand, other, threads=3, by=by), result)
         if makes != "kernel":
             np.testing.assert_array_equal(
-                case.found(makes, operand[row : row + 1].copy(), other, by=by)[0], result[row]
+                case.computed(makes, operand[row : row + 1].copy(), other, by=by)[0], result[row]
             )
     if implementations == BY and makes != "kernel":
         np.testing.assert_array_equal(*results)
@@ -159,7 +159,7 @@ def test_winograd_rounds_as_little_as_patches(makes):
         case = Case(2, (14, 14), (3, 3), (channels, channels), before=(1, 1), behind=(1, 1))
         operands = case.arrays(makes, "float32")
         expected = case.expected(makes, *operands)
-        wrong = {by: case.found(makes, *operands, by=by) - expected for by in ("channels", "winograd")}
+        wrong = {by: case.computed(makes, *operands, by=by) - expected for by in ("channels", "winograd")}
         for norm in (np.std, lambda error: np.abs(error).max()):
             assert norm(wrong["winograd"]) <= 3 * norm(wrong["channels"])
 
@@ -273,13 +273,13 @@ def test_an_epilogue_gets_each_image_once_and_complete(makes, step, by, threads)
     executed = set()
     for name, case in TILES.items() if by == "winograd" else [(name, CASES[name]) for name in shapes]:
         operands = case.arrays(makes, "float32")
-        expected, parts, lock = case.found(makes, *operands, by=by), [], threading.Lock()
+        expected, parts, lock = case.computed(makes, *operands, by=by), [], threading.Lock()
 
         def then(out, low, high, parts=parts, expected=expected, lock=lock):
             with lock:
                 parts.append((low, high, np.array_equal(out[low:high], expected[low:high])))
 
-        result, was_executed = case.found(makes, *operands, threads=threads, by=by, epilogue=then, step=step)
+        result, was_executed = case.computed(makes, *operands, threads=threads, by=by, epilogue=then, step=step)
         np.testing.assert_array_equal(result, expected)
         executed.add(was_executed)
         assert was_executed == bool(parts)
@@ -298,10 +298,10 @@ def test_nothing_behind_an_image_is_read():
     case = Case(3, (6, 7), (3, 3), (5, 7), before=(1, 1), behind=(1, 1))
     for makes in MAKES:
         operands = case.arrays(makes)
-        expected = case.found(makes, *operands)
+        expected = case.computed(makes, *operands)
         around = [np.full(array.size + 200, np.nan) for array in operands]
         inside = []
         for operand, memory in zip(operands, around, strict=True):
             memory[100:-100] = operand.reshape(-1)
             inside.append(memory[100:-100].reshape(operand.shape))
-        np.testing.assert_array_equal(case.found(makes, *inside), expected)
+        np.testing.assert_array_equal(case.computed(makes, *inside), expected)
