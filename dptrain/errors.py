@@ -79,6 +79,10 @@ class DeviceError(DptrainError, RuntimeError):
     exit_code = ExitCode.DEVICE
 
 
+class CompilerError(DeviceError):
+    """The C++ compiler fails or makes what does not load; ranks of a host meet it together, and the lowest reports it."""
+
+
 class DeviceMemoryError(DeviceError):
     """The device has too little memory left.
 

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, NoReturn
 
-from dptrain.errors import AgreedError, DptrainError, ExitCode, PreemptedError, printable
+from dptrain.errors import AgreedError, CompilerError, DptrainError, ExitCode, PreemptedError, printable
 from dptrain.runtime import exit_codes, signals, streams
 from dptrain.runtime.exit_codes import as_status, replace_exits
 from dptrain.runtime.launcher import (
@@ -117,7 +117,7 @@ phase = Phase()
 # Further cleanup when a rank ends the job.
 at_abort: list[Callable[[], None]] = []
 
-# Seconds for each lower rank to report a signal that all got: longer than an abort takes.
+# Seconds for each lower rank to report what all got: longer than an abort takes.
 _TURN_SECONDS, _MOST_TURNS = 1.0, 8
 
 # Whether this rank is ending the job and reports why.
@@ -158,7 +158,7 @@ def describe(error: BaseException) -> str:
         return "interrupted"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != exit_codes.__file__]
     place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {text}{place}"
+    return f"{type(error).__name__}{': ' * bool(text)}{text}{place}"
 
 
 def report(error: BaseException) -> None:
@@ -197,7 +197,7 @@ def end_job(error: BaseException, unknown: int = int(ExitCode.INTERNAL)) -> int:
     """
     global ending
     ending = True
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt | CompilerError):
         _take_turns()
     report(error)
     code = exit_code_of(error, unknown)
@@ -276,7 +276,7 @@ def report_uncaught() -> None:
 
 
 def _take_turns() -> None:
-    """Wait for lower ranks to report a signal that all have got."""
+    """Wait for lower ranks to report what all have got."""
     launch = detect_launch()
     if launch is None or launch.size == 1:
         return

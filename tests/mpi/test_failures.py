@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import time
 from pathlib import Path
 
@@ -408,3 +409,27 @@ def test_nodes_with_different_files(on_two, bad):
     assert done.code == 2
     assert len(done.messages) == 1
     assert done.messages[0].startswith("dptrain: the ranks see different data: x_train: rank 0 has [[")
+
+
+BROKEN_COMPILER = """#!/bin/sh
+case "$*" in *--version*) exec c++ "$@";; esac
+for target; do :; done
+BREAK
+"""
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no compiler")
+@pytest.mark.parametrize(
+    ("deed", "message"),
+    sample([('echo nothing > "$target"', "does not load: file too short"), ("exit 3", "fails on a generated program")], 2),
+)
+def test_ranks_whose_compiler_is_broken_say_so_once(small_npz, tmp_path, deed, message):
+    compiler = tmp_path / "compiler"
+    compiler.write_text(BROKEN_COMPILER.replace("BREAK", deed))
+    compiler.chmod(0o755)
+    environment = {"CXX": str(compiler), "DPTRAIN_CACHE": str(tmp_path / "cache"), "DPTRAIN_JIT_COMPILE": None}
+    done = dptrain(2, "--data", str(small_npz), "--fast-dev-run", **environment)
+    assert done.code == 69, done.err
+    (line,) = done.messages
+    assert line.startswith("dptrain: rank 0/2 ")
+    assert message in line

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from dptrain.backend.cuda.sources import kernels_dir
-from dptrain.errors import DeviceError
+from dptrain.errors import CompilerError, DeviceError
 from dptrain.program.codegen.cpp import ctype
 from dptrain.runtime.cache import cache_dir, compiled
 from dptrain.runtime.launcher import detect_launch
@@ -142,12 +142,12 @@ def _try_to_load(path: Path) -> None:
         raise _not_loaded(f"loading it ends by signal {-finished.returncode}")
     if finished.returncode:
         lines = finished.stderr.decode(errors="replace").splitlines() or [f"exit code {finished.returncode}"]
-        raise _not_loaded(one_line(lines[-1].removeprefix("OSError: ")))
+        raise _not_loaded(one_line(lines[-1].removeprefix("OSError: ").removeprefix(f"{path}: ")))
 
 
-def _not_loaded(reason: str) -> DeviceError:
+def _not_loaded(reason: str) -> CompilerError:
     # Such as a disk mounted noexec, or a compiler that was killed.
-    return DeviceError(f"a compiled program does not load: {reason}; set DPTRAIN_CACHE, or CXX to another compiler")
+    return CompilerError(f"a compiled program does not load: {reason}; set DPTRAIN_CACHE, or CXX to another compiler")
 
 
 def native_cache() -> Path:
@@ -221,7 +221,7 @@ def _compiled(text: str, command: tuple[str, ...]) -> bytes:
             finished = run_program([*command, str(source), "-o", str(target)], _PATIENCE)
         except subprocess.TimeoutExpired:
             advice = "set CXX to another compiler, or --jit-compile off"
-            raise DeviceError(f"{command[0]} has not compiled a program within {_PATIENCE:g} s: {advice}") from None
+            raise CompilerError(f"{command[0]} has not compiled a program within {_PATIENCE:g} s: {advice}") from None
         if finished.returncode:
             killed = (
                 f"killed by signal {-finished.returncode}"
@@ -229,5 +229,5 @@ def _compiled(text: str, command: tuple[str, ...]) -> bytes:
                 else f"exit code {finished.returncode}"
             )
             message = finished.stderr.decode(errors="replace").strip()[:2000] or killed
-            raise DeviceError(f"{' '.join(command)} fails on a generated program: {message}")
+            raise CompilerError(f"{' '.join(command)} fails on a generated program: {message}")
         return target.read_bytes()

@@ -48,6 +48,13 @@ def until_seen() -> None:
         time.sleep(0.01)
 
 
+def until_others_wait() -> None:
+    """Wait until all others are in the collective after this rank's last one."""
+    records = watchdog._watchdog._table.records
+    while any(record.position <= watchdog.record().position for record in records if record.pid != os.getpid()):
+        time.sleep(0.01)
+
+
 def on_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
@@ -189,6 +196,7 @@ if when == "caught":  # an error inside a collective's own Python, which somebod
     comm = current()
     comm.barrier()
     if mine:
+        until_others_wait()
         sys.modules["dptrain.comm.mpi"].bytearray = lambda size: [][size] if on_main_thread() else bytearray(size)
     with contextlib.suppress(IndexError):
         comm.allgather("a fact")

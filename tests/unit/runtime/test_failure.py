@@ -37,6 +37,7 @@ def test_one_line_with_the_place():
         raise ValueError("two\nlines")
     assert describe(caught.value).startswith("ValueError: two lines (test_failure.py:")
     assert describe(DataError("a\n  b")) == "a b"
+    assert describe(MemoryError()) == "MemoryError"
 
 
 def test_phase_in_words():
