@@ -80,7 +80,7 @@ class DeviceError(DptrainError, RuntimeError):
 
 
 class CompilerError(DeviceError):
-    """The C++ compiler fails or makes what does not load; ranks of a host meet it together, and the lowest reports it."""
+    """The C++ compiler fails, or makes what does not load: the lowest of the ranks that meet it reports it."""
 
 
 class DeviceMemoryError(DeviceError):

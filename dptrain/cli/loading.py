@@ -6,6 +6,7 @@ from pathlib import Path
 from dptrain.backend.cpu.mapped_files import guard_mapped_files
 from dptrain.cli.config import DataConfig
 from dptrain.comm import Communicator
+from dptrain.data.catalog import CATALOG
 from dptrain.data.loading import LoadedData, load_dataset
 from dptrain.data.npy_pair import load_pair
 from dptrain.data.pictures import PICTURES, PictureOptions, is_picture_folder, load_pictures
@@ -91,9 +92,17 @@ def _refuse_others(data: DataConfig, are_pictures: bool, are_texts: bool) -> Non
             raise ConfigError(f"{flag}: {data.name} is no table (.csv, .tsv, .parquet)")
     for flag, is_set in (("--image-size", data.image_size is not None), ("--follow-links", data.follow_links)):
         if is_set and not are_pictures:
+            if data.name not in CATALOG:
+                _require_folder(data.name.removeprefix(PICTURES))
             raise ConfigError(f"{flag}: {data.name} is no folder with a folder of pictures a class")
+
+
+def _require_folder(path: str) -> None:
+    if not Path(path).expanduser().exists():
+        raise DataError(f"data: {path} not found; expected a folder with a folder of pictures a class")
 
 
 def _require_pictures(path: str, are_pictures: bool) -> None:
     if not are_pictures:
+        _require_folder(path)
         raise DataError(f"{path}: no folder with a folder of pictures a class")

@@ -35,6 +35,8 @@ class Parser(argparse.ArgumentParser):
             options = [option for action in self._actions for option in action.option_strings]
             # An option has two names: with a group in the word, only those with a group match.
             if not name.startswith("-"):
+                if "--grid" in options and "=" in unknown[0]:
+                    raise ConfigError(f"unknown {unknown[0]!r}; repeat --grid: --grid {unknown[0]}")
                 raise ConfigError(f"unknown {unknown[0]!r}; options begin with --, and a command comes first")
             alike = [option for option in options if ("." in option) == ("." in name)]
             raise ConfigError(f"unknown {unknown[0]!r}{suggest(name, alike, options)}")

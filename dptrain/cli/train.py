@@ -29,7 +29,7 @@ from dptrain.cli.building import (
     steps_of,
 )
 from dptrain.cli.classes import of_held_out
-from dptrain.cli.config import Config, deciding, to_yaml, verbosity
+from dptrain.cli.config import Config, TrainConfig, deciding, to_yaml, verbosity
 from dptrain.cli.curves import can_draw
 from dptrain.cli.loggers import loggers
 from dptrain.cli.mesh import lay_out
@@ -298,5 +298,9 @@ def _show_start(
             f"global batch {config.train.batch_size}, {steps} step{'' if steps == 1 else 's'} an epoch"
             f"{_describe_sharding(config)}"
         )
+        if steps == 1 and not config.fast_dev_run and config.train.batch_size == TrainConfig.batch_size:
+            terminal.say(
+                "An epoch is one step of all samples; a smaller --batch-size makes more of it, and trains faster"
+            )
         say_why_unsaved(model)
     return rows

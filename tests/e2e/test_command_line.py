@@ -146,6 +146,21 @@ def test_fast_dev_run_with_less_than_a_batch(small_npz, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_epoch_of_one_step_is_explained(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = {
+        f"{kind}_{part}": rng.integers(0, 2, (64, 3) if kind == "x" else 64)
+        for kind in "xy"
+        for part in ("train", "test")
+    }
+    np.savez(tmp_path / "small.npz", **arrays)
+    done = dptrain(0, "--data", "small.npz", "--epochs", "1", cwd=tmp_path)
+    assert (done.code, done.err) == (0, "")
+    assert ", 1 step an epoch\nAn epoch is one step of all samples; a smaller --batch-size makes more" in done.out
+    done = dptrain(0, "--data", "small.npz", "--epochs", "1", "--batch-size", "64", cwd=tmp_path)
+    assert "An epoch is one step" not in done.out
+
+
 def test_verbose_0_prints_nothing(small_npz, tmp_path):
     done = dptrain(2, "--data", str(small_npz), "--epochs", "1", "--verbose", "0", "--out", str(tmp_path / "run"))
     assert (done.code, done.out, done.err) == (0, "", "")

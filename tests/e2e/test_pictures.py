@@ -119,6 +119,8 @@ def test_what_is_wrong_with_pictures_is_one_line(pets, tmp_path):
         "size": [*start, "--image-size", "5"],
         "no pictures": ["-m", "dptrain", "--image-size", "5x5"],
         "no folder": ["-m", "dptrain", "--data", "images:odd/cat"],
+        "missing": ["-m", "dptrain", "--data", "petz", "--image-size", "5x5"],
+        "missing pictures": ["-m", "dptrain", "--data", "images:petz"],
         "link": ["-m", "dptrain", "--data", "images:linked", "--bad-pictures", "skip"],
     }
     said = in_turn(0, cases, tmp_path / "said", cwd=tmp_path)
@@ -127,6 +129,8 @@ def test_what_is_wrong_with_pictures_is_one_line(pets, tmp_path):
         "sizes": (65, "pictures of 2 sizes (height x width): 4x4 (4), 6x6 (2); --image-size 4x4 resizes them"),
         "size": (2, "data.image_size = '5', set on the command line: '5': expected height and width, such as 32x32"),
         "no folder": (65, "odd/cat: no folder with a folder of pictures a class"),
+        "missing": (65, "data: petz not found; expected a folder with a folder of pictures a class"),
+        "missing pictures": (65, "data: petz not found; expected a folder with a folder of pictures a class"),
         "link": (65, "linked/cat: a link out of linked; put the pictures there, or --follow-links"),
         "no pictures": (2, "--image-size: strokes is no folder with a folder of pictures a class"),
     }

@@ -421,7 +421,9 @@ BREAK
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no compiler")
 @pytest.mark.parametrize(
     ("deed", "message"),
-    sample([('echo nothing > "$target"', "does not load: file too short"), ("exit 3", "fails on a generated program")], 2),
+    sample(
+        [('echo nothing > "$target"', "does not load: file too short"), ("exit 3", "fails on a generated program")], 2
+    ),
 )
 def test_ranks_whose_compiler_is_broken_say_so_once(small_npz, tmp_path, deed, message):
     compiler = tmp_path / "compiler"
