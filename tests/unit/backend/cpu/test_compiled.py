@@ -2,9 +2,12 @@
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from dptrain import ops
 from dptrain.backend.cpu import compile as compiling
@@ -23,7 +26,7 @@ from dptrain.program.program import ROWS as ORDER
 from dptrain.program.program import trace
 from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import OPS, Variable
-from tests.sample import sample
+from tests.sample import examples, sample
 from tests.unit.ops.test_every_op import ALL, program_of, step_of
 from tests.unit.program.sharding.test_placement import DATA, cross_entropy, weights
 
@@ -274,23 +277,63 @@ def test_loops_over_what_a_convolution_makes_are_its_epilogue():
     assert len(set(called)) < len(called)
 
 
-def test_an_epilogue_leaves_alone_what_its_product_reads():
-    """Though nobody reads it later: other parts of the product do. The output could lie in the place of `2 * w`."""
-    rows, features = 128, 128
+def bytes_of(plan, tensors):
+    """Return the ranges of bytes that tensors have in the arena."""
+    return [
+        (plan.offsets[tensor], plan.offsets[tensor] + int(np.prod(tensor.shape)) * tensor.dtype.itemsize)
+        for tensor in tensors
+        if tensor in plan.offsets
+    ]
+
+
+def assert_epilogues_write_elsewhere(executable, rows):
+    """Assert that no epilogue's result shares memory with what its product reads."""
+    _, plan = compiled.planned(executable.fused, executable.code, rows)
+    for product, loop in pairwise(executable.fused.kernels):
+        if loop in executable.code.epilogues:
+            read = {executable.fused.memory_of(view.root) for view in product.reads}
+            for begin, end in bytes_of(plan, read):
+                for first, last in bytes_of(plan, loop.tensors):
+                    assert last <= begin or end <= first
+
+
+# What is made of a product's factors before it, and of its rows behind it, in a loop that is its epilogue.
+BEFORE = {"nothing": lambda x: x, "twice": lambda x: 2 * x, "powers": lambda x: ops.exp(x / 4)}
+BEHIND = {
+    "relu": lambda y: {"y": ops.relu(y)},
+    "sums": lambda y: {"y": ops.tanh(y / 8), "sums": ops.sum(ops.tanh(y / 8), axis=0)},
+    "shares": lambda y: {"y": ops.softmax(y / 8)},
+}
+LENGTHS = st.sampled_from([1, 15, 16, 17, 63, 64, 65, 128, 130])
+
+
+@settings(max_examples=examples(24), deadline=None)
+@given(rows=LENGTHS, terms=LENGTHS | st.just(2000), columns=LENGTHS, left=st.sampled_from(sorted(BEFORE)),
+       right=st.sampled_from(sorted(BEFORE)), behind=st.sampled_from(sorted(BEHIND)))  # fmt: skip
+@example(rows=128, terms=128, columns=128, left="nothing", right="twice", behind="sums")
+@example(rows=130, terms=2000, columns=64, left="twice", right="nothing", behind="relu")
+def test_an_epilogue_leaves_alone_what_its_product_reads(rows, terms, columns, left, right, behind):
+    """Though nobody reads it later: other parts of the product do. The output could lie in the place of a factor."""
     rng = np.random.default_rng(5)
-    data = {name: rng.normal(size=(n, features)).astype(np.float32) for name, n in (("x", rows), ("w", features))}
+    data = {"x": rng.normal(size=(rows, terms)), "w": rng.normal(size=(terms, columns)) / np.sqrt(terms)}
+    data = {name: array.astype(np.float32) for name, array in data.items()}
 
     def step(x, w):
-        y = ops.relu(x @ (2 * w))
-        return {"y": y, "sums": ops.sum(y, axis=0)}
+        return BEHIND[behind](BEFORE[left](x) @ BEFORE[right](w))
 
-    program = trace(step, {"x": ((Dim.rows(rows), features), "float32"), "w": ((features, features), "float32")})
-    executable = CompiledExecutable(program, HostMemory(), data, threads=2)
-    assert "dp_then_summed<" in executable.code.source
-    executable.run()
-    expected = np.maximum(data["x"].astype(float) @ (2 * data["w"]), 0)
-    np.testing.assert_allclose(executable.outputs["y"], expected, rtol=0, atol=1e-4)
-    np.testing.assert_allclose(executable.outputs["sums"], expected.sum(axis=0), rtol=1e-4)
+    specs = {"x": ((Dim.rows(rows), terms), "float32"), "w": ((terms, columns), "float32")}
+    program, results = trace(step, specs), []
+    for threads in (1, 2):
+        executable = CompiledExecutable(program, HostMemory(), data, threads=threads)
+        assert_epilogues_write_elsewhere(executable, rows)
+        assert executable.code.epilogues or columns < 64
+        executable.run([0, 0])
+        results.append(executable.outputs)
+    exact = trace(step, {name: (shape, "float64") for name, (shape, _) in specs.items()})
+    expected, _ = evaluate(exact, {name: array.astype(np.float64) for name, array in data.items()})
+    for name, value in expected.items():
+        assert results[0][name].tobytes() == results[1][name].tobytes()
+        np.testing.assert_allclose(results[0][name], value, rtol=1e-4, atol=1e-4, err_msg=name)
 
 
 def test_weights_are_written_over():
