@@ -10,6 +10,7 @@ from dptrain.callbacks.ranks import ranks_of
 from dptrain.errors import printable
 from dptrain.runtime import terminal
 from dptrain.runtime.failure import phase
+from dptrain.runtime.text import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -91,7 +92,7 @@ class ProgbarLogger(Callback):
         self._release()
         timing = self._trainer.timing
         self._print(
-            f"Epoch {epoch + 1}/{self.params['epochs']} - {_counted(timing.steps)} - {timing.seconds:.1f} s - "
+            f"Epoch {epoch + 1}/{self.params['epochs']} - {counted(timing.steps, 'step')} - {timing.seconds:.1f} s - "
             f"{timing.samples_per_second:,.0f} samples/s - {format_logs(logs or {})}"
         )
 
@@ -135,7 +136,7 @@ class ProgbarLogger(Callback):
 
     def _steps(self) -> str:
         steps = self.params.get("steps")
-        return "" if steps is None else f"{_counted(steps)} - "
+        return "" if steps is None else f"{counted(steps, 'step')} - "
 
     def _print(self, line: str) -> None:
         if self._verbose and ranks_of(self).rank == 0:
@@ -174,7 +175,3 @@ class ProgbarLogger(Callback):
         parts = [f"{self._trainer.timing.samples_per_second:,.0f} samples/s", *format_logs(dict(logs)).split(" - ")]
         state = printable(" - ".join(_fitting(parts, self._progress.console.width - before)))
         self._progress.update(self._task, completed=batch + 1, state=state, refresh=True)
-
-
-def _counted(steps: int) -> str:
-    return f"{steps} step{'' if steps == 1 else 's'}"

@@ -56,7 +56,7 @@ from dptrain.runtime.checked import NotValidError, checked
 from dptrain.runtime.failure import phase
 from dptrain.runtime.launcher import usable_cores
 from dptrain.runtime.terminal import NO_BREAK, say
-from dptrain.runtime.text import short
+from dptrain.runtime.text import counted, short
 from dptrain.runtime.yaml_files import read_mapping
 from dptrain.saving.run_folder import MODELS
 from dptrain.sweeps import formatting
@@ -448,9 +448,7 @@ def _show_plan(
     capacities: Sequence[Capacity],
 ) -> None:
     rows = ranks.allgather([ranks.rank, ranks.host, os.getpid(), capacities[ranks.rank].device])
-    seeds = formatting.counted(len(requested.seeds), "seed") + (
-        f" x {requested.folds} folds" if requested.folds > 1 else ""
-    )
+    seeds = counted(len(requested.seeds), "seed") + (f" x {requested.folds} folds" if requested.folds > 1 else "")
     if ranks.rank != 0:
         return
     show_ranks(rows)
@@ -459,8 +457,8 @@ def _show_plan(
     say(f"{data.name}: {recipe.samples}")
     how = f", chosen by Optuna from {', '.join(requested.space.fields)}" if requested.options.adaptive else ""
     say(
-        f"{formatting.counted(requested.trials, 'trial')}{how} x {seeds} = "
-        f"{formatting.counted(requested.runs, 'run')} of {formatting.counted(epochs_of(config), 'epoch')}; "
+        f"{counted(requested.trials, 'trial')}{how} x {seeds} = "
+        f"{counted(requested.runs, 'run')} of {counted(epochs_of(config), 'epoch')}; "
         f"compared by {next(iter(requested.objectives))}"
     )
     if len(requested.objectives) > 1:
@@ -476,7 +474,7 @@ def _show_plan(
         if capacity.free_bytes is not None:
             memory += f", {capacity.free_bytes / 1e6:,.0f} MB free beside the data"
         divided = f" in {capacity.packs} packs" if capacity.packs > 1 else ""
-        say(f"rank {rank}: {formatting.counted(capacity.places, 'run')} at a time{divided}, {memory}")
+        say(f"rank {rank}: {counted(capacity.places, 'run')} at a time{divided}, {memory}")
     alone = capacities[0].threads is not None and capacities[0].at_once == 1
     if ranks.size == 1 and alone and (cores := usable_cores()) > 1:
         say(f"one run at a time: mpirun -n {cores} would train runs side by side on {cores} cores")
@@ -512,8 +510,8 @@ def _show_time(
         return
     each = math.fsum(seconds) / len(seconds)
     say(
-        f"about {duration(each * requested.runs / ranks.size)} in all on {formatting.counted(ranks.size, 'rank')}, "
-        f"without evaluation: {each:.3g} s a run, from some steps of {formatting.counted(len(timed), 'trial')}"
+        f"about {duration(each * requested.runs / ranks.size)} in all on {counted(ranks.size, 'rank')}, "
+        f"without evaluation: {each:.3g} s a run, from some steps of {counted(len(timed), 'trial')}"
     )
 
 

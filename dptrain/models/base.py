@@ -207,19 +207,12 @@ class BaseModel(OnDevice):
         Raises:
             ConfigError: an unknown name, a size that is not above 0, or an unsupported combination.
         """
-        device_options = {
-            "device": device,
-            "dtype": (policy_of(dtype) or dtype_policy()).name,
-            "share_gpu": share_gpu,
-            "gpu_select": gpu_select,
-            "precision": precision,
-            "gemm": gemm,
-            "conv": conv,
-            "jit_compile": jit_compile,
-            "cuda_graph": cuda_graph,
-        }
+        policy = (policy_of(dtype) or dtype_policy()).name
+        device_options = {"device": device, "dtype": policy, "jit_compile": jit_compile}
+        device_options |= {"share_gpu": share_gpu, "gpu_select": gpu_select, "cuda_graph": cuda_graph}
+        device_options |= {"precision": precision, "gemm": gemm, "conv": conv}
         compiled = Compiled(
-            compiled_optimizer(optimizer, scales_loss=auto_scale_loss and device_options["dtype"] == "mixed_float16"),
+            compiled_optimizer(optimizer, scales_loss=auto_scale_loss and policy == "mixed_float16"),
             loss,
             loss_weights,
             metrics,

@@ -128,11 +128,8 @@ def _gradient(
     carried_in = [*(d_carries[tensor] for tensor in (*started, *zero_started)), *totals.values()]
     slices = {tensor: dys[count + number] for number, tensor in d_stacked.items()}
     cut = _BackwardReads(node, {*carried_in, *slices}, [*following, *stacked, *multiplied], multiplied)
-    places = {tensor: number for number, tensor in enumerate(stacked)}
-    for tensor in multiplied:
-        if tensor not in cut.stacks and tensor not in places:
-            places[tensor] = len(stacked)
-            stacked.append(tensor)
+    in_stacks = {*cut.stacks, *stacked}
+    stacked += dict.fromkeys(tensor for tensor in multiplied if tensor not in in_stacks)
     backward, captured, _ = closed(
         carried_in,
         [*slices, *cut.slices],
@@ -151,12 +148,9 @@ def _gradient(
         reverse=not node.attributes["reverse"],
     )
     grads = dict(zip([*started, *zero_started, *sums, *parts], values, strict=False))
-    first = len(following)
+    stacks = dict(zip(stacked, values[len(following) :], strict=True)) | cut.stacks
     for capture, factors in products.items():
-        stacks = [
-            cut.stacks[factor] if factor in cut.stacks else values[first + places[factor]] for factor, _ in factors
-        ]
-        operands = [_stack(matrices, turned) for matrices, (_, turned) in zip(stacks, factors, strict=True)]
+        operands = [_stack(stacks[factor], is_transposed) for factor, is_transposed in factors]
         grads[capture] = sum_over(batch_matmul(*operands), 0)
     grads |= {tensor: reshape(grads[tensor], tensor.shape) for tensor in body.captures if is_single and tensor in grads}
     return tuple(cast(grads[tensor], tensor.dtype) if tensor in grads else None for tensor in body.inputs)

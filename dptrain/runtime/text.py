@@ -34,3 +34,8 @@ def ranges(numbers: Sequence[int]) -> str:
         else:
             runs.append([number])
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def counted(number: int, word: str) -> str:
+    """Return "1 run" or "2 runs"."""
+    return f"{number} {word}{'' if number == 1 else 's'}"

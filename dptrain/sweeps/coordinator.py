@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from dptrain.comm import Communicator
 from dptrain.comm.base import Mail
+from dptrain.runtime.text import counted
 from dptrain.sweeps.directory import SweepDirectory
-from dptrain.sweeps.formatting import counted
 from dptrain.sweeps.keeping import Retention
 from dptrain.sweeps.messages import Tag, segment_fact, to_ending, to_run, to_segment
 from dptrain.sweeps.progress import Progress

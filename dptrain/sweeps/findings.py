@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dptrain.runtime.text import counted
 from dptrain.sweeps import formatting
 from dptrain.sweeps.records import Trial
 from dptrain.sweeps.statistics import (
@@ -40,9 +41,9 @@ def sentences(
     if lost:
         runs = sum(summary.failed for summary in lost)
         findings.append(
-            f"{formatting.counted(runs, 'run')} failed and {_are([None] * runs)} in no mean."
+            f"{counted(runs, 'run')} failed and {_are([None] * runs)} in no mean."
             if alone
-            else f"{formatting.counted(runs, 'run')} failed, of {_trials([s.trial for s in lost])}. Failed runs are in "
+            else f"{counted(runs, 'run')} failed, of {_trials([s.trial for s in lost])}. Failed runs are in "
             "no mean, and a trial is ranked behind all complete ones that lost fewer, however good the rest is."
         )
     early = [summary.trial for summary in summaries if not summary.complete and summary.n]
@@ -57,7 +58,7 @@ def sentences(
 def _single_setting_sentence(summary: Summary, setting: Mapping[str, Any], metric: str) -> str:
     which = f"The one setting ({formatting.described(setting)})" if setting else "The one setting"
     if not summary.complete:
-        which += f", not trained to its end with every seed ({formatting.counted(summary.epochs_trained, 'epoch')}),"
+        which += f", not trained to its end with every seed ({counted(summary.epochs_trained, 'epoch')}),"
     spread = formatting.mean_interval(summary.ci_low, summary.ci_high, summary.n, summary.covers)
     if summary.n == 1:
         behind = f" ({spread})" if summary.covers else ", without an interval"
@@ -79,7 +80,7 @@ def _best_sentence(best: Summary, settings: Mapping[int, Mapping[str, Any]], met
     spread = formatting.mean_interval(best.ci_low, best.ci_high, best.n, best.covers)
     text = f"{name} has {where} of {metric}: {formatting.number(best.mean)} ({spread})."
     if best.failed and best.complete:
-        text += f" But {formatting.counted(best.failed, 'run')} of it failed, and no complete trial lost fewer."
+        text += f" But {counted(best.failed, 'run')} of it failed, and no complete trial lost fewer."
     return text
 
 
@@ -150,13 +151,13 @@ def _method_sentences(
 ) -> list[str]:
     total = math.comb(complete, 2)
     if total > MOST_PAIRS:
-        pairs = formatting.counted(len(with_best), "pair")
+        pairs = counted(len(with_best), "pair")
         tested = (
             f"With so many trials only the best one was compared with the others ({pairs}), with the correction for "
             f"all {total} pairs, which allows for having picked it"
         )
     else:
-        pairs = formatting.counted(len(comparisons), "pair")
+        pairs = counted(len(comparisons), "pair")
         tested = (
             f"{pairs} of trials {_are(comparisons)} compared and corrected together, which allows for having picked "
             "the best"

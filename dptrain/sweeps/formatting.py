@@ -64,8 +64,3 @@ def listed(items: Sequence[Any], most: int = 12) -> str:
     if len(words) > most:
         return f"{', '.join(words[:most])} and {len(words) - most} more"
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
-
-
-def counted(number: int, word: str) -> str:
-    """Return '1 run' or '2 runs'."""
-    return f"{number} {word}{'' if number == 1 else 's'}"

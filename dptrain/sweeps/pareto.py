@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dptrain.errors import ConfigError
+from dptrain.runtime.text import counted
 from dptrain.sweeps import formatting
 from dptrain.sweeps.records import Ending, Trial
 from dptrain.sweeps.statistics import Mode, rank, summarize
@@ -22,7 +23,7 @@ def objectives_of(metrics: Sequence[str], modes: Sequence[str]) -> dict[str, str
         modes = ["auto"] * len(metrics)
     if len(modes) != len(metrics):
         raise ConfigError(
-            f"mode = {', '.join(modes)}: expected one for each of {formatting.counted(len(metrics), 'metric')} "
+            f"mode = {', '.join(modes)}: expected one for each of {counted(len(metrics), 'metric')} "
             f"({', '.join(metrics)}), auto among them"
         )
     return dict(zip(metrics, modes, strict=True))

@@ -12,7 +12,7 @@ from typing import Any
 
 from dptrain.runtime.extras import pip_install
 from dptrain.runtime.files import write_atomically
-from dptrain.runtime.text import no_formula
+from dptrain.runtime.text import counted, no_formula
 from dptrain.sweeps import drawing, field_pictures, formatting, importance, pictures
 from dptrain.sweeps.fields import Field, listed_values, swept_fields
 from dptrain.sweeps.findings import sentences
@@ -159,8 +159,8 @@ def _scope(trials: Sequence[Trial], endings: Sequence[Ending], metric: str, mode
     failed = sum(failure(ending, metric) is not None for ending in last)
     seconds = math.fsum(ending.seconds for ending in last)
     return (
-        f"{formatting.counted(len(trials), 'trial')}, {formatting.counted(len({e.run.seed for e in last}), 'seed')}, "
-        f"{formatting.counted(len(last), 'run')} ({runs}), {failed} without a value because something went wrong. "
+        f"{counted(len(trials), 'trial')}, {counted(len({e.run.seed for e in last}), 'seed')}, "
+        f"{counted(len(last), 'run')} ({runs}), {failed} without a value because something went wrong. "
         f"{'The setting is' if len(trials) == 1 else 'Trials are'} judged by {metric} after the last epoch; "
         f"{'more' if mode == 'max' else 'less'} is better. The runs took {seconds:.1f} seconds together."
     )
@@ -261,7 +261,7 @@ def _differences(
         rows = [[f"{row.a} and {row.b}", *_difference_cells(row)] for row in others[:_MOST_OTHERS]]
         some = f", the {_MOST_OTHERS} of least p" if len(others) > _MOST_OTHERS else ""
         text += (
-            f"<details><summary>{formatting.counted(len(others), 'other pair')} of trials{some}</summary>\n"
+            f"<details><summary>{counted(len(others), 'other pair')} of trials{some}</summary>\n"
             + table(["trials", *header], rows)
             + "</details>\n"
         )
@@ -398,8 +398,7 @@ def _methods(endings: Sequence[Ending], metric: str, samples: int | None) -> str
     bounds = bounds_of(metric, (value for of_trial in values for value in of_trial.values()))
     if samples and counts_samples(metric):
         interval = (
-            f"Wilson intervals of the {formatting.counted(samples, 'sample')} with the seeds' variance added to the "
-            "binomial one"
+            f"Wilson intervals of the {counted(samples, 'sample')} with the seeds' variance added to the binomial one"
         )
     elif bounds == UNBOUNDED:
         interval = "Student's t intervals"

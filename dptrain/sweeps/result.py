@@ -9,6 +9,7 @@ import numpy as np
 
 from dptrain.errors import ConfigError, ExitCode
 from dptrain.runtime import signals
+from dptrain.runtime.text import counted
 from dptrain.sweeps import formatting, intervals, statistics
 from dptrain.sweeps.directory import REPORT, TRIALS, SweepDirectory
 from dptrain.sweeps.findings import sentences
@@ -210,9 +211,9 @@ def _test(directory: SweepDirectory, plan: SweepPlan) -> dict[str, Any] | None:
 
 def _test_sentences(directory: SweepDirectory, test: Mapping[str, Any], plan: SweepPlan) -> list[str]:
     number = formatting.number
-    over = f"n = {formatting.counted(test['n'], 'seed')}"
+    over = f"n = {counted(test['n'], 'seed')}"
     if "samples" in test["covers"]:
-        over += f" and {formatting.counted(test['samples'], 'sample')}"
+        over += f" and {counted(test['samples'], 'sample')}"
     between = f"95 % interval {formatting.interval(test['ci_low'], test['ci_high'])} over {test['covers']}, "
     if test["ci_low"] is None:
         between = "" if test["n"] == 1 else "the same with every seed, so no interval; "

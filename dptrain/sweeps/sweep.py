@@ -13,7 +13,7 @@ from dptrain.errors import ExitCode
 from dptrain.runtime import signals, watchdog
 from dptrain.runtime.failure import phase
 from dptrain.runtime.terminal import verbosity
-from dptrain.sweeps import formatting
+from dptrain.runtime.text import counted
 from dptrain.sweeps.coordinator import Coordinator
 from dptrain.sweeps.directory import SweepDirectory
 from dptrain.sweeps.keeping import Keep, Retention
@@ -152,8 +152,8 @@ def _recall(directory: SweepDirectory, progress: Progress) -> None:
             + (f", {waiting} wait" if waiting else "")
         )
     if directory.begin_again:
-        counted = formatting.counted(directory.begin_again, "run")
-        progress.note(f"{counted} of those before had fewer epochs and no state to go on from: trained again")
+        runs = counted(directory.begin_again, "run")
+        progress.note(f"{runs} of those before had fewer epochs and no state to go on from: trained again")
 
 
 def _work(

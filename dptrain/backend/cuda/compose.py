@@ -113,22 +113,7 @@ class Composition:
         self.last_carries: dict[Tensor, tuple[Tensor, int]] = {}
         functions, generator = self._functions(grouping, self.stored, names, {}, 0)
         self.in_place = self._replaced(functions, messages, grouping.parts)
-        readers: dict[Tensor, set[Group]] = {}
-        for group, function in functions.items():
-            for tensor in function.reads:
-                readers.setdefault(tensor, set()).add(group)
-        for copied, variable in [(new, variable) for new, variable in self.targets.items() if new not in self.in_place]:
-            moved = Tensor(OPERATORS["identity"], (copied,), {}, copied.shape, copied.dtype)
-            names[moved] = f"moved_{names[copied]}"
-            self.stored.add(moved)
-            del self.targets[copied]
-            self.targets[moved] = variable
-            group = Group("map", (("row", copied.shape),), grouping.stage_count - 1, 0, {moved: "main"})
-            group.after = set(readers.get(program.state[variable], ()))
-            if copied in grouping.group_of:
-                group.after.add(grouping.group_of[copied])
-            grouping.groups.append(group)
-            functions[group] = generator.function(group)
+        self._copy_updates(grouping, functions, generator, names)
         old = {new: program.state[variable] for new, variable in self.targets.items()}
         for function in functions.values():
             for new in [tensor for tensor in function.pointers if tensor in old and old[tensor] in function.pointers]:
@@ -141,6 +126,31 @@ class Composition:
             _messages(results, grouping.parts, kernels) for results, kernels in zip(messages, self.stages, strict=True)
         ]
         self.plan = self._plan(self.stages, self.messages, self.stored - self._elsewhere)
+
+    def _copy_updates(
+        self,
+        grouping: Grouping,
+        functions: dict[Group, GeneratedFunction],
+        generator: Generator,
+        names: dict[Tensor, str],
+    ) -> None:
+        """Add copies of updates that cannot be `in_place` over the old values, once these have been read."""
+        readers: dict[Tensor, set[Group]] = {}
+        for group, function in functions.items():
+            for tensor in function.reads:
+                readers.setdefault(tensor, set()).add(group)
+        for copied, variable in [(new, variable) for new, variable in self.targets.items() if new not in self.in_place]:
+            moved = Tensor(OPERATORS["identity"], (copied,), {}, copied.shape, copied.dtype)
+            names[moved] = f"moved_{names[copied]}"
+            self.stored.add(moved)
+            del self.targets[copied]
+            self.targets[moved] = variable
+            group = Group("map", (("row", copied.shape),), grouping.stage_count - 1, 0, {moved: "main"})
+            group.after = set(readers.get(self.program.state[variable], ()))
+            if copied in grouping.group_of:
+                group.after.add(grouping.group_of[copied])
+            grouping.groups.append(group)
+            functions[group] = generator.function(group)
 
     def _functions(
         self,

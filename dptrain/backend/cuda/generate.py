@@ -46,6 +46,7 @@ _ARGUMENTS = 400
 
 # Arguments about the batch, beside the pointers.
 SIZES = ("B", "first_row", "global_B")
+_SIZE_PARAMETERS = [f"Index {name}" for name in SIZES]
 
 
 @dataclass
@@ -155,7 +156,98 @@ class GeneratedFunction:
         )
 
 
-class Generator:
+class MemberWriter:
+    """Writes the terms, sums and stores of a group's members, whatever its kind."""
+
+    def __init__(self, stored: set[Tensor], names: Mapping[Tensor, str]) -> None:
+        self._stored, self._names = stored, names
+
+    def _begin_sums(self, w: Writer, sums: Sequence[Tensor], columns: int | None = None) -> None:
+        """Declare a thread's accumulators: for each sum, or for each of its columns."""
+        for number, tensor in enumerate(sums):
+            kind, name, identity = (
+                join_type(tensor),
+                f"sum_{number}",
+                f"{join_of(tensor)}::identity<{join_type(tensor)}>()",
+            )
+            if columns is None:
+                w.write(f"{kind} {name} = {identity};")
+            else:
+                w.write(f"{kind} {name}[{columns}];", "#pragma unroll")
+                w.write(f"for (int own = 0; own < {columns}; ++own) {name}[own] = {identity};")
+
+    def _join_terms(
+        self, w: Writer, places: Places, sums: Sequence[Tensor], of_column: str = "", guard: str = ""
+    ) -> None:
+        numbers = {tensor: number for number, tensor in enumerate(places.group.of("sum"))}
+        for tensor in sums:
+            name, term = f"sum_{numbers[tensor]}{of_column}", self._term(w, places, tensor)
+            w.write(f"{guard}{name} = {join_of(tensor)}::join({name}, {term});")
+
+    def _term(self, w: Writer, places: Places, tensor: Tensor) -> str:
+        x, value = tensor.inputs[0], places.term(w, tensor)
+        if join_type(tensor).startswith("Best"):
+            return f"{join_type(tensor)}{{{value.text}, {w.at(places.place_of_term(tensor)).text}}}"
+        return cast(value, x.dtype, tensor.dtype)
+
+    def _end_sums(self, function: GeneratedFunction, w: Writer, places: Places, group: Group) -> None:
+        """Complete sums over all elements in the last block."""
+        sums = group.of("sum")
+        if not sums:
+            return
+        function.blocks = max(1, function.blocks)
+        function.arguments += [Argument("int", "blocks", function.blocks), Argument("unsigned int *", "arrived", 4)]
+        last: list[str] = []
+        for number, tensor in enumerate(sums):
+            wide = _wide(tensor)
+            function.arguments.append(Argument(f"{wide} *", f"parts_{number}", _width(tensor) * function.blocks))
+            w.write(
+                f"const {wide} of_block_{number} = block_join<{join_of(tensor)}>(({wide})sum_{number}, shared);",
+                f"if (threadIdx.x == 0) parts_{number}[block] = of_block_{number};",
+            )
+            last.append(f"const {wide} total_{number} = join_parts<{join_of(tensor)}>(parts_{number}, blocks, shared);")
+            w.known[tensor] = {places.final: self._total(tensor, number)}
+        w.write("if (!is_last_block(arrived, blocks, shared)) return;", *last)
+        self._finals(function, w, places, group, "threadIdx.x == 0")
+
+    def _total(self, tensor: Tensor, number: int) -> Ex:
+        place = ".place" if join_of(tensor) == "First" else ""
+        return Ex(f"(({ctype(tensor.dtype)})total_{number}{place})", 0)
+
+    def _finals(self, function: GeneratedFunction, w: Writer, places: Places, group: Group, condition: str) -> None:
+        with w.scope(0) as body:
+            values = [(tensor, w.value(tensor, places.index(tensor.shape, "final"))) for tensor in group.of("sum")]
+            values += [
+                (tensor, w.computed(tensor, places.index(tensor.shape, "final"))) for tensor in group.of("final")
+            ]
+            for tensor, value in values:
+                if tensor in self._stored:
+                    body.append(f"{self._target(function, w, tensor, places.final)} = {value.text};")
+        if body:
+            w.write(f"if ({condition}) {{", *_indented(body), "}")
+
+    def _store(
+        self, function: GeneratedFunction, w: Writer, places: Places, values: Iterable[tuple[Tensor, Ex]]
+    ) -> None:
+        """Store elements after all have been computed: other members may read the old values."""
+        for tensor, value in values:
+            if tensor in self._stored:
+                target = self._target(function, w, tensor, places.of("main"))
+                pointer = function.pointers[tensor]
+                if w.quads is not None and target == f"{pointer}[{w.quads.index}]":
+                    quad = w.fresh("quad")
+                    w.quads.stored[pointer] = quad, ctype(tensor.dtype)
+                    target = f"{quad}.of[own]"
+                w.write(f"{target} = {value.text};")
+
+    def _target(self, function: GeneratedFunction, w: Writer, tensor: Tensor, place: IndexExpr | None) -> str:
+        function.writes.add(tensor)
+        function.places[tensor] = place
+        name = function.pointers.setdefault(tensor, self._names[tensor])
+        return name if place is None else f"{name}[{w.at(place).text}]"
+
+
+class Generator(MemberWriter):
     """Writes the functions of groups, given stored anchors, names, and addresses within loops."""
 
     def __init__(
@@ -166,8 +258,8 @@ class Generator:
         names: Mapping[Tensor, str],
         addresses: Mapping[Tensor, Address],
     ) -> None:
-        self._grouping, self._sizes, self._stored, self._names = grouping, sizes, stored, names
-        self._addresses = addresses
+        super().__init__(stored, names)
+        self._grouping, self._sizes, self._addresses = grouping, sizes, addresses
 
     def function(self, group: Group) -> GeneratedFunction:
         """Return the function of a group."""
@@ -598,91 +690,6 @@ class Generator:
         for value in group.roles:
             self._target(function, w, value, None)
 
-    # Sums over all elements, completed by the last block
-
-    def _begin_sums(self, w: Writer, sums: Sequence[Tensor], columns: int | None = None) -> None:
-        """Declare a thread's accumulators: for each sum, or for each of its columns."""
-        for number, tensor in enumerate(sums):
-            kind, name, identity = (
-                join_type(tensor),
-                f"sum_{number}",
-                f"{join_of(tensor)}::identity<{join_type(tensor)}>()",
-            )
-            if columns is None:
-                w.write(f"{kind} {name} = {identity};")
-            else:
-                w.write(f"{kind} {name}[{columns}];", "#pragma unroll")
-                w.write(f"for (int own = 0; own < {columns}; ++own) {name}[own] = {identity};")
-
-    def _join_terms(
-        self, w: Writer, places: Places, sums: Sequence[Tensor], of_column: str = "", guard: str = ""
-    ) -> None:
-        numbers = {tensor: number for number, tensor in enumerate(places.group.of("sum"))}
-        for tensor in sums:
-            name, term = f"sum_{numbers[tensor]}{of_column}", self._term(w, places, tensor)
-            w.write(f"{guard}{name} = {join_of(tensor)}::join({name}, {term});")
-
-    def _term(self, w: Writer, places: Places, tensor: Tensor) -> str:
-        x, value = tensor.inputs[0], places.term(w, tensor)
-        if join_type(tensor).startswith("Best"):
-            return f"{join_type(tensor)}{{{value.text}, {w.at(places.place_of_term(tensor)).text}}}"
-        return cast(value, x.dtype, tensor.dtype)
-
-    def _end_sums(self, function: GeneratedFunction, w: Writer, places: Places, group: Group) -> None:
-        sums = group.of("sum")
-        if not sums:
-            return
-        function.blocks = max(1, function.blocks)
-        function.arguments += [Argument("int", "blocks", function.blocks), Argument("unsigned int *", "arrived", 4)]
-        last: list[str] = []
-        for number, tensor in enumerate(sums):
-            wide = _wide(tensor)
-            function.arguments.append(Argument(f"{wide} *", f"parts_{number}", _width(tensor) * function.blocks))
-            w.write(
-                f"const {wide} of_block_{number} = block_join<{join_of(tensor)}>(({wide})sum_{number}, shared);",
-                f"if (threadIdx.x == 0) parts_{number}[block] = of_block_{number};",
-            )
-            last.append(f"const {wide} total_{number} = join_parts<{join_of(tensor)}>(parts_{number}, blocks, shared);")
-            w.known[tensor] = {places.final: self._total(tensor, number)}
-        w.write("if (!is_last_block(arrived, blocks, shared)) return;", *last)
-        self._finals(function, w, places, group, "threadIdx.x == 0")
-
-    def _total(self, tensor: Tensor, number: int) -> Ex:
-        place = ".place" if join_of(tensor) == "First" else ""
-        return Ex(f"(({ctype(tensor.dtype)})total_{number}{place})", 0)
-
-    def _finals(self, function: GeneratedFunction, w: Writer, places: Places, group: Group, condition: str) -> None:
-        with w.scope(0) as body:
-            values = [(tensor, w.value(tensor, places.index(tensor.shape, "final"))) for tensor in group.of("sum")]
-            values += [
-                (tensor, w.computed(tensor, places.index(tensor.shape, "final"))) for tensor in group.of("final")
-            ]
-            for tensor, value in values:
-                if tensor in self._stored:
-                    body.append(f"{self._target(function, w, tensor, places.final)} = {value.text};")
-        if body:
-            w.write(f"if ({condition}) {{", *_indented(body), "}")
-
-    def _store(
-        self, function: GeneratedFunction, w: Writer, places: Places, values: Iterable[tuple[Tensor, Ex]]
-    ) -> None:
-        """Store elements after all have been computed: other members may read the old values."""
-        for tensor, value in values:
-            if tensor in self._stored:
-                target = self._target(function, w, tensor, places.of("main"))
-                pointer = function.pointers[tensor]
-                if w.quads is not None and target == f"{pointer}[{w.quads.index}]":
-                    quad = w.fresh("quad")
-                    w.quads.stored[pointer] = quad, ctype(tensor.dtype)
-                    target = f"{quad}.of[own]"
-                w.write(f"{target} = {value.text};")
-
-    def _target(self, function: GeneratedFunction, w: Writer, tensor: Tensor, place: IndexExpr | None) -> str:
-        function.writes.add(tensor)
-        function.places[tensor] = place
-        name = function.pointers.setdefault(tensor, self._names[tensor])
-        return name if place is None else f"{name}[{w.at(place).text}]"
-
 
 def _precision(product: Tensor) -> str:
     return str(product.attributes.get("precision", "float32"))
@@ -777,51 +784,58 @@ def source(kernels_of_source: Sequence[Kernel], wide_index: bool, fields: Mappin
         *_declared(fields, run_fields(kernels_of_source).keys()),
         "};",
     ]
-    sizes = [f"Index {name}" for name in SIZES]
     for function in functions:
-        parameters = ["void *shared", "int block", *sizes, *(kind + name for kind, name in function.signature)]
-        lines += [
-            "",
-            f"// {function.about}",
-            f"static __device__ __forceinline__ void {function.name}({', '.join(parameters)}) {{",
-            *_indented(function.body),
-            "}",
-        ]
+        lines += _function_text(function)
     for kernel in kernels_of_source:
-        # A block may use all registers that leave room for so many; else nvcc spills some for occupancy.
-        bounds = f"{kernel.threads}, {min(function.resident for function in kernel.functions)}"
-        parameters = ["const Run *__restrict__ pack", *sizes, *(kind + name for kind, name in arguments_of(kernel))]
-        lines += [
-            "",
-            f'extern "C" __global__ void __launch_bounds__({bounds})',
-            f"    {kernel.name}({', '.join(parameters)}) {{",
-            f"    constexpr int bytes = {_greatest(kernel.functions)};",
-            *(
-                [
-                    "    extern __shared__ __align__(1024) float4 shared[];",
-                    f'    static_assert(bytes == {kernel.dynamic}, "it is launched with as many");',
-                ]
-                if kernel.dynamic
-                else ["    __shared__ __align__(32) float4 shared[bytes / 16];"]
-            ),
-            "    const Run &run = pack[blockIdx.y];",
-            "    int block = blockIdx.x;",
-        ]
-        for member in kernel.functions:
-            own_arguments = (
-                f"run.{name}{offset}" if _is_of_run(member, kind, name) else name
-                for (kind, name), offset in zip(called(member), _offsets(member), strict=True)
-            )
-            passed = ["shared", "block", *SIZES, *own_arguments]
-            lines += [
-                f"    if (block < blocks_{member.name}) {{",
-                f"        {member.name}({', '.join(passed)});",
-                "        return;",
-                "    }",
-                f"    block -= blocks_{member.name};",
-            ]
-        lines.append("}")
+        lines += _kernel_text(kernel)
     return "\n".join(lines) + "\n"
+
+
+def _function_text(function: GeneratedFunction) -> list[str]:
+    parameters = ["void *shared", "int block", *_SIZE_PARAMETERS, *(kind + name for kind, name in function.signature)]
+    return [
+        "",
+        f"// {function.about}",
+        f"static __device__ __forceinline__ void {function.name}({', '.join(parameters)}) {{",
+        *_indented(function.body),
+        "}",
+    ]
+
+
+def _kernel_text(kernel: Kernel) -> list[str]:
+    # A block may use all registers that leave room for so many; else nvcc spills some for occupancy.
+    bounds = f"{kernel.threads}, {min(function.resident for function in kernel.functions)}"
+    arguments = (kind + name for kind, name in arguments_of(kernel))
+    lines = [
+        "",
+        f'extern "C" __global__ void __launch_bounds__({bounds})',
+        f"    {kernel.name}({', '.join(['const Run *__restrict__ pack', *_SIZE_PARAMETERS, *arguments])}) {{",
+        f"    constexpr int bytes = {_greatest(kernel.functions)};",
+        *(
+            [
+                "    extern __shared__ __align__(1024) float4 shared[];",
+                f'    static_assert(bytes == {kernel.dynamic}, "it is launched with as many");',
+            ]
+            if kernel.dynamic
+            else ["    __shared__ __align__(32) float4 shared[bytes / 16];"]
+        ),
+        "    const Run &run = pack[blockIdx.y];",
+        "    int block = blockIdx.x;",
+    ]
+    for function in kernel.functions:
+        own_arguments = (
+            f"run.{name}{offset}" if _is_of_run(function, kind, name) else name
+            for (kind, name), offset in zip(called(function), _offsets(function), strict=True)
+        )
+        passed = ["shared", "block", *SIZES, *own_arguments]
+        lines += [
+            f"    if (block < blocks_{function.name}) {{",
+            f"        {function.name}({', '.join(passed)});",
+            "        return;",
+            "    }",
+            f"    block -= blocks_{function.name};",
+        ]
+    return [*lines, "}"]
 
 
 def called(function: GeneratedFunction) -> list[tuple[str, str]]:
