@@ -30,10 +30,7 @@ def can_draw() -> bool:
 
 
 def draw_curves(epochs: Sequence[Mapping[str, float]], title: str = "") -> bytes | None:
-    """Return a PNG with a panel for each metric of metrics.jsonl's objects; None without matplotlib.
-
-    Other failures, such as an unknown MPLBACKEND, become a warning.
-    """
+    """Return a PNG with a panel for each metric, or None without matplotlib, or with a warning if it fails."""
     if not epochs:
         return None
     try:

@@ -79,7 +79,6 @@ class SharedMemoryCollectives(ABC):
         return half
 
     def _pieces(self, like: Array) -> list[Array]:
-        """Return the next half as arrays of the type and size of `like`, one for each rank of the node."""
         return [memory[: like.nbytes].view(like.dtype) for memory in self._next()]
 
 

@@ -1,7 +1,4 @@
-"""Validates user settings against the annotations of frozen dataclasses, with Pydantic.
-
-Pydantic is imported on first use: it takes a quarter of a training's start-up.
-"""
+"""Validates user settings against the annotations of frozen dataclasses, with Pydantic, imported on first use."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping

@@ -134,10 +134,7 @@ class Directory:
             _write(handle, content)
 
     def replace(self, name: str, content: Iterable[Piece]) -> None:
-        """Write a temporary file, read it back, flush it and rename it into place.
-
-        Whatever happens, the file is either as before or complete.
-        """
+        """Write a temporary file, read it back, flush it and rename it: the file is as before or complete."""
         self.expect(name, FILE)
         self._replace(name, content)
 

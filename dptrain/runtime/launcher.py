@@ -112,10 +112,7 @@ def core_affinity() -> frozenset[int]:
 
 
 def share_of_cores(local_size: int) -> int:
-    """Threads that each of `local_size` processes on a node should start, at least 1.
-
-    Where the launcher bound each rank to cores of its own, the mask already is the share.
-    """
+    """Threads that each of `local_size` processes of a node should start, at least 1: its mask, if bound, or share."""
     cores = usable_cores()
     bound = len(core_affinity()) < (os.cpu_count() or 1)
     return cores if bound and cores <= (os.cpu_count() or 1) // local_size else max(1, cores // local_size)

@@ -192,10 +192,7 @@ def in_batch_job(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def spread(ranks: int, hosts: Mapping[str, int | None]) -> dict[str, int]:
-    """Return ranks by host: filling slots in order, or evenly where no host has a number.
-
-    A host without a number has one slot where others have numbers. Hosts without ranks are left out.
-    """
+    """Return ranks by host: filling slots in order (one by default), or evenly if no host has a number of slots."""
     if not any(hosts.values()):
         share, more = divmod(ranks, len(hosts))
         slots = {host: share + (number < more) for number, host in enumerate(hosts)}

@@ -1,7 +1,4 @@
-"""Settings chosen while a sweep runs, by Optuna's tree-structured Parzen estimator (extra `optuna`).
-
-Source: Bergstra et al., "Algorithms for Hyper-Parameter Optimization", NeurIPS 2011; Optuna's `TPESampler`.
-"""
+"""Settings chosen while a sweep runs, by Optuna's `TPESampler` (extra `optuna`; Bergstra et al., NeurIPS 2011)."""
 
 import json
 import math

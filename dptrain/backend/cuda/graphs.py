@@ -57,7 +57,6 @@ class CudaGraph:
             _call("cuGraphExecDestroy", executable)
 
     def __del__(self) -> None:
-        """Close it, in any thread; at the end of the process the driver may already be gone."""
         with contextlib.suppress(DeviceError, AttributeError, TypeError):
             self.close()
 

@@ -65,8 +65,8 @@ class MemoryPlan:
 def in_place(updates: Iterable[tuple[Tensor, Tensor]], kernels: Iterable[Access]) -> dict[Tensor, Tensor]:
     """Return the state that each new value overwrites.
 
-    A new value can overwrite the old one if nothing reads that later: all other readers run before the kernel that
-    writes it, or can be made to by `after`, and that kernel reads it element by element, if at all.
+    All other readers of the old value must run before the kernel that writes the new one, or be made to by `after`, and
+    that kernel must read it element by element, if at all.
     """
     kernels = list(kernels)
     makers = {tensor: kernel for kernel in kernels for tensor in kernel.writes}
