@@ -17,10 +17,10 @@ CHECKED = {"EMULATOR_SANITIZE": "all", "EMULATOR_ORDER": "shuffled", "EMULATOR_S
 # mode -> (which tests, how many at least of those that are in every run and of the long ones, environment)
 MODES = {
     "in order": (f"not on_cuda or {LARGE}", {"not long": 60, "long": 40}, {}),
-    "checked: programs": (f"on_cuda and not {PRODUCTS} and not {LARGE}", {"not long": 215, "long": 320}, CHECKED),
+    "checked: programs": (f"on_cuda and not {PRODUCTS} and not {LARGE}", {"not long": 250, "long": 370}, CHECKED),
     "checked: products and convolutions": (
         f"on_cuda and {PRODUCTS} and not {LARGE}",
-        {"not long": 38, "long": 30},
+        {"not long": 40, "long": 45},
         CHECKED,
     ),
 }

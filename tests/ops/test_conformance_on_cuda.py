@@ -6,11 +6,13 @@ import pytest
 
 from tests.programs.check import wrong_on_cuda
 from tests.programs.table import TABLE
+from tests.sample import sample
 
-ALONE = [pytest.param(name, marks=pytest.mark.long if case.is_long else ()) for name, case in TABLE.items()]
+OFTEN = [name for name, case in TABLE.items() if not case.is_long]
+LONG = [pytest.param(name, marks=pytest.mark.long) for name in TABLE if name not in OFTEN]
 
 
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", [*sample(OFTEN, 2), *LONG])
 def test_alone(cuda_backend, name):
     alone = dataclasses.replace(TABLE[name], shards=(), pack=False)
     assert not wrong_on_cuda(alone, cuda_backend)
@@ -18,11 +20,11 @@ def test_alone(cuda_backend, name):
 
 def on_ranks(name):
     """Whether ranks can be compared: what the others send is NumPy's, whose order of loops' sums is another one."""
-    return bool(TABLE[name].shards) and not name.startswith("loop ")
+    return bool(TABLE[name].shards) and not name.startswith("loop_")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [name for name, case in TABLE.items() if case.pack or on_ranks(name)])
+@pytest.mark.parametrize("name", [name for name in OFTEN if TABLE[name].pack or on_ranks(name)])
 def test_on_ranks_and_in_packs(cuda_backend, another, name):
     case = TABLE[name] if on_ranks(name) else dataclasses.replace(TABLE[name], shards=())
     assert not wrong_on_cuda(case, cuda_backend, another)

@@ -15,12 +15,12 @@ from dptrain.program.tensor import Variable
 from tests.programs.check import wrong_on_cuda
 from tests.programs.table import LOOPS, TABLE
 
-BLOCKS = "loop of blocks computed again, float32"
+BLOCKS = "loop_of_blocks_computed_again, float32"
 
 
 def loop_of(name, length):
     """Return an entry of the table that makes so many steps."""
-    case = TABLE[f"loop {name.replace('_', ' ')}, float32"]
+    case = TABLE[f"loop_{name}, float32"]
     return dataclasses.replace(case, lengths={**case.lengths, "t": length})
 
 

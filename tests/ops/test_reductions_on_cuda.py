@@ -69,7 +69,7 @@ def test_places_of_the_greatest_are_found_like_sums():
 
 def group_normalization(rows):
     """Return the program of a step through one, as a user would write it."""
-    case = TABLE["group normalization, n=5, s=8"]
+    case = TABLE["group_normalization, n=5, s=8"]
     return dataclasses.replace(case, lengths={**case.lengths, "n": rows}).trace()
 
 

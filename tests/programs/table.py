@@ -84,7 +84,7 @@ def entry(
         for dtype, lengths in itertools.product(types, sizes):
             words = {leaf: text.split() for leaf, text in leaves.items()}
             texts = {leaf: " ".join(dtype if word == "T" else word for word in text) for leaf, text in words.items()}
-            label = (name or step.__name__).replace("_", " ")
+            label = name or step.__name__
             label += f", {dtype}" if len(types) > 1 else ""
             label += "".join(f", {key}={length}" for key, length in lengths.items()) if len(sizes) > 1 else ""
             assert label not in TABLE, label
@@ -591,7 +591,7 @@ def loop(sizes: Sequence[Mapping[str, int]] = ({"n": 5, "t": 4},), **options: An
         LOOPS[loss_of.__name__] = loss_of
         leaves = {"x": "t n 3 T normal", "u": "variable 3 3 T normal", "b": "variable 3 T normal"}
         types = ("float32", "float64")
-        entry(types, sizes, steps=2, name=f"loop {loss_of.__name__}", **options, **leaves)(step)
+        entry(types, sizes, steps=2, name=f"loop_{loss_of.__name__}", **options, **leaves)(step)
         return loss_of
 
     return add
