@@ -9,7 +9,7 @@ from dptrain.errors import ConfigError
 from dptrain.mixed_precision import dtype_policy, set_dtype_policy
 from dptrain.registry.names import not_there
 from dptrain.runtime import floatx as _floatx
-from dptrain.runtime import limits, terminal
+from dptrain.runtime import image_format, limits, terminal
 
 __all__ = [
     "backend",
@@ -63,8 +63,8 @@ def epsilon() -> float:
 
 
 def image_data_format() -> str:
-    """Return "channels_last": images are (rows, height, width, channels)."""
-    return "channels_last"
+    """Return where layers, ops and data sets have an image's channels by default, "channels_last" at first."""
+    return image_format.image_data_format()
 
 
 def set_floatx(value: str) -> None:
@@ -86,8 +86,17 @@ def set_epsilon(value: float) -> None:
 
 
 def set_image_data_format(data_format: str) -> None:
-    """Accept "channels_last"; ConfigError for other words."""
-    _only("image_data_format", data_format, image_data_format())
+    """Set the `data_format` of layers, ops and data sets that are given none.
+
+    Call it on every rank, before models are made: layers keep the format that they were made with.
+
+    Args:
+        data_format: "channels_last", (rows, height, width, channels), or "channels_first".
+
+    Raises:
+        ConfigError: another word.
+    """
+    image_format.set_image_data_format(data_format)
 
 
 def enable_flash_attention() -> None:

@@ -14,6 +14,7 @@ from dptrain.registry.names import not_there
 from dptrain.runtime.cache import cache_dir
 from dptrain.runtime.files import open_regular
 from dptrain.runtime.floatx import floatx
+from dptrain.runtime.image_format import FORMATS, checked_format
 from dptrain.saving.reading import parse_json, reading
 
 __all__ = ["decode_predictions", "preprocess_input"]
@@ -25,7 +26,6 @@ CLASSES = 1000
 # The names of ImageNet's classes, {"0": ["n01440764", "tench"], ...}, as Keras fetches it; never fetched here.
 _INDEX = "imagenet_class_index.json"
 _MAX_INDEX = 2**20  # bytes; the file has 35 thousand
-_FORMATS = ("channels_first", "channels_last")
 # By mode: the factor, then each channel's mean and divisor.
 _MODES: dict[str, tuple[float, tuple[float, ...], tuple[float, ...]]] = {
     "caffe": (1.0, (103.939, 116.779, 123.68), (1.0, 1.0, 1.0)),
@@ -48,7 +48,7 @@ def preprocess_input(x: Any, data_format: str | None = None, mode: str = "caffe"
     """
     if mode not in _MODES:
         raise ConfigError(f"Expected mode to be one of `caffe`, `tf` or `torch`. Received: mode={mode}")
-    if data_format not in (None, *_FORMATS):
+    if data_format not in (None, *FORMATS):
         raise ConfigError(
             "Expected data_format to be one of `channels_first` or `channels_last`. "
             f"Received: data_format={data_format}"
@@ -58,7 +58,7 @@ def preprocess_input(x: Any, data_format: str | None = None, mode: str = "caffe"
         (images,) = as_tensors([images])
     if images.dtype.kind not in "fV":
         images = images.astype(floatx()) if isinstance(images, np.ndarray) else ops.cast(images, floatx())
-    channels = images.ndim - 3 if data_format == "channels_first" else images.ndim - 1
+    channels = images.ndim - 3 if checked_format(data_format) == "channels_first" else images.ndim - 1
     if images.ndim < 3 or (mode != "tf" and images.shape[channels] != 3):
         raise ConfigError(f"preprocess_input: expected RGB images, three channels, found shape {images.shape}")
     factor, means, deviations = _MODES[mode]

@@ -11,6 +11,7 @@ from dptrain.layers.node import get_source_inputs, is_symbolic
 from dptrain.models import Model
 from dptrain.program.dims import read
 from dptrain.program.tensor import Tensor
+from dptrain.runtime.image_format import image_data_format
 
 SMALLEST = 32
 """Pixels that height and width must have, where a network does not ask for more."""
@@ -83,6 +84,8 @@ class NetworkArguments:
                 "weights='imagenet': dptrain fetches nothing; pass weights=FILE, such as one that Keras has put into "
                 "~/.keras/models or its save_weights has written, or weights=None for random ones"
             )
+        if image_data_format() != "channels_last":
+            raise ConfigError(f"not supported: networks while `image_data_format` is {image_data_format()!r}")
         if self.pooling not in (None, "avg", "max"):
             raise ConfigError(f"pooling = {self.pooling!r}: expected None, 'avg' or 'max'")
         if self.weights is not None and self.include_top and self.classifier_activation not in (None, "softmax"):

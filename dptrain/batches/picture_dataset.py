@@ -22,6 +22,7 @@ from dptrain.errors import ConfigError, DataError, printable
 from dptrain.ops.image import RESIZE_INTERPOLATIONS
 from dptrain.registry.names import lookup
 from dptrain.runtime.defaults import DEFAULT_MAX_BYTES
+from dptrain.runtime.image_format import checked_format
 
 Array = npt.NDArray[Any]
 
@@ -40,7 +41,7 @@ class Decoding:
     interpolation: str  # as in `ops.image.resize`
     crops: bool  # crop rather than distort
     pads: bool  # pad rather than distort
-    data_format: str | None  # "channels_last" (also None) or "channels_first"
+    data_format: str  # "channels_last" or "channels_first"
     bad: str  # "stop" or "skip", for files that cannot be decoded
     follow_links: bool  # whether links may lead out of the folder
     max_bytes: int  # of the largest picture, and of all that wait
@@ -59,7 +60,7 @@ class Decoding:
             check_declared(
                 printable(str(path)), (opened.height, opened.width, _CHANNELS[self.color_mode]), 4, self.max_bytes
             )
-            x = img_to_array(convert_to(opened, self.color_mode, path, keeps_depth=False))
+            x = img_to_array(convert_to(opened, self.color_mode, path, keeps_depth=False), "channels_last")
         pixels = resized(x, self.size, self.interpolation, crops=self.crops, pads=self.pads)
         return pixels.transpose(2, 0, 1) if self.data_format == "channels_first" else pixels
 
@@ -157,7 +158,7 @@ def image_dataset_from_directory(
         follow_links: whether links may lead out of the folder.
         crop_to_aspect_ratio: crop rather than distort.
         pad_to_aspect_ratio: pad rather than distort.
-        data_format: "channels_last" (the default) or "channels_first".
+        data_format: "channels_last" or "channels_first"; None for `config.image_data_format()`.
         format: "tf" or "grain", as in Keras; makes no difference.
         verbose: whether rank 0 prints how many files there are.
         bad: "stop" at a damaged file or one that is no picture, or "skip" it with a warning (not in Keras).
@@ -172,7 +173,7 @@ def image_dataset_from_directory(
         AgreedError: either of these, on all ranks, under mpirun.
     """
     size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
-    looks = (crop_to_aspect_ratio, pad_to_aspect_ratio, data_format, bad, follow_links, max_bytes)
+    looks = (crop_to_aspect_ratio, pad_to_aspect_ratio, checked_format(data_format), bad, follow_links, max_bytes)
     decoding = Decoding(size, color_mode, interpolation.lower(), *looks)
     _check(decoding)
     selection = FileSelection(PICTURE_FILES, labels, label_mode, class_names, batch_size, follow_links)
@@ -198,5 +199,4 @@ def _check(decoding: Decoding) -> None:
         raise ConfigError("Only one of `pad_to_aspect_ratio`, `crop_to_aspect_ratio` can be set to `True`.")
     if decoding.bad not in ("stop", "skip"):
         raise ConfigError(f"bad = {decoding.bad!r}: expected 'stop' or 'skip'")
-    img_to_array(np.zeros((1, 1)), decoding.data_format)
     pillow()

@@ -13,6 +13,7 @@ from dptrain.errors import ConfigError, DataError, printable
 from dptrain.registry.names import lookup
 from dptrain.runtime.failure import warn
 from dptrain.runtime.files import write_through_links
+from dptrain.runtime.image_format import checked_format
 
 Array = npt.NDArray[Any]
 
@@ -23,7 +24,6 @@ _MODES = {
     "rgba": ("RGBA", ("RGBA",)),
 }
 _INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "hamming", "box", "lanczos")
-_FORMATS = ("channels_last", "channels_first")
 _ADVICE = "choose another path"
 
 
@@ -171,9 +171,4 @@ def save_img(
 
 
 def _is_first(data_format: str | None) -> bool:
-    if data_format not in (None, *_FORMATS):
-        raise ConfigError(
-            "The `data_format` argument must be one of {'channels_first', 'channels_last'}. "
-            f"Received: data_format={data_format}"
-        )
-    return data_format == "channels_first"
+    return checked_format(data_format) == "channels_first"

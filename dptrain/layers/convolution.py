@@ -61,7 +61,13 @@ class WindowLayer(SpatialLayer, BiasLayer):
 
     @property
     def _windows(self) -> dict[str, Any]:
-        return {"strides": self.strides, "padding": self.padding, "dilation_rate": self.dilation_rate}
+        """Arguments of the ops, which get channels last."""
+        return {
+            "strides": self.strides,
+            "padding": self.padding,
+            "dilation_rate": self.dilation_rate,
+            "data_format": "channels_last",
+        }
 
 
 class Convolution(WindowLayer, KernelLayer):

@@ -2,10 +2,10 @@
 
 from typing import Any, ClassVar
 
-from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer
-from dptrain.ops.spatial import FORMATS, channels_first, channels_last
+from dptrain.ops.spatial import channels_first, channels_last
 from dptrain.program.tensor import Tensor
+from dptrain.runtime.image_format import checked_format
 
 
 class SpatialLayer(Layer):
@@ -38,14 +38,3 @@ class SpatialLayer(Layer):
     def _in_format(self, x: Tensor) -> Tensor:
         """Return a tensor with channels last in the layer's format."""
         return channels_first(x) if self.data_format == "channels_first" else x
-
-
-def checked_format(data_format: Any) -> str:
-    """Check and return the data format; "channels_last" for None."""
-    form = FORMATS[0] if data_format is None else str(data_format).lower()
-    if form not in FORMATS:
-        raise ConfigError(
-            "The `data_format` argument must be one of {'channels_first', 'channels_last'}. "
-            f"Received: data_format={data_format}"
-        )
-    return form

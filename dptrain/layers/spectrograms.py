@@ -11,6 +11,7 @@ from dptrain.errors import ArgumentTypeError, ConfigError
 from dptrain.initializers.fourier import STFT
 from dptrain.layers.base import BuildShape, Layer
 from dptrain.program.tensor import Tensor
+from dptrain.runtime.image_format import checked_format
 
 Array = npt.NDArray[Any]
 # The mel scale: mel(f) = 1127 log(1 + f / 700).
@@ -178,9 +179,7 @@ class STFTSpectrogram(Layer):
         self.mode, self.frame_length, self.frame_step, self.fft_length = mode, frame_length, frame_step, fft_length
         self.window, self.periodic, self.scaling = window, periodic, scaling
         self.padding, self.expand_dims = padding, expand_dims
-        if data_format not in (None, "channels_last", "channels_first"):
-            raise ConfigError(f"data_format={data_format!r}: expected None, 'channels_last' or 'channels_first'")
-        self.data_format = data_format or "channels_last"
+        self.data_format = checked_format(data_format)
         STFT("real", window, scaling)  # refuses unknown windows
 
     @property
@@ -216,7 +215,7 @@ class STFTSpectrogram(Layer):
 
         def along(kernel: Any) -> Tensor:
             """Return (rows, channels, time, frequencies)."""
-            frames = ops.conv(flat, ops.cast(kernel, flat.dtype), strides=self._step, padding=self.padding)
+            frames = ops.conv(flat, ops.cast(kernel, flat.dtype), strides=self._step, padding=self.padding, data_format="channels_last")
             return ops.reshape(frames, (-1, channels, *frames.shape[1:]))
 
         return self._output_layout(

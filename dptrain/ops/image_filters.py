@@ -18,6 +18,7 @@ from dptrain.ops.reduction import mean
 from dptrain.ops.reduction import sum as sum_over
 from dptrain.ops.spatial import channels_first, channels_last, depthwise_conv
 from dptrain.program.tensor import Tensor, as_tensors
+from dptrain.runtime.image_format import checked_format
 
 # Kernel for downward slopes; its transpose is for those to the right.
 _SOBEL = np.array([[-1, -2, -1], [0, 0, 0], [1, 2, 1]])
@@ -40,7 +41,7 @@ def gaussian_blur(
     deviations = to_dtype(sigma, exact_dtype(smooth))
     for axis, number in ((2, 0), (1, 1)):
         bell = cast(_bell(int(kernel_size[number]), deviations[number]), smooth.dtype)
-        smooth = depthwise_conv(smooth, _kernel(bell, axis, int(x.shape[3])), padding="same")
+        smooth = depthwise_conv(smooth, _kernel(bell, axis, int(x.shape[3])), padding="same", data_format="channels_last")
     return restored(smooth)
 
 
@@ -87,10 +88,10 @@ def sobel_edges(images: Any, data_format: str | None = None) -> Tensor:
     (x,) = as_tensors([images])
     if x.ndim != 4:
         raise ConfigError(f"sobel_edges: images of shape {tuple(x.shape)}; expected (rows, height, width, channels)")
-    first = data_format == "channels_first"
+    first = checked_format(data_format) == "channels_first"
     x, _ = batched(floating(x), data_format)
     kernels = np.stack([_SOBEL, _SOBEL.T], -1)[:, :, None].astype(np.float32)
-    edges = depthwise_conv(x, cast(np.tile(kernels, (1, 1, int(x.shape[3]), 1)), x.dtype), padding="same")
+    edges = depthwise_conv(x, cast(np.tile(kernels, (1, 1, int(x.shape[3]), 1)), x.dtype), padding="same", data_format="channels_last")
     edges = reshape(edges, (*x.shape, 2))
     return transpose(edges, (0, 3, 1, 2, 4)) if first else edges
 
@@ -123,7 +124,7 @@ def ssim(
 
     def local(x: Tensor) -> Tensor:
         for axis in (1, 2):
-            x = depthwise_conv(x, _kernel(cast(bell, x.dtype), axis, int(x.shape[3])))
+            x = depthwise_conv(x, _kernel(cast(bell, x.dtype), axis, int(x.shape[3])), data_format="channels_last")
         return x
 
     mean_a, mean_b = local(a), local(b)
@@ -197,7 +198,7 @@ def _patches(
         windows.append(lengths)
     single = x.ndim == axes + 1
     x = expand_dims(x, 0) if single else x
-    x = channels_last(x) if data_format == "channels_first" else x
+    x = channels_last(x) if checked_format(data_format) == "channels_first" else x
     for axis, (extent, stride, step) in enumerate(zip(*windows, strict=True)):
         at = 1 + 2 * axis  # each earlier axis has become two: windows and their pixels
         length, reach = int(x.shape[at]), (extent - 1) * step + 1
@@ -211,5 +212,5 @@ def _patches(
     order = (0, *range(1, 2 * axes, 2), *range(2, 2 * axes + 1, 2), 2 * axes + 1)
     x = transpose(x, order)
     x = reshape(x, (*x.shape[: axes + 1], math.prod(int(n) for n in x.shape[axes + 1 :])))
-    x = channels_first(x) if data_format == "channels_first" else x
+    x = channels_first(x) if checked_format(data_format) == "channels_first" else x
     return squeeze(x, 0) if single else x

@@ -8,21 +8,20 @@ import numpy as np
 from dptrain.errors import ConfigError
 from dptrain.ops.elementwise import cast
 from dptrain.ops.manipulation import expand_dims, squeeze
-from dptrain.ops.spatial import FORMATS, channels_first, channels_last
+from dptrain.ops.spatial import channels_first, channels_last
 from dptrain.program.tensor import Tensor, Variable, as_tensors, constant
+from dptrain.runtime.image_format import checked_format
 
 
 def batched(images: Any, data_format: str | None) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """Return (rows, height, width, channels), and a function that restores the images' format."""
-    if data_format not in (None, *FORMATS):
-        raise ConfigError(f"data_format={data_format!r}: expected None, 'channels_last' or 'channels_first'")
     (x,) = as_tensors([images])
     if x.ndim not in (3, 4):
         raise ConfigError(
             "Invalid images rank: expected rank 3 (single image) or rank 4 (batch of images). Received input with "
             f"shape: images.shape={x.shape}"
         )
-    single, first = x.ndim == 3, data_format == "channels_first"
+    single, first = x.ndim == 3, checked_format(data_format) == "channels_first"
     x = expand_dims(x, 0) if single else x
     x = channels_last(x) if first else x
 

@@ -19,9 +19,9 @@ from dptrain.ops.padding import pad
 from dptrain.program.dims import greatest, is_number
 from dptrain.program.shapes import Shape, differ
 from dptrain.program.tensor import Tensor, as_tensors
+from dptrain.runtime.image_format import checked_format
 
 Lengths = tuple[int, ...]
-FORMATS = ("channels_last", "channels_first")
 
 
 def channels_last(x: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ def conv_transpose(
     if differ(x.shape[-1], k.shape[-1]):
         raise ConfigError(
             "The number of input channels must match the kernel's input channels. Received: input channels="
-            f"{x.shape[-1]}, kernel input channels={k.shape[-1]}, data_format={data_format or FORMATS[0]!r}."
+            f"{x.shape[-1]}, kernel input channels={k.shape[-1]}, data_format={checked_format(data_format)!r}."
         )
     stride, dilation = (
         _per_axis(x, *argument) for argument in (("strides", strides), ("dilation_rate", dilation_rate))
@@ -228,9 +228,7 @@ def _images(
 
 
 def _in_format(x: Tensor, data_format: str | None) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    if data_format not in (None, *FORMATS):
-        raise ConfigError(f"data_format={data_format!r}: expected None, 'channels_last' or 'channels_first'")
-    if data_format == "channels_first":
+    if checked_format(data_format) == "channels_first":
         return channels_last(x), channels_first
     return x, lambda result: result
 

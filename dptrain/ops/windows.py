@@ -15,9 +15,10 @@ from dptrain.ops.indexing import take
 from dptrain.ops.manipulation import reshape, transpose
 from dptrain.ops.padding import pad
 from dptrain.ops.reduction import max, mean
-from dptrain.ops.spatial import FORMATS, channels_first, channels_last
+from dptrain.ops.spatial import channels_first, channels_last
 from dptrain.program.shapes import differ
 from dptrain.program.tensor import Tensor, as_tensors
+from dptrain.runtime.image_format import checked_format
 
 Array = npt.NDArray[Any]
 Pair = int | Sequence[int]
@@ -31,7 +32,7 @@ def depth_to_space(x: Any, block_size: int, data_format: str = "channels_last") 
     if remainder:
         raise ConfigError(f"depth_to_space: {int(channels)} channels for blocks of {size} x {size}")
     # With channels first, a pixel's channels are not adjacent.
-    first = data_format == FORMATS[1]
+    first = checked_format(data_format) == "channels_first"
     inner, order = (
         ((out_channels, size, size), (0, 1, 4, 2, 5, 3)) if first else ((size, size, out_channels), (0, 1, 3, 2, 4, 5))
     )
@@ -46,7 +47,7 @@ def space_to_depth(x: Any, block_size: int, data_format: str = "channels_last") 
     if int(height) % size or int(width) % size:
         raise ConfigError(f"space_to_depth: images of {int(height)} x {int(width)} for blocks of {size} x {size}")
     blocks = reshape(images, (rows, int(height) // size, size, int(width) // size, size, channels))
-    order = (0, 1, 3, 5, 2, 4) if data_format == FORMATS[1] else (0, 1, 3, 2, 4, 5)
+    order = (0, 1, 3, 5, 2, 4) if checked_format(data_format) == "channels_first" else (0, 1, 3, 2, 4, 5)
     pixels = transpose(blocks, order)
     return _in_format(reshape(pixels, (*pixels.shape[:3], int(channels) * size * size)), data_format)
 
@@ -55,13 +56,13 @@ def _blocks(x: Any, block_size: int, data_format: str) -> tuple[Tensor, int]:
     (images,) = as_tensors([x])
     if block_size < 2:
         raise ConfigError(f"`block_size` must be at least 2. Received: block_size={block_size}")
-    if images.ndim != 4 or data_format not in FORMATS:
+    if images.ndim != 4:
         raise ConfigError(f"images of shape {tuple(images.shape)} in format {data_format!r}: expected 4 axes")
-    return (channels_last(images) if data_format == FORMATS[1] else images), int(block_size)
+    return (channels_last(images) if checked_format(data_format) == "channels_first" else images), int(block_size)
 
 
 def _in_format(x: Tensor, data_format: str | None) -> Tensor:
-    return channels_first(x) if data_format == FORMATS[1] else x
+    return channels_first(x) if checked_format(data_format) == "channels_first" else x
 
 
 def unfold(x: Any, kernel_size: Pair, dilation: Pair = 1, padding: Pair = 0, stride: Pair = 1) -> Tensor:
@@ -164,12 +165,12 @@ def adaptive_max_pool(inputs: Any, output_size: Pair, data_format: str | None = 
 
 def _adaptive_arguments(inputs: Any, output_size: Pair, data_format: str | None) -> tuple[Tensor, tuple[int, ...]]:
     (x,) = as_tensors([inputs])
-    if x.ndim not in (3, 4, 5) or data_format not in (None, *FORMATS):
-        raise ConfigError(f"adaptive pooling of shape {tuple(x.shape)} in format {data_format!r}: expected 3 to 5 axes")
+    if x.ndim not in (3, 4, 5):
+        raise ConfigError(f"adaptive pooling of shape {tuple(x.shape)}: expected 3 to 5 axes")
     sizes = (output_size,) * (x.ndim - 2) if isinstance(output_size, int) else tuple(output_size)
     if len(sizes) != x.ndim - 2 or min(sizes) < 1:
         raise ConfigError(f"output_size={output_size}: expected {x.ndim - 2} integers from 1")
-    return (channels_last(x) if data_format == FORMATS[1] else x), sizes
+    return (channels_last(x) if checked_format(data_format) == "channels_first" else x), sizes
 
 
 def _bounds(length: int, size: int) -> tuple[Array, Array]:

@@ -9,9 +9,10 @@ from dptrain.runtime import terminal
 
 
 @pytest.fixture(autouse=True)
-def _float32_again():
+def _defaults_again():
     yield
     keras.config.set_floatx("float32")
+    keras.config.set_image_data_format("channels_last")
 
 
 @pytest.mark.parametrize("name", ["float64", "float16", "bfloat16", "float32"])
@@ -132,3 +133,68 @@ def test_utils_has_the_switches_of_logging():
     finally:
         keras.utils.enable_interactive_logging()
     assert keras.config.is_interactive_logging_enabled()
+
+
+# Makers of what maps images to images or features; they are given no format.
+OF_IMAGES = {
+    "Conv2D": lambda: keras.layers.Conv2D(3, 2, padding="same", kernel_initializer="ones"),
+    "Conv2DTranspose": lambda: keras.layers.Conv2DTranspose(3, 2, strides=2, kernel_initializer="ones"),
+    "DepthwiseConv2D": lambda: keras.layers.DepthwiseConv2D(2, depthwise_initializer="ones"),
+    "SeparableConv2D": lambda: keras.layers.SeparableConv2D(
+        3, 2, depthwise_initializer="ones", pointwise_initializer="ones"
+    ),
+    "MaxPooling2D": keras.layers.MaxPooling2D,
+    "AveragePooling2D": keras.layers.AveragePooling2D,
+    "GlobalAveragePooling2D": lambda: keras.layers.GlobalAveragePooling2D(keepdims=True),
+    "UpSampling2D": lambda: keras.layers.UpSampling2D(interpolation="bilinear"),
+    "ZeroPadding2D": keras.layers.ZeroPadding2D,
+    "Cropping2D": keras.layers.Cropping2D,
+    "Resizing": lambda: keras.layers.Resizing(4, 5),
+    "CenterCrop": lambda: keras.layers.CenterCrop(4, 5),
+    "RandomGrayscale": lambda: keras.layers.RandomGrayscale(1.0),
+    "conv": lambda: lambda x: keras.ops.conv(x, np.ones((2, 2, 3, 3), np.float32)),
+    "max_pool": lambda: lambda x: keras.ops.max_pool(x, 2),
+    "adaptive_max_pool": lambda: lambda x: keras.ops.adaptive_max_pool(x, 3),
+    "resize": lambda: lambda x: keras.ops.image.resize(x, (4, 5)),
+    "gaussian_blur": lambda: keras.ops.image.gaussian_blur,
+    "extract_patches": lambda: lambda x: keras.ops.image.extract_patches(x, (2, 2)),
+    "affine_transform": lambda: lambda x: keras.ops.image.affine_transform(
+        x, np.array([[1, 0.2, 1, 0.1, 1, 0, 0, 0]] * 2, np.float32)
+    ),
+    "rgb_to_hsv": lambda: keras.ops.image.rgb_to_hsv,
+}
+
+
+@pytest.mark.parametrize("name", OF_IMAGES)
+def test_images_are_in_the_default_format(name):
+    x = np.random.default_rng(0).random((2, 6, 8, 3)).astype(np.float32)
+    expected = np.asarray(OF_IMAGES[name]()(x))
+    keras.config.set_image_data_format("channels_first")
+    assert keras.config.image_data_format() == keras.backend.image_data_format() == "channels_first"
+    actual = np.asarray(OF_IMAGES[name]()(x.transpose(0, 3, 1, 2)))
+    np.testing.assert_allclose(actual.transpose(0, 2, 3, 1), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_pictures_are_in_the_default_format(tmp_path):
+    pytest.importorskip("PIL")
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 5, 3)).astype(np.float32)
+    keras.utils.save_img(tmp_path / "a.png", pixels, scale=False)
+    keras.config.set_image_data_format("channels_first")
+    array = keras.utils.img_to_array(keras.utils.load_img(tmp_path / "a.png"))
+    np.testing.assert_array_equal(array, pixels.transpose(2, 0, 1))
+    keras.utils.save_img(tmp_path / "b.png", array, scale=False)
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+    dataset = keras.utils.image_dataset_from_directory(tmp_path, labels=None, image_size=(4, 5), shuffle=False)
+    np.testing.assert_array_equal(np.asarray(next(iter(dataset)))[0], array)
+    means = keras.applications.imagenet_utils.preprocess_input(np.zeros((3, 4, 5), np.float32))[:, 0, 0]
+    np.testing.assert_allclose(means, [-103.939, -116.779, -123.68])
+
+
+def test_a_layer_keeps_the_format_that_it_was_made_with():
+    first = keras.layers.Conv2D(3, 2)
+    keras.config.set_image_data_format("channels_first")
+    assert [first.data_format, keras.layers.Conv2D(3, 2).data_format] == ["channels_last", "channels_first"]
+    with pytest.raises(ConfigError, match="networks while `image_data_format` is 'channels_first'"):
+        keras.applications.MobileNet(weights=None)
+    with pytest.raises(ConfigError, match=r"must be one of \{'channels_first', 'channels_last'\}"):
+        keras.config.set_image_data_format("channels_middle")

@@ -9,7 +9,7 @@ from dptrain.layers.arguments import lengths, padding_mode, positive
 from dptrain.layers.base import ActivationArgument, ConstraintArgument, InitializerArgument, RegularizerArgument
 from dptrain.layers.recurrent.cell import Masks, RecurrentCell, UnitForgetBias, arguments_of
 from dptrain.layers.recurrent.rnn import CellLayer
-from dptrain.layers.spatial import checked_format
+from dptrain.runtime.image_format import checked_format
 from dptrain.program.tensor import Tensor
 
 
