@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from dptrain.layers import operation_layer as _operation_layer  # noqa: F401  # for ops on open shapes
 from dptrain.layers.activation import ELU, Activation, ActivityRegularization, Identity, LeakyReLU, PReLU, ReLU, Softmax
 from dptrain.layers.attention import AdditiveAttention, Attention
 from dptrain.layers.augmentation import (

@@ -9,11 +9,11 @@ from dptrain.errors import ConfigError
 from dptrain.layers.arguments import positive
 from dptrain.layers.base import Layer
 from dptrain.layers.input_spec import InputSpec
-from dptrain.runtime.image_format import checked_format
 from dptrain.ops.spatial import channels_last
 from dptrain.program.dims import quotient
 from dptrain.program.shapes import differ
 from dptrain.program.tensor import Tensor
+from dptrain.runtime.image_format import checked_format
 
 
 class Flatten(Layer):

@@ -215,7 +215,13 @@ class STFTSpectrogram(Layer):
 
         def along(kernel: Any) -> Tensor:
             """Return (rows, channels, time, frequencies)."""
-            frames = ops.conv(flat, ops.cast(kernel, flat.dtype), strides=self._step, padding=self.padding, data_format="channels_last")
+            frames = ops.conv(
+                flat,
+                ops.cast(kernel, flat.dtype),
+                strides=self._step,
+                padding=self.padding,
+                data_format="channels_last",
+            )
             return ops.reshape(frames, (-1, channels, *frames.shape[1:]))
 
         return self._output_layout(

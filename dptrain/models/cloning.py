@@ -6,6 +6,7 @@ from typing import Any
 from dptrain.errors import ConfigError
 from dptrain.layers import Input, Layer
 from dptrain.layers.node import KerasTensor
+from dptrain.layers.operation_layer import OperationLayer
 from dptrain.models.files import takes_graph
 from dptrain.models.graph import Graph
 from dptrain.models.model import Model
@@ -66,6 +67,8 @@ class _Cloning:
 
     def of(self, layer: Layer) -> Layer:
         """Return the copy of a layer."""
+        if isinstance(layer, OperationLayer):
+            return layer
         if id(layer) not in self._copies:
             if self._recursive and isinstance(layer, Sequential):
                 copy: Layer = clone_model(layer, None, self._function, None, True)

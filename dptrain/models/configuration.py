@@ -16,9 +16,10 @@ import numpy as np
 
 from dptrain.errors import ConfigError
 from dptrain.layers import InputLayer, Layer
-from dptrain.layers.node import OperationCall, maker_of
+from dptrain.layers.node import OperationCall, is_symbolic, maker_of
+from dptrain.layers.operation_layer import OperationLayer
 from dptrain.models.graph import Graph
-from dptrain.models.operations import Operation, operation
+from dptrain.models.operations import Operation, described_operation, operation
 from dptrain.ops.manipulation import getitem
 from dptrain.program import tree
 from dptrain.program.dims import Dim, is_number, length_of, read
@@ -134,8 +135,25 @@ class _FunctionalWriter:
     def _layer(self, layer: Layer) -> dict[str, Any]:
         if isinstance(layer, InputLayer):
             return _input_config(layer, self._model._data_dtype) | {"name": layer.name, "inbound_nodes": []}
+        if isinstance(layer, OperationLayer):
+            return self._deferred(layer)
         calls = [self._call(node.arguments, node.keywords) for node in self._nodes[id(layer)]]
         return layer_config(layer) | {"name": layer.name, "inbound_nodes": calls}
+
+    def _deferred(self, layer: OperationLayer) -> dict[str, Any]:
+        """Return a call of an operation that asked for unknown lengths, with what is no tensor in its configuration."""
+        module, class_name = described_operation(layer.function)
+        calls, config = [], {}
+        for node in self._nodes[id(layer)]:
+            bound = layer.bound(node.arguments[0])
+            tensors = {name: value for name, value in bound.items() if any(map(is_symbolic, tree.leaves(value)))}
+            config = {name: self._argument_of(value) for name, value in bound.items() if name not in tensors}
+            calls.append(self._call([tensors.pop(next(iter(tensors)))], tensors))
+        description = described(module, class_name, {"name": layer.name} | config, class_name)
+        return description | {"name": layer.name, "inbound_nodes": calls}
+
+    def _argument_of(self, value: Any) -> Any:
+        return tree.map_leaves(self._argument, value)
 
     def _operation(self, maker: Tensor | OperationCall) -> dict[str, Any]:
         name = self._names[id(maker)]

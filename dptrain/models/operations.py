@@ -91,6 +91,18 @@ def operation(description: Mapping[str, Any]) -> Operation:
     raise ConfigError(f"not supported: operation {class_name[:80]!r}")
 
 
+def described_operation(function: Callable[..., Any]) -> tuple[str, str]:
+    """Return Keras' module and class of the operation that a function computes.
+
+    Raises:
+        ConfigError: none does, as of functions that call others.
+    """
+    for room in _MODULES:
+        if function in _functions(room).values():
+            return f"{_KERAS}.{room}", "".join(word.capitalize() for word in function.__name__.split("_"))
+    raise ConfigError(f"not supported: operation {function.__name__!r} in a file; use it in a layer")
+
+
 def _item(tensor: Tensor, key: Any) -> Tensor:
     """Index a tensor by a key from a file."""
     return tensor[tuple(key) if isinstance(key, list) else key]

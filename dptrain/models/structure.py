@@ -11,6 +11,7 @@ from dptrain.errors import ConfigError
 from dptrain.layers import Layer
 from dptrain.layers.hideable_property import hideable_property
 from dptrain.layers.node import LayerCall
+from dptrain.layers.operation_layer import OperationLayer
 from dptrain.layers.parts import name_layers
 from dptrain.models.graph import Graph, Maker, name_of_maker
 from dptrain.program import tree
@@ -35,7 +36,7 @@ class Structure(Layer):
     @property
     def layers(self) -> list[Layer]:
         """The layers, in Keras' order."""
-        return self._sublayers
+        return [layer for layer in self._sublayers if not isinstance(layer, OperationLayer)]
 
     @layers.setter
     def layers(self, layers: Any) -> None:

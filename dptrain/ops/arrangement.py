@@ -10,6 +10,7 @@ from dptrain.ops.arrays import flip, moveaxis, ravel, split, tensordot
 from dptrain.ops.elementwise import cast, power, where
 from dptrain.ops.indexing import take
 from dptrain.ops.manipulation import broadcast_to, concatenate, expand_dims, put, reshape, stack, transpose
+from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.reduction import sum
 from dptrain.program.shapes import normalized_axes
 from dptrain.program.tensor import Tensor, as_tensors
@@ -24,6 +25,7 @@ def append(x1: Any, x2: Any, axis: int | None = None) -> Tensor:
     return concatenate([ravel(x1), ravel(x2)] if axis is None else [x1, x2], axis or 0)
 
 
+@for_open_shapes
 def array_split(x: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
     """Return parts of x along an axis like `split`; where they cannot be equal, the first ones are longer by 1."""
     tensor = _tensor(x)
@@ -37,11 +39,13 @@ def array_split(x: Any, indices_or_sections: int | Sequence[int], axis: int = 0)
     return split(tensor, [int(n) for n in np.cumsum(sizes)[:-1]], axis)
 
 
+@for_open_shapes
 def hsplit(x: Any, indices_or_sections: int | Sequence[int]) -> list[Tensor]:
     """Split along the second axis; vectors along the first."""
     return split(x, indices_or_sections, 0 if _tensor(x).ndim == 1 else 1)
 
 
+@for_open_shapes
 def vsplit(x: Any, indices_or_sections: int | Sequence[int]) -> list[Tensor]:
     """Split along the first axis."""
     return split(x, indices_or_sections, 0)
@@ -57,6 +61,7 @@ def dstack(xs: Sequence[Any]) -> Tensor:
     return concatenate(pages, 2)
 
 
+@for_open_shapes
 def roll(x: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Tensor:
     """Shift x along axes; what leaves at one end comes in at the other. By default x is a vector."""
     tensor = _tensor(x)
@@ -78,16 +83,19 @@ def roll(x: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = 
     return tensor
 
 
+@for_open_shapes
 def fliplr(x: Any) -> Tensor:
     """Reverse the second axis."""
     return flip(x, 1)
 
 
+@for_open_shapes
 def flipud(x: Any) -> Tensor:
     """Reverse the first axis."""
     return flip(x, 0)
 
 
+@for_open_shapes
 def rot90(array: Any, k: int = 1, axes: Sequence[int] = (0, 1)) -> Tensor:
     """Turn by k right angles from the first of two axes to the second."""
     tensor = _tensor(array)
@@ -103,6 +111,7 @@ def rot90(array: Any, k: int = 1, axes: Sequence[int] = (0, 1)) -> Tensor:
     return flip(transpose(tensor, order), second) if k % 4 == 3 else tensor
 
 
+@for_open_shapes
 def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
     """Return the diagonals of the matrices over two axes, along the last axis."""
     tensor = _tensor(x)
@@ -116,6 +125,7 @@ def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
     return take(flat, (number + max(-offset, 0)) * columns + number + max(offset, 0), -1)
 
 
+@for_open_shapes
 def diag(x: Any, k: int = 0) -> Tensor:
     """Return the k-th diagonal of a matrix, or the matrix with a vector as its k-th diagonal."""
     tensor = _tensor(x)
@@ -134,6 +144,7 @@ def _as_columns(x: Tensor, length: int, k: int) -> Tensor:
     return expand_dims(row, 0)
 
 
+@for_open_shapes
 def diagflat(x: Any, k: int = 0) -> Tensor:
     """Return the matrix with all elements of x on its k-th diagonal."""
     return diag(ravel(x), k)
@@ -147,6 +158,7 @@ def vander(x: Any, N: int | None = None, increasing: bool = False) -> Tensor:
     return power(expand_dims(tensor, 1), cast(exponents, tensor.dtype))
 
 
+@for_open_shapes
 def kron(x1: Any, x2: Any) -> Tensor:
     """Return the Kronecker product: blocks of x2 times each element of x1."""
     a, b = as_tensors([x1, x2])
@@ -159,6 +171,7 @@ def kron(x1: Any, x2: Any) -> Tensor:
     return reshape(blocks, [a_length * b_length for a_length, b_length in pairs])
 
 
+@for_open_shapes
 def cross(x1: Any, x2: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None) -> Tensor:
     """Return cross products of vectors of length 2 or 3 along an axis; of two of length 2, the third component alone.
 
@@ -177,11 +190,13 @@ def cross(x1: Any, x2: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, a
     return moveaxis(stack([first, second, third], -1), -1, axes[2])
 
 
+@for_open_shapes
 def dsplit(x: Any, indices_or_sections: int | Sequence[int]) -> list[Tensor]:
     """Split along the third axis."""
     return split(x, indices_or_sections, 2)
 
 
+@for_open_shapes
 def trace(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
     """Return the sums of the diagonals of the matrices over two axes."""
     return sum(diagonal(x, offset, axis1, axis2), -1)
@@ -224,6 +239,7 @@ def get_item(x: Any, key: Any) -> Tensor:
     return _tensor(x)[key]
 
 
+@for_open_shapes
 def slice_update(inputs: Any, start_indices: Sequence[int], updates: Any) -> Tensor:
     """Return inputs with the block that starts at these known indices replaced."""
     tensor, block = as_tensors([inputs, updates])

@@ -37,6 +37,7 @@ from dptrain.ops.elementwise import (
 from dptrain.ops.indexing import take
 from dptrain.ops.linear_algebra import batch_matmul
 from dptrain.ops.manipulation import broadcast_to, concatenate, expand_dims, ones, reshape, transpose
+from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.reduction import argmax, max, mean, min, order_reversed, sum, summed_dtype
 from dptrain.ops.rounding import isfinite, isinf, isnan, rint
 from dptrain.program.shapes import Shape, normalized_axes
@@ -139,12 +140,14 @@ def _below(x: Tensor, k: int) -> Array:
     return np.tri(int(x.shape[-2]), int(x.shape[-1]), k, dtype=np.bool_)
 
 
+@for_open_shapes
 def tril(x: Any, k: int = 0) -> Tensor:
     """Return x with 0 above the k-th diagonal of its last two axes."""
     tensor = _tensor(x)
     return cast(where(_below(tensor, k), tensor, 0), tensor.dtype)
 
 
+@for_open_shapes
 def triu(x: Any, k: int = 0) -> Tensor:
     """Return x with 0 below the k-th diagonal of its last two axes."""
     tensor = _tensor(x)
@@ -246,11 +249,13 @@ def count_nonzero(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
     return sum(not_equal(x, 0), axis)
 
 
+@for_open_shapes
 def cumprod(x: Any, axis: int | None = None, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return cumulative products along an axis, like `cumsum`."""
     return cumulative(x, axis, dtype, lambda blocks: prod(blocks, -1), 1)
 
 
+@for_open_shapes
 def prod(
     x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False, dtype: npt.DTypeLike | None = None
 ) -> Tensor:
@@ -303,6 +308,7 @@ def ravel(x: Any) -> Tensor:
     return reshape(x, (-1,))
 
 
+@for_open_shapes
 def flip(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
     """Reverse axes, by default all."""
     tensor = _tensor(x)
@@ -336,6 +342,7 @@ def moveaxis(x: Any, source: int | Sequence[int], destination: int | Sequence[in
     return transpose(tensor, order)
 
 
+@for_open_shapes
 def split(x: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
     """Return equal parts of x along an axis (ConfigError if it is not divisible), or the parts between indices."""
     tensor = _tensor(x)
@@ -352,6 +359,7 @@ def split(x: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> li
     return [tensor[(*leading, slice(a, b))] for a, b in zip([None, *ends], [*ends, None], strict=True)]
 
 
+@for_open_shapes
 def unstack(x: Any, num: int | None = None, axis: int = 0) -> list[Tensor]:
     """Return the parts of x along an axis, without that axis; `num`, if passed, must be their number."""
     tensor = _tensor(x)
@@ -507,6 +515,7 @@ def dot(x1: Any, x2: Any) -> Tensor:
     return tensordot(a, b, [[a.ndim - 1], [b.ndim - 2 if b.ndim > 1 else 0]])
 
 
+@for_open_shapes
 def outer(x1: Any, x2: Any) -> Tensor:
     """Return all products of an element of x1 and an element of x2, (size of x1, size of x2)."""
     return expand_dims(ravel(x1), 1) * expand_dims(ravel(x2), 0)

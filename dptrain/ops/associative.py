@@ -7,10 +7,12 @@ from dptrain import tree
 from dptrain.errors import ConfigError
 from dptrain.ops.arrays import flip
 from dptrain.ops.manipulation import concatenate, reshape, stack
+from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.program.shapes import normalized_axes
 from dptrain.program.tensor import Tensor, as_tensors
 
 
+@for_open_shapes
 def associative_scan(f: Callable[[Any, Any], Any], elems: Any, reverse: bool = False, axis: int = 0) -> Any:
     """Return the cumulative results, nested like `elems`, of an associative function along an axis.
 

@@ -12,6 +12,7 @@ from dptrain.ops.common import common_dtype, limits
 from dptrain.ops.elementwise import cast, floating, tanh, where
 from dptrain.ops.linear_algebra import batch_matmul
 from dptrain.ops.manipulation import reshape, transpose, transpose_to
+from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.reduction import softmax
 from dptrain.ops.reduction import sum as sum_over
 from dptrain.program.gradient import gradients
@@ -160,6 +161,7 @@ def _attend_second_gradients(
     return (*grads, *(None for _ in inputs[4:]))
 
 
+@for_open_shapes
 def dot_product_attention(
     query: Any,
     key: Any,

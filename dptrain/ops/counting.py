@@ -12,6 +12,7 @@ from dptrain.ops.bits import bit_invert
 from dptrain.ops.elementwise import cast, equal, floating, logical_and, maximum, minimum, where
 from dptrain.ops.indexing import add_rows, gather_rows_along, normalized_indices, one_hot, take_at_axis, take_rows
 from dptrain.ops.manipulation import expand_dims, reshape
+from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.parts import part
 from dptrain.ops.reduction import max, min, sum
 from dptrain.ops.searching import scatter, searchsorted, segment_sum, segments_of
@@ -137,6 +138,7 @@ def segment_prod(data: Any, segment_ids: Any, num_segments: int | None = None, s
 # Places of a tensor
 
 
+@for_open_shapes
 def scatter_update(inputs: Any, indices: Any, updates: Any, reduction: str | None = None) -> Tensor:
     """Return inputs, of known lengths, with updates at indices.
 
@@ -169,6 +171,7 @@ def scatter_update(inputs: Any, indices: Any, updates: Any, reduction: str | Non
     return where(written, reshape(take_rows(rows, where(last < 0, 0, last)), tuple(tensor.shape)), tensor)
 
 
+@for_open_shapes
 def slice(inputs: Any, start_indices: Any, shape: Sequence[int]) -> Tensor:
     """Return a block of a tensor of known lengths.
 

@@ -36,6 +36,7 @@ from dptrain.ops.elementwise import (
     where,
 )
 from dptrain.ops.manipulation import expand_dims, reshape
+from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.reduction import argmax, max, mean, min, sum
 from dptrain.ops.rounding import ceil, floor, isinf, isnan
 from dptrain.program.tensor import Tensor, as_tensors
@@ -236,6 +237,7 @@ def nansum(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     return sum(_without_nan(x, 0), axis, keepdims)
 
 
+@for_open_shapes
 def nanprod(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the product over axes, ignoring NaN."""
     return prod(_without_nan(x, 1), axis, keepdims)
@@ -286,11 +288,13 @@ def nanargmin(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor
     return nanargmax(-floating(x), axis, keepdims)
 
 
+@for_open_shapes
 def nancumsum(x: Any, axis: int | None = None, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return cumulative sums along an axis, NaN as 0."""
     return cumsum(_without_nan(x, 0), axis, dtype)
 
 
+@for_open_shapes
 def nancumprod(x: Any, axis: int | None = None, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return cumulative products along an axis, NaN as 1."""
     return cumprod(_without_nan(x, 1), axis, dtype)

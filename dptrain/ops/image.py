@@ -36,6 +36,7 @@ from dptrain.ops.image_filters import (
 )
 from dptrain.ops.image_format import batched, check_choice
 from dptrain.ops.indexing import take
+from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.padding import pad
 from dptrain.ops.reduction import sum as sum_over
 from dptrain.ops.rounding import rint
@@ -68,6 +69,7 @@ if not TYPE_CHECKING:  # type checkers would accept any name
 RESIZE_INTERPOLATIONS = ("bilinear", "nearest", "lanczos3", "lanczos5", "bicubic")
 
 
+@for_open_shapes
 def resize(
     images: Any,
     size: Sequence[int],
@@ -158,6 +160,7 @@ def nearest_pixels(length: int, target: int) -> npt.NDArray[np.int32]:
     return np.floor(places).astype(np.int32)
 
 
+@for_open_shapes
 def scale_and_translate(
     images: Any,
     output_shape: Sequence[int],
@@ -246,6 +249,7 @@ _METHODS = {
 }
 
 
+@for_open_shapes
 def pad_images(
     images: Any,
     top_padding: int | None = None,
@@ -276,6 +280,7 @@ def pad_images(
     return restored(pad(x, [(0, 0), *widths, (0, 0)]))
 
 
+@for_open_shapes
 def crop_images(
     images: Any,
     top_cropping: int | None = None,

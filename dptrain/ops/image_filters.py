@@ -13,6 +13,7 @@ from dptrain.ops.image_format import batched, exact_dtype, to_dtype
 from dptrain.ops.indexing import take
 from dptrain.ops.linear_algebra import batch_matmul
 from dptrain.ops.manipulation import expand_dims, reshape, squeeze, transpose
+from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.padding import pad
 from dptrain.ops.reduction import mean
 from dptrain.ops.reduction import sum as sum_over
@@ -24,6 +25,7 @@ from dptrain.runtime.image_format import checked_format
 _SOBEL = np.array([[-1, -2, -1], [0, 0, 0], [1, 2, 1]])
 
 
+@for_open_shapes
 def gaussian_blur(
     images: Any, kernel_size: Sequence[int] = (3, 3), sigma: Any = (1.0, 1.0), data_format: str | None = None
 ) -> Tensor:
@@ -41,7 +43,9 @@ def gaussian_blur(
     deviations = to_dtype(sigma, exact_dtype(smooth))
     for axis, number in ((2, 0), (1, 1)):
         bell = cast(_bell(int(kernel_size[number]), deviations[number]), smooth.dtype)
-        smooth = depthwise_conv(smooth, _kernel(bell, axis, int(x.shape[3])), padding="same", data_format="channels_last")
+        smooth = depthwise_conv(
+            smooth, _kernel(bell, axis, int(x.shape[3])), padding="same", data_format="channels_last"
+        )
     return restored(smooth)
 
 
@@ -83,6 +87,7 @@ def along_axis(x: Tensor, axis: int, matrix: Tensor) -> Tensor:
     return reshape(product, (*x.shape[:axis], target, *x.shape[axis + 1 :]))
 
 
+@for_open_shapes
 def sobel_edges(images: Any, data_format: str | None = None) -> Tensor:
     """Return the slopes of channels downwards and to the right, on a new last axis; images are zero-padded."""
     (x,) = as_tensors([images])
@@ -91,11 +96,14 @@ def sobel_edges(images: Any, data_format: str | None = None) -> Tensor:
     first = checked_format(data_format) == "channels_first"
     x, _ = batched(floating(x), data_format)
     kernels = np.stack([_SOBEL, _SOBEL.T], -1)[:, :, None].astype(np.float32)
-    edges = depthwise_conv(x, cast(np.tile(kernels, (1, 1, int(x.shape[3]), 1)), x.dtype), padding="same", data_format="channels_last")
+    edges = depthwise_conv(
+        x, cast(np.tile(kernels, (1, 1, int(x.shape[3]), 1)), x.dtype), padding="same", data_format="channels_last"
+    )
     edges = reshape(edges, (*x.shape, 2))
     return transpose(edges, (0, 3, 1, 2, 4)) if first else edges
 
 
+@for_open_shapes
 def ssim(
     image1: Any,
     image2: Any,
@@ -136,6 +144,7 @@ def ssim(
     return squeeze(similarity, 0) if as_tensors([image1])[0].ndim == 3 else similarity
 
 
+@for_open_shapes
 def extract_patches(
     images: Any,
     size: int | Sequence[int],
@@ -162,6 +171,7 @@ def extract_patches(
     )
 
 
+@for_open_shapes
 def extract_patches_3d(
     volumes: Any,
     size: int | Sequence[int],

@@ -31,6 +31,7 @@ from dptrain.ops.indexing import gather_rows_along
 from dptrain.ops.linear_algebra import batch_matmul
 from dptrain.ops.manipulation import expand_dims, squeeze
 from dptrain.ops.norms import norm
+from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.program.tensor import Tensor, as_tensors
 from dptrain.registry.names import not_there
 
@@ -84,6 +85,7 @@ def slogdet(x: Any) -> tuple[Tensor, Tensor]:
     return packed[..., 0], packed[..., 1]
 
 
+@for_open_shapes
 def logdet(x: Any) -> Tensor:
     """Return the logarithms of the absolute values of determinants."""
     return log_determinant(x)[..., 1]

@@ -10,6 +10,7 @@ from dptrain import tree
 from dptrain.errors import ArgumentTypeError, ConfigError
 from dptrain.ops.elementwise import logical_and, where
 from dptrain.ops.manipulation import reshape, stack
+from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.scan import SCAN
 from dptrain.program.body import traced
 from dptrain.program.context import TRACE
@@ -145,6 +146,7 @@ def _bounded_while(
     return final
 
 
+@for_open_shapes
 def map(f: Callable[[Any], Any], xs: Any) -> Any:
     """Return `f` of each part along the first axis, stacked.
 
@@ -155,11 +157,13 @@ def map(f: Callable[[Any], Any], xs: Any) -> Any:
     return scan(lambda carry, part: (carry, f(part)), None, xs)[1]
 
 
+@for_open_shapes
 def vectorized_map(function: Callable[[Any], Any], elements: Any) -> Any:
     """Return `function` of each part along the first axis, stacked; like `map`."""
     return map(function, elements)
 
 
+@for_open_shapes
 def scan(
     f: Callable[[Any, Any], tuple[Any, Any]],
     init: Any,

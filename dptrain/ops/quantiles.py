@@ -10,6 +10,7 @@ from dptrain.ops.arrays import ravel
 from dptrain.ops.elementwise import cast, floating, logical_and, logical_not, logical_or, where
 from dptrain.ops.indexing import gather_rows_along
 from dptrain.ops.manipulation import reshape, squeeze, stack, transpose
+from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.reduction import sum
 from dptrain.ops.rounding import floor, isnan
 from dptrain.ops.sorting import along_last, sort_last
@@ -19,16 +20,19 @@ from dptrain.program.tensor import Array, Operand, Tensor, as_tensors
 _METHODS = ("linear", "lower", "higher", "midpoint", "nearest")
 
 
+@for_open_shapes
 def median(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Return the middle element over axes, or the mean of the two middle ones; NaN where any is."""
     return quantile(x, 0.5, axis, "midpoint", keepdims)
 
 
+@for_open_shapes
 def nanmedian(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Return the median, ignoring NaN; NaN where all are."""
     return nanquantile(x, 0.5, axis, "midpoint", keepdims)
 
 
+@for_open_shapes
 def percentile(
     x: Any, q: Any, axis: int | Sequence[int] | None = None, method: str = "linear", keepdims: bool = False
 ) -> Tensor:
@@ -36,6 +40,7 @@ def percentile(
     return quantile(x, _fractions(q, 100), axis, method, keepdims)
 
 
+@for_open_shapes
 def nanpercentile(
     x: Any, q: Any, axis: int | Sequence[int] | None = None, method: str = "linear", keepdims: bool = False
 ) -> Tensor:
@@ -43,6 +48,7 @@ def nanpercentile(
     return nanquantile(x, _fractions(q, 100), axis, method, keepdims)
 
 
+@for_open_shapes
 def quantile(
     x: Any, q: Any, axis: int | Sequence[int] | None = None, method: str = "linear", keepdims: bool = False
 ) -> Tensor:
@@ -68,6 +74,7 @@ def quantile(
     return _stacked_quantiles(values, fractions, kept_shape if keepdims else None)
 
 
+@for_open_shapes
 def nanquantile(
     x: Any, q: Any, axis: int | Sequence[int] | None = None, method: str = "linear", keepdims: bool = False
 ) -> Tensor:

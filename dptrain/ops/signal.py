@@ -11,6 +11,7 @@ from dptrain.ops.common import first_dtype
 from dptrain.ops.elementwise import floating
 from dptrain.ops.indexing import add_rows, take, take_at_axis
 from dptrain.ops.manipulation import stack, transpose
+from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.padding import pad
 from dptrain.program.lowering import HostCall
 from dptrain.program.op import op
@@ -178,6 +179,7 @@ def irfft(x: Pair, fft_length: int | None = None) -> Tensor:
 # Windows of signals
 
 
+@for_open_shapes
 def extract_sequences(x: Any, sequence_length: int, sequence_stride: int) -> Tensor:
     """Return windows of the last axis: (..., n) becomes (..., 1 + (n - sequence_length) // stride, sequence_length)."""
     (tensor,) = as_tensors([x])
@@ -248,6 +250,7 @@ def _checked(sequence_length: int, sequence_stride: int, fft_length: int) -> Non
         )
 
 
+@for_open_shapes
 def stft(
     x: Any, sequence_length: int, sequence_stride: int, fft_length: int, window: Any = "hann", center: bool = True
 ) -> Pair:
@@ -274,6 +277,7 @@ def stft(
     return _parts(half_spectrum(extract_sequences(signal, fft_length, sequence_stride) * weights))
 
 
+@for_open_shapes
 def istft(
     x: Pair,
     sequence_length: int,

@@ -14,6 +14,7 @@ from dptrain.ops.cumulative import cumsum
 from dptrain.ops.elementwise import cast, where
 from dptrain.ops.indexing import gather_rows_along, normalized_indices, take, take_each
 from dptrain.ops.manipulation import broadcast_to, concatenate, reshape, transpose
+from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.searching import segment_sum
 from dptrain.program.dims import counts_rows
 from dptrain.program.lowering import HostCall
@@ -72,6 +73,7 @@ def move_to_last(x: Any, axis: int | None) -> tuple[Tensor, Sequence[int] | None
     return transpose(tensor, order), [order.index(at) for at in range(tensor.ndim)]
 
 
+@for_open_shapes
 def sort(x: Any, axis: int | None = -1) -> Tensor:
     """Sort along an axis, ascending, NaN last; None flattens."""
     last, back = move_to_last(x, axis)
@@ -79,6 +81,7 @@ def sort(x: Any, axis: int | None = -1) -> Tensor:
     return result if back is None else transpose(result, back)
 
 
+@for_open_shapes
 def argsort(x: Any, axis: int | None = -1) -> Tensor:
     """Return the indices that sort x along an axis (int32), stably."""
     last, back = move_to_last(x, axis)
@@ -108,6 +111,7 @@ def take_along_axis(x: Any, indices: Any, axis: int | None = None) -> Tensor:
     return result if back is None else transpose(result, back)
 
 
+@for_open_shapes
 def argpartition(x: Any, kth: int | Sequence[int], axis: int | None = -1) -> Tensor:
     """Return indices that partition x along an axis (int32): all before the k-th are of lesser elements."""
     last, _ = move_to_last(x, axis)
@@ -118,6 +122,7 @@ def argpartition(x: Any, kth: int | Sequence[int], axis: int | None = -1) -> Ten
     return argsort(x, axis)
 
 
+@for_open_shapes
 def unravel_index(indices: Any, shape: Sequence[int]) -> tuple[Tensor, ...]:
     """Return the indices along each axis of the elements with these flat indices, which may be negative."""
     (number,) = as_tensors([indices])

@@ -15,6 +15,7 @@ from dptrain.ops.convolution import Window, conv2d, conv2d_input, max_pool2d
 from dptrain.ops.depthwise import depthwise2d, taps
 from dptrain.ops.elementwise import floating, multiply
 from dptrain.ops.manipulation import concatenate, expand_dims, reshape, transpose
+from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.padding import pad
 from dptrain.program.dims import greatest, is_number
 from dptrain.program.shapes import Shape, differ
@@ -34,6 +35,7 @@ def channels_first(x: Tensor) -> Tensor:
     return transpose(x, (0, x.ndim - 1, *range(1, x.ndim - 1)))
 
 
+@for_open_shapes
 def conv(
     inputs: Any,
     kernel: Any,
@@ -70,6 +72,7 @@ def conv(
     return in_format(parts[0] if groups == 1 else concatenate(parts, -1))
 
 
+@for_open_shapes
 def depthwise_conv(
     inputs: Any,
     kernel: Any,
@@ -92,6 +95,7 @@ def depthwise_conv(
     return in_format(_depthwise(x, k, stride, dilation, before, size))
 
 
+@for_open_shapes
 def separable_conv(
     inputs: Any,
     depthwise_kernel: Any,
@@ -110,6 +114,7 @@ def separable_conv(
     return conv(filtered, pointwise_kernel, data_format=data_format)
 
 
+@for_open_shapes
 def conv_transpose(
     inputs: Any,
     kernel: Any,
@@ -158,6 +163,7 @@ def _transposed_length(length: Any, reach: int, stride: int, padding: str, extra
     return (length - 1) * stride + (max(reach, stride) if extra is None else reach + extra)
 
 
+@for_open_shapes
 def max_pool(
     inputs: Any,
     pool_size: int | Sequence[int],
@@ -187,6 +193,7 @@ def max_pool(
     return in_format(reshape(pooled, (rows, *size, channels)))
 
 
+@for_open_shapes
 def average_pool(
     inputs: Any,
     pool_size: int | Sequence[int],

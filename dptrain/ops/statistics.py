@@ -11,6 +11,7 @@ from dptrain.ops.arrays import flip
 from dptrain.ops.elementwise import equal, floating, sqrt, square, where
 from dptrain.ops.linear_algebra import batch_matmul, matmul
 from dptrain.ops.manipulation import expand_dims, reshape, transpose
+from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.padding import pad
 from dptrain.ops.reduction import mean, sum
 from dptrain.ops.signal import extract_sequences
@@ -43,6 +44,7 @@ def corrcoef(x: Any) -> Tensor:
     return correlations if tensor.ndim > 1 else reshape(correlations, ())
 
 
+@for_open_shapes
 def correlate(x1: Any, x2: Any, mode: str = "valid") -> Tensor:
     """Return the cross-correlation of two vectors (m,) and (n,).
 

@@ -29,6 +29,7 @@ from dptrain.ops.image_filters import blurred
 from dptrain.ops.image_format import batched, check_choice, exact_dtype, to_dtype
 from dptrain.ops.indexing import take, take_each
 from dptrain.ops.manipulation import expand_dims, reshape, stack, zeros
+from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.rounding import floor, rint
 from dptrain.program.tensor import Tensor, as_tensors
 
@@ -37,6 +38,7 @@ FILL_MODES = ("constant", "nearest", "wrap", "mirror", "reflect")
 _ORDERS = {0: "nearest", 1: "bilinear"}
 
 
+@for_open_shapes
 def affine_transform(
     images: Any,
     transform: Any,
@@ -71,6 +73,7 @@ def affine_transform(
     return restored(_read_at(x, places, interpolation, fill_mode, fill_value))
 
 
+@for_open_shapes
 def perspective_transform(
     images: Any,
     start_points: Any,
@@ -142,6 +145,7 @@ def _from_square(points: Tensor) -> Sequence[Sequence[Any]]:
     return first, (y1 - y0 + g * y1, y2 - y0 + h * y2, y0), (g, h, 1.0)
 
 
+@for_open_shapes
 def elastic_transform(
     images: Any,
     alpha: Any = 20.0,
@@ -178,6 +182,7 @@ def elastic_transform(
     return restored(_read_at(x, places, interpolation, fill_mode, fill_value))
 
 
+@for_open_shapes
 def map_coordinates(
     inputs: Any, coordinates: Any, order: int, fill_mode: str = "constant", fill_value: float = 0
 ) -> Tensor:

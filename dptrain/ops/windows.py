@@ -13,6 +13,7 @@ from dptrain.ops.elementwise import cast, floating, square
 from dptrain.ops.image_filters import along_axis
 from dptrain.ops.indexing import take
 from dptrain.ops.manipulation import reshape, transpose
+from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.padding import pad
 from dptrain.ops.reduction import max, mean
 from dptrain.ops.spatial import channels_first, channels_last
@@ -24,6 +25,7 @@ Array = npt.NDArray[Any]
 Pair = int | Sequence[int]
 
 
+@for_open_shapes
 def depth_to_space(x: Any, block_size: int, data_format: str = "channels_last") -> Tensor:
     """Move channels into space: height and width grow by `block_size`, from 2, and channels shrink by its square."""
     images, size = _blocks(x, block_size, data_format)
@@ -40,6 +42,7 @@ def depth_to_space(x: Any, block_size: int, data_format: str = "channels_last") 
     return _in_format(reshape(pixels, (rows, height * size, width * size, out_channels)), data_format)
 
 
+@for_open_shapes
 def space_to_depth(x: Any, block_size: int, data_format: str = "channels_last") -> Tensor:
     """Move blocks of `block_size` x `block_size` pixels (from 2) into channels; height and width shrink."""
     images, size = _blocks(x, block_size, data_format)
@@ -65,6 +68,7 @@ def _in_format(x: Tensor, data_format: str | None) -> Tensor:
     return channels_first(x) if checked_format(data_format) == "channels_first" else x
 
 
+@for_open_shapes
 def unfold(x: Any, kernel_size: Pair, dilation: Pair = 1, padding: Pair = 0, stride: Pair = 1) -> Tensor:
     """Return what each window of images (rows, channels, height, width) sees: (rows, channels * window, windows).
 
@@ -137,6 +141,7 @@ def _pair(name: str, value: Pair, least: int) -> tuple[int, ...]:
     return pair
 
 
+@for_open_shapes
 def adaptive_average_pool(inputs: Any, output_size: Pair, data_format: str | None = None) -> Tensor:
     """Return the means of `output_size` windows along all axes of space, or each; windows may overlap.
 
@@ -152,6 +157,7 @@ def adaptive_average_pool(inputs: Any, output_size: Pair, data_format: str | Non
     return _in_format(pooled, data_format)
 
 
+@for_open_shapes
 def adaptive_max_pool(inputs: Any, output_size: Pair, data_format: str | None = None) -> Tensor:
     """Return the greatest elements of windows; see `adaptive_average_pool`."""
     x, sizes = _adaptive_arguments(inputs, output_size, data_format)
@@ -178,6 +184,7 @@ def _bounds(length: int, size: int) -> tuple[Array, Array]:
     return numbers * length // size, -(-(numbers + 1) * length // size)
 
 
+@for_open_shapes
 def psnr(x1: Any, x2: Any, max_val: float) -> Tensor:
     """Return the peak signal-to-noise ratio of two images in decibels; `max_val` is the greatest possible value."""
     a, b = (floating(tensor) for tensor in as_tensors([x1, x2]))

@@ -158,8 +158,8 @@ OF_IMAGES = {
     "resize": lambda: lambda x: keras.ops.image.resize(x, (4, 5)),
     "gaussian_blur": lambda: keras.ops.image.gaussian_blur,
     "extract_patches": lambda: lambda x: keras.ops.image.extract_patches(x, (2, 2)),
-    "affine_transform": lambda: lambda x: keras.ops.image.affine_transform(
-        x, np.array([[1, 0.2, 1, 0.1, 1, 0, 0, 0]] * 2, np.float32)
+    "affine_transform": lambda: (
+        lambda x: keras.ops.image.affine_transform(x, np.array([[1, 0.2, 1, 0.1, 1, 0, 0, 0]] * 2, np.float32))
     ),
     "rgb_to_hsv": lambda: keras.ops.image.rgb_to_hsv,
 }

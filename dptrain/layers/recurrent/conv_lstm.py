@@ -9,8 +9,8 @@ from dptrain.layers.arguments import lengths, padding_mode, positive
 from dptrain.layers.base import ActivationArgument, ConstraintArgument, InitializerArgument, RegularizerArgument
 from dptrain.layers.recurrent.cell import Masks, RecurrentCell, UnitForgetBias, arguments_of
 from dptrain.layers.recurrent.rnn import CellLayer
-from dptrain.runtime.image_format import checked_format
 from dptrain.program.tensor import Tensor
+from dptrain.runtime.image_format import checked_format
 
 
 class ConvLSTMCell(RecurrentCell):

@@ -171,8 +171,6 @@ def test_layers_that_need_the_number_refuse():
         layers.Dense(4)(layers.Flatten()(Input((None, 3))))
     with pytest.raises(ConfigError, match="asked for outside of a step"):
         int(Input((None, 3)).shape[1])
-    with pytest.raises(ConfigError, match="asked for outside of a step"):
-        ops.flip(Input((None, 3)), axis=1)
     model = of_sequences()
     with pytest.raises(ConfigError, match="not supported: exporting"):
         model.export("x")
@@ -243,3 +241,75 @@ def test_programs_of_the_last_sizes_are_kept():
         model.predict_on_batch(samples(2, length, 8))
     assert len(model._programs._placed) <= 64
     assert len(model._programs._prepared) <= 32
+
+
+CROP = {"top_cropping": 0, "left_cropping": 1, "target_height": 2, "target_width": 3}
+# What asks for lengths, of one tensor (rows, None, 4), beside NumPy.
+ASKING = {
+    "flip": (lambda x: ops.flip(x, 1), lambda a: a[:, ::-1]),
+    "roll": (lambda x: ops.roll(x, 1, axis=1), lambda a: np.roll(a, 1, axis=1)),
+    "rot90": (lambda x: ops.rot90(x, axes=(1, 2)), lambda a: np.rot90(a, axes=(1, 2))),
+    "trace": (lambda x: ops.trace(x, axis1=1, axis2=2), lambda a: np.trace(a, axis1=1, axis2=2)),
+    "sort": (lambda x: ops.sort(x, axis=1), lambda a: np.sort(a, axis=1)),
+    "argsort": (lambda x: ops.argsort(x, axis=1), lambda a: np.argsort(a, axis=1)),
+    "median": (lambda x: ops.median(x, axis=1), lambda a: np.median(a, axis=1)),
+    "quantile": (lambda x: ops.quantile(x, 0.3, axis=1), lambda a: np.quantile(a, 0.3, axis=1)),
+    "prod": (lambda x: ops.prod(x, axis=1), lambda a: np.prod(a, axis=1)),
+    "tril": (lambda x: ops.tril(x, k=1), lambda a: np.tril(a, 1)),
+    "crop_images": (
+        lambda x: ops.image.crop_images(ops.expand_dims(x, -1), **CROP),
+        lambda a: a[:, :2, 1:, None],
+    ),
+    "extract_sequences": (
+        lambda x: ops.extract_sequences(ops.transpose(x, (0, 2, 1)), 2, 1),
+        lambda a: np.stack([a[:, n : n + 2].transpose(0, 2, 1) for n in range(a.shape[1] - 1)], 2),
+    ),
+    "conv": (
+        lambda x: ops.conv(x, np.ones((2, 4, 1), np.float32)),
+        lambda a: (a[:, 1:] + a[:, :-1]).sum(-1, keepdims=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_ops_that_ask_for_lengths_become_nodes_of_the_graph(name, tmp_path):
+    function, expected = ASKING[name]
+    inputs = Input((None, 4))
+    model = Model(inputs, ops.cast(function(inputs), "float32") * 2)
+    assert [type(layer).__name__ for layer in model.layers] == ["InputLayer"]
+    model.save(tmp_path / "model.keras")
+    for made in (model, clone_model(model), load_model(tmp_path / "model.keras")):
+        for length in (3, 6):
+            a = samples(2, length, 4)
+            assert made.output_shape == tuple(
+                n if n == 4 or axis and n == model.output_shape[axis] else None
+                for axis, n in enumerate(model.output_shape)
+            )
+            np.testing.assert_allclose(made.predict(a, verbose=0), 2.0 * expected(a), rtol=1e-5, atol=1e-6)
+
+
+def test_what_such_ops_are_called_on_stays_in_the_graph(tmp_path):
+    inputs = Input((None, 4))
+    deep = layers.Dense(4, name="dense")(ops.flip(layers.Dense(4, name="first")(inputs), axis=1))
+    model = Model(inputs, [ops.dot_product_attention(*[ops.expand_dims(deep, 2)] * 3), ops.unstack(deep, 4, axis=2)[1]])
+    assert [layer.name for layer in model.layers[1:]] == ["first", "dense"]
+    assert model.output_shape == [(None, None, 1, 4), (None, None)]
+    model.save(tmp_path / "model.keras")
+    a = samples(2, 5, 4)
+    for actual, kept in zip(load_model(tmp_path / "model.keras").predict(a), model.predict(a), strict=True):
+        np.testing.assert_array_equal(actual, kept)
+    model.compile("sgd", ["mse", "mse"])
+    before = model.get_weights()[0]
+    model.fit(a, [a[:, :, None], a[:, :, 0]], verbose=0)
+    assert not np.array_equal(model.get_weights()[0], before)
+
+
+def test_the_first_error_of_an_op_is_that_of_its_arguments():
+    x = Input((None, 4))
+    with pytest.raises(ConfigError, match="axis"):
+        ops.flip(x, axis=5)
+    scanned = ops.associative_scan(lambda a, b: a + b, x, axis=1)
+    model = Model(x, scanned)
+    np.testing.assert_allclose(model(np.ones((1, 3, 4), np.float32))[0, :, 0], [1, 2, 3])
+    with pytest.raises(ConfigError, match="operation 'associative_scan' in a file"):
+        model.to_json()
