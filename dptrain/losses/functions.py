@@ -139,10 +139,12 @@ def sparse_categorical_crossentropy(
     `y_true` are labels (rows, ...) or (rows, ..., 1); those equal to `ignore_class` have the loss 0.
     """
     labels, output = as_tensors([y_true, y_pred])
-    losses = ops.sparse_categorical_crossentropy(labels, output, from_logits, axis)
-    return (
-        losses if ignore_class is None else ops.where(ops.not_equal(as_labels(labels, output), ignore_class), losses, 0)
-    )
+    if ignore_class is None:
+        return ops.sparse_categorical_crossentropy(labels, output, from_logits, axis)
+    labels = as_labels(labels, output)
+    counts = ops.not_equal(labels, ignore_class)  # the ignored one may be no class, such as -1
+    losses = ops.sparse_categorical_crossentropy(ops.where(counts, labels, 0), output, from_logits, axis)
+    return ops.where(counts, losses, 0)
 
 
 def binary_crossentropy(

@@ -18,9 +18,10 @@ from dptrain.losses.base import weights_like, wide
 from dptrain.losses.functions import same_rank
 from dptrain.mixed_precision import POLICIES, DTypePolicy, policy_name
 from dptrain.program import tree
+from dptrain.program.stateless import lending, values_of
 from dptrain.program.tensor import Tensor, Variable, is_tracing, mask_of
 from dptrain.program.turns import TURNS
-from dptrain.registry.names import not_supported, snake_case
+from dptrain.registry.names import snake_case
 from dptrain.registry.serialization import Configurable
 
 
@@ -62,7 +63,7 @@ class Metric(Configurable):
     def __init__(self, dtype: Any = None, name: str | None = None) -> None:
         self.name = snake_case(type(self).__name__) if name is None else name
         kind = policy_name(dtype)
-        self.dtype = DTypePolicy(kind).compute_dtype if kind in POLICIES else kind or "float32"
+        self._dtype = DTypePolicy(kind).compute_dtype if kind in POLICIES else kind or "float32"
         self._variables: list[Variable] = []
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -117,9 +118,41 @@ class Metric(Configurable):
             }.values()
         )
 
-    stateless_update_state = not_supported("stateless_update_state", "call update_state")
-    stateless_result = not_supported("stateless_result", "call result")
-    stateless_reset_state = not_supported("stateless_reset_state", "call reset_state")
+    @property
+    def dtype(self) -> str:
+        """Name of the type that it was given, by default "float32"."""
+        return self._dtype
+
+    def stateless_update_state(self, metric_variables: Sequence[Any], *args: Any, **kwargs: Any) -> list[Tensor]:
+        """Return the state that `update_state` would make of another; the metric keeps its own.
+
+        Args:
+            metric_variables: a value for each of `variables`.
+            args: of `update_state`.
+            kwargs: of `update_state`.
+
+        Raises:
+            ConfigError: not one value for each variable.
+        """
+        with lending(self.variables, metric_variables, "metric_variables", self):
+            self.update_state(*args, **kwargs)
+            return values_of(self.variables)
+
+    def stateless_result(self, metric_variables: Sequence[Any]) -> Any:
+        """Return the result of another state, a value for each of `variables`; the metric keeps its own.
+
+        Raises:
+            ConfigError: not one value for each variable.
+        """
+        with lending(self.variables, metric_variables, "metric_variables", self):
+            return self.result()
+
+    def stateless_reset_state(self) -> list[Tensor]:
+        """Return the state of a new beginning; the metric keeps its own."""
+        variables = self.variables
+        with lending(variables, values_of(variables), "metric_variables", self):
+            self.reset_state()
+            return values_of(variables)
 
     @abstractmethod
     def update_state(self, *args: Any, **kwargs: Any) -> None:

@@ -119,8 +119,9 @@ def _limits(thresholds: float | Sequence[float] | None, otherwise: float = 0.5) 
     if values == [None]:
         return [otherwise]
     limits = [0.5 if value is None else float(value) for value in values]
-    if not limits or any(not 0 <= limit <= 1 for limit in limits):
-        raise ConfigError(f"Threshold values must be in [0, 1]. Received: {values}")
+    outside = [value for value, limit in zip(values, limits, strict=True) if not 0 <= limit <= 1]
+    if outside or not limits:
+        raise ConfigError(f"Threshold values must be in [0, 1]. Received: {outside}")
     return limits
 
 
@@ -266,7 +267,7 @@ class AUC(_Confusion):
 
     def __init__(
         self,
-        num_thresholds: int = 200,
+        num_thresholds: int | None = 200,
         curve: str = "ROC",
         summation_method: str = "interpolation",
         name: str | None = None,
@@ -279,14 +280,15 @@ class AUC(_Confusion):
     ) -> None:
         if not multi_label and num_labels:
             raise ConfigError("`num_labels` is needed only when `multi_label` is True.")
-        if num_thresholds < 2 and thresholds is None:
+        if thresholds is None and (num_thresholds is None or num_thresholds < 2):
             raise ConfigError(
                 f"Argument `num_thresholds` must be an integer > 1. Received: num_thresholds={num_thresholds}"
             )
         self.curve = _one_of("curve", curve, _CURVES)
         self.summation_method = _one_of("summation method", summation_method, _SUMMATIONS)
         inner_limits = [] if thresholds is None else sorted(_limits(thresholds))
-        inner = np.arange(1, num_thresholds - 1) / (num_thresholds - 1) if thresholds is None else inner_limits
+        inner = inner_limits if num_thresholds is None else np.arange(1, num_thresholds - 1) / (num_thresholds - 1)
+        inner = inner if thresholds is None else inner_limits
         num_thresholds = len(inner) + 2
         super().__init__([] if multi_label else _CELLS, [-1e-7, *inner, 1 + 1e-7], name, dtype)
         self.num_thresholds, self.from_logits = num_thresholds, from_logits

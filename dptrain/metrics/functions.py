@@ -43,9 +43,13 @@ def top_k_categorical_accuracy(y_true: Any, y_pred: Any, k: int = 5) -> Tensor:
     return sparse_top_k_categorical_accuracy(ops.argmax(y_true, -1), y_pred, k)
 
 
-def sparse_top_k_categorical_accuracy(y_true: Any, y_pred: Any, k: int = 5) -> Tensor:
-    """Return whether fewer than k outputs are above the output at the label."""
+def sparse_top_k_categorical_accuracy(y_true: Any, y_pred: Any, k: int = 5, from_sorted_ids: bool = False) -> Tensor:
+    """Return whether fewer than k outputs are above that at the label; or whether it is among the first k ids."""
     labels, output = as_tensors([y_true, y_pred])
+    if from_sorted_ids:
+        ids = output[..., :k]
+        matches = ops.equal(ops.expand_dims(as_labels(labels, output), -1), ops.cast(ids, "int32"))
+        return ops.cast(ops.any(matches, -1), "float32")
     return _as(ops.in_top_k(as_labels(labels, output), output, k), output)
 
 

@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dptrain import ops
-from dptrain.errors import ConfigError
 from dptrain.losses import functions as losses
-from dptrain.losses.base import smoothing, wide
+from dptrain.losses.base import smoothing, weights_like, wide
 from dptrain.losses.functions import same_rank
 from dptrain.metrics import functions
 from dptrain.metrics.base import Mean, MeanMetricWrapper, positive
+from dptrain.ops.cross_entropy import as_labels
 from dptrain.program.shapes import is_one
 from dptrain.program.tensor import Tensor
 from dptrain.registry.names import snake_case
@@ -79,7 +79,10 @@ class TopKCategoricalAccuracy(BuiltIn):
 
 
 class SparseTopKCategoricalAccuracy(BuiltIn):
-    """Fraction of samples with fewer than k outputs above the output at the label; `from_sorted_ids` must be False."""
+    """Fraction of samples with fewer than k outputs above the output at the label.
+
+    With `from_sorted_ids` outputs are ids of classes, the most probable first, instead of a number for each.
+    """
 
     _function = staticmethod(functions.sparse_top_k_categorical_accuracy)
     _direction = "up"
@@ -92,9 +95,8 @@ class SparseTopKCategoricalAccuracy(BuiltIn):
         dtype: str | None = None,
         from_sorted_ids: bool = False,
     ) -> None:
-        if from_sorted_ids:
-            raise ConfigError("not supported: from_sorted_ids=True")
-        super().__init__(name, dtype, k=positive(k))
+        super().__init__(name, dtype, k=positive(k), from_sorted_ids=from_sorted_ids)
+        self.k, self.from_sorted_ids = k, from_sorted_ids
 
 
 class _Distance(BuiltIn):
@@ -219,7 +221,10 @@ class ConcordanceCorrelation(BuiltIn):
 
 
 class SparseCategoricalCrossentropy(BuiltIn):
-    """-log of the label's probability; see the loss of that name. `ignore_class` is not supported."""
+    """-log of the label's probability; see the loss of that name.
+
+    The label `ignore_class` has the loss 0; as in Keras, it counts as a sample where there is no sample_weight.
+    """
 
     _function = staticmethod(losses.sparse_categorical_crossentropy)
     _direction = "down"
@@ -233,9 +238,16 @@ class SparseCategoricalCrossentropy(BuiltIn):
         ignore_class: int | None = None,
         axis: int = -1,
     ) -> None:
-        if ignore_class is not None:
-            raise ConfigError(f"not supported: ignore_class={ignore_class} of a metric")
-        super().__init__(name, dtype, from_logits=from_logits, ignore_class=None, axis=axis)
+        super().__init__(name, dtype, from_logits=from_logits, ignore_class=ignore_class, axis=axis)
+        self._ignored = ignore_class
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:  # type: ignore[override]
+        """Add a batch; see `MeanMetricWrapper`."""
+        if sample_weight is not None and self._ignored is not None:
+            weights = wide(sample_weight)
+            counted = ops.cast(ops.not_equal(as_labels(wide(y_true), wide(y_pred)), self._ignored), weights.dtype)
+            sample_weight = counted * weights_like(counted, weights)
+        super().update_state(y_true, y_pred, sample_weight)
 
 
 class CategoricalCrossentropy(BuiltIn):

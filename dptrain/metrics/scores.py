@@ -79,11 +79,17 @@ class FBetaScore(_OfColumns):
                 "Invalid `average` argument value. Expected one of: {None, 'micro', 'macro', 'weighted'}. "
                 f"Received: average={average}"
             )
-        if not isinstance(beta, float) or beta <= 0:
-            raise ConfigError(f"Invalid `beta` argument value. It should be a Python float > 0. Received: beta={beta}")
-        if threshold is not None and not (isinstance(threshold, float) and 0 < threshold <= 1):
+        for argument, value in (("beta", beta), ("threshold", threshold)):
+            if not isinstance(value, float | None) or (argument == "beta" and value is None):
+                raise ConfigError(
+                    f"Invalid `{argument}` argument value. It should be a Python float. "
+                    f"Received: {argument}={value} of type '{type(value)}'"
+                )
+        if beta <= 0:
+            raise ConfigError(f"Invalid `beta` argument value. It should be > 0. Received: beta={beta}")
+        if threshold is not None and not 0 < threshold <= 1:
             raise ConfigError(
-                "Invalid `threshold` argument value. It should be a Python float that verifies 0 < threshold <= 1. "
+                "Invalid `threshold` argument value. It should verify 0 < threshold <= 1. "
                 f"Received: threshold={threshold}"
             )
         self.average, self.beta, self.threshold = average, beta, threshold

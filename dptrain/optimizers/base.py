@@ -27,9 +27,10 @@ from dptrain.ops import sum as summed
 from dptrain.optimizers import schedules
 from dptrain.optimizers.schedules import LearningRateSchedule
 from dptrain.optimizers.schedules.base import float64
+from dptrain.program.stateless import lending, values_of
 from dptrain.program.tensor import Drawn, DType, Operand, Tensor, Variable, constant, is_tracing, note_applied
 from dptrain.program.turns import TURNS
-from dptrain.registry.names import not_supported, snake_case
+from dptrain.registry.names import snake_case
 from dptrain.registry.reads import Readable
 from dptrain.runtime.floatx import floatx
 
@@ -352,7 +353,34 @@ class Optimizer(Readable, ABC):
 
     # Updates
 
-    stateless_apply = not_supported("stateless_apply", "call apply(grads, variables), which assigns the variables")
+    def stateless_apply(
+        self, optimizer_variables: Sequence[Any], grads: Sequence[Any], trainable_variables: Sequence[Any]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return what `apply` would make of other values; the optimizer and its variables keep their own.
+
+        Args:
+            optimizer_variables: a value for each of `variables`.
+            grads: a gradient for each trainable variable.
+            trainable_variables: a value for each variable that the optimizer was built with.
+
+        Returns:
+            The values of the trainable variables, and those of the optimizer's.
+
+        Raises:
+            ConfigError: the optimizer is not built, or not one value for each variable.
+        """
+        if not self.built:
+            raise ConfigError(
+                f"To call `stateless_apply`, {type(self).__name__} must be built (i.e. its variables must have been "
+                "created). You can build it via `optimizer.build(trainable_variables)`."
+            )
+        weights, state = list(self._slots), self.variables
+        with (
+            lending(weights, trainable_variables, "trainable_variables", self),
+            lending(state, optimizer_variables, "optimizer_variables", self),
+        ):
+            self.apply(grads, weights)
+            return values_of(weights), values_of(state)
 
     def scale_loss(self, loss: Any) -> Any:
         """Return the loss times the `loss_scale_factor`."""

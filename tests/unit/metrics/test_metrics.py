@@ -44,6 +44,12 @@ MEANS = {
     "sparse, a column": (metrics.SparseCategoricalAccuracy, LABELS[:, None], P, ABOVE == 0),
     "categorical": (metrics.CategoricalAccuracy, ONE_HOT, P, ABOVE == 0),
     "sparse top 2": (lambda: metrics.SparseTopKCategoricalAccuracy(2), LABELS, P, ABOVE < 2),
+    "sorted ids": (
+        lambda: metrics.SparseTopKCategoricalAccuracy(2, from_sorted_ids=True),
+        LABELS,
+        np.argsort(-P, axis=1),
+        ABOVE < 2,
+    ),
     "top 3": (lambda: metrics.TopKCategoricalAccuracy(3), ONE_HOT, P, ABOVE < 3),
     "squared": (metrics.MeanSquaredError, VALUES, Z, (E**2).mean(-1)),
     "absolute": (metrics.MeanAbsoluteError, VALUES, Z, np.abs(E).mean(-1)),
@@ -339,8 +345,10 @@ def keys(*given: object, labels: bool = True, shape: tuple[int, ...] | None = (3
         (lambda: metrics.AUC()(np.ones((2, 1)), np.ones((2, 3))), "metric 'auc': y_true and y_pred must"),
         (lambda: metrics.Recall(1.5), r"Threshold values must be in \[0, 1\]. Received: \[1.5\]"),
         (lambda: metrics.TopKCategoricalAccuracy(0), "k = 0: expected an integer >= 1"),
-        (lambda: metrics.SparseTopKCategoricalAccuracy(from_sorted_ids=True), "not supported: from_sorted_ids"),
-        (lambda: metrics.SparseCategoricalCrossentropy(ignore_class=1), "not supported: ignore_class=1"),
+        (lambda: metrics.Recall([0.5, -1, 2]), r"Threshold values must be in \[0, 1\]. Received: \[-1, 2\]"),
+        (lambda: metrics.FBetaScore(beta=1), r"`beta` argument value\. It should be a Python float\. .* of type"),
+        (lambda: metrics.FBetaScore(beta=-0.5), r"`beta` argument value\. It should be > 0\. Received: beta=-0\.5"),
+        (lambda: metrics.F1Score(threshold=1.1), r"It should verify 0 < threshold <= 1\. Received: threshold=1\.1"),
         (lambda: metrics.AUC(curve="LIFT"), r'Invalid AUC curve value: "LIFT"\. Expected values are'),
         (lambda: metrics.AUC(summation_method="lower"), r'Invalid AUC summation method value: "lower"'),
         (lambda: metrics.AUC(1), r"`num_thresholds` must be an integer > 1\. Received: num_thresholds=1"),
@@ -422,7 +430,6 @@ def test_a_metric_as_keras_guide_writes_it():
     assert (float(hits(LABELS[:, None], Z)), float(hits(LABELS[:, None], Z))) == (right.sum(), 2 * right.sum())
     hits.reset_state()
     assert float(hits(LABELS[:, None], Z, WEIGHTS)) == pytest.approx((right * WEIGHTS).sum())
-    assert not hasattr(hits, "stateless_update_state")
     model = dp.Sequential([dp.layers.Activation("linear", input_shape=(C,))])
     model.compile(loss=losses.SparseCategoricalCrossentropy(True), metrics=[Hits()], weighted_metrics=[Hits("w")])
     logs = model.evaluate(Z, LABELS[:, None], sample_weight=WEIGHTS, verbose=0, return_dict=True)
@@ -483,3 +490,43 @@ def test_areas_of_labels_are_averaged():
     assert float(again(labels, outputs)) == pytest.approx(0.75)
     alone = metrics.AUC(label_weights=[1, 0])
     assert float(alone(labels, outputs, [2.0, 1.0])) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("ignored", [1, -1])
+def test_an_ignored_class_has_no_loss_and_counts_without_weights_alone(ignored):
+    labels = np.where(LABELS == 1, ignored, LABELS)
+    values = np.where(labels == ignored, 0, OF_LABEL)
+    metric = metrics.SparseCategoricalCrossentropy(ignore_class=ignored)
+    np.testing.assert_allclose(metric(labels, P), values.mean(), rtol=1e-6)
+    metric.reset_state()
+    counted = WEIGHTS * (labels != ignored)
+    np.testing.assert_allclose(metric(labels, P, WEIGHTS), (values * counted).sum() / counted.sum(), rtol=1e-6)
+    assert metric.get_config()["ignore_class"] == ignored
+
+
+@pytest.mark.parametrize("make", [metrics.MeanSquaredError, lambda: metrics.MeanIoU(C), metrics.AUC])
+def test_stateless_methods_leave_the_state(make):
+    metric, like = make(), make()
+    batches = [(BINARY[:9], SIGMOID[:9]), (BINARY[9:], SIGMOID[9:])]
+    if isinstance(metric, metrics.MeanIoU):
+        batches = [(LABELS[:9], P[:9].argmax(1)), (LABELS[9:], P[9:].argmax(1))]
+    metric.update_state(*batches[0])
+    before = [variable.numpy() for variable in metric.variables]
+    state = metric.stateless_reset_state()
+    for batch in batches:
+        state = metric.stateless_update_state(state, *batch)
+        like.update_state(*batch)
+    for value, variable in zip(state, like.variables, strict=True):
+        np.testing.assert_array_equal(value, variable)
+    assert float(metric.stateless_result(state)) == float(like.result())
+    for value, variable in zip(before, metric.variables, strict=True):
+        np.testing.assert_array_equal(value, variable)
+    with pytest.raises(ConfigError, match="`metric_variables` must be a list of tensors corresponding 1:1"):
+        metric.stateless_result(state[:-1] if len(state) > 1 else [*state, 1.0])
+
+
+def test_thresholds_of_an_area_need_no_number():
+    assert metrics.AUC(None, thresholds=[0.3, 0.5]).num_thresholds == 4
+    assert metrics.Mean(dtype="float16")._dtype == metrics.Mean(dtype="float16").dtype == "float16"
+    with pytest.raises(AttributeError):
+        metrics.Mean().dtype = "float16"

@@ -282,7 +282,7 @@ def test_ops_that_ask_for_lengths_become_nodes_of_the_graph(name, tmp_path):
         for length in (3, 6):
             a = samples(2, length, 4)
             assert made.output_shape == tuple(
-                n if n == 4 or axis and n == model.output_shape[axis] else None
+                n if n == 4 or (axis and n == model.output_shape[axis]) else None
                 for axis, n in enumerate(model.output_shape)
             )
             np.testing.assert_allclose(made.predict(a, verbose=0), 2.0 * expected(a), rtol=1e-5, atol=1e-6)

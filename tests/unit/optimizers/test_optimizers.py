@@ -387,10 +387,27 @@ def test_updates_by_hand():
         second.apply_gradients(zip(tape.gradient(loss, [by_tape]), [by_tape], strict=True))
     np.testing.assert_array_equal(weight.numpy(), by_tape.numpy())
     assert weight.numpy()[0] == pytest.approx(1.7, abs=0.01)
-    for missing in ("stateless_apply", "apply_stateless"):
-        assert not hasattr(first, missing)
-    with pytest.raises(AttributeError, match=r"not supported: stateless_apply of Adam; call apply\(grads, variables\)"):
-        first.stateless_apply  # noqa: B018
+    assert not hasattr(first, "apply_stateless")
+
+
+def test_stateless_apply_leaves_optimizer_and_variables():
+    weight, like = named("dense/kernel", [2.0, -1.0]), named("dense/kernel", [2.0, -1.0])
+    optimizer, other = Adam(0.1), Adam(0.1)
+    with pytest.raises(ConfigError, match="To call `stateless_apply`, Adam must be built"):
+        optimizer.stateless_apply([], [], [])
+    optimizer.build([weight])
+    other.build([like])
+    state, values = [variable.numpy() for variable in optimizer.variables], [weight.numpy()]
+    for grad in ([1.0, 0.5], [-0.3, 2.0]):
+        values, state = optimizer.stateless_apply(state, [np.float32(grad)], values)
+        other.apply([np.float32(grad)], [like])
+    np.testing.assert_array_equal(values[0], like)
+    for value, variable in zip(state, other.variables, strict=True):
+        np.testing.assert_array_equal(value, variable)
+    np.testing.assert_array_equal(weight, [2.0, -1.0])
+    assert int(optimizer.iterations) == 0
+    with pytest.raises(ConfigError, match="`optimizer_variables` must be a list of tensors corresponding 1:1 to Adam"):
+        optimizer.stateless_apply(state[1:], [np.float32([1, 1])], values)
 
 
 def test_a_traced_program_follows_the_learning_rate():
