@@ -167,7 +167,7 @@ def test_channels_first():
     ):
         expected = function(last, *arguments).numpy().transpose(0, 3, 1, 2)
         np.testing.assert_array_equal(function(x, *arguments, data_format="channels_first"), expected)
-    with pytest.raises(ConfigError, match="argument must be one of .* Received: data_format=NCHW"):
+    with pytest.raises(ConfigError, match=r"argument must be one of .* Received: data_format=NCHW"):
         ops.max_pool(x, 2, data_format="NCHW")
     with pytest.raises(
         ConfigError, match=r"conv: expected images of one to three axes .*, found \(2, 6, 5, 3\) and \(3,"
