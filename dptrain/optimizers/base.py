@@ -28,7 +28,17 @@ from dptrain.optimizers import schedules
 from dptrain.optimizers.schedules import LearningRateSchedule
 from dptrain.optimizers.schedules.base import float64
 from dptrain.program.stateless import lending, values_of
-from dptrain.program.tensor import Drawn, DType, Operand, Tensor, Variable, constant, is_tracing, note_applied
+from dptrain.program.tensor import (
+    Drawn,
+    DType,
+    Operand,
+    Tensor,
+    Variable,
+    as_tensors,
+    constant,
+    is_tracing,
+    note_applied,
+)
 from dptrain.program.turns import TURNS
 from dptrain.registry.names import snake_case
 from dptrain.registry.reads import Readable
@@ -271,6 +281,25 @@ class Optimizer(Readable, ABC):
         """State in Keras' order: iterations, learning rate (unless scheduled), slots."""
         return [self._iterations, *([] if self._schedule else [self._rate]), *self._added]
 
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Give the state other values.
+
+        Args:
+            weights: a value for each of `variables`.
+
+        Raises:
+            ConfigError: the optimizer is not built, or a number of values or a shape is another.
+        """
+        if not self.built:
+            raise ConfigError(
+                "You are calling `set_weights()` on an optimizer that has not yet been built. Please call "
+                "`optimizer.build(trainable_variables)` to create the optimizer weights before calling `set_weights()`."
+            )
+        if len(weights) != len(self.variables):
+            raise ConfigError(f"set_weights: {len(weights)} values for {len(self.variables)} variables of {self.name}")
+        for variable, value in zip(self.variables, weights, strict=True):
+            variable.assign(value)
+
     def _variables_for(self, variables: Iterable[Variable]) -> list[Variable]:
         """Return the state for these trained variables, in the order of a new optimizer; makes missing slots."""
         if not self.built:
@@ -353,6 +382,11 @@ class Optimizer(Readable, ABC):
 
     # Updates
 
+    @property
+    def _built_with(self) -> list[Variable]:
+        """The variables that it trains, once it is built."""
+        return list(self._slots)
+
     def stateless_apply(
         self, optimizer_variables: Sequence[Any], grads: Sequence[Any], trainable_variables: Sequence[Any]
     ) -> tuple[list[Tensor], list[Tensor]]:
@@ -374,7 +408,7 @@ class Optimizer(Readable, ABC):
                 f"To call `stateless_apply`, {type(self).__name__} must be built (i.e. its variables must have been "
                 "created). You can build it via `optimizer.build(trainable_variables)`."
             )
-        weights, state = list(self._slots), self.variables
+        weights, state = self._built_with, self.variables
         with (
             lending(weights, trainable_variables, "trainable_variables", self),
             lending(state, optimizer_variables, "optimizer_variables", self),
@@ -540,7 +574,7 @@ class Optimizer(Readable, ABC):
         grads, variables = [grad for grad, _ in pairs], [variable for _, variable in pairs]
         if not variables:
             return
-        grads = self._clipped(grads)
+        grads = self._clip_gradients(grads)
         for variable in variables:
             decay = self._decay_of(variable)
             if decay is not None:
@@ -548,8 +582,9 @@ class Optimizer(Readable, ABC):
         for grad, variable in zip(grads, variables, strict=True):
             self.update_step(grad, variable, learning_rate)
 
-    def _clipped(self, grads: list[Tensor]) -> list[Tensor]:
+    def _clip_gradients(self, grads: list[Any]) -> list[Tensor]:
         """Return the clipped gradients; as in Keras, a limit of 0 or below is none."""
+        grads = as_tensors(grads)
         if self.clipnorm is not None and self.clipnorm > 0:
             factors = [_factor(_squared_norm(grad), self.clipnorm) for grad in grads]
         elif self.global_clipnorm is not None and self.global_clipnorm > 0:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+from dptrain.errors import ConfigError
 from dptrain.initializers import Constant
 from dptrain.ops import clip, power, square
 from dptrain.optimizers.base import Optimizer, check_range
@@ -42,16 +43,17 @@ class Ftrl(Optimizer):
         **options: Any,
     ) -> None:
         super().__init__(learning_rate, **options)
-        self.learning_rate_power = -check_range("-learning_rate_power", -learning_rate_power, least=0.0)
-        self.initial_accumulator_value = check_range("initial_accumulator_value", initial_accumulator_value, least=0.0)
-        self.l1_regularization_strength = check_range(
-            "l1_regularization_strength", l1_regularization_strength, least=0.0
-        )
-        self.l2_regularization_strength = check_range(
-            "l2_regularization_strength", l2_regularization_strength, least=0.0
-        )
-        self.l2_shrinkage_regularization_strength = check_range(
-            "l2_shrinkage_regularization_strength", l2_shrinkage_regularization_strength, least=0.0
+        if learning_rate_power > 0:
+            raise ConfigError(
+                "`learning_rate_power` needs to be negative or zero. Received: "
+                f"learning_rate_power={learning_rate_power}."
+            )
+        self.learning_rate_power = check_range("learning_rate_power", learning_rate_power)
+        self.initial_accumulator_value = _not_negative("initial_accumulator_value", initial_accumulator_value)
+        self.l1_regularization_strength = _not_negative("l1_regularization_strength", l1_regularization_strength)
+        self.l2_regularization_strength = _not_negative("l2_regularization_strength", l2_regularization_strength)
+        self.l2_shrinkage_regularization_strength = _not_negative(
+            "l2_shrinkage_regularization_strength", l2_shrinkage_regularization_strength
         )
         self.beta = check_range("beta", beta)
 
@@ -76,3 +78,9 @@ class Ftrl(Optimizer):
         l1 = self.l1_regularization_strength
         variable.assign((clip(z, -l1, l1) - z) / below)
         n.assign(total)
+
+
+def _not_negative(name: str, value: float) -> float:
+    if value < 0:
+        raise ConfigError(f"`{name}` needs to be positive or zero. Received: {name}={value}.")
+    return check_range(name, value)

@@ -15,6 +15,25 @@ from dptrain.optimizers.schedules import LearningRateSchedule
 from dptrain.program.tensor import FLOATX, Tensor, Variable, constant
 from dptrain.registry import serialization
 
+# What Keras' older files have of an optimizer's arguments; only the inner one's count.
+_DEFAULTS: dict[str, Any] = {
+    **dict.fromkeys(("weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "ema_overwrite_frequency")),
+    **dict.fromkeys(("loss_scale_factor", "gradient_accumulation_steps")),
+    "use_ema": False,
+    "ema_momentum": 0.99,
+}
+
+
+def _refuse_arguments_of_inner(arguments: Mapping[str, Any]) -> None:
+    for name, value in arguments.items():
+        if name in _DEFAULTS and value != _DEFAULTS[name]:
+            raise ConfigError(
+                f"LossScaleOptimizer does not support `{name}`. Instead, set `{name}` on the `inner_optimizer`."
+            )
+    unknown = [f"`{name}`" for name in arguments if name not in _DEFAULTS]
+    if unknown:
+        raise ConfigError(f"LossScaleOptimizer does not support arguments: {', '.join(unknown)}")
+
 
 class LossScaleOptimizer(Optimizer):
     """Scales the loss for another optimizer and divides the gradients by the scale.
@@ -46,9 +65,11 @@ class LossScaleOptimizer(Optimizer):
         **kwargs: Any,
     ) -> None:
         if not kwargs.pop("dynamic", True):
-            raise ConfigError("LossScaleOptimizer: dynamic=False: set loss_scale_factor of the inner optimizer instead")
-        if kwargs:
-            raise ConfigError(f"LossScaleOptimizer: {', '.join(kwargs)}: arguments of the inner optimizer")
+            raise ConfigError(
+                "LossScaleOptimizer no longer supports `dynamic=False`. Instead, simply set `loss_scale_factor` "
+                "directly on the `inner_optimizer`."
+            )
+        _refuse_arguments_of_inner(kwargs)
         if not isinstance(inner_optimizer, Optimizer) or isinstance(inner_optimizer, LossScaleOptimizer):
             raise ConfigError(f"LossScaleOptimizer: expected an optimizer, found {type(inner_optimizer).__name__}")
         if not 0 < initial_scale < float("inf") or dynamic_growth_steps < 1:
@@ -120,6 +141,10 @@ class LossScaleOptimizer(Optimizer):
 
     def _variables_for(self, variables: Iterable[Variable]) -> list[Variable]:
         return [*self._own_variables, *self.inner_optimizer._variables_for(variables)]
+
+    @property
+    def _built_with(self) -> list[Variable]:
+        return self.inner_optimizer._built_with
 
     @property
     def _all_slots(self) -> list[tuple[Variable, Variable]]:

@@ -135,8 +135,9 @@ def test_a_fixed_factor():
         (lambda: LossScaleOptimizer(LossScaleOptimizer(SGD())), "expected an optimizer, found LossScaleOptimizer"),
         (lambda: LossScaleOptimizer(SGD(), 0.0), "initial_scale=0.0"),
         (lambda: LossScaleOptimizer(SGD(), dynamic_growth_steps=0), "dynamic_growth_steps=0"),
-        (lambda: LossScaleOptimizer(SGD(), dynamic=False), "dynamic=False: set loss_scale_factor"),
-        (lambda: LossScaleOptimizer(SGD(), clipnorm=1.0), "clipnorm: arguments of the inner optimizer"),
+        (lambda: LossScaleOptimizer(SGD(), dynamic=False), "set `loss_scale_factor` directly on the `inner"),
+        (lambda: LossScaleOptimizer(SGD(), clipnorm=1.0), "set `clipnorm` on the `inner_optimizer`"),
+        (lambda: LossScaleOptimizer(SGD(), foo=True, bar=3), "does not support arguments: `foo`, `bar`"),
     ],
 )
 def test_refused(make, message):
@@ -161,3 +162,23 @@ def test_what_a_variable_is_overwritten_with_is_not_divided_by_the_scale(named):
     optimizer.apply([ops.array([1.0, 6.0, 7.0]), ops.array([8.0, 16.0, 0.0])], [weight, other] if named else None)
     np.testing.assert_array_equal(weight.numpy(), [1, 6, 7])
     np.testing.assert_array_equal(other.numpy(), [-1, -2, 0])
+
+
+def test_configurations_of_older_files_have_defaults_of_the_inner_optimizer():
+    config = LossScaleOptimizer(SGD(0.5), 2.0).get_config()
+    older = dict.fromkeys(("weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "loss_scale_factor"))
+    older |= {"use_ema": False, "ema_momentum": 0.99, "ema_overwrite_frequency": None}
+    optimizer = LossScaleOptimizer.from_config(config | older | {"gradient_accumulation_steps": None})
+    assert (optimizer.initial_scale, float(optimizer.inner_optimizer.learning_rate)) == (2.0, 0.5)
+
+
+def test_stateless_apply():
+    optimizer, weight = LossScaleOptimizer(SGD(0.5), 4.0), Variable(np.array([1.0, 2.0], np.float32), "weight")
+    optimizer.build([weight])
+    state = [variable.numpy() for variable in optimizer.variables]
+    (value,), state = optimizer.stateless_apply(state, [np.array([4.0, 8.0], np.float32)], [weight.numpy()])
+    np.testing.assert_array_equal(value, [0.5, 1.0])
+    (same,), state = optimizer.stateless_apply(state, [np.array([np.inf, 8.0], np.float32)], [value])
+    np.testing.assert_array_equal(same, value)
+    scale = [id(variable) for variable in optimizer.variables].index(id(optimizer.dynamic_scale))
+    assert (float(state[scale]), float(optimizer.dynamic_scale)) == (2.0, 4.0)

@@ -799,3 +799,31 @@ def test_a_variable_that_is_overwritten_with_the_mean_of_its_gradients():
         optimizer.apply([np.array([gradient])], [scale])
         seen.append(float(scale.numpy()[0]))
     assert seen == [1, 6, 6, 1.5]
+
+
+def test_weights_of_an_optimizer_are_set():
+    weight = named("dense/kernel", [2.0, -1.0])
+    trained, other = Adam(0.1), Adam(0.1)
+    trained.apply([np.float32([1, 2])], [weight])
+    with pytest.raises(ConfigError, match="You are calling `set_weights\\(\\)` on an optimizer that has not yet been"):
+        other.set_weights(trained.variables)
+    other.build([weight])
+    other.set_weights(trained.variables)
+    for variable, expected in zip(other.variables, trained.variables, strict=True):
+        np.testing.assert_array_equal(variable, expected)
+    with pytest.raises(ConfigError, match="1 values for 4 variables of adam"):
+        other.set_weights([1])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("initial_accumulator_value", "l1_regularization_strength", "l2_regularization_strength"),
+        "l2_shrinkage_regularization_strength",
+    ],
+)
+def test_numbers_of_ftrl_are_not_negative(name):
+    with pytest.raises(ConfigError, match=rf"^`{name}` needs to be positive or zero\. Received: {name}=-1\.0\.$"):
+        OPTIMIZERS["ftrl"](**{name: -1.0})
+    with pytest.raises(ConfigError, match=r"^`learning_rate_power` needs to be negative or zero\."):
+        OPTIMIZERS["ftrl"](learning_rate_power=0.5)
