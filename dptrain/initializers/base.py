@@ -1,11 +1,12 @@
 """Initializer: base class of initial values."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dptrain import random
 from dptrain.random import Purpose, default_seed, own_seed, stream
 from dptrain.registry.serialization import Configurable
 
@@ -48,17 +49,24 @@ class Initializer(Configurable):
 class RandomInitializer(Initializer):
     """An initializer that draws random numbers.
 
-    `seed` None takes the model's. As in Keras, two initializers with one seed give equal values to equal shapes.
+    `seed` None takes the model's; with a `SeedGenerator` each call draws other values. As in Keras, two initializers
+    with one integer give equal values to equal shapes.
     Arguments out of range raise ConfigError, here and in subclasses.
     """
 
-    def __init__(self, seed: int | None = None) -> None:
-        self.seed = own_seed(seed)
+    def __init__(self, seed: Any = None) -> None:
+        if isinstance(seed, Mapping) and seed.get("class_name") == "SeedGenerator":
+            generators: Any = random.SeedGenerator  # type: ignore[attr-defined]  # found when it is asked for
+            seed = generators.from_config(seed.get("config") or {})
+        self.seed: Any = seed if isinstance(seed, Configurable) else own_seed(seed)
 
     def _numbers(self, seed: int, position: int) -> np.random.Generator:
         """Return the random stream of the weight at a position of a model with that seed."""
         if self.seed is None:
             return stream(seed, Purpose.INITIALIZE, position)
+        if isinstance(self.seed, Configurable):
+            generator: Any = self.seed
+            return stream(generator.seed, Purpose.INITIALIZE, generator._next_count(), 2)
         return stream(self.seed, Purpose.INITIALIZE, 0, 1)  # the 1 avoids the models' streams
 
 

@@ -41,11 +41,11 @@ from dptrain.program.lowering import RandomBits
 from dptrain.program.op import in_one_call, op
 from dptrain.program.schema import Word
 from dptrain.program.shapes import Shape, differ, normalized_axes, row_axis, without_rows
-from dptrain.program.tensor import FLOATX, Array, Tensor, Variable, as_tensors, is_tracing
+from dptrain.program.tensor import FLOATX, Array, Tensor, Variable, as_tensors, is_tracing, untraced
 from dptrain.program.turns import DRAWING, TURNS
 from dptrain.program.types import is_half
 from dptrain.random import Purpose, default_seed, next_position, own_seed, seeds_set, stream
-from dptrain.registry.reads import Readable
+from dptrain.registry.serialization import Configurable
 from dptrain.runtime.floatx import floatx
 
 
@@ -68,7 +68,7 @@ def random_bits(
     out[...] = raw.astype("<u8", copy=False).view("<u4").reshape(rows, blocks * 8)[:, :features]
 
 
-class SeedGenerator(Readable):
+class SeedGenerator(Configurable):
     """The state of random numbers, like Keras': every draw differs, and programs keep the state.
 
     Args:
@@ -88,11 +88,28 @@ class SeedGenerator(Readable):
         *,
         purpose: Purpose = Purpose.NOISE,
         number: int = 0,
+        **kwargs: Any,
     ) -> None:
+        if kwargs:
+            raise ConfigError(f"Unrecognized keyword arguments: {kwargs}")
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise ConfigError(f"Argument `seed` must be an integer. Received: seed={seed}")
         chosen_seed = own_seed(seed)
+        self._initial_seed, self.name = chosen_seed, name or "seed_generator"
         self.seed, self.number = (default_seed(), next_position()) if chosen_seed is None else (chosen_seed, number)
         self.purpose = purpose
-        self.count = Variable(np.array(0, np.int64), name or "seed_generator", trainable=False)
+        self.count = Variable(np.array(0, np.int64), self.name, trainable=False)
+
+    def _get_config(self) -> dict[str, Any]:
+        """Return the seed that it was given, and the name."""
+        return {"name": self.name, "seed": self._initial_seed}
+
+    def _next_count(self) -> int:
+        """Return the number of the next draw outside of a program, and count it."""
+        with untraced(), self._turn():
+            count = int(self.count.numpy())
+            self.count.assign(count + 1)
+        return count
 
     def bits(self, shape: Sequence[int]) -> Tensor:
         """Return 32 random bits for each element (uint32), and count the draw; only the first length may count rows."""

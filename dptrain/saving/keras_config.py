@@ -29,6 +29,7 @@ from dptrain.losses import LOSSES
 from dptrain.losses.base import LossFunctionWrapper
 from dptrain.metrics import METRICS
 from dptrain.mixed_precision import POLICIES, dtype_policy, policy_name
+from dptrain.ops.random import SeedGenerator
 from dptrain.optimizers import CLASSES as OPTIMIZER_CLASSES
 from dptrain.optimizers import schedules
 from dptrain.optimizers.absent import AbsentOptimizer
@@ -84,6 +85,7 @@ def kinds() -> dict[str, Mapping[str, Any]]:
         "keras.optimizers.schedules": schedules.SCHEDULES,
         "keras.regularizers": regularizers.REGULARIZERS,
         "keras.constraints": constraints.CONSTRAINTS,
+        "keras.random": {"SeedGenerator": SeedGenerator},
     }
     return {module: {cls.__name__: cls for cls in table.values()} for module, table in tables.items()}
 

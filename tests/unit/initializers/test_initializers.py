@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from dptrain import initializers, optimizers
+from dptrain import initializers, optimizers, random, saving
 from dptrain.errors import ConfigError
 from dptrain.initializers import INITIALIZERS
 
@@ -134,3 +134,32 @@ def test_none_and_the_names_of_keras_files():
     for name, kind in (("OrthogonalInitializer", "Orthogonal"), ("IdentityInitializer", "Identity")):
         described = {"module": "keras.initializers", "class_name": name, "config": {"gain": 2.0}}
         assert type(initializers.deserialize(described)) is type(initializers.get(name)) is getattr(initializers, kind)
+
+
+@pytest.mark.parametrize("make", [initializers.RandomNormal, initializers.GlorotUniform, initializers.Orthogonal])
+def test_a_seed_generator_draws_other_values_each_time(make):
+    generator = random.SeedGenerator(3, name="mine")
+    initializer = make(seed=generator)
+    first, second = initializer((3, 4)), initializer((3, 4))
+    assert not np.array_equal(first, second)
+    assert int(generator.count) == 2
+    config = initializer.get_config()
+    assert config["seed"] is generator
+    described = initializers.serialize(initializer)
+    assert described["config"]["seed"]["config"] == {"name": "mine", "seed": 3}
+    again = initializers.deserialize(json.loads(json.dumps(described)))
+    np.testing.assert_array_equal(again((3, 4)), first)
+    np.testing.assert_array_equal(again((3, 4)), second)
+
+
+def test_a_seed_generator_is_written_and_read():
+    generator = random.SeedGenerator(3, name="mine")
+    description = saving.serialize_keras_object(generator)
+    assert (description["module"], description["class_name"]) == ("keras.random", "SeedGenerator")
+    restored = saving.deserialize_keras_object(description)
+    assert (restored.seed, restored.name) == (3, "mine")
+    assert random.SeedGenerator().get_config() == {"name": "seed_generator", "seed": None}
+    with pytest.raises(ConfigError, match=r"Unrecognized keyword arguments: \{'alpha': 1\}"):
+        random.SeedGenerator(alpha=1)
+    with pytest.raises(ConfigError, match="Argument `seed` must be an integer"):
+        random.SeedGenerator("3")
