@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, Self
 
-from dptrain.errors import ConfigError
+from dptrain.errors import ArgumentTypeError, ConfigError
 from dptrain.registry.names import not_there
 from dptrain.runtime.floatx import floatx
 
@@ -41,7 +41,8 @@ class DTypePolicy:
     Source: P. Micikevicius et al., "Mixed precision training", ICLR 2018.
 
     Args:
-        name: "float32", "float64", "bfloat16", "float16", "mixed_bfloat16" or "mixed_float16" (else ConfigError).
+        name: "float32", "float64", "bfloat16", "float16", "mixed_bfloat16" or "mixed_float16" (else ConfigError);
+            None for that of `dtype_policy()`.
 
     Attributes:
         name: of the policy.
@@ -49,7 +50,12 @@ class DTypePolicy:
         variable_dtype: of its weights.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str | None = None) -> None:
+        name = dtype_policy().name if name is None else name
+        if not isinstance(name, str):
+            raise ArgumentTypeError(
+                f"'name' must be a string, such as 'mixed_float16'. Received: name={name} (of type {type(name)})"
+            )
         if name not in POLICIES:
             raise ConfigError(f"not supported: dtype policy {name!r}; expected {', '.join(map(repr, POLICIES))}")
         self.name = name
@@ -90,6 +96,11 @@ def dtype_policy() -> DTypePolicy:
 def set_dtype_policy(policy: str | DTypePolicy) -> None:
     """Set the policy (else ConfigError) of layers and models made later without their own; call it on every rank."""
     global _global
+    if not isinstance(policy, DTypePolicy | str):
+        raise ConfigError(
+            "Invalid `policy` argument. Expected the string name of a policy (such as 'mixed_float16') or a "
+            f"`DTypePolicy` instance. Received: policy={policy} (of type {type(policy)})"
+        )
     _global = policy if isinstance(policy, DTypePolicy) else DTypePolicy(policy)
 
 

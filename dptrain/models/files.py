@@ -18,6 +18,7 @@ from dptrain.program import tree
 from dptrain.registry.names import lookup
 from dptrain.registry.serialization import custom_object_scope, plain
 from dptrain.runtime.failure import phase
+from dptrain.runtime.terminal import say
 from dptrain.saving import keras_2_config, keras_2_h5, keras_config, keras_h5, keras_zip
 from dptrain.saving.program import encode as encode_program
 from dptrain.saving.reading import Loaded, share
@@ -99,13 +100,16 @@ class Files(BaseModel):
             for line in loaded.warnings:
                 warnings.warn(printable(line), stacklevel=2)
 
-    def export(self, filepath: str | Path, format: str = "program", *, overwrite: bool = True) -> None:
+    def export(
+        self, filepath: str | Path, format: str = "program", verbose: Any = None, *, overwrite: bool = True
+    ) -> None:
         """Write the program of `predict` to a file that needs none of the model's Python. Collective; rank 0 writes.
 
         Args:
             filepath: any name.
             format: "program", which `dptrain.saving.load_program` turns into a function, see `dptrain.saving.program`;
                 or "onnx", for ONNX Runtime and others, see `dptrain.saving.onnx_file`.
+            verbose: whether rank 0 prints where the file is; by default not.
             overwrite: whether an existing file may be replaced.
 
         Raises:
@@ -116,6 +120,8 @@ class Files(BaseModel):
         """
         encode = lookup("format", format, {"program": encode_program, "onnx": _encode_onnx})
         self._write_file(Path(filepath), lambda: encode(self), overwrite)
+        if verbose and comms.current().rank == 0:
+            say(f"Saved artifact at '{filepath}'.")
 
     def _get_config(self) -> dict[str, Any]:
         """Return Keras' `Functional.get_config`, or a subclass's constructor arguments that are attributes."""

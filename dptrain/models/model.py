@@ -1,9 +1,10 @@
 """Models as Keras' `keras.Model`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dptrain.models.fitting import Fitting
+from dptrain.models.state_tree import set_state_tree, state_tree
 from dptrain.models.summary import summary
 
 
@@ -54,6 +55,28 @@ class Model(Fitting):
     ) -> None:
         """Print the layers, their output shapes and numbers of weights; see `dptrain.models.summary.summary`."""
         summary(self, line_length, positions, print_fn, expand_nested, show_trainable, layer_range)
+
+    def get_state_tree(self, value_format: str = "backend_tensor") -> dict[str, Any]:
+        """Return the values of all variables, nested by their paths, such as `tree["trainable_variables"]["dense"]`.
+
+        Args:
+            value_format: "backend_tensor" or "numpy_array".
+
+        Returns:
+            "trainable_variables", "non_trainable_variables", "optimizer_variables" and "metrics_variables".
+
+        Raises:
+            ConfigError: two variables of one path, or another format.
+        """
+        return state_tree(self, value_format)
+
+    def set_state_tree(self, state_tree: Mapping[str, Any]) -> None:
+        """Give variables the values of a `get_state_tree`; those that it lacks keep theirs.
+
+        Raises:
+            ConfigError: another word at the top, or a value of another shape.
+        """
+        set_state_tree(self, state_tree)
 
     def explain(self, batch_size: int = 32, step: str = "train", *, kernels: bool = False, code: bool = False) -> str:
         """Return the program of a step as text: ops, shapes, placements, operations, bytes and messages.

@@ -43,8 +43,28 @@ def flatten(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def leaves(data: Any) -> list[Any]:
     """Return the leaves."""
     result: list[Any] = []
-    _gather(data, result)
+    try:
+        _gather(data, result)
+    except RecursionError:
+        _refuse_cycle(data)
+        raise
     return result
+
+
+def _refuse_cycle(data: Any) -> None:
+    """Raise ConfigError for data that contain themselves."""
+    open_ids: set[int] = set()
+    stack: list[tuple[Any, bool]] = [(data, False)]
+    while stack:
+        value, is_finished = stack.pop()
+        if is_finished:
+            open_ids.discard(id(value))
+        elif is_nested(value):
+            if id(value) in open_ids:
+                raise ConfigError(f"a {type(value).__name__} contains itself; expected nested data that end")
+            open_ids.add(id(value))
+            stack.append((value, True))
+            stack += [(part, False) for part in (value.values() if isinstance(value, Mapping) else value)]
 
 
 def _gather(data: Any, result: list[Any]) -> None:
@@ -59,13 +79,21 @@ def _gather(data: Any, result: list[Any]) -> None:
 
 def map_leaves(function: Callable[..., Any], data: Any, path: str = "") -> Any:
     """Return the same structure with `function(path, leaf)` for each leaf."""
+    try:
+        return _mapped(function, data, path)
+    except RecursionError:
+        _refuse_cycle(data)
+        raise
+
+
+def _mapped(function: Callable[..., Any], data: Any, path: str) -> Any:
     if data is None:
         return None
     if not is_nested(data):
         return function(path, data)
     if isinstance(data, Mapping):
-        return {key: map_leaves(function, value, f"{path}/{key}" if path else str(key)) for key, value in data.items()}
-    mapped = [map_leaves(function, value, f"{path}/{key}" if path else str(key)) for key, value in enumerate(data)]
+        return {key: _mapped(function, value, f"{path}/{key}" if path else str(key)) for key, value in data.items()}
+    mapped = [_mapped(function, value, f"{path}/{key}" if path else str(key)) for key, value in enumerate(data)]
     return tuple_like(data, mapped) if isinstance(data, tuple) else mapped
 
 

@@ -263,3 +263,16 @@ def test_an_accuracy_is_that_of_the_predictions():
     model.fit(x, y, epochs=5, batch_size=480, verbose=0)
     right = np.mean(np.argmax(model.predict(x, verbose=0), 1) == y)
     assert model.evaluate(x, y, batch_size=960, verbose=0)[1] == pytest.approx(right, abs=1e-6)
+
+
+def test_a_policy_without_a_name_is_the_global_one():
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        assert mixed_precision.DTypePolicy().name == mixed_precision.DTypePolicy(None).name == "mixed_float16"
+    finally:
+        keras.config.set_dtype_policy("float32")
+    with pytest.raises(TypeError, match="'name' must be a string"):
+        mixed_precision.DTypePolicy(123)
+    for policy in (None, 12345):
+        with pytest.raises(ConfigError, match="Invalid `policy` argument"):
+            keras.config.set_dtype_policy(policy)
