@@ -58,7 +58,7 @@ class DTypePolicy:
             )
         if name not in POLICIES:
             raise ConfigError(f"not supported: dtype policy {name!r}; expected {', '.join(map(repr, POLICIES))}")
-        self.name = name
+        self.name: str = name
         self.compute_dtype, self.variable_dtype = POLICIES[name]
 
     @property

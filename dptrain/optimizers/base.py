@@ -584,7 +584,7 @@ class Optimizer(Readable, ABC):
 
     def _clip_gradients(self, grads: list[Any]) -> list[Tensor]:
         """Return the clipped gradients; as in Keras, a limit of 0 or below is none."""
-        grads = as_tensors(grads)
+        grads = list(as_tensors(grads))
         if self.clipnorm is not None and self.clipnorm > 0:
             factors = [_factor(_squared_norm(grad), self.clipnorm) for grad in grads]
         elif self.global_clipnorm is not None and self.global_clipnorm > 0:
