@@ -323,7 +323,8 @@ class _FunctionalReader:
         if not isinstance(value, list | tuple) or not value:
             raise ConfigError(f"expected the layers of inputs and outputs, found {str(value)[:80]!r}")
         if not isinstance(value[0], str):
-            return [self.end(entry) for entry in value]
+            ends = [self.end(entry) for entry in value]
+            return tuple(ends) if isinstance(value, tuple) else ends  # JSON has lists alone
         name, call, output = value
         history = (name, call - _own_calls(self._makers.get(name)), output)
         if not self._is_available(history):

@@ -403,3 +403,12 @@ def test_a_model_of_inner_tensors_has_the_layers_between_them():
         restored = dp.Model.from_config(model.get_config())
         restored.set_weights(model.get_weights())
         np.testing.assert_array_equal(restored.predict(values, verbose=0), model.predict(values, verbose=0))
+
+
+def test_tuples_of_inputs_and_outputs_stay_tuples_in_a_configuration():
+    a, b = dp.Input((3,)), dp.Input((2,))
+    outputs = ({"x": a * 2}, [b + 1, a])
+    model = dp.Model((a, b), outputs)
+    again = dp.Model.from_config(model.get_config())
+    result = again((np.ones((1, 3)), np.ones((1, 2))))
+    assert [type(part) for part in (result, *result)] == [tuple, dict, list]
