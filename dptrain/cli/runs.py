@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # The most named entries that are not runs, and columns of metrics.
 _NAMED, _METRICS = 10, 3
+# Characters at most of a cell of the table.
+_CELL = 500
 _PLAIN_KEYS = ("name", "when", "state", "epochs", "seconds")
 
 
@@ -145,7 +147,7 @@ def _table(records: "Sequence[RunRecord]") -> "Table":
         key for key in dict.fromkeys(key for record in records for key in record.metrics) if key.startswith("val_")
     ]
     shown = shown[:_METRICS]
-    table = Table("run", "when", "state", "epochs", "settings that differ", *map(printable, shown), "best")
+    table = Table("run", "when", "state", "epochs", "settings that differ", *map(_cut, shown), "best")
     for record in records:
         # Defaults are not shown.
         values = ((name, record.settings.get(path), usual.get(path)) for name, path in zip(names, paths, strict=True))
@@ -168,7 +170,12 @@ def _add_row(table: "Table", *cells: str) -> None:
     """Add plain texts to the table: a file's could hold Rich markup or escape codes."""
     from rich.text import Text
 
-    table.add_row(*(Text(printable(cell), overflow="fold") for cell in cells))
+    table.add_row(*(Text(_cut(cell), overflow="fold") for cell in cells))
+
+
+def _cut(text: str) -> str:
+    """Return the beginning of a text, printable: a foreign folder's file may hold a megabyte where a word is meant."""
+    return printable(text if len(text) <= _CELL else f"{text[:_CELL]}...")
 
 
 def _compare(folder: Path, names: Sequence[str], picture: str | None) -> None:

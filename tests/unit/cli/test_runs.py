@@ -174,6 +174,8 @@ def test_one_bad_folder_is_one_line_and_the_rest_goes_on(folder, capfd):
     out = shown(capfd, folder, "--sort", "val_loss")
     assert time.process_time() - start < 5
     assert [name for name in ("a", "b", "digits", "started", "long", "name\\udcff") if f"│ {name} " not in out] == []
+    assert max(out.count(f"c{n},") for n in (50_000, 99_000)) == 0, "a cell shows its beginning"
+    assert out.count("\n") < 200
     assert "number: damaged: config.yaml" in out
     assert "many: damaged: config.yaml has more settings than any run" in out
     assert json.loads(shown(capfd, folder, "--json"))["others"]
