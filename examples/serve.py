@@ -22,6 +22,7 @@ def make_server(predict, port=0, host="127.0.0.1"):
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"  # connections stay open
+        disable_nagle_algorithm = True  # else an answer waits 40 ms for the client to confirm its headers
 
         def do_POST(self):
             try:
@@ -36,7 +37,7 @@ def make_server(predict, port=0, host="127.0.0.1"):
             self.end_headers()
             self.wfile.write(content)
 
-        def log_message(self, *about):
+        def log_message(self, format, *arguments):
             """Say nothing about each request."""
 
     return ThreadingHTTPServer((host, port), Handler)
@@ -46,13 +47,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a run's folder, a .keras file or a .program")
     parser.add_argument("--port", type=int, default=8000)
-    given = parser.parse_args()
-    if given.model.endswith(".program"):
-        predict = dp.saving.load_program(given.model)
+    options = parser.parse_args()
+    if options.model.endswith(".program"):
+        predict = dp.saving.load_program(options.model)
     else:
-        model = dp.models.load_model(given.model)
+        model = dp.models.load_model(options.model)
         predict = lambda x: model.predict(x, verbose=0)  # noqa: E731
-    with make_server(predict, given.port) as server:
+    with make_server(predict, options.port) as server:
         print(f"http://127.0.0.1:{server.server_port}", flush=True)
         server.serve_forever()
 

@@ -80,7 +80,7 @@ class GeneratorSource(BatchSource):
 
     def __init__(self, iterator: Iterator[Any]) -> None:
         self._iterator = iterator
-        self._first = [_copied(batch) for batch in itertools.islice(iterator, 2)]
+        self._first = [copied(batch) for batch in itertools.islice(iterator, 2)]
         if not self._first:
             raise ConfigError(
                 "When passing a Python generator to a Keras model, the generator must yield at least one batch. "
@@ -228,7 +228,7 @@ def _checked_parts(batch: tuple[Any, ...]) -> tuple[Any, ...]:
     return batch
 
 
-def _copied(batch: Any) -> Any:
+def copied(batch: Any) -> Any:
     """Copy a nested batch: the generator may reuse its memory for the next one."""
     return tree.map_leaves(lambda path, leaf: _copied_leaf(leaf), batch)
 

@@ -43,6 +43,7 @@ from dptrain.program.turns import MAKING, TURNS, OfThread
 from dptrain.program.types import is_half
 from dptrain.random import Purpose, default_seed, next_position, own_seed
 from dptrain.registry.serialization import Configurable, custom_object, function_to_dict, plain
+from dptrain.runtime.failure import warn
 
 T = TypeVar("T")
 InitializerArgument = str | dict[str, Any] | initializers.InitializerLike
@@ -53,6 +54,8 @@ BuildShape = tuple[int | None, ...]
 
 # Whether the current call is in training; None outside of calls.
 _training: ContextVar[bool | None] = ContextVar("training", default=None)
+# The layers called within one that is called for the first time, or traced.
+_called: ContextVar[list["Layer"] | None] = ContextVar("called", default=None)
 # Whether a model will draw the weights being built anew: see `Weight`.
 _provisional: ContextVar[bool] = ContextVar("provisional", default=False)
 # Stand-ins for unknown lengths if a layer asks: longer than most windows, with many divisors.
@@ -103,6 +106,8 @@ class Layer(Parts):
     _marks_itself_built: bool
     # Whether it is being built; its weights so far may be drawn anew.
     _builds = False
+    # Whether a layer that does not hold it has called it, and a warning said so.
+    _is_untracked = False
     # Counts changes that invalidate traced programs.
     _changes = 0
     # How weights that are still to be made are pruned: see `dptrain.pruning`.
@@ -124,6 +129,11 @@ class Layer(Parts):
     ) -> None:
         if unknown:
             raise ConfigError(f"Unrecognized keyword arguments passed to {type(self).__name__}: {unknown}")
+        if name is not None and (not isinstance(name, str) or "/" in name):
+            raise ConfigError(
+                f"Argument `name` must be a string and cannot contain character `/`. Received: name={name} (of type "
+                f"{type(name)})"
+            )
         try:
             policy = policy_of(dtype)
         except ConfigError as error:
@@ -146,7 +156,7 @@ class Layer(Parts):
         if input_dim is not None:
             input_shape = (input_dim,)
         self._sample_shape = None if input_shape is None else checked_shape(input_shape)
-        self.name = name
+        self.name = name or None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -347,7 +357,18 @@ class Layer(Parts):
             bound.arguments["training"] = training
         is_outermost = outer is None and not is_tracing()
         turn: AbstractContextManager[None] = TURNS.eager() if is_outermost else nullcontext()
-        with turn, scope(self._display_name), self._in_scope(), _calling(training), reading_weights_in(self._read_in):
+        if (called := _called.get()) is not None:
+            called.append(self)
+        is_first = outer is None and called is None and (is_tracing() or not self.built)
+        warning = _warning_of_untracked(self) if is_first else nullcontext()
+        with (
+            turn,
+            warning,
+            scope(self._display_name),
+            self._in_scope(),
+            _calling(training),
+            reading_weights_in(self._read_in),
+        ):
             if outer is None:
                 self._clear_losses()
             if self.built and not self._builds:
@@ -367,6 +388,13 @@ class Layer(Parts):
         If `call` asks for the number of an unknown length, it is called with two of them: differing lengths stay
         unknown.
         """
+        token = _called.set([])  # what the model that is being made will hold is open
+        try:
+            return self._call_without_values(arguments, keywords)
+        finally:
+            _called.reset(token)
+
+    def _call_without_values(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         try:
             with tracing():
                 return self(*arguments, **keywords)
@@ -613,6 +641,26 @@ def build_shape(value: Any) -> BuildShape | None:
     if not isinstance(value, Tensor):
         return None
     return tuple(None if not axis or isinstance(n, Dim) else int(n) for axis, n in enumerate(value.shape))
+
+
+@contextmanager
+def _warning_of_untracked(outermost: Layer) -> Iterator[None]:
+    """Warn of trainable layers that a layer calls and does not hold."""
+    called: list[Layer] = []
+    token = _called.set(called)
+    try:
+        yield
+    finally:
+        _called.reset(token)
+    held = {id(layer) for layer in outermost._flatten_layers()}
+    for layer in called:
+        if id(layer) not in held and not layer._is_untracked and layer.trainable_weights:
+            layer._is_untracked = True  # said once
+            warn(
+                f"layer {layer._display_name!r} is called in {outermost._display_name!r}, which does not hold it: its "
+                "weights are neither trained nor saved with it. Make it an attribute, or a member of a list, tuple or "
+                "dictionary that is one; or set its `trainable = False`"
+            )
 
 
 @contextmanager

@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 # Names of the layers whose `build` or `call` is running, each followed by a slash.
 _outer_paths: ContextVar[str] = ContextVar("outer_paths", default="")
+# Whether a layer has added losses in this thread.
+_adding = OfThread()
 
 
 class Parts(Configurable):
@@ -192,6 +194,7 @@ class Parts(Configurable):
     @_losses.setter
     def _losses(self, losses: list[Tensor]) -> None:
         self._of_thread.losses = losses
+        _adding.losses = True
 
     @property
     def losses(self) -> list[Any]:
@@ -202,8 +205,10 @@ class Parts(Configurable):
         ]
 
     def _clear_losses(self) -> None:
+        if not getattr(_adding, "losses", False):  # the walk would be a tenth of a call on one row
+            return
         for layer in self._flatten_layers():
-            layer._losses = []
+            layer._of_thread.losses = []
 
     def get_weights(self) -> list[npt.NDArray[Any]]:
         """Return copies of the values of `weights`."""

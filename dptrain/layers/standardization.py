@@ -101,31 +101,36 @@ class Normalization(Layer):
         """
         if self.input_mean is not None:
             raise ConfigError(f"adapt: mean and variance of layer {self._display_name!r} were given")
-        arrays = [np.asarray(batch) for batch in batches_of(data)]
-        if not arrays or not all(len(array) for array in arrays):
-            raise ConfigError(
-                f"adapt of layer {self._display_name!r}: no rows; expected an array, or an iterable of batches"
-            )
-        if not self.built:
-            first = arrays[0].shape
-            self.build(first if 0 in {axis % len(first) for axis in self.axis} else (None, *first[1:]))
-        shapes = {tuple(np.delete(array.shape, self._reduced(array.ndim))) for array in arrays}
-        if shapes != {self.adapt_mean.shape}:
-            raise ConfigError(
-                f"adapt of layer {self._display_name!r}: kept axes of {' and '.join(map(str, sorted(shapes)))}, "
-                f"expected {self.adapt_mean.shape}"
-            )
-        over = self._reduced(arrays[0].ndim)
         count, mean, squares = 0, np.float64(0), np.float64(0)
-        for array in arrays:  # each batch's moments join those before (Chan, Golub and LeVeque)
-            number = array.size // max(int(np.prod(self.adapt_mean.shape)), 1)
+        for array in map(np.asarray, batches_of(data)):  # one at a time: a generator may refill its buffer
+            if not len(array):
+                raise self._no_rows()
+            if not self.built:
+                shape = array.shape
+                self.build(shape if 0 in {axis % len(shape) for axis in self.axis} else (None, *shape[1:]))
+            over = self._reduced(array.ndim)
+            kept_shape = tuple(np.delete(array.shape, over))
+            if kept_shape != self.adapt_mean.shape:
+                raise ConfigError(
+                    f"adapt of layer {self._display_name!r}: kept axes of {kept_shape}, expected "
+                    f"{self.adapt_mean.shape}"
+                )
+            # each batch's moments join those before (Chan, Golub and LeVeque)
+            number = array.size // max(int(np.prod(kept_shape)), 1)
             batch_mean = array.mean(over, dtype=np.float64)
             delta, count = batch_mean - mean, count + number
             squares = (
                 squares + array.var(over, dtype=np.float64) * number + delta**2 * (number * (count - number) / count)
             )
             mean = mean + delta * (number / count)
+        if not count:
+            raise self._no_rows()
         self._set_moments(mean, squares / count)
+
+    def _no_rows(self) -> ConfigError:
+        return ConfigError(
+            f"adapt of layer {self._display_name!r}: no rows; expected an array, or an iterable of batches"
+        )
 
     def _set_moments(self, mean: npt.ArrayLike, variance: npt.ArrayLike) -> None:
         """Set the weights, of the kept axes' lengths, like `adapt`."""

@@ -15,6 +15,12 @@ class _BuiltIn(LossFunctionWrapper):
 
     _takes_labels = False
 
+    def __init__(
+        self, fn: Callable[..., Any], reduction: str | None, name: str | None, dtype: str | None, **kwargs: Any
+    ) -> None:
+        super().__init__(fn, reduction, name, dtype, **kwargs)
+        vars(self).update(kwargs)  # as Keras has them; what is computed does not read them
+
     def _get_config(self) -> dict[str, Any]:
         return Loss._get_config(self) | self._fn_kwargs
 
@@ -147,7 +153,6 @@ class BinaryCrossentropy(_BuiltIn):
     ) -> None:
         arguments = {"from_logits": from_logits, "label_smoothing": smoothing(label_smoothing), "axis": axis}
         super().__init__(type(self)._function, reduction, name, dtype, **arguments)
-        self.from_logits, self.label_smoothing = from_logits, float(label_smoothing)
 
 
 class CategoricalCrossentropy(BinaryCrossentropy):
@@ -190,7 +195,7 @@ class SparseCategoricalCrossentropy(_BuiltIn):
         function = functions.sparse_categorical_crossentropy
         arguments = {"from_logits": from_logits} | ({} if axis == -1 else {"axis": axis})
         super().__init__(function, reduction, name, dtype, **arguments, ignore_class=ignore_class)
-        self.from_logits, self._ignored = from_logits, ignore_class
+        self.axis, self._ignored = axis, ignore_class
 
 
 class BinaryFocalCrossentropy(_BuiltIn):

@@ -25,6 +25,7 @@ class BuiltIn(MeanMetricWrapper):
         super().__init__(
             type(self)._function, snake_case(type(self).__name__) if name is None else name, dtype, **kwargs
         )
+        vars(self).update(kwargs)  # as Keras has them; what is computed does not read them
 
     def _get_config(self) -> dict[str, Any]:
         return Mean._get_config(self) | self._fn_kwargs
@@ -96,7 +97,6 @@ class SparseTopKCategoricalAccuracy(BuiltIn):
         from_sorted_ids: bool = False,
     ) -> None:
         super().__init__(name, dtype, k=positive(k), from_sorted_ids=from_sorted_ids)
-        self.k, self.from_sorted_ids = k, from_sorted_ids
 
 
 class _Distance(BuiltIn):

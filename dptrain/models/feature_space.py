@@ -10,6 +10,7 @@ import numpy as np
 
 from dptrain import comm as comms
 from dptrain import layers, ops
+from dptrain.batches.adapters import copied
 from dptrain.errors import ConfigError
 from dptrain.layers import Input, Layer
 from dptrain.layers.lookups import on_host
@@ -262,7 +263,7 @@ class FeatureSpace(Layer):
 
         `dataset` is a dictionary of columns, (rows,) or (rows, 1), or an iterable of such batches (else ConfigError).
         """
-        batches = [dataset] if isinstance(dataset, Mapping) else list(dataset)
+        batches = [dataset] if isinstance(dataset, Mapping) else [copied(batch) for batch in dataset]
         if not batches or any(not isinstance(batch, Mapping) for batch in batches):
             raise ConfigError(
                 f"`adapt()` can only be called on a dict of arrays/lists, or such batches. Received: {type(dataset)}"

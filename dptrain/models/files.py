@@ -15,6 +15,7 @@ from dptrain.layers.base import build_shape
 from dptrain.models.base import BaseModel
 from dptrain.models.configuration import functional_config, functional_ends
 from dptrain.program import tree
+from dptrain.program.turns import TURNS
 from dptrain.registry.names import lookup
 from dptrain.registry.serialization import custom_object_scope, plain
 from dptrain.runtime.failure import phase
@@ -34,7 +35,9 @@ class Files(BaseModel):
 
     def _named_weights(self) -> dict[str, Array]:
         """Return copies of the weights by path ("dense/kernel")."""
-        return {path: weight.numpy() for path, weight in self._weights_by_path().items()}
+        weights = self._weights_by_path()
+        with TURNS.of(reads=frozenset(weights.values())):
+            return {path: weight.numpy() for path, weight in weights.items()}
 
     def save(self, filepath: str | Path, overwrite: bool = True) -> None:
         """Write the whole model to a `.keras` file, or to Keras 2's `.h5`. Collective; rank 0 writes.
@@ -175,10 +178,14 @@ class Files(BaseModel):
     def _write_file(self, path: Path, encode: Callable[[], bytes], overwrite: bool) -> None:
         comm = comms.current()
 
+        def at_once() -> bytes:  # of one moment, also beside the training of another thread
+            with TURNS.of(reads=frozenset(keras_h5.stored_variables(self))):
+                return encode()
+
         def action() -> None:
             self._require_weights()
             if comm.rank == 0:
-                write(path, encode, overwrite=overwrite)
+                write(path, at_once, overwrite=overwrite)
 
         with phase.during("saving"), self._readable_on(0):
             self._agreed(comm, "saving", action)

@@ -191,7 +191,8 @@ def matched(data: Any, like: Any, names: Sequence[str] = (), *, by_key: bool = F
 
     A list of one may stand for its element, and vice versa. None is returned for what a dictionary lacks if `like` has
     None there. `names` are those of a list's leaves, or of the only leaf, by which a dictionary may replace it.
-    `by_key`: a list may not replace a dictionary, as its order is undefined.
+    Named tuples of these names go by them, not by place. `by_key`: a list may not replace a dictionary, as its order
+    is undefined.
 
     Raises:
         ConfigError: the nesting differs.
@@ -201,6 +202,8 @@ def matched(data: Any, like: Any, names: Sequence[str] = (), *, by_key: bool = F
             return list(data.values())
         return [data[0] if isinstance(data, list | tuple) and len(data) == 1 else data]
     parts = dict(like if isinstance(like, Mapping) else enumerate(like))
+    if set(getattr(data, "_fields", ())) == set(like if isinstance(like, Mapping) else names) and parts:
+        data = data._asdict()  # a named tuple may have another order
     if isinstance(data, Mapping):
         if not isinstance(like, Mapping) and len(names) == len(parts):
             parts = dict(zip(names, parts.values(), strict=True))

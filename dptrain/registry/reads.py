@@ -1,13 +1,18 @@
 """Records which plain attributes of layers and the like a traced step has read: a change needs a new trace."""
 
+import functools
 import math
+import sys
 import threading
-from collections.abc import Iterator, Mapping
+from argparse import Namespace
+from collections import deque
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
 from itertools import chain
-from types import BuiltinFunctionType, FunctionType
+from types import BuiltinFunctionType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
@@ -15,10 +20,13 @@ import numpy as np
 # Types that a step treats as constants; arrays up to so many bytes count by value, larger ones by identity.
 _PLAIN: Final = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _FUNCTIONS: Final = frozenset({FunctionType, BuiltinFunctionType})
-_CONTAINERS: Final = frozenset({list, tuple, dict, set})
+_CONTAINERS: Final = (list, tuple, Mapping, Set, deque)
 _ARRAYS: Final = (np.ndarray, np.generic)
+# Of Python's own classes: a logger, say, leads to all others.
+_SETTINGS: Final = (SimpleNamespace, Namespace, functools.partial, Enum)
 _MOST_LEAVES, _MOST_BYTES = 256, 4096
 _UNREAD: Final = object()
+_SEEN: Final = object()
 
 _changing = threading.Lock()
 _readers = 0  # number of threads that record reads
@@ -108,10 +116,39 @@ def _noting(self: Any, name: str) -> Any:
 
 def _is_recordable(value: Any) -> bool:
     """Return whether `_snapshot` may identify a value; an empty container may be filled later."""
-    kind = type(value)
-    if kind in _CONTAINERS:
+    kind: Any = type(value)
+    if _is_container_type(kind):
         return bool(value)
-    return kind in _PLAIN or kind in _FUNCTIONS or isinstance(value, _ARRAYS)
+    return kind in _PLAIN or kind in _FUNCTIONS or isinstance(value, _ARRAYS) or _is_settings(value)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_container_type(kind: Any) -> bool:
+    return issubclass(kind, _CONTAINERS)
+
+
+def _is_settings(value: Any) -> bool:
+    """Return whether it is an object of a user's that may hold plain values: a dataclass, a namespace, the like."""
+    kind: Any = type(value)
+    return _is_settings_type(kind)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_settings_type(kind: Any) -> bool:
+    if issubclass(kind, Readable | type | ModuleType) or not (kind.__dictoffset__ or is_dataclass(kind)):
+        return False
+    room = kind.__module__.partition(".")[0]
+    return issubclass(kind, _SETTINGS) or (room != "dptrain" and room not in sys.stdlib_module_names)
+
+
+def _settings(value: Any) -> dict[str, Any]:
+    """Return the attributes of settings."""
+    if isinstance(value, functools.partial):
+        return {"func": value.func, "args": value.args, "keywords": value.keywords}
+    if is_dataclass(value):
+        values = {field.name: getattr(value, field.name, None) for field in fields(value)}
+        return values | getattr(value, "__dict__", {})
+    return dict(vars(value))
 
 
 def _is_data(owner: Any, name: str) -> bool:
@@ -126,26 +163,46 @@ def _is_data(owner: Any, name: str) -> bool:
 
 def _snapshot(value: Any) -> Any:
     """Return what identifies a value, even if a container or array changes later; `_UNREAD` for others."""
-    kind = type(value)
+    kind: Any = type(value)
     if kind in _PLAIN or kind in _FUNCTIONS or isinstance(value, np.generic):
         return value
     if isinstance(value, np.ndarray):
         return _Array(value)
-    if kind not in _CONTAINERS:
+    if not _is_container_type(kind) and not _is_settings(value):
         return _UNREAD
     leaves: list[Any] = []
-    return tuple(leaves) if _flatten(value, leaves) else _UNREAD
+    return tuple(leaves) if _flatten(value, leaves, set()) else _UNREAD
 
 
-def _flatten(value: Any, leaves: list[Any]) -> bool:
-    """Append a container's structure and leaves; return whether it has only few plain values."""
-    kind = type(value)
-    if kind in _CONTAINERS:
+def _flatten(value: Any, leaves: list[Any], seen: set[int]) -> bool:
+    """Append structure and leaves of a container or settings; return whether it has only few plain values.
+
+    Of settings, other values are left out: a path or a logger among them is no constant of a program.
+    """
+    kind: Any = type(value)
+    if kind in _PLAIN or kind in _FUNCTIONS or isinstance(value, _ARRAYS):
+        leaves.append(_Array(value) if isinstance(value, np.ndarray) else value)
+        return len(leaves) <= _MOST_LEAVES
+    if id(value) in seen:  # a container may contain itself
+        leaves.append(_SEEN)
+        return True
+    seen.add(id(value))
+    if len(seen) > _MOST_LEAVES:
+        return False
+    if _is_container_type(kind):
         leaves.append((kind, len(value)))
         items = chain.from_iterable(value.items()) if isinstance(value, Mapping) else value
-        return all(_flatten(item, leaves) for item in items)
-    leaves.append(value)
-    return len(leaves) <= _MOST_LEAVES and (kind in _PLAIN or kind in _FUNCTIONS or isinstance(value, np.generic))
+        if not all(_flatten(item, leaves, seen) for item in items):
+            return False
+    if not _is_settings(value):
+        return _is_container_type(kind)
+    leaves.append(kind)
+    for name, item in _settings(value).items():
+        count_before = len(leaves)
+        leaves.append(name)
+        if not _is_recordable(item) or not _flatten(item, leaves, seen):
+            del leaves[count_before:]
+    return len(leaves) <= _MOST_LEAVES and len(seen) <= _MOST_LEAVES
 
 
 class _Array:

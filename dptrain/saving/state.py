@@ -104,7 +104,10 @@ def insert_arrays(state: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Any
 
 def encode(model: Any, metadata: Mapping[str, Any]) -> bytes:
     """Return the state of a model's training, and a description."""
-    return pack({path: variable.numpy() for path, variable in variables(model).items()}, metadata, _BACKUP)
+    by_path = variables(model)
+    with TURNS.of(reads=frozenset(by_path.values())):
+        arrays = {path: variable.numpy() for path, variable in by_path.items()}
+    return pack(arrays, metadata, _BACKUP)
 
 
 def decode(content: bytes, where: str) -> tuple[dict[str, Any], Arrays]:

@@ -92,3 +92,28 @@ def test_training_changes_no_moments():
 def test_what_fits_not_is_refused(act, message):
     with pytest.raises(ConfigError, match=message):
         act()
+
+
+def refilling(*batches):
+    """Yield batches in one buffer."""
+    buffer = np.empty_like(batches[0])
+    for batch in batches:
+        buffer[:] = batch
+        yield buffer
+
+
+def test_generators_that_refill_one_buffer():
+    """Their batches count as they are when they come."""
+    normalization = layers.Normalization()
+    normalization.adapt(refilling(X[:1], X[1:2], X[2:]))
+    np.testing.assert_allclose(normalization.adapt_mean.numpy(), [3, 20])
+    discretization, expected = layers.Discretization(num_bins=3), layers.Discretization(num_bins=3)
+    discretization.adapt(refilling(X[:1], X[1:2], X[2:]))
+    expected.adapt(X)
+    assert discretization.bin_boundaries == expected.bin_boundaries
+    words = [np.array(["a", "b"]), np.array(["b", "c"])]
+    lookup, texts = layers.StringLookup(), layers.TextVectorization()
+    lookup.adapt(refilling(*words))
+    texts.adapt(refilling(*words))
+    assert lookup.get_vocabulary() == ["[UNK]", "b", "c", "a"]
+    assert texts.get_vocabulary() == ["", "[UNK]", "b", "c", "a"]

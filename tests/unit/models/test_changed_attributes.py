@@ -1,5 +1,7 @@
 """Plain attributes that a step has read, and that somebody changes between steps, epochs and trainings."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -85,6 +87,27 @@ def test_in_a_dictionary_of_lists():
     before = model.evaluate(X, Y, verbose=0)
     penalty.factors["inner"][0] = 100.0
     assert model.evaluate(X, Y, verbose=0) > 10 * before
+
+
+def test_in_settings_of_ones_own():
+    settings = SimpleNamespace(beta=1.0, inner=SimpleNamespace(scale=1.0))
+    model = dp.Sequential([layers.Input((4,)), layers.Dense(2), Configured(settings)], seed=1)
+    model.compile(dp.optimizers.SGD(0.1), "mse")
+    before = model.train_on_batch(X, Y)
+    settings.beta = 100.0
+    assert model.test_on_batch(X, Y) > 10 * before
+    settings.inner.scale = 100.0
+    assert model.test_on_batch(X, Y) > 1000 * before
+
+
+class Configured(layers.Layer):
+    def __init__(self, settings) -> None:
+        super().__init__()
+        self.settings = settings
+
+    def call(self, inputs):
+        self.add_loss(self.settings.beta * self.settings.inner.scale * ops.mean(inputs**2))
+        return inputs
 
 
 def test_an_array_that_is_changed_in_place():

@@ -51,6 +51,20 @@ def test_each_feature_is_encoded():
         np.testing.assert_array_equal(encoded, features[name].numpy()[2])
 
 
+def test_generators_that_refill_their_columns():
+    def refilling():
+        buffer = {name: column[:2].copy() for name, column in TABLE.items()}
+        for rows in (slice(0, 2), slice(2, 4)):
+            for name, column in TABLE.items():
+                buffer[name][:] = column[rows]
+            yield buffer
+
+    feature_space, other = space(), space()
+    feature_space.adapt(TABLE)
+    other.adapt(refilling())
+    np.testing.assert_array_equal(feature_space(TABLE), other(TABLE))
+
+
 def test_in_batches_as_in_one():
     feature_space, other = space(), space()
     feature_space.adapt(TABLE)

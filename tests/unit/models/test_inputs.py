@@ -1,5 +1,7 @@
 """How inputs are handed over: by name, in order, nested; and what models make of the arguments of a call."""
 
+from collections import namedtuple
+
 import numpy as np
 import pytest
 
@@ -134,3 +136,19 @@ def test_layers_are_not_to_be_set():
 
     with pytest.raises(AttributeError, match=r"`Model\.layers` attribute is reserved"):
         Own()
+
+
+@pytest.mark.parametrize("nested", [dict, lambda symbols: list(symbols.values())], ids=["dict", "list"])
+def test_named_tuples_go_by_the_names_of_inputs_and_outputs(nested):
+    inputs = {name: L.Input((2,), name=name) for name in ("a", "b")}
+    joined = L.Concatenate()(list(inputs.values()))
+    outputs = {"p": L.Dense(1, name="p")(joined), "q": L.Dense(1, name="q")(inputs["a"])}
+    model = keras.Model(nested(inputs), outputs)
+    model.compile("sgd", "mse")
+    a, b, p, q = (np.full((3, columns), value) for columns, value in ((2, 1.0), (2, 2.0), (1, 3.0), (1, 4.0)))
+    x, y = namedtuple("Inputs", "b a")(b, a), namedtuple("Outputs", "q p")(q, p)
+    expected = model.predict({"a": a, "b": b}, verbose=0)
+    for actual in (model.predict(x, verbose=0), model.predict_on_batch(x), model(x)):
+        for name in outputs:
+            np.testing.assert_allclose(actual[name], expected[name], rtol=1e-6)
+    assert model.evaluate(x, y, verbose=0) == model.evaluate({"a": a, "b": b}, {"p": p, "q": q}, verbose=0)

@@ -3,6 +3,8 @@
 import pytest
 
 import dptrain as dp
+from dptrain import layers
+from dptrain.errors import ConfigError
 from tests.named import Mine, X, Y, parts
 
 # What scripts may ask for, and names that dptrain may come to use, as it has.
@@ -81,3 +83,17 @@ def test_a_preprocessing_of_the_scripts_own_is_a_layer_of_the_model():
     model.compile("sgd", "mse")
     model.fit(X, Y, verbose=0)
     assert len(model.weights) == 2
+
+
+@pytest.mark.parametrize("name", ["block/dense", "/dense", "../dense", 3, b"dense"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda name: layers.Dense(2, name=name),
+        lambda name: dp.Sequential(name=name),
+        lambda name: dp.Input((2,), name=name),
+    ],
+)
+def test_names_that_no_file_could_hold(make, name):
+    with pytest.raises(ConfigError, match="must be a string and cannot contain character `/`"):
+        make(name)

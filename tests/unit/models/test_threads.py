@@ -380,3 +380,77 @@ def test_several_models_at_once():
 
     expected = [answer(seed) for seed in range(4)]
     side_by_side(*[lambda number, seed=seed: close(answer(seed), expected[seed]) for seed in range(4)], times=2)
+
+
+@pytest.mark.parametrize("ending", [".keras", ".h5", ".weights.h5", ".safetensors", ".program", "get_weights"])
+def test_files_beside_a_training_are_of_one_moment(ending: str, tmp_path: Path):
+    """Two layers that begin and learn alike are alike in every file."""
+
+    def twins() -> dp.Model:
+        inputs = layers.Input((5,))
+        heads = [layers.Dense(3, kernel_initializer=dp.initializers.GlorotUniform(seed=3))(inputs) for _ in range(2)]
+        model = dp.Model(inputs, heads)
+        model.compile("adam", ["mse", "mse"])
+        return model
+
+    model, reader, finished = twins(), twins(), threading.Event()
+    path = tmp_path / f"model{ending}"
+    model.train_on_batch(X[:16], [X[:16, :3]] * 2)
+
+    def heads() -> Any:
+        if ending == "get_weights":
+            return np.split(np.concatenate([weight.ravel() for weight in model.get_weights()]), 2)
+        if ending == ".program":
+            model.export(path)
+            return dp.saving.load_program(path, device="cpu")(X[:3])
+        if ending in (".keras", ".h5"):
+            model.save(path)
+            return dp.models.load_model(path).predict(X[:3], verbose=0)
+        model.save_weights(path)
+        reader.load_weights(path)
+        return reader.predict(X[:3], verbose=0)
+
+    def trains() -> None:
+        while not finished.is_set():
+            model.train_on_batch(X[:16], [X[:16, :3]] * 2)
+
+    with ThreadPoolExecutor(1) as pool:
+        training = pool.submit(trains)
+        try:
+            for _ in range(8):
+                first, second = heads()
+                np.testing.assert_allclose(first, second, rtol=1e-5, atol=1e-6)
+        finally:
+            finished.set()
+        training.result()
+
+
+class Numbered(dp.utils.PyDataset):
+    """Batches that say their numbers."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.full((4, 5), index / 6, np.float32), np.full(4, index % 3)
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        Numbered(workers=2, use_multiprocessing=False),
+        dp.utils.timeseries_dataset_from_array(X[:, 0], Y, 5, batch_size=16),
+    ],
+    ids=["PyDataset", "dataset"],
+)
+def test_several_trainings_and_predictions_with_one_dataset(dataset: Any):
+    expected, predicted = build(), build().predict(dataset, verbose=0)
+    expected.fit(dataset, epochs=2, shuffle=False, verbose=0)
+
+    def trains(number: int) -> None:
+        model = build()
+        model.fit(dataset, epochs=2, shuffle=False, verbose=0)
+        for actual, weight in zip(model.get_weights(), expected.get_weights(), strict=True):
+            np.testing.assert_array_equal(actual, weight)
+
+    side_by_side(trains, trains, lambda number: close(build().predict(dataset, verbose=0), predicted), times=2)

@@ -1,5 +1,9 @@
 """Metrics that a model has: compiled ones, its own, those of its layers, wherever they are kept."""
 
+from collections import UserList
+from dataclasses import dataclass
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -194,3 +198,75 @@ def test_a_step_with_a_loss_and_metrics_of_its_own():
         np.testing.assert_allclose(history["mae"][epoch], np.abs(error).mean(), rtol=1e-6)
         kernel = kernel - 0.1 * 2 * X.T @ error / error.size
     np.testing.assert_allclose(model.get_weights()[0], kernel, rtol=1e-12)
+
+
+class Holder:
+    def __init__(self, layer):
+        self.layer = layer
+
+
+@dataclass
+class Blocks:
+    layers: list[Layer]
+
+
+class Calling(dp.Model):
+    """Calls a layer that it has in a container that nobody looks into."""
+
+    def __init__(self, container, layer_of):
+        super().__init__()
+        self.container, self.layer_of, self.head = container, layer_of, Dense(2)
+
+    def call(self, inputs):
+        return self.head(self.layer_of(self.container)(inputs))
+
+
+@pytest.mark.parametrize(
+    ("make", "layer_of"),
+    [
+        (Holder, lambda container: container.layer),
+        (lambda layer: SimpleNamespace(layer=layer), lambda container: container.layer),
+        (lambda layer: [Blocks([layer])], lambda container: container[0].layers[0]),
+        (lambda layer: UserList([layer]), lambda container: container[0]),
+        (lambda layer: np.array([layer], object), lambda container: container[0]),
+        (lambda layer: lambda inputs: layer(inputs), lambda container: container),
+    ],
+    ids=["object", "namespace", "dataclass", "UserList", "array", "closure"],
+)
+@pytest.mark.parametrize("is_built", [False, True])
+def test_layers_that_no_container_holds_are_said_once(make, layer_of, is_built):
+    layer = Dense(4, name="hidden")
+    if is_built:
+        layer.build((None, 4))
+    model = Calling(make(layer), layer_of)
+    with pytest.warns(UserWarning, match="layer 'hidden' is called in 'calling', which does not hold it: its weights"):
+        model(X)
+    compiled(model)
+    model.fit(X, Y, verbose=0)
+    assert len(model.weights) == 2
+
+
+def test_frozen_layers_and_those_of_losses_may_be_held_elsewhere():
+    frozen, features = Dense(4, trainable=False), Dense(4)
+    model = Calling(Holder(frozen), lambda container: container.layer)
+    model(X)
+
+    def perceptual(y_true, y_pred):
+        return ops.mean(ops.square(features(y_true) - features(y_pred)), axis=-1)
+
+    model.compile(dp.optimizers.SGD(0.1), perceptual)
+    model.fit(X, Y, verbose=0)
+
+
+def test_a_model_that_is_traced_first():
+    lonely = Dense(4, name="lonely")
+    model = compiled(dp.Sequential([dp.layers.Input((4,)), dp.layers.Lambda(lambda x: lonely(x)), Dense(2)]))
+    with pytest.warns(UserWarning, match="layer 'lonely' is called in"):
+        model.fit(X, Y, verbose=0)
+
+
+def test_a_layer_that_the_model_holds_elsewhere():
+    shared = Dense(4)
+    inputs = dp.layers.Input((4,))
+    outputs = dp.layers.Lambda(lambda x: shared(x))(shared(inputs))
+    compiled(dp.Model(inputs, Dense(2)(outputs))).fit(X, Y, verbose=0)

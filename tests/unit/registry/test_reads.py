@@ -1,8 +1,13 @@
 """Plain attributes that are read, and whether they are what they were."""
 
 import copy
+import functools
 import threading
+from collections import OrderedDict, deque
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -73,6 +78,76 @@ def test_what_is_changed_in_place_and_what_a_property_reads():
     assert reads.hold
     thing.value[1].append(3.0)
     assert reads.changed()[1] == "value"
+
+
+@dataclass
+class Inner:
+    beta: float = 1.0
+    rates: list[float] = field(default_factory=lambda: [0.5])
+
+
+@dataclass(slots=True)
+class Settings:
+    beta: float = 1.0
+    inner: Inner = field(default_factory=Inner)
+    logger: object = None
+
+
+class AttributeDict(dict):
+    """A dictionary with attributes, as settings often are."""
+
+
+class Name(NamedTuple):
+    beta: float
+
+
+def set_item(values, key, item):
+    values[key] = item
+
+
+@pytest.mark.parametrize(
+    ("value", "change"),
+    [
+        (SimpleNamespace(beta=1.0), lambda value: setattr(value, "beta", 2.0)),
+        (Settings(), lambda value: setattr(value, "beta", 2.0)),
+        (Settings(logger=object()), lambda value: set_item(value.inner.rates, 0, 0.25)),
+        (Settings(logger=[object()]), lambda value: setattr(value.inner, "beta", 2.0)),
+        ({"settings": [Inner()]}, lambda value: setattr(value["settings"][0], "beta", 2.0)),
+        (OrderedDict(beta=1.0), lambda value: set_item(value, "beta", 2.0)),
+        (AttributeDict(beta=1.0), lambda value: set_item(value, "beta", 2.0)),
+        (AttributeDict(alpha=1.0), lambda value: setattr(value, "beta", 2.0)),
+        ({"a": Name(1.0)}, lambda value: set_item(value, "a", Name(2.0))),
+        (deque([1.0]), lambda value: value.append(2.0)),
+        ([np.zeros(2)], lambda value: set_item(value[0], 1, 1.0)),
+        (SimpleNamespace(weights=np.zeros(2)), lambda value: set_item(value.weights, 1, 1.0)),
+        (functools.partial(max, 1.0, key=Inner(beta=1.0)), lambda value: setattr(value.keywords["key"], "beta", 2.0)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_settings_hold(value, change):
+    thing = Thing(value)
+    reads = read(thing, "value")
+    assert reads.hold
+    change(value)
+    assert reads.changed()[1] == "value"
+
+
+def test_what_contains_itself_and_what_is_large():
+    values, node = [1.0], SimpleNamespace(beta=1.0)
+    values.append(values)
+    node.children = [SimpleNamespace(beta=2.0, parent=node) for _ in range(3)]
+    for value, change in (
+        (values, lambda: set_item(values, 0, 2.0)),
+        (node, lambda: setattr(node.children[2], "beta", 3.0)),
+    ):
+        reads = read(Thing(value), "value")
+        assert reads.hold
+        change()
+        assert not reads.hold
+    deep = SimpleNamespace(inner=None)
+    for _ in range(10_000):
+        deep = SimpleNamespace(inner=deep)
+    assert read(Thing(deep), "value").hold
 
 
 def test_what_was_not_read_or_is_no_plain_value_does_not_count():
