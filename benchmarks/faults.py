@@ -94,7 +94,8 @@ def end_group(process: "subprocess.Popen[str]") -> None:
 def run_fault(launcher: Launcher, seed: int, number: int, data_file: Path, ends: bool) -> Ended:
     """Run the job of one fault, and judge how it ended."""
     fault = draw(seed, number, ends)
-    with tempfile.TemporaryDirectory(prefix="dptrain-faults-") as name:
+    # A rank that is being killed may still write.
+    with tempfile.TemporaryDirectory(prefix="dptrain-faults-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         words = [sys.executable, str(Path(__file__).with_name("fault_job.py")), json.dumps(asdict(fault))]
         process = subprocess.Popen(
@@ -114,7 +115,7 @@ def run_fault(launcher: Launcher, seed: int, number: int, data_file: Path, ends:
             out, err = process.communicate(timeout=LIMIT)
             code = process.returncode
         except subprocess.TimeoutExpired:
-            end_group(process)
+            end_tree(process.pid)  # Open MPI's ranks have groups of their own
             out, err = process.communicate()
         ended = time.time()
         end_group(process)
