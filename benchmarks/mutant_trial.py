@@ -55,9 +55,10 @@ CPU_TESTS = (
     *("tests/unit/program", "--ignore=tests/unit/program/test_random_programs.py", "tests/unit/comm"),
     *(f"tests/unit/backend/cpu/test_{name}.py" for name in ("compiled", "products", "convolutions", "digest", "half")),
     *("tests/unit/backend/cpu/test_node_sums.py", "tests/unit/train/test_sharding.py"),
+    "tests/unit/backend/test_conformance.py",
 )
 CUDA_TESTS = (
-    *("products_of_views", "snapshots_on_cuda", "programs_on_cuda", "reductions_on_cuda", "cumulative_on_cuda"),
+    *("products_of_views", "snapshots_on_cuda", "programs_on_cuda", "reductions_on_cuda", "conformance_on_cuda"),
     *("half_products_on_cuda", "wgmma_products_on_cuda", "half_precision_on_cuda", "convolutions_on_cuda"),
 )
 OF_TEXT = tuple(f"tests/unit/backend/cuda/test_{name}.py" for name in ("compose", "generate", "groups", "products"))

@@ -7,7 +7,6 @@ import pytest
 
 from dptrain import ops
 from dptrain.backend.cpu import compile as compiling
-from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.backend.cuda.compose import Composition
 from dptrain.layers import Layer
 from dptrain.ops.common import broadcast_shape, elementwise, first_dtype, floating_dtype
@@ -16,14 +15,13 @@ from dptrain.program.codegen.index_expr import offset_by
 from dptrain.program.codegen.kernels import Loop
 from dptrain.program.codegen.views import IndexMap
 from dptrain.program.dims import Dim
-from dptrain.program.execute import HostMemory, evaluate
+from dptrain.program.execute import evaluate
 from dptrain.program.gradient import gradients
 from dptrain.program.lowering import Element, Reduction, ViewMap
 from dptrain.program.op import Op
 from dptrain.program.program import trace
-from dptrain.program.sharding.placement import place
-from dptrain.program.tensor import Variable
-from tests.unit.program.virtual_ranks import run_on_ranks
+from tests.programs.check import wrong_on_cpu, wrong_on_cuda
+from tests.programs.table import Entry
 
 B, N = 7, 5
 
@@ -126,32 +124,35 @@ class Standardized(Layer):
         return centered / ops.sqrt(ops.mean(ops.square(centered), axis=(1, 2), keepdims=True) + 1e-3)
 
 
-def training(function=None, seed=0):
-    """Return a step of a batch of matrices that uses all of them, and the data."""
+LAYER = Standardized()
+
+
+def training(x, w):
+    """Return what a step of a batch of matrices computes that uses all of them."""
 
     def view(x):
         return backwards_op(diagonals_op(x))
 
-    function = function or bent_op()
-    rng = np.random.default_rng(seed)
-    w = Variable(rng.normal(size=(N, 3)).astype(np.float32), "w")
-    layer = Standardized()
-
-    def step(x):
-        rows = function(ops.sum(x, axis=2, keepdims=True))  # (B, N, 1), used for N elements each
-        y = layer(x + rows) * rows
-        tops = tallest_op(view(y), axis=0)
-        loss = ops.mean(ops.square(function(view(y) - 0.1 * tops) @ w))
-        loss.backward()
-        w.assign(w - 0.1 * w.value.grad)
-        return {"loss": loss, "dx": gradients(loss, [x])[0], "y": y, "view": view(y) + 1, "tops": tops}
-
-    return trace(step, {"x": ((Dim.rows(B), N, N), "float32")}), {"x": rng.normal(size=(B, N, N)).astype(np.float32)}
+    function = bent_op()
+    rows = function(ops.sum(x, axis=2, keepdims=True))  # (B, N, 1), used for N elements each
+    y = LAYER(x + rows) * rows
+    tops = tallest_op(view(y), axis=0)
+    loss = ops.mean(ops.square(function(view(y) - 0.1 * tops) @ w))
+    (dx, dw) = gradients(loss, [x, w.value])
+    w.assign(w - 0.1 * dw)
+    return {"loss": loss, "dx": dx, "y": y, "view": view(y) + 1, "tops": tops}
 
 
-def assert_close(actual, expected):
-    for name, value in expected.items():
-        np.testing.assert_allclose(actual[name], value, rtol=2e-5, atol=2e-6, err_msg=name)
+TRAINING = Entry(
+    lengths={"n": B},
+    leaves={"x": f"input n {N} {N} float32 normal", "w": f"variable {N} 3 float32 normal"},
+    lines=(),
+    outputs=(),
+    steps=2,
+    shards=(3, 0, 4),
+    pack=True,
+    step=training,
+)
 
 
 def test_gradients_are_those_of_central_differences():
@@ -173,20 +174,6 @@ def test_gradients_are_those_of_central_differences():
         up, down = x.copy(), x.copy()
         up[at], down[at] = x[at] + 1e-6, x[at] - 1e-6
         np.testing.assert_allclose(gradient[at], (value(up) - value(down)) / 2e-6, rtol=1e-5, atol=1e-8)
-
-
-def test_three_ranks_compute_what_one_does():
-    program, data = training()
-    placed = place(program)
-    single_rank, updates = evaluate(program, data)
-    for rank, (outputs, updated) in enumerate(run_on_ranks(placed, data, [3, 0, 4], {"x": 0})[0]):
-        rank_rows = slice(*[(0, 3), (3, 3), (3, 7)][rank])
-        for name in ("dx", "y", "view"):
-            np.testing.assert_allclose(outputs[name], single_rank[name][rank_rows], rtol=2e-5, atol=1e-6)
-        for name in ("loss", "tops"):
-            np.testing.assert_allclose(outputs[name], single_rank[name], rtol=1e-5)
-        for variable, value in updates.items():
-            np.testing.assert_allclose(updated[variable], value, rtol=1e-5)
 
 
 # The same treatment as built-in ones
@@ -212,7 +199,7 @@ def without_gradient(function, view):
 def test_a_cpu_fuses_them_as_built_in_ones():
     custom, built_in = without_gradient(bent_op(), diagonals_op), without_gradient(ops.tanh, lambda x: x[:, :, 1])
     assert kernels(custom) == kernels(built_in)
-    names = [name for kernel in kernels(training()[0]) if isinstance(kernel, list) for name in kernel]
+    names = [name for kernel in kernels(TRAINING.trace()) if isinstance(kernel, list) for name in kernel]
     assert not {"diagonals", "<lambda>"} & set(names)
 
 
@@ -241,43 +228,10 @@ def test_a_gpu_stores_what_is_expensive_and_no_view():
 
 
 @pytest.mark.skipif(compiling.compiler() is None, reason="no C++ compiler")
-def test_compiled_for_a_cpu():
-    program, data = training()
-    expected, _ = evaluate(program, data)
-    executable = CompiledExecutable(program, HostMemory(), data)
-    executable.run()
-    assert_close(executable.outputs, expected)
+def test_on_a_cpu():
+    assert not wrong_on_cpu(TRAINING, traced_for=B + 2, eager=True)
 
 
-@pytest.mark.parametrize("rows", [None, 3])
-def test_on_a_gpu(cuda_backend, rows):
-    program, data = training()
-    inputs = {"x": data["x"][:rows]}
-    expected, _ = evaluate(program, inputs, rows=rows)
-    executable = cuda_backend.executable(program, inputs, rows=rows)
-    executable.run()
-    assert_close(executable.outputs, expected)
-
-
-def test_in_a_pack(cuda_backend):
-    """Two runs that are launched together have the bits of the runs alone."""
-    results = []
-    for together in (True, False):
-        backends = [type(cuda_backend)() for _ in range(2)]
-        runs = []
-        for seed, backend in enumerate(backends):
-            backend.joins_packs = together
-            program, data = training(seed=seed)
-            runs.append((program, backend.executable(program, data)))
-        assert len({executable.pack_key for _, executable in runs}) == 1
-        for _, executable in runs:
-            executable.run([0, 0])
-        for backend in backends if together else []:
-            backend.launch_waiting()
-        results.append(
-            [[executable.outputs[name].tobytes() for name in ("loss", "dx", "view", "tops")] for _, executable in runs]
-        )
-        results[-1].append([variable.numpy().tobytes() for program, _ in runs for variable in program.state])
-        for backend in backends:
-            backend.close()
-    assert results[0] == results[1]
+def test_on_a_gpu(cuda_backend, another):
+    """Alone, on ranks, and in a pack."""
+    assert not wrong_on_cuda(TRAINING, cuda_backend, another)
