@@ -40,6 +40,8 @@ ABOUT_GPUS = ("ops", "gpu", "emulator")
 # The same examples on every run: a change is judged by what it changed, not by how long it takes on a busy machine.
 # `--hypothesis-profile fuzz` looks for new ones.
 settings.register_profile("same", derandomize=True, database=None, deadline=None)
+# A run of samples takes a quarter of the examples, as `tests.sample.examples` does of those that say how many.
+settings.register_profile("sampled", settings.get_profile("same"), max_examples=25)
 settings.register_profile("fuzz", deadline=None)
 # For bugs that are planted: an example that fails is enough, without a search for the smallest.
 settings.register_profile(
@@ -73,6 +75,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     whole = config.args_source is not pytest.Config.ArgsSource.ARGS
     if whole and not options.long:
         os.environ[SAMPLED] = "1"
+    if os.environ.get(SAMPLED):
+        settings.load_profile("sampled")
     if os.environ.get(SAMPLED) and "long" not in options.markexpr:
         options.markexpr = f"({options.markexpr}) and not long" if options.markexpr else "not long"
     wanted = getattr(options, "numprocesses", 0)  # no such option: pytest-xdist is not installed

@@ -8,23 +8,22 @@ from dptrain.program.codegen.fuse import fuse
 from dptrain.program.passes import without_ranks
 from tests.programs.check import wrong_on_cpu
 from tests.programs.table import TABLE
-from tests.sample import taken
+from tests.sample import sample, taken
 
-CASES = [pytest.param(name, marks=pytest.mark.long if case.is_long else ()) for name, case in TABLE.items()]
-# Which are optimized, and compiled without fusion as well.
-THOROUGH = taken([name for name, case in TABLE.items() if not case.is_long], 4) + [
-    name for name, case in TABLE.items() if case.is_long
-]
+OFTEN = [name for name, case in TABLE.items() if not case.is_long]
+LONG = [pytest.param(name, marks=pytest.mark.long) for name in TABLE if name not in OFTEN]
+# Which are optimized, and compiled without fusion as well, where samples are taken.
+THOROUGH = taken(OFTEN, 4)
 
 
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*sample(OFTEN, 2), *LONG])
 def test_cpu(name):
     case = TABLE[name]
-    assert not wrong_on_cpu(case, name in THOROUGH, case.rows + 2, case.eager)
+    assert not wrong_on_cpu(case, case.is_long or name in THOROUGH, case.rows + 2, case.eager)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*OFTEN, *LONG])
 def test_no_python_between_its_ops(name):
     """An op that has no code of its own would be called."""
     parts = generate(fuse(without_ranks(TABLE[name].trace()))).parts
