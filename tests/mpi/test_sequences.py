@@ -26,6 +26,7 @@ def trained(ranks, case, folder):
 
 
 CASES = [("labelled", 3), ("stateful", 3), ("stateful", 2)]
+CASES += [("labelled sharded", 2), ("labelled by heads", 2)]
 CASES += [(f"attention{form}", ranks) for ranks in (3, 2) for form in ("", " sharded", " by heads")]
 
 

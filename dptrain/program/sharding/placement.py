@@ -111,7 +111,6 @@ def place(
     """
     placements = {variable: laid_out(variable, axes) for variable, axes in (layouts or {}).items()}
     placements = {variable: placement for variable, placement in placements.items() if not placement.is_replicated}
-    program = unrolled(program) if placements else program
     while True:
         try:
             return _placed(program, set(summed), bucket_bytes, comm_dtype, placements, slots or {})
@@ -589,10 +588,22 @@ class _Placer:
     # Loops
 
     def _loop(self, node: Node) -> list[_Part]:
+        """Place a loop whose inputs stay partial if its steps can do with that; else they are reduced before it.
+
+        Raises:
+            _MeetsInLoopError: its steps would communicate all the same.
+        """
+        try:
+            return self._loop_of(node, self._mesh)
+        except _MeetsInLoopError:
+            return self._loop_of(node, ())
+
+    def _loop_of(self, node: Node, partial: Collection[str]) -> list[_Part]:
         """Place a loop: the placements of carries are a fixed point of its body.
 
         Zeros have any placement, so carries that begin as zeros are free in the first round. Messages that depend on
-        captures alone are sent once, before the loop.
+        captures alone are sent once, before the loop; sharded inputs are gathered there, but for rows of the batch.
+        Inputs may be partial over the axes in `partial`.
 
         Raises:
             _MeetsInLoopError: messages are left in the body, or a carry becomes partial that does not begin so.
@@ -601,11 +612,12 @@ class _Placer:
         count, ends = len(body.begun), len(body.begun) + len(body.slices)
         parts = [self._divided(self.parts[operand]) for operand in node.inputs]
         parts = [self._whole(part) if part.placement.join == "max" else part for part in parts]
-        for number in range(count, ends):
-            axes = (None, *parts[number].placement.axes[1:])
-            parts[number] = self._moved(
-                parts[number], axes, "a loop", _rows(parts[number].tensor.shape, axes), self._mesh
-            )
+        for number, part in enumerate(parts):
+            lengths = list(zip(part.tensor.shape, part.placement.axes, strict=True))
+            axes = tuple(mesh if isinstance(n, Dim) else None for n, mesh in lengths)
+            if count <= number < ends:
+                axes = (None, *axes[1:])
+            parts[number] = self._moved(part, axes, "a loop", _rows(part.tensor.shape, axes), partial)
         begins = [None if self._is_zero(part) else part.placement for part in parts[:count]] + [None] * body.sums
         slices = [replace(part.placement, axes=part.placement.axes[1:]) for part in parts[count:ends]]
         captures = [part.placement for part in parts[ends:]]

@@ -1,9 +1,8 @@
 """Trains recurrent models and attention, of masked sequences or with states that batches leave to others.
 
 Arguments: out.npz CASE FOLDER. "attention" may have an ending: "attention sharded" has its weights and slots in parts,
-"attention by heads" has a LayoutMap that divides heads and units among all ranks. "stopped" ends in the middle of the
-second epoch, "resumed" goes on from its checkpoint.
-Rank 0 saves weights, states, logs.
+"attention by heads" has a LayoutMap that divides heads and units among all ranks; so may "labelled". "stopped" ends in
+the middle of the second epoch, "resumed" goes on from its checkpoint. Rank 0 saves weights, states, logs.
 """
 
 import sys
@@ -62,6 +61,7 @@ def by_heads():
     layouts[".*up_./bias"] = ("model",)
     layouts[".*down_./kernel"] = ("model", None)
     layouts[".*embedding/embeddings"] = ("model", None)
+    layouts[".*_cell/(recurrent_)?kernel"] = (None, "model")
     return distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch")
 
 

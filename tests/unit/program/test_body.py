@@ -180,6 +180,30 @@ def test_random_numbers_of_steps_differ():
     assert list(updates.values()) == [STEPS]
 
 
+@pytest.mark.parametrize("layout", [("batch", None), (None, "model"), ("model", "batch")])
+@pytest.mark.parametrize("make", LOOPS)
+def test_sharded_weights_are_gathered_before_the_loop(make, layout):
+    program = trace(trained(make), INPUTS)
+    u = next(variable for variable in program.state if variable.path == "u")
+    placed = place(program, layouts={u: layout})
+    assert len(loops(placed)) == len(loops(place(program)))
+    names = [tensor.op.name for loop in loops(placed) for tensor in topological(body_of(loop).results) if tensor.op]
+    assert not {"all_gather", "all_reduce", "reduce_scatter"}.intersection(names)
+
+
+def test_an_input_that_no_step_can_leave_partial_is_reduced_before_the_loop():
+    u, _ = weights()
+
+    def step(x):
+        summands = x @ u @ ops.stop_gradient(u)  # partial where rows of the second factor are sharded
+        return {"y": ops.sum(ops.scan(lambda h, xt: (ops.tanh(h + xt), None), ops.zeros_like(x[0]), summands)[0])}
+
+    program = trace(step, INPUTS)
+    placed = place(program, layouts={variable: ("model", None) for variable in program.state})
+    (loop,) = loops(placed)
+    assert loop.inputs[1].op is ALL_REDUCE or loop.inputs[0].op is ALL_REDUCE
+
+
 def test_a_loop_in_which_ranks_would_meet_is_unrolled():
     def step(x):
         def normalized(h, xt):
