@@ -196,7 +196,7 @@ class Watchdog:
         self._exit_notifier.close()
         if self._launcher_guard is not None:
             os.close(self._launcher_guard)
-        self.record.collective = _refuse  # type: ignore[assignment, method-assign]
+        self.record.collective = _refuse  # type: ignore[method-assign]
 
     def ring(self, ranks: Sequence[int]) -> "Ring":
         """Return the `Ring` of these ranks of this node."""
@@ -454,7 +454,7 @@ def seconds_between_looks(ranks: int, cores: int) -> float:
     return _LOOK * max(1.0, ranks / 64, ranks / (8 * cores))
 
 
-def _refuse(*_: object) -> NoReturn:
+def _refuse(*_: object, **__: object) -> NoReturn:
     raise RuntimeError("this process was forked by a rank: it cannot meet the other ranks")
 
 
