@@ -179,7 +179,7 @@ class Layer(Parts):
 
     def call(self, *arguments: Any, **keywords: Any) -> Any:
         """Return the outputs for the inputs, tensors both; `training` is passed if it is a parameter."""
-        raise NotImplementedError(f"Layer {type(self).__name__} does not have a `call()` method implemented.")
+        raise NotImplementedError(f"Layer {type(self).__name__} does not have a `call` method implemented.")
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Return the shape of the outputs, None for unknown lengths, by running `call` without values.
@@ -192,7 +192,13 @@ class Layer(Parts):
         return map_leaves(lambda _, tensor: read(tensor.shape), results)
 
     def compute_output_spec(self, *arguments: Any, **keywords: Any) -> Any:
-        """Return symbolic tensors like the outputs of `call` with these arguments, which may be symbolic, too."""
+        """Return symbolic tensors like the outputs of `call` with these arguments, which may be symbolic, too.
+
+        A subclass's own `compute_output_shape` is asked instead of `call`, as in Keras.
+        """
+        if _has_own_output_shape(type(self)) and len(arguments) == 1 and not keywords:
+            shape = self.compute_output_shape(map_leaves(lambda _, leaf: build_shape(leaf), arguments[0]))
+            return _placeholders_of(shape, self.compute_dtype, self._display_name)
         layer = self if self.built else _unbuilt_copy(self)
         outputs = layer._symbolic_call(arguments, keywords)
         return map_leaves(lambda _, tensor: placeholder(tensor.shape, tensor.dtype, self._display_name), outputs)
@@ -670,6 +676,21 @@ def _calling(training: bool) -> Iterator[None]:
         yield
     finally:
         _training.reset(token)
+
+
+def _has_own_output_shape(kind: type) -> bool:
+    """Whether a user's class says which shape its outputs have."""
+    owner = next(base for base in kind.__mro__ if "compute_output_shape" in vars(base))
+    return not is_dptrain_class(owner)
+
+
+def _placeholders_of(shape: Any, dtype: Any, name: str) -> Any:
+    """Return placeholders of a shape, or of shapes nested in tuples, lists and dictionaries."""
+    if isinstance(shape, Mapping):
+        return {key: _placeholders_of(inner, dtype, name) for key, inner in shape.items()}
+    if any(isinstance(inner, tuple | list | Mapping) for inner in shape):
+        return type(shape)(_placeholders_of(inner, dtype, name) for inner in shape)
+    return placeholder(symbolic(shape), dtype, name)
 
 
 def _with_size(value: Any, size: Size) -> Any:

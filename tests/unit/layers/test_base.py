@@ -352,7 +352,7 @@ def test_mistakes_in_one_line():
     class Empty(Layer):
         pass
 
-    with pytest.raises(NotImplementedError, match=r"Layer Empty does not have a `call\(\)`"):
+    with pytest.raises(NotImplementedError, match=r"Layer Empty does not have a `call` method implemented"):
         Empty()(np.ones(3))
     with pytest.raises(ConfigError, match="unknown constraint 'max'"):
         Empty().add_weight((2,), constraint="max")
@@ -685,3 +685,27 @@ def test_an_input_layer_takes_its_shape_by_the_name_of_keras_2():
 def test_a_fixed_batch_size_stays_beside_a_length_that_is_not_known(layer):
     assert layer(Input(batch_shape=(4, None, 7))).shape[0] == 4
     assert str(layer(Input(batch_shape=(None, None, 7))).shape).startswith("(None, ")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "expected"),
+    [
+        (lambda shape: shape, (None, 3)),
+        (lambda shape: (shape, (*shape, 2)), ((None, 3), (None, 3, 2))),
+        (lambda shape: [shape, shape], [(None, 3), (None, 3)]),
+        (lambda shape: {"a": shape, "b": [(4,)]}, {"a": (None, 3), "b": [(4,)]}),
+    ],
+)
+def test_output_specs_are_those_of_a_users_output_shape(shapes, expected):
+    class Unable(layers.Layer):
+        def call(self, x):
+            raise RuntimeError("is not called")
+
+        def compute_output_shape(self, input_shape):
+            return shapes(input_shape)
+
+    spec = Unable(dtype="float64").compute_output_spec(dp.KerasTensor((None, 3)))
+    assert dp.tree.map_structure(lambda tensor: tuple(tensor.shape), spec) == expected
+    assert {tensor.dtype.name for tensor in dp.tree.flatten(spec)} == {"float64"}
+    with pytest.raises(NotImplementedError, match="Layer Layer does not have a `call` method implemented"):
+        layers.Layer()(np.ones((2, 3)))
