@@ -6,6 +6,7 @@ import numpy as np
 
 from dptrain.errors import ConfigError
 from dptrain.initializers.base import RandomInitializer, Values, truncated_normal
+from dptrain.registry.serialization import plain
 
 
 class RandomUniform(RandomInitializer):
@@ -21,7 +22,7 @@ class RandomUniform(RandomInitializer):
         return self._numbers(seed, position).uniform(self.minval, self.maxval, shape)
 
     def _get_config(self) -> dict[str, Any]:
-        return {"seed": self.seed, "minval": self.minval, "maxval": self.maxval}
+        return {"seed": plain(self.seed), "minval": self.minval, "maxval": self.maxval}
 
 
 class _Normal(RandomInitializer):
@@ -32,7 +33,7 @@ class _Normal(RandomInitializer):
         self.mean, self.stddev = float(mean), _deviation(stddev)
 
     def _get_config(self) -> dict[str, Any]:
-        return {"seed": self.seed, "mean": self.mean, "stddev": self.stddev}
+        return {"seed": plain(self.seed), "mean": self.mean, "stddev": self.stddev}
 
 
 class RandomNormal(_Normal):
@@ -75,7 +76,7 @@ class Orthogonal(RandomInitializer):
         return self.gain * (q.T if rows < columns else q).reshape(shape)
 
     def _get_config(self) -> dict[str, Any]:
-        return {"seed": self.seed, "gain": self.gain}
+        return {"seed": plain(self.seed), "gain": self.gain}
 
 
 def _deviation(stddev: float) -> float:

@@ -8,6 +8,7 @@ import numpy as np
 
 from dptrain.errors import ConfigError
 from dptrain.initializers.base import RandomInitializer, Values, truncated_normal
+from dptrain.registry.serialization import plain
 
 # Standard deviation of a standard normal distribution cut off at 2.
 _TRUNCATED_DEVIATION = 0.87962566103423978
@@ -62,7 +63,11 @@ class VarianceScaling(RandomInitializer):
 
     def _get_config(self) -> dict[str, Any]:
         """Return the arguments; for named schemes, the seed and what Keras writes with it."""
-        config: dict[str, Any] = {"seed": self.seed, "input_axes": self.input_axes, "output_axes": self.output_axes}
+        config: dict[str, Any] = {
+            "seed": plain(self.seed),
+            "input_axes": self.input_axes,
+            "output_axes": self.output_axes,
+        }
         if type(self) is VarianceScaling:
             config |= {"scale": self.scale, "mode": self.mode, "distribution": self.distribution}
         return config
