@@ -126,6 +126,7 @@ class Normalization(Layer):
         if not count:
             raise self._no_rows()
         self._set_moments(mean, squares / count)
+        self.adapt_mean.of_data = self.adapt_variance.of_data = True
 
     def _no_rows(self) -> ConfigError:
         return ConfigError(

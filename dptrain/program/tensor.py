@@ -405,6 +405,7 @@ class Variable(Operand):
         moves: counts the beginnings and ends of its moves: odd during a move.
         autocast: it is read in the compute type of the current layer.
         overwrite_with_gradient: an optimizer replaces it by its gradient, such as the scale of quantized numbers.
+        of_data: a layer's `adapt` has computed it from data, which must be the same on all ranks.
         watched: the `Tensor.tracking` of its value if it is not trainable.
     """
 
@@ -428,7 +429,7 @@ class Variable(Operand):
         self.moves = 0
         self._grad: Tensor | None = None
         self.watched = NOT_TRACKED
-        self.autocast = self.overwrite_with_gradient = False
+        self.autocast = self.overwrite_with_gradient = self.of_data = False
         self._draw: Callable[[], Array] | None = None
         if isinstance(value, Drawn):
             self._hold_later(value.draw, value.shape, np.dtype(dtype or value.dtype))

@@ -58,12 +58,28 @@ class Shared:
         require_same_kind(self._comm, self.variables, digests[:, 0])
         if (digests == digests[0]).all():
             return
+        self._require_same_adaptation()
         values = [variable.numpy() for variable in self.variables]
         flats = messages.concatenated(values)
         for flat in flats:
             self._comm.broadcast(flat)
         for variable, value in zip(self.variables, messages.separated(flats, values), strict=True):
             variable.assign(value)
+
+    def _require_same_adaptation(self) -> None:
+        """Refuse what `adapt` has computed from other data than rank 0's. Collective."""
+        values = {
+            variable._path: number_of(variable.numpy().tobytes()) for variable in self.variables if variable.of_data
+        }
+        everyone = self._comm.allgather(values)
+        if any(everyone[0].get(path) != digest for adapted in everyone for path, digest in adapted.items()):
+            facts = {
+                variable._path: [np.round(variable.numpy(), 6).ravel()[:4].tolist()]
+                for variable in self.variables
+                if any(variable._path in adapted for adapted in everyone)
+            }
+            advice = dict.fromkeys(facts, "call adapt with the same data on every rank, or on rank 0 alone")
+            self._comm.require_same("layers are adapted to different data", facts | {"checksum": values}, advice)
 
 
 def deviating(facts: Sequence[Mapping[str, str]], away: Sequence[Mapping[str, float]]) -> dict[int, list[str]] | None:

@@ -37,16 +37,25 @@ DIFFERING = {
     "predict, activation": MODEL,
     "train_on_batch, activation": MODEL,
 }
-SAME = ["predict", "predict_on_batch", "evaluate", "test_on_batch", "train_on_batch"]
+ADAPTED = ["fit, adapted", "predict, adapted", "fit, adapted on one rank"]
+SAME = [
+    "fit, adapted alike",
+    "fit, adapted on rank 0",
+    "predict",
+    "predict_on_batch",
+    "evaluate",
+    "test_on_batch",
+    "train_on_batch",
+]
 
 
 @pytest.fixture(scope="module", params=[(2, 0), (3, 1)], ids=str)
 def outcomes(request):
     """What has become of each call, on so many ranks of which one differs."""
     ranks, odd = request.param
-    done = mpirun(ranks, SCRIPT, str(odd), *DIFFERING, *SAME, timeout=60)
+    done = mpirun(ranks, SCRIPT, str(odd), *DIFFERING, *ADAPTED, *SAME, timeout=60)
     assert done.code == 0, done.err
-    return json.loads(done.out)
+    return json.loads(done.out) | {"odd": odd}
 
 
 @pytest.mark.parametrize("way", DIFFERING)
@@ -57,6 +66,17 @@ def test_a_rank_with_other_data_or_arguments_is_refused_on_all(outcomes, way):
     assert message.startswith(f"the ranks call {method} differently: {DIFFERING[way]}")
     if DIFFERING[way] == DATA:
         assert "; every rank needs the same data: seed what is random, with dp.utils.set_random_seed(0) at " in message
+
+
+@pytest.mark.parametrize("way", ADAPTED)
+def test_layers_that_ranks_adapt_to_different_data_are_refused(outcomes, way):
+    if outcomes["odd"] == 0 and way.endswith("one rank"):
+        assert outcomes[way] == "done"  # rank 0's moments are everyone's
+        return
+    code, message = outcomes[way]
+    assert code == 2
+    assert message.startswith("layers are adapted to different data: ")
+    assert "call adapt with the same data on every rank, or on rank 0 alone" in message
 
 
 @pytest.mark.parametrize("way", SAME)

@@ -45,10 +45,28 @@ def activation(name: str) -> bool:
     return True
 
 
+def adapted(rows, method: str = "fit"):
+    """Call a method of a model whose layer each rank adapts to rows of its own; None: not at all."""
+    normalization = dp.layers.Normalization()
+    if rows is not None:
+        normalization.adapt(x[rows])
+    normalized = dp.Sequential([dp.Input((6,)), normalization, dp.layers.Dense(1)], seed=1)
+    normalized.compile("sgd", "mse")
+    data = (x, y) if method == "fit" else (x,)
+    getattr(normalized, method)(*data, verbose=0)
+    expected = x.mean(0)
+    np.testing.assert_allclose(normalized.layers[0].mean.numpy()[0], expected, rtol=1e-4, atol=1e-6)
+
+
 local_rows = slice(comm.rank, None, comm.size)  # as data are divided by hand, for every rank another part
 changed = x.copy()
 changed[13, 5] += differs
 ways = {
+    "fit, adapted": lambda: adapted(local_rows),
+    "predict, adapted": lambda: adapted(local_rows, "predict"),
+    "fit, adapted on one rank": lambda: adapted(slice(None) if differs else None),
+    "fit, adapted alike": lambda: adapted(slice(None)),
+    "fit, adapted on rank 0": lambda: adapted(None if comm.rank else slice(None)),
     "predict, parts": lambda: model.predict(x[local_rows], verbose=0),
     "predict, a value": lambda: model.predict(changed, verbose=0),
     "predict, shuffled": lambda: with_(list(range(13, -1, -1)), "predict", verbose=0),
