@@ -126,7 +126,7 @@ class _FunctionalWriter:
         names: dict[int, str] = {}
         used = {layer.name for layer in self._graph.layers}
         for maker in self._makers:
-            kind = snake_case(maker.class_name) if isinstance(maker, OperationCall) else maker.op.name  # type: ignore[union-attr]
+            kind = _kind_of(maker)
             numbered = (kind if not number else f"{kind}_{number}" for number in itertools.count())
             names[id(maker)] = next(name for name in numbered if name not in used)
             used.add(names[id(maker)])
@@ -221,6 +221,14 @@ class _FunctionalWriter:
             name = self._model.name
             raise ConfigError(f"model {name!r}: {value} is an argument that cannot be saved; use it in a layer")
         return {"class_name": "__numpy__", "config": {"value": value.numpy().tolist(), "dtype": value.dtype.name}}
+
+
+def _kind_of(maker: Tensor | OperationCall) -> str:
+    """Return Keras' name of an operation, which is the same once it has been read from a file."""
+    if isinstance(maker, OperationCall):
+        return snake_case(maker.class_name)
+    assert maker.op is not None
+    return "get_item" if maker.op is getitem else maker.op.name
 
 
 def _position(tensor: Tensor, outputs: Any) -> int:

@@ -124,3 +124,14 @@ def test_damaged_descriptions_end_in_one_line():
         layer[name] = change
         with pytest.raises((ConfigError, TypeError, AttributeError)):
             dp.models.model_from_json(json.dumps(config))
+
+
+def test_operations_are_written_alike_once_they_are_read():
+    x = dp.Input((4, 6), name="x")
+    y = dp.ops.sort(x[:, 1], axis=-1) + dp.ops.mean(x[:, ::2], axis=1)
+    model = dp.Model(x, [y, dp.ops.flip(x, 1)])
+    written = json.loads(model.to_json())
+    assert json.loads(dp.models.model_from_json(json.dumps(written)).to_json()) == written
+    assert (
+        next(layer["name"] for layer in written["config"]["layers"] if layer["class_name"] == "GetItem") == "get_item"
+    )
