@@ -18,13 +18,7 @@ def test_alone(cuda_backend, name):
     assert not wrong_on_cuda(alone, cuda_backend)
 
 
-def on_ranks(name):
-    """Whether ranks can be compared: what the others send is NumPy's, whose order of loops' sums is another one."""
-    return bool(TABLE[name].shards) and not name.startswith("loop_")
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("name", [name for name in OFTEN if TABLE[name].pack or on_ranks(name)])
+@pytest.mark.parametrize("name", [name for name in OFTEN if TABLE[name].pack or TABLE[name].shards])
 def test_on_ranks_and_in_packs(cuda_backend, another, name):
-    case = TABLE[name] if on_ranks(name) else dataclasses.replace(TABLE[name], shards=())
-    assert not wrong_on_cuda(case, cuda_backend, another)
+    assert not wrong_on_cuda(TABLE[name], cuda_backend, another)

@@ -29,7 +29,7 @@ from dptrain.program.sharding.mesh import (
     PlacedProgram,
     Placement,
 )
-from dptrain.program.sharding.messages import is_read_through, levels
+from dptrain.program.sharding.messages import is_read_through, levels, replaced, scheduled
 from dptrain.program.sharding.placement import laid_out
 from dptrain.program.tensor import Tensor, Variable, placeholder
 
@@ -204,36 +204,4 @@ def regathered(program: PlacedProgram) -> PlacedProgram:
     for tensor in program.tensors:
         is_alias = is_read_through(tensor)
         new[tensor] = tensor.with_inputs([new[read] if is_alias else at(read, level[tensor]) for read in tensor.inputs])
-    return _replaced(program, new) if copies else program
-
-
-def scheduled(program: PlacedProgram) -> PlacedProgram:
-    """Fix stage and order of messages while all ranks have the same ops, as later passes may change some ranks'."""
-    _, sent_at = levels(program)
-    ends = dict[Tensor, int]()  # how many ops precede a tensor
-    for tensor in program.tensors:
-        ends[tensor] = 1 + max((ends[read] for read in tensor.inputs), default=0)
-    order = {
-        tensor: number
-        for number, tensor in enumerate(sorted(sent_at, key=lambda tensor: (sent_at[tensor], ends[tensor])))
-    }
-    new: dict[Tensor, Tensor] = {}
-    for tensor in program.tensors:
-        new[tensor] = tensor.with_inputs([new[read] for read in tensor.inputs])
-        if tensor in sent_at:
-            attributes = {**tensor.attributes, "stage": sent_at[tensor], "number": order[tensor]}
-            new[tensor] = Tensor(
-                tensor.op, new[tensor].inputs, attributes, tensor.shape, tensor.dtype, name=tensor.name
-            )
-    return _replaced(program, new)
-
-
-def _replaced(program: PlacedProgram, new: Mapping[Tensor, Tensor]) -> PlacedProgram:
-    return replace(
-        program,
-        outputs={name: new[tensor] for name, tensor in program.outputs.items()},
-        updates={variable: new[tensor] for variable, tensor in program.updates.items()},
-        placements={
-            new[tensor]: program.placements[tensor] for tensor in program.tensors if tensor in program.placements
-        },
-    )
+    return replaced(program, new) if copies else program

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -82,7 +82,7 @@ def levels(program: Program) -> tuple[dict[Tensor, int], dict[Tensor, int]]:
 
     Sums are sent as early as possible. A gather is sent just before its first reader, so that gathered weights are not
     all in memory at once: together with other gathers up to about the largest one. Layers take turns naturally; updates
-    that gather, as Muon's, are made to. Programs of a mesh's ranks have fixed stages, see `local.scheduled`.
+    that gather, as Muon's, are made to. Placed programs have fixed stages, see `scheduled`.
     Elementwise ops on leaves wait for their first reader too: decayed weights and slots would otherwise stay in memory
     throughout the backward pass.
     """
@@ -165,6 +165,38 @@ def _wait_for_readers(program: Program, level: dict[Tensor, int], sent_at: Mappi
         at = sent_at.get(tensor, level[tensor])
         for operand in tensor.inputs:
             first[operand] = min(first.get(operand, at), at)
+
+
+def scheduled(program: PlacedProgram) -> PlacedProgram:
+    """Fix stage and order of messages while all ranks have the same ops: later passes differ by rank and device."""
+    _, sent_at = levels(program)
+    ends = dict[Tensor, int]()  # how many ops precede a tensor
+    for tensor in program.tensors:
+        ends[tensor] = 1 + max((ends[read] for read in tensor.inputs), default=0)
+    order = {
+        tensor: number
+        for number, tensor in enumerate(sorted(sent_at, key=lambda tensor: (sent_at[tensor], ends[tensor])))
+    }
+    new: dict[Tensor, Tensor] = {}
+    for tensor in program.tensors:
+        new[tensor] = tensor.with_inputs([new[read] for read in tensor.inputs])
+        if tensor in sent_at:
+            attributes = {**tensor.attributes, "stage": sent_at[tensor], "number": order[tensor]}
+            new[tensor] = Tensor(
+                tensor.op, new[tensor].inputs, attributes, tensor.shape, tensor.dtype, name=tensor.name
+            )
+    return replaced(program, new)
+
+
+def replaced(program: PlacedProgram, new: Mapping[Tensor, Tensor]) -> PlacedProgram:
+    """Return the program with other tensors for its own, which have their placements."""
+    return replace(
+        program,
+        outputs={name: new[tensor] for name, tensor in program.outputs.items()},
+        updates={variable: new[tensor] for variable, tensor in program.updates.items()},
+        placements={new.get(tensor, tensor): placement for tensor, placement in program.placements.items()},
+        weight_gradients={new.get(tensor, tensor): variable for tensor, variable in program.weight_gradients.items()},
+    )
 
 
 def is_read_through(tensor: Tensor) -> bool:

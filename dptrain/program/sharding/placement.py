@@ -52,6 +52,7 @@ from dptrain.program.sharding.mesh import (
     PlacedProgram,
     Placement,
 )
+from dptrain.program.sharding.messages import scheduled
 from dptrain.program.sharding.sharding_rule import ShardingRule
 from dptrain.program.steps import unrolled
 from dptrain.program.tensor import Node, Tensor, Variable, constant, row_count
@@ -113,7 +114,8 @@ def place(
     placements = {variable: placement for variable, placement in placements.items() if not placement.is_replicated}
     while True:
         try:
-            return _placed(program, set(summed), bucket_bytes, comm_dtype, placements, slots or {})
+            placed = _placed(program, set(summed), bucket_bytes, comm_dtype, placements, slots or {})
+            return placed if placements else scheduled(placed)
         except _MeetsInLoopError as meets:
             program = unrolled(program, meets.node)
 

@@ -5,6 +5,7 @@ import pytest
 
 from dptrain import ops, random
 from dptrain.backend.cpu.compiled import CompiledExecutable, lowered
+from dptrain.backend.cuda.compose import Composition
 from dptrain.errors import ConfigError
 from dptrain.program.body import body_of, has_body
 from dptrain.program.dims import Dim
@@ -12,6 +13,7 @@ from dptrain.program.execute import HostMemory, evaluate
 from dptrain.program.gradient import topological
 from dptrain.program.program import trace
 from dptrain.program.sharding.mesh import ALL_REDUCE
+from dptrain.program.sharding.messages import stages
 from dptrain.program.sharding.placement import place
 from dptrain.program.steps import unrolled
 from dptrain.program.tensor import Variable
@@ -202,6 +204,23 @@ def test_an_input_that_no_step_can_leave_partial_is_reduced_before_the_loop():
     placed = place(program, layouts={variable: ("model", None) for variable in program.state})
     (loop,) = loops(placed)
     assert loop.inputs[1].op is ALL_REDUCE or loop.inputs[0].op is ALL_REDUCE
+
+
+@pytest.mark.parametrize("make", LOOPS)
+def test_every_executor_sends_the_same_in_the_same_order(make):
+    def numbers(messages_of_stages):
+        return [
+            [[tensor.attributes["number"] for tensor in message] for message in messages]
+            for messages in messages_of_stages
+        ]
+
+    placed = place(trace(trained(make), INPUTS))
+    expected = numbers(stage.messages for stage in stages(placed))
+    assert sum(map(len, expected)) == 1
+    composed, (fused, _) = Composition(placed, alone=False), lowered(placed, alone=False)
+    fused_messages = ([[result for _, result in message] for message in stage.messages] for stage in fused.stages)
+    assert numbers(fused_messages) == expected
+    assert numbers([message.results for message in messages] for messages in composed.messages) == expected
 
 
 def test_a_loop_in_which_ranks_would_meet_is_unrolled():
