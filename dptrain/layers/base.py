@@ -404,7 +404,8 @@ class Layer(Parts):
         try:
             with tracing():
                 return self(*arguments, **keywords)
-        except UnknownLengthError:
+        except UnknownLengthError as error:
+            asked = error
             tensors = [leaf for leaf in leaves([arguments, keywords]) if isinstance(leaf, Tensor)]
             if not any(is_open(tensor.shape) for tensor in tensors):
                 raise
@@ -418,6 +419,8 @@ class Layer(Parts):
             with tracing():
                 results.append(self(*bound[0], **bound[1]))
             self._clear_losses()
+        if len(leaves(results[0])) != len(leaves(results[1])):  # as many outputs as the length, as of `unstack`
+            raise asked
         second_leaves = iter(leaves(results[1]))
         return map_leaves(lambda _, leaf: _common_placeholder(leaf, next(second_leaves)), results[0])
 

@@ -313,3 +313,11 @@ def test_the_first_error_of_an_op_is_that_of_its_arguments():
     np.testing.assert_allclose(model(np.ones((1, 3, 4), np.float32))[0, :, 0], [1, 2, 3])
     with pytest.raises(ConfigError, match="operation 'associative_scan' in a file"):
         model.to_json()
+
+
+def test_as_many_outputs_as_an_unknown_length_are_refused():
+    x = Input((None, 4))
+    for call in (lambda: ops.unstack(x, axis=1), lambda: layers.Lambda(lambda a: ops.unstack(a, axis=1))(x)):
+        with pytest.raises(ConfigError):
+            call()
+    assert len(ops.unstack(x, axis=2)) == 4
