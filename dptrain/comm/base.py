@@ -269,7 +269,10 @@ def unpack(source: int, message: bytes) -> Mail:
 
 
 def _encoded(fact: Any) -> bytes:
-    return json.dumps(plain(fact)).encode()
+    try:
+        return json.dumps(fact).encode()
+    except (TypeError, ValueError):  # of objects, NumPy's numbers and cycles
+        return json.dumps(plain(fact)).encode()
 
 
 def _agreed_error(where: str, exit_code: ExitCode, text: str, failures: Sequence[tuple[int, str]] = ()) -> AgreedError:

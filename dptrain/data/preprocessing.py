@@ -170,7 +170,7 @@ class Preprocessing:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict."""
-        return {"format": FORMAT, **dataclasses.asdict(self)}
+        return {"format": FORMAT, **_fields(self), "columns": [_fields(column) for column in self.columns]}
 
     @staticmethod
     def from_dict(tree: Any, where: str = "preprocessing") -> "Preprocessing":
@@ -298,6 +298,11 @@ def texts_of(series: Any, fault: Fault, advice: str) -> list[str]:
         if not isinstance(value, str):
             raise fault(row, str(series.name), f"{short(value)}; expected a text")
     return list(series)
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    """Return a record's fields; `dataclasses.asdict` copies them, which takes longer than reading a wide table."""
+    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
 
 
 def _counted(where: str) -> Fault:

@@ -534,25 +534,6 @@ class Layer(Parts):
 
     # In files
 
-    def save_own_variables(self, store: Any) -> None:
-        """Put the layer's own weights, without its sublayers', into `store` as "0", "1", ...
-
-        `store` takes arrays, or variables, by name, like a dictionary; a subclass may put other arrays there.
-        """
-        for number, variable in enumerate(self._own_weights):
-            store[str(number)] = variable
-
-    def load_own_variables(self, store: Any) -> None:
-        """Read what `save_own_variables` wrote; ConfigError for other arrays than the layer's weights."""
-        variables = self._own_weights
-        if [*store.keys()] != [str(number) for number in range(len(variables))]:
-            raise ConfigError(
-                f"Layer '{self._display_name}' expected {len(variables)} variables, but received {len(store)} "
-                f"variables during loading. Expected: {[variable.name for variable in variables]}"
-            )
-        for number, variable in enumerate(variables):
-            variable.assign(store[str(number)])
-
     def _get_own_config(self) -> dict[str, Any]:
         """Return the constructor's own arguments for `get_config`: attributes, or what a user's constructor got."""
         strict = type(self).get_config is Configurable.get_config

@@ -125,6 +125,25 @@ class Parts(Configurable):
         batch_states = [variable for state in self._attributes(BatchState) for variable in state.variables]
         return [*(generator.count for generator in self._attributes(SeedGenerator)), *batch_states]
 
+    def save_own_variables(self, store: Any) -> None:
+        """Put the layer's own weights, without its sublayers', into `store` as "0", "1", ...
+
+        `store` takes arrays, or variables, by name, like a dictionary; a subclass may put other arrays there.
+        """
+        for number, variable in enumerate(self._own_weights):
+            store[str(number)] = variable
+
+    def load_own_variables(self, store: Any) -> None:
+        """Read what `save_own_variables` wrote; ConfigError for other arrays than the layer's weights."""
+        variables = self._own_weights
+        if [*store.keys()] != [str(number) for number in range(len(variables))]:
+            raise ConfigError(
+                f"Layer '{self._display_name}' expected {len(variables)} variables, but received {len(store)} "
+                f"variables during loading. Expected: {[variable.name for variable in variables]}"
+            )
+        for number, variable in enumerate(variables):
+            variable.assign(store[str(number)])
+
     @property
     def weights(self) -> list[Variable]:
         """All weights, including sublayers', in Keras' order: own ones first, of these the trainable ones first."""

@@ -10,7 +10,6 @@ import functools
 import inspect
 import math
 import operator
-import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +26,7 @@ from dptrain.ops import sum as summed
 from dptrain.optimizers import schedules
 from dptrain.optimizers.schedules import LearningRateSchedule
 from dptrain.optimizers.schedules.base import float64
+from dptrain.optimizers.weight_decay import Decaying
 from dptrain.program.stateless import lending, values_of
 from dptrain.program.tensor import (
     Drawn,
@@ -81,7 +81,7 @@ class LearningRate(float):
         return np.float64(self)
 
 
-class Optimizer(Readable, ABC):
+class Optimizer(Decaying, Readable, ABC):
     """A rule that turns gradients into new values of variables.
 
     A subclass writes `update_step`; with slots, it adds them in `build`:
@@ -158,8 +158,6 @@ class Optimizer(Readable, ABC):
         self._drafts = False  # whether slots are made for their order only
         self._slots: dict[Variable, dict[str, Variable]] = {}
         self._added: list[Variable] = []
-        self._excluded: set[Variable] = set()
-        self._excluded_names: re.Pattern[str] | None = None
         self._numbers: dict[Any, Tensor] | None = None
         self._iterations = self._variable(np.array(0, np.int64), "iteration")
         self._schedule = learning_rate if isinstance(learning_rate, LearningRateSchedule) else None
@@ -282,14 +280,7 @@ class Optimizer(Readable, ABC):
         return [self._iterations, *([] if self._schedule else [self._rate]), *self._added]
 
     def set_weights(self, weights: Sequence[Any]) -> None:
-        """Give the state other values.
-
-        Args:
-            weights: a value for each of `variables`.
-
-        Raises:
-            ConfigError: the optimizer is not built, or a number of values or a shape is another.
-        """
+        """Give each of `variables` a value; ConfigError before it is built, or for another number or shape of values."""
         if not self.built:
             raise ConfigError(
                 "You are calling `set_weights()` on an optimizer that has not yet been built. Please call "
@@ -595,42 +586,6 @@ class Optimizer(Readable, ABC):
         else:
             return grads
         return [grad * as_dtype(factor, grad.dtype) for grad, factor in zip(grads, factors, strict=True)]
-
-    # Weight decay
-
-    def exclude_from_weight_decay(
-        self, var_list: Iterable[Variable] | None = None, var_names: Iterable[str] | None = None
-    ) -> None:
-        """Exclude variables from weight decay, before the optimizer is built.
-
-        Args:
-            var_list: the variables.
-            var_names: regular expressions to search for in a variable's own name ("bias").
-
-        Raises:
-            ConfigError: the optimizer is built.
-        """
-        if self.built:
-            raise ConfigError(
-                "`exclude_from_weight_decay()` can only be configued before the optimizer is built."  # Keras' spelling
-            )
-        self._excluded = set(var_list or ())
-        names = sorted(set(var_names or ()))
-        self._excluded_names = re.compile("|".join(names)) if names else None
-
-    def _decays(self, variable: Variable) -> bool:
-        return self.weight_decay is not None and not self._is_excluded(variable)
-
-    def _is_excluded(self, variable: Variable) -> bool:
-        named = self._excluded_names is not None and self._excluded_names.search(variable.name) is not None
-        return variable in self._excluded or named
-
-    def _decay_of(self, variable: Variable) -> Callable[[Tensor], Tensor] | None:
-        """Return the decay factor of a variable as a function of the learning rate; None without decay."""
-        return self._decay_factor if self._decays(variable) else None
-
-    def _decay_factor(self, rate: Tensor) -> Tensor:
-        return 1 - (self.weight_decay or 0) * rate
 
     # Moving averages
 

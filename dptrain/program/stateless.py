@@ -10,17 +10,7 @@ from dptrain.program.tensor import Tensor, Variable, constant, is_tracing
 
 @contextmanager
 def lending(variables: Sequence[Variable], values: Sequence[Any], name: str, owner: object) -> Iterator[None]:
-    """Give variables other values in this context.
-
-    Args:
-        variables: that are lent.
-        values: their values meanwhile.
-        name: of the argument that holds them, for messages.
-        owner: of the variables, for messages.
-
-    Raises:
-        ConfigError: not one value for each variable.
-    """
+    """Give an owner's variables the values of its argument `name`; ConfigError if there is not one for each."""
     kind = type(owner).__name__
     if not isinstance(values, list | tuple) or len(values) != len(variables):
         raise ConfigError(

@@ -590,26 +590,19 @@ class _Placer:
     # Loops
 
     def _loop(self, node: Node) -> list[_Part]:
-        """Place a loop whose inputs stay partial if its steps can do with that; else they are reduced before it.
-
-        Raises:
-            _MeetsInLoopError: its steps would communicate all the same.
-        """
+        """Place a loop whose inputs stay partial if its steps can do with that; else they are reduced before it."""
         try:
             return self._loop_of(node, self._mesh)
         except _MeetsInLoopError:
             return self._loop_of(node, ())
 
     def _loop_of(self, node: Node, partial: Collection[str]) -> list[_Part]:
-        """Place a loop: the placements of carries are a fixed point of its body.
+        """Place a loop, whose carries' placements are a fixed point of its body, or raise a _MeetsInLoopError.
 
-        Zeros have any placement, so carries that begin as zeros are free in the first round. Messages that depend on
-        captures alone are sent once, before the loop; sharded inputs are gathered there, but for rows of the batch.
-        Inputs may be partial over the axes in `partial`.
-
-        Raises:
-            _MeetsInLoopError: messages are left in the body, or a carry becomes partial that does not begin so.
+        Sharded inputs are gathered before it, but for rows; they may be partial over the axes in `partial`.
         """
+        # Zeros have any placement, so carries that begin as zeros are free in the first round. Messages that depend on
+        # captures alone are sent once, before the loop; none may be left in the body.
         body = body_of(node)
         count, ends = len(body.begun), len(body.begun) + len(body.slices)
         parts = [self._divided(self.parts[operand]) for operand in node.inputs]
