@@ -280,7 +280,7 @@ class Optimizer(Decaying, Readable, ABC):
         return [self._iterations, *([] if self._schedule else [self._rate]), *self._added]
 
     def set_weights(self, weights: Sequence[Any]) -> None:
-        """Give each of `variables` a value; ConfigError before it is built, or for another number or shape of values."""
+        """Give each of `variables` a value; ConfigError before it is built, or for other numbers or shapes."""
         if not self.built:
             raise ConfigError(
                 "You are calling `set_weights()` on an optimizer that has not yet been built. Please call "
