@@ -19,6 +19,7 @@ from dptrain.program.gradient import gradients
 from dptrain.program.lowering import AttentionLowering
 from dptrain.program.onnx_graph import OnnxGraph, Value
 from dptrain.program.op import Op, op
+from dptrain.program.operand import OPERATORS
 from dptrain.program.shapes import Shape, is_one, size
 from dptrain.program.tensor import Array, Tensor, as_tensors
 from dptrain.program.types import is_half
@@ -155,10 +156,11 @@ def _attend(y: Tensor, dy: Tensor, *inputs: Tensor) -> tuple[Tensor | None, ...]
 def _attend_second_gradients(
     values: Sequence[Tensor], d_values: Sequence[Tensor | None], *inputs: Tensor
 ) -> tuple[Tensor | None, ...]:
-    first_grads = _composed_gradients(inputs, values[0].attributes)
+    # Inputs may depend on each other, as dy does on what it is a gradient of: copies are read by nothing else.
+    copies = [OPERATORS["identity"](operand) for operand in inputs[:4]]
+    first_grads = _composed_gradients([*copies, *inputs[4:]], values[0].attributes)
     parts = [sum_over(grad * d_grad) for grad, d_grad in zip(first_grads, d_values, strict=True) if d_grad is not None]
-    grads = gradients(sum(parts[1:], parts[0]), list(inputs[:4]))
-    return (*grads, *(None for _ in inputs[4:]))
+    return (*gradients(sum(parts[1:], parts[0]), copies), *(None for _ in inputs[4:]))
 
 
 @for_open_shapes

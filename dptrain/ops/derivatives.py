@@ -14,6 +14,7 @@ from dptrain.ops.manipulation import broadcast_to, reshape, zeros_like
 from dptrain.ops.reduction import sum
 from dptrain.program.context import SCOPE
 from dptrain.program.gradient import gradients
+from dptrain.program.operand import OPERATORS
 from dptrain.program.shapes import broadcast
 from dptrain.program.tensor import NOT_TRACKED, TRAINABLE, Tensor, as_tensors, differentiable
 
@@ -78,8 +79,10 @@ def jvp(fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]
         tangents: the direction, a tensor for each primal, of its shape.
         has_aux: see `fun`.
     """
-    points = [
-        primal if primal.value is None or primal.tracking == TRAINABLE else differentiable(primal)
+    points = [  # copies, as a primal may depend on another
+        OPERATORS["identity"](primal)
+        if primal.value is None or primal.tracking == TRAINABLE
+        else differentiable(primal)
         for primal in as_tensors(primals)
     ]
     directions = as_tensors(tangents)

@@ -5,6 +5,9 @@ import pytest
 
 from dptrain import ops
 from dptrain.errors import ConfigError
+from dptrain.program.execute import evaluate
+from dptrain.program.gradient import gradients
+from dptrain.program.program import trace
 
 RNG = np.random.default_rng(4)
 Q, K, V = RNG.normal(size=(2, 5, 4, 3)), RNG.normal(size=(2, 6, 4, 3)), RNG.normal(size=(2, 6, 4, 2))
@@ -59,6 +62,30 @@ def test_scores_of_half_precision_are_computed_in_float32(dtype):
     assert actual.dtype.name == dtype
     expected = attention(*(ops.cast(half, "float64").numpy() for half in halves), MASK)
     assert np.abs(ops.cast(actual, "float64").numpy() - expected).max() < (0.005 if dtype == "float16" else 0.04)
+
+
+@pytest.mark.parametrize("options", [{}, {"mask": MASK}, {"is_causal": True}], ids=str)
+def test_gradients_of_gradients_beside_differences(options):
+    """The gradient's own gradient, of a loss that is not linear, in query, key and value."""
+    points = {"q": Q[:1, :3, :2], "k": K[:1, :4, :2], "v": V[:1, :4, :2]}
+    if "mask" in options:
+        options = {"mask": options["mask"][:1, :, :3, :4]}
+    direction = RNG.normal(size=points["q"].shape)
+
+    def slope(q, k, v):
+        output = ops.dot_product_attention(q, k, v, **options)
+        return ops.sum(gradients(ops.sum(ops.sin(output)), [q])[0] * direction)
+
+    def step(q, k, v):
+        along = slope(q, k, v)
+        return {"slope": along} | dict(zip("qkv", gradients(along, [q, k, v]), strict=True))
+
+    program = trace(step, {name: (value.shape, "float64") for name, value in points.items()})
+    outputs, _ = evaluate(program, points)
+    for name, value in points.items():
+        there = RNG.normal(size=value.shape)
+        ends = [evaluate(program, points | {name: value + h * there})[0]["slope"] for h in (1e-5, -1e-5)]
+        np.testing.assert_allclose(np.sum(outputs[name] * there), (ends[0] - ends[1]) / 2e-5, rtol=1e-6, err_msg=name)
 
 
 def test_shapes_that_do_not_go_together():

@@ -101,6 +101,16 @@ def test_a_layer_trains_through_them():
 # Functions of several ops
 
 
+def test_a_primal_may_depend_on_another():
+    def step(x):
+        direction = ops.ones_like(x)
+        return {"d": ops.jvp(lambda a, b: ops.sum(a * a * b), [x, ops.sin(x)], [direction, 2 * direction])[1]}
+
+    x = np.array([0.3, -1.2, 2.0])
+    derivative = evaluate(trace(step, {"x": ((3,), "float64")}), {"x": x})[0]["d"]
+    np.testing.assert_allclose(derivative, np.sum(2 * x * np.sin(x) + 2 * x * x), rtol=1e-12)
+
+
 def test_derivative_along_a_direction():
     x, t = np.array([0.3, -1.2, 2.0]), np.array([1.0, 0.5, -2.0])
     value, derivative = ops.jvp(lambda x: ops.sin(x) * ops.sum(x), [x], [t])
