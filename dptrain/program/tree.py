@@ -202,7 +202,8 @@ def matched(data: Any, like: Any, names: Sequence[str] = (), *, by_key: bool = F
             return list(data.values())
         return [data[0] if isinstance(data, list | tuple) and len(data) == 1 else data]
     parts = dict(like if isinstance(like, Mapping) else enumerate(like))
-    if set(getattr(data, "_fields", ())) == set(like if isinstance(like, Mapping) else names) and parts:
+    fields = getattr(data, "_fields", ())
+    if fields and set(fields) == set(like if isinstance(like, Mapping) else names):
         data = data._asdict()  # a named tuple may have another order
     if isinstance(data, Mapping):
         if not isinstance(like, Mapping) and len(names) == len(parts):

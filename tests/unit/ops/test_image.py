@@ -197,7 +197,7 @@ def test_what_is_moved_and_blurred_by_hand():
             lambda: ops.image.resize(IMAGES, (2, 2), crop_to_aspect_ratio=True, pad_to_aspect_ratio=True),
             "Only one of `pad_to_aspect_ratio`",
         ),
-        (lambda: ops.image.resize(IMAGES, (2, 2), data_format="NHWC"), "data_format='NHWC': expected"),
+        (lambda: ops.image.resize(IMAGES, (2, 2), data_format="NHWC"), "Received: data_format=NHWC"),
         (lambda: ops.image.affine_transform(IMAGES, IDENTITY, "bicubic"), "Invalid value for argument `interpolation`"),
         (
             lambda: ops.image.affine_transform(IMAGES, IDENTITY, fill_mode="edge"),

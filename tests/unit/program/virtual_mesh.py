@@ -4,8 +4,9 @@ import itertools
 
 import numpy as np
 
+from dptrain.program.body import has_body
 from dptrain.program.dims import Dim
-from dptrain.program.execute import evaluate
+from dptrain.program.execute import _Loop, evaluate
 from dptrain.program.sharding.mesh import ALL_GATHER, ALL_REDUCE, BATCH, OWN_PART, REDUCE_SCATTER, constant_of
 from dptrain.program.sharding.placement import place
 from tests.unit.program.parts import computed
@@ -104,7 +105,12 @@ class VirtualMesh:
         if tensor.op is ALL_REDUCE:
             return operands[0]
         first, rows = sum(self.shards[: rank[BATCH]]), self.shards[rank[BATCH]]
-        return computed(tensor, operands, self.shape(tensor, placement.axes, rank), first, rows)
+        shape = self.shape(tensor, placement.axes, rank)
+        if has_body(tensor):  # whose steps send nothing
+            out = np.empty(shape, tensor.dtype)
+            _Loop(tensor, {tensor.index: out}, sum(self.shards), rows, first, None).execute(operands)
+            return out
+        return computed(tensor, operands, shape, first, rows)
 
 
 def spread(program):
