@@ -195,12 +195,10 @@ def _metrics(task: Task) -> list[Any]:
 
 
 def _of_standard_targets(loss: str, data: LoadedData) -> tuple[str | Loss, float | None]:
-    """Return the loss and weight that equal a regression's loss of standardised targets.
-
-    The squared error of (y - mean) / deviation is that of y over the variance, and so on: Keras' own losses express it,
-    so that files are Keras'. Relative losses and log_cosh, which has no scale, are unchanged. The deviation is that of
-    the whole training part, the same for all folds.
-    """
+    """Return the loss and weight that equal a regression's loss of standardised targets."""
+    # The squared error of (y - mean) / deviation is that of y over the variance, and so on: Keras' own losses express
+    # it, so that files are Keras'. Relative losses and log_cosh, which has no scale, are unchanged. The deviation is
+    # that of the whole training part, the same for all folds.
     power = _POWERS.get(loss)
     if power is None or data.train.total is not None:  # a rank's own rows are not representative
         return loss, None

@@ -403,13 +403,9 @@ def _first_accepted(accepted: Tensor) -> Tensor:
 
 
 def _log_gamma(fractions: Tensor, alpha: Any) -> Tensor:
-    """Return logarithms of gamma-distributed numbers, as small shapes give numbers that underflow.
-
-    `fractions` has `_FRACTIONS_PER_DRAW` uniform numbers for each along the last axis; `alpha` is the shape parameter.
-
-    Source: G. Marsaglia and W. Tsang, "A simple method for generating gamma variables", ACM Trans. Math. Software 26
-    (2000), with the draw of alpha + 1 times U^(1 / alpha).
-    """
+    """Return logarithms of gamma-distributed numbers, of `_FRACTIONS_PER_DRAW` uniform numbers along the last axis."""
+    # Small shapes give numbers that underflow. G. Marsaglia and W. Tsang, "A simple method for generating gamma
+    # variables", ACM Trans. Math. Software 26 (2000), with the draw of alpha + 1 times U^(1 / alpha).
     shape = cast(alpha, fractions.dtype)
     middle = shape + 2 / 3
     spread = expand_dims(middle, -1) if middle.ndim else middle

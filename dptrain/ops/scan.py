@@ -187,14 +187,10 @@ def _stack(matrices: Tensor, is_transposed: bool) -> Tensor:
 
 
 class _BackwardReads:
-    """What the backward body reads of the forward one: slices of stacks, existing or added.
+    """What the backward body reads of the forward one: slices of stacks, existing or added."""
 
-    Attributes:
-        stacks: the stack of each tensor of the forward body.
-        slices: the stack behind each placeholder in the backward body.
-        known: tensors of the outer program that are captures of the body.
-        new: tensors of the backward body by those of the forward body.
-    """
+    # stacks: of each tensor of the forward body; slices: the stack behind each placeholder of the backward body; known:
+    # tensors of the outer program that are captures; new: tensors of the backward body by those of the forward one.
 
     def __init__(
         self,
