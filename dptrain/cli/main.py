@@ -114,8 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except AgreedError as error:
         return failure.end_together(error)
     except BaseException as error:
-        if failure.ending and isinstance(error, SystemExit):
-            return failure.exit_code_of(error)  # of a signal, which has been reported
+        if isinstance(error, failure.ReportedExit):
+            return failure.exit_code_of(error)
         if failure.exit_code_of(error) or not isinstance(error, SystemExit):
             return failure.end_job(error)
         if lost_output() is None:

@@ -234,6 +234,10 @@ def leave(error: PreemptedError) -> NoReturn:
     raise SystemExit(code) from error
 
 
+class ReportedExit(SystemExit):
+    """An exit whose reason has been reported."""
+
+
 @contextmanager
 def ending_by_signals() -> Iterator[None]:
     """End the job at SIGTERM and SIGUSR1 with a line and the exit code that asks to try again."""
@@ -241,7 +245,7 @@ def ending_by_signals() -> Iterator[None]:
         with signals.interrupting():
             yield
     except signals.SignalledError as error:
-        raise SystemExit(end_job(error)) from None
+        raise ReportedExit(end_job(error)) from None
 
 
 def install_excepthook() -> None:
