@@ -9,10 +9,14 @@ from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer
 from dptrain.program.tensor import Tensor
+from dptrain.runtime.image_format import image_data_format
 
 
 class Rescaling(Layer):
-    """y = x * scale + offset; each is a number, such as 1 / 255, or a list with one for each index of the last axis."""
+    """y = x * scale + offset; each is a number, such as 1 / 255, or a list with one for each index of the last axis.
+
+    With `config.set_image_data_format("channels_first")` a list of scales is one for each index of the third to last.
+    """
 
     _passes_masks = True
 
@@ -27,6 +31,8 @@ class Rescaling(Layer):
             parameter if isinstance(parameter, float) else ops.cast(parameter, x.dtype)
             for parameter in (self.scale, self.offset)
         )
+        if isinstance(scale, Tensor) and image_data_format() == "channels_first":
+            scale = ops.reshape(scale, (-1, 1, 1))
         return x * scale + offset
 
 

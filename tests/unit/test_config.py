@@ -137,6 +137,7 @@ def test_utils_has_the_switches_of_logging():
 
 # Makers of what maps images to images or features; they are given no format.
 OF_IMAGES = {
+    "Rescaling": lambda: keras.layers.Rescaling([0.5, 2, -1], [0.1]),
     "Conv2D": lambda: keras.layers.Conv2D(3, 2, padding="same", kernel_initializer="ones"),
     "Conv2DTranspose": lambda: keras.layers.Conv2DTranspose(3, 2, strides=2, kernel_initializer="ones"),
     "DepthwiseConv2D": lambda: keras.layers.DepthwiseConv2D(2, depthwise_initializer="ones"),
