@@ -72,8 +72,14 @@ class Finished:
 
 def completed(environment: Mapping[str, str | None]) -> dict[str, str]:
     """Return the environment of what tests start, with more variables; one that is None is not there."""
-    # MPICH's waiting ranks sleep for moments instead of asking on: with more ranks than cores the others need those.
-    wanted = {**os.environ, "PYTHONWARNINGS": "error", "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1", **environment}
+    wanted = {
+        **os.environ,
+        "PYTHONWARNINGS": "error",
+        "PYTHONUNBUFFERED": None,  # set in many containers: print then writes a line in two parts, which ranks mix
+        # MPICH's waiting ranks sleep for moments instead of asking on: with more ranks than cores others need those.
+        "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1",
+        **environment,
+    }
     return {name: value for name, value in wanted.items() if value is not None}
 
 
