@@ -4,8 +4,8 @@ addition" (S. Stokowiec, 2017), with `import dptrain as keras`.
     python examples/addition.py
     mpirun -n 2 python examples/addition.py
 
-prints the same numbers, and some sums of the model's. An encoder reads "37+5 " from its end; its last state, repeated
-for each digit, is what a decoder writes the sum from. Source: W. Zaremba and I. Sutskever, "Learning to execute", 2014.
+Both print the same numbers, and some sums that the model computes. An encoder reads "37+5 " backwards; its last state,
+repeated for each digit, is the decoder's input. Source: W. Zaremba and I. Sutskever, "Learning to execute", 2014.
 """
 
 import argparse

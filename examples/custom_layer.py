@@ -1,4 +1,4 @@
-"""A layer of your own from the ops that are there: a residual gated linear unit, checked and trained.
+"""A custom layer built from existing ops: a residual gated linear unit, checked and trained.
 
     python examples/custom_layer.py
     mpirun -n 2 python examples/custom_layer.py
@@ -36,7 +36,7 @@ def main() -> None:
     compared = dp.testing.check_layer(ResidualGate(), (7,), device=arguments.device)
 
     x = np.random.default_rng(0).standard_normal((1000, 8))
-    y = (x[:, 0] * x[:, 1] > 0).astype(np.uint8)  # no linear model finds it
+    y = (x[:, 0] * x[:, 1] > 0).astype(np.uint8)  # no linear model can learn it
     model = dp.Sequential(
         [dp.layers.Dense(16, input_shape=(8,)), ResidualGate(), ResidualGate(), dp.layers.Dense(2, "softmax")], seed=1
     )

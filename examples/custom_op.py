@@ -1,4 +1,4 @@
-"""An op of your own: a CUDA kernel, its NumPy reference and its gradient, checked and used in a layer.
+"""A custom op: a CUDA kernel, its NumPy reference and its gradient, checked and used in a layer.
 
     python examples/custom_op.py
     mpirun -n 2 python examples/custom_op.py

@@ -1,10 +1,10 @@
-"""Knowledge distillation: a small model learns from labels and from the softened predictions of a larger one, in a
-`compute_loss` of its own, as in Keras' example of that name (K. Borup, 2020), with `import dptrain as keras`.
+"""Knowledge distillation: a small model learns from labels and from the softened predictions of a larger one, with its
+own `compute_loss`, as in Keras' example of that name (K. Borup, 2020), with `import dptrain as keras`.
 
     python examples/distillation.py
     mpirun -n 2 python examples/distillation.py
 
-prints the same losses. `--data-dir DIR` takes MNIST from DIR in place of the built-in strokes. Source: G. Hinton, O.
+Both print the same losses. `--data-dir DIR` uses MNIST from DIR instead of the built-in strokes. Source: G. Hinton, O.
 Vinyals and J. Dean, "Distilling the knowledge in a neural network", 2015.
 """
 
@@ -40,7 +40,7 @@ class Distiller(keras.Model):
         self.student = student
         self.teacher = teacher
         self.teacher.trainable = False
-        self.built = True  # its models are
+        self.built = True  # because its models are
 
     def compile(self, student_loss_fn, distillation_loss_fn, alpha=0.1, temperature=3, **options):
         """Configure the distiller.

@@ -1,11 +1,11 @@
-"""How far a network's probabilities can be believed: one network beside an ensemble of them.
+"""How reliable are a network's probabilities? A single network compared with an ensemble.
 
     python examples/ensemble.py
-    mpirun -n 2 python examples/ensemble.py     # the ranks share out the members
+    mpirun -n 2 python examples/ensemble.py     # the ranks share the members
 
-Members differ by their seeds alone: initial weights and order of the samples. The mean of their probabilities is better
-calibrated than those of one member: a network that is trained for long is too sure of itself where it is wrong.
-`--data-dir DIR` takes MNIST from DIR in place of the built-in glyphs. Sources: B. Lakshminarayanan et al., "Simple and
+Members differ only in their seeds: initial weights and order of the samples. The mean of their probabilities is better
+calibrated than those of one member: a network that is trained for long is overconfident where it is wrong.
+`--data-dir DIR` uses MNIST from DIR instead of the built-in strokes. Sources: B. Lakshminarayanan et al., "Simple and
 scalable predictive uncertainty estimation using deep ensembles", NeurIPS 2017; C. Guo et al., "On calibration of modern
 neural networks", ICML 2017 (the expected calibration error).
 """

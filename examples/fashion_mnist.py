@@ -1,9 +1,9 @@
-"""Classify images of clothing: the first tutorial of Keras, of which only the import line has changed.
+"""Classify images of clothing: Keras' first tutorial, with only the import line changed.
 
     python examples/fashion_mnist.py
     mpirun -n 4 python examples/fashion_mnist.py     # the same training on four ranks
 
-`--data-dir DIR` reads the data set's four files from DIR instead of fetching them, `--epochs N` trains for N epochs.
+`--data-dir DIR` reads the data set's four files from DIR instead of downloading them, `--epochs N` trains for N epochs.
 """
 
 import argparse
@@ -23,7 +23,7 @@ class_names = ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", 
 
 model = keras.Sequential(
     [
-        keras.layers.Rescaling(1 / 255, input_shape=(28, 28)),  # the images stay bytes, in memory and on a GPU
+        keras.layers.Rescaling(1 / 255, input_shape=(28, 28)),  # images stay bytes, in memory and on a GPU
         keras.layers.Flatten(),
         keras.layers.Dense(128, activation="relu"),
         keras.layers.Dense(10),

@@ -1,11 +1,11 @@
-"""A forecast of a time series by a GRU, as in Keras' example "Timeseries forecasting for weather prediction"
-(P. Attri et al., 2020), with `import dptrain as keras`, on a series that is made here.
+"""Time series forecasting with a GRU, as in Keras' example "Timeseries forecasting for weather prediction"
+(P. Attri et al., 2020), with `import dptrain as keras`, on generated data.
 
     python examples/forecast.py
     mpirun -n 2 python examples/forecast.py
 
-prints the same numbers. Three sensors have daily and weekly cycles, a drift and noise; from `--past` hours of all, the
-model forecasts the first one `--ahead` hours later. It must beat "as it is now" and "as it was a day before".
+Both print the same numbers. Three sensors have daily and weekly cycles, drift and noise; from `--past` hours of all
+three, the model forecasts the first one `--ahead` hours later. It must beat "same as now" and "same as a day ago".
 """
 
 import argparse

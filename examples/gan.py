@@ -1,11 +1,11 @@
-"""A DCGAN whose two models are trained in turn inside one `train_step`, as in Keras' guide "Customizing what happens in
+"""A DCGAN whose two models are trained alternately in one `train_step`, as in Keras' guide "Customizing what happens in
 fit()" (F. Chollet, 2020), with `import dptrain as keras`.
 
     python examples/gan.py
     mpirun -n 2 python examples/gan.py
 
-prints the same losses. `--steps N` trains for N batches, `--width N` gives the convolutions N filters (the guide's
-have 64 to 128), `--data-dir DIR` takes MNIST from DIR in place of the built-in glyphs. Source of the architecture: A.
+Both print the same losses. `--steps N` trains for N batches, `--width N` gives the convolutions N filters (the guide's
+have 64 to 128), `--data-dir DIR` uses MNIST from DIR instead of the built-in strokes. Source of the architecture: A.
 Radford et al., "Unsupervised representation learning with deep convolutional generative adversarial networks",
 ICLR 2016.
 """
@@ -63,7 +63,7 @@ class GAN(keras.Model):
         self.d_loss_tracker = keras.metrics.Mean(name="d_loss")
         self.g_loss_tracker = keras.metrics.Mean(name="g_loss")
         self.seed_generator = keras.random.SeedGenerator(1337)
-        self.built = True  # its models are
+        self.built = True  # because its models are
 
     @property
     def metrics(self):

@@ -1,9 +1,9 @@
-"""A miniature GPT of characters: reads a text, and then writes one, a character after the other.
+"""A miniature character-level GPT: it learns from a text, then generates one, character by character.
 
     python examples/gpt.py
     mpirun -n 2 python examples/gpt.py
 
-prints the same losses and the same text. `--text FILE` reads that file in place of nursery rhymes. Source: A. Radford
+Both print the same losses and the same text. `--text FILE` replaces the nursery rhymes. Source: A. Radford
 et al., "Language models are unsupervised multitask learners", 2019; characters as in A. Karpathy's nanoGPT.
 """
 
@@ -59,7 +59,7 @@ def write(model, ids, count, length, rng):
     for _ in range(count):
         seen = np.zeros((1, length), np.int32)
         tail = ids[-length:]
-        seen[0, : len(tail)] = tail  # what stands behind them does not count: the model looks at what is in front
+        seen[0, : len(tail)] = tail  # later positions have no effect: attention is causal
         scores = ops.convert_to_numpy(model.predict(seen, verbose=0))[0, len(tail) - 1].astype(np.float64)
         powers = np.exp((scores - scores.max()) / 0.5)
         ids = [*ids, int(np.searchsorted(np.cumsum(powers) / powers.sum(), rng.random()))]

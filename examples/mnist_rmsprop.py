@@ -1,9 +1,9 @@
-"""Recognise handwritten digits: 512 relu units, RMSprop, batches of 128, five epochs; a first example of many books.
+"""Recognize handwritten digits: 512 ReLU units, RMSprop, batches of 128, five epochs; the first example in many books.
 
     python examples/mnist_rmsprop.py
     mpirun -n 4 python examples/mnist_rmsprop.py     # the same training on four ranks
 
-`--data-dir DIR` reads the data set's four files from DIR instead of fetching them, `--epochs N` trains for N epochs.
+`--data-dir DIR` reads the data set's four files from DIR instead of downloading them, `--epochs N` trains for N epochs.
 """
 
 import argparse

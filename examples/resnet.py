@@ -1,10 +1,10 @@
-"""A residual network for small pictures, trained on drawn shapes, or on a folder of pictures.
+"""A residual network for small pictures, trained on generated shapes or a folder of pictures.
 
     python examples/resnet.py
     mpirun -n 2 python examples/resnet.py
 
-prints the same numbers. `--pictures DIR` takes a folder with a folder of pictures a class, of which each rank decodes
-its own; `--depth N` gives each of the three stages N blocks, `--width N` the first N filters. Source of the
+Both print the same numbers. `--pictures DIR` uses a folder with one folder of pictures per class; each rank decodes its
+own rows; `--depth N` gives each of the three stages N blocks, `--width N` the first N filters. Source of the
 architecture: K. He et al., "Deep residual learning for image recognition", CVPR 2016, section 4.2.
 """
 

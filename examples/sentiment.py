@@ -1,11 +1,11 @@
-"""Sentiment of sentences by a bidirectional LSTM, as in Keras' example "Bidirectional LSTM on IMDB" (F. Chollet, 2020),
-with `import dptrain as keras`, on sentences that are made here.
+"""Sentiment analysis with a bidirectional LSTM, as in Keras' example "Bidirectional LSTM on IMDB" (F. Chollet, 2020),
+with `import dptrain as keras`, on generated sentences.
 
     python examples/sentiment.py
     mpirun -n 2 python examples/sentiment.py
 
-prints the same numbers. Words have values, a negation turns the next one's; a sentence is good where the sum of its
-words is above 0. Sentences have 5 to `--length` words; the mask of the embedding leaves out what is behind them.
+Both print the same numbers. Words have values, and a negation inverts the next one; a sentence is positive if its sum
+is above 0. Sentences have 5 to `--length` words; the embedding's mask hides the padding.
 """
 
 import argparse

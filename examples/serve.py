@@ -1,11 +1,11 @@
-"""A trained model as a web service, by Python's standard library: a thread a request, all with one model.
+"""A trained model as a web service, with Python's standard library: one thread per request, all sharing one model.
 
     python examples/serve.py runs/X --port 8000
     curl -d '{"x": [[0.1, 0.2, 0.3, 0.4]]}' http://127.0.0.1:8000
 
-answers `{"y": [[...]]}`, what `model.predict(x)` returns, row by row; a request that the model cannot take gets 400 and
-`{"error": "..."}` in one line. `runs/X` may also be a `.keras` file, or a `.program` of `model.export`. For a network
-that you trust: it has no passwords, and a request is read whole.
+returns `{"y": [[...]]}`, the rows of `model.predict(x)`; a request that the model cannot process gets status 400 and a
+one-line `{"error": "..."}`. `runs/X` may also be a `.keras` file, or a `.program` from `model.export`. Only for trusted
+networks: there is no authentication, and requests of any size are read.
 """
 
 import argparse
@@ -22,7 +22,7 @@ def make_server(predict, port=0, host="127.0.0.1"):
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"  # connections stay open
-        disable_nagle_algorithm = True  # else an answer waits 40 ms for the client to confirm its headers
+        disable_nagle_algorithm = True  # else a response waits 40 ms for the client to acknowledge its headers
 
         def do_POST(self):
             try:

@@ -1,5 +1,5 @@
-"""Small coloured pictures of shapes, drawn by formulas, for `resnet.py` and `unet.py`: like CIFAR's in size and number
-of channels, with the shape's pixels known."""
+"""Small color pictures of generated shapes, for `resnet.py` and `unet.py`, with CIFAR's size and number of channels;
+each picture comes with the mask of its shape."""
 
 import numpy as np
 

@@ -1,10 +1,10 @@
-"""A Siamese pair: one tower of layers looks at two images, and learns distances that are small between images of one
-class. Trained with the contrastive loss, and judged by whether the distance tells if two images show the same digit.
+"""A Siamese network: one tower processes two images and learns distances that are small within a class. It is trained
+with the contrastive loss and evaluated by how well the distance tells whether two images show the same digit.
 
     python examples/siamese.py
     mpirun -n 2 python examples/siamese.py
 
-prints the same losses. `--data-dir DIR` takes MNIST from DIR in place of the built-in strokes. Source: R. Hadsell, S.
+Both print the same losses. `--data-dir DIR` uses MNIST from DIR instead of the built-in strokes. Source: R. Hadsell, S.
 Chopra and Y. LeCun, "Dimensionality reduction by learning an invariant mapping", CVPR 2006.
 """
 

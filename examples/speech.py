@@ -1,11 +1,11 @@
-"""Spoken commands by a GRU over mel spectrograms, as in Keras' examples for "Speech Commands" (P. Warden, 2018), with
-`import dptrain as keras`, on words of tones that are made here.
+"""Recognition of spoken commands by a GRU on mel spectrograms, as in Keras' examples for "Speech Commands" (P. Warden,
+2018), with `import dptrain as keras`, on synthetic words.
 
     python examples/speech.py
     python examples/speech.py --wav speech_commands/    # a folder of .wav files for each word, one second at 16 kHz
     mpirun -n 2 python examples/speech.py
 
-prints the same numbers on any number of ranks. A word is two or three vowels, each the sum of two formants; speakers
+The numbers are the same on any number of ranks. A word is two or three vowels, each the sum of two formants; speakers
 differ in pitch, speed and loudness, and there is noise.
 """
 
@@ -73,7 +73,7 @@ def main() -> None:
         words = train.class_names
         data, held_out = ({"x": part.map(lambda sounds, label: (sounds[..., 0], label))} for part in (train, rest))
 
-    window = 2 ** int(np.log2(rate / 20))  # of some 50 ms
+    window = 2 ** int(np.log2(rate / 20))  # about 50 ms
     model = keras.Sequential(
         [
             keras.Input((rate,)),

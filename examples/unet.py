@@ -1,9 +1,9 @@
-"""A U-Net that finds the pixels of shapes in coloured pictures.
+"""A U-Net that segments shapes in color pictures.
 
     python examples/unet.py
     mpirun -n 2 python examples/unet.py
 
-prints the same numbers. `--depth N` halves pictures N times, `--width N` gives the first convolutions N filters.
+Both print the same numbers. `--depth N` halves pictures N times, `--width N` gives the first convolutions N filters.
 Source of the architecture: O. Ronneberger et al., "U-Net: Convolutional networks for biomedical image segmentation",
 MICCAI 2015; with BatchNormalization, and padding that keeps the pictures' size.
 """
