@@ -121,6 +121,7 @@ def test_a_researcher_asks_what_a_step_would_cost_on_a_gpu(tmp_path):
     assert re.search(r"^steps/s( +[\d,]+){3}$", costs, re.M)
 
 
+@pytest.mark.long
 def test_an_administrator_tries_a_job_stops_it_and_starts_it_again(small_npz, tmp_path):
     healthy = dptrain(2, "doctor", timeout=90, fresh=True)
     assert healthy.code == 0, healthy.out

@@ -132,6 +132,7 @@ def build(kind: str, tools: Path, out: Path, tmp_path: Path) -> Path:
     return archive
 
 
+@pytest.mark.long
 def test_source_distribution_holds_what_belongs_to_the_repository_and_no_caches(tools, tmp_path):
     (tmp_path / "out").mkdir()
     with tarfile.open(build("sdist", tools, tmp_path / "out", tmp_path)) as archive:

@@ -278,6 +278,7 @@ def test_all_stages_share_their_time(tmp_path):
     assert sum(map(float, minutes)) < 7.5
 
 
+@pytest.mark.long
 def test_nothing_begins_after_a_smoke_test_that_fails(tmp_path):
     stand_in = tmp_path / "python"
     stand_in.write_text('#!/bin/sh\ncase "$1" in *gpu_smoke.py) exit 1 ;; esac\n')
@@ -336,6 +337,7 @@ def test_without_a_gpu_kernels_are_one_line():
     assert line.startswith("gpu_kernels.py measures nothing here: PyCUDA is not installed")
 
 
+@pytest.mark.long
 def test_a_script_that_fails_or_cannot_begin(tmp_path):
     options = {
         **machine(),

@@ -83,7 +83,8 @@ def test_products_are_chains_however_they_are_compiled(compiler, target):
     assert wrong_rows(library.dp_product_float, chains(FMA and target not in NARROW)) == 0
 
 
-@pytest.mark.parametrize("target", sample([TARGETS[0], TARGETS[-1], *NARROW], 3, single=True), ids="-".join)
+@pytest.mark.long
+@pytest.mark.parametrize("target", [TARGETS[0], TARGETS[-1], *NARROW], ids="-".join)
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_products_of_half_precision_are_chains_with_and_without_fma(compiler, target):
     """The product of two factors is exact in float32."""
@@ -104,7 +105,8 @@ def test_products_in_tiles_however_they_are_compiled(compiler, tuned):
     assert np.mean(expected != chains(True, bfloat16)) > 0.5
 
 
-@pytest.mark.parametrize("target", sample([TARGETS[-1], *NARROW], 2, single=True), ids="-".join)
+@pytest.mark.long
+@pytest.mark.parametrize("target", [TARGETS[-1], *NARROW], ids="-".join)
 def test_convolutions_have_the_same_bits_however_they_are_compiled(target):
     """With FMA: narrower vectors compute the same chains. Without, vectors of pixels those of vectors of channels."""
     text = "".join(f"DP_CONVOLUTION_{implementation.upper()}(float)\n" for implementation in (*BY, "winograd"))
