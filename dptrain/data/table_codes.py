@@ -12,6 +12,8 @@ from dptrain.errors import DataError
 from dptrain.runtime.text import short
 
 _LEADING_ZERO = re.compile(r"\s*[+-]?0[0-9]")
+# A zero before a digit, not within a number: found ten times as fast as a cell's beginning.
+_INNER_ZERO = re.compile(rb"0(?<![0-9.]0)[0-9]")
 _DECIMAL_COMMA = re.compile(r"\s*[+-]?(\d{1,3}(\.\d{3})+|\d+|),\d+\s*")
 _TIME = r"([T ]\d{1,2}:\d{2}.*)?"
 _ISO_DATE = re.compile(rf"\s*\d{{4}}-\d{{1,2}}-\d{{1,2}}{_TIME}\s*")
@@ -25,6 +27,8 @@ def leading_zero(texts: Iterable[Any]) -> str | None:
 
 def may_have_leading_zeros(content: bytes, separator: str) -> bool:
     """Whether a cell of a text file may start like 007; a quick check that may say True wrongly, never False."""
+    if _INNER_ZERO.search(content) is None:
+        return False
     return re.search(rb'(?:^|[\r\n%s])[ \t]*"?[ \t]*[+-]?0[0-9]' % re.escape(separator.encode()), content) is not None
 
 

@@ -186,6 +186,7 @@ def _read_text(where: str, content: bytes, text_columns: Sequence[str], number_c
     if content.count(separator.encode()) != separators or frame.iloc[:, -1].isna().any():
         text.require_even(len(names))
     frame.columns = names
+    frame = frame.copy()  # joins columns of one type, which are then read hundreds at a time
     if may_have_leading_zeros(content, separator):
         _restore_leading_zeros(text, frame, number_columns)
     return Table(where, frame, text)
