@@ -113,6 +113,7 @@ def test_the_split_is_of_the_configured_model():
     )
 
 
+@pytest.mark.long
 def test_more_ranks_than_gpus():
     done = emulated_ranks(3, "-m", "dptrain", "doctor", EMULATOR_DEVICES="2")
     refused(done, ": 3 ranks, 2 GPUs; use -n 2, --share-gpu or --device cpu")
@@ -132,6 +133,7 @@ def test_a_gpu_on_one_rank_only(tmp_path):
     assert re.search(r"^  ok one op .*\n  !! one op .*no GPU.*\(rank 1\)$", done.out, re.MULTILINE)
 
 
+@pytest.mark.long
 def test_hidden_gpus():
     done = emulated_ranks(2, "-m", "dptrain", "doctor", CUDA_VISIBLE_DEVICES="")
     refused(done, "CUDA_ERROR_NO_DEVICE (CUDA_VISIBLE_DEVICES=)")

@@ -56,6 +56,7 @@ print(backend.numerics)
 """
 
 
+@pytest.mark.long
 def test_products_of_a_library():
     finished = emulated(sys.executable, "-c", SCRIPT, PYTHONPATH=PATH)
     assert (finished.code, finished.err) == (0, "")

@@ -11,7 +11,6 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.emulated import emulated, inside_emulator
-from tests.sample import sample
 
 pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
 
@@ -567,7 +566,8 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", sample(range(PARTS), PARTS))
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(PARTS))
 def test_found(tmp_path, part):
     planted, names = tmp_path / "planted", list(BUGS)[part::PARTS]
     with planted.open("w") as lines:

@@ -6,12 +6,13 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.launching import mpirun
+from tests.sample import sample
 
 SCRIPT = str(ROOT / "tests/mpi/scripts/replicas.py")
 WAYS = ["parameter", "slot", "rate", "between", "never", "stream", "data", "skip", "row", "slots"]
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=sample([2, 3], 2))
 def outcomes(request):
     """What has become of each training, on so many ranks."""
     done = mpirun(request.param, SCRIPT, *WAYS, timeout=90)

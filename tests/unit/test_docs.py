@@ -35,6 +35,7 @@ def test_names_that_only_keras_has():
     assert refusals.missing("wrappers") == "all of it"
 
 
+@pytest.mark.long
 def test_arguments_that_only_keras_takes():
     missing = dict(refusals.missing_arguments())
     assert "`quantization_config`" in missing["`layers.Dense`"]  # taken, and refused unless it is None
@@ -42,6 +43,7 @@ def test_arguments_that_only_keras_takes():
     assert "`units`" not in missing["`layers.Dense`"]
 
 
+@pytest.mark.long
 def test_messages_have_words_for_what_they_fill_in():
     messages = refusals.refusals()
     assert "einsum(<subscripts>) of shapes <shapes>" in messages["ops"]

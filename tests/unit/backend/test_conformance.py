@@ -17,7 +17,7 @@ THOROUGH = taken(OFTEN, 4)
 
 
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
-@pytest.mark.parametrize("name", [*sample(OFTEN, 2), *LONG])
+@pytest.mark.parametrize("name", [*sample(OFTEN, 3), *LONG])
 def test_cpu(name):
     case = TABLE[name]
     assert not wrong_on_cpu(case, case.is_long or name in THOROUGH, case.rows + 2, case.eager)

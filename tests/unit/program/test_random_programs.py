@@ -44,7 +44,7 @@ def test_a_program_is_for_any_number_of_rows_unless_it_says_otherwise(part):
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", sample(CORPUS, 4))
+@pytest.mark.parametrize("name", sample(CORPUS, 8))
 def test_corpus(name):
     case = CORPUS[name]
     assert not (wrong_on_mesh(case, compiles=True) if case.mesh else wrong_on_cpu(case, thorough=False))

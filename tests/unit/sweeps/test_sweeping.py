@@ -484,6 +484,7 @@ def folded_alone(fold, seed, **setting):
     return model.fit(X[rows], Y[rows], **options).history, model.evaluate(XV, YV, verbose=0, return_dict=True)
 
 
+@pytest.mark.long
 def test_cross_validation_and_what_the_best_trial_makes_of_the_test_set(tmp_path, monkeypatch):
     pytest.importorskip("h5py", reason="models need the extra 'keras-files'")
     evaluated = []
@@ -595,6 +596,7 @@ def test_a_finished_sweep_grows(tmp_path, monkeypatch, keep):
         sweep({"units": [5, 4], **draws}, seeds=[0, 1], samples=2, epochs=4, batch_size=8, out=out, **common)
 
 
+@pytest.mark.long
 def test_halving_grows_by_seeds_and_settings_but_not_by_epochs(tmp_path):
     options = {"halving": 2, "epochs": 4, "out": tmp_path / "s"}
     first = sweep({"learning_rate": [0.1, 1e-6, 0.01]}, seeds=[0], **options)

@@ -76,7 +76,7 @@ def wrong_rows(function, expected, dtype=np.float32):
     return wrong
 
 
-@pytest.mark.parametrize("target", sample(TARGETS + NARROW, 4, single=True), ids="-".join)
+@pytest.mark.parametrize("target", sample(TARGETS + NARROW, 8, single=True), ids="-".join)
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_products_are_chains_however_they_are_compiled(compiler, target):
     library = compiled_by(compiler, target, "DP_PRODUCT(float)", ("native_product.h",))

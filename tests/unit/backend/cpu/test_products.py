@@ -82,6 +82,7 @@ def half_chains(dtype):
     return compiling._address(compiling.library(HALF_CHAINS, compiling.PRODUCT)[f"dp_product_{name}"])
 
 
+@pytest.mark.long
 @settings(max_examples=examples(60), deadline=None)
 @given(SIZES, SIZES, SIZES, st.booleans(), st.booleans(), st.sampled_from([bfloat16, np.float16]), st.booleans())
 def test_factors_of_half_precision_have_the_bits_of_float32_copies(m, n, k, at, bt, dtype, add):
