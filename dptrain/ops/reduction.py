@@ -87,7 +87,7 @@ def _reduce_sum_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
 def _divide_onnx(graph: OnnxGraph, output: Tensor, x1: Value, x2: Value) -> Value:
     """Export a sum over its number of elements as a mean, which needs no known lengths."""
     total, count = output.inputs
-    source = next((node for node in graph.nodes if node.output == x1.name), None)
+    source = next((node for node in graph.nodes if x1.name in node.outputs), None)
     is_sum = source is not None and source.kind == "ReduceSum" and total.op is reduce_sum and x1.dtype.kind == "f"
     if source is not None and is_sum and count.value is not None:
         lengths = [total.inputs[0].shape[axis] for axis in total.attributes["axes"]]

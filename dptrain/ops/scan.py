@@ -7,6 +7,8 @@ outputs. Its gradient is a loop in the other direction.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from dptrain.ops.elementwise import cast
 from dptrain.ops.linear_algebra import batch_matmul
 from dptrain.ops.manipulation import reshape, stack, transpose, zeros
@@ -14,6 +16,7 @@ from dptrain.ops.reduction import sum as sum_over
 from dptrain.program.body import Body, body_of, closed, extend
 from dptrain.program.gradient import pulled_back, topological
 from dptrain.program.lowering import Element, Product, Repeat, ViewMap, lowering_of
+from dptrain.program.onnx_graph import OnnxGraph, Value
 from dptrain.program.op import Op
 from dptrain.program.operand import OPERATORS
 from dptrain.program.shapes import Shape
@@ -30,7 +33,7 @@ def _dtypes(*inputs: Any, body: Body, length: int, reverse: bool) -> list[Any]:
 
 
 def _letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
-    """All axes are unsharded, unless the body is placed."""
+    # All axes are unsharded, unless the body is placed.
     body: Body = attributes["body"]
     letters = ["X" * len(shape) for shape in body.shapes(attributes["length"])]
     return f"{','.join('X' * len(shape) for shape in shapes)}->{','.join(letters)}"
@@ -41,7 +44,6 @@ def _compute(*arrays: Any, body: Body, length: int, reverse: bool, out: Any) -> 
 
 
 def _unrolled(node: Node, inputs: Sequence[Tensor], read: Collection[int]) -> tuple[Tensor, ...]:
-    """See `Repeat.steps`."""
     body, length, reverse = body_of(node), node.attributes["length"], node.attributes["reverse"]
     count, ends = len(body.begun), len(body.begun) + len(body.slices)
     carries, stacks, captures = list(inputs[:count]), inputs[count:ends], inputs[ends:]
@@ -79,7 +81,6 @@ def _unrolled(node: Node, inputs: Sequence[Tensor], read: Collection[int]) -> tu
 
 
 def _operations(value: Tensor) -> int:
-    """Return the operations of a loop, counted at only one of its values."""
     body = body_of(value)
     order = topological(body.results) if value.index == body.counted else []
     total = sum(tensor.op.operations(tensor) for tensor in order if tensor.op is not None and not tensor.op.is_view)
@@ -90,15 +91,41 @@ SCAN = Op(_compute, _shapes, _letters, _dtypes, lowering=Repeat(_unrolled), has_
 SCAN.name = "scan"
 
 
+@SCAN.onnx_lowering
+def _onnx(graph: OnnxGraph, value: Tensor, *inputs: Value) -> Sequence[Value]:
+    # No step and one are written down, as runtimes differ in what they make of none.
+    body, length, reverse = body_of(value), value.attributes["length"], value.attributes["reverse"]
+    count, ends, order = len(body.begun), len(body.begun) + len(body.slices), topological(body.results)
+    starts = [graph.expand(graph.constant(0, carry.dtype), carry.shape) for carry in body.carries[count:]]
+    carries, stacks, captures = [*inputs[:count], *starts], list(inputs[count:ends]), inputs[ends:]
+    if length == 0:
+        return [*carries, *(graph.expand(graph.constant(0, end.dtype), (0, *end.shape)) for end in body.stacked)]
+    if length == 1:
+        parts = [graph.node("Squeeze", stack, graph.constant([0], np.int64)) for stack in stacks]
+        values = dict(zip(body.placeholders, (*carries, *parts, *captures), strict=True))
+        graph.add(order, values)
+        first_axis = graph.constant([0], np.int64)
+        stacked = [graph.node("Unsqueeze", values[end], first_axis) for end in body.stacked]
+        return [*(values[end] for end in body.following), *stacked]
+    step = OnnxGraph(graph)
+    arguments = [step.argument(number, leaf.dtype) for number, leaf in enumerate((*body.carries, *body.slices))]
+    values = dict(zip(body.placeholders, (*arguments, *captures), strict=True))
+    if not stacks:  # which tell how many steps there are
+        arguments.append(step.argument(len(arguments), np.dtype(np.bool_)))
+        stacks = [graph.expand(graph.constant(False), (length,))]
+    step.add(order, values)
+    stacks = list(map(graph.flip, stacks)) if reverse else stacks
+    results = graph.scan(carries, stacks, step.body(arguments, [values[end] for end in body.results]))
+    last, outputs = results[: len(carries)], results[len(carries) :]
+    return [*last, *(map(graph.flip, outputs) if reverse else outputs)]
+
+
 @SCAN.gradient
 def _gradient(
     outputs: tuple[Tensor, ...], dys: tuple[Tensor | None, ...], *inputs: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """A loop in the other direction.
-
-    It carries the gradients of the carries and an accumulator for each capture. Factors of matrix products are stacked
-    instead of accumulated, and multiplied after the loop. A single step accumulates nothing.
-    """
+    # It carries the gradients of the carries and an accumulator for each capture. Factors of matrix products are
+    # stacked instead of accumulated, and multiplied after the loop. A single step accumulates nothing.
     node = outputs[0].node
     body, is_single = body_of(node), outputs[0].attributes["length"] == 1
     count = len(body.carries)
@@ -249,5 +276,4 @@ class _BackwardReads:
 
 
 def _stack_residuals(node: Node, residuals: Sequence[Tensor]) -> dict[Tensor, Tensor]:
-    """Make a forward loop stack tensors of its body; return the stacks."""
     return dict(zip(residuals, extend(node, residuals), strict=True))

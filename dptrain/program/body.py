@@ -170,10 +170,12 @@ def has_body(tensor: Tensor) -> bool:
 
 
 def with_steps(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield tensors, and those in the bodies of loops among them, once for each value."""
+    """Yield tensors, and those in the bodies of loops among them."""
+    loops: set[Node] = set()
     for tensor in tensors:
         yield tensor
-        if has_body(tensor):
+        if has_body(tensor) and tensor.node not in loops:
+            loops.add(tensor.node)
             yield from with_steps(topological(body_of(tensor).results))
 
 
@@ -220,26 +222,23 @@ class _Trim:
         kept_carries = {number for number in read if number < count}
         stacked = [number for number in range(len(body.stacked)) if count + number in read]
         constant = {number for number, carry in enumerate(body.begun) if body.following[number] is carry}
-        while True:  # carries that needed carries depend on are needed too
-            roots = [
-                *(body.following[number] for number in sorted(kept_carries)),
-                *(body.stacked[index] for index in stacked),
-            ]
-            operands = set(topological(roots))
-            new_carries = {number for number in range(count) if body.carries[number] in operands} - kept_carries
-            if not new_carries:
-                break
-            kept_carries |= new_carries
-        new = trimmed(roots)
+        before = dict(zip(body.carries, body.following, strict=True))  # a carry depends on the step before
+        roots = [*(body.following[number] for number in sorted(kept_carries)), *(body.stacked[at] for at in stacked)]
+        operands = set(topological(roots, lambda tensor: (before[tensor],) if tensor in before else tensor.inputs))
+        kept_carries |= {number for number in range(count) if body.carries[number] in operands}
+        new = trimmed(
+            [*(body.following[number] for number in sorted(kept_carries)), *roots[len(roots) - len(stacked) :]]
+        )
         of_inputs = dict(zip(body.inputs, node.inputs, strict=True))
-        carried = sorted(kept_carries - constant)
+        changing = kept_carries - constant
+        carried = sorted(changing)
         following = [new[body.following[number]] for number in carried]
         stacked_results = [new[body.stacked[number]] for number in stacked]
         self._constant = {number: of_inputs[body.carries[number]] for number in constant}
         used = set(topological([*following, *stacked_results]))
         carries = [body.carries[number] for number in carried]
         slices = [part for part in body.slices if part in used]
-        other_carries = [carry for number, carry in enumerate(body.carries) if number not in carried]
+        other_carries = [carry for number, carry in enumerate(body.carries) if number not in changing]
         captures = [leaf for leaf in (*other_carries, *body.captures) if leaf in used]
         sums = sum(number >= len(body.begun) for number in carried)
         numbers = [*carried, *(count + index for index in stacked)]

@@ -6,7 +6,7 @@ An op's record has its ONNX form: an operator for the same operands (`Op.onnx`),
 Source: the operators of opset 18, https://onnx.ai/onnx/operators.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from dptrain.errors import ConfigError
 from dptrain.program.dims import Dim
 from dptrain.program.shapes import Shape, row_axis
-from dptrain.program.tensor import Tensor
+from dptrain.program.tensor import Node, Tensor
 
 Array = npt.NDArray[Any]
 
@@ -36,21 +36,37 @@ class Value:
 
 
 @dataclass(frozen=True)
+class OnnxBody:
+    """The graph of a loop's step, whose nodes also read constants and values of the graphs around it."""
+
+    inputs: Sequence[Value]
+    outputs: Sequence[Value]
+    nodes: "Sequence[OnnxNode]"
+
+
+@dataclass(frozen=True)
 class OnnxNode:
-    """An operator by ONNX's name ("Add"), names of inputs and output, and attributes: numbers, or tuples."""
+    """An operator by ONNX's name ("Add"), names of inputs and outputs, and attributes: numbers, or tuples."""
 
     kind: str
     inputs: tuple[str, ...]
-    output: str
+    outputs: tuple[str, ...]
     attributes: dict[str, Any]
+    body: OnnxBody | None = None
+
+    def reads(self) -> set[str]:
+        """Return the names of all that it reads, and of its body's own values."""
+        return set(self.inputs).union(*(node.reads() for node in (self.body.nodes if self.body else ())))
 
 
 class OnnxGraph:
-    """Collects nodes and constants; their names begin with a slash, unlike those of inputs, weights and outputs."""
+    """Collects nodes and constants, of a step of a loop in `outer`; their names begin with a slash, unlike others'."""
 
-    def __init__(self) -> None:
+    def __init__(self, outer: "OnnxGraph | None" = None) -> None:
+        self._outer = outer
+        self._prefix: str = "" if outer is None else f"{outer._prefix}/step_{len(outer.nodes)}"
         self.nodes: list[OnnxNode] = []
-        self.constants: dict[str, Array] = {}
+        self.constants: dict[str, Array] = {} if outer is None else outer.constants
         self._batch: tuple[Value, int] | None = None  # an input, and its axis that counts the rows
         self._rows: dict[int, Value] = {}
 
@@ -72,11 +88,29 @@ class OnnxGraph:
 
     def node(self, kind: str, *inputs: Value, dtype: npt.DTypeLike | None = None, **attributes: Any) -> Value:
         """Add a node and return its output, by default of the first input's type."""
-        node = OnnxNode(
-            kind, tuple(operand.name for operand in inputs), f"/{kind.lower()}_{len(self.nodes)}", attributes
-        )
-        self.nodes.append(node)
-        return Value(node.output, np.dtype(inputs[0].dtype if dtype is None else dtype))
+        output = Value(self._name(kind), np.dtype(inputs[0].dtype if dtype is None else dtype))
+        self.nodes.append(OnnxNode(kind, tuple(operand.name for operand in inputs), (output.name,), attributes))
+        return output
+
+    def _name(self, kind: str) -> str:
+        return f"{self._prefix}/{kind.lower()}_{len(self.nodes)}"
+
+    def scan(self, carries: Sequence[Value], slices: Sequence[Value], body: OnnxBody) -> Sequence[Value]:
+        """Add a Scan of stacked inputs and return its outputs: the last carries, and stacked outputs."""
+        name, inputs = self._name("Scan"), tuple(operand.name for operand in (*carries, *slices))
+        outputs = [Value(f"{name}/{number}", output.dtype) for number, output in enumerate(body.outputs)]
+        names = tuple(output.name for output in outputs)
+        self.nodes.append(OnnxNode("Scan", inputs, names, {"num_scan_inputs": len(slices)}, body))
+        return outputs
+
+    def body(self, inputs: Sequence[Value], outputs: Sequence[Value]) -> OnnxBody:
+        """Return the body that this graph is, with outputs of its own."""
+        ends = [self.node("Identity", output) for output in outputs]
+        return OnnxBody(inputs, ends, needed(self.nodes, {end.name for end in ends}))
+
+    def argument(self, number: int, dtype: np.dtype[Any]) -> Value:
+        """Return an input of a body."""
+        return Value(f"{self._prefix}/input_{number}", dtype)  # no operator has that name
 
     def cast(self, value: Value, dtype: npt.DTypeLike) -> Value:
         """Return a value in another type."""
@@ -107,6 +141,8 @@ class OnnxGraph:
 
     def rows(self, scale: int = 1) -> Value:
         """Return `scale` times the number of rows, a vector of one int64; ConfigError if no input has rows."""
+        if self._outer is not None:
+            return self._outer.rows(scale)
         if self._batch is None:
             raise ConfigError("not supported in ONNX: the number of rows where no input has rows")
         if scale not in self._rows:
@@ -129,6 +165,30 @@ class OnnxGraph:
         """Return a value repeated to a shape."""
         return self.node("Expand", value, self.vector(shape))
 
+    def flip(self, value: Value) -> Value:
+        """Return a value with its first axis reversed."""
+        bounds = ([-1], [np.iinfo(np.int64).min], [0], [-1])
+        return self.node("Slice", value, *(self.constant(bound, np.int64) for bound in bounds))
+
+    def add(self, tensors: Iterable[Tensor], values: dict[Tensor, Value]) -> None:
+        """Add the `values` of tensors, in topological order, that are not there; errors as for `lower`."""
+        several: dict[Node, Sequence[Value]] = {}  # of nodes with several values
+        for tensor in tensors:
+            if tensor in values:
+                continue
+            inputs = [values[operand] for operand in tensor.inputs]
+            if tensor.op is None and tensor.counts_rows:
+                rows = self.rows(int(tensor.attributes["rows"]))
+                values[tensor] = self.cast(self.reshape(rows, ()), tensor.dtype)
+            elif tensor.op is None:
+                values[tensor] = self.constant(tensor.numpy())
+            elif tensor.op.has_values and tensor.op.onnx_rule is not None:
+                if tensor.node not in several:
+                    several[tensor.node] = tensor.op.onnx_rule(self, tensor, *inputs)
+                values[tensor] = several[tensor.node][tensor.index]
+            else:
+                values[tensor] = self.lower(tensor, inputs)
+
     def lower(self, tensor: Tensor, inputs: Sequence[Value]) -> Value:
         """Return the output of a tensor's op; ConfigError, naming op and layer, if ONNX cannot express it."""
         op = tensor.op
@@ -149,6 +209,16 @@ class OnnxGraph:
             dtype = np.result_type(*(floats or [operand.dtype for operand in inputs]))
         operands = [self.computed(operand, dtype) for operand in inputs]
         return self.node(kind, *operands, dtype=np.bool_ if compares else operands[0].dtype)
+
+
+def needed(nodes: Sequence[OnnxNode], names: set[str]) -> list[OnnxNode]:
+    """Return the nodes on which values with these names depend, in order."""
+    kept, read = list[OnnxNode](), set(names)
+    for node in reversed(nodes):
+        if not read.isdisjoint(node.outputs):
+            kept.append(node)
+            read |= node.reads()
+    return kept[::-1]
 
 
 def refusal(tensor: Tensor, reason: str = "") -> ConfigError:

@@ -327,7 +327,7 @@ class Op:
     def onnx_lowering(self, rule: Callable[..., Any]) -> Callable[..., Any]:
         """Register its ONNX form: `rule(graph, made, *inputs)` adds nodes to a `program.onnx_graph.OnnxGraph`.
 
-        It takes and returns `Value`s; the result is cast to the type of `made`.
+        It takes and returns `Value`s; the result is cast to the type of `made`. An op of several values returns all.
         """
         self.onnx_rule = rule
         return rule

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dptrain.errors import ConfigError
 from dptrain.program.body import Body, body_of, has_body
 from dptrain.program.gradient import topological
 from dptrain.program.lowering import AttentionLowering, Repeat, in_order, lowering_of
@@ -11,6 +12,9 @@ from dptrain.program.operand import OPERATORS
 from dptrain.program.passes import rewritten
 from dptrain.program.program import ROWS, Program
 from dptrain.program.tensor import Node, Tensor, placeholder, tracing
+
+# The most ops that unrolling a loop may make.
+_MOST_UNROLLED = 1 << 18
 
 
 def step_of(body: Body, rows: int = 0) -> Program:
@@ -24,13 +28,15 @@ def step_of(body: Body, rows: int = 0) -> Program:
 
 
 def unrolled(program: Program, loop: Node | None = None) -> Program:
-    """Unroll a loop, by default all."""
+    """Unroll a loop, by default all; ConfigError if that makes too many ops."""
     read: dict[Node, set[int]] = {}
     for tensor in program.tensors:
         if has_body(tensor) and loop in (None, tensor.node):
             read.setdefault(tensor.node, set()).add(tensor.index)
     if not read:
         return program
+    if (count := sum(map(_count, read))) > _MOST_UNROLLED:
+        raise ConfigError(f"not supported: unrolling a loop into {count:,} ops, at most {_MOST_UNROLLED:,}")
     new: dict[Tensor, Tensor] = {}
     values: dict[Node, tuple[Tensor, ...]] = {}
     with tracing():
@@ -52,6 +58,13 @@ def unrolled(program: Program, loop: Node | None = None) -> Program:
         },
         derived=None if program.derived is None else unrolled(program.derived),
     )
+
+
+def _count(loop: Node) -> int:
+    order = topological(body_of(loop).results)
+    nested = {tensor.node for tensor in order if has_body(tensor)}
+    of_step = sum(tensor.op is not None for tensor in order) + sum(map(_count, nested))
+    return int(loop.attributes["length"]) * of_step
 
 
 def without_attention(program: Program) -> Program:
@@ -106,7 +119,7 @@ def with_loops_in_memory(program: Program) -> Program:
             body, count = body_of(node), len(body_of(node).begun)
             carries = [
                 *map(_copy, node.inputs[:count]),
-                *(_zeros(carry) for carry in body.carries[count:]),
+                *(zero_carry(carry) for carry in body.carries[count:]),
             ]
             other_inputs = [
                 tensor if _lies_whole(tensor) else _copy(tensor) for tensor in map(in_order, node.inputs[count:])
@@ -119,7 +132,7 @@ def with_loops_in_memory(program: Program) -> Program:
 
 
 def _of_its_own(body: Body) -> Body:
-    """Copy a body, with distinct, computed results; all carries have inputs."""
+    # With distinct, computed results; all carries have inputs.
     new = {tensor: placeholder(tensor.shape, tensor.dtype, tensor.name) for tensor in body.placeholders}
     for tensor in topological(body.results):
         if tensor not in new:
@@ -144,7 +157,8 @@ def _copy(tensor: Tensor) -> Tensor:
     return Tensor(OPERATORS["identity"], (tensor,), {}, tensor.shape, tensor.dtype)
 
 
-def _zeros(like: Tensor) -> Tensor:
+def zero_carry(like: Tensor) -> Tensor:
+    """Return the zeros with which a carry begins."""
     attributes = {"shape": like.shape, "value": 0, "dtype": like.dtype.name}
     return Tensor(OPERATORS["fill"], (), attributes, like.shape, like.dtype)
 

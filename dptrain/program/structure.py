@@ -11,7 +11,7 @@ from dptrain.program.lowering import RandomBits, lowering_of
 from dptrain.program.passes import comparable, rewritten
 from dptrain.program.program import Program
 from dptrain.program.sharding.mesh import PlacedProgram
-from dptrain.program.tensor import Tensor, Variable, placeholder
+from dptrain.program.tensor import Node, Tensor, Variable, placeholder
 
 # The most bytes of constants of programs that are compared.
 CONSTANTS = 1 << 16
@@ -50,10 +50,11 @@ def structure_of(program: Program) -> ProgramStructure | None:
 
 
 def _nodes(tensors: Sequence[Tensor], leaves: Mapping[Tensor, Any], seeds: dict[int, int]) -> Hashable | None:
-    """Return a key of tensors, with inputs and seeds by number; None if there is none."""
+    # A key of tensors, with inputs and seeds by number; None if there is none.
     numbers = {tensor: number for number, tensor in enumerate(tensors)}
     nodes: list[Hashable] = []
     constant_bytes_left = CONSTANTS
+    loops: dict[Node, int] = {}
     for tensor in tensors:
         source: Any = leaves.get(tensor)
         attributes_of = tensor.attributes
@@ -66,8 +67,10 @@ def _nodes(tensors: Sequence[Tensor], leaves: Mapping[Tensor, Any], seeds: dict[
             return None
         if draws_bits(tensor):
             attributes_of = {**attributes_of, "seed": seeds.setdefault(int(attributes_of["seed"]), len(seeds))}
-        if has_body(tensor):
-            attributes_of = {**attributes_of, "body": _body(body_of(tensor), seeds)}
+        if has_body(tensor):  # once for all values, or nested bodies take exponential time
+            first = loops.setdefault(tensor.node, len(nodes))
+            body = _body(body_of(tensor), seeds) if first == len(nodes) else first
+            attributes_of = {**attributes_of, "body": body}
         try:
             attributes = tuple((name, comparable(attributes_of[name])) for name in sorted(attributes_of))
         except TypeError:
@@ -77,7 +80,6 @@ def _nodes(tensors: Sequence[Tensor], leaves: Mapping[Tensor, Any], seeds: dict[
 
 
 def _body(body: Body, seeds: dict[int, int]) -> Hashable:
-    """Return a key of a loop's body, or the body itself."""
     tensors = topological(body.results)
     leaves = {tensor: ("given", number) for number, tensor in enumerate(body.placeholders)}
     nodes = _nodes(tensors, leaves, seeds)

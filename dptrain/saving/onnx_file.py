@@ -10,7 +10,7 @@ Runtime 1.14 and later execute.
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from dptrain.errors import ConfigError
 from dptrain.program import tree
-from dptrain.program.onnx_graph import OnnxGraph, OnnxNode, Value
+from dptrain.program.onnx_graph import OnnxBody, OnnxGraph, OnnxNode, Value, needed
 from dptrain.program.program import Program
 from dptrain.program.tensor import Tensor
 from dptrain.runtime.extras import pip_install
@@ -75,7 +75,6 @@ def encode(model: Any) -> bytes:
 
 
 def _of_length(model: Any, length: int, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> Any:
-    """Return the exported model for inputs of another length."""
     try:
         return model_of(prediction(model, length), inputs, outputs, model.name)
     except ConfigError as error:
@@ -84,7 +83,7 @@ def _of_length(model: Any, length: int, inputs: Mapping[str, str], outputs: Mapp
 
 
 def _open_axes(model: Any, exported: Any, other: Any) -> None:
-    """Make lengths symbolic in which two exports of a model, for inputs of two lengths, differ."""
+    # Lengths become symbolic in which the two exports, for inputs of two lengths, differ.
     for node, same in itertools.zip_longest(exported.graph.node, other.graph.node):
         if node != same:
             kind = "" if node is None else f": {node.op_type} {node.name!r}"
@@ -119,21 +118,12 @@ def model_of(program: Program, inputs: Mapping[str, str], outputs: Mapping[str, 
             variable._path if variable._path not in graph.constants else f"{variable._path} ({len(graph.constants)})"
         )
         values[tensor] = graph.constant(variable.numpy(), name=label)
-    for tensor in program.tensors:
-        if tensor in values:
-            continue
-        if tensor.op is not None:
-            values[tensor] = graph.lower(tensor, [values[operand] for operand in tensor.inputs])
-        elif tensor.counts_rows:
-            rows = graph.rows(int(tensor.attributes["rows"]))
-            values[tensor] = graph.cast(graph.reshape(rows, ()), tensor.dtype)
-        else:
-            values[tensor] = graph.constant(tensor.numpy())
+    graph.add(program.tensors, values)
     results = {path: program.outputs[path] for path in outputs}
     for path, tensor in results.items():  # under their own names, whatever made them
-        graph.nodes.append(OnnxNode("Identity", (values[tensor].name,), outputs[path], {}))
-    nodes = _needed(graph.nodes, set(outputs.values()))
-    read = {each for node in nodes for each in node.inputs}
+        graph.nodes.append(OnnxNode("Identity", (values[tensor].name,), (outputs[path],), {}))
+    nodes = needed(graph.nodes, set(outputs.values()))
+    read = set[str]().union(*(node.reads() for node in nodes))
     return onnx.helper.make_model(
         onnx.helper.make_graph(
             [_node(onnx, node) for node in nodes],
@@ -149,25 +139,28 @@ def model_of(program: Program, inputs: Mapping[str, str], outputs: Mapping[str, 
     )
 
 
-def _needed(nodes: Sequence[OnnxNode], names: set[str]) -> list[OnnxNode]:
-    needed = []
-    for node in reversed(nodes):
-        if node.output in names:
-            needed.append(node)
-            names |= set(node.inputs)
-    return needed[::-1]
-
-
 def _node(onnx: ModuleType, node: OnnxNode) -> Any:
     attributes = {
         name: onnx.helper.np_dtype_to_tensor_dtype(value) if isinstance(value, np.dtype) else value
         for name, value in node.attributes.items()
     }
-    return onnx.helper.make_node(node.kind, node.inputs, [node.output], name=node.output, **attributes)
+    if node.body is not None:
+        attributes["body"] = _body(onnx, node.body)
+    return onnx.helper.make_node(node.kind, node.inputs, node.outputs, name=node.outputs[0], **attributes)
+
+
+def _body(onnx: ModuleType, body: OnnxBody) -> Any:
+    ends = (
+        [
+            onnx.helper.make_tensor_value_info(value.name, onnx.helper.np_dtype_to_tensor_dtype(value.dtype), None)
+            for value in values
+        ]
+        for values in (body.inputs, body.outputs)
+    )
+    return onnx.helper.make_graph([_node(onnx, node) for node in body.nodes], "step", *ends)
 
 
 def _value_info(onnx: ModuleType, name: str, tensor: Tensor) -> Any:
-    """Return name, type and shape of an input or output, with any number of rows."""
     kind = onnx.helper.np_dtype_to_tensor_dtype(tensor.dtype)
     shape = [
         ("rows" if length.scale == 1 else f"{length.scale}*rows") if hasattr(length, "scale") else length

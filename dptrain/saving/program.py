@@ -6,14 +6,17 @@ constants "constants/0", "constants/1", ... The JSON has
     inputs, outputs   names, nested as the model's
     nodes             in order; {"input": name, "shape", "dtype"}, {"variable": path}, {"constant": name},
                       {"rows": scale, "dtype"} for a multiple of the number of rows, and
-                      {"op": name, "inputs": [numbers of nodes], "attributes": {...}}
-    results           numbers of the nodes that are the outputs, by name
-    updates           numbers of the nodes that are the new values of variables, by path
+                      {"op": name, "inputs": [numbers of values], "attributes": {...}}
+    results           numbers of the values that are the outputs, by name
+    updates           numbers of the new values of variables, by path
+Values are numbered in order: a node has one, a loop one for each result of its body. A loop is an op "scan" with
+    body              {"carries": count, "slices": count, "nodes": [...], "results": [numbers: next carries, stacked]}
+whose values are numbered anew, from its carries, slices and captures on: the loop's inputs.
 A length that counts rows of the batch is {"rows": scale}, so that the program can be made for any number of them.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,14 +24,18 @@ import numpy as np
 
 import dptrain.ops.random  # noqa: F401  # with all of the vocabulary: a file names ops by their names
 from dptrain.errors import ConfigError, DataError
+from dptrain.ops.scan import SCAN
 from dptrain.program import tree
+from dptrain.program.body import Body, body_of, closed, has_body, has_loops, trimmed
+from dptrain.program.codegen.views import marked
 from dptrain.program.dims import Dim, is_number, read
 from dptrain.program.execute import evaluate
+from dptrain.program.gradient import topological
 from dptrain.program.program import Program, trace
 from dptrain.program.schema import check_attributes, is_length, is_type_name
 from dptrain.program.shapes import is_open, size
-from dptrain.program.steps import unrolled
-from dptrain.program.tensor import OPS, Tensor, Variable, constant, placeholder, row_count, tracing, watching
+from dptrain.program.steps import step_of, zero_carry
+from dptrain.program.tensor import OPS, Node, Tensor, Variable, constant, placeholder, row_count, tracing, watching
 from dptrain.runtime.text import short
 from dptrain.saving.reading import reading
 from dptrain.saving.state import Arrays, pack, unpack
@@ -39,6 +46,8 @@ _ADVICE = "export it again"
 _MAX_FOLDED = 1 << 24
 # Most elements of an op's result for two rows.
 _MAX_CHECKED = 1 << 28
+# How deep loops are nested at most, and the most steps of a loop, times those of the loops around it.
+_MAX_NESTED, _MAX_STEPS = 8, 1 << 24
 
 
 def attribute_of(value: Any) -> Any:
@@ -102,7 +111,7 @@ def prediction(model: Any, length: int | None = None) -> Program:
         )
         for path, symbol in tree.flatten(symbols)
     }
-    program = unrolled(trace(predicted, inputs))
+    program = trace(predicted, inputs)
     if missing := [name for name in tree.leaves(model._prediction) if name not in program.outputs]:
         raise ConfigError(f"not supported: output {missing[0]!r} does not depend on the inputs")
     if program.shape_specialised:
@@ -120,38 +129,87 @@ def open_axes(model: Any) -> list[str]:
 
 
 def _described(program: Program) -> tuple[dict[str, Any], Arrays]:
-    numbers: dict[Tensor, int] = {}
-    nodes: list[dict[str, Any]] = []
     arrays: Arrays = {}
-
-    def add(tensor: Tensor, node: dict[str, Any]) -> None:
-        numbers[tensor] = len(nodes)
-        nodes.append(node)
-
+    described = _Description(arrays)
     for name, tensor in program.inputs.items():
-        add(tensor, {"input": name, "shape": attribute_of(tensor.shape), "dtype": tensor.dtype.name})
+        described.add(tensor, {"input": name, "shape": attribute_of(tensor.shape), "dtype": tensor.dtype.name})
     for variable, tensor in program.state.items():
         path = variable._path if variable._path not in arrays else f"{variable._path} ({len(arrays)})"
-        add(tensor, {"variable": path})
+        described.add(tensor, {"variable": path})
         arrays[path] = variable.numpy()
     paths = dict(zip(program.state, list(arrays), strict=True))
-    for tensor in program.tensors:
-        if tensor in numbers:
-            continue
-        if tensor.op is not None:
-            if OPS.get(tensor.op.name) is not tensor.op:
-                raise ConfigError(f"not supported: {tensor.op}, an op of your own, in an exported program")
-            attributes = {name: attribute_of(value) for name, value in tensor.attributes.items()}
-            inputs = [numbers[each] for each in tensor.inputs]
-            add(tensor, {"op": tensor.op.name, "inputs": inputs, "attributes": attributes})
-        elif tensor.counts_rows:
-            add(tensor, {"rows": tensor.attributes["rows"], "dtype": tensor.dtype.name})
-        else:
-            arrays[f"constants/{len(nodes)}"] = tensor.numpy()
-            add(tensor, {"constant": f"constants/{len(nodes)}"})
-    results = {name: numbers[tensor] for name, tensor in program.outputs.items()}
-    updates = {paths[variable]: numbers[tensor] for variable, tensor in program.updates.items()}
-    return {"nodes": nodes, "results": results, "updates": updates}, arrays
+    described.compute(program.tensors)
+    results = {name: described.numbers[tensor] for name, tensor in program.outputs.items()}
+    updates = {paths[variable]: described.numbers[tensor] for variable, tensor in program.updates.items()}
+    return {"nodes": described.nodes, "results": results, "updates": updates}, arrays
+
+
+class _Description:
+    """Nodes of a program or of a body, and numbers of their values; constants go to `arrays`."""
+
+    def __init__(self, arrays: Arrays, leaves: Iterable[Tensor] = (), steps: int = 1, nested: int = 0) -> None:
+        self._arrays, self._steps, self._nested = arrays, steps, nested
+        self.nodes: list[dict[str, Any]] = []
+        self.numbers = {tensor: number for number, tensor in enumerate(leaves)}
+        self._count = len(self.numbers)
+        self._loops: dict[Node, int] = {}  # the number of a loop's first value
+
+    def add(self, tensor: Tensor, node: dict[str, Any]) -> None:
+        self.numbers[tensor] = self._count
+        self._count += 1
+        self.nodes.append(node)
+
+    def compute(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            if tensor in self.numbers:
+                continue
+            if has_body(tensor):
+                if tensor.node not in self._loops:
+                    self._add_loop(tensor.node)
+                self.numbers[tensor] = self._loops[tensor.node] + tensor.index
+            elif tensor.op is not None:
+                if OPS.get(tensor.op.name) is not tensor.op:
+                    raise ConfigError(f"not supported: {tensor.op}, an op of your own, in an exported program")
+                attributes = {name: attribute_of(value) for name, value in tensor.attributes.items()}
+                inputs = [self.numbers[operand] for operand in tensor.inputs]
+                self.add(tensor, {"op": tensor.op.name, "inputs": inputs, "attributes": attributes})
+            elif tensor.counts_rows:
+                self.add(tensor, {"rows": tensor.attributes["rows"], "dtype": tensor.dtype.name})
+            else:
+                name = f"constants/{len(self._arrays)}"
+                self._arrays[name] = tensor.numpy()
+                self.add(tensor, {"constant": name})
+
+    def _add_loop(self, node: Node) -> None:
+        body, count = body_of(node), len(body_of(node).begun)
+        length, reverse = int(node.attributes["length"]), bool(node.attributes["reverse"])
+        steps = self._steps * max(length, 1)
+        if self._nested == _MAX_NESTED or steps > _MAX_STEPS:
+            raise ConfigError(f"not supported: a loop of {_limits()} in an exported program")
+        sums = [zero_carry(carry) for carry in body.carries[count:]]
+        self.compute(sums)
+        inputs = [self.numbers[tensor] for tensor in (*node.inputs[:count], *sums, *node.inputs[count:])]
+        described = _Description(self._arrays, body.placeholders, steps, self._nested + 1)
+        described.compute(topological(body.results))
+        self._loops[node] = self._count
+        self._count += len(body.results)
+        self.nodes.append(
+            {
+                "op": SCAN.name,
+                "inputs": inputs,
+                "attributes": {"length": length, "reverse": reverse},
+                "body": {
+                    "carries": len(body.carries),
+                    "slices": len(body.slices),
+                    "nodes": described.nodes,
+                    "results": [described.numbers[tensor] for tensor in body.results],
+                },
+            }
+        )
+
+
+def _limits() -> str:
+    return f"more than {_MAX_STEPS:,} steps, those of loops around it included, or within {_MAX_NESTED} others"
 
 
 @dataclass(eq=False)
@@ -165,55 +223,115 @@ class StoredProgram:
 
     def program(self, rows: int) -> Program:
         """Return the program for a number of rows; refuse what dptrain cannot execute."""
-        tensors: list[Tensor] = []
-        inputs: dict[str, Tensor] = {}
-        state: dict[Variable, Tensor] = {}
         with reading(self.where), tracing():
-            for node in self.description["nodes"]:
-                if "op" in node:
-                    tensors.append(self._call_op(node, tensors, rows))
-                elif "input" in node:
-                    shape = attribute_from(node["shape"], rows)
-                    if not (isinstance(shape, tuple) and all(map(is_length, shape)) and is_type_name(node["dtype"])):
-                        raise DataError(f"{self.where}: an input of {short(node['dtype'])} {short(node['shape'])}")
-                    tensors.append(placeholder(shape, node["dtype"], f"input_{len(inputs)}"))
-                    inputs[node["input"]] = tensors[-1]
-                elif "variable" in node:
-                    variable = self.state[node["variable"]]
-                    tensors.append(placeholder(variable.shape, variable.dtype, variable._path, variable))
-                    state[variable] = tensors[-1]
-                elif "rows" in node:
-                    if not (is_length(node["rows"]) and is_type_name(node["dtype"])):
-                        raise DataError(f"{self.where}: {short(node['rows'])} times the rows, {short(node['dtype'])}")
-                    tensors.append(row_count(constant(rows * node["rows"], node["dtype"]), node["rows"]))
-                else:
-                    tensors.append(constant(self.arrays[node["constant"]]))
+            reader = _Reader(self.where, self.arrays, self.state, rows)
+            tensors = reader.tensors(self.description["nodes"])
             outputs = {name: tensors[number] for name, number in self.description["results"].items()}
             updates = {self.state[path]: tensors[number] for path, number in self.description["updates"].items()}
-        return Program(inputs, state, outputs, updates, rows=rows)
+            if has_loops([*outputs.values(), *updates.values()]):
+                new = trimmed([*outputs.values(), *updates.values()])
+                outputs = {name: new[tensor] for name, tensor in outputs.items()}
+                updates = {variable: new[tensor] for variable, tensor in updates.items()}
+        return Program(reader.inputs, reader.state, outputs, updates, rows=rows)
 
-    def _call_op(self, node: Mapping[str, Any], tensors: Sequence[Tensor], rows: int) -> Tensor:
-        op, numbers = OPS.get(node["op"]), node["inputs"]
-        if op is None:
-            raise DataError(f"{self.where}: op {str(node['op'])[:80]!r}, which this version does not have")
+
+class _Reader:
+    """Makes tensors of nodes, for a number of rows; attributes as of `StoredProgram` and `Program`."""
+
+    def __init__(self, where: str, arrays: Arrays, variables: Mapping[str, Variable], rows: int) -> None:
+        self._where, self._arrays, self._variables, self._rows = where, arrays, variables, rows
+        self.inputs: dict[str, Tensor] = {}
+        self.state: dict[Variable, Tensor] = {}
+
+    def tensors(self, nodes: Any, leaves: Iterable[Tensor] = (), steps: int = 1, nested: int = 0) -> list[Tensor]:
+        tensors = list(leaves)
+        for node in nodes:
+            if "body" in node:
+                tensors += self._call_loop(node, tensors, steps, nested)
+            elif "op" in node:
+                tensors.append(self._call_op(node, tensors))
+            elif "rows" in node:
+                if not (is_length(node["rows"]) and is_type_name(node["dtype"])):
+                    raise DataError(f"{self._where}: {short(node['rows'])} times the rows, {short(node['dtype'])}")
+                tensors.append(row_count(constant(self._rows * node["rows"], node["dtype"]), node["rows"]))
+            elif "constant" in node:
+                tensors.append(constant(self._arrays[node["constant"]]))
+            elif nested:
+                raise DataError(f"{self._where}: a body with {short(node)}")
+            else:
+                tensors.append(self._leaf(node))
+        return tensors
+
+    def _leaf(self, node: Mapping[str, Any]) -> Tensor:
+        if "input" in node:
+            shape = attribute_from(node["shape"], self._rows)
+            if not (isinstance(shape, tuple) and all(map(is_length, shape)) and is_type_name(node["dtype"])):
+                raise DataError(f"{self._where}: an input of {short(node['dtype'])} {short(node['shape'])}")
+            leaf = self.inputs[node["input"]] = placeholder(shape, node["dtype"], f"input_{len(self.inputs)}")
+            return leaf
+        variable = self._variables[node["variable"]]
+        leaf = self.state[variable] = placeholder(variable.shape, variable.dtype, variable._path, variable)
+        return leaf
+
+    def _values(self, numbers: Any, tensors: Sequence[Tensor], user: str) -> list[Tensor]:
         if not all(type(number) is int and 0 <= number < len(tensors) for number in numbers):
-            raise DataError(f"{self.where}: op {op.name!r} has inputs {str(numbers)[:80]}, of {len(tensors)}")
-        operands = [tensors[number] for number in numbers]
+            raise DataError(f"{self._where}: {user} {str(numbers)[:80]}, of {len(tensors)}")
+        return [tensors[number] for number in numbers]
+
+    def _call_op(self, node: Mapping[str, Any], tensors: Sequence[Tensor]) -> Tensor:
+        op = OPS.get(node["op"])
+        if op is None:
+            raise DataError(f"{self._where}: op {str(node['op'])[:80]!r}, which this version does not have")
+        operands = self._values(node["inputs"], tensors, f"op {op.name!r} has inputs")
         if op.operands is not None and len(operands) != op.operands:
-            raise DataError(f"{self.where}: op {op.name!r} of {len(operands)} inputs, expected {op.operands}")
-        attributes = {name: attribute_from(value, rows) for name, value in node["attributes"].items()}
-        check_attributes(op, attributes, self.where)
+            raise DataError(f"{self._where}: op {op.name!r} of {len(operands)} inputs, expected {op.operands}")
+        attributes = {name: attribute_from(value, self._rows) for name, value in node["attributes"].items()}
+        check_attributes(op, attributes, self._where)
         if all(operand.value is not None for operand in operands):
             shape = op.shape(*(operand.shape for operand in operands), **attributes)
             if size(shape) > _MAX_FOLDED + 2 * math.prod(int(n) for operand in operands for n in operand.shape):
-                raise DataError(f"{self.where}: a constant of shape {shape}, too large to be made")
+                raise DataError(f"{self._where}: a constant of shape {shape}, too large to be made")
         return op(*operands, **attributes)
+
+    def _call_loop(
+        self, node: Mapping[str, Any], tensors: Sequence[Tensor], steps: int, nested: int
+    ) -> Sequence[Tensor]:
+        body, attributes = node["body"], node["attributes"]
+        count, slice_count = body["carries"], body["slices"]
+        length, reverse = attributes["length"], attributes["reverse"]
+        if node["op"] != SCAN.name or len(attributes) > 2 or not (is_length(length) and isinstance(reverse, bool)):
+            raise DataError(f"{self._where}: a loop {short(node['op'])} of {short(attributes)}")
+        steps *= max(length, 1)
+        if nested == _MAX_NESTED or steps > _MAX_STEPS:
+            raise DataError(f"{self._where}: a loop of {_limits()}")
+        operands = self._values(node["inputs"], tensors, "a loop has inputs")
+        if not (is_length(count) and is_length(slice_count) and count + slice_count <= len(operands)):
+            counts = f"{short(count)} carries and {short(slice_count)} slices"
+            raise DataError(f"{self._where}: a loop of {counts}, of {len(operands)} inputs")
+        ends = count + slice_count
+        firsts, stacks, captured = operands[:count], operands[count:ends], operands[ends:]
+        if any(marked(stack.shape[:1]) != marked([length]) for stack in stacks):
+            raise DataError(f"{self._where}: a loop of {length} steps over {short([stack.shape for stack in stacks])}")
+        carries = [placeholder(tensor.shape, tensor.dtype, "carry") for tensor in firsts]
+        slices = [placeholder(tensor.shape[1:], tensor.dtype, "slice") for tensor in stacks]
+        captures = [placeholder(tensor.shape, tensor.dtype, "capture") for tensor in captured]
+        step_tensors = self.tensors(body["nodes"], [*carries, *slices, *captures], steps, nested + 1)
+        results = self._values(body["results"], step_tensors, "a loop's body has results")
+        if list(map(_kind, results[:count])) != list(map(_kind, carries)):
+            raise DataError(f"{self._where}: a loop's carries {short(carries)} become {short(results[:count])}")
+        outside = dict(zip(captures, captured, strict=True))
+        step, captured, _ = closed(carries, slices, results[:count], results[count:], outside)
+        return SCAN.values(*firsts, *stacks, *captured, body=step, length=length, reverse=reverse)
+
+
+def _kind(tensor: Tensor) -> Any:
+    return marked(tensor.shape), tensor.dtype
 
 
 def decode(content: bytes, where: str) -> StoredProgram:
     """Return the program that `encode` wrote; `where` names it in messages."""
-    description, arrays = unpack(content, where, _KIND, _ADVICE)
     with reading(where):
+        description, arrays = unpack(content, where, _KIND, _ADVICE)
         paths = [node["variable"] for node in description["nodes"] if "variable" in node]
         state = {path: Variable(arrays.pop(path), path, trainable=False) for path in paths}
     stored = StoredProgram(where, description, arrays, state)
@@ -222,10 +340,13 @@ def decode(content: bytes, where: str) -> StoredProgram:
 
 
 def _require_sound(program: Program, where: str) -> None:
-    """Refuse a program whose ops, run by NumPy on zeros, fail (an index, say) or miss their declared shapes."""
+    """Refuse a program whose ops, run by NumPy on zeros, fail or miss their declared shapes; of loops, one step."""
+    bodies: dict[Node, Body] = {}
     for tensor in program.tensors:
         if tensor.op is not None and size(tensor.shape) > _MAX_CHECKED:
             raise DataError(f"{where}: {tensor.op.name!r} of shape {tensor.shape} for two rows, too large")
+        if has_body(tensor):
+            bodies[tensor.node] = body_of(tensor)
 
     def check(tensor: Tensor) -> None:
         assert tensor.op is not None
@@ -233,5 +354,22 @@ def _require_sound(program: Program, where: str) -> None:
         if tensor.value.shape != tensor.shape:
             raise DataError(f"{where}: {tensor.op.name!r} gives {tensor.value.shape}, expected {tensor.shape}")
 
+    alone = _without_loops(program)
     with reading(where), watching(check):
-        evaluate(program, {name: np.zeros(tensor.shape, tensor.dtype) for name, tensor in program.inputs.items()})
+        evaluate(alone, {name: np.zeros(tensor.shape, tensor.dtype) for name, tensor in alone.inputs.items()})
+    for body in bodies.values():
+        _require_sound(step_of(body, program.rows), where)
+
+
+def _without_loops(program: Program) -> Program:
+    new: dict[Tensor, Tensor] = {}
+    inputs, results = dict(program.inputs), dict(program.outputs)
+    for tensor in program.tensors:
+        if has_body(tensor):
+            new[tensor] = inputs[f"value {len(inputs)} of a loop"] = placeholder(tensor.shape, tensor.dtype, "value")
+            results |= {f"input {len(results) + number} of a loop": read for number, read in enumerate(tensor.inputs)}
+        else:
+            new[tensor] = tensor.with_inputs([new[operand] for operand in tensor.inputs])
+    outputs = {name: new[tensor] for name, tensor in results.items()}
+    updates = {variable: new[tensor] for variable, tensor in program.updates.items()}
+    return Program(inputs, program.state, outputs, updates, rows=program.rows)

@@ -36,7 +36,6 @@ from dptrain.program.sharding import messages
 from dptrain.program.sharding.local import localized
 from dptrain.program.sharding.mesh import ALL_REDUCE, OWN_PART, REDUCE_SCATTER, PlacedProgram
 from dptrain.program.sharding.placement import place
-from dptrain.program.steps import unrolled
 from dptrain.program.tensor import Tensor, Variable, placeholder, watching
 from dptrain.program.turns import MAKING, TURNS
 from dptrain.registry.reads import Reads
@@ -169,7 +168,6 @@ class Programs:
         else:
             begun = time.perf_counter()
             program, names = self._trace(step, batch, batch_rows)
-            program = unrolled(program) if self._has_stages else program
             self.preparing_seconds += time.perf_counter() - begun
             self._assign_stages(program, batch_rows)
             sent: dict[str, Any] = {"bucket_bytes": self._bucket_bytes, "comm_dtype": self._comm_dtype}

@@ -1,6 +1,7 @@
 """What is generated of loops on the CUDA backend; `test_conformance_on_cuda.py` has what they compute."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -13,7 +14,10 @@ from dptrain.program.dims import Dim
 from dptrain.program.program import ROWS, trace
 from dptrain.program.tensor import Variable
 from tests.programs.check import wrong_on_cuda
+from tests.programs.draw import program, seeds_of
+from tests.programs.files import wrong_from_file
 from tests.programs.table import LOOPS, TABLE
+from tests.sample import sample
 
 BLOCKS = "loop_of_blocks_computed_again, float32"
 
@@ -39,14 +43,14 @@ def test_a_step_looks_up_rows_that_are_not_there(cuda_backend):
     def step(x, rows):
         return {"y": ops.map(lambda n: take_rows(table, rows + n), x)}
 
-    program = trace(step, {"x": ((3,), "int64"), ROWS: ((Dim.rows(2),), "int64")})
+    traced = trace(step, {"x": ((3,), "int64"), ROWS: ((Dim.rows(2),), "int64")})
     x, rows = np.arange(3), np.array([1, 0, 1])
-    executable = cuda_backend.executable(program, {"x": x, ROWS: rows})
+    executable = cuda_backend.executable(traced, {"x": x, ROWS: rows})
     for start in (0, 1):
         executable.run([start])
         expected = table.numpy()[rows[start : start + 2] + x[:, None]]
         np.testing.assert_array_equal(executable.outputs["y"], expected)
-    executable = cuda_backend.executable(program, {"x": x, ROWS: rows + 2})
+    executable = cuda_backend.executable(traced, {"x": x, ROWS: rows + 2})
     executable.run([0])
     with pytest.raises(DataError, match="row"):
         _ = executable.outputs["y"]
@@ -56,6 +60,17 @@ def test_a_step_looks_up_rows_that_are_not_there(cuda_backend):
 def test_what_remat_computes_again_without_a_graph(cuda_backend, monkeypatch):
     monkeypatch.setattr(cuda_backend, "graph", False)
     assert not wrong_on_cuda(dataclasses.replace(TABLE[BLOCKS], shards=()), cuda_backend)
+
+
+@pytest.mark.parametrize("seed", sample(seeds_of("loops", 8), 8))
+def test_random_loops_from_files(cuda_backend, seed):
+    case = program(seed, "cuda")
+    make = functools.partial(_made_by, cuda_backend)
+    assert case.trace().shape_specialised or not wrong_from_file(case, {"CUDA": make}), case
+
+
+def _made_by(backend, program, values, **place):
+    return backend.executable(program, dict(values), **place)
 
 
 def test_each_step_is_launched_once(cuda_backend):

@@ -7,6 +7,7 @@
 - `check.py`: executes a case by C++ or CUDA, alone, on ranks and in packs, and says what is wrong.
 - `meshes.py`: executes a case on a mesh of ranks, with its variables sharded.
 - `interpreted.py`: executes kernels in their planned memory by NumPy, without a compiler.
+- `files.py`: executes a case whose program has been in a file.
 - `shrink.py`: makes a wrong case small.
 - `corpus.py`: cases that were wrong once.
 - `table.py`: programs by name, which every way of executing programs must compute.

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from tests.programs.case import Case
 from tests.programs.exact import Expected
 from tests.unit.program.virtual_ranks import VirtualComm, on_ranks
 
+T = TypeVar("T")
 # What an executable is made by: of a program, of what its inputs hold, and of rows, first row and communicator.
 Make = Callable[..., Any]
 
@@ -134,7 +135,7 @@ def compiled(threads: int = 1, join: bool = True) -> Make:
     return make
 
 
-def not_optimized(execute: Callable[[], Mapping[str, Array]]) -> Mapping[str, Array]:
+def not_optimized(execute: Callable[[], T]) -> T:
     """Return what `execute` does, compiled in a fifth of the time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiling, "OPTIONS", ("-O0", *compiling.OPTIONS[1:]))

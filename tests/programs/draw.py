@@ -868,6 +868,15 @@ SITUATIONS = {
 }
 
 
+_NAMES = [*SITUATIONS, *[product_of_views.__name__] * 3]  # which has more to draw than others
+
+
+def seeds_of(situation: str, count: int) -> range:
+    """Return so many seeds whose programs have a situation."""
+    period = 2 * len(_NAMES)
+    return range(2 * _NAMES.index(situation), period * count, period)
+
+
 def program(seed: int, device: str = "cpu") -> Case:
     """Return the program of a seed; one that cannot be traced or placed ends at the line where that fails."""
     try:
@@ -884,8 +893,7 @@ def _in_memory(case: Case, seed: int) -> Case:
 
 
 def _program(d: Drawing, seed: int, on_mesh: bool) -> Case:
-    names = [*SITUATIONS, *[product_of_views.__name__] * 3]  # which has more to draw than others
-    situation = names[seed // 2 % len(names)] if seed % 2 == 0 else ""
+    situation = _NAMES[seed // 2 % len(_NAMES)] if seed % 2 == 0 else ""
     d.lengths["n"] = d.choose([0, 1, 2, 3, 5, 7, 8, 16, 33, 65, 130])
     if situation == "many_rows":
         d.lengths["n"] = d.choose([0, 1, 1023, 1024, 1025, 1100, 4097] + ([] if d.small else [16385]))

@@ -8,12 +8,13 @@ variable. Whatever needs no variable of a single stage (data, learning rates, st
 from collections.abc import Callable, Collection, Mapping
 
 from dptrain.errors import ConfigError
+from dptrain.program.body import has_body
 from dptrain.program.explain import grouped
 from dptrain.program.gradient import topological
 from dptrain.program.program import Program
 from dptrain.program.shapes import local, row_axis, size
 from dptrain.program.sharding.mesh import ALL_REDUCE
-from dptrain.program.tensor import Tensor, Variable
+from dptrain.program.tensor import Node, Tensor, Variable
 
 
 def layers_of(program: Program, weights: Collection[Variable]) -> list[list[Variable]]:
@@ -171,7 +172,11 @@ def assigned(program: Program, owners: Mapping[Variable, int]) -> dict[Tensor, i
                 key=lambda read: (size(read.shape), stage_of[read]),
             )
             stage_of[tensor] = update_stages.get(tensor, stage_of[largest])
-    return stage_of
+    loop_stages: dict[Node, int] = {}
+    for tensor, stage in stage_of.items():
+        if has_body(tensor):  # all of its values on one stage, which alone executes it
+            loop_stages[tensor.node] = max(stage, loop_stages.get(tensor.node, 0))
+    return {tensor: loop_stages[tensor.node] if has_body(tensor) else stage for tensor, stage in stage_of.items()}
 
 
 def _forward(program: Program) -> list[Tensor]:

@@ -74,7 +74,15 @@ def matrices():
     return model, (ROWS, CLASSES), dp.optimizers.Muon(0.01, global_clipnorm=0.5)
 
 
+def sequences():
+    """Loops, of which stages of a pipeline have one each."""
+    stack = [layers.Embedding(11, 8, mask_zero=True), layers.LSTM(6, return_sequences=True, dropout=0.2), layers.GRU(5)]
+    model = dp.Sequential([dp.Input((5,), dtype="int64"), *stack, layers.Dense(3, "softmax")])
+    return model, (WORDS, CLASSES, WEIGHTS), "adam"
+
+
 MODELS = {"perceptron": perceptron, "convnet": convnet, "embedding": embedding, "own step": own, "matrices": matrices}
+MODELS |= {"sequences": sequences}
 
 
 def trained(name, flags, steps):
@@ -86,7 +94,7 @@ def trained(name, flags, steps):
     if mesh is not None:
         arranged(mesh, current())
     # Compiled steps of sharded variables agree to the bit, see shards.py.
-    jit_compile = name == "perceptron" and flags in (["model=2"], ["--stages=2"])
+    jit_compile = name in ("perceptron", "sequences") and flags in (["model=2"], ["--stages=2"])
     compiled = {"dtype": "float64", "jit_compile": jit_compile, **sharded}
     if name == "GAN":
         model, data = build(**compiled), (images(),)

@@ -46,3 +46,10 @@ def test_dropout_goes_on_counting(expected):
     np.testing.assert_allclose(model.predict(X, verbose=0), expected["dropout"], rtol=1e-12)
     (dropout,) = (layer for layer in model.layers if isinstance(layer, dp.layers.Dropout))
     assert int(dropout.seed_generator.count) == int(model.optimizer.iterations) == 10
+
+
+def test_a_program_of_before_it_had_bodies():
+    """Its loop, of a bidirectional GRU over three steps, is written down."""
+    program = dp.saving.load_program(EARLIER / "gru.program", device="cpu")
+    x = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 3, 2)
+    np.testing.assert_allclose(program(x), np.load(EARLIER / "gru.npy"), rtol=1e-6)

@@ -23,9 +23,11 @@ from tests.tolerances import assert_near
 from tests.unit.layers.cases import ALL_CASES
 from tests.unit.layers.cases import CASES as LAYER_CASES
 from tests.unit.ops.cases import CASES as OP_CASES
+from tests.unit.saving.loops import LOOPS, RECURRENT, Own, X, sequential
 
 onnx = pytest.importorskip("onnx", reason="needs the extra 'onnx'")
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs onnxruntime")
+ReferenceEvaluator = pytest.importorskip("onnx.reference").ReferenceEvaluator
 
 RNG = np.random.default_rng(21)
 # What only gradients and random layers are made of, and so no prediction: ONNX has no such operators.
@@ -261,6 +263,42 @@ def test_preprocessing_is_metadata():
     ((key, value),) = [(prop.key, prop.value) for prop in proto.metadata_props]
     assert key == "preprocessing"
     assert Preprocessing.from_dict(json.loads(value)) == model.preprocessing
+
+
+# Loops
+
+# Those whose rows depend on each other; those that are refused.
+OF_ALL_ROWS, REFUSED_LOOPS = {"while", "of rows"}, {"random", "counted", "on the host"}
+
+
+@pytest.mark.parametrize("name", [*(name for name in LOOPS if name not in REFUSED_LOOPS), *RECURRENT])
+def test_loops_are_scans(name):
+    """By ONNX Runtime and by ONNX's reference."""
+    model = sequential([Own(LOOPS[name])] if name in LOOPS else RECURRENT[name]())
+    x = X * (np.arange(X.shape[1]) % 3 > 0)[:, None] if name == "masks" else X
+    content = onnx_file.encode(model)
+    proto = onnx.load_from_string(content)
+    assert any(node.op_type == "Scan" for node in proto.graph.node) == (name not in ("none", "single"))
+    assert_same(model, [x], rows=(5,) if name in OF_ALL_ROWS else (0, 1, 5))
+    (actual,) = ReferenceEvaluator(proto).run(None, {proto.graph.input[0].name: x})
+    assert_near(actual, model.predict(x, verbose=0), "float32", scale=10)
+
+
+def test_a_graph_is_as_long_for_many_steps_as_for_few():
+    short, long = (onnx_file.encode(sequential([layers.LSTM(4)], steps)) for steps in (4, 2000))
+    assert len(long) - len(short) < 100
+
+
+def test_what_onnx_cannot_say_in_a_loop_is_refused_by_name():
+    def smoothed(layer: Any, x: Any, steps: Any) -> Any:
+        return ops.sum(ops.map(ops.erfc, steps), 0)
+
+    with pytest.raises(ConfigError, match=r"^not supported in ONNX: op 'erfc_of' in 'own"):
+        onnx_file.encode(sequential([Own(smoothed)]))
+    with pytest.raises(ConfigError, match=r"^not supported in ONNX: op 'inv\w*' in 'own"):
+        onnx_file.encode(sequential([Own(LOOPS["on the host"])]))
+    with pytest.raises(ConfigError, match=r"^not supported in ONNX: (op 'random_bits'|a prediction that changes)"):
+        onnx_file.encode(sequential([Own(LOOPS["random"])]))
 
 
 # What cannot be said

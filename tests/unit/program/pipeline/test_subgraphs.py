@@ -9,6 +9,7 @@ import dptrain as dp
 from dptrain import layers
 from dptrain.errors import ConfigError
 from dptrain.models.explaining import program_of
+from dptrain.program.body import has_body
 from dptrain.program.execute import evaluate
 from dptrain.program.pipeline.order import one_forward_one_backward
 from dptrain.program.pipeline.stage_assignment import assigned, cut_into_stages
@@ -26,6 +27,19 @@ def model(*stack, loss="sparse_categorical_crossentropy", **optimizer):
 
 def perceptron():
     return model(layers.Dense(6, "relu", kernel_regularizer="l2"), layers.Dense(4, "tanh"), global_clipnorm=0.01)
+
+
+def recurrent():
+    """Loops that go on from one another, forwards and backwards, of which one has a layer of its own beside it."""
+    stack = [layers.Reshape((5, 1)), layers.LSTM(4, return_sequences=True, kernel_regularizer="l2")]
+    return model(*stack, layers.Bidirectional(layers.GRU(3)), layers.Dense(4, "tanh"), global_clipnorm=0.01)
+
+
+NETWORKS = [perceptron, recurrent]
+
+
+def loops(program):
+    return {tensor.node for tensor in program.tensors if has_body(tensor)}
 
 
 def values(program, rows=slice(0, ROWS)):
@@ -74,10 +88,11 @@ def in_turn(subgraphs, microbatches, stages):
     return one_forward_one_backward(subgraphs, microbatches, stages, dict.fromkeys(subgraphs, 1))
 
 
+@pytest.mark.parametrize("make", NETWORKS)
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_stage_computes_what_the_result_is_that_of_the_whole(seed):
+def test_whatever_stage_computes_what_the_result_is_that_of_the_whole(seed, make):
     """The rules of `cutting` say what is fast, not what is right: here stages are drawn for each tensor."""
-    rng, program = np.random.default_rng(seed), program_of(perceptron(), ROWS)
+    rng, program = np.random.default_rng(seed), program_of(make(), ROWS)
     variables = [variable for variable in program.state if rng.random() < 0.7]
     owners = {variable: int(rng.integers(3)) for variable in variables}
     where = assigned(program, owners)
@@ -88,9 +103,10 @@ def test_whatever_stage_computes_what_the_result_is_that_of_the_whole(seed):
     agree(program, owners, 3, in_turn(subgraphs, 1, 3), [(0, ROWS)])
 
 
+@pytest.mark.parametrize("make", NETWORKS)
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 3), (3, 7)])
-def test_sums_over_microbatches_are_those_over_the_batch(stages, microbatches):
-    network = perceptron()
+def test_sums_over_microbatches_are_those_over_the_batch(stages, microbatches, make):
+    network = make()
     program, slots = program_of(network, ROWS), slots_of(network)
     weights = cut_into_stages(program, network.weights, {}, stages, ROWS, microbatches)
     owners = weights | {slot: weights[weight] for slot, weight in slots.items()}
@@ -119,6 +135,10 @@ def test_sums_over_microbatches_are_those_over_the_batch(stages, microbatches):
     for variable, new in updates.items():
         for stage in [owners[variable]] if variable in owners else range(stages):
             np.testing.assert_allclose(state[stage][variable], new, rtol=1e-12, atol=1e-14, err_msg=variable.path)
+    all_loops = [node for subgraph in per_microbatch for node in loops(subgraph.program)]
+    assert len(all_loops) == len(loops(program)) == (6 if make is recurrent else 0)  # each on one stage
+    if make is recurrent:
+        return
     forward = [subgraph for subgraph in per_microbatch if subgraph.sends and not subgraph.receives]
     assert [list(subgraph.sends.values()) for subgraph in forward] == [[[1]]], "one tensor goes on to the next stage"
     assert all(len(subgraph.sends) <= 1 for subgraph in per_microbatch)
