@@ -32,10 +32,10 @@ OWN_ROOMS = ("backend", "cli", "sweeps", "runtime", "comm")
 INTRODUCTION = """\
 # What dptrain refuses
 
-What Keras {version} has and dptrain does not. Using any of it raises an error.
-[dptrain and Keras](keras.md) says what is there, and what differs on purpose.
+What Keras {version} has and dptrain lacks. Using any of it raises an error.
+[dptrain and Keras](keras.md) lists what is supported and what differs on purpose.
 
-`python docs/refusals.py` writes this page, from the sources of Keras and of dptrain.
+`python docs/refusals.py` generates this page from the sources of Keras and of dptrain.
 """
 
 
@@ -43,13 +43,13 @@ def page() -> str:
     """Return the whole page."""
     parts = [INTRODUCTION.format(version=keras_version())]
     rows = [(f"`keras.{module}`" if module else "`keras`", found) for module in MODULES if (found := missing(module))]
-    parts.append("## Names\n\n" + _table(("module", "not there"), rows))
-    parts.append("## Arguments\n\n" + _table(("of", "not there"), list(missing_arguments())))
+    parts.append("## Names\n\n" + _table(("module", "missing"), rows))
+    parts.append("## Arguments\n\n" + _table(("of", "missing"), list(missing_arguments())))
     lines = []
     for room, said in sorted(refusals().items()):
         lines.append(f"### `{room}`\n\n" + "".join(f"- {text}\n" for text in sorted(said)))
     parts.append(
-        "## Values and combinations\n\nThe messages, with a word for what they fill in:\n\n" + "\n".join(lines)
+        "## Values and combinations\n\nThe messages, with placeholders in angle brackets:\n\n" + "\n".join(lines)
     )
     return "\n".join(parts)
 

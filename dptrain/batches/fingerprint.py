@@ -14,7 +14,7 @@ Array = npt.NDArray[Any]
 
 # Advice if the ranks' samples differ.
 DRAW_THE_SAME = (
-    "every rank needs the same data: seed what is random, with dp.utils.set_random_seed(0) at the top of the script or "
+    "every rank needs the same data: seed random numbers, with dp.utils.set_random_seed(0) at the top of the script or "
     "np.random.default_rng(0)"
 )
 

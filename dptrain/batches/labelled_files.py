@@ -72,7 +72,7 @@ class FileSelection:
                 f"label_mode={label_mode}"
             )
         if not isinstance(self.batch_size, int) or self.batch_size < 1:
-            raise ConfigError(f"not supported: batch_size={self.batch_size}; expected a whole number from 1 on")
+            raise ConfigError(f"not supported: batch_size={self.batch_size}; expected an integer >= 1")
 
 
 @dataclass(frozen=True)

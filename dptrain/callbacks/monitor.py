@@ -64,7 +64,7 @@ class MonitorCallback(Callback):
             what = f"{type(self).__name__}(monitor={self.monitor!r})"
             # NaN is not equal to itself.
             shown = repr(value) if isinstance(value, Real) and value != value else value
-            advice = "make it a metric, whose result is that of all ranks, or compute it of the same on each"
+            advice = "make it a metric, which covers all ranks, or compute it from the same data on each"
             comm.require_same("the ranks have different logs", {what: shown}, {what: advice})
         return value
 

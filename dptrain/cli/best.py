@@ -30,7 +30,7 @@ def monitored(config: Config, model: Model | None = None) -> tuple[str, str]:
         if name not in keys:
             raise ConfigError(f"unknown train.monitor {name!r}{suggest(name, keys)}")
         if not mode and direction_of(name, metrics) is None:
-            raise ConfigError(f"train.monitor = {name!r}: say what is good, --monitor {name}:max or {name}:min")
+            raise ConfigError(f"train.monitor = {name!r}: its direction is unknown: --monitor {name}:max or {name}:min")
     return name, mode or "auto"
 
 

@@ -170,7 +170,7 @@ def standardize(model: Model, data: LoadedData, rows: npt.NDArray[np.int64] | No
         if not layer.follows_data:
             continue
         if data.train.total is not None:
-            raise ConfigError("--sharding static: numbers are standardised by all rows, not by a rank's; leave it out")
+            raise ConfigError("--sharding static: numbers are standardized over all rows, not a rank's; leave it out")
         mean, variance = moments(y if layer.invert else x[:, : len(is_number)], rows)
         if not layer.invert:
             mean, variance = np.where(is_number, mean, 0), np.where(is_number, variance, 1)
@@ -239,7 +239,7 @@ def user_model(config: Config, data: LoadedData, options: dict[str, Any], epoch_
 
 def recompile(model: Model, config: Config, options: dict[str, Any]) -> None:
     """Keep the optimizer, loss and metrics that a model was compiled with; take the rest from the configuration."""
-    advice = f"{config.model.function} compiles its model itself: leave the option out, or the compile"
+    advice = f"{config.model.function} compiles its model itself: remove the option or the compile"
     for field in dataclasses.fields(OptimizerConfig):
         if (value := getattr(config.optimizer, field.name)) != field.default:
             raise ConfigError(f"optimizer.{field.name} = {value}: {advice}")
@@ -273,7 +273,7 @@ def _check_output(model: Model, data: LoadedData, spec: str) -> None:
         )
     if data.task != "regression" and last is not None and activation is activations.linear:
         raise ConfigError(
-            f"--model {spec}: its last layer, {last.name!r}, gives logits, expected probabilities: let it end in "
+            f"--model {spec}: its last layer, {last.name!r}, outputs logits, expected probabilities: end it with "
             f"{'sigmoid' if data.task == 'binary' else 'softmax'}, or compile it in the function with from_logits=True"
         )
 
@@ -317,7 +317,9 @@ def fit_arguments(config: Config, splits: Splits, steps: int) -> dict[str, Any]:
 def balanced_weights(train: Split) -> dict[int, float]:
     """Return class weights, inverse to the number of training samples and 1 on average."""
     if train.total is not None:
-        raise ConfigError("--class-weight balanced: --sharding static keeps a rank's rows alone; leave one of them out")
+        raise ConfigError(
+            "--class-weight balanced: --sharding static keeps only a rank's own rows; leave one of them out"
+        )
     y = train.y if train.rows is None else train.y[train.rows]
     if y.dtype.kind not in "iub" and not np.isin(y, (0, 1)).all():
         raise ConfigError("--class-weight balanced: the targets are numbers, not classes; leave it out")

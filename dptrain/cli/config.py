@@ -57,7 +57,7 @@ def _fold(value: object) -> object:
     if isinstance(value, str) and _none_word(value) is not None:
         fold, _, folds = value.partition("/")
         if not (fold.isdecimal() and folds.isdecimal() and 1 <= int(fold) <= int(folds) and int(folds) >= 2):
-            raise ValueError(f"{short(value)}: expected which fold of how many, such as 2/5")
+            raise ValueError(f"{short(value)}: expected a fold and the number of folds, such as 2/5")
     return _none_word(value)
 
 
@@ -105,13 +105,13 @@ def _sparsity(value: object) -> object:
     with suppress(ValueError):
         if 0 <= (part := float(str(text))) < 1:
             return part
-    raise ValueError("expected a part of the weights, 0 to below 1, such as 0.9, or zeros of a group, such as 2:4")
+    raise ValueError("expected a fraction of the weights, 0 to below 1, such as 0.9, or zeros per group, such as 2:4")
 
 
 def _block(value: object) -> object:
     text = _none_word(value)
     if isinstance(text, str) and not re.fullmatch(r"[1-9]\d{0,3}x[1-9]\d{0,3}", text):
-        raise ValueError(f"{short(value)}: expected inputs and outputs of a block, such as 4x4")
+        raise ValueError(f"{short(value)}: expected a block's inputs and outputs, such as 4x4")
     return text
 
 
@@ -180,21 +180,21 @@ class DataConfig(Checked):
         None, "column of a table to predict; of an .npy file, the file of the targets", "target"
     )
     columns: Annotated[tuple[str, ...], Before(_names)] = _field(
-        (), "of a table, comma-separated, to predict from; all others but the target if not set", "columns"
+        (), "a table's columns to predict from, comma-separated; default: all but the target", "columns"
     )
     drop: Annotated[tuple[str, ...], Before(_names)] = _field(
-        (), "columns of a table to leave out, comma-separated", "drop"
+        (), "a table's columns to leave out, comma-separated", "drop"
     )
     categorical: Annotated[tuple[str, ...], Before(_names)] = _field(
-        (), "columns of a table that are categories though they look like numbers, comma-separated", "categorical"
+        (), "a table's columns to treat as categories though they look like numbers, comma-separated", "categorical"
     )
     numbers: Annotated[tuple[str, ...], Before(_names)] = _field(
         (),
-        "columns of a table that are numbers though they look like codes, identifiers or dates, comma-separated",
+        "a table's columns to treat as numbers though they look like codes, identifiers or dates, comma-separated",
         "numbers",
     )
     text: Annotated[tuple[str, ...], Before(_names)] = _field(
-        (), "columns of a table that are texts, of which the words count, comma-separated", "text"
+        (), "a table's columns to treat as texts, by their words, comma-separated", "text"
     )
     # Ids of words are float32, exact up to 2^24.
     text_words: Annotated[int, Interval(ge=1, le=16_000_000)] = _field(
@@ -260,7 +260,7 @@ class ModelConfig(Checked):
     dropout: Rate = _field(0.0, "dropout rate after each hidden layer", "dropout")
     function: Annotated[str | None, Before(_none_word)] = _field(
         None,
-        "make the model with a function of yours, file.py:build_model or package.module:build_model; runs its code",
+        "build the model with your function, file.py:build_model or package.module:build_model; runs its code",
         "model",
     )
     arguments: Annotated[dict[str, Any], Before(_model_arguments)] = _field(
@@ -337,19 +337,19 @@ class PruningConfig(Checked):
 
     sparsity: Annotated[float | str | None, Before(_sparsity)] = _field(
         None,
-        "such as 0.9: train with this part of the kernels' weights zero, that of smallest magnitude; 2:4: two of every "
-        "four inputs",
+        "such as 0.9: zero this fraction of the kernels' weights, the smallest in magnitude; 2:4: two of every four "
+        "inputs",
         "prune",
     )
     schedule: Literal["polynomial", "constant"] = _field(
         "polynomial",
-        "let the sparsity grow from 0 at pruning.begin to --prune at pruning.end, or have it from pruning.begin on",
+        "increase the sparsity from 0 at pruning.begin to --prune at pruning.end, or use it from pruning.begin on",
         "prune-schedule",
     )
     begin: Annotated[str, Before(_length)] = _field("20%", "when pruning begins: steps (500), 2epochs or 25%")
     end: Annotated[str, Before(_length)] = _field("70%", "after which the same weights are zero, likewise")
     frequency: OptionalPositiveInt = _field(
-        None, "choose anew which weights are zero every N steps; if not set, a hundred times between begin and end"
+        None, "update the masks every N steps; default: a hundred times between begin and end"
     )
     scope: Literal["layer", "global"] = _field(
         "global", "compare magnitudes over all layers, or within each, as 2:4 always does", "prune-scope"
@@ -359,8 +359,8 @@ class PruningConfig(Checked):
     )
     regrow: OptionalRate = _field(
         None,
-        "each time replace this part of the weights by those with the largest gradients (RigL); 0.3 where no number is "
-        "given",
+        "at each update replace this fraction of the weights by those with the largest gradients (RigL); 0.3 without "
+        "a number",
         "regrow",
         alone="0.3",
     )
@@ -413,14 +413,14 @@ class TrainConfig(Checked):
     )
     early_stopping: OptionalCount = _field(
         None,
-        "stop after so many epochs (3 where no number is given) in which --monitor has not improved, and go back to "
-        "the best weights",
+        "stop after this many epochs (3 without a number) without improvement of --monitor, and restore the best "
+        "weights",
         "early-stopping",
         alone="3",
     )
     monitor: str = _field(
         "val_loss",
-        "metric of early stopping and of best.keras; NAME:max or NAME:min says what is good where nobody knows",
+        "metric of early stopping and of best.keras; NAME:max or NAME:min for a metric of unknown direction",
         "monitor",
     )
     digest_every: OptionalCount = _field(
@@ -485,7 +485,7 @@ class Config(Checked):
     comm: Literal["host", "cuda-aware", "nccl", "auto"] = _field(
         "host",
         "how ranks send: host: MPI, through host memory; cuda-aware: MPI, from GPU memory; nccl: GPU to GPU, with the "
-        "extra 'nccl'; auto: nccl where it is there, else cuda-aware, else host",
+        "extra 'nccl'; auto: nccl if available, else cuda-aware, else host",
         "comm",
     )
     bucket_mb: Megabytes = _field(
@@ -498,7 +498,7 @@ class Config(Checked):
     )
     shard_optimizer: bool = _field(
         False,
-        "each rank keeps its part of the optimizer's slots and gets the rest of the new weights from others (ZeRO-1)",
+        "each rank keeps its part of the optimizer's slots and gathers the other new weights (ZeRO-1)",
         "shard-optimizer",
     )
     shard_weights: bool = _field(
@@ -514,7 +514,7 @@ class Config(Checked):
     )
     stages: PositiveInt = _field(
         1,
-        "cut the layers into so many stages of about the same memory, each on a rank of its own; others are replicas",
+        "split the layers into this many stages of about equal memory, each on its own rank; more ranks are replicas",
         "stages",
     )
     microbatches: Annotated[PositiveInt | None, Before(_none_word)] = _field(
@@ -522,7 +522,7 @@ class Config(Checked):
     )
     share_gpu: bool = _field(False, "let several ranks use one GPU", "share-gpu")
     gpu_select: Literal["mask", "index"] = _field(
-        "mask", "mask: each rank sees only its own GPU; index: leave CUDA_VISIBLE_DEVICES as it is", "gpu-select"
+        "mask", "mask: each rank sees only its own GPU; index: leave CUDA_VISIBLE_DEVICES unchanged", "gpu-select"
     )
     dtype: Literal["float32", "float64", "mixed_bfloat16", "mixed_float16", "bfloat16", "float16"] = _field(
         "float32", "type of parameters and activations, or a policy of Keras'; float64 only on the CPU"
@@ -546,7 +546,7 @@ class Config(Checked):
     cuda_graph: bool = _field(True, "replay a GPU's steps as CUDA graphs", "cuda-graph")
     run_eagerly: bool = _field(False, "run steps op by op, to debug", "run-eagerly")
     steps_per_execution: Annotated[Literal["auto"] | PositiveInt, Before(_number)] = _field(
-        "auto", "steps to run before the host looks up; auto: as many as take a few hundredths of a second"
+        "auto", "steps per call from the host; auto: as many as take a few hundredths of a second"
     )
     stall_warning: OptionalNonnegative = _field(
         None,

@@ -114,7 +114,7 @@ def doctor(config: Config, comm: Communicator, parsed: argparse.Namespace) -> in
     launch = detect_launch()
     show = _Printer(comm.rank == 0 and (launch is None or launch.rank == 0))
     with_gpu = config.device == "cuda" or (config.device == "auto" and any(comm.allgather(_signs_of_a_gpu())))
-    show(f"dptrain {__version__}: what is here   (ok there, -- optional and not there, !! in the way)")
+    show(f"dptrain {__version__}: environment   (ok present, -- optional and missing, !! a problem)")
     for title, checks in CHECKS.items():
         selected = [_no_gpu] if title == "GPU" and not with_gpu else checks
         _show_section(show, comm, title, [row for check in selected for row in _isolated(check, context)])
@@ -176,7 +176,7 @@ def _numpy(context: CheckContext) -> list[Row]:
         if pool["user_api"] == "blas"
     ]
     if not blas:
-        text = f"{np.__version__}; no BLAS that can be told its threads"
+        text = f"{np.__version__}; no BLAS with a configurable number of threads"
         return [Row("NumPy", text, "note", "pip install --force-reinstall numpy: its wheels hold OpenBLAS")]
     return [Row("NumPy", f"{np.__version__} with {'; '.join(dict.fromkeys(blas))}")]
 
@@ -216,7 +216,7 @@ def _mpirun(context: CheckContext) -> list[Row]:
     on_path, beside = shutil.which("mpirun"), Path(sys.executable).with_name("mpirun")
     if on_path is None and not beside.exists():
         fix = f"{pip_install('mpich')}, or your system's package of MPI"
-        return [Row("mpirun", "neither on PATH nor beside this Python", "bad", fix)]
+        return [Row("mpirun", "neither on PATH nor next to this Python", "bad", fix)]
     place = on_path or str(beside)
     status, output = _ask([place, "--version"], line=None)
     library, launcher_family = mpi_family(context.mpi_library[1]), mpi_family(output)
@@ -225,7 +225,7 @@ def _mpirun(context: CheckContext) -> list[Row]:
     # MPIs of the MPICH family start each other's processes.
     hydra = {"MPICH", "Intel MPI", "MVAPICH"}
     if context.mpi_library[0] == 0 and launcher_family != library and not {launcher_family, library} <= hydra:
-        text = f"{place} is {launcher_family}'s, mpi4py uses {library}: every process would be a world of its own"
+        text = f"{place} is {launcher_family}'s, mpi4py uses {library}: every process would be its own MPI world"
         fix = (
             f"start with {beside}"
             if beside.exists() and str(beside) != place
@@ -234,7 +234,7 @@ def _mpirun(context: CheckContext) -> list[Row]:
         return [Row("mpirun", text, "bad", fix)]
     if on_path is None:
         fix = f"start with {beside}, or activate the environment"
-        return [Row("mpirun", f"{beside} ({launcher_family}), beside this Python and not on PATH", "note", fix)]
+        return [Row("mpirun", f"{beside} ({launcher_family}), next to this Python and not on PATH", "note", fix)]
     return [Row("mpirun", f"{place} ({launcher_family})")]
 
 
@@ -245,7 +245,7 @@ def _ranks(context: CheckContext) -> list[Row]:
     if launch.size > 1 and comm.size == 1:
         try:
             comms.current()
-            text = f"{launch.launcher} started {launch.size} processes, each a world of its own"
+            text = f"{launch.launcher} started {launch.size} processes, each its own MPI world"
         except Exception as error:
             text = describe(error)
         return [Row("launcher", text, "bad", "see mpi4py and mpirun above")]
@@ -254,14 +254,14 @@ def _ranks(context: CheckContext) -> list[Row]:
 
 def _transport(context: CheckContext) -> list[Row]:
     if context.config.comm == "host":
-        return [Row("CUDA-aware", "not asked: gradients travel through host memory (--comm host)", "note")]
+        return [Row("CUDA-aware", "not checked: gradients travel through host memory (--comm host)", "note")]
     if context.config.comm == "nccl":
         reason = nccl.why_not()
         if reason:
             return [Row("NCCL", reason, "bad", "use --comm host")]
         return [Row("NCCL", "nccl4py and its library load")]
     if context.config.comm != "cuda-aware":
-        return [Row("messages", f"--comm {context.config.comm}: chosen when a training begins", "note")]
+        return [Row("messages", f"--comm {context.config.comm}: chosen when a training starts", "note")]
     if reason := context.comm.why_not_cuda_aware():
         return [Row("CUDA-aware", reason, "bad", "use --comm host, or an MPI that is built with CUDA")]
     return [Row("CUDA-aware", "yes: a copy of device memory through MPI arrives")]
@@ -298,7 +298,7 @@ def _signs_of_a_gpu() -> bool:
 
 def _no_gpu(context: CheckContext) -> list[Row]:
     text = "not looked at (--device cpu)" if context.config.device == "cpu" else "none here: the CPU computes"
-    return [Row("GPU", text, "note", "--device cuda says what a GPU would need")]
+    return [Row("GPU", text, "note", "--device cuda shows what a GPU would need")]
 
 
 def _driver(context: CheckContext) -> list[Row]:
@@ -325,8 +325,8 @@ def _gpus(context: CheckContext) -> list[Row]:
         if gpu["error"] is None:
             rows.append(Row(f"GPU {number}", text))
         else:
-            fix = "nvidia-smi shows who uses it; end them, or hide it with CUDA_VISIBLE_DEVICES"
-            rows.append(Row(f"GPU {number}", f"{text}; it takes no program: {gpu['error']}", "bad", fix))
+            fix = "nvidia-smi shows which processes use it; stop them, or hide it with CUDA_VISIBLE_DEVICES"
+            rows.append(Row(f"GPU {number}", f"{text}; it runs no program: {gpu['error']}", "bad", fix))
     return rows or [Row("GPUs", "none that a program can use", "bad", "see the NVIDIA driver above")]
 
 
@@ -335,7 +335,7 @@ def _pycuda(context: CheckContext) -> list[Row]:
     if status == 0:
         if tuple(map(int, re.findall(r"\d+", output)[:2])) < _KNOWS_CUDA_13:
             fix = pip_install("cuda")
-            return [Row("PyCUDA", f"{output}, which does not know CUDA 13", "note", fix)]
+            return [Row("PyCUDA", f"{output}, which does not support CUDA 13", "note", fix)]
         return [Row("PyCUDA", output)]
     if "No module named 'pycuda'" in output or "pycuda halted" in output:
         lacks, place = _lacking(), f"PATH={Path(find_nvcc()).parent}:$PATH " if _nvcc_beside_path() else ""
@@ -387,9 +387,9 @@ def _nvcc(context: CheckContext) -> list[Row]:
     # An nvcc that lists sm_90 knows sm_90a, which it does not list.
     unknown = [architecture for architecture in architectures if architecture.removesuffix("a") not in listed.split()]
     if unknown:
-        fix = "install a CUDA toolkit that knows this GPU"
-        return [Row("nvcc", f"{text} does not know {', '.join(unknown)}", "bad", fix)]
-    return [Row("nvcc", f"{text}, knows {', '.join(architectures)}")]
+        fix = "install a CUDA toolkit that supports this GPU"
+        return [Row("nvcc", f"{text} does not support {', '.join(unknown)}", "bad", fix)]
+    return [Row("nvcc", f"{text}, supports {', '.join(architectures)}")]
 
 
 def _kernels(context: CheckContext) -> list[Row]:
@@ -399,7 +399,7 @@ def _kernels(context: CheckContext) -> list[Row]:
     rows = []
     for architecture in architectures:
         there = len(list(kernel_cache().glob(f"*-{architecture}-*.cubin")))
-        text = f"{_plural(there, 'program')} compiled for {architecture} in {kernel_cache()}, others at their first use"
+        text = f"{_plural(there, 'program')} compiled for {architecture} in {kernel_cache()}, others on first use"
         rows.append(Row("kernels", text))
     return rows
 
@@ -411,7 +411,7 @@ def _libraries(context: CheckContext) -> list[Row]:
         ("conv", "cuDNN", context.config.conv, cudnn.why_not),
     ):
         if choice == "dptrain":
-            rows.append(Row(title, f"not asked: dptrain's own kernels compute (--{kind} dptrain)", "note"))
+            rows.append(Row(title, f"not checked: dptrain's own kernels compute (--{kind} dptrain)", "note"))
         elif reason := why_not():
             rows.append(
                 Row(
@@ -432,7 +432,7 @@ def _cache(context: CheckContext) -> list[Row]:
         with own_folder(native_cache()) as opened, tempfile.TemporaryFile(dir=opened):
             pass
     except OSError as error:
-        fix = "set DPTRAIN_CACHE to a folder of yours that can be written"
+        fix = "set DPTRAIN_CACHE to a writable folder that you own"
         return [Row("cache", f"{place} cannot be used: {error.strerror}", "bad", fix)]
     return [Row("cache", f"{place}, {amount(shutil.disk_usage(place).free)} free")]
 

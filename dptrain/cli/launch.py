@@ -74,8 +74,8 @@ def launch(arguments: Sequence[str]) -> int:
         raise ConfigError(f"--min-ranks {least}: expected 1 to {ranks}, the number of ranks")
     if options.restarts and _begins_anew(command):
         raise ConfigError(
-            f"--restarts {options.restarts}: without --out a restart would begin at epoch 1; add --out DIR to the "
-            "command, and a restart goes on from the last checkpoint there"
+            f"--restarts {options.restarts}: without --out a restart would start over at epoch 1; add --out DIR to "
+            "the command, so that a restart resumes from the last checkpoint there"
         )
     placed = spread(ranks, hosts) if hosts else {}
     start = Start(
@@ -127,7 +127,7 @@ def _parse(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
     )
     add("--threads", type=_count, metavar="N", help="threads per rank (default: its share of the cores)")
     add("--log-dir", metavar="DIR", help="write the output of rank K to DIR/rank-K.log; show rank 0 and errors")
-    add("--prefix", action="store_true", help='begin each line with its rank: "[2] "')
+    add("--prefix", action="store_true", help='prefix each line with its rank: "[2] "')
     add(
         "--restarts",
         type=_natural,

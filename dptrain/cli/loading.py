@@ -81,7 +81,7 @@ def load_configured(
 
 def _refuse_others(data: DataConfig, are_pictures: bool, are_texts: bool) -> None:
     if data.sharding == "static" and (is_table(data.name) or are_pictures or are_texts):
-        raise ConfigError("--sharding static: tables and pictures are kept once a node; leave it out")
+        raise ConfigError("--sharding static: tables and pictures are kept once per node; leave it out")
     is_npy = data.name.endswith(".npy")
     if is_npy and (data.target is None or not data.target.endswith(".npy")):
         raise ConfigError(f"--data {data.name}: --target FILE.npy names the file of the targets")

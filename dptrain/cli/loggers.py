@@ -78,7 +78,7 @@ class BestEffort(Callback):
         except Exception as error:
             self.failed = True
             if ranks_of(self).rank == 0:
-                text = f"{self.name} gets nothing from now on, the training goes on: {describe(error)}"
+                text = f"{self.name} is disabled, the training continues: {describe(error)}"
                 terminal.say(f"dptrain: warning: {text}", file=sys.stderr)
 
 

@@ -81,7 +81,7 @@ _ABOUT_GROUPS = {
     "optimizer": "The update rule.",
     "pruning": "Which weights become zero.",
     "train": "How long, in what pieces, and by which loss.",
-    "checkpoint": "When the training is saved, and where it goes on.",
+    "checkpoint": "When the training is saved, and where it resumes.",
     "logging": "Who else is told.",
     "run": "The job: folder, device, ranks, precision, what is shown.",
 }
@@ -304,12 +304,12 @@ def _build_parser(command: str) -> Parser:
         group.add_argument("run", metavar="RUN", nargs="?", help="a run's folder or a .keras file, instead of options")
         add_custom_objects(group)
         group.add_argument("--step", metavar="train|test|predict", default="train", help="which step (default: train)")
-        shape = "of a sample, such as 28,28 (default); integers are pixels of uint8"
+        shape = "of a sample, such as 28,28 (default); integers are uint8 pixels"
         group.add_argument("--input-shape", metavar="SHAPE", default="28,28", help=shape)
         group.add_argument("--classes", metavar="CLASSES", default="10", help="labels that there are (default: 10)")
         kernels = "show which ops each kernel of the device computes; of a GPU also its predicted time"
         group.add_argument("--kernels", action="store_true", help=kernels)
-        text = "show the C++ that is generated of them; with --device cuda the CUDA C++, which takes no GPU"
+        text = "show the C++ generated for them; with --device cuda the CUDA C++, which needs no GPU"
         group.add_argument("--code", action="store_true", help=text)
         scaling_options.add_options(parser)
     _add_fields(parser, leaves(), _TOLD.get(command))
@@ -371,7 +371,7 @@ def _show_group(parser: Parser, name: str) -> NoReturn:
     """Print the help of one group of options, and exit."""
     groups = {str(group.title): group for group in parser._action_groups if group._group_actions}
     if name not in groups:
-        raise ConfigError(f"--help {name}: no such group{suggest(name, [*groups])}; there are {', '.join(groups)}")
+        raise ConfigError(f"--help {name}: no such group{suggest(name, [*groups])}; the groups are {', '.join(groups)}")
     parser._action_groups, parser.description, parser.epilog = [groups[name]], None, None
     parser.print_help()
     parser.exit()

@@ -109,8 +109,8 @@ def _check_replaced(config: Config) -> None:
     """Refuse settings of the network that the function's model replaces."""
     for name in ("network", "augment", "hidden", "activation", "dropout"):
         if (value := getattr(config.model, name)) != getattr(ModelConfig(), name):
-            advice = f"leave it out, or hand it over: --model-arg {name}=..."
-            raise ConfigError(f"model.{name} = {short(value)}: {config.model.function} makes the model; {advice}")
+            advice = f"leave it out, or pass it to the function: --model-arg {name}=..."
+            raise ConfigError(f"model.{name} = {short(value)}: {config.model.function} builds the model; {advice}")
 
 
 @cache

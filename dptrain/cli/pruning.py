@@ -35,7 +35,7 @@ def refuse_unused(config: Config) -> None:
     for field in dataclasses.fields(PruningConfig):
         value = getattr(config.pruning, field.name)
         if config.pruning.sparsity is None and value != field.default:
-            raise ConfigError(f"pruning.{field.name} = {value}: nothing is pruned; add such as --prune 0.9")
+            raise ConfigError(f"pruning.{field.name} = {value}: nothing is pruned; add --prune 0.9, for example")
 
 
 def settled(config: Config, epoch_steps: int | None) -> int:

@@ -129,7 +129,7 @@ def read_config(path: Path) -> Config:
     try:
         tree = parse_mapping(text, where)
         if "data" not in tree:  # its default would be wrong
-            raise ConfigError(f"{where}: nothing says what the data is")
+            raise ConfigError(f"{where}: the data set is not recorded")
         check_keys(tree, where)
         return resolve(tree, where, {})
     except ConfigError as error:

@@ -28,7 +28,7 @@ _PLAIN_KEYS = ("name", "when", "state", "epochs", "seconds")
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("dir", metavar="DIR", nargs="?", default="runs", help="folder of run folders (default: runs)")
-    text = "name, when, state, epochs, seconds or a metric, such as val_loss: the best first (default: when)"
+    text = "name, when, state, epochs, seconds or a metric, such as val_loss: best first (default: when)"
     parser.add_argument("--sort", metavar="KEY", default="when", help=text)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     text = "draw the curves of these runs, and show what differs; folders, or their names in DIR"
@@ -55,7 +55,7 @@ def _show(parsed: argparse.Namespace) -> None:
         _compare(folder, parsed.compare, parsed.picture)
         return
     if parsed.picture is not None:
-        raise ConfigError("--picture says where --compare draws; name the runs: --compare A B")
+        raise ConfigError("--picture is the file that --compare draws; name the runs: --compare A B")
     records, others = read_runs(folder)
     records = _sorted(records, parsed.sort)
     if parsed.json:
@@ -69,7 +69,7 @@ def _show(parsed: argparse.Namespace) -> None:
     for name, why in others[:_NAMED]:
         terminal.say(f"{name}: {why}")
     if len(others) > _NAMED:
-        print(f"and {len(others) - _NAMED} more that are no runs")
+        print(f"and {len(others) - _NAMED} more that are not runs")
 
 
 def _sorted(records: "list[RunRecord]", key: str) -> "list[RunRecord]":

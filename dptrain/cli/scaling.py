@@ -135,7 +135,7 @@ def of_model(
 
 def _check_type_of_gradients(comm_dtype: str | None) -> None:
     if comm_dtype is not None:
-        what = "--ranks predicts gradients in the type that they have: leave it out"
+        what = "--ranks predicts gradients in their own dtype: leave it out"
         raise ConfigError(f"comm_dtype {comm_dtype!r}: {what}")
 
 

@@ -125,6 +125,6 @@ def _rate(option: str, text: str | None) -> Stated | None:
         return None
     match = _RATE.fullmatch(text)
     if match is None or float(match[1]) <= 0:
-        raise ConfigError(f"{option} {text}: expected bits or bytes a second, such as 200Gb, 25GB or 25GB,5us")
+        raise ConfigError(f"{option} {text}: expected bits or bytes per second, such as 200Gb, 25GB or 25GB,5us")
     nbytes = float(match[1]) * _UNITS[match[2]] / (8 if match[3] == "b" else 1)
     return Stated(nbytes, None if match[4] is None else 1e-6 * float(match[4]))

@@ -137,7 +137,7 @@ def parse_schedule(text: str) -> Schedule:
             whose = f"; only {' and '.join(having)} have it" if having else suggest(key, keys) or _choices(keys)
             raise ConfigError(f"schedule {text!r}: {name} has no {key!r}{whose}")
         if key in values:
-            raise ConfigError(f"schedule {text!r}: {key} is given twice")
+            raise ConfigError(f"schedule {text!r}: {key} appears twice")
         values[key] = _value(text, key, value, keys[key][0])
     return Schedule(name, values)
 

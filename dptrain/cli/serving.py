@@ -32,7 +32,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 def add_custom_objects(parser: "argparse._ActionsContainer") -> None:
     """Add the option that names code with custom classes."""
-    text = "run a Python file (or module) of yours, for the model's own classes and functions; may be repeated"
+    text = "run your Python file (or module) that defines the model's own classes and functions; may be repeated"
     parser.add_argument("--custom-objects", action="append", default=[], metavar="FILE.py", help=text)
 
 
@@ -44,7 +44,7 @@ def add_samples(parser: argparse.ArgumentParser) -> None:
     text = "folder with the files of a named data set"
     parser.add_argument("--data-dir", "--data.dir", dest="data.dir", metavar="DIR", help=text, **field)
     parser.add_argument("--part", choices=("test", "train"), default="test", help="of data with both (default: test)")
-    text = "samples at once, over all ranks (default: what is fastest)"
+    text = "samples at once, over all ranks (default: whatever is fastest)"
     parser.add_argument("--batch-size", metavar="ROWS", help=text)
 
 
@@ -133,10 +133,12 @@ def _data_of_run(run: Path) -> Any:
     from dptrain.saving.run_folder import CONFIG
 
     if not os.path.lexists(run / CONFIG):
-        raise ConfigError(f"--data is missing, and {run} has no {CONFIG} to say which data the model is of")
+        raise ConfigError(f"--data is missing, and {run} has no {CONFIG} that names the model's data")
     data = read_config(run).data
     if os.stat(run / CONFIG).st_uid not in (os.geteuid(), 0):
-        raise ConfigError(f"{run / CONFIG} is another user's, and names the data {short(data.name)}: say --data NAME")
+        raise ConfigError(
+            f"{run / CONFIG} belongs to another user and names the data {short(data.name)}: pass --data NAME"
+        )
     return data
 
 

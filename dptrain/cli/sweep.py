@@ -166,7 +166,7 @@ def plan_of(parsed: argparse.Namespace) -> Plan:
 def _once(flag: str, pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     for name in (names := [name for name, _ in pairs]):
         if names.count(name) > 1:
-            raise ConfigError(f"{flag} {name}=...: given twice")
+            raise ConfigError(f"{flag} {name}=...: appears twice")
     return dict(pairs)
 
 
@@ -175,7 +175,7 @@ def _read(config: Config, parsed: argparse.Namespace) -> tuple[Request, dict[str
     plan = plan_of(parsed)
     refuse_in_a_sweep(config)
     if plan.folds is not None and config.train.validation_split:
-        raise ConfigError("--folds and --validation-split: each says what validates; leave one out")
+        raise ConfigError("--folds and --validation-split: each selects the validation samples; leave one out")
     if config.train.fold is not None:
         raise ConfigError("--fold is of one run: --folds K trains every trial and seed on each of K folds")
     space = space_of(plan)
@@ -190,7 +190,7 @@ def _read(config: Config, parsed: argparse.Namespace) -> tuple[Request, dict[str
     if plan.halving is not None and (
         config.train.early_stopping is not None or "train.early_stopping" in fields.values()
     ):
-        raise ConfigError("--halving and --early-stopping: each says when a run stops; leave one out")
+        raise ConfigError("--halving and --early-stopping: each decides when a run stops; leave one out")
     metric, epochs = _DEFAULT_METRIC["multiclass"], epochs_of(config)
     requested = make_request(plan, space, epochs, default=metric, sweeps_epochs="train.epochs" in fields.values())
     if not plan.adaptive:
@@ -244,7 +244,7 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
         out = ranks.agree("output", lambda: _place(ranks, config, data, stack))
         is_kept = config.out is not None or not config.fast_dev_run
         if ranks.rank == 0 and config.verbose != 0 and is_kept:
-            say(f"results go to {out}; a sweep that is killed goes on where it was with --out {out}")
+            say(f"results go to {out}; a killed sweep resumes with --out {out}")
         result = execute(
             ranks,
             recipe,
@@ -334,9 +334,9 @@ def space_of(options: Plan) -> Space:
     if options.adaptive and (options.grid or options.samples):
         raise ConfigError("--adaptive: draw every field (--random FIELD=FROM, without a number), without a grid")
     if options.adaptive and not options.random:
-        raise ConfigError("--adaptive: say what to choose from, such as --random dropout=0..0.5")
+        raise ConfigError("--adaptive: name the fields to choose, such as --random dropout=0..0.5")
     if options.random and not options.samples and not options.adaptive:
-        raise ConfigError("--random: say how many settings to draw, such as --random 20 dropout=0..0.5")
+        raise ConfigError("--random: give the number of settings to draw, such as --random 20 dropout=0..0.5")
     return Space(
         grid=options.grid,
         random=options.random,
@@ -466,13 +466,13 @@ def _show_plan(
     if requested.rungs:
         at = formatting.listed([str(rung) for rung in requested.rungs])
         say(
-            f"stopping early: one trial in {requested.options.halving} goes on after {at} epochs, "
-            "judged by its seeds' mean"
+            f"stopping early: one trial in {requested.options.halving} continues after {at} epochs, by the mean over "
+            "its seeds"
         )
     for rank, capacity in enumerate(capacities):
         memory = f"{capacity.run_bytes / 1e6:.1f} MB a run"
         if capacity.free_bytes is not None:
-            memory += f", {capacity.free_bytes / 1e6:,.0f} MB free beside the data"
+            memory += f", {capacity.free_bytes / 1e6:,.0f} MB free in addition to the data"
         divided = f" in {capacity.packs} packs" if capacity.packs > 1 else ""
         say(f"rank {rank}: {counted(capacity.places, 'run')} at a time{divided}, {memory}")
     alone = capacities[0].threads is not None and capacities[0].at_once == 1
@@ -506,7 +506,7 @@ def _show_time(
         if duration_of_run is not None:
             seconds.append(duration_of_run)
     if not seconds:
-        say("how long it will take cannot be said: nobody knows how many steps a run has")
+        say("duration unknown: the number of steps per run is not known")
         return
     each = math.fsum(seconds) / len(seconds)
     say(

@@ -300,7 +300,7 @@ def _show_start(
         )
         if steps == 1 and not config.fast_dev_run and config.train.batch_size == TrainConfig.batch_size:
             terminal.say(
-                "An epoch is one step of all samples; a smaller --batch-size makes more of it, and trains faster"
+                "An epoch is one step of all samples; a smaller --batch-size gives more steps, and trains faster"
             )
         say_why_unsaved(model)
     return rows

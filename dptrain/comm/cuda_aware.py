@@ -27,7 +27,7 @@ def why_not() -> str:
     """Return why MPI cannot take device memory, or an empty string if it can."""
     kinds = start_mpi().COMM_WORLD.Get_info().get("mpi_memory_alloc_kinds") or ""
     if not any(kind.strip().startswith("cuda") for kind in kinds.split(",")) and not _query():
-        return "this MPI library does not say that it is CUDA-aware (mpi_memory_alloc_kinds, MPIX_Query_cuda_support)"
+        return "this MPI library does not report CUDA support (mpi_memory_alloc_kinds, MPIX_Query_cuda_support)"
     return _try()
 
 
@@ -46,7 +46,7 @@ def _query() -> bool:
 def _try() -> str:
     """Let MPI move device memory in a child process; return what went wrong."""
     what = _run()
-    text = "this MPI library says that it is CUDA-aware, but fails when it is given device memory"
+    text = "this MPI library claims to be CUDA-aware, but fails with device memory"
     return f"{text}: {what}" if what else ""
 
 

@@ -46,8 +46,8 @@ def join(launch: LaunchInfo | None) -> "MpiCommunicator":
             "start-up",
             ConfigError.exit_code,
             f"{launch.launcher} started {launch.size} processes, but MPI ({_library()}) "
-            f"sees a world of {world.size}: start with the mpirun that belongs to this MPI "
-            f"(the one beside {sys.executable}), or srun --mpi=pmi2|pmix",
+            f"sees a world of {world.size}: start with the mpirun that belongs to this MPI (the one next to "
+            f"{sys.executable}), or srun --mpi=pmi2|pmix",
             [],
         )
     comm = MpiCommunicator(world.Dup())

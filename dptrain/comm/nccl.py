@@ -172,7 +172,7 @@ def _translated_errors(what: str) -> Any:
         yield
     except Exception as error:
         raise DeviceError(
-            f"--comm nccl: {what} ({error}); NCCL_DEBUG=WARN says more, --comm host does without"
+            f"--comm nccl: {what} ({error}); NCCL_DEBUG=WARN shows details, --comm host works without NCCL"
         ) from error
 
 

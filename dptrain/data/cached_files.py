@@ -56,9 +56,7 @@ def get_file(
     source = _local(origin)
     name = str(fname) if fname else Path(unquote(urlparse(str(origin)).path)).name
     if not name or name != Path(name).name:
-        raise ConfigError(
-            f"Invalid `fname`: {name!r}. Paths aren't accepted; cache_dir and cache_subdir say where it is."
-        )
+        raise ConfigError(f"Invalid `fname`: {name!r}. Paths aren't accepted; set cache_dir and cache_subdir.")
     folder = keras_home(cache_dir) / cache_subdir
     unpacked = folder / (f"{name.partition('.')[0]}_extracted" if fname and "." in name else name)
     if extract and unpacked.name == name:

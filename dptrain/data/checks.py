@@ -30,7 +30,7 @@ def whole_labels(labels: NDArray[Any], where: str) -> NDArray[Any]:
     if len(wrong):
         index = tuple(int(n) for n in wrong[0])
         shown = index[0] if len(index) == 1 or labels.shape[1:] == (1,) else index
-        raise DataError(f"{where}: label {labels[index]} at index {shown}; labels are whole numbers")
+        raise DataError(f"{where}: label {labels[index]} at index {shown}; labels must be integers")
     return whole
 
 

@@ -87,7 +87,7 @@ def _in_8_bits(image: Any, where: Any) -> Any:
         if low < 0 or high > 255:
             raise DataError(
                 f"{printable(str(where or 'picture'))}: pixels of mode {image.mode} from {low} to "
-                f"{high}; expected 8 or 16 bits a colour: save it as such, or read it as an array"
+                f"{high}; expected 8 or 16 bits per color: convert it, or load it as an array"
             )
     return image
 

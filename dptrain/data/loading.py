@@ -113,7 +113,7 @@ def with_task(
     else:
         train = Split(x_train, y_train, total=sources.x_train.shape[0])
         test = Split(x_test, y_test, total=sources.x_test.shape[0])
-    note = f"{sources.y_train.where} are {y_train.dtype}: {task}; --task says otherwise"
+    note = f"{sources.y_train.where} are {y_train.dtype}: {task}; --task overrides it"
     notes = () if y_train.dtype.kind in "iu" else (note,)
     return LoadedData(sources.name, train, test, num_classes, task, notes=notes)
 

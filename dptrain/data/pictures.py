@@ -345,7 +345,7 @@ def _classes(folder: Path) -> Iterator[tuple[str, list[Path]]]:
     entries = _entries(folder)
     for entry in entries:
         if not entry.is_dir():
-            raise DataError(f"{entry}: a file beside the folders of classes; put it into one, or remove it")
+            raise DataError(f"{entry}: a file next to the class folders; move it into one, or remove it")
     for entry in entries:
         yield entry.name, _files(entry)
 

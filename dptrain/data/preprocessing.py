@@ -283,7 +283,7 @@ def _code_of_unseen(column: Column, unseen: Unseen) -> tuple[int | None, str]:
     if unseen == "other" and column.role == "one-hot":
         return -1, ""
     how = "--missing mean on a table in which it misses values" if unseen == "missing" else "--unseen other"
-    return None, f"; nothing stands for it (--unseen {unseen}) unless the training has {how}"
+    return None, f"; it has no replacement (--unseen {unseen}) unless the training has {how}"
 
 
 def _fits(task: Task, classes: int) -> bool:

@@ -44,12 +44,12 @@ def identifier(values: npt.NDArray[np.float64]) -> str | None:
         return None
     span = f"from {distinct[0]:.15g} to {distinct[-1]:.15g}"
     if _are_days(distinct):
-        return f"whole numbers that look like dates, {span}"
+        return f"integers that look like dates, {span}"
     if len(distinct) == len(values):
-        return f"{len(values):,} whole numbers, none of them twice, {span}, as identifiers have"
+        return f"{len(values):,} distinct integers, {span}, which look like identifiers"
     steps = np.diff(values)
     if (steps >= 0).all() or (steps <= 0).all():
-        return f"whole numbers in order, {span}, as identifiers have"
+        return f"consecutive integers, {span}, which look like identifiers"
     return None
 
 

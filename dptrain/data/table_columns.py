@@ -144,7 +144,7 @@ def _column(table: Table, name: str, options: TableOptions, notes: list[str]) ->
         notes.append(f"column {name!r} is left out: every row has {short(canonical(series.iloc[0]))}")
         return None
     if is_filled:
-        instead = "the mean of the training part stands for them" if is_number else "they are a category of their own"
+        instead = "replaced by the mean of the training part" if is_number else "a separate category"
         notes.append(f"column {name!r}: {absent:,} of {len(table):,} values are missing; {instead}")
     if is_number:
         column = Column(name, "number", date=are_dates)
@@ -152,7 +152,7 @@ def _column(table: Table, name: str, options: TableOptions, notes: list[str]) ->
         quantities = column_numbers(present, column, Table(table.where, present, table.text).fault, "")
         if not is_asked_for and (looks := identifier(quantities)):
             raise DataError(
-                f"{table.where}, column {name!r}: {looks}; leave it out (--drop {name}), or say that it is a quantity "
+                f"{table.where}, column {name!r}: {looks}; leave it out (--drop {name}), or declare it a quantity "
                 f"(--numbers {name}) or a category (--categorical {name})"
             )
         if are_dates:
@@ -162,19 +162,21 @@ def _column(table: Table, name: str, options: TableOptions, notes: list[str]) ->
     if name not in options.categorical and series.dtype.kind != "b":
         _refuse_mixture(table, name)
         if (code := leading_zero(series.unique())) is not None:
-            notes.append(f"column {name!r}: a category, as of codes such as {short(code)}; --numbers {name} otherwise")
-    advice = f"fill it in, or --drop {name}, or leave such rows out with --missing drop, or see --missing mean"
+            notes.append(
+                f"column {name!r}: a category, because of codes such as {short(code)}; --numbers {name} otherwise"
+            )
+    advice = f"fill it in, or use --drop {name}, --missing drop (leaves out such rows) or --missing mean"
     values = _categories(table, name, advice, missing=is_filled)
     if len(values) > max(_FEW, len(table) // 2) and name not in options.categorical:
         raise DataError(
-            f"{table.where}, column {name!r}: {len(values):,} different texts in {len(table):,} rows; leave it out "
-            f"(--drop {name}), or say that it is a text (--text {name}) or a category (--categorical {name})"
+            f"{table.where}, column {name!r}: {len(values):,} distinct texts in {len(table):,} rows; leave it out "
+            f"(--drop {name}), or declare it a text (--text {name}) or a category (--categorical {name})"
             f"{f' or numbers (--numbers {name})' if leading_zero(values) else ''}"
         )
     other = OTHER if options.unseen == "other" else None
     if other is not None:
         if OTHER in values:
-            raise DataError(f"{table.where}, column {name!r}: {OTHER!r} is a value, and stands for unseen ones")
+            raise DataError(f"{table.where}, column {name!r}: {OTHER!r} is a value, but is reserved for unseen ones")
         values = (*values, OTHER)
     role = "one-hot" if len(values) <= MOST_ONE_HOT else "embedding"
     is_text = series.dtype.kind not in "iufb"
@@ -184,7 +186,7 @@ def _column(table: Table, name: str, options: TableOptions, notes: list[str]) ->
 
 def text_column(table: Table, name: str, options: TableOptions, notes: list[str]) -> Column:
     """Return a text's vocabulary and length; refuse a column without words."""
-    advice = f"fill it in, or --drop {name}, or leave such rows out with --missing drop"
+    advice = f"fill it in, or use --drop {name} or --missing drop (leaves out such rows)"
     texts = texts_of(table.frame[name], table.fault, advice)
     vocabulary = learn_vocabulary(texts, options.words)
     if not vocabulary:
@@ -192,8 +194,8 @@ def text_column(table: Table, name: str, options: TableOptions, notes: list[str]
     longest = max(len(split_words(text)) for text in texts)
     length = min(longest, options.text_length)
     notes.append(
-        f"column {name!r}: texts of up to {longest:,} words, of which the first {length:,} count; "
-        f"{len(vocabulary):,} words are known"
+        f"column {name!r}: texts of up to {longest:,} words, of which the first {length:,} are used; "
+        f"the vocabulary has {len(vocabulary):,} words"
     )
     return Column(name, "words", vocabulary, text=True, length=length)
 
@@ -230,7 +232,7 @@ def _categories(table: Table, name: str, advice: str, missing: bool = False) -> 
     series = table.frame[name]
     if missing:
         if (series == MISSING).any():
-            raise DataError(f"{table.where}, column {name!r}: {MISSING!r} is a value, and stands for missing ones")
+            raise DataError(f"{table.where}, column {name!r}: {MISSING!r} is a value, but is reserved for missing ones")
         return (*_categories(Table(table.where, table.frame[series.notna()], table.text), name, advice), MISSING)
     if series.isna().any():
         row = int(series.isna().to_numpy().argmax())
@@ -252,8 +254,8 @@ def _refuse_other_types(table: Table, name: str, advice: str) -> None:
     series = table.frame[name]
     if series.dtype.kind in "mMc":
         raise DataError(
-            f"{table.where}, column {name!r}: holds {series.dtype}; expected numbers or texts: make numbers of it, or "
-            f"{advice}"
+            f"{table.where}, column {name!r}: holds {series.dtype}; expected numbers or texts: convert it to numbers, "
+            f"or {advice}"
         )
     plain = str | bool | int | float | np.generic
     try:
@@ -321,7 +323,7 @@ def _note_precision(name: str, values: npt.NDArray[np.float64], notes: list[str]
     step, deviation = float(np.spacing(np.float32(largest))), float(values.std())
     if step > 0.01 * deviation > 0:
         notes.append(
-            f"column {name!r}: float32 tells numbers near {largest:g} apart in steps of {step:g}, and they deviate by "
+            f"column {name!r}: near {largest:g} float32 has steps of {step:g}, and the values deviate by "
             f"{deviation:.3g}; subtract a constant from the column"
         )
 
@@ -330,7 +332,7 @@ def _task(table: Table, options: TableOptions, notes: list[str]) -> tuple[Task, 
     name = str(options.target)
     series = table.frame[name]
     if holds_dates(series) and name not in options.categorical:
-        raise _dates(table, name, f"choose another --target, or make numbers of it, or --categorical {name}")
+        raise _dates(table, name, f"choose another --target, convert it to numbers, or use --categorical {name}")
     _refuse_other_types(table, name, "choose another --target")
     is_number = series.dtype.kind in "iuf"
     if is_number and (options.task == "regression" or series.nunique() > 2):

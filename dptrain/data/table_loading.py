@@ -104,7 +104,7 @@ class _TableFiles:
 
     def _encoded(self, table: Table) -> tuple[Array, Array]:
         check_declared(table.where, (len(table), *self.preprocessing.sample_shape), 4, self._max_bytes)
-        advice = "fill it in, --drop the column, leave such rows out with --missing drop, or see --missing mean"
+        advice = "fill it in, --drop the column, or use --missing drop (leaves out such rows) or --missing mean"
         x = self.preprocessing.encode(table.frame, table.where, table.fault, advice=advice)
         return x, self.preprocessing.targets(table.frame, table.where, table.fault)
 

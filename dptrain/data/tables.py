@@ -112,8 +112,8 @@ class Text:
             if len(fields) != columns:
                 count = f"{len(fields)} field{'s' * (len(fields) != 1)}"
                 raise DataError(
-                    f"{self.where}, row {begin}: {count}, the header has {columns}; is a separator missing or too many,"
-                    " or a text without its quotes?"
+                    f"{self.where}, row {begin}: {count}, the header has {columns}; is there a missing or extra "
+                    "separator, or an unquoted text?"
                 )
 
 

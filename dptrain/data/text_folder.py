@@ -67,7 +67,7 @@ def read_text_folder(path: str, max_bytes: int) -> TextFiles:
     entries = _entries(root)
     files = [entry for entry in entries if not entry.is_dir()]
     if files and len(files) < len(entries):
-        raise DataError(f"{files[0]}: a file beside the folders of classes; put it into one, or remove it")
+        raise DataError(f"{files[0]}: a file next to the class folders; move it into one, or remove it")
     columns: dict[str, list[str]] = {TEXT: []}
     for folder in [] if files else entries:
         members = _entries(folder)

@@ -64,7 +64,7 @@ class Distribution(ABC):
     def auto_shard_dataset(self, auto_shard_dataset: bool) -> None:
         if not auto_shard_dataset and self.num_processes > 1:
             raise ConfigError(
-                "not supported: auto_shard_dataset=False: every rank is given the same batches; a utils.PyDataset "
+                "not supported: auto_shard_dataset=False: every rank gets the same batches; a utils.PyDataset "
                 "with a method `shard` makes only a rank's own part"
             )
         self._auto_shard_dataset = auto_shard_dataset

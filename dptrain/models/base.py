@@ -342,8 +342,8 @@ class BaseModel(OnDevice):
         if thread is not None and thread is not threading.current_thread():
             raise ConfigError(
                 f"{method}: thread {thread.name!r} is in this model's `fit`, which changes the same weights and "
-                f"metrics; call {method} when that is done, or of a copy (dptrain.models.clone_model). `predict` and "
-                "calls of the model go on beside it"
+                f"metrics; call {method} when that is done, or on a copy (dptrain.models.clone_model). `predict` and "
+                "calls of the model may run at the same time"
             )
 
     # Metrics

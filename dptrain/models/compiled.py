@@ -117,7 +117,7 @@ class Compiled:
         if shards is not None and auto:
             raise ConfigError(
                 f"{' and '.join(auto)}: not supported with a fixed number of shards (--reproducible, "
-                "shards_per_batch), as bits would depend on what was measured; choose dptrain, or a library"
+                "shards_per_batch), because bits would depend on timings; choose dptrain or a library"
             )
 
 

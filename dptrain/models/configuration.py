@@ -90,7 +90,7 @@ def sequential_layers(config: Config) -> tuple[list[Layer], str]:
 def functional_config(model: Any, graph: Graph) -> dict[str, Any]:
     """Return Keras' `Functional.get_config`."""
     if any(not isinstance(layer, InputLayer) for layer in graph.input_layers):
-        raise ConfigError(f"model {model.name!r} begins in the middle of another one and cannot be saved")
+        raise ConfigError(f"model {model.name!r} starts in the middle of another model and cannot be saved")
     return _FunctionalWriter(model, graph).config()
 
 
@@ -309,8 +309,7 @@ class _FunctionalReader:
                     self._outputs[call.name].append(self._make(call))
             if len(later) == len(waiting):
                 raise ConfigError(
-                    f"the inputs of {later[0].name[:80]!r} are made by no layer of the model, or by a loop of "
-                    "layers that wait for each other"
+                    f"the inputs of {later[0].name[:80]!r} come from no layer of the model, or from a cycle of layers"
                 )
             waiting = later
 
@@ -336,7 +335,7 @@ class _FunctionalReader:
         name, call, output = value
         history = (name, call - _own_calls(self._makers.get(name)), output)
         if not self._is_available(history):
-            raise ConfigError(f"an output is made by no layer of the model: {str(value)[:80]}")
+            raise ConfigError(f"an output comes from no layer of the model: {str(value)[:80]}")
         return self._tensor(history)
 
     def _is_available(self, history: Any) -> bool:

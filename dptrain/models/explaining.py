@@ -137,7 +137,7 @@ class _Shared:
             "",
             f"variables on {ranks} ranks, mesh {grid}:",
             *table(rows),
-            f"{len(whole)} more are on all ranks, {_nbytes(whole):,} bytes; a rank holds {nbytes:,} bytes of state",
+            f"{len(whole)} more are replicated, {_nbytes(whole):,} bytes; a rank holds {nbytes:,} bytes of state",
             "",
             *messages_of(local, lengths),
             "",

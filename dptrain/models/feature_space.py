@@ -382,7 +382,7 @@ class FeatureSpace(Layer):
         """Raise ConfigError: the columns of a table do not go into a model."""
         raise ConfigError(
             "not supported: FeatureSpace.get_inputs(): texts stay on the host; call the space on the columns, and "
-            "begin the model with get_encoded_features()"
+            "start the model with get_encoded_features()"
         )
 
     # Files

@@ -42,7 +42,7 @@ class Structure(Layer):
     def layers(self, layers: Any) -> None:
         raise AttributeError(
             "`Model.layers` attribute is reserved and should not be used. Use `add()` and `pop()` of a Sequential to "
-            "change its layers, and another name for a list of layers of your own."
+            "change its layers, and another name for your own list of layers."
         )
 
     @property

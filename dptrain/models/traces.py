@@ -43,8 +43,9 @@ class Traces:
             label = getattr(owner, "_display_name", None) or getattr(owner, "name", None)
             whose = type(owner).__name__ + (f" {label!r}" if label else "")
             warn(
-                f"{name!r} of {whose} has changed {_COSTLY} times, last from {short(before)} to {short(now)}, and each "
-                "time a step that reads it is traced and compiled anew. A variable changes at no cost: let it be a "
+                f"{name!r} of {whose} has changed {_COSTLY} times, last from {short(before)} to {short(now)}, and "
+                "each time the steps that read it are traced and compiled again. A variable changes at no cost: make "
+                "it a "
                 "`dptrain.Variable(..., trainable=False)`, or a weight of `add_weight(trainable=False)`, and `assign` "
                 "to it"
             )

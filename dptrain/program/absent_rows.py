@@ -12,7 +12,7 @@ from dptrain.program.program import ROWS, Program
 from dptrain.program.sharding.mesh import constant_of
 from dptrain.program.tensor import Array, Tensor
 
-OUTSIDE = "a row is asked for that is not there: a number outside the table"
+OUTSIDE = "a row number is outside the table"
 
 
 def absent_row(layer: str, length: int, places: Array, samples: Array | None = None) -> DataError | None:

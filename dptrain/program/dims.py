@@ -99,9 +99,9 @@ class Dim:
         """Its number, for messages and executions, not to influence programs; UnknownLengthError if unbound."""
         if self.size is None:
             raise UnknownLengthError(
-                "a length that is None, such as the number of rows of a batch, is asked for outside of a step, where "
-                "it is no number: compute with ops in a layer's `call`, which is run for batches of every size, or say "
-                "in `Input(shape, batch_size)` what it is"
+                "a length that is None, such as the number of rows of a batch, is not known outside a step: compute "
+                "with ops in a layer's `call`, which is run for batches of every size, or set it in `Input(shape, "
+                "batch_size)`"
             )
         return self.scale * self.size.number + self.offset
 

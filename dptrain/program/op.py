@@ -271,7 +271,7 @@ class Op:
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         names = tuple(name for name in names if name not in ("out", "first_row"))
         if len(inputs) > len(names):
-            raise TypeError(f"{self.name}() takes {len(names)} arguments: {', '.join(names)}; {len(inputs)} were given")
+            raise TypeError(f"{self.name}() takes {len(names)} arguments: {', '.join(names)}; received {len(inputs)}")
         arguments = dict(zip(names, inputs, strict=False))
         if repeated := sorted(arguments.keys() & attributes.keys()):
             raise TypeError(f"{self.name}() got multiple values for argument {repeated[0]!r}")

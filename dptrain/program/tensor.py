@@ -170,7 +170,7 @@ class Tensor(Operand):
         """Return the value; ConfigError inside a trace."""
         if self.value is None:
             raise ConfigError(
-                f"the value of {self} is asked for while a step is traced, which runs once for all batches: compute "
+                f"the value of {self} is not known while a step is traced, which happens once for all batches: compute "
                 "with ops (where, maximum, ...) instead of Python's if, or compile with run_eagerly=True"
             )
         return self.value
@@ -675,7 +675,7 @@ def _refuse_nan(tensor: Tensor) -> None:
         within = f" of layer {tensor.name!r}" if tensor.name else ""
         assert tensor.op is not None
         raise DivergenceError(
-            f"op {tensor.op.name!r}{within} is the first to make a NaN, at {place} of shape {tensor.value.shape}"
+            f"op {tensor.op.name!r}{within} is the first to produce NaN, at {place} of shape {tensor.value.shape}"
         )
 
 

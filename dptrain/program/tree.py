@@ -140,7 +140,7 @@ def _collect(values: Iterable[Any], kind: Any, parts: dict[int, Any], around: se
             if isinstance(value, Set) and len(parts) > count_before:
                 part = type(next(reversed(parts.values()))).__name__
                 raise ConfigError(
-                    f"a {data_type.__name__} holds {part}: keep such parts in a list, as sets have no order that all "
+                    f"a {data_type.__name__} holds {part}: use a list instead, because sets have no order that all "
                     "ranks and files share"
                 )
 

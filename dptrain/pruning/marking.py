@@ -38,14 +38,14 @@ class Pruning:
         if self.block_pooling_type not in ("AVG", "MAX"):
             raise ConfigError(f"block_pooling_type = {self.block_pooling_type!r}: expected 'AVG' or 'MAX'")
         if self.regrowth is not None and not 0 < self.regrowth < 1:
-            raise ConfigError(f"regrowth = {self.regrowth}: expected a part above 0 and below 1, such as 0.3")
+            raise ConfigError(f"regrowth = {self.regrowth}: expected a fraction above 0 and below 1, such as 0.3")
         if self.sparsity_m_by_n is not None:
             m, n = self.sparsity_m_by_n
             if not 0 < m < n:
                 raise ConfigError(f"sparsity_m_by_n = {self.sparsity_m_by_n}: expected m zeros of n, such as (2, 4)")
             if self.global_unstructured or self.block_size != (1, 1) or self.regrowth is not None:
                 raise ConfigError(
-                    f"pruning {m}:{n} says itself which weights stay; leave out blocks, global pruning and regrowth"
+                    f"pruning {m}:{n} determines the remaining weights; leave out blocks, global pruning and regrowth"
                 )
 
     @property

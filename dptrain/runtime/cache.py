@@ -196,4 +196,4 @@ def _warn(folder: Path, reason: str) -> None:
     launch = detect_launch()
     if launch is None or launch.rank == 0:
         text = f"{folder}: compiled code is not kept there ({reason}); each process compiles for itself"
-        write_error(f"dptrain: warning: {text}; set DPTRAIN_CACHE to a folder of your own\n")
+        write_error(f"dptrain: warning: {text}; set DPTRAIN_CACHE to a folder that you own\n")

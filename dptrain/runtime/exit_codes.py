@@ -41,7 +41,7 @@ class _Exit:
         global requested
         requested = as_status(code) if isinstance(code, int) else int(code is not None)
         if isinstance(code, int) and code and not code & 0xFF:
-            self._say(f"exit code {code} would be taken for 0; it leaves with {as_status(code)}")
+            self._say(f"exit code {code} would be read as 0; exiting with {as_status(code)} instead")
             code = as_status(code)
         self._usual(code)
 

@@ -349,7 +349,7 @@ def abort_with_success() -> NoReturn:
     """End all ranks with 1 where a script calls MPI_Abort(0), which mpirun would take for success."""
     launch = detect_launch()
     if launch is not None:
-        streams.write_error(f"{_who(launch)}: MPI_Abort(0) would be taken for success; it leaves with 1\n")
+        streams.write_error(f"{_who(launch)}: MPI_Abort(0) would be read as success; exiting with 1 instead\n")
     _abort(1)
 
 

@@ -259,7 +259,7 @@ class Job:
             name = signal.Signals(number).name
             if self._stop_signal is None and self._ranks:
                 self._stop_signal = number
-                say(f"{name}: the ranks are told to save and stop; a second signal ends them at once")
+                say(f"{name}: asking the ranks to save and stop; a second signal stops them at once")
                 self._tell(f"signal {number}")
             else:
                 ended = _Verdict(_BY_SIGNAL + (self._stop_signal or number), f"launch: {name}: ended at once")
@@ -310,7 +310,7 @@ class Job:
             return None
         name = os.path.basename(self._start.launcher.words[0])
         self._is_stuck = True
-        text = f"launch: {name} (pid {mpirun}) waits, but what was to start the ranks is gone"
+        text = f"launch: {name} (pid {mpirun}) waits, but its process that starts the ranks is gone"
         return _Verdict(int(ExitCode.STUCK), text)
 
     def _failed(self, rank: _Rank) -> bool:
@@ -355,7 +355,7 @@ class Job:
                 continue
             others = _ranks([other.number for other in running])
             if before_mpi:
-                how = f"exited with code 0 without MPI, in which {others} would wait for it for ever"
+                how = f"exited with code 0 without MPI, so that {others} would wait for it forever"
             else:
                 how = f"{_how(rank.status)}, and {others} did not within {limit:g} s"
             return _Verdict(rank.code or int(ExitCode.STUCK), self._describe(rank, how))
@@ -390,7 +390,7 @@ class Job:
 
 
 def _stopped_before(number: int) -> _Verdict:
-    text = f"launch: {signal.Signals(number).name}: came before the ranks were there, so nothing was begun"
+    text = f"launch: {signal.Signals(number).name}: received before the ranks had started, so nothing was begun"
     return _Verdict(code_of_stop(number), text)
 
 

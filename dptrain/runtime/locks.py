@@ -98,7 +98,7 @@ def locked(path: Path, what: str, advice: str) -> Iterator[None]:
                 who = f" ({folder.read(HOLDER, _MAX_HOLDER).decode()})"
             except (OSError, DataError, UnicodeDecodeError):
                 who = ""
-            raise OutputError(f"{path}: another {what} works there{who}; end it, or {advice}") from None
+            raise OutputError(f"{path}: another {what} is using it{who}; stop it, or {advice}") from None
         try:
             now = datetime.datetime.now().isoformat(" ", "seconds")
             folder.replace(HOLDER, [f"host {socket.gethostname()}, pid {os.getpid()}, since {now}".encode()])

@@ -62,14 +62,14 @@ def find_launcher(command_line: str | None = None, environ: Mapping[str, str] = 
         words = shlex.split(command_line)
         program = shutil.which(words[0])
         if program is None:
-            raise ConfigError(f"launcher: {words[0]} is not there")
+            raise ConfigError(f"launcher: {words[0]} does not exist")
         return _identify(program, words[1:])
     beside = Path(sys.executable).with_name("mpirun")
     program = str(beside) if beside.exists() else shutil.which("mpirun") or shutil.which("mpiexec")
     if program is None and "SLURM_JOB_ID" in environ:
         program = shutil.which("srun")
     if program is None:
-        raise ConfigError(f"no mpirun beside this Python or on PATH: {pip_install('mpich')}, or load your MPI")
+        raise ConfigError(f"no mpirun next to this Python or on PATH: {pip_install('mpich')}, or load your MPI")
     return _identify(program, ())
 
 
@@ -174,7 +174,7 @@ def _collect(lines: Iterable[str], source: str) -> dict[str, int | None]:
         if parts is None:
             raise ConfigError(f"{source}: {line!r}: expected HOST, HOST:SLOTS or in a file HOST slots=SLOTS")
         if parts[1] in hosts:
-            raise ConfigError(f"{source}: {parts[1]} comes twice; write {parts[1]}:SLOTS once")
+            raise ConfigError(f"{source}: {parts[1]} appears twice; write {parts[1]}:SLOTS once")
         hosts[parts[1]] = int(parts[2]) if parts[2] else None
     if not hosts:
         raise ConfigError(f"{source}: no hosts")

@@ -468,6 +468,6 @@ def require_room(ranks: int) -> None:
     free, needed = status.f_bavail * status.f_frsize, ranks * MPI_BYTES
     if free < needed:
         raise OutputError(
-            f"{FOLDER} has {free / 1e6:.1f} MB free, and MPI needs about {needed / 1e6:.1f}: remove what killed jobs "
-            "have left there, or give the container more (docker run --shm-size)"
+            f"{FOLDER} has {free / 1e6:.1f} MB free, and MPI needs about {needed / 1e6:.1f}: remove the files of "
+            "killed jobs, or give the container more (docker run --shm-size)"
         )

@@ -455,7 +455,7 @@ def seconds_between_looks(ranks: int, cores: int) -> float:
 
 
 def _refuse(*_: object, **__: object) -> NoReturn:
-    raise RuntimeError("this process was forked by a rank: it cannot meet the other ranks")
+    raise RuntimeError("this process was forked by a rank: it cannot communicate with the other ranks")
 
 
 def _doing(observation: Observation) -> object:
@@ -661,5 +661,7 @@ def _seconds(name: str, environ: Mapping[str, str], default: float) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise AgreedError("start-up", ConfigError.exit_code, f"{name} = {text!r}: expected seconds, or 0 for ever", [])
+        raise AgreedError(
+            "start-up", ConfigError.exit_code, f"{name} = {text!r}: expected seconds, or 0 for no limit", []
+        )
     return value

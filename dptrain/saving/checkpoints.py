@@ -169,7 +169,7 @@ class CheckpointDirectory:
         with writing(self.path / name, advice=self._advice), self._open() as folder:
             if folder.kind(temporary) != FOLDER:
                 raise OutputError(
-                    f"{self.path}: rank 0 has made {temporary} there, which this rank does not see; {_SHARED}"
+                    f"{self.path}: rank 0 created {temporary} there, which this rank does not see; {_SHARED}"
                 )
         self._writing.start(write)
 
@@ -332,7 +332,7 @@ def located(path: Path) -> tuple[list[Path], bool]:
             return candidates, False
     if os.path.lexists(path / MANIFEST):
         return [path], True
-    raise DataError(f"{path}: no checkpoint is there")
+    raise DataError(f"{path}: no such checkpoint")
 
 
 def newest(candidates: Iterable[Path], rejected: list[str], *, follow: bool = False) -> Checkpoint | None:
@@ -362,7 +362,7 @@ def read(path: Path, *, follow: bool = True) -> Checkpoint:
                     raise DataError(f"damaged: {name} has {there} bytes, {stored.size} were written")
                 content = file.read(stored.checked)
             if hashlib.sha256(content).hexdigest() != stored.sha256:
-                raise DataError(f"damaged: the SHA-256 of {name} is not that of what was written")
+                raise DataError(f"damaged: the SHA-256 of {name} does not match what was written")
             if stored.checked == stored.size:
                 files[name] = content
         return Checkpoint(path, follow, manifest, files)

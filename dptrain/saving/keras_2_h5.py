@@ -177,7 +177,7 @@ def read(path: Path) -> ModelFile:
         config = _json(opened_file, "model_config", where)
         if config is None:
             raise DataError(
-                f"{where}: No model config found in the file: it has weights alone; make the model and call "
+                f"{where}: No model config found in the file: it has only weights; build the model and call "
                 "load_weights"
             )
         version = opened_file.attrs.get("keras_version")

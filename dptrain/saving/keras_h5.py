@@ -244,7 +244,7 @@ def stored_array(h5py: ModuleType, place: Any, name: str, where: str) -> Stored:
     if not isinstance(dataset, h5py.Dataset) or dataset.shape is None:
         raise DataError(f"{where} is not an array")
     if dataset.external or dataset.is_virtual:
-        raise DataError(f"{where}: its data lie in another file, which is not followed")
+        raise DataError(f"{where}: its data is in another file, which is not read")
     shape = tuple(int(size) for size in dataset.shape)
     declared = math.prod(shape) * dataset.dtype.itemsize
     if dataset.id.get_storage_size() < declared:

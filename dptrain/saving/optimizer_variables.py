@@ -104,7 +104,7 @@ def read(
 
 def _iterations(where: str, stored: Array) -> Array:
     if stored.dtype.kind not in "iu" or not 0 <= int(stored) < 2**62:
-        raise DataError(f"{where}: the optimizer's iterations are {stored!s}, expected a whole number from 0")
+        raise DataError(f"{where}: the optimizer's iterations are {stored!s}, expected an integer >= 0")
     return stored
 
 

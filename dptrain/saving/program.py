@@ -169,7 +169,7 @@ class _Description:
                 self.numbers[tensor] = self._loops[tensor.node] + tensor.index
             elif tensor.op is not None:
                 if OPS.get(tensor.op.name) is not tensor.op:
-                    raise ConfigError(f"not supported: {tensor.op}, an op of your own, in an exported program")
+                    raise ConfigError(f"not supported: {tensor.op}, a custom op, in an exported program")
                 attributes = {name: attribute_of(value) for name, value in tensor.attributes.items()}
                 inputs = [self.numbers[operand] for operand in tensor.inputs]
                 self.add(tensor, {"op": tensor.op.name, "inputs": inputs, "attributes": attributes})

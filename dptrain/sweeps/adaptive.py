@@ -106,7 +106,7 @@ def to_optuna(distribution: FieldDistribution) -> "BaseDistribution":
             return optuna.distributions.IntDistribution(low, high, log=log)
         case Choice(choices):
             return optuna.distributions.CategoricalDistribution([json.dumps(choice) for choice in choices])
-    raise TypeError(f"{distribution} is no distribution that Optuna knows")
+    raise TypeError(f"{distribution} is not a distribution that Optuna supports")
 
 
 def _value(distribution: FieldDistribution, parameter: Any) -> Any:

@@ -179,7 +179,7 @@ def _checked_request(options: SweepOptions, space: Space, fit: Mapping[str, Any]
     request = make_request(options, space, epochs, default=default, sweeps_epochs="epochs" in space.fields)
     for key in request.objectives:
         if key.startswith("val_") and not validated:
-            raise ConfigError(f"metric = {key!r}: there is no validation; give validation_data or validation_split")
+            raise ConfigError(f"metric = {key!r}: there is no validation; pass validation_data or validation_split")
     require_free(space.fields, [*request.objectives])
     return request
 
@@ -292,4 +292,4 @@ def _check_folded(folds: int, x: Any, y: Any, arguments: Collection[str]) -> Non
         raise ConfigError(f"folds = {folds}: x has {len(x)} rows, y {len(y)}: expected as many, at least one a fold")
     for name in ("validation_data", "validation_split", "sample_weight"):
         if name in arguments:
-            raise ConfigError(f"not supported: {name} with folds, which say what validates")
+            raise ConfigError(f"not supported: {name} with folds, which select the validation samples")

@@ -293,7 +293,7 @@ class SweepDirectory:
             run = event.ending.run
             before = last.get(run.number)
             if run.trial >= len(self.trials):
-                raise DataError(f"{where}: a run of trial {run.trial}, which has not come up")
+                raise DataError(f"{where}: a run of trial {run.trial}, which does not exist yet")
             if before is not None and not before.is_paused:
                 raise DataError(f"{where}: run {run.number} had ended before")
             last[run.number] = event
@@ -434,7 +434,7 @@ def _plan_there(folder: Directory, plan: Mapping[str, Any]) -> dict[str, Any] | 
         # Left by a sweep killed before writing its plan.
         others = [name for name in folder.names() if name not in (LOCK, HOLDER) and to_become(name) != PLAN]
         if others:
-            raise OutputError(f"{folder.path} is not empty and holds no sweep ({others[0]}); {_ELSEWHERE}")
+            raise OutputError(f"{folder.path} is not empty and contains no sweep ({others[0]}); {_ELSEWHERE}")
         return None
     content = folder.read(PLAN, max(_MAX_PLAN, len(_plan_text(plan))))
     there = _plain(plan) if content == _plan_text(plan) else _parsed(folder.path / PLAN, content)

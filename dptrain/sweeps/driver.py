@@ -247,6 +247,6 @@ def _mode(metric: str, mode: str, capacity: Capacity) -> Literal["max", "min"]:
     raise AgreedError(
         "sweep",
         ConfigError.exit_code,
-        f"cannot tell whether a high or a low {metric} is good: say mode 'max' or 'min'",
+        f"cannot tell whether a high or a low {metric} is better: set mode 'max' or 'min'",
         [],
     )

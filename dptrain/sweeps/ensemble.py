@@ -110,8 +110,8 @@ class Ensemble:
         twice = [seed for seed in seeds if seeds.count(seed) > 1]
         if twice:
             raise ConfigError(
-                f"Ensemble: two members have the seed {twice[0]} and would be the same; let build_model leave the seed "
-                "of its model out, or have a parameter 'seed'"
+                f"Ensemble: two members have the seed {twice[0]} and would be the same; do not set the model's seed "
+                "in build_model, or give it a parameter 'seed'"
             )
         self.members = list(members)
 

@@ -28,7 +28,7 @@ def sentences(
     """Return the findings of a sweep: the best trial, significant differences, failures, and what cannot be said."""
     ranked = [summary for summary in rank(summaries, mode) if summary.n]
     if not ranked:
-        return [f"No run has ended with a value of {metric}: nothing can be said."]
+        return [f"No run has ended with a value of {metric}: there is no result."]
     best = ranked[0]
     settings = {trial.number: trial.setting for trial in trials}
     alone = len(trials) == 1
@@ -49,7 +49,7 @@ def sentences(
     early = [summary.trial for summary in summaries if not summary.complete and summary.n]
     if early and not alone:
         findings.append(
-            "Stopped early or unfinished, so ranked behind the complete ones by what was reached and not compared: "
+            "Stopped early or unfinished, so ranked behind the complete ones by their last values and not compared: "
             f"{_trials(early)}."
         )
     return findings
@@ -97,8 +97,8 @@ def _difference_sentences(
     with_best = {row.b if row.a == best.trial else row.a: row for row in comparisons if best.trial in (row.a, row.b)}
     if not with_best:
         return [
-            "Nothing can be said about differences: no other complete trial shares 2 seeds with the best one, and what "
-            "one seed shows may be the seed's doing. More seeds are needed: 5 or more to see anything but large "
+            "No conclusion about differences: no other complete trial shares 2 seeds with the best one, and a "
+            "difference on one seed may be due to that seed. More seeds are needed: 5 or more to detect any but large "
             "differences."
         ]
     worse, better, unclear = _by_outcome(best, complete[1:], with_best, mode)
@@ -118,7 +118,7 @@ def _difference_sentences(
     if unclear:
         findings.append(
             f"{_trials(unclear).capitalize()} cannot be told apart from it. They may still differ; more seeds may "
-            "show it."
+            "reveal it."
         )
     findings += _method_sentences(len(complete), comparisons, with_best)
     if len(complete) > 2:
@@ -170,20 +170,20 @@ def _method_sentences(
     if any(row.ci_low is None and row.difference for row in with_best.values()):
         findings.append(
             "Some differences are exactly equal for all seeds, as happens with few validation samples. Such a pair has "
-            "no interval and is compared by the sign test; more seeds or more samples would tell more."
+            "no interval and is compared by the sign test; more seeds or more samples would resolve it."
         )
     return findings
 
 
 def _too_few_sentence(complete: Sequence[Summary], summaries: Sequence[Summary]) -> str:
     """Return why no trials can be compared, and what would help."""
-    text = f"Nothing can be said about differences: {'only one trial is' if complete else 'no trial is'} complete"
+    text = f"No conclusion about differences: {'only one trial is' if complete else 'no trial is'} complete"
     others = [summary for summary in summaries if not summary.complete]
     if all(summary.pruned for summary in others):
-        return f"{text}, as halving stopped the others early. Without halving they would be compared at their ends."
+        return f"{text}, as halving stopped the others early. Without halving they would all be compared."
     if all(summary.failed and not summary.n for summary in others):
         return f"{text}; the others have failed."
-    return f"{text}, and a comparison takes two. Started again with the same directory, the sweep goes on."
+    return f"{text}, and a comparison needs two. Started again with the same directory, the sweep resumes."
 
 
 def _difference(row: Comparison) -> str:

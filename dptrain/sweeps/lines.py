@@ -40,7 +40,7 @@ def decode(line: bytes) -> Any:
     if isinstance(fields, dict) and isinstance(fields.get(_KEY), str):
         body, _, digest = line.rpartition(_BEFORE)
         if digest != _digest(body + b"}") + _AFTER:
-            raise _ChangedError("its digest is not that of what was written")
+            raise _ChangedError("its digest does not match what was written")
         del fields[_KEY]
     return fields
 

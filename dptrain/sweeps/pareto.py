@@ -39,8 +39,8 @@ def require_single_metric(objectives: Mapping[str, str]) -> None:
     """Refuse halving by several metrics."""
     if len(objectives) > 1:
         raise ConfigError(
-            f"halving: judges trials by one number, and there are {len(objectives)} metrics ({', '.join(objectives)}); "
-            "leave it out, or give one metric"
+            f"halving: compares trials by one number, and there are {len(objectives)} metrics "
+            f"({', '.join(objectives)}); leave it out, or use one metric"
         )
 
 
@@ -94,7 +94,7 @@ class Front:
         metrics = [f"{name} ({'more' if mode == 'max' else 'less'} is better)" for name, mode in self.modes.items()]
         front = f"Pareto front of {formatting.listed(metrics)}"
         if not self.trials:
-            return f"No trial is complete, so nothing can be said of the {front}."
+            return f"No trial is complete, so there is no {front}."
         shown = []
         for trial in self.trials[:_NAMED]:
             values = [

@@ -332,7 +332,7 @@ class _Tally:
             return ""
         best = min(judged, key=lambda trial: (self._sign * judged[trial], trial))
         at = f"rung at {epochs} epoch{'' if epochs == 1 else 's'}: {len(judged)} trials judged"
-        return f"{at}, best {self.metric} {_short(judged[best])} (trial {best}); {self._name(number)} goes on"
+        return f"{at}, best {self.metric} {_short(judged[best])} (trial {best}); {self._name(number)} continues"
 
     def totals(self) -> str:
         """Return "12/128 runs done, 4 running on 2 ranks, 23.1 runs/min, 1 min 12 s elapsed, about 5 min 01 s left"."""

@@ -103,7 +103,7 @@ def write_report(path: Path, report: Report) -> None:
     ]
     if report.repeat:
         parts.append(f"<h2>Training the best run again</h2>\n<pre>{escape(report.repeat)}</pre>\n")
-    parts.append("<h2>How the numbers are made</h2>\n" + _methods(endings, metric, report.samples))
+    parts.append("<h2>How the numbers are computed</h2>\n" + _methods(endings, metric, report.samples))
     if report.facts:
         parts.append("<h2>Made with</h2>\n" + _made_with(report.facts))
     write_atomically(path, _encoded(page(report.title, parts)))
@@ -252,7 +252,7 @@ def _differences(
             for row in with_best[:_MOST_WITH_BEST]
         ]
         text += (
-            f"<p>What the best trial, {best}, has more or less than others over the seeds that both have.</p>\n"
+            f"<p>What the best trial, {best}, gains or loses against others, over the seeds that both have.</p>\n"
             + table(["than trial", *header, "setting"], rows)
         )
         if len(with_best) > _MOST_WITH_BEST:
@@ -328,11 +328,11 @@ def _ranking_picture(trials: Sequence[Trial], summaries: Sequence[Summary], metr
 
 def _front_picture(front: Front) -> str:
     caption = (
-        "Points: means over the seeds of complete trials that lost the fewest runs. Filled: the Pareto front. Line: "
-        "what is reached in these two metrics."
+        "Points: means over the seeds of complete trials that lost the fewest runs. Filled: the Pareto front. "
+        "Line: the front in these two metrics."
     )
     if len(front.modes) > 2:
-        caption += " A trial beside the line is on the front for a further metric."
+        caption += " A front trial off the line is there because of another metric."
     others = len(front.compared) - len(front.trials)
     if others > pictures.MOST_BESIDE:
         caption += f" Of the {others} other trials only the best {pictures.MOST_BESIDE} are drawn."
@@ -415,9 +415,8 @@ def _methods(endings: Sequence[Ending], metric: str, samples: int | None) -> str
         sources = "Wilson, JASA 22, 1927; Franco et al., Journal of Survey Statistics and Methodology 7, 2019"
     effects = ", ".join(f"from {least} {word}" for least, word in EFFECTS.items())
     paragraphs = [
-        f"Intervals of means are 95 % {interval} ({sources}). Where they are over seeds alone they tell how exactly "
-        "the seeds that were trained show the mean over all seeds, not how much another validation set would change "
-        "it.",
+        f"Intervals of means are 95 % {interval} ({sources}). Intervals over seeds alone show how precisely the "
+        "trained seeds determine the mean over all seeds, not how much another validation set would change it.",
         "Differences are over the seeds that two trials share, with Student's t interval, cut where the metric's range "
         "ends, and the p-value of the paired t-test; where all differences are alike, that of the sign test. Corrected "
         "p-values are for all pairs together (Benjamini and Yekutieli, Annals of Statistics 29, 2001): of the "

@@ -227,8 +227,8 @@ def _test_sentences(directory: SweepDirectory, test: Mapping[str, Any], plan: Sw
     trials = {ending.run.trial for ending in directory.endings if ending.run.number in directory.tested}
     if len(trials) > 1:
         findings.append(
-            f"The test set has been looked at for {len(trials)} trials, as the sweep has grown: "
-            "whoever chooses between them by it needs another one."
+            f"The test set has been evaluated for {len(trials)} trials, because the sweep was extended: to choose "
+            "between them by it, you need another one."
         )
     return findings
 

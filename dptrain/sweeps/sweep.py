@@ -148,7 +148,7 @@ def _recall(directory: SweepDirectory, progress: Progress) -> None:
         ended = sum(ending.status.is_final for ending in last.values())
         waiting = len(last) - ended
         progress.note(
-            f"{directory.path}: going on; {ended} run{'s have' if ended != 1 else ' has'} ended already"
+            f"{directory.path}: resuming; {ended} run{'s have' if ended != 1 else ' has'} ended already"
             + (f", {waiting} wait" if waiting else "")
         )
     if directory.begin_again:

@@ -70,7 +70,7 @@ def check_devices(comm: Communicator, backend: Backend, share_gpu: bool) -> None
         raise AgreedError(
             "device",
             ExitCode.DEVICE,
-            f"some ranks have a GPU and others have none: {_by_rank(hosts, shown)}; "
+            f"some ranks have a GPU and others do not: {_by_rank(hosts, shown)}; "
             "give every rank a GPU, or use --device cpu",
             [],
         )
@@ -89,7 +89,7 @@ def check_devices(comm: Communicator, backend: Backend, share_gpu: bool) -> None
                 "device",
                 ExitCode.DEVICE,
                 f"ranks {ranges(users)} use the same GPU {gpu} ({_hosts(hosts, users)}); "
-                "give each rank a GPU of its own, or use --share-gpu or --device cpu",
+                "give each rank its own GPU, or use --share-gpu or --device cpu",
                 [],
             )
 

@@ -332,9 +332,8 @@ class HealthCheck:
         what = "a NaN" if test is np.isnan else "an infinity"
         by_rows = tensor.value.ndim > 0 and len(tensor.value) == len(numbers) and len(numbers) > 1
         sample = f", of {self._samples(shard, numbers[place[:1]])}" if by_rows else ""
-        return (
-            f"op {tensor.op.name!r}{of} is the first to make {what}, at {place} of shape {tensor.value.shape}{sample}"
-        )
+        shape = f"{tensor.value.shape}{sample}"
+        return f"op {tensor.op.name!r}{of} is the first to produce {what}, at {place} of shape {shape}"
 
     def _samples(self, shard: Shard, numbers: Array, most: int = 5) -> str:
         """Describe samples of a shard by number, or by place in the batch if they have no other."""

@@ -105,7 +105,7 @@ class Trainer:
         every = digest_every(compare_every)
         if self.comm.size > 1:
             facts = {"on_nonfinite": on_nonfinite, "digest_every": every}
-            self.comm.require_same("the ranks look at their states differently", facts)
+            self.comm.require_same("the ranks check their states differently", facts)
         self.share(self.model._variables_on_device)
         data = {"train": train} | ({} if validation is None else {"test": validation})
         meeting = SyncPoints(self.comm, hooks, self._check_health, self.programs.local)

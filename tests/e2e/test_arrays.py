@@ -21,7 +21,7 @@ def test_a_regression_of_two_files(tmp_path):
         out = tmp_path / f"run-{ranks}"
         done = dptrain(ranks, *COMMON, "--loss", "huber", "--out", str(out), cwd=tmp_path)
         assert (done.code, done.err) == (0, "")
-        assert "y.npy are float32: regression; --task says otherwise" in done.out
+        assert "y.npy are float32: regression; --task overrides it" in done.out
         assert "40 of 200 samples, the last, are held out as the test part" in done.out
         assert "x: 160 + 40 samples; 5 -> 8 -> 2" in done.out
         losses.append(json.loads((out / "summary.json").read_text())["metrics"])

@@ -227,7 +227,7 @@ def test_device_memory_for_an_mpi_that_does_not_know_gpus(small_npz, tmp_path):
     refused = emulated_ranks(2, *arguments, EMULATOR_DEVICES="2", cwd=tmp_path)
     assert refused.code == 69
     (message,) = refused.messages
-    assert "--comm cuda-aware: this MPI library does not say that it is CUDA-aware" in message
+    assert "--comm cuda-aware: this MPI library does not report CUDA support" in message
     alone = emulated_ranks(0, *arguments, cwd=tmp_path)  # nobody to hand anything to
     assert (alone.code, alone.err) == (0, "")
     cpu = dptrain(2, "--data", str(small_npz), "--device", "cpu", "--comm", "cuda-aware", cwd=tmp_path)
@@ -240,7 +240,7 @@ def test_an_mpi_that_only_says_that_it_knows_gpus(small_npz, tmp_path, claims_cu
     script = "from dptrain.comm.cuda_aware import why_not; print(why_not())"
     done = run([sys.executable, "-c", script], LD_PRELOAD=claims_cuda, PYTHONPATH=str(ROOT))
     assert (done.code, done.err) == (0, "")
-    assert "says that it is CUDA-aware, but fails when it is given device memory" in done.out
+    assert "claims to be CUDA-aware, but fails with device memory" in done.out
     assert "libcuda.so.1" in done.out
 
 

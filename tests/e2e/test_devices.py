@@ -49,7 +49,7 @@ def test_a_gpu_on_some_ranks_only(small_npz, tmp_path, hidden):
     refused = masked(masks, tmp_path, "--data", str(small_npz), "--device", "auto")
     assert refused.code == 69
     (message,) = refused.messages
-    assert message.startswith("dptrain: some ranks have a GPU and others have none: rank 0 (host ")
+    assert message.startswith("dptrain: some ranks have a GPU and others do not: rank 0 (host ")
     assert re.search(rf"rank {hidden} \(host \S+\): CPU, .*no GPU answers \(CUDA_VISIBLE_DEVICES=\)", message)
     assert re.search(rf"rank {1 - hidden} \(host \S+\): cuda, float32, sm_90", message)
     alone = masked(masks, tmp_path, "--data", str(small_npz), "--device", "cuda")

@@ -129,7 +129,7 @@ def test_a_gpu_on_one_rank_only(tmp_path):
     command = [str(mpirun), "-n", "2", str(tmp_path / "bin" / "wrapper"), sys.executable, "-m", "dptrain", "doctor"]
     done = emulated(*command)
     refused(done, "rank 1: no GPU: ", "CUDA_ERROR_NO_DEVICE")
-    assert "it is refused: some ranks have a GPU and others have none" in done.out
+    assert "it is refused: some ranks have a GPU and others do not" in done.out
     assert re.search(r"^  ok one op .*\n  !! one op .*no GPU.*\(rank 1\)$", done.out, re.MULTILINE)
 
 
@@ -168,7 +168,7 @@ def test_an_old_pycuda():
     context = doctor.CheckContext(Config(), SoloCommunicator())
     context.pycuda = 0, "2025.1.2"
     (row,) = doctor._pycuda(context)
-    assert (row.text, row.state) == ("2025.1.2, which does not know CUDA 13", "note")
+    assert (row.text, row.state) == ("2025.1.2, which does not support CUDA 13", "note")
     assert "pip install 'pycuda>=2026.1'" in row.fix
 
 
@@ -187,7 +187,7 @@ def test_a_machine_without_a_gpu_is_well(tmp_path, ranks, device):
     done = dptrain(ranks, "doctor", "--device", device, PYTHONPATH=without("pycuda", tmp_path))
     assert (done.code, done.err) == (0, "")
     assert "!!" not in done.out.split("\n", 1)[1]
-    assert "--device cuda says what a GPU would need" in line(done, "GPU")
+    assert "--device cuda shows what a GPU would need" in line(done, "GPU")
     assert f"--device {device} -> CPU, " in done.out
     assert done.out.endswith(f"\n--device {device} would run here, on the CPU.\n")
 
@@ -250,7 +250,7 @@ def test_no_nvcc(tmp_path):
             ("echo broken >&2; exit 1", "--version fails: broken", 69),
             ("kill -11 $$", "--version fails: killed by signal 11", 69),
             ("test $1 = --version && echo release 13.0 && exit; echo too bad; exit 1", "13.0, ", 69),
-            ('test $1 = --list-gpu-code && echo sm_50 sm_75 && exit; exec "$REAL" "$@"', "does not know sm_90a", 0),
+            ('test $1 = --list-gpu-code && echo sm_50 sm_75 && exit; exec "$REAL" "$@"', "does not support sm_90a", 0),
             ('test $1 = --list-gpu-code && echo sm_80 sm_90 && exit; exec "$REAL" "$@"', ", knows sm_90a", 0),
         ],
         5,
@@ -270,7 +270,7 @@ def test_a_broken_nvcc(tmp_path, text, expected, code):
 
 def test_an_nvcc_that_is_too_new_for_the_driver(tmp_path):
     done = emulated_ranks(0, "-m", "dptrain", "doctor", EMULATOR_DRIVER="12.4", DPTRAIN_CACHE=str(tmp_path))
-    refused(done, "nvcc is of CUDA 13.0", "nothing newer than CUDA 12.x", "R580 or later")
+    refused(done, "nvcc is of CUDA 13.0", "at most CUDA 12.x", "R580 or later")
     assert "!! nvcc " in line(done, "nvcc")
     assert "the nvcc of a CUDA 12 toolkit first on PATH" in line(done, "nvcc")
 
@@ -283,7 +283,7 @@ def test_a_cache_that_cannot_be_written(tmp_path):
     (warning,) = done.messages
     assert "compiled code is not kept there (Not a directory); each process compiles for itself" in warning
     assert "file/cache cannot be used: Not a directory" in line(done, "cache")
-    assert "set DPTRAIN_CACHE to a folder of yours that can be written" in line(done, "cache")
+    assert "set DPTRAIN_CACHE to a writable folder that you own" in line(done, "cache")
 
 
 @pytest.mark.long

@@ -198,7 +198,7 @@ def test_ranks_that_are_told_to_stop_can_save(tmp_path, number):
     for rank in (0, 1):
         assert f"saved {rank} ['{number.name}']" in said
     assert code in (75, 128 + number)
-    assert f"dptrain: launch: {number.name}: the ranks are told to save and stop" in said
+    assert f"dptrain: launch: {number.name}: asking the ranks to save and stop" in said
     assert "restart" not in said
 
 
@@ -221,7 +221,7 @@ def test_a_signal_before_the_ranks_are_there_says_that_nothing_was_begun(tmp_pat
         until((tmp_path / "started").exists, lines)
         process.send_signal(number)
         assert process.wait(20) == code
-    assert f"{signal.Signals(number).name}: came before the ranks were there" in "".join(lines)
+    assert f"{signal.Signals(number).name}: received before the ranks had started" in "".join(lines)
 
 
 # Sends a signal as the first module of dptrain is imported that is none of its handlers'.
@@ -241,7 +241,7 @@ def test_a_signal_while_dptrain_is_imported_says_that_nothing_was_begun(tmp_path
     (tmp_path / "sitecustomize.py").write_text(HOOK)
     done = run([*LAUNCH, "-n", "2", "--", "touch", str(tmp_path / "begun")], PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert (done.code, (tmp_path / "begun").exists()) == (75, False)
-    assert done.messages == ["dptrain: launch: SIGUSR1: came before the ranks were there, so nothing was begun"]
+    assert done.messages == ["dptrain: launch: SIGUSR1: received before the ranks had started, so nothing was begun"]
 
 
 @pytest.mark.parametrize("number", sample([signal.SIGTERM, signal.SIGUSR1], 2))
@@ -255,7 +255,7 @@ def test_a_signal_that_is_held_back_until_it_can_be_heard_is_not_lost(tmp_path, 
     command = [*LAUNCH, "-n", "2", "--", "touch", str(tmp_path / "begun")]
     done = subprocess.run(command, preexec_fn=hold, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, (tmp_path / "begun").exists()) == (75, False), done.stderr
-    assert f"{number.name}: came before the ranks were there" in done.stderr
+    assert f"{number.name}: received before the ranks had started" in done.stderr
 
 
 @pytest.mark.long
@@ -264,7 +264,7 @@ def test_an_mpirun_that_waits_for_nothing_does_not_make_the_job_wait(tmp_path):
     with started(["-n", "2", "--launcher", str(waiting_mpirun(tmp_path)), "--", "true"]) as (process, lines):
         assert process.wait(40) == 77
     assert 10 <= time.monotonic() - began < 30
-    assert re.search(r"waiting_mpirun \(pid \d+\) waits, but what was to start the ranks is gone", "".join(lines))
+    assert re.search(r"waiting_mpirun \(pid \d+\) waits, but its process that starts the ranks is gone", "".join(lines))
 
 
 def waiting_mpirun(folder: Path) -> Path:

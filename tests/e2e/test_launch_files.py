@@ -76,7 +76,7 @@ def test_slurm_script(tmp_path):
     done = until_its_time_is_up(tmp_path, str(script), "--epochs", "3", STANDIN_NODES="n1,n2", **environment)
     assert done.code == 0, done.err
     assert done.out.splitlines() == ["done", "done"]
-    assert done.err.count("SIGUSR1: the ranks are told to save and stop") == 1
+    assert done.err.count("SIGUSR1: asking the ranks to save and stop") == 1
 
 
 def test_slurm_array_script(tmp_path):

@@ -102,7 +102,7 @@ def test_the_dry_run_trains_nothing(small_npz, tmp_path):
     done = sweep(small_npz, "--grid", "hidden=4,8", "--dry-run", "--halving", "2", "--epochs", "4", cwd=tmp_path)
     assert (done.code, done.err) == (0, "")
     assert "2 trials x 5 seeds = 10 runs of 4 epochs" in done.out
-    assert "one trial in 2 goes on after 1 and 2 epochs, judged by its seeds' mean" in done.out
+    assert "one trial in 2 continues after 1 and 2 epochs, by the mean over its seeds" in done.out
     assert re.search(r"^rank 0: \d+ runs? at a time, ", done.out, re.MULTILINE)
     assert "  trial 1: hidden=8" in done.out
     assert re.search(r"^timing some steps of a run, 2 of 2: hidden=8\nabout ", done.out, re.MULTILINE)
@@ -231,20 +231,20 @@ WRONG = [
     (("--grid", "hidden"), "grid: 'hidden' has no '='; expected name=values"),
     (("--grid", "hidden=4", "--grid", "model.hidden=8"), "two of them are the same field"),
     (("--seeds", "5-1"), "5-1"),
-    (("--random", "learning_rate=log:1e-5..1e-1"), "say how many settings to draw"),
+    (("--random", "learning_rate=log:1e-5..1e-1"), "give the number of settings to draw"),
     (("--random", "9" * 5000, "dropout=0..0.5"), "samples = '9999"),
     (("--random", "3", "4", "learning_rate=1..2"), "expected one number and FIELD=FROM"),
     (("--adaptive", "3", "--grid", "hidden=4,8"), "draw every field"),
-    (("--adaptive", "3"), "--adaptive: say what to choose from, such as --random dropout=0..0.5"),
+    (("--adaptive", "3"), "--adaptive: name the fields to choose, such as --random dropout=0..0.5"),
     (("--adaptive", "x", "--random", "dropout=0..0.5"), "adaptive = 'x', set on the command line: "),
     (("--metric", "val_acuracy"), "metric = 'val_acuracy': the logs have loss, accuracy"),
     (("--halving", "1"), "halving = '1', set on the command line: "),
-    (("--halving", "2", "--metric", "loss", "--metric", "parameters"), "halving: judges trials by one number"),
+    (("--halving", "2", "--metric", "loss", "--metric", "parameters"), "halving: compares trials by one number"),
     (("--halving", "2", "--grid", "epochs=1,2"), "not supported where epochs are swept"),
     (("--sharding", "static"), "every run of a sweep has all samples"),
     (("--folds", "1"), "folds = '1', set on the command line: "),
     (("--folds", "2000"), "2000 folds of 1003 samples"),
-    (("--folds", "3", "--validation-split", "0.1"), "each says what validates; leave one out"),
+    (("--folds", "3", "--validation-split", "0.1"), "each selects the validation samples; leave one out"),
     (("--fold", "1/3"), "--folds K trains every trial and seed on each of K folds"),
     (("--validation-split", "0.0001"), "of 1003 samples it holds out 0"),
     (("--grid", "validation_split=0.1,0.2"), "all runs are compared on the same samples"),

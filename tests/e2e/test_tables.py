@@ -117,7 +117,7 @@ FAULTS = {
         "a,y\n1,2\n3\n",
         ["--target", "y"],
         65,
-        "t.csv, row 3: 1 field, the header has 2; is a separator missing",
+        "t.csv, row 3: 1 field, the header has 2; is there a missing or extra",
     ),
     "text": ("a,y\n1,2\nx,3\n2,5\n", ["--target", "y"], 65, "t.csv, row 3, column 'a': 'x', text among numbers"),
     "no value": ("a,y\n1,2\n,3\n4,5\n", ["--target", "y"], 65, "row 3, column 'a': no value (1 in all); fill it in"),

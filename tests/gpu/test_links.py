@@ -95,7 +95,7 @@ def test_auto_takes_nccl_where_it_is_there_on_every_rank(tmp_path):
         return line
 
     assert message_of() == "dptrain: --comm auto: nccl"
-    without = "; not cuda-aware: this MPI library does not say that it is CUDA-aware ("
+    without = "; not cuda-aware: this MPI library does not report CUDA support ("
     shared = message_of("share", EMULATOR_DEVICES="1")
     assert re.match(r"dptrain: --comm auto: host; not nccl: ranks 0-1 share the GPU GPU-\S+, which ", shared)
     assert without in shared

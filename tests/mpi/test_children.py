@@ -35,7 +35,9 @@ def test_a_rank_may_fork_and_start_programs(tmp_path):
     (tmp_path / "parent.py").write_text(SCRIPT)
     done = mpirun(2, str(tmp_path / "parent.py"), timeout=30, fresh=True, PYTHONWARNINGS="default")
     assert done.code == 0, done.err
-    refusals = [line for line in done.messages if "forked by a rank: it cannot meet the other ranks" in line]
+    refusals = [
+        line for line in done.messages if "forked by a rank: it cannot communicate with the other ranks" in line
+    ]
     assert len(refusals) == 2, done.err
     said = r"0 0 1 1 1 0 1 1\n dptrain: pid \d+ was started by a rank, pid \d+: it runs alone, without MPI\n"
     assert re.search(said, done.out), done.out

@@ -65,7 +65,7 @@ def test_a_rank_with_other_data_or_arguments_is_refused_on_all(outcomes, way):
     assert code == 2
     assert message.startswith(f"the ranks call {method} differently: {DIFFERING[way]}")
     if DIFFERING[way] == DATA:
-        assert "; every rank needs the same data: seed what is random, with dp.utils.set_random_seed(0) at " in message
+        assert "; every rank needs the same data: seed random numbers, with dp.utils.set_random_seed(0) at " in message
 
 
 @pytest.mark.parametrize("way", ADAPTED)

@@ -9,9 +9,9 @@ import pytest
 from tests.launching import find_mpirun, run
 
 CASES = {
-    "sys.exit(256)": (1, "exit code 256 would be taken for 0; it leaves with 1"),
+    "sys.exit(256)": (1, "exit code 256 would be read as 0; exiting with 1 instead"),
     "os._exit(512)": (2, r"ended with os._exit\(512\)"),
-    "MPI.COMM_WORLD.Dup().Abort()": (1, r"MPI_Abort\(0\) would be taken for success; it leaves with 1"),
+    "MPI.COMM_WORLD.Dup().Abort()": (1, r"MPI_Abort\(0\) would be read as success; exiting with 1 instead"),
     "ctypes.CDLL(None)._exit(0)": (77, r"exited with code 0 in the middle of the job \(C's _exit\?\)"),
     "launch": (77, "launch: exited with code 0 in the middle of the job"),
 }

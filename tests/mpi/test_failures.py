@@ -115,7 +115,7 @@ def test_an_error_that_all_agree_on_before_mpi_starts_does_not_wait_for_a_rank_t
     )
     done = mpirun(2, str(script), timeout=30, DPTRAIN_STALL_TIMEOUT="soon")
     assert done.code == 77
-    assert "dptrain: DPTRAIN_STALL_TIMEOUT = 'soon': expected seconds, or 0 for ever" in done.err
+    assert "dptrain: DPTRAIN_STALL_TIMEOUT = 'soon': expected seconds, or 0 for no limit" in done.err
     assert "ended before it imported dptrain while rank 0 waits in the start of MPI (start-up)" in done.err
 
 
@@ -187,7 +187,7 @@ def test_data_drawn_without_a_seed_is_refused_with_how_to_seed_it(on_two, tmp_pa
     alone = mpirun(2, str(tmp_path / "unseeded.py"), "fit")
     for done, code in ((alone, 2), (on_two["unseeded evaluate"], 2), (on_two["unseeded generator"], 65)):
         assert done.code == code
-        assert "seed what is random, with dp.utils.set_random_seed(0) at the top" in done.messages[-1], done.err
+        assert "seed random numbers, with dp.utils.set_random_seed(0) at the top" in done.messages[-1], done.err
     assert on_two["unseeded fit seeded"].code == 0
 
 
@@ -365,7 +365,7 @@ def test_divergence(small_npz, tmp_path, ranks):
     assert done.code == 76, done.err
     assert len(done.messages) == 1
     # Which of these makes a NaN of infinities depends on the order in which this processor's BLAS adds.
-    ops = "op ('batch_matmul' of|'subtract' behind) layer 'dense_1' is the first to make a NaN"
+    ops = "op ('batch_matmul' of|'subtract' behind) layer 'dense_1' is the first to produce a NaN"
     assert re.search(rf"training diverged in step 2 of epoch 1: {ops}", done.messages[0])
     assert ", of sample " in done.messages[0]
 

@@ -105,7 +105,8 @@ class Choices:
         if used != versions_here and any(by != OURS for by in chosen.values()):
             raise ConfigError(
                 f"the checkpoint's training used {' and '.join(map(str, used)) or 'no library'}, here is "
-                f"{' and '.join(versions_here) or 'none'}: other bits; install that version, or start anew"
+                f"{' and '.join(versions_here) or 'none'}, which would change the bits; install that version, or "
+                "start over"
             )
         if not set(chosen.values()) <= {OURS, *LIBRARIES.values()}:
             raise ConfigError(f"the checkpoint's kernels are {', '.join(sorted(set(chosen.values())))}: not known here")

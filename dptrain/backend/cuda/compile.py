@@ -99,7 +99,7 @@ def too_new(toolkit: tuple[int, int] | None, driver: tuple[int, int] | None) -> 
         return None
     least = _DRIVERS.get(toolkit[0], "")
     return (
-        f"nvcc is of CUDA {toolkit[0]}.{toolkit[1]}, and this driver loads nothing newer than CUDA {driver[0]}.x "
+        f"nvcc is of CUDA {toolkit[0]}.{toolkit[1]}, and this driver supports at most CUDA {driver[0]}.x "
         f"(it knows {driver[0]}.{driver[1]})",
         f"update the NVIDIA driver (CUDA {toolkit[0]} needs {least or 'a newer one'}), or put the nvcc of a "
         f"CUDA {driver[0]} toolkit first on PATH",
@@ -225,7 +225,7 @@ def _version(nvcc: str) -> str:
         process = run_program([nvcc, "--version"], _PATIENCE_FOR_VERSION)
         process.check_returncode()
     except (OSError, subprocess.SubprocessError) as error:
-        raise DeviceError(f"{nvcc} --version fails ({error}): is the CUDA toolkit installed whole?") from error
+        raise DeviceError(f"{nvcc} --version fails ({error}): is the CUDA toolkit complete?") from error
     return process.stdout.decode(errors="replace")
 
 

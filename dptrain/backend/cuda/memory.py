@@ -34,7 +34,7 @@ class Streams:
             self._streams += [cuda.Stream(_NON_BLOCKING) for _ in range(3)]
             self._queued = cuda.Event(cuda.event_flags.DISABLE_TIMING)
         except cuda.Error as error:
-            raise DeviceError(f"{gpu.name} makes no streams ({error}); see nvidia-smi") from error
+            raise DeviceError(f"{gpu.name} cannot create streams ({error}); see nvidia-smi") from error
 
     @property
     def ops(self) -> Any:

@@ -71,7 +71,7 @@ def assign(visible: Sequence[Sequence[str]], ranks: Sequence[int], share: bool, 
         if not free and own_gpus and not share:
             raise DeviceError(
                 f"host {host}: ranks {rank_of[own_gpus[0]]} and {ranks[local_rank]} would both use "
-                f"{own_gpus[0]}, their launcher shows them no other; give each rank a GPU of its own, or use "
+                f"{own_gpus[0]}, their launcher shows them no other; give each rank its own GPU, or use "
                 "--share-gpu or --device cpu"
             )
         number = free[0] if free else local_rank % max(len(own_gpus), 1)

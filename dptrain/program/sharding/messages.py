@@ -426,7 +426,7 @@ def split(program: PlacedProgram) -> tuple[Program, Program]:
         or any(tensor.attributes["over"] == "max" for tensor in summed)
     ):
         raise ConfigError(
-            "a layer or loss of this model needs all samples of a batch at once: a fixed number of shards is not "
-            "supported; leave train.shards_per_batch and --reproducible out"
+            "a layer or loss of this model needs the whole batch at once: a fixed number of shards is not supported; "
+            "leave train.shards_per_batch and --reproducible out"
         )
     return before, after

@@ -58,9 +58,9 @@ def test_hidden_sizes(text, hidden):
     [
         ("optimizer.learning_rate", "nan", "finite"),
         ("train.validation_split", "1", "less than 1"),
-        ("train.fold", "6/5", "expected which fold of how many, such as 2/5"),
-        ("train.fold", "1/1", "expected which fold of how many"),
-        ("train.fold", "0.2", "expected which fold of how many"),
+        ("train.fold", "6/5", "expected a fold and the number of folds, such as 2/5"),
+        ("train.fold", "1/1", "expected a fold and the number of folds"),
+        ("train.fold", "0.2", "expected a fold and the number of folds"),
         ("optimizer.learning_rate", "0", "greater than 0"),
         ("optimizer.beta_1", "1", "less than 1"),
         ("optimizer.clipnorm", "0", "greater than 0"),

@@ -20,7 +20,10 @@ from dptrain.runtime.mpirun import Launcher
         ("-n 2 --min-ranks 3 -- true", "--min-ranks 3: expected 1 to 2"),
         ("-n 3 --hosts a:2 -- true", "3 ranks, but 2 slots on a:2"),
         ("-n 2 --hosts a:2 --hostfile x -- true", "expected one of them"),
-        ("-n 2 --restarts 3 -- python -m dptrain --epochs 3", "--restarts 3: without --out a restart would begin at"),
+        (
+            "-n 2 --restarts 3 -- python -m dptrain --epochs 3",
+            "--restarts 3: without --out a restart would start over at",
+        ),
         ("-n 2 --restarts 3 -- python -m dptrain sweep --seeds 1", "add --out DIR to the command"),
         ("-n 2 --restart 3 -- true", "unknown '--restart'; did you mean '--restarts'"),
     ],

@@ -114,13 +114,17 @@ def test_going_on_has_the_bits_of_one_training(train):
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("sparsity", "1.5", "pruning.sparsity = '1.5', set on the command line: expected a part of the weights, 0 to"),
-        ("sparsity", "1", "expected a part of the weights"),
-        ("sparsity", "-0.1", "expected a part of the weights"),
-        ("sparsity", "nan", "expected a part of the weights"),
-        ("sparsity", True, "expected a part of the weights"),
-        ("sparsity", "4:4", "expected a part of the weights"),
-        ("block", "4", "expected inputs and outputs of a block, such as 4x4"),
+        (
+            "sparsity",
+            "1.5",
+            "pruning.sparsity = '1.5', set on the command line: expected a fraction of the weights, 0 to",
+        ),
+        ("sparsity", "1", "expected a fraction of the weights"),
+        ("sparsity", "-0.1", "expected a fraction of the weights"),
+        ("sparsity", "nan", "expected a fraction of the weights"),
+        ("sparsity", True, "expected a fraction of the weights"),
+        ("sparsity", "4:4", "expected a fraction of the weights"),
+        ("block", "4", "expected a block's inputs and outputs, such as 4x4"),
         ("end", "2weeks", r"2weeks: expected steps \(500\), 2epochs or 5%"),
         ("regrow", "1", "must be less than 1"),
     ],
@@ -141,7 +145,7 @@ def test_values_taken(value):
     [
         (("--prune", "0.5", "--prune-layers", "dence"), "unknown layer 'dence'; did you mean 'dense'"),
         (("--prune", "2:5"), "layer 'dense': its kernel of shape (784, 8) has 784 inputs, no multiple of 5"),
-        (("--regrow",), "pruning.regrow = 0.3: nothing is pruned; add such as --prune 0.9"),
+        (("--regrow",), "pruning.regrow = 0.3: nothing is pruned; add --prune 0.9, for example"),
         (("--prune", "0.5", "--pruning.begin", "80%"), "pruning.begin = 80% (step 44) is after pruning.end = 70% (38)"),
         (("--sparsity", "0.5"), "unknown '--sparsity'; did you mean '--pruning.sparsity'?"),
     ],

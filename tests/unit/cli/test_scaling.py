@@ -58,12 +58,12 @@ def table(lines, mode):
         ("--ranks 1-65537", "--ranks 1-65537: expected 65536 ranks at most"),
         (
             "--ranks 2 --comm-dtype bfloat16",
-            "comm_dtype 'bfloat16': --ranks predicts gradients in the type that they have",
+            "comm_dtype 'bfloat16': --ranks predicts gradients in their own dtype",
         ),
         ("--ranks 5-7", "--ranks 5-7: expected a range with a power of two in it, such as 4-7"),
         (
             "--ranks 2 --network fast",
-            "--network fast: expected bits or bytes a second, such as 200Gb, 25GB or 25GB,5us",
+            "--network fast: expected bits or bytes per second, such as 200Gb, 25GB or 25GB,5us",
         ),
         ("--ranks 2 --network 0Gb", "--network 0Gb: expected bits"),
         ("--ranks 2 --link 5GB,fast", "--link 5GB,fast: expected bits"),

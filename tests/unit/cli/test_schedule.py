@@ -99,7 +99,7 @@ def test_numbers(text, step, rate):
         ("linear:warmup=5", "linear has no 'warmup'; only constant and cosine have it"),
         ("cosine:warmpu=5", "cosine has no 'warmpu'; did you mean 'warmup'?"),
         ("cosine:500", "'500' has no '='; expected such as cosine:warmup=500"),
-        ("cosine:warmup=5,warmup=6", "warmup is given twice"),
+        ("cosine:warmup=5,warmup=6", "warmup appears twice"),
         ("cosine:warmup=half", "warmup = half: expected steps (500), 2epochs or 5%"),
         ("cosine:warmup=1.5", "warmup = 1.5: expected whole steps"),
         ("cosine:warmup=101%", "or up to 100%"),

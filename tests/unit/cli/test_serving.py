@@ -298,7 +298,7 @@ def test_a_run_s_own_folder_neither_bounds_its_data_nor_names_another_user_s(fol
     assert "loss" in ask(capfd, "evaluate", run)
     if os.geteuid() == 0:
         os.chown(config, 12345, -1)
-        assert "config.yaml is another user's, and names the data '" in refused(capfd, 2, "evaluate", run)
+        assert "config.yaml belongs to another user and names the data '" in refused(capfd, 2, "evaluate", run)
         assert "loss" in ask(capfd, "evaluate", run, "--data", folder / "data.npz")
 
 

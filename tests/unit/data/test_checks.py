@@ -56,7 +56,7 @@ def test_labels_of_other_types_are_whole_numbers():
         assert numbers.dtype == np.int64
         np.testing.assert_array_equal(numbers, labels)
     for wrong in (0.5, np.nan, np.inf):
-        with pytest.raises(DataError, match=rf"^y: label {wrong} at index 1; labels are whole numbers"):
+        with pytest.raises(DataError, match=rf"^y: label {wrong} at index 1; labels must be integers"):
             whole_labels(np.array([[0.0], [wrong]]), "y")
     with pytest.raises(DataError, match=r"label 0.5 at index \(0, 1\)"):
         whole_labels(np.array([[0.0, 0.5]]), "y")

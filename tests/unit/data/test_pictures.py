@@ -174,7 +174,7 @@ def test_ranks_share_what_stays_and_look_for_bad_ones_together(tmp_path, bad):
     ("add", "message"),
     [
         (lambda folder: (folder / "eel").mkdir(), "eel: no pictures; remove the folder, or fill it"),
-        (lambda folder: (folder / "list.txt").write_text("x"), "list.txt: a file beside the folders of classes"),
+        (lambda folder: (folder / "list.txt").write_text("x"), "list.txt: a file next to the class folders"),
         (lambda folder: (folder / "cat" / "more").mkdir(), "more: a folder in the folder of a class"),
     ],
 )

@@ -51,7 +51,7 @@ def test_categories_that_training_has_not_seen_are_what_is_asked_for():
     with pytest.raises(DataError, match=r"category 'coal', which training has not seen.*see --unseen"):
         HOUSES.encode(unseen)
     assert HOUSES.encode(unseen, unseen="other")[0].tolist() == [3, 0, 0, 2]
-    with pytest.raises(DataError, match=r"'coal'.*nothing stands for it \(--unseen missing\)"):
+    with pytest.raises(DataError, match=r"'coal'.*it has no replacement \(--unseen missing\)"):
         HOUSES.encode(unseen, unseen="missing")
     assert HOUSES.encode(FRAME, unseen="missing").tolist() == HOUSES.encode(FRAME).tolist()
     street = FRAME.assign(street=["z", "a"])

@@ -151,7 +151,7 @@ def test_what_is_decided_is_told():
 
 def test_numbers_that_float32_does_not_tell_apart_are_told():
     _, notes = learned(time=1.7e9 + N, options={"number_columns": ["time"]})
-    assert "column 'time': float32 tells numbers near 1.7e+09 apart in steps of 128" in notes[1]
+    assert "column 'time': near 1.7e+09 float32 has steps of 128" in notes[1]
     assert len(learned(time=1.7e9 + 1000 * N, options={"number_columns": ["time"]})[1]) == 2
 
 
@@ -168,19 +168,19 @@ def texts(**changes):
         ({"c": texts(r3="17")}, r"row 4, column 'c': '17', a number among texts \(1 in all\); correct it, or --categ"),
         ({"c": ["1"] * 119 + ["x"]}, "row 120, column 'c': 'x', text among numbers"),
         ({"c": ["1", "2"] * 60}, "column 'c': holds numbers as text; store them as numbers, or --numbers c, or --cat"),
-        ({"c": texts(r5=None)}, r"row 6, column 'c': no value \(1 in all\); fill it in, or --drop c, or"),
+        ({"c": texts(r5=None)}, r"row 6, column 'c': no value \(1 in all\); fill it in, or use --drop c, or"),
         ({"c": [None] * ROWS}, "column 'c': no value in any row; --drop c"),
-        ({"c": [f"name {n}" for n in N]}, "120 different texts in 120 rows; leave it out"),
+        ({"c": [f"name {n}" for n in N]}, "120 distinct texts in 120 rows; leave it out"),
         ({"c": pd.to_datetime(["2020-01-01", "2020-01-02"] * 60)}, "column 'c': holds dates .*datetime64"),
         ({"c": ["2020-01-01", "2020-01-02"] * 60}, "column 'c': holds dates, such as '2020-01-01'; .*--numbers c"),
         ({"c": ["31.12.2020", "1/2/20"] * 60}, "column 'c': holds dates, such as '31.12.2020'"),
         ({"target": ["2020-01-01", "2020-01-02"] * 60}, "column 'y': holds dates.*choose another --target"),
-        ({"c": N}, "column 'c': whole numbers, none of them twice|none of them twice, from 0 to 119, .*--drop c"),
-        ({"c": (N * 77) % ROWS * 1.0}, "column 'c': 120 whole numbers, none of them twice, .*--numbers c"),
-        ({"c": N // 10}, "column 'c': whole numbers in order, from 0 to 11, .*--categorical c"),
-        ({"c": -(N // 10)}, "column 'c': whole numbers in order"),
+        ({"c": N}, "column 'c': distinct integers|distinct integers, from 0 to 119, .*--drop c"),
+        ({"c": (N * 77) % ROWS * 1.0}, "column 'c': 120 distinct integers, .*--numbers c"),
+        ({"c": N // 10}, "column 'c': consecutive integers, from 0 to 11, .*--categorical c"),
+        ({"c": -(N // 10)}, "column 'c': consecutive integers"),
         ({"c": np.where(N == 4, np.nan, N), "options": {"missing": "mean"}}, "column 'c': 119 whole numbers"),
-        ({"c": 20200101 + N * 7 % 31}, "column 'c': whole numbers that look like dates, from 20200101 to 20200131"),
+        ({"c": 20200101 + N * 7 % 31}, "column 'c': integers that look like dates, from 20200101 to 20200131"),
         ({"c": ["1,5", "2,5"] * 60}, r"row 1, column 'c': '1,5', a number with a comma \(120 in all\)"),
         ({"c": ["1", "2,5", "1.000,25"] * 40}, r"row 2, column 'c': '2,5', a number with a comma \(80 in all\)"),
         ({"target": ["1,5", "2,5"] * 60}, r"row 1, column 'y': '1,5', a number with a comma"),
@@ -217,8 +217,8 @@ CODES = [f"{n % 40 + 1:03}" for n in N]
 def test_codes_that_begin_with_zeros_are_categories_and_a_note_says_so():
     preprocessing, notes = learned(c=CODES)
     assert preprocessing.columns[1] == Column("c", "embedding", tuple(sorted(set(CODES))), text=True)
-    assert "column 'c': a category, as of codes such as '001'; --numbers c otherwise" in notes
-    with pytest.raises(DataError, match=r"120 different texts in 120 rows.*--categorical c\) or numbers \(--numbers c"):
+    assert "column 'c': a category, because of codes such as '001'; --numbers c otherwise" in notes
+    with pytest.raises(DataError, match=r"120 distinct texts in 120 rows.*--categorical c\) or numbers \(--numbers c"):
         learned(c=[f"{n:03}" for n in N])
 
 
@@ -287,7 +287,7 @@ def test_one_rule_for_all_files(tmp_path, ending):
     ("values", "message"),
     [
         (["2020-01-01", "2020-01-02"] * 60, "holds dates"),
-        (N, "none of them twice"),
+        (N, "distinct integers"),
         (["1,5", "2"] * 60, "a number with a comma"),
     ],
 )
@@ -298,7 +298,7 @@ def test_one_refusal_for_all_files(tmp_path, ending, values, message):
 
 def test_texts_may_be_half_of_the_rows_or_fifty():
     assert len(column([f"n {n % 60}" for n in N]).values) == 60
-    with pytest.raises(DataError, match="61 different texts"):
+    with pytest.raises(DataError, match="61 distinct texts"):
         column([f"n {n % 61}" for n in N])
     assert len(column([f"n {n}" for n in N], categorical=["c"]).values) == ROWS
 
@@ -324,7 +324,7 @@ def test_a_category_for_what_is_not_seen_is_set_aside_where_asked():
     preprocessing, _ = learned(c=["a", "b", "c"] * 40, options={"unseen": "other"})
     assert preprocessing.columns[1] == Column("c", "one-hot", ("a", "b", "c", "(other)"), text=True, other="(other)")
     assert preprocessing.unseen == "other"
-    with pytest.raises(DataError, match=r"'\(other\)' is a value, and stands for unseen ones"):
+    with pytest.raises(DataError, match=r"'\(other\)' is a value, but is reserved for unseen ones"):
         learned(c=["a", "(other)"] * 60, options={"unseen": "other"})
 
 
@@ -339,8 +339,8 @@ def test_missing_categories_are_one_of_their_own_and_means_are_of_the_rows_train
     table = Table("t.csv", GAPS)
     preprocessing, notes = learn(table, TableOptions("y", missing="mean"))
     assert preprocessing.columns[1] == Column("c", "one-hot", ("a", "b", "(missing)"), text=True, missing="(missing)")
-    assert "column 'n': 1 of 4 values are missing; the mean of the training part stands for them" in notes
-    assert "column 'c': 1 of 4 values are missing; they are a category of their own" in notes
+    assert "column 'n': 1 of 4 values are missing; replaced by the mean of the training part" in notes
+    assert "column 'c': 1 of 4 values are missing; a separate category" in notes
     assert [column.mean for column in with_means(preprocessing, table, np.array([0, 1, 2])).columns] == [2.75, None, 2]
 
 
@@ -349,7 +349,7 @@ def test_no_mean_of_nothing():
     preprocessing, _ = learn(table, TableOptions("y", missing="mean"))
     with pytest.raises(DataError, match=r"column 'n': no value in the training part; --drop n"):
         with_means(preprocessing, table, np.array([1]))
-    with pytest.raises(DataError, match=r"'\(missing\)' is a value, and stands for missing ones"):
+    with pytest.raises(DataError, match=r"'\(missing\)' is a value, but is reserved for missing ones"):
         learn(Table("t.csv", GAPS.assign(c=["(missing)", None, "b", "b"])), TableOptions("y", missing="mean"))
     with pytest.raises(DataError, match=r"column 'y': no value .*--missing drop"):
         learn(Table("t.csv", GAPS.assign(y=[1.0, np.nan, 2, 3])), TableOptions("y", missing="mean"))

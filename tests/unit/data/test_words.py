@@ -43,7 +43,7 @@ def test_a_text_stands_behind_the_other_columns():
     np.testing.assert_array_equal(x[:, 1:], encode_texts(FRAME.review, preprocessing.columns[0].values, 3))
     assert preprocessing.is_number.tolist() == [True]
     assert Preprocessing.from_dict(preprocessing.to_dict()) == preprocessing
-    assert "column 'review': texts of up to 4 words, of which the first 3 count; 8 words are known" in notes
+    assert "column 'review': texts of up to 4 words, of which the first 3 are used; the vocabulary has 8 words" in notes
     assert preprocessing.text_columns == ["review"]
 
 
@@ -142,7 +142,7 @@ def spoil_nested(folder):
         (spoil_link, r"9\.txt: a link out of"),
         (spoil_kind, r"picture\.png: expected a text"),
         (spoil_empty, "good: no texts; remove the folder, or fill it"),
-        (spoil_beside, r"notes\.txt: a file beside the folders of classes"),
+        (spoil_beside, r"notes\.txt: a file next to the class folders"),
         (spoil_nested, "more: expected a text"),
     ],
 )

@@ -110,7 +110,7 @@ def test_which_part_of_a_batch_a_rank_has(be, shape, names, chosen, shards):
 def test_every_rank_is_given_the_same_batches(be):
     assert DataParallel(auto_shard_dataset=False).auto_shard_dataset is False
     be(0, 2)
-    with pytest.raises(ConfigError, match=r"^not supported: auto_shard_dataset=False: every rank is given the same"):
+    with pytest.raises(ConfigError, match=r"^not supported: auto_shard_dataset=False: every rank gets the same"):
         DataParallel(auto_shard_dataset=False)
     strategy = DataParallel()
     with pytest.raises(ConfigError, match=r"^not supported: auto_shard_dataset=False: "):

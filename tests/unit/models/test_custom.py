@@ -521,9 +521,9 @@ class Broken(dp.Sequential):
     ("wrong", "message"),
     [
         (lambda model, x, y: None, "train_step: expected a dictionary of logs to be returned, found NoneType"),
-        (lambda model, x, y: {"a": 1.0} if ops.sum(x) > 0 else {}, "is asked for while a step is traced.*run_eagerly"),
-        (lambda model, x, y: {"a": float(ops.sum(x))}, "is asked for while a step is traced.*run_eagerly=True"),
-        (lambda model, x, y: {"a": np.sum(np.asarray(x))}, "is asked for while a step is traced.*run_eagerly=True"),
+        (lambda model, x, y: {"a": 1.0} if ops.sum(x) > 0 else {}, "is not known while a step is traced.*run_eagerly"),
+        (lambda model, x, y: {"a": float(ops.sum(x))}, "is not known while a step is traced.*run_eagerly=True"),
+        (lambda model, x, y: {"a": np.sum(np.asarray(x))}, "is not known while a step is traced.*run_eagerly=True"),
         (lambda model, x, y: {"x": x}, "train_step: log 'x' has shape .* expected a single number"),
     ],
 )
@@ -562,7 +562,7 @@ def test_eagerly_the_first_nan_is_named():
     x, y = values(8)
     model = dp.Sequential([Dense(2, input_shape=(4,)), Unsafe(name="unsafe"), Dense(2)])
     model.compile("sgd", "mse", run_eagerly=True)
-    with pytest.raises(DivergenceError, match=r"op 'log' of layer 'unsafe' is the first to make a NaN, at \[\d, \d\]"):
+    with pytest.raises(DivergenceError, match=r"op 'log' of layer 'unsafe' is the first to produce NaN, at \[\d, \d\]"):
         model.fit(x, y, verbose=0)
 
 

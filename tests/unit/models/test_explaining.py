@@ -41,7 +41,7 @@ def test_sharded_variables_on_two_ranks():
     assert re.fullmatch(r"dense/kernel +\(33, 5\) +sharded 0 +\(17, 5\) +680", table[1])
     assert re.fullmatch(r"sgd/dense_kernel_momentum +\(33, 5\) +sharded 0 +\(17, 5\) +680", table[2])
     (extra, full_bytes, kept_bytes) = re.match(
-        r"(\d+) more are on all ranks, (\d+) bytes; a rank holds ([\d,]+)", table[3]
+        r"(\d+) more are replicated, (\d+) bytes; a rank holds ([\d,]+)", table[3]
     ).groups()
     assert int(kept_bytes.replace(",", "")) == int(full_bytes) + 2 * 680
     assert int(extra) >= 3

@@ -322,7 +322,7 @@ def test_labels_of_another_type(convert):
     labels = convert(y)
     expected = build().fit(x, labels.astype(int), verbose=0).history
     assert build().fit(x, labels, verbose=0).history == expected
-    with pytest.raises(DataError, match=r"y: label \d.5 at index 0; labels are whole numbers"):
+    with pytest.raises(DataError, match=r"y: label \d.5 at index 0; labels must be integers"):
         build().fit(x, y + 0.5, verbose=0)
 
 

@@ -195,7 +195,7 @@ def test_a_model_of_a_models_hidden_layer():
     [
         (lambda a, b: dp.Model(a, layers.Add()([a, b])), "`inputs` not connected to `outputs`"),
         (lambda a, b: dp.Model([a, b], layers.Concatenate(axis=1)([a, layers.Flatten()(b)])).get_layer("x"), "No such"),
-        (lambda a, b: layers.Dense(3)(a) if a > 0 else None, "asked for while a step is traced|no value|symbolic"),
+        (lambda a, b: layers.Dense(3)(a) if a > 0 else None, "not known while a step is traced|no value|symbolic"),
     ],
 )
 def test_graphs_that_are_refused(make, message):

@@ -169,7 +169,7 @@ def test_layers_that_need_the_number_refuse():
         ConfigError, match=r"fully-defined \(no `None` dimensions\).*shape=\(None, 4\) .*'dense/kernel'"
     ):
         layers.Dense(4)(layers.Flatten()(Input((None, 3))))
-    with pytest.raises(ConfigError, match="asked for outside of a step"):
+    with pytest.raises(ConfigError, match="not known outside a step"):
         int(Input((None, 3)).shape[1])
     model = of_sequences()
     with pytest.raises(ConfigError, match="not supported: exporting"):

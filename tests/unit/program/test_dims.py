@@ -96,7 +96,7 @@ def test_bound_to_nothing_it_reads_as_none():
     assert (n * m * 4) // m == 4 * n
     assert (m + 1 - m, m - m, (2 * m + 4) // 2 - m) == (1, 0, 2)
     for ask in (int, float, bool, range, lambda n: n > 3):
-        with pytest.raises(ConfigError, match="asked for outside of a step"):
+        with pytest.raises(ConfigError, match="not known outside a step"):
             ask(m)
 
 

@@ -168,7 +168,7 @@ def test_deciding_by_a_value_while_a_step_is_traced():
     def step(x):
         return {"y": x if ops.sum(x) > 0 else -x}
 
-    with pytest.raises(ConfigError, match=r"asked for while a step is traced.*run_eagerly=True"):
+    with pytest.raises(ConfigError, match=r"not known while a step is traced.*run_eagerly=True"):
         trace(step, {"x": ((Dim.rows(3),), np.float64)})
 
 

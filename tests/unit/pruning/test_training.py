@@ -279,12 +279,12 @@ def refused(message, *arguments, model=None, **options):
 
 def test_refused():
     refused("unknown layer 'bb'; did you mean 'b'", layers=["bb"])
-    refused(r"regrowth = 1\.0: expected a part above 0 and below 1", regrowth=1.0)
+    refused(r"regrowth = 1\.0: expected a fraction above 0 and below 1", regrowth=1.0)
     refused("block_size = .*: expected rows and columns", None, (0, 4))
     refused("block_pooling_type = 'SUM'", None, (2, 2), "SUM")
     refused("expected m zeros of n", sparsity_m_by_n=(4, 4))
-    refused("pruning 2:4 says itself which", sparsity_m_by_n=(2, 4), regrowth=0.3)
-    refused("pruning 2:4 says itself which", sparsity_m_by_n=(2, 4), global_unstructured=True)
+    refused("pruning 2:4 determines the remaining", sparsity_m_by_n=(2, 4), regrowth=0.3)
+    refused("pruning 2:4 determines the remaining", sparsity_m_by_n=(2, 4), global_unstructured=True)
     refused("expected a PruningSchedule, found float", 0.5)
     refused("no layer has a trainable kernel", model=dp.Sequential([layers.Input((4,)), layers.ReLU()]))
     refused("expected a model, a layer or a list of layers, found int", model=7)

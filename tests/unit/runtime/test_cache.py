@@ -161,7 +161,7 @@ def test_another_users_folder_is_not_used(folder, monkeypatch, capfd):
     assert second_maker.calls == 1, "once a process"
     assert capfd.readouterr().err == (
         f"dptrain: warning: {folder}: compiled code is not kept there (the folder belongs to another user); "
-        "each process compiles for itself; set DPTRAIN_CACHE to a folder of your own\n"
+        "each process compiles for itself; set DPTRAIN_CACHE to a folder that you own\n"
     )
     assert {path: path.read_bytes() for path in folder.iterdir()} == contents
 

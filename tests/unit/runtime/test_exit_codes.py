@@ -34,7 +34,7 @@ def test_exit_leaves_with_what_the_system_keeps(said, code, left, asked):
     with pytest.raises(SystemExit) as caught:
         sys.exit(code)
     assert (caught.value.code, exit_codes.requested) == (left, asked)
-    assert said == (["exit code 512 would be taken for 0; it leaves with 2"] if code == 512 else [])
+    assert said == (["exit code 512 would be read as 0; exiting with 2 instead"] if code == 512 else [])
 
 
 def test_exit_and_quit_are_replaced_as_well(said):

@@ -96,7 +96,7 @@ def test_srun_is_taken_in_a_job_without_mpirun(tmp_path, monkeypatch):
     path = tmp_path / "srun"
     path.write_text("#!/bin/sh\necho slurm 24.05.3\n")
     path.chmod(0o755)
-    with pytest.raises(ConfigError, match="no mpirun beside this Python or on PATH"):
+    with pytest.raises(ConfigError, match="no mpirun next to this Python or on PATH"):
         find_launcher(environ={})
     assert find_launcher(environ={"SLURM_JOB_ID": "1"}).words == (str(path),)
 
@@ -104,7 +104,7 @@ def test_srun_is_taken_in_a_job_without_mpirun(tmp_path, monkeypatch):
 def test_what_is_no_launcher_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="says 'hello'; expected mpirun of MPICH or Open MPI, or srun"):
         find_launcher(program(tmp_path / "other", "hello"))
-    with pytest.raises(ConfigError, match="nowhere is not there"):
+    with pytest.raises(ConfigError, match="nowhere does not exist"):
         find_launcher("nowhere")
 
 

@@ -231,5 +231,5 @@ def test_random_bytes_are_no_trouble(folder, content):
 
 def test_too_little_shared_memory_is_said_before_mpi_dies_of_it():
     records.require_room(1)
-    with pytest.raises(OutputError, match=r"MB free, and MPI needs about .*: remove what killed jobs have left there"):
+    with pytest.raises(OutputError, match=r"MB free, and MPI needs about .*: remove the files of killed jobs"):
         records.require_room(10**12)

@@ -221,7 +221,9 @@ def test_limits_come_from_the_environment_where_they_are_not_given(pair, monkeyp
     watchdog.limit(0, 9, environ=environment)
     assert dog.limits == Limits(0, 9)
     for wrong in ("-1", "soon", "nan", "inf"):
-        with pytest.raises(AgreedError, match=f"DPTRAIN_STALL_TIMEOUT = '{wrong}': expected seconds, or 0 for ever"):
+        with pytest.raises(
+            AgreedError, match=f"DPTRAIN_STALL_TIMEOUT = '{wrong}': expected seconds, or 0 for no limit"
+        ):
             watchdog.limit(environ={"DPTRAIN_STALL_TIMEOUT": wrong})
 
 

@@ -88,7 +88,7 @@ def test_the_last_ones_and_the_best_stay(tmp_path):
 
 def test_nothing_is_no_checkpoint(tmp_path):
     assert newest(tmp_path / "none") is None
-    with pytest.raises(DataError, match="none: no checkpoint is there"):
+    with pytest.raises(DataError, match="none: no such checkpoint"):
         located(tmp_path / "none")
 
 
@@ -274,7 +274,7 @@ def test_a_checkpoint_of_several_ranks_is_there_when_all_have_written(tmp_path):
     written = leader.written()
     assert names(tmp_path) == [temporary]
     (tmp_path / temporary).rename(tmp_path / "elsewhere")
-    with pytest.raises(OutputError, match=r"rank 0 has made .* there, which this rank does not see; checkpoints of"):
+    with pytest.raises(OutputError, match=r"rank 0 created .* there, which this rank does not see; checkpoints of"):
         other.write(temporary, name, {})
     (tmp_path / "elsewhere").rename(tmp_path / temporary)
     other.write(temporary, name, {"b": Content(lambda: [b"of rank 1"])})

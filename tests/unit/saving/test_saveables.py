@@ -254,7 +254,7 @@ def test_layers_in_a_set_are_refused(kind, wrap):
         def call(self, inputs):
             return inputs
 
-    with pytest.raises(ConfigError, match=f"a {kind.__name__} holds Dense: keep such parts in a list"):
+    with pytest.raises(ConfigError, match=f"a {kind.__name__} holds Dense: use a list instead"):
         Own()(X)
 
 

@@ -70,7 +70,7 @@ def test_a_distribution_that_is_none_of_ours():
         def describe(self):
             return ""
 
-    with pytest.raises(TypeError, match="is no distribution that Optuna knows"):
+    with pytest.raises(TypeError, match="is not a distribution that Optuna supports"):
         to_optuna(Other())
 
 

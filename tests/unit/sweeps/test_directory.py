@@ -157,7 +157,9 @@ def test_something_else_is_refused_and_left_alone(tmp_path):
     run = tmp_path / "run"
     with RunDirectory(run, "seed: 1\n"):
         before = sorted(run.iterdir())
-        with pytest.raises(OutputError, match=r"run is not empty and holds no sweep \(config.yaml\); choose another"):
+        with pytest.raises(
+            OutputError, match=r"run is not empty and contains no sweep \(config.yaml\); choose another"
+        ):
             SweepDirectory(run, PLAN)
         assert sorted(run.iterdir()) == before
     with pytest.raises(OutputError, match=r"config.yaml is not a directory; choose another --out"):
@@ -180,7 +182,7 @@ def test_a_claim_that_was_killed_is_taken_over(tmp_path):
 
 def test_two_sweeps_at_once_are_refused(tmp_path):
     lock_error = (
-        rf"another sweep works there \(host {socket.gethostname()}, pid {os.getpid()}, since .*\); end it, or choose"
+        rf"another sweep works there \(host {socket.gethostname()}, pid {os.getpid()}, since .*\); stop it, or choose"
     )
     with SweepDirectory(tmp_path, PLAN):
         for _ in range(2):
@@ -274,7 +276,7 @@ def test_endings_that_contradict_are_an_error(tmp_path):
     with pytest.raises(DataError, match="line 3: run 0 had ended before"):
         SweepDirectory(tmp_path, PLAN)
     journal.write_text(f"{end}\n{trial}\n")
-    with pytest.raises(DataError, match="line 1: a run of trial 0, which has not come up"):
+    with pytest.raises(DataError, match="line 1: a run of trial 0, which does not exist yet"):
         SweepDirectory(tmp_path, PLAN)
     journal.write_text(f"{trial}\n{end}\n")
     (tmp_path / "results.jsonl").unlink()

@@ -62,7 +62,7 @@ def test_how_large_a_difference_is():
 
 def test_one_seed_shows_nothing_about_differences():
     text = said(2, endings({0: [0.5], 1: [0.9]}))
-    assert "Nothing can be said about differences: no other complete trial shares 2 seeds" in text
+    assert "No conclusion about differences: no other complete trial shares 2 seeds" in text
     assert "More seeds are needed" in text
     assert "one run, so no interval" in text
     assert "worse" not in text
@@ -78,7 +78,7 @@ def test_more_seeds_are_not_advised_where_they_are_not_what_is_missing():
     failed = only_one_complete(lambda seed: ending(1, seed, status=Status.FAILED))
     assert "only one trial is complete; the others have failed." in failed
     killed = only_one_complete(lambda seed: ending(1, seed, 0.9, Status.PAUSED, epochs=1))
-    assert "the sweep goes on" in killed
+    assert "the sweep resumes" in killed
     assert not any("eeds are needed" in text for text in (stopped, failed, killed))
 
 
@@ -121,7 +121,7 @@ def test_what_an_interval_covers_is_said_beside_it_and_none_has_no_width():
 
 
 def test_no_run_has_ended():
-    assert said(2, []) == "No run has ended with a value of val_accuracy: nothing can be said."
+    assert said(2, []) == "No run has ended with a value of val_accuracy: there is no result."
 
 
 def test_failed_and_stopped_runs_are_named():
@@ -134,8 +134,8 @@ def test_failed_and_stopped_runs_are_named():
     assert text.startswith("Trial 0 ")
     assert "1 run failed, of trial 1." in text
     assert (
-        "Stopped early or unfinished, so ranked behind the complete ones by what was reached and not compared: trial 2."
-        in text
+        "Stopped early or unfinished, so ranked behind the complete ones by their last values and not compared: trial "
+        "2." in text
     )
 
 
@@ -157,7 +157,7 @@ def test_all_trials_lost_runs():
 def test_no_trial_is_complete():
     text = said(2, [ending(0, 0, 0.5, Status.PAUSED, epochs=2)])
     assert "the best mean so far (no trial is complete; 2 epochs)" in text
-    assert "Nothing can be said about differences: no trial is complete" in text
+    assert "No conclusion about differences: no trial is complete" in text
 
 
 def test_differences_that_are_all_alike_are_not_passed_off_as_certain():

@@ -170,7 +170,7 @@ def test_a_changed_digit_is_noticed(sweep, name, old, new):
     for number in range(text.count(old)):  # in the last line too
         parts = text.split(old)
         (sweep / name).write_text(old.join(parts[: number + 1]) + new + old.join(parts[number + 1 :]))
-        with pytest.raises(DataError, match=rf"{name}, line \d: has changed: its digest is not that of what was writ"):
+        with pytest.raises(DataError, match=rf"{name}, line \d: has changed: its digest does not match what was writ"):
             SweepDirectory(sweep, PLAN)
 
 

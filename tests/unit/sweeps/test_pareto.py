@@ -126,7 +126,7 @@ def test_metrics_and_modes_that_do_not_fit(metrics, modes, message):
 
 def test_names_and_halving_that_do_not_go_with_several_metrics():
     require_single_metric({"a": "max"})
-    with pytest.raises(ConfigError, match="halving: judges trials by one number, and there are 2 metrics"):
+    with pytest.raises(ConfigError, match="halving: compares trials by one number, and there are 2 metrics"):
         require_single_metric({"a": "max", "b": "min"})
     require_free(["pareto"], ["a"])
     with pytest.raises(ConfigError, match="swept 'mean_b': results have another column of that name"):

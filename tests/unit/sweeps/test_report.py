@@ -23,7 +23,7 @@ NASTY = "<b>&\"'</td><script>alert(1)</script>$\\frac{$"
 FIELDS = ["learning_rate", "model.hidden"]
 HEADLINES = (
     *("What was found", "What was swept", "Ranking", "Result", "Runs", "Differences", "Over epochs"),
-    *("What the fields do", "Failed runs", "Training the best run again", "How the numbers are made", "Made with"),
+    *("What the fields do", "Failed runs", "Training the best run again", "How the numbers are computed", "Made with"),
 )
 # Elements that have no end tag.
 VOID = {"meta"}
@@ -294,7 +294,7 @@ def test_no_cell_is_a_formula(tmp_path):
 def test_which_interval_it_is(tmp_path):
     def methods(value):
         page = written(tmp_path / "report.html", trials(2), endings({0: [0.5, 0.6], 1: [0.7, value]}))
-        return page.text.partition("How the numbers are made")[2]
+        return page.text.partition("How the numbers are computed")[2]
 
     assert "Student's t intervals of the mean's logit" in methods(0.9)
     assert "logit" not in methods(90.0)

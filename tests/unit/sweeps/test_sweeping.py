@@ -134,7 +134,7 @@ def test_a_continued_sweep_repeats_nothing(tmp_path, monkeypatch):
         sweep({"units": [4, 6]}, out=tmp_path / "s")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("mine")
-    with pytest.raises(AgreedError, match="holds no sweep") as error:
+    with pytest.raises(AgreedError, match="contains no sweep") as error:
         sweep({"units": [4]}, out=tmp_path / "other")
     assert error.value.exit_code == OutputError.exit_code
 
@@ -358,11 +358,11 @@ def diverging(learning_rate):
         ({"adaptive": 2.5}, "adaptive = 2.5: must be a valid integer"),
         ({"epochs": "2"}, "epochs = '2': expected an integer >= 0"),
         ({"verbose": "loud"}, "verbose = 'loud'"),
-        ({"metric": "val_loss", "validation_data": None}, "there is no validation; give validation_data"),
+        ({"metric": "val_loss", "validation_data": None}, "there is no validation; pass validation_data"),
         ({"metric": ["loss", "val_loss"], "validation_data": None}, "metric = 'val_loss': there is no validation"),
         ({"metric": ["loss", "val_acuracy"]}, "metric = 'val_acuracy': the logs have loss, accuracy"),
         ({"metric": ["loss", "seconds"], "mode": ["min", "low"]}, "mode = 'low': must be 'auto', 'max' or 'min'"),
-        ({"metric": ["loss", "seconds"], "halving": 2}, "halving: judges trials by one number"),
+        ({"metric": ["loss", "seconds"], "halving": 2}, "halving: compares trials by one number"),
     ],
 )
 def test_wrong_arguments(wrong, message):

@@ -85,7 +85,7 @@ def test_a_gpu_on_one_rank_only():
         check_devices(comm, backend_on("u0"), False)
     assert caught.value.exit_code == ExitCode.DEVICE
     assert str(caught.value) == (
-        "some ranks have a GPU and others have none: rank 0 (host a): cuda, float32, sm_90; rank 1 (host b): CPU, "
+        "some ranks have a GPU and others do not: rank 0 (host a): cuda, float32, sm_90; rank 1 (host b): CPU, "
         "1 thread (no GPU: none answers); rank 2 (host c): sm; give every rank a GPU, or use --device cpu"
     )
 

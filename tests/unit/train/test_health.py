@@ -61,7 +61,7 @@ def test_what_the_samples_go_through_is_named_with_its_layer():
     model = dp.Sequential([Dense(8, activation="relu", input_shape=(6,)), Dense(3)], seed=1)
     model.compile(SGD(1e30), dp.losses.SparseCategoricalCrossentropy(from_logits=True))
     expected = (
-        r"in step 2 of epoch 1: op '\w+' (of|behind) layer 'dense_1' is the first to make a NaN, at \[.*\] of shape "
+        r"in step 2 of epoch 1: op '\w+' (of|behind) layer 'dense_1' is the first to produce NaN, at \[.*\] of shape "
     )
     with pytest.raises(DivergenceError, match=expected):
         model.fit(x, y, batch_size=10, verbose=0)
@@ -72,7 +72,9 @@ def test_an_update_that_overflows_is_seen_before_its_loss():
     x, y = toy(10)
     model = dp.Sequential([Dense(1, input_shape=(6,))], seed=0)
     model.compile(SGD(3e38), "mse", dtype="float32")
-    expected = r"in step 1 of epoch 1: op 'multiply' behind layer 'dense' is the first to make an infinity, at \[0, 0\]"
+    expected = (
+        r"in step 1 of epoch 1: op 'multiply' behind layer 'dense' is the first to produce an infinity, at \[0, 0\]"
+    )
     with pytest.raises(DivergenceError, match=expected):
         model.fit(x, y.astype(float), batch_size=10, verbose=0)
 

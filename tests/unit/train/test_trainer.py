@@ -90,7 +90,7 @@ def test_shards_of_a_model_that_needs_the_whole_batch():
     model = dp.Sequential([dp.layers.BatchNormalization(input_shape=(6,)), Dense(3, "softmax")])
     model.compile("sgd", "sparse_categorical_crossentropy", dtype="float64")
     batches = ArrayBatches(*Samples(x, y, dtype="float64").stored(), GlobalSampler(50, 10, shards_per_batch=2))
-    with pytest.raises(ConfigError, match="all samples of a batch at once: a fixed number of shards is not"):
+    with pytest.raises(ConfigError, match="the whole batch at once: a fixed number of shards is not"):
         run_to_end(model._open_trainer(current()).training(batches, CallbackList([], model), epochs=1))
 
 
@@ -341,7 +341,7 @@ def test_another_optimizer_of_the_same_kind_begins_afresh():
         (lambda x, y: build().fit(x[:, :5], y), DataError, "model expects 6 features of shape .*, data has 5"),
         (lambda x, y: build().fit(x, y[:-1]), DataError, "x has 50 samples, y has 49"),
         (lambda x, y: build().fit(x, y + 1), DataError, "3 classes allow 0-2"),
-        (lambda x, y: build().fit(x, y + 0.5), DataError, "labels are whole numbers"),
+        (lambda x, y: build().fit(x, y + 0.5), DataError, "labels must be integers"),
         (lambda x, y: build().fit(x.astype("U3"), y), DataError, "expected real numbers"),
         (lambda x, y: build().fit(x, y, batch_size=0), ConfigError, "batch_size = 0"),
         (lambda x, y: build().fit(x, y, epochs=-1), ConfigError, "epochs = -1"),

@@ -39,7 +39,7 @@ def test_which_drivers_load_what_an_nvcc_makes():
     ]:
         assert too_new(toolkit, driver) is None
     assert too_new((13, 0), (12, 4)) == (
-        "nvcc is of CUDA 13.0, and this driver loads nothing newer than CUDA 12.x (it knows 12.4)",
+        "nvcc is of CUDA 13.0, and this driver supports at most CUDA 12.x (it knows 12.4)",
         "update the NVIDIA driver (CUDA 13 needs R580 or later), or put the nvcc of a CUDA 12 toolkit first on PATH",
     )
 
@@ -48,9 +48,7 @@ def test_which_drivers_load_what_an_nvcc_makes():
 def test_a_driver_that_is_too_old_for_the_nvcc(tmp_path):
     process = emulated(sys.executable, "-c", OPEN, EMULATOR_DRIVER="12.4", DPTRAIN_CACHE=str(tmp_path))
     assert (process.code, process.err) == (0, "")
-    assert process.out.startswith(
-        "nvcc is of CUDA 13.0, and this driver loads nothing newer than CUDA 12.x (it knows 12.4)"
-    )
+    assert process.out.startswith("nvcc is of CUDA 13.0, and this driver supports at most CUDA 12.x (it knows 12.4)")
     assert not list(tmp_path.rglob("*.cubin")), "nothing is compiled in vain"
 
 
