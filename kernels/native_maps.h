@@ -99,7 +99,7 @@ static void dp_bus_error(int number, siginfo_t *info, void *) {
         }
         if (permissions[3] == 's') {
             dp_say(dp_guard.who), dp_say(dp_guard.file);
-            dp_say(": cut short while it is mapped, or its disk is full (SIGBUS)\n");
+            dp_say(": truncated while in use, or its disk is full (SIGBUS)\n");
             _exit(dp_guard.code);
         }
     }

@@ -120,7 +120,8 @@ def _class_names() -> list[tuple[str, str]]:
     path = next((path for path in places if path.is_file()), None)
     if path is None:
         raise ConfigError(
-            f"decode_predictions: no file {places[0]} or {places[1]}; put Keras' {_INDEX} there (dptrain fetches none)"
+            f"decode_predictions: no file {places[0]} or {places[1]}; put Keras' {_INDEX} there (dptrain downloads "
+            "none)"
         )
     where = str(path)
     with reading(where), open_regular(path) as file:

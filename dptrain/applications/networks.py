@@ -81,8 +81,8 @@ class NetworkArguments:
         """Refuse weights that would be fetched, unknown pooling, and activations that weights do not allow."""
         if self.weights == "imagenet":
             raise ConfigError(
-                "weights='imagenet': dptrain fetches nothing; pass weights=FILE, such as one that Keras has put into "
-                "~/.keras/models or its save_weights has written, or weights=None for random ones"
+                "weights='imagenet': dptrain downloads nothing; pass weights=FILE, such as one from ~/.keras/models "
+                "or written by Keras' save_weights, or weights=None for random weights"
             )
         if image_data_format() != "channels_last":
             raise ConfigError(f"not supported: networks while `image_data_format` is {image_data_format()!r}")

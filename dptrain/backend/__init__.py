@@ -99,13 +99,15 @@ def create(
                 raise DeviceError(f"--device cuda: {error}") from error
             without = f" (no GPU: {error})"
     elif device == "auto" and policy._data_dtype == "float32" and has_driver():
-        without = f" (an NVIDIA driver is here, but no PyCUDA: {pip_install('cuda')} to use the GPU)"
+        without = f" (an NVIDIA driver is installed, but not PyCUDA: {pip_install('cuda')} to use the GPU)"
     # Options that only a GPU can honour are refused, not ignored.
     if precision != "float32":
-        raise ConfigError(f"precision = {precision!r} needs a GPU, this is the CPU{without}; use --precision float32")
+        raise ConfigError(
+            f"precision = {precision!r} needs a GPU, but this is the CPU{without}; use --precision float32"
+        )
     for kind, name in (("gemm", gemm), ("conv", conv)):
         if name not in ("dptrain", "auto"):  # "auto" takes what is available
-            raise ConfigError(f"{kind} = {name!r} needs a GPU, this is the CPU{without}; use --{kind} dptrain")
+            raise ConfigError(f"{kind} = {name!r} needs a GPU, but this is the CPU{without}; use --{kind} dptrain")
     from dptrain.backend.cpu.backend import CpuBackend
 
     backend = CpuBackend(policy._data_dtype, threads, jit_compile, policy.name)

@@ -76,7 +76,7 @@ class OwnKernel:
                     f"{begin!r} and have {len(self.scalars)} letters more, found {self.arguments!r}"
                 )
         if isinstance(self.source, Path) and not self.source.is_file():
-            raise ConfigError(f"op {self.name!r}: its CUDA source {self.source} is not there")
+            raise ConfigError(f"op {self.name!r}: its CUDA source {self.source} does not exist")
 
     def launch(self, buffers: Sequence[Any], numbers: Mapping[str, Any]) -> Launch:
         """Return the configuration of a launch.

@@ -161,8 +161,8 @@ class PyDatasetSource(BatchSource):
         self._dataset, self.class_weight, self._shuffle, self._seed = dataset, class_weight, shuffle, seed
         if getattr(dataset, "use_multiprocessing", False):
             raise ConfigError(
-                "not supported: use_multiprocessing=True, as processes that are forked under MPI may hang; use "
-                "workers=N for threads"
+                "not supported: use_multiprocessing=True, because processes forked under MPI may hang; use workers=N "
+                "for threads"
             )
         self.workers = max(1, int(getattr(dataset, "workers", 1)))
         self.ahead = max(1, int(getattr(dataset, "max_queue_size", 10))) if self.workers > 1 else _AHEAD

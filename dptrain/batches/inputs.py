@@ -187,7 +187,7 @@ def as_array(data: Any, name: str, *, by_row: bool = False) -> Array:
             f"model has one input and one output. Received: {received}"
         )
     if not is_array(data):
-        advice = "; make an array of it" if isinstance(data, list | tuple) else ""
+        advice = "; convert it to an array" if isinstance(data, list | tuple) else ""
         raise DataError(f"Unrecognized data type: {name}={short(data)} (of type {type(data)}){advice}")
     if isinstance(data, list | tuple):
         return as_array(data[0], name, by_row=by_row)
@@ -381,7 +381,7 @@ def _check_weights(
     if weights.dtype.kind not in "uifb" or weights.ndim < 1 or len(weights) != rows or not fits:
         more = f", or up to {(rows, *axes)}, one for each of a sample's parts" if axes else ""
         raise DataError(
-            f"{name}: expected ({rows},) real numbers, one a sample{more}, found {weights.dtype} {weights.shape}"
+            f"{name}: expected ({rows},) real numbers, one per sample{more}, found {weights.dtype} {weights.shape}"
         )
     if not np.isfinite(weights).all():
         raise DataError(f"{name}: {int((~np.isfinite(weights)).sum())} values are not finite")

@@ -36,9 +36,9 @@ _ENDLESS = 10**12
 # Power of the targets' unit in each loss.
 _POWERS = {"mse": 2, "mean_squared_error": 2, "mae": 1, "mean_absolute_error": 1, "huber": 2}
 _OUTPUTS: dict[Task, str] = {
-    "multiclass": "one probability a class",
+    "multiclass": "one probability per class",
     "binary": "the probability of label 1",
-    "regression": "one number a target",
+    "regression": "one number per target",
 }
 
 
@@ -261,15 +261,15 @@ def _check_output(model: Model, data: LoadedData, spec: str) -> None:
     shape = model._output_shape
     if shape != (None, data.outputs):
         raise ConfigError(
-            f"--model {spec}: its output has the shape {shape}, expected {(None, data.outputs)}, "
-            f"{_OUTPUTS[data.task]}; a model with another loss is to be compiled in the function"
+            f"--model {spec}: its output has shape {shape}, expected {(None, data.outputs)}, "
+            f"{_OUTPUTS[data.task]}; to use another loss, compile the model in the function"
         )
     last = next(reversed(model.layers), None)
     activation = getattr(last, "activation", None)
     if last is not None and data.outputs == 1 and activation is activations.get("softmax"):
         raise ConfigError(
-            f"--model {spec}: its last layer, {last.name!r}, is a softmax of one number, which is always 1: let it end "
-            f"in {'sigmoid' if data.task == 'binary' else 'a linear layer'}"
+            f"--model {spec}: its last layer, {last.name!r}, is a softmax of one number, which is always 1: end it "
+            f"with {'sigmoid' if data.task == 'binary' else 'a linear layer'}"
         )
     if data.task != "regression" and last is not None and activation is activations.linear:
         raise ConfigError(

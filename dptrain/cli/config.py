@@ -161,8 +161,8 @@ class DataConfig(Checked):
 
     name: str = _field(
         "strokes",
-        "strokes (built in), mnist, fashion-mnist, a folder of IDX files, an .npz file, a table (.csv, .parquet), or a "
-        "folder with a folder of pictures (DIR, or images:DIR) or of texts (.txt) a class",
+        "strokes (built in), mnist, fashion-mnist, a folder of IDX files, an .npz file, a table (.csv, .parquet), or "
+        "a folder with one folder of pictures (DIR, or images:DIR) or texts (.txt) per class",
         "data",
     )
     dir: Annotated[str | None, Before(_none_word)] = _field(
@@ -174,10 +174,11 @@ class DataConfig(Checked):
         "sharding",
     )
     max_bytes: Annotated[int, Interval(ge=1, lt=2**63)] = _field(
-        DEFAULT_MAX_BYTES, "refuse larger arrays, in bytes; of decoded pictures, keep so much in memory a node"
+        DEFAULT_MAX_BYTES,
+        "refuse larger arrays, in bytes; keep at most this much of decoded pictures in memory per node",
     )
     target: Annotated[str | None, Before(_none_word)] = _field(
-        None, "column of a table to predict; of an .npy file, the file of the targets", "target"
+        None, "a table's column to predict; for an .npy file, the file with the targets", "target"
     )
     columns: Annotated[tuple[str, ...], Before(_names)] = _field(
         (), "a table's columns to predict from, comma-separated; default: all but the target", "columns"
@@ -198,37 +199,37 @@ class DataConfig(Checked):
     )
     # Ids of words are float32, exact up to 2^24.
     text_words: Annotated[int, Interval(ge=1, le=16_000_000)] = _field(
-        10_000, "words of a text's vocabulary at most, the most frequent", "text-words"
+        10_000, "maximum size of the vocabulary; the most frequent words are kept", "text-words"
     )
     text_length: Annotated[int, Interval(ge=1, le=100_000)] = _field(
-        200, "words of a text that count at most, the first", "text-length"
+        200, "maximum number of words of a text that are used, from its start", "text-length"
     )
     unseen: Annotated[Literal["error", "missing", "other"] | None, Before(_none_word)] = _field(
         None,
-        "of a table's categories that training has not seen: error; as if missing; or as another one, which training "
-        "sets aside (error if not set; of a trained model what it was trained with)",
+        "categories of a table that training has not seen: error; treat as missing; or as a reserved category "
+        "(default: error, or a trained model's own setting)",
         "unseen",
     )
     missing: Literal["stop", "drop", "mean"] = _field(
         "stop",
-        "stop at a table's missing value, drop its row, or put the column's mean (a category of its own) in its place",
+        "at a table's missing value stop, drop its row, or use the column's mean (for texts a separate category)",
         "missing",
     )
     test_data: Annotated[str | None, Before(_none_word)] = _field(
-        None, "a table to use as test part; if not set, a part of the table itself", "test-data"
+        None, "a table to use as test part; default: a part of the table itself", "test-data"
     )
     test_split: Annotated[float, Interval(gt=0, lt=1)] = _field(
-        0.2, "fraction of a table's rows, or of the pictures, to use as test part if none is named"
+        0.2, "fraction of a table's rows, or of the pictures, to use as test part by default"
     )
     image_size: Annotated[str | None, Before(_image_size)] = _field(
-        None, "such as 32x32, height and width that pictures are resized to", "image-size"
+        None, "such as 32x32: resize pictures to this height and width", "image-size"
     )
     bad_pictures: Literal["stop", "skip"] = _field(
-        "stop", "stop at a file that is no picture or is damaged, or skip it", "bad-pictures"
+        "stop", "at a file that is not a picture or is damaged, stop or skip it", "bad-pictures"
     )
-    follow_links: bool = _field(False, "read pictures behind links that lead out of their folder", "follow-links")
+    follow_links: bool = _field(False, "follow links to pictures outside their folder", "follow-links")
     task: Annotated[Literal["multiclass", "binary", "regression"] | None, Before(_none_word)] = _field(
-        None, "multiclass, binary or regression; what the target looks like if not set", "task"
+        None, "multiclass, binary or regression; default: inferred from the target", "task"
     )
     device_mb: Annotated[Megabytes | None, Before(_none_word)] = _field(
         None, "MB (10^6 bytes) of a GPU's memory for samples; larger sets are streamed; none: all that is free"
@@ -241,14 +242,14 @@ class ModelConfig(Checked):
 
     network: Literal["auto", "dense", "convolutional", "lstm", "transformer"] = _field(
         "auto",
-        "the built-in one: convolutional for folders of pictures of at least 16x16, lstm for texts, dense for all "
-        "else, or as said; of texts dense takes the mean of the words",
+        "the built-in network: convolutional (default for pictures of at least 16x16), lstm (for texts), dense (for "
+        "others) or transformer; dense averages the words of a text",
         "network",
     )
     augment: Literal["shift", "flip", "off"] = _field(
         "shift",
-        "of the convolutional network, while it trains: shift and zoom pictures by up to a tenth; flip: and mirror "
-        "them; or off",
+        "augmentation for the convolutional network: shift and zoom pictures by up to 10 %; flip: also mirror them; "
+        "or off",
         "augment",
     )
     hidden: Annotated[tuple[PositiveInt, ...], Before(_comma_separated)] = _field(
@@ -267,7 +268,7 @@ class ModelConfig(Checked):
         {}, "an argument of that function; can be repeated", "model-arg"
     )
     digest: Annotated[str | None, Before(_none_word)] = _field(
-        None, "SHA-256 of the function's file, which a run notes itself"
+        None, "SHA-256 of the function's file, recorded by a run"
     )
 
 
@@ -347,7 +348,7 @@ class PruningConfig(Checked):
         "prune-schedule",
     )
     begin: Annotated[str, Before(_length)] = _field("20%", "when pruning begins: steps (500), 2epochs or 25%")
-    end: Annotated[str, Before(_length)] = _field("70%", "after which the same weights are zero, likewise")
+    end: Annotated[str, Before(_length)] = _field("70%", "when masks become fixed, likewise")
     frequency: OptionalPositiveInt = _field(
         None, "update the masks every N steps; default: a hundred times between begin and end"
     )
@@ -376,18 +377,18 @@ class TrainConfig(Checked):
     batch_size: PositiveInt = _field(128, "samples per global batch, over all ranks together", "batch-size")
     epochs: Annotated[int, Interval(ge=0, le=_MAX_COUNT)] = _field(5, "passes through the data", "epochs")
     steps_per_epoch: OptionalPositiveInt = _field(None, "end an epoch after this many steps", "steps-per-epoch")
-    drop_last: bool = _field(False, "leave out the last batch if it is not full", "drop-last")
+    drop_last: bool = _field(False, "drop the last batch if it is not full", "drop-last")
     shuffle: bool = _field(True, "a new order of the samples every epoch")
     reproducible: bool = _field(
         False,
-        "the same bits on any number of ranks; cuts batches into 8 shards unless train.shards_per_batch is set",
+        "the same bits on any number of ranks; splits batches into 8 shards unless train.shards_per_batch is set",
         "reproducible",
     )
     shards_per_batch: OptionalPositiveInt = _field(
-        None, "cut global batches into this many shards and add their sums in a fixed tree; none: one shard per rank"
+        None, "split global batches into this many shards and add their sums in a fixed tree; none: one shard per rank"
     )
     on_nonfinite: Literal["stop", "skip", "ignore"] = _field(
-        "stop", "at a loss or parameter that is not finite, stop; or skip steps with such gradients", "on-nonfinite"
+        "stop", "at a non-finite loss or parameter, stop; or skip steps with non-finite gradients", "on-nonfinite"
     )
     skip_outliers: OptionalPositive = _field(
         None,
@@ -396,7 +397,7 @@ class TrainConfig(Checked):
     )
     validation_split: Rate = _field(
         0.0,
-        "validate on this fraction of the training samples, drawn class by class; the test part is then evaluated "
+        "validate on this fraction of the training samples, drawn within each class; the test part is then evaluated "
         "only once, at the end",
         "validation-split",
     )
@@ -405,11 +406,11 @@ class TrainConfig(Checked):
     )
     loss: Annotated[str | None, Before(_loss)] = _field(
         None,
-        "such as mae or huber, which also says the task; if not set mse for numbers, crossentropy for classes",
+        "such as mae or huber, which also sets the task; default: mse for numbers, crossentropy for classes",
         "loss",
     )
     class_weight: Annotated[Literal["balanced"] | None, Before(_none_word)] = _field(
-        None, "balanced: each class counts as much as any other in the loss, however few samples it has", "class-weight"
+        None, "balanced: give all classes the same weight in the loss, however few samples they have", "class-weight"
     )
     early_stopping: OptionalCount = _field(
         None,
@@ -494,7 +495,9 @@ class Config(Checked):
         "bucket-mb",
     )
     comm_dtype: Annotated[Literal["bfloat16", "float16"] | None, Before(_none_word)] = _field(
-        None, "bfloat16 or float16: ranks round gradients to it before they add them up, and send half", "comm-dtype"
+        None,
+        "bfloat16 or float16: ranks round gradients to this type before they are summed, halving the bytes sent",
+        "comm-dtype",
     )
     shard_optimizer: bool = _field(
         False,
@@ -508,8 +511,8 @@ class Config(Checked):
     )
     mesh: Annotated[str | None, Before(_mesh)] = _field(
         None,
-        "batch=2,model=2: arrange four ranks in a grid; rows are divided along batch, layers' weights along the other "
-        "axis, in pairs by columns and by rows",
+        "batch=2,model=2: arrange four ranks in a grid; rows are divided along batch, weights of pairs of layers "
+        "along the other axis, by columns and by rows",
         "mesh",
     )
     stages: PositiveInt = _field(
@@ -518,7 +521,7 @@ class Config(Checked):
         "stages",
     )
     microbatches: Annotated[PositiveInt | None, Before(_none_word)] = _field(
-        None, "cut batches into so many microbatches for the stages; none: about four for each stage", "microbatches"
+        None, "split batches into this many microbatches for the stages; none: about four per stage", "microbatches"
     )
     share_gpu: bool = _field(False, "let several ranks use one GPU", "share-gpu")
     gpu_select: Literal["mask", "index"] = _field(
@@ -550,12 +553,12 @@ class Config(Checked):
     )
     stall_warning: OptionalNonnegative = _field(
         None,
-        "warn after ranks have waited for another this many seconds, 0: never; 60 if not set",
+        "warn after ranks have waited for another for this many seconds, 0: never; default 60",
         "stall-warning",
     )
     stall_timeout: OptionalNonnegative = _field(
         None,
-        "end the job after ranks have waited for another this many seconds, 0: never; 300 if not set. Four times as "
+        "end the job after ranks have waited for another for this many seconds, 0: never; default 300. Four times as "
         "long while a rank starts, compiles, evaluates or saves",
         "stall-timeout",
     )
@@ -571,7 +574,7 @@ class Config(Checked):
         "auto", "progress of epochs and runs; auto: live on a terminal, also behind mpirun, else lines", "progress"
     )
     fast_dev_run: bool = _field(
-        False, "run two steps and a small evaluation to check that everything works", "fast-dev-run"
+        False, "run two steps and a small evaluation, to check that everything works", "fast-dev-run"
     )
     debug: bool = _field(False, "show tracebacks", "debug")
 

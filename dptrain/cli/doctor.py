@@ -126,7 +126,7 @@ def doctor(config: Config, comm: Communicator, parsed: argparse.Namespace) -> in
         _show_section(show, comm, "Trying the GPU", [row])
         trouble = _why_not(config, comm, row, opened)
     if launch is not None and launch.size > 1 and comm.size == 1:
-        trouble = "the ranks cannot talk to each other"
+        trouble = "the ranks cannot communicate"
 
     backend = None
     # A driver that crashes processes must not be started here, neither on this rank nor beside it.
@@ -187,7 +187,7 @@ def _compiler(context: CheckContext) -> list[Row]:
         return [
             Row("C++ compiler", f"{path_and_version[1]} ({' '.join(path_and_version[0])}): compiles steps for the CPU")
         ]
-    fix = "install g++ or clang++, or name a compiler in CXX: steps of small models take a fraction of the time"
+    fix = "install g++ or clang++, or set CXX: compiled steps of small models take a fraction of the time"
     return [Row("C++ compiler", "none: steps on the CPU are NumPy calls", "note", fix)]
 
 

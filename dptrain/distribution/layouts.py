@@ -160,7 +160,7 @@ class LayoutMap(MutableMapping[str, Any]):
         try:
             re.compile(key)
         except (re.error, TypeError) as error:
-            raise ConfigError(f"LayoutMap: the key {key!r} is no regular expression: {error}") from error
+            raise ConfigError(f"LayoutMap: the key {key!r} is not a regular expression: {error}") from error
         if layout.device_mesh is None:
             layout.device_mesh = self.device_mesh
         elif layout.device_mesh._lengths != self.device_mesh._lengths:

@@ -100,7 +100,7 @@ class Normalization(Layer):
         there are no rows, shapes differ, or mean and variance were passed.
         """
         if self.input_mean is not None:
-            raise ConfigError(f"adapt: mean and variance of layer {self._display_name!r} were given")
+            raise ConfigError(f"adapt: layer {self._display_name!r} was built with a mean and a variance")
         count, mean, squares = 0, np.float64(0), np.float64(0)
         for array in map(np.asarray, batches_of(data)):  # one at a time: a generator may refill its buffer
             if not len(array):

@@ -215,7 +215,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
         )
     if k.shape[:3] != v.shape[:3] or q.shape[3] != k.shape[3] or q.shape[2] % k.shape[2]:
         raise ConfigError(
-            f"dot_product_attention: query, key and value of shapes {q.shape}, {k.shape}, {v.shape} do not go together"
+            f"dot_product_attention: query, key and value of shapes {q.shape}, {k.shape}, {v.shape} are incompatible"
         )
 
 

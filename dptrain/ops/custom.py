@@ -64,7 +64,7 @@ class CustomOp:
                 f"output(s), found {self.name}{self._signature}"
             )
         if self.name in OPS:
-            raise ConfigError(f"op {self.name!r}: there is a built-in op of that name; call yours otherwise")
+            raise ConfigError(f"op {self.name!r}: there is a built-in op of that name; rename yours")
         self.inputs, self.outputs, self.scalars = buffers[:-outputs], buffers[-outputs:], scalars
         if letters is not None and not callable(letters):
             parse_rule(letters, self.name, len(self.inputs))
@@ -140,16 +140,16 @@ class CustomOp:
             axis = row_axis(shape)
             if axis:
                 raise ConfigError(
-                    f"op {self.name!r}: the rows of the batch are along another axis than the first; say with letters= "
-                    "how ranks divide it"
+                    f"op {self.name!r}: the rows of the batch are not along the first axis; declare with letters= how "
+                    "ranks divide it"
                 )
             return "X" * len(shape) if axis is None else f"a{'X' * (len(shape) - 1)}"
 
         operands, result = ",".join(map(letters_of_rows, shapes)), letters_of_rows(out)
         if "a" in operands and "a" not in result and not self._of_gradient:
             raise ConfigError(
-                f"op {self.name!r}: its output of shape {tuple(map(int, out))} is no row for each row of the batch; "
-                "say with letters= that it is the sum over the rows, such as letters='aX->X'"
+                f"op {self.name!r}: its output of shape {tuple(map(int, out))} does not have one row per row of the "
+                "batch; declare with letters= that it is summed over the rows, such as letters='aX->X'"
             )
         return f"{operands}->{result}"
 

@@ -123,7 +123,7 @@ def _log_determinant(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 def _pair_shape(a: Shape, b: Shape, **attributes: Any) -> Shape:
     n, _ = matrix_shape(a, True, "solve")
     if len(b) < 2 or int(b[-2]) != n:
-        raise ConfigError(f"solve: shapes {a} and {b} do not go together")
+        raise ConfigError(f"solve: shapes {a} and {b} are incompatible")
     return (*broadcast(a[:-2], b[:-2]), *b[-2:])
 
 

@@ -126,8 +126,8 @@ def while_loop(
         symbolic = number == _MOST_UNROLLED and [x for x in tree.flatten(values) if isinstance(x, Tensor)]
         if symbolic and any(x.value is None for x in symbolic):
             raise ConfigError(
-                f"a while_loop of symbolic tensors is true after {number} iterations, each of which is computed by "
-                "ops of its own; give it maximum_iterations, or a condition that ends"
+                f"a while_loop of symbolic tensors is still true after {number} iterations, each of which adds its "
+                "own ops; set maximum_iterations, or use a condition that ends"
             )
         values, number = following(values), number + 1
     return type(loop_vars)(values) if several else values[0]

@@ -65,7 +65,7 @@ class OptimizerMap(MutableMapping[str, Optimizer]):
         try:
             re.compile(key)
         except re.error as error:
-            raise ConfigError(f"key {key!r} of the OptimizerMap is no regular expression: {error}") from None
+            raise ConfigError(f"key {key!r} of the OptimizerMap is not a regular expression: {error}") from None
         self._optimizers[key] = optimizer
 
     def __delitem__(self, key: str) -> None:

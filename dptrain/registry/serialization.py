@@ -124,7 +124,7 @@ def plain(value: Any, around: tuple[int, ...] = ()) -> Any:
     """Return a configuration as JSON: NumPy values become Python's, objects descriptions; cycles raise ConfigError."""
     if isinstance(value, Mapping | list | tuple):
         if id(value) in around:
-            raise ConfigError(f"a {type(value).__name__} of a configuration contains itself, which no file can hold")
+            raise ConfigError(f"a {type(value).__name__} of a configuration contains itself, which cannot be saved")
         inside = (*around, id(value))
         if isinstance(value, Mapping):
             return {key: plain(each, inside) for key, each in value.items()}

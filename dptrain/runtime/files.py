@@ -418,7 +418,7 @@ def _kind(mode: int) -> str:
 
 def _require_plain(folder: Path, name: str) -> None:
     if not is_plain_name(name):
-        raise DataError(f"{folder}: {name[:80]!r} is no name of a file in it")
+        raise DataError(f"{folder}: {name[:80]!r} is not the name of a file in it")
 
 
 def _write(handle: int, content: Iterable[Piece]) -> None:

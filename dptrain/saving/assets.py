@@ -37,7 +37,7 @@ def written(model: Any) -> dict[str, bytes]:
 def check_name(where: str, name: str) -> None:
     """Refuse a member of an archive that would lie outside its folder."""
     if not all(map(is_plain_name, name.split("/"))) or "\\" in name:
-        raise DataError(f"{where}: {name[:80]!r} is no name of a file in it")
+        raise DataError(f"{where}: {name[:80]!r} is not the name of a file in it")
 
 
 def loading(model: Any) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def refuse_other_functions(config: Any, version: Any, depth: int = 0) -> None:
         return
     for value in config.values() if isinstance(config, Mapping) else config if isinstance(config, list) else ():
         if value == "hard_sigmoid":
-            raise ConfigError("not supported: hard_sigmoid of Keras 2, another function than Keras 3's of that name")
+            raise ConfigError("not supported: hard_sigmoid of Keras 2, which differs from Keras 3's")
         refuse_other_functions(value, version, depth + 1)
 
 

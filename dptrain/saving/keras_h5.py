@@ -115,7 +115,7 @@ def load(
     h5py = h5py_module()
     with reading(where), h5py.File(source, "r") as file:
         if "layer_names" in file.attrs or (model._stack and not {"layers", _LAYERS_OF_2_13} & set(file)):
-            old = "; this is a file of Keras 2: let its name end in .h5 alone" if "layer_names" in file.attrs else ""
+            old = "; this is a Keras 2 file: its name should end in just .h5" if "layer_names" in file.attrs else ""
             raise DataError(f"{where}: not Keras 3's weights: no group 'layers'{old}")
         walked = _walk(h5py, file, "", where, [MAX_NAMES])
         groups = {path.replace(_LAYERS_OF_2_13, "layers"): arrays for path, arrays in walked}
@@ -221,7 +221,7 @@ def _walk(
 def inside(h5py: ModuleType, parent: Any, name: str, where: str) -> Any:
     """Return the member of a group; refuse links to other places."""
     if not isinstance(parent.get(name, getlink=True), h5py.HardLink):
-        raise DataError(f"{where}: {name} is a link to another place, which is not followed")
+        raise DataError(f"{where}: {name} is a link to another file, which is not followed")
     return parent[name]
 
 

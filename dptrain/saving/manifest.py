@@ -143,7 +143,7 @@ class Manifest:
             return f"value {_shown(value)}"
         for name, file in self.files.items():
             if not is_plain_name(name) or name == MANIFEST:
-                return f"{_shown(name)} is no name of a file in it"
+                return f"{_shown(name)} is not the name of a file in it"
             if not (_are_counts([file.size, file.checked]) and file.checked <= file.size and _is_digest(file.sha256)):
                 return f"size or digest of {name}"
         for name, array in self.arrays.items():

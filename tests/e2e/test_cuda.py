@@ -353,7 +353,7 @@ def test_without_a_gpu_its_products_are_refused(small_npz, tmp_path, ranks, devi
     refused = emulated_ranks(ranks, *arguments, CUDA_VISIBLE_DEVICES="", cwd=tmp_path)
     assert refused.code == 2
     (message,) = refused.messages
-    assert f"{more[0][2:]} = '{more[1]}' needs a GPU, this is the CPU" in message
+    assert f"{more[0][2:]} = '{more[1]}' needs a GPU, but this is the CPU" in message
 
 
 @pytest.mark.long

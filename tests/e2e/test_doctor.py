@@ -146,7 +146,7 @@ def test_no_pycuda(tmp_path):
     assert "!! PyCUDA" in line(done, "PyCUDA")
     assert "pip install 'pycuda>=2026.1'" in line(done, "PyCUDA")
     assert re.search(r"to compile it there is no cuda\.h in \S+/include\n", line(done, "PyCUDA"))  # beside this nvcc
-    assert "an NVIDIA driver is here, but no PyCUDA" in done.out
+    assert "an NVIDIA driver is installed, but not PyCUDA" in done.out
 
 
 def test_what_pycuda_is_compiled_with(tmp_path, monkeypatch):
@@ -299,13 +299,13 @@ def test_no_mpi4py(tmp_path):
     assert alone.code == 0, alone.err
     assert "!! mpi4py" in line(alone, "mpi4py")
     several = dptrain(2, "doctor", PYTHONPATH=without("mpi4py", tmp_path))
-    refused(several, "the ranks cannot talk to each other", device="cuda" if doctor._signs_of_a_gpu() else "auto")
+    refused(several, "the ranks cannot communicate", device="cuda" if doctor._signs_of_a_gpu() else "auto")
     assert "mpi4py halted" in line(several, "launcher")
 
 
 def test_a_launcher_of_another_mpi():
     done = dptrain(0, "doctor", OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0")
-    refused(done, "the ranks cannot talk to each other", device="cuda" if doctor._signs_of_a_gpu() else "auto")
+    refused(done, "the ranks cannot communicate", device="cuda" if doctor._signs_of_a_gpu() else "auto")
     assert "Open MPI started 2 processes" in line(done, "launcher")
     other = dptrain(0, "doctor", OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="1")
     assert (other.code, other.out, other.err) == (69, "", "")

@@ -645,7 +645,7 @@ def options(standard: str) -> list[str]:
 def preprocess(arguments: Arguments, source: str, action: str = "-E") -> str:
     """The source behind the emulator's headers, all macros expanded; or with -MM the files that it includes."""
     text = run_preprocessor(arguments, source, action, C_HEADERS)
-    # A source that needs C++'s headers gets those alone: they do not go together with C's.
+    # A source that needs C++'s headers gets those alone: they are incompatible with C's.
     return run_preprocessor(arguments, source, action) if re.search(r"\bstd\b", text) else text
 
 

@@ -135,7 +135,7 @@ def outside(path):
             (lambda path: path.unlink(), "damaged: shard-2-of-4.safetensors is missing"),
             (lambda path: path.write_bytes(path.read_bytes()[:-9]), "damaged: shard-2-of-4.safetensors has "),
             (lambda path: flip(path, -1), "damaged: shard-2-of-4.safetensors is not what was written"),
-            (outside, "'../../out.npz' is no name of a file in it"),
+            (outside, "'../../out.npz' is not the name of a file in it"),
         ],
         4,
         first=2,

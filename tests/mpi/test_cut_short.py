@@ -54,20 +54,20 @@ def test_ranks_whose_file_is_cut_short(tmp_path, bad):
     assert "went on" not in done.out
     for line in done.messages:
         assert line.startswith("dptrain: rank ")
-        assert f"{path}: cut short while it is read" in line
+        assert f"{path}: truncated while in use" in line
 
 
 @pytest.mark.parametrize("way", sample(["arrays", "generator"], 2))
 def test_a_process_alone_raises_an_error(tmp_path, way):
     done, path = cut_short(tmp_path, 1, way=way)
     assert done.code == 1  # as Python ends a script
-    assert done.err.splitlines()[-1].startswith(f"dptrain.errors.DataError: {path}: cut short while it is read")
+    assert done.err.splitlines()[-1].startswith(f"dptrain.errors.DataError: {path}: truncated while in use")
 
 
 def test_what_may_be_written_to_is_not_replaced_by_zeros(tmp_path):
     done, path = cut_short(tmp_path, 1, mode="r+")
     assert done.code == 65
-    assert done.messages == [f"dptrain: {path}: cut short while it is mapped, or its disk is full (SIGBUS)"]
+    assert done.messages == [f"dptrain: {path}: truncated while in use, or its disk is full (SIGBUS)"]
 
 
 @pytest.mark.long
@@ -86,4 +86,4 @@ def test_the_command_line_ends_with_65(tmp_path):
     options = ["--data", str(path), "--target", str(y), "--epochs", "2000", "--out", str(tmp_path / "out")]
     done = run([sys.executable, str(cut), *options], timeout=60)
     assert done.code == 65
-    assert f"{path}: cut short while it is read" in done.messages[-1]
+    assert f"{path}: truncated while in use" in done.messages[-1]

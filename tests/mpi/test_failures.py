@@ -131,7 +131,7 @@ ways = {'fit': lambda: model.fit(*draw()), 'evaluate': lambda: model.evaluate(*d
 ways[sys.argv[1]]()
 """
 NOBODY_CAN = [
-    ("fit(x, y, sample_weight=np.ones((8, 3)))", "sample_weight: expected (8,) real numbers, one a sample"),
+    ("fit(x, y, sample_weight=np.ones((8, 3)))", "sample_weight: expected (8,) real numbers, one per sample"),
     ("fit(x, y, epochs=1.5)", "epochs = 1.5: expected an integer >= 0"),
     ("fit(x, y, validation_data=(x, y), validation_batch_size=1)", "batch_size = 1 is the global batch and leaves"),
     ("evaluate(x, y, batch_size='8')", "batch_size = '8': expected an integer >= 1"),

@@ -180,7 +180,9 @@ def test_what_no_library_takes_is_said_once(opened, capfd):
     for _ in range(2):
         assert settled(backend, program, 3) == {}
     errors = capfd.readouterr().err
-    assert errors.count("dptrain: --conv cudnn: it does not take conv float32 float32 0 3 4 4 11 11 2 2 2 2 5 5") == 1
+    assert (
+        errors.count("dptrain: --conv cudnn: it does not support conv float32 float32 0 3 4 4 11 11 2 2 2 2 5 5") == 1
+    )
     assert "and 2 more; our kernels compute that" in errors
 
 

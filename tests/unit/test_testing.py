@@ -159,7 +159,7 @@ def test_wrong_registrations_are_a_clear_error(tmp_path):
         dp.ops.op(source="", arguments="PPq")(cube)
     with pytest.raises(ConfigError, match="unknown argument type 'x' of the kernel; known: P pointer, i int"):
         dp.ops.op(source="", arguments="PPPqx")(cube)
-    with pytest.raises(ConfigError, match=r"source .*swish\.cu is not there"):
+    with pytest.raises(ConfigError, match=r"source .*swish\.cu does not exist"):
         dp.ops.op(source=tmp_path / "swish.cu", arguments="PPPqf")(cube)
     with pytest.raises(ConfigError, match=r"with 3 output\(s\), found cube\(x, w, y, \*, scale\)"):
         make(outputs=3)

@@ -72,5 +72,5 @@ def _raise(guard: Any, frame: Any) -> None:
     _raised_at = now
     guard.dp_maps_file.restype = ctypes.c_char_p
     path = os.fsdecode(guard.dp_maps_file())
-    error = DataError(f"{path}: cut short while it is read: it was mapped longer than it is now; copy the file again")
+    error = DataError(f"{path}: truncated while in use: it is shorter now than when it was mapped; copy the file again")
     raise_in(frame, error)

@@ -146,7 +146,9 @@ class Choices:
         refused = [problem for problem in requested if self.provider(problem) == OURS]
         if refused:
             kind, and_more = refused[0].kind, f" and {len(refused) - 1} more" if len(refused) > 1 else ""
-            _say_once(f"--{kind} {LIBRARIES[kind]}: it does not take {refused[0]}{and_more}; our kernels compute that")
+            _say_once(
+                f"--{kind} {LIBRARIES[kind]}: it does not support {refused[0]}{and_more}; our kernels compute that"
+            )
 
     def _measured(self, problems: Mapping[str, Problem]) -> dict[str, str]:
         """Choose by new or stored measurements of this machine, and report the choice."""

@@ -108,7 +108,7 @@ class Gpu:
     def enter(self) -> None:
         """Free what other threads have dropped; DeviceError if this thread may not use the GPU."""
         if self._ident() != self.owner:
-            owner = f"the GPU belongs to thread {self.thread.name!r}, which opened it: call it from there, not from "
+            owner = f"the GPU belongs to thread {self.thread.name!r}, which opened it: use it from there, not from "
             closed = f"the GPU belonged to thread {self.thread.name!r}, and was closed when that ended"
             raise DeviceError(f"{owner}{threading.current_thread().name!r}" if self.owner else closed)
         if self.retired and not self.captures:

@@ -117,8 +117,8 @@ def _needs_all_rows(sum_of_rows: Tensor) -> ConfigError:
     while level and not name:
         name = next((tensor.name for tensor in level if tensor.op is not None and tensor.name), "")
         level = [read for tensor in level for read in tensor.inputs][:64]
-    culprit = f"layer {name!r}" if name else "a loss or a step of one's own"
-    return ConfigError(f"{culprit} needs all samples of a batch at once, which microbatches are parts of")
+    culprit = f"layer {name!r}" if name else "a custom loss or step"
+    return ConfigError(f"{culprit} needs the whole batch at once, which microbatches split")
 
 
 def subgraphs_of(

@@ -56,7 +56,7 @@ def stages(program: Program) -> list[Stage]:
     """
     if isinstance(program, PlacedProgram) and program.layouts:
         names = ", ".join(repr(variable._path) for variable in program.layouts)
-        raise ConfigError(f"a program whose variables are sharded is to be localized before it is executed: {names}")
+        raise ConfigError(f"a program whose variables are sharded must be localized before it is executed: {names}")
     level, sent_at = levels(program)
     depth: dict[Tensor, int] = {}  # how many ops precede a tensor
     alone: dict[int, list[Tensor]] = {}

@@ -87,8 +87,8 @@ def test_a_file_of_weights(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"weights": "imagenet"}, "fetches nothing; pass weights=FILE"),
-        ({}, "fetches nothing; pass weights=FILE"),
+        ({"weights": "imagenet"}, "downloads nothing; pass weights=FILE"),
+        ({}, "downloads nothing; pass weights=FILE"),
         ({"weights": None, "input_shape": (31, 32, 3)}, "at least 32x32"),
         ({"weights": None, "input_shape": (32, 32)}, "three integers"),
         ({"weights": None, "input_shape": (None, 32, 3)}, "static `input_shape`"),

@@ -95,10 +95,10 @@ def test_refused():
 @pytest.mark.parametrize(("dtype", "device"), [("float32", "cpu"), ("float32", "auto"), ("float64", "auto")])
 def test_what_only_a_gpu_does_is_not_left_out_in_silence(monkeypatch, dtype, device):
     monkeypatch.setitem(sys.modules, "pycuda", None)
-    with pytest.raises(ConfigError, match=r"'tf32' needs a GPU, this is the CPU; use --precision float32"):
+    with pytest.raises(ConfigError, match=r"'tf32' needs a GPU, but this is the CPU; use --precision float32"):
         backend.create(device, dtype, 1, precision="tf32")
-    with pytest.raises(ConfigError, match=r"'cublaslt' needs a GPU, this is the CPU; use --gemm dptrain"):
+    with pytest.raises(ConfigError, match=r"'cublaslt' needs a GPU, but this is the CPU; use --gemm dptrain"):
         backend.create(device, dtype, 1, gemm="cublaslt")
-    with pytest.raises(ConfigError, match=r"'cudnn' needs a GPU, this is the CPU; use --conv dptrain"):
+    with pytest.raises(ConfigError, match=r"'cudnn' needs a GPU, but this is the CPU; use --conv dptrain"):
         backend.create(device, dtype, 1, conv="cudnn")
     assert backend.create(device, dtype, 1, gemm="auto", conv="auto").name == "cpu", "it takes what is there"

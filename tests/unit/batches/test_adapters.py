@@ -496,7 +496,7 @@ def test_class_weights_of_numpy_are_compared_like_others():
         ((X[:0], Y[:0]), "batch 2 of epoch 1: it has no samples"),
         (({"a": X[:4]}, Y[:4]), "batch 2 of epoch 1: x: The structure of `inputs` .* dictionary with .'a'"),
         (((X[:4], X[:4]), Y[:4]), "batch 2 of epoch 1: x: The structure of `inputs` .* Received: 2 arrays"),
-        ((X[:4].tolist(), Y[:4]), "batch 2 of epoch 1: Unrecognized data type: x=.*make an array"),
+        ((X[:4].tolist(), Y[:4]), "batch 2 of epoch 1: Unrecognized data type: x=.*convert it to an array"),
         ((np.float64(1), np.float64(2)), "batch 2 of epoch 1: Unrecognized data type: x="),
         ((X[:4].astype(str), Y[:4]), "batch 2 of epoch 1: x has dtype"),
         ((X[:4], Y[:4], None, None), r"batch 2 of epoch 1: PyDataset.__getitem__\(\) must return a tuple"),

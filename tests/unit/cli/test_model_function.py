@@ -109,7 +109,7 @@ def test_a_model_compiled_by_the_function_keeps_its_optimizer(answer, tmp_path):
         ("build_model", "--hidden 8", "model.hidden = (8,): {0}:build_model builds the model; leave it out"),
         ("compiled", "--learning-rate 0.1", "optimizer.learning_rate = 0.1: {0}:compiled compiles its model itself"),
         ("logits", "", "its last layer, 'dense', outputs logits, expected probabilities"),
-        ("narrow", "", "its output has the shape (None, 1), expected (None, 10)"),
+        ("narrow", "", "its output has shape (None, 1), expected (None, 10)"),
         ("needy", "", "needy of {0} needs width: add --model-arg width=VALUE"),
         ("needy", "--model-arg width=1", "models.py, line 24: ZeroDivisionError: division by zero"),
         ("another_thing", "", "build_model: expected a model of dptrain, found str"),
@@ -242,4 +242,4 @@ def test_a_softmax_of_one_number_is_refused(models, tmp_path, capfd):
     np.savez(tmp_path / "two.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     fixed = ["--data", str(tmp_path / "two.npz"), "--task", "binary", "--out", str(tmp_path / "run"), "--verbose", "0"]
     assert main([*fixed, "--model", f"{models}:build_model"]) == 2
-    assert "is a softmax of one number, which is always 1: let it end in sigmoid" in capfd.readouterr().err
+    assert "is a softmax of one number, which is always 1: end it with sigmoid" in capfd.readouterr().err

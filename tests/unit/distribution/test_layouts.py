@@ -108,8 +108,12 @@ def test_a_map_takes_layouts_and_axes(mesh):
         ("kernel", ("model",), "kernel already exist in the LayoutMap with value <TensorLayout axes=('model',), dev"),
         ("bias", "model", "model should be a TensorLayout type, got <class 'str'>"),
         ("bias", ("rows",), "Invalid axis names for Layout. Valid axis names: ['data', 'model'], Got ['rows']"),
-        ("*bias", ("model",), "LayoutMap: the key '*bias' is no regular expression: nothing to repeat at position 0"),
-        (3, ("model",), "LayoutMap: the key 3 is no regular expression: first argument must be string"),
+        (
+            "*bias",
+            ("model",),
+            "LayoutMap: the key '*bias' is not a regular expression: nothing to repeat at position 0",
+        ),
+        (3, ("model",), "LayoutMap: the key 3 is not a regular expression: first argument must be string"),
     ],
 )
 def test_what_a_map_refuses(mesh, key, layout, message):

@@ -177,7 +177,7 @@ def test_an_attribute_that_was_changed_counts():
 def test_what_no_file_can_hold_is_named():
     circle: list[Any] = [1]
     circle.append(circle)
-    with pytest.raises(ConfigError, match="a list of a configuration contains itself, which no file can hold"):
+    with pytest.raises(ConfigError, match="a list of a configuration contains itself, which cannot be saved"):
         dp.saving.serialize_keras_object(Around(Dense(2), others=(), function=None, name="a") and WithCircle(circle))
     with pytest.raises(ConfigError, match="writing the lambda"):
         dp.saving.serialize_keras_object(Around(Dense(2), function=lambda x: x))

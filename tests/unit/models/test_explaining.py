@@ -296,7 +296,7 @@ def test_the_stages_of_a_pipeline():
     mixing = [dp.layers.Dense(5), dp.layers.BatchNormalization(name="norm"), dp.layers.Dense(3, "softmax")]
     model = dp.Sequential([dp.Input((4,)), *mixing])
     model.compile("sgd", "sparse_categorical_crossentropy", stages=2)
-    assert "1 microbatch of 8 rows, 1F1B: layer 'norm' needs all samples of a batch" in " ".join(
+    assert "1 microbatch of 8 rows, 1F1B: layer 'norm' needs the whole batch at once" in " ".join(
         model.explain(8).split()
     )
     model.compile("sgd", "sparse_categorical_crossentropy", stages=4)

@@ -149,9 +149,9 @@ def test_an_output_that_a_dictionary_leaves_out_has_no_weights():
     [
         ({"stepz": OF_STEPS}, r"sample_weight: 'stepz' is none of the outputs \['steps', 'first'\]"),
         ([OF_STEPS] * 3, "sample_weight: The structure of `inputs` doesn't match .* Received: 3 arrays"),
-        ([1.0] * ROWS, r"Unrecognized data type: sample_weight=\[1.0, .*make an array of it"),
-        (OF_STEPS, r"sample_weight: expected \(12,\) real numbers, one a sample, found float32 \(12, 4\)"),
-        ([OF_STEPS, OF_STEPS], r"sample_weight\['1'\]: expected \(12,\) real numbers, one a sample, found"),
+        ([1.0] * ROWS, r"Unrecognized data type: sample_weight=\[1.0, .*convert it to an array"),
+        (OF_STEPS, r"sample_weight: expected \(12,\) real numbers, one per sample, found float32 \(12, 4\)"),
+        ([OF_STEPS, OF_STEPS], r"sample_weight\['1'\]: expected \(12,\) real numbers, one per sample, found"),
         (
             [OF_STEPS[:, :3], None],
             r"sample_weight\['0'\]: expected \(12,\) .*up to \(12, 4\), .* found float32 \(12, 3\)",
@@ -166,7 +166,7 @@ def test_what_does_not_go_with_several_outputs(weights, message):
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ([1.0] * ROWS, r"Unrecognized data type: sample_weight=\[1.0, .*make an array of it"),
+        ([1.0] * ROWS, r"Unrecognized data type: sample_weight=\[1.0, .*convert it to an array"),
         ({"other": OF_STEPS}, r"sample_weight: 'other' is none of the outputs \['same'\]"),
         ([OF_STEPS, OF_STEPS], "sample_weight: The structure of `inputs` doesn't match"),
         (np.full((ROWS, STEPS), np.nan), "sample_weight: 48 values are not finite"),

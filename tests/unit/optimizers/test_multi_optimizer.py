@@ -176,7 +176,7 @@ def test_an_interrupted_training_goes_on_with_all_rates(tmp_path):
         (lambda: OptimizerMap(SGD(), [SGD()]), "optimizer_map must be a dictionary"),
         (lambda: OptimizerMap(SGD(), {"a": "sgd"}), "optimizer must be a Keras Optimizer instance"),
         (lambda: OptimizerMap(SGD(), {1: SGD()}), "key must be a string"),
-        (lambda: OptimizerMap(SGD(), {"a(": SGD()}), "no regular expression"),
+        (lambda: OptimizerMap(SGD(), {"a(": SGD()}), "not a regular expression"),
         (lambda: OptimizerMap(SGD(), {"a": LossScaleOptimizer(SGD())}), "optimizer cannot be LossScaleOptimizer"),
         (lambda: OptimizerMap(SGD(), {"a": several()}), "optimizer cannot be MultiOptimizer"),
         (lambda: OptimizerMap(SGD(), {"a": SGD()}).__setitem__("a", SGD()), "'a' already exists in the OptimizerMap"),

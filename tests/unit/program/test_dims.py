@@ -112,5 +112,5 @@ def test_expressions_are_computed_when_names_are_known(number, by, shift):
 
 
 def test_a_length_that_does_not_go_is_refused_when_it_is_known():
-    with pytest.raises(ConfigError, match="no such shape"):
+    with pytest.raises(ConfigError, match="impossible shape"):
         bound(quotient(Dim("n") * 3, 4), {"n": 5})

@@ -160,7 +160,7 @@ def test_a_folder_stays_what_it_was_when_its_path_becomes_another(folder, tmp_pa
 @pytest.mark.parametrize("name", ["", ".", "..", "../canary", "/etc/hostname", "a/b", "a\0b"])
 def test_a_name_is_plain(folder, name):
     for act in (folder.open, folder.remove, folder.folder, lambda name: folder.rename("file", name)):
-        with pytest.raises(DataError, match="is no name of a file in it"):
+        with pytest.raises(DataError, match="is not the name of a file in it"):
             act(name)
 
 

@@ -127,7 +127,7 @@ def test_deep_and_long_content_is_damaged(content):
 def test_a_file_lies_in_the_folder(name):
     manifest, _ = manifest_of(np.zeros(3), [[0, 3]])
     files = dict(manifest.files) | {name: manifest.files["state.json"]}
-    with pytest.raises(DataError, match="is no name of a file in it"):
+    with pytest.raises(DataError, match="is not the name of a file in it"):
         Manifest.parsed(dataclasses.replace(manifest, files=files).encoded())
 
 

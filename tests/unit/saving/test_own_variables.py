@@ -157,7 +157,7 @@ def test_assets_lie_in_their_folder(tmp_path, name):
     model().save(tmp_path / "m.keras")
     with zipfile.ZipFile(tmp_path / "m.keras", "a") as archive:
         archive.writestr(name, "evil")
-    with pytest.raises(DataError, match="is no name of a file in it"):
+    with pytest.raises(DataError, match="is not the name of a file in it"):
         dp.models.load_model(tmp_path / "m.keras", OBJECTS)
 
 

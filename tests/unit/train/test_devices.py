@@ -112,7 +112,7 @@ def test_a_driver_without_pycuda_is_said_aloud(monkeypatch):
     monkeypatch.setitem(sys.modules, "pycuda", None)
     monkeypatch.setattr(backends, "has_driver", lambda: True)
     description = open_backend(SoloCommunicator(), jit_compile=False).description
-    assert "(an NVIDIA driver is here, but no PyCUDA: pip install 'pycuda>=2026.1' to use the GPU)" in description
+    assert "(an NVIDIA driver is installed, but not PyCUDA: pip install 'pycuda>=2026.1' to use the GPU)" in description
     for options in ({"device": "cpu"}, {"dtype": "float64"}):
         assert "NVIDIA" not in open_backend(SoloCommunicator(), jit_compile=False, **options).description
     monkeypatch.setattr(backends, "has_driver", lambda: False)

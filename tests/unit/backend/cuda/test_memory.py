@@ -126,7 +126,7 @@ print(ops.download(x).sum())
     message, total = process.out.splitlines()
     assert (
         message
-        == "the GPU belongs to thread 'MainThread', which opened it: call it from there, not from 'Thread-9 (work)'"
+        == "the GPU belongs to thread 'MainThread', which opened it: use it from there, not from 'Thread-9 (work)'"
     )
     assert total == "18.0"
 

@@ -44,7 +44,7 @@ print(model.evaluate(x, y, verbose=0) < loss)
 """
     process = emulated(sys.executable, "-W", "error", "-c", code)
     assert (process.code, process.err) == (0, "")
-    message = "the GPU belongs to thread 'MainThread', which opened it: call it from there, not from 'server'"
+    message = "the GPU belongs to thread 'MainThread', which opened it: use it from there, not from 'server'"
     assert process.out.splitlines() == [f"7 {message}", "True True", "True"]
 
 

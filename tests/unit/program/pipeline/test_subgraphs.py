@@ -147,5 +147,5 @@ def test_sums_over_microbatches_are_those_over_the_batch(stages, microbatches, m
 def test_a_layer_that_needs_the_whole_batch_is_named():
     network = model(layers.Dense(6), layers.BatchNormalization(name="norm"))
     program = program_of(network, ROWS)
-    with pytest.raises(ConfigError, match="layer 'norm' needs all samples of a batch at once, which microbatches are"):
+    with pytest.raises(ConfigError, match="layer 'norm' needs the whole batch at once, which microbatches"):
         in_microbatches(program, {}, alone=True)

@@ -230,5 +230,5 @@ def test_what_does_not_fit_is_said():
             place(step.program, layouts={step.weights["w1"]: axes})
     placed = place(step.program, layouts=step.layouts(TENSOR, {}))
     for work in (lambda: evaluate(placed, DATA), lambda: explain(placed)):
-        with pytest.raises(ConfigError, match="is to be localized before it is executed: 'w1', "):
+        with pytest.raises(ConfigError, match="must be localized before it is executed: 'w1', "):
             work()
