@@ -66,39 +66,39 @@ def sweep(
 ) -> SweepResult:
     """Train a model for every setting of `space` with every seed. Collective.
 
-    Every rank trains several runs at once, each for itself; a run has the bits of the same training alone. A sweep that
-    another thread starts meanwhile begins when this one is done.
+    Every rank trains several independent runs at once; a run has the same bits as when trained alone. A sweep started
+    by another thread waits for this one.
 
     Args:
-        build_model: returns a new compiled model; called with the swept fields that are its parameters. Its seed is the
-            run's, unless it sets another.
+        build_model: returns a new compiled model; called with the swept fields that are its parameters. The model's
+            seed is the run's, unless it sets its own.
         space: values by name: a list is a grid; "0.1..0.5", "log:1e-5..1e-1", "16..512" or "a,b" is drawn from. A name
             is a parameter of `build_model`, or of `fit` ("batch_size").
         seeds: such as range(16) or "0-15".
         x: as in `fit`, an array.
         y: as in `fit`.
         metric: log key that trials are compared by, at the end of a run; by default "val_loss" with validation data,
-            else "loss". "parameters" (elements of a model's weights), "seconds" (of its run) and "sparsity" (the part
-            of zeros in its kernels) are metrics too. Of several, the first ranks the trials, and trials that no other
-            beats in all are the Pareto front, `SweepResult.front`; `adaptive` then optimizes all, and `halving` is
-            refused.
+            else "loss". "parameters" (elements of a model's weights), "seconds" (of its run) and "sparsity" (the
+            fraction of zeros in its kernels) are metrics too. With several, the first ranks the trials, and the trials
+            that no other beats in all are the Pareto front, `SweepResult.front`; `adaptive` then optimizes all, and
+            `halving` is refused.
         mode: "max" or "min"; "auto" to infer it from the metric. With several metrics, one for each, or "auto" for all.
-        samples: how many settings are drawn at random; each meets the whole grid.
-        adaptive: how many settings Optuna chooses as results come; instead of `samples`, and without a grid.
-        search_seed: of the draws.
-        halving: one trial in so many goes on from a rung (ASHA), by the mean over its seeds; None trains all fully.
+        samples: number of random settings; each is combined with the whole grid.
+        adaptive: number of settings that Optuna chooses from earlier results; instead of `samples`, and without a grid.
+        search_seed: seed of the random settings.
+        halving: one trial in this many continues from a rung (ASHA), by the mean over its seeds; None trains all fully.
         min_epochs: the first rung; the next are `halving` times as long.
-        runs_per_device: runs that a rank trains at once; by default measured.
-        packing: on a GPU, runs that differ only in numbers share launches, as a pack; a number: divided into so many
+        runs_per_device: runs that a rank trains at once; measured by default.
+        packing: on a GPU, runs that differ only in numbers share launches, as a pack; a number: split into this many
             packs, which run concurrently; False: each run has its own stream.
-        folds: cross-validation: every trial and seed is trained on all but one of so many parts of x and y, once for
-            each, and validated on that. Rows with integer labels are dealt out class by class; each seed cuts its own
-            folds. Intervals allow for the samples that trainings share, see `dptrain.sweeps.intervals.widening`.
-        test_data: (x, y) evaluated once in the end, by the final models of the best trial; they decide nothing.
-        keep: whose models stay in `out` as `.keras` files: "best" for the best trial's, "all" or "none"; None for the
+        folds: cross-validation: every trial and seed is trained this many times, each time without a different part of
+            x and y, on which it is validated. Folds of integer labels are stratified, and each seed has its own.
+            Intervals allow for the samples that trainings share, see `dptrain.sweeps.intervals.widening`.
+        test_data: (x, y), evaluated once at the end by the best trial's final models; plays no part in the choice.
+        keep: models kept in `out` as `.keras` files: "best" for the best trial's, "all" or "none"; None for the
             best trial's if h5py is installed.
-        max_time: seconds after which the sweep stops, or a text such as "2h"; with the same `out` it goes on.
-        out: directory of the results, continued if it holds the same sweep, or one with fewer seeds, settings or
+        max_time: seconds after which the sweep stops, or a string such as "2h"; with the same `out` it resumes.
+        out: directory of the results, resumed if it contains the same sweep, or one with fewer seeds, settings or
             epochs; None keeps no files.
         callbacks: returns new callbacks for a run.
         verbose: 0 prints nothing, 1 a live table, 2 lines, "auto" the table on a terminal and else lines.
