@@ -349,6 +349,30 @@ def test_corrected_values_are_no_smaller(values):
             assert row.ci_low <= row.difference <= row.ci_high
 
 
+# Of one size or of very different ones, apart by chance or, but for rounding, by one number.
+PAIRS = st.tuples(
+    st.lists(FINITE, min_size=3, max_size=6), st.one_of(st.randoms(use_true_random=False), FINITE, st.just(0.0))
+)
+
+
+@given(PAIRS)
+def test_swapping_two_trials_changes_signs_alone(pair):
+    first, other = pair
+    if isinstance(other, random.Random):
+        second = [round(other.uniform(-1, 1), other.randrange(1, 6)) for _ in first]
+    else:
+        second = [value + other for value in first]
+    [row], [swapped] = comparisons_of({0: first, 1: second}), comparisons_of({0: second, 1: first})
+    assert (swapped.n, swapped.p) == (row.n, row.p)
+    for mine, its in (
+        (row.difference, swapped.difference),
+        (row.effect, swapped.effect),
+        (row.ci_low, swapped.ci_high),
+    ):
+        assert (mine is None) is (its is None)
+        assert mine is None or mine == -its
+
+
 def test_pairs_use_the_seeds_that_both_have():
     ended = [*endings({0: [0.1, 0.2, 0.4, 0.3], 1: [0.2, 0.5, 0.5, 0.9]}), ending(2, 0, 0.3)]
     ended[1] = ending(0, 1, status=Status.DIVERGED)
