@@ -185,9 +185,12 @@ class CallbackList(Callback):
 
         Callbacks that only show batches do not count: ranks need not meet for them. Nor do those with `_most_steps`.
         """
-        heard = (self._with_hook[f"on_{mode}_batch_{when}"] for when in ("begin", "end"))
-        attributes = (vars(type(callback)) for callbacks in heard for callback in callbacks)
-        return any(not (namespace.get("_shows_only") or "_most_steps" in namespace) for namespace in attributes)
+        hooks = (f"on_{mode}_batch_{when}" for when in ("begin", "end"))
+        return any(
+            _is_set_on(callback, hook) or not {"_shows_only", "_most_steps"} & vars(type(callback)).keys()
+            for hook in hooks
+            for callback in self._with_hook[hook]
+        )
 
     def _most_steps(self, steps: int) -> int:
         """Return how many of these steps may run before the next hook."""
@@ -277,6 +280,14 @@ def is_of_the_package(function: Any) -> bool:
     return str(getattr(function, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]
 
 
+def _names(hook: str) -> set[str]:
+    return {hook, hook.replace("train_", "")}
+
+
+def _is_set_on(callback: Callback, hook: str) -> bool:
+    return not _names(hook).isdisjoint(vars(callback))
+
+
 def _overrides(callback: Callback, hook: str) -> bool:
-    names = [hook, hook.replace("train_", "")] if "train" in hook else [hook]
-    return any(name in vars(callback) or getattr(type(callback), name) is not getattr(Callback, name) for name in names)
+    of_class = (getattr(type(callback), name) is not getattr(Callback, name) for name in _names(hook))
+    return _is_set_on(callback, hook) or any(of_class)

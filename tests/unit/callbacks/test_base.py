@@ -1,5 +1,7 @@
+import numpy as np
 import pytest
 
+import dptrain as dp
 from dptrain.callbacks import Callback, CallbackList, EarlyStopping, LambdaCallback, ModelCheckpoint, StepLogs
 from tests.unit.callbacks import FakeModel, build, toy
 
@@ -50,3 +52,15 @@ def test_what_ranks_must_have_in_common():
     assert [fact[0] for fact in facts] == ["ModelCheckpoint", "EarlyStopping"]
     assert 3 in facts[0]
     assert 2 in facts[1]
+
+
+@pytest.mark.parametrize("method", ["train", "test", "predict"])
+@pytest.mark.parametrize("when", ["begin", "end"])
+def test_a_hook_that_is_set_on_an_instance_sees_each_batch(method, when):
+    model = dp.Sequential([dp.layers.Input((2,)), dp.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    batches, callback = [], Callback()
+    setattr(callback, f"on_{method}_batch_{when}", lambda batch, logs=None: batches.append(batch))
+    x, call = np.ones((9, 2)), {"train": "fit", "test": "evaluate"}.get(method, method)
+    getattr(model, call)(x, *[x[:, :1]] * (method != "predict"), batch_size=2, verbose=0, callbacks=[callback])
+    assert batches == [0, 1, 2, 3, 4]
