@@ -32,14 +32,15 @@ from dptrain.runtime.programs import run_program
 from dptrain.runtime.supervisor import NOT_EXECUTABLE, NOT_FOUND
 
 _DESCRIPTION = """\
-Run any command on several ranks, under the mpirun or srun that is installed:
+Run any command on several ranks, under the installed mpirun or srun:
 
   python -m dptrain launch -n 4 -- python -m dptrain --epochs 10
   python -m dptrain launch -n 4 --log-dir logs --restarts 3 -- python script.py
   python -m dptrain launch --hosts a:4,b:4 -- python script.py
 
-A rank that fails, or leaves while others wait for it, ends all of them. SIGTERM, SIGINT and SIGUSR1 go on to the
-ranks, which can save and stop; a second signal ends them at once. Nothing is left behind, even after kill -9.
+A rank that fails, or exits while others wait for it, stops all of them. SIGTERM, SIGINT and SIGUSR1 are
+forwarded to the ranks, so that they can save and stop; a second signal stops them at once. Nothing is left behind, even
+after kill -9.
 
 The exit code is that of the first rank that failed, 128 + n for signal n.
 """

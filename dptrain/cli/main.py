@@ -40,26 +40,26 @@ Train every setting of a plan with every seed, and say which differences are mor
   python -m dptrain sweep --random 20 learning_rate=log:1e-5..1e-1 --folds 5
   mpirun -n 4 python -m dptrain sweep --plan plan.yaml --out sweeps/first
 
-All other options are those of the runs.
+All other options apply to the runs.
 """,
     "explain": """\
-Show what a step computes, without data and without a device: ops in groups, shapes, messages, memory:
+Show what a step computes, without data or a device: fused ops, shapes, messages, memory:
 
   python -m dptrain explain --hidden 64
   python -m dptrain explain runs/X --step predict --kernels
   python -m dptrain explain --device cuda --code > step.cu
   python -m dptrain explain --device cuda --ranks 1-1024 --node-gpus 8 --network 200Gb
 
-The last one shows no ops: will it scale?
+The last one predicts scaling instead of showing ops.
 """,
     "doctor": """\
-Show what is installed, what is missing and what would be used; exit with 0 if training would run:
+Show what is installed, what is missing and what would be used; exit with 0 if training would work:
 
-  python -m dptrain doctor                       this machine; its GPUs, if there are any
+  python -m dptrain doctor                       this machine and its GPUs, if any
   python -m dptrain doctor --device cuda         what a GPU would need
-  mpirun -n 4 python -m dptrain doctor           all ranks, and how the time of a step splits up
+  mpirun -n 4 python -m dptrain doctor           all ranks, and a breakdown of a step's time
 
-All options of a training are accepted; these make a difference:
+All training options are accepted; these have an effect:
 """,
 }
 # The only fields in a command's help.
@@ -76,20 +76,20 @@ _TOLD = {
 
 # Descriptions of the groups of options.
 _ABOUT_GROUPS = {
-    "data": "Which samples, and what their columns, files and targets mean.",
-    "model": "The network: a built-in one, or your function's.",
+    "data": "The samples, and the meaning of their columns, files and targets.",
+    "model": "The network: built-in, or from your function.",
     "optimizer": "The update rule.",
     "pruning": "Which weights become zero.",
-    "train": "How long, in what pieces, and by which loss.",
-    "checkpoint": "When the training is saved, and where it resumes.",
-    "logging": "Who else is told.",
-    "run": "The job: folder, device, ranks, precision, what is shown.",
+    "train": "Duration, batches, loss and validation.",
+    "checkpoint": "When to save the training, and where to resume.",
+    "logging": "External loggers.",
+    "run": "The job: folder, device, ranks, precision, output.",
 }
 
 # The most choices on an option's line of the help.
 _MOST_CHOICES = 8
 _DESCRIPTION = """\
-Train a neural network on one process, or on several ranks with mpirun:
+Train a neural network in one process, or on several ranks with mpirun:
 
   python -m dptrain                              built-in data, one process
   mpirun -n 4 python -m dptrain                  the same on four ranks
@@ -97,12 +97,12 @@ Train a neural network on one process, or on several ranks with mpirun:
   python -m dptrain --config runs/X/config.yaml  repeat a run
   python -m dptrain evaluate runs/X              its metrics
   python -m dptrain predict runs/X --data new.npz --out predictions.csv
-  python -m dptrain --model FILE.py:build_model  a model of your own
+  python -m dptrain --model FILE.py:build_model  your own model
   python -m dptrain sweep --seeds 0-15 --grid learning_rate=1e-3,3e-4
-  python -m dptrain runs --sort val_loss         all runs, the best first
+  python -m dptrain runs --sort val_loss         all runs, best first
   python -m dptrain doctor                       what works, what is missing
   python -m dptrain explain --hidden 64          a step's ops, without data
-  python -m dptrain launch -n 4 -- COMMAND       any command on ranks, watched
+  python -m dptrain launch -n 4 -- COMMAND       any command on supervised ranks
 """
 
 
@@ -123,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = 0
     why = lost_output()
     if why is not None and not code:  # all else is done and saved
-        failure.report(OutputError(f"standard output: {why}; what was printed there is lost"))
+        failure.report(OutputError(f"standard output: {why}; its output is lost"))
         return int(ExitCode.IO)
     return code
 
