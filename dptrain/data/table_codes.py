@@ -49,7 +49,7 @@ def identifier(values: npt.NDArray[np.float64]) -> str | None:
         return f"{len(values):,} distinct integers, {span}, which look like identifiers"
     steps = np.diff(values)
     if (steps >= 0).all() or (steps <= 0).all():
-        return f"consecutive integers, {span}, which look like identifiers"
+        return f"integers in order, {span}, which look like identifiers"
     return None
 
 

@@ -675,7 +675,7 @@ def _refuse_nan(tensor: Tensor) -> None:
         within = f" of layer {tensor.name!r}" if tensor.name else ""
         assert tensor.op is not None
         raise DivergenceError(
-            f"op {tensor.op.name!r}{within} is the first to produce NaN, at {place} of shape {tensor.value.shape}"
+            f"op {tensor.op.name!r}{within} is the first to produce a NaN, at {place} of shape {tensor.value.shape}"
         )
 
 

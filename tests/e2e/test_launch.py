@@ -99,7 +99,7 @@ def parent(pid: int) -> int:
 @pytest.mark.parametrize(
     ("fault", "code", "how"),
     [
-        ("sys.exit(0)", 77, "exited with code 0 without MPI, in which rank"),
+        ("sys.exit(0)", 77, "exited with code 0 without MPI, so that rank"),
         ("raise ValueError", 1, "exited with code 1"),
         ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "was killed by SIGSEGV"),
     ],

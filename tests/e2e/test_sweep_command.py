@@ -183,7 +183,7 @@ def test_killed_and_started_again(small_npz, tmp_path):
         file.write(b'{"trial": 0, "run": 1, "se')  # torn
     done = sweep(small_npz, *arguments, "--out", str(out))
     assert (done.code, done.err) == (0, "")
-    assert f"{out}: going on; " in done.out
+    assert f"{out}: resuming; " in done.out
     assert sorted(results.read_text().splitlines()) == sorted((whole / "results.jsonl").read_text().splitlines())
     assert [{k: v for k, v in row.items() if k != "seconds"} for row in rows(out)] == [
         {k: v for k, v in row.items() if k != "seconds"} for row in rows(whole)

@@ -423,7 +423,7 @@ def test_two_trainings_cannot_use_one_directory(tmp_path):
     def second(epoch, logs):
         build().fit(x, y, **FIT, callbacks=BackupAndRestore(tmp_path))
 
-    with pytest.raises(OutputError, match=rf"another training works there \(host .*, pid {os.getpid()}, since "):
+    with pytest.raises(OutputError, match=rf"another training is using it \(host .*, pid {os.getpid()}, since "):
         build().fit(x, y, **FIT, callbacks=[BackupAndRestore(tmp_path), LambdaCallback(on_epoch_begin=second)])
 
 

@@ -38,7 +38,7 @@ def test_a_directory_that_holds_a_run_is_refused(tmp_path):
     with RunDirectory(tmp_path, "first\n") as run:
         run.add_epoch(EPOCHS[0])
         for resumes in (False, True):  # whatever it may, while the first works there
-            with pytest.raises(OutputError, match=r"holds a run already; choose|another training works there \(host "):
+            with pytest.raises(OutputError, match=r"holds a run already; choose|another training is using it \(host "):
                 RunDirectory(tmp_path, "second\n", resumes=resumes)
     with pytest.raises(OutputError, match="holds a run already; choose another --out"):
         RunDirectory(tmp_path, "second\n")
@@ -46,7 +46,7 @@ def test_a_directory_that_holds_a_run_is_refused(tmp_path):
 
 
 def test_a_run_that_has_left_nothing_is_none(tmp_path):
-    with RunDirectory(tmp_path, "first\n"), pytest.raises(OutputError, match="another training works there"):
+    with RunDirectory(tmp_path, "first\n"), pytest.raises(OutputError, match="another training is using it"):
         RunDirectory(tmp_path, "second\n")
     with RunDirectory(tmp_path, "second\n") as run:
         assert not run.continues

@@ -562,7 +562,9 @@ def test_eagerly_the_first_nan_is_named():
     x, y = values(8)
     model = dp.Sequential([Dense(2, input_shape=(4,)), Unsafe(name="unsafe"), Dense(2)])
     model.compile("sgd", "mse", run_eagerly=True)
-    with pytest.raises(DivergenceError, match=r"op 'log' of layer 'unsafe' is the first to produce NaN, at \[\d, \d\]"):
+    with pytest.raises(
+        DivergenceError, match=r"op 'log' of layer 'unsafe' is the first to produce a NaN, at \[\d, \d\]"
+    ):
         model.fit(x, y, verbose=0)
 
 

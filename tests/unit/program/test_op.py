@@ -120,7 +120,7 @@ def test_random_numbers_have_the_bits_of_their_ops(draw, dtype):
 
 
 def test_a_watcher_sees_every_op():
-    with watching(), pytest.raises(DivergenceError, match="op 'subtract' is the first to produce NaN"):
+    with watching(), pytest.raises(DivergenceError, match="op 'subtract' is the first to produce a NaN"):
         ops.softmax(np.array([np.inf, 1.0]))
     op_names = []
     with watching(lambda tensor: op_names.append(tensor.op.name)):

@@ -48,7 +48,7 @@ def verdict(*ranks, mpirun=None, later=0.0, **options):
         ([RUNS, (-9, True, 0)], (137, "was killed by SIGKILL (out of memory?)")),
         ([RUNS, (-35, True, 0)], (163, "was killed by signal 35")),
         ([(0, False, 0), RUNS], None),  # no program of MPI
-        ([(0, False, 0), RUNS, RUNS_IN_MPI], (77, "exited with code 0 without MPI, in which ranks 1, 2 would wait")),
+        ([(0, False, 0), RUNS, RUNS_IN_MPI], (77, "exited with code 0 without MPI, so that ranks 1, 2 would wait")),
         ([(75, True, 0), (75, True, 0)], (75, "")),
         ([(75, True, 0), (3, True, 0)], (3, "exited with code 3")),
         ([("gone", True, 3), RUNS], (137, "is gone, and its supervisor too")),

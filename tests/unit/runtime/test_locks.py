@@ -57,7 +57,7 @@ def test_what_the_holder_says_is_no_code_for_the_terminal(tmp_path, monkeypatch,
     monkeypatch.setattr(locks, "_PATIENCE", 0.01)
     with locked(tmp_path, "sweep", "wait"):
         (tmp_path / "holder").write_bytes(text)
-        with pytest.raises(OutputError, match="another sweep works there") as caught, locked(tmp_path, "sweep", "wait"):
+        with pytest.raises(OutputError, match="another sweep is using it") as caught, locked(tmp_path, "sweep", "wait"):
             pass
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 500

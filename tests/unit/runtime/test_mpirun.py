@@ -123,7 +123,7 @@ def test_hosts_are_written_in_lines_and_files(tmp_path):
         ("a:0", "'a:0': expected HOST, HOST:SLOTS"),
         ("a b", "'a b': expected HOST"),
         ("a,,b", "'': expected HOST"),
-        ("a,a", "a comes twice"),
+        ("a,a", "a appears twice"),
         ("-oProxyCommand=x", "expected HOST"),
     ],
 )

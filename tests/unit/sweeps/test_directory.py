@@ -182,7 +182,7 @@ def test_a_claim_that_was_killed_is_taken_over(tmp_path):
 
 def test_two_sweeps_at_once_are_refused(tmp_path):
     lock_error = (
-        rf"another sweep works there \(host {socket.gethostname()}, pid {os.getpid()}, since .*\); stop it, or choose"
+        rf"another sweep is using it \(host {socket.gethostname()}, pid {os.getpid()}, since .*\); stop it, or choose"
     )
     with SweepDirectory(tmp_path, PLAN):
         for _ in range(2):
@@ -194,10 +194,10 @@ def test_two_sweeps_at_once_are_refused(tmp_path):
         )
         process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
         assert process.returncode != 0
-        assert f"OutputError: {tmp_path}: another sweep works there (host" in process.stderr
+        assert f"OutputError: {tmp_path}: another sweep is using it (host" in process.stderr
         assert f"pid {os.getpid()}" in process.stderr
         (tmp_path / "holder").write_bytes(b"\xff")
-        with pytest.raises(OutputError, match=r"another sweep works there; end it"):
+        with pytest.raises(OutputError, match=r"another sweep is using it; stop it"):
             SweepDirectory(tmp_path, PLAN)
     SweepDirectory(tmp_path, PLAN).close()
 

@@ -61,7 +61,7 @@ def test_what_the_samples_go_through_is_named_with_its_layer():
     model = dp.Sequential([Dense(8, activation="relu", input_shape=(6,)), Dense(3)], seed=1)
     model.compile(SGD(1e30), dp.losses.SparseCategoricalCrossentropy(from_logits=True))
     expected = (
-        r"in step 2 of epoch 1: op '\w+' (of|behind) layer 'dense_1' is the first to produce NaN, at \[.*\] of shape "
+        r"in step 2 of epoch 1: op '\w+' (of|behind) layer 'dense_1' is the first to produce a NaN, at \[.*\] of shape "
     )
     with pytest.raises(DivergenceError, match=expected):
         model.fit(x, y, batch_size=10, verbose=0)
