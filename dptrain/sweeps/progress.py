@@ -326,12 +326,12 @@ class _Tally:
         return f"{self._name(number)} {standing.state()}: {result}"
 
     def rung_line(self, number: int, epochs: int) -> str:
-        """Return "rung at 3 epochs: 9 trials judged, best val_accuracy 0.9761 (trial 2); trial 2 goes on", or ""."""
+        """Return "rung at 3 epochs: 9 trials compared, best val_accuracy 0.9761 (trial 2); trial 2 continues", or ""."""
         judged = self._judged.get(epochs, {})
         if number not in judged or len(judged) < 2:
             return ""
         best = min(judged, key=lambda trial: (self._sign * judged[trial], trial))
-        at = f"rung at {epochs} epoch{'' if epochs == 1 else 's'}: {len(judged)} trials judged"
+        at = f"rung at {epochs} epoch{'' if epochs == 1 else 's'}: {len(judged)} trials compared"
         return f"{at}, best {self.metric} {_short(judged[best])} (trial {best}); {self._name(number)} continues"
 
     def totals(self) -> str:

@@ -86,7 +86,7 @@ def test_nothing_outside_of_the_file_is_read(tmp_path, where):
             file["first"]["first"]["kernel:0"] = h5py.ExternalLink(where, "/x")
         else:
             file["first"]["first"].create_dataset("kernel:0", (3, 2), "f8", external=where)
-    with pytest.raises(DataError, match="which is not (read|followed)"):
+    with pytest.raises(DataError, match=r"which is not (read|followed)"):
         model().load_weights(path)
 
 

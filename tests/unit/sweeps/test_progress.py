@@ -131,7 +131,7 @@ def test_who_goes_on_from_a_rung_is_a_plain_line():
     for seed in (0, 1):
         progress.started(Segment(Run(2 + seed, 1, seed), begin=3), 0)
     assert file.getvalue().splitlines() == [
-        "rung at 3 epochs: 3 trials judged, best val_accuracy 0.7550 (trial 1); trial 1 (a=1) continues"
+        "rung at 3 epochs: 3 trials compared, best val_accuracy 0.7550 (trial 1); trial 1 (a=1) continues"
     ]
     alone, file = plain()
     alone.trial(trial(0))
