@@ -326,7 +326,7 @@ class _Tally:
         return f"{self._name(number)} {standing.state()}: {result}"
 
     def rung_line(self, number: int, epochs: int) -> str:
-        """Return "rung at 3 epochs: 9 trials compared, best val_accuracy 0.9761 (trial 2); trial 2 continues", or ""."""
+        """Return "rung at 3 epochs: 9 trials compared, best val_accuracy 0.97 (trial 2); trial 2 continues", or ""."""
         judged = self._judged.get(epochs, {})
         if number not in judged or len(judged) < 2:
             return ""
