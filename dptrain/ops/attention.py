@@ -16,9 +16,9 @@ from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.reduction import softmax
 from dptrain.ops.reduction import sum as sum_over
 from dptrain.program.gradient import gradients
-from dptrain.program.lowering import AttentionLowering
+from dptrain.program.lowering import AttentionKernel, AttentionLowering, Forward
 from dptrain.program.onnx_graph import OnnxGraph, Value
-from dptrain.program.op import Op, op
+from dptrain.program.op import Op, not_placed, op
 from dptrain.program.operand import OPERATORS
 from dptrain.program.shapes import Shape, is_one, size
 from dptrain.program.tensor import Array, Tensor, as_tensors
@@ -29,7 +29,7 @@ _MASKED_SCORE = -0.7
 # Heads before positions, and back.
 _HEADS_FIRST = (0, 2, 1, 3)
 
-# Attention as one op, whose kernel on a CPU has no matrix of scores. Inputs are query (batch, targets, heads, length),
+# Attention as one op, whose kernels have no matrix of scores. Inputs are query (batch, targets, heads, length),
 # key (batch, sources, heads, length), value (batch, sources, heads, value length) and perhaps a mask of booleans, which
 # is broadcast to (batch, heads, targets, sources). Ranks may divide batch and heads.
 
@@ -45,14 +45,21 @@ def _mask_letters(shapes: Sequence[Shape]) -> str:
     )
 
 
-def _scores_of(query: Array, key: Array, mask: Array | None, scale: float, is_causal: bool) -> tuple[Array, Array]:
-    """Return the softmax of the scores (batch, heads, targets, sources), and the mask of sources that count."""
+def _powers_of(
+    query: Array, key: Array, mask: Array | None, scale: float, is_causal: bool
+) -> tuple[Array, Array, Array]:
     scores = np.matmul(query.transpose(_HEADS_FIRST), key.transpose(0, 2, 3, 1)) * np.asarray(scale, query.dtype)
     counts = np.ones((1, 1, 1, 1), np.bool_) if mask is None else mask
     if is_causal:
         counts = counts & np.tri(*scores.shape[2:], dtype=np.bool_)
     scores = np.where(counts, scores, np.asarray(_MASKED_SCORE * np.finfo(scores.dtype).max, scores.dtype))
-    powers = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
+    greatest = scores.max(-1, keepdims=True, initial=-np.inf)
+    return np.exp(scores - greatest), greatest, counts
+
+
+def _scores_of(query: Array, key: Array, mask: Array | None, scale: float, is_causal: bool) -> tuple[Array, Array]:
+    """Return the softmax of the scores (batch, heads, targets, sources), and the mask of sources that count."""
+    powers, _, counts = _powers_of(query, key, mask, scale, is_causal)
     return powers / powers.sum(-1, keepdims=True), counts
 
 
@@ -76,18 +83,38 @@ def _composed_gradients(inputs: Sequence[Tensor], attributes: Mapping[str, Any])
     return tuple(transpose_to(tensor, axes=_HEADS_FIRST) for tensor in (dq, dk, dv))
 
 
-def _operations(output: Tensor) -> int:
-    """Count two operations per multiplication of both products."""
-    q, k, v = output.inputs[:3]
-    return 2 * size(q.shape[:3]) * int(k.shape[1]) * (int(q.shape[3]) + int(v.shape[3]))
+def _operations_of(output: Tensor, first: int, *products: tuple[int, int]) -> int:
+    """Count two operations per multiplication, of products over lengths of queries and of values for each value."""
+    q, k, v = output.inputs[first : first + 3]
+    of_queries, of_values = products[output.index]
+    return 2 * size(q.shape[:3]) * int(k.shape[1]) * (of_queries * int(q.shape[3]) + of_values * int(v.shape[3]))
+
+
+def _forward_on_gpu(inputs: Sequence[Tensor], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    return ATTEND_WITH_SUMS.values_of(inputs, dict(attributes))
+
+
+def _on_gpu(inputs: Sequence[Tensor], attributes: Mapping[str, Any], forward: Forward) -> tuple[Tensor, ...]:
+    return forward(inputs, attributes)[:1]
+
+
+def _gradients_on_gpu(inputs: Sequence[Tensor], attributes: Mapping[str, Any], forward: Forward) -> tuple[Tensor, ...]:
+    dy, q, k, v, *mask = inputs
+    y, sums = forward([q, k, v, *mask], attributes)
+    means = sum_over(cast(dy, y.dtype) * y, -1)
+    return tuple(
+        grad
+        for kernel in (QUERY_GRADIENTS, KEY_GRADIENTS)
+        for grad in kernel.values_of([dy, q, k, v, sums, means, *mask], dict(attributes))
+    )
 
 
 @op(
     shape=lambda query, key, value, *mask, scale, is_causal: (*query[:3], value[3]),
     letters=_letters,
     dtype=lambda query, key, value, *mask, scale, is_causal: common_dtype(query, key, value),
-    lowering=AttentionLowering(_composed, gradient=False),
-    operations=_operations,
+    lowering=AttentionLowering(_composed, False, _forward_on_gpu, _on_gpu),
+    operations=lambda output: _operations_of(output, 0, (1, 1)),
 )
 def attend_heads(*inputs: Array, scale: float, is_causal: bool, out: Array) -> None:
     """Softmax(scale query key^T) value where the mask is true; if causal, no target sees a source after it."""
@@ -141,7 +168,67 @@ ATTEND_GRADIENTS = Op(
     lambda dy, query, key, value, *mask, scale, is_causal: [query, key, value],
     linear="each",
     linear_in=(0,),
-    lowering=AttentionLowering(_composed_gradients, gradient=True),
+    lowering=AttentionLowering(_composed_gradients, True, _forward_on_gpu, _gradients_on_gpu),
+    operations=lambda output: _operations_of(output, 1, (2, 1), (1, 0), (0, 1)),
+    has_values=True,
+)
+
+
+# What attention is on a GPU: the output with sums, and the gradients in queries, and in keys and values, which compute
+# scores anew. Sums are (batch, targets, heads, 2): a target's greatest score, and the sum of its powers.
+
+
+def _in_float32(heads: Sequence[Array]) -> list[Array]:
+    return [array.astype(np.promote_types(array.dtype, np.float32), copy=False) for array in heads]
+
+
+def _attend_with_sums(*inputs: Array, scale: float, is_causal: bool, precision: str, out: list[Array | None]) -> None:
+    heads, mask = _in_float32(inputs[:3]), inputs[3:]
+    query, key, _ = heads
+    powers, greatest, _ = _powers_of(query, key, mask[0] if mask else None, scale, is_causal)
+    whole = powers.sum(-1, keepdims=True)
+    if out[0] is not None:
+        attend_heads.compute(*heads, *mask, scale=scale, is_causal=is_causal, out=out[0])
+    if out[1] is not None:
+        out[1][...] = np.concatenate([greatest, whole], -1).transpose(_HEADS_FIRST)
+
+
+def _attend_query_gradients(*inputs: Array, scale: float, is_causal: bool, precision: str, out: Array) -> None:
+    heads, mask = _in_float32(inputs[:4]), inputs[6:]
+    _attend_gradients(*heads, *mask, scale=scale, is_causal=is_causal, out=[out, None, None])
+
+
+def _attend_key_gradients(
+    *inputs: Array, scale: float, is_causal: bool, precision: str, out: list[Array | None]
+) -> None:
+    heads, mask = _in_float32(inputs[:4]), inputs[6:]
+    _attend_gradients(*heads, *mask, scale=scale, is_causal=is_causal, out=[None, *out])
+
+
+ATTEND_WITH_SUMS = Op(
+    _attend_with_sums,
+    lambda query, key, value, *mask, **attributes: [(*query[:3], value[3]), (*query[:3], 2)],  # type: ignore[arg-type]
+    not_placed,
+    lambda query, key, value, *mask, **attributes: [np.promote_types(query, np.float32)] * 2,  # type: ignore[arg-type]
+    lowering=AttentionKernel("output"),
+    operations=lambda output: _operations_of(output, 0, (1, 1), (0, 0)),
+    has_values=True,
+)
+QUERY_GRADIENTS = Op(
+    _attend_query_gradients,
+    lambda dy, query, *others, **attributes: query,
+    not_placed,
+    lambda dy, query, *others, **attributes: np.promote_types(query, np.float32),
+    lowering=AttentionKernel("queries"),
+    operations=lambda output: _operations_of(output, 1, (2, 1)),
+)
+KEY_GRADIENTS = Op(
+    _attend_key_gradients,
+    lambda dy, query, key, value, *others, **attributes: [key, value],  # type: ignore[arg-type]
+    not_placed,
+    lambda dy, query, *others, **attributes: [np.promote_types(query, np.float32)] * 2,
+    lowering=AttentionKernel("keys"),
+    operations=lambda output: _operations_of(output, 1, (2, 1), (0, 1)),
     has_values=True,
 )
 
@@ -187,8 +274,8 @@ def dot_product_attention(
         mask: like bias; a source takes no part where it is false. If it is false for all sources, all count alike.
         scale: of the scores; by default 1 / sqrt(length).
         is_causal: hide sources after a target's position.
-        flash_attention: avoid the matrix of scores; None and True alike do so where possible: on a CPU without bias and
-            soft cap.
+        flash_attention: avoid the matrix of scores; None and True alike do so where possible: without bias and soft
+            cap, on a GPU for lengths up to 128.
         attn_logits_soft_cap: scores become soft_cap * tanh(scores / soft_cap) before bias and mask.
 
     Source: A. Vaswani et al., "Attention is all you need", NeurIPS 2017.
@@ -227,7 +314,8 @@ def _mask_4d(mask: Any, q: Tensor, k: Tensor) -> Tensor:
         not is_one(n) and n != length for n, length in zip(reversed(mask_tensor.shape), reversed(lengths), strict=False)
     ):
         raise ConfigError(f"dot_product_attention: a mask of shape {mask_tensor.shape} for scores of {lengths}")
-    return reshape(mask_tensor, (*(1,) * (4 - mask_tensor.ndim), *mask_tensor.shape))
+    missing = (1,) * (4 - mask_tensor.ndim)
+    return reshape(mask_tensor, (*missing, *mask_tensor.shape)) if missing else mask_tensor
 
 
 def _weights(

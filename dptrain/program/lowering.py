@@ -43,11 +43,9 @@ class Element:
 
 @dataclass(frozen=True)
 class ViewMap:
-    """The operand's own elements, in its memory.
+    """The operand's own elements, in its memory: in order, but in another shape, unless there are `maps`.
 
-    Attributes:
-        maps: given the op's result, the index along each axis of the operand as a function of the result's indices;
-            None if elements keep their order, in another shape.
+    These give, of a result, the index along each axis of the operand as a function of the result's indices.
     """
 
     maps: Maps | None = None
@@ -79,11 +77,7 @@ class Scatter:
 
 @dataclass(frozen=True)
 class RowChain:
-    """What a scatter is on a GPU: the places of each row of the table as a chain, by the attribute "length".
-
-    Attributes:
-        part: "first" place of each row of the table, "next" place of the same row, or the "sum" of values along chains.
-    """
+    """A scatter on a GPU: "first" place of each row of the table, "next" of the same row, "sum" along these chains."""
 
     part: Literal["first", "next", "sum"]
 
@@ -220,16 +214,28 @@ class Repeat:
     steps: Callable[[Any, Sequence[Tensor], Collection[int]], tuple[Tensor, ...]]
 
 
+Forward = Callable[[Sequence[Tensor], Mapping[str, Any]], tuple[Tensor, ...]]
+
+
 @dataclass(frozen=True, eq=False)
 class AttentionLowering:
-    """Attention without the matrix of scores, by a kernel of the CPU.
+    """Attention without the matrix of scores, by a kernel of the CPU; `gradient`: its values are three gradients.
 
-    `composed` computes the same by other ops, for backends without that kernel, from inputs and attributes. `gradient`:
-    its values are the gradients of queries, keys and values.
+    From inputs and attributes, `composed` computes the same by other ops; `on_gpu` by nodes of `AttentionKernel`, given
+    also `forward`, which returns those of the output.
     """
 
-    composed: Callable[[Sequence[Tensor], Mapping[str, Any]], tuple[Tensor, ...]]
+    composed: Forward
     gradient: bool
+    forward: Forward
+    on_gpu: Callable[[Sequence[Tensor], Mapping[str, Any], Forward], tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class AttentionKernel:
+    """Attention on a GPU: the "output" and sums of powers, or gradients in "queries", or in "keys" and values."""
+
+    makes: Literal["output", "queries", "keys"]
 
 
 @dataclass(frozen=True)
@@ -238,7 +244,7 @@ class HostCall:
 
 
 # Lowerings that read operands in their own order, and so need them stored whole.
-WHOLE = Scatter, RowChain, Windows, AttentionLowering
+WHOLE = Scatter, RowChain, Windows, AttentionLowering, AttentionKernel
 
 Lowering = (
     Element
@@ -256,6 +262,7 @@ Lowering = (
     | UserKernel
     | Repeat
     | AttentionLowering
+    | AttentionKernel
     | HostCall
 )
 

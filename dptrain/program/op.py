@@ -62,6 +62,11 @@ def one_an_element(tensor: Tensor) -> int:
     return size(tensor.shape)
 
 
+def not_placed(*arguments: Any) -> str:
+    """Refuse to tell letters, of an op that only lowered programs have."""
+    raise AssertionError("ops of a lowered program are not placed")
+
+
 class Op:
     """An entry of the vocabulary. `dptrain.ops` has them by family; `docs/program.md` says how to write one.
 

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -71,7 +71,7 @@ def with_precision(program: Program, precision: str, of_halves: str = "float32")
         if not isinstance(lowering_of(tensor), Product | ConvolutionLowering) or tensor.dtype != np.float32:
             return tensor
         precision_of_product, factors = precision, list(tensor.inputs)
-        if (halves := _half_factors(tensor)) is not None:
+        if (halves := halves_of(tensor.inputs)) is not None:
             precision_of_product = of_halves
             if precision_of_product in ("half", "wgmma"):
                 if halves[0].dtype == halves[1].dtype:
@@ -87,7 +87,7 @@ def with_precision(program: Program, precision: str, of_halves: str = "float32")
 def with_half_factors(tensor: Tensor) -> Tensor:
     """Replace float32 copies of half-precision matrices in a product by the matrices, to be widened there."""
     if isinstance(lowering_of(tensor), Product) and tensor.dtype == np.float32:
-        halves = _half_factors(tensor)
+        halves = halves_of(tensor.inputs)
         if halves is not None and halves[0].dtype == halves[1].dtype:
             return tensor.with_inputs(halves)
     return tensor
@@ -136,10 +136,10 @@ def _long_product(product: Tensor, new: Mapping[Tensor, Tensor]) -> Tensor | Non
     return OPERATORS["@"](OPERATORS["transpose"](x, axes=(1, 0)), y)
 
 
-def _half_factors(product: Tensor) -> list[Tensor] | None:
-    """Return the half-precision tensors whose float32 copies a product reads; None unless both factors are copies."""
-    factors = [half for factor in product.inputs if (half := _narrow(factor)) is not None]
-    return factors if len(factors) == len(product.inputs) else None
+def halves_of(copies: Sequence[Tensor]) -> list[Tensor] | None:
+    """Return the half-precision tensors of which float32 ones are copies; None unless all are."""
+    halves = [half for tensor in copies if (half := _narrow(tensor)) is not None]
+    return halves if len(halves) == len(copies) else None
 
 
 def _narrow(tensor: Tensor) -> Tensor | None:

@@ -1,7 +1,8 @@
 """Passes over loops and attention: a step as a program, unrolling, attention as simpler ops."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from dptrain.errors import ConfigError
@@ -9,7 +10,7 @@ from dptrain.program.body import Body, body_of, has_body
 from dptrain.program.gradient import topological
 from dptrain.program.lowering import AttentionLowering, Repeat, in_order, lowering_of
 from dptrain.program.operand import OPERATORS
-from dptrain.program.passes import rewritten
+from dptrain.program.passes import halves_of, rewritten
 from dptrain.program.program import ROWS, Program
 from dptrain.program.tensor import Node, Tensor, placeholder, tracing
 
@@ -67,17 +68,45 @@ def _count(loop: Node) -> int:
     return int(loop.attributes["length"]) * of_step
 
 
-def without_attention(program: Program) -> Program:
-    """Replace attention by simpler ops, for backends without a kernel for it."""
-    composed: dict[Node, tuple[Tensor, ...]] = {}
+def with_attention_on_gpu(program: Program, precision_of: Callable[[Sequence[Tensor]], str | None]) -> Program:
+    """Replace attention by kernels of a GPU, whose gradients share the forward pass, or by simpler ops."""
+    values: dict[Node, tuple[Tensor, ...]] = {}
+    passes: dict[tuple[object, ...], tuple[Tensor, ...]] = {}
+    halves: dict[Tensor, Tensor] = {}
+    copies: dict[Tensor, Tensor] = {}
 
     def change(tensor: Tensor) -> Tensor:
         lowering = lowering_of(tensor)
         if not isinstance(lowering, AttentionLowering):
             return tensor
-        if tensor.node not in composed:
-            composed[tensor.node] = lowering.composed(tensor.inputs, tensor.attributes)
-        return composed[tensor.node][tensor.index]
+        if tensor.node not in values:
+            inputs, attributes, count = tensor.inputs, tensor.attributes, 4 if lowering.gradient else 3
+            operands = [half(read) for read in inputs[:count]]
+            if any(operand.dtype != operands[0].dtype for operand in operands):
+                operands = list(inputs[:count])
+            if (precision := precision_of(operands)) is not None:
+                attributes = {**attributes, "precision": precision}
+                inputs = tuple(
+                    read if _lies_whole(read) else copies.setdefault(read, _copy(read))
+                    for read in (*operands, *inputs[count:])
+                )
+                values[tensor.node] = lowering.on_gpu(inputs, attributes, partial(forward, lowering.forward))
+            else:
+                values[tensor.node] = lowering.composed(inputs, attributes)
+        return values[tensor.node][tensor.index]
+
+    def half(read: Tensor) -> Tensor:
+        if read not in halves:
+            halves[read] = (halves_of([read]) or [read])[0]
+        return halves[read]
+
+    def forward(
+        compute: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor], attributes: Mapping[str, Any]
+    ) -> tuple[Tensor, ...]:
+        key = (*map(id, inputs), *sorted(attributes.items()))
+        if key not in passes:
+            passes[key] = compute(inputs, attributes)
+        return passes[key]
 
     with tracing():
         return rewritten(program, change)

@@ -17,6 +17,8 @@ from dptrain.backend.cuda.sources import kernels_dir
 from dptrain.models.explaining import program_of
 from dptrain.program.dims import Dim
 from dptrain.program.program import trace
+from tests.ops.test_attention_on_cuda import inputs_of
+from tests.ops.test_attention_on_cuda import step_of as step_of_attention
 from tests.ops.test_convolutions_on_cuda import cnn
 from tests.ops.test_every_op_on_cuda import program_of_all
 from tests.ops.test_programs_on_cuda import mlp, shapes_program
@@ -33,6 +35,7 @@ _FOR_ONE = {
     "sums",
     "loops",
     *(f"products_64_{precision}" for precision in ("float32", "tf32", "bfloat16")),
+    "attention_128_bfloat16",
 }
 # What every run compiles: for its own instructions, the source that needs the most registers.
 SAMPLE = {"sm_90a": {"step_bfloat16"}}
@@ -108,6 +111,14 @@ def recurrent():
     return program_of(model, 32)
 
 
+def attention(width, dtype="float32"):
+    """Return the source of attention and its gradients, of heads so wide, with a mask and causal."""
+    specs, _ = inputs_of((70, 90, 2, width, width), "B11S")
+    functions = apart(Composition(trace(step_of_attention(True, dtype), specs)))
+    assert functions.count("    attention_gradients<") == 2
+    return functions
+
+
 def of_warpgroups():
     """Yield names and sources of what sm_90a alone compiles: products by warpgroups, with tiles of both widths."""
     for length, dtype in ((2048, "bfloat16"), (1024, "float16")):
@@ -143,6 +154,9 @@ def sources(architecture):
         yield "narrow_types", Composition(CORPUS["extremes of narrow types"].trace()).source()
         yield "sums", Composition(shapes_program(np.random.default_rng(0), 700)[0]).source()
         yield "loops", Composition(recurrent()).source()
+        yield "attention_128_bfloat16", attention(128, "bfloat16")
+    for width in (32, 64, 128):
+        yield f"attention_{width}_float32", attention(width)
     networks = {"convolutions": {"strides": 2}, "normalized": {"strides": 2, "normal": True}}
     for precision, (name, options) in itertools.product(("float32", "tf32"), networks.items()):
         of_images, _ = cnn(np.random.default_rng(0), (28, 28, 1), (32, 64), 10, 128, 200, **options)

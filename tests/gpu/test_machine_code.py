@@ -1,4 +1,4 @@
-"""What nvcc makes of products of half precision: the instructions that they are written for, and how many."""
+"""What nvcc makes of products of half precision and of attention: the instructions that they are written for."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from dptrain.backend.cuda.compose import Composition
 from dptrain.backend.cuda.generate import Kernel, source
 from dptrain.backend.cuda.roofline import GPUS, Load, blocks_per_processor
 from tests.gpu.machine_code import Code, codes_of, resources_of
-from tests.gpu.test_kernels_for_hardware import program_of_products, run
+from tests.gpu.test_kernels_for_hardware import attention, program_of_products, run
 from tests.ops.test_convolutions_on_cuda import cnn
 from tests.sample import sample
 
@@ -103,3 +103,39 @@ def test_products_are_what_they_are_written_for(nvcc, case, tmp_path):
         )
         load = Load(name, 0, launches[name].threads, shared, registers, 0, 0, 0, {})
         assert blocks_per_processor(load, H100) >= case.blocks, name
+
+
+ATTENTION = [
+    ("sm_80", 64, "float32", 4),
+    ("sm_80", 64, "bfloat16", 3),
+    ("sm_80", 32, "float32", 4),
+    ("sm_80", 128, "float32", 3),
+    ("sm_80", 128, "float16", 2),
+    ("sm_90a", 64, "float32", 4),
+    ("sm_90a", 128, "bfloat16", 2),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("architecture", "width", "dtype", "blocks"), sample(ATTENTION, len(ATTENTION)))
+def test_attention_is_what_it_is_written_for(nvcc, architecture, width, dtype, blocks, tmp_path):
+    """Shared memory is read 16 bytes at once, and a multiprocessor holds several blocks."""
+    place, cubin = tmp_path / "attention.cu", tmp_path / "attention.cubin"
+    place.write_text(attention(width, dtype))
+    reported = parse_resources(run([*command(nvcc, place, cubin, architecture), "-Xptxas", "-v"]))
+    codes = {name: code for name, code in codes_of(cubin).items() if "attention" in name}
+    assert len(codes) == 3
+    for name, code in codes.items():
+        assert code.generic() == code.local() == [], name
+        if dtype == "float32":
+            assert code.count(r"LDS\.128") >= code.count("FFMA") / 16, name
+            assert code.count(r"LDS\b") == code.count(r"LDS\.128"), name
+        else:
+            assert code.count(r"HMMA\.16816\.F32"), name
+            assert code.count(r"LDSM\.16\.M88"), name
+            assert code.count(r"LDSM\.16\.MT88"), name
+        assert reported[name].spilled == 0, name
+        is_wide = dtype == "float32" and width == 128 and "gradients" in name
+        shared = 53_248 if is_wide else reported[name].shared
+        load = Load(name, 0, 128, shared, reported[name].registers, 0, 0, 0, {})
+        assert blocks_per_processor(load, H100) >= blocks, name

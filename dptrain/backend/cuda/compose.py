@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from dptrain.backend.cuda.attention import attention_precision
 from dptrain.backend.cuda.generate import (
     GeneratedFunction,
     Generator,
@@ -30,11 +31,12 @@ from dptrain.program.passes import with_long_products, with_precision, without_r
 from dptrain.program.program import Program
 from dptrain.program.sharding.mesh import ALL_REDUCE
 from dptrain.program.sharding.messages import stages
-from dptrain.program.steps import step_of, with_loops_in_memory, with_steps_changed, without_attention
+from dptrain.program.steps import step_of, with_attention_on_gpu, with_loops_in_memory, with_steps_changed
 from dptrain.program.tensor import Tensor
 
-# Kinds of groups whose level is fixed.
-_OWN_LAUNCH = ("product", "call", "loop")
+# Kinds of groups beside which memory-bound ones would have too few threads, and kinds whose level is fixed.
+_OF_MANY_REGISTERS = ("product", "attention")
+_OWN_LAUNCH = (*_OF_MANY_REGISTERS, "call", "loop")
 # From so many elements on an int is too short for indices, which run a little past the end.
 _WIDE = 2**30
 # Kernels compiled as one text: a text takes about 0.5 s, plus 0.2 to 0.4 s for each kernel.
@@ -306,7 +308,8 @@ def problems(program: Program, rows: int, *, precision: str, of_halves: str) -> 
 
 
 def _lowered(program: Program, precision: str, of_halves: str, provider: Provider | None, sizes: Local) -> Program:
-    program = with_precision(with_long_products(without_attention(program)), precision, of_halves)
+    program = with_attention_on_gpu(program, partial(attention_precision, of_halves=of_halves))
+    program = with_precision(with_long_products(program), precision, of_halves)
     if provider is not None:
         program = with_providers(program, provider, sizes.count, factors_of)
     return with_loops_in_memory(with_row_chains(program))
@@ -372,7 +375,8 @@ def _order(groups: Sequence[Group], early: Set[Group], sent_parts: Set[Tensor]) 
     for group in groups:
         # A product takes 120 registers a thread or more, and so does its whole launch: memory-bound functions, such as
         # an optimizer's update, would have too few threads there to saturate the memory.
-        if group not in awaited and "product" in kinds[group.stage, group.level] and group.kind not in _OWN_LAUNCH:
+        heavy = not kinds[group.stage, group.level].isdisjoint(_OF_MANY_REGISTERS)
+        if heavy and group not in awaited and group.kind not in _OWN_LAUNCH:
             levels = light.get(group.stage, [])
             group.level = next(iter(levels[bisect_right(levels, group.level) :]), group.level)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from dptrain.backend.cuda.attention import ATTENTION_THREADS, attention_call
 from dptrain.backend.cuda.convolutions import implicit
 from dptrain.backend.cuda.expressions import Quads, Writer, join_of, join_type
 from dptrain.backend.cuda.groups import Group, Grouping, Places, factors_of
@@ -683,6 +684,19 @@ class Generator(MemberWriter):
         function.arguments.append(Argument("char *", "others", end))
         function.call = OwnCall(tensor, other_outputs)
 
+    def _attention(self, function: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
+        tensor = next(iter(group.roles))
+        of_values = {value.index: self._target(function, w, value, None) for value in group.roles}
+        values = [of_values.get(number, "nullptr") for number in range(2)]
+        scale = f"scale_{self._names[tensor]}"
+        function.numbers[scale] = np.float32(tensor.attributes["scale"])
+        pointers = [w.pointer(operand) for operand in tensor.inputs]
+        call = attention_call(tensor, pointers, values, scale, self._sizes.count)
+        function.blocks, function.threads = call.blocks, ATTENTION_THREADS
+        function.shared, function.dynamic = call.shared, call.dynamic
+        function.needs.add(call.header)
+        w.write(*call.lines)
+
     def _loop(self, function: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
         """Set the call of a loop, whose steps `Composition` fills in."""
         for operand in next(iter(group.roles)).inputs:
@@ -935,7 +949,7 @@ _TYPES = (
         "First",
         "Quad",
     ),
-    *("Window", "Patches", "Pixels", "Phase", "Taps"),
+    *("Window", "Patches", "Pixels", "Phase", "Taps", "Attention", "AttentionHead", "FloatTile", "HalfTile"),
 )
 # Names that the generator or C++ uses.
 _KEYWORDS = """
@@ -946,7 +960,7 @@ reinterpret_cast|return|short|signed|sizeof|static|static_assert|static_cast|str
 throw|true|try|typedef|typeid|typename|union|unsigned|using|virtual|void|volatile|wchar_t|while|xor|xor_eq
 """
 _RESERVED = re.compile(
-    r"[nvirck]\d*|(slice|now|next|sum|total|of_block|best|start|parts|skipped|k|i)_?\d*|(drawn|quad)\d*|wide|[MNKm]|of|end|phase|patches|pixels|column"
+    r"[nvirck]\d*|(slice|now|next|sum|total|of_block|best|start|parts|skipped|k|i)_?\d*|(drawn|quad)\d*|wide|[MNKm]|of|end|attention|attention_gradients|phase|patches|pixels|column"
     r"|columns|lane|tiles|tile|row_tiles|chunk|chunks|chunk_number|arrived|leave|take|first|begin|count|own|blocks|depth"
     r"|slices|min|max|" + "|".join(_KEYWORDS.split())
 )

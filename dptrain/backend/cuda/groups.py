@@ -21,6 +21,7 @@ from dptrain.program.codegen.kernels import reduced_axes
 from dptrain.program.dims import Dim
 from dptrain.program.lowering import (
     WHOLE,
+    AttentionKernel,
     ConvolutionLowering,
     Element,
     HostCall,
@@ -44,8 +45,8 @@ from dptrain.program.types import is_half
 # How a group iterates over its elements: "map" one by one; "rows" a warp or a block a row; "columns" sums over rows,
 # with a lane for each column; "totals" the same, with a block for one column; "product" by tiles of a matrix product,
 # whose results it consumes, and for a convolution may also sum over the rows; "call" by a user's kernel, or on the
-# host; "loop" by the groups of a body, step by step.
-GroupKind = Literal["map", "rows", "columns", "totals", "product", "call", "loop"]
+# host; "loop" by the groups of a body, step by step; "attention" by blocks of a head's queries or keys.
+GroupKind = Literal["map", "rows", "columns", "totals", "product", "call", "loop", "attention"]
 # Whether an axis of a group's elements belongs to the row's index or to the column's, within the row.
 Side = Literal["row", "column"]
 # All axes of a group's elements in memory order, with adjacent ones of a side merged: for sums over H and W of
@@ -178,9 +179,18 @@ def is_call(tensor: Tensor) -> bool:
     return isinstance(lowering_of(tensor), UserKernel | HostCall)
 
 
+def has_group_of_node(tensor: Tensor) -> bool:
+    """Whether all values of a tensor's node, and no other tensors, are a group: of a loop, or of attention."""
+    return has_body(tensor) or isinstance(lowering_of(tensor), AttentionKernel)
+
+
 def runs_alone(tensor: Tensor) -> bool:
-    """Whether a tensor is its own group with contiguous inputs: a call, or a loop's value."""
-    return is_call(tensor) or has_body(tensor)
+    """Whether a tensor is its own group with contiguous inputs: a call, or a value of a node that has a group."""
+    return is_call(tensor) or has_group_of_node(tensor)
+
+
+def _kind_alone(tensor: Tensor) -> GroupKind:
+    return "call" if is_call(tensor) else "loop" if has_body(tensor) else "attention"
 
 
 class Grouping:
@@ -197,7 +207,7 @@ class Grouping:
         self.groups: list[Group] = []
         self._alike: dict[tuple[int, tuple[object, ...]], list[Group]] = {}  # by level and space
         self.group_of: dict[Tensor, Group] = {}
-        self._loops: dict[Node, Group] = {}
+        self._of_nodes: dict[Node, Group] = {}
         self.used: set[Tensor] = set()
         self.updates: Mapping[Variable, Tensor] = program.updates
         # The old value of each update, and the groups that read values from before the step.
@@ -294,8 +304,8 @@ class Grouping:
     # Groups
 
     def _add(self, tensor: Tensor, stage: int) -> None:
-        if has_body(tensor) and tensor.node in self._loops:
-            self._include(tensor, self._loops[tensor.node], "main")
+        if has_group_of_node(tensor) and tensor.node in self._of_nodes:
+            self._include(tensor, self._of_nodes[tensor.node], "main")
             return
         own_group = self._own_group(tensor, stage)
         read = self._reads(tensor)
@@ -312,8 +322,8 @@ class Grouping:
         self._append(own_group)
         joined = self._joins(tensor, own_group)
         assert joined, f"{tensor} has no group"
-        if has_body(tensor):
-            self._loops[tensor.node] = own_group
+        if has_group_of_node(tensor):
+            self._of_nodes[tensor.node] = own_group
 
     def _include(self, tensor: Tensor, group: Group, role: Role) -> None:
         group.roles[tensor] = role
@@ -337,7 +347,7 @@ class Grouping:
         if is_product(tensor):
             return Group("product", (("row", tensor.shape[:-1]), ("column", tensor.shape[-1:])), stage, 0)
         if runs_alone(tensor):
-            return Group("call" if is_call(tensor) else "loop", (("row", tensor.shape),), stage, 0)
+            return Group(_kind_alone(tensor), (("row", tensor.shape),), stage, 0)
         if (how_reduced := reduction(tensor)) is not None:
             kind, axes = how_reduced
             return Group("map" if kind == "all" else kind, axes, stage, 0)
@@ -486,11 +496,11 @@ def roles_in(tensor: Tensor, group: Group) -> Iterator[Role]:
                 yield "sum"
         return
     if is_product(tensor) or runs_alone(tensor):
-        own_kind = "product" if is_product(tensor) else "call" if is_call(tensor) else "loop"
+        own_kind = "product" if is_product(tensor) else _kind_alone(tensor)
         if group.kind == own_kind and not group.roles:
             yield "main"
         return
-    if group.kind in ("call", "loop"):
+    if group.kind in ("call", "loop", "attention"):
         return
     if group.kind == "map" and count == lead:
         yield "main"

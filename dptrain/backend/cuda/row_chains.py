@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.program.lowering import RowChain, Scatter, lowering_of
-from dptrain.program.op import Op
+from dptrain.program.op import Op, not_placed
 from dptrain.program.passes import rewritten
 from dptrain.program.program import Program
 from dptrain.program.shapes import Shape
@@ -55,20 +55,16 @@ def _int32(*dtypes: Any, **attributes: Any) -> np.dtype[Any]:
     return np.dtype(np.int32)
 
 
-def _not_placed(*arguments: Any) -> str:
-    raise AssertionError("ops of a lowered program are not placed")
-
-
 def _chained_shape(values: Shape, first: Shape, following: Shape, *, length: int) -> Shape:
     return (length, *values[len(following) :])
 
 
-FIRST_PLACE = Op(_first_place, lambda places, *, length: (length,), _not_placed, _int32, lowering=RowChain("first"))
-NEXT_PLACE = Op(_next_place, lambda places, *, length: places, _not_placed, _int32, lowering=RowChain("next"))
+FIRST_PLACE = Op(_first_place, lambda places, *, length: (length,), not_placed, _int32, lowering=RowChain("first"))
+NEXT_PLACE = Op(_next_place, lambda places, *, length: places, not_placed, _int32, lowering=RowChain("next"))
 ADD_CHAINED_ROWS = Op(
     _add_chained_rows,
     _chained_shape,
-    _not_placed,
+    not_placed,
     lambda values, first, following, *, length: values,
     lowering=RowChain("sum"),
 )
