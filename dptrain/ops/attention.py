@@ -209,7 +209,7 @@ ATTEND_WITH_SUMS = Op(
     _attend_with_sums,
     lambda query, key, value, *mask, **attributes: [(*query[:3], value[3]), (*query[:3], 2)],  # type: ignore[arg-type]
     not_placed,
-    lambda query, key, value, *mask, **attributes: [np.promote_types(query, np.float32)] * 2,  # type: ignore[arg-type]
+    lambda query, key, value, *mask, **attributes: [np.promote_types(query, np.float32)] * 2,
     lowering=AttentionKernel("output"),
     operations=lambda output: _operations_of(output, 0, (1, 1), (0, 0)),
     has_values=True,
