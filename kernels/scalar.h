@@ -1,8 +1,8 @@
 // Functions of single elements, for code that is generated from `Element.c`: the C++ of a CPU and CUDA alike.
 //
-// Semantics are NumPy's: NaN goes through maximum and minimum, integer division rounds down. On a CPU exp, log, tanh, erf and
-// what is made of them are polynomials without branches, so that loops over them become vector instructions; every
-// element has the same bits wherever it stands in a vector. Error of exp and log below 1 ulp, of tanh and erf below 2 ulp.
+// Semantics are NumPy's: NaN goes through maximum and minimum, integer division rounds down. On a CPU exp, expm1, log,
+// log1p, tanh, erf and what is made of them are polynomials without branches, so that loops over them become vector
+// instructions; every element has the same bits wherever it stands in a vector. Error of exp and log below 1 ulp, of the others below 2 ulp.
 //
 // Source of the polynomials, of erf apart: S. Moshier, Cephes mathematical library (expf.c, logf.c, tanhf.c).
 #ifndef DPTRAIN_SCALAR_H
@@ -120,8 +120,6 @@ DP_INLINE double dp_atan(double x) { return atan(x); }
 DP_INLINE double dp_erf(double x) { return erf(x); }
 DP_INLINE double dp_erfc(double x) { return erfc(x); }
 DP_INLINE float dp_erfc(float x) { return erfcf(x); }
-DP_INLINE float dp_expm1(float x) { return expm1f(x); }
-DP_INLINE float dp_log1p(float x) { return log1pf(x); }
 DP_INLINE float dp_sqrt(float x) { return sqrtf(x); }
 DP_INLINE float dp_sin(float x) { return sinf(x); }
 DP_INLINE float dp_cos(float x) { return cosf(x); }
@@ -134,9 +132,14 @@ DP_INLINE float dp_exp(float x) { return expf(x); }
 DP_INLINE float dp_log(float x) { return logf(x); }
 DP_INLINE float dp_tanh(float x) { return tanhf(x); }
 DP_INLINE float dp_erf(float x) { return erff(x); }
+DP_INLINE float dp_expm1(float x) { return expm1f(x); }
+DP_INLINE float dp_log1p(float x) { return log1pf(x); }
 #else
-// e^x = 2^n e^r with |r| <= log(2) / 2. Below -87.3 the result is 0, above 88.7 infinity.
-DP_INLINE float dp_exp(float x) {
+// e^x = 2^n e^r with |r| <= log(2) / 2, where 2^n = first second: n can be 128.
+struct dp_Power {
+    float less_one, first, second;  // e^r - 1
+};
+DP_INLINE dp_Power dp_power_of_e(float x) {
     float inside = x < -87.3f ? -87.3f : x > 88.7f ? 88.7f : x;  // NaN stays
     float rounded = inside * 1.44269504f + 12582912.0f;         // 1.5 2^23: the integer is in the lowest bits
     float n = rounded - 12582912.0f;
@@ -148,13 +151,28 @@ DP_INLINE float dp_exp(float x) {
     p = p * r + 4.1665795894e-2f;
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r + 1.0f;
-    // 2^n in two factors: n can be 128.
     int32_t exponent = dp_float_to_bits(rounded) - 0x4b400000;
     int32_t half = exponent >> 1;
-    float y = p * dp_bits_to_float((half + 127) << 23) * dp_bits_to_float((exponent - half + 127) << 23);
+    return {p * (r * r) + r, dp_bits_to_float((half + 127) << 23), dp_bits_to_float((exponent - half + 127) << 23)};
+}
+
+// Below -87.3 the result is 0, above 88.7 infinity.
+DP_INLINE float dp_exp(float x) {
+    dp_Power e = dp_power_of_e(x);
+    float y = (e.less_one + 1.0f) * e.first * e.second;
     y = x < -87.3f ? 0.0f : y;
     y = x > 88.72283f ? DP_INFINITY : y;
+    return x != x ? x : y;
+}
+
+// 2^n (e^r - 1) + (2^n - 1), which loses no digits near 0.
+DP_INLINE float dp_expm1(float x) {
+    dp_Power e = dp_power_of_e(x);
+    float power = e.first * e.second;
+    float y = e.less_one * power + (power - 1.0f);
+    y = x > 40.0f ? (e.less_one + 1.0f) * e.first * e.second : y;
+    y = x > 88.72283f ? DP_INFINITY : y;
+    y = x == 0.0f ? x : y;  // -0
     return x != x ? x : y;
 }
 
@@ -185,6 +203,15 @@ DP_INLINE float dp_log(float x) {
     y = x < 0.0f ? DP_NAN : y;
     y = x > 3.4028235e38f ? x : y;
     return x != x ? x : y;
+}
+
+// With what 1 + x loses of x, to first order.
+DP_INLINE float dp_log1p(float x) {
+    float u = 1.0f + x;
+    float y = dp_log(u) + (x - (u - 1.0f)) / u;
+    y = u == 0.0f ? -DP_INFINITY : y;
+    y = x > 3.4028235e38f ? x : y;
+    return x == 0.0f ? x : y;  // -0
 }
 
 DP_INLINE float dp_tanh(float x) {
