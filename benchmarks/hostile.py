@@ -115,6 +115,8 @@ def build(folder: Path) -> None:
     """Make the specimens."""
     import numpy as np
 
+    import dptrain as dp
+    from dptrain import layers
     from dptrain.backend.cpu.compile import compiler, library
 
     place = Place(folder)
@@ -140,6 +142,8 @@ def build(folder: Path) -> None:
     for path in folder.rglob("curves.png"):
         path.unlink()
     place.model.export(folder / "program.safetensors")
+    stack = [layers.Reshape((5, 1)), layers.LSTM(3, return_sequences=True), layers.GRU(2)]
+    dp.Sequential([dp.Input((5,)), *stack]).export(folder / "program-loops.safetensors")
     if compiler() is not None:
         os.environ["DPTRAIN_CACHE"] = str(folder / "cache")
         library(SOURCE)
@@ -202,17 +206,20 @@ def load_weights(name: str) -> Callable[[Arena], Action]:
     return action
 
 
-def load_program(arena: Arena) -> Action:
+def load_program(name: str) -> Callable[[Arena], Action]:
     """`load_program`, and a call."""
 
-    def load() -> str:
-        import numpy as np
+    def action(arena: Arena) -> Action:
+        def load() -> str:
+            import numpy as np
 
-        from dptrain.saving import load_program
+            from dptrain.saving import load_program
 
-        return digest([np.asarray(load_program(arena.inside / "program.safetensors")(np.ones((2, 5), np.float32)))])
+            return digest([np.asarray(load_program(arena.inside / name)(np.ones((2, 5), np.float32)))])
 
-    return load
+        return load
+
+    return action
 
 
 def load_library(arena: Arena) -> Action:
@@ -264,7 +271,10 @@ KINDS = {
     ),
     "model.weights.h5": Kind(2, ["model.weights.h5"], [load_weights("model.weights.h5")], has_checksum=True),
     "model.safetensors": Kind(2, ["model.safetensors"], [load_weights("model.safetensors")], has_checksum=True),
-    "exported program": Kind(4, ["program.safetensors"], [load_program], has_checksum=True),
+    "exported program": Kind(4, ["program.safetensors"], [load_program("program.safetensors")], has_checksum=True),
+    "exported loops": Kind(
+        4, ["program-loops.safetensors"], [load_program("program-loops.safetensors")], has_checksum=True
+    ),
     "checkpoint": Kind(
         3,
         ["run/checkpoints/*/*", "run/config.yaml", "run/metrics.jsonl"],

@@ -275,7 +275,7 @@ class _Reader:
 
     def _values(self, numbers: Any, tensors: Sequence[Tensor], user: str) -> list[Tensor]:
         if not all(type(number) is int and 0 <= number < len(tensors) for number in numbers):
-            raise DataError(f"{self._where}: {user} {str(numbers)[:80]}, of {len(tensors)}")
+            raise DataError(f"{self._where}: {user} {short(numbers)}, of {len(tensors)}")
         return [tensors[number] for number in numbers]
 
     def _call_op(self, node: Mapping[str, Any], tensors: Sequence[Tensor]) -> Tensor:
