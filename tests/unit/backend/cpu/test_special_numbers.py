@@ -18,6 +18,7 @@ from tests.sample import examples
 
 # As many rows as are computed side by side and some more; more columns than are, and a few; images with channels.
 ROWS, WIDE, NARROW, IMAGE = 11, 70, 3, (4, 6, 5)
+SPECIAL = [np.nan, np.nan, np.inf, -np.inf, -0.0]
 
 
 @functools.cache
@@ -50,13 +51,16 @@ def program():
 
 @st.composite
 def inputs(draw):
-    """Draw the program's inputs, in each of which some places hold special numbers, or one channel holds one."""
+    """Draw the program's inputs, in each of which some places, and perhaps a row or a channel, hold special numbers."""
     rng = np.random.default_rng(draw(st.integers(0, 99)))
     shapes = {"wide": (ROWS, WIDE), "narrow": (ROWS, NARROW), "image": (ROWS, *IMAGE)}
     values = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
     for x in values.values():
-        for value in draw(st.lists(st.sampled_from([np.nan, np.nan, np.inf, -np.inf, -0.0]), max_size=5)):
+        for value in draw(st.lists(st.sampled_from(SPECIAL), max_size=5)):
             x[np.unravel_index(draw(st.integers(0, x.size - 1)), x.shape)] = value
+        if draw(st.booleans()):  # all of a row, a column or a channel
+            axis = draw(st.integers(0, x.ndim - 1))
+            np.moveaxis(x, axis, 0)[draw(st.integers(0, x.shape[axis] - 1))] = draw(st.sampled_from(SPECIAL))
     return values
 
 
