@@ -63,8 +63,8 @@ template <class T, int D, int KEPT, int PASSING> struct HalfTile {
         for (int n = 0; n < PASSING / 8; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e) products[n][e] = 0.0f;
-#pragma unroll
-        for (int d = 0; d < D; d += 16) {
+#pragma unroll 2
+        for (int d = 0; d < D; d += 16) {  // unrolled all, its addresses would spill
             unsigned int x[4], y[4];
             Kept::template load<true, false>(x, kept, warp_row(), d);
 #pragma unroll

@@ -35,7 +35,6 @@ _FOR_ONE = {
     "sums",
     "loops",
     *(f"products_64_{precision}" for precision in ("float32", "tf32", "bfloat16")),
-    "attention_128_bfloat16",
 }
 # What every run compiles: for its own instructions, the source that needs the most registers.
 SAMPLE = {"sm_90a": {"step_bfloat16"}}

@@ -106,12 +106,12 @@ def test_products_are_what_they_are_written_for(nvcc, case, tmp_path):
 
 
 ATTENTION = [
-    ("sm_80", 64, "float32", 4),
-    ("sm_80", 64, "bfloat16", 3),
-    ("sm_80", 32, "float32", 4),
+    ("sm_80", 64, "float32", 3),
+    ("sm_80", 64, "bfloat16", 2),
+    ("sm_80", 32, "float32", 3),
     ("sm_80", 128, "float32", 3),
     ("sm_80", 128, "float16", 2),
-    ("sm_90a", 64, "float32", 4),
+    ("sm_90a", 64, "float32", 3),
     ("sm_90a", 128, "bfloat16", 2),
 ]
 

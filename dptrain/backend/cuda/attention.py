@@ -16,7 +16,7 @@ ATTENTION_THREADS = 128
 # Kept and passing rows of the output and of gradients, by the width that heads have room for, in float32 and on tensor
 # cores. Every GPU gives a block so much shared memory; wider heads are composed of other ops.
 _TILES = {32: ((64, 32), (32, 32)), 64: ((64, 32), (32, 32)), 128: ((64, 16), (32, 16))}
-_HALF_TILES = (64, 64), (64, 32)
+_HALF_TILES = {32: ((64, 64), (64, 32)), 64: ((64, 64), (64, 32)), 128: ((64, 64), (64, 16))}
 # Bytes of shared memory that a kernel has without asking.
 _STATIC = 48 * 1024
 
@@ -35,10 +35,11 @@ def attention_precision(operands: Sequence[Tensor], of_halves: str) -> str | Non
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """A kernel's header, blocks, C++ of its shared memory, bytes of it beyond the static limit, and lines."""
+    """A kernel's header, blocks (also at once), C++ of its shared memory, bytes beyond the static limit, and lines."""
 
     header: str
     blocks: int
+    resident: int
     shared: str
     dynamic: int
     lines: list[str]
@@ -55,7 +56,7 @@ def attention_call(
     without_mask = 3 if is_output else 6
     room = next(width for width in _TILES if max(q.shape[3], v.shape[3]) <= width)
     halves = tensor.attributes["precision"] == "half"
-    kept, passing = (_HALF_TILES if halves else _TILES[room])[0 if is_output else 1]
+    kept, passing = (_HALF_TILES if halves else _TILES)[room][0 if is_output else 1]
     floats = (kept + passing) * (1 if is_output else 2) * (room + 4) + kept * (passing + 4)
     dynamic = 4 * floats if not halves and 4 * floats > _STATIC else 0
     rows = count(((k if of_keys else q).shape[1],))
@@ -79,6 +80,7 @@ def attention_call(
     return AttentionCall(
         f"attention{'_half' if halves else ''}.cuh",
         count((q.shape[0], q.shape[2])) * -(-rows // kept),
+        2 if halves else 3,  # with more, some would spill
         f"ATTENTION{'_HALF' if halves else ''}{'' if is_output else '_GRADIENTS'}_SHARED({room}, {kept}, {passing})",
         dynamic,
         [f"const Attention of{{{', '.join(fields)}}};", f"{name}(shared, of, block, {arguments});"],

@@ -692,7 +692,7 @@ class Generator(MemberWriter):
         function.numbers[scale] = np.float32(tensor.attributes["scale"])
         pointers = [w.pointer(operand) for operand in tensor.inputs]
         call = attention_call(tensor, pointers, values, scale, self._sizes.count)
-        function.blocks, function.threads = call.blocks, ATTENTION_THREADS
+        function.blocks, function.threads, function.resident = call.blocks, ATTENTION_THREADS, call.resident
         function.shared, function.dynamic = call.shared, call.dynamic
         function.needs.add(call.header)
         w.write(*call.lines)
