@@ -251,7 +251,7 @@ def test_no_nvcc(tmp_path):
             ("kill -11 $$", "--version fails: killed by signal 11", 69),
             ("test $1 = --version && echo release 13.0 && exit; echo too bad; exit 1", "13.0, ", 69),
             ('test $1 = --list-gpu-code && echo sm_50 sm_75 && exit; exec "$REAL" "$@"', "does not support sm_90a", 0),
-            ('test $1 = --list-gpu-code && echo sm_80 sm_90 && exit; exec "$REAL" "$@"', ", knows sm_90a", 0),
+            ('test $1 = --list-gpu-code && echo sm_80 sm_90 && exit; exec "$REAL" "$@"', ", supports sm_90a", 0),
         ],
         5,
         first=2,
