@@ -257,3 +257,24 @@ CASE = Case(
 def test_ranks_and_packs(cuda_backend, another, shards):
     case = Case(**{**vars(CASE), "shards": shards})
     assert not wrong_on_cuda(case, cuda_backend, another)
+
+
+def test_steps_of_a_loop(cuda_backend):
+    specs, values = inputs_of((5, 5, 2, 4, 4), "BNTS")
+
+    def step(q, k, v, w, mask):
+        def attended(carry, _):
+            carry = ops.dot_product_attention(carry, k, v, mask=mask)
+            return carry, ops.sum(carry * w)
+
+        last, sums = ops.scan(attended, q, ops.arange(3))
+        grads = gradients(ops.sum(last * w) + ops.sum(sums), [q, k, v])
+        return {"y": last, **dict(zip("qkv", grads, strict=True))}
+
+    program = trace(step, specs)
+    executable = cuda_backend.executable(program, values)
+    executable.run()
+    assert "    attention<" in executable.source
+    exact = {name: value if name == "mask" else value.astype(np.float64) for name, value in values.items()}
+    for name, value in evaluate(program, exact)[0].items():
+        assert_near(executable.outputs[name], value, "float32", 4 * np.abs(value).max())
