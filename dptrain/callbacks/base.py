@@ -187,7 +187,8 @@ class CallbackList(Callback):
         """
         hooks = (f"on_{mode}_batch_{when}" for when in ("begin", "end"))
         return any(
-            _is_set_on(callback, hook) or not {"_shows_only", "_most_steps"} & vars(type(callback)).keys()
+            any(not is_of_the_package(function) for function in _set_on(callback, hook))
+            or not {"_shows_only", "_most_steps"} & vars(type(callback)).keys()
             for hook in hooks
             for callback in self._with_hook[hook]
         )
@@ -280,14 +281,14 @@ def is_of_the_package(function: Any) -> bool:
     return str(getattr(function, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]
 
 
-def _names(hook: str) -> set[str]:
-    return {hook, hook.replace("train_", "")}
+def _names(hook: str) -> list[str]:
+    return [hook, hook.replace("train_", "")] if "train" in hook else [hook]
 
 
-def _is_set_on(callback: Callback, hook: str) -> bool:
-    return not _names(hook).isdisjoint(vars(callback))
+def _set_on(callback: Callback, hook: str) -> list[Any]:
+    return [vars(callback)[name] for name in _names(hook) if name in vars(callback)]
 
 
 def _overrides(callback: Callback, hook: str) -> bool:
     of_class = (getattr(type(callback), name) is not getattr(Callback, name) for name in _names(hook))
-    return _is_set_on(callback, hook) or any(of_class)
+    return bool(_set_on(callback, hook)) or any(of_class)

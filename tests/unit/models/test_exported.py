@@ -185,7 +185,7 @@ def first_op(metadata: dict[str, Any]) -> dict[str, Any]:
             lambda metadata: metadata["nodes"].append(
                 {"op": "broadcast_along", "inputs": [_constant(metadata)], "attributes": {"shape": [1 << 20, 1 << 20]}}
             ),
-            "which is too large|damaged",
+            "too large to be made|damaged",
         ),
     ],
 )
