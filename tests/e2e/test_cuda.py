@@ -175,7 +175,8 @@ OTHER_WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", sample(OTHER_WAYS, 4, first=2))
+@pytest.mark.long
+@pytest.mark.parametrize("way", OTHER_WAYS)
 def test_gradients_and_samples_on_another_way_give_the_same_bits(small_npz, usual_weights, tmp_path, way):
     random = {"EMULATOR_STREAMS": "random", "EMULATOR_SEED": "3"}
     random |= {"PYTHONPATH": f"{ROOT}:{STANDINS}", "TMPDIR": str(tmp_path)}

@@ -38,7 +38,7 @@ def all_passed(script: str, finished: subprocess.CompletedProcess[str]) -> None:
 
 
 @pytest.mark.parametrize("script", ["truth.py", "basics.py"])
-@pytest.mark.parametrize("mode", sample(MODES, 4))
+@pytest.mark.parametrize("mode", sample(MODES, 6, first=4))
 def test_known_answers(emulator: Any, script: str, mode: str) -> None:
     all_passed(script, emulator.python(script, EMULATOR_DEVICES="2", **MODES[mode]))
 

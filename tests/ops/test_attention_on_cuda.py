@@ -95,7 +95,7 @@ def test_masks_of_any_shape(cuda_backend, mask, causal):
     check(cuda_backend, (35, 37, 2, 3, 4), mask, causal)
 
 
-@pytest.mark.parametrize(("targets", "sources"), sample([(67, 20), (20, 67), (64, 65), (1, 3), (3, 1)], 2))
+@pytest.mark.parametrize(("targets", "sources"), sample([(67, 20), (20, 67), (64, 65), (1, 3), (3, 1)], 5))
 def test_sources_after_a_target_are_left_out(cuda_backend, targets, sources):
     check(cuda_backend, (targets, sources, 1, 5, 6), None, True)
 
@@ -111,7 +111,7 @@ def test_one_text_for_any_number_of_rows(cuda_backend):
     assert len(texts) == 1
 
 
-@pytest.mark.parametrize(("width", "by_kernel"), [(128, True), (129, False)])
+@pytest.mark.parametrize(("width", "by_kernel"), sample([(128, True), (129, False)], 2))
 def test_wider_heads_are_composed(cuda_backend, width, by_kernel):
     for shape in ((3, 4, 1, width, 5), (3, 4, 1, 5, width)):
         assert ("attention<" in check(cuda_backend, shape, None, True).source) == by_kernel
@@ -126,7 +126,8 @@ def test_float64_is_composed(cuda_backend):
     np.testing.assert_allclose(executable.outputs["y"], evaluate(program, {"q": q})[0]["y"], rtol=1e-12)
 
 
-@pytest.mark.parametrize("shape", sample([(65, 50, 2, 24, 40), (35, 30, 1, 70, 8)], 2, first=1, single=True))
+@pytest.mark.long
+@pytest.mark.parametrize("shape", [(65, 50, 2, 24, 40), (35, 30, 1, 70, 8)])
 def test_beside_the_ops_that_it_replaces(cuda_backend, monkeypatch, shape):
     by_kernel = check(cuda_backend, shape, "B11S", True)
     monkeypatch.setattr(compose, "attention_precision", lambda operands, of_halves: None)
@@ -136,6 +137,7 @@ def test_beside_the_ops_that_it_replaces(cuda_backend, monkeypatch, shape):
         assert_near(by_kernel.outputs[name], value, "float32", 4)
 
 
+@pytest.mark.long
 def test_the_same_bits_at_every_run_and_alone(cuda_backend):
     shape = (70, 90, 2, 8, 8)
     executable = check(cuda_backend, shape, "BNTS", False)
@@ -174,7 +176,7 @@ HALF_SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dtype", sample(HALVES, 2))
 @pytest.mark.parametrize("shape", sample(HALF_SHAPES, 9, single=True))
 @pytest.mark.parametrize("causal", [False, True])
 def test_half_precision(cuda_backend, monkeypatch, shape, causal, dtype):
@@ -184,7 +186,8 @@ def test_half_precision(cuda_backend, monkeypatch, shape, causal, dtype):
     assert source.count("attention<HalfTile, ") == 1
 
 
-@pytest.mark.parametrize("dtype", sample(HALVES, 2))
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", HALVES)
 def test_half_precision_without_its_tensor_cores(cuda_backend, monkeypatch, dtype):
     monkeypatch.setattr(cuda_backend, "of_halves", "float32")
     source = check_halves(cuda_backend, (35, 40, 2, 12, 7), "B11S", True, dtype).source
@@ -213,6 +216,7 @@ def test_greatest_scores_that_come_late_or_are_infinite(cuda_backend, dtype):
         np.testing.assert_allclose(actual, expected, rtol=1e-5 if dtype == "float32" else 0.02)
 
 
+@pytest.mark.long
 def test_gradients_of_gradients_and_what_is_computed_again(cuda_backend):
     specs, values = inputs_of((5, 6, 2, 3, 4), "BNTS")
 
@@ -253,7 +257,8 @@ CASE = Case(
 )
 
 
-@pytest.mark.parametrize("shards", sample([(), (3, 2), (2, 0, 3)], 3, single=True), ids=str)
+@pytest.mark.long
+@pytest.mark.parametrize("shards", [(), (3, 2), (2, 0, 3)], ids=str)
 def test_ranks_and_packs(cuda_backend, another, shards):
     case = Case(**{**vars(CASE), "shards": shards})
     assert not wrong_on_cuda(case, cuda_backend, another)

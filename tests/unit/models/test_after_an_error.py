@@ -10,6 +10,7 @@ import pytest
 import dptrain as dp
 from dptrain import layers, ops
 from dptrain.errors import DptrainError
+from tests.sample import sample
 
 X = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
 Y = (np.arange(12) % 3).astype(np.int32)
@@ -124,7 +125,7 @@ def trained(net, start):
     return logs, [array.tobytes() for array in state(net)]
 
 
-@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("failure", sample(FAILURES, 4))
 def test_the_next_training_is_that_of_a_model_that_never_failed(failure):
     net = model()
     start, before = state(net), contexts()

@@ -86,6 +86,7 @@ def attentive(layers):
 
 
 @pytest.mark.skipif(not compiler(), reason="c++")
+@pytest.mark.long
 @pytest.mark.parametrize(
     "layer_of",
     [attentive, lambda layers: layers.Bidirectional(layers.GRU(3, return_sequences=True, recurrent_dropout=0.1))],

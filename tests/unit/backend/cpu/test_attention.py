@@ -48,7 +48,7 @@ def compiled(program, values, threads=1):
 
 
 @pytest.mark.parametrize(
-    ("shape", "causal", "masked"), sample(itertools.product(SHAPES, [False, True], [False, True]), 5)
+    ("shape", "causal", "masked"), sample(itertools.product(SHAPES, [False, True], [False, True]), 10)
 )
 def test_it_computes_what_numpy_computes(shape, causal, masked):
     for dtype, close in (("float64", 1e-12), ("float32", 1e-5)):
