@@ -7,4 +7,4 @@ test "$(wc -l < sweep/trials.csv)" = 3
 grep "What was found" sweep/report.html
 python -m dptrain evaluate "$(ls sweep/models/*.keras | head -1)" --data houses.csv
 python -m dptrain sweep --data houses.csv --target price --epochs 4 --seeds 0 --halving 2 \
-  --grid learning_rate=1e-4,1e-3,1e-2,1e-1 --out halved --verbose 2 | grep "rung at 1 epoch.*goes on"
+  --grid learning_rate=1e-4,1e-3,1e-2,1e-1 --out halved --verbose 2 | grep "rung at 1 epoch.*continues"
