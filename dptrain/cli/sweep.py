@@ -227,7 +227,7 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
         further={
             "epochs": requested.epochs,
             "config": _deciding(config, fields.values()),
-            "data": [fingerprint(split.x, split.y) for split in (data.train, data.test)],
+            "data": ranks.agree("data", lambda: [fingerprint(split.x, split.y) for split in (data.train, data.test)]),
         },
     )
     if ranks.rank == 0 and config.verbose != 0:

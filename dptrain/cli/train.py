@@ -73,7 +73,7 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
         run = _open_run(config, data, comm, stack)
         callbacks: list[Callback] = [] if run is None else [EpochRecorder(run.add_epoch, run.keep_epochs)]
         folder = comm.broadcast_fact(None if run is None else str(run.path))
-        keeper = _keeper(config, folder, _facts(config, data, comm))
+        keeper = _keeper(config, folder, comm.agree("data", lambda: _facts(config, data, comm)))
         first = settled(config, schedule_steps(config, steps))
         best = best_model(config, model, folder, first)
         stopping = early_stopping(config, first=first, verbose=0 if quiet else 1)
