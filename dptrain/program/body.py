@@ -223,17 +223,16 @@ class _Trim:
         stacked = [number for number in range(len(body.stacked)) if count + number in read]
         constant = {number for number, carry in enumerate(body.begun) if body.following[number] is carry}
         before = dict(zip(body.carries, body.following, strict=True))  # a carry depends on the step before
-        roots = [*(body.following[number] for number in sorted(kept_carries)), *(body.stacked[at] for at in stacked)]
+        stacks = [body.stacked[number] for number in stacked]
+        roots = [*(body.following[number] for number in sorted(kept_carries)), *stacks]
         operands = set(topological(roots, lambda tensor: (before[tensor],) if tensor in before else tensor.inputs))
         kept_carries |= {number for number in range(count) if body.carries[number] in operands}
-        new = trimmed(
-            [*(body.following[number] for number in sorted(kept_carries)), *roots[len(roots) - len(stacked) :]]
-        )
+        new = trimmed([*(body.following[number] for number in sorted(kept_carries)), *stacks])
         of_inputs = dict(zip(body.inputs, node.inputs, strict=True))
         changing = kept_carries - constant
         carried = sorted(changing)
         following = [new[body.following[number]] for number in carried]
-        stacked_results = [new[body.stacked[number]] for number in stacked]
+        stacked_results = [new[stack] for stack in stacks]
         self._constant = {number: of_inputs[body.carries[number]] for number in constant}
         used = set(topological([*following, *stacked_results]))
         carries = [body.carries[number] for number in carried]
