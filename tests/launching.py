@@ -149,6 +149,16 @@ def when_ready(
     return process.returncode, without_notices(err)
 
 
+def is_gone(command: str) -> bool:
+    """Whether nothing of this command line runs, or is about to end."""
+    end = time.monotonic() + 10
+    while subprocess.run(["pgrep", "-f", command], check=False, capture_output=True).stdout:
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
 def on_terminal(
     command: list[str], *, columns: int = 80, timeout: float = 120, cwd: Path | None = None, **environment: str
 ) -> Finished:

@@ -14,19 +14,10 @@ from dptrain.cli import doctor
 from dptrain.errors import ConfigError
 from dptrain.runtime import mpirun, programs, signals
 from dptrain.runtime.programs import run_program
+from tests.launching import is_gone
 
 # A wrapper that waits for what it starts, which holds its standard output open.
 SLEEPS = ["sh", "-c", "sleep 60; true"]
-
-
-def is_gone(command: str) -> bool:
-    """Whether nothing of this command line runs, or is about to end."""
-    end = time.monotonic() + 10
-    while subprocess.run(["pgrep", "-f", command], check=False, capture_output=True).stdout:
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def test_what_a_program_reads_and_says():
