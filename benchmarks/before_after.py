@@ -4,8 +4,8 @@
     python benchmarks/before_after.py --before ../before --output benchmarks/results/before-after_HARDWARE_DATE.md
 
 Each version lives in a process of its own and trains the same: MLPs with Adam at several batch sizes, a small
-convolutional network, and sweeps of 16 runs side by side. Only one works at a time; rounds go A B A B, and a ratio is
-that of two neighbours. Losses are compared to the last digit: they say whether the same is computed.
+convolutional network, LeNet-5, a ResNet, and sweeps of 16 runs side by side. Only one works at a time; rounds go A B A
+B, and a ratio is that of two neighbours. Losses are compared to the last digit: they say whether the same is computed.
 """
 
 import argparse
@@ -22,6 +22,8 @@ SAMPLES, IMAGES, RUNS, FEW = 8192, 1024, 16, 256
 WORKS = {
     **{f"784-{hidden}-10, batch {batch}": ("mlp", hidden, batch) for hidden in (128, 512) for batch in (32, 128, 1024)},
     "convolutions 28x28, batch 64": ("convolutions", 8, 64),
+    "LeNet-5 28x28, batch 64": ("lenet", 6, 64),
+    "ResNet of 3 blocks 32x32, batch 32": ("resnet", 16, 32),
     f"sweep of {RUNS} runs of 784-128-10, batch 128": ("sweep", 128, 128),
     f"sweep of {RUNS} runs of 784-128-10, an epoch of {FEW} samples, batch 32": ("short sweep", 128, 32),
 }
@@ -96,6 +98,25 @@ def work() -> None:
             answer(answers, samples / (time.perf_counter() - begun))
 
 
+def resnet(filters: int) -> Any:
+    """Return a residual network of three blocks, each with half the pixels and twice the channels of the one before."""
+    import dptrain as dp
+
+    images = tensor = dp.layers.Input((32, 32, 3))
+    for block in range(3):
+        channels, strides = filters * 2**block, min(block + 1, 2)
+        branch = dp.layers.Conv2D(channels, 3, strides, padding="same", use_bias=False)(tensor)
+        branch = dp.layers.Activation("relu")(dp.layers.BatchNormalization()(branch))
+        branch = dp.layers.Conv2D(channels, 3, padding="same", use_bias=False)(branch)
+        branch = dp.layers.BatchNormalization()(branch)
+        shortcut = dp.layers.Conv2D(channels, 1, strides, use_bias=False)(tensor)
+        tensor = dp.layers.Activation("relu")(dp.layers.Add()([branch, shortcut]))
+    classes = dp.layers.Dense(10, "softmax")(dp.layers.GlobalAveragePooling2D()(tensor))
+    model = dp.Model(images, classes)
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], device="cpu")
+    return model
+
+
 def prepared(kind: str, size: int, batch: int) -> tuple[Any, list[float]]:
     """Return a function that trains for some epochs and returns the samples, and losses of a first training."""
     import numpy as np
@@ -132,10 +153,21 @@ def prepared(kind: str, size: int, batch: int) -> tuple[Any, list[float]]:
             dp.layers.Conv2D(2 * size, 3, activation="relu"),
             dp.layers.Flatten(),
         )
+    elif kind == "lenet":
+        x, y = x[:IMAGES].reshape(-1, 28, 28, 1), y[:IMAGES]
+        model = compiled(
+            dp.layers.Input((28, 28, 1)),
+            *(dp.layers.Conv2D(size, 5, padding="same", activation="tanh"), dp.layers.AveragePooling2D()),
+            *(dp.layers.Conv2D(16, 5, activation="tanh"), dp.layers.AveragePooling2D()),
+            *(dp.layers.Flatten(), dp.layers.Dense(120, "tanh"), dp.layers.Dense(84, "tanh")),
+        )
+    elif kind == "resnet":
+        x, y = np.tile(x[:FEW], 4)[:, : 32 * 32 * 3].reshape(-1, 32, 32, 3), y[:FEW]
+        model = resnet(size)
     else:
         model = mlp()
     losses = model.fit(x, y, batch_size=batch, epochs=3, verbose=0).history["loss"]
-    epochs = 1 if kind == "convolutions" else 8
+    epochs = 8 if kind == "mlp" else 1
     return lambda: (model.fit(x, y, batch_size=batch, epochs=epochs, verbose=0), epochs * len(x))[1], losses
 
 

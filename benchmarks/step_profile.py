@@ -137,7 +137,7 @@ def work() -> None:
 def _named(kernel: Any) -> str:
     first, shape = kernel.tensors[0].op.name, ", ".join(str(n) for n in kernel.tensors[0].shape)
     more = len(kernel.tensors) - 1
-    return f"{type(kernel).__name__.lower()} {first} ({shape}){f' and {more} more' * (more > 0)}"
+    return f"{type(kernel).__name__.removesuffix('Kernel').lower()} {first} ({shape}){f' and {more} more' * (more > 0)}"
 
 
 def _with_clocks(source: str, names: list[str]) -> str:
