@@ -106,8 +106,32 @@ template <class T, int lanes> struct dp_Max {
     dp_Max() {
         for (int l = 0; l < lanes; ++l) lane[l] = dp_lowest<T>();
     }
+    // Begin by vectors, which no compiler makes of dp_maximum, and return how many elements that were: 0 where one is NaN.
+    int64_t begin(const T *v, int64_t n) {
+        constexpr int W = dp_BYTES / sizeof(T), vectors = lanes / W;
+        if constexpr (std::numeric_limits<T>::has_infinity && vectors) {
+            typedef T Vector __attribute__((vector_size(dp_BYTES), aligned(sizeof(T)), may_alias));
+            Vector most[vectors];
+            for (int m = 0; m < vectors; ++m) most[m] = ((const Vector *)lane)[m];
+            auto nan = most[0] != most[0];
+            int64_t k = 0;
+            for (; k + lanes <= n; k += lanes)
+                for (int m = 0; m < vectors; ++m) {
+                    const Vector line = ((const Vector *)(v + k))[m];
+                    nan |= line != line;
+                    most[m] = most[m] > line ? most[m] : line;
+                }
+            bool any = false;
+            for (int m = 0; m < vectors; ++m) nan |= most[m] != most[m];
+            for (int l = 0; l < W; ++l) any |= nan[l] != 0;
+            if (any) return 0;
+            for (int m = 0; m < vectors; ++m) ((Vector *)lane)[m] = most[m];
+            return k;
+        }
+        return 0;
+    }
     void add(const T *v, int64_t n) {
-        int64_t k = 0;
+        int64_t k = begin(v, n);
         for (; k + lanes <= n; k += lanes)
             for (int l = 0; l < lanes; ++l) lane[l] = dp_maximum(lane[l], v[k + l]);
         for (int l = 0; k + l < n; ++l) lane[l] = dp_maximum(lane[l], v[k + l]);
@@ -167,6 +191,7 @@ static inline void dp_rows(Context &c, const int *s, dp_Loop *loop, int64_t rows
         int64_t begin(int64_t part) const { return dp_least(steps * part / parts * step, rows); }
     } shared{c, s, loop, rows, step, (rows + step - 1) / step, operations >> 15};
     shared.parts = dp_least(shared.parts, dp_least(shared.steps, 4 * c.threads));
+    if (shared.parts > c.threads) shared.parts -= shared.parts % c.threads;  // of three parts one of two threads has two
     if (c.threads < 2 || shared.parts < 2) return loop(c, s, 0, rows);
     c.parallel(c.threads, shared.parts, [](void *data, int64_t part) {
         const Shared &own = *(Shared *)data;

@@ -45,13 +45,13 @@
 #define DP_UNROLL _Pragma("GCC unroll 16")
 
 #if defined(__AVX512F__)  // 32 registers
-static const int dp_BYTES = 64, dp_MR = 14;
+static const int dp_MR = 14;
 #elif defined(__AVX__)  // 16
-static const int dp_BYTES = 32, dp_MR = 6;
+static const int dp_MR = 6;
 #elif defined(__aarch64__)  // 32
-static const int dp_BYTES = 16, dp_MR = 8;
+static const int dp_MR = 8;
 #else
-static const int dp_BYTES = 16, dp_MR = 4;
+static const int dp_MR = 4;
 #endif
 
 // sum + one * line, of one number or of as many: rounded once with FMA, twice without it.
@@ -75,8 +75,9 @@ static inline float64x2_t dp_fma(double one, float64x2_t line, float64x2_t sum) 
 #endif
 
 static const int64_t dp_DEPTH = 272, dp_HEIGHT = 140;
-// So many elements of b are packed at a time: the second cache holds a layer of them, and next to all.
-static const int64_t dp_PACKED = 1 << 19;
+// So many elements of b are packed at a time: the second cache holds a layer of them. Of a gradient of weights, whose k is
+// long, fewer would be few columns, for each of which the rows of a are packed anew.
+static const int64_t dp_PACKED = 1 << 20;
 // So few rows read b where it lies.
 static const int64_t dp_FEW = 64;
 // From so many columns and lines on it pays to pack the rows of a transposed a.
@@ -201,6 +202,18 @@ template <class F> struct dp_Chains {
         return (left + tiles - 1) / tiles;
     }
 
+    // Copy `count` lines of `rows` elements, which lie `pitch` apart, side by side.
+    template <int rows> static void lines(T *to, const F *from, int64_t pitch, int64_t count) {
+        for (int64_t line = 0; line < count; ++line) copy(to + line * rows, from + line * pitch, rows);
+    }
+
+    typedef void Lines(T *, const F *, int64_t, int64_t);
+
+    template <int... less> static Lines *lines_of(int64_t rows, std::integer_sequence<int, less...>) {
+        static Lines *const all[] = {lines<less + 1>...};  // a copy of a length that is known is two instructions
+        return all[rows - 1];
+    }
+
     // Rows i to i1 of a, lines l to l + kc; of a transposed one tile by tile.
     void pack_rows(T *to, int64_t i, int64_t i1, int64_t l, int64_t kc) const {
         for (; !at && i < i1; ++i, to += kc) copy(to, a + i * lda + l, kc);
@@ -208,13 +221,8 @@ template <class F> struct dp_Chains {
             T *tile = to;
             for (int64_t row = i, rows; row < i1; row += rows, tile += rows * kc) {
                 rows = next(i1 - row);
-                for (int64_t line = from; line < std::min(from + W, kc); ++line) {
-                    const F *of = a + (l + line) * lda + row;
-                    if (rows == MR)
-                        copy(tile + line * MR, of, MR);
-                    else
-                        copy(tile + line * rows, of, rows);
-                }
+                Lines *const copies = lines_of(rows, std::make_integer_sequence<int, dp_MR>());
+                copies(tile + from * rows, a + (l + from) * lda + row, lda, std::min((int64_t)W, kc - from));
             }
         }
     }
@@ -341,8 +349,9 @@ template <class Panels> struct dp_Product : Panels {
         if (at && !add && n < NR && n % Panels::W && m >= dp_MANY * NR) return run_transposed(threads), false;
         if (m <= dp_FEW) epilogue = nullptr;
         by_rows = epilogue || (m > dp_FEW && m / MR > n / NR);
-        // Of rows a part has two tiles at least, which are as long as tiles can be.
-        const int64_t most = std::min(by_rows ? m / std::max(2 * (int64_t)MR, step) : (n + NR - 1) / NR, 4 * threads);
+        // Of rows a part has four tiles where that is enough for all threads, else two, which are as long as tiles can be.
+        const int64_t tiles = m / (4 * MR) < threads ? 2 : 4, rows = m / std::max(tiles * MR, step);
+        const int64_t most = std::min(by_rows ? rows : (n + NR - 1) / NR, 4 * threads);
         const int64_t shared = threads < 2 ? 1 : std::max(std::min(most, (m * n * k + operations * 16) / Panels::PART), (int64_t)1);
         first = 0, last = n, packed = nullptr, parts = shared;
         if (!by_rows) parallel(threads, parts, part, this);

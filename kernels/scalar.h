@@ -20,6 +20,13 @@
 #include <stdint.h>
 #include <string.h>
 #define DP_INLINE static inline
+#if defined(__AVX512F__)
+static const int dp_BYTES = 64;  // of a vector
+#elif defined(__AVX__)
+static const int dp_BYTES = 32;
+#else
+static const int dp_BYTES = 16;
+#endif
 #define DP_INFINITY __builtin_inff()
 #define DP_NAN __builtin_nanf("")
 DP_INLINE float dp_bits_to_float(int32_t bits) {

@@ -42,6 +42,7 @@ from dptrain.program.codegen.index_expr import (
     symbol,
 )
 from dptrain.program.codegen.kernels import Call, Fused, Kernel, Loop, LoopMember, ProductKernel, RepeatKernel
+from dptrain.program.codegen.memory import MemoryPlan
 from dptrain.program.codegen.statements import Statements
 from dptrain.program.codegen.views import View, marked, matrix, space_of, whole
 from dptrain.program.dims import Dim
@@ -81,6 +82,7 @@ class Code:
         parts: in order of execution: native functions, calls, and messages (parts and sums).
         stored: tensors that have memory.
         epilogues: loops that run with the product before them.
+        plans: of memory, by the number of rows (`compiled.planned`).
     """
 
     source: str = ""
@@ -91,6 +93,7 @@ class Code:
     stored: set[Tensor] = field(default_factory=set)
     epilogues: set[Loop] = field(default_factory=set)
     moved: set[Tensor] = field(default_factory=set)
+    plans: dict[int, tuple[dict[Tensor, Tensor], MemoryPlan]] = field(default_factory=dict)
 
 
 class NeedsPythonError(Exception):

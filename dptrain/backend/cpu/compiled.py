@@ -421,6 +421,15 @@ def planned(fused: Fused, code: Code, rows: int) -> tuple[dict[Tensor, Tensor], 
     An epilogue and its product count as one kernel. Outputs, and new values that are copied over old ones, are read
     last.
     """
+    result = code.plans.get(rows)
+    if result is None:
+        if len(code.plans) >= KEPT:
+            code.plans.clear()
+        result = code.plans[rows] = _planned(fused, code, rows)
+    return result
+
+
+def _planned(fused: Fused, code: Code, rows: int) -> tuple[dict[Tensor, Tensor], MemoryPlan]:
     kernels: list[Access] = []
     for stage in fused.stages:
         kernels += _accesses(fused, code, stage.kernels, len(kernels))

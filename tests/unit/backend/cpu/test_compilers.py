@@ -79,7 +79,7 @@ def wrong_rows(function, expected, dtype=np.float32):
 @pytest.mark.parametrize("target", sample(TARGETS + NARROW, 8, single=True), ids="-".join)
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_products_are_chains_however_they_are_compiled(compiler, target):
-    library = compiled_by(compiler, target, "DP_PRODUCT(float)", ("native_product.h",))
+    library = compiled_by(compiler, target, "DP_PRODUCT(float)", compiling.PRODUCT)
     assert wrong_rows(library.dp_product_float, chains(FMA and target not in NARROW)) == 0
 
 
@@ -151,7 +151,7 @@ def test_a_product_that_is_fused_in_some_tiles_alone_is_seen(tile, options):
     header, multiply_add = compiling._header("native_product.h"), "dp_fma(one, line[v], sum[r][v])"
     assert header.count(multiply_add) == 1
     text = header.replace(multiply_add, tile.format(multiply_add)) + "DP_PRODUCT(float)"
-    library = compiled_by("g++", TARGETS[-1], text, (), options)
+    library = compiled_by("g++", TARGETS[-1], text, compiling.PRODUCT[:-1], options)
     assert wrong_rows(library.dp_product_float, chains(True)) > 0
 
 

@@ -34,6 +34,7 @@ def program():
                 outputs[f"softmax of {name} along {axis}"] = ops.softmax(x, axis)
                 (gradient,) = gradients(ops.sum(ops.max(x, axis) * 2), [x])
                 outputs[f"gradient of max of {name} along {axis}"] = gradient
+            outputs[f"max of {name} in float64"] = ops.max(ops.cast(x, "float64"), 1)
             outputs[f"relu of {name}"] = ops.relu(x)
             outputs[f"clip of {name}"] = ops.clip(x, -1, 1)
             outputs[f"isnan of {name}"] = ops.cast(ops.isnan(x), "int32")
