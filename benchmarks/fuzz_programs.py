@@ -6,10 +6,11 @@
     python benchmarks/fuzz_programs.py --only 1234    # one program, with its text
 
 Programs are drawn from `--seed` on, one number each (`tests/programs`), and executed alone, on simulated ranks and, on
-CUDA, in packs; for "mesh" on the CPU, by ranks that are threads, with variables sharded over a mesh. What is wrong is
-made small and printed as text that `tests/programs/corpus.py` takes. The last lines say how many programs there were,
-what of all that must be drawn was not, and which lines of the generators none of them reached (`--coverage`, which
-needs coverage.py and takes longer). The exit code is 1 if anything was wrong.
+CUDA, in packs; for "mesh" on the CPU, by ranks that are threads, with variables sharded over a mesh. On the CPU loops
+and their gradients are compared with steps that are written down, too. What is wrong is made small and printed as text
+that `tests/programs/corpus.py` takes. The last lines say how many programs there were, what of all that must be drawn
+was not, and which lines of the generators none of them reached (`--coverage`, which needs coverage.py and takes
+longer). The exit code is 1 if anything was wrong.
 """
 
 import argparse
@@ -25,21 +26,31 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 # Whose lines `--coverage` counts.
 GENERATORS = {
-    "cpu": ("backend/cpu/codegen.py", *(f"program/{name}.py" for name in ("fuse", "merge", "kernels", "cpp", "views"))),
-    "mesh": ("backend/cpu/compiled.py", *(f"program/{name}.py" for name in ("fuse", "local", "messages", "placement"))),
-    "cuda": tuple(f"backend/cuda/{name}.py" for name in ("compose", "expressions", "generate", "groups", "products")),
+    "cpu": (
+        *("backend/cpu/codegen.py", "backend/cpu/calls.py", "program/body.py", "program/steps.py", "ops/scan.py"),
+        *(f"program/codegen/{name}.py" for name in ("fuse", "merge", "kernels", "cpp", "views")),
+    ),
+    "mesh": (
+        *("backend/cpu/compiled.py", "program/codegen/fuse.py", "program/body.py"),
+        *(f"program/sharding/{name}.py" for name in ("local", "messages", "placement")),
+    ),
+    "cuda": (
+        *(f"backend/cuda/{name}.py" for name in ("compose", "expressions", "generate", "groups", "products", "loops")),
+        *(f"backend/cuda/{name}.py" for name in ("attention", "executable")),
+    ),
 }
 
 
 def checker(device: str, stack: ExitStack) -> Callable[[Any], str]:
     """Return what says what is wrong with a case on a device."""
-    from tests.programs.check import wrong_on_cpu, wrong_on_cuda
+    from tests.programs.check import wrong_beside_unrolled, wrong_on_cpu, wrong_on_cuda
     from tests.programs.meshes import wrong_on_mesh
 
     if device == "mesh":
         return lambda case: wrong_on_mesh(case, compiles=case.seed % 16 == 0)  # each rank's program may be another one
     if device == "cpu":
-        return lambda case: wrong_on_cpu(case, thorough=case.seed % 4 == 0)  # optimizing takes most of the time
+        # Optimizing takes most of the time.
+        return lambda case: wrong_on_cpu(case, thorough=case.seed % 4 == 0) or wrong_beside_unrolled(case)
     from dptrain.backend.cuda.backend import CudaBackend
 
     backend = CudaBackend()

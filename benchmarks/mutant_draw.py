@@ -13,38 +13,26 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # What decides which code is generated, with which numbers in it, and what ranks send.
 PYTHON = (
-    "dptrain/backend/cpu/calls.py",
-    "dptrain/backend/cpu/codegen.py",
-    "dptrain/backend/cuda/compose.py",
-    "dptrain/backend/cuda/convolutions.py",
-    "dptrain/backend/cuda/expressions.py",
-    "dptrain/backend/cuda/generate.py",
-    "dptrain/backend/cuda/groups.py",
-    "dptrain/backend/cuda/products.py",
-    "dptrain/program/additive.py",
-    "dptrain/program/codegen/fuse.py",
-    "dptrain/program/codegen/kernels.py",
-    "dptrain/program/sharding/local.py",
-    "dptrain/program/lowering.py",
-    "dptrain/program/codegen/memory.py",
-    "dptrain/program/codegen/merge.py",
-    "dptrain/program/sharding/mesh.py",
-    "dptrain/program/sharding/messages.py",
-    "dptrain/program/operand.py",
-    "dptrain/program/passes.py",
-    "dptrain/program/sharding/placement.py",
-    "dptrain/program/codegen/cpp.py",
-    "dptrain/program/codegen/index_expr.py",
-    "dptrain/program/codegen/statements.py",
-    "dptrain/program/codegen/views.py",
+    *(f"dptrain/backend/cpu/{name}.py" for name in ("calls", "codegen", "mapped_files")),
+    *(f"dptrain/backend/cuda/{name}.py" for name in ("attention", "choices", "compose", "convolutions", "executable")),
+    *(f"dptrain/backend/cuda/{name}.py" for name in ("expressions", "generate", "groups", "loops", "products")),
+    "dptrain/backend/cuda/row_chains.py",
+    *(f"dptrain/ops/{name}.py" for name in ("associative", "attention", "loops", "scan")),
+    *(f"dptrain/program/{name}.py" for name in ("absent_rows", "additive", "body", "gradient", "lowering", "operand")),
+    *(f"dptrain/program/{name}.py" for name in ("passes", "steps", "structure", "types")),
+    *(f"dptrain/program/codegen/{name}.py" for name in ("cpp", "fuse", "index_expr", "kernels", "memory", "merge")),
+    *(f"dptrain/program/codegen/{name}.py" for name in ("statements", "views")),
+    *(f"dptrain/program/pipeline/{name}.py" for name in ("order", "schedule", "stage_assignment", "subgraphs")),
+    *(f"dptrain/program/sharding/{name}.py" for name in ("local", "mesh", "messages", "placement")),
+    "dptrain/saving/program.py",
     *(f"dptrain/comm/{name}.py" for name in ("mesh", "node", "node_sum", "parts")),
     "dptrain/train/sharding.py",
 )
 KERNELS = ("*.cuh", "*.h")
 # Those of them that generated CUDA C++ includes.
 CUDA_HEADERS = (
-    *("columns", "common", "convolution", "digest", "product.", "product_half", "product_tf32", "product_wgmma"),
-    *("half", "random", "scalar", "tiles", "windows"),
+    *("attention", "columns", "common", "convolution", "digest", "product.", "product_half", "product_tf32"),
+    *("product_wgmma", "half", "random", "scalar", "tiles", "windows"),
 )
 # In kernels and headers: what is sought in a line of code, and what may stand there instead.
 TEXT = (
@@ -83,6 +71,11 @@ SAME = ("Eq_Is", "Is_Eq", "NotEq_IsNot", "IsNot_NotEq")
 SHOWN = re.compile(r"__repr__|__str__|describe|explain\w*|sentence")
 # Numbers of which any is right: how long blocks are, and from which length on another way, as right, is faster.
 SIZES = {
+    "dptrain/backend/cpu/mapped_files.py": ("_SAME",),
+    "dptrain/backend/cuda/row_chains.py": ("MIN_ROWS",),
+    "dptrain/ops/loops.py": ("_MOST_UNROLLED",),
+    "dptrain/program/steps.py": ("_MOST_UNROLLED",),
+    "dptrain/program/structure.py": ("CONSTANTS",),
     "dptrain/backend/cpu/codegen.py": ("_BLOCK", "_LONG", "_SUMMED", "_WIDE"),
     "dptrain/backend/cuda/generate.py": (
         "_SUMMED",
@@ -138,16 +131,17 @@ class Mutant:
         return "\n".join(list(lines)[2:])
 
 
-def files() -> dict[str, int]:
-    """Return the files that are changed, with their numbers of lines."""
+def files(chosen: Sequence[str] = ()) -> dict[str, int]:
+    """Return the files that are changed, with their numbers of lines; of the chosen ones alone if there are any."""
     kernels = sorted(str(path.relative_to(ROOT)) for form in KERNELS for path in (ROOT / "kernels").glob(form))
-    return {name: len((ROOT / name).read_text().splitlines()) for name in (*PYTHON, *kernels)}
+    names = [name for name in (*PYTHON, *kernels) if not chosen or name in chosen]
+    return {name: len((ROOT / name).read_text().splitlines()) for name in names}
 
 
-def draw(seed: int, number: int) -> Mutant:
-    """Return a mutant of a seed."""
+def draw(seed: int, number: int, chosen: Sequence[str] = ()) -> Mutant:
+    """Return a mutant of a seed, of the chosen files or of all."""
     rng = random.Random(f"{seed} {number}")
-    candidates = files()
+    candidates = files(chosen)
     (file,) = rng.choices(list(candidates), list(candidates.values()))
     kind, make = rng.choice(rng.choice(places(file)))
     return Mutant(number, file, kind, make())

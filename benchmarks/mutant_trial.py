@@ -46,30 +46,44 @@ class Device:
         return file.startswith(self.files)
 
 
-ON_CUDA = ("dptrain/program", "dptrain/backend/cuda", *(f"kernels/{name}" for name in CUDA_HEADERS))
+OF_PROGRAMS = ("dptrain/program", *(f"dptrain/ops/{name}.py" for name in ("associative", "attention", "loops", "scan")))
+CUDA_KERNELS = tuple(f"kernels/{name}" for name in CUDA_HEADERS)
+ON_CUDA = (*OF_PROGRAMS, "dptrain/backend/cuda", *CUDA_KERNELS)
 CPU_HEADERS = ("kernels/native", "kernels/scalar.h", "kernels/half.h", "kernels/digest.h")
-ON_CPU = ("dptrain/program", "dptrain/backend/cpu", *CPU_HEADERS)
+ON_CPU = (*OF_PROGRAMS, "dptrain/backend/cpu", "dptrain/saving/program.py", *CPU_HEADERS)
+OF_MAPS = ("dptrain/backend/cpu/mapped_files.py", "kernels/native_maps.h")
 OF_SHARDS = ("dptrain/train/sharding.py", "dptrain/program/sharding/local.py")
 OF_RANKS = ("dptrain/comm", "dptrain/train", "kernels/native_ranks.h")
 CPU_TESTS = (
-    *("tests/unit/program", "--ignore=tests/unit/program/test_random_programs.py", "tests/unit/comm"),
+    *("tests/unit/program", "--ignore=tests/unit/program/test_published_scaling.py", "tests/unit/comm"),
     *(f"tests/unit/backend/cpu/test_{name}.py" for name in ("compiled", "products", "convolutions", "digest", "half")),
     *("tests/unit/backend/cpu/test_node_sums.py", "tests/unit/train/test_sharding.py"),
-    "tests/unit/backend/test_conformance.py",
+    *("tests/unit/backend/test_conformance.py", "tests/unit/backend/cpu/test_attention.py", "tests/unit/test_utils.py"),
+    *("tests/unit/ops/test_attention.py", "tests/unit/ops/test_loops.py", "tests/unit/models/test_loops.py"),
+    *(
+        "tests/unit/saving/test_program.py",
+        "tests/unit/saving/test_program_loops.py",
+        "tests/unit/layers/test_embedding.py",
+    ),
+    *("tests/unit/saving/test_onnx_file.py", "-k", "not test_random_programs or unrolled"),
 )
 CUDA_TESTS = (
     *("products_of_views", "snapshots_on_cuda", "programs_on_cuda", "reductions_on_cuda", "conformance_on_cuda"),
     *("half_products_on_cuda", "wgmma_products_on_cuda", "half_precision_on_cuda", "convolutions_on_cuda"),
+    *("absent_rows_on_cuda", "attention_on_cuda", "calls_in_loops_on_cuda", "loops_on_cuda", "row_chains_on_cuda"),
+    "steps_on_cuda",
 )
-OF_TEXT = tuple(f"tests/unit/backend/cuda/test_{name}.py" for name in ("compose", "generate", "groups", "products"))
+TEXTS = ("attention", "compose", "costs", "generate", "groups", "memory", "products")
+OF_TEXT = tuple(f"tests/unit/backend/cuda/test_{name}.py" for name in TEXTS)
 DEVICES = (
-    Device("mesh", (), ("dptrain/program", *OF_RANKS), 3),
+    Device("mesh", (), (*OF_PROGRAMS, *OF_RANKS), 3),
     Device("cpu", CPU_TESTS, (*ON_CPU, *OF_RANKS), 4),
-    Device("text", OF_TEXT, ON_CUDA[:2], 4),
+    Device("text", OF_TEXT, (*OF_PROGRAMS, "dptrain/backend/cuda"), 4),
     Device("cuda", tuple(f"tests/ops/test_{name}.py" for name in CUDA_TESTS), ON_CUDA, 12, emulated=True),
-    Device("checked", (), ON_CUDA[2:], 4, emulated=True, checks=True, like="cuda"),
+    Device("checked", (), CUDA_KERNELS, 4, emulated=True, checks=True, like="cuda"),
     Device("mpi", ("tests/mpi/test_collectives.py",), OF_RANKS, 10, elsewhere=True),
     Device("shards", ("tests/mpi/test_shards.py",), OF_SHARDS, 20, elsewhere=True),
+    Device("maps", ("tests/mpi/test_cut_short.py",), OF_MAPS, 20, elsewhere=True),
 )
 
 
@@ -168,8 +182,9 @@ def _statement(source: str, line: int) -> set[int]:
 class Copy:
     """A copy of the repository in which mutants are tried one after another."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, chosen: Sequence[str] = ()) -> None:
         self._tree, self._folder = folder / "dptrain", folder
+        self._devices = [device for device in DEVICES if any(map(device.is_for, mutant_draw.files(chosen)))]
         self._cache = Path(os.environ.get("DPTRAIN_TEST_CACHE", folder / "cache"))
         shutil.rmtree(self._tree, ignore_errors=True)
         for each in (self._cache, folder / "tmp"):
@@ -187,7 +202,7 @@ class Copy:
     def units(self) -> Units:
         """Return what every unit reaches, measured now unless the folder has it."""
         lines = {}
-        for device in DEVICES:
+        for device in self._devices:
             if device.like:
                 continue
             path = self._folder / f"{device.name}.units"
@@ -246,7 +261,7 @@ class Copy:
 
     def check(self, units: Units) -> None:
         """Judge the unchanged repository; exit if a unit complains."""
-        for device in DEVICES:
+        for device in self._devices:
             by_unit = units.all(device)
             some = [
                 *[unit for unit in by_unit if "::" not in unit][:2],
@@ -296,6 +311,7 @@ class Copy:
             "OPENBLAS_NUM_THREADS": "1",
             "OMP_NUM_THREADS": "1",
             "TMPDIR": str(self._folder / "tmp"),
+            "DPTRAIN_TEST_SAMPLE": "1",  # as every run of the tests has them
             **({"EMULATOR_SANITIZE": "all"} if device.checks else {}),
             **({"EMULATOR_MEMORY": "32G"} if device.emulated else {}),
         }

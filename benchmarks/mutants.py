@@ -5,6 +5,7 @@
     python benchmarks/mutants.py --count 500 --work FOLDER --journal FILE    # goes on where one with it was stopped
     python benchmarks/mutants.py --only 17 --work FOLDER     # mutant 17 of this seed alone, with what its judges print
     python benchmarks/mutants.py --list         # draws, and judges none
+    python benchmarks/mutants.py --work FOLDER --files dptrain/ops/scan.py kernels/attention.cuh    # of these alone
 
 A mutant is the repository with one change: in Python an operator, a number, a condition or a loop (cosmic-ray's
 operators), in kernels and headers a bound, a fence, an index, a sign, a type or a barrier. `--seed` and a mutant's
@@ -31,7 +32,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import mutant_draw
@@ -66,12 +67,14 @@ class Journal:
 _NOTED = ("killer", "is_senseless", "seconds", "printed", "effect", "run", "reached")
 
 
-def judged(seed: int, count: int, minutes: float, journal: Journal, copy: Copy, units: Units) -> Iterator[Verdict]:
-    """Yield verdicts of `count` mutants that make sense, and of the senseless ones in between."""
+def judged(
+    seed: int, count: int, minutes: float, journal: Journal, copy: Copy, units: Units, chosen: Sequence[str] = ()
+) -> Iterator[Verdict]:
+    """Yield verdicts of `count` mutants, of chosen files or of all, that make sense, and of the others in between."""
     end = time.monotonic() + 60 * minutes
     number, sensible, drawn = 0, 0, set()
     while sensible < count and time.monotonic() < end:
-        mutant = draw(seed, number)
+        mutant = draw(seed, number, chosen)
         number += 1
         if (mutant.file, mutant.text) in drawn:
             continue
@@ -95,7 +98,7 @@ def report(chosen: argparse.Namespace, copy: Copy) -> int:
     journal = Journal(chosen.journal, chosen.seed)
     units = copy.units()
     copy.check(units)
-    for verdict in judged(chosen.seed, chosen.count, chosen.minutes, journal, copy, units):
+    for verdict in judged(chosen.seed, chosen.count, chosen.minutes, journal, copy, units, chosen.files):
         verdicts.append(verdict)
         alive = f"SURVIVED, changes {verdict.effect}, {verdict.run} of {verdict.reached} judges"
         what = "makes no sense" if verdict.is_senseless else f"killed by {verdict.killer}" if verdict.killer else alive
@@ -116,7 +119,7 @@ def report(chosen: argparse.Namespace, copy: Copy) -> int:
     spent = [verdict.seconds for verdict in sensible] or [0.0]
     lines.add(f"- CPU seconds of a mutant: median {statistics.median(spent):.1f}, sum {sum(spent):.0f}", "")
     lines.add("| file | mutants | killed | survived |", "|---|---|---|---|")
-    for file in files():
+    for file in files(chosen.files):
         here = [verdict for verdict in sensible if verdict.mutant.file == file]
         if here:
             alive = sum(not verdict.killer for verdict in here)
@@ -124,7 +127,7 @@ def report(chosen: argparse.Namespace, copy: Copy) -> int:
     lines.add("", "| killed by | mutants |", "|---|---|")
     by = Counter(_kind(verdict.killer) for verdict in killed)
     lines.add(*(f"| {kind} | {count} |" for kind, count in by.most_common()), "")
-    repeats = f"`--seed {chosen.seed} --only NUMBER` repeats one"
+    repeats = f"`--seed {chosen.seed} --only NUMBER` repeats one, with the same `--files`"
     lines.add(f"{len(killed)} of {len(sensible)} killed ({chosen.count} wanted). Survivors ({repeats}):", "")
     for verdict in sensible:
         if not verdict.killer:
@@ -158,21 +161,22 @@ def main() -> int:
     parser.add_argument(
         "--work", type=Path, help="folder for the copy and what judges reach: a new one where code has changed"
     )
+    parser.add_argument("--files", nargs="+", default=(), metavar="FILE", help="of these alone (default: of all)")
     parser.add_argument("--only", type=int, metavar="NUMBER", help="one mutant alone")
     parser.add_argument("--list", action="store_true", help="print mutants, and judge none")
     parser.add_argument("--output", type=Path, help="Markdown file to write")
     chosen = parser.parse_args()
     if chosen.list:
         for number in range(chosen.count):
-            mutant = draw(chosen.seed, number)
+            mutant = draw(chosen.seed, number, chosen.files)
             print(f"{number}: {mutant.file}, {mutant.kind}:\n{mutant.difference()}")
         return 0
     with tempfile.TemporaryDirectory(prefix="dptrain-mutants-") as name, contextlib.ExitStack() as stack:
-        copy = Copy(Path(name) if chosen.work is None else chosen.work.resolve())
+        copy = Copy(Path(name) if chosen.work is None else chosen.work.resolve(), chosen.files)
         stack.callback(copy.close)
         if chosen.only is None:
             return report(chosen, copy)
-        mutant = draw(chosen.seed, chosen.only)
+        mutant = draw(chosen.seed, chosen.only, chosen.files)
         print(mutant.difference())
         verdict = copy.judge(mutant, copy.units(), print)
         print(verdict.printed)

@@ -2,6 +2,7 @@
 
 - `case.py`: a program as a few lines of Python text, with its inputs and what becomes of its state.
 - `draw.py`: `program(seed)` draws one; which lengths, ops and situations it must draw.
+- `draw_loops.py`: lines with loops and branches.
 - `memory.py`: how arrays lie in memory that it is given.
 - `exact.py`: what a program computes in float64, and how much of that rounding may change.
 - `check.py`: executes a case by C++ or CUDA, alone, on ranks and in packs, and says what is wrong.

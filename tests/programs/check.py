@@ -10,6 +10,8 @@ import pytest
 
 from dptrain.backend.cpu import compile as compiling
 from dptrain.backend.cpu.compiled import CompiledExecutable
+from dptrain.errors import ConfigError
+from dptrain.ops import loops
 from dptrain.program.dims import Dim
 from dptrain.program.execute import HostMemory, ReferenceExecutable, evaluate
 from dptrain.program.passes import without_ranks
@@ -18,7 +20,7 @@ from dptrain.program.sharding.mesh import PlacedProgram
 from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Array, differentiable
 from tests.programs.case import Case
-from tests.programs.exact import Expected
+from tests.programs.exact import Expected, exactly
 from tests.unit.program.virtual_ranks import VirtualComm, on_ranks
 
 T = TypeVar("T")
@@ -201,6 +203,22 @@ def wrong_on_cpu(case: Case, thorough: bool = True, traced_for: int | None = Non
         if problem:
             return f"{way}: {problem}"
     return ""
+
+
+def wrong_beside_unrolled(case: Case) -> str:
+    """Return which result of loops and of their gradients in float64 is not that of steps that are written down."""
+    leaves = {name: text.replace("float32", "float64") for name, text in case.leaves.items()}
+    case = dataclasses.replace(case, leaves=leaves)
+    right = expected(case)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loops, "is_tracing", lambda: False)
+        try:
+            values = exactly(case.trace(), case.values(), case.starts(), ROWS)
+        except ConfigError:  # of no steps nothing can be stacked
+            return ""
+    values = right.values | values  # but numbers that no tensor is read for, which then are no results
+    problem = right.wrong({name: value.astype(right.dtypes[name]) for name, value in values.items()})
+    return f"unrolled: {problem}" if problem else ""
 
 
 class Replayed:

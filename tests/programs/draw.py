@@ -27,6 +27,7 @@ from dptrain.program.sharding.mesh import Axes
 from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Tensor, Variable, placeholder, tracing
 from tests.programs.case import Case, environment
+from tests.programs.draw_loops import branch, loop, mapped, several, while_loop
 from tests.programs.exact import Exact
 from tests.programs.memory import WAYS
 
@@ -410,39 +411,6 @@ def view(d: Drawing, x: str = "", kinds: str = "rtsm") -> str:
     return d.line(d.choose(forms))
 
 
-def loop(d: Drawing) -> None:
-    """Steps over a tensor, or over several of a shape: forwards, backwards, none, one, in one another."""
-    x = d.pick(lambda candidate: candidate.tensor.dtype.kind == "f" and 0 < candidate.tensor.ndim < 4)
-    shape, parts = x.tensor.shape, x.name
-    if isinstance(shape[0], Dim) or shape[0] > 5 or d.chance(0.3):
-        parts = d.line(f"ops.stack([{', '.join([x.name, f'-{x.name}', f'0.5 * {x.name}'][: d.choose([1, 2, 3])])}])")
-    elif d.chance(0.2):
-        parts = d.line(f"{x.name}[:{d.choose([0, 1, 2])}]")
-    of_step = d.pool[parts].tensor.shape[1:]
-    dtype = d.pool[parts].tensor.dtype.name
-    like = f"ops.sum({parts}, 0)"
-    begins = [f"ops.zeros_like({like})", f"ops.tanh({like})", f"ops.ones_like({like})"]
-    bodies = [
-        *("(ops.tanh(c + x), c * x)", "(x, c)", "(0.5 * c + x, ops.sum(c))", "(c, x * c)", "(ops.sin(c) * x, x + 1)"),
-        *("(ops.maximum(c, x), ops.where(c > x, c, 0.5))", "(ops.sigmoid(c - x), ops.stack([c, x]))"),
-        f"(ops.scan(lambda a, b: (ops.cos(a) + b, None), c, ops.stack([x, c]), reverse={d.chance(0.5)})[0], x)",
-        "(ops.fori_loop(1, 4, lambda n, a: 0.5 * a + x * ops.cast(n, x.dtype), c), c)",
-        "(remat(lambda a, b: ops.tanh(ops.sin(a) * b) + b)(c, x), c)",
-    ]
-    if of_step and not isinstance(of_step[-1], Dim) and of_step[-1]:
-        w = d.leaf("variable", [int(of_step[-1])], dtype, "normal")
-        bodies += [f"(ops.tanh(c * {w} + x), ops.sum(c, -1))", f"(x * {w}, c + {w})", f"(c + {w} * {w}, x)"]
-    if len(of_step) == 2 and not isinstance(of_step[1], Dim) and 0 < of_step[1] < 40:
-        w, u = (d.leaf("variable", [int(of_step[1])] * 2, dtype, "normal") for _ in range(2))
-        bodies += [f"(ops.tanh(x @ {w} + c @ {u}), c)", f"(ops.sigmoid(c @ {u}) * x, x @ {w} @ {u})"] * 2
-        bodies += [f"(remat(lambda a, b: ops.tanh(a @ {w}) * ops.sigmoid(b @ {u}) + a)(c, x), x)"]
-    call = f"lambda c, x: {d.choose(bodies)}, {d.choose(begins)}, {parts}, reverse={d.chance(0.4)}"
-    number = len(d.lines)
-    d.line(f"ops.scan({call})", (f"t{number}", f"u{number}"))
-    if d.chance(0.3):
-        d.line(f"remat(lambda x: ops.tanh(ops.exp(-x * x) + {parts}[:1] * x))({parts})")
-
-
 def product(d: Drawing) -> None:
     """A product with another tensor or new weights, between views."""
     x = d.float(2, 3, 4)
@@ -608,6 +576,10 @@ GROWTH = {
     drawn: 1,
     differentiated: 2,
     loop: 2,
+    several: 1,
+    branch: 1,
+    while_loop: 0.5,
+    mapped: 1,
 }
 
 
@@ -816,8 +788,8 @@ def many_steps(d: Drawing) -> None:
 def loops(d: Drawing) -> None:
     """A loop over steps of a batch, and what is made of it."""
     d.leaf("input", [d.choose([2, 3, 4]), "n", d.choose([1, 3, 8, 16])], "float32", "normal")
-    loop(d)
-    d.chance(0.5) and loop(d)
+    for kind in (d.choose([loop, loop, several, mapped]), d.choose([loop, several, branch, while_loop, mapped])):
+        _tried(lambda kind=kind: kind(d), "")
     differentiated(d)
 
 

@@ -1,21 +1,31 @@
 """What is in a case of those situations that random programs must reach."""
 
+import re
 from collections.abc import Iterator
 from itertools import pairwise, permutations
 
 import numpy as np
 
+from dptrain.program.body import body_of, has_body, with_steps
 from dptrain.program.dims import Dim
-from dptrain.program.lowering import ConvolutionLowering, HostCall
+from dptrain.program.gradient import topological
+from dptrain.program.lowering import ConvolutionLowering, HostCall, RandomBits, lowering_of
 from dptrain.program.program import Program
 from dptrain.program.sharding.messages import stages
 from dptrain.program.sharding.placement import place
-from dptrain.program.tensor import OPS, Tensor
+from dptrain.program.tensor import OPS, Node, Tensor
+from dptrain.program.types import is_half
 from tests.programs.case import Case
 from tests.programs.memory import WAYS
 
 _VIEWS = {"reshape_to": "reshape", "transpose_to": "transpose", "getitem": "slice"}
 _ORDERS = [f"{a}, then {b}" for a, b in permutations(_VIEWS.values(), 2)]
+_LOOPS = frozenset(
+    {f"loop {what}" for what in ("in a loop", "backwards", "of no step", "of one step", "of several carries")}
+    | {f"loop {what}" for what in ("with captures", "with a whole number", "with random numbers", "in half precision")}
+    | {"loop that stays a summand", "loop with a value that nobody reads", "gradient of a loop"}
+    | {f"line with {name}" for name in ("cond", "switch", "while_loop", "vectorized_map", "associative_scan", "remat")}
+)
 # Which a CPU alone has.
 TILED = frozenset(
     f"{op} of many channels {implementation}"
@@ -33,6 +43,7 @@ WANTED = frozenset(
     | {"NaN and infinities", "several float64 tensors in one message", "several variables taken by row"}
     | {"alone, pack, alone", "2 ranks", "3 ranks", "a rank without rows", "gradient", "update", "random numbers"}
     | {f"in memory {way}" for way in WAYS}
+    | _LOOPS
     | {f"op {name}" for name, op in OPS.items() if not isinstance(op.lowering, HostCall)}  # of which no code is made
 )
 
@@ -53,7 +64,8 @@ def features(case: Case) -> set[str]:
         names.add("several variables taken by row")
     if case.shards:
         names |= {f"{len(case.shards)} ranks"} | ({"a rank without rows"} if 0 in case.shards and case.rows else set())
-        messages = [message for stage in stages(place(program)) for message in stage.messages]
+        placed = place(program)
+        messages = [message for stage in stages(placed) for message in stage.messages]
         if any(sum(tensor.dtype == np.float64 for tensor in message) > 1 for message in messages):
             names.add("several float64 tensors in one message")
     names |= {f"in memory {way}" for way in case.memory.values()}
@@ -61,7 +73,11 @@ def features(case: Case) -> set[str]:
     names |= {"gradient"} if any("gradients" in line for line in case.lines) else set()
     names |= {"update"} if case.updates else set()
     names |= {"random numbers"} if any("seed" in line for line in case.lines) else set()
-    names |= set(_behind_products(program))
+    names |= set(_behind_products(program)) | set(_of_loops(program))
+    calls = {call for line in case.lines for call in re.findall(r"\w+(?=\()", line)}
+    names |= {f"line with {call}" for call in calls}
+    if case.shards and any(has_body(tensor) and placed.placements[tensor].partial for tensor in placed.tensors):
+        names.add("loop that stays a summand")
     return names & WANTED
 
 
@@ -116,6 +132,29 @@ def _orders(where: str, chain: list[Tensor]) -> Iterator[str]:
     kinds = [_VIEWS[view.op.name] for view in reversed(chain[:-1]) if view.op is not None]
     for first, second in pairwise(kinds):
         yield f"{where} a product: {first}, then {second}"
+
+
+def _of_loops(program: Program) -> Iterator[str]:
+    """Yield what the loops are."""
+    read = {tensor for tensor in with_steps(program.tensors) for tensor in tensor.inputs} | set(program.results)
+    values: dict[Node, set[int]] = {}
+    for tensor in with_steps(program.tensors):
+        if not has_body(tensor):
+            continue
+        body, length, reverse = body_of(tensor), tensor.attributes["length"], tensor.attributes["reverse"]
+        yield from ["loop backwards"] if reverse else []
+        yield from [f"loop of {'no' if length == 0 else 'one'} step"] if length < 2 else []
+        yield from ["loop of several carries"] if len(body.carries) > 1 else []
+        yield from ["loop with captures"] if body.captures else []
+        yield from ["loop with a whole number"] if any(carry.dtype.kind in "iu" for carry in body.carries) else []
+        yield from ["gradient of a loop"] if any(carry.name == "gradient" for carry in body.carries) else []
+        inside = topological(body.results)
+        yield from ["loop in a loop"] if any(map(has_body, inside)) else []
+        yield from ["loop with random numbers"] if any(isinstance(lowering_of(x), RandomBits) for x in inside) else []
+        yield from ["loop in half precision"] if any(is_half(carry.dtype) for carry in body.carries) else []
+        values.setdefault(tensor.node, set()).update([tensor.index] if tensor in read else [])
+    for node, indices in values.items():
+        yield from ["loop with a value that nobody reads"] if len(indices) < len(body_of(node).results) else []
 
 
 def _behind_products(program: Program) -> Iterator[str]:

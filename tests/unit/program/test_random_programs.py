@@ -10,9 +10,9 @@ from dptrain.backend.cpu import codegen
 from dptrain.backend.cpu.compile import compiler
 from dptrain.backend.cuda import generate, products
 from tests.programs.case import Case
-from tests.programs.check import by_numpy, expected, run_alone, wrong_on_cpu
+from tests.programs.check import by_numpy, expected, run_alone, wrong_beside_unrolled, wrong_on_cpu
 from tests.programs.corpus import CORPUS
-from tests.programs.draw import THRESHOLDS, program
+from tests.programs.draw import THRESHOLDS, program, seeds_of
 from tests.programs.features import TILED, WANTED, features
 from tests.programs.meshes import wrong_on_mesh
 from tests.programs.same import same_for_rows
@@ -61,6 +61,13 @@ def test_random_programs_on_meshes(part):
     for seed in range(part * EACH // 4, (part + 1) * EACH // 4):
         case = program(seed, "mesh")
         assert not (fault := wrong_on_mesh(case, compiles=False)), f"{fault}\n{case}"
+
+
+@pytest.mark.parametrize("part", sample(range(PARTS), 6))
+def test_random_loops_and_their_gradients_beside_unrolled_ones(part):
+    for seed in seeds_of("loops", PARTS * EACH)[part::PARTS]:
+        case = program(seed)
+        assert not (fault := wrong_beside_unrolled(case)), f"{fault}\n{case}"
 
 
 @pytest.mark.long
@@ -136,6 +143,24 @@ def test_what_rounding_decides_is_not_judged():
     right = expected(case)
     assert np.isnan(right.tolerances["t1"]).any()
     assert np.isfinite(right.tolerances["t2"]).all()
+
+
+def test_what_cancels_in_attention_is_not_judged():
+    """Of a single source all scores count alike: their gradient is 0, or what rounding leaves of it."""
+    case = Case(
+        lengths={"n": 2},
+        leaves={name: f"input n {length} 1 5 float32 normal" for name, length in (("q", 3), ("k", 1), ("v", 1))},
+        lines=(
+            "t0 = ops.dot_product_attention(q, k, v)",
+            "t1 = gradients(ops.sum(t0 * ops.sin(t0)), [q])[0]",
+            "t2 = ops.cast(ops.tanh(t1) < t1, 'float32')",
+        ),
+        outputs=("t0", "t1", "t2"),
+    )
+    right = expected(case)
+    assert np.isnan(right.tolerances["t2"]).any()
+    assert (right.tolerances["t1"] > 0).all()
+    assert right.tolerances["t0"].max() < 1e-4
 
 
 @pytest.mark.long

@@ -1,0 +1,122 @@
+"""Lines with loops and branches, for `draw.py`."""
+
+from typing import TYPE_CHECKING
+
+from dptrain.program.dims import Dim
+
+if TYPE_CHECKING:
+    from tests.programs.draw import Drawing
+
+
+def loop(d: "Drawing") -> None:
+    """Steps over a tensor, or over several of a shape: forwards, backwards, none, one, in one another."""
+    parts = _parts(d)
+    of_step, dtype = d.pool[parts].tensor.shape[1:], d.pool[parts].tensor.dtype.name
+    like = f"ops.sum({parts}, 0)"
+    begins = [f"ops.zeros_like({like})", f"ops.tanh({like})", f"ops.ones_like({like})"]
+    bodies = [
+        *("(ops.tanh(c + x), c * x)", "(x, c)", "(0.5 * c + x, ops.sum(c))", "(c, x * c)", "(ops.sin(c) * x, x + 1)"),
+        *("(ops.maximum(c, x), ops.where(c > x, c, 0.5))", "(ops.sigmoid(c - x), ops.stack([c, x]))"),
+        f"(ops.scan(lambda a, b: (ops.cos(a) + b, None), c, ops.stack([x, c]), reverse={d.chance(0.5)})[0], x)",
+        "(ops.fori_loop(1, 4, lambda n, a: 0.5 * a + x * ops.cast(n, x.dtype), c), c)",
+        "(remat(lambda a, b: ops.tanh(ops.sin(a) * b) + b)(c, x), c)",
+        "(ops.cond(ops.sum(x) > 0, lambda: c + x, lambda: c * 0.5), c)",
+        "(ops.map(lambda a: ops.sin(a) + c, ops.stack([c, x]))[1], x)",
+        "(ops.while_loop(lambda n, a: n < 2, lambda n, a: (n + 1, ops.tanh(a + x)), (0, c))[1], c)",
+    ]
+    if of_step and not isinstance(of_step[-1], Dim) and of_step[-1]:
+        w = d.leaf("variable", [int(of_step[-1])], dtype, "normal")
+        begins += [f"{w} + ops.zeros_like({like})"]
+        bodies += [f"(ops.tanh(c * {w} + x), ops.sum(c, -1))", f"(x * {w}, c + {w})", f"(c + {w} * {w}, x)"]
+        bits = f"ops.cast(seeds.bits((x.shape[0], {int(of_step[-1])})), x.dtype) * 2.0 ** (-32)"
+        bodies += [f"(ops.tanh(c) + {bits}, x * c)"] * 2 if len(of_step) == 2 else []
+    if len(of_step) == 2 and not isinstance(of_step[1], Dim) and 0 < of_step[1] < 40:
+        w, u = (d.leaf("variable", [int(of_step[1])] * 2, dtype, "normal") for _ in range(2))
+        bodies += [f"(ops.tanh(x @ {w} + c @ {u}), c)", f"(ops.sigmoid(c @ {u}) * x, x @ {w} @ {u})"] * 2
+        bodies += [f"(remat(lambda a, b: ops.tanh(a @ {w}) * ops.sigmoid(b @ {u}) + a)(c, x), x)"]
+    begin, body, options = d.choose(begins), d.choose(bodies), f"reverse={d.chance(0.4)}"
+    number = len(d.lines)
+    if dtype == "float32" and d.chance(0.08):
+        half = f"'{d.choose(['bfloat16', 'float16'])}'"
+        call = f"lambda c, x: {body}, ops.cast({begin}, {half}), ops.cast({parts}, {half}), {options}"
+        d.line(f"ops.cast(ops.scan({call})[{d.choose([0, 1])}], 'float32')")
+    else:
+        d.line(f"ops.scan(lambda c, x: {body}, {begin}, {parts}, {options})", (f"t{number}", f"u{number}"))
+    if d.chance(0.3):
+        d.line(f"remat(lambda x: ops.tanh(ops.exp(-x * x) + {parts}[:1] * x))({parts})")
+
+
+def _parts(d: "Drawing") -> str:
+    """Return the name of a tensor whose first axis steps may go along."""
+    x = d.pick(lambda candidate: candidate.tensor.dtype.kind == "f" and 0 < candidate.tensor.ndim < 4)
+    length = x.tensor.shape[0]
+    if isinstance(length, Dim) or length > 5 or d.chance(0.3):
+        return d.line(f"ops.stack([{', '.join([x.name, f'-{x.name}', f'0.5 * {x.name}'][: d.choose([1, 2, 3])])}])")
+    return d.line(f"{x.name}[:{d.choose([0, 1, 2])}]") if d.chance(0.2) else x.name
+
+
+def several(d: "Drawing") -> None:
+    """Carries of several shapes and types, which may change places and placement, and values that nobody reads."""
+    parts = _parts(d)
+    like = f"ops.sum({parts}, 0)"
+    bodies = [  # of two carries like a slice, a number and a whole number
+        "((ops.tanh(b + x), a, n + ops.sum(x), k), (b * x, n))",
+        "((x, a * 0.5, n * 0.5, k + 1), (a, ops.sum(x * b)))",
+        "((a + x * ops.cast(k, x.dtype), b, n, k + 1), (x, ops.cast(k, 'float32')))",
+        "((a * n, b + x, ops.tanh(n + ops.sum(a)), 2 * k), (x * n, a - b))",
+        "((a, ops.where(a > b, b, x), ops.mean(ops.sin(x)), k - 1), (a * b, n * ops.ones_like(x)))",
+        "((ops.sin(b), ops.cos(a) + x * n, n * 0.5, k), (ops.stack([a, b]), ops.sum(b)))",
+    ]
+    begins = [f"ops.zeros_like({like})", f"ops.tanh({like})", like, f"ops.ones_like({like})"]
+    number = d.choose([f"ops.sum({like})", f"ops.zeros_like(ops.sum({like}))", f"ops.tanh(ops.mean(ops.sin({like})))"])
+    values = ["r[0][0]", "r[0][1]", "r[0][2]", "r[0][3]", "r[1][0]", "r[1][1]"]
+    read = [values[place] for place in sorted(d.rng.permutation(len(values))[: d.choose([1, 2, 3])])]
+    names = tuple(f"t{len(d.lines)}{'_' * place}" for place in range(len(read)))
+    call = f"lambda c, x: (lambda a, b, n, k: {d.choose(bodies)})(*c)"
+    call += f", ({d.choose(begins)}, {d.choose(begins)}, {number}, np.array({d.choose([0, 1, 3])})), {parts}"
+    read_values = f"({', '.join(read)},)" if len(read) > 1 else read[0]
+    d.line(f"(lambda r: {read_values})(ops.scan({call}, reverse={d.chance(0.4)}))", names)
+
+
+def branch(d: "Drawing") -> None:
+    """What a number that is not known chooses."""
+    x = d.float().name
+    if d.chance(0.5):
+        chooses = d.choose([f"ops.sum({x}) > 0", f"ops.max(ops.sin({x})) > 0.5" if all(d.pool[x].tensor.shape) else ""])
+        chooses = chooses or f"ops.sum({x}) < 1"
+        d.line(f"ops.cond({chooses}, lambda: ops.tanh({x}) * 2, lambda: {x} - ops.sum({x}))")
+        return
+    index = d.leaf("input", [], "int64", "below 4")
+    d.line(f"ops.switch({index}, [lambda a: a + 1, lambda a: ops.sin(a), lambda a: -a], {x})")
+
+
+def while_loop(d: "Drawing") -> None:
+    """Steps up to a number, as long as a condition holds."""
+    x = d.float().name
+    goes_on = d.choose(
+        [f"ops.sum(ops.absolute(a)) < {d.choose([3, 30, 300])}", f"ops.sum(a * a) + n < {d.choose([2, 9])}"]
+    )
+    step = d.choose([f"1.5 * a + {x}", f"ops.tanh(a) + {x}", "2 * a + 0.25"])
+    call = f"lambda n, a: {goes_on}, lambda n, a: (n + 1, {step}), (0, ops.sin({x})), {d.choose([0, 1, 2, 3, 6])}"
+    d.line(f"ops.while_loop({call})[{d.choose([1, 1, 0])}]")
+
+
+def mapped(d: "Drawing") -> None:
+    """Each part by itself, and all parts up to each one."""
+    parts = _parts(d)
+    each = d.choose(
+        ["ops.sin(x) * x", "ops.sum(x)", "(ops.map(lambda a: a * x, ops.stack([x, -x])), x)[0]", "x * x - 1"]
+    )
+    reverse = d.chance(0.5)
+    joined = f"(lambda a, b: (a[0] * b[0], b[0] * a[1] + b[1]), (ops.tanh({parts}), {parts}), reverse={reverse})[1]"
+    axis = int(d.rng.integers(d.pool[parts].tensor.ndim))
+    d.line(
+        d.choose(
+            [
+                f"ops.map(lambda x: {each}, {parts})",
+                f"ops.vectorized_map(lambda x: {each}, {parts})",
+                f"ops.associative_scan{joined}",
+                f"ops.associative_scan({d.choose(['ops.add', 'ops.maximum'])}, {parts}, {reverse}, {axis})",
+            ]
+        )
+    )
