@@ -13,13 +13,10 @@ The first start is what training takes until one step is done, with an empty cac
 """
 
 import argparse
-import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from common import (
@@ -35,8 +32,10 @@ from common import (
     command_line,
     machine_line,
     spread,
+    training_options,
     versions,
     words,
+    worker_start,
 )
 
 BLOCKS, WIDTH, HEADS, LENGTH, CHARACTERS = 4, 256, 8, 256, 96
@@ -164,9 +163,8 @@ def work() -> None:
 def measure(name: str, options: argparse.Namespace, cache: str) -> list[str]:
     """Return the cells of a row of the report."""
     batch, batches = WORKS[name]
-    threads = {variable: str(options.threads) for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-    environment = {**threads, "DPTRAIN_CACHE": cache, "KERAS_BACKEND": "jax", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, str(Path(__file__).resolve()), "--worker"]
+    variables = {"DPTRAIN_CACHE": cache, "KERAS_BACKEND": "jax", "CUDA_VISIBLE_DEVICES": ""}
+    command, environment = worker_start(__file__, options.threads, **variables)
     rates: dict[str, list[float]] = {framework: [] for framework in options.frameworks}
     starts, losses = dict[str, float](), dict[str, float]()
     workers = {
@@ -197,17 +195,10 @@ def measure(name: str, options: argparse.Namespace, cache: str) -> list[str]:
 
 def main() -> int:
     """Run as the parent, or as one framework."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--works", type=words(list(WORKS)), default=list(WORKS), help="some of what is trained")
+    parser = training_options(__doc__, list(WORKS))
     parser.add_argument(
         "--frameworks", type=words(FRAMEWORKS), default=list(FRAMEWORKS), help="dptrain and some others"
     )
-    parser.add_argument("--output", type=Path, help="a file for the report")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         work()
@@ -221,11 +212,7 @@ def main() -> int:
         f"| model | {' | '.join(options.frameworks)} | ratio | first start, s | loss |",
         f"|---|{'---:|' * (len(options.frameworks) + 3)}",
     )
-    for name in options.works:
-        with tempfile.TemporaryDirectory() as cache:
-            report.add(f"| {' | '.join(measure(name, options, cache))} |")
-    if options.output is not None:
-        report.save(options.output)
+    report.add_rows(options.works, lambda name, cache: measure(name, options, cache), options.output)
     return 0
 
 

@@ -79,6 +79,19 @@ def numbers(text: str) -> list[int]:
     return values
 
 
+def training_options(description: str, works: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the options of a benchmark that trains `works` in several frameworks, beside each other."""
+    parser = argparse.ArgumentParser(
+        description=description.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--works", type=words(works), default=list(works), help="some of what is trained")
+    parser.add_argument("--output", type=Path, help="a file for the report")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
 # Reports
 
 
@@ -182,6 +195,14 @@ class Report:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(self.lines) + "\n", encoding="utf-8")
 
+    def add_rows(self, works: Sequence[str], measure: Callable[[str, str], list[str]], output: Path | None) -> None:
+        """Add a row of cells for each work, measured with an empty cache of compiled programs; save what there is."""
+        for work in works:
+            with tempfile.TemporaryDirectory() as cache:
+                self.add(f"| {' | '.join(measure(work, cache))} |")
+        if output is not None:
+            self.save(output)
+
 
 # Processes
 
@@ -222,6 +243,12 @@ def answering() -> tuple[Iterator[Any], TextIO]:
 def answer(answers: TextIO, value: Any) -> None:
     """In a worker, answer a question."""
     print(json.dumps(value), file=answers, flush=True)
+
+
+def worker_start(script: str, threads: int, **environment: str) -> tuple[list[str], dict[str, str]]:
+    """Return command and environment of a script's workers."""
+    variables = {name: str(threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    return [sys.executable, str(Path(script).resolve()), "--worker"], variables | environment
 
 
 class WorkerProcess:
@@ -314,3 +341,48 @@ class WorkerProcess:
         self._errors.seek(0)
         lines = [line.strip() for line in self._errors.read().splitlines() if line.strip()]
         return one_line(f"the process ended with exit code {code}: {lines[-1] if lines else 'no message'}")
+
+
+# Trainings: whole epochs for so many seconds after a first one, with so many samples; they return samples a second, and
+# the mean loss of the last epoch.
+Trainee = Callable[..., tuple[float, float]]
+
+
+def fitted(module: Any, model: Any, x: Any, y: Any, batch: int) -> Trainee:
+    """Return what trains a compiled model of dptrain or Keras within one call of `fit`."""
+
+    def train(seconds: float, count: int = len(x)) -> tuple[float, float]:
+        times: list[float] = []
+
+        def on_epoch_end(epoch: int, logs: Any = None) -> None:
+            times.append(time.perf_counter())
+            model.stop_training = times[-1] - times[0] >= seconds
+
+        callback = module.callbacks.LambdaCallback(on_epoch_end=on_epoch_end)
+        options = {"batch_size": batch, "epochs": 10**6, "verbose": 0, "callbacks": [callback]}
+        losses = model.fit(x[:count], y[:count], **options).history["loss"]
+        return (len(times) - 1) * count / max(times[-1] - times[0], 1e-9), losses[-1]
+
+    return train
+
+
+def repeated(epoch: Callable[[int], float], most: int) -> Trainee:
+    """Return what trains by a function that trains an epoch of so many samples and returns their mean loss."""
+
+    def train(seconds: float, count: int = most) -> tuple[float, float]:
+        loss, begun, samples = epoch(count), time.perf_counter(), 0
+        while time.perf_counter() - begun < seconds:
+            loss, samples = epoch(count), samples + count
+        return samples / max(time.perf_counter() - begun, 1e-9), loss
+
+    return train
+
+
+def prepared(make: Callable[[], Trainee], first: int) -> tuple[Trainee, dict[str, float]]:
+    """Return a trainee that has trained one epoch, seconds until its first samples were trained, and memory since."""
+    before, begun = begin_peak(), time.perf_counter()
+    trainee = make()
+    trainee(0, first)
+    seconds = time.perf_counter() - begun
+    trainee(0)
+    return trainee, {"first": seconds, "memory": peak_bytes() - before}

@@ -16,13 +16,10 @@ The first start is what `fit` takes until one step is done, with an empty cache 
 
 import argparse
 import functools
-import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from common import (
@@ -32,18 +29,21 @@ from common import (
     EPSILON,
     LEARNING_RATE,
     Report,
+    Trainee,
     WorkerError,
     WorkerProcess,
     answer,
     answering,
-    begin_peak,
     command_line,
+    fitted,
     machine_line,
     nvidia_smi,
-    peak_bytes,
+    prepared,
+    repeated,
     spread,
+    training_options,
     versions,
-    words,
+    worker_start,
 )
 
 # What is trained: the shape of its images, and the batch. Its layers are below, for each framework.
@@ -61,9 +61,6 @@ FRAMEWORKS = {
 SAMPLES = {"cpu": 1024, "cuda": 16384}
 # Seconds that a framework may take for an answer: to import, compile and capture; to train.
 PATIENCE = 300.0
-# Trains for so many seconds after a first epoch, with so many samples, whole epochs; returns samples a second, and the
-# mean loss of the last epoch.
-Trainee = Callable[..., tuple[float, float]]
 # (channels, stride of its first convolution) of blocks.
 RESIDUAL = ((16, 1), (16, 1), (32, 2), (32, 1), (64, 2), (64, 1))
 SEPARABLE = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1))
@@ -172,19 +169,7 @@ def dptrain_trainee(name: str, count: int, device: str, precision: str) -> Train
     half = {"dtype": "mixed_bfloat16"} if precision == "bfloat16" else {"precision": precision}
     model.compile(dp.optimizers.Adam(LEARNING_RATE, BETA_1, BETA_2, EPSILON), loss, device=device, **half)
 
-    def train(seconds: float, count: int = count) -> tuple[float, float]:
-        times: list[float] = []
-
-        def on_epoch_end(epoch: int, logs: Any = None) -> None:
-            times.append(time.perf_counter())
-            model.stop_training = times[-1] - times[0] >= seconds
-
-        callback = dp.callbacks.LambdaCallback(on_epoch_end=on_epoch_end)
-        arguments = {"batch_size": batch, "epochs": 10**6, "verbose": 0, "callbacks": [callback]}
-        losses = model.fit(x[:count], y[:count], **arguments).history["loss"]
-        return (len(times) - 1) * count / max(times[-1] - times[0], 1e-9), losses[-1]
-
-    return train
+    return fitted(dp, model, x, y, batch)
 
 
 def torch_trainee(name: str, count: int, device: str, precision: str, threads: int, form: str) -> Trainee:
@@ -225,13 +210,7 @@ def torch_trainee(name: str, count: int, device: str, precision: str, threads: i
             run()
         return float(total) / count  # waits
 
-    def train(seconds: float, count: int = count) -> tuple[float, float]:
-        loss, begun, samples = epoch(count), time.perf_counter(), 0
-        while time.perf_counter() - begun < seconds:
-            loss, samples = epoch(count), samples + count
-        return samples / max(time.perf_counter() - begun, 1e-9), loss
-
-    return train
+    return repeated(epoch, count)
 
 
 def torch_graph(step: Callable[[], None]) -> Callable[[], None]:
@@ -264,27 +243,23 @@ def work() -> None:
             answer(answers, None)
         elif kind == "prepare":
             framework, name, threads, *setting = arguments
-            before, begun = begin_peak(), time.perf_counter()
             if framework == "dptrain":
-                trainee = dptrain_trainee(name, *setting)
+                make = functools.partial(dptrain_trainee, name, *setting)
             else:
-                trainee = torch_trainee(name, *setting, threads, framework)
-            trainee(0, WORKS[name][1])
-            first = time.perf_counter() - begun
-            trainee(0)
+                make = functools.partial(torch_trainee, name, *setting, threads, framework)
+            trainee, facts = prepared(make, WORKS[name][1])
             trainees.append(trainee)
-            answer(answers, {"first": first, "memory": peak_bytes() - before})
+            answer(answers, facts)
         else:
             answer(answers, trainees[-1](*arguments))
 
 
 def measure(name: str, options: argparse.Namespace, cache: str) -> list[str]:
     """Return the line of one work in the report."""
-    command = [sys.executable, str(Path(__file__).resolve()), "--worker"]
-    threads = {variable: str(options.threads) for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    more = {} if options.device == "cuda" else {"DPTRAIN_CACHE": cache}
+    command, environment = worker_start(__file__, options.threads, **more)
     frameworks = FRAMEWORKS[options.device]
     setting = (options.samples or SAMPLES[options.device], options.device, options.precision)
-    environment = threads if options.device == "cuda" else {**threads, "DPTRAIN_CACHE": cache}
     workers = {framework: WorkerProcess(framework, command, environment, quiet=True) for framework in frameworks}
     failed: dict[str, str] = {}
     facts: dict[str, Any] = {}
@@ -334,19 +309,12 @@ def measure(name: str, options: argparse.Namespace, cache: str) -> list[str]:
 
 def main() -> int:
     """Run as the parent, or as one framework."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=9)
+    parser = training_options(__doc__, list(WORKS))
     parser.add_argument("--seconds", type=float, default=1.0, help="that each trains in a round, at least")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--device", choices=FRAMEWORKS, default="cpu")
     parser.add_argument("--precision", choices=("float32", "tf32", "bfloat16"), default="float32", help="on a GPU")
     parser.add_argument("--samples", type=int, metavar="N", help="of an epoch; default 1024, on a GPU 16384")
     parser.add_argument("--minutes", type=float, default=60.0, help="of the whole; later rounds are dropped")
-    parser.add_argument("--works", type=words(list(WORKS)), default=list(WORKS), help="some of what is trained")
-    parser.add_argument("--output", type=Path, help="a file for the report")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         work()
@@ -366,12 +334,12 @@ def main() -> int:
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     )
     begun, all_seconds = time.monotonic(), 60 * options.minutes
-    for number, name in enumerate(options.works):
-        options.until = begun + all_seconds * (number + 1) / len(options.works)
-        with tempfile.TemporaryDirectory() as cache:
-            report.add(f"| {' | '.join(measure(name, options, cache))} |")
-    if options.output is not None:
-        report.save(options.output)
+
+    def row(name: str, cache: str) -> list[str]:
+        options.until = begun + all_seconds * (options.works.index(name) + 1) / len(options.works)
+        return measure(name, options, cache)
+
+    report.add_rows(options.works, row, options.output)
     return 0
 
 

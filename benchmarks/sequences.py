@@ -12,13 +12,10 @@ The first start is what `fit` takes until one step is done, with an empty cache 
 """
 
 import argparse
-import os
+import functools
 import statistics
 import sys
-import tempfile
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from common import (
@@ -28,17 +25,20 @@ from common import (
     EPSILON,
     LEARNING_RATE,
     Report,
+    Trainee,
     WorkerError,
     WorkerProcess,
     answer,
     answering,
-    begin_peak,
     command_line,
+    fitted,
     machine_line,
-    peak_bytes,
+    prepared,
+    repeated,
     spread,
+    training_options,
     versions,
-    words,
+    worker_start,
 )
 
 # What is trained: steps of a sample, units, batch.
@@ -47,8 +47,6 @@ FEATURES, LETTERS, WIDTH = 64, 80, 64
 FRAMEWORKS = ("dptrain", "PyTorch", "Keras on JAX")
 # Seconds that a framework may take for an answer.
 PATIENCE = 300.0
-# Trains for so many seconds after a first epoch, with so many samples; returns samples a second, and the last loss.
-Trainee = Callable[..., tuple[float, float]]
 
 
 def samples(name: str, count: int) -> tuple[Any, Any]:
@@ -77,19 +75,7 @@ def keras_trainee(module: Any, name: str, count: int) -> Trainee:
     loss = module.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(module.optimizers.Adam(LEARNING_RATE, BETA_1, BETA_2, EPSILON), loss)
 
-    def train(seconds: float, count: int = count) -> tuple[float, float]:
-        times: list[float] = []
-
-        def on_epoch_end(epoch: int, logs: Any = None) -> None:
-            times.append(time.perf_counter())
-            model.stop_training = times[-1] - times[0] >= seconds
-
-        callback = module.callbacks.LambdaCallback(on_epoch_end=on_epoch_end)
-        options = {"batch_size": batch, "epochs": 10**6, "verbose": 0, "callbacks": [callback]}
-        losses = model.fit(x[:count], y[:count], **options).history["loss"]
-        return (len(times) - 1) * count / max(times[-1] - times[0], 1e-9), losses[-1]
-
-    return train
+    return fitted(module, model, x, y, batch)
 
 
 def torch_trainee(name: str, count: int, threads: int) -> Trainee:
@@ -132,13 +118,7 @@ def torch_trainee(name: str, count: int, threads: int) -> Trainee:
             total += float(loss) * len(chosen)
         return total / count
 
-    def train(seconds: float, count: int = count) -> tuple[float, float]:
-        loss, begun, samples = epoch(count), time.perf_counter(), 0
-        while time.perf_counter() - begun < seconds:
-            loss, samples = epoch(count), samples + count
-        return samples / max(time.perf_counter() - begun, 1e-9), loss
-
-    return train
+    return repeated(epoch, count)
 
 
 def work() -> None:
@@ -151,24 +131,20 @@ def work() -> None:
             answer(answers, None)
         elif kind == "prepare":
             framework, name, threads, count = arguments
-            before, begun = begin_peak(), time.perf_counter()
             if framework == "PyTorch":
-                trainee = torch_trainee(name, count, threads)
+                make = functools.partial(torch_trainee, name, count, threads)
             else:
-                trainee = keras_trainee(__import__("dptrain" if framework == "dptrain" else "keras"), name, count)
-            trainee(0, WORKS[name][2])
-            first = time.perf_counter() - begun
-            trainee(0)
-            answer(answers, {"first": first, "memory": peak_bytes() - before})
+                module = __import__("dptrain" if framework == "dptrain" else "keras")
+                make = functools.partial(keras_trainee, module, name, count)
+            trainee, facts = prepared(make, WORKS[name][2])
+            answer(answers, facts)
         else:
             answer(answers, trainee(*arguments))
 
 
 def measure(name: str, options: argparse.Namespace, cache: str) -> list[str]:
     """Return the line of one work in the report."""
-    command = [sys.executable, str(Path(__file__).resolve()), "--worker"]
-    threads = {variable: str(options.threads) for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-    environment = {**threads, "DPTRAIN_CACHE": cache, "KERAS_BACKEND": "jax"}
+    command, environment = worker_start(__file__, options.threads, DPTRAIN_CACHE=cache, KERAS_BACKEND="jax")
     workers: dict[str, WorkerProcess] = {}
     facts: dict[str, Any] = {}
     for framework in FRAMEWORKS:
@@ -205,16 +181,9 @@ def measure(name: str, options: argparse.Namespace, cache: str) -> list[str]:
 
 def main() -> int:
     """Run as the parent, or as one framework."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=9)
+    parser = training_options(__doc__, list(WORKS))
     parser.add_argument("--seconds", type=float, default=1.0, help="that each trains in a round, at least")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--samples", type=int, default=512, metavar="N", help="of an epoch")
-    parser.add_argument("--works", type=words(list(WORKS)), default=list(WORKS), help="some of what is trained")
-    parser.add_argument("--output", type=Path, help="a file for the report")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         work()
@@ -232,11 +201,7 @@ def main() -> int:
         f"| network | {' | '.join(FRAMEWORKS)} | ratio | first start | memory | loss |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     )
-    for name in options.works:
-        with tempfile.TemporaryDirectory() as cache:
-            report.add(f"| {' | '.join(measure(name, options, cache))} |")
-    if options.output is not None:
-        report.save(options.output)
+    report.add_rows(options.works, lambda name, cache: measure(name, options, cache), options.output)
     return 0
 
 
