@@ -144,6 +144,16 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _quiet_locks():
+    """Say nothing of another process of the tests that compiles what this one waits for, however long it takes."""
+    from dptrain.runtime import locks
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(locks, "NOTICE", 3600.0)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _bytecode() -> None:
     """Compile dptrain once; where PYTHONDONTWRITEBYTECODE is set, every process started would, in a third of its start.
 

@@ -149,9 +149,17 @@ def when_ready(
     return process.returncode, without_notices(err)
 
 
+def sleep_of(folder: Path) -> str:
+    """Return a `sleep` whose path, and so its command line, no other test and no other run of the tests has."""
+    path, real = folder / "sleep", shutil.which("sleep")
+    assert real is not None
+    path.symlink_to(real)
+    return str(path)
+
+
 def is_gone(command: str) -> bool:
-    """Whether nothing of this command line runs, or is about to end."""
-    end = time.monotonic() + 10
+    """Whether nothing of this command line runs, or is about to end; see `sleep_of`."""
+    end = time.monotonic() + 60
     while subprocess.run(["pgrep", "-f", command], check=False, capture_output=True).stdout:
         if time.monotonic() > end:
             return False
@@ -185,7 +193,7 @@ def on_terminal(
         os.killpg(process.pid, signal.SIGKILL)
         pytest.fail(f"{' '.join(command)} did not end within {timeout} s\n{text.decode(errors='replace')}")
     os.close(parent)
-    return Finished(process.wait(10), text.decode(), "")
+    return Finished(process.wait(60), text.decode(), "")
 
 
 def shown(text: str) -> list[str]:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -188,11 +188,12 @@ def test_ranks_that_are_told_to_stop_can_save(tmp_path, number):
     command = " ".join(script(tmp_path, SAVING))
     arguments = ["-n", "2", "--restarts", "3", "--", "sh", "-c", f"{command}; exit $?"]
     with started(arguments) as (process, lines):
-        pids = wait_for(lines, r"ready \d (\d+)\n", 2)
+        supervisors = [parent(parent(int(pid))) for pid in wait_for(lines, r"ready \d (\d+)\n", 2)]
         process.send_signal(number)
         if number == signal.SIGTERM:  # as Slurm tells every process of a job; each rank hears it once
-            for pid in pids:
-                os.kill(parent(parent(int(pid))), number)
+            for supervisor in supervisors:
+                with suppress(ProcessLookupError):  # its rank has saved, and it has left
+                    os.kill(supervisor, number)
         code = process.wait(60)
     said = "".join(lines)
     for rank in (0, 1):
@@ -220,7 +221,7 @@ def test_a_signal_before_the_ranks_are_there_says_that_nothing_was_begun(tmp_pat
     with started(["-n", "2", "--launcher", str(waiting_mpirun(tmp_path)), "--", "true"]) as (process, lines):
         until((tmp_path / "started").exists, lines)
         process.send_signal(number)
-        assert process.wait(20) == code
+        assert process.wait(60) == code
     assert f"{signal.Signals(number).name}: received before the ranks had started" in "".join(lines)
 
 

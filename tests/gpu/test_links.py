@@ -15,7 +15,7 @@ SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "links_in_trouble.py")
 PATH = f"{ROOT}:{ROOT / 'tests' / 'standins'}"
 
 
-STALL = {"DPTRAIN_STALL_TIMEOUT": "2"}
+STALL = {"DPTRAIN_STALL_TIMEOUT": "4"}
 
 
 def train(folder, way: str, transport: str = "nccl", stages: int = 1, **environment: str) -> Finished:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.launching import completed, find_mpirun, interpreter, is_gone, mpirun, python, run, when_ready
+from tests.launching import completed, find_mpirun, interpreter, is_gone, mpirun, python, run, sleep_of, when_ready
 from tests.sample import sample
 
 # So that the training lasts longer than it takes to send a signal, and tells of its beginning.
@@ -126,7 +126,7 @@ def test_a_signal_in_a_validation_is_obeyed_in_it_and_the_epoch_goes_on_there(tm
 HANGING_COMPILER = """#!/bin/sh
 case "$*" in *--version*) exec c++ "$@";; esac
 touch "$0.compiles"
-sleep SECONDS
+SLEEP 600
 true
 """
 
@@ -137,8 +137,8 @@ true
 )
 def test_a_signal_ends_a_sweep_that_measures_and_its_compiler(small_npz, tmp_path, ranks, name):
     """Of MPICH, SIGUSR1 was lost there: its own handler took it."""
-    compiler, sleeps = tmp_path / "compiler", f"sleep 67.{os.getpid()}"  # of this process: other tests run beside it
-    compiler.write_text(HANGING_COMPILER.replace("sleep SECONDS", sleeps))
+    compiler, sleep = tmp_path / "compiler", sleep_of(tmp_path)
+    compiler.write_text(HANGING_COMPILER.replace("SLEEP", sleep))
     compiler.chmod(0o755)
     words = ("-m", "dptrain", "sweep", "--seeds", "0-1", "--grid", "hidden=4,8", "--epochs", "1", "--out", "out")
     process = subprocess.Popen(
@@ -156,14 +156,14 @@ def test_a_signal_ends_a_sweep_that_measures_and_its_compiler(small_npz, tmp_pat
             assert time.monotonic() < end
             time.sleep(0.05)
         process.send_signal(getattr(signal, name))
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=60)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 75, err
     (line,) = (line for line in err.splitlines() if line.startswith("dptrain: ") and "waiting for" not in line)
     assert line.endswith(f"ended by {name}")
-    assert is_gone(sleeps)
+    assert is_gone(sleep)
 
 
 def test_a_signal_ends_a_scripts_sweep_that_measures(tmp_path):

@@ -106,7 +106,7 @@ CASES = [
     Case("save: exit 0", 0, r"saving, at the end of its script: left while rank 1 waits in an all-gather \(saving\)"),
     *(Case(f"end: {deed}", 1, f"user code, last seen at {place}: {LATE}") for deed, place in LATE_AT.items()),
     Case(
-        "early hook", 1, r"user code, at stuck.py:\d+ in sleep_early: has left, and its process has not ended for 8 s"
+        "early hook", 1, r"user code, at stuck.py:\d+ in sleep_early: has left, and its process has not ended for 12 s"
     ),
     *(Case(f"caught: {deed}", 1, CAUGHT, 3, code=70) for deed in ("sleep", "other call", "exit 0")),
     Case("caught: sleep", 1, CAUGHT, 3, APART, code=70),
@@ -126,7 +126,7 @@ CASES = [
 ]
 
 
-def launch(case: Case, folder: Path, warning: str = "0", timeout: str = "2") -> Finished:
+def launch(case: Case, folder: Path, warning: str = "0", timeout: str = "3") -> Finished:
     limits = {"DPTRAIN_STALL_WARNING": warning, "DPTRAIN_STALL_TIMEOUT": timeout}
     fresh = case.way.startswith("before: ")  # dptrain is imported
     arguments = (SCRIPT, case.way, str(case.bad))
@@ -172,7 +172,8 @@ def test_a_rank_that_keeps_the_others_waiting_ends_the_job_and_is_named(done, nu
 def test_who_is_slow_within_the_limit_is_warned_of_and_goes_on(tmp_path):
     job = launch(Case("hook: slow", 1, ""), tmp_path, warning="1", timeout="20")
     assert job.code == 0, job.err
-    lines = job.err.splitlines()
+    # On a busy machine a rank may be late at the start as well.
+    lines = [line for line in job.err.splitlines() if " start-up" not in line]
     assert len(lines) == 2, "one an epoch"
     for line in lines:
         assert line.startswith("dptrain: rank 1/2 host ")
@@ -203,7 +204,7 @@ def test_a_rank_may_end_late_and_end_mpi_itself_and_nothing_is_left_in_shared_me
         "if comm.rank == 0:\n    print(len(paths), os.path.exists(path), path)\n"
         "if comm.rank == 1:\n    time.sleep(3); MPI.Finalize()\n"
     )
-    job = mpirun(2, str(script), cwd=tmp_path, fresh=True, DPTRAIN_STALL_TIMEOUT="1")
+    job = mpirun(2, str(script), cwd=tmp_path, fresh=True, DPTRAIN_STALL_TIMEOUT="2")
     assert (job.code, job.err) == (0, "")
     files, segments, path = job.out.split()
     assert (files, segments) == ("1", "True"), "one for all ranks"

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,11 +23,16 @@ class Other:
 
     begun: threading.Event = field(default_factory=threading.Event)
     ends: threading.Event = field(default_factory=threading.Event)
+    turns: list[Any] = field(default_factory=list)
 
     def begins(self) -> bool:
-        return self.begun.wait(10)
+        return self.begun.wait(60)
 
     def waits(self) -> bool:
+        """Whether it has asked for its turn, and has not got it."""
+        end = time.monotonic() + 60
+        while not (self.begun.is_set() or (self.turns and self.turns[0].begun)) and time.monotonic() < end:
+            time.sleep(0.001)
         return not self.begun.wait(0.05)
 
 
@@ -39,9 +45,10 @@ def begin() -> Iterator[Callable[[Any], Other]]:
         other = Other()
 
         def work() -> None:
-            with turn():
+            other.turns.append(turn())
+            with other.turns[0]:
                 other.begun.set()
-                other.ends.wait(30)
+                other.ends.wait(60)
 
         others.append((threading.Thread(target=work), other))
         others[-1][0].start()
@@ -51,7 +58,7 @@ def begin() -> Iterator[Callable[[Any], Other]]:
     for _, other in others:
         other.ends.set()
     for thread, _ in others:
-        thread.join(30)
+        thread.join(60)
 
 
 def test_who_reads_and_who_writes(begin):
