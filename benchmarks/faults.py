@@ -48,7 +48,7 @@ from typing import Any
 from common import Report, command_line, end_tree, machine_line, versions
 from fault_job import BEFORE, EVERY, FAULTS, LIMIT, SMALL, STALL, Fault, draw
 
-from dptrain.runtime.mpirun import Launcher, find_launcher, start_command
+from dptrain.runtime.launch.mpirun import Launcher, find_launcher, start_command
 
 # What dptrain says where it has killed an mpirun (Open MPI's) that hung after its ranks, and the exit code of that.
 MPIRUN_HUNG, KILLED = "dptrain: warning: mpirun ", 128 + signal.SIGKILL

@@ -59,7 +59,7 @@ from forked_ranks import ForkedRanks, Usage, run_module
 from fuzz import Place
 from outsiders import Damage
 
-from dptrain.runtime.mpirun import Launcher, find_launcher, start_command
+from dptrain.runtime.launch.mpirun import Launcher, find_launcher, start_command
 
 # Seconds that an input may take, and after which it is killed; exit codes that it may have. Those of ranks are the
 # processors', start included: they wait for each other, and for cores that other processes have.
@@ -238,7 +238,7 @@ def sweep_records(arena: Arena) -> Action:
     """What every start does with the records of jobs in shared memory."""
 
     def sweep() -> str:
-        from dptrain.runtime import records
+        from dptrain.runtime.watch import records
 
         records.FOLDER = str(arena.inside)
         records.sweep()
@@ -445,7 +445,7 @@ def lay_out(kind: str, arena: Arena, specimens: Path) -> None:
     arena.prepare()
     (arena.inside / "evil.py").write_text(f"open({str(arena.executed)!r}, 'w')\nbuild_model = None\n")
     if kind == "shared memory":
-        from dptrain.runtime import records
+        from dptrain.runtime.watch import records
 
         for number, pid in enumerate((2**22 + 1, 2**22 + 2)):  # above the highest PID that Linux gives
             table = records.RecordTable(str(arena.inside / f"{records._prefix()}-{pid}-{number + 1}"), 3)

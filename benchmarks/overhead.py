@@ -43,7 +43,7 @@ def work(folder: Path, variant: str, arguments: list[str]) -> int:
     """Be one rank of a training; leave in the folder how long each save held it up."""
     from dptrain.callbacks.checkpointing import Checkpointing
     from dptrain.cli.main import main
-    from dptrain.runtime.watchdog import Watchdog
+    from dptrain.runtime.watch.watchdog import Watchdog
 
     if not VARIANTS[variant][1]:
         Watchdog._watch = lambda self: None  # type: ignore[method-assign]

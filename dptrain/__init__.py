@@ -15,9 +15,9 @@ if signals.starts_as_module(sys.argv, sys.orig_argv):
 
 from dptrain.registry.names import not_there
 from dptrain.runtime.failure import install_excepthook
-from dptrain.runtime.launcher import prepare_blas_before_numpy
-from dptrain.runtime.streams import hold_descriptors
-from dptrain.runtime.watchdog import enlist
+from dptrain.runtime.launch.launcher import prepare_blas_before_numpy
+from dptrain.runtime.output.streams import hold_descriptors
+from dptrain.runtime.watch.watchdog import enlist
 from dptrain.version import __version__
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from dptrain.errors import ConfigError
 from dptrain.mixed_precision import dtype_policy, set_dtype_policy
 from dptrain.registry.names import not_there
 from dptrain.runtime import floatx as _floatx
-from dptrain.runtime import image_format, limits, terminal
+from dptrain.runtime import image_format, limits
+from dptrain.runtime.output import terminal
 
 __all__ = [
     "backend",

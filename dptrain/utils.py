@@ -31,8 +31,8 @@ from dptrain.registry.serialization import (
     register_keras_serializable,
 )
 from dptrain.runtime.defaults import REPRODUCIBLE_SHARDS
-from dptrain.runtime.launcher import detect_launch
-from dptrain.runtime.progbar import Progbar
+from dptrain.runtime.launch.launcher import detect_launch
+from dptrain.runtime.output.progbar import Progbar
 
 # Its name in Keras 2.
 Sequence = PyDataset

@@ -15,7 +15,7 @@ struct dp_Message {
     char **given;
     char *found;
     int64_t *arrived;    // how often each rank has arrived, DP_APART numbers apart
-    int64_t *own;        // of this rank's record (runtime/records.py): how far it has come, and what it is in
+    int64_t *own;        // of this rank's record (runtime/watch/records.py): how far it has come, and what it is in
     int64_t *beside[2];  // the same of its neighbours, or null
     int64_t call[5];     // what it is in here
     int64_t turns;       // of looking out before others may have the core

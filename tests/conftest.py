@@ -146,7 +146,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory):
 @pytest.fixture(scope="session", autouse=True)
 def _quiet_locks():
     """Say nothing of another process of the tests that compiles what this one waits for, however long it takes."""
-    from dptrain.runtime import locks
+    from dptrain.runtime.storage import locks
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(locks, "NOTICE", 3600.0)

@@ -142,7 +142,7 @@ def become(request: Request) -> None:
 
 def take_the_place_of(client: int, own_pid: int) -> None:
     """Let dptrain find the launcher among the ancestors of this process, where the client's are."""
-    from dptrain.runtime import records
+    from dptrain.runtime.watch import records
 
     look_up, has_variable, parent = records.look_up, records._has_variable, os.getppid
 

@@ -11,10 +11,10 @@ from dptrain import ops
 from dptrain.errors import ConfigError, DataError
 from dptrain.program.tensor import Tensor, Variable, as_tensors
 from dptrain.registry.names import not_there
-from dptrain.runtime.cache import cache_dir
-from dptrain.runtime.files import open_regular
 from dptrain.runtime.floatx import floatx
 from dptrain.runtime.image_format import FORMATS, checked_format
+from dptrain.runtime.storage.cache import cache_dir
+from dptrain.runtime.storage.files import open_regular
 from dptrain.saving.reading import parse_json, reading
 
 __all__ = ["decode_predictions", "preprocess_input"]

@@ -21,7 +21,7 @@ from dptrain.backend.base import Backend, Buffer, HostArray
 from dptrain.backend.transfers import Staging
 from dptrain.batches.sampling import Shard
 from dptrain.data.lazy import LazyArray
-from dptrain.runtime.children import ending_forks
+from dptrain.runtime.launch.children import ending_forks
 
 # Most bytes of one of the two chunks: larger ones are not copied faster.
 _CHUNK_BYTES = 64 << 20

@@ -21,9 +21,9 @@ from dptrain.comm.parts import cut
 from dptrain.data.pictures import MOST_PICTURES, require_inside
 from dptrain.errors import ConfigError, DataError, printable
 from dptrain.random import Purpose, default_seed, stream
-from dptrain.runtime import terminal
 from dptrain.runtime.failure import phase
-from dptrain.runtime.launcher import share_of_cores
+from dptrain.runtime.launch.launcher import share_of_cores
+from dptrain.runtime.output import terminal
 
 Array = npt.NDArray[Any]
 # Advice for links out of a folder.

@@ -15,7 +15,7 @@ from dptrain.data.pictures import require_inside
 from dptrain.data.sources import format_bytes
 from dptrain.errors import ConfigError, DataError, printable
 from dptrain.runtime.defaults import DEFAULT_MAX_BYTES
-from dptrain.runtime.files import open_regular
+from dptrain.runtime.storage.files import open_regular
 
 Array = npt.NDArray[Any]
 TEXT_FILES, SOUND_FILES = FileKind("text files", "texts", (".txt",)), FileKind("audio files", "sounds", (".wav",))

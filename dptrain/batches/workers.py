@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from dptrain.runtime.children import ending_forks
+from dptrain.runtime.launch.children import ending_forks
 
 T = TypeVar("T")
 

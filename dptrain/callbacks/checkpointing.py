@@ -24,10 +24,10 @@ from dptrain.errors import AgreedError, ConfigError, DataError, ExitCode, Output
 from dptrain.program.shapes import size
 from dptrain.program.tensor import Array, Variable
 from dptrain.registry.serialization import plain
-from dptrain.runtime import terminal
 from dptrain.runtime.failure import warn
-from dptrain.runtime.files import output_error
-from dptrain.runtime.locks import LOCK, locked
+from dptrain.runtime.output import terminal
+from dptrain.runtime.storage.files import output_error
+from dptrain.runtime.storage.locks import LOCK, locked
 from dptrain.runtime.text import short
 from dptrain.saving import safetensors_file
 from dptrain.saving.checkpoints import Checkpoint, CheckpointDirectory, Content, located, memory, newest

@@ -12,7 +12,7 @@ import numpy as np
 from dptrain.callbacks.base import Callback, Logs
 from dptrain.callbacks.ranks import on_rank_0
 from dptrain.runtime.failure import warn
-from dptrain.runtime.files import append, output_error, sync
+from dptrain.runtime.storage.files import append, output_error, sync
 
 _ADVICE = "choose another `filename` of CSVLogger"
 

@@ -12,7 +12,7 @@ from dptrain.callbacks.monitor import MonitorCallback, take_numbers
 from dptrain.callbacks.ranks import on_all, on_rank_0, say
 from dptrain.errors import ConfigError, OutputError
 from dptrain.runtime.failure import describe, warn
-from dptrain.runtime.files import output_error, sweep_temporaries, write_through_links
+from dptrain.runtime.storage.files import output_error, sweep_temporaries, write_through_links
 from dptrain.saving import keras_zip
 from dptrain.saving.background import Background
 from dptrain.saving.weights import weights_encoder

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from dptrain.callbacks.base import Callback, Logs
 from dptrain.callbacks.ranks import ranks_of
 from dptrain.errors import printable
-from dptrain.runtime import terminal
 from dptrain.runtime.failure import phase
+from dptrain.runtime.output import terminal
 from dptrain.runtime.text import counted
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class ProgbarLogger(Callback):
 
     It prints a line per epoch, with samples/s, loss and metrics; before it, with verbose 1, a live line with step and
     time remaining; and a line per evaluation or prediction, except a training's. On a terminal lines are wrapped
-    between words, elsewhere never. `runtime.terminal` decides what "auto" is.
+    between words, elsewhere never. `runtime.output.terminal` decides what "auto" is.
 
     Args:
         file: where lines go; standard output by default (not in Keras).

@@ -13,7 +13,7 @@ from dptrain.callbacks.models import named_weights_of, rates_of
 from dptrain.callbacks.ranks import on_rank_0
 from dptrain.errors import ConfigError
 from dptrain.runtime.extras import pip_install
-from dptrain.runtime.files import output_error
+from dptrain.runtime.storage.files import output_error
 
 _number = itertools.count()
 _ADVICE = "choose another `log_dir` of TensorBoard"

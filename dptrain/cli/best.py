@@ -12,8 +12,8 @@ from dptrain.cli.config import Config
 from dptrain.cli.words import suggest
 from dptrain.errors import ConfigError, DataError, OutputError
 from dptrain.models import Model
-from dptrain.runtime import terminal
-from dptrain.runtime.files import open_directory, write_atomically
+from dptrain.runtime.output import terminal
+from dptrain.runtime.storage.files import open_directory, write_atomically
 from dptrain.saving import keras_zip
 from dptrain.saving.keras_zip import why_not_saved
 from dptrain.saving.run_folder import BEST

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.errors import printable
-from dptrain.runtime import terminal
+from dptrain.runtime.output import terminal
 
 if TYPE_CHECKING:
     from dptrain.cli.predictions import Meaning

@@ -19,7 +19,7 @@ from dptrain.data.tasks import task_of_loss
 from dptrain.errors import ConfigError
 from dptrain.runtime.checked import Before, Checked, NotValidError, checked
 from dptrain.runtime.defaults import DEFAULT_BUCKET_MB, DEFAULT_MAX_BYTES, REPRODUCIBLE_SHARDS
-from dptrain.runtime.terminal import VERBOSITY
+from dptrain.runtime.output.terminal import VERBOSITY
 from dptrain.runtime.text import short
 
 # Largest integer: the limit of 32-bit counters such as MPI's.
@@ -719,7 +719,7 @@ def to_yaml(config: Config) -> str:
 
 def read_file(path: Path) -> dict[str, Any]:
     """Return a YAML (or JSON) configuration file as nested dictionaries, with every key checked."""
-    from dptrain.runtime.yaml_files import read_mapping
+    from dptrain.runtime.storage.yaml_files import read_mapping
 
     tree = read_mapping(path, "--config")
     check_keys(tree, f"--config {path}")

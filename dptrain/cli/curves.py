@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dptrain.runtime.extras import pip_install
-from dptrain.runtime.streams import write_error
+from dptrain.runtime.output.streams import write_error
 from dptrain.sweeps.drawing import log_if_wide, trouble
 
 if TYPE_CHECKING:

@@ -52,13 +52,13 @@ from dptrain.program.program import trace
 from dptrain.program.shapes import size
 from dptrain.program.sharding.messages import stages
 from dptrain.program.sharding.placement import place
-from dptrain.runtime.cache import cache_dir, own_folder
 from dptrain.runtime.extras import pip_install
 from dptrain.runtime.failure import describe, phase
-from dptrain.runtime.launcher import core_affinity, detect_launch, usable_cores
-from dptrain.runtime.mpirun import mpi_family
+from dptrain.runtime.launch.launcher import core_affinity, detect_launch, usable_cores
+from dptrain.runtime.launch.mpirun import mpi_family
+from dptrain.runtime.output.terminal import say
 from dptrain.runtime.programs import run_program
-from dptrain.runtime.terminal import say
+from dptrain.runtime.storage.cache import cache_dir, own_folder
 from dptrain.train.devices import check_devices, find_place, open_backend
 from dptrain.version import __version__
 

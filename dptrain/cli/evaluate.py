@@ -17,8 +17,8 @@ from dptrain.cli.serving import (
     show_notes,
 )
 from dptrain.errors import ConfigError, DataError
-from dptrain.runtime import terminal
 from dptrain.runtime.failure import phase
+from dptrain.runtime.output import terminal
 
 if TYPE_CHECKING:
     from dptrain.comm import Communicator

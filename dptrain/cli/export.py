@@ -52,7 +52,7 @@ def export(config: Config, comm: "Communicator", parsed: argparse.Namespace) -> 
 
         def write() -> None:
             from dptrain.cli.predictions import as_arrays
-            from dptrain.runtime.files import write_through_links
+            from dptrain.runtime.storage.files import write_through_links
 
             if comm.rank == 0:
                 write_through_links(path, as_arrays(model._named_weights(), ".npz"), advice="choose another --out")

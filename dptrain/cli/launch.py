@@ -14,10 +14,11 @@ from subprocess import SubprocessError
 
 from dptrain.cli.parser import Parser
 from dptrain.errors import AgreedError, ConfigError, ExitCode
-from dptrain.runtime import signals, streams, supervisor
-from dptrain.runtime.job import Job, Start, code_of_stop, own_addresses, say
-from dptrain.runtime.launcher import THREAD_VARIABLES, detect_launch, threads_of_a_rank, usable_cores
-from dptrain.runtime.mpirun import (
+from dptrain.runtime import signals
+from dptrain.runtime.launch import supervisor
+from dptrain.runtime.launch.job import Job, Start, code_of_stop, own_addresses, say
+from dptrain.runtime.launch.launcher import THREAD_VARIABLES, detect_launch, threads_of_a_rank, usable_cores
+from dptrain.runtime.launch.mpirun import (
     Hosts,
     Launcher,
     default_host_file,
@@ -28,8 +29,9 @@ from dptrain.runtime.mpirun import (
     spread,
     start_command,
 )
+from dptrain.runtime.launch.supervisor import NOT_EXECUTABLE, NOT_FOUND
+from dptrain.runtime.output import streams
 from dptrain.runtime.programs import run_program
-from dptrain.runtime.supervisor import NOT_EXECUTABLE, NOT_FOUND
 
 _DESCRIPTION = """\
 Run any command on several ranks, under the installed mpirun or srun:

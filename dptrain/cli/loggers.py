@@ -12,8 +12,8 @@ from dptrain.callbacks.tensorboard import tensorboardx_module
 from dptrain.callbacks.wandb_metrics_logger import wandb_module
 from dptrain.cli.config import Config, leaves, to_dict
 from dptrain.errors import ConfigError
-from dptrain.runtime import terminal
 from dptrain.runtime.failure import describe
+from dptrain.runtime.output import terminal
 from dptrain.saving.run_folder import TENSORBOARD
 
 # The value of an option that is given without one.

@@ -17,9 +17,11 @@ from dptrain.cli.serving import add_custom_objects
 from dptrain.cli.sweep_options import add_options
 from dptrain.cli.words import suggest
 from dptrain.errors import AgreedError, ConfigError, ExitCode, OutputError
-from dptrain.runtime import failure, records, signals, terminal, watchdog
-from dptrain.runtime.launcher import detect_launch
-from dptrain.runtime.streams import lost_output, outlive_readers, write_error
+from dptrain.runtime import failure, signals
+from dptrain.runtime.launch.launcher import detect_launch
+from dptrain.runtime.output import terminal
+from dptrain.runtime.output.streams import lost_output, outlive_readers, write_error
+from dptrain.runtime.watch import records, watchdog
 from dptrain.version import __version__
 
 # Slow imports, NumPy first of all, are inside the functions that need them, so that help and the first line of a

@@ -16,7 +16,7 @@ from dptrain.cli.words import suggest
 from dptrain.comm import Communicator
 from dptrain.errors import ConfigError
 from dptrain.models import Model
-from dptrain.runtime import terminal
+from dptrain.runtime.output import terminal
 from dptrain.runtime.text import short
 from dptrain.sweeps.arguments import Builder
 from dptrain.sweeps.space import parse_grid

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from dptrain.cli.words import suggest
 from dptrain.errors import ConfigError
-from dptrain.runtime.launcher import detect_launch
+from dptrain.runtime.launch.launcher import detect_launch
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def predict(config: Config, comm: "Communicator", parsed: argparse.Namespace) ->
 
     def write() -> None:
         from dptrain.cli import predictions
-        from dptrain.runtime.files import write_through_links
+        from dptrain.runtime.storage.files import write_through_links
 
         if comm.rank != 0:
             return

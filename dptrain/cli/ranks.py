@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from dptrain.runtime import terminal
+from dptrain.runtime.output import terminal
 
 
 def show_ranks(rows: Sequence[Sequence[Any]]) -> None:

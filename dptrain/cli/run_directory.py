@@ -21,8 +21,8 @@ from typing import Any, Self
 
 from dptrain.cli.curves import draw_curves
 from dptrain.errors import OutputError
-from dptrain.runtime.files import FILE, FOLDER, Directory, open_directory, output_error, writing
-from dptrain.runtime.locks import LOCK, locked
+from dptrain.runtime.storage.files import FILE, FOLDER, Directory, open_directory, output_error, writing
+from dptrain.runtime.storage.locks import LOCK, locked
 from dptrain.saving.run_folder import (
     BEST,
     CHECKPOINTS,

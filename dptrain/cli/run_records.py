@@ -13,10 +13,10 @@ from typing import Any
 
 from dptrain.cli.config import Config, check_keys, resolve, to_dict
 from dptrain.errors import ConfigError, DataError
-from dptrain.runtime.files import open_directory
-from dptrain.runtime.locks import LOCK
+from dptrain.runtime.storage.files import open_directory
+from dptrain.runtime.storage.locks import LOCK
+from dptrain.runtime.storage.yaml_files import MAX_BYTES, parse_mapping
 from dptrain.runtime.text import one_line
-from dptrain.runtime.yaml_files import MAX_BYTES, parse_mapping
 from dptrain.saving.run_folder import CONFIG, METRICS, PLAN, SUMMARY
 
 # Most bytes read of a file: of metrics the end, or all to draw them.

@@ -10,8 +10,8 @@ from dptrain.cli.config import Config, leaves
 from dptrain.cli.parser import Options
 from dptrain.cli.words import suggest
 from dptrain.errors import ConfigError, DataError, printable
-from dptrain.runtime import terminal
 from dptrain.runtime.failure import phase
+from dptrain.runtime.output import terminal
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -183,7 +183,7 @@ def _compare(folder: Path, names: Sequence[str], picture: str | None) -> None:
 
     from dptrain.cli.curves import draw_comparison
     from dptrain.cli.run_records import read_epochs, read_run
-    from dptrain.runtime.files import write_atomically
+    from dptrain.runtime.storage.files import write_atomically
     from dptrain.sweeps import formatting
 
     if len(names) < 2:

@@ -21,7 +21,7 @@ from dptrain.program.explain import COLUMNS
 from dptrain.program.passes import with_precision
 from dptrain.program.shapes import size
 from dptrain.runtime.cores import limit_threads
-from dptrain.runtime.launcher import usable_cores
+from dptrain.runtime.launch.launcher import usable_cores
 
 # The part of a GPU's arithmetic peak, and of NVLink's, that large products and messages reach.
 _REACHED_BY_PRODUCTS, _REACHED_BY_LINKS = 0.7, 0.8

@@ -100,7 +100,7 @@ def load_served_samples(
 
 def show_notes(comm: "Communicator", notes: "Sequence[str]") -> None:
     """Print on rank 0 what was skipped, to standard error: the output is a table's, or JSON."""
-    from dptrain.runtime.terminal import say
+    from dptrain.runtime.output.terminal import say
 
     for note in notes if comm.rank == 0 else ():
         say(f"dptrain: {note}", file=sys.stderr)

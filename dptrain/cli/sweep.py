@@ -54,10 +54,10 @@ from dptrain.errors import ConfigError
 from dptrain.models import Model
 from dptrain.runtime.checked import NotValidError, checked
 from dptrain.runtime.failure import phase
-from dptrain.runtime.launcher import usable_cores
-from dptrain.runtime.terminal import NO_BREAK, say
+from dptrain.runtime.launch.launcher import usable_cores
+from dptrain.runtime.output.terminal import NO_BREAK, say
+from dptrain.runtime.storage.yaml_files import read_mapping
 from dptrain.runtime.text import counted, short
-from dptrain.runtime.yaml_files import read_mapping
 from dptrain.saving.run_folder import MODELS
 from dptrain.sweeps import formatting
 from dptrain.sweeps.capacity import Capacity, measure

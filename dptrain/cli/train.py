@@ -41,10 +41,11 @@ from dptrain.comm import Communicator
 from dptrain.data.loading import LoadedData
 from dptrain.errors import DataError, OutputError, PreemptedError
 from dptrain.models import Model
-from dptrain.runtime import signals, terminal
+from dptrain.runtime import signals
 from dptrain.runtime.extras import pip_install
 from dptrain.runtime.failure import phase
-from dptrain.runtime.files import FILE, open_directory
+from dptrain.runtime.output import terminal
+from dptrain.runtime.storage.files import FILE, open_directory
 from dptrain.saving import keras_zip
 from dptrain.saving.run_folder import BEST, CHECKPOINTS, CONFIG, CURVES, MODEL, SUMMARY, WEIGHTS
 from dptrain.saving.weights import encode_safetensors

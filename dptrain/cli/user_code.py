@@ -13,7 +13,7 @@ from typing import Any
 
 from dptrain.comm import Communicator
 from dptrain.errors import ConfigError, DptrainError
-from dptrain.runtime.files import open_regular
+from dptrain.runtime.storage.files import open_regular
 from dptrain.runtime.text import one_line
 
 

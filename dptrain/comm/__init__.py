@@ -6,8 +6,10 @@ from contextlib import contextmanager
 
 from dptrain.comm.base import Communicator, Same
 from dptrain.comm.solo import SoloCommunicator
-from dptrain.runtime import children, streams, watchdog
-from dptrain.runtime.launcher import detect_launch, refuse_other_launchers, start_mpi
+from dptrain.runtime.launch import children
+from dptrain.runtime.launch.launcher import detect_launch, refuse_other_launchers, start_mpi
+from dptrain.runtime.output import streams
+from dptrain.runtime.watch import watchdog
 
 __all__ = ["Communicator", "Same", "SoloCommunicator", "current", "independent"]
 

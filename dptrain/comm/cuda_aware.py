@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.runtime.launcher import LAUNCHER_PREFIXES, start_mpi
+from dptrain.runtime.launch.launcher import LAUNCHER_PREFIXES, start_mpi
 from dptrain.runtime.programs import run_program
 
 # The last line of such a process.

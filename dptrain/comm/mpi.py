@@ -20,11 +20,11 @@ from dptrain.comm.cuda_aware import why_not
 from dptrain.comm.node import rounds
 from dptrain.comm.node_sum import is_half, tree_sum
 from dptrain.errors import AgreedError, ConfigError, MismatchError
-from dptrain.runtime import watchdog
 from dptrain.runtime.exit_codes import replace_abort
 from dptrain.runtime.failure import abort_with_success
-from dptrain.runtime.launcher import LaunchInfo
-from dptrain.runtime.records import Collective, Record, numbers_of
+from dptrain.runtime.launch.launcher import LaunchInfo
+from dptrain.runtime.watch import watchdog
+from dptrain.runtime.watch.records import Collective, Record, numbers_of
 
 # MPI counts are C ints; a larger buffer goes as several messages of at most this many elements.
 _MAX_COUNT = 1 << 28

@@ -23,9 +23,9 @@ import numpy as np
 from dptrain.comm.base import Communicator
 from dptrain.comm.device import AddingCommunicator, DeviceBuffer, DeviceStream
 from dptrain.errors import DeviceError
-from dptrain.runtime import watchdog
 from dptrain.runtime.extras import pip_install
-from dptrain.runtime.records import Collective
+from dptrain.runtime.watch import watchdog
+from dptrain.runtime.watch.records import Collective
 
 # Types that NCCL sums. It would round half precision at every rank; and its maximum of a number and NaN is the number.
 _SUMS = ("float32", "float64", "int32", "int64", "uint32", "uint64", "int8", "uint8")

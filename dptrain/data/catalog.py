@@ -32,9 +32,9 @@ from dptrain.data.sources import (
     stream_errors,
 )
 from dptrain.errors import ConfigError, DataError, OutputError
-from dptrain.runtime.cache import cache_dir, own_folder
-from dptrain.runtime.files import replacing_locked
-from dptrain.runtime.locks import held
+from dptrain.runtime.storage.cache import cache_dir, own_folder
+from dptrain.runtime.storage.files import replacing_locked
+from dptrain.runtime.storage.locks import held
 from dptrain.runtime.text import one_line
 
 __all__ = ["CATALOG", "DEFAULT_MAX_BYTES", "NamedDataset", "cache_dir", "ensure_available", "open_dataset"]

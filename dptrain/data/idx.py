@@ -32,7 +32,7 @@ from dptrain.data.sources import (
     stream_errors,
 )
 from dptrain.errors import DataError
-from dptrain.runtime.files import open_regular
+from dptrain.runtime.storage.files import open_regular
 
 _DTYPES: dict[int, np.dtype[Any]] = {
     0x08: np.dtype(np.uint8),

@@ -12,8 +12,8 @@ from dptrain.data.pictures import open_picture, pillow
 from dptrain.errors import ConfigError, DataError, printable
 from dptrain.registry.names import lookup
 from dptrain.runtime.failure import warn
-from dptrain.runtime.files import write_through_links
 from dptrain.runtime.image_format import checked_format
+from dptrain.runtime.storage.files import write_through_links
 
 Array = npt.NDArray[Any]
 

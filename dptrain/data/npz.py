@@ -27,7 +27,7 @@ from dptrain.data.sources import (
     stream_errors,
 )
 from dptrain.errors import DataError
-from dptrain.runtime.files import open_regular
+from dptrain.runtime.storage.files import open_regular
 from dptrain.runtime.text import one_line
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")

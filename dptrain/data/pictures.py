@@ -29,8 +29,8 @@ from dptrain.data.sources import DEFAULT_MAX_BYTES
 from dptrain.errors import ConfigError, DataError, printable
 from dptrain.registry.names import suggestion
 from dptrain.runtime.extras import pip_install
-from dptrain.runtime.files import open_regular
-from dptrain.runtime.launcher import share_of_cores
+from dptrain.runtime.launch.launcher import share_of_cores
+from dptrain.runtime.storage.files import open_regular
 from dptrain.runtime.text import one_line
 
 Array = npt.NDArray[Any]

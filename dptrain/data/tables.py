@@ -20,7 +20,7 @@ from dptrain.data.sources import DEFAULT_MAX_BYTES, GZIP_PADDING, format_bytes, 
 from dptrain.data.table_codes import leading_zero, may_have_leading_zeros
 from dptrain.errors import ConfigError, DataError
 from dptrain.runtime.extras import pip_install
-from dptrain.runtime.files import open_regular
+from dptrain.runtime.storage.files import open_regular
 from dptrain.runtime.text import one_line
 
 TEXT_ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")

@@ -11,7 +11,7 @@ from dptrain.data.sources import format_bytes
 from dptrain.data.table_columns import TableOptions, text_column
 from dptrain.data.tables import Table, pandas_module
 from dptrain.errors import DataError, printable
-from dptrain.runtime.files import open_regular
+from dptrain.runtime.storage.files import open_regular
 
 TEXT, CLASS = "text", "class"
 _ENDING = ".txt"

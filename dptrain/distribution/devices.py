@@ -8,7 +8,7 @@ from dptrain.backend import tries_gpu
 from dptrain.backend.cuda.selection import has_driver, visible_gpus
 from dptrain.errors import ConfigError
 from dptrain.mixed_precision import dtype_policy
-from dptrain.runtime.launcher import detect_launch
+from dptrain.runtime.launch.launcher import detect_launch
 
 _TYPES = ("cpu", "gpu", "tpu")
 

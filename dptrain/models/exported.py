@@ -16,7 +16,7 @@ from dptrain.errors import ConfigError, DataError
 from dptrain.program import tree
 from dptrain.program.program import Program
 from dptrain.program.turns import MAKING
-from dptrain.runtime.files import open_regular
+from dptrain.runtime.storage.files import open_regular
 from dptrain.runtime.text import short
 from dptrain.saving import program as programs
 from dptrain.saving.reading import reading

@@ -19,7 +19,7 @@ from dptrain.program.turns import TURNS
 from dptrain.registry.names import lookup
 from dptrain.registry.serialization import custom_object_scope, plain
 from dptrain.runtime.failure import phase
-from dptrain.runtime.terminal import say
+from dptrain.runtime.output.terminal import say
 from dptrain.saving import keras_2_config, keras_2_h5, keras_config, keras_h5, keras_zip
 from dptrain.saving.program import encode as encode_program
 from dptrain.saving.reading import Loaded, share

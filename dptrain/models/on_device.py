@@ -16,7 +16,7 @@ from dptrain.optimizers import Optimizer
 from dptrain.program.tensor import Variable
 from dptrain.program.turns import MAKING
 from dptrain.runtime.failure import end_job, phase
-from dptrain.runtime.launcher import detect_launch
+from dptrain.runtime.launch.launcher import detect_launch
 from dptrain.saving.parts import Part
 from dptrain.train.devices import open_backend
 from dptrain.train.guard import StepGuard

@@ -16,9 +16,9 @@ from dptrain.program.dims import read
 from dptrain.program.tensor import Tensor
 from dptrain.registry.names import snake_case
 from dptrain.runtime.failure import warn
-from dptrain.runtime.files import write_through_links
-from dptrain.runtime.launcher import detect_launch
+from dptrain.runtime.launch.launcher import detect_launch
 from dptrain.runtime.programs import run_program
+from dptrain.runtime.storage.files import write_through_links
 
 _CHARACTER, _LINE, _PADDING, _GAP = 7.5, 18, 10, 36  # pixels
 _PATIENCE = 60.0  # seconds that Graphviz may take

@@ -17,7 +17,7 @@ from dptrain.models.graph import name_of_maker
 from dptrain.program import tree
 from dptrain.program.dims import read
 from dptrain.program.tensor import Tensor, Variable
-from dptrain.runtime.launcher import detect_launch
+from dptrain.runtime.launch.launcher import detect_launch
 
 _LINE, _LINE_CONNECTED, _TRAINABLE = 88, 108, 12  # columns by default, and added for "Trainable"
 _POSITIONS, _POSITIONS_CONNECTED = (0.45, 0.80, 1.0), (0.3, 0.56, 0.74, 1.0)

@@ -4,7 +4,7 @@ import os
 
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from dptrain.runtime.launcher import THREAD_VARIABLES, share_of_cores
+from dptrain.runtime.launch.launcher import THREAD_VARIABLES, share_of_cores
 
 
 def limit_threads(local_size: int) -> int:

@@ -18,9 +18,9 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from dptrain.errors import AgreedError, CompilerError, DptrainError, ExitCode, PreemptedError, printable
-from dptrain.runtime import exit_codes, signals, streams
+from dptrain.runtime import exit_codes, signals
 from dptrain.runtime.exit_codes import as_status, replace_exits
-from dptrain.runtime.launcher import (
+from dptrain.runtime.launch.launcher import (
     LaunchInfo,
     abort_by_launcher,
     detect_launch,
@@ -28,6 +28,7 @@ from dptrain.runtime.launcher import (
     launcher_can_abort,
     start_mpi,
 )
+from dptrain.runtime.output import streams
 
 # Bytes of a phase's name in shared memory.
 NAME_BYTES = 48

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from dptrain.errors import ConfigError, DataError
-from dptrain.runtime.files import is_plain_name, open_regular
+from dptrain.runtime.storage.files import is_plain_name, open_regular
 from dptrain.saving.reading import reading
 from dptrain.saving.saveables import saveables
 

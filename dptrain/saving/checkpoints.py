@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from dptrain.errors import DataError, OutputError
 from dptrain.runtime.failure import warn
-from dptrain.runtime.files import (
+from dptrain.runtime.storage.files import (
     FILE,
     FOLDER,
     Directory,

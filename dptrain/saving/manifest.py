@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from dptrain.errors import DataError
-from dptrain.runtime.files import Piece, is_plain_name
+from dptrain.runtime.storage.files import Piece, is_plain_name
 
 MANIFEST = "manifest.json"
 # Bytes of a part with a separate digest.

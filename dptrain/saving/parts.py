@@ -10,7 +10,7 @@ import numpy as np
 from dptrain.comm.base import Communicator
 from dptrain.errors import DataError
 from dptrain.program.tensor import Array, Variable
-from dptrain.runtime.files import Directory
+from dptrain.runtime.storage.files import Directory
 from dptrain.saving.manifest import Shape, StoredArray, StoredPart, blocks
 
 

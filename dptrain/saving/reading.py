@@ -20,7 +20,7 @@ from dptrain.errors import ConfigError, DataError
 from dptrain.layers import Layer
 from dptrain.program.tensor import BFLOAT16, Variable
 from dptrain.program.turns import TURNS
-from dptrain.runtime.files import open_regular
+from dptrain.runtime.storage.files import open_regular
 from dptrain.runtime.text import one_line
 
 Array = npt.NDArray[Any]

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from dptrain.errors import ConfigError, DataError
-from dptrain.runtime.files import FILE, Directory, open_directory
+from dptrain.runtime.storage.files import FILE, Directory, open_directory
 from dptrain.saving.checkpoints import newest_name
 
 MODEL, BEST = "model.keras", "best.keras"

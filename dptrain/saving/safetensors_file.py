@@ -22,7 +22,7 @@ import safetensors
 
 from dptrain.errors import DataError
 from dptrain.program.tensor import Variable
-from dptrain.runtime.files import Piece, open_regular
+from dptrain.runtime.storage.files import Piece, open_regular
 from dptrain.saving.reading import Array, Loaded, Stored, fill, guess, portable, portable_dtype, reading, size_of
 
 _VERSION = 2

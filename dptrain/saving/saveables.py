@@ -21,7 +21,7 @@ from dptrain.optimizers.absent import AbsentOptimizer
 from dptrain.program.tensor import Variable
 from dptrain.program.tree import holds_parts
 from dptrain.registry.names import snake_case
-from dptrain.runtime.files import is_plain_name
+from dptrain.runtime.storage.files import is_plain_name
 from dptrain.saving.keras_config import MODELS
 from dptrain.saving.reading import Array, portable
 

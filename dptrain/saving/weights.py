@@ -7,7 +7,7 @@ from typing import Any
 
 from dptrain.errors import ConfigError, OutputError
 from dptrain.registry.serialization import plain
-from dptrain.runtime.files import output_error, write_through_links
+from dptrain.runtime.storage.files import output_error, write_through_links
 from dptrain.saving import keras_2_h5, keras_h5, keras_zip, safetensors_file
 from dptrain.saving.reading import Loaded, opened
 

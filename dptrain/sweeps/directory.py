@@ -26,10 +26,10 @@ from typing import Any
 import yaml
 
 from dptrain.errors import ConfigError, DataError, OutputError
-from dptrain.runtime.files import FILE, FOLDER, Directory, open_directory, output_error, to_become, writing
-from dptrain.runtime.locks import HOLDER, LOCK, locked
+from dptrain.runtime.storage.files import FILE, FOLDER, Directory, open_directory, output_error, to_become, writing
+from dptrain.runtime.storage.locks import HOLDER, LOCK, locked
+from dptrain.runtime.storage.yaml_files import parse_mapping
 from dptrain.runtime.text import one_line
-from dptrain.runtime.yaml_files import parse_mapping
 from dptrain.saving.run_folder import CONFIG, MODELS, PLAN
 from dptrain.sweeps import growth, lines
 from dptrain.sweeps.messages import run_fact, to_run

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dptrain.errors import ConfigError
 from dptrain.runtime.extras import pip_install
 from dptrain.runtime.failure import describe
-from dptrain.runtime.streams import write_error
+from dptrain.runtime.output.streams import write_error
 from dptrain.sweeps import formatting
 from dptrain.sweeps.fields import is_wide
 

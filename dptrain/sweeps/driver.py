@@ -14,7 +14,7 @@ from dptrain.comm import Communicator
 from dptrain.errors import AgreedError, ConfigError
 from dptrain.models import Model
 from dptrain.runtime.failure import end_job, ending_by_signals, phase
-from dptrain.runtime.files import write_atomically
+from dptrain.runtime.storage.files import write_atomically
 from dptrain.saving.keras_zip import why_not_saved
 from dptrain.sweeps import statistics
 from dptrain.sweeps.adaptive import OptunaSource

@@ -25,7 +25,7 @@ from dptrain.models.from_files import load_members
 from dptrain.models.scoring import scorer
 from dptrain.program import tree
 from dptrain.runtime.failure import phase
-from dptrain.runtime.terminal import say, verbosity
+from dptrain.runtime.output.terminal import say, verbosity
 from dptrain.saving import ensemble_zip
 from dptrain.saving.state import decode, encode, restore
 from dptrain.saving.weights import require_ending, write

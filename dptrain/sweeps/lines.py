@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from dptrain.errors import DataError
-from dptrain.runtime.files import Directory, output_error, writing
+from dptrain.runtime.storage.files import Directory, output_error, writing
 
 _KEY = "digest"
 _BEFORE, _AFTER = f', "{_KEY}": "'.encode(), b'"}\n'

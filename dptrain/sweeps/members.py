@@ -10,9 +10,9 @@ from dptrain.callbacks import Callback, Logs
 from dptrain.callbacks.progbar_logger import format_logs
 from dptrain.comm import Communicator
 from dptrain.models import Model
-from dptrain.runtime import watchdog
 from dptrain.runtime.failure import phase
-from dptrain.runtime.terminal import say
+from dptrain.runtime.output.terminal import say
+from dptrain.runtime.watch import watchdog
 from dptrain.sweeps.round_robin import RoundRobin
 from dptrain.sweeps.training import Slot, is_of_the_device, is_out_of_memory, numbers_of
 

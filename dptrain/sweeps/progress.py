@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dptrain.errors import printable
-from dptrain.runtime import terminal
+from dptrain.runtime.output import terminal
 from dptrain.sweeps import formatting
 from dptrain.sweeps.records import Ending, Run, Segment, Status, Trial
 from dptrain.sweeps.space import label

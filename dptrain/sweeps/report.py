@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dptrain.runtime.extras import pip_install
-from dptrain.runtime.files import write_atomically
+from dptrain.runtime.storage.files import write_atomically
 from dptrain.runtime.text import counted, no_formula
 from dptrain.sweeps import drawing, field_pictures, formatting, importance, pictures
 from dptrain.sweeps.fields import Field, listed_values, swept_fields

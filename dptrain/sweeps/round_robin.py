@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from dptrain.backend.base import Backend
 from dptrain.backend.cpu.backend import CpuBackend
-from dptrain.runtime.children import ending_forks
+from dptrain.runtime.launch.children import ending_forks
 from dptrain.runtime.python_lock import acquired, released
 
 

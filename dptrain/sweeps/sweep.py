@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 from dptrain.comm import Communicator
 from dptrain.errors import ExitCode
-from dptrain.runtime import signals, watchdog
+from dptrain.runtime import signals
 from dptrain.runtime.failure import phase
-from dptrain.runtime.terminal import verbosity
+from dptrain.runtime.output.terminal import verbosity
 from dptrain.runtime.text import counted
+from dptrain.runtime.watch import watchdog
 from dptrain.sweeps.coordinator import Coordinator
 from dptrain.sweeps.directory import SweepDirectory
 from dptrain.sweeps.keeping import Keep, Retention

@@ -3,7 +3,7 @@
 from dptrain.backend.base import Backend
 from dptrain.comm import Communicator, nccl
 from dptrain.errors import ConfigError, DeviceError
-from dptrain.runtime.streams import write_error
+from dptrain.runtime.output.streams import write_error
 from dptrain.runtime.text import ranges
 
 # Transports of GPU memory, best first, and the one that always exists.

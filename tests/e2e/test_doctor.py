@@ -13,7 +13,7 @@ from dptrain.cli import doctor
 from dptrain.cli.config import Config
 from dptrain.comm import SoloCommunicator
 from dptrain.errors import DeviceError
-from dptrain.runtime.mpirun import mpi_family
+from dptrain.runtime.launch.mpirun import mpi_family
 from tests.conftest import ROOT
 from tests.emulated import emulated, emulated_ranks, inside_emulator
 from tests.launching import Finished, dptrain, on_terminal, shown

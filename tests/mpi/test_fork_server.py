@@ -77,7 +77,7 @@ import os, sys
 hook = sys.excepthook
 import dptrain as dp
 from dptrain.comm import current
-from dptrain.runtime import records
+from dptrain.runtime.watch import records
 names = current().allgather(records.path_of_job("PMI_RANK"))
 if dp.rank() == 0:
     print(hook is sys.excepthook, len(set(names)), records.look_up(os.getppid()) is not None, os.getppid() in [

@@ -199,7 +199,7 @@ def test_a_rank_may_end_late_and_end_mpi_itself_and_nothing_is_left_in_shared_me
     script = tmp_path / "late.py"
     script.write_text(
         "import os, time\nfrom mpi4py import MPI\nfrom dptrain.comm import current\n"
-        "from dptrain.runtime import watchdog\ncomm = current(); comm.barrier()\n"
+        "from dptrain.runtime.watch import watchdog\ncomm = current(); comm.barrier()\n"
         "path = watchdog._watchdog._table.path\npaths = set(comm.allgather(path))\n"
         "if comm.rank == 0:\n    print(len(paths), os.path.exists(path), path)\n"
         "if comm.rank == 1:\n    time.sleep(3); MPI.Finalize()\n"

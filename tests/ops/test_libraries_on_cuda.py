@@ -14,7 +14,7 @@ from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
 from dptrain.program.program import ROWS, trace
 from dptrain.program.tensor import Variable
-from dptrain.runtime import measurements
+from dptrain.runtime.storage import measurements
 from tests.conftest import ROOT
 from tests.ops.test_convolutions_on_cuda import SHAPES, WIDE, check_halves, cnn, program_of
 from tests.ops.test_programs_on_cuda import check_state

@@ -5,7 +5,7 @@ import pytest
 
 import dptrain as keras
 from dptrain.errors import ConfigError
-from dptrain.runtime import terminal
+from dptrain.runtime.output import terminal
 
 
 @pytest.fixture(autouse=True)

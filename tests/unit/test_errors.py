@@ -4,8 +4,8 @@ import pytest
 
 import dptrain as dp
 from dptrain.errors import AgreedError, ConfigError, DataError, ExitCode, OutputError, printable
-from dptrain.runtime import terminal
 from dptrain.runtime.failure import describe, warn
+from dptrain.runtime.output import terminal
 
 # Sets a title, clears the screen, turns the direction of writing, a C1 code, half a pair.
 EVIL = "a\x1b]0;title\x07\x1b[2J\r\u202eb\x9bc\ud800"

@@ -44,7 +44,7 @@ ONLY_IN = {
     "nvmath": "backend/cuda/cublaslt.py",
     "cudnn": "backend/cuda/cudnn.py",
     "nccl": "comm/nccl.py",
-    "mpi4py": ("comm/mpi.py", "runtime/launcher.py"),
+    "mpi4py": ("comm/mpi.py", "runtime/launch/launcher.py"),
     "matplotlib": (*("cli/curves.py", "sweeps/drawing.py", "sweeps/pictures.py", "sweeps/field_pictures.py"),),
     "scipy": "sweeps/intervals.py",
     "optuna": ("sweeps/adaptive.py", "sweeps/importance.py"),

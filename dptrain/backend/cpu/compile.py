@@ -1,4 +1,4 @@
-"""Compiles generated C++ with the system's compiler, into the cache (`runtime/cache.py`).
+"""Compiles generated C++ with the system's compiler, into the cache (`runtime/storage/cache.py`).
 
 A library's name is a digest of its text and headers, compiler, options and CPU. Without a compiler NumPy executes
 programs (`program/execute.py`).
@@ -26,10 +26,10 @@ import numpy as np
 from dptrain.backend.cuda.sources import kernels_dir
 from dptrain.errors import CompilerError, DeviceError
 from dptrain.program.codegen.cpp import ctype
-from dptrain.runtime.cache import cache_dir, compiled
-from dptrain.runtime.launcher import detect_launch
+from dptrain.runtime.launch.launcher import detect_launch
+from dptrain.runtime.output.streams import write_error
 from dptrain.runtime.programs import run_program
-from dptrain.runtime.streams import write_error
+from dptrain.runtime.storage.cache import cache_dir, compiled
 from dptrain.runtime.text import one_line, short
 
 # The headers of generated programs, and those of products.

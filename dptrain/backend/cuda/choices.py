@@ -23,8 +23,8 @@ from dptrain.program.lowering import ConvolutionLowering, Product
 from dptrain.program.operand import METHODS, OPERATORS, OPS
 from dptrain.program.program import Program, trace
 from dptrain.program.tensor import BFLOAT16, Tensor, Variable
-from dptrain.runtime.measurements import Measurements, are_seconds
-from dptrain.runtime.streams import write_error
+from dptrain.runtime.output.streams import write_error
+from dptrain.runtime.storage.measurements import Measurements, are_seconds
 from dptrain.version import __version__
 
 if TYPE_CHECKING:

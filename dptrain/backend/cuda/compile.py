@@ -1,4 +1,4 @@
-"""Compiles CUDA sources once per architecture, into the cache (`runtime/cache.py`).
+"""Compiles CUDA sources once per architecture, into the cache (`runtime/storage/cache.py`).
 
 A file's name is a digest of the source with all headers, the architecture, the options and the version of nvcc. The
 first rank of a node that needs a file compiles it; the others wait for it.
@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 from dptrain.backend.cuda.sources import kernels_dir
 from dptrain.errors import DeviceError
-from dptrain.runtime.cache import cache_dir, compiled
 from dptrain.runtime.extras import pip_install
 from dptrain.runtime.programs import run_program
+from dptrain.runtime.storage.cache import cache_dir, compiled
 
 # Most texts compiled at once.
 _AHEAD = 8

@@ -26,8 +26,8 @@ from dptrain.program.pipeline.send_recv import Channel
 from dptrain.program.sharding.mesh import ALL_GATHER
 from dptrain.program.sharding.messages import counts_of, is_contiguous, layout
 from dptrain.program.tensor import Tensor
-from dptrain.runtime import watchdog
-from dptrain.runtime.records import Collective
+from dptrain.runtime.watch import watchdog
+from dptrain.runtime.watch.records import Collective
 
 if TYPE_CHECKING:
     from dptrain.backend.cuda.backend import CudaBackend

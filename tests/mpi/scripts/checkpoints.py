@@ -4,8 +4,8 @@ A form is "", "--shard-weights", "--shard-optimizer", a mesh or both, or "--stag
 the checkpoint that the one before has left, for EPOCHS more, and begins with its bits: else the script fails. Rank 0
 saves what comes out, and as "best/PATH" the weights of the first epoch, which early stopping keeps for the end.
 
-PLANTED="R CALL N" lets rank R kill itself at its Nth call of os.CALL in `runtime.files`; PLANTED="R step N" after N
-steps; PLANTED="R CALL N ENOSPC" lets the call fail so.
+PLANTED="R CALL N" lets rank R kill itself at its Nth call of os.CALL in `runtime.storage.files`; PLANTED="R step N"
+after N steps; PLANTED="R CALL N ENOSPC" lets the call fail so.
 """
 
 import errno
@@ -24,7 +24,7 @@ from dptrain.callbacks import BackupAndRestore, Callback, EarlyStopping
 from dptrain.cli.mesh import arranged, lay_out
 from dptrain.comm import current
 from dptrain.distribution import set_distribution
-from dptrain.runtime import files
+from dptrain.runtime.storage import files
 from dptrain.saving.state import variables
 from dptrain.train.sharding import Sharding
 

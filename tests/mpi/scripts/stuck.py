@@ -34,8 +34,8 @@ from dptrain.backend.cpu.node_sums import NodeSums  # noqa: E402
 from dptrain.cli.main import main  # noqa: E402
 from dptrain.comm import Communicator, current  # noqa: E402
 from dptrain.comm.mesh import MeshCommunicator  # noqa: E402
-from dptrain.runtime import watchdog  # noqa: E402
 from dptrain.runtime.failure import phase  # noqa: E402
+from dptrain.runtime.watch import watchdog  # noqa: E402
 from dptrain.train.pipeline import PipelineExecutable  # noqa: E402
 
 x = np.random.default_rng(0).integers(0, 256, (64, 4), np.uint8)

@@ -152,7 +152,7 @@ def test_the_environment_decides_for_auto(monkeypatch, word, lines):
 
 @pytest.mark.parametrize("columns", [60, 80])
 def test_epoch_lines_on_a_terminal_break_between_logs(monkeypatch, columns):
-    monkeypatch.setattr("dptrain.runtime.terminal.terminal_columns", lambda stream=None: columns)
+    monkeypatch.setattr("dptrain.runtime.output.terminal.terminal_columns", lambda stream=None: columns)
     x, y = toy(50)
     lines = printed(lambda: build().fit(x, y, verbose=2, validation_data=(x, y))).splitlines()
     assert len(lines) > 1

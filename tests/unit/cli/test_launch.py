@@ -4,8 +4,8 @@ import pytest
 
 from dptrain.cli import launch
 from dptrain.cli.main import main
-from dptrain.runtime.job import Start
-from dptrain.runtime.mpirun import Launcher
+from dptrain.runtime.launch.job import Start
+from dptrain.runtime.launch.mpirun import Launcher
 
 
 @pytest.mark.parametrize(

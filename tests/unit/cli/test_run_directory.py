@@ -13,8 +13,8 @@ from dptrain.cli import run_directory as directory
 from dptrain.cli.curves import draw_curves, make_figure
 from dptrain.cli.run_directory import RunDirectory
 from dptrain.errors import DataError, OutputError
-from dptrain.runtime import files, locks
-from dptrain.runtime.files import append, write_atomically
+from dptrain.runtime.storage import files, locks
+from dptrain.runtime.storage.files import append, write_atomically
 from tests.faulty import each_fault
 
 EPOCHS = [{"epoch": n, "loss": 1 / n, "accuracy": 0.9, "val_loss": 2 / n, "seconds": 1.0} for n in (1, 2)]

@@ -12,7 +12,8 @@ import pytest
 import dptrain
 from dptrain.cli import doctor
 from dptrain.errors import ConfigError
-from dptrain.runtime import mpirun, programs, signals
+from dptrain.runtime import programs, signals
+from dptrain.runtime.launch import mpirun
 from dptrain.runtime.programs import run_program
 from tests.launching import is_gone, sleep_of
 
@@ -94,7 +95,10 @@ def test_all_programs_are_started_in_one_place():
     starters = {
         path.relative_to(package).as_posix() for path in package.rglob("*.py") if starting.search(path.read_text())
     }
-    assert starters == {"runtime/programs.py", "runtime/job.py"}  # the latter: ranks, which have no limit of time
+    assert starters == {
+        "runtime/programs.py",
+        "runtime/launch/job.py",
+    }  # the latter: ranks, which have no limit of time
 
 
 def wrapper(folder: Path) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dptrain.errors import DataError, OutputError
-from dptrain.runtime.files import Directory
+from dptrain.runtime.storage.files import Directory
 from dptrain.saving import checkpoints, manifest
 from dptrain.saving.checkpoints import CheckpointDirectory, Content, located, read
 from dptrain.saving.manifest import sealed

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dptrain.errors import DataError
-from dptrain.runtime.files import open_directory
+from dptrain.runtime.storage.files import open_directory
 from dptrain.saving import manifest
 from dptrain.saving.parts import overlap, read_part
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import dptrain as dp
 from dptrain.errors import ConfigError, DataError, OutputError
-from dptrain.runtime import files
+from dptrain.runtime.storage import files
 from dptrain.saving import keras_config, optimizer_variables
 from dptrain.saving.reading import Stored
 from tests.sample import examples

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from dptrain.cli.run_directory import RunDirectory
 from dptrain.errors import ConfigError, DataError, OutputError
-from dptrain.runtime import files, locks
+from dptrain.runtime.storage import files, locks
 from dptrain.sweeps.directory import SweepDirectory
 from dptrain.sweeps.records import Ending, Run, Status, Trial
 from tests.faulty import each_fault

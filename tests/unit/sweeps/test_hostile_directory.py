@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dptrain.errors import ConfigError, DataError, DptrainError
-from dptrain.runtime import locks
+from dptrain.runtime.storage import locks
 from dptrain.sweeps import lines
 from dptrain.sweeps.directory import SweepDirectory
 from dptrain.sweeps.records import Ending, Run, Status, Trial

@@ -12,7 +12,7 @@ from dptrain.backend.cpu.compile import compiler
 from dptrain.backend.cpu.node_sums import NodeSums
 from dptrain.comm.node import APART, NodeMessage, NodeMessages
 from dptrain.comm.node_sum import tree_sum
-from dptrain.runtime.records import Collective, Record, numbers_of
+from dptrain.runtime.watch.records import Collective, Record, numbers_of
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 KINDS = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]

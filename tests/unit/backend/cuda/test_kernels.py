@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dptrain.backend.cuda.compile import parse_release, too_new
-from dptrain.runtime import cache
+from dptrain.runtime.storage import cache
 from tests.emulated import emulated, inside_emulator
 
 OPEN = """

@@ -1,0 +1,1 @@
+"""Standard streams, terminals and progress bars."""

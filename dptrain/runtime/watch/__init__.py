@@ -1,0 +1,1 @@
+"""Ranks watch each other, and end a job that would hang."""
