@@ -31,7 +31,8 @@ BY_NUMPY = ("e2e", "mpi")
 ABOUT_COMPILED_CODE = {"backend", "test_random_programs.py"}
 # Files whose tests draw pictures in this process; in those of the others no run and no sweep draws any.
 ABOUT_PICTURES = {
-    *(f"unit/sweeps/test_{name}.py" for name in ("drawing", "field_pictures", "page", "pareto", "pictures", "report")),
+    *(f"unit/sweeps/reporting/test_{name}.py" for name in ("drawing", "field_pictures", "page", "pictures", "report")),
+    "unit/sweeps/analysis/test_pareto.py",
     *("unit/cli/test_run_directory.py", "unit/cli/test_runs.py"),
 }
 # Folders whose tests are about GPUs; what starts the emulator gives it an environment of its own.

@@ -36,7 +36,7 @@ IMPORTED = ["dptrain.backend.cpu.backend", "dptrain.cli.main", "dptrain.cli.pars
 IMPORTED += ["calendar", "encodings.cp437", "filelock", "importlib.metadata", "numpy.ma"]
 ON_EMULATOR = ["dptrain.backend.cuda.backend", "dptrain.backend.cuda.compile"]
 # What the report of a sweep takes longer to import than a short one to train.
-IN_SWEEPS = ["dptrain.cli.sweep", "dptrain.sweeps.sweep", "dptrain.sweeps.report", "scipy.stats"]
+IN_SWEEPS = ["dptrain.cli.sweep", "dptrain.sweeps.sweep", "dptrain.sweeps.reporting.report", "scipy.stats"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dptrain.runtime.extras import pip_install
 from dptrain.runtime.output.streams import write_error
-from dptrain.sweeps.drawing import log_if_wide, trouble
+from dptrain.sweeps.reporting.drawing import log_if_wide, trouble
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

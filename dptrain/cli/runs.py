@@ -139,7 +139,7 @@ def _table(records: "Sequence[RunRecord]") -> "Table":
     from rich.table import Table
 
     from dptrain.cli.run_records import defaults
-    from dptrain.sweeps import formatting
+    from dptrain.sweeps.reporting import formatting
 
     paths = [path for path in differing(records) if path not in ("train.epochs", "model.digest")]
     names, usual = _names(paths), defaults()
@@ -184,7 +184,7 @@ def _compare(folder: Path, names: Sequence[str], picture: str | None) -> None:
     from dptrain.cli.curves import draw_comparison
     from dptrain.cli.run_records import read_epochs, read_run
     from dptrain.runtime.storage.files import write_atomically
-    from dptrain.sweeps import formatting
+    from dptrain.sweeps.reporting import formatting
 
     if len(names) < 2:
         raise ConfigError("--compare: expected two runs or more")
@@ -217,7 +217,7 @@ def _compare(folder: Path, names: Sequence[str], picture: str | None) -> None:
 
 
 def _best(best: Mapping[str, Any]) -> str:
-    from dptrain.sweeps import formatting
+    from dptrain.sweeps.reporting import formatting
 
     return f"{best['monitor']} {formatting.number(best['value'])} in epoch {best['epoch']}" if best else "-"
 

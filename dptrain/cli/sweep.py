@@ -59,16 +59,16 @@ from dptrain.runtime.output.terminal import NO_BREAK, say
 from dptrain.runtime.storage.yaml_files import read_mapping
 from dptrain.runtime.text import counted, short
 from dptrain.saving.run_folder import MODELS
-from dptrain.sweeps import formatting
-from dptrain.sweeps.capacity import Capacity, measure
+from dptrain.sweeps.analysis.pareto import mean_column, objectives_of
 from dptrain.sweeps.driver import Request, execute, gather, make_request, prepare, spread
 from dptrain.sweeps.keeping import keeps_models
 from dptrain.sweeps.options import SweepOptions
-from dptrain.sweeps.pareto import mean_column, objectives_of
 from dptrain.sweeps.records import Run, Setting
+from dptrain.sweeps.reporting import formatting
 from dptrain.sweeps.result import RESERVED, SweepResult
+from dptrain.sweeps.scheduling.capacity import Capacity, measure
+from dptrain.sweeps.scheduling.training import Recipe
 from dptrain.sweeps.space import Space, label, parse_grid, parse_random
-from dptrain.sweeps.training import Recipe
 from dptrain.train.trainer import StepIterator
 
 # Fields that runs of one sweep have in common, with the reason.

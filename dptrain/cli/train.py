@@ -49,7 +49,7 @@ from dptrain.runtime.storage.files import FILE, open_directory
 from dptrain.saving import keras_zip
 from dptrain.saving.run_folder import BEST, CHECKPOINTS, CONFIG, CURVES, MODEL, SUMMARY, WEIGHTS
 from dptrain.saving.weights import encode_safetensors
-from dptrain.sweeps import formatting
+from dptrain.sweeps.reporting import formatting
 from dptrain.train.trainer import run_to_end
 from dptrain.version import __version__
 

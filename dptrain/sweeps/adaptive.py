@@ -10,7 +10,7 @@ from dptrain.errors import ConfigError
 from dptrain.random import Purpose, stream
 from dptrain.runtime.extras import pip_install
 from dptrain.sweeps.records import Setting, Trial
-from dptrain.sweeps.scheduler import SettingSource
+from dptrain.sweeps.scheduling.scheduler import SettingSource
 from dptrain.sweeps.space import Choice, FieldDistribution, Floats, Integers
 
 Mode = Literal["max", "min"]

@@ -21,15 +21,15 @@ from dptrain.program import tree
 from dptrain.runtime.checked import NotValidError, checked
 from dptrain.runtime.failure import leave, phase
 from dptrain.runtime.text import short
+from dptrain.sweeps.analysis.pareto import require_free
 from dptrain.sweeps.arguments import Builder, facts, require_array, require_function
 from dptrain.sweeps.driver import Request, agreed, execute, make_request, prepare
 from dptrain.sweeps.keeping import Keep, keeps_models
 from dptrain.sweeps.options import SweepOptions
-from dptrain.sweeps.pareto import require_free
 from dptrain.sweeps.records import Run, Setting
 from dptrain.sweeps.result import RESERVED, SweepResult
+from dptrain.sweeps.scheduling.training import Recipe
 from dptrain.sweeps.space import Space
-from dptrain.sweeps.training import Recipe
 from dptrain.train.trainer import StepIterator
 
 # A sweep uses all of the process.
@@ -93,7 +93,7 @@ def sweep(
             packs, which run concurrently; False: each run has its own stream.
         folds: cross-validation: every trial and seed is trained this many times, each time without a different part of
             x and y, on which it is validated. Folds of integer labels are stratified, and each seed has its own.
-            Intervals allow for the samples that trainings share, see `dptrain.sweeps.intervals.widening`.
+            Intervals allow for the samples that trainings share, see `dptrain.sweeps.analysis.intervals.widening`.
         test_data: (x, y), evaluated once at the end by the best trial's final models; plays no part in the choice.
         keep: models kept in `out` as `.keras` files: "best" for the best trial's, "all" or "none"; None for the
             best trial's if h5py is installed.

@@ -32,8 +32,8 @@ from dptrain.runtime.storage.yaml_files import parse_mapping
 from dptrain.runtime.text import one_line
 from dptrain.saving.run_folder import CONFIG, MODELS, PLAN
 from dptrain.sweeps import growth, lines
-from dptrain.sweeps.messages import run_fact, to_run
 from dptrain.sweeps.records import Ending, Run, Status, Trial
+from dptrain.sweeps.scheduling.messages import run_fact, to_run
 
 RESULTS, TRIALS, REPORT = "results.jsonl", "trials.csv", "report.html"
 _JOURNAL, _STATES = "journal.jsonl", "states"

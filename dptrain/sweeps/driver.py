@@ -16,19 +16,19 @@ from dptrain.models import Model
 from dptrain.runtime.failure import end_job, ending_by_signals, phase
 from dptrain.runtime.storage.files import write_atomically
 from dptrain.saving.keras_zip import why_not_saved
-from dptrain.sweeps import statistics
 from dptrain.sweeps.adaptive import OptunaSource
-from dptrain.sweeps.capacity import Capacity, first_that_works, measure, packs_of
+from dptrain.sweeps.analysis import statistics
+from dptrain.sweeps.analysis.pareto import decided, objectives_of, require_single_metric
 from dptrain.sweeps.directory import SweepDirectory
 from dptrain.sweeps.keeping import Keep, finish
 from dptrain.sweeps.options import SweepOptions
-from dptrain.sweeps.pareto import decided, objectives_of, require_single_metric
 from dptrain.sweeps.records import Run, Setting
 from dptrain.sweeps.result import SweepResult, best_trial, conclude
-from dptrain.sweeps.scheduler import ListSource, SettingSource, rung_epochs
+from dptrain.sweeps.scheduling.capacity import Capacity, first_that_works, measure, packs_of
+from dptrain.sweeps.scheduling.scheduler import ListSource, SettingSource, rung_epochs
+from dptrain.sweeps.scheduling.training import Recipe
 from dptrain.sweeps.space import Space, parse_seeds
 from dptrain.sweeps.sweep import Stop, SweepPlan, run_sweep
-from dptrain.sweeps.training import Recipe
 from dptrain.train.devices import open_backend
 from dptrain.version import __version__
 

@@ -31,7 +31,7 @@ from dptrain.saving.state import decode, encode, restore
 from dptrain.saving.weights import require_ending, write
 from dptrain.sweeps.arguments import Builder, facts, require_array
 from dptrain.sweeps.members import EpochProgress, Member, Members, train
-from dptrain.sweeps.round_robin import threads_for
+from dptrain.sweeps.scheduling.round_robin import threads_for
 from dptrain.sweeps.space import parse_seeds
 from dptrain.train.devices import open_backend
 

@@ -8,11 +8,11 @@ from dptrain.errors import ConfigError
 from dptrain.saving import keras_zip
 from dptrain.saving.keras_h5 import h5py_module
 from dptrain.saving.state import decode, restore
+from dptrain.sweeps.analysis.resampling import resampled
+from dptrain.sweeps.analysis.statistics import Mode, Summary, last_endings, rank, summarize
 from dptrain.sweeps.directory import SweepDirectory
 from dptrain.sweeps.records import Ending, Run, Status, Trial
-from dptrain.sweeps.resampling import resampled
-from dptrain.sweeps.statistics import Mode, Summary, last_endings, rank, summarize
-from dptrain.sweeps.training import Recipe, Slot
+from dptrain.sweeps.scheduling.training import Recipe, Slot
 
 # Which trials' models stay as files.
 Keep = Literal["best", "all", "none"]

@@ -13,8 +13,8 @@ from dptrain.models import Model
 from dptrain.runtime.failure import phase
 from dptrain.runtime.output.terminal import say
 from dptrain.runtime.watch import watchdog
-from dptrain.sweeps.round_robin import RoundRobin
-from dptrain.sweeps.training import Slot, is_of_the_device, is_out_of_memory, numbers_of
+from dptrain.sweeps.scheduling.round_robin import RoundRobin
+from dptrain.sweeps.scheduling.training import Slot, is_of_the_device, is_out_of_memory, numbers_of
 
 # Seconds between an idle rank's looks for messages, which leave its core to others.
 _IDLE = 0.002

@@ -10,13 +10,14 @@ import numpy as np
 from dptrain.errors import ConfigError, ExitCode
 from dptrain.runtime import signals
 from dptrain.runtime.text import counted
-from dptrain.sweeps import formatting, intervals, statistics
+from dptrain.sweeps.analysis import intervals, statistics
+from dptrain.sweeps.analysis.pareto import Front, front_of
 from dptrain.sweeps.directory import REPORT, TRIALS, SweepDirectory
-from dptrain.sweeps.findings import sentences
-from dptrain.sweeps.messages import ending_fact
-from dptrain.sweeps.pareto import Front, front_of
 from dptrain.sweeps.records import Run, Setting, Trial
-from dptrain.sweeps.report import MEASURES, Report, write_report, write_trials_csv
+from dptrain.sweeps.reporting import formatting
+from dptrain.sweeps.reporting.findings import sentences
+from dptrain.sweeps.reporting.report import MEASURES, Report, write_report, write_trials_csv
+from dptrain.sweeps.scheduling.messages import ending_fact
 from dptrain.sweeps.sweep import Stop, SweepPlan
 
 # Names that a swept field cannot have, as they are taken.

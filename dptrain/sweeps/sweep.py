@@ -15,14 +15,14 @@ from dptrain.runtime.failure import phase
 from dptrain.runtime.output.terminal import verbosity
 from dptrain.runtime.text import counted
 from dptrain.runtime.watch import watchdog
-from dptrain.sweeps.coordinator import Coordinator
 from dptrain.sweeps.directory import SweepDirectory
 from dptrain.sweeps.keeping import Keep, Retention
-from dptrain.sweeps.messages import Tag, to_segment
-from dptrain.sweeps.progress import Progress, make_progress
-from dptrain.sweeps.scheduler import Scheduler, SettingSource
-from dptrain.sweeps.training import Recipe
-from dptrain.sweeps.worker import Worker
+from dptrain.sweeps.reporting.progress import Progress, make_progress
+from dptrain.sweeps.scheduling.coordinator import Coordinator
+from dptrain.sweeps.scheduling.messages import Tag, to_segment
+from dptrain.sweeps.scheduling.scheduler import Scheduler, SettingSource
+from dptrain.sweeps.scheduling.training import Recipe
+from dptrain.sweeps.scheduling.worker import Worker
 
 # Seconds between an idle rank's looks for messages, which leave its core to others.
 _IDLE = 0.002

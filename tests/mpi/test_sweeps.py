@@ -82,7 +82,7 @@ def test_a_rank_that_dies_ends_the_sweep_which_then_goes_on(small_npz, on_one_ra
     kill = (
         "import os, signal, sys\n"
         "from dptrain.cli.main import main\n"
-        "from dptrain.sweeps import worker\n"
+        "from dptrain.sweeps.scheduling import worker\n"
         "tell, told = worker.Worker._tell, []\n"
         "def die(self, *arguments):\n"
         "    told.append(arguments)\n"
@@ -110,7 +110,7 @@ def test_a_run_that_fails_on_one_rank_alone_is_recorded(small_npz, tmp_path):
     script = (
         "import sys\n"
         "from dptrain.cli.main import main\n"
-        "from dptrain.sweeps import worker\n"
+        "from dptrain.sweeps.scheduling import worker\n"
         "start = worker.Worker.start\n"
         "def fail(self, segment, *rest):\n"
         "    if self._ranks.rank == 1: self._recipe = None\n"
@@ -132,7 +132,7 @@ def test_an_error_of_rank_1_itself_ends_all_with_one_line(small_npz, tmp_path):
     script = (
         "import sys\n"
         "from dptrain.cli.main import main\n"
-        "from dptrain.sweeps import worker\n"
+        "from dptrain.sweeps.scheduling import worker\n"
         "def fail(self): raise RuntimeError('the device is lost')\n"
         "from dptrain.comm import current\n"
         "if current().rank == 1: worker.Worker.advance = fail\n"
@@ -154,7 +154,7 @@ def test_what_there_is_is_reported_when_rank_1_fails_or_is_told_to_stop(small_np
         "import os, signal, sys\n"
         "from dptrain.cli.main import main\n"
         "from dptrain.comm import current\n"
-        "from dptrain.sweeps import coordinator, worker\n"
+        "from dptrain.sweeps.scheduling import coordinator, worker\n"
         f"done, how = {str(tmp_path / 'done')!r}, {how!r}\n"
         "write, advance = coordinator.Coordinator._write, worker.Worker.advance\n"
         "def written(self, ending, state):\n"

@@ -44,12 +44,12 @@ OTHER_WORDS = {
     # A learning rate's schedule.
     "cli/schedule.py": {"power": 2},
     # Axes of pictures and of spaces; words of sentences.
-    "sweeps/drawing.py": {"log": 1},
-    "sweeps/field_pictures.py": {"log": 2},
+    "sweeps/reporting/drawing.py": {"log": 1},
+    "sweeps/reporting/field_pictures.py": {"log": 2},
     "sweeps/space.py": {"log": 2},
-    "sweeps/pareto.py": {"less": 1},
-    "sweeps/pictures.py": {"less": 1},
-    "sweeps/report.py": {"less": 1},
+    "sweeps/analysis/pareto.py": {"less": 1},
+    "sweeps/reporting/pictures.py": {"less": 1},
+    "sweeps/reporting/report.py": {"less": 1},
 }
 
 

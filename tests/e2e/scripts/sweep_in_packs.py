@@ -9,8 +9,8 @@ import numpy as np
 
 import dptrain as dp
 from dptrain.backend.cuda.executable import CudaExecutable
-from dptrain.sweeps import capacity, worker
-from dptrain.sweeps.round_robin import RoundRobin
+from dptrain.sweeps.scheduling import capacity, worker
+from dptrain.sweeps.scheduling.round_robin import RoundRobin
 
 rng = np.random.default_rng(0)
 x, y = rng.normal(size=(50, 6)).astype(np.float32), rng.integers(0, 3, 50)

@@ -6,7 +6,7 @@ import numpy as np
 
 import dptrain as dp
 from dptrain.backend.cuda import device
-from dptrain.sweeps import worker
+from dptrain.sweeps.scheduling import worker
 
 with np.load(sys.argv[1]) as arrays:
     x, y = arrays["x_train"], arrays["y_train"].astype(np.int64)

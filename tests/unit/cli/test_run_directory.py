@@ -171,7 +171,7 @@ def test_a_name_is_no_formula():
 
 BAD_BACKEND = """
 from dptrain.cli.curves import can_draw, draw_comparison, draw_curves
-from dptrain.sweeps.drawing import why_not
+from dptrain.sweeps.reporting.drawing import why_not
 epochs = [{"epoch": 1, "loss": 0.5}]
 assert draw_curves(epochs) is None
 assert can_draw(), "a package that is installed is not to be installed"

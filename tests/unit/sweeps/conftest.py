@@ -6,7 +6,7 @@ import pytest
 @pytest.fixture
 def no_pictures(monkeypatch):
     """For what is about a report's numbers."""
-    from dptrain.sweeps import drawing
+    from dptrain.sweeps.reporting import drawing
 
     monkeypatch.setattr(drawing, "why_not", lambda: "matplotlib is not installed")
 
@@ -14,7 +14,7 @@ def no_pictures(monkeypatch):
 @pytest.fixture
 def undrawn(monkeypatch):
     """Every figure, to look into what it holds; it is not drawn, which takes longest, and its picture is empty."""
-    from dptrain.sweeps import drawing
+    from dptrain.sweeps.reporting import drawing
 
     undrawn_names = []
     monkeypatch.setattr(drawing, "svg", lambda figure, name, width: undrawn_names.append(figure) or "<svg></svg>")
@@ -24,7 +24,7 @@ def undrawn(monkeypatch):
 @pytest.fixture
 def figures(monkeypatch):
     """Every figure that is drawn, to look into: a wide one and a narrow one for each picture."""
-    from dptrain.sweeps import drawing
+    from dptrain.sweeps.reporting import drawing
 
     figure_list = []
     real = drawing.svg

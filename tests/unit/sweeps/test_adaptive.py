@@ -14,7 +14,7 @@ import optuna
 from dptrain.errors import ConfigError
 from dptrain.sweeps.adaptive import OptunaSource, to_optuna
 from dptrain.sweeps.records import Ending, Status, Trial
-from dptrain.sweeps.scheduler import Scheduler
+from dptrain.sweeps.scheduling.scheduler import Scheduler
 from dptrain.sweeps.space import Choice, FieldDistribution, Floats, Integers
 
 FIELDS = {

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dptrain.sweeps.directory import SweepDirectory
 from dptrain.sweeps.records import Ending, Segment, Status, Trial
-from dptrain.sweeps.scheduler import ListSource, Scheduler
+from dptrain.sweeps.scheduling.scheduler import ListSource, Scheduler
 from tests.sample import examples
 
 TRIALS, SEEDS, EPOCHS = 5, (7, 2), 6

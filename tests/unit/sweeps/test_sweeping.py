@@ -13,11 +13,11 @@ import pytest
 import dptrain as dp
 from dptrain.data.holdout import fold_rows
 from dptrain.errors import AgreedError, ConfigError, DataError, DeviceMemoryError, OutputError
-from dptrain.sweeps import capacity, worker
 from dptrain.sweeps.api import _Recipe
 from dptrain.sweeps.records import Run, Segment, Status
+from dptrain.sweeps.scheduling import capacity, worker
+from dptrain.sweeps.scheduling.training import Slot, Training
 from dptrain.sweeps.space import Space
-from dptrain.sweeps.training import Slot, Training
 from tests.sample import sample
 
 RNG = np.random.default_rng(5)

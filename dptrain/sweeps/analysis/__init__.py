@@ -1,0 +1,1 @@
+"""What results of a sweep say: statistics, intervals, Pareto fronts, importance of fields."""

@@ -1,0 +1,1 @@
+"""A sweep's report, tables and pictures, and its progress."""
