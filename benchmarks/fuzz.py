@@ -53,7 +53,7 @@ class Place:
         import numpy as np
 
         import dptrain as dp
-        from dptrain.cli.config import leaves
+        from dptrain.cli.options.config import leaves
 
         self.folder = folder
         self.options = [f"--{leaf.path}" for leaf in leaves() if leaf.path != "debug"]  # shows tracebacks

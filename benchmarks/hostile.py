@@ -708,11 +708,11 @@ def serve(specimens: Path, launcher: Launcher | None, ranks: int) -> None:
     """Answer questions [seed, number] with what became of the inputs."""
     import numpy  # noqa: F401  # before the forks, as all that inputs need
 
-    import dptrain.cli.evaluate
-    import dptrain.cli.export
-    import dptrain.cli.predict
-    import dptrain.cli.sweep
-    import dptrain.cli.train  # noqa: F401
+    import dptrain.cli.commands.evaluate
+    import dptrain.cli.commands.export
+    import dptrain.cli.commands.predict
+    import dptrain.cli.commands.sweep
+    import dptrain.cli.commands.train  # noqa: F401
     from dptrain.backend.cpu.mapped_files import guard_mapped_files
 
     with contextlib.suppress(ImportError):

@@ -95,8 +95,8 @@ def started(ranks: int, options: argparse.Namespace) -> dict[str, Any]:
 
 def predicted(rounds: dict[int, dict[str, Any]], cores: int) -> dict[str, dict[int, float]]:
     """Return the predicted seconds of a step by network and ranks, from one round's rates."""
+    from dptrain.cli.commands.scaling import cpu_hardware, of_model
     from dptrain.cli.measuring import Rates
-    from dptrain.cli.scaling import cpu_hardware, of_model
     from dptrain.program.cost.hardware import Link
 
     own_rates, link = rounds[1]["rates"], rounds[2]["rates"]["link"]

@@ -33,7 +33,7 @@ ABOUT_COMPILED_CODE = {"backend", "test_random_programs.py"}
 ABOUT_PICTURES = {
     *(f"unit/sweeps/reporting/test_{name}.py" for name in ("drawing", "field_pictures", "page", "pictures", "report")),
     "unit/sweeps/analysis/test_pareto.py",
-    *("unit/cli/test_run_directory.py", "unit/cli/test_runs.py"),
+    *("unit/cli/test_run_directory.py", "unit/cli/commands/test_runs.py"),
 }
 # Folders whose tests are about GPUs; what starts the emulator gives it an environment of its own.
 ABOUT_GPUS = ("ops", "gpu", "emulator")

@@ -31,12 +31,18 @@ from contextlib import suppress
 from pathlib import Path
 
 # What a training imports. MPI starts when it is imported, CUDA does not.
-IMPORTED = ["dptrain.backend.cpu.backend", "dptrain.cli.main", "dptrain.cli.parser", "dptrain.cli.train", "h5py"]
+IMPORTED = [
+    "dptrain.backend.cpu.backend",
+    "dptrain.cli.main",
+    "dptrain.cli.options.parser",
+    "dptrain.cli.commands.train",
+    "h5py",
+]
 # What it imports on its way through its files and ranks.
-IMPORTED += ["calendar", "encodings.cp437", "filelock", "importlib.metadata", "numpy.ma"]
+IMPORTED += ["dptrain.cli.options.parser", "calendar", "encodings.cp437", "filelock", "importlib.metadata", "numpy.ma"]
 ON_EMULATOR = ["dptrain.backend.cuda.backend", "dptrain.backend.cuda.compile"]
 # What the report of a sweep takes longer to import than a short one to train.
-IN_SWEEPS = ["dptrain.cli.sweep", "dptrain.sweeps.sweep", "dptrain.sweeps.reporting.report", "scipy.stats"]
+IN_SWEEPS = ["dptrain.cli.commands.sweep", "dptrain.sweeps.sweep", "dptrain.sweeps.reporting.report", "scipy.stats"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,7 +219,7 @@ def end(code: int) -> None:
 
 if __name__ == "__main__":
     import_all([*IMPORTED, *(ON_EMULATOR if "EMULATOR_HOME" in os.environ else [])])
-    from dptrain.cli.config import Config
+    from dptrain.cli.options.config import Config
     from dptrain.runtime.checked import checked
 
     checked(Config, {})  # imports Pydantic, and makes the checker of the settings

@@ -1,1 +1,1 @@
-"""The command line: one module a subcommand, the configuration, and the run directory."""
+"""The command line: subcommands, the configuration, and the run directory."""

@@ -8,8 +8,8 @@ from typing import Any
 from dptrain.callbacks import EarlyStopping, Logs, ModelCheckpoint
 from dptrain.callbacks.monitor import direction_of
 from dptrain.callbacks.ranks import on_rank_0, ranks_of
-from dptrain.cli.config import Config
-from dptrain.cli.words import suggest
+from dptrain.cli.options.config import Config
+from dptrain.cli.options.words import suggest
 from dptrain.errors import ConfigError, DataError, OutputError
 from dptrain.models import Model
 from dptrain.runtime.output import terminal

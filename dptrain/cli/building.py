@@ -9,12 +9,12 @@ import numpy.typing as npt
 
 from dptrain import activations, layers, optimizers
 from dptrain.batches.inputs import Samples, training_sampler
-from dptrain.cli import network
-from dptrain.cli.config import Config, OptimizerConfig, device_options, epochs_of, fixed_shards, health_options
 from dptrain.cli.loading import load_configured
-from dptrain.cli.model_function import load_function
-from dptrain.cli.pruning import prune
-from dptrain.cli.schedule import parse_schedule
+from dptrain.cli.options import network
+from dptrain.cli.options.config import Config, OptimizerConfig, device_options, epochs_of, fixed_shards, health_options
+from dptrain.cli.options.model_function import load_function
+from dptrain.cli.options.pruning import prune
+from dptrain.cli.options.schedule import parse_schedule
 from dptrain.comm import Communicator
 from dptrain.data.holdout import fold_rows, split_rows
 from dptrain.data.loading import LoadedData, Split

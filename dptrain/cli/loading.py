@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from dptrain.backend.cpu.mapped_files import guard_mapped_files
-from dptrain.cli.config import DataConfig
+from dptrain.cli.options.config import DataConfig
 from dptrain.comm import Communicator
 from dptrain.data.catalog import CATALOG
 from dptrain.data.loading import LoadedData, load_dataset

@@ -10,12 +10,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from dptrain.cli import scaling_options
-from dptrain.cli.config import Config, Leaf, leaves, read_file, resolve, to_dict, to_yaml, verbosity
-from dptrain.cli.parser import Options, Parser
+from dptrain.cli.options import scaling_options
+from dptrain.cli.options.config import Config, Leaf, leaves, read_file, resolve, to_dict, to_yaml, verbosity
+from dptrain.cli.options.parser import Options, Parser
+from dptrain.cli.options.sweep_options import add_options
+from dptrain.cli.options.words import suggest
 from dptrain.cli.serving import add_custom_objects
-from dptrain.cli.sweep_options import add_options
-from dptrain.cli.words import suggest
 from dptrain.errors import AgreedError, ConfigError, ExitCode, OutputError
 from dptrain.runtime import failure, signals
 from dptrain.runtime.launch.launcher import detect_launch
@@ -137,7 +137,7 @@ def _run(argv: Sequence[str]) -> int:
     elif command not in ("train", "launch"):
         signals.release_early()
     if command == "launch":  # it starts the ranks, and is not a rank
-        from dptrain.cli.launch import launch
+        from dptrain.cli.commands.launch import launch
 
         _collect_from_here()
         return launch(arguments)
@@ -158,15 +158,15 @@ def _run(argv: Sequence[str]) -> int:
             print(to_yaml(config), end="")
         return 0
     if config.model.function is not None:
-        from dptrain.cli.model_function import loaded
+        from dptrain.cli.options.model_function import loaded
 
         config = loaded(config, parsed, comm)
     if config.mesh is not None and command == "train":
-        from dptrain.cli.mesh import arranged
+        from dptrain.cli.options.mesh import arranged
 
         comm = arranged(config.mesh, comm, config.stages)
     if config.stages > 1 and command == "train":
-        from dptrain.cli.mesh import in_stages
+        from dptrain.cli.options.mesh import in_stages
 
         comm = in_stages(config.stages, comm)
     _collect_from_here()
@@ -215,7 +215,7 @@ _OWN_OPTIONS = ("evaluate", "predict", "export", "runs")
 
 
 def _command(name: str) -> "Command":
-    function: Command = getattr(import_module(f"dptrain.cli.{name}"), name)
+    function: Command = getattr(import_module(f"dptrain.cli.commands.{name}"), name)
     return function
 
 
@@ -275,7 +275,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 def _build_parser(command: str) -> Parser:
     """Return a subcommand's parser: its own options, and the run configuration's that it takes."""
     if command in _OWN_OPTIONS:
-        options: Options = import_module(f"dptrain.cli.{command}").OPTIONS
+        options: Options = import_module(f"dptrain.cli.commands.{command}").OPTIONS
         parser = Parser(
             prog=f"dptrain {command}",
             usage=f"python -m dptrain {command} {options.usage}",
@@ -385,7 +385,7 @@ def _configure(parsed: argparse.Namespace) -> Config:
     paths = {leaf.path for leaf in leaves()}
     overrides = {path: value for path, value in vars(parsed).items() if path in paths}
     if "model.arguments" in overrides:
-        from dptrain.cli.model_function import parse_argument
+        from dptrain.cli.options.model_function import parse_argument
 
         arguments = [parse_argument(text) for text in overrides.pop("model.arguments")]
         overrides |= {f"model.arguments.{name}": value for name, value in arguments}

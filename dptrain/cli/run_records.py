@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from dptrain.cli.config import Config, check_keys, resolve, to_dict
+from dptrain.cli.options.config import Config, check_keys, resolve, to_dict
 from dptrain.errors import ConfigError, DataError
 from dptrain.runtime.storage.files import open_directory
 from dptrain.runtime.storage.locks import LOCK

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dptrain.cli.config import Config, device_options
+from dptrain.cli.options.config import Config, device_options
 from dptrain.runtime.text import short
 
 # NumPy and all that needs it are imported by the functions that use them: help comes at once.

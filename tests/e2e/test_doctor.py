@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dptrain.backend.cuda.selection import has_driver
-from dptrain.cli import doctor
-from dptrain.cli.config import Config
+from dptrain.cli.commands import doctor
+from dptrain.cli.options.config import Config
 from dptrain.comm import SoloCommunicator
 from dptrain.errors import DeviceError
 from dptrain.runtime.launch.mpirun import mpi_family

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dptrain.cli.launch import _parse
+from dptrain.cli.commands.launch import _parse
 from dptrain.cli.main import _build_parser
 from tests.launching import run
 

@@ -250,7 +250,7 @@ def test_everything_public_is_there():
 
 def test_import_touches_no_mpi_no_gpu_and_no_plotting():
     code = (
-        "import sys, dptrain, dptrain.cli.main, dptrain.cli.sweep, dptrain.cli.doctor\n"
+        "import sys, dptrain, dptrain.cli.main, dptrain.cli.commands.sweep, dptrain.cli.commands.doctor\n"
         "for name in dptrain.__all__: getattr(dptrain, name)\n"
         "names = ('mpi4py', 'pycuda', 'nvmath', 'matplotlib', 'tensorboardX', "
         "'mlflow', 'wandb', 'h5py', 'numba', 'torch', 'keras', 'jax')\n"

@@ -20,8 +20,8 @@ PACKAGE = Path(dptrain.__file__).parent
 OTHER_WORDS = {
     # Activations by their names, as Keras has them, and what they made.
     "cli/building.py": {"sigmoid": 3},
-    "cli/config.py": {"relu": 2, "sigmoid": 1, "tanh": 1},
-    "cli/network.py": {"relu": 2},
+    "cli/options/config.py": {"relu": 2, "sigmoid": 1, "tanh": 1},
+    "cli/options/network.py": {"relu": 2},
     "losses/base.py": {"sigmoid": 1},
     "layers/recurrent/conv_lstm.py": {"sigmoid": 4, "tanh": 4},
     "layers/recurrent/gru.py": {"sigmoid": 2, "tanh": 2},
@@ -42,7 +42,7 @@ OTHER_WORDS = {
     # Keras' functions that make layers.
     "layers/__init__.py": {"add": 1, "maximum": 1, "minimum": 1, "multiply": 1, "subtract": 1},
     # A learning rate's schedule.
-    "cli/schedule.py": {"power": 2},
+    "cli/options/schedule.py": {"power": 2},
     # Axes of pictures and of spaces; words of sentences.
     "sweeps/reporting/drawing.py": {"log": 1},
     "sweeps/reporting/field_pictures.py": {"log": 2},

@@ -21,7 +21,7 @@ import numpy as np
 import dptrain as dp
 from dptrain import layers
 from dptrain.callbacks import BackupAndRestore, Callback, EarlyStopping
-from dptrain.cli.mesh import arranged, lay_out
+from dptrain.cli.options.mesh import arranged, lay_out
 from dptrain.comm import current
 from dptrain.distribution import set_distribution
 from dptrain.runtime.storage import files

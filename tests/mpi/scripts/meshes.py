@@ -11,7 +11,7 @@ import numpy as np
 import dptrain as dp
 from dptrain import layers, ops
 from dptrain.backend.cpu import compile as compiling
-from dptrain.cli.mesh import arranged, lay_out
+from dptrain.cli.options.mesh import arranged, lay_out
 from dptrain.comm import current
 from dptrain.distribution import set_distribution
 from tests.unit.models.test_gan import build, images

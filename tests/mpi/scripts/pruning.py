@@ -9,7 +9,7 @@ import numpy as np
 
 import dptrain as dp
 from dptrain import layers, pruning
-from dptrain.cli.mesh import arranged, lay_out
+from dptrain.cli.options.mesh import arranged, lay_out
 from dptrain.comm import current
 from dptrain.distribution import set_distribution
 

@@ -7,8 +7,8 @@ import pytest
 
 from dptrain import layers
 from dptrain.cli.building import balanced_weights, build_model, describe_network, make_optimizer, standardize
-from dptrain.cli.config import resolve
-from dptrain.cli.network import embedding_length
+from dptrain.cli.options.config import resolve
+from dptrain.cli.options.network import embedding_length
 from dptrain.data.loading import LoadedData, Split
 from dptrain.data.preprocessing import Column, Preprocessing
 from dptrain.errors import ConfigError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dptrain.cli.config import Config, to_yaml
+from dptrain.cli.options.config import Config, to_yaml
 from dptrain.cli.run_directory import RunDirectory
 from dptrain.cli.run_records import read_config, read_epochs, read_runs
 from dptrain.errors import DataError

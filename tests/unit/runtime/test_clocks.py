@@ -27,5 +27,10 @@ def test_only_what_is_dated_reads_the_wall_clock():
         for path in (ROOT / "dptrain").rglob("*.py")
         if re.search(r"\btime\.time(_ns)?\(|\bfrom time import .*\btime\b|\.now\(", path.read_text())
     }
-    dated = {"callbacks/mlflow_callback.py", "callbacks/tensorboard.py", "cli/run_directory.py", "cli/train.py"}
+    dated = {
+        "callbacks/mlflow_callback.py",
+        "callbacks/tensorboard.py",
+        "cli/run_directory.py",
+        "cli/commands/train.py",
+    }
     assert readers == {*dated, "runtime/storage/locks.py"}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import dptrain
-from dptrain.cli import doctor
+from dptrain.cli.commands import doctor
 from dptrain.errors import ConfigError
 from dptrain.runtime import programs, signals
 from dptrain.runtime.launch import mpirun

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from dptrain.cli.words import suggest
+from dptrain.cli.options.words import suggest
 from dptrain.errors import ConfigError
 from dptrain.runtime.launch.launcher import detect_launch
 

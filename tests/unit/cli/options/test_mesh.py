@@ -2,7 +2,7 @@
 
 import pytest
 
-from dptrain.cli.mesh import arranged, lengths_of
+from dptrain.cli.options.mesh import arranged, lengths_of
 from dptrain.comm import current
 from dptrain.distribution import distribution
 from dptrain.errors import AgreedError, ConfigError

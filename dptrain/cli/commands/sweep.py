@@ -29,7 +29,7 @@ from dptrain.cli.building import (
     standardize,
     steps_of,
 )
-from dptrain.cli.config import (
+from dptrain.cli.options.config import (
     Config,
     DataConfig,
     Leaf,
@@ -42,12 +42,12 @@ from dptrain.cli.config import (
     verbosity,
     without_later,
 )
-from dptrain.cli.loggers import refuse_in_a_sweep
-from dptrain.cli.model_function import load_function
-from dptrain.cli.pruning import settled
+from dptrain.cli.options.loggers import refuse_in_a_sweep
+from dptrain.cli.options.model_function import load_function
+from dptrain.cli.options.pruning import settled
+from dptrain.cli.options.words import suggest
 from dptrain.cli.ranks import show_ranks
 from dptrain.cli.run_directory import stamped_name
-from dptrain.cli.words import suggest
 from dptrain.comm import Communicator, SoloCommunicator, independent
 from dptrain.data.loading import LoadedData
 from dptrain.errors import ConfigError

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dptrain.cli.main import main
-from dptrain.cli.model_function import load_function, parse_argument
+from dptrain.cli.options.model_function import load_function, parse_argument
 from dptrain.cli.user_code import run
 from dptrain.errors import ConfigError
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from dptrain.cli.config import Config, ModelConfig
+from dptrain.cli.options.config import Config, ModelConfig
+from dptrain.cli.options.words import suggest
 from dptrain.cli.user_code import describe_error, run
-from dptrain.cli.words import suggest
 from dptrain.comm import Communicator
 from dptrain.errors import ConfigError
 from dptrain.models import Model

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dptrain.cli.config import Config
-from dptrain.cli.parser import Options
+from dptrain.cli.options.config import Config
+from dptrain.cli.options.parser import Options
 from dptrain.cli.serving import (
     DEVICE,
     SAMPLES,

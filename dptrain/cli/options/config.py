@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from annotated_types import Interval
 
-from dptrain.cli.words import suggest
+from dptrain.cli.options.words import suggest
 from dptrain.data.tasks import task_of_loss
 from dptrain.errors import ConfigError
 from dptrain.runtime.checked import Before, Checked, NotValidError, checked
@@ -91,7 +91,7 @@ def _number(value: object) -> object:
 
 
 def _schedule(value: object) -> object:
-    from dptrain.cli.schedule import parse_schedule
+    from dptrain.cli.options.schedule import parse_schedule
 
     value = _none_word(value)
     return str(parse_schedule(value)) if isinstance(value, str) else value
@@ -116,7 +116,7 @@ def _block(value: object) -> object:
 
 
 def _length(value: object) -> object:
-    from dptrain.cli.schedule import parse_length
+    from dptrain.cli.options.schedule import parse_length
 
     return str(parse_length(str(value)))
 
@@ -694,7 +694,7 @@ def without_later(tree: dict[str, Any]) -> dict[str, Any]:
 
 def follows_training(config: Config) -> bool:
     """Whether the learning rate's or pruning's schedule depends on the number of epochs."""
-    from dptrain.cli.schedule import parse_schedule
+    from dptrain.cli.options.schedule import parse_schedule
 
     schedule, pruning = config.optimizer.schedule, config.pruning
     prunes = pruning.sparsity is not None and "%" in pruning.begin + pruning.end

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dptrain.cli.config import (
+from dptrain.cli.options.config import (
     Config,
     OptimizerConfig,
     deciding,

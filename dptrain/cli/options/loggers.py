@@ -10,7 +10,7 @@ from dptrain.callbacks.mlflow_callback import mlflow_module
 from dptrain.callbacks.ranks import ranks_of
 from dptrain.callbacks.tensorboard import tensorboardx_module
 from dptrain.callbacks.wandb_metrics_logger import wandb_module
-from dptrain.cli.config import Config, leaves, to_dict
+from dptrain.cli.options.config import Config, leaves, to_dict
 from dptrain.errors import ConfigError
 from dptrain.runtime.failure import describe
 from dptrain.runtime.output import terminal

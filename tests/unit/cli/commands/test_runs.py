@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dptrain.cli import curves
-from dptrain.cli.config import Config, resolve, to_yaml
 from dptrain.cli.main import main
+from dptrain.cli.options.config import Config, resolve, to_yaml
 from dptrain.cli.run_directory import RunDirectory
 from dptrain.cli.run_records import read_epochs, read_run, read_runs
 from dptrain.errors import DataError, printable

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dptrain.cli import launch
+from dptrain.cli.commands import launch
 from dptrain.cli.main import main
 from dptrain.runtime.launch.job import Start
 from dptrain.runtime.launch.mpirun import Launcher

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from dptrain.cli.config import Config, PruningConfig, epochs_of
-from dptrain.cli.schedule import parse_length
+from dptrain.cli.options.config import Config, PruningConfig, epochs_of
+from dptrain.cli.options.schedule import parse_length
 from dptrain.errors import ConfigError
 from dptrain.models import Model
 from dptrain.pruning import ConstantSparsity, PolynomialDecay, PruningSchedule, prune_low_magnitude

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dptrain.cli.words import suggest
+from dptrain.cli.options.words import suggest
 from dptrain.errors import ConfigError
 
 if TYPE_CHECKING:

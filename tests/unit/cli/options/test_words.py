@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from dptrain.cli import words
-from dptrain.cli.words import suggest
+from dptrain.cli.options import words
+from dptrain.cli.options.words import suggest
 
 
 @pytest.mark.parametrize(

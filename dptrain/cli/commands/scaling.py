@@ -6,9 +6,9 @@ from dataclasses import replace
 from itertools import pairwise
 
 from dptrain.backend.cpu.backend import CpuBackend
-from dptrain.cli.config import Config
 from dptrain.cli.measuring import Rates, measured
-from dptrain.cli.scaling_options import ScalingOptions, Stated
+from dptrain.cli.options.config import Config
+from dptrain.cli.options.scaling_options import ScalingOptions, Stated
 from dptrain.comm import Communicator
 from dptrain.errors import ConfigError
 from dptrain.models import Model

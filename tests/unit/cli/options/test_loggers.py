@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from dptrain.callbacks import Callback
-from dptrain.cli import loggers
 from dptrain.cli.main import main
+from dptrain.cli.options import loggers
 from tests.launching import dptrain
 
 

@@ -9,9 +9,9 @@ import pytest
 import safetensors.numpy
 
 from dptrain import layers
-from dptrain.cli.config import Config, deciding, resolve, to_dict, without_later
 from dptrain.cli.main import main
-from dptrain.cli.pruning import prune, settled
+from dptrain.cli.options.config import Config, deciding, resolve, to_dict, without_later
+from dptrain.cli.options.pruning import prune, settled
 from dptrain.errors import ConfigError
 from dptrain.models import Sequential, load_model
 

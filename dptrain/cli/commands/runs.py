@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dptrain.cli.config import Config, leaves
-from dptrain.cli.parser import Options
-from dptrain.cli.words import suggest
+from dptrain.cli.options.config import Config, leaves
+from dptrain.cli.options.parser import Options
+from dptrain.cli.options.words import suggest
 from dptrain.errors import ConfigError, DataError, printable
 from dptrain.runtime.failure import phase
 from dptrain.runtime.output import terminal

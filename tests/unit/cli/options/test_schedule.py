@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dptrain.cli.schedule import SCHEDULES, Length, Schedule, parse_schedule
+from dptrain.cli.options.schedule import SCHEDULES, Length, Schedule, parse_schedule
 from dptrain.errors import ConfigError
 from tests.sample import examples
 

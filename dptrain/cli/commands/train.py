@@ -29,11 +29,11 @@ from dptrain.cli.building import (
     steps_of,
 )
 from dptrain.cli.classes import of_held_out
-from dptrain.cli.config import Config, TrainConfig, deciding, to_yaml, verbosity
 from dptrain.cli.curves import can_draw
-from dptrain.cli.loggers import loggers
-from dptrain.cli.mesh import lay_out
-from dptrain.cli.pruning import refuse_unused, settled
+from dptrain.cli.options.config import Config, TrainConfig, deciding, to_yaml, verbosity
+from dptrain.cli.options.loggers import loggers
+from dptrain.cli.options.mesh import lay_out
+from dptrain.cli.options.pruning import refuse_unused, settled
 from dptrain.cli.ranks import show_ranks
 from dptrain.cli.run_directory import RunDirectory
 from dptrain.cli.run_records import read_config

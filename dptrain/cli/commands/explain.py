@@ -5,10 +5,10 @@ import argparse
 import numpy as np
 
 from dptrain.cli.building import build_model
-from dptrain.cli.config import Config
-from dptrain.cli.mesh import lengths_of, mesh_of
-from dptrain.cli.scaling import hardware_of, report, with_device
-from dptrain.cli.scaling_options import read_options
+from dptrain.cli.commands.scaling import hardware_of, report, with_device
+from dptrain.cli.options.config import Config
+from dptrain.cli.options.mesh import lengths_of, mesh_of
+from dptrain.cli.options.scaling_options import read_options
 from dptrain.cli.user_code import custom_objects
 from dptrain.comm import Communicator
 from dptrain.data.loading import LoadedData, Split

@@ -41,8 +41,8 @@ from dptrain.batches.base import ArrayBatches
 from dptrain.batches.inputs import Samples
 from dptrain.batches.sampling import GlobalSampler, Sampler
 from dptrain.cli.building import build_model
-from dptrain.cli.config import Config, device_options
 from dptrain.cli.measuring import measured, stated
+from dptrain.cli.options.config import Config, device_options
 from dptrain.cli.ranks import show_ranks
 from dptrain.comm import Communicator, nccl
 from dptrain.data.loading import LoadedData, Split
@@ -166,7 +166,7 @@ def _python(context: CheckContext) -> list[Row]:
 
 
 def _dptrain(context: CheckContext) -> list[Row]:
-    return [Row("dptrain", f"{__version__} in {Path(__file__).parents[1]}; CUDA sources in {kernels_dir()}")]
+    return [Row("dptrain", f"{__version__} in {Path(__file__).parents[2]}; CUDA sources in {kernels_dir()}")]
 
 
 def _numpy(context: CheckContext) -> list[Row]:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from dptrain import layers
-from dptrain.cli.config import ModelConfig
+from dptrain.cli.options.config import ModelConfig
 from dptrain.data.loading import LoadedData
 from dptrain.data.preprocessing import Column, Preprocessing
 from dptrain.data.words import FIRST_WORD

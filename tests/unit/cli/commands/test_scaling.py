@@ -10,11 +10,11 @@ from dptrain.backend.cuda.compile import Resources
 from dptrain.backend.cuda.compose import Composition
 from dptrain.backend.cuda.costs import loads
 from dptrain.backend.cuda.roofline import GPUS, predict_step
-from dptrain.cli import scaling
+from dptrain.cli.commands import scaling
+from dptrain.cli.commands.scaling import cpu_hardware, of_model
 from dptrain.cli.main import main
 from dptrain.cli.measuring import Rates, stated
-from dptrain.cli.scaling import cpu_hardware, of_model
-from dptrain.cli.scaling_options import ScalingOptions
+from dptrain.cli.options.scaling_options import ScalingOptions
 from dptrain.models.explaining import program_of
 from dptrain.program.cost.hardware import Link
 from dptrain.program.explain import COLUMNS
@@ -81,7 +81,7 @@ def table(lines, mode):
 def test_what_is_not_understood_is_said_in_one_line_before_a_machine_is_measured(
     capfd, monkeypatch, arguments, message
 ):
-    monkeypatch.setattr("dptrain.cli.explain.hardware_of", lambda *_: pytest.fail("a machine is measured"))
+    monkeypatch.setattr("dptrain.cli.commands.explain.hardware_of", lambda *_: pytest.fail("a machine is measured"))
     assert main(["explain", *arguments.split()]) == 2
     printed = capfd.readouterr().err.strip()
     assert message in printed

@@ -4,8 +4,8 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from dptrain.cli.config import Config
-from dptrain.cli.parser import Options
+from dptrain.cli.options.config import Config
+from dptrain.cli.options.parser import Options
 from dptrain.cli.serving import (
     DEVICE,
     SAMPLES,

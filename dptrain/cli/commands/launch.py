@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from subprocess import SubprocessError
 
-from dptrain.cli.parser import Parser
+from dptrain.cli.options.parser import Parser
 from dptrain.errors import AgreedError, ConfigError, ExitCode
 from dptrain.runtime import signals
 from dptrain.runtime.launch import supervisor

@@ -1,0 +1,1 @@
+"""What the command line takes: the configuration, its options and their words."""
