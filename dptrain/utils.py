@@ -15,7 +15,7 @@ from dptrain.batches.sampling import fix_shards
 from dptrain.batches.series import timeseries_dataset_from_array
 from dptrain.batches.text_dataset import audio_dataset_from_directory, text_dataset_from_directory
 from dptrain.data.cached_files import get_file
-from dptrain.data.images import array_to_img, img_to_array, load_img, save_img
+from dptrain.data.readers.images import array_to_img, img_to_array, load_img, save_img
 from dptrain.errors import ConfigError
 from dptrain.layers import bounding_boxes
 from dptrain.layers.node import KerasTensor, get_source_inputs

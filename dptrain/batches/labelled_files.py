@@ -18,7 +18,7 @@ import numpy.typing as npt
 from dptrain import comm as comms
 from dptrain.batches.py_dataset import PyDataset
 from dptrain.comm.parts import cut
-from dptrain.data.pictures import MOST_PICTURES, require_inside
+from dptrain.data.readers.pictures import MOST_PICTURES, require_inside
 from dptrain.errors import ConfigError, DataError, printable
 from dptrain.random import Purpose, default_seed, stream
 from dptrain.runtime.failure import phase

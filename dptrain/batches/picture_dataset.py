@@ -15,8 +15,8 @@ from dptrain import comm as comms
 from dptrain.batches.labelled_files import FOLLOW, FileDataset, FileKind, FileSelection, SplitOptions, make_datasets
 from dptrain.batches.resampling import resized
 from dptrain.batches.sampling import fixed_shards
-from dptrain.data.images import convert_to, img_to_array
-from dptrain.data.pictures import open_picture, pillow, require_inside
+from dptrain.data.readers.images import convert_to, img_to_array
+from dptrain.data.readers.pictures import open_picture, pillow, require_inside
 from dptrain.data.sources import check_declared, format_bytes
 from dptrain.errors import ConfigError, DataError, printable
 from dptrain.ops.image import RESIZE_INTERPOLATIONS

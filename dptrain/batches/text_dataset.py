@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.batches.labelled_files import FOLLOW, FileDataset, FileKind, FileSelection, SplitOptions, make_datasets
-from dptrain.data.pictures import require_inside
+from dptrain.data.readers.pictures import require_inside
 from dptrain.data.sources import format_bytes
 from dptrain.errors import ConfigError, DataError, printable
 from dptrain.runtime.defaults import DEFAULT_MAX_BYTES

@@ -8,14 +8,14 @@ from dptrain.cli.options.config import DataConfig
 from dptrain.comm import Communicator
 from dptrain.data.catalog import CATALOG
 from dptrain.data.loading import LoadedData, load_dataset
-from dptrain.data.npy_pair import load_pair
-from dptrain.data.pictures import PICTURES, PictureOptions, is_picture_folder, load_pictures
 from dptrain.data.preprocessing import Preprocessing
-from dptrain.data.table_columns import TableOptions
-from dptrain.data.table_loading import load_table
-from dptrain.data.tables import is_table
+from dptrain.data.readers.npy_pair import load_pair
+from dptrain.data.readers.pictures import PICTURES, PictureOptions, is_picture_folder, load_pictures
+from dptrain.data.readers.text_folder import folder_options, is_text_folder
+from dptrain.data.tabular.table_columns import TableOptions
+from dptrain.data.tabular.table_loading import load_table
+from dptrain.data.tabular.tables import is_table
 from dptrain.data.tasks import Task
-from dptrain.data.text_folder import folder_options, is_text_folder
 from dptrain.errors import ConfigError, DataError
 
 # Options of tables alone, by their fields.

@@ -10,10 +10,10 @@ import numpy.typing as npt
 from dptrain.comm import Communicator
 from dptrain.data.catalog import DEFAULT_MAX_BYTES
 from dptrain.data.loading import load_dataset, read_shared
-from dptrain.data.npy_pair import read_targets
-from dptrain.data.npz import map_npy, open_arrays
-from dptrain.data.pictures import PICTURES
 from dptrain.data.preprocessing import Preprocessing, Unseen
+from dptrain.data.readers.npy_pair import read_targets
+from dptrain.data.readers.npz import map_npy, open_arrays
+from dptrain.data.readers.pictures import PICTURES
 from dptrain.data.samples import is_raw, read_samples
 from dptrain.errors import ConfigError, DataError
 

@@ -20,8 +20,8 @@ import numpy as np
 
 from dptrain.data import strokes
 from dptrain.data.cached_files import keras_home, require_checksum
-from dptrain.data.idx import open_idx
-from dptrain.data.npz import open_npz
+from dptrain.data.readers.idx import open_idx
+from dptrain.data.readers.npz import open_npz
 from dptrain.data.sources import (
     CHUNK_BYTES,
     DEFAULT_MAX_BYTES,

@@ -14,7 +14,7 @@ from dptrain.comm.parts import cut
 from dptrain.data.catalog import CATALOG, DEFAULT_MAX_BYTES, FetchedIdx, ensure_available, open_dataset
 from dptrain.data.checks import check_finite, check_labels, check_labels_integer, is_zero_or_one
 from dptrain.data.keras_sets import cached
-from dptrain.data.npz import KEYS
+from dptrain.data.readers.npz import KEYS
 from dptrain.data.sources import ArraySource, DataSources
 from dptrain.data.tasks import Task
 

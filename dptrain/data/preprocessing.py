@@ -19,8 +19,8 @@ import numpy.typing as npt
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from dptrain.data.column_blocks import fill_numbers
-from dptrain.data.table_codes import days, leading_zero
+from dptrain.data.tabular.column_blocks import fill_numbers
+from dptrain.data.tabular.table_codes import days, leading_zero
 from dptrain.data.tasks import Task
 from dptrain.data.words import encode_texts
 from dptrain.errors import DataError

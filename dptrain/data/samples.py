@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from dptrain.comm.base import Communicator
-from dptrain.data.pictures import encode_pictures
 from dptrain.data.preprocessing import Preprocessing, Unseen
 from dptrain.data.raw import RawSamples
+from dptrain.data.readers.pictures import encode_pictures
+from dptrain.data.readers.text_folder import TEXT
 from dptrain.data.sources import DEFAULT_MAX_BYTES
-from dptrain.data.table_loading import encode_file
-from dptrain.data.tables import ENDINGS, is_table
-from dptrain.data.text_folder import TEXT
+from dptrain.data.tabular.table_loading import encode_file
+from dptrain.data.tabular.tables import ENDINGS, is_table
 from dptrain.errors import DataError
 
 

@@ -98,13 +98,10 @@ class Attended(Protocol):
 
 
 class Watchdog:
-    """This rank's record, and its view of the others.
-
-    `variable` is the environment variable that holds a process's rank; `records` holds all ranks, empty for other
-    nodes.
-    """
+    """This rank's record, and its view of the others; `variable` is the environment variable of a process's rank."""
 
     def __init__(self, launch: LaunchInfo, table: RecordTable, variable: str = "") -> None:
+        # All ranks' records; those of other nodes are empty.
         self.launch, self.record, self.records = launch, table.records[launch.rank], table.records
         self.limits = Limits()
         self._table, self._pid, self._host = table, os.getpid(), socket.gethostname()
@@ -181,10 +178,8 @@ class Watchdog:
             self._table.remove()
 
     def linger(self) -> None:
-        """End the process, with a line, if it does not end by itself after this rank has left.
-
-        Exit handlers registered before dptrain's import run then; nobody watches any more.
-        """
+        """End the process, with a line, if it does not end by itself after this rank has left."""
+        # Exit handlers registered before dptrain's import run then; nobody watches any more.
         seconds = self.limits.of(self.limits.timeout, "")
         if seconds == math.inf:
             return
@@ -243,10 +238,8 @@ class Watchdog:
             self._look()
 
     def _check_own_failure(self) -> None:
-        """End the job if this rank's code caught an error of a collective in which others still wait.
-
-        The others would blame a rank that waits.
-        """
+        """End the job if this rank's code caught an error of a collective in which others still wait."""
+        # The others would blame a rank that waits.
         failed = self.record.failed
         if failed is None or failure.ending or time.monotonic() - failed.at < QUIET:
             return

@@ -4,11 +4,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dptrain.data import text_folder
 from dptrain.data.preprocessing import Preprocessing
-from dptrain.data.table_columns import TableOptions, learn
-from dptrain.data.tables import Table
-from dptrain.data.text_folder import folder_options, is_text_folder, learn_text_folder, read_text_folder
+from dptrain.data.readers import text_folder
+from dptrain.data.readers.text_folder import folder_options, is_text_folder, learn_text_folder, read_text_folder
+from dptrain.data.tabular.table_columns import TableOptions, learn
+from dptrain.data.tabular.tables import Table
 from dptrain.data.words import encode_texts, learn_vocabulary, split_words
 from dptrain.errors import ConfigError, DataError
 from dptrain.layers import TextVectorization
@@ -169,7 +169,7 @@ def test_most_files_decide_what_a_folder_holds(tmp_path, texts, others, is_text)
 
 def test_a_sample_of_names_decides(tmp_path, monkeypatch):
     """A folder may hold a million pictures: no more than a sample of their names is read."""
-    monkeypatch.setattr("dptrain.data.text_folder._SAMPLED_NAMES", 3)
+    monkeypatch.setattr("dptrain.data.readers.text_folder._SAMPLED_NAMES", 3)
     for name in ("bad", "good"):
         (tmp_path / name).mkdir()
         for number in range(5):

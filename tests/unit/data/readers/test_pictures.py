@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 
 from dptrain.comm import SoloCommunicator
-from dptrain.data import pictures as module
-from dptrain.data.pictures import PictureOptions, encode_pictures, is_picture_folder, load_pictures
 from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.readers import pictures as module
+from dptrain.data.readers.pictures import PictureOptions, encode_pictures, is_picture_folder, load_pictures
 from dptrain.errors import AgreedError, ConfigError, DataError
 from tests.thread_ranks import on_ranks
 

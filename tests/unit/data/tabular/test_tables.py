@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dptrain.data.sources import GZIP_PADDING
-from dptrain.data.tables import is_table, read_table
+from dptrain.data.tabular.tables import is_table, read_table
 from dptrain.errors import DataError
 from tests.sample import examples
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.data.column_blocks import blocks, plain_numbers
 from dptrain.data.preprocessing import (
     MAX_TEXT,
     Column,
@@ -19,8 +18,9 @@ from dptrain.data.preprocessing import (
     numbers,
     texts_of,
 )
-from dptrain.data.table_codes import decimal_comma, holds_dates, identifier, leading_zero
-from dptrain.data.tables import Table
+from dptrain.data.tabular.column_blocks import blocks, plain_numbers
+from dptrain.data.tabular.table_codes import decimal_comma, holds_dates, identifier, leading_zero
+from dptrain.data.tabular.tables import Table
 from dptrain.data.tasks import LOSSES, Task
 from dptrain.data.words import learn_vocabulary, split_words
 from dptrain.errors import ConfigError, DataError

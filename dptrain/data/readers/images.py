@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.data.pictures import open_picture, pillow
+from dptrain.data.readers.pictures import open_picture, pillow
 from dptrain.errors import ConfigError, DataError, printable
 from dptrain.registry.names import lookup
 from dptrain.runtime.failure import warn

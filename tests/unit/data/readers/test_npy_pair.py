@@ -5,8 +5,8 @@ import pytest
 
 import dptrain as dp
 from dptrain.comm import SoloCommunicator
-from dptrain.data.npy_pair import load_pair
-from dptrain.data.npz import map_npy
+from dptrain.data.readers.npy_pair import load_pair
+from dptrain.data.readers.npz import map_npy
 from dptrain.errors import AgreedError, DataError
 
 X = np.arange(40, dtype=np.float32).reshape(10, 4)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dptrain.data.table_codes import leading_zero, may_have_leading_zeros
+from dptrain.data.tabular.table_codes import leading_zero, may_have_leading_zeros
 
 CELLS = st.text('0123456789.,;-+"\t eE\n', max_size=8)
 

@@ -13,10 +13,10 @@ from dptrain.data.holdout import split_rows
 from dptrain.data.loading import LoadedData, Split
 from dptrain.data.preprocessing import Preprocessing, Unseen
 from dptrain.data.raw import RawSamples, cut_off, require_part, share
+from dptrain.data.readers.text_folder import TextFiles, learn_text_folder, read_text_folder
 from dptrain.data.sources import DEFAULT_MAX_BYTES, check_declared
-from dptrain.data.table_columns import TableOptions, learn, used_columns, with_means, without_missing
-from dptrain.data.tables import Table, read_table
-from dptrain.data.text_folder import TextFiles, learn_text_folder, read_text_folder
+from dptrain.data.tabular.table_columns import TableOptions, learn, used_columns, with_means, without_missing
+from dptrain.data.tabular.tables import Table, read_table
 
 Array = npt.NDArray[Any]
 

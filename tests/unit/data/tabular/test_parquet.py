@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dptrain.data import parquet
-from dptrain.data.table_columns import TableOptions, learn
-from dptrain.data.tables import read_table
+from dptrain.data.tabular import parquet
+from dptrain.data.tabular.table_columns import TableOptions, learn
+from dptrain.data.tabular.tables import read_table
 from dptrain.errors import DataError
 
 arrow = pytest.importorskip("pyarrow")
@@ -84,7 +84,7 @@ def test_a_wide_table_of_one_row_is_read(tmp_path):
 
 
 def test_memory_is_bounded_by_what_is_declared(tmp_path, monkeypatch):
-    from dptrain.data import parquet_child
+    from dptrain.data.tabular import parquet_child
 
     script = tmp_path / "child.py"
     source = (parquet.Path(parquet_child.__file__)).read_text()

@@ -8,8 +8,8 @@ import numpy.typing as npt
 
 from dptrain.comm.base import Communicator
 from dptrain.data.loading import LoadedData, with_task
-from dptrain.data.npz import map_npy
 from dptrain.data.raw import require_part
+from dptrain.data.readers.npz import map_npy
 from dptrain.data.sources import DEFAULT_MAX_BYTES, ArraySource, DataSources, check_declared
 from dptrain.data.tasks import Task
 from dptrain.errors import DataError

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dptrain.data.idx import open_idx
+from dptrain.data.readers.idx import open_idx
 from dptrain.data.sources import GZIP_PADDING
 from dptrain.errors import DataError
+from tests.conftest import MNIST
 from tests.sample import examples
 from tests.unit.data.idx_files import idx_bytes, packed, write_idx
 
-MNIST = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "mnist"
 DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 IMAGES = np.arange(7 * 4 * 3, dtype=np.uint8).reshape(7, 4, 3)
 

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dptrain.data import preprocessing, table_columns
-from dptrain.data.column_blocks import plain_numbers
+from dptrain.data import preprocessing
 from dptrain.data.preprocessing import Column, Preprocessing
-from dptrain.data.table_columns import (
+from dptrain.data.tabular import table_columns
+from dptrain.data.tabular.column_blocks import plain_numbers
+from dptrain.data.tabular.table_columns import (
     MOST_CLASSES,
     MOST_ONE_HOT,
     TableOptions,
@@ -18,7 +19,7 @@ from dptrain.data.table_columns import (
     with_means,
     without_missing,
 )
-from dptrain.data.tables import Table, read_table
+from dptrain.data.tabular.tables import Table, read_table
 from dptrain.errors import ConfigError, DataError
 from tests.sample import examples
 

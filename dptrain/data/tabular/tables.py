@@ -14,10 +14,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from dptrain.data.parquet import read_parquet
 from dptrain.data.preprocessing import MAX_COLUMNS
 from dptrain.data.sources import DEFAULT_MAX_BYTES, GZIP_PADDING, format_bytes, stream_errors
-from dptrain.data.table_codes import leading_zero, may_have_leading_zeros
+from dptrain.data.tabular.parquet import read_parquet
+from dptrain.data.tabular.table_codes import leading_zero, may_have_leading_zeros
 from dptrain.errors import ConfigError, DataError
 from dptrain.runtime.extras import pip_install
 from dptrain.runtime.storage.files import open_regular

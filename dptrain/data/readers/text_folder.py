@@ -8,8 +8,8 @@ from pathlib import Path
 
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.sources import format_bytes
-from dptrain.data.table_columns import TableOptions, text_column
-from dptrain.data.tables import Table, pandas_module
+from dptrain.data.tabular.table_columns import TableOptions, text_column
+from dptrain.data.tabular.tables import Table, pandas_module
 from dptrain.errors import DataError, printable
 from dptrain.runtime.storage.files import open_regular
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dptrain.data.npz import KEYS, open_npz
+from dptrain.data.readers.npz import KEYS, open_npz
 from dptrain.errors import DataError
 from tests.sample import examples
 

@@ -1,0 +1,1 @@
+"""Readers of arrays, pictures and texts."""

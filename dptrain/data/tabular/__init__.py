@@ -1,0 +1,1 @@
+"""Tables: reading them, and what each column is."""
