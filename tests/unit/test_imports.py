@@ -6,6 +6,7 @@ import itertools
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -172,6 +173,15 @@ def test_every_room_is_a_package():
     """A wheel holds packages, and a folder without `__init__.py` is none."""
     rooms = {path.parent for path in MODULES}
     assert rooms == {path.parent for path in MODULES if path.name == "__init__.py"}
+
+
+# What holds one thing many times: a family of ops or of layers a file, and what makes CUDA of a program.
+LARGE = {"ops", "layers", "backend/cuda"}
+
+
+def test_rooms_have_few_enough_modules_to_be_looked_through():
+    modules = Counter(str(path.parent.relative_to(PACKAGE)) for path in MODULES if path.name != "__init__.py")
+    assert {room for room, number in modules.items() if number > 25} == LARGE
 
 
 # What takes longer to import than Python takes to start.
