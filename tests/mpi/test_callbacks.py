@@ -13,7 +13,7 @@ SCRIPT = str(ROOT / "tests/mpi/scripts/callbacks.py")
 
 
 def start(way: str, folder, **environment: str) -> Finished:
-    return mpirun(2, SCRIPT, way, str(folder), timeout=30, **environment)
+    return mpirun(2, SCRIPT, way, str(folder), timeout=90, **environment)
 
 
 def facts(folder) -> dict:

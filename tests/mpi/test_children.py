@@ -33,7 +33,7 @@ comm.barrier()
 
 def test_a_rank_may_fork_and_start_programs(tmp_path):
     (tmp_path / "parent.py").write_text(SCRIPT)
-    done = mpirun(2, str(tmp_path / "parent.py"), timeout=30, fresh=True, PYTHONWARNINGS="default")
+    done = mpirun(2, str(tmp_path / "parent.py"), timeout=90, fresh=True, PYTHONWARNINGS="default")
     assert done.code == 0, done.err
     refusals = [
         line for line in done.messages if "forked by a rank: it cannot communicate with the other ranks" in line
@@ -51,7 +51,7 @@ def test_a_fork_does_not_end_mpi_which_mpi4py_has_started(tmp_path):
         "if not (child := os.fork()):\n    sys.exit(5)\n"
         "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\ncurrent().barrier()\n"
     )
-    done = mpirun(2, str(tmp_path / "parent.py"), timeout=30, fresh=True, PYTHONWARNINGS="default")
+    done = mpirun(2, str(tmp_path / "parent.py"), timeout=90, fresh=True, PYTHONWARNINGS="default")
     assert (done.code, done.out.replace("\n", "")) == (0, "55"), done.err  # line ends may come later
 
 
@@ -62,7 +62,7 @@ def test_a_rank_may_start_ranks(tmp_path):
         "inner = 'import dptrain; from dptrain.comm import current; print(current().size)'\n"
         "subprocess.run([sys.argv[1], '-n', '2', sys.executable, '-c', inner], check=True)\n"
     )
-    done = mpirun(1, str(tmp_path / "parent.py"), find_mpirun(), timeout=30, fresh=True)
+    done = mpirun(1, str(tmp_path / "parent.py"), find_mpirun(), timeout=90, fresh=True)
     assert (done.code, done.out.replace("\n", "")) == (0, "22"), done.err
 
 
@@ -99,6 +99,6 @@ comm.barrier()
 def test_a_fork_of_a_loader_thread_ends_when_it_comes_back(tmp_path, way, code):
     """Else it would wait for ever for the next batch that is asked of it, and mpirun for the orphan."""
     (tmp_path / "parent.py").write_text(FORKING)
-    done = mpirun(2, str(tmp_path / "parent.py"), way, timeout=30, fresh=True, PYTHONWARNINGS="ignore")
+    done = mpirun(2, str(tmp_path / "parent.py"), way, timeout=90, fresh=True, PYTHONWARNINGS="ignore")
     assert (done.code, done.out) == (0, f"{code}\n"), done.err
     assert ("ValueError: in the fork" in done.err) == (way == "raises")

@@ -65,7 +65,7 @@ def test_collectives_in_user_code(differ, odd_call, others, message, odd):
     if (odd_call, others) in CALLS[2]:
         done = differ(2, odd, odd_call, others)
     else:  # with the start of MPI as what `fit` agrees on first
-        done = mpirun(2, SCRIPT, odd_call, others, str(odd), timeout=30)
+        done = mpirun(2, SCRIPT, odd_call, others, str(odd), timeout=90)
     assert done.code == 2, done.err
     (line,) = (line for line in done.err.splitlines() if "AgreedError: " in line)
     assert "the ranks call different methods: " in line

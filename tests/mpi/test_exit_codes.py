@@ -36,7 +36,7 @@ def done(tmp_path_factory):
         launcher = (
             [sys.executable, "-m", "dptrain", "launch", "-n", "2", "--"] if deed == "launch" else [mpirun, "-n", "2"]
         )
-        return run([*launcher, *start(number, deed)], timeout=30)
+        return run([*launcher, *start(number, deed)], timeout=90)
 
     with ThreadPoolExecutor(3) as pool:
         return dict(zip(CASES, pool.map(launch, enumerate(CASES)), strict=True))

@@ -17,7 +17,7 @@ SCRIPT = str(ROOT / "tests/mpi/scripts/fail.py")
 
 
 def fail(way: str, bad: int, ranks: int = 3) -> Finished:
-    return mpirun(ranks, SCRIPT, way, str(bad), timeout=30)
+    return mpirun(ranks, SCRIPT, way, str(bad), timeout=90)
 
 
 @pytest.mark.parametrize("bad", sample([0, 1], 2, first=1))
@@ -50,7 +50,7 @@ def test_a_rank_with_an_excepthook_of_its_own_does_not_leave_the_others_at_the_e
         "model = dp.Sequential([dp.layers.Dense(2, input_shape=(5,))])\nmodel.compile('sgd', 'mse')\n"
         "model.fit([[1.0] * 5] * 8, [[1.0] * 2] * 8, epochs=-1)\n"
     )
-    done = mpirun(2, str(script), timeout=30)
+    done = mpirun(2, str(script), timeout=90)
     assert done.code == 77
     assert f"left while rank {1 - bad} waits in the end of the job (fit)" in done.err
 
@@ -64,7 +64,7 @@ def test_an_exception_past_an_excepthook_of_its_own_names_the_rank(tmp_path, bad
         "model.fit(np.ones((8, 5)), np.ones((8, 2)), verbose=0)\n"
         f"if dp.rank() == {bad}:\n    sys.excepthook = sys.__excepthook__\n    raise ValueError('at the end')\n"
     )
-    done = mpirun(2, str(script), timeout=30)
+    done = mpirun(2, str(script), timeout=90)
     assert done.code in (1, 77)
     assert "Traceback" in done.err
     (line,) = [message for message in done.messages if "ValueError" in message]
@@ -113,7 +113,7 @@ def test_an_error_that_all_agree_on_before_mpi_starts_does_not_wait_for_a_rank_t
         "import os\nif os.environ['PMI_RANK'] == '1':\n    raise ValueError('early')\n"
         "from dptrain.comm import current\ncurrent()\n"
     )
-    done = mpirun(2, str(script), timeout=30, DPTRAIN_STALL_TIMEOUT="soon")
+    done = mpirun(2, str(script), timeout=90, DPTRAIN_STALL_TIMEOUT="soon")
     assert done.code == 77
     assert "dptrain: DPTRAIN_STALL_TIMEOUT = 'soon': expected seconds, or 0 for no limit" in done.err
     assert "ended before it imported dptrain while rank 0 waits in the start of MPI (start-up)" in done.err
@@ -222,7 +222,7 @@ def test_the_job_ends_within_a_second_of_the_failure(tmp_path):
         f"    open({str(tmp_path / 'time')!r}, 'w').write(str(time.time())); raise ValueError('x')\n"
         "comm.barrier()\n"
     )
-    done = mpirun(3, str(script), timeout=30)
+    done = mpirun(3, str(script), timeout=90)
     assert done.code == 1
     assert time.time() - float((tmp_path / "time").read_text()) < 20, "a second, and what a loaded machine adds"
 
@@ -352,7 +352,7 @@ def test_bad_command_lines_are_one_line_on_any_number_of_ranks(agreed, bad_alone
 @pytest.mark.parametrize("ranks", [0, 3])
 def test_output_that_cannot_be_written(small_npz, tmp_path, ranks):
     (tmp_path / "file").write_text("")
-    done = dptrain(ranks, "--data", str(small_npz), "--out", str(tmp_path / "file" / "run"), timeout=30)
+    done = dptrain(ranks, "--data", str(small_npz), "--out", str(tmp_path / "file" / "run"), timeout=90)
     assert done.code == 74
     assert len(done.messages) == 1
     assert "Not a directory; choose another --out" in done.messages[0]
@@ -361,7 +361,7 @@ def test_output_that_cannot_be_written(small_npz, tmp_path, ranks):
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_divergence(small_npz, tmp_path, ranks):
     arguments = ["--optimizer", "sgd", "--learning-rate", "1e38", "--out", str(tmp_path / "run")]
-    done = dptrain(ranks, "--data", str(small_npz), *arguments, timeout=30)
+    done = dptrain(ranks, "--data", str(small_npz), *arguments, timeout=90)
     assert done.code == 76, done.err
     assert len(done.messages) == 1
     # Which of these makes a NaN of infinities depends on the order in which this processor's BLAS adds.
@@ -374,7 +374,7 @@ def test_a_launcher_of_another_mpi_is_refused():
     """Open MPI's mpirun starts MPICH's processes as worlds of one: each would train alone and overwrite the others."""
     alone = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"}
     clean = {name: "" for name in os.environ if name.startswith("PMI_")}
-    done = dptrain(0, "--fast-dev-run", timeout=30, **alone, **clean)
+    done = dptrain(0, "--fast-dev-run", timeout=90, **alone, **clean)
     assert done.code == 2
     assert "Open MPI started 4 processes, but MPI " in done.err
     assert "sees a world of 1" in done.err

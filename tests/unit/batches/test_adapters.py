@@ -355,7 +355,7 @@ def test_progress_of_epochs_whose_end_nobody_knows(capsys):
 
 
 def test_workers_make_batches_at_once_and_they_come_in_order():
-    meeting = threading.Barrier(3, timeout=20)
+    meeting = threading.Barrier(3, timeout=60)
 
     class Slow(Batches):
         def __getitem__(self, index):
@@ -448,9 +448,9 @@ def test_a_thread_that_does_not_come_back_does_not_keep_the_process(monkeypatch)
     pool.close()
     assert all(thread.daemon for thread in threading.enumerate() if thread.name.startswith("dptrain-test"))
     stuck.set()
-    assert future.result(5)
+    assert future.result(60)
     with pytest.raises(CancelledError):
-        left.result(5)
+        left.result(60)
 
 
 # What is passed on and what is refused

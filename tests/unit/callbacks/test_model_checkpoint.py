@@ -142,7 +142,7 @@ def disk(monkeypatch):
     ready, full, flush = threading.Event(), [], os.fsync
 
     def fsync(handle: int) -> None:
-        assert ready.wait(10)
+        assert ready.wait(60)
         if full:
             raise OSError(28, "No space left on device")
         flush(handle)

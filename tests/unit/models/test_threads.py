@@ -43,7 +43,7 @@ def side_by_side(*actions: Callable[[int], Any], times: int = 14) -> None:
     ready = threading.Barrier(len(actions))
 
     def run(action: Callable[[int], Any]) -> None:
-        ready.wait(10)
+        ready.wait(60)
         for number in range(times):
             action(number)
 

@@ -20,7 +20,7 @@ class VirtualRanks:
     """What the ranks share: the parts of the sum at hand."""
 
     def __init__(self, size: int) -> None:
-        self.barrier, self.parts = threading.Barrier(size, timeout=30), [np.zeros(0)] * size
+        self.barrier, self.parts = threading.Barrier(size, timeout=90), [np.zeros(0)] * size
 
 
 class VirtualComm:

@@ -37,7 +37,7 @@ def test_of_jobs_that_start_together_one_works(tmp_path):
         job.stdin.flush()
     assert sorted(job.stdout.readline() for job in jobs) == ["in\n", "out\n", "out\n"]
     for job in jobs:
-        job.communicate("\n", timeout=30)
+        job.communicate("\n", timeout=90)
 
 
 @pytest.mark.parametrize("name", ["lock", "holder"])
