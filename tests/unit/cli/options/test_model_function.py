@@ -160,7 +160,7 @@ def test_a_module_and_files_beside_a_file(tmp_path):
     function = load_function(f"{tmp_path}/json.py:f")
     assert function.arguments({"a": 2, "other": [1]}) == {"a": 2, "other": [1]}
     assert json.loads("1") == 1, "a file of that name hides no module"
-    assert load_function("tests.unit.cli.test_model_function:test_what_names_no_function").required == {
+    assert load_function("tests.unit.cli.options.test_model_function:test_what_names_no_function").required == {
         "spec",
         "message",
     }
