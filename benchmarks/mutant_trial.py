@@ -426,13 +426,18 @@ def _spent(pid: int) -> float:
     return 0.0
 
 
-def _wants_to_run(session: int) -> bool:
-    """Whether any thread of a session runs, or waits for a processor or a disk."""
+def _wants_to_run(pid: int) -> bool:
+    """Whether any thread of a process or of what it has started runs, or waits for a processor or a disk."""
+    parents = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            if int(path.read_text().rpartition(")")[2].split()[3]) != session:
-                continue
-            for thread in path.parent.glob("task/*/stat"):
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    family = {pid}
+    while more := {child for child, parent in parents.items() if parent in family} - family:
+        family |= more
+    for member in family:
+        for thread in Path(f"/proc/{member}/task").glob("*/stat"):
+            with contextlib.suppress(OSError):
                 if thread.read_text().rpartition(")")[2].split()[0] in "RD":
                     return True
     return False
