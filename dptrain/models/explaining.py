@@ -1,8 +1,9 @@
 """What a model's step computes, as text, without data or device."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +102,9 @@ def explain(
     ]
     if result.on_host:
         lines.append(f"on the host, between two copies: {', '.join(result.on_host)}")
+    if result.in_one_launch:
+        loops = ", ".join(f"{count:,} of {length:,} steps" for length, count in result.in_one_launch.items())
+        lines.append(f"loops in one launch: {loops}")
     if kernels:
         widest = max(len(kind) for kind, _ in result.kernels)
         lines += ["", "kernels:"]
@@ -192,6 +196,7 @@ class _OnDevice:
     in_place: int  # number of new values written over the old ones
     costs: Callable[[], list[str]] = list  # returns lines about the kernels' costs
     on_host: tuple[str, ...] = ()  # ops that the host computes for a GPU
+    in_one_launch: Mapping[int, int] = field(default_factory=dict)  # loops of a GPU by their number of steps
 
 
 def _on_device(model: "Model", program: PlacedProgram, rows: int) -> _OnDevice:
@@ -224,6 +229,7 @@ def _on_device(model: "Model", program: PlacedProgram, rows: int) -> _OnDevice:
             len(composition.in_place),
             lambda: _costs(composition, source),
             on_host,
+            Counter(composition.in_one_launch),
         )
     names = names_of(program)
     for change in (without_all_reduce, with_half_factors, first_of_equals()):

@@ -93,21 +93,30 @@ def step_of(compute="float32"):
     return mlp(np.random.default_rng(0), 784, 128, 10, 128, 60_000, compute=compute)[0]
 
 
-@functools.cache
-def recurrent():
-    """Return a training step of recurrent layers, whose loops are kernels of a step each, behind a table of rows."""
+def recurrent(units, rows=32, dtype=None):
+    """Return a training step of recurrent layers of two widths, behind a table of rows."""
     layers = dp.layers
+    policy = None if dtype is None else dp.DTypePolicy(f"mixed_{dtype}")
     model = dp.Sequential(
         [
             layers.Input((200,), dtype="int32"),
             layers.Embedding(1000, 64),
-            layers.Bidirectional(layers.GRU(64, return_sequences=True)),
-            layers.LSTM(128),
+            layers.Bidirectional(layers.GRU(units[0], return_sequences=True, dtype=policy)),
+            layers.LSTM(units[1], dtype=policy),
             layers.Dense(10, "softmax"),
         ]
     )
     model.compile("adam", "sparse_categorical_crossentropy", device="cpu")
-    return program_of(model, 32)
+    return program_of(model, rows)
+
+
+def in_one_launch(rows, dtype=None):
+    """Return the source of the loops of recurrent layers, each one launch."""
+    composition = Composition(recurrent((63, 128), rows, dtype))
+    launches = (launch for stage in composition.stages for launch in stage)
+    loops = [function for launch in launches for function in launch.functions if function.name.startswith("loop")]
+    assert len(loops) == len(composition.in_one_launch) == 6
+    return source([Kernel(f"run_{loop.name}", [loop], 256) for loop in loops], wide_index=False)
 
 
 def attention(width, dtype="float32"):
@@ -152,8 +161,13 @@ def sources(architecture):
         yield "every_op", apart(Composition(program_of_all("float32")[0]))
         yield "narrow_types", Composition(CORPUS["extremes of narrow types"].trace()).source()
         yield "sums", Composition(shapes_program(np.random.default_rng(0), 700)[0]).source()
-        yield "loops", Composition(recurrent()).source()
+        launched = Composition(recurrent((256, 256)))
+        assert not launched.in_one_launch
+        yield "loops", launched.source()
+        yield "recurrent_bfloat16", in_one_launch(200, "bfloat16")
         yield "attention_128_bfloat16", attention(128, "bfloat16")
+    for rows in (32, 500):
+        yield f"recurrent_{rows}_float32", in_one_launch(rows)
     for width in (32, 64, 128):
         yield f"attention_{width}_float32", attention(width)
     networks = {"convolutions": {"strides": 2}, "normalized": {"strides": 2, "normal": True}}

@@ -34,7 +34,7 @@ from tests.programs.memory import WAYS
 # Where the generators of code, and what executes it, keep the lengths around which they decide.
 GENERATORS = (
     *("backend/cpu/codegen.py", "backend/cuda/generate.py", "backend/cuda/products.py", "backend/cuda/executable.py"),
-    *("backend/cuda/groups.py", "backend/cuda/expressions.py", "backend/cuda/compose.py"),
+    *("backend/cuda/groups.py", "backend/cuda/expressions.py", "backend/cuda/compose.py", "backend/cuda/persistent.py"),
     *(f"program/codegen/{name}.py" for name in ("fuse", "kernels", "merge", "views", "cpp")),
 )
 # The lengths in `kernels/`: a warp, blocks of rows (`dp_block`), tiles of products.

@@ -20,6 +20,7 @@ from dptrain.backend.cuda.generate import (
 )
 from dptrain.backend.cuda.groups import Group, Grouping, factors_of
 from dptrain.backend.cuda.loops import CARRY_PLACES, Address, LoopCall
+from dptrain.backend.cuda.persistent import RowLoop, RowsGenerator
 from dptrain.backend.cuda.providers import Problem, Provider, is_product, problem_of, with_providers
 from dptrain.backend.cuda.row_chains import with_row_chains
 from dptrain.program.body import body_of, has_body
@@ -35,8 +36,8 @@ from dptrain.program.steps import step_of, with_attention_on_gpu, with_loops_in_
 from dptrain.program.tensor import Tensor
 
 # Kinds of groups beside which memory-bound ones would have too few threads, and kinds whose level is fixed.
-_OF_MANY_REGISTERS = ("product", "attention")
-_OWN_LAUNCH = (*_OF_MANY_REGISTERS, "call", "loop")
+_OF_MANY_REGISTERS = ("product", "attention", "loop")
+_OWN_LAUNCH = (*_OF_MANY_REGISTERS, "call")
 # From so many elements on an int is too short for indices, which run a little past the end.
 _WIDE = 2**30
 # Kernels compiled as one text: a text takes about 0.5 s, plus 0.2 to 0.4 s for each kernel.
@@ -112,6 +113,7 @@ class Composition:
         labels |= {tensor: f"new {variable._path}" for variable, tensor in program.updates.items()}
         names = names_of(tensors, labels)
         names |= {part: f"part_of_{names[tensor]}" for tensor, part in grouping.parts.items() if part not in names}
+        self._first_carries = set[Tensor]()
         self.last_carries: dict[Tensor, tuple[Tensor, int]] = {}
         functions, generator = self._functions(grouping, self.stored, names, {}, 0)
         self.in_place = self._replaced(functions, messages, grouping.parts)
@@ -167,14 +169,20 @@ class Composition:
         functions = {group: generator.function(group) for group in grouping.groups}
         for group, function in functions.items():
             if group.kind == "loop":
-                function.call = self._loop(list(group.roles), names, addresses, depth)
+                self._fill_loop(function, list(group.roles), names, addresses, depth)
         return functions, generator
 
-    def _loop(
-        self, values: Sequence[Tensor], names: dict[Tensor, str], around: Mapping[Tensor, Address], depth: int
-    ) -> LoopCall:
-        """Return the steps of a loop whose `values` are read."""
+    def _fill_loop(
+        self,
+        function: GeneratedFunction,
+        values: Sequence[Tensor],
+        names: dict[Tensor, str],
+        around: Mapping[Tensor, Address],
+        depth: int,
+    ) -> None:
+        """Give a function the steps of a loop whose `values` are read: in its own text, or as launches."""
         call = LoopCall(values[0].node, (f"slice_{depth}", f"now_{depth}", f"next_{depth}"))
+        self._first_carries.update(call.first_carries)
         self.last_carries |= call.last_carries(values)
         addresses = call.addresses(values, names, around)
         body = body_of(call.node)
@@ -185,9 +193,14 @@ class Composition:
         stored = {tensor for tensor in {*step.results, *grouping.used} if tensor in grouping.anchors}
         functions, _ = self._functions(grouping, stored, names, addresses, depth + 1)
         _order(grouping.groups, set(), set())
+        row_loop = RowLoop(call.node, functions)
+        if depth == 0 and (rows := row_loop.rows_of_block(self.sizes)) is not None:
+            generator = RowsGenerator(row_loop, rows, grouping, self.sizes, stored, names, addresses)
+            self.stored |= generator.fill(function, call)
+            return
         (call.kernels,) = _stages(grouping, functions, steps=False)
         call.plan = self._plan([call.kernels], [[]], stored - addresses.keys())
-        return call
+        function.call = call
 
     def source(self) -> str:
         """Return the C++ of all kernels."""
@@ -206,6 +219,13 @@ class Composition:
     def fields(self) -> list[str]:
         """Names of a `Run`'s fields, in order."""
         return list(run_fields(self._kernels))
+
+    @property
+    def in_one_launch(self) -> list[int]:
+        """Numbers of steps of the loops that are one launch."""
+        functions = [function for kernel in self._kernels for function in kernel.functions if function.call is None]
+        loops = [function for function in functions if function.group is not None and function.group.kind == "loop"]
+        return [argument.value for loop in loops for argument in loop.arguments if argument.name == "length"]
 
     @property
     def _kernels(self) -> list[Kernel]:
@@ -255,11 +275,9 @@ class Composition:
         self, stages: Sequence[Sequence[Kernel]], messages: Sequence[Sequence[Message]], stored: Set[Tensor]
     ) -> MemoryPlan:
         """Plan intermediate results and scratch memory, including those of loops."""
-        loops = [kernel.loop for stage in stages for kernel in stage if kernel.loop is not None]
-        carries = {carry for loop in loops for carry in loop.first_carries}
         rows, sizes, accesses = self.sizes.rows, dict[Any, int](), list[Access]()
         for tensor in stored - self.last_carries.keys():
-            sizes[tensor] = nbytes(tensor, rows) * (CARRY_PLACES if tensor in carries else 1)
+            sizes[tensor] = nbytes(tensor, rows) * (CARRY_PLACES if tensor in self._first_carries else 1)
         for stage, stage_messages in zip(stages, messages, strict=True):
             moved = [
                 (message.after, Access(dict.fromkeys(message.parts).keys(), message.results))

@@ -960,7 +960,7 @@ reinterpret_cast|return|short|signed|sizeof|static|static_assert|static_cast|str
 throw|true|try|typedef|typeid|typename|union|unsigned|using|virtual|void|volatile|wchar_t|while|xor|xor_eq
 """
 _RESERVED = re.compile(
-    r"[nvirck]\d*|(slice|now|next|sum|total|of_block|best|start|parts|skipped|k|i)_?\d*|(drawn|quad)\d*|wide|[MNKm]|of|end|attention|attention_gradients|phase|patches|pixels|column"
+    r"[nvirck]\d*|turn|length|rows_product|(first|end)_of_block|(slice|now|next|sum|total|of_block|best|start|parts|skipped|k|i)_?\d*|(drawn|quad)\d*|wide|[MNKm]|of|end|attention|attention_gradients|phase|patches|pixels|column"
     r"|columns|lane|tiles|tile|row_tiles|chunk|chunks|chunk_number|arrived|leave|take|first|begin|count|own|blocks|depth"
     r"|slices|min|max|" + "|".join(_KEYWORDS.split())
 )

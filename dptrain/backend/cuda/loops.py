@@ -1,8 +1,7 @@
-"""Loops on a GPU: the kernels of a step, launched once for each step.
+"""Loops on a GPU: the kernels of a step, generated once, and launched once for each step.
 
-The kernels are generated once. A launch gets three numbers for each loop: the slice, and which of each carry's two
-slots holds the carry and which the next one. They move pointers along stacked inputs and results, and from slot to
-slot. So nothing is copied from step to step, and what every step reads stays in place.
+A launch gets three numbers for each loop: the slice, and which of each carry's two slots holds the carry and which the
+next one. They move pointers, so nothing is copied from step to step, and what every step reads stays in place.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

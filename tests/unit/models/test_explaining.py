@@ -211,8 +211,9 @@ def test_memory_and_kernels_are_those_of_the_device(step):
 
 
 @pytest.mark.usefixtures("no_nvcc")
-def test_kernels_of_loops_are_shown_once():
+def test_kernels_of_loops_are_shown_once(monkeypatch):
     """With how often a step launches them, by which its time is predicted."""
+    monkeypatch.setattr("dptrain.backend.cuda.persistent._WEIGHTS", 0)
     seconds = []
     for steps in (10, 40):
         model = dp.Sequential([dp.layers.Input((steps, 4)), dp.layers.SimpleRNN(5), dp.layers.Dense(3)])
@@ -224,6 +225,15 @@ def test_kernels_of_loops_are_shown_once():
         )
     for short, long in zip(*seconds, strict=True):
         assert 2 < long / short < 4
+
+
+@pytest.mark.usefixtures("no_nvcc")
+def test_loops_in_one_launch_are_named():
+    model = dp.Sequential([dp.layers.Input((10, 4)), dp.layers.GRU(5, return_sequences=True), dp.layers.LSTM(3)])
+    model.compile("sgd", "mse", device="cuda")
+    text = model.explain(8, kernels=True)
+    assert "loops in one launch: 4 of 10 steps\n" in text
+    assert " times\n" not in text
 
 
 def test_how_a_convolution_is_computed_is_shown():
