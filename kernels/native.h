@@ -199,6 +199,30 @@ static inline void dp_rows(Context &c, const int *s, dp_Loop *loop, int64_t rows
     }, &shared);
 }
 
+// The steps of a loop whose rows do not need each other, for rows `low` to `high`.
+typedef void dp_Steps(Context &whole, int64_t low, int64_t high);
+
+// A context of some of the rows, as a rank's, and of one thread where others have the rest; pointers become `p`.
+static inline Context dp_of_rows(const Context &whole, char **p, int64_t low, int64_t high) {
+    Context c = whole;
+    c.p = p, c.R = high - low, c.F = whole.F + low;
+    if (c.R < whole.R) c.threads = 1;
+    return c;
+}
+
+// Do a loop's steps, each thread all of them for its rows where it gets `least` of them.
+static inline void dp_steps(Context &c, dp_Steps *steps, int64_t least) {
+    struct Shared {
+        Context &c;
+        dp_Steps *steps;
+    } shared{c, steps};
+    if (c.threads < 2 || c.R / c.threads < least) return steps(c, 0, c.R);
+    c.parallel(c.threads, c.threads, [](void *data, int64_t part) {
+        const Shared &own = *(Shared *)data;
+        own.steps(own.c, own.c.R * part / own.c.threads, own.c.R * (part + 1) / own.c.threads);
+    }, &shared);
+}
+
 // Memory of a thread's own, which grows; std::vector would take longer to compile than most programs.
 struct dp_Memory {
     char *data = nullptr;

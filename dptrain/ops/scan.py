@@ -15,7 +15,7 @@ from dptrain.ops.manipulation import reshape, stack, transpose, zeros
 from dptrain.ops.reduction import sum as sum_over
 from dptrain.program.body import Body, body_of, closed, extend
 from dptrain.program.gradient import pulled_back, topological
-from dptrain.program.lowering import Element, Product, Repeat, ViewMap, lowering_of
+from dptrain.program.lowering import Element, Product, Reduction, Repeat, ViewMap, lowering_of
 from dptrain.program.onnx_graph import OnnxGraph, Value
 from dptrain.program.op import Op
 from dptrain.program.operand import OPERATORS
@@ -125,7 +125,8 @@ def _gradient(
     outputs: tuple[Tensor, ...], dys: tuple[Tensor | None, ...], *inputs: Tensor
 ) -> tuple[Tensor | None, ...]:
     # It carries the gradients of the carries and an accumulator for each capture. Factors of matrix products are
-    # stacked instead of accumulated, and multiplied after the loop. A single step accumulates nothing.
+    # stacked instead of accumulated, and multiplied after the loop, as sums of them are summed. A single step
+    # accumulates nothing.
     node = outputs[0].node
     body, is_single = body_of(node), outputs[0].attributes["length"] == 1
     count = len(body.carries)
@@ -137,7 +138,13 @@ def _gradient(
         step_grads = _step_gradients(body, {carried[tensor]: dy for tensor, dy in d_carries.items()}, d_stacked)
         added = [] if is_single else [tensor for tensor in body.captures if tensor in step_grads]
         products = {tensor: factors for tensor in added if (factors := _factors(step_grads[tensor]))}
-        sums = [tensor for tensor in added if tensor not in products]
+        multiplied = dict.fromkeys(tensor for factors in products.values() for tensor, _ in factors)
+        summed = {
+            tensor: step_grads[tensor]
+            for tensor in added
+            if lowering_of(step_grads[tensor]) == Reduction("sum") and step_grads[tensor].inputs[0] in multiplied
+        }
+        sums = [tensor for tensor in added if tensor not in products and tensor not in summed]
         totals = {
             tensor: placeholder(tensor.shape, FLOATX if is_half(tensor.dtype) else tensor.dtype, "sum")
             for tensor in sums
@@ -151,7 +158,6 @@ def _gradient(
         following += [totals[tensor] + cast(step_grads[tensor], totals[tensor].dtype) for tensor in sums]
         parts = [tensor for tensor in (*body.slices, *(body.captures if is_single else ())) if tensor in step_grads]
         stacked = [step_grads[tensor] for tensor in parts]
-    multiplied = [tensor for factors in products.values() for tensor, _ in factors]
     carried_in = [*(d_carries[tensor] for tensor in (*started, *zero_started)), *totals.values()]
     slices = {tensor: dys[count + number] for number, tensor in d_stacked.items()}
     cut = _BackwardReads(node, {*carried_in, *slices}, [*following, *stacked, *multiplied], multiplied)
@@ -179,6 +185,9 @@ def _gradient(
     for capture, factors in products.items():
         operands = [_stack(stacks[factor], is_transposed) for factor, is_transposed in factors]
         grads[capture] = sum_over(batch_matmul(*operands), 0)
+    for capture, total in summed.items():
+        axes = (0, *(axis + 1 for axis in total.attributes["axes"]))
+        grads[capture] = reshape(sum_over(stacks[total.inputs[0]], axes), capture.shape)
     grads |= {tensor: reshape(grads[tensor], tensor.shape) for tensor in body.captures if is_single and tensor in grads}
     return tuple(cast(grads[tensor], tensor.dtype) if tensor in grads else None for tensor in body.inputs)
 

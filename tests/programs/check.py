@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dptrain.backend.cpu import compile as compiling
+from dptrain.backend.cpu import separate_rows
 from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.errors import ConfigError
 from dptrain.ops import loops
@@ -129,10 +130,13 @@ def by_numpy(program: Program, values: Mapping[str, Array], **place: Any) -> Ref
 
 
 def compiled(threads: int = 1, join: bool = True) -> Make:
-    """Return what makes compiled executables."""
+    """Return what makes compiled executables, whose threads share the rows of loops even where these are few."""
 
     def make(program: Program, values: Mapping[str, Array], **place: Any) -> CompiledExecutable:
-        return CompiledExecutable(program, HostMemory(), values, threads=threads, join=join, **place)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(separate_rows, "LEAST_ROWS", 2)
+            patch.setattr(separate_rows, "LEAST_OPERATIONS", 0)
+            return CompiledExecutable(program, HostMemory(), values, threads=threads, join=join, **place)
 
     return make
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.backend.cpu.calls import Epilogue, call_text
+from dptrain.backend.cpu.separate_rows import has_separate_rows, least_rows, row_numel
 from dptrain.program.codegen.cpp import (
     Ex,
     ctype,
@@ -82,6 +83,7 @@ class Code:
         parts: in order of execution: native functions, calls, and messages (parts and sums).
         stored: tensors that have memory.
         epilogues: loops that run with the product before them.
+        apart: loops whose threads take rows each (`separate_rows.py`).
         plans: of memory, by the number of rows (`compiled.planned`).
     """
 
@@ -93,6 +95,7 @@ class Code:
     stored: set[Tensor] = field(default_factory=set)
     epilogues: set[Loop] = field(default_factory=set)
     moved: set[Tensor] = field(default_factory=set)
+    apart: set[RepeatKernel] = field(default_factory=set)
     plans: dict[int, tuple[dict[Tensor, Tensor], MemoryPlan]] = field(default_factory=dict)
 
 
@@ -174,7 +177,8 @@ class _Writer:
             for (arguments, body), name in self._functions.items()
         ]
         numbers = f"static const int numbers[] = {{{', '.join(map(str, self._given)) or 0}}};\n"
-        self.code.source = "\n".join([*defined, numbers, *self._natives, run])
+        roots = f"enum {{ ROOTS = {max(len(self.code.roots), 1)} }};\n"
+        self.code.source = "\n".join([*defined, numbers, roots, *self._natives, run])
 
     def _store(self) -> None:
         self.code.stored |= self.fused.stored()
@@ -203,7 +207,7 @@ class _Writer:
             else:
                 statement = f"{name}(c, {arguments});"
         elif isinstance(kernel, RepeatKernel):
-            statement = f"{self._repeat(kernel)}(c);"
+            statement = self._repeat(kernel)
         else:
             epilogue = partial(self._epilogue, kernel, follower, numbers)
             if isinstance(kernel, ProductKernel):
@@ -216,10 +220,10 @@ class _Writer:
         return statement if self._is_needed(kernel) else f"if (last) {statement}"
 
     def _repeat(self, kernel: RepeatKernel) -> str:
-        """Write the function of a loop's steps and return its name.
+        """Write the function of a loop's steps, of rows from `low` to `high`, and return its call.
 
-        It moves pointers: to a step's slices and stacked outputs, and from one carry to the next. Raises
-        NeedsPythonError.
+        It moves pointers: to a step's slices and stacked outputs, and from one carry to the next; if threads share the
+        rows, in a table of its own. Raises NeedsPythonError.
         """
         body, results, around = kernel.body, kernel.results, self.fused
         inputs = [self.slot(view.root) for view in kernel.reads]
@@ -227,44 +231,62 @@ class _Writer:
         self.fused = kernel.step
         self._store()
         self.code.moved |= kernel.moved
+        apart = has_separate_rows(kernel)
         begins, moves, ends, last = list[str](), list[str](), list[str](), list[str]()
         slots = [self.slot(tensor) for tensor in body.placeholders]
         count, first = len(body.carries), len(body.begun)
+
+        def of_rows(slot: int, tensor: Tensor) -> str:
+            row = row_numel(tensor) * tensor.dtype.itemsize if apart else 0
+            return f"p[{slot}] + low * {row}" if row else f"p[{slot}]"
+
         for number, (carried, (buffer, spare)) in enumerate(zip(body.carries, kernel.buffers, strict=True)):
-            carry, following, size = slots[number], self.slot(results[number]), _nbytes(carried)
-            begins.append(f"p[{carry}] = p[{self.slot(buffer)}];")
+            carry, following = slots[number], self.slot(results[number])
+            size = f"(high - low) * {row_numel(carried) * carried.dtype.itemsize}" if apart else _nbytes(carried)
+            begins.append(f"p[{carry}] = {of_rows(self.slot(buffer), carried)};")
             begins.append(
-                f"memcpy(p[{carry}], p[{inputs[number]}], {size});"
+                f"memcpy(p[{carry}], {of_rows(inputs[number], carried)}, {size});"
                 if number < first
                 else f"memset(p[{carry}], 0, {size});"
             )
             if any(results[place] is results[number] for place in values if place >= count):
                 ends.append(f"p[{carry}] = p[{following}];")
             else:
-                begins.append(f"p[{following}] = p[{self.slot(spare)}];")
+                begins.append(f"p[{following}] = {of_rows(self.slot(spare), carried)};")
                 ends.append(f"dp_swap(p[{carry}], p[{following}]);")
             if number in values:
-                last.append(f"memcpy(p[{values[number]}], p[{carry}], {size});")
+                last.append(f"memcpy({of_rows(values[number], carried)}, p[{carry}], {size});")
         for place, part in enumerate(body.slices):
-            moves.append(f"p[{slots[count + place]}] = p[{inputs[first + place]}] + t * {_nbytes(part)};")
-        for place in range(len(body.captures)):
-            begins.append(f"p[{slots[len(slots) - 1 - place]}] = p[{inputs[len(inputs) - 1 - place]}];")
+            moves.append(f"p[{slots[count + place]}] = {of_rows(inputs[first + place], part)} + t * {_nbytes(part)};")
+        for place in range(1, len(body.captures) + 1):
+            begins.append(f"p[{slots[-place]}] = {of_rows(inputs[-place], body.captures[-place])};")
         for number, output in enumerate(body.stacked, count):
             if number in values:
-                moves.append(f"p[{self.slot(results[number])}] = p[{values[number]}] + t * {_nbytes(output)};")
+                stacked = f"{of_rows(values[number], output)} + t * {_nbytes(output)}"
+                moves.append(f"p[{self.slot(results[number])}] = {stacked};")
         (stage,) = kernel.step.stages
-        for _, call in self._calls(stage.kernels):
-            if call is None:
-                raise NeedsPythonError
-            moves += [call] if call else []
+        calls = [call for _, call in self._calls(stage.kernels)]
+        if None in calls:
+            raise NeedsPythonError
+        executed = list(filter(None, calls))
+        arguments, head = "Context &c", [_SIZES.strip(), "char **p = c.p;"]
+        if apart:
+            self.code.apart.add(kernel)
+            stored = {kernel.step.memory_of(tensor) for kernels in stage.kernels for tensor in kernels.tensors}
+            for tensor in sorted((stored & self.code.stored) - self.code.moved, key=self.slot):
+                begins.append(f"p[{self.slot(tensor)}] = {of_rows(self.slot(tensor), tensor)};")
+            arguments = "Context &whole, int64_t low, int64_t high"
+            head = ["const int64_t B = whole.R;", "char *p[ROOTS];", "memcpy(p, whole.p, sizeof(p));"]
+            head.append("Context c = dp_of_rows(whole, p, low, high);")
+            executed = ["{", *_indented(["const int64_t B = c.R;", *executed]), "}"]
         self.fused = around
         steps = f"for (int64_t n = 0; n < {kernel.length}; ++n) {{"
         step = f"const int64_t t = {f'{kernel.length} - 1 - n' if kernel.reverse else 'n'};"
-        lines = ["char **p = c.p;", *begins, steps, *_indented([step, *moves, *ends]), "}", *last]
+        lines = [*head, *begins, steps, *_indented([step, *moves, *executed, *ends]), "}", *last]
         name, self._repeats = f"repeat{self._repeats}", self._repeats + 1
         text = "".join(f"{line}\n" for line in _indented(lines))
-        self._natives.append(f"static void {name}(Context &c) {{\n{_SIZES}{text}}}\n")
-        return name
+        self._natives.append(f"static void {name}({arguments}) {{\n{text}}}\n")
+        return f"dp_steps(c, {name}, {least_rows(kernel)});" if apart else f"{name}(c);"
 
     def _define_loop(self, loop: "_LoopText") -> tuple[str, str | None]:
         """Write a loop's function and, if it has block sums, the one that adds them; return their names."""

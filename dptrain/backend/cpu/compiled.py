@@ -478,6 +478,10 @@ def _of_steps(repeat: RepeatKernel, code: Code, rows: int) -> MemoryPlan:
     kernels = _accesses(repeat.step, code, stage.kernels, 0)
     kernels.append(Access(set(repeat.results), stage=len(kernels)))
     layout = _laid_out(kernels, code, rows, ())
+    if repeat in code.apart:  # threads are in different steps: no tensor may lie where another one has been
+        sizes = [nbytes(root, rows) for root in layout.offsets]
+        starts = in_a_row(sizes, ALIGNMENT)
+        layout = MemoryPlan(starts[-1], dict(zip(layout.offsets, starts, strict=False)), starts[-1])
     buffers = [buffer for pair in repeat.buffers for buffer in pair]
     starts = in_a_row([layout.size, *(nbytes(buffer, rows) for buffer in buffers)], ALIGNMENT)
     return MemoryPlan(starts[-1], {**layout.offsets, **dict(zip(buffers, starts[1:], strict=False))}, starts[-1])
