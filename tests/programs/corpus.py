@@ -446,4 +446,15 @@ CORPUS = {
         shards=(0, 1),
         seed=46000619,
     ),
+    "a gradient of attention on a mesh": Case(  # one of several values
+        lengths={"n": 1},
+        leaves={name: "input n 1 1 1 float64 whole" for name in ("x0", "x1", "x2")},
+        lines=(
+            "t0 = ops.dot_product_attention(x0, x1, x2)",
+            "t1 = gradients(ops.sum(t0 * t0), [x0])[0]",
+        ),
+        outputs=("t1",),
+        shards=(1,),
+        mesh={"batch": 1},
+    ),
 }

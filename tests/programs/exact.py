@@ -112,7 +112,7 @@ class Exact:
         rounds = tensor.dtype.kind in "fV"
         out = np.empty(tensor.shape, np.float64 if rounds else tensor.dtype)
         with np.errstate(all="ignore"):
-            tensor.op.compute(*inputs, **attributes, out=_place_of(tensor, out))
+            tensor.op.compute(*inputs, **attributes, out=place_of(tensor, out))
             if is_half(tensor.dtype):  # which only rounding makes, and what moves elements
                 if self._noise is not None and _is_computed(tensor.inputs[0]):
                     # Elsewhere results may be off by `TIMES` the noise. Of a rounded one nobody sees by how much.
@@ -456,7 +456,7 @@ def _distance(result: Array, value: Array) -> Array:
     return off
 
 
-def _place_of(tensor: Tensor, out: Array) -> Any:
+def place_of(tensor: Tensor, out: Array) -> Any:
     """Return what an op writes a value to: of one of several, beside none for the others."""
     if not tensor.op.has_values:
         return out

@@ -14,6 +14,7 @@ from dptrain.program.shapes import local
 from dptrain.program.sharding.mesh import OWN_PART
 from dptrain.program.tensor import Array, Tensor
 from dptrain.program.types import is_half
+from tests.programs.exact import place_of
 
 
 class InterpretedExecutable(CompiledExecutable):
@@ -65,7 +66,7 @@ class InterpretedExecutable(CompiledExecutable):
             assert tensor.op is not OWN_PART
             out = np.full(local(tensor.shape, self._rows), _garbage(tensor), tensor.dtype)
             attributes = tensor.op.local_attributes(tensor, self._rows, self._first_row)
-            tensor.op.compute(*inputs, **attributes, out=out)
+            tensor.op.compute(*inputs, **attributes, out=place_of(tensor, out))
             if member.tensor is not tensor:
                 out = out.sum(tuple(range(out.ndim - 2)), out.dtype)
             self._made[member.tensor] = out
