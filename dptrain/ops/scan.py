@@ -125,8 +125,8 @@ def _gradient(
     outputs: tuple[Tensor, ...], dys: tuple[Tensor | None, ...], *inputs: Tensor
 ) -> tuple[Tensor | None, ...]:
     # It carries the gradients of the carries and an accumulator for each capture. Factors of matrix products are
-    # stacked instead of accumulated, and multiplied after the loop, as sums of them are summed. A single step
-    # accumulates nothing.
+    # stacked instead of accumulated, and multiplied after the loop; sums of what is stacked are summed there. A single
+    # step accumulates nothing.
     node = outputs[0].node
     body, is_single = body_of(node), outputs[0].attributes["length"] == 1
     count = len(body.carries)
@@ -139,10 +139,11 @@ def _gradient(
         added = [] if is_single else [tensor for tensor in body.captures if tensor in step_grads]
         products = {tensor: factors for tensor in added if (factors := _factors(step_grads[tensor]))}
         multiplied = dict.fromkeys(tensor for factors in products.values() for tensor, _ in factors)
+        in_any_case = {*multiplied, *(step_grads[tensor] for tensor in body.slices if tensor in step_grads)}
         summed = {
             tensor: step_grads[tensor]
             for tensor in added
-            if lowering_of(step_grads[tensor]) == Reduction("sum") and step_grads[tensor].inputs[0] in multiplied
+            if lowering_of(step_grads[tensor]) == Reduction("sum") and step_grads[tensor].inputs[0] in in_any_case
         }
         sums = [tensor for tensor in added if tensor not in products and tensor not in summed]
         totals = {

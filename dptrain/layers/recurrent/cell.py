@@ -18,6 +18,7 @@ from dptrain.layers.base import (
     RegularizerArgument,
 )
 from dptrain.ops import random
+from dptrain.program.dims import Dim
 from dptrain.program.tensor import Tensor, Variable, reading_weights_in
 from dptrain.random import Purpose, own_seed
 
@@ -174,6 +175,11 @@ class RecurrentCell(Layer):
         parts = [_matmul(x * _over_time(mask, x), part) for mask, part in zip(masks, kernels, strict=True)]
         return ops.concatenate(parts, axis=-1)
 
+    @staticmethod
+    def _biased(projected: Tensor, bias: Any) -> Tensor:
+        """Add a bias within the step, whose loop reads the projection anyway."""
+        return projected if bias is None else projected + bias
+
     def _without_implementation(self, options: dict[str, Any]) -> dict[str, Any]:
         """Remove Keras' undeclared argument `implementation` from options."""
         self.implementation = options.pop("implementation", 2)
@@ -214,7 +220,7 @@ def _over_time(mask: Tensor, x: Tensor) -> Tensor:
 
 def _matmul(x: Tensor, kernel: Any) -> Tensor:
     """Return the product with a matrix, one product for all steps."""
-    if x.ndim == 2:
+    if x.ndim == 2 or not isinstance(x.shape[0], Dim):
         return ops.matmul(x, kernel)
     flat = ops.matmul(ops.reshape(x, (-1, x.shape[-1])), kernel)
     return ops.reshape(flat, (*x.shape[:-1], kernel.shape[-1]))

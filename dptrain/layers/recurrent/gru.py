@@ -57,14 +57,12 @@ class GRUCell(RecurrentCell):
         self._make_weights((input_shape[-1], 3 * self.units), (self.units, 3 * self.units), bias)
 
     def _project(self, inputs: Tensor, masks: Masks) -> Tensor:
-        product = self._product(inputs, self.kernel, masks)
-        if self.bias is None:
-            return product
-        return product + (self.bias[0] if self.reset_after else self.bias)
+        return self._product(inputs, self.kernel, masks)
 
     def _advance(self, projected: Tensor, states: Sequence[Tensor], masks: Masks) -> tuple[Tensor, list[Tensor]]:
         h = states[0]
-        new_z, new_r, new_h = ops.split(projected, 3, axis=-1)
+        bias = None if self.bias is None else self.bias[0] if self.reset_after else self.bias
+        new_z, new_r, new_h = ops.split(self._biased(projected, bias), 3, axis=-1)
         if self.reset_after:
             product = self._product(h, self.recurrent_kernel, masks)
             product = product if self.bias is None else product + self.bias[1]

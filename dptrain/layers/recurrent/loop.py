@@ -22,6 +22,7 @@ def run(
     zero_output_for_mask: bool,
     returns_state: bool,
     stacks: bool,
+    time_major: bool = False,
 ) -> tuple[Tensor, Tensor | None, list[Any]]:
     """Return the last output, all outputs and the last states.
 
@@ -35,11 +36,12 @@ def run(
         zero_output_for_mask: the output of masked steps is 0, else the previous state.
         returns_state: a step's output is its first state, so that the last need not be kept.
         stacks: whether all outputs are needed; else they are None.
+        time_major: the sequences are (time, rows, ...).
     """
-    if isinstance(sequences.shape[1], Dim) and not counts_rows(sequences.shape[1]):
+    if not time_major and isinstance(sequences.shape[1], Dim) and not counts_rows(sequences.shape[1]):
         return _like_any_step(step, sequences, states, stacks)
-    steps = _swapped(sequences)
-    counts = None if mask is None else _swapped(ops.cast(mask, "bool"))
+    steps = sequences if time_major else swapped(sequences)
+    counts = None if mask is None else swapped(ops.cast(mask, "bool"))
 
     def body(before: Any, inputs: Any) -> tuple[Any, Any]:
         output, after = step(inputs if counts is None else inputs[0], before)
@@ -61,7 +63,7 @@ def run(
     output = stacked[0 if go_backwards else -1]
     if not stacks:
         return output, None, last
-    outputs = _swapped(stacked)
+    outputs = swapped(stacked)
     return output, ops.flip(outputs, axis=1) if go_backwards else outputs, last
 
 
@@ -76,7 +78,8 @@ def _like_any_step(
     return output, ops.broadcast_to(ops.expand_dims(output, 1), shape), last
 
 
-def _swapped(x: Tensor) -> Tensor:
+def swapped(x: Tensor) -> Tensor:
+    """Exchange the axes of rows and time."""
     return ops.transpose(x, (1, 0, *range(2, x.ndim)))
 
 

@@ -62,12 +62,13 @@ class LSTMCell(RecurrentCell):
         self._make_weights((input_shape[-1], 4 * self.units), (self.units, 4 * self.units), (4 * self.units,), bias)
 
     def _project(self, inputs: Tensor, masks: Masks) -> Tensor:
-        product = self._product(inputs, self.kernel, masks)
-        return product if self.bias is None else product + self.bias
+        return self._product(inputs, self.kernel, masks)
 
     def _advance(self, projected: Tensor, states: Sequence[Tensor], masks: Masks) -> tuple[Tensor, list[Tensor]]:
         h, c = states
-        i, f, new, o = ops.split(projected + self._product(h, self.recurrent_kernel, masks), 4, axis=-1)
+        i, f, new, o = ops.split(
+            self._biased(projected, self.bias) + self._product(h, self.recurrent_kernel, masks), 4, axis=-1
+        )
         c = self.recurrent_activation(f) * c + self.recurrent_activation(i) * self.activation(new)
         h = self.recurrent_activation(o) * self.activation(c)
         return h, [h, c]

@@ -10,12 +10,12 @@ from dptrain.layers.base import Layer
 from dptrain.layers.constructor import named_parameters
 from dptrain.layers.input_spec import InputSpec
 from dptrain.layers.recurrent.cell import RecurrentCell
-from dptrain.layers.recurrent.loop import Step, run
+from dptrain.layers.recurrent.loop import Step, run, swapped
 from dptrain.layers.recurrent.stacked import StackedRNNCells
 from dptrain.layers.weight import BatchState, Weight
 from dptrain.mixed_precision import DTypePolicy
 from dptrain.ops.indexing import gather_all_rows, row_numbers, take_rows
-from dptrain.program.dims import is_number, number_of, read
+from dptrain.program.dims import Dim, is_number, number_of, read
 from dptrain.program.tensor import Tensor
 
 
@@ -196,11 +196,14 @@ class RNN(Layer):
         with cell._reading_weights():
             sequences = ops.cast(sequences, cell.compute_dtype)
             masks, recurrent_masks = cell._draw_masks(sequences[:, 0], states[0], training)
-            projected = cell._project(sequences, masks)
+            # The copy by steps that the loop reads is one of the inputs, unless they are wider than their projections.
+            time_major = masks is None and _is_narrow(sequences, cell)
+            projected = cell._project(swapped(sequences) if time_major else sequences, masks)
 
             def step(inputs: Tensor, before: Any) -> tuple[Tensor, Any]:
                 return cell._advance(inputs, before, recurrent_masks)
 
+            options["time_major"] = time_major
             return run(step, projected, states, mask, returns_state=True, **options)
 
     def _run_stack(
@@ -282,6 +285,12 @@ def _without_cudnn(use_cudnn: Any) -> Any:
     if use_cudnn is True:
         raise ConfigError("not supported: use_cudnn=True; pass use_cudnn='auto' for dptrain's own kernels")
     return use_cudnn
+
+
+def _is_narrow(sequences: Tensor, cell: RecurrentCell) -> bool:
+    """Whether sequences of a known length have at most as many features as their projections."""
+    is_matrix = sequences.ndim == 3 and cell.kernel.ndim == 2 and not isinstance(sequences.shape[1], Dim)
+    return is_matrix and is_number(sequences.shape[2]) and int(sequences.shape[2]) <= cell.kernel.shape[-1]
 
 
 def _calling_step(cell: Any, training: bool) -> Step:

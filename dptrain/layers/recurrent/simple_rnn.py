@@ -46,11 +46,12 @@ class SimpleRNNCell(RecurrentCell):
         self._make_weights((input_shape[-1], self.units), (self.units, self.units), (self.units,))
 
     def _project(self, inputs: Tensor, masks: Masks) -> Tensor:
-        product = self._product(inputs, self.kernel, masks)
-        return product if self.bias is None else product + self.bias
+        return self._product(inputs, self.kernel, masks)
 
     def _advance(self, projected: Tensor, states: Sequence[Tensor], masks: Masks) -> tuple[Tensor, list[Tensor]]:
-        state = self.activation(projected + self._product(states[0], self.recurrent_kernel, masks))
+        state = self.activation(
+            self._biased(projected, self.bias) + self._product(states[0], self.recurrent_kernel, masks)
+        )
         return state, [state]
 
 
