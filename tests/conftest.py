@@ -1,10 +1,15 @@
 """What all tests share: one BLAS thread, a cache of their own, the CPU unless they are about GPUs, the real MNIST."""
 
 import compileall
+import fcntl
 import gc
 import os
+import pickle
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 # Before NumPy is imported: machines have few cores and tests start several ranks at once.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -194,13 +199,13 @@ def _without_gpu(request: pytest.FixtureRequest):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _headers_parsed_once(tmp_path_factory: pytest.TempPathFactory):
+def _headers_parsed_once(_own_cache: None):
     """Compile generated programs of this process with precompiled headers, if a test compiles any."""
     from dptrain.backend.cpu import compile as compiling
     from tests.precompiled import compiler_with
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiling, "_compiled", compiler_with(tmp_path_factory.mktemp("headers")))
+        patch.setattr(compiling, "_compiled", compiler_with(Path(os.environ["DPTRAIN_TEST_CACHE"], "headers")))
         yield
 
 
@@ -224,6 +229,28 @@ def _own_seed():
     random = sys.modules.get("dptrain.random")
     if random is not None:
         random.set_default_seed(0)
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], Any]], Any]:
+    """Return a function that returns what another makes in a folder, of a name; one process of a run makes it.
+
+    Tests of a file may run in several, each of which would launch all jobs that they look at.
+    """
+    ours = tmp_path_factory.getbasetemp()
+    common = ours.parent if "PYTEST_XDIST_WORKER" in os.environ else ours
+
+    def once(name: str, make: Callable[[Path], Any]) -> Any:
+        folder = common / "once" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / "made").exists():
+                content = pickle.dumps(make(Path(tempfile.mkdtemp(dir=folder))))
+                (folder / "made").write_bytes(content)
+            return pickle.loads((folder / "made").read_bytes())
+
+    return once
 
 
 @pytest.fixture(scope="session")

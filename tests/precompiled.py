@@ -1,10 +1,12 @@
-"""Compiling generated programs faster in tests: the headers that all of them begin with are parsed once a process.
+"""Compiling generated programs faster in tests: the headers that all of them begin with are parsed once.
 
 Parsing them is a third of a small program's compilation. GCC takes up its parser's saved state where a text includes a
 header that has one beside it, and goes on as if it had read the header; other compilers read the header.
 """
 
+import fcntl
 import functools
+import hashlib
 import shutil
 import subprocess
 import tempfile
@@ -30,17 +32,22 @@ def _linker(compiler: str) -> tuple[str, ...]:
 
 
 def compiler_with(folder: Path) -> Callable[[str, tuple[str, ...]], bytes]:
-    """Return what takes the place of `compiling._compiled`, and keeps headers in a folder."""
+    """Return what takes the place of `compiling._compiled`, and keeps headers in a folder that processes share."""
     plain, common = compiling._compiled, "\n".join(map(compiling._header, compiling.HEADERS))
     used: Counter[tuple[str, ...]] = Counter()
 
     @functools.cache
     def precompiled(command: tuple[str, ...]) -> str | None:
         """Return the folder of the headers as a command compiles them, or None where it does not."""
-        at = tempfile.mkdtemp(dir=folder)
-        Path(at, HEADER).write_text(common)
-        arguments = [*command, "-x", "c++-header", f"{at}/{HEADER}", "-o", f"{at}/{HEADER}.gch"]
-        return at if subprocess.run(arguments, capture_output=True, check=False).returncode == 0 else None
+        at = folder / hashlib.sha256("\0".join(command).encode()).hexdigest()[:16]
+        at.mkdir(parents=True, exist_ok=True)
+        with open(at / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (at / "done").exists():
+                (at / HEADER).write_text(common)
+                arguments = [*command, "-x", "c++-header", f"{at}/{HEADER}", "-o", f"{at}/{HEADER}.gch"]
+                (at / "done").write_text(str(subprocess.run(arguments, capture_output=True, check=False).returncode))
+        return str(at) if (at / "done").read_text() == "0" else None
 
     def compiled(text: str, command: tuple[str, ...]) -> bytes:
         command = (*command, *_linker(command[0]))

@@ -65,16 +65,16 @@ def started(ranks: int, ways: list[str], folder: Path) -> tuple[dict[str, Finish
 
 
 @pytest.fixture(scope="module")
-def on_two(tmp_path_factory):
+def on_two(once):
     ways = ["schedule that differs", "live line on rank 0", "plain", "evaluation watched on rank 1"]
     ways += taken(KILLS, 2, first=1)  # without being killed
-    return started(2, ways, tmp_path_factory.mktemp("two"))
+    return once("callbacks on two", lambda folder: started(2, ways, folder))
 
 
 @pytest.fixture(scope="module")
-def on_three(tmp_path_factory):
+def on_three(once):
     ways = ["stop on rank 1", "evaluation stopped on rank 1", "csv", *(way for way, *_ in FAILURES)]
-    return started(3, ways, tmp_path_factory.mktemp("three"))
+    return once("callbacks on three", lambda folder: started(3, ways, folder))
 
 
 def test_one_rank_stops_all_after_the_same_step(on_three):

@@ -4,7 +4,9 @@ Rows mixed with others, batch normalization, in two models, sample weights, pena
 it.
 """
 
+import functools
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,19 +20,17 @@ SIZES = {"uneven last batch": (41, 16), "fewer samples than ranks": (3, 8), "an 
 
 
 @pytest.fixture(scope="module")
-def train(tmp_path_factory):
+def train(once):
     """Return a function that returns what a case trains on N ranks (0: without mpirun); all are trained in turn."""
-    folder = tmp_path_factory.mktemp("custom")
-    kept: dict[int, dict[str, Finished]] = {}
+
+    def train_all(ranks: int, folder: Path) -> tuple[dict[str, Finished], Path]:
+        cases = {name: [SCRIPT, str(folder / f"{name}.npz"), *map(str, sizes)] for name, sizes in SIZES.items()}
+        return in_turn(ranks, cases, folder / "in turn"), folder
 
     def train(ranks: int, case: str) -> dict[str, np.ndarray]:
-        if ranks not in kept:
-            cases = {
-                name: [SCRIPT, str(folder / f"{ranks}, {name}.npz"), *map(str, sizes)] for name, sizes in SIZES.items()
-            }
-            kept[ranks] = in_turn(ranks, cases, folder / f"on {ranks}")
-        assert (kept[ranks][case].code, kept[ranks][case].err) == (0, "")
-        with np.load(folder / f"{ranks}, {case}.npz") as saved:
+        done, folder = once(f"custom on {ranks}", functools.partial(train_all, ranks))
+        assert (done[case].code, done[case].err) == (0, "")
+        with np.load(folder / f"{case}.npz") as saved:
             return dict(saved)
 
     return train

@@ -1,5 +1,8 @@
 """Ranks that call different methods end together, with a line that says which ranks call what."""
 
+import functools
+from pathlib import Path
+
 import pytest
 
 from tests.conftest import ROOT
@@ -30,18 +33,15 @@ CALLS[3] = [*METHODS, *((odd_call, others) for odd_call, others, *_ in COMPILED)
 
 
 @pytest.fixture(scope="module")
-def differ(tmp_path_factory):
+def differ(once):
     """Return a function that returns how N ranks end of which one calls something else; all that they call in turn."""
-    folder = tmp_path_factory.mktemp("differ")
-    kept: dict[int, dict[str, Finished]] = {}
+
+    def call_all(ranks: int, folder: Path) -> dict[str, Finished]:
+        cases = {f"{odd} {call}": [SCRIPT, *call[:2], str(odd), *call[2:]] for call in CALLS[ranks] for odd in (0, 1)}
+        return in_turn(ranks, cases, folder / "in turn", TMPDIR=str(folder))
 
     def differ(ranks: int, odd: int, *calls: str) -> Finished:
-        if ranks not in kept:
-            cases = {
-                f"{odd} {call}": [SCRIPT, *call[:2], str(odd), *call[2:]] for call in CALLS[ranks] for odd in (0, 1)
-            }
-            kept[ranks] = in_turn(ranks, cases, folder / f"on {ranks}", TMPDIR=str(folder))
-        return kept[ranks][f"{odd} {calls}"]
+        return once(f"differing calls on {ranks}", functools.partial(call_all, ranks))[f"{odd} {calls}"]
 
     return differ
 

@@ -1,5 +1,6 @@
 """N ranks train what one rank trains."""
 
+import functools
 import json
 from pathlib import Path
 
@@ -88,30 +89,30 @@ def few_npz(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def train(request, few_npz, tmp_path_factory):
+def train(request, few_npz, once):
     """Return a function that trains on N ranks (0: without mpirun) and returns what was saved.
 
     The first call with a number of ranks trains all that tests of this run want of as many.
     """
-    folder = tmp_path_factory.mktemp("trained")
     tests = [item for item in request.session.items if item.path == request.path]
     wanted = [IN_FLOAT32[0] + ("float32",)]  # of the test of the same bits as well
     for params in (item.callspec.params for item in tests if hasattr(item, "callspec")):
         wanted.append((params["case"], params["ranks"], params["dtype"]))
     wanted = list(dict.fromkeys(wanted))
-    kept: dict[int, dict[str, Finished]] = {}
+
+    def train_all(ranks: int, folder: Path) -> tuple[dict[str, Finished], Path]:
+        cases = {}
+        for name, on, kind in wanted:
+            if ranks in (0, on):
+                out, options = folder / f"{name}, {kind}.npz", CASES[name] | {"dtype": kind}
+                cases[f"{name}, {kind}"] = [SCRIPT, str(few_npz), str(out), json.dumps(options)]
+        return in_turn(ranks, cases, folder / "in turn", seeds=True), folder
 
     def train(ranks: int, case: str, dtype: str) -> dict[str, np.ndarray]:
-        if ranks not in kept:
-            cases = {}
-            for name, on, kind in wanted:
-                if ranks in (0, on):
-                    out, options = folder / f"{ranks}, {name}, {kind}.npz", CASES[name] | {"dtype": kind}
-                    cases[f"{name}, {kind}"] = [SCRIPT, str(few_npz), str(out), json.dumps(options)]
-            kept[ranks] = in_turn(ranks, cases, folder / f"on {ranks}", seeds=True)
-        done = kept[ranks][f"{case}, {dtype}"]
+        all_done, folder = once(f"equal on {ranks}", functools.partial(train_all, ranks))
+        done = all_done[f"{case}, {dtype}"]
         assert (done.code, done.err) == (0, "")
-        with np.load(folder / f"{ranks}, {case}, {dtype}.npz") as saved:
+        with np.load(folder / f"{case}, {dtype}.npz") as saved:
             return dict(saved)
 
     return train

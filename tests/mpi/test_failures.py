@@ -82,18 +82,27 @@ WRONG = [
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("agreed")
+def on_three(small_npz, once) -> tuple[dict[str, Finished], Path]:
+    """How three ranks take what they all end for, one after the other, and where."""
+
+    def launch(place: Path) -> tuple[dict[str, Finished], Path]:
+        ways = [*(way for way, *_ in WRONG), "parameters"]
+        cases = {f"{way} {bad}": [SCRIPT, way, str(bad)] for way in ways for bad in (0, 1)}
+        cases |= {message: ["-m", "dptrain", *with_data(small_npz, wrong)] for wrong, _, message in BAD_COMMAND_LINES}
+        cases |= {name: damaged(small_npz, place / name, *name.split()) for name in DAMAGED}
+        return in_turn(3, cases, place / "in turn", cwd=place, seeds=True), place
+
+    return once("failures on three", launch)
 
 
-@pytest.fixture(scope="module")
-def agreed(small_npz, place) -> dict[str, Finished]:
-    """How three ranks take what they all end for, one after the other."""
-    ways = [*(way for way, *_ in WRONG), "parameters"]
-    cases = {f"{way} {bad}": [SCRIPT, way, str(bad)] for way in ways for bad in (0, 1)}
-    cases |= {message: ["-m", "dptrain", *with_data(small_npz, wrong)] for wrong, _, message in BAD_COMMAND_LINES}
-    cases |= {name: damaged(small_npz, place / name, *name.split()) for name in DAMAGED}
-    return in_turn(3, cases, place / "in turn", cwd=place, seeds=True)
+@pytest.fixture
+def agreed(on_three) -> dict[str, Finished]:
+    return on_three[0]
+
+
+@pytest.fixture
+def place(on_three) -> Path:
+    return on_three[1]
 
 
 @pytest.mark.parametrize("bad", [0, 1])
@@ -165,21 +174,23 @@ sys.exit(main([*sys.argv[2:], *more]))
 
 
 @pytest.fixture(scope="module")
-def on_two(small_npz, place) -> dict[str, Finished]:
+def on_two(small_npz, once) -> dict[str, Finished]:
     """How two ranks take what they all end for, one after the other."""
-    folder = place / "on two"
-    folder.mkdir()
-    scripts = {"unseeded": UNSEEDED, "called": CALLED, "of NumPy": OF_NUMPY, "configured": CONFIGURED}
-    for name, text in scripts.items():
-        (folder / name).write_text(text)
-    ways = [["evaluate"], ["generator"], ["fit", "seeded"]]
-    cases = {f"unseeded {' '.join(way)}": [str(folder / "unseeded"), *way] for way in ways}
-    cases |= {call: [str(folder / "called"), call] for call, _ in NOBODY_CAN}
-    cases |= {"of NumPy": [str(folder / "of NumPy")]}
-    arguments = ["--data", str(small_npz), "--out", str(folder / "run")]
-    cases |= {f"configured {bad}": [str(folder / "configured"), str(bad), *arguments] for bad in (0, 1)}
-    cases |= {f"nodes {bad}": nodes(small_npz, folder / f"nodes {bad}", bad) for bad in (0, 1)}
-    return in_turn(2, cases, folder / "in turn", cwd=folder)
+
+    def launch(folder: Path) -> dict[str, Finished]:
+        scripts = {"unseeded": UNSEEDED, "called": CALLED, "of NumPy": OF_NUMPY, "configured": CONFIGURED}
+        for name, text in scripts.items():
+            (folder / name).write_text(text)
+        ways = [["evaluate"], ["generator"], ["fit", "seeded"]]
+        cases = {f"unseeded {' '.join(way)}": [str(folder / "unseeded"), *way] for way in ways}
+        cases |= {call: [str(folder / "called"), call] for call, _ in NOBODY_CAN}
+        cases |= {"of NumPy": [str(folder / "of NumPy")]}
+        arguments = ["--data", str(small_npz), "--out", str(folder / "run")]
+        cases |= {f"configured {bad}": [str(folder / "configured"), str(bad), *arguments] for bad in (0, 1)}
+        cases |= {f"nodes {bad}": nodes(small_npz, folder / f"nodes {bad}", bad) for bad in (0, 1)}
+        return in_turn(2, cases, folder / "in turn", cwd=folder)
+
+    return once("failures on two", launch)
 
 
 def test_data_drawn_without_a_seed_is_refused_with_how_to_seed_it(on_two, tmp_path):
@@ -326,12 +337,11 @@ BAD_COMMAND_LINES = [
 
 
 @pytest.fixture(scope="module")
-def bad_alone(small_npz, tmp_path_factory) -> dict[str, Finished]:
+def bad_alone(small_npz, once) -> dict[str, Finished]:
     """How one process takes bad command lines, by what it is to say; all of them in turn."""
-    folder = tmp_path_factory.mktemp("bad")
     cases = {message: ["-m", "dptrain", *with_data(small_npz, wrong)] for wrong, _, message in BAD_COMMAND_LINES}
     del cases["use at least 3, or mpirun -n 2"]
-    return in_turn(0, cases, folder / "in turn", cwd=folder)
+    return once("failures alone", lambda folder: in_turn(0, cases, folder / "in turn", cwd=folder))
 
 
 def with_data(data, arguments: list[str]) -> list[str]:

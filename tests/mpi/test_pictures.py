@@ -12,9 +12,9 @@ from tests.launching import in_turn
 SCRIPT = str(ROOT / "tests/mpi/scripts/pictures.py")
 
 
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    rng, folder = np.random.default_rng(5), tmp_path_factory.mktemp("pictures")
+def draw(folder):
+    """Write folders of pictures, some of which are damaged."""
+    rng = np.random.default_rng(5)
     for label, name in enumerate(("bright", "dark", "half")):
         (folder / "good" / name).mkdir(parents=True)
         for number in range(9 + label):
@@ -36,7 +36,6 @@ def pictures(tmp_path_factory):
     (folder / "link" / "b" / "x.png").symlink_to(folder / "good" / "bright" / "0.png")
     for path in (folder / "empty" / "b").iterdir():
         path.unlink()
-    return folder
 
 
 def cases(folder, ranks):
@@ -55,9 +54,24 @@ def cases(folder, ranks):
 
 
 @pytest.fixture(scope="module")
-def done(pictures, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("said")
-    return {ranks: in_turn(ranks, cases(pictures, ranks), folder / str(ranks)) for ranks in (0, 3)}
+def trained(once):
+    """How trainings on them ended, by number of ranks, and where they are."""
+
+    def train(folder):
+        draw(folder)
+        return {ranks: in_turn(ranks, cases(folder, ranks), folder / f"on {ranks}") for ranks in (0, 3)}, folder
+
+    return once("pictures", train)
+
+
+@pytest.fixture
+def done(trained):
+    return trained[0]
+
+
+@pytest.fixture
+def pictures(trained):
+    return trained[1]
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ WAYS = ["parameter", "slot", "rate", "between", "never", "stream", "data", "skip
 
 
 @pytest.fixture(scope="module", params=sample([2, 3], 2))
-def outcomes(request):
+def outcomes(request, once):
     """What has become of each training, on so many ranks."""
-    done = mpirun(request.param, SCRIPT, *WAYS, timeout=90)
+    done = once(f"replicas on {request.param}", lambda _: mpirun(request.param, SCRIPT, *WAYS, timeout=90))
     assert done.code == 0, done.err
     return json.loads(done.out)
 

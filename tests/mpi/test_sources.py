@@ -1,5 +1,8 @@
 """N ranks train on a script's own batches as one does, and end together where one rank's batches are others."""
 
+import functools
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -14,18 +17,18 @@ KINDS = ("generator", "dataset", "parts", "workers")
 
 
 @pytest.fixture(scope="module")
-def train(tmp_path_factory):
+def train(once):
     """Return a function that returns what N ranks (0: no mpirun) train on a kind of source; on all kinds in turn."""
-    folder = tmp_path_factory.mktemp("sources")
-    kept: dict[int, dict[str, Finished]] = {}
+
+    def train_all(ranks: int, folder: Path) -> tuple[dict[str, Finished], Path]:
+        kinds = KINDS if ranks else ("generator", "dataset")
+        cases = {source: [SCRIPT, source, "none", "-1", str(folder / f"{source}.npz")] for source in kinds}
+        return in_turn(ranks, cases, folder / "in turn"), folder
 
     def train(ranks: int, kind: str) -> dict[str, np.ndarray]:
-        if ranks not in kept:
-            kinds = KINDS if ranks else ("generator", "dataset")
-            cases = {source: [SCRIPT, source, "none", "-1", str(folder / f"{ranks}, {source}.npz")] for source in kinds}
-            kept[ranks] = in_turn(ranks, cases, folder / f"on {ranks}")
-        assert (kept[ranks][kind].code, kept[ranks][kind].err) == (0, "")
-        with np.load(folder / f"{ranks}, {kind}.npz") as saved:
+        done, folder = once(f"sources on {ranks}", functools.partial(train_all, ranks))
+        assert (done[kind].code, done[kind].err) == (0, "")
+        with np.load(folder / f"{kind}.npz") as saved:
             return dict(saved)
 
     return train
@@ -58,20 +61,22 @@ BAD = taken([0, 1], 2, first=1)
 
 
 @pytest.fixture(scope="module")
-def troubled(tmp_path_factory) -> dict[str, Finished]:
+def troubled(once) -> dict[str, Finished]:
     """How ranks end of which one has other batches, three for generators, else two; each in turn."""
-    folder = tmp_path_factory.mktemp("troubled")
-    out = str(folder / "out.npz")
-    done: dict[str, Finished] = {}
-    for ranks in (3, 2):
-        cases = {
-            f"{kind} {trouble} {bad}": [SCRIPT, kind, trouble, str(bad), out]
-            for kind, trouble, *_ in TROUBLES
-            for bad in BAD
-            if ranks == (3 if kind == "generator" else 2)
-        }
-        done |= in_turn(ranks, cases, folder / f"on {ranks}")
-    return done
+
+    def launch(folder: Path) -> dict[str, Finished]:
+        done: dict[str, Finished] = {}
+        for ranks in (3, 2):
+            cases = {
+                f"{kind} {trouble} {bad}": [SCRIPT, kind, trouble, str(bad), str(folder / "out.npz")]
+                for kind, trouble, *_ in TROUBLES
+                for bad in BAD
+                if ranks == (3 if kind == "generator" else 2)
+            }
+            done |= in_turn(ranks, cases, folder / f"on {ranks}")
+        return done
+
+    return once("troubled sources", launch)
 
 
 @pytest.mark.parametrize("bad", sample([0, 1], 2, first=1))

@@ -134,14 +134,17 @@ def launch(case: Case, folder: Path, warning: str = "0", timeout: str = "3") -> 
 
 
 @pytest.fixture(scope="module")
-def done(request, tmp_path_factory) -> dict[int, Finished]:
+def done(request, once) -> dict[int, Finished]:
     """How the jobs of this run's tests ended, some at a time: they wait for the most part."""
     find_mpirun()
-    folder = tmp_path_factory.mktemp("stuck")
     tests = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
     numbers = [item.callspec.params["number"] for item in tests]
-    with ThreadPoolExecutor(6) as pool:
-        return dict(zip(numbers, pool.map(lambda number: launch(CASES[number], folder), numbers), strict=True))
+
+    def launch_all(folder: Path) -> dict[int, Finished]:
+        with ThreadPoolExecutor(6) as pool:
+            return dict(zip(numbers, pool.map(lambda number: launch(CASES[number], folder), numbers), strict=True))
+
+    return once("stuck", launch_all)
 
 
 # Every run takes a case of each kind of call: in steps, groups, sums, hand-overs, on nodes, before and after them.

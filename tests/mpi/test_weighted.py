@@ -1,6 +1,8 @@
 """Ranks train with sample weights, and with samples that are ignored, what one rank trains."""
 
+import functools
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,20 +25,20 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def train(tmp_path_factory):
+def train(once):
     """Return a function that returns what a case trains on N ranks (0: without mpirun); all are trained in turn."""
-    folder = tmp_path_factory.mktemp("weighted")
-    kept: dict[int, dict[str, Finished]] = {}
+
+    def train_all(ranks: int, folder: Path) -> tuple[dict[str, Finished], Path]:
+        cases = {}
+        for number, (name, config, weighted, *steps) in taken(CASES.items(), 2):
+            options = {"loss": {"class_name": name, "config": config}, "weighted": weighted, "steps": steps}
+            cases[number] = [SCRIPT, str(folder / f"{number}.npz"), json.dumps(options)]
+        return in_turn(ranks, cases, folder / "in turn"), folder
 
     def train(ranks: int, case: str) -> dict[str, np.ndarray]:
-        if ranks not in kept:
-            cases = {}
-            for number, (name, config, weighted, *steps) in taken(CASES.items(), 2):
-                options = {"loss": {"class_name": name, "config": config}, "weighted": weighted, "steps": steps}
-                cases[number] = [SCRIPT, str(folder / f"{ranks}, {number}.npz"), json.dumps(options)]
-            kept[ranks] = in_turn(ranks, cases, folder / f"on {ranks}")
-        assert (kept[ranks][case].code, kept[ranks][case].err) == (0, "")
-        with np.load(folder / f"{ranks}, {case}.npz") as saved:
+        done, folder = once(f"weighted on {ranks}", functools.partial(train_all, ranks))
+        assert (done[case].code, done[case].err) == (0, "")
+        with np.load(folder / f"{case}.npz") as saved:
             return dict(saved)
 
     return train

@@ -82,15 +82,18 @@ def check(cuda_backend, shape, mask, causal, rows=2, traced=2):
     return executable
 
 
-@pytest.mark.parametrize("shape", sample(SHAPES, 6, single=True))
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "causal"), sample([(shape, causal) for shape in SHAPES for causal in (False, True)], 9, first=1)
+)
 def test_it_computes_what_numpy_computes(cuda_backend, shape, causal):
     source = check(cuda_backend, shape, "BNTS" if shape[0] % 2 else None, causal).source
     assert source.count("    attention<") == 1, "the gradients read what the forward pass leaves"
     assert source.count("    attention_gradients<") == 2
 
 
-@pytest.mark.parametrize(("mask", "causal"), sample([(mask, causal) for mask in MASKS for causal in (True, False)], 8))
+@pytest.mark.parametrize(
+    ("mask", "causal"), sample([(mask, causal) for mask in MASKS for causal in (True, False)], 8, first=6)
+)
 def test_masks_of_any_shape(cuda_backend, mask, causal):
     check(cuda_backend, (35, 37, 2, 3, 4), mask, causal)
 
@@ -177,8 +180,9 @@ HALF_SHAPES = [
 
 
 @pytest.mark.parametrize("dtype", sample(HALVES, 2))
-@pytest.mark.parametrize("shape", sample(HALF_SHAPES, 9, single=True))
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "causal"), sample([(shape, causal) for shape in HALF_SHAPES for causal in (False, True)], 12, first=1)
+)
 def test_half_precision(cuda_backend, monkeypatch, shape, causal, dtype):
     monkeypatch.setattr(cuda_backend, "of_halves", "half")
     source = check_halves(cuda_backend, shape, "BNTS" if shape[0] % 2 else None, causal, dtype).source
@@ -194,7 +198,7 @@ def test_half_precision_without_its_tensor_cores(cuda_backend, monkeypatch, dtyp
     assert source.count(", FloatTile, ") == 2
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", sample(["float32", "bfloat16"], 2))
 def test_greatest_scores_that_come_late_or_are_infinite(cuda_backend, dtype):
     """Each tile of sources has greater scores than all before, or none but those of -inf; one target's is NaN."""
     q = np.ones((1, 3, 1, 1), np.float32)
