@@ -26,12 +26,12 @@ model = dp.Sequential([dp.layers.Dense(2, input_shape=(3,))])
 model.compile("sgd", "mse", device="cuda", precision="tf32" if rank else "float32")
 model.fit(np.zeros((8, 3), np.float32), np.zeros((8, 2), np.float32), verbose=0)
 """
-SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "fifty_steps.py")
+SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "every_step.py")
 
 
 @pytest.fixture(scope="module")
 def steps(small_npz, tmp_path_factory):
-    """Return a function that trains 50 steps and returns what the script saved."""
+    """Return a function that trains 26 steps and returns what the script saved."""
     skip_without_emulator()
     place = tmp_path_factory.mktemp("steps")
 
@@ -50,7 +50,7 @@ def steps(small_npz, tmp_path_factory):
 @pytest.mark.parametrize(("ranks", "task"), sample([(0, "classify"), (2, "layers")], 2, first=1))
 def test_the_losses_of_the_cpu(steps, ranks, task):
     cpu, cuda = steps("cpu", 0, task), steps("cuda", ranks, task)
-    assert len(cuda["losses"]) == 50
+    assert len(cuda["losses"]) == 26
     for name in ("losses", "val"):
         np.testing.assert_allclose(cuda[name], cpu[name], rtol=1e-4, err_msg=name)
     np.testing.assert_allclose(cuda["prediction"], cpu["prediction"], rtol=1e-3, atol=1e-4)

@@ -18,7 +18,7 @@ from tests.launching import Finished, dptrain, run
 pytestmark = pytest.mark.skipif(
     os.environ.get("DPTRAIN_REAL_GPU") != "1", reason="DPTRAIN_REAL_GPU=1 runs these on a real GPU"
 )
-SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "fifty_steps.py")
+SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "every_step.py")
 
 
 def succeeded(finished: Finished) -> None:
@@ -30,7 +30,7 @@ def succeeded(finished: Finished) -> None:
 
 @pytest.fixture(scope="session")
 def steps(small_npz, tmp_path_factory):
-    """Return a function that trains 50 steps and returns what the script saved."""
+    """Return a function that trains 26 steps and returns what the script saved."""
 
     def train(device: str, task: str) -> dict[str, np.ndarray]:
         out = tmp_path_factory.mktemp("steps") / "out.npz"
@@ -44,7 +44,7 @@ def steps(small_npz, tmp_path_factory):
 @pytest.mark.parametrize("task", ["classify", "regress"])
 def test_the_losses_of_the_cpu_and_the_same_bits_again(steps, task):
     cpu, first, second = steps("cpu", task), steps("cuda", task), steps("cuda", task)
-    assert len(first["losses"]) == 50
+    assert len(first["losses"]) == 26
     for name in ("losses", "val"):
         np.testing.assert_allclose(first[name], cpu[name], rtol=1e-4, err_msg=name)
     np.testing.assert_allclose(first["prediction"], cpu["prediction"], rtol=1e-3, atol=1e-4)

@@ -13,7 +13,7 @@ SCRIPT = str(ROOT / "tests" / "mpi" / "scripts" / "gan.py")
 
 def train(ranks: int, folder) -> tuple[dict, list[np.ndarray]]:
     out = folder / f"{ranks}.npz"
-    done = python(ranks, SCRIPT, str(out), PYTHONPATH=str(ROOT))
+    done = python(ranks, SCRIPT, str(out))
     assert (done.code, done.err) == (0, "")
     with np.load(out) as arrays:
         saved = dict(arrays)

@@ -6,7 +6,6 @@ import json
 import numpy as np
 import pytest
 
-from tests.conftest import ROOT
 from tests.launching import mpirun
 from tests.sample import examples
 
@@ -46,7 +45,7 @@ def outcome(tmp_path_factory):
     @functools.cache
     def run(ranks: int):
         out = folder / f"{ranks}.json"
-        done = mpirun(ranks, str(folder / "script.py"), str(out), str(CASES), PYTHONPATH=str(ROOT), timeout=120)
+        done = mpirun(ranks, str(folder / "script.py"), str(out), str(CASES), timeout=120)
         assert (done.code, done.err) == (0, "")
         return json.loads(out.read_text())
 

@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 
-from tests.conftest import ROOT
 from tests.launching import mpirun
 
 SCRIPT = """
@@ -25,7 +24,7 @@ if dp.rank() == 0:
 def test_ignored_classes(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    alone, together = (mpirun(ranks, str(script), PYTHONPATH=str(ROOT)) for ranks in (1, 3))
+    alone, together = (mpirun(ranks, str(script)) for ranks in (1, 3))
     assert (alone.code, alone.err, together.code, together.err) == (0, "", 0, "")
     (count, *values), (expected_count, *others) = json.loads(alone.out), json.loads(together.out)
     for key in count:

@@ -12,7 +12,7 @@ OFTEN = [name for name, case in TABLE.items() if not case.is_long]
 LONG = [pytest.param(name, marks=pytest.mark.long) for name in TABLE if name not in OFTEN]
 
 
-@pytest.mark.parametrize("name", [*sample(OFTEN, 3, first=1), *LONG])
+@pytest.mark.parametrize("name", [*sample(OFTEN, 5, first=1), *LONG])
 def test_alone(cuda_backend, name):
     alone = dataclasses.replace(TABLE[name], shards=(), pack=False)
     assert not wrong_on_cuda(alone, cuda_backend)

@@ -82,7 +82,7 @@ history = model.fit(
     x,
     x,
     batch_size=batch_size,
-    epochs=3,
+    epochs=2,
     sample_weight=weights,
     validation_data=(x[:5],),
     verbose=0,
