@@ -15,7 +15,7 @@ from dptrain.metrics.base import Metric
 from dptrain.mixed_precision import DTypePolicy, policy_of
 from dptrain.ops.random import SeedGenerator
 from dptrain.program import tree
-from dptrain.program.tensor import Tensor, Variable
+from dptrain.program.tensor import Tensor, Variable, is_tracing
 from dptrain.program.turns import TURNS, OfThread
 from dptrain.registry.names import numbered, snake_case
 from dptrain.registry.serialization import Configurable
@@ -219,6 +219,13 @@ class Parts(Configurable):
     def losses(self) -> list[Any]:
         """Penalties of the trained weights, and the arguments of `add_loss` in the last call."""
         added = [loss for layer in self._flatten_layers() for loss in layer._losses]
+        for layer in self._flatten_layers() if added and is_tracing() else ():
+            if getattr(layer._of_thread, "adds_in_loop", False):
+                raise ConfigError(
+                    f"layer {layer._display_name!r} calls add_loss, or has an activity_regularizer, inside a loop (an "
+                    "RNN's cell, ops.scan or remat), whose tensors do not exist outside; compute it outside, from what "
+                    "the loop returns, or compile with run_eagerly=True"
+                )
         return added + [
             weight.regularizer(weight) for weight in self.trainable_weights if weight.regularizer is not None
         ]
@@ -227,7 +234,7 @@ class Parts(Configurable):
         if not getattr(_adding, "losses", False):  # the walk would be a tenth of a call on one row
             return
         for layer in self._flatten_layers():
-            layer._of_thread.losses = []
+            layer._of_thread.losses, layer._of_thread.adds_in_loop = [], False
 
     def get_weights(self) -> list[npt.NDArray[Any]]:
         """Return copies of the values of `weights`."""

@@ -1,7 +1,7 @@
 """Metrics: totals over samples and a value computed from them.
 
-A new metric is a class and a line in the table here; users' metrics are functions, or subclasses of `Metric` or `Mean`,
-and need no table.
+A new metric is a class here and a line in `CLASSES`: a mean over samples of a function in `means`, from counts at
+thresholds in `confusion`, from a confusion matrix in `overlap`, else in `scores`. Users' metrics need no table.
 """
 
 from collections.abc import Callable, Sequence

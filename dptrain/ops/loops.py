@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,13 @@ from dptrain.ops.scan import SCAN
 from dptrain.program.body import traced
 from dptrain.program.context import TRACE
 from dptrain.program.dims import Dim
+from dptrain.program.shapes import is_one, without_rows
 from dptrain.program.tensor import Tensor, Variable, as_tensors, is_tracing, mask_of, with_mask
 
 # Greatest number of iterations of a loop over known conditions; each adds ops to the program.
 _MOST_UNROLLED = 10_000
+# Whether the step of a loop is being traced, whose tensors do not exist outside the loop.
+IN_LOOP: ContextVar[bool] = ContextVar("in_loop", default=False)
 
 
 def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
@@ -28,6 +32,11 @@ def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> 
     variables that they assign. The other must compute numbers: NaN or infinity there spoils gradients.
     """
     chosen = as_tensors([pred])[0]
+    if not all(is_one(length) for length in chosen.shape):
+        raise ConfigError(
+            f"cond: pred has shape {without_rows(chosen.shape)}; expected a single boolean: reduce it with ops.any or "
+            "ops.all, or select elements with ops.where"
+        )
     if chosen.value is not None:
         return true_fn() if bool(chosen) else false_fn()
     return _select_branch(chosen, true_fn, false_fn)
@@ -64,12 +73,19 @@ def _select_branch(chosen: Tensor, true_fn: Callable[[], Any], false_fn: Callabl
         return result, written
 
     (first, first_written), (second, second_written) = run(true_fn), run(false_fn)
-    tree.assert_same_structure(first, second)
+    _check_structure("cond, switch: the branches must return equal structures", first, second)
     for variable in first_written | second_written:
         assert trace is not None
         old = trace.value_of(variable)
         variable.assign(where(chosen, first_written.get(variable, old), second_written.get(variable, old)))
     return tree.map_structure(lambda a, b: None if a is None and b is None else where(chosen, a, b), first, second)
+
+
+def _check_structure(rule: str, first: Any, second: Any) -> None:
+    try:
+        tree.assert_same_structure(first, second)
+    except ConfigError as error:
+        raise ConfigError(f"{rule}. {error}") from None
 
 
 def _require_callable(f: Any) -> None:
@@ -79,6 +95,10 @@ def _require_callable(f: Any) -> None:
 
 def fori_loop(lower: int, upper: int, body_fun: Callable[[int, Any], Any], init_val: Any) -> Any:
     """Apply `value = body_fun(i, value)` for i from lower to before upper, which must be known."""
+    if any(bound.value is None for bound in as_tensors([lower, upper])):
+        raise ConfigError(
+            "fori_loop: lower and upper must be known while a step is traced; use while_loop with maximum_iterations"
+        )
     first, end = int(lower), int(upper)
     if is_tracing() and end > first:
         return scan(lambda value, number: (body_fun(number, value), None), init_val, np.arange(first, end))[0]
@@ -110,14 +130,17 @@ def while_loop(
 
     def following(values: tuple[Any, ...]) -> tuple[Any, ...]:
         result = body(*values)
-        return tuple(result) if isinstance(result, tuple | list) else (result,)
+        new = tuple(result) if isinstance(result, tuple | list) else (result,)
+        if len(new) != len(values):
+            raise ConfigError(f"while_loop: body returned {len(new)} value(s) for {len(values)} loop variable(s)")
+        return new
 
     while maximum_iterations is None or number < maximum_iterations:
         goes_on = as_tensors([cond(*values)])[0]
         if goes_on.value is None:
             if maximum_iterations is None:
                 raise ConfigError(
-                    "a while_loop whose condition is not known, as in a traced step, needs maximum_iterations"
+                    "while_loop: pass maximum_iterations, as the condition is not known while a step is traced"
                 )
             values = _bounded_while(cond, following, values, maximum_iterations - number)
             break
@@ -126,8 +149,8 @@ def while_loop(
         symbolic = number == _MOST_UNROLLED and [x for x in tree.flatten(values) if isinstance(x, Tensor)]
         if symbolic and any(x.value is None for x in symbolic):
             raise ConfigError(
-                f"a while_loop of symbolic tensors is still true after {number} iterations, each of which adds its "
-                "own ops; set maximum_iterations, or use a condition that ends"
+                f"while_loop: the condition is still true after {number} iterations on symbolic tensors, where each "
+                "adds its ops to the model; pass maximum_iterations, or use a condition that becomes false"
             )
         values, number = following(values), number + 1
     return type(loop_vars)(values) if several else values[0]
@@ -136,10 +159,18 @@ def while_loop(
 def _bounded_while(
     goes_on: Callable[..., Any], following: Callable[..., Any], values: tuple[Any, ...], times: int
 ) -> tuple[Any, ...]:
+    def checked(values: tuple[Any, ...]) -> tuple[Any, ...]:
+        new = tuple(as_tensors(following(values)))
+        for number, (before, after) in enumerate(zip(values, new, strict=True)):
+            if before.shape != after.shape:
+                shapes = f"from {without_rows(before.shape)} to {without_rows(after.shape)}"
+                raise ConfigError(f"while_loop: body changes the shape of loop variable {number} {shapes}")
+        return new
+
     def step(carry: tuple[Tensor, tuple[Any, ...]], _: None) -> tuple[Any, None]:
         runs, values = carry
         runs = logical_and(runs, goes_on(*values))
-        return (runs, cond(runs, lambda: following(values), lambda: values)), None
+        return (runs, cond(runs, lambda: checked(values), lambda: values)), None
 
     initial = tuple(as_tensors([value])[0] for value in values)
     final: tuple[Any, ...] = scan(step, (np.array(True), initial), length=times)[0][1]
@@ -183,17 +214,27 @@ def scan(
         unroll: True writes all steps down; otherwise a traced program has a loop.
     """
     _require_callable(f)
+    if xs is None and length is None:
+        raise ConfigError("Got no `xs` to scan over and `length` not provided.")
     steps = (length or 0) if xs is None else _length(xs)
     if length is not None and length != steps:
-        raise ConfigError(f"scan: length={length} for {steps} parts")
+        raise ConfigError(f"scan: length={length}, but xs has length {steps} along its first axis")
     if is_tracing() and steps != 1 and unroll is not True and not _counts_rows(xs):
         return _scan_node(f, init, xs, steps, reverse)
     parts = [None] * steps if xs is None else _parts(xs)
     carry, outputs = init, []
     for part in parts[::-1] if reverse else parts:
-        carry, y = f(carry, part)
+        carry, y = _carry_and_output(f(carry, part))
         outputs.append(y)
     return carry, _stack_outputs(outputs[::-1] if reverse else outputs)
+
+
+def _carry_and_output(result: Any) -> tuple[Any, Any]:
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        returned = f"{len(result)} values" if isinstance(result, tuple | list) else type(result).__name__
+        raise ConfigError(f"scan: f must return (carry, output), but returned {returned}")
+    carry, output = result
+    return carry, output
 
 
 def remat(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -245,8 +286,13 @@ def _scan_node(
     forms: list[Any] = []
 
     def step(carries: list[Tensor], slices: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        carry, output = f(_fill_structure(init, carries), None if xs is None else tree.pack_sequence_as(xs, slices))
-        tree.assert_same_structure(init, carry)
+        token = IN_LOOP.set(True)
+        try:
+            part = None if xs is None else tree.pack_sequence_as(xs, slices)
+            carry, output = _carry_and_output(f(_fill_structure(init, carries), part))
+        finally:
+            IN_LOOP.reset(token)
+        _check_structure("scan: f must keep the structure of the carry", init, carry)
         forms.append(output)
         new = [leaf for leaf in tree.flatten(carry) if leaf is not None]
         following = [as_tensors([value, old])[0] for value, old in zip(new, carries, strict=True)]
@@ -273,7 +319,7 @@ def _fill_structure(structure: Any, tensors: Sequence[Tensor]) -> Any:
 def _length(xs: Any) -> int:
     lengths = {len(tensor) for tensor in as_tensors(tree.flatten(xs))}
     if len(lengths) != 1:
-        raise ConfigError(f"parts along the first axis of tensors of {sorted(lengths)}: expected one length")
+        raise ConfigError(f"xs: expected equal lengths along the first axis, found {sorted(lengths)}")
     return lengths.pop()
 
 
@@ -288,5 +334,5 @@ def _parts(xs: Any) -> list[Any]:
 
 def _stack_outputs(outputs: list[Any]) -> Any:
     if not outputs:
-        raise ConfigError("no parts to stack, along a first axis of length 0")
+        raise ConfigError("a loop over a first axis of length 0 has no outputs to stack; expected at least one step")
     return tree.map_structure(lambda *leaves: None if leaves[0] is None else stack(leaves), *outputs, none_is_leaf=True)

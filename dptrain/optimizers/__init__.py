@@ -1,4 +1,4 @@
-"""Optimizers, without device code. A new optimizer is a file here and a line below."""
+"""Optimizers, without device code. A new one is a file, its name below, and in `cli/config.py` `OptimizerConfig`."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any

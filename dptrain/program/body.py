@@ -89,8 +89,8 @@ def traced(step: Step, inits: Sequence[Tensor], slices: Sequence[Tensor]) -> tup
     for number, (old, new) in enumerate(zip(carries, following, strict=True)):
         if (old.shape, old.dtype) != (new.shape, new.dtype):
             raise ConfigError(
-                f"a loop's carry {number} is {old.shape} of {old.dtype.name}, and {new.shape} of {new.dtype.name} "
-                "after a step: expected the same shape and type"
+                f"a loop changes its carry {number} (an RNN's state) from {old.dtype.name} {old.shape} to "
+                f"{new.dtype.name} {new.shape}; expected the same shape and dtype after each step"
             )
     outer_values = {
         leaf: outer.value_of(variable) for variable, leaf in inner.read.items() if variable not in inner.written

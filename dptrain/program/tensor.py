@@ -168,6 +168,11 @@ class Tensor(Operand):
 
     def numpy(self) -> Array:
         """Return the value; ConfigError inside a trace."""
+        if self.value is None and TRACE.get() is None:
+            raise ConfigError(
+                f"{self} has no value: it is symbolic (an Input, or computed from one), or belongs to a traced step or "
+                "a loop that has ended (ops.scan, remat, an RNN's cell); return it from there, or pass data to the model"
+            )
         if self.value is None:
             raise ConfigError(
                 f"the value of {self} is not known while a step is traced, which happens once for all batches: compute "

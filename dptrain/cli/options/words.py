@@ -7,7 +7,7 @@ from dptrain.registry.names import suggestion
 # Our words, each with what others call the same thing; all as `_plain` returns them.
 _OTHERS = {
     "learning_rate": "lr init_lr step_size",
-    "schedule": "scheduler lr_schedule lr_scheduler",
+    "schedule": "scheduler lr_schedule lr_scheduler warmup warmup_steps warmup_epochs warmup_ratio",
     "batch_size": "bs b batch batchsize global_batch_size train_batch_size per_device_train_batch_size",
     "epochs": "num_epochs n_epochs nb_epoch nb_epochs max_epochs num_train_epochs",
     "steps_per_epoch": "steps max_steps limit_train_batches",

@@ -17,6 +17,7 @@ from dptrain.mixed_precision import DTypePolicy
 from dptrain.ops.indexing import gather_all_rows, row_numbers, take_rows
 from dptrain.program.dims import Dim, is_number, number_of, read
 from dptrain.program.tensor import Tensor
+from dptrain.runtime.text import short
 
 
 class RNN(Layer):
@@ -298,7 +299,13 @@ def _calling_step(cell: Any, training: bool) -> Step:
     call = cell if callable(cell) else cell.call
 
     def step(inputs: Tensor, before: Any) -> tuple[Tensor, Any]:
-        output, after = call(inputs, before, **keywords)
-        return output, tree.pack_sequence_as(before, tree.flatten(after))
+        result = call(inputs, before, **keywords)
+        if not isinstance(result, tuple | list) or len(result) != 2:
+            raise ConfigError(f"the cell {type(cell).__name__} must return (output, states), found {short(result)}")
+        states, expected = tree.flatten(result[1]), len(tree.flatten(before))
+        if len(states) != expected:
+            returned = f"returned {len(states)} state(s), expected {expected}: see its state_size"
+            raise ConfigError(f"the cell {type(cell).__name__} {returned}")
+        return result[0], tree.pack_sequence_as(before, states)
 
     return step

@@ -26,6 +26,7 @@ from dptrain.cli.main import main
         ("--lr 1e-3", "unknown '--lr'; did you mean '--learning-rate'?"),
         ("--optimizer.lr 1e-3", "unknown '--optimizer.lr'; did you mean '--optimizer.learning_rate'?"),
         ("--num_epochs 3", "did you mean '--epochs'?"),
+        ("--warmup-epochs 2", "unknown '--warmup-epochs'; did you mean '--schedule'?"),
         ("--beta1 0.5", "did you mean '--optimizer.beta_1'?"),
         ("--gpus 4", "unknown '--gpus'; mpirun sets the number of ranks: mpirun -n 4 python -m dptrain"),
         ("-n 4", "mpirun sets the number of ranks"),

@@ -62,6 +62,39 @@ class Plain:
         return inputs + states[0], inputs + states[0]
 
 
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda x, h: x + h, r"cell Wrong must return \(output, states\), found <tensor"),
+        (lambda x, h: (x, [h, h]), r"cell Wrong returned 2 state\(s\), expected 1: see its state_size"),
+        (lambda x, h: (x, [h[:, :1]]), r"an RNN's state\) from float32 \(None, 3\) to float32 \(None, 1\)"),
+    ],
+)
+def test_a_cell_with_a_mistake_is_told_which(returned, message):
+    class Wrong(Plain):
+        def call(self, inputs, states):
+            return returned(inputs, states[0])
+
+    with pytest.raises(ConfigError, match=message):
+        L.RNN(Wrong())(dp.Input((4, 3)))
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_a_cell_adds_losses_only_where_steps_run_eagerly(eagerly):
+    class Adding(Counter):
+        def call(self, inputs, states):
+            self.add_loss(ops.mean(inputs))
+            return super().call(inputs, states)
+
+    model = dp.Sequential([dp.Input(X.shape[1:]), L.RNN(Adding()), L.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=eagerly, device="cpu", jit_compile=False)
+    if eagerly:
+        assert np.isfinite(model.fit(X, X[:, 0, :1], verbose=0).history["loss"]).all()
+        return
+    with pytest.raises(ConfigError, match=r"^layer 'adding' calls add_loss, .* inside a loop .*; compute it outside"):
+        model.fit(X, X[:, 0, :1], verbose=0)
+
+
 @pytest.mark.parametrize("cell", [Counter, Plain])
 def test_a_cell_of_ones_own(cell):
     output, total, *steps = L.RNN(cell(), return_sequences=True, return_state=True)(X)

@@ -52,17 +52,36 @@ def test_a_traced_loop_has_a_gradient():
     np.testing.assert_array_equal(evaluate(program, {"x": X})[0]["y"], X * X)
 
 
+def traced(f):
+    return trace(lambda x: {"y": f(x)}, {"x": ((3, 2), np.float64)})
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: ops.map(lambda pair: pair[0], (X, X[:2])), r"tensors of \[2, 3\]: expected one length"),
-        (lambda: ops.map(lambda part: part, X[:0]), "no parts to stack"),
-        (lambda: ops.scan(lambda carry, x: (carry, x), 0, X, length=2), "length=2 for 3 parts"),
+        (lambda: ops.map(lambda pair: pair[0], (X, X[:2])), r"equal lengths along the first axis, found \[2, 3\]"),
+        (lambda: ops.map(lambda part: part, X[:0]), "length 0 has no outputs to stack"),
+        (lambda: ops.scan(lambda carry, x: (carry, x), 0, X, length=2), "length=2, but xs has length 3"),
+        (lambda: ops.scan(lambda carry, x: (carry, x), 0), "Got no `xs` to scan over and `length` not provided"),
+        (lambda: ops.scan(lambda carry, x: carry, X[0], X), r"f must return \(carry, output\), but returned ndarray"),
+        (lambda: ops.while_loop(lambda a, b: a < 1, lambda a, b: a + 1, (0, 0)), r"1 value\(s\) for 2 loop"),
+        (lambda: ops.cond(X[0] > 0, lambda: 1, lambda: 2), r"pred has shape \(2,\); expected a single boolean"),
         (
             lambda: trace(
                 lambda x: {"y": ops.while_loop(lambda y: ops.sum(y) > 0, lambda y: y - 1, x)}, {"x": ((3,), np.float64)}
             ),
-            "needs maximum_iterations",
+            "pass maximum_iterations",
+        ),
+        (lambda: traced(lambda x: ops.scan(lambda c, v: ((c, c), v), x, x)), "f must keep the structure of the carry"),
+        (
+            lambda: traced(lambda x: ops.scan(lambda c, v: (x > 0, v), x, x)[0]),
+            r"carry 0 .* to bool \(3, 2\); expected",
+        ),
+        (lambda: traced(lambda x: ops.fori_loop(0, ops.sum(x), lambda n, y: y, x)), "lower and upper must be known"),
+        (lambda: traced(lambda x: ops.cond(ops.any(x > 0), lambda: (x, x), lambda: x)), "must return equal structures"),
+        (
+            lambda: traced(lambda x: ops.while_loop(lambda y: ops.any(y > 0), lambda y: y[:1, :1], x, 3)),
+            r"the shape of loop variable 0 from \(3, 2\) to \(1, 1\)",
         ),
     ],
 )
@@ -154,7 +173,20 @@ def test_a_loop_of_symbolic_tensors_that_does_not_end_is_refused():
         return ops.while_loop(lambda n, x: n < most, lambda n, x: (n + 1, x), (0, x))[0]
 
     assert times(10_000) == 10_000
-    with pytest.raises(ConfigError, match=r"while_loop of symbolic tensors is still true after 10000 iterations"):
+    with pytest.raises(ConfigError, match=r"still true after 10000 iterations on symbolic tensors"):
         times(10_001)
-    with pytest.raises(ConfigError, match="set maximum_iterations"):
+    with pytest.raises(ConfigError, match="pass maximum_iterations"):
         ops.while_loop(lambda x: True, lambda x: x + 1, x)
+
+
+def test_a_tensor_outside_its_loop_has_no_value():
+    kept = []
+
+    def keep(carry, part):
+        kept.append(carry)
+        return carry, part
+
+    traced(lambda x: ops.scan(keep, x, x)[1])
+    for tensor in (kept[0], Input((3,))):
+        with pytest.raises(ConfigError, match=r"^<tensor .* has no value: it is symbolic .* belongs to a traced step"):
+            np.asarray(tensor)

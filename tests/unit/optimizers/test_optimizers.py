@@ -551,6 +551,11 @@ OWN = {
 RECENT = ["adafactor", "ftrl", "lamb", "muon", "schedulefreeadamw"]
 
 
+def test_every_optimizer_is_tested():
+    assert set(OPTIMIZERS) == set(OWN), "add options of its own to OWN"
+    assert set(OPTIMIZERS) == {*RULES, *RECENT}, "add its rule in NumPy to references.py"
+
+
 def regression(optimizer):
     """Return a program of a step of a regression, and the values of its rows."""
     rng = np.random.default_rng(6)

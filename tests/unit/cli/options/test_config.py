@@ -261,6 +261,17 @@ def test_reproducible_fixes_the_shards(settings, shards):
     assert "reproducible" not in deciding(config)["train"]
 
 
+def test_checkpoints_without_a_later_field_still_resume():
+    decisive = {section: " ".join(deciding(Config())[section]) for section in ("model", "optimizer", "train")}
+    assert decisive == {
+        "model": "network augment hidden activation dropout",
+        "optimizer": "name learning_rate beta_1 beta_2 amsgrad rho initial_accumulator_value centered momentum "
+        "nesterov epsilon weight_decay clipnorm clipvalue global_clipnorm gradient_accumulation_steps",
+        "train": "batch_size steps_per_epoch drop_last shuffle shards_per_batch on_nonfinite skip_outliers "
+        "validation_split fold class_weight",
+    }, "a new field of these sections refuses every earlier checkpoint: add it to _LATER with its default"
+
+
 @pytest.mark.parametrize(("word", "decides"), [("none", {}), ("float16", {"comm_dtype": "float16"})])
 def test_gradients_in_half_precision_decide(word, decides):
     """Of checkpoints of earlier versions nothing was rounded, and nothing is said."""
