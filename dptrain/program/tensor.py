@@ -171,7 +171,7 @@ class Tensor(Operand):
         if self.value is None and TRACE.get() is None:
             raise ConfigError(
                 f"{self} has no value: it is symbolic (an Input, or computed from one), or belongs to a traced step or "
-                "a loop that has ended (ops.scan, remat, an RNN's cell); return it from there, or pass data to the model"
+                "a loop that has ended (ops.scan, remat, an RNN's cell); return it from there, or pass data to a model"
             )
         if self.value is None:
             raise ConfigError(
