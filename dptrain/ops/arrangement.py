@@ -67,12 +67,12 @@ def roll(x: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = 
     tensor = _tensor(x)
     if axis is None:
         if not isinstance(shift, int):
-            raise ConfigError(f"roll: shift={shift} without axes; expected one number")
+            raise ConfigError(f"roll: shift={shift} without an axis; expected one integer, or an axis for each shift")
         return reshape(roll(ravel(tensor), shift, 0), tensor.shape)
     axes = [axis] if isinstance(axis, int) else list(axis)
     shifts = [shift] * len(axes) if isinstance(shift, int) else list(shift)
     if len(axes) != len(shifts):
-        raise ConfigError(f"roll: shift={shift}, axis={axis}; expected as many of each")
+        raise ConfigError(f"roll: shift={shift}, axis={axis}; expected one shift for each axis")
     for number, roll_axis in zip(shifts, axes, strict=True):
         (place,) = normalized_axes(roll_axis, tensor.ndim)
         length = int(tensor.shape[place])

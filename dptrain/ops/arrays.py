@@ -293,8 +293,8 @@ def average(x: Any, axis: int | Sequence[int] | None = None, weights: Any = None
         axes = normalized_axes(axis, tensor.ndim)
         if weight.ndim != 1 or len(axes) != 1 or axis is None or weight.shape[0] != tensor.shape[axes[0]]:
             raise ConfigError(
-                f"average: weights of shape {tuple(weight.shape)} for {tuple(tensor.shape)} over axis {axis}; expected "
-                "the same shape, or a vector along one axis"
+                f"average: weights of shape {tuple(weight.shape)} for a tensor of shape {tuple(tensor.shape)}, "
+                f"axis={axis}; expected the tensor's shape, or a vector with as many elements as the axis"
             )
         weight = broadcast_to(reshape(weight, (-1, *(1,) * (tensor.ndim - 1 - axes[0]))), tensor.shape)
     return sum(multiply(tensor, weight), axis) / sum(weight, axis)
@@ -334,7 +334,9 @@ def moveaxis(x: Any, source: int | Sequence[int], destination: int | Sequence[in
     for axes in pairs:
         normalized_axes(axes, tensor.ndim)  # refuses repeated axes
     if len(pairs[0]) != len(pairs[1]):
-        raise ConfigError(f"moveaxis: source={source}, destination={destination}; expected as many of each")
+        raise ConfigError(
+            f"moveaxis: source={source}, destination={destination}; expected one destination for each source"
+        )
     old, new = ([axis % tensor.ndim for axis in axes] for axes in pairs)
     order = [axis for axis in range(tensor.ndim) if axis not in old]
     for place, axis in sorted(zip(new, old, strict=True)):
@@ -350,7 +352,9 @@ def split(x: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> li
     length = tensor.shape[place]
     if isinstance(indices_or_sections, int):
         if length % indices_or_sections:
-            raise ConfigError(f"a length of {int(length)} cannot be split into {indices_or_sections} equal parts")
+            raise ConfigError(
+                f"split: a length of {int(length)} cannot be split into {indices_or_sections} equal parts"
+            )
         part = length // indices_or_sections
         ends = [part * number for number in range(1, indices_or_sections)]
     else:
@@ -366,7 +370,7 @@ def unstack(x: Any, num: int | None = None, axis: int = 0) -> list[Tensor]:
     (place,) = normalized_axes(axis, tensor.ndim)
     if num is not None and num != tensor.shape[place]:
         raise ConfigError(
-            f"unstack: num={num}; axis {axis} of shape {tuple(tensor.shape)} has length {tensor.shape[place]}"
+            f"unstack: num={num}, but axis {axis} of shape {tuple(tensor.shape)} has length {tensor.shape[place]}"
         )
     return [tensor[(*(slice(None),) * place, number)] for number in range(int(tensor.shape[place]))]
 
@@ -382,7 +386,8 @@ def repeat(x: Any, repeats: int | Sequence[int], axis: int | None = None) -> Ten
         return reshape(spread, (*lengths[:place], lengths[place] * number, *lengths[place + 1 :]))
     if times.shape != (int(lengths[place]),) or (times < 0).any():
         raise ConfigError(
-            f"repeat: repeats={repeats} for {int(lengths[place])} parts; expected one number, or one of each, from 0"
+            f"repeat: repeats={repeats} for a length of {int(lengths[place])}; expected an integer of at least 0, or as "
+            "many as the axis has elements"
         )
     return take(tensor, np.repeat(np.arange(int(lengths[place])), times), place)
 

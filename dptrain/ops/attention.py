@@ -313,7 +313,7 @@ def _mask_4d(mask: Any, q: Tensor, k: Tensor) -> Tensor:
     if mask_tensor.ndim > 4 or any(
         not is_one(n) and n != length for n, length in zip(reversed(mask_tensor.shape), reversed(lengths), strict=False)
     ):
-        raise ConfigError(f"dot_product_attention: a mask of shape {mask_tensor.shape} for scores of {lengths}")
+        raise ConfigError(f"dot_product_attention: a mask of shape {mask_tensor.shape} for scores of shape {lengths}")
     missing = (1,) * (4 - mask_tensor.ndim)
     return reshape(mask_tensor, (*missing, *mask_tensor.shape)) if missing else mask_tensor
 

@@ -20,7 +20,7 @@ def _integer_dtype(name: str) -> Any:
     def dtype(*dtypes: DType, **attributes: Any) -> Any:
         if any(operand_dtype.kind not in "biu" for operand_dtype in dtypes):
             names = ", ".join(operand_dtype.name for operand_dtype in dtypes)
-            raise ConfigError(f"{name}: {names}; expected whole numbers")
+            raise ConfigError(f"{name}: expected integers, found {names}")
         return common_dtype(*dtypes)
 
     return dtype
@@ -89,7 +89,7 @@ left_shift, right_shift = bitwise_left_shift, bitwise_right_shift
 def _integer_operands(name: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
     a, b = as_tensors([x, y])
     if a.dtype.kind == "b" and b.dtype.kind == "b":
-        raise ConfigError(f"{name}: truth values; expected whole numbers")
+        raise ConfigError(f"{name}: expected integers, found bool")
     return a, b
 
 
@@ -164,7 +164,9 @@ def _viewed_shape(shape: Shape, *, dtype: str, itemsize: int) -> Shape:
     if ratio[0] == ratio[1]:
         return shape
     if not shape or int(shape[-1]) * ratio[0] % ratio[1]:
-        raise ConfigError(f"view: shape {shape} in {ratio[0]} bytes an element; {dtype} has {ratio[1]}")
+        raise ConfigError(
+            f"view: elements of {ratio[0]} bytes in shape {shape} cannot be viewed as {dtype}, of {ratio[1]} bytes"
+        )
     return (*shape[:-1], int(shape[-1]) * ratio[0] // ratio[1])
 
 

@@ -102,7 +102,7 @@ def _segments(data: Any, segment_ids: Any, num_segments: int | None, name: str) 
     values, ids = segments_of(data, segment_ids)
     if num_segments is None:
         if ids.value is None:
-            raise ConfigError(f"{name}: num_segments is needed where segment_ids are not known")
+            raise ConfigError(f"{name}: pass num_segments, as segment_ids are not known while a step is traced")
         num_segments = int(ids.value.max(initial=-1)) + 1
     return values, ids, int(num_segments)
 
@@ -195,11 +195,13 @@ def slice(inputs: Any, start_indices: Any, shape: Sequence[int]) -> Tensor:
             begin = int(start.value)
             stop = axis_length if length == -1 else begin + int(length)
             if not 0 <= begin <= stop <= axis_length:
-                raise ConfigError(f"slice: {begin} to {stop} along axis {axis} of {tensor.shape}")
+                raise ConfigError(f"slice: {begin} to {stop} is out of range for axis {axis} of shape {tensor.shape}")
             tensor = part(tensor, (*(np.s_[:],) * axis, np.s_[begin:stop]))
             continue
         if length == -1:
-            raise ConfigError(f"slice: shape={tuple(shape)} with a start along axis {axis} that is not known")
+            raise ConfigError(
+                f"slice: shape={tuple(shape)}: expected a length for axis {axis}, whose start is not known"
+            )
         begin_at = minimum(maximum(start, 0), axis_length - int(length))
         tensor = take_at_axis(tensor, begin_at + np.arange(int(length), dtype=np.int32), axis)
     return tensor
@@ -221,12 +223,14 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0, sparse: bool = Fal
         raise ConfigError("not supported: sparse tensors")
     (numbers,) = as_tensors([x])
     if numbers.dtype.kind not in "iub" or numbers.ndim not in (1, 2):
-        raise ConfigError(f"bincount: {numbers.dtype.name} of shape {numbers.shape}; expected whole (n,) or (rows, n)")
+        raise ConfigError(
+            f"bincount: {numbers.dtype.name} of shape {numbers.shape}; expected integers, (n,) or (rows, n)"
+        )
     length = int(minlength)
     if numbers.value is not None:
         length = builtins.max(int(numbers.value.max(initial=-1)) + 1, length)
     elif not length:
-        raise ConfigError("bincount: minlength is needed where x is not known, as while a step is traced")
+        raise ConfigError("bincount: pass minlength, as x is not known while a step is traced")
     dtype = np.dtype("int32") if weights is None else as_tensors([weights])[0].dtype
     if numbers.ndim == 2:
         places = one_hot(numbers, length, dtype=dtype)

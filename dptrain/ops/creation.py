@@ -102,7 +102,7 @@ def _window(function: Callable[..., Any], length: Any, *arguments: Any) -> Tenso
     if isinstance(length, Tensor | np.ndarray | np.generic) and not np.ndim(length) and length.dtype.kind in "iu":
         length = int(length)
     if not isinstance(length, int) or length < 0:
-        raise ConfigError(f"{function.__name__}: {length!r} points; expected an integer of at least 0")
+        raise ConfigError(f"{function.__name__}: x={length!r}; expected an integer of at least 0")
     return constant(function(length, *arguments).astype(floatx()))
 
 

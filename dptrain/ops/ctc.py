@@ -149,9 +149,11 @@ def ctc_loss(target: Any, output: Any, target_length: Any, output_length: Any, m
     """
     labels, scores, label_length, length = as_tensors([target, output, target_length, output_length])
     if scores.ndim != 3 or labels.ndim != 2:
-        raise ConfigError(f"ctc_loss: target {labels.shape}, output {scores.shape}; expected (B, N) and (B, T, C)")
+        raise ConfigError(
+            f"ctc_loss: target and output of shapes {labels.shape}, {scores.shape}; expected (B, N), (B, T, C)"
+        )
     if not 0 <= mask_index < int(scores.shape[-1]):
-        raise ConfigError(f"ctc_loss: mask_index={mask_index} of {int(scores.shape[-1])} classes")
+        raise ConfigError(f"ctc_loss: mask_index={mask_index} is out of range for {int(scores.shape[-1])} classes")
     logs = log_softmax(_at_least_float32(scores), -1)
     integers = [cast(tensor, "int32") for tensor in (labels, label_length, length)]
     return ctc_losses(logs, *integers, blank=int(mask_index))

@@ -50,7 +50,7 @@ def cumulative(x: Any, axis: int | None, dtype: npt.DTypeLike | None, join: Join
 def _along_last(x: Tensor, join: Join, neutral: int) -> Tensor:
     *front, length = x.shape
     if counts_rows(length) and x.value is None:
-        raise ConfigError(f"not supported: cumulative sums and products along the rows of a batch, of {x}")
+        raise ConfigError(f"not supported: a cumulative sum or product of {x} along the rows of a batch")
     if length <= _BLOCK:
         return _within_blocks(x, join, neutral)
     blocks = -(-length // _BLOCK)

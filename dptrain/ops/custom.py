@@ -64,7 +64,7 @@ class CustomOp:
                 f"output(s), found {self.name}{self._signature}"
             )
         if self.name in OPS:
-            raise ConfigError(f"op {self.name!r}: there is a built-in op of that name; rename yours")
+            raise ConfigError(f"op {self.name!r}: a built-in op has this name; rename yours")
         self.inputs, self.outputs, self.scalars = buffers[:-outputs], buffers[-outputs:], scalars
         if letters is not None and not callable(letters):
             parse_rule(letters, self.name, len(self.inputs))
@@ -78,10 +78,10 @@ class CustomOp:
     def __call__(self, *inputs: Any, **numbers: Any) -> Any:
         """Return the output as a tensor, or a tuple of them; numbers are passed by name."""
         if len(inputs) != len(self.inputs) or set(numbers) - set(self.scalars):
-            raise ConfigError(f"op {self.name!r}: it is called as {self._call()}")
+            raise ConfigError(f"op {self.name!r}: wrong arguments; call it as {self._call()}")
         defaults = {name: self._signature.parameters[name].default for name in self.scalars if name not in numbers}
         if missing := [name for name, value in defaults.items() if value is inspect.Parameter.empty]:
-            raise ConfigError(f"op {self.name!r}: {missing[0]!r} is missing; it is called as {self._call()}")
+            raise ConfigError(f"op {self.name!r}: {missing[0]!r} is missing; call it as {self._call()}")
         tensors = as_tensors(inputs)
         results = tuple(record(*tensors, **defaults, **numbers) for record in self.records)
         return results[0] if len(results) == 1 else results

@@ -55,7 +55,7 @@ def _attached(
         grads = grad(*(dy if at == number else zeros_like(leaf) for at, leaf in enumerate(leaves)))
         parts = tuple(grads) if isinstance(grads, tuple | list) else (grads,)
         if len(parts) != len(sources):
-            raise ConfigError(f"custom_gradient: {len(parts)} gradients for {len(sources)} tensors; expected as many")
+            raise ConfigError(f"custom_gradient: {len(parts)} gradients for {len(sources)} tensors; expected one each")
         return tuple(None if part is None else as_tensors([part])[0] for part in parts)
 
     tracking = max(tensor.tracking for tensor in (value, *sources))
@@ -88,8 +88,8 @@ def jvp(fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]
     directions = as_tensors(tangents)
     if [tensor.shape for tensor in points] != [tensor.shape for tensor in directions]:
         raise ConfigError(
-            f"jvp: primals of shapes {[tensor.shape for tensor in points]}, tangents of "
-            f"{[tensor.shape for tensor in directions]}; expected the same"
+            f"jvp: primals of shapes {[tensor.shape for tensor in points]}, tangents of shapes "
+            f"{[tensor.shape for tensor in directions]}; expected equal shapes"
         )
     returned = fun(*points)
     value, auxiliary = returned if has_aux else (returned, None)
@@ -157,5 +157,5 @@ def _core_ranks(signature: str | None, count: int) -> list[int]:
         return [0] * count
     inputs = re.findall(r"\(([^)]*)\)", signature.partition("->")[0])
     if len(inputs) != count:
-        raise ConfigError(f"vectorize: signature={signature!r} for {count} arguments")
+        raise ConfigError(f"vectorize: signature={signature!r} describes {len(inputs)} inputs, called with {count}")
     return [len([name for name in group.split(",") if name.strip()]) for group in inputs]

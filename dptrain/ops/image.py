@@ -187,7 +187,7 @@ def scale_and_translate(
     if len(output_shape) != x.ndim or any(x.shape[axis] != output_shape[axis] for axis in fixed_axes):
         raise ConfigError(
             f"scale_and_translate: output_shape={tuple(output_shape)} for images of shape {tuple(x.shape)}; expected "
-            f"the same lengths but along axes {tuple(spatial_dims)}"
+            f"equal lengths except along axes {tuple(spatial_dims)}"
         )
     scaled = floating(x)
     for number, axis in enumerate(axes):

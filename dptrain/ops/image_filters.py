@@ -37,7 +37,7 @@ def gaussian_blur(
         sigma: its standard deviation to the right, and downwards, in pixels; two numbers, or a tensor of them.
     """
     if len(kernel_size) != 2 or min(kernel_size) < 1:
-        raise ConfigError(f"kernel_size={kernel_size}: expected two numbers from 1")
+        raise ConfigError(f"kernel_size={kernel_size}: expected two integers of at least 1")
     x, restored = batched(images, data_format)
     smooth = floating(x)
     deviations = to_dtype(sigma, exact_dtype(smooth))
@@ -195,7 +195,7 @@ def _patches(
 ) -> Tensor:
     (x,) = as_tensors([images])
     if x.ndim not in (axes + 1, axes + 2):
-        raise ConfigError(f"extract_patches: images of shape {tuple(x.shape)} for windows over {axes} axes")
+        raise ConfigError(f"extract_patches: images of shape {tuple(x.shape)}; expected {axes + 1} or {axes + 2} axes")
     if padding not in ("valid", "same"):
         raise ConfigError(f"padding = {padding!r}: expected 'valid' or 'same'")
     windows = []
@@ -203,7 +203,7 @@ def _patches(
         lengths = (argument,) * axes if isinstance(argument, int) else tuple(argument)
         if len(lengths) != axes or min(lengths) < 1:
             raise ConfigError(
-                f"Invalid `{name}` argument. Expected {axes} integers from 1. Received: {name}={argument}"
+                f"Invalid `{name}` argument. Expected {axes} integers of at least 1. Received: {name}={argument}"
             )
         windows.append(lengths)
     single = x.ndim == axes + 1
@@ -214,7 +214,7 @@ def _patches(
         length, reach = int(x.shape[at]), (extent - 1) * step + 1
         number = -(-length // stride) if padding == "same" else (length - reach) // stride + 1
         if number < 1:
-            raise ConfigError(f"extract_patches: windows of {reach} pixels in images of {length}")
+            raise ConfigError(f"extract_patches: windows of {reach} pixels do not fit into images of {length}")
         if padding == "same":
             missing = max((number - 1) * stride + reach - length, 0)
             x = pad(x, [(missing // 2, missing - missing // 2) if n == at else (0, 0) for n in range(x.ndim)])

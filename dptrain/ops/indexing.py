@@ -230,8 +230,8 @@ def nonzero(x: Any) -> tuple[Tensor, ...]:
     (tensor,) = as_tensors([x])
     if tensor.value is None:
         raise ConfigError(
-            f"not supported: the places at which {tensor} is not 0 while a step is traced; their number depends on "
-            "values: compute with ops.where(condition, x1, x2), or with run_eagerly=True"
+            f"not supported: nonzero, or where with a condition alone, of {tensor} while a step is traced, as the "
+            "number of results depends on values; use ops.where(condition, x1, x2), or compile with run_eagerly=True"
         )
     return tuple(as_tensors([places.astype(np.int32) for places in np.nonzero(tensor.value)]))
 

@@ -16,7 +16,7 @@ from dptrain.program.tensor import Array, Tensor, as_tensors
 
 def _shape(a: Shape, b: Shape) -> Shape:
     if len(a) < 2 or len(b) < 2 or differ(a[-1], b[-2]):
-        raise ConfigError(f"shapes {a} and {b} have no matrix product")
+        raise ConfigError(f"matmul: shapes {a} and {b} are incompatible")
     return (*broadcast(a[:-2], b[:-2]), a[-2], b[-1])
 
 
@@ -61,7 +61,7 @@ def matmul(x1: Any, x2: Any) -> Tensor:
     """Return the matrix product, by NumPy's rules for vectors and batches of matrices."""
     a, b = as_tensors([x1, x2])
     if not a.ndim or not b.ndim:
-        raise ConfigError("matmul: expected vectors or matrices, found a single number")
+        raise ConfigError("matmul: expected vectors or matrices, found a scalar")
     product = batch_matmul(expand_dims(a, 0) if a.ndim == 1 else a, expand_dims(b, 1) if b.ndim == 1 else b)
     if b.ndim == 1:
         product = squeeze(product, -1)

@@ -153,7 +153,7 @@ def squeeze(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
     single = [position for position, n in enumerate(tensor.shape) if is_one(n)]
     axes = single if axis is None else normalized_axes(axis, tensor.ndim)
     if wrong := set(axes) - set(single):
-        raise ConfigError(f"axis {min(wrong)} of shape {tensor.shape} has not length 1")
+        raise ConfigError(f"squeeze: axis {min(wrong)} of shape {tensor.shape}; expected an axis of length 1")
     return reshape(tensor, [n for position, n in enumerate(tensor.shape) if position not in axes])
 
 
@@ -192,7 +192,7 @@ def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
     (tensor,) = as_tensors([x])
     order = range(tensor.ndim)[::-1] if axes is None else [axis % tensor.ndim for axis in axes]
     if sorted(order) != list(range(tensor.ndim)):
-        raise ConfigError(f"axes = {axes}: expected each of {tensor.ndim} axes once")
+        raise ConfigError(f"axes = {axes}: expected each of the {tensor.ndim} axes once")
     return transpose_to(tensor, axes=tuple(order))
 
 
@@ -295,7 +295,7 @@ def _getitem_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
     key, lengths = output.attributes["key"], output.inputs[0].shape
     bounds = [item if isinstance(item, tuple) else (item, item + 1, 1) for item in key]
     if any(step < 1 for *_, step in bounds):  # ONNX reads a stop of -1 as the last element
-        raise refusal(output, "backwards")
+        raise refusal(output, "with a negative step")
     axes = [axis for axis, bound in enumerate(bounds) if bound != (0, lengths[axis], 1)]
     part = x
     if axes:
@@ -329,12 +329,12 @@ def _put_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
     places = [axis for axis, item in enumerate(key) if not isinstance(item, tuple)]
     bounds = [item if isinstance(item, tuple) else (item, item + 1, 1) for item in key]
     if any(step != 1 for *_, step in bounds):
-        raise refusal(output, "with steps")
+        raise refusal(output, "with a step other than 1")
     if any(
         isinstance(start, Dim) or isinstance(stop, Dim) != isinstance(n, Dim)
         for (start, stop, _), n in zip(bounds, output.shape, strict=True)
     ):
-        raise refusal(output, "along the rows")
+        raise refusal(output, "along the rows of the batch")
     expanded = graph.node("Unsqueeze", x, graph.constant(places, np.int64)) if places else x
     before = [int(start) for start, *_ in bounds]
     behind = [int(n) - int(stop) for n, (_, stop, _) in zip(output.shape, bounds, strict=True)]
@@ -390,7 +390,7 @@ def concatenate(xs: Sequence[Any], axis: int = 0) -> Tensor:
     """Concatenate along an axis; along rows of the batch per rank, so the order between ranks is not promised."""
     tensors = as_tensors(list(xs))
     if not tensors:
-        raise ConfigError("concatenate: no tensors")
+        raise ConfigError("concatenate: expected at least one tensor, found none")
     (place,) = normalized_axes(axis, tensors[0].ndim)
     rests = [(*tensor.shape[:place], *tensor.shape[place + 1 :]) for tensor in tensors]
     if any(len(lengths) != len(rests[0]) or any(map(differ, lengths, rests[0])) for lengths in rests):

@@ -132,7 +132,7 @@ def top_k(x: Any, k: int, sorted: bool = True) -> tuple[Tensor, Tensor]:
     (tensor,) = as_tensors([x])
     length = int(tensor.shape[-1]) if tensor.ndim else 0
     if not 0 <= k <= length:
-        raise ConfigError(f"top_k: k={k} of {length} elements")
+        raise ConfigError(f"top_k: k={k}; expected 0 to {length}, the length of the last axis")
     least = (
         -math.inf if tensor.dtype.kind in "fV" else int(np.iinfo(tensor.dtype).min) if tensor.dtype.kind != "b" else 0
     )

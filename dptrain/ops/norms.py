@@ -23,8 +23,8 @@ from dptrain.ops.reduction import max, min, sum
 from dptrain.program.shapes import normalized_axes
 from dptrain.program.tensor import Tensor
 
-_MATRIX_ORDERS = "expected None, 'fro', 'nuc', 1, -1, 2, -2, inf or -inf of matrices"
-_VECTOR_ORDERS = "expected None or a number of vectors"
+_MATRIX_ORDERS = "expected None, 'fro', 'nuc', 1, -1, 2, -2, inf or -inf for matrices"
+_VECTOR_ORDERS = "expected None or a number for vectors"
 # Keras' epsilon, the least divisor.
 _EPSILON = 1e-7
 
@@ -60,7 +60,7 @@ def norm(
 
 def _vector_norm(size: Tensor, ord: float | str, axis: int, keepdims: bool) -> Tensor:
     if isinstance(ord, str):
-        raise ConfigError(f"norm: ord={ord!r} of vectors; {_VECTOR_ORDERS}")
+        raise ConfigError(f"norm: ord={ord!r}; {_VECTOR_ORDERS}")
     if ord == math.inf:
         return max(size, axis, keepdims)
     if ord == -math.inf:
@@ -85,7 +85,7 @@ def _matrix_norm(x: Tensor, ord: float | str, rows: int, columns: int, keepdims:
         kept_shape = [1 if axis in (rows, columns) else n for axis, n in enumerate(x.shape)]
         return reshape(joined, kept_shape) if keepdims else joined
     if ord not in (1, -1, math.inf, -math.inf):
-        raise ConfigError(f"norm: ord={ord!r} of matrices; {_MATRIX_ORDERS}")
+        raise ConfigError(f"norm: ord={ord!r}; {_MATRIX_ORDERS}")
     summed, over = (rows, columns) if abs(float(ord)) == 1 else (columns, rows)
     sums = sum(absolute(x), summed, keepdims=True)
     norms = max(sums, over, keepdims=True) if float(ord) > 0 else min(sums, over, keepdims=True)

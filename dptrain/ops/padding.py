@@ -57,7 +57,7 @@ def _widths(pad_width: Any, rank: int) -> list[tuple[int, int]]:
     is_valid = array.shape in ((), (1,), (2,), (1, 2), (rank, 1), (rank, 2))
     if array.dtype.kind not in "iu" or not is_valid or (array < 0).any():
         raise ConfigError(
-            f"pad: pad_width={pad_width} for {rank} axes; expected (before, behind) for each, one pair, or a number"
+            f"pad: pad_width={pad_width} for {rank} axes; expected (before, after) for each, one pair, or an integer"
         )
     return [(int(before), int(behind)) for before, behind in np.broadcast_to(array, (rank, 2))]
 

@@ -45,7 +45,7 @@ def _basic_indexing(x: Tensor, indices: Sequence[Any]) -> Tensor:
     """Return the view of slices and integers, for the first axes."""
     shape = x.shape
     if len(indices) > len(shape):
-        raise ConfigError(f"{len(indices)} indices for {len(shape)} dimensions")
+        raise ConfigError(f"too many indices: {len(indices)} for {len(shape)} dimensions")
     bounds: list[Slice | int] = []
     for index, length in zip(indices, shape, strict=False):
         bounds.append(_bounds(index, length) if isinstance(index, slice) else _checked_index(index, length))
@@ -81,7 +81,7 @@ def _advanced_indexing(x: Tensor, indices: list[Any]) -> Tensor:
         raise ConfigError("an index can only have a single ellipsis ('...')")
     count = sum(index is not None and index is not Ellipsis for index in indices)
     if count > x.ndim:
-        raise ConfigError(f"{count} indices for {x.ndim} dimensions")
+        raise ConfigError(f"too many indices: {count} for {x.ndim} dimensions")
     at = dots[0] if dots else len(indices)
     indices[at : at + 1] = [_WHOLE] * (x.ndim - count)
     if any(index is None for index in indices):
@@ -140,20 +140,24 @@ def _masks_to_integers(x: Tensor, indices: list[Any]) -> list[Any]:
         elif index.dtype.kind in "iu":
             integers.append(index)
         else:
-            raise ConfigError(f"an index of {index.dtype.name}: expected integers, slices, None or truth values")
+            raise ConfigError(f"an index of {index.dtype.name}: expected integers, slices, None or booleans")
     return integers
 
 
 def _nonzero_indices(x: Tensor, mask: Tensor, axis: int) -> Sequence[Tensor]:
     """Return the indices of a mask's true elements along each of its axes."""
-    if mask.value is None or not mask.ndim:
+    if not mask.ndim:
+        raise ConfigError("a single boolean is no index: expected integers, slices, None or boolean arrays")
+    if mask.value is None:
         raise ConfigError(
-            f"not supported: {x} indexed by truth values that are not known before the step runs; the result would "
-            "have as many elements as they are true: compute with ops.where(mask, x, 0), or with run_eagerly=True"
+            f"not supported: {x} indexed by a boolean mask that is not known while a step is traced, as the length of "
+            "the result depends on values; use ops.where(mask, x, 0), or compile with run_eagerly=True"
         )
     lengths = tuple(int(n) for n in x.shape[axis : axis + mask.ndim])
     if tuple(mask.shape) != lengths:
-        raise ConfigError(f"a mask of shape {tuple(mask.shape)} for axes of shape {lengths}: expected the same")
+        raise ConfigError(
+            f"a boolean index of shape {tuple(mask.shape)} for axes of shape {lengths}: expected equal shapes"
+        )
     return as_tensors(np.nonzero(mask.value))
 
 

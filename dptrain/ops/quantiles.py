@@ -108,7 +108,7 @@ def nanquantile(
 def _fractions(q: Any, scale: int = 1) -> Array:
     fractions = as_tensors([q])[0].value if isinstance(q, Operand) else np.asarray(q)
     if fractions is None:
-        raise ConfigError("not supported: quantiles of fractions that a step computes; expected numbers or an array")
+        raise ConfigError("not supported: quantile, percentile: q computed in a step; expected numbers or an array")
     value: Array = fractions.astype(np.float64) / scale
     if ((value < 0) | (value > 1)).any():
         raise ConfigError(f"quantile: q={q}; expected numbers from 0 to {scale}")

@@ -141,7 +141,7 @@ class SeedGenerator(Configurable):
             ConfigError: the rows are a concatenation, whose order depends on the number of ranks.
         """
         if isinstance(rows, Dim) and len(rows.blocks) > 1:
-            raise ConfigError("not supported: a random order of rows that have been concatenated")
+            raise ConfigError("not supported: shuffling rows of the batch that were concatenated")
         with self._turn():
             own_bits, all_bits = (
                 _bits(self.count, (n, 2), self.seed, self.purpose, self.number) for n in (rows, int(rows))
@@ -349,7 +349,7 @@ def binomial(
     kind = np.dtype(dtype or floatx())
     trials, p = (cast(operand, _computing_dtype(kind)) for operand in as_tensors([counts, probabilities]))
     if trials.value is None:
-        raise ConfigError("not supported: binomial of counts that a step computes; expected numbers or an array")
+        raise ConfigError("not supported: binomial: counts computed in a step; expected numbers or an array")
     draws: Seed = seed if isinstance(seed, SeedGenerator) or own_seed(seed) is None else SeedGenerator(seed)
     most, successes = float(trials.value.max(initial=0)), zeros(tuple(shape), _computing_dtype(kind))
     while most > _FEW_TRIALS:  # a beta draw is the median of uniform numbers
@@ -382,7 +382,7 @@ def shuffle(x: Any, axis: int = 0, seed: Seed = None) -> Tensor:
     (along,) = normalized_axes(axis, tensor.ndim)
     length = tensor.shape[along]
     if isinstance(length, Dim):
-        raise ConfigError("not supported: shuffle of the rows of the batch, of which each rank has its own")
+        raise ConfigError("not supported: shuffle along the rows of the batch, which are divided among the ranks")
     keys = _bits_for_seed((int(length), 2), seed)
     wide = cast(keys[:, 0], np.int64) * 2**31 + cast(keys[:, 1] // 2, np.int64)
     order = in_one_call(lambda array: np.argsort(array, kind="stable"), wide)
@@ -425,7 +425,7 @@ def dropout(inputs: Any, rate: float, noise_shape: Sequence[int | None] | None =
     """
     (tensor,) = as_tensors([inputs])
     if not 0 <= rate <= 1:
-        raise ConfigError(f"rate = {rate}: expected 0 to 1")
+        raise ConfigError(f"rate = {rate}: expected a number in [0, 1]")
     if rate in (0, 1):
         return tensor if rate == 0 else zeros_like(tensor)
     is_kept = keep_mask(tensor, rate, noise_shape, seed)
@@ -441,7 +441,8 @@ def keep_mask(x: Tensor, rate: float, noise_shape: Sequence[int | None] | None, 
             for noise_length, n in zip(noise_shape, shape, strict=True)
         ):
             raise ConfigError(
-                f"noise_shape = {tuple(noise_shape)}: expected the lengths of {without_rows(shape)}, 1 or None"
+                f"noise_shape = {tuple(noise_shape)}: expected for each axis of {without_rows(shape)} its length, 1 "
+                "or None"
             )
         shape = tuple(1 if noise_length == 1 else n for noise_length, n in zip(noise_shape, shape, strict=True))
     return greater_equal(_bits_for_seed(shape, seed), np.uint32(rate * 2**32))

@@ -177,9 +177,7 @@ def max(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False,
         return cast(max(cast(tensor, "int32"), axis, keepdims, initial), "bool")
     axes = normalized_axes(axis, tensor.ndim)
     if initial is None and _is_empty(tensor, axes):
-        raise ConfigError(
-            f"the greatest or least of no elements, of shape {tensor.shape} over axes {axes}: give `initial`"
-        )
+        raise ConfigError(f"max or min over axes {axes} of shape {tensor.shape}, which has no elements; pass `initial`")
     greatest = reduce_max(tensor, axes=axes, keepdims=bool(keepdims))
     return greatest if initial is None else maximum(greatest, initial)
 
@@ -281,9 +279,7 @@ def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
     vector = reshape(tensor, (-1,)) if axis is None else tensor
     (place,) = normalized_axes(0 if axis is None else axis, vector.ndim)
     if _is_empty(vector, [place]):
-        raise ConfigError(
-            f"the place of the greatest or least of no elements, of shape {vector.shape} over axis {place}"
-        )
+        raise ConfigError(f"argmax or argmin over axis {place} of shape {vector.shape}, which has no elements")
     output = cast(argmax_along(vector, axis=place), np.int32)
     if not keepdims:
         return output

@@ -40,7 +40,7 @@ def _letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any])
 
 
 def _compute(*arrays: Any, body: Body, length: int, reverse: bool, out: Any) -> None:
-    raise AssertionError("loops are executed by whoever executes a program")
+    raise AssertionError("executables run the body of a loop, not its op")
 
 
 def _unrolled(node: Node, inputs: Sequence[Tensor], read: Collection[int]) -> tuple[Tensor, ...]:

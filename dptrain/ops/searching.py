@@ -29,7 +29,7 @@ def searchsorted(sorted_sequence: Any, values: Any, side: str = "left") -> Tenso
     row, needles = as_tensors([sorted_sequence, values])
     if row.ndim != 1 or side not in ("left", "right"):
         raise ConfigError(
-            f"searchsorted: a sequence of shape {row.shape}, side={side!r}; expected a vector, 'left' or 'right'"
+            f"searchsorted: a sequence of shape {row.shape}, side={side!r}; expected a vector, and 'left' or 'right'"
         )
     before = (less if side == "left" else less_equal)(row, expand_dims(needles, -1))
     return cast(sum(before, -1), "int32")
@@ -43,7 +43,9 @@ def digitize(x: Any, bins: Any) -> Tensor:
 def select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0) -> Any:
     """Return for each element the choice of the first condition that is true, else the default."""
     if len(condlist) != len(choicelist) or not condlist:
-        raise ConfigError(f"select: {len(condlist)} conditions, {len(choicelist)} choices; expected as many of each")
+        raise ConfigError(
+            f"select: {len(condlist)} conditions, {len(choicelist)} choices; expected one choice for each condition"
+        )
     selected = default
     for condition, choice in zip(reversed(condlist), reversed(choicelist), strict=True):
         selected = where(condition, choice, selected)
@@ -78,7 +80,7 @@ def segment_sum(data: Any, segment_ids: Any, num_segments: int | None = None, so
     values, ids = segments_of(data, segment_ids)
     if num_segments is None:
         if ids.value is None:
-            raise ConfigError("segment_sum: num_segments is needed where segment_ids are not known")
+            raise ConfigError("segment_sum: pass num_segments, as segment_ids are not known while a step is traced")
         num_segments = int(ids.value.max(initial=-1)) + 1
     if ids.value is None or (ids.value < 0).any():  # those rows go to an extra segment, which is cut off
         places = where(ids < 0, num_segments, normalized_indices(where(ids < 0, 0, ids), num_segments))

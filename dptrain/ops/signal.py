@@ -204,7 +204,7 @@ def _require_lengths(**lengths: Any) -> None:
 def _windows(length: int, sequence_length: int, sequence_stride: int) -> Array:
     _require_lengths(sequence_length=sequence_length, sequence_stride=sequence_stride)
     if length < sequence_length:
-        raise ConfigError(f"windows of {sequence_length} of a signal of {length}: expected none longer than the signal")
+        raise ConfigError(f"sequence_length={sequence_length}: the signal has only {length} samples")
     count = 1 + (length - sequence_length) // sequence_stride
     return np.arange(count)[:, None] * sequence_stride + np.arange(sequence_length)
 

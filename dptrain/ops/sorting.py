@@ -100,9 +100,11 @@ def take_along_axis(x: Any, indices: Any, axis: int | None = None) -> Tensor:
         return take(tensor, ravel(places))
     (place,) = normalized_axes(axis, tensor.ndim)
     if places.ndim != tensor.ndim:
-        raise ConfigError(f"take_along_axis: indices of {places.ndim} axes for {tensor.ndim}; expected as many")
+        raise ConfigError(
+            f"take_along_axis: indices with {places.ndim} axes, a tensor with {tensor.ndim}; expected as many"
+        )
     if counts_rows(tensor.shape[place]):
-        raise ConfigError(f"not supported: take_along_axis along the rows of a batch, of {tensor}; use ops.take")
+        raise ConfigError(f"not supported: take_along_axis of {tensor} along the rows of a batch; use ops.take")
     last, back = move_to_last(tensor, axis)
     chosen, _ = move_to_last(normalized_indices(places, tensor.shape[place]), axis)
     first = broadcast(last.shape[:-1], chosen.shape[:-1])
@@ -170,7 +172,7 @@ def unique(
         if size is None:
             raise ConfigError(
                 "not supported: unique without size while a step is traced, as the number of distinct elements depends "
-                "on values; pass size="
+                "on values; pass size"
             )
         if axis is not None and tensor.ndim > 1:
             raise ConfigError(f"not supported: unique along axis={axis} of {tensor} while a step is traced")

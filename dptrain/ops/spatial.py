@@ -227,8 +227,8 @@ def _images(
     x, k = as_tensors([inputs, kernel])
     if not 3 <= x.ndim <= 5 or k.ndim != x.ndim:
         raise ConfigError(
-            f"{name}: expected images of one to three axes between rows and channels, and a kernel of as many axes, "
-            f"found {x.shape} and {k.shape}"
+            f"{name}: expected inputs and a kernel of equal rank, 3 to 5 (one to three spatial axes), found shapes "
+            f"{x.shape} and {k.shape}"
         )
     x, in_format = _in_format(x, data_format)
     return x, k, in_format
@@ -252,7 +252,8 @@ def _groups(x: Tensor, kernel: Tensor) -> int:
 
 def _different_channels(x: Tensor, kernel: Tensor) -> ConfigError:
     return ConfigError(
-        f"images {x.shape} have {x.shape[-1]} channels, a kernel {kernel.shape} takes {kernel.shape[-2]}"
+        f"inputs of shape {x.shape} have {x.shape[-1]} channels, the kernel of shape {kernel.shape} takes "
+        f"{kernel.shape[-2]}"
     )
 
 
@@ -260,7 +261,7 @@ def _per_axis(x: Tensor, name: str, value: int | Sequence[int], least: int = 1) 
     rank = x.ndim - 2
     lengths = (value,) * rank if isinstance(value, int) else tuple(value)
     if len(lengths) != rank or any(n < least for n in lengths):
-        raise ConfigError(f"{name} = {value}: expected one number or {rank}, {least} or more")
+        raise ConfigError(f"{name} = {value}: expected an integer, or {rank} of them, of at least {least}")
     return lengths
 
 
@@ -275,7 +276,7 @@ def _windows(
     """Return images, window, strides, output size, padding before, and a function that restores the format."""
     (x,) = as_tensors([inputs])
     if not 3 <= x.ndim <= 5:
-        raise ConfigError(f"{name}: expected images of one to three axes between rows and channels, found {x.shape}")
+        raise ConfigError(f"{name}: expected inputs of rank 3 to 5 (one to three spatial axes), found shape {x.shape}")
     x, in_format = _in_format(x, data_format)
     window = _per_axis(x, "pool_size", pool_size)
     stride = window if strides is None else _per_axis(x, "strides", strides)
@@ -303,7 +304,7 @@ def _output_size(
             before.append(greatest(0, (sizes[-1] - 1) * stride + reach - length) // 2)
         else:
             if is_number(length) and reach > length:
-                raise ConfigError(f"a window of {reach} does not fit into a length of {length} without padding")
+                raise ConfigError(f"a window of {reach} does not fit into a length of {length}; use padding='same'")
             sizes.append((length - reach) // stride + 1)
             before.append(0)
     return tuple(sizes), tuple(before)

@@ -90,9 +90,7 @@ def rearrange(tensor: Any, pattern: str, **axes_lengths: int) -> Tensor:
     names = [name for group in source_groups for name in group]
     target = [name for group in target_groups for name in group]
     if len(source_groups) != x.ndim or sorted(names) != sorted(target) or len(set(names)) < len(names):
-        raise ConfigError(
-            f"rearrange: pattern {pattern!r} for shape {x.shape}; expected each of its axes once on both sides"
-        )
+        raise ConfigError(f"rearrange: pattern {pattern!r} for shape {x.shape}; expected each axis once on each side")
     lengths: dict[str, Any] = {}
     for group, length in zip(source_groups, x.shape, strict=True):
         given_lengths = [axes_lengths[name] for name in group if name in axes_lengths]
@@ -103,7 +101,9 @@ def rearrange(tensor: Any, pattern: str, **axes_lengths: int) -> Tensor:
             or (given_lengths and int(length) % max(product, 1))
             or (not open_names and product != length)
         ):
-            raise ConfigError(f"rearrange: axis ({' '.join(group)}) of length {int(length)}, lengths {axes_lengths}")
+            raise ConfigError(
+                f"rearrange: ({' '.join(group)}) with {axes_lengths} does not multiply to a length of {int(length)}"
+            )
         lengths |= {name: axes_lengths[name] for name in group if name in axes_lengths}
         lengths |= {name: length // product if given_lengths else length for name in open_names}
     x = reshape(x, tuple(lengths[name] for name in names))

@@ -32,7 +32,7 @@ def depth_to_space(x: Any, block_size: int, data_format: str = "channels_last") 
     rows, height, width, channels = images.shape
     out_channels, remainder = divmod(int(channels), size * size)
     if remainder:
-        raise ConfigError(f"depth_to_space: {int(channels)} channels for blocks of {size} x {size}")
+        raise ConfigError(f"depth_to_space: {int(channels)} channels; expected a multiple of {size} x {size}")
     # With channels first, a pixel's channels are not adjacent.
     first = checked_format(data_format) == "channels_first"
     inner, order = (
@@ -48,7 +48,7 @@ def space_to_depth(x: Any, block_size: int, data_format: str = "channels_last") 
     images, size = _blocks(x, block_size, data_format)
     rows, height, width, channels = images.shape
     if int(height) % size or int(width) % size:
-        raise ConfigError(f"space_to_depth: images of {int(height)} x {int(width)} for blocks of {size} x {size}")
+        raise ConfigError(f"space_to_depth: images of {int(height)} x {int(width)}; expected multiples of {size}")
     blocks = reshape(images, (rows, int(height) // size, size, int(width) // size, size, channels))
     order = (0, 1, 3, 5, 2, 4) if checked_format(data_format) == "channels_first" else (0, 1, 3, 2, 4, 5)
     pixels = transpose(blocks, order)
@@ -60,7 +60,7 @@ def _blocks(x: Any, block_size: int, data_format: str) -> tuple[Tensor, int]:
     if block_size < 2:
         raise ConfigError(f"`block_size` must be at least 2. Received: block_size={block_size}")
     if images.ndim != 4:
-        raise ConfigError(f"images of shape {tuple(images.shape)} in format {data_format!r}: expected 4 axes")
+        raise ConfigError(f"images of shape {tuple(images.shape)}, data_format={data_format!r}: expected 4 axes")
     return (channels_last(images) if checked_format(data_format) == "channels_first" else images), int(block_size)
 
 
@@ -107,8 +107,8 @@ def fold(
     rows, column_length, number = columns.shape
     if int(column_length) % (high * wide) or int(number) != down * across:
         raise ConfigError(
-            f"fold: {int(column_length)} x {int(number)} for {down * across} windows of {high} x {wide} in images of "
-            f"{lengths}"
+            f"fold: columns of shape {(int(column_length), int(number))}; expected (a multiple of {high} x {wide}, "
+            f"{down * across}), the windows' pixels and number in images of {lengths}"
         )
     channels = int(column_length) // (high * wide)
     summed = transpose(reshape(columns, (rows, channels, high, wide, down, across)), (0, 1, 4, 2, 5, 3))
@@ -129,7 +129,9 @@ def _windows(
     for length, extent, step, border, gap in zip(*arguments, _pair("stride", stride, 1), strict=True):
         number = (length + 2 * border - (extent - 1) * step - 1) // gap + 1
         if number < 1:
-            raise ConfigError(f"windows of {(extent - 1) * step + 1} pixels in images of {length + 2 * border}")
+            raise ConfigError(
+                f"windows of {(extent - 1) * step + 1} pixels do not fit into images of {length + 2 * border}"
+            )
         places.append(gap * np.arange(number)[:, None] + step * np.arange(extent))
     return places, around
 
@@ -137,7 +139,7 @@ def _windows(
 def _pair(name: str, value: Pair, least: int) -> tuple[int, ...]:
     pair = (value, value) if isinstance(value, int) else tuple(value)
     if len(pair) != 2 or any(not isinstance(number, int) or number < least for number in pair):
-        raise ConfigError(f"{name}={value}: expected one or two integers from {least}")
+        raise ConfigError(f"{name}={value}: expected one or two integers of at least {least}")
     return pair
 
 
@@ -172,10 +174,10 @@ def adaptive_max_pool(inputs: Any, output_size: Pair, data_format: str | None = 
 def _adaptive_arguments(inputs: Any, output_size: Pair, data_format: str | None) -> tuple[Tensor, tuple[int, ...]]:
     (x,) = as_tensors([inputs])
     if x.ndim not in (3, 4, 5):
-        raise ConfigError(f"adaptive pooling of shape {tuple(x.shape)}: expected 3 to 5 axes")
+        raise ConfigError(f"adaptive pooling: inputs of shape {tuple(x.shape)}; expected rank 3 to 5")
     sizes = (output_size,) * (x.ndim - 2) if isinstance(output_size, int) else tuple(output_size)
     if len(sizes) != x.ndim - 2 or min(sizes) < 1:
-        raise ConfigError(f"output_size={output_size}: expected {x.ndim - 2} integers from 1")
+        raise ConfigError(f"output_size={output_size}: expected {x.ndim - 2} integers of at least 1")
     return (channels_last(x) if checked_format(data_format) == "channels_first" else x), sizes
 
 

@@ -166,11 +166,11 @@ def test_wrong_registrations_are_a_clear_error(tmp_path):
     with pytest.raises(ConfigError, match="the gradient of 'cube' takes 2 input"):
         make(gradient=lambda_named("short", None))
     for inputs, numbers in (((1.0,), {"scale": 1.0}), ((1.0, 2.0), {"skale": 1.0}), ((1.0, 2.0, 3.0), {})):
-        with pytest.raises(ConfigError, match=r"op 'cube': it is called as cube\(x, w, scale=\.\.\.\)"):
+        with pytest.raises(ConfigError, match=r"op 'cube': wrong arguments; call it as cube\(x, w, scale=\.\.\.\)"):
             make()(*inputs, **numbers)
-    with pytest.raises(ConfigError, match=r"op 'cube': 'scale' is missing; it is called as cube\("):
+    with pytest.raises(ConfigError, match=r"op 'cube': 'scale' is missing; call it as cube\("):
         make()(1.0, 2.0)
-    with pytest.raises(ConfigError, match="op 'relu': there is a built-in op of that name"):
+    with pytest.raises(ConfigError, match="op 'relu': a built-in op has this name"):
         make(lambda_named("relu", None))
     with pytest.raises(ConfigError, match="op 'cube': letters = 'columns': expected those of each"):
         make(letters="columns")

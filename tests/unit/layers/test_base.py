@@ -418,7 +418,7 @@ def test_a_symbolic_call_changes_nothing():
         (lambda: layers.Dropout(0.5, noise_shape=(1, 0)), "Expected all dimensions to be positive integers or None"),
         (
             lambda: layers.Dropout(0.5, (1,))(Input((3,)), training=True),
-            r"lengths of \(None, 3\), 1 or None",
+            r"for each axis of \(None, 3\) its length, 1 or None",
         ),
         (
             lambda: layers.Dropout(0.5, (1, 2))(Input((3,)), training=True),

@@ -179,7 +179,7 @@ def test_rows_stay_rows(shards):
         (lambda: ops.take(M, [0.5]), "take: indices of float32; expected integers"),
         (lambda: ops.unstack(X, 2), r"num=2; axis 0 of shape \(6, 3, 4\) has length 6"),
         (lambda: ops.repeat(M, [1, 2], 0), r"repeats=\[1, 2\] for 6 parts"),
-        (lambda: ops.moveaxis(X, [0, 1], 0), "expected as many of each"),
+        (lambda: ops.moveaxis(X, [0, 1], 0), "expected one destination for each source"),
         (lambda: ops.convert_to_tensor(M, sparse=True), "not supported: sparse"),
         (lambda: ops.split(M, 4), "a length of 6 cannot be split into 4 equal parts"),
     ],

@@ -162,11 +162,11 @@ def test_halves_gate_each_other():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: ops.roll(M, (1, 2)), "without axes; expected one number"),
-        (lambda: ops.roll(M, (1, 2), 0), "expected as many of each"),
+        (lambda: ops.roll(M, (1, 2)), "without an axis; expected one integer"),
+        (lambda: ops.roll(M, (1, 2), 0), "expected one shift for each axis"),
         (lambda: ops.diag(X), "expected a vector or a matrix"),
         (lambda: ops.meshgrid(V, indexing="a"), "expected 'xy' or 'ij'"),
-        (lambda: ops.take_along_axis(X, [0], 1), "indices of 1 axes for 3"),
+        (lambda: ops.take_along_axis(X, [0], 1), "indices with 1 axes, a tensor with 3"),
         (lambda: ops.take_along_axis(dp.Input((3,)), [[0]], 0), "along the rows of a batch"),
         (lambda: ops.segment_sum(X, [0, 1, 1]), "same leading dimension"),
         (lambda: ops.segment_max(X, [[0, 1]]), "should be an 1-D vector"),

@@ -38,7 +38,7 @@ def test_gradients_go_to_what_is_repeated():
         ((1, "mean"), "mode='mean'; expected one of constant, edge, reflect, symmetric, wrap"),
         ((1, "edge", 2.0), "can only be provided when `mode == 'constant'`"),
         ((-1,), "pad_width=-1 for 3 axes"),
-        (([1, 2, 3],), r"pad_width=\[1, 2, 3\] for 3 axes; expected \(before, behind\) for each"),
+        (([1, 2, 3],), r"pad_width=\[1, 2, 3\] for 3 axes; expected \(before, after\) for each"),
         ((0.5,), "pad_width=0.5"),
     ],
 )

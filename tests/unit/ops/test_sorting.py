@@ -88,7 +88,7 @@ def test_counts():
     for x, bins, bounds in ((X.ravel(), 10, None), (X.ravel(), 4, (-1.0, 1.0)), (np.ones(3), 3, None)):
         for actual, expected in zip(ops.histogram(x, bins, bounds), np.histogram(x, bins, bounds), strict=True):
             np.testing.assert_allclose(actual, expected, rtol=1e-12)
-    with pytest.raises(ConfigError, match="minlength is needed"):
+    with pytest.raises(ConfigError, match="pass minlength"):
         trace(lambda x: {"y": ops.bincount(x)}, {"x": ((4,), "int32")})
     for arguments, message in (
         ((X.ravel(), -1), "non-negative"),
@@ -138,7 +138,7 @@ def test_bits():
     np.testing.assert_array_equal(ops.view(X, "int64"), X.view(np.int64))
     np.testing.assert_array_equal(ops.view(a, "int16"), a.view(np.int16))
     np.testing.assert_array_equal(ops.nextafter(X, 0.0), np.nextafter(X, 0.0))
-    with pytest.raises(ConfigError, match="expected whole numbers"):
+    with pytest.raises(ConfigError, match="expected integers, found float"):
         ops.bitwise_and(X, 1)
     with pytest.raises(ConfigError, match="must be an integer type"):
         ops.ldexp(X, 2.0)

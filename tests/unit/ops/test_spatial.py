@@ -150,7 +150,7 @@ def test_what_does_not_fit():
         ops.max_pool(image, 2, strides=0)
     for pool in (ops.max_pool, ops.average_pool):
         with pytest.raises(
-            ConfigError, match=rf"^{pool.__name__}: expected images of one to three axes .*, found \(4, 2\)$"
+            ConfigError, match=rf"^{pool.__name__}: expected inputs of rank 3 to 5 .*, found shape \(4, 2\)$"
         ):
             pool(image[0, 0], 2)
 

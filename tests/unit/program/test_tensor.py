@@ -104,8 +104,8 @@ def test_what_is_no_slice():
         (([0], [0], [0]), "3 indices"),
         ((..., ...), "a single ellipsis"),
         ([0.5], "an index of float32"),
-        (np.array([True]), r"a mask of shape \(1,\) for axes of shape \(2,\)"),
-        (True, "truth values"),
+        (np.array([True]), r"a boolean index of shape \(1,\) for axes of shape \(2,\)"),
+        (True, "a single boolean is no index"),
     ):
         with pytest.raises(ConfigError, match=words):
             x[wrong]
