@@ -194,4 +194,4 @@ def is_traceback_filtering_enabled() -> bool:
 
 def _only(name: str, value: Any, supported: Any) -> None:
     if value != supported:
-        raise ConfigError(f"not supported: {name} = {value!r}; it is {supported!r}")
+        raise ConfigError(f"not supported: {name} = {value!r}; expected {supported!r}")

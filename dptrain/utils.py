@@ -281,10 +281,10 @@ def to_categorical(x: npt.ArrayLike, num_classes: int | None = None) -> npt.NDAr
     if labels.ndim > 1 and labels.shape[-1] == 1:
         labels = labels[..., 0]
     if not num_classes and not labels.size:
-        raise ConfigError("to_categorical: no labels, so num_classes must be given")
+        raise ConfigError("to_categorical: no labels; pass num_classes")
     classes = int(num_classes or labels.max() + 1)
     if labels.size and not -classes <= labels.min() <= labels.max() < classes:
-        raise ConfigError(f"to_categorical: labels {labels.min()} to {labels.max()}, {classes} classes")
+        raise ConfigError(f"to_categorical: labels {labels.min()} to {labels.max()} for {classes} classes")
     return np.eye(classes)[labels]
 
 

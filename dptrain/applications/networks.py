@@ -85,7 +85,9 @@ class NetworkArguments:
                 "or written by Keras' save_weights, or weights=None for random weights"
             )
         if image_data_format() != "channels_last":
-            raise ConfigError(f"not supported: networks while `image_data_format` is {image_data_format()!r}")
+            raise ConfigError(
+                f"not supported: applications with image_data_format={image_data_format()!r}; set 'channels_last'"
+            )
         if self.pooling not in (None, "avg", "max"):
             raise ConfigError(f"pooling = {self.pooling!r}: expected None, 'avg' or 'max'")
         if self.weights is not None and self.include_top and self.classifier_activation not in (None, "softmax"):
@@ -119,7 +121,9 @@ def assemble(
     if start is None:
         start = layers.Input(shape)
     elif not is_symbolic(start):
-        raise ConfigError(f"input_tensor: expected an `Input`, or what was made of one, found {type(start).__name__}")
+        raise ConfigError(
+            f"input_tensor: expected an `Input`, or a tensor computed from one, found {type(start).__name__}"
+        )
     inputs = start if options.input_tensor is None else get_source_inputs(start)
     outputs = body(start)
     if options.include_top:

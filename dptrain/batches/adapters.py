@@ -65,7 +65,7 @@ class BatchSource(ABC):
         self.on_epoch_begin()
         batch = next(self.start(0))()
         if batch is END:
-            raise DataError(f"the {self.kind} has no batch")
+            raise DataError(f"the {self.kind} returns no batch")
         return self.parts(batch)
 
 

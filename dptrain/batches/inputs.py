@@ -347,7 +347,7 @@ def _weights_of_outputs(weights: Any, expected: Expected, rows: int) -> Any:
     names = list(losses) if isinstance(losses, Mapping) else list(expected.output_names)
     if isinstance(weights, Mapping) and names:
         if unknown := [key for key in weights if key not in names]:
-            raise DataError(f"{what}: {unknown[0]!r} is none of the outputs {names}")
+            raise DataError(f"{what}: {unknown[0]!r} is not one of the outputs {names}")
         weights = {name: weights.get(name) for name in names}
     if len(outputs) == 1 or is_array(weights):
         if isinstance(weights, Mapping) and len(weights) == 1:
@@ -457,7 +457,9 @@ def training_sampler(
     if samples.rank_local:
         if shards is not None or shuffle == "batch":
             what = "shuffle='batch'" if shards is None else "--reproducible and shards_per_batch"
-            raise ConfigError(f"{what}: not supported with static sharding (--sharding), where rows are a rank's own")
+            raise ConfigError(
+                f"{what}: not supported with static sharding (--sharding), where each rank has rows of its own"
+            )
         return StaticSampler(
             total, batch_size, comm.replica, comm.replicas, seed=seed, shuffle=bool(shuffle), drop_last=drop_last
         )

@@ -229,7 +229,7 @@ def _scanned(
 ) -> Iterator[tuple[str, list[str]]]:
     """Yield (class, its files relative to the root); one unnamed class where labels are not inferred."""
     if not root.is_dir():
-        raise DataError(f"{root}: not found, or no folder; expected a folder of {selection.kind.word}")
+        raise DataError(f"{root}: not found, or not a folder; expected a folder of {selection.kind.word}")
     if not inferred:
         yield "", list(_files(root, root, selection))
         return

@@ -84,7 +84,7 @@ class PictureDataset(FileDataset):
         ahead = min(_AHEAD, decoding.max_bytes // nbytes)
         if ahead < 2:
             raise ConfigError(
-                f"two batches wait, and a rank's part of {batch_size} pictures takes {format_bytes(nbytes)}; "
+                f"a rank keeps two batches, and its part of {batch_size} pictures takes {format_bytes(nbytes)}; "
                 f"max_bytes = {format_bytes(decoding.max_bytes)}: take fewer or smaller pictures, or raise max_bytes"
             )
         super().__init__(root, files, labels, class_names, batch_size, seed, ahead)

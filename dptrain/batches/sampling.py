@@ -84,7 +84,7 @@ def _steps(samples: int, batch_size: int, drop_last: bool) -> int:
     steps = samples // batch_size if drop_last else -(-samples // batch_size)
     if steps == 0:
         raise ConfigError(
-            f"batch_size = {batch_size} with drop_last leaves no step of {samples} samples: "
+            f"batch_size = {batch_size} with drop_last leaves no batch of {samples} samples: "
             f"use a batch size of at most {samples}, or no drop_last"
         )
     return steps

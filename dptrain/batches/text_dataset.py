@@ -188,9 +188,9 @@ def decoded_wave(content: bytes, path: Path, sampling_rate: int | None = None) -
             channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
             data = file.readframes(min(file.getnframes(), len(content)))
     except (wave.Error, EOFError, ValueError, RuntimeError) as error:
-        raise DataError(f"{name}: no WAV file of whole numbers ({error or 'it ends too early'})") from error
+        raise DataError(f"{name}: not a WAV file of integers ({error or 'it ends too early'})") from error
     if sampling_rate is not None and rate != sampling_rate:
-        raise DataError(f"{name}: {rate} samples a second; sampling_rate={sampling_rate}, and sounds are not converted")
+        raise DataError(f"{name}: {rate} samples a second; sampling_rate={sampling_rate}, and sounds are not resampled")
     if width not in (1, 2, 3, 4) or channels < 1:
         raise DataError(f"{name}: {8 * width} bits, {channels} channels; expected 8, 16, 24 or 32 bits")
     data = data[: len(data) - len(data) % (width * channels)]

@@ -349,11 +349,11 @@ class Checkpointing(Callback):
         if self.source is None:
             self._directory.note(checkpoint)
         if rejected:
-            warn(f"{'; '.join(rejected)}; going on from {checkpoint.path.name}")
+            warn(f"{'; '.join(rejected)}; resuming from {checkpoint.path.name}")
         if terminal.verbosity(self.params.get("verbose", 0)):
             position, epochs = state["position"], self.params["epochs"]
             epoch = min(position["epoch"] + 1, epochs)
-            terminal.say(f"Going on from step {position['made']:,}, in epoch {epoch}/{epochs} ({checkpoint.path})")
+            terminal.say(f"Resuming from step {position['made']:,}, in epoch {epoch}/{epochs} ({checkpoint.path})")
 
     def _may_differ(self, name: str) -> bool:
         """Return whether a field is in `resume_anyway`: by its path, a group, or its last word."""
@@ -519,7 +519,7 @@ def _checked(state: Any) -> dict[str, Any]:
         and all(isinstance(name, str) for name, _ in state["callbacks"])
     )
     if not right:
-        raise DataError(f"{_STATE} is none of a checkpoint")
+        raise DataError(f"{_STATE} does not describe a checkpoint")
     return dict(state)
 
 
@@ -534,7 +534,7 @@ def _require_arrays(
     """Check a checkpoint's arrays against the model's variables, and that callbacks' fit into memory."""
     for name, path in copies.items():
         if path not in by_path or not _is_of_callbacks(name, by_path):
-            raise DataError(f"{where}: damaged: {short(name)} is no callback's copy of {short(path)}")
+            raise DataError(f"{where}: damaged: {short(name)} is not a callback's copy of {short(path)}")
     if max(Counter(copies.values()).values(), default=0) > _MAX_COPIES:
         raise DataError(f"{where}: damaged: more than {_MAX_COPIES} copies of a weight")
     expected = {**by_path, **{name: by_path[path] for name, path in copies.items()}}

@@ -78,7 +78,7 @@ class CSVLogger(Callback):
                 os.truncate(path, size)  # later lines will be written again
                 sync(path)
                 return keys
-            warn(f"{path} is not as long as it was; the lines of earlier epochs are missing")
+            warn(f"{path} is shorter than at the checkpoint; the lines of earlier epochs are missing")
             path.write_bytes(b"")
         except OSError as error:
             raise output_error(path, error, advice=_ADVICE) from error

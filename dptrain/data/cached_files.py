@@ -85,7 +85,7 @@ def _local(origin: str | Path) -> Path | None:
         return None
     path = Path(unquote(address.path) if address.scheme else origin)
     if not path.is_file():
-        raise DataError(f"get_file: {path} is no file of this machine")
+        raise DataError(f"get_file: {path} is not a file on this machine")
     return path
 
 
@@ -102,7 +102,7 @@ def require_checksum(path: Path, checksum: str | None, algorithm: str = "auto") 
     """Refuse a file whose checksum differs; None accepts any."""
     kind = _ALGORITHMS.get(len(checksum or ""), "sha256") if algorithm == "auto" else algorithm
     if not _has(path, checksum, kind):
-        raise DataError(f"get_file: {path} has another {kind} than {checksum}")
+        raise DataError(f"get_file: the {kind} of {path} is not {checksum}")
 
 
 def _copy(source: Path, path: Path, checksum: str | None, algorithm: str) -> None:
@@ -131,7 +131,7 @@ def _extracted(path: Path, folder: Path, archive_format: str | None, *, anew: bo
             with zipfile.ZipFile(path) as packed:
                 packed.extractall(part)  # which takes ".." and roots off names
         else:
-            raise DataError(f"get_file: {path} is no archive ({archive_format}): expected a tar or a zip file")
+            raise DataError(f"get_file: {path} is not an archive ({archive_format}): expected a tar or a zip file")
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(part, folder)
     except tarfile.TarError as error:

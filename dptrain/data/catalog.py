@@ -183,7 +183,7 @@ class FetchedIdx(NamedDataset):
     def _find(self, name: str, data_dir: Path | None) -> Path | None:
         """Return the first folder with all four files; a partly filled folder of the user's is an error."""
         if data_dir is not None and not _expand(data_dir).is_dir():
-            raise DataError(f"data: {data_dir}/{_IDX_NAMES['x_train'][0]}.gz not found: there is no such folder")
+            raise DataError(f"data: {data_dir}/{_IDX_NAMES['x_train'][0]}.gz not found: the folder does not exist")
         caches = (cache_dir() / name, keras_home() / "datasets" / name)
         for place in self._places(name, data_dir):
             missing = [key for key in _IDX_NAMES if _find_idx(place, key) is None]

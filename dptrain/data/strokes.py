@@ -128,7 +128,7 @@ def generate(
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]:
     """Draw x_train, y_train, x_test and y_test, all uint8; a smaller set of a seed is a prefix of a larger one."""
     if min(n_train, n_test, seed) < 0:
-        raise DataError(f"strokes: n_train {n_train}, n_test {n_test}, seed {seed}; expected none below 0")
+        raise DataError(f"strokes: n_train {n_train}, n_test {n_test}, seed {seed}; expected integers >= 0")
     return (*_draw_split(n_train, seed, 0), *_draw_split(n_test, seed, 1))
 
 

@@ -28,8 +28,8 @@ def current_mesh() -> dict[str, int] | None:
     mesh = {_axis(current, name) or name: length for name, length in current.device_mesh._lengths.items()}
     if STAGE in mesh:
         raise ConfigError(
-            f"the distribution's mesh {current.device_mesh} has an axis {STAGE!r}, which is that of pipelines: name it "
-            f"otherwise, or use compile(stages={mesh[STAGE]}) instead"
+            f"the distribution's mesh {current.device_mesh} has an axis {STAGE!r}, a name that pipelines use: "
+            f"rename it, or use compile(stages={mesh[STAGE]}) instead"
         )
     return mesh if BATCH in mesh else {BATCH: 1, **mesh}
 
@@ -54,8 +54,8 @@ def pipelines(stages: int, mesh: dict[str, int] | None = None) -> dict[str, int]
     if size % stages:
         fits = max(size // stages, 1) * stages
         raise ConfigError(
-            f"stages = {stages}: expected a multiple of it as the number of ranks, and found {size}; "
-            f"start {fits} (mpirun -n {fits}), or choose another number of stages"
+            f"stages = {stages}: the number of ranks, {size}, is not a multiple of it; start {fits} ranks (mpirun -n "
+            f"{fits}), or choose another number of stages"
         )
     return {BATCH: size // stages, STAGE: stages}
 

@@ -49,7 +49,7 @@ class Distribution(ABC):
             raise ConfigError(f"batch_dim_name = {batch_dim_name!r}: expected an axis of the mesh, {names}")
         if batch_dim_name not in (None, BATCH) and BATCH in names:
             raise ConfigError(
-                f"not supported: rows over the axis {batch_dim_name!r} of a mesh whose axis {BATCH!r} is another one"
+                f"not supported: batch_dim_name={batch_dim_name!r} on a mesh that also has an axis {BATCH!r}"
             )
         self.device_mesh, self.batch_dim_name = device_mesh, batch_dim_name
         self.num_processes = comms.current().size

@@ -155,7 +155,8 @@ class PReLU(Layer):
         shape, shared = list(input_shape), self.shared_axes or []
         if any(not 1 <= axis < len(shape) for axis in shared):
             raise ConfigError(
-                f"shared_axes={shared} of layer {self._display_name!r}: expected axes of {input_shape}, from 1"
+                f"shared_axes={shared} of layer {self._display_name!r}: expected axes 1 to {len(shape) - 1} of inputs "
+                f"of shape {tuple(input_shape)}"
             )
         for axis in shared:
             shape[axis] = 1

@@ -322,7 +322,7 @@ class Layer(Parts):
         """Refuse a mask that the layer would ignore."""
         if leaves(mask):
             raise ConfigError(
-                f"not supported: mask of layer {self._display_name!r} ({type(self).__name__}), which ignores it"
+                f"not supported: a mask for layer {self._display_name!r} ({type(self).__name__}), which would ignore it"
             )
 
     # Calling it
@@ -561,8 +561,8 @@ class Layer(Parts):
                 attributes[name] = _to_json(getattr(self, name), strict)
             elif strict:
                 raise ConfigError(
-                    f"layer {type(self).__name__}: argument {name!r} is no attribute of the layer: override "
-                    "`get_config()` to write it to a file"
+                    f"layer {type(self).__name__}: argument {name!r} is not an attribute of the layer: keep it "
+                    f"as self.{name}, or override `get_config()`, to write the layer to a file"
                 )
         return attributes
 
@@ -576,8 +576,8 @@ class Layer(Parts):
         described = plain(value) if callable(value) else _to_json(value, strict=True)
         if not is_attribute and not is_plain(plain(described)):
             raise ConfigError(
-                f"layer {type(self).__name__}: argument {name!r} is no attribute of the layer, and JSON cannot hold "
-                f"{type(value).__name__}: override `get_config()` to write it to a file"
+                f"layer {type(self).__name__}: argument {name!r} is not an attribute of the layer, and JSON cannot "
+                f"hold a {type(value).__name__}: override `get_config()` to write the layer to a file"
             )
         return described
 
@@ -649,7 +649,7 @@ def _warning_of_untracked(outermost: Layer) -> Iterator[None]:
         if id(layer) not in held and not layer._is_untracked and layer.trainable_weights:
             layer._is_untracked = True  # said once
             warn(
-                f"layer {layer._display_name!r} is called in {outermost._display_name!r}, which does not hold it: its "
+                f"layer {layer._display_name!r} is called in {outermost._display_name!r}, which does not track it: its "
                 "weights are neither trained nor saved with it. Make it an attribute, or a member of a list, tuple or "
                 "dictionary that is one; or set its `trainable = False`"
             )

@@ -55,7 +55,9 @@ def convert_format(
     for name in names:
         if name.removeprefix("rel_") not in _FORMATS:
             formats = ", ".join(map(repr, _FORMATS))
-            raise ConfigError(f"bounding box format {name!r}: expected {formats}, or one of these behind 'rel_'")
+            raise ConfigError(
+                f"bounding box format {name!r}: expected {formats}, or one of these with the prefix 'rel_'"
+            )
     if names[0] == names[1]:
         return tensor
     if any(name.startswith("rel_") for name in names) and (height is None or width is None):
@@ -189,7 +191,9 @@ def _shifted_corners(boxes: Any, right: Any, down: Any, form: str, name: str) ->
 
 def _require_corners(form: str, name: str) -> None:
     if form != "xyxy":
-        raise ConfigError(f"not supported: {name} of boxes in format {form!r}; convert_format them to 'xyxy'")
+        raise ConfigError(
+            f"not supported: {name} of boxes in format {form!r}; convert them to 'xyxy' with convert_format"
+        )
 
 
 def affine_transform(

@@ -385,7 +385,7 @@ class Equalization(ImageLayer):
     ) -> None:
         super().__init__(data_format=data_format, **options)
         if isinstance(bins, bool) or not isinstance(bins, int) or bins < 2:
-            raise ConfigError(f"bins={bins!r} of Equalization: expected a number from 2")
+            raise ConfigError(f"bins={bins!r} of Equalization: expected an integer >= 2")
         self.value_range, self.bins = value_range_of(value_range), bins
 
     def _transformed(self, images: Tensor, training: bool) -> Tensor:

@@ -118,12 +118,14 @@ def _shapes(
     letters, kernel, result = match.groups()
     has_leading_ellipsis, elided = bool(matches[1]), len(input_shape) - len(letters)
     if elided < 0 or (elided and match is matches[0]):
-        raise ConfigError(f"equation '{equation}' for an input of shape {input_shape}")
+        raise ConfigError(f"equation '{equation}' does not match an input of shape {input_shape}")
     # The rows are the first axis: a letter, or the first axis of an ellipsis.
     input_lengths = dict(zip(letters, input_shape[elided if has_leading_ellipsis else 0 :], strict=False))
     lengths = (input_shape[0], *output_shape) if not (has_leading_ellipsis and elided) else tuple(output_shape)
     if len(lengths) != len(result):
-        raise ConfigError(f"equation '{equation}': output_shape={tuple(output_shape)}, expected a length a letter")
+        raise ConfigError(
+            f"equation '{equation}': output_shape={tuple(output_shape)}, expected a length for each letter"
+        )
     output_lengths = dict(zip(result, lengths, strict=True))
     for letter, length in input_lengths.items():
         if output_lengths.get(letter) not in (None, length):

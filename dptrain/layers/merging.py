@@ -29,7 +29,7 @@ class _Merge(Layer):
             raise ConfigError("A merge layer should be called on a list of at least 1 input. Received 0 inputs.")
         for shape in input_shape:
             if len(shape) < 1:
-                raise ConfigError(f"Expected inputs with rows. Received: input_shape={input_shape}")
+                raise ConfigError(f"Expected inputs with a batch dimension. Received: input_shape={input_shape}")
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Tensor | None:
         """Return which steps count in any of the inputs; None if one has no mask."""
@@ -150,7 +150,8 @@ class Dot(_Merge):
             isinstance(axis, bool) or not isinstance(axis, int) or not axis for axis in axis_pair
         ):
             raise ConfigError(
-                f"Invalid type for argument `axes`: it should be an integer or two, and not 0. Received: axes={axes}"
+                "Invalid type for argument `axes`: it should be an integer or two, but not the batch axis, 0. "
+                f"Received: axes={axes}"
             )
         self.axes = axes if isinstance(axes, int) else list(axes)
         self.normalize, self._axis_pair = bool(normalize), axis_pair

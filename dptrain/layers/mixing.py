@@ -223,7 +223,7 @@ class RandAugment(_AugmentationPool):
     ) -> None:
         super().__init__(value_range, factor, interpolation, seed, data_format, **options)
         if isinstance(num_ops, bool) or not isinstance(num_ops, int) or num_ops < 1:
-            raise ConfigError(f"num_ops={num_ops!r} of RandAugment: expected a number from 1")
+            raise ConfigError(f"num_ops={num_ops!r} of RandAugment: expected an integer >= 1")
         self.num_ops = num_ops
 
     def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
@@ -278,7 +278,7 @@ class AugMix(_AugmentationPool):
         super().__init__(value_range, factor, interpolation, seed, data_format, **options)
         for name, value in (("num_chains", num_chains), ("chain_depth", chain_depth)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name}={value!r} of AugMix: expected a number from 1")
+                raise ConfigError(f"{name}={value!r} of AugMix: expected an integer >= 1")
         if not alpha > 0:
             raise ConfigError(f"alpha = {alpha} of AugMix: expected a number above 0")
         self.num_chains, self.chain_depth = num_chains, chain_depth

@@ -56,7 +56,7 @@ class GaussianDropout(Layer):
         super().__init__(**options)
         self.rate, self.seed = rate_of(rate), own_seed(seed)
         if self.rate == 1:
-            raise ConfigError("rate = 1 of GaussianDropout: noise without end; expected a number below 1")
+            raise ConfigError("rate = 1 of GaussianDropout: the noise would be infinite; expected a number below 1")
         if self.rate > 0:
             self.seed_generator = self._add_seed_generator(Purpose.NOISE, seed)
 
@@ -86,7 +86,7 @@ class AlphaDropout(Layer):
         super().__init__(**options)
         self.rate, self.seed = rate_of(rate), own_seed(seed)
         if self.rate == 1:
-            raise ConfigError("rate = 1 of AlphaDropout: nothing is left to scale; expected a number below 1")
+            raise ConfigError("rate = 1 of AlphaDropout: nothing would be kept; expected a number below 1")
         self.noise_shape = noise_shape_of(noise_shape)
         if self.rate > 0:
             self.seed_generator = self._add_seed_generator(Purpose.DROPOUT, seed)

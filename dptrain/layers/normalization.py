@@ -150,8 +150,8 @@ class BatchNormalization(AffineNormalization):
         shape = (input_shape[self._axis],)
         if not self._axis or shape == (None,):
             raise ConfigError(
-                f"axis = {self.axis} of layer {self._display_name!r}: expected an axis of a known length "
-                f"other than the rows', found shape {input_shape}"
+                f"axis = {self.axis} of layer {self._display_name!r}: expected an axis of known length, "
+                f"other than the batch axis, found shape {input_shape}"
             )
         self._make_weights(shape)
         options: dict[str, Any] = {"trainable": False, "autocast": False}
@@ -310,7 +310,9 @@ class LayerNormalization(AffineNormalization):
         axis_list = [self.axis] if isinstance(self.axis, int) else self.axis
         axes = normalized_axes(axis_list, rank)
         if 0 in axes:
-            raise ConfigError(f"axis = {self.axis} of layer {self._display_name!r}: expected other axes than the rows'")
+            raise ConfigError(
+                f"axis = {self.axis} of layer {self._display_name!r}: expected axes other than the batch axis"
+            )
         shape = [input_shape[axis] for axis in axes]
         self._make_weights(shape, self.scale or self.rms_scaling, self.center and not self.rms_scaling)
 

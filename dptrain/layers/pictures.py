@@ -36,8 +36,8 @@ class ImageLayer(Layer):
             return self._transformed(self._checked(inputs), training)
         if unknown := set(inputs) - set(self._accepted_keys):
             raise ConfigError(
-                f"not supported: {', '.join(sorted(unknown))} of layer {self._display_name!r}; "
-                f"{' and '.join(self._accepted_keys)}"
+                f"not supported: {', '.join(sorted(unknown))} in the inputs of layer {self._display_name!r}; expected "
+                f"{', '.join(self._accepted_keys)}"
             )
         return {**inputs, "images": self._transformed(self._checked(inputs["images"]), training)}
 
@@ -106,7 +106,9 @@ class MaxNumBoundingBoxes(ImageLayer):
             )
         boxes = inputs["bounding_boxes"]
         if not isinstance(boxes, Mapping) or set(boxes) != {"boxes", "labels"}:
-            raise ConfigError(f"layer {self._display_name!r}: bounding_boxes have boxes and labels, and nothing else")
+            raise ConfigError(
+                f"layer {self._display_name!r}: bounding_boxes: expected a dictionary with 'boxes' and 'labels'"
+            )
         axis = inputs["images"].ndim - 3
         return {**outputs, "bounding_boxes": {name: self._as_many(values, axis) for name, values in boxes.items()}}
 

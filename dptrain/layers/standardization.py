@@ -67,11 +67,13 @@ class Normalization(Layer):
         """Make mean and variance, of the kept axes' lengths, unless they were passed."""
         rank = len(input_shape)
         if any(not -rank <= axis < rank for axis in self.axis):
-            raise ConfigError(f"axis = {self.axis} of layer {self._display_name!r}: the input has {rank} dimensions")
+            raise ConfigError(f"axis = {self.axis} of layer {self._display_name!r}: out of range for {rank} dimensions")
         self._kept_axes = sorted(axis % rank for axis in self.axis)
         lengths = [input_shape[axis] for axis in self._kept_axes]
         if None in lengths:
-            raise ConfigError(f"axis = {self.axis} of layer {self._display_name!r}: the number of rows is not known")
+            raise ConfigError(
+                f"axis = {self.axis} of layer {self._display_name!r}: the length of the batch axis is not known"
+            )
         shape = tuple(int(length or 0) for length in lengths)
         self._broadcast = [
             int(length or 0) if axis in self._kept_axes else 1 for axis, length in enumerate(input_shape)
@@ -90,7 +92,7 @@ class Normalization(Layer):
         except ValueError:
             raise ConfigError(
                 f"mean of shape {np.shape(self.input_mean)} of layer {self._display_name!r}: "
-                f"expected what broadcasts to {shape}"
+                f"expected a shape that broadcasts to {shape}"
             ) from None
 
     def adapt(self, data: Any) -> None:
@@ -100,7 +102,7 @@ class Normalization(Layer):
         there are no rows, shapes differ, or mean and variance were passed.
         """
         if self.input_mean is not None:
-            raise ConfigError(f"adapt: layer {self._display_name!r} was built with a mean and a variance")
+            raise ConfigError(f"adapt: layer {self._display_name!r} was created with a mean and a variance")
         count, mean, squares = 0, np.float64(0), np.float64(0)
         for array in map(np.asarray, batches_of(data)):  # one at a time: a generator may refill its buffer
             if not len(array):
@@ -112,8 +114,8 @@ class Normalization(Layer):
             kept_shape = tuple(np.delete(array.shape, over))
             if kept_shape != self.adapt_mean.shape:
                 raise ConfigError(
-                    f"adapt of layer {self._display_name!r}: kept axes of {kept_shape}, expected "
-                    f"{self.adapt_mean.shape}"
+                    f"adapt of layer {self._display_name!r}: the kept axes have lengths {kept_shape}, "
+                    f"expected {self.adapt_mean.shape}"
                 )
             # each batch's moments join those before (Chan, Golub and LeVeque)
             number = array.size // max(int(np.prod(kept_shape)), 1)

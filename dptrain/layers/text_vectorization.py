@@ -150,7 +150,7 @@ class TextVectorization(Layer):
         """Return the tokens of each text, (rows,) or (rows, 1); without `split` also (rows, tokens)."""
         texts = on_host(self, inputs)
         if texts.dtype.kind != "U":
-            raise ConfigError(f"layer {self._display_name!r}: values of {texts.dtype.name}; expected texts")
+            raise ConfigError(f"layer {self._display_name!r}: expected texts, found {texts.dtype.name}")
         texts = texts.reshape(1) if texts.ndim == 0 else texts
         if callable(self.standardize):
             texts = np.asarray(self.standardize(texts))

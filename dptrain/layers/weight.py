@@ -38,7 +38,7 @@ def _take_budget(shape: Sequence[int]) -> None:
     if room is not None:
         room[0] -= math.prod(shape)  # Python integers do not overflow
         if room[0] < 0:
-            raise ConfigError(f"the model has {room[1] - room[0]} weights or more, too many for the file")
+            raise ConfigError(f"the model has {room[1] - room[0]} weights or more, which the file cannot hold")
 
 
 class Weight(Variable):

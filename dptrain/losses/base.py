@@ -76,7 +76,7 @@ class Loss(Configurable):
         `y_true` has y_pred's dtype unless it is labels. A subclass that overrides `__call__` instead, with a
         `sample_weight` that may be None, returns a single number.
         """
-        raise NotImplementedError(f"Loss {type(self).__name__} has no `call(y_true, y_pred)`.")
+        raise NotImplementedError(f"Loss {type(self).__name__} must implement `call(y_true, y_pred)`.")
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Tensor:
         """Return the loss of a batch.
@@ -163,8 +163,8 @@ def weights_like(values: Tensor, sample_weight: Any) -> Tensor:
     pairs = zip(weights.shape, values.shape, strict=False)
     if values.ndim and (weights.ndim > values.ndim or any(differ(n, length) and not is_one(n) for n, length in pairs)):
         raise ConfigError(
-            f"sample_weight of shape {read(weights.shape)}: expected the shape of what is weighted, "
-            f"{read(values.shape)}, or its first axes"
+            f"sample_weight of shape {read(weights.shape)}: expected the shape of the values that it weights, "
+            f"{read(values.shape)}, or its leading axes"
         )
     fewer = values.ndim - weights.ndim
     return ops.reshape(weights, (*weights.shape, *(1,) * fewer)) if weights.ndim and fewer else weights

@@ -255,7 +255,7 @@ def _named(identifier: Any, labels: bool | None, place: int | None) -> tuple[Met
     name = metric.name
     if labels is not None and metric._takes_labels is not None and metric._takes_labels != labels:
         ours, theirs = ("integer labels", "values") if metric._takes_labels else ("values", "integer labels")
-        raise ConfigError(f"metric {name!r} compares with {ours}, the loss takes {theirs}")
+        raise ConfigError(f"metric {name!r} expects targets that are {ours}, the loss {theirs}")
     return metric, name
 
 

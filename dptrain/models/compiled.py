@@ -94,7 +94,7 @@ class Compiled:
                 raise ConfigError(f"{name} = {number!r}: expected an integer >= 1")
         if self.stages == 1:
             if self.microbatches is not None:
-                raise ConfigError(f"microbatches = {self.microbatches}: expected stages as well, which they go through")
+                raise ConfigError(f"microbatches = {self.microbatches}: needs stages as well")
             return
         others = {
             "shard_optimizer": self.shard_optimizer,
@@ -323,7 +323,7 @@ class Outputs:
         ]
         if self._joint:
             if tree.is_nested(sample_weight):
-                raise ConfigError("not supported: sample weights by output beside a loss of several outputs")
+                raise ConfigError("not supported: sample weights for each output with one loss over several outputs")
             targets, predictions = (tree.refilled(self.nested, iter([row[place] for row in each])) for place in (1, 2))
             losses += [joint.compute_loss(targets, predictions, sample_weight, rows) for joint in self._joint]
         return sum(losses[1:], losses[0]) if losses else None

@@ -72,7 +72,7 @@ def sequential_layers(config: Config) -> tuple[list[Layer], str]:
         try:
             layer = read_layer(description)
             if isinstance(layer, InputLayer) and position:
-                raise ConfigError("an InputLayer can stand only before the first layer")
+                raise ConfigError("an InputLayer must come before the first layer")
             layers.append(layer)
         except ConfigError as error:
             problems.append(str(error))
@@ -309,7 +309,8 @@ class _FunctionalReader:
                     self._outputs[call.name].append(self._make(call))
             if len(later) == len(waiting):
                 raise ConfigError(
-                    f"the inputs of {later[0].name[:80]!r} come from no layer of the model, or from a cycle of layers"
+                    f"the inputs of layer {later[0].name[:80]!r} do not come from layers of the model, or the layers "
+                    "form a cycle"
                 )
             waiting = later
 
@@ -335,7 +336,7 @@ class _FunctionalReader:
         name, call, output = value
         history = (name, call - _own_calls(self._makers.get(name)), output)
         if not self._is_available(history):
-            raise ConfigError(f"an output comes from no layer of the model: {str(value)[:80]}")
+            raise ConfigError(f"an output does not come from a layer of the model: {str(value)[:80]}")
         return self._tensor(history)
 
     def _is_available(self, history: Any) -> bool:
@@ -399,7 +400,9 @@ def _histories(value: Any) -> list[Any]:
 def _op_config(tensor: Tensor, name: str, arguments: list[Any], attributes: dict[str, Any]) -> dict[str, Any]:
     assert tensor.op is not None
     if OPS.get(tensor.op.name) is not tensor.op:
-        raise ConfigError(f"not supported: {tensor.op} is no op of dptrain.ops and cannot be saved; use it in a layer")
+        raise ConfigError(
+            f"not supported: {tensor.op} is not an op of dptrain.ops and cannot be saved; use it in a layer"
+        )
     if tensor.op is getitem and (key := _keras_key(tensor)) is not None:
         description = described("keras.src.ops.numpy", "GetItem", {"name": name}, "GetItem")
         return description | {"name": name, "inbound_nodes": [{"args": [*arguments, key], "kwargs": {}}]}

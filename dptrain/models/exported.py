@@ -70,7 +70,7 @@ class ExportedProgram:
             )
             outputs = tree.leaves(self._stored.description["outputs"])
             if set(tree.leaves(names)) != set(nodes) or not self._stored.description["results"].keys() >= set(outputs):
-                raise DataError(f"{where}: inputs {short(names)}, outputs {short(outputs)}: none of its nodes")
+                raise DataError(f"{where}: inputs {short(names)}, outputs {short(outputs)}: not nodes of its program")
             self._expected = {name: (tuple(nodes[name]["shape"][1:]), nodes[name]["dtype"]) for name in nodes}
         self._backend = open_backend(
             SoloCommunicator(), device=device, dtype=self._stored.description["dtype"], **options
@@ -91,7 +91,9 @@ class ExportedProgram:
             if array.shape[1:] != shape or not array.ndim or array.dtype.kind not in "fiub":
                 raise DataError(f"{name}: expected real numbers of shape {(None, *shape)}, found {array.shape}")
         if len({len(array) for array in arrays.values()}) > 1:
-            raise DataError(f"the inputs have {', '.join(str(len(array)) for array in arrays.values())} rows")
+            raise DataError(
+                f"inputs of different lengths: {', '.join(str(len(array)) for array in arrays.values())} rows"
+            )
         rows = len(next(iter(arrays.values())))
         outputs = [
             self._run({name: array[start : start + EVALUATION_ROWS] for name, array in arrays.items()})

@@ -195,9 +195,7 @@ class Files(BaseModel):
         if self._stack:
             self.build(None)
         if not self.weights and (not self.built or self._build_shape is None):
-            raise ConfigError(
-                f"model {self.name!r} has no weights yet: call it on data, or build(input_shape), before its files"
-            )
+            raise ConfigError(f"model {self.name!r} has no weights yet: call it on data, or build(input_shape), first")
         if any(layer.name is None for layer in self._flatten_layers()):  # it was called, but not in a step
             self._adopt(self._model_seed)
 

@@ -372,7 +372,7 @@ class Fitting(Feeding):
         if on_nonfinite != "skip" and skip_outliers is None:
             return
         if self.run_eagerly:
-            raise ConfigError("not supported: leaving out steps with run_eagerly, which stops at the first NaN")
+            raise ConfigError("not supported: skipping steps with run_eagerly, which stops at the first NaN")
         self._guard = self._guards.setdefault(skip_outliers, StepGuard(skip_outliers))
         self._guard.reset()
 

@@ -169,7 +169,7 @@ def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None =
     try:
         config = json.loads(json_string)
     except ValueError as error:
-        raise ConfigError(f"no JSON: {error}") from error
+        raise ConfigError(f"not JSON: {error}") from error
     with custom_object_scope(custom_objects):
         return _constructed(config, None, None, {})
 
@@ -180,7 +180,7 @@ def _constructed(config: Any, seed: int | None, compiled: Any, options: Mapping[
     with keras_config.sharing_layers():
         model = keras_config.read_layer(config)
     if not isinstance(model, Model):
-        raise ConfigError(f"{str(config.get('class_name'))[:80]!r} is no model")
+        raise ConfigError(f"{str(config.get('class_name'))[:80]!r} is not a model")
     shape = (config.get("build_config") or {}).get("input_shape")
     if not model.built and shape is not None:
         model.build(shape)
@@ -227,7 +227,9 @@ def from_keras(model: Any, *, compile: bool = True, seed: int | None = None, **o
             raise ConfigError(f"expected a Keras model, found {type(model).__name__} without {', '.join(missing)}")
         config = model.get_config()
         if not isinstance(config, Mapping) or not isinstance(config.get("layers"), list):
-            raise ConfigError(f"not supported: {type(model).__name__} {model.name!r} has no list of layers")
+            raise ConfigError(
+                f"not supported: {type(model).__name__} {model.name!r}: its configuration has no list of layers"
+            )
         name = "Functional" if "input_layers" in config else "Sequential"
         description = {"class_name": name, "config": config}
         compiled = model.get_compile_config() if compile and hasattr(model, "get_compile_config") else None

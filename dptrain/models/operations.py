@@ -55,9 +55,9 @@ class Operation:
         where = f"operation {self.class_name!r}"
         numbers = (leaf for leaf in tree.leaves([arguments, keywords, config]) if isinstance(leaf, int | float))
         if any(abs(number) > _MAX_NUMBER for number in numbers):
-            raise ConfigError(f"not supported: {where}: a number beyond {_MAX_NUMBER}")
+            raise ConfigError(f"not supported: {where}: a number greater than {_MAX_NUMBER}")
         if not any(map(is_symbolic, tree.leaves([arguments, keywords]))):
-            raise ConfigError(f"not supported: {where} without a tensor")
+            raise ConfigError(f"not supported: {where} without a symbolic tensor")
         names = [name for name in _before_tensors(self.function) if name in config]
         leading = [config[name] for name in names]
         options = {name: value for name, value in config.items() if name not in names}
@@ -67,7 +67,7 @@ class Operation:
             raise ConfigError(f"not supported: {where}: {error}") from error
         tensors = tree.leaves(outputs)
         if not tensors or not all(map(is_symbolic, tensors)):
-            raise ConfigError(f"not supported: {where}: its output is no tensor")
+            raise ConfigError(f"not supported: {where}: its output is not a tensor")
         OperationCall(self.module, self.class_name, dict(config), tuple(arguments), dict(keywords), outputs)
         return tensors
 

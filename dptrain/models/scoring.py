@@ -10,7 +10,7 @@ def scorer(model: Model) -> Model:
     """Return a model that returns its inputs, compiled with the losses and metrics of another."""
     for name in ("test_step", "compute_loss", "compute_metrics"):
         if getattr(type(model), name) is not getattr(Model, name):
-            raise ConfigError(f"not supported: predictions of a {type(model).__name__}, which has its own {name}")
+            raise ConfigError(f"not supported: scoring predictions of a {type(model).__name__}, which overrides {name}")
     compiled = model._compiled
     if compiled is None:
         raise ConfigError("You must call `compile()` before calling `evaluate()`.")

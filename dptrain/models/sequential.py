@@ -113,7 +113,7 @@ class Sequential(Model):
             layer = layer.history.layer
         if isinstance(layer, InputLayer):
             if self._stack or self._input is not None:
-                raise ConfigError("an Input can stand only before the first layer")
+                raise ConfigError("an Input must come before the first layer")
             self._input = layer
             return
         if not isinstance(layer, Layer):

@@ -386,8 +386,8 @@ def repeat(x: Any, repeats: int | Sequence[int], axis: int | None = None) -> Ten
         return reshape(spread, (*lengths[:place], lengths[place] * number, *lengths[place + 1 :]))
     if times.shape != (int(lengths[place]),) or (times < 0).any():
         raise ConfigError(
-            f"repeat: repeats={repeats} for a length of {int(lengths[place])}; expected an integer of at least 0, or as "
-            "many as the axis has elements"
+            f"repeat: repeats={repeats} for a length of {int(lengths[place])}; expected an integer of at least 0, or "
+            "one for each element"
         )
     return take(tensor, np.repeat(np.arange(int(lengths[place])), times), place)
 

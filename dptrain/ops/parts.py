@@ -147,7 +147,7 @@ def _masks_to_integers(x: Tensor, indices: list[Any]) -> list[Any]:
 def _nonzero_indices(x: Tensor, mask: Tensor, axis: int) -> Sequence[Tensor]:
     """Return the indices of a mask's true elements along each of its axes."""
     if not mask.ndim:
-        raise ConfigError("a single boolean is no index: expected integers, slices, None or boolean arrays")
+        raise ConfigError("a single boolean cannot be an index; expected integers, slices, None or boolean arrays")
     if mask.value is None:
         raise ConfigError(
             f"not supported: {x} indexed by a boolean mask that is not known while a step is traced, as the length of "

@@ -249,7 +249,9 @@ class MultiOptimizer(Optimizer):
     def _resume_learning_rate(self, rate: Any) -> None:
         """Restore the optimizers' rates; DataError for another number of them."""
         if not isinstance(rate, list) or len(rate) != len(self._inner):
-            raise DataError(f"the learning rates of {len(self._inner)} optimizers; found {rate!r}")
+            raise DataError(
+                f"MultiOptimizer: expected the learning rates of {len(self._inner)} optimizers, found {rate!r}"
+            )
         for optimizer, its in zip(self._inner, rate, strict=True):
             optimizer._resume_learning_rate(its)
 
@@ -280,7 +282,7 @@ class MultiOptimizer(Optimizer):
         self, var_list: Iterable[Variable] | None = None, var_names: Iterable[str] | None = None
     ) -> None:
         """Raise ConfigError: call it on the optimizers within."""
-        raise ConfigError("MultiOptimizer: call exclude_from_weight_decay of the optimizers within")
+        raise ConfigError("MultiOptimizer: call exclude_from_weight_decay on its optimizers")
 
     # Configuration
 

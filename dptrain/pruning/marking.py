@@ -64,7 +64,7 @@ class Pruning:
             if variable.shape[-2] % n:
                 raise ConfigError(
                     f"pruning {m}:{n} of layer {label!r}: its {variable.name} of shape {variable.shape} has "
-                    f"{variable.shape[-2]} inputs, no multiple of {n}; name the other layers: layers=[...] or "
+                    f"{variable.shape[-2]} inputs, not a multiple of {n}; name the other layers: layers=[...] or "
                     "--prune-layers"
                 )
         variable.pruning = self

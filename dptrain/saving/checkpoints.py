@@ -230,7 +230,7 @@ class CheckpointDirectory:
             with self._open() as folder:
                 for name in list(self._values):
                     if (other := self._drop(folder, name)) is not None:
-                        warn(f"{self.path / name}: left alone, {other} is no file of a checkpoint")
+                        warn(f"{self.path / name}: not deleted: {other} is not a file of a checkpoint")
                 is_empty = not folder.names()
             if is_empty:
                 self.path.rmdir()
@@ -319,7 +319,7 @@ class CheckpointDirectory:
 
 def _require(folder: Directory, name: str, content: Sequence[Piece]) -> None:
     if not folder.holds(name, content):
-        raise DataError(f"{folder.path}: {name} is not what was written there; is the disk failing?")
+        raise DataError(f"{folder.path}: {name} differs from what was written; is the disk failing?")
 
 
 def located(path: Path) -> tuple[list[Path], bool]:
@@ -343,7 +343,7 @@ def newest(candidates: Iterable[Path], rejected: list[str], *, follow: bool = Fa
         except DataError as error:
             rejected.append(str(error))
     if rejected:
-        raise DataError(f"no checkpoint is good: {'; '.join(rejected)}; delete them to start afresh")
+        raise DataError(f"no checkpoint can be used: {'; '.join(rejected)}; delete them to start again")
     return None
 
 

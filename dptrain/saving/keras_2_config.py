@@ -64,7 +64,7 @@ _DROPPED: dict[str, tuple[Any, ...]] = {
 def upgraded(value: Any, depth: int = 0) -> Any:
     """Return a configuration of Keras 2 as Keras 3 writes it; one of Keras 3 unchanged."""
     if depth > MOST_LEVELS:
-        raise ConfigError(f"a configuration of more than {MOST_LEVELS} levels")
+        raise ConfigError(f"a configuration nested more than {MOST_LEVELS} levels deep")
     if isinstance(value, list):
         return [upgraded(each, depth + 1) for each in value]
     if not isinstance(value, dict):

@@ -321,7 +321,7 @@ def _new_layer(class_name: str, config: Config, cls: Any) -> Layer:
     else:
         built = _custom(cls, config)
     if not isinstance(built, Layer):
-        raise ConfigError(f"{class_name[:80]!r} is no layer")
+        raise ConfigError(f"{class_name[:80]!r} is not a layer")
     return built
 
 
@@ -341,7 +341,7 @@ def give_policies(described: Sequence[tuple[Config, Layer]]) -> str:
         if (name := named.get(layer, usual)) == usual:
             layer._set_dtype(name)
         elif isinstance(layer, tuple(MODELS.values())):
-            raise ConfigError(f"not supported: a model of dtype {name} in one of dtype {usual}")
+            raise ConfigError(f"not supported: a model of dtype {name} inside one of dtype {usual}")
         else:
             layer._keep_dtype(name)
     return usual
@@ -360,7 +360,7 @@ def compile_arguments(config: Any) -> dict[str, Any] | None:
     if not config:
         return None
     if not isinstance(config, Mapping):
-        raise ConfigError("compile_config is no JSON object")
+        raise ConfigError("compile_config: expected a JSON object")
     try:
         steps, optimizer = config.get("steps_per_execution", 1), config.get("optimizer")
         return {
@@ -373,7 +373,7 @@ def compile_arguments(config: Any) -> dict[str, Any] | None:
             "steps_per_execution": "auto" if steps in (1, None) else steps,  # dptrain writes 1 for "auto"
         }
     except ConfigError as error:
-        raise ConfigError(f"{error} (load with compile=False to have the model without it)") from error
+        raise ConfigError(f"{error} (compile=False loads the model without it)") from error
 
 
 def _metric(config: Any) -> Any:
@@ -534,7 +534,7 @@ def batch_shape(shape: Any) -> tuple[int | None, ...]:
         or not shape
         or not all(size is None or (type(size) is int and 0 < size < _MAX_DIMENSION) for size in shape)
     ):
-        raise ConfigError(f"not supported: input of shape {str(shape)[:80]}; expected (None, sizes from 1 ...)")
+        raise ConfigError(f"not supported: input of shape {str(shape)[:80]}; expected (None, positive integers ...)")
     return tuple(shape)
 
 

@@ -206,7 +206,7 @@ def _walk(
     """Yield the arrays of every group that has a group "vars", by its path."""
     left[0] -= len(group)
     if left[0] < 0 or depth > _DEEPEST:
-        raise DataError(f"{where}: more than {MAX_NAMES} names, or more than {_DEEPEST} groups in each other")
+        raise DataError(f"{where}: more than {MAX_NAMES} names, or groups nested more than {_DEEPEST} deep")
     for name in group:
         here = f"{path}/{name}" if path else name
         member = inside(h5py, group, name, where)

@@ -116,7 +116,7 @@ class Manifest:
         """Return the manifest in a file's content; refuse damaged ones and other schemas."""
         fields = _unsealed(content)
         if fields is None:
-            raise DataError(f"damaged: {MANIFEST} is not as it was written")
+            raise DataError(f"damaged: {MANIFEST} differs from what was written")
         schema = fields.get("schema")
         if type(schema) is int and schema != _SCHEMA:
             raise DataError(f"schema {str(schema)[:20]}, this build reads {_SCHEMA}")
@@ -126,7 +126,7 @@ class Manifest:
         except (KeyError, TypeError, ValueError, AttributeError):
             problem = "it has another shape"
         if problem:
-            raise DataError(f"damaged: {MANIFEST} is none of a checkpoint: {problem}")
+            raise DataError(f"damaged: {MANIFEST} does not describe a checkpoint: {problem}")
         return manifest
 
     @classmethod

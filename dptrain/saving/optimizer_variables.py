@@ -93,7 +93,7 @@ def read(
         return loaded, ""
     values: list[Any] = [array.read() for array in stored]
     if any(value.dtype.kind not in "iuf" for value in values):
-        raise DataError(f"{where}: the optimizer's variables are no real numbers")
+        raise DataError(f"{where}: the optimizer's variables are not real numbers")
     _iterations(where, values[0])
     if not optimizer._follows_schedule:
         values[1] = np.float64(_rate(where, float(variables[1]), values[1]))
@@ -111,5 +111,5 @@ def _iterations(where: str, stored: Array) -> Array:
 def _rate(where: str, configured: float, stored: Array) -> float:
     rate = float(stored)
     if not 0 <= rate < np.inf:
-        raise DataError(f"{where}: the optimizer's learning rate is {rate:g}, expected a number from 0")
+        raise DataError(f"{where}: the optimizer's learning rate is {rate:g}, expected a finite number >= 0")
     return configured if stored.dtype.type(configured) == stored else rate

@@ -76,7 +76,7 @@ def _fill(
             content = file.read((end - begin) * width)
             if hashlib.sha256(content).hexdigest() != digest:
                 raise DataError(
-                    f"{folder.path}: damaged: {part.file} is not what was written, from byte "
+                    f"{folder.path}: damaged: {part.file} differs from what was written, from byte "
                     f"{part.offset + begin * width} on"
                 )
             rows = np.frombuffer(content, target.dtype).reshape(end - begin, *beside)

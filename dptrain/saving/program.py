@@ -91,7 +91,7 @@ def prediction(model: Any, length: int | None = None) -> Program:
     symbols = model._input_symbols
     if length is None and any(is_open(symbol.shape[1:]) for symbol in tree.leaves(symbols)):
         shapes = ", ".join(str(read(symbol.shape)) for symbol in tree.leaves(symbols))
-        raise ConfigError(f"not supported: exporting a model of inputs {shapes}, where more than the rows is None")
+        raise ConfigError(f"not supported: exporting a model with inputs {shapes}; only the batch axis may be None")
 
     def predicted(*tensors: Tensor) -> Mapping[str, Any]:
         each = iter(tensors)
@@ -101,7 +101,7 @@ def prediction(model: Any, length: int | None = None) -> Program:
         return outputs
 
     if model._fixed_batch_size is not None:
-        raise ConfigError(f"not supported: exporting a model whose batch_size is fixed, to {model._fixed_batch_size}")
+        raise ConfigError(f"not supported: exporting a model with a fixed batch_size, {model._fixed_batch_size}")
     rows = Dim.rows(2)
     lengths = {name: 2520 * number + (length or 0) for number, name in enumerate(open_axes(model))}
     inputs = {
@@ -116,8 +116,8 @@ def prediction(model: Any, length: int | None = None) -> Program:
         raise ConfigError(f"not supported: output {missing[0]!r} does not depend on the inputs")
     if program.shape_specialised:
         raise ConfigError(
-            "not supported: a prediction in whose program the number of rows is a number of Python's; compute with "
-            "x.shape[0] in ops alone"
+            "not supported: exporting a prediction that uses the number of rows as a Python integer; pass x.shape[0] "
+            "to ops only"
         )
     return program
 
@@ -252,12 +252,14 @@ class _Reader:
                 tensors.append(self._call_op(node, tensors))
             elif "rows" in node:
                 if not (is_length(node["rows"]) and is_type_name(node["dtype"])):
-                    raise DataError(f"{self._where}: {short(node['rows'])} times the rows, {short(node['dtype'])}")
+                    raise DataError(
+                        f"{self._where}: damaged: a number of rows times {short(node['rows'])}, {short(node['dtype'])}"
+                    )
                 tensors.append(row_count(constant(self._rows * node["rows"], node["dtype"]), node["rows"]))
             elif "constant" in node:
                 tensors.append(constant(self._arrays[node["constant"]]))
             elif nested:
-                raise DataError(f"{self._where}: a body with {short(node)}")
+                raise DataError(f"{self._where}: damaged: {short(node)} in the body of a loop")
             else:
                 tensors.append(self._leaf(node))
         return tensors
@@ -266,7 +268,9 @@ class _Reader:
         if "input" in node:
             shape = attribute_from(node["shape"], self._rows)
             if not (isinstance(shape, tuple) and all(map(is_length, shape)) and is_type_name(node["dtype"])):
-                raise DataError(f"{self._where}: an input of {short(node['dtype'])} {short(node['shape'])}")
+                raise DataError(
+                    f"{self._where}: damaged: an input of type {short(node['dtype'])} and shape {short(node['shape'])}"
+                )
             leaf = self.inputs[node["input"]] = placeholder(shape, node["dtype"], f"input_{len(self.inputs)}")
             return leaf
         variable = self._variables[node["variable"]]
@@ -275,7 +279,9 @@ class _Reader:
 
     def _values(self, numbers: Any, tensors: Sequence[Tensor], user: str) -> list[Tensor]:
         if not all(type(number) is int and 0 <= number < len(tensors) for number in numbers):
-            raise DataError(f"{self._where}: {user} {short(numbers)}, of {len(tensors)}")
+            raise DataError(
+                f"{self._where}: damaged: {user} {short(numbers)}, expected numbers of {len(tensors)} tensors"
+            )
         return [tensors[number] for number in numbers]
 
     def _call_op(self, node: Mapping[str, Any], tensors: Sequence[Tensor]) -> Tensor:
@@ -284,13 +290,13 @@ class _Reader:
             raise DataError(f"{self._where}: op {str(node['op'])[:80]!r}, which this version does not have")
         operands = self._values(node["inputs"], tensors, f"op {op.name!r} has inputs")
         if op.operands is not None and len(operands) != op.operands:
-            raise DataError(f"{self._where}: op {op.name!r} of {len(operands)} inputs, expected {op.operands}")
+            raise DataError(f"{self._where}: op {op.name!r} with {len(operands)} inputs, expected {op.operands}")
         attributes = {name: attribute_from(value, self._rows) for name, value in node["attributes"].items()}
         check_attributes(op, attributes, self._where)
         if all(operand.value is not None for operand in operands):
             shape = op.shape(*(operand.shape for operand in operands), **attributes)
             if size(shape) > _MAX_FOLDED + 2 * math.prod(int(n) for operand in operands for n in operand.shape):
-                raise DataError(f"{self._where}: a constant of shape {shape}, too large to be made")
+                raise DataError(f"{self._where}: a constant of shape {shape} is too large")
         return op(*operands, **attributes)
 
     def _call_loop(
@@ -300,25 +306,29 @@ class _Reader:
         count, slice_count = body["carries"], body["slices"]
         length, reverse = attributes["length"], attributes["reverse"]
         if node["op"] != SCAN.name or len(attributes) > 2 or not (is_length(length) and isinstance(reverse, bool)):
-            raise DataError(f"{self._where}: a loop {short(node['op'])} of {short(attributes)}")
+            raise DataError(f"{self._where}: damaged: a loop {short(node['op'])} with {short(attributes)}")
         steps *= max(length, 1)
         if nested == _MAX_NESTED or steps > _MAX_STEPS:
             raise DataError(f"{self._where}: a loop of {_limits()}")
         operands = self._values(node["inputs"], tensors, "a loop has inputs")
         if not (is_length(count) and is_length(slice_count) and count + slice_count <= len(operands)):
             counts = f"{short(count)} carries and {short(slice_count)} slices"
-            raise DataError(f"{self._where}: a loop of {counts}, of {len(operands)} inputs")
+            raise DataError(f"{self._where}: damaged: a loop with {counts}, but {len(operands)} inputs")
         ends = count + slice_count
         firsts, stacks, captured = operands[:count], operands[count:ends], operands[ends:]
         if any(marked(stack.shape[:1]) != marked([length]) for stack in stacks):
-            raise DataError(f"{self._where}: a loop of {length} steps over {short([stack.shape for stack in stacks])}")
+            raise DataError(
+                f"{self._where}: damaged: a loop of {length} steps over {short([stack.shape for stack in stacks])}"
+            )
         carries = [placeholder(tensor.shape, tensor.dtype, "carry") for tensor in firsts]
         slices = [placeholder(tensor.shape[1:], tensor.dtype, "slice") for tensor in stacks]
         captures = [placeholder(tensor.shape, tensor.dtype, "capture") for tensor in captured]
         step_tensors = self.tensors(body["nodes"], [*carries, *slices, *captures], steps, nested + 1)
         results = self._values(body["results"], step_tensors, "a loop's body has results")
         if list(map(_kind, results[:count])) != list(map(_kind, carries)):
-            raise DataError(f"{self._where}: a loop's carries {short(carries)} become {short(results[:count])}")
+            raise DataError(
+                f"{self._where}: damaged: a loop changes its carries from {short(carries)} to {short(results[:count])}"
+            )
         outside = dict(zip(captures, captured, strict=True))
         step, captured, _ = closed(carries, slices, results[:count], results[count:], outside)
         return SCAN.values(*firsts, *stacks, *captured, body=step, length=length, reverse=reverse)
@@ -344,7 +354,7 @@ def _require_sound(program: Program, where: str) -> None:
     bodies: dict[Node, Body] = {}
     for tensor in program.tensors:
         if tensor.op is not None and size(tensor.shape) > _MAX_CHECKED:
-            raise DataError(f"{where}: {tensor.op.name!r} of shape {tensor.shape} for two rows, too large")
+            raise DataError(f"{where}: op {tensor.op.name!r} has shape {tensor.shape} for two rows, which is too large")
         if has_body(tensor):
             bodies[tensor.node] = body_of(tensor)
 
@@ -352,7 +362,9 @@ def _require_sound(program: Program, where: str) -> None:
         assert tensor.op is not None
         assert tensor.value is not None
         if tensor.value.shape != tensor.shape:
-            raise DataError(f"{where}: {tensor.op.name!r} gives {tensor.value.shape}, expected {tensor.shape}")
+            raise DataError(
+                f"{where}: op {tensor.op.name!r} returns shape {tensor.value.shape}, expected {tensor.shape}"
+            )
 
     alone = _without_loops(program)
     with reading(where), watching(check):

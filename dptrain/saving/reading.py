@@ -179,7 +179,7 @@ def _check_levels(where: str, value: Any) -> None:
     while containers := [inner for inner in level_values if isinstance(inner, dict | list)]:
         level += 1
         if level > MOST_LEVELS:
-            raise DataError(f"{where}: a configuration of more than {MOST_LEVELS} levels")
+            raise DataError(f"{where}: a configuration nested more than {MOST_LEVELS} levels deep")
         level_values = [
             inner for outer in containers for inner in (outer.values() if isinstance(outer, dict) else outer)
         ]

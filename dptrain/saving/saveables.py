@@ -74,8 +74,8 @@ def require_all(variables: Sequence[Variable], written: Collection[int], where: 
     missing = [variable._path for variable in variables if id(variable) not in written]
     if missing:
         raise ConfigError(
-            f"{where} would lack {len(missing)} of its {len(variables)} variables ({', '.join(missing[:5])}): keep the "
-            "layers that have them as attributes, in lists or in dictionaries"
+            f"{where} would lack {len(missing)} of its {len(variables)} variables ({', '.join(missing[:5])}): make the "
+            "layers that own them attributes, or members of lists or dictionaries that are"
         )
 
 

@@ -62,7 +62,9 @@ def unpack(content: bytes, where: str, kind: str, advice: str) -> tuple[dict[str
         raise DataError(f"{where} is damaged ({error}); {advice}") from error
     if metadata.get("format") != kind:
         what = kind.split()[1]
-        raise DataError(f"{where} is no {what} of this version ({metadata.get('format')!r}, this one reads {kind!r})")
+        raise DataError(
+            f"{where} is not a {what} of this version ({metadata.get('format')!r}, this one reads {kind!r})"
+        )
     names = metadata.get(_HALVES, "")
     if metadata.get("sha256") != _digest(metadata.get("about", "") + names, arrays):
         raise DataError(f"{where} is damaged (its checksum differs); {advice}")

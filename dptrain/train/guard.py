@@ -45,11 +45,11 @@ class StepGuard:
 
         def guarded(data: Any) -> Mapping[str, Any]:
             if not is_tracing():
-                raise ConfigError("not supported: leaving out steps with run_eagerly, which stops at the first NaN")
+                raise ConfigError("not supported: skipping steps with run_eagerly, which stops at the first NaN")
             logs = function(data)
             gradients = applied_gradients()
             if not gradients:
-                raise ConfigError("not supported: leaving out steps of a train_step that calls no optimizer's apply")
+                raise ConfigError("not supported: skipping steps of a train_step that never calls an optimizer's apply")
             squares = [ops.sum(ops.square(ops.cast(grad, "float64"))) for grad in gradients]
             norm = ops.sqrt(sum(squares[1:], squares[0]))
             good, follow = self._judge(norm)

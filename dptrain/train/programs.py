@@ -594,8 +594,8 @@ def _cut(placed: PlacedProgram, sharding: Sharding | None) -> _Cut:
     if added_up:
         name = added_up[0].name if added_up[0].op is None else added_up[0].op.name
         raise ConfigError(
-            f"{name} over parts of sharded variables, which the optimizer needs, depends on the mesh: a fixed number "
-            "of shards is not supported; leave out train.shards_per_batch and --reproducible, or what shards variables"
+            f"the optimizer's {name} over sharded variables depends on the mesh: not supported with a fixed number of "
+            "shards; leave out train.shards_per_batch and --reproducible, or do not shard variables"
         )
     return _Cut(before, localized(laid, sharding.place, sharding.parts(layouts)), copies)
 

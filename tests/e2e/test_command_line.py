@@ -214,7 +214,7 @@ def test_going_on_elsewhere_and_what_is_refused(small_npz, tmp_path):
     )
     done = dptrain(0, *resumed_elsewhere, "--resume-anyway", "learning-rate")
     assert (done.code, done.err) == (0, "")
-    assert f"\nGoing on from step 8, in epoch 2/2 ({first}/checkpoints/000003-step-8)\n" in done.out
+    assert f"\nResuming from step 8, in epoch 2/2 ({first}/checkpoints/000003-step-8)\n" in done.out
     lines = [(place / "metrics.jsonl").read_text().splitlines() for place in (first, second)]
     assert lines[1][:1] == lines[0], "the first epoch's metrics are there as well"
     assert [json.loads(line)["epoch"] for line in lines[1]] == [1, 2]
@@ -223,7 +223,7 @@ def test_going_on_elsewhere_and_what_is_refused(small_npz, tmp_path):
         path.write_bytes(path.read_bytes()[:-1])
     done = dptrain(0, *base, "--resume", str(first), "--out", str(tmp_path / "third"))
     assert done.code == 65
-    assert all(name in done.messages[0] for name in ("no checkpoint is good: ", *names))
+    assert all(name in done.messages[0] for name in ("no checkpoint can be used: ", *names))
 
 
 @pytest.mark.long

@@ -136,7 +136,7 @@ def test_an_administrator_tries_a_job_stops_it_and_starts_it_again(small_npz, tm
     assert state(dptrain(0, "runs", str(tmp_path), "--json", fresh=True)) == "interrupted"
     again = dptrain(2, *options, timeout=90)
     assert again.code == 0, again.err
-    assert "Going on from step " in again.out
+    assert "Resuming from step " in again.out
     assert state(dptrain(0, "runs", str(tmp_path), "--json")) == "finished"
 
 

@@ -126,4 +126,4 @@ def test_the_same_command_with_the_same_out_goes_on(user, only_installed):
         time.sleep(0.05)
     process.kill()
     process.wait()
-    assert "Going on from" in typed(user, only_installed, f"{command} {metrics.read_text().count(chr(10)) + 20}")
+    assert "Resuming from" in typed(user, only_installed, f"{command} {metrics.read_text().count(chr(10)) + 20}")

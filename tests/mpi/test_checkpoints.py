@@ -115,7 +115,7 @@ def test_a_damaged_shard_is_named_and_the_checkpoint_before_taken(copied):
     done = train_on(folder, 0, 16, "", PYTHONWARNINGS="default")
     assert done.code == 0, done.err
     assert f"{newest}: damaged: shard-2-of-4.safetensors is not what was written, from byte " in done.err
-    assert f"; going on from {before}" in done.err
+    assert f"; resuming from {before}" in done.err
     with np.load(folder / "out.npz") as arrays:
         assert {path: arrays[path].tobytes() for path in best} == best
 
@@ -150,7 +150,7 @@ def test_without_a_good_checkpoint_all_ranks_end_in_one_line(copied, damage, sai
     assert done.code == 65, done.err
     (line,) = done.messages
     assert line.startswith("dptrain: ")
-    assert f"no checkpoint is good: {folder}/checkpoints/{newest}: " in line
+    assert f"no checkpoint can be used: {folder}/checkpoints/{newest}: " in line
     assert said in line
     assert (folder / "out.npz").read_bytes() == content
 

@@ -74,7 +74,7 @@ REFUSED = {
     "a mesh": ("--stages 2 --mesh model=2", "stages = 2: not supported on the mesh batch=1,model=2; leave out one of"),
     "3 stages": (
         "--stages 3",
-        r"stages = 3: expected a multiple of it as the number of ranks, and found 2; start 3 \(",
+        r"stages = 3: the number of ranks, 2, is not a multiple of it; start 3 ranks \(",
     ),
     "as many as layers": (
         "--stages 2 --hidden=",
@@ -83,7 +83,7 @@ REFUSED = {
     "the axis of pipelines": ("--mesh stage=2", "the axis .stage. is that of pipelines; use --stages instead"),
     "FSDP": ("--stages 2 --shard-weights", "stages = 2: not supported with shard_weights; leave out one of them"),
     "shards": ("--stages 2 --reproducible", "stages = 2: not supported with shards_per_batch; leave out one of them"),
-    "no stages": ("--microbatches 4", "microbatches = 4: expected stages as well, which they go through"),
+    "no stages": ("--microbatches 4", "microbatches = 4: needs stages as well"),
 }
 
 

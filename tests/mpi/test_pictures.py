@@ -98,7 +98,7 @@ def test_the_numbers_of_one_rank(pictures, done, name):
         ("cut", "cut/b/2.png: damaged"),
         ("link", "link/b/x.png: a link out of"),
         ("empty", "empty/b: no pictures"),
-        ("none", "none: not found, or no folder"),
+        ("none", "none: not found, or not a folder"),
         ("odd", r"odd/c\n/broken\n.png: no picture"),
     ],
 )

@@ -48,8 +48,8 @@ def test_an_optimizer_that_adds_up_parts_of_slots_is_refused():
     done = python(2, "-c", code)
     assert done.code == 2, done.err
     (line,) = done.messages
-    assert "reduce_sum over parts of sharded variables, which the optimizer needs, depends on the mesh" in line
-    assert "leave out train.shards_per_batch and --reproducible, or what shards variables" in line
+    assert "the optimizer's reduce_sum over sharded variables depends on the mesh" in line
+    assert "leave out train.shards_per_batch and --reproducible, or do not shard variables" in line
 
 
 @pytest.mark.long

@@ -195,7 +195,7 @@ def test_a_layer_keeps_the_format_that_it_was_made_with():
     first = keras.layers.Conv2D(3, 2)
     keras.config.set_image_data_format("channels_first")
     assert [first.data_format, keras.layers.Conv2D(3, 2).data_format] == ["channels_last", "channels_first"]
-    with pytest.raises(ConfigError, match="networks while `image_data_format` is 'channels_first'"):
+    with pytest.raises(ConfigError, match="applications with image_data_format='channels_first'"):
         keras.applications.MobileNet(weights=None)
     with pytest.raises(ConfigError, match=r"must be one of \{'channels_first', 'channels_last'\}"):
         keras.config.set_image_data_format("channels_middle")

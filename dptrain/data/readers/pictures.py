@@ -309,7 +309,7 @@ def _require_fit(pictures: Sequence[_Picture], preprocessing: Preprocessing) -> 
     for picture in pictures:
         _require_size(picture.path, picture.height, picture.width, preprocessing)
         if preprocessing.picture[2] == 1 and not picture.is_grey:
-            raise DataError(f"{picture.path}: coloured, and the model was trained on grey pictures; convert it")
+            raise DataError(f"{picture.path}: in color, and the model was trained on gray pictures; convert it")
 
 
 def _require_size(path: str, height: int, width: int, preprocessing: Preprocessing) -> None:
@@ -373,7 +373,7 @@ def _headers(files: Sequence[Path], bad: str, notes: list[str]) -> list[_Picture
             try:
                 with open_picture(path) as image:
                     if image.mode not in (*_GREY, *_COLOURS):
-                        raise DataError(f"{path}: pixels of mode {image.mode}; expected 8 bits a colour")
+                        raise DataError(f"{path}: pixels of mode {image.mode}; expected 8 bits per color")
                     width, height = image.size
                     # Not `image.getexif`, which decodes a whole PNG to find what stands behind its pixels.
                     if parent.getexif(image).get(_ORIENTATION, 1) in (5, 6, 7, 8):
@@ -404,7 +404,7 @@ def _more(faults: Sequence[str]) -> str:
 def require_inside(path: Path, root: Path, advice: str) -> None:
     """Refuse a path that leads, through a link, out of the folder `root`."""
     if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root)):
-        raise DataError(f"{printable(str(path))}: a link out of {root}; put the pictures there, or {advice}")
+        raise DataError(f"{printable(str(path))}: a link that leads out of {root}; put the pictures there, or {advice}")
 
 
 def pillow() -> Any:
@@ -436,7 +436,7 @@ def _reading(path: str) -> Iterator[None]:
     except DataError:
         raise
     except UnidentifiedImageError:
-        raise DataError(f"{path}: no picture; expected {', '.join(_FORMATS)}") from None
+        raise DataError(f"{path}: not a picture; expected {', '.join(_FORMATS)}") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise DataError(f"{path}: too large: {one_line(error).partition(',')[0]}") from None
     except Exception as error:  # decoders of damaged files raise anything

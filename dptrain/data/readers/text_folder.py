@@ -112,7 +112,7 @@ def _text(file: Path, root: Path, left: int, max_bytes: int) -> str:
     if file.is_dir() or file.suffix.lower() != _ENDING:
         raise DataError(f"{where}: expected a text (*{_ENDING})")
     if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(root)):
-        raise DataError(f"{where}: a link out of {root}; put the text there")
+        raise DataError(f"{where}: a link that leads out of {root}; put the text there")
     try:
         with open_regular(file) as stream:
             content = stream.read(left + 1)

@@ -56,7 +56,7 @@ def _run_child(where: str, file: IO[bytes], arrow_file: IO[bytes], max_bytes: in
     except OSError as error:
         raise DataError(f"{where}: a process to read it does not start ({error.strerror or error})") from None
     if process.returncode:
-        raise DataError(f"{where}: no Parquet file, or damaged ({_end(process)})")
+        raise DataError(f"{where}: not a Parquet file, or damaged ({_end(process)})")
     report = json.loads(process.stdout)
     if "declared" in report:
         declared, bound = format_bytes(report["declared"]), format_bytes(max_bytes)
@@ -67,7 +67,7 @@ def _run_child(where: str, file: IO[bytes], arrow_file: IO[bytes], max_bytes: in
         name, kind = short(report["name"]), report["type"]
         raise DataError(f"{where}, column {name}: holds {short(kind)[1:-1]}; expected numbers, texts and booleans")
     if "damaged" in report:
-        raise DataError(f"{where}: no Parquet file, or damaged ({one_line(report['damaged'])})")
+        raise DataError(f"{where}: not a Parquet file, or damaged ({one_line(report['damaged'])})")
 
 
 def _end(process: "subprocess.CompletedProcess[bytes]") -> str:

@@ -32,7 +32,7 @@ class PiecewiseConstantDecay(LearningRateSchedule):
                 f"{len(self.values)}."
             )
         if list(self.boundaries) != sorted(self.boundaries):
-            raise ConfigError(f"boundaries={self.boundaries}: expected rising steps")
+            raise ConfigError(f"boundaries={self.boundaries}: expected increasing steps")
 
     def __call__(self, step: Any) -> Tensor:
         """Return the learning rate of a step (float64)."""

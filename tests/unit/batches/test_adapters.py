@@ -533,7 +533,7 @@ def endless(data: dp.utils.PyDataset) -> dp.utils.PyDataset:
         ({"x": Batches([])}, "The PyDataset has length 0"),
         ({"x": Loader(pieces(9, 3)), "y": Y}, "When providing `x` as a Loader, `y` should not be passed"),
         ({"x": Loader(pieces(9, 3)), "class_weight": {1: 2.0}}, "`class_weight` is not supported for Loader inputs"),
-        ({"x": Loader([])}, "the Loader has no batch"),
+        ({"x": Loader([])}, "the Loader returns no batch"),
         ({"x": None}, "x is missing"),
         ({"x": {"a": X}, "y": Y}, "x: The structure of `inputs` doesn't match"),
         ({"x": [X, X], "y": Y}, "Received: 2 arrays"),

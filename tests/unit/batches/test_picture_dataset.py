@@ -176,18 +176,18 @@ def test_links(folder, tmp_path):
     (folder / "cat" / "loop").symlink_to("..")
     assert len(read(folder).file_paths) == 13
     (folder / "dog" / "x.png").symlink_to(outside / "x.png")
-    with pytest.raises(DataError, match=r"dog/x\.png: a link out of .*pets; .* or follow_links=True"):
+    with pytest.raises(DataError, match=r"dog/x\.png: a link that leads out of .*pets; .* or follow_links=True"):
         read(folder)
     assert 99 in shades(read(folder, follow_links=True))
     (folder / "dog" / "x.png").unlink()
     dataset = read(folder)
     (folder / "cat" / "1.png").unlink()
     (folder / "cat" / "1.png").symlink_to(outside / "x.png")  # meanwhile
-    with pytest.raises(DataError, match="a link out of"):
+    with pytest.raises(DataError, match="a link that leads out of"):
         dataset[0]
     (folder / "cat" / "1.png").unlink()
     (folder / "eel").symlink_to(outside)
-    with pytest.raises(DataError, match="eel: a link out of"):
+    with pytest.raises(DataError, match="eel: a link that leads out of"):
         read(folder)
 
 
@@ -228,7 +228,7 @@ def test_arguments_that_are_refused(folder, options, message):
 
 
 def test_folders_without_pictures(tmp_path):
-    with pytest.raises(DataError, match="none: not found, or no folder"):
+    with pytest.raises(DataError, match="none: not found, or not a folder"):
         read(tmp_path / "none")
     with pytest.raises(ConfigError, match="No images found"):
         read(tmp_path)

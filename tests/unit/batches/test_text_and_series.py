@@ -81,7 +81,7 @@ def test_what_is_no_folder_of_texts(texts, tmp_path):
     with pytest.raises(DataError, match=r"no texts \(\.txt\)"):
         utils.text_dataset_from_directory(texts, verbose=False)
     (texts / "empty" / "link.txt").symlink_to("/etc/hostname")
-    with pytest.raises(DataError, match="a link out of"):
+    with pytest.raises(DataError, match="a link that leads out of"):
         utils.text_dataset_from_directory(texts, verbose=False)
     with pytest.raises(ConfigError, match="number of text files"):
         utils.text_dataset_from_directory(texts, labels="given")
@@ -127,5 +127,5 @@ def test_sounds_of_a_folder(tmp_path):
         utils.audio_dataset_from_directory(tmp_path, ragged=True)
     for content in (b"", b"RIFF", b"ID3 no sound", (tmp_path / "low" / "30.wav").read_bytes()[:30]):
         (tmp_path / "low" / "30.wav").write_bytes(content)
-        with pytest.raises(DataError, match="no WAV file"):
+        with pytest.raises(DataError, match="not a WAV file"):
             utils.audio_dataset_from_directory(tmp_path, verbose=False)[0]

@@ -407,13 +407,13 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(tmp_path, file):
     model, again = build(), build()
     model.fit(x, y, **FIT)
     epochs = []
-    with pytest.warns(UserWarning, match=rf"000002-step-14: damaged: .*{file}.*; going on from 000001-step-7"):
+    with pytest.warns(UserWarning, match=rf"000002-step-14: damaged: .*{file}.*; resuming from 000001-step-7"):
         again.fit(x, y, **FIT, callbacks=[BackupAndRestore(tmp_path, delete_checkpoint=False), began(epochs)])
     assert epochs == [1, 2, 3]
     assert state(again) == state(model)
     (left,) = (path for path in tmp_path.iterdir() if path.is_dir())
     (left / file).write_bytes(b"")
-    with pytest.raises(DataError, match=rf"no checkpoint is good: .*{left.name}: damaged"):
+    with pytest.raises(DataError, match=rf"no checkpoint can be used: .*{left.name}: damaged"):
         build().fit(x, y, **FIT, callbacks=BackupAndRestore(tmp_path))
 
 

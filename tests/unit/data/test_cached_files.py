@@ -49,7 +49,7 @@ def test_what_is_nowhere_or_another_file(source, tmp_path):
     get_file("x.csv", source, cache_dir=tmp_path)
     with pytest.raises(DataError, match=r"x\.csv has another md5 than 0000"):
         get_file(origin="https://a.org/x.csv", file_hash="0" * 32, cache_dir=tmp_path)
-    with pytest.raises(DataError, match="is no file of this machine"):
+    with pytest.raises(DataError, match="is not a file on this machine"):
         get_file(origin=tmp_path / "none", cache_dir=tmp_path)
     with pytest.raises(ConfigError, match="Paths aren't accepted"):
         get_file("../x", source, cache_dir=tmp_path)
@@ -80,7 +80,7 @@ def test_archives_are_unpacked_beside_themselves(tmp_path, kind):
         assert (tmp_path / "datasets" / folder / "a" / "b.txt").read_bytes() == CONTENT
         assert (tmp_path / "datasets" / kept).read_bytes() == archive.read_bytes()
     if kind == "zip":
-        with pytest.raises(DataError, match="is no archive"):
+        with pytest.raises(DataError, match="is not an archive"):
             get_file("other", archive, untar=True, cache_dir=tmp_path)
 
 

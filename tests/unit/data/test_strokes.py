@@ -79,5 +79,5 @@ def test_neither_trivial_nor_hopeless(small):
 
 @pytest.mark.parametrize("arguments", [(-1, 0, 0), (0, -1, 0), (0, 0, -1)])
 def test_negative_arguments(arguments):
-    with pytest.raises(DataError, match="expected none below 0"):
+    with pytest.raises(DataError, match="expected integers >= 0"):
         strokes.generate(*arguments)

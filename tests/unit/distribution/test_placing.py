@@ -104,7 +104,7 @@ def test_a_mesh_with_the_axis_of_pipelines(be):
     be(0, 4)
     grid = DeviceMesh((2, 2), ["batch", "stage"])
     set_distribution(ModelParallel(layout_map=LayoutMap(grid), batch_dim_name="batch"))
-    with pytest.raises(ConfigError, match=r"has an axis 'stage', which is that of pipelines: .*compile\(stages=2\)"):
+    with pytest.raises(ConfigError, match=r"has an axis 'stage', a name that pipelines use: .*compile\(stages=2\)"):
         current_mesh()
 
 

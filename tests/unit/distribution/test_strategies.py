@@ -84,7 +84,7 @@ def test_the_axis_of_rows_is_one_of_the_mesh(layouts):
     ):
         ModelParallel(layout_map=layouts, batch_dim_name="row")
     with pytest.raises(
-        ConfigError, match=r"^not supported: rows over the axis 'model' of a mesh whose axis 'batch' is"
+        ConfigError, match=r"^not supported: batch_dim_name='model' on a mesh that also has an axis 'batch'"
     ):
         Rows(DeviceMesh((2, 4), ["batch", "model"]), "model")
 

@@ -245,7 +245,7 @@ def test_as_many_boxes_of_every_image():
     assert padded_boxes["bounding_boxes"]["boxes"].shape == (1, 4)
     with pytest.raises(ConfigError, match="you didn't specify a bounding box format"):
         layers.MaxNumBoundingBoxes(1)({"images": NOISE[:2], "bounding_boxes": boxes})
-    with pytest.raises(ConfigError, match="have boxes and labels"):
+    with pytest.raises(ConfigError, match="expected a dictionary with 'boxes' and 'labels'"):
         layer({"images": NOISE[:2], "bounding_boxes": {"boxes": boxes["boxes"]}})
 
 

@@ -78,7 +78,7 @@ class Ignores(keras.Model):
 def test_what_takes_no_mask_refuses_one(layer):
     inputs = [X, X] if isinstance(layer, L.Add) else X
     assert layer(inputs, mask=None).shape[0] == 2
-    with pytest.raises(ConfigError, match=r"^not supported: mask of layer '\w+' \(\w+\), which ignores it$"):
+    with pytest.raises(ConfigError, match=r"^not supported: a mask for layer '\w+' \(\w+\), which would ignore it$"):
         layer(inputs, mask=np.ones((2, 3), bool))
 
 

@@ -357,9 +357,9 @@ def keys(*given: object, labels: bool = True, shape: tuple[int, ...] | None = (3
         (lambda: metrics.AUC(multi_label=True).result(), "no result before the first batch"),
         (lambda: keys("accuracy", None), "Expected `metrics` argument to be a list, tuple, or dict"),
         (lambda: keys(None, 3), "Expected `weighted_metrics` argument"),
-        (lambda: keys(["mae"], None), "metric 'mae' compares with values, the loss takes integer labels"),
-        (lambda: keys(["accuracy"], None, shape=(1,)), "metric 'accuracy' compares with values"),
-        (lambda: keys(["sparse_categorical_accuracy"], None, labels=False), "compares with integer labels"),
+        (lambda: keys(["mae"], None), "metric 'mae' expects targets that are values, the loss integer labels"),
+        (lambda: keys(["accuracy"], None, shape=(1,)), "metric 'accuracy' expects targets that are values"),
+        (lambda: keys(["sparse_categorical_accuracy"], None, labels=False), "expects targets that are integer labels"),
     ],
 )
 def test_refused(build, message):

@@ -153,7 +153,7 @@ def test_a_number_of_rows_that_is_python_s_is_refused(tmp_path):
 
     model = Mean()
     model.build((None, 2))
-    with pytest.raises(ConfigError, match="the number of rows is a number of Python's"):
+    with pytest.raises(ConfigError, match="uses the number of rows as a Python integer"):
         model.export(tmp_path / "program")
 
 
@@ -179,8 +179,8 @@ def first_op(metadata: dict[str, Any]) -> dict[str, Any]:
         (lambda metadata: first_op(metadata).update(attributes={"a": 3}), "has no attribute 'a'"),
         (lambda metadata: metadata.update(nodes=3), "damaged"),
         (lambda metadata: metadata["results"].update(output=999), "damaged"),
-        (lambda metadata: metadata.update(outputs=["none"]), r"outputs \['none'\]: none of its nodes"),
-        (lambda metadata: metadata.update(inputs={"a": "a"}), r"inputs {'a': 'a'}.*none of its nodes"),
+        (lambda metadata: metadata.update(outputs=["none"]), r"outputs \['none'\]: not nodes of its program"),
+        (lambda metadata: metadata.update(inputs={"a": "a"}), r"inputs {'a': 'a'}.*not nodes of its program"),
         (
             lambda metadata: metadata["nodes"].append(
                 {"op": "broadcast_along", "inputs": [_constant(metadata)], "attributes": {"shape": [1 << 20, 1 << 20]}}

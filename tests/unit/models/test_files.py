@@ -177,11 +177,11 @@ def changed(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"output_layers": ["d", 1, 0]}, "an output comes from no layer"),
-        ({"output_layers": ["e", 0, 0]}, "an output comes from no layer"),
+        ({"output_layers": ["d", 1, 0]}, "an output does not come from a layer"),
+        ({"output_layers": ["e", 0, 0]}, "an output does not come from a layer"),
         ({"output_layers": 3}, "expected the layers of inputs and outputs"),
         ({"layers": changed()["layers"] * 2}, "unique"),
-        ({"layers": changed()["layers"][1:]}, "the inputs of 'd' come from no layer"),
+        ({"layers": changed()["layers"][1:]}, "the inputs of layer 'd' do not come from layers"),
         ({"layers": [{"module": "keras.src.ops.numpy", "class_name": "Fft", "config": {}}]}, "operation 'Fft'"),
     ],
 )
@@ -200,7 +200,7 @@ def test_configurations_of_keras_2():
     config = {"name": "m", "layers": listed, "input_layers": [["x", 0, 0]], "output_layers": [["b", 0, 0]]}
     assert dp.Model.from_config(config).output_shape == (None, 2)
     listed[1]["inbound_nodes"] = [[["b", 0, 0, {}]]]
-    with pytest.raises(ConfigError, match="or from a cycle of layers"):
+    with pytest.raises(ConfigError, match="or the layers form a cycle"):
         dp.Model.from_config(config)
 
 

@@ -263,7 +263,9 @@ def test_a_loss_of_all_outputs_beside_one_of_each(structure, key, weighted):
     expected["loss"] = float(np.dot(factors, values))
     assert logs == pytest.approx(expected, rel=1e-5)
     assert set(model.fit(x, structure(y1, y2), verbose=0).history) == set(expected)
-    with pytest.raises(ConfigError, match="not supported: sample weights by output beside a loss of several outputs"):
+    with pytest.raises(
+        ConfigError, match="not supported: sample weights for each output with one loss over several outputs"
+    ):
         model.fit(x, structure(y1, y2), sample_weight=structure(np.ones(8), np.ones(8)), verbose=0)
 
 

@@ -112,7 +112,9 @@ def test_a_loss_of_ones_own_may_have_a_number_for_each_element():
     model.compile("sgd", own_loss)
     assert model.evaluate(X, X, sample_weight=weights, verbose=0) == pytest.approx((X**2 * weights).mean(), rel=1e-5)
     model.compile("sgd", lambda y_true, y_pred: ops.mean(ops.square(y_pred), (1, 2)))
-    with pytest.raises(ConfigError, match=r"sample_weight of shape \(12, 4, 3\): expected the shape of what is weigh"):
+    with pytest.raises(
+        ConfigError, match=r"sample_weight of shape \(12, 4, 3\): expected the shape of the values that it weigh"
+    ):
         model.evaluate(X, X, sample_weight=weights, verbose=0)
 
 

@@ -239,7 +239,7 @@ def test_layers_that_no_container_holds_are_said_once(make, layer_of, is_built):
     if is_built:
         layer.build((None, 4))
     model = Calling(make(layer), layer_of)
-    with pytest.warns(UserWarning, match="layer 'hidden' is called in 'calling', which does not hold it: its weights"):
+    with pytest.warns(UserWarning, match="layer 'hidden' is called in 'calling', which does not track it: its weights"):
         model(X)
     compiled(model)
     model.fit(X, Y, verbose=0)

@@ -185,7 +185,7 @@ def test_fixed_rows():
     assert Input(batch_shape=(4, None)).shape == (4, None)
     with pytest.raises(ConfigError, match="cannot pass both `batch_size` and `batch_shape`"):
         Input(batch_size=4, batch_shape=(4, 8))
-    with pytest.raises(ConfigError, match="not supported: exporting a model whose batch_size is fixed, to 4"):
+    with pytest.raises(ConfigError, match="not supported: exporting a model with a fixed batch_size, 4"):
         model.export("x")
     model.compile("sgd", "mse", jit_compile=False)
     x, y = samples(8, 8), samples(8, 2)

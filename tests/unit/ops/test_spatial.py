@@ -140,7 +140,7 @@ def test_of_equal_elements_the_first_gets_the_gradient(rank):
 
 def test_what_does_not_fit():
     image, kernel = np.zeros((1, 4, 4, 2)), np.zeros((3, 3, 2, 1))
-    with pytest.raises(ConfigError, match=r"have 2 channels, a kernel .* takes 1"):
+    with pytest.raises(ConfigError, match=r"have 2 channels, the kernel .* takes 1"):
         ops.conv(image, np.zeros((3, 3, 1, 1)))
     with pytest.raises(ConfigError, match="a window of 5 does not fit into a length of 4"):
         ops.conv(image, kernel, dilation_rate=2)
@@ -170,10 +170,10 @@ def test_channels_first():
     with pytest.raises(ConfigError, match=r"argument must be one of .* Received: data_format=NCHW"):
         ops.max_pool(x, 2, data_format="NCHW")
     with pytest.raises(
-        ConfigError, match=r"conv: expected images of one to three axes .*, found \(2, 6, 5, 3\) and \(3,"
+        ConfigError, match=r"conv: expected inputs and a kernel of equal rank, .* found shapes \(2, 6, 5, 3\) and \(3,"
     ):
         ops.conv(last, kernel[:, 0])
     with pytest.raises(ConfigError, match=r"input channels=3, kernel input channels=4, data_format='channels_last'\."):
         ops.conv_transpose(last, kernel)
-    with pytest.raises(ConfigError, match=r"have 3 channels, a kernel .* takes 4"):
+    with pytest.raises(ConfigError, match=r"have 3 channels, the kernel .* takes 4"):
         ops.depthwise_conv(last, kernel.transpose(0, 1, 3, 2))

@@ -68,7 +68,7 @@ def test_the_nearest_point_of_the_simplex():
         (lambda: ops.space_to_depth(IMAGES[0], 2), "expected 4 axes"),
         (lambda: ops.unfold(IMAGES[0], 2), "must be a 4D tensor"),
         (lambda: ops.unfold(IMAGES, 9), "windows of 9 pixels do not fit into images of 6"),
-        (lambda: ops.unfold(IMAGES, 2, stride=0), "stride=0: expected one or two integers from 1"),
+        (lambda: ops.unfold(IMAGES, 2, stride=0), "stride=0: expected one or two integers of at least 1"),
         (lambda: ops.fold(IMAGES, 4, 2), "must be a 3D tensor"),
         (
             lambda: ops.fold(np.zeros((1, 4, 5)), 4, 2),

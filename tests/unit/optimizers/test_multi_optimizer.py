@@ -186,7 +186,10 @@ def test_an_interrupted_training_goes_on_with_all_rates(tmp_path):
             lambda: MultiOptimizer(lambda variable: "sgd").build(two_variables("float32")),
             "for each variable, found 'sgd'",
         ),
-        (lambda: several().exclude_from_weight_decay(var_names=["bias"]), "of the optimizers within"),
+        (
+            lambda: several().exclude_from_weight_decay(var_names=["bias"]),
+            "exclude_from_weight_decay on its optimizers",
+        ),
         (lambda: deserialize({"class_name": "MultiOptimizer", "config": {}}), "must be an OptimizerMap"),
     ],
 )
@@ -196,5 +199,5 @@ def test_refused(make, message):
 
 
 def test_rates_of_another_number_of_optimizers_are_refused():
-    with pytest.raises(DataError, match=r"the learning rates of 2 optimizers; found 0\.5"):
+    with pytest.raises(DataError, match=r"the learning rates of 2 optimizers, found 0\.5"):
         several()._resume_learning_rate(0.5)

@@ -92,7 +92,7 @@ class Halving(LearningRateSchedule):
         (lambda: CosineDecayRestarts(0.1, 0), "first_decay_steps=0"),
         (lambda: CosineDecayRestarts(0.1, 5, 0.5), "not supported: t_mul=0.5 below 1"),
         (lambda: PiecewiseConstantDecay([1, 2], [0.1]), "boundaries should be 1 less than the length of values"),
-        (lambda: PiecewiseConstantDecay([2, 1], [0.1, 0.2, 0.3]), "expected rising steps"),
+        (lambda: PiecewiseConstantDecay([2, 1], [0.1, 0.2, 0.3]), "expected increasing steps"),
         (
             lambda: schedules.deserialize({"class_name": "CosineDecai", "config": {}}),
             "unknown learning rate schedule 'CosineDecai'; did you mean 'CosineDecay'",

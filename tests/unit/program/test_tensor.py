@@ -105,7 +105,7 @@ def test_what_is_no_slice():
         ((..., ...), "a single ellipsis"),
         ([0.5], "an index of float32"),
         (np.array([True]), r"a boolean index of shape \(1,\) for axes of shape \(2,\)"),
-        (True, "a single boolean is no index"),
+        (True, "a single boolean cannot be an index"),
     ):
         with pytest.raises(ConfigError, match=words):
             x[wrong]

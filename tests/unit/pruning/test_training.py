@@ -289,9 +289,9 @@ def test_refused():
     refused("no layer has a trainable kernel", model=dp.Sequential([layers.Input((4,)), layers.ReLU()]))
     refused("expected a model, a layer or a list of layers, found int", model=7)
     refused(
-        r"pruning 1:3 of layer 'a': its kernel of shape \(8, 16\) has 8 inputs, no multiple of 3",
+        r"pruning 1:3 of layer 'a': its kernel of shape \(8, 16\) has 8 inputs, not a multiple of 3",
         sparsity_m_by_n=(1, 3),
     )
     layer = prune_low_magnitude(layers.Dense(4), sparsity_m_by_n=(1, 3))
-    with pytest.raises(ConfigError, match="has 8 inputs, no multiple of 3"):
+    with pytest.raises(ConfigError, match="has 8 inputs, not a multiple of 3"):
         layer.build((None, 8))

@@ -129,7 +129,9 @@ def test_none_is_good(tmp_path):
     directory = opened(tmp_path)
     for step in (1, 2):
         (save(directory, step) / "a").unlink()
-    message = r"no checkpoint is good: .*000002-step-2: damaged: a is missing; .*000001-step-1: damaged: a is missing"
+    message = (
+        r"no checkpoint can be used: .*000002-step-2: damaged: a is missing; .*000001-step-1: damaged: a is missing"
+    )
     with pytest.raises(DataError, match=message):
         newest(tmp_path)
 
@@ -472,7 +474,7 @@ def test_a_checkpoint_that_is_a_link_is_no_reason_to_begin_anew(tmp_path, canary
     path = tmp_path / "checkpoints"
     path.mkdir()
     (path / real.name).symlink_to(real)
-    with pytest.raises(DataError, match=r"no checkpoint is good: .*000001-step-1: it is a link, expected a folder"):
+    with pytest.raises(DataError, match=r"no checkpoint can be used: .*000001-step-1: it is a link, expected a folder"):
         newest(path)
 
 

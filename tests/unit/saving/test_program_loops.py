@@ -167,9 +167,9 @@ HOSTILE = [
     (lambda d: body_of(d)["nodes"][0].update(inputs=[1, 5]), r"has inputs \[1, 5\], of 3"),  # what follows from it
     (lambda d: body_of(d).update(results=[5, 7]), r"a loop's body has results \[5, 7\], of 7"),
     (lambda d: body_of(d).update(results=[True, 6]), r"a loop's body has results \[True, 6\]"),
-    (lambda d: body_of(d).update(results=[]), "a loop's carries .* become"),
+    (lambda d: body_of(d).update(results=[]), "a loop changes its carries"),
     (lambda d: body_of(d).update(results=3), "damaged"),
-    (lambda d: body_of(d).update(carries=2), "a loop's carries .* become|over"),
+    (lambda d: body_of(d).update(carries=2), "a loop changes its carries|over"),
     (lambda d: body_of(d).update(carries=-1), "a loop of -1 carries and 1 slices, of 3 inputs"),
     (lambda d: body_of(d).update(carries=1.0), r"a loop of 1\.0 carries and 1 slices, of 3 inputs"),
     (lambda d: body_of(d).update(slices=9), "a loop of 1 carries and 9 slices, of 3 inputs"),
@@ -191,7 +191,7 @@ HOSTILE = [
     (lambda d: loop_of(d).update(op="add"), "a loop 'add' of"),
     (lambda d: loop_of(d).pop("body"), "op 'scan', which this version does not have"),
     (lambda d: loop_of(d).update(inputs=[0, 1, 3]), r"a loop has inputs \[0, 1, 3\], of 3"),
-    (lambda d: loop_of(d).update(inputs=[2, 1, 0]), "a loop's carries .* become"),
+    (lambda d: loop_of(d).update(inputs=[2, 1, 0]), "a loop changes its carries"),
     (lambda d: loop_of(d)["attributes"].update(length=-1), "a loop 'scan' of {'length': -1"),
     (lambda d: loop_of(d)["attributes"].update(length=5), r"a loop of 5 steps over"),
     (lambda d: loop_of(d)["attributes"].update(length={"rows": 2}), "a loop 'scan' of {'length': {'rows': 2}"),
@@ -204,7 +204,7 @@ HOSTILE = [
     (lambda d: nest(d, 4, 1000), "a loop of more than 16,777,216 steps"),
     (lambda d: nest(d, 60), "or within 8 others"),
     (lambda d: d["nodes"][1].update(shape=[{"rows": 4}, WIDTH]), "a loop of 4 steps over"),
-    (lambda d: d["nodes"][0].update(shape=[2, WIDTH]), "a loop's carries .* become"),  # two rows only
+    (lambda d: d["nodes"][0].update(shape=[2, WIDTH]), "a loop changes its carries"),  # two rows only
     (
         lambda d: (
             body_of(d)["nodes"].append({"op": "getitem", "inputs": [0], "attributes": {"key": [[0, 9, 1], [0, 1, 1]]}})

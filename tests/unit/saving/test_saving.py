@@ -353,7 +353,7 @@ INPUT = {"module": "keras.layers", "class_name": "InputLayer", "config": {"batch
         ([dense(dtype="float8")], "float8"),
         ([INPUT | {"config": {"batch_shape": [None, 0]}}, dense()], "not supported: input of shape"),
         ([INPUT | {"config": {"batch_shape": [None, 3], "sparse": True}}, dense()], "sparse"),
-        ([dense(), INPUT], "InputLayer can stand only before the first layer"),
+        ([dense(), INPUT], "InputLayer must come before the first layer"),
         ([INPUT], "at least one layer"),
         ([3], "class_name and config"),
         ([{"class_name": "Dense"}], "has no config"),
@@ -483,7 +483,7 @@ def test_variables_alternate_by_parameter():
     with pytest.raises(DataError, match="iterations are -1"):
         optimizer_variables.read("file", other, other.variables, stored([np.array(-1), *arrays[1:]]))
     for wrong in (np.nan, -1.0):
-        with pytest.raises(DataError, match=f"learning rate is {wrong:g}, expected a number from 0"):
+        with pytest.raises(DataError, match=f"learning rate is {wrong:g}, expected a finite number >= 0"):
             optimizer_variables.read("file", other, other.variables, stored([arrays[0], np.array(wrong), *arrays[2:]]))
 
 

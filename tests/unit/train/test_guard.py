@@ -104,7 +104,9 @@ def test_a_step_of_ones_own_without_an_optimizer_cannot_be_left_out():
     x, _ = toy(20)
     model = Own()
     model.compile("sgd", "mse")
-    with pytest.raises(ConfigError, match="not supported: leaving out steps of a train_step that calls no optimizer's"):
+    with pytest.raises(
+        ConfigError, match="not supported: skipping steps of a train_step that never calls an optimizer's"
+    ):
         model.fit(x, x[:, :1], verbose=0, on_nonfinite="skip")
 
 

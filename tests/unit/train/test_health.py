@@ -169,7 +169,7 @@ def test_samples_that_are_gone_are_not_asked_for_again():
     [
         ({"on_nonfinite": "jump"}, "on_nonfinite = 'jump': expected one of 'stop', 'skip', 'ignore'"),
         ({"skip_outliers": 0}, "skip_outliers = 0: expected a number > 0"),
-        ({"on_nonfinite": "skip"}, "not supported: leaving out steps with run_eagerly"),
+        ({"on_nonfinite": "skip"}, "not supported: skipping steps with run_eagerly"),
     ],
 )
 def test_what_cannot_be_asked(arguments, message):

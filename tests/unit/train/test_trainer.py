@@ -348,7 +348,7 @@ def test_another_optimizer_of_the_same_kind_begins_afresh():
         (lambda x, y: build().fit(x, y, batch_size=64, drop_last=True), ConfigError, "at most 50"),
         (lambda x, y: build(loss=None).fit(x, y), ConfigError, "No loss to compute"),
         (lambda x, y: build(loss="cross"), ConfigError, "unknown loss"),
-        (lambda x, y: build(metrics=["mae"]), ConfigError, "compares with values"),
+        (lambda x, y: build(metrics=["mae"]), ConfigError, "expects targets that are values"),
         (lambda x, y: build().set_weights([np.zeros((6, 8))]), ValueError, "expecting 4 weights"),
         (
             lambda x, y: build().set_weights([np.zeros(1)] * 4),

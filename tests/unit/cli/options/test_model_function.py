@@ -226,7 +226,7 @@ def test_a_model_that_no_file_can_hold_is_trained_without(answer, models, small_
     assert names.isdisjoint({"model.keras", "best.keras"})
     swept = ["sweep", "--model", f"{models}:subclassed", "--data", str(small_npz), "--grid", "units=2,3"]
     assert main([*swept, "--epochs", "1", "--verbose", "0", "--out", str(tmp_path / "s")]) == 2
-    assert "no file can hold the models (layer Net: argument 'marker' is no attribute" in capfd.readouterr().err
+    assert "no file can hold the models (layer Net: argument 'marker' is not an attribute" in capfd.readouterr().err
     arguments = ["--seeds", "0", "--keep", "none", "--batch-size", "512"]
     assert main([*swept, *arguments, "--epochs", "1", "--verbose", "0", "--out", str(tmp_path / "s")]) == 0
 

@@ -144,7 +144,7 @@ def test_values_taken(value):
     ("arguments", "message"),
     [
         (("--prune", "0.5", "--prune-layers", "dence"), "unknown layer 'dence'; did you mean 'dense'"),
-        (("--prune", "2:5"), "layer 'dense': its kernel of shape (784, 8) has 784 inputs, no multiple of 5"),
+        (("--prune", "2:5"), "layer 'dense': its kernel of shape (784, 8) has 784 inputs, not a multiple of 5"),
         (("--regrow",), "pruning.regrow = 0.3: nothing is pruned; add --prune 0.9, for example"),
         (("--prune", "0.5", "--pruning.begin", "80%"), "pruning.begin = 80% (step 44) is after pruning.end = 70% (38)"),
         (("--sparsity", "0.5"), "unknown '--sparsity'; did you mean '--pruning.sparsity'?"),

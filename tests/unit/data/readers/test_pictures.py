@@ -250,7 +250,7 @@ def test_other_pictures_than_the_training_s_are_refused(tmp_path):
     resized = Preprocessing("multiclass", class_names=("cat", "dog"), picture=(4, 6, 3), resize=True)
     assert encoded(tmp_path / "a.png", resized)[0].shape == (1, 4, 6, 3)
     grey = Preprocessing("multiclass", class_names=("cat", "dog"), picture=(8, 8, 1))
-    with pytest.raises(AgreedError, match="coloured, and the model was trained on grey pictures"):
+    with pytest.raises(AgreedError, match="in color, and the model was trained on gray pictures"):
         encoded(tmp_path / "a.png", grey)
 
 

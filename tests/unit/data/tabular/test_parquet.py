@@ -61,7 +61,7 @@ def test_a_text_that_is_stored_once_takes_its_place_once(tmp_path):
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("import os; os.abort()", r"t\.parquet: no Parquet file, or damaged \(its reader died of SIGABRT\)"),
+        ("import os; os.abort()", r"t\.parquet: not a Parquet file, or damaged \(its reader died of SIGABRT\)"),
         ("raise SystemError('x')", r"damaged \(its reader failed: SystemError: x\)"),
         ("import time; time.sleep(60)", r"damaged \(not read within 2 s\)"),
         ("bytearray(1 << 40)", r"its reader failed: MemoryError"),

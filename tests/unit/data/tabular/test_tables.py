@@ -112,7 +112,7 @@ def test_text_that_is_no_table(tmp_path, content, message):
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" + bytes(100) + b"PAR1", b"<html>"])
 def test_a_file_that_is_no_parquet(tmp_path, content):
-    with pytest.raises(DataError, match=r"t\.parquet: no Parquet file, or damaged"):
+    with pytest.raises(DataError, match=r"t\.parquet: not a Parquet file, or damaged"):
         read(tmp_path, content, "t.parquet")
 
 
