@@ -147,7 +147,9 @@ class FetchedIdx(NamedDataset):
             require_checksum(keras_file, self.keras_sha256)
             return
         if any(key not in self.sha256 and key not in self.gz_sha256 for key in _IDX_NAMES):
-            raise DataError(f"data: {name} is not on this machine, and has no SHA-256 to fetch it by; {_advice(name)}")
+            raise DataError(
+                f"data: {name} is not on this machine, and not downloaded without a known SHA-256; {_advice(name)}"
+            )
         with _locked(folder):
             for key, (file, _) in _IDX_NAMES.items():
                 path = folder / f"{file}.gz"
@@ -308,7 +310,9 @@ def _download(name: str, url: str) -> Iterator[bytes]:
 
     def require_secure(url: str) -> None:
         if url.partition(":")[0].lower() not in _SCHEMES:
-            raise DataError(f"{missing} is not fetched by {' or '.join(_SCHEMES)}: {one_line(url)}; {_advice(name)}")
+            raise DataError(
+                f"{missing} can only be fetched by {' or '.join(_SCHEMES)}: {one_line(url)}; {_advice(name)}"
+            )
 
     class Redirects(urllib.request.HTTPRedirectHandler):
         def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:

@@ -15,7 +15,7 @@ def split_rows(y: npt.NDArray[Any], fraction: float) -> tuple[RowNumbers, RowNum
     """Return the training and the held-out rows, each rising; the same labels give the same split."""
     held_out = round(len(y) * fraction)
     if not 0 < held_out < len(y):
-        raise ConfigError(f"validation_split = {fraction}: of {len(y)} samples it holds out {held_out}")
+        raise ConfigError(f"validation_split = {fraction} holds out {held_out} of {len(y)} samples")
     # At even distances through the consecutive classes.
     places = np.arange(len(y) + 1, dtype=np.int64) * held_out // len(y)
     is_held = np.zeros(len(y), bool)
@@ -26,7 +26,7 @@ def split_rows(y: npt.NDArray[Any], fraction: float) -> tuple[RowNumbers, RowNum
 def fold_rows(y: npt.NDArray[Any], fold: int, folds: int, seed: int) -> tuple[RowNumbers, RowNumbers]:
     """Return the training rows and the rows of one of a seed's disjoint, nearly equal folds, each rising."""
     if folds > len(y):
-        raise ConfigError(f"{folds} folds of {len(y)} samples: at most one fold a sample")
+        raise ConfigError(f"{folds} folds for {len(y)} samples; expected at most one fold per sample")
     is_held = np.zeros(len(y), bool)
     is_held[_by_class(y, seed)[fold::folds]] = True
     return np.flatnonzero(~is_held), np.flatnonzero(is_held)

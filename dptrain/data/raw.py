@@ -50,7 +50,7 @@ def require_part(count: int, fraction: float, advice: str) -> str:
     """Return a note on how many samples are held out as the test part; refuse a part of none or all."""
     held_out = round(count * fraction)
     if not 0 < held_out < count:
-        raise ConfigError(f"data.test_split = {fraction}: of {count} samples it holds out {held_out}; {advice}")
+        raise ConfigError(f"data.test_split = {fraction} holds out {held_out} of {count} samples; {advice}")
     return f"{held_out:,} of {count:,} samples are held out as the test part; {advice}"
 
 

@@ -246,7 +246,7 @@ WRONG = [
     (("--folds", "2000"), "2000 folds of 1003 samples"),
     (("--folds", "3", "--validation-split", "0.1"), "each selects the validation samples; leave one out"),
     (("--fold", "1/3"), "--folds K trains every trial and seed on each of K folds"),
-    (("--validation-split", "0.0001"), "of 1003 samples it holds out 0"),
+    (("--validation-split", "0.0001"), "holds out 0 of 1003 samples"),
     (("--grid", "validation_split=0.1,0.2"), "all runs are compared on the same samples"),
     (("--keep", "some"), "keep = 'some', set on the command line: must be 'best', 'all' or 'none'"),
     (("--max-time", "3"), "max_time = '3', set on the command line: expected a number with a unit, such as 90s"),

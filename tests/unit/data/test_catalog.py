@@ -382,19 +382,23 @@ def test_what_is_fetched_is_pinned_and_comes_by_https():
 
 def test_plain_http_is_refused_unasked(server, tiny, monkeypatch):
     monkeypatch.setattr(catalog, "_SCHEMES", ("https",))
-    assert f"is not fetched by https: {server.address}train-images-idx3-ubyte.gz; put train-images" in refused("tiny")
+    assert f"can only be fetched by https: {server.address}train-images-idx3-ubyte.gz; put train-images" in refused(
+        "tiny"
+    )
     assert server.requested == []
 
 
 @pytest.mark.parametrize("elsewhere", ["ftp://127.0.0.1/x.gz", "https://127.0.0.1/x.gz"])
 def test_a_redirect_to_another_scheme_is_not_followed(server, tiny, elsewhere):
     server.elsewhere["train-images-idx3-ubyte.gz"] = elsewhere
-    assert f"is not fetched by http: {elsewhere}; put train-images" in refused("tiny")
+    assert f"can only be fetched by http: {elsewhere}; put train-images" in refused("tiny")
 
 
 def test_what_has_no_checksum_is_not_fetched(server, monkeypatch):
     monkeypatch.setitem(CATALOG, "tiny", FetchedIdx(server.address, SHAPES))
-    assert "tiny is not on this machine, and has no SHA-256 to fetch it by; put train-images" in refused("tiny")
+    assert "tiny is not on this machine, and not downloaded without a known SHA-256; put train-images" in refused(
+        "tiny"
+    )
     assert server.requested == []
 
 

@@ -19,7 +19,7 @@ def counts(y, rows):
 def test_a_split_holds_out_the_same_part_of_every_class(y, fraction):
     held_out = round(len(y) * fraction)
     if not 0 < held_out < len(y):
-        with pytest.raises(ConfigError, match=f"of {len(y)} samples it holds out {held_out}"):
+        with pytest.raises(ConfigError, match=f"holds out {held_out} of {len(y)} samples"):
             split_rows(y, fraction)
         return
     trained, validated = split_rows(y, fraction)
@@ -34,7 +34,7 @@ def test_a_split_holds_out_the_same_part_of_every_class(y, fraction):
 @given(LABELS, st.integers(2, 7), st.integers(0, 2**63 - 1))
 def test_folds_share_out_all_rows_and_every_class(y, folds, seed):
     if folds > len(y):
-        with pytest.raises(ConfigError, match="at most one fold a sample"):
+        with pytest.raises(ConfigError, match="at most one fold per sample"):
             fold_rows(y, 0, folds, seed)
         return
     parts = [fold_rows(y, fold, folds, seed) for fold in range(folds)]

@@ -44,7 +44,7 @@ def test_x_stays_on_the_disk(tmp_path, x):
         (X, np.arange(9), {}, r"x\.npy has 10 rows, .*y\.npy 9; expected as many"),
         (X, np.arange(10), {}, r"y\.npy: the last 2 rows have classes that no row before has; shuffle"),
         (X, np.arange(10), {"max_bytes": 79}, r"y\.npy: declared 80 bytes > max_bytes = 79 bytes"),
-        (X[:1], np.arange(1.0), {}, "of 1 samples it holds out 0"),
+        (X[:1], np.arange(1.0), {}, "holds out 0 of 1 samples"),
         (np.where(X == 7, np.nan, X).astype(">f4"), np.arange(10) / 3, {}, r"x\.npy: NaN at sample 1, feature 3"),
         (X[:0], np.arange(0.0), {}, "no samples"),
         (np.where(X == 7, np.nan, X), np.arange(10) / 3, {}, r"x\.npy: NaN at sample 1, feature 3"),
