@@ -327,7 +327,7 @@ class _Placer:
         moved = [self._moved(part, axes, reader, rows, partial) for part, axes in zip(parts, wanted_axes, strict=True)]
         axes = tuple([chosen.get(letter) for letter in rule.output])
         if any(isinstance(n, Dim) and mesh is None for n, mesh in zip(tensor.shape, axes, strict=True)):
-            raise _refusal(reader, tensor, "to be made")
+            raise _refusal(reader, tensor)
         partial += tuple(mesh for letter, mesh in chosen.items() if letter not in rule.output)
         return moved, Placement(axes, partial, op.partial_reduce if partial else "sum")
 
@@ -526,7 +526,7 @@ class _Placer:
                 if part.tensor.shape[axis] == 0 and not by_rows:  # as if without rows
                     part = self._note(part.tensor, replicated)
                 elif by_rows or not self._layouts:
-                    raise _refusal(reader, part.tensor, f"that is {part.placement}")
+                    raise _refusal(reader, part.tensor)
                 else:
                     part = self._sent(ALL_GATHER, part, replicated, mesh=mesh, axis=axis)
         for mesh in part.placement.partial:
@@ -685,10 +685,10 @@ def _is_elementwise(tensor: Tensor) -> bool:
     return tensor.op is OPERATORS["identity"] or (isinstance(lowering, Element) and not lowering.by_last)
 
 
-def _refusal(reader: str, tensor: Tensor, placed: str) -> ConfigError:
-    shape = tuple(map(int, tensor.shape))
+def _refusal(reader: str, tensor: Tensor) -> ConfigError:
     return ConfigError(
-        f"{reader} needs the rows of all ranks at once, of a tensor {placed} in shape {shape}: not supported"
+        f"not supported: {reader} needs the rows of all ranks at once, of a tensor of shape "
+        f"{tuple(map(int, tensor.shape))}; sum over the rows first, or compile with run_eagerly=True on one rank"
     )
 
 
