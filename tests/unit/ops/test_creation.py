@@ -57,7 +57,7 @@ def test_known_numbers_are_numpys():
         output = getattr(ops, name)(*arguments)
         assert output.dtype.name == "float32"
         np.testing.assert_allclose(output, getattr(np, name)(*arguments), rtol=1e-6, atol=1e-7)
-    with pytest.raises(ConfigError, match=r"hamming: 2\.5 points"):
+    with pytest.raises(ConfigError, match=r"hamming: x=2\.5; expected an integer"):
         ops.hamming(2.5)
 
 

@@ -43,8 +43,8 @@ def test_of_integers():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((M, 3), "ord=3 of matrices; expected None, 'fro', 'nuc', 1"),
-        ((M, "fro", 0), "ord='fro' of vectors; expected None or a number"),
+        ((M, 3), "ord=3; expected None, 'fro', 'nuc', 1"),
+        ((M, "fro", 0), "ord='fro'; expected None or a number for vectors"),
         ((X, 1), "ord=1 over 3 axes; expected one axis or two"),
         ((M, 1, (0, 0)), "expected different axes"),
     ],

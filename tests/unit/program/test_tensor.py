@@ -98,10 +98,10 @@ def test_what_is_no_slice():
     x = constant(np.zeros((2, 3)))
     for wrong, words in (
         (2, "out of range"),
-        ((0, 0, 0), "3 indices"),
+        ((0, 0, 0), "too many indices: 3"),
         (slice(None, None, 0), "slice step cannot be zero"),
         ([2], "index 2 is out of range for a length of 2"),
-        (([0], [0], [0]), "3 indices"),
+        (([0], [0], [0]), "too many indices: 3"),
         ((..., ...), "a single ellipsis"),
         ([0.5], "an index of float32"),
         (np.array([True]), r"a boolean index of shape \(1,\) for axes of shape \(2,\)"),

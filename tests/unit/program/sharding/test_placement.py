@@ -163,7 +163,7 @@ def test_what_needs_the_rows_of_all_ranks_is_refused():
     def step(x, y, sample_weight):
         return {"gram": ops.matmul(x, ops.transpose(x))}
 
-    with pytest.raises(ConfigError, match="^not supported: op 'batch_matmul' needs the rows of all ranks at once"):
+    with pytest.raises(ConfigError, match=r"^not supported: op 'batch_matmul' needs the rows of all ranks at once"):
         place(trace(step, SPECS))
 
     def first_three(x, y, sample_weight):
