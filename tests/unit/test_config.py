@@ -119,7 +119,7 @@ def test_limits_are_positive_integers(monkeypatch):
 def test_what_dptrain_does_in_one_way_only():
     keras.config.set_backend("dptrain")
     assert not keras.config.is_nnx_enabled()
-    with pytest.raises(ConfigError, match="not supported: backend = 'jax'; it is 'dptrain'"):
+    with pytest.raises(ConfigError, match="not supported: backend = 'jax'; expected 'dptrain'"):
         keras.config.set_backend("jax")
     with pytest.raises(ConfigError, match="dptrain runs no code from files"):
         keras.config.enable_unsafe_deserialization()

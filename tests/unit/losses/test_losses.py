@@ -479,7 +479,7 @@ def test_a_loss_that_overrides_its_call():
     np.testing.assert_allclose(
         losses_of_weights, ((predicted - VALUES) ** 2).mean() * np.array([1, WEIGHTS.mean()]), rtol=1e-12
     )
-    with pytest.raises(NotImplementedError, match="Loss Unfinished has no `call"):
+    with pytest.raises(NotImplementedError, match="Loss Unfinished must implement `call"):
         type("Unfinished", (losses.Loss,), {})()(VALUES, Z)
 
 
