@@ -125,20 +125,20 @@ def test_what_is_wrong_with_pictures_is_one_line(pets, tmp_path):
     }
     said = in_turn(0, cases, tmp_path / "said", cwd=tmp_path)
     expected = {
-        "text": (65, "odd/dog/a.txt: no picture; expected PNG"),
+        "text": (65, "odd/dog/a.txt: not a picture; expected PNG"),
         "sizes": (65, "pictures of 2 sizes (height x width): 4x4 (4), 6x6 (2); --image-size 4x4 resizes them"),
         "size": (2, "data.image_size = '5', set on the command line: '5': expected height and width, such as 32x32"),
         "no folder": (65, "odd/cat: no folder with a folder of pictures a class"),
         "missing": (65, "data: petz not found; expected a folder with a folder of pictures a class"),
         "missing pictures": (65, "data: petz not found; expected a folder with a folder of pictures a class"),
-        "link": (65, "linked/cat: a link out of linked; put the pictures there, or --follow-links"),
+        "link": (65, "linked/cat: a link that leads out of linked; put the pictures there, or --follow-links"),
         "no pictures": (2, "--image-size: strokes is no folder with a folder of pictures a class"),
     }
     for name, (code, message) in expected.items():
         assert (said[name].code, len(said[name].messages)) == (code, 1)
         assert message in said[name].messages[0]
     assert said["good"].code == 0
-    assert "skipped: odd/dog/a.txt: no picture" in said["good"].out
+    assert "skipped: odd/dog/a.txt: not a picture" in said["good"].out
     assert "5x5x1 -> 128 -> 2" in said["good"].out
     done = dptrain(2, *start[2:], cwd=tmp_path)
     assert (done.code, len(done.messages)) == (65, 1)

@@ -96,10 +96,10 @@ def test_the_numbers_of_one_rank(pictures, done, name):
     ("name", "message"),
     [
         ("cut", "cut/b/2.png: damaged"),
-        ("link", "link/b/x.png: a link out of"),
+        ("link", "link/b/x.png: a link that leads out of"),
         ("empty", "empty/b: no pictures"),
         ("none", "none: not found, or not a folder"),
-        ("odd", r"odd/c\n/broken\n.png: no picture"),
+        ("odd", r"odd/c\n/broken\n.png: not a picture"),
     ],
 )
 def test_what_is_wrong_ends_all_ranks_in_one_line(done, name, message):

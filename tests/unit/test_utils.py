@@ -23,7 +23,11 @@ def test_labels_become_one_hot_vectors():
 
 @pytest.mark.parametrize(
     ("labels", "classes", "message"),
-    [([3], 3, "labels 3 to 3 for 3 classes"), ([-4, 0], 3, "labels -4 to 0"), ([], None, "no labels; pass num_classes")],
+    [
+        ([3], 3, "labels 3 to 3 for 3 classes"),
+        ([-4, 0], 3, "labels -4 to 0"),
+        ([], None, "no labels; pass num_classes"),
+    ],
 )
 def test_labels_without_a_class_are_refused(labels, classes, message):
     with pytest.raises(ConfigError, match=message):

@@ -124,9 +124,9 @@ def test_training(folder):
 
 
 BAD = {
-    "no.png": (b"to do", r"dog/no\.png: no picture; expected PNG"),
-    "empty.jpg": (b"", r"dog/empty\.jpg: no picture"),
-    "odd \x1b[31m\udcff.gif": (b"GIF89a", "damaged|no picture"),
+    "no.png": (b"to do", r"dog/no\.png: not a picture; expected PNG"),
+    "empty.jpg": (b"", r"dog/empty\.jpg: not a picture"),
+    "odd \x1b[31m\udcff.gif": (b"GIF89a", "damaged|not a picture"),
 }
 
 

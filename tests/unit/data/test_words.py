@@ -139,7 +139,7 @@ def spoil_nested(folder):
     ("spoil", "message"),
     [
         (spoil_bytes, r"1\.txt: byte e9 at 3 is not UTF-8"),
-        (spoil_link, r"9\.txt: a link out of"),
+        (spoil_link, r"9\.txt: a link that leads out of"),
         (spoil_kind, r"picture\.png: expected a text"),
         (spoil_empty, "good: no texts; remove the folder, or fill it"),
         (spoil_beside, r"notes\.txt: a file next to the class folders"),

@@ -427,7 +427,7 @@ def test_a_disk_that_does_not_keep_what_it_was_given_is_found_out(tmp_path, monk
     real = Directory.create
     spoiling = lambda self, name, text: real(self, name, [*text[:-1], b"?"] if name == "a" else text)  # noqa: E731
     monkeypatch.setattr(Directory, "create", spoiling)
-    with pytest.raises(DataError, match="a is not what was written there; is the disk failing"):
+    with pytest.raises(DataError, match="a differs from what was written; is the disk failing"):
         save(directory, 2)
     assert newest(tmp_path) == 1, "the one before stays"
 
@@ -490,7 +490,7 @@ def test_a_directory_in_a_folder_of_ours_is_no_link(tmp_path, canary):
 def test_a_manifest_lists_plain_names(tmp_path, canary, name):
     path = save(opened(tmp_path / "checkpoints"), 1)
     seal(path, files={name: [5, 5, hashlib.sha256(b"alive").hexdigest()]})
-    with pytest.raises(DataError, match=r"step-1: damaged: manifest.json is none of a checkpoint"):
+    with pytest.raises(DataError, match=r"step-1: damaged: manifest.json does not describe a checkpoint"):
         read(path)
     save(opened(path.parent, keep=1), 2)
     assert alive(canary)
@@ -547,7 +547,7 @@ def test_what_cannot_be_deleted_is_told(tmp_path):
     directory = opened(tmp_path)
     path = save(directory, 1)
     (path / "notes.txt").write_text("mine")
-    with pytest.warns(UserWarning, match=r"000001-step-1: left alone, notes.txt is no file of a checkpoint"):
+    with pytest.warns(UserWarning, match=r"000001-step-1: not deleted: notes.txt is not a file of a checkpoint"):
         directory.delete()
     assert (path / "notes.txt").exists()
     assert read(path).manifest.step == 1

@@ -70,7 +70,7 @@ def test_one_damaged_number_is_noticed(data):
     else:
         part[1] += change
     document["arrays"]["w"][2] = parts
-    with pytest.raises(DataError, match=r"damaged: manifest.json is none of a checkpoint: "):
+    with pytest.raises(DataError, match=r"damaged: manifest.json does not describe a checkpoint: "):
         Manifest.parsed(sealed(document))
 
 

@@ -75,7 +75,9 @@ def test_only_blocks_that_are_needed_are_read_and_no_damaged_one(tmp_path, monke
             (tmp_path / name).write_bytes(content)
     with open_directory(tmp_path) as folder:
         np.testing.assert_array_equal(read_part(folder, result.arrays["w"], (1, 1), (3, 2)), array[1:4, 1:3])
-        with pytest.raises(DataError, match=r"damaged: shard-0.safetensors is not what was written, from byte \d+ on"):
+        with pytest.raises(
+            DataError, match=r"damaged: shard-0.safetensors differs from what was written, from byte \d+ on"
+        ):
             read_part(folder, result.arrays["w"], (3, 0), (2, 4))
         with pytest.raises(FileNotFoundError):
             read_part(folder, result.arrays["w"], (6, 0), (1, 4))

@@ -108,5 +108,5 @@ def test_a_slice_beyond_its_input_is_refused():
     program_document = document("getitem", CASES["getitem"][0])
     rank = len(program_document["nodes"][0]["shape"])
     program_document["nodes"][-1]["attributes"]["key"] = [[1000, 2000, 1]] * rank
-    with pytest.raises(DataError, match="'getitem' gives"):
+    with pytest.raises(DataError, match="'getitem' returns shape"):
         read(program_document)

@@ -55,7 +55,7 @@ def test_arguments_that_are_refused(call, message):
 def test_files_that_are_no_pictures(tmp_path):
     with pytest.raises(DataError, match=r"none\.png: not found"):
         dp.utils.load_img(tmp_path / "none.png")
-    with pytest.raises(DataError, match="a picture: no picture"):
+    with pytest.raises(DataError, match="a picture: not a picture"):
         dp.utils.load_img(io.BytesIO(b"text"))
 
 

@@ -103,8 +103,8 @@ def deep():
 
 
 BAD = {
-    "notes.txt": (b"to do", r"dog/notes\.txt: no picture; expected PNG"),
-    "empty.png": (b"", r"dog/empty\.png: no picture"),
+    "notes.txt": (b"to do", r"dog/notes\.txt: not a picture; expected PNG"),
+    "empty.png": (b"", r"dog/empty\.png: not a picture"),
     "cut.png": (truncated(), r"dog/cut\.png: damaged"),
     "deep.png": (deep(), r"dog/deep\.png: pixels of mode I;16; expected 8 bits"),
 }
@@ -274,7 +274,7 @@ def test_links_out_of_the_folder(tmp_path):
     (tmp_path / "pets" / "cat" / "again.png").symlink_to("1.png")
     assert len(load(tmp_path / "pets").train) == 9
     (tmp_path / "pets" / "dog" / "9.png").symlink_to(outside / "dog" / "1.png")
-    message = r"dog/9\.png: a link out of .*pets; put the pictures there, or "
+    message = r"dog/9\.png: a link that leads out of .*pets; put the pictures there, or "
     for bad in ("stop", "skip"):
         with pytest.raises(AgreedError, match=f"{message}--follow-links"):
             load(tmp_path / "pets", bad=bad)
@@ -285,5 +285,5 @@ def test_links_out_of_the_folder(tmp_path):
     assert len(data.train) + len(data.test) == 12
     (tmp_path / "pets" / "dog" / "9.png").unlink()
     (tmp_path / "pets" / "owl").symlink_to(outside / "cat")
-    with pytest.raises(AgreedError, match="owl: a link out of"):
+    with pytest.raises(AgreedError, match="owl: a link that leads out of"):
         load(tmp_path / "pets")
