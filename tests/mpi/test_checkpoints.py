@@ -114,7 +114,7 @@ def test_a_damaged_shard_is_named_and_the_checkpoint_before_taken(copied):
         best = {path: array.tobytes() for path, array in arrays.items() if path.startswith("best/")}
     done = train_on(folder, 0, 16, "", PYTHONWARNINGS="default")
     assert done.code == 0, done.err
-    assert f"{newest}: damaged: shard-2-of-4.safetensors is not what was written, from byte " in done.err
+    assert f"{newest}: damaged: shard-2-of-4.safetensors differs from what was written, from byte " in done.err
     assert f"; resuming from {before}" in done.err
     with np.load(folder / "out.npz") as arrays:
         assert {path: arrays[path].tobytes() for path in best} == best
@@ -134,7 +134,7 @@ def outside(path):
         [
             (lambda path: path.unlink(), "damaged: shard-2-of-4.safetensors is missing"),
             (lambda path: path.write_bytes(path.read_bytes()[:-9]), "damaged: shard-2-of-4.safetensors has "),
-            (lambda path: flip(path, -1), "damaged: shard-2-of-4.safetensors is not what was written"),
+            (lambda path: flip(path, -1), "damaged: shard-2-of-4.safetensors differs from what was written"),
             (outside, "'../../out.npz' is not the name of a file in it"),
         ],
         4,

@@ -54,7 +54,7 @@ def test_another_file_is_refused_before_it_is_read(name, cache, tmp_path):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(pickle.dumps(os.getcwd))
     for file in (f"{name}.npz", tmp_path / "own" / "file.npz"):
-        with pytest.raises(AgreedError, match="the sha256 of .* is not "):
+        with pytest.raises(AgreedError, match=r"the sha256 of .* is not "):
             getattr(datasets, name).load_data(file)
     with pytest.raises(AgreedError, match="not found: expected"):
         getattr(datasets, name).load_data(tmp_path / "none" / "x.npz")
@@ -152,7 +152,7 @@ def test_the_checksum_is_of_the_whole_file(tmp_path):
     path = tmp_path / "x.bin"
     path.write_bytes(b"1")
     cached_files.require_checksum(path, hashlib.sha256(b"1").hexdigest())
-    with pytest.raises(DataError, match="the sha256 of .* is not"):
+    with pytest.raises(DataError, match=r"the sha256 of .* is not"):
         cached_files.require_checksum(path, hashlib.sha256(b"2").hexdigest())
 
 
@@ -188,7 +188,7 @@ def test_another_mnist_file_is_refused(cache, nothing_cached, tmp_path):
     for path in (cache / "mnist.npz", tmp_path / "digits.npz"):
         np.savez(path, **DIGITS)
     for path in ((), ("mnist.npz",), (tmp_path / "digits.npz",)):
-        with pytest.raises(AgreedError, match="the sha256 of .*mnist.npz is not 731c5ac6"):
+        with pytest.raises(AgreedError, match=r"the sha256 of .*mnist\.npz is not 731c5ac6"):
             datasets.mnist.load_data(*path)
     with pytest.raises(AgreedError, match=r"not found: expected mnist\.npz"):
         datasets.mnist.load_data(tmp_path / "none" / "mnist.npz")

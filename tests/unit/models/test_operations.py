@@ -113,7 +113,7 @@ def test_arguments_that_an_operation_does_not_take(class_name, arguments, config
 
 
 def test_an_operation_needs_a_tensor():
-    with pytest.raises(ConfigError, match="operation 'Arange' without a tensor"):
+    with pytest.raises(ConfigError, match="operation 'Arange' without a symbolic tensor"):
         operation({"module": NUMPY, "class_name": "Arange"}).call([10], {}, {})
 
 

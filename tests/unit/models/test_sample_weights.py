@@ -149,7 +149,7 @@ def test_an_output_that_a_dictionary_leaves_out_has_no_weights():
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ({"stepz": OF_STEPS}, r"sample_weight: 'stepz' is none of the outputs \['steps', 'first'\]"),
+        ({"stepz": OF_STEPS}, r"sample_weight: 'stepz' is not one of the outputs \['steps', 'first'\]"),
         ([OF_STEPS] * 3, "sample_weight: The structure of `inputs` doesn't match .* Received: 3 arrays"),
         ([1.0] * ROWS, r"Unrecognized data type: sample_weight=\[1.0, .*convert it to an array"),
         (OF_STEPS, r"sample_weight: expected \(12,\) real numbers, one per sample, found float32 \(12, 4\)"),
@@ -169,7 +169,7 @@ def test_what_does_not_go_with_several_outputs(weights, message):
     ("weights", "message"),
     [
         ([1.0] * ROWS, r"Unrecognized data type: sample_weight=\[1.0, .*convert it to an array"),
-        ({"other": OF_STEPS}, r"sample_weight: 'other' is none of the outputs \['same'\]"),
+        ({"other": OF_STEPS}, r"sample_weight: 'other' is not one of the outputs \['same'\]"),
         ([OF_STEPS, OF_STEPS], "sample_weight: The structure of `inputs` doesn't match"),
         (np.full((ROWS, STEPS), np.nan), "sample_weight: 48 values are not finite"),
         (OF_STEPS[:5], r"sample_weight: expected \(12,\) real numbers"),
