@@ -66,7 +66,8 @@ def get_file(
     is_kept = path.is_file() and not force_download and _has(path, checksum, algorithm)
     if not is_kept:
         if source is None:
-            reason = f"{path} has another {algorithm} than {checksum}" if path.is_file() else f"{path} is not there"
+            wrong = f"the {algorithm} of {path} is not {checksum}"
+            reason = wrong if path.is_file() else f"{path} does not exist"
             raise DataError(f"get_file: {reason}, and dptrain does not download {origin}: put the file there")
         _copy(source, path, checksum, algorithm)
     return str(_extracted(path, unpacked, archive_format, anew=not is_kept) if extract else path)
