@@ -89,7 +89,7 @@ def test_settings():
         room.set_image_data_format("channels_last")
         room.set_epsilon(1e-7)
     for call, message in (
-        (lambda: keras.config.set_epsilon(1e-5), "epsilon = 1e-05; it is 1e-07"),
+        (lambda: keras.config.set_epsilon(1e-5), "epsilon = 1e-05; expected 1e-07"),
         (lambda: keras.config.set_backend("jax"), "backend = 'jax'; expected 'dptrain'"),
     ):
         with pytest.raises(ConfigError, match=f"^not supported: .*{message}"):

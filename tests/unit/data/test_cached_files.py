@@ -40,7 +40,7 @@ def test_the_cache_is_keras(source, tmp_path, monkeypatch):
 
 def test_what_is_nowhere_or_another_file(source, tmp_path):
     with pytest.raises(
-        DataError, match=r"x\.csv is not there, and dptrain does not download https://a\.org/x\.csv: put"
+        DataError, match=r"x\.csv does not exist, and dptrain does not download https://a\.org/x\.csv: put"
     ):
         get_file(origin="https://a.org/x.csv?raw=1".partition("?")[0], cache_dir=tmp_path)
     with pytest.raises(DataError, match=r"the sha256 of .* is not 0000"):

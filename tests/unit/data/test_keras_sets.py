@@ -41,7 +41,7 @@ def ragged(lengths):
 @pytest.mark.parametrize("name", SETS)
 def test_what_is_not_there_is_said_in_a_line_with_where_it_belongs(name, cache):
     with pytest.raises(
-        AgreedError, match=r"is not there, and dptrain does not download https://.*put the file there"
+        AgreedError, match=r"does not exist, and dptrain does not download https://.*put the file there"
     ) as caught:
         getattr(datasets, name).load_data()
     assert str(cache) in str(caught.value)
