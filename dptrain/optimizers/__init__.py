@@ -1,4 +1,4 @@
-"""Optimizers, without device code. A new one is a file, its name below, and in `cli/config.py` `OptimizerConfig`."""
+"""Optimizers, without device code. A new one is a file, its name below, and in `OptimizerConfig` of `cli/options/`."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
