@@ -112,7 +112,7 @@ def test_stacked_cells(cuda_backend):
 
 @pytest.mark.parametrize(("rows", "of_block"), sample([(129, 4), (128, 2), (257, 8), (0, 2)], 2))
 def test_more_rows_for_a_block(cuda_backend, rows, of_block):
-    program, values = program_of(GRU(3), rows, 2, 1)
+    program, values = program_of(GRU(3), rows, 3, 1)
     executable = check(cuda_backend, program, values, rows, 2, 40)
     assert f"rows_product<{of_block}>" in executable.source
 

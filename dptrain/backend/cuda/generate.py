@@ -1,11 +1,8 @@
 """Generates a program's CUDA C++: a function for each group, and kernels whose blocks are dealt out to functions.
 
-The source of a program depends on its structure and the tiles of its products. It does not depend on the number of
-rows, a kernel argument, so that batches of other sizes find it compiled, nor on seeds, rates and other numbers in which
-runs of a program may differ.
-
-Addresses and numbers of each run are a `Run` in device memory. Kernels get an array of them: the second dimension of
-the grid counts the runs that execute together, a pack.
+The source depends on a program's structure and the tiles of its products, not on the number of rows, nor on seeds,
+rates and other numbers in which runs may differ. Addresses and numbers of each run are a `Run` in device memory; the
+second dimension of the grid counts the runs that execute together, a pack.
 """
 
 import re
@@ -331,9 +328,8 @@ class Generator(MemberWriter):
         return body
 
     def _by_quads(self, w: Writer, chunk: int, body: Sequence[str], quads: Quads) -> None:
-        """Write the loop of a map whose threads take four adjacent elements.
+        """Write the loop of a map whose threads take four adjacent elements, loaded and stored at once if aligned.
 
-        Tensors in the elements' order are loaded before and stored afterwards, 16 bytes at once if all are aligned.
         Behind the end a thread recomputes the last element, and neither stores nor adds it.
         """
         addresses = " | ".join(f"(size_t){pointer}" for pointer in sorted({*quads.loaded, *quads.stored}))

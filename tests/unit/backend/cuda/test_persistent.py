@@ -133,6 +133,25 @@ def test_steps_that_need_other_rows_are_launched(cell, in_one):
     assert Composition(loop_of(cell, whole=True)).in_one_launch == ([3] if in_one else [])
 
 
+def test_a_state_is_no_matrix_that_all_steps_share():
+    """Though it has the shape of one, where there are as many rows as columns."""
+    assert not Composition(loop_of(lambda h, xt, u: (ops.tanh(h @ h + xt @ u), h), rows=6, whole=True)).in_one_launch
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_sums_over_rows_are_a_blocks_own_while_nobody_reads_them(read):
+    def step(x, h, u):
+        def cell(carries, xt):
+            h, total = carries
+            return (ops.tanh(h @ u + (total if read else xt)), total + ops.sum(h * xt, 0)), None
+
+        h, total = ops.scan(cell, (h, ops.zeros((6,))), x)[0]
+        return {"h": h, "total": total}
+
+    specs = {"x": ((3, Dim.rows(4), 6), "float32"), "h": ((Dim.rows(4), 6), "float32"), "u": ((6, 6), "float32")}
+    assert Composition(trace(step, specs)).in_one_launch == ([] if read else [3])
+
+
 @pytest.mark.parametrize("steps", [0, 1])
 def test_a_single_step_is_launched(steps):
     assert not Composition(loop_of(usual, steps=steps)).in_one_launch
