@@ -256,14 +256,16 @@ WRONG = [
 
 
 @pytest.fixture(scope="module")
-def wrong_alone(small_npz, tmp_path_factory):
+def wrong_alone(small_npz, once):
     """How one process takes wrong words, by what it is to say, and its working directory; all of them in turn."""
-    folder = tmp_path_factory.mktemp("wrong")
     command = ["-m", "dptrain", "sweep", "--data", str(small_npz), *QUICK]
     cases = {message: [*command, *arguments] for arguments, message in WRONG}
-    folder_of_run = folder / "here"
-    folder_of_run.mkdir()
-    return in_turn(0, cases, folder / "in turn", cwd=folder_of_run), folder_of_run
+
+    def launch(folder):
+        (folder / "here").mkdir()
+        return in_turn(0, cases, folder / "in turn", cwd=folder / "here"), folder / "here"
+
+    return once("wrong sweeps", launch)
 
 
 @pytest.mark.parametrize(("arguments", "message"), WRONG)

@@ -18,11 +18,11 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory):
+def done(once):
     """How the jobs ended in which every rank does so, once all have met."""
-    folder, mpirun = tmp_path_factory.mktemp("codes"), find_mpirun()
+    mpirun = find_mpirun()
 
-    def start(number, deed):
+    def start(folder, number, deed):
         script = folder / f"{number}.py"
         deed = "ctypes.CDLL(None)._exit(0)" if deed == "launch" else deed
         script.write_text(
@@ -31,15 +31,18 @@ def done(tmp_path_factory):
         )
         return [sys.executable, str(script)]
 
-    def launch(case):
+    def launch(folder, case):
         number, deed = case
         launcher = (
             [sys.executable, "-m", "dptrain", "launch", "-n", "2", "--"] if deed == "launch" else [mpirun, "-n", "2"]
         )
-        return run([*launcher, *start(number, deed)], timeout=90)
+        return run([*launcher, *start(folder, number, deed)], timeout=90)
 
-    with ThreadPoolExecutor(3) as pool:
-        return dict(zip(CASES, pool.map(launch, enumerate(CASES)), strict=True))
+    def launch_all(folder):
+        with ThreadPoolExecutor(3) as pool:
+            return dict(zip(CASES, pool.map(lambda case: launch(folder, case), enumerate(CASES)), strict=True))
+
+    return once("exit codes", launch_all)
 
 
 @pytest.mark.parametrize("deed", CASES)
