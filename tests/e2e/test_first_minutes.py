@@ -128,7 +128,7 @@ def test_an_administrator_tries_a_job_stops_it_and_starts_it_again(small_npz, tm
     assert "\n  !! " not in healthy.out, "what is in the way"
     out = tmp_path / "run"
     options = ["--data", str(small_npz), "--epochs", "30", "--out", str(out), "--progress", "lines"]
-    options += ["--checkpoint-every", "600s"]
+    options += ["--checkpoint-every", "600s", "--batch-size", "8"]  # slow enough to be stopped
     command = [find_mpirun(), "-n", "2", sys.executable, "-m", "dptrain", *options]
     code, err = when_ready(command, "Epoch 1/30", lambda process, lines: process.terminate(), tmp_path)
     assert code == 75

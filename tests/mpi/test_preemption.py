@@ -17,8 +17,26 @@ from tests.conftest import ROOT
 from tests.launching import completed, find_mpirun, interpreter, is_gone, mpirun, python, run, sleep_of, when_ready
 from tests.sample import sample
 
-# So that the training lasts longer than it takes to send a signal, and tells of its beginning.
+# So that the training tells of its beginning.
 SLOWLY = ("--epochs", "5", "--batch-size", "8", "--hidden", "8", "--dropout", "0.2", "--jit-compile", "off")
+
+
+# The command line, which waits at the end of the second epoch until a signal has been sent.
+HELD = """
+import pathlib, sys, time
+import dptrain.__main__ as begun
+from dptrain.cli.run_directory import RunDirectory
+add_epoch = RunDirectory.add_epoch
+
+def held(self, epoch):
+    add_epoch(self, epoch)
+    end = time.monotonic() + 60
+    while epoch["epoch"] == 2 and not pathlib.Path("sent").exists() and time.monotonic() < end:
+        time.sleep(0.01)
+
+RunDirectory.add_epoch = held
+sys.exit(begun.main(sys.argv[1:]))
+"""
 
 
 def command(ranks: int, *arguments: str, fresh: bool = False) -> list[str]:
@@ -32,6 +50,7 @@ def signalled(start: list[str], number: int, one_rank: bool, cwd: Path) -> tuple
     def send(process: subprocess.Popen[str], lines: list[str]) -> None:
         ranks = [int(match[1]) for line in lines if (match := re.search(r"│ (\d+) +│ CPU", line))]
         os.kill(ranks[-1] if one_rank else process.pid, number)
+        (cwd / "sent").touch()
 
     return when_ready(start, "Epoch 1/", send, cwd)
 
@@ -61,7 +80,7 @@ def whole(small_npz, tmp_path_factory):
 @pytest.mark.parametrize(("ranks", "name"), sample([(0, "SIGTERM"), (2, "SIGUSR1")], 2, first=1))
 def test_a_signal_saves_and_the_next_start_goes_on(small_npz, tmp_path, whole, ranks, name):
     start = ("-m", "dptrain", "--data", str(small_npz), *SLOWLY, "--out", "out")
-    code, err = signalled(command(ranks, *start, fresh=True), getattr(signal, name), False, tmp_path)
+    code, err = signalled(command(ranks, "-c", HELD, *start[2:], fresh=True), getattr(signal, name), False, tmp_path)
     assert code == 75, err
     (line,) = (line for line in err.splitlines() if line.startswith("dptrain: "))
     saved = r"after (\d+) steps, saved as out/checkpoints/0000\d\d-step-(\d+)"
@@ -91,7 +110,7 @@ def test_a_signal_saves_and_the_next_start_goes_on(small_npz, tmp_path, whole, r
 def test_a_signal_to_one_rank_is_all_ranks_and_others_go_on(small_npz, tmp_path, whole, sharded, on, said):
     """On another mesh, on which other ranks have other parts of weights and slots."""
     start = ("-m", "dptrain", "--data", str(small_npz), *SLOWLY, "--out", "out")
-    code, err = signalled(command(2, *start, *sharded), signal.SIGTERM, True, tmp_path)
+    code, err = signalled(command(2, "-c", HELD, *start[2:], *sharded), signal.SIGTERM, True, tmp_path)
     assert code == 75, err
     done = python(2, *start, *on, timeout=100, cwd=tmp_path)
     assert (done.code, done.err) == (0, "")
