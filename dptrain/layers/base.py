@@ -391,11 +391,7 @@ class Layer(Parts):
         return np.dtype(self.compute_dtype) if mixed else None
 
     def _symbolic_call(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-        """Call the layer without values, for shapes and types; the source is Keras' `compute_output_spec`.
-
-        If `call` asks for the number of an unknown length, it is called with two of them: differing lengths stay
-        unknown.
-        """
+        """Call the layer without values, for shapes and types, as Keras' `compute_output_spec` does."""
         token = _called.set([])  # what the model that is being made will hold is open
         try:
             return self._call_without_values(arguments, keywords)
@@ -413,6 +409,7 @@ class Layer(Parts):
                 raise
         finally:
             self._clear_losses()
+        # `call` asks for the number of an unknown length: call it with two of them; lengths that differ stay unknown.
         results = []
         for size in _TRIAL_SIZES:
             bound = map_leaves(

@@ -27,17 +27,12 @@ _FORMS = (
 
 
 class _Shapes(NamedTuple):
-    """Shapes of the weights for an equation.
-
-    Attributes:
-        kernel, bias: shapes; the bias' is None without one.
-        inputs, outputs: axes of the kernel that are summed over, and in the result.
-    """
+    """Shapes of the weights for an equation."""
 
     kernel: tuple[int | None, ...]
-    bias: tuple[int | None, ...] | None
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
+    bias: tuple[int | None, ...] | None  # None without a bias
+    inputs: tuple[int, ...]  # axes of the kernel that are summed over
+    outputs: tuple[int, ...]  # and those that are in the result
 
 
 class EinsumDense(KernelLayer):

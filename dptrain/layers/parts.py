@@ -325,11 +325,7 @@ class Parts(Configurable):
         self._own_policy = True
 
     def _adopt(self, seed: int) -> None:
-        """Give the sublayers unique names, paths, random streams and initial values.
-
-        Weights that were built without values, or drawn with the same (seed, position) as another, are drawn anew, so
-        that no two start alike, as in Keras.
-        """
+        """Give the sublayers unique names, paths, random streams and initial values, so that no two start alike."""
         for path, variable in self._paths():
             variable._path = path
         for layer in self._flatten_layers():

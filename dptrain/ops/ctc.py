@@ -23,22 +23,18 @@ _LOG_ZERO = -1e5
 
 
 class _Lattice:
-    """The states of a batch's paths (label, blank, label, ...) and the transitions allowed.
-
-    Attributes:
-        labels, scores: class (B, S) of the 2 N + 1 states, blanks at even indices; its log-probabilities (T, B, S).
-        skips: (B, S) whether a state may follow the state two before it.
-        last: (B,) index of the final state.
-    """
+    """The states of a batch's paths (label, blank, label, ...) and the transitions allowed."""
 
     def __init__(self, logs: Array, target: Array, target_length: Array, blank: int) -> None:
         rows, N = target.shape
+        # Classes (B, S) of the S = 2 N + 1 states, blanks at even indices, and their log-probabilities (T, B, S).
         self.labels = np.full((rows, 2 * N + 1), blank, np.int64)
         self.labels[:, 1::2] = np.clip(target, 0, logs.shape[-1] - 1)
         self.scores = np.take_along_axis(logs, self.labels[:, None, :], 2).transpose(1, 0, 2)
+        # Whether a state may follow the state two before it.
         self.skips = np.zeros(self.labels.shape, bool)
         self.skips[:, 2:] = (self.labels[:, 2:] != self.labels[:, :-2]) & (np.arange(2, 2 * N + 1) % 2 == 1)
-        self.last = 2 * np.clip(target_length, 0, N)
+        self.last = 2 * np.clip(target_length, 0, N)  # index of the final state
 
     def forward(self, lengths: Array) -> Array:
         """Return (T, B, S): log-probabilities of all prefixes that end in a state at a time."""
