@@ -457,4 +457,16 @@ CORPUS = {
         shards=(1,),
         mesh={"batch": 1},
     ),
+    "zeros that a loop passes on over several ranks": Case(  # a rank's rows were cut twice
+        lengths={"n": 5, "a": 2, "b": 3},
+        leaves={"x0": "input a n b float32 normal"},
+        lines=(
+            "u1 = ops.scan(lambda c, x: (c, x * c), ops.zeros_like(ops.sum(x0, 0)), x0, reverse=True)[1]",
+            "d2 = gradients(ops.sum(u1 * u1), [x0])[0]",
+            "d3 = gradients(ops.sum(d2 * d2), [x0])[0]",
+        ),
+        outputs=("d3",),
+        shards=(1, 1, 3),
+        seed=2244,
+    ),
 }

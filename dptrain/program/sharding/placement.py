@@ -657,11 +657,22 @@ class _Placer:
                 if value not in inner.parts:
                     inner.add(value)
             following = [inner.out_of_step(tensor) for tensor in body.following]
+            # Zeros that a step passes on would stay whole, but each rank has its rows of them.
+            following = [
+                inner._of_own_rows(part) if begin is None else part
+                for begin, part in zip(begins, following, strict=True)
+            ]
             placements = [part.placement for part in following]
             if placements == assumed:
                 return inner, following, placements
             assumed = list(placements)
         raise _MeetsInLoopError(node)
+
+    def _of_own_rows(self, part: _Part) -> _Part:
+        axes = _of_rows(part.tensor.shape)
+        if part.placement.partial or BATCH not in axes or BATCH in part.placement.axes:
+            return part
+        return self._moved(part, axes, "a loop", _rows(part.tensor.shape, axes))
 
     def out_of_step(self, tensor: Tensor) -> _Part:
         """Return a result of a loop's step, divided; it may stay a summand."""
