@@ -68,12 +68,19 @@ class Request:
     files: list[int]
 
 
-def received(connection: socket.socket) -> Request:
-    head, files, _, _ = socket.recv_fds(connection, 8, 8)
-    text = b""
-    while len(text) < int.from_bytes(head, "little"):
-        text += connection.recv(65536) or sys.exit("half a request")
-    return Request(*marshal.loads(text), files)
+def received(connection: socket.socket) -> Request | None:
+    """Return what is asked, or None of who has ended before all of it was said, as a rank of a job that fails."""
+    head, text, files = b"", b"", []
+    with suppress(ConnectionError):
+        head, files, _, _ = socket.recv_fds(connection, 8, 8)
+        while len(text) < int.from_bytes(head, "little") and (piece := connection.recv(65536)):
+            text += piece
+    if len(head) == 8 and len(text) == int.from_bytes(head, "little"):
+        return Request(*marshal.loads(text), files)
+    for file in files:
+        os.close(file)
+    connection.close()
+    return None
 
 
 def import_all(names: list[str]) -> None:
@@ -114,6 +121,8 @@ def serve(listener: socket.socket) -> Request:
         if listener in ready:
             connection = listener.accept()[0]
             request = received(connection)
+            if request is None:
+                continue
             if "sweep" in request.arguments and not sys.modules.keys() >= set(IN_SWEEPS):
                 import_all(IN_SWEEPS)
             pid = os.fork()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -107,6 +108,15 @@ def test_a_fork_ends_with_who_has_asked_for_it(forked, tmp_path):
     while os.path.exists(f"/proc/{path.read_text().strip()}"):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_who_ends_while_it_asks_does_not_end_the_server(forked):
+    """As a rank of a job that another rank ends at its start."""
+    for sent in (b"", b"\5", (100).to_bytes(8, "little") + b"half"):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(forked[-1])
+            client.sendall(sent)
+    assert run([*forked, "-c", "print(7)"]) == Finished(0, "7\n", "")
 
 
 def test_what_is_fresh_or_in_an_environment_of_its_own_starts_python():
