@@ -243,7 +243,7 @@ WRONG = [
     (("--halving", "2", "--grid", "epochs=1,2"), "not supported where epochs are swept"),
     (("--sharding", "static"), "every run of a sweep has all samples"),
     (("--folds", "1"), "folds = '1', set on the command line: "),
-    (("--folds", "2000"), "2000 folds of 1003 samples"),
+    (("--folds", "2000"), "2000 folds for 1003 samples"),
     (("--folds", "3", "--validation-split", "0.1"), "each selects the validation samples; leave one out"),
     (("--fold", "1/3"), "--folds K trains every trial and seed on each of K folds"),
     (("--validation-split", "0.0001"), "holds out 0 of 1003 samples"),
