@@ -31,16 +31,32 @@ static void dp_random_bits(uint32_t *out, int64_t rows, int64_t features, uint64
     }
 }
 
-// out (length, width) = zeros to whose rows `places` the n rows of `values` are added, in order.
+// out (length, width) = zeros to whose rows `places` the n rows of `values` are added, in order. Threads share the rows of
+// out: each looks at all places, which pays where rows are long.
 template <class T, class P>
 static void dp_add_rows(Context &c, T *out, int64_t length, int64_t width, const T *values, const P *places, int64_t n) {
-    dp_fill(out, length * width, (T)0);
-    for (int64_t k = 0; k < n; ++k) {
-        T *to = out + dp_row(places[k], length, c.outside) * width;
-        const T *of = values + k * width;
-        DP_LOOP
-        for (int64_t j = 0; j < width; ++j) to[j] += of[j];
-    }
+    struct Shared {
+        Context &c;
+        T *out;
+        int64_t length, width;
+        const T *values;
+        const P *places;
+        int64_t n, parts;
+    } shared{c, out, length, width, values, places, n, width < 16 ? 1 : dp_least(c.threads, (length + n) * width >> 16)};
+    if (shared.parts < 1) shared.parts = 1;
+    c.parallel(c.threads, shared.parts, [](void *data, int64_t part) {
+        const Shared &s = *(Shared *)data;
+        const int64_t first = s.length * part / s.parts, end = s.length * (part + 1) / s.parts, width = s.width;
+        dp_fill(s.out + first * width, (end - first) * width, (T)0);
+        for (int64_t k = 0; k < s.n; ++k) {
+            const int64_t row = dp_row(s.places[k], s.length, s.c.outside);
+            if (row < first || row >= end) continue;
+            T *to = s.out + row * width;
+            const T *of = s.values + k * width;
+            DP_LOOP
+            for (int64_t j = 0; j < width; ++j) to[j] += of[j];
+        }
+    }, &shared);
 }
 
 template <class T> static T *dp_scratch(int64_t size) {

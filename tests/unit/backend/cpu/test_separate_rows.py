@@ -1,4 +1,4 @@
-"""Loops whose batch rows do not need each other: threads take rows each, with the bits of one thread."""
+"""Loops whose batch rows do not need each other, and rows of tables: threads take rows each, with one thread's bits."""
 
 import numpy as np
 import pytest
@@ -106,3 +106,26 @@ def test_gradients_of_a_cell_and_of_its_bias_are_apart_too():
         alone, shared = (run(traced, rows, threads) for threads in (1, 3))
         for name, array in alone.items():
             np.testing.assert_array_equal(shared[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("length", "width", "count"), [(700, 15, 9000), (700, 16, 9000), (40, 33, 1000), (9000, 33, 70)]
+)
+def test_threads_share_the_rows_of_a_table_that_rows_are_added_to(length, width, count):
+    """With fewer columns, and with fewer rows, one thread adds them all."""
+    table = Variable(np.zeros((length, width), np.float32))
+
+    def step(places, factors):
+        (grad,) = gradients(ops.sum(ops.take(table, places, 0) * factors), [table.value])
+        return {"grad": grad}
+
+    rng = np.random.default_rng(0)
+    places, factors = rng.integers(0, length, count), rng.normal(size=(count, width)).astype(np.float32)
+    traced = trace(step, {"places": ((count,), "int64"), "factors": ((count, width), "float32")})
+    expected = np.zeros((length, width), np.float32)
+    np.add.at(expected, places, factors)
+    for threads in (1, 2, 5):
+        arrays = {"places": places, "factors": factors}
+        executable = CompiledExecutable(traced, HostMemory(), arrays, threads=threads)
+        executable.run()
+        np.testing.assert_array_equal(executable.outputs["grad"], expected, err_msg=f"{threads} threads")
