@@ -210,16 +210,17 @@ static inline Context dp_of_rows(const Context &whole, char **p, int64_t low, in
     return c;
 }
 
-// Do a loop's steps, each thread all of them for its rows where it gets `least` of them.
+// Do a loop's steps, each thread all of them for its rows, where most threads get `least` of them.
 static inline void dp_steps(Context &c, dp_Steps *steps, int64_t least) {
     struct Shared {
         Context &c;
         dp_Steps *steps;
-    } shared{c, steps};
-    if (c.threads < 2 || c.R / c.threads < least) return steps(c, 0, c.R);
-    c.parallel(c.threads, c.threads, [](void *data, int64_t part) {
+        int64_t parts;
+    } shared{c, steps, dp_least(c.threads, c.R / least)};
+    if (shared.parts < 2 || 2 * shared.parts < c.threads) return steps(c, 0, c.R);
+    c.parallel(c.threads, shared.parts, [](void *data, int64_t part) {
         const Shared &own = *(Shared *)data;
-        own.steps(own.c, own.c.R * part / own.c.threads, own.c.R * (part + 1) / own.c.threads);
+        own.steps(own.c, own.c.R * part / own.parts, own.c.R * (part + 1) / own.parts);
     }, &shared);
 }
 
