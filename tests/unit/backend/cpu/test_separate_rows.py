@@ -85,7 +85,7 @@ def run(traced, rows, threads):
 def test_threads_that_take_rows_have_the_bits_of_one(name):
     traced = program(APART[name], 24)
     assert len(lowered(traced)[1].apart) == 1
-    for rows, threads in ((24, 3), (25, 2), (LEAST_ROWS * 3 - 1, 5), (3, 2), (100, 5)):
+    for rows, threads in ((24, 3), (LEAST_ROWS * 3 - 1, 4), (LEAST_ROWS * 3 - 1, 5), (3, 2), (100, 5)):
         alone = run(traced, rows, 1)
         for _ in range(3):
             for result, array in run(traced, rows, threads).items():
