@@ -1,5 +1,6 @@
 """A file that is cut short while it is mapped ends the job with a line that names it, not with SIGBUS."""
 
+import signal
 import sys
 from pathlib import Path
 
@@ -87,3 +88,18 @@ def test_the_command_line_ends_with_65(tmp_path):
     done = run([sys.executable, str(cut), *options], timeout=60)
     assert done.code == 65
     assert f"{path}: truncated while in use" in done.messages[-1]
+
+
+def test_a_private_mapping_ends_as_without_the_guard(tmp_path):
+    """Nothing is replaced in it, and what cannot be read is not tried again for ever."""
+    path = tmp_path / "x"
+    path.write_bytes(bytes(10_000))
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import mmap, os, sys\nfrom dptrain.backend.cpu.mapped_files import guard_mapped_files\nguard_mapped_files()\n"
+        "with open(sys.argv[1], 'rb') as file:\n"
+        "    mapped = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)\n"
+        "os.truncate(sys.argv[1], 0)\nprint(mapped[5000])\n"
+    )
+    done = run([sys.executable, str(script), str(path)], timeout=60)
+    assert (done.code, done.out) == (-signal.SIGBUS, "")
