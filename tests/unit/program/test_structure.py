@@ -28,6 +28,7 @@ from tests.programs.check import compiled as by_compiled
 from tests.programs.check import expected, not_optimized, run_alone
 from tests.programs.corpus import CORPUS
 from tests.programs.draw import program as drawn
+from tests.programs.table import LOOPS
 from tests.sample import sample
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
@@ -356,3 +357,21 @@ def test_what_is_used_stays():
     for number in range(2 * compiled.KEPT):
         lowered(program(slope=1.0 + number))
         assert lowered(program())[0].views is first
+
+
+def test_loops_have_the_structure_of_their_bodies():
+    """Programs that differ in what a step computes differ, also where one value of a loop is read."""
+
+    def key_of(make):
+        u, b = (Variable(np.ones(shape), name) for name, shape in (("u", (3, 3)), ("b", 3)))
+        program = trace(lambda x: {"loss": make(x, u.value, b.value)}, {"x": ((4, Dim.rows(5), 3), "float64")})
+        return structure_of(program).key
+
+    def steps(function):
+        return lambda x, u, b: ops.sum(ops.scan(lambda c, part: (function(c, part), None), x[0] * b, x @ u)[0])
+
+    functions = [ops.add, ops.subtract, lambda c, part: ops.tanh(c) + part, lambda c, part: ops.sin(c) + part]
+    losses = [loss for name, loss in LOOPS.items() if name != "of_no_steps"] + list(map(steps, functions))
+    keys = [key_of(loss) for loss in losses]
+    assert keys == [key_of(loss) for loss in losses]
+    assert len(set(keys)) == len(losses)
