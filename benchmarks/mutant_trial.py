@@ -73,7 +73,7 @@ CUDA_TESTS = (
     *("absent_rows_on_cuda", "attention_on_cuda", "calls_in_loops_on_cuda", "loops_on_cuda", "row_chains_on_cuda"),
     "steps_on_cuda",
 )
-TEXTS = ("attention", "compose", "costs", "generate", "groups", "memory", "products")
+TEXTS = ("attention", "compose", "costs", "generate", "groups", "products")  # in this process
 OF_TEXT = tuple(f"tests/unit/backend/cuda/test_{name}.py" for name in TEXTS)
 DEVICES = (
     Device("mesh", (), (*OF_PROGRAMS, *OF_RANKS), 3),
