@@ -469,4 +469,11 @@ CORPUS = {
         shards=(1, 1, 3),
         seed=2244,
     ),
+    "a product of no terms, of a copy": Case(  # which no BLAS call seemed to fit
+        lengths={"n": 2, "a": 1, "d": 2},
+        leaves={"w5": "variable a d float32 whole"},
+        lines=("t0 = w5[:0]", "t1 = ops.transpose(t0, (1, 0)) @ t0", "t2 = t0 @ ops.transpose(t0, (1, 0))"),
+        outputs=("t1", "t2"),
+        updates={"w5": "ops.tanh(w5)"},
+    ),
 }

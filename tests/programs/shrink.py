@@ -1,7 +1,7 @@
 """Making a wrong case small: as long as it stays wrong, leave things out and make lengths shorter."""
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 from dptrain.comm.mesh import BATCH
@@ -71,11 +71,13 @@ def _smaller(case: Case) -> Iterator[Case]:
         if len(case.shards) > 2:
             yield replace(case, shards=(case.shards[0] + case.shards[1], *case.shards[2:]))
     for number in reversed(range(len(case.lines))):  # what a line makes is one of the things that it was made of
-        target, _, text = case.lines[number].partition(" = ")
+        targets, _, text = case.lines[number].partition(" = ")
         for name in dict.fromkeys(node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)):
-            before = name in case.leaves or any(line.startswith(f"{name} = ") for line in case.lines[:number])
+            before = name in case.leaves or any(
+                name in line.partition(" = ")[0].split(", ") for line in case.lines[:number]
+            )
             if before and text != name:
-                yield _used(_renamed(case, number, target, name))
+                yield _used(_renamed(case, number, targets.split(", "), name))
     for name, length in case.lengths.items():
         shards = case.shards
         for shorter in dict.fromkeys((0, 1, 2, 3, length // 2, length - 1)):
@@ -117,18 +119,18 @@ def _on_smaller_meshes(case: Case) -> Iterator[Case]:
             yield replace(case, layouts={**case.layouts, name: (*axes[:axis], None, *axes[axis + 1 :])})
 
 
-def _renamed(case: Case, number: int, target: str, name: str) -> Case:
-    """Return a case without a line, whose result is another's."""
+def _renamed(case: Case, number: int, targets: Collection[str], name: str) -> Case:
+    """Return a case without a line, whose results are another's."""
 
     def changed(text: str) -> str:
         tree = ast.parse(text)
         for node in ast.walk(tree):
-            if isinstance(node, ast.Name) and node.id == target:
+            if isinstance(node, ast.Name) and node.id in targets:
                 node.id = name
         return ast.unparse(tree)
 
     lines = (*case.lines[:number], *(changed(line) for line in case.lines[number + 1 :]))
-    outputs = tuple(dict.fromkeys(name if output == target else output for output in case.outputs))
+    outputs = tuple(dict.fromkeys(name if output in targets else output for output in case.outputs))
     return replace(
         case, lines=lines, outputs=outputs, updates={key: changed(text) for key, text in case.updates.items()}
     )
@@ -141,8 +143,8 @@ def _used(case: Case) -> Case:
         needed |= _names(text)
     lines: list[str] = []
     for line in reversed(case.lines):
-        target, _, text = line.partition(" = ")
-        if target in needed:
+        targets, _, text = line.partition(" = ")
+        if not needed.isdisjoint(targets.split(", ")):
             needed |= _names(text)
             lines.insert(0, line)
     leaves = {name: text for name, text in case.leaves.items() if name in needed}

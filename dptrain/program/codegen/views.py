@@ -155,6 +155,8 @@ def matrix(view: View, shape: Shape) -> tuple[bool, Numel] | None:
     """Return whether BLAS must transpose the last two axes, and the leading dimension; None if it cannot."""
     of_rows, of_columns = view.strides(len(shape))[-2:]
     rows, columns = numel(shape[-2:-1]), numel(shape[-1:])
+    if NOTHING in (rows, columns):
+        return False, ONE
     if (of_columns == ONE or columns == ONE) and (of_rows != NOTHING or rows == ONE):
         return False, columns if rows == ONE else of_rows
     if (of_rows == ONE or rows == ONE) and (of_columns != NOTHING or columns == ONE):
