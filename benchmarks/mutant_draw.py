@@ -13,10 +13,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # What decides which code is generated, with which numbers in it, and what ranks send.
 PYTHON = (
-    *(f"dptrain/backend/cpu/{name}.py" for name in ("calls", "codegen", "mapped_files")),
+    *(f"dptrain/backend/cpu/{name}.py" for name in ("calls", "codegen", "mapped_files", "separate_rows")),
     *(f"dptrain/backend/cuda/{name}.py" for name in ("attention", "choices", "compose", "convolutions", "executable")),
     *(f"dptrain/backend/cuda/{name}.py" for name in ("expressions", "generate", "groups", "loops", "products")),
-    "dptrain/backend/cuda/row_chains.py",
+    *(f"dptrain/backend/cuda/{name}.py" for name in ("persistent", "row_chains")),
     *(f"dptrain/ops/{name}.py" for name in ("associative", "attention", "loops", "scan")),
     *(f"dptrain/program/{name}.py" for name in ("absent_rows", "additive", "body", "gradient", "lowering", "operand")),
     *(f"dptrain/program/{name}.py" for name in ("passes", "steps", "structure", "types")),
@@ -32,7 +32,7 @@ KERNELS = ("*.cuh", "*.h")
 # Those of them that generated CUDA C++ includes.
 CUDA_HEADERS = (
     *("attention", "columns", "common", "convolution", "digest", "product.", "product_half", "product_tf32"),
-    *("product_wgmma", "half", "random", "scalar", "tiles", "windows"),
+    *("product_wgmma", "half", "random", "recurrent", "scalar", "tiles", "windows"),
 )
 # In kernels and headers: what is sought in a line of code, and what may stand there instead.
 TEXT = (
@@ -72,6 +72,8 @@ SHOWN = re.compile(r"__repr__|__str__|describe|explain\w*|sentence")
 # Numbers of which any is right: how long blocks are, and from which length on another way, as right, is faster.
 SIZES = {
     "dptrain/backend/cpu/mapped_files.py": ("_SAME",),
+    "dptrain/backend/cpu/separate_rows.py": ("LEAST_ROWS", "LEAST_OPERATIONS"),
+    "dptrain/backend/cuda/persistent.py": ("_ROWS", "_BLOCKS", "_WEIGHTS"),
     "dptrain/backend/cuda/row_chains.py": ("MIN_ROWS",),
     "dptrain/ops/loops.py": ("_MOST_UNROLLED",),
     "dptrain/program/steps.py": ("_MOST_UNROLLED",),

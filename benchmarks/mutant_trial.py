@@ -57,7 +57,8 @@ OF_RANKS = ("dptrain/comm", "dptrain/train", "kernels/native_ranks.h")
 CPU_TESTS = (
     *("tests/unit/program", "--ignore=tests/unit/program/test_published_scaling.py", "tests/unit/comm"),
     *(f"tests/unit/backend/cpu/test_{name}.py" for name in ("compiled", "products", "convolutions", "digest", "half")),
-    *("tests/unit/backend/cpu/test_node_sums.py", "tests/unit/train/test_sharding.py"),
+    *(f"tests/unit/backend/cpu/test_{name}.py" for name in ("node_sums", "separate_rows", "special_numbers")),
+    "tests/unit/train/test_sharding.py",
     *("tests/unit/backend/test_conformance.py", "tests/unit/backend/cpu/test_attention.py", "tests/unit/test_utils.py"),
     *("tests/unit/ops/test_attention.py", "tests/unit/ops/test_loops.py", "tests/unit/models/test_loops.py"),
     *(
@@ -71,9 +72,9 @@ CUDA_TESTS = (
     *("products_of_views", "snapshots_on_cuda", "programs_on_cuda", "reductions_on_cuda", "conformance_on_cuda"),
     *("half_products_on_cuda", "wgmma_products_on_cuda", "half_precision_on_cuda", "convolutions_on_cuda"),
     *("absent_rows_on_cuda", "attention_on_cuda", "calls_in_loops_on_cuda", "loops_on_cuda", "row_chains_on_cuda"),
-    "steps_on_cuda",
+    *("recurrent_on_cuda", "steps_on_cuda"),
 )
-TEXTS = ("attention", "compose", "costs", "generate", "groups", "products")  # in this process
+TEXTS = ("attention", "compose", "costs", "generate", "groups", "persistent", "products")  # in this process
 OF_TEXT = tuple(f"tests/unit/backend/cuda/test_{name}.py" for name in TEXTS)
 DEVICES = (
     Device("mesh", (), (*OF_PROGRAMS, *OF_RANKS), 3),
