@@ -116,12 +116,12 @@ class RowsGenerator(Generator):
     def fill(self, function: GeneratedFunction, call: LoopCall) -> set[Tensor]:
         """Let a function execute all steps of a loop; return the tensors of a step that need memory."""
         steps = [self.function(group) for group in sorted(self._grouping.groups, key=lambda group: group.level)]
-        rows, own = self._rows_of_block, set[Tensor]()
+        rows, in_memory = self._rows_of_block, set[Tensor]()
         for step in steps:
             outer = {tensor: self._addresses[tensor].base for tensor in step.pointers if tensor in self._addresses}
             of_step = {tensor: name for tensor, name in step.pointers.items() if tensor not in outer}
             function.pointers |= of_step
-            own |= of_step.keys() & step.writes
+            in_memory |= of_step.keys() & step.writes
             function.writes |= {outer.get(tensor, tensor) for tensor in step.writes}
             function.numbers |= step.numbers
             function.needs |= step.needs
@@ -141,7 +141,7 @@ class RowsGenerator(Generator):
             *end,
         ]
         function.overlapping |= function.writes  # threads of a block read what others have written
-        return own
+        return in_memory
 
     def _step(self, function: GeneratedFunction, call: LoopCall, steps: Sequence[GeneratedFunction]) -> list[str]:
         place, now, following = call.counters
