@@ -153,6 +153,25 @@ def test_products_of_any_width(cuda_backend, units, columns):
     check(cuda_backend, trace(of_cell(units, columns), specs), values, 5, 1)
 
 
+@pytest.mark.parametrize(("rows", "steps"), sample([(9, 3), (1, 2), (130, 4), (8, 5)], 2))
+def test_sums_over_rows_and_steps(cuda_backend, rows, steps):
+    """The gradient of a gain is a sum of what nothing else needs, so blocks keep sums of their own rows."""
+
+    def step(x, w, h, u, gain):
+        last, ys = ops.scan(lambda h, xt: (ops.tanh(xt + (h @ u) * gain), h), h, x)
+        grads = gradients(ops.sum(ys * w) + ops.sum(last), [x, h, u, gain])
+        return dict(zip(("dx", "dh", "du", "dgain"), grads, strict=True))
+
+    rng = np.random.default_rng(rows)
+    shapes = {"x": (steps, rows, 7), "w": (steps, rows, 7), "h": (rows, 7), "u": (7, 7), "gain": (7,)}
+    values = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    of_rows = Dim.rows(rows)
+    shapes |= {"x": (steps, of_rows, 7), "w": (steps, of_rows, 7), "h": (of_rows, 7)}
+    specs = {name: (shape, "float32") for name, shape in shapes.items()}
+    executable = check(cuda_backend, trace(step, specs), values, rows, 2, np.sqrt(rows * steps))
+    assert "parts_" in executable.source
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_halves(cuda_backend, monkeypatch, dtype):
