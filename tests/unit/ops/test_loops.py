@@ -190,3 +190,8 @@ def test_a_tensor_outside_its_loop_has_no_value():
     for tensor in (kept[0], Input((3,))):
         with pytest.raises(ConfigError, match=r"^<tensor .* has no value: it is symbolic .* belongs to a traced step"):
             np.asarray(tensor)
+
+
+def test_an_associative_scan_of_other_lengths_is_refused():
+    with pytest.raises(ConfigError, match="same first dimension"):
+        ops.associative_scan(lambda a, b: (a[0] + b[0], a[1] + b[1]), (np.ones((3, 2)), np.ones((4, 2))))

@@ -9,9 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dptrain import ops
 from dptrain.backend.cpu.compile import compiler, convolutions, shared
+from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.ops.convolution import conv2d, conv2d_input, conv2d_kernel
+from dptrain.program.dims import Dim
+from dptrain.program.execute import HostMemory, evaluate
+from dptrain.program.gradient import gradients
 from dptrain.program.program import trace
+from dptrain.program.tensor import Variable
 from tests.sample import examples, sample
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
@@ -305,3 +311,24 @@ def test_nothing_behind_an_image_is_read():
             memory[100:-100] = operand.reshape(-1)
             inside.append(memory[100:-100].reshape(operand.shape))
         np.testing.assert_array_equal(case.computed(makes, *inside), expected)
+
+
+@pytest.mark.parametrize("channels", [31, 32, 33, 65])
+def test_channels_by_themselves_in_blocks_and_beside_them(channels):
+    """Convolutions of each channel, whose sums stay in registers 32 channels at a time."""
+    rng = np.random.default_rng(channels)
+    kernel = Variable(rng.normal(size=(3, 2, channels, 1)).astype(np.float32))
+
+    def step(x, w):
+        y = ops.depthwise_conv(x, kernel.value, strides=2, padding="same")
+        dx, dkernel = gradients(ops.sum(y * w), [x, kernel.value])
+        return {"y": y, "dx": dx, "dkernel": dkernel}
+
+    values = {"x": rng.normal(size=(2, 5, 6, channels)), "w": rng.normal(size=(2, 3, 3, channels))}
+    values = {name: value.astype(np.float32) for name, value in values.items()}
+    traced = trace(step, {name: ((Dim.rows(2), *value.shape[1:]), "float32") for name, value in values.items()})
+    executable = CompiledExecutable(traced, HostMemory(), values)
+    executable.run()
+    exact = {name: value.astype(np.float64) for name, value in values.items()}
+    for name, expected in evaluate(traced, exact, {kernel: kernel.numpy().astype(np.float64)})[0].items():
+        np.testing.assert_allclose(executable.outputs[name], expected, rtol=1e-5, atol=1e-5, err_msg=name)
