@@ -1,8 +1,6 @@
 """Loops whose batch rows do not need each other: each thread takes all steps of its rows, without waiting."""
 
-from collections.abc import Iterable
-
-from dptrain.program.codegen.index_expr import NOTHING, Axis, Numel, numel
+from dptrain.program.codegen.index_expr import NOTHING, Axis, numel
 from dptrain.program.codegen.kernels import Call, Kernel, Loop, LoopMember, ProductKernel, RepeatKernel
 from dptrain.program.codegen.views import View, marked
 from dptrain.program.lowering import Element, Join, lowering_of
@@ -87,11 +85,11 @@ def _lies_by_row(view: View, rank: int) -> bool:
 
     A stride of a whole row says so: beginning anywhere else, the last row would lie outside.
     """
-    if not _is_affine(index for index, _ in view.place.terms):
+    indices = [index for index, _ in view.place.terms]
+    if not all(index is None or (isinstance(index, Axis) and isinstance(index.name, int)) for index in indices):
         return False
-    row: Numel = (row_numel(view.root), 0) if has_rows(view.root) else NOTHING
-    return row[0] >= has_rows(view.root) and view.strides(rank)[0] == row
-
-
-def _is_affine(indices: Iterable[object]) -> bool:
-    return all(index is None or (isinstance(index, Axis) and isinstance(index.name, int)) for index in indices)
+    stride = view.strides(rank)[0]
+    if not has_rows(view.root):
+        return stride == NOTHING
+    row = row_numel(view.root)
+    return row > 0 and stride == (row, 0)
