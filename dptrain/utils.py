@@ -17,8 +17,8 @@ from dptrain.batches.text_dataset import audio_dataset_from_directory, text_data
 from dptrain.data.cached_files import get_file
 from dptrain.data.readers.images import array_to_img, img_to_array, load_img, save_img
 from dptrain.errors import ConfigError
-from dptrain.layers import bounding_boxes
 from dptrain.layers.node import KerasTensor, get_source_inputs
+from dptrain.layers.preprocessing import bounding_boxes
 from dptrain.program import tree
 from dptrain.program.types import standardize_dtype
 from dptrain.random import Purpose, default_seed, set_default_seed, stream

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dptrain import layers
 from dptrain.applications.imagenet_utils import decode_predictions, preprocessing
 from dptrain.applications.networks import NetworkArguments, assemble, chain
-from dptrain.layers.layer_scale import LayerScale
+from dptrain.layers.core.layer_scale import LayerScale
 from dptrain.models import Model, Sequential
 from dptrain.program.tensor import Tensor
 from dptrain.registry.names import not_there

@@ -4,38 +4,9 @@ from typing import TYPE_CHECKING
 
 from dptrain.layers import operation_layer as _operation_layer  # noqa: F401  # for ops on open shapes
 from dptrain.layers.activation import ELU, Activation, ActivityRegularization, Identity, LeakyReLU, PReLU, ReLU, Softmax
-from dptrain.layers.attention import AdditiveAttention, Attention
-from dptrain.layers.augmentation import (
-    RandomCrop,
-    RandomElasticTransform,
-    RandomFlip,
-    RandomPerspective,
-    RandomRotation,
-    RandomShear,
-    RandomTranslation,
-    RandomZoom,
-)
+from dptrain.layers.attention.attention import AdditiveAttention, Attention
+from dptrain.layers.attention.multi_head_attention import GroupQueryAttention, MultiHeadAttention
 from dptrain.layers.base import Layer
-from dptrain.layers.borders import Cropping1D, Cropping2D, Cropping3D, ZeroPadding1D, ZeroPadding2D, ZeroPadding3D
-from dptrain.layers.categories import CategoryEncoding, Discretization
-from dptrain.layers.colors import (
-    AutoContrast,
-    ContrastLimitedAdaptiveHistogramEqualization,
-    Equalization,
-    RandomBrightness,
-    RandomColorDegeneration,
-    RandomColorJitter,
-    RandomContrast,
-    RandomErasing,
-    RandomGaussianBlur,
-    RandomGrayscale,
-    RandomHue,
-    RandomInvert,
-    RandomPosterization,
-    RandomSaturation,
-    RandomSharpness,
-    Solarization,
-)
 from dptrain.layers.convolution import (
     Conv1D,
     Conv1DTranspose,
@@ -56,16 +27,15 @@ from dptrain.layers.convolution import (
     SeparableConvolution1D,
     SeparableConvolution2D,
 )
-from dptrain.layers.dense import Dense
-from dptrain.layers.dropout import Dropout, SpatialDropout1D, SpatialDropout2D, SpatialDropout3D
-from dptrain.layers.einsum_dense import EinsumDense
-from dptrain.layers.embedding import Embedding
-from dptrain.layers.group_normalization import GroupNormalization, RMSNormalization, UnitNormalization
-from dptrain.layers.input import Input, InputLayer
+from dptrain.layers.core.dense import Dense
+from dptrain.layers.core.einsum_dense import EinsumDense
+from dptrain.layers.core.embedding import Embedding
+from dptrain.layers.core.input import Input, InputLayer
+from dptrain.layers.core.lambda_layer import Lambda
+from dptrain.layers.core.masking import Masking
+from dptrain.layers.core.reversible_embedding import ReversibleEmbedding
+from dptrain.layers.core.wrapper import Wrapper
 from dptrain.layers.input_spec import InputSpec
-from dptrain.layers.lambda_layer import Lambda
-from dptrain.layers.lookups import HashedCrossing, Hashing, IntegerLookup, StringLookup
-from dptrain.layers.masking import Masking
 from dptrain.layers.merging import (
     Add,
     Average,
@@ -84,12 +54,10 @@ from dptrain.layers.merging import (
     multiply,
     subtract,
 )
-from dptrain.layers.mixing import AugMix, CutMix, MixUp, RandAugment
-from dptrain.layers.multi_head_attention import GroupQueryAttention, MultiHeadAttention
-from dptrain.layers.noise import AlphaDropout, GaussianDropout, GaussianNoise
-from dptrain.layers.normalization import BatchNormalization, LayerNormalization
-from dptrain.layers.pictures import CenterCrop, MaxNumBoundingBoxes, Resizing
-from dptrain.layers.pipeline import Pipeline
+from dptrain.layers.normalization.batch_normalization import BatchNormalization
+from dptrain.layers.normalization.group_normalization import GroupNormalization, RMSNormalization, UnitNormalization
+from dptrain.layers.normalization.layer_normalization import LayerNormalization
+from dptrain.layers.normalization.spectral_normalization import SpectralNormalization
 from dptrain.layers.pooling import (
     AdaptiveAveragePooling1D,
     AdaptiveAveragePooling2D,
@@ -122,6 +90,43 @@ from dptrain.layers.pooling import (
     MaxPooling2D,
     MaxPooling3D,
 )
+from dptrain.layers.preprocessing.augmentation import (
+    RandomCrop,
+    RandomElasticTransform,
+    RandomFlip,
+    RandomPerspective,
+    RandomRotation,
+    RandomShear,
+    RandomTranslation,
+    RandomZoom,
+)
+from dptrain.layers.preprocessing.categories import CategoryEncoding, Discretization
+from dptrain.layers.preprocessing.colors import (
+    AutoContrast,
+    ContrastLimitedAdaptiveHistogramEqualization,
+    Equalization,
+    RandomBrightness,
+    RandomColorDegeneration,
+    RandomColorJitter,
+    RandomContrast,
+    RandomErasing,
+    RandomGaussianBlur,
+    RandomGrayscale,
+    RandomHue,
+    RandomInvert,
+    RandomPosterization,
+    RandomSaturation,
+    RandomSharpness,
+    Solarization,
+)
+from dptrain.layers.preprocessing.images import CenterCrop, MaxNumBoundingBoxes, Resizing
+from dptrain.layers.preprocessing.lookups import HashedCrossing, Hashing, IntegerLookup, StringLookup
+from dptrain.layers.preprocessing.mixing import AugMix, CutMix, MixUp, RandAugment
+from dptrain.layers.preprocessing.pipeline import Pipeline
+from dptrain.layers.preprocessing.rescaling import Rescaling
+from dptrain.layers.preprocessing.spectrograms import MelSpectrogram, STFTSpectrogram
+from dptrain.layers.preprocessing.standardization import Normalization
+from dptrain.layers.preprocessing.text_vectorization import TextVectorization
 from dptrain.layers.recurrent.bidirectional import Bidirectional
 from dptrain.layers.recurrent.conv_lstm import ConvLSTM1D, ConvLSTM2D, ConvLSTM3D
 from dptrain.layers.recurrent.gru import GRU, GRUCell
@@ -130,15 +135,18 @@ from dptrain.layers.recurrent.rnn import RNN
 from dptrain.layers.recurrent.simple_rnn import SimpleRNN, SimpleRNNCell
 from dptrain.layers.recurrent.stacked import StackedRNNCells
 from dptrain.layers.recurrent.time_distributed import TimeDistributed
-from dptrain.layers.rescaling import Rescaling
-from dptrain.layers.reshaping import Flatten, Permute, RepeatVector, Reshape
-from dptrain.layers.reversible_embedding import ReversibleEmbedding
-from dptrain.layers.spectral_normalization import SpectralNormalization
-from dptrain.layers.spectrograms import MelSpectrogram, STFTSpectrogram
-from dptrain.layers.standardization import Normalization
-from dptrain.layers.text_vectorization import TextVectorization
-from dptrain.layers.upsampling import UpSampling1D, UpSampling2D, UpSampling3D
-from dptrain.layers.wrapper import Wrapper
+from dptrain.layers.regularization.dropout import Dropout, SpatialDropout1D, SpatialDropout2D, SpatialDropout3D
+from dptrain.layers.regularization.noise import AlphaDropout, GaussianDropout, GaussianNoise
+from dptrain.layers.reshaping.borders import (
+    Cropping1D,
+    Cropping2D,
+    Cropping3D,
+    ZeroPadding1D,
+    ZeroPadding2D,
+    ZeroPadding3D,
+)
+from dptrain.layers.reshaping.shapes import Flatten, Permute, RepeatVector, Reshape
+from dptrain.layers.reshaping.upsampling import UpSampling1D, UpSampling2D, UpSampling3D
 from dptrain.registry.names import not_there
 from dptrain.registry.serialization import Registry
 

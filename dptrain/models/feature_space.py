@@ -13,7 +13,7 @@ from dptrain import layers, ops
 from dptrain.batches.adapters import copied
 from dptrain.errors import ConfigError
 from dptrain.layers import Input, Layer
-from dptrain.layers.lookups import on_host
+from dptrain.layers.preprocessing.lookups import on_host
 from dptrain.program.tensor import Tensor
 from dptrain.registry.serialization import Configurable
 from dptrain.saving import keras_h5, keras_zip

@@ -24,7 +24,7 @@ import numpy as np
 from dptrain import activations, constraints, initializers, losses, metrics, optimizers, regularizers
 from dptrain.errors import ConfigError
 from dptrain.layers import LAYERS, InputLayer, Layer
-from dptrain.layers.layer_scale import LayerScale
+from dptrain.layers.core.layer_scale import LayerScale
 from dptrain.losses import LOSSES
 from dptrain.losses.base import LossFunctionWrapper
 from dptrain.metrics import METRICS

@@ -28,7 +28,7 @@ OTHER_WORDS = {
     "layers/recurrent/lstm.py": {"sigmoid": 2, "tanh": 2},
     "layers/recurrent/simple_rnn.py": {"tanh": 2},
     # A spectrogram's mode.
-    "layers/spectrograms.py": {"log": 2},
+    "layers/preprocessing/spectrograms.py": {"log": 2},
     # Activations, and what Keras calls layers of its networks.
     "applications/densenet.py": {"relu": 3},
     "applications/efficientnet.py": {"add": 1, "sigmoid": 1},

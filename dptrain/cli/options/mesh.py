@@ -9,8 +9,8 @@ from dptrain.distribution.placing import pipelines, ranks
 from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer
 from dptrain.layers.convolution import Conv2D
-from dptrain.layers.dense import Dense
-from dptrain.layers.embedding import Embedding
+from dptrain.layers.core.dense import Dense
+from dptrain.layers.core.embedding import Embedding
 from dptrain.models import Model
 from dptrain.models.explaining import Mesh
 from dptrain.program.sharding.mesh import Axes

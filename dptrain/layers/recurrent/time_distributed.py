@@ -5,7 +5,7 @@ from typing import Any
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer
-from dptrain.layers.wrapper import Wrapper
+from dptrain.layers.core.wrapper import Wrapper
 from dptrain.program.shapes import differ, without_rows
 from dptrain.program.tensor import Tensor
 
@@ -78,8 +78,9 @@ def _treats_rows_apart(layer: Layer) -> bool:
 # fmt: off
 _ROW_BY_ROW = {
     f"dptrain.layers.{name}" for name in (
-        "activation", "borders", "convolution", "dense", "dropout", "einsum_dense", "embedding", "input", "merging",
-        "noise", "pooling", "rescaling", "reshaping", "upsampling", "masking",
+        "activation", "convolution", "core.dense", "core.einsum_dense", "core.embedding", "core.input", "core.masking",
+        "merging", "pooling", "preprocessing.rescaling", "regularization.dropout", "regularization.noise",
+        "reshaping.borders", "reshaping.shapes", "reshaping.upsampling",
     )
 } | {"dptrain.models.sequential", "dptrain.models.model"}
 # fmt: on

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dptrain.layers.fingerprints import cross_fingerprints, farm, fingerprint_each, sip
+from dptrain.layers.preprocessing.fingerprints import cross_fingerprints, farm, fingerprint_each, sip
 
 
 @pytest.mark.parametrize(

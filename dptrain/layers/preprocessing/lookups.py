@@ -16,9 +16,9 @@ import numpy.typing as npt
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer
-from dptrain.layers.categories import encode_categories
-from dptrain.layers.fingerprints import cross_fingerprints, farm, fingerprint_each, sip
-from dptrain.layers.standardization import batches_of, is_one_array
+from dptrain.layers.preprocessing.categories import encode_categories
+from dptrain.layers.preprocessing.fingerprints import cross_fingerprints, farm, fingerprint_each, sip
+from dptrain.layers.preprocessing.standardization import batches_of, is_one_array
 from dptrain.program.tensor import Tensor, Variable
 
 Array = npt.NDArray[Any]

@@ -11,10 +11,10 @@ import numpy as np
 from dptrain import config, constraints, initializers, ops, regularizers
 from dptrain.errors import ConfigError
 from dptrain.layers.activation import Softmax
-from dptrain.layers.attention import causal_mask
+from dptrain.layers.attention.attention import causal_mask
 from dptrain.layers.base import BuildShape, ConstraintArgument, InitializerArgument, Layer, RegularizerArgument
-from dptrain.layers.dropout import Dropout
-from dptrain.layers.einsum_dense import EinsumDense
+from dptrain.layers.core.einsum_dense import EinsumDense
+from dptrain.layers.regularization.dropout import Dropout
 from dptrain.program.tensor import Tensor, with_mask
 from dptrain.random import own_seed
 

@@ -10,7 +10,7 @@ import numpy as np
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.layers.arguments import positive
-from dptrain.layers.random_images import (
+from dptrain.layers.preprocessing.random_images import (
     Factor,
     RandomImageLayer,
     check_choice,

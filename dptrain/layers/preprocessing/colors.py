@@ -9,8 +9,8 @@ import numpy.typing as npt
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.layers.arguments import lengths
-from dptrain.layers.pictures import ImageLayer
-from dptrain.layers.random_images import Factor, RandomImageLayer, factor_range, per_image, value_range_of
+from dptrain.layers.preprocessing.images import ImageLayer
+from dptrain.layers.preprocessing.random_images import Factor, RandomImageLayer, factor_range, per_image, value_range_of
 from dptrain.ops import random
 from dptrain.ops.indexing import add_rows, take_each
 from dptrain.ops.spatial import channels_first, channels_last

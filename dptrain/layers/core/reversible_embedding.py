@@ -4,7 +4,7 @@ from typing import Any
 
 from dptrain import ops
 from dptrain.layers.base import ConstraintArgument, InitializerArgument, RegularizerArgument
-from dptrain.layers.embedding import Embedding
+from dptrain.layers.core.embedding import Embedding
 from dptrain.program.tensor import Tensor, Variable
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from dptrain import ops
 from dptrain.errors import ConfigError
-from dptrain.layers.pictures import ImageLayer
+from dptrain.layers.preprocessing.images import ImageLayer
 from dptrain.ops import random
 from dptrain.program.tensor import Tensor
 from dptrain.random import Purpose, own_seed

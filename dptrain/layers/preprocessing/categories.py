@@ -10,7 +10,7 @@ import numpy.typing as npt
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer
-from dptrain.layers.standardization import batches_of
+from dptrain.layers.preprocessing.standardization import batches_of
 from dptrain.program.shapes import is_one
 from dptrain.program.tensor import Tensor
 

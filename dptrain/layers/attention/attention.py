@@ -8,7 +8,7 @@ import numpy as np
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.layers.base import InitializerArgument, Layer
-from dptrain.layers.dropout import rate_of
+from dptrain.layers.regularization.dropout import rate_of
 from dptrain.ops import random
 from dptrain.program.tensor import Tensor, Variable
 from dptrain.random import Purpose, own_seed

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from dptrain.data.words import PUNCTUATION
 from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer
-from dptrain.layers.lookups import StringLookup, on_host
-from dptrain.layers.standardization import batches_of, is_one_array
+from dptrain.layers.preprocessing.lookups import StringLookup, on_host
+from dptrain.layers.preprocessing.standardization import batches_of, is_one_array
 
 Array = npt.NDArray[Any]
 Function = Callable[[Any], Any]

@@ -5,8 +5,8 @@ from typing import Any
 from dptrain import initializers, ops
 from dptrain.errors import ConfigError
 from dptrain.layers.base import BuildShape, Layer
+from dptrain.layers.core.wrapper import Wrapper
 from dptrain.layers.input_spec import InputSpec
-from dptrain.layers.wrapper import Wrapper
 from dptrain.program.tensor import Tensor
 
 

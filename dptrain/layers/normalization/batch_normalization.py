@@ -1,79 +1,22 @@
-"""Normalization to mean 0 and variance 1, over the global batch or within a sample."""
+"""Normalization to mean 0 and variance 1 over the global batch."""
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from dptrain import constraints, initializers, ops, regularizers
+from dptrain import initializers, ops
 from dptrain.config import epsilon
 from dptrain.errors import ConfigError
-from dptrain.layers.arguments import axis_number, axis_numbers
-from dptrain.layers.base import BuildShape, ConstraintArgument, InitializerArgument, Layer, RegularizerArgument
+from dptrain.layers.arguments import axis_number
+from dptrain.layers.base import BuildShape, ConstraintArgument, InitializerArgument, RegularizerArgument
 from dptrain.layers.input_spec import InputSpec
+from dptrain.layers.normalization.affine import AffineNormalization
 from dptrain.ops.elementwise import in_float32
 from dptrain.program.shapes import normalized_axes, without_rows
 from dptrain.program.tensor import Tensor, Variable
-from dptrain.program.types import is_half
-
-
-class AffineNormalization(Layer):
-    """Scales and shifts normalized features by gamma and beta; takes the arguments of `BatchNormalization`."""
-
-    _passes_masks = True
-
-    def __init__(
-        self,
-        epsilon: float,
-        center: bool,
-        scale: bool,
-        beta_initializer: InitializerArgument,
-        gamma_initializer: InitializerArgument,
-        beta_regularizer: RegularizerArgument,
-        gamma_regularizer: RegularizerArgument,
-        beta_constraint: ConstraintArgument,
-        gamma_constraint: ConstraintArgument,
-        **options: Any,
-    ) -> None:
-        super().__init__(**options)
-        self.epsilon, self.center, self.scale = float(epsilon), bool(center), bool(scale)
-        self.beta_initializer = initializers.get(beta_initializer)
-        self.gamma_initializer = initializers.get(gamma_initializer)
-        self.beta_regularizer = regularizers.get(beta_regularizer)
-        self.gamma_regularizer = regularizers.get(gamma_regularizer)
-        self.beta_constraint = constraints.get(beta_constraint)
-        self.gamma_constraint = constraints.get(gamma_constraint)
-
-    def _make_weights(self, shape: Sequence[int | None], scale: bool | None = None, center: bool | None = None) -> None:
-        """Make gamma and beta, by default as the arguments say."""
-        self.gamma: Variable | None = None
-        self.beta: Variable | None = None
-        if self.scale if scale is None else scale:
-            self.gamma = self.add_weight(
-                shape,
-                self.gamma_initializer,
-                regularizer=self.gamma_regularizer,
-                constraint=self.gamma_constraint,
-                autocast=False,
-                name="gamma",
-            )
-        if self.center if center is None else center:
-            self.beta = self.add_weight(
-                shape,
-                self.beta_initializer,
-                regularizer=self.beta_regularizer,
-                constraint=self.beta_constraint,
-                autocast=False,
-                name="beta",
-            )
-
-    def _normalize_wide(self, normalize: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-        """Normalize before rounding to half precision, whose range may be too small."""
-        x = inputs if inputs.dtype.kind in "fV" else ops.cast(inputs, self._data_dtype)
-        wide = x if is_half(x.dtype) else ops.cast(x, self._data_dtype)
-        return ops.cast(normalize(wide), self.compute_dtype)
 
 
 class BatchNormalization(AffineNormalization):
@@ -259,67 +202,3 @@ class _SquareRootOf(initializers.Initializer):
     def _get_config(self) -> dict[str, Any]:
         """Return nothing: no file has it."""
         return {}
-
-
-class LayerNormalization(AffineNormalization):
-    """y = gamma * (x - mean) / sqrt(variance + epsilon) + beta, mean and variance of each sample over axes.
-
-    `axis` is one or several; `rms_scaling` computes y = gamma * x / sqrt(variance + epsilon), unlike
-    `RMSNormalization`. For other arguments see `BatchNormalization`.
-
-    Source: J. Ba, J. Kiros and G. Hinton, "Layer normalization", 2016.
-    """
-
-    def __init__(
-        self,
-        axis: int | Sequence[int] = -1,
-        epsilon: float = 1e-3,
-        center: bool = True,
-        scale: bool = True,
-        beta_initializer: InitializerArgument = "zeros",
-        gamma_initializer: InitializerArgument = "ones",
-        beta_regularizer: RegularizerArgument = None,
-        gamma_regularizer: RegularizerArgument = None,
-        beta_constraint: ConstraintArgument = None,
-        gamma_constraint: ConstraintArgument = None,
-        *,
-        rms_scaling: bool = False,
-        **options: Any,
-    ) -> None:
-        super().__init__(
-            epsilon,
-            center,
-            scale,
-            beta_initializer,
-            gamma_initializer,
-            beta_regularizer,
-            gamma_regularizer,
-            beta_constraint,
-            gamma_constraint,
-            **options,
-        )
-        self.rms_scaling = bool(rms_scaling)
-        if not epsilon >= 0:
-            raise ConfigError(f"expected epsilon >= 0. Received: epsilon={epsilon}")
-        self.axis = axis_numbers(axis)
-        self.autocast = False
-
-    def build(self, input_shape: BuildShape) -> None:
-        """Make gamma and beta, of the lengths of the axes."""
-        rank = len(input_shape)
-        axis_list = [self.axis] if isinstance(self.axis, int) else self.axis
-        axes = normalized_axes(axis_list, rank)
-        if 0 in axes:
-            raise ConfigError(
-                f"axis = {self.axis} of layer {self._display_name!r}: expected axes other than the batch axis"
-            )
-        shape = [input_shape[axis] for axis in axes]
-        self._make_weights(shape, self.scale or self.rms_scaling, self.center and not self.rms_scaling)
-
-    def call(self, inputs: Tensor) -> Tensor:
-        """Return the input normalized."""
-        options = {"rms_scaling": True} if self.rms_scaling else {}
-        weights = self.gamma, self.beta
-        return self._normalize_wide(
-            lambda x: ops.layer_normalization(x, *weights, self.axis, self.epsilon, **options), inputs
-        )

@@ -7,7 +7,7 @@ from typing import Any
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer
-from dptrain.layers.dropout import noise_shape_of, rate_of
+from dptrain.layers.regularization.dropout import noise_shape_of, rate_of
 from dptrain.ops import random
 from dptrain.program.tensor import Tensor
 from dptrain.random import Purpose, own_seed

@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 
 from dptrain import ops
 from dptrain.errors import ConfigError
-from dptrain.layers.augmentation import Affine, RandomRotation, RandomShear, RandomTranslation
-from dptrain.layers.colors import (
+from dptrain.layers.preprocessing.augmentation import Affine, RandomRotation, RandomShear, RandomTranslation
+from dptrain.layers.preprocessing.colors import (
     AutoContrast,
     Equalization,
     RandomBrightness,
@@ -16,8 +16,15 @@ from dptrain.layers.colors import (
     RandomSharpness,
     Solarization,
 )
-from dptrain.layers.pictures import ImageLayer
-from dptrain.layers.random_images import Factor, RandomImageLayer, check_choice, factor_range, per_image, value_range_of
+from dptrain.layers.preprocessing.images import ImageLayer
+from dptrain.layers.preprocessing.random_images import (
+    Factor,
+    RandomImageLayer,
+    check_choice,
+    factor_range,
+    per_image,
+    value_range_of,
+)
 from dptrain.ops import random
 from dptrain.ops.indexing import gather_all_rows
 from dptrain.ops.warping import INTERPOLATIONS

@@ -8,7 +8,7 @@ from dptrain.errors import ConfigError
 from dptrain.layers.arguments import axis_number, axis_numbers
 from dptrain.layers.base import BuildShape, ConstraintArgument, InitializerArgument, Layer, RegularizerArgument
 from dptrain.layers.input_spec import InputSpec
-from dptrain.layers.normalization import AffineNormalization
+from dptrain.layers.normalization.affine import AffineNormalization
 from dptrain.ops.elementwise import in_float32
 from dptrain.program.shapes import normalized_axes
 from dptrain.program.tensor import Tensor

@@ -1,0 +1,1 @@
+"""Attention, with and without projections of heads."""

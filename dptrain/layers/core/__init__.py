@@ -1,0 +1,1 @@
+"""Layers of general use: Dense, Embedding, Input, Lambda, Masking; and layers around others."""

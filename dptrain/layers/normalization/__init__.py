@@ -1,0 +1,1 @@
+"""Normalization over the global batch, within a sample, and of kernels."""

@@ -1,0 +1,1 @@
+"""Layers before a network: images, features, categories, texts, sounds."""

@@ -1,0 +1,1 @@
+"""Changes of shape: flattened, permuted, padded, cropped, enlarged."""
