@@ -20,9 +20,9 @@ from dptrain.layers.node import LayerCall, is_symbolic
 from dptrain.layers.parts import Parts
 from dptrain.layers.weight import Weight
 from dptrain.mixed_precision import dtype_policy, policy_name, policy_of
+from dptrain.ops.branches import IN_BODY
 from dptrain.ops.division import divide_no_nan
 from dptrain.ops.elementwise import cast
-from dptrain.ops.loops import IN_LOOP
 from dptrain.ops.random import SeedGenerator
 from dptrain.program.dims import Dim, Size, UnknownLengthError, is_number, number_of, read, symbolic, unknown
 from dptrain.program.shapes import is_open
@@ -288,7 +288,7 @@ class Layer(Parts):
     def add_loss(self, loss: Any) -> None:
         """Add a number, or several, to the loss of the current step; for use in `call`."""
         self._losses += leaves(loss)
-        self._of_thread.adds_in_loop = IN_LOOP.get() or getattr(self._of_thread, "adds_in_loop", False)
+        self._of_thread.adds_in_loop = IN_BODY.get() or getattr(self._of_thread, "adds_in_loop", False)
 
     def _refuse(self, **arguments: Any) -> None:
         """Refuse unsupported arguments; keep them as attributes that are None."""

@@ -11,6 +11,7 @@ from dptrain.ops.activation import erf, mish
 from dptrain.ops.arrangement import slice_update
 from dptrain.ops.arrays import convert_to_numpy, convert_to_tensor, rsqrt, shape, unstack
 from dptrain.ops.associative import associative_scan
+from dptrain.ops.branches import cond, switch
 from dptrain.ops.counting import (
     scatter_update,
     segment_max,
@@ -42,7 +43,7 @@ from dptrain.ops.linalg import (
     solve_triangular,
     svd,
 )
-from dptrain.ops.loops import cond, fori_loop, map, scan, switch, vectorized_map, while_loop
+from dptrain.ops.loops import fori_loop, map, scan, vectorized_map, while_loop
 from dptrain.ops.networks import top_k
 from dptrain.ops.nn import *  # noqa: F403  # Keras has these in `ops` too
 from dptrain.ops.norms import norm

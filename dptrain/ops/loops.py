@@ -2,90 +2,24 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 
 from dptrain import tree
 from dptrain.errors import ArgumentTypeError, ConfigError
-from dptrain.ops.elementwise import logical_and, where
+from dptrain.ops.branches import IN_BODY, check_structure, cond
+from dptrain.ops.elementwise import logical_and
 from dptrain.ops.manipulation import reshape, stack
 from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.scan import SCAN
 from dptrain.program.body import traced
-from dptrain.program.context import TRACE
 from dptrain.program.dims import Dim
-from dptrain.program.shapes import is_one, without_rows
-from dptrain.program.tensor import Tensor, Variable, as_tensors, is_tracing, mask_of, with_mask
+from dptrain.program.shapes import without_rows
+from dptrain.program.tensor import Tensor, as_tensors, is_tracing, mask_of, with_mask
 
 # Greatest number of iterations of a loop over known conditions; each adds ops to the program.
 _MOST_UNROLLED = 10_000
-# Whether the step of a loop is being traced, whose tensors do not exist outside the loop.
-IN_LOOP: ContextVar[bool] = ContextVar("in_loop", default=False)
-
-
-def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
-    """Return what one of two functions returns, which must have equal structures.
-
-    Where the condition is not known, as in a traced step, both are computed and one result is selected, also for
-    variables that they assign. The other must compute numbers: NaN or infinity there spoils gradients.
-    """
-    chosen = as_tensors([pred])[0]
-    if not all(is_one(length) for length in chosen.shape):
-        raise ConfigError(
-            f"cond: pred has shape {without_rows(chosen.shape)}; expected a single boolean: reduce it with ops.any or "
-            "ops.all, or select elements with ops.where"
-        )
-    if chosen.value is not None:
-        return true_fn() if bool(chosen) else false_fn()
-    return _select_branch(chosen, true_fn, false_fn)
-
-
-def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
-    """Return what the function at this index returns for the operands; the index is clamped.
-
-    Where the index is not known, as in a traced step, all are computed; see `cond`.
-    """
-    chosen = as_tensors([index])[0]
-    if chosen.value is not None:
-        return branches[min(max(int(chosen), 0), len(branches) - 1)](*operands)
-
-    def first_from(number: int) -> Any:
-        if number == len(branches) - 1:
-            return branches[number](*operands)
-        return _select_branch(chosen <= number, lambda: branches[number](*operands), lambda: first_from(number + 1))
-
-    return first_from(0)
-
-
-def _select_branch(chosen: Tensor, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
-    """Compute both branches and select."""
-    trace = TRACE.get()
-    before = {} if trace is None else dict(trace.written)
-
-    def run(branch: Callable[[], Any]) -> tuple[Any, dict[Variable, Tensor]]:
-        result = branch()
-        if trace is None:
-            return result, {}
-        written = {variable: leaf for variable, leaf in trace.written.items() if before.get(variable) is not leaf}
-        trace.written = dict(before)
-        return result, written
-
-    (first, first_written), (second, second_written) = run(true_fn), run(false_fn)
-    _check_structure("cond, switch: the branches must return equal structures", first, second)
-    for variable in first_written | second_written:
-        assert trace is not None
-        old = trace.value_of(variable)
-        variable.assign(where(chosen, first_written.get(variable, old), second_written.get(variable, old)))
-    return tree.map_structure(lambda a, b: None if a is None and b is None else where(chosen, a, b), first, second)
-
-
-def _check_structure(rule: str, first: Any, second: Any) -> None:
-    try:
-        tree.assert_same_structure(first, second)
-    except ConfigError as error:
-        raise ConfigError(f"{rule}. {error}") from None
 
 
 def _require_callable(f: Any) -> None:
@@ -286,13 +220,13 @@ def _scan_node(
     forms: list[Any] = []
 
     def step(carries: list[Tensor], slices: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        token = IN_LOOP.set(True)
+        token = IN_BODY.set(True)
         try:
             part = None if xs is None else tree.pack_sequence_as(xs, slices)
             carry, output = _carry_and_output(f(_fill_structure(init, carries), part))
         finally:
-            IN_LOOP.reset(token)
-        _check_structure("scan: f must keep the structure of the carry", init, carry)
+            IN_BODY.reset(token)
+        check_structure("scan: f must keep the structure of the carry", init, carry)
         forms.append(output)
         new = [leaf for leaf in tree.flatten(carry) if leaf is not None]
         following = [as_tensors([value, old])[0] for value, old in zip(new, carries, strict=True)]

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.ops.elementwise import cast
+from dptrain.ops.elementwise import cast, where
 from dptrain.ops.linear_algebra import batch_matmul
 from dptrain.ops.manipulation import reshape, stack, transpose, zeros
 from dptrain.ops.reduction import sum as sum_over
-from dptrain.program.body import Body, body_of, closed, extend
+from dptrain.program.body import Body, body_of, closed, extend, guard_of
 from dptrain.program.gradient import pulled_back, topological
 from dptrain.program.lowering import Element, Product, Reduction, Repeat, ViewMap, lowering_of
 from dptrain.program.onnx_graph import OnnxGraph, Value
@@ -58,11 +58,10 @@ def _unrolled(node: Node, inputs: Sequence[Tensor], read: Collection[int]) -> tu
             step_inputs = [new[source] for source in tensor.inputs]
             if tensor in new:
                 continue
-            if tensor.op is not None and isinstance(tensor.op.lowering, Repeat):
+            lowering = lowering_of(tensor)
+            if isinstance(lowering, Repeat) and not (body.guarded or body_of(tensor).guarded):
                 if tensor.node not in nested:
-                    nested[tensor.node] = tensor.op.lowering.steps(
-                        tensor.node, step_inputs, range(len(body_of(tensor).results))
-                    )
+                    nested[tensor.node] = lowering.steps(tensor.node, step_inputs, range(len(body_of(tensor).results)))
                 new[tensor] = nested[tensor.node][tensor.index]
             else:
                 new[tensor] = tensor.with_inputs(step_inputs)
@@ -73,6 +72,8 @@ def _unrolled(node: Node, inputs: Sequence[Tensor], read: Collection[int]) -> tu
     for place, (values, output) in enumerate(zip(outputs, body.stacked, strict=True), len(body.carries)):
         if place not in read:
             results.append(output)
+        elif body.guarded:
+            results.append(where(captures[0], stack(values), zeros((1, *output.shape), output.dtype)))
         elif values:
             results.append(stack(values[::-1] if reverse else values))
         else:
@@ -101,11 +102,16 @@ def _onnx(graph: OnnxGraph, value: Tensor, *inputs: Value) -> Sequence[Value]:
     if length == 0:
         return [*carries, *(graph.expand(graph.constant(0, end.dtype), (0, *end.shape)) for end in body.stacked)]
     if length == 1:
-        parts = [graph.node("Squeeze", stack, graph.constant([0], np.int64)) for stack in stacks]
-        values = dict(zip(body.placeholders, (*carries, *parts, *captures), strict=True))
-        graph.add(order, values)
         first_axis = graph.constant([0], np.int64)
-        stacked = [graph.node("Unsqueeze", values[end], first_axis) for end in body.stacked]
+        parts = [graph.node("Squeeze", stack, first_axis) for stack in stacks]
+        values = dict(zip(body.placeholders, (*carries, *parts, *captures), strict=True))
+        inside = OnnxGraph(graph, "then") if body.guarded else graph
+        inside.add(order, values)
+        stacked = [inside.node("Unsqueeze", values[end], first_axis) for end in body.stacked]
+        if body.guarded:
+            other = OnnxGraph(graph, "else")
+            starts = [other.expand(other.constant(0, end.dtype), (1, *end.shape)) for end in body.stacked]
+            return graph.choose(captures[0], inside.body([], stacked), other.body([], starts))
         return [*(values[end] for end in body.following), *stacked]
     step = OnnxGraph(graph)
     arguments = [step.argument(number, leaf.dtype) for number, leaf in enumerate((*body.carries, *body.slices))]
@@ -171,6 +177,7 @@ def _gradient(
         [cut.new[tensor] for tensor in stacked],
         cut.known,
         len(zero_started) + len(sums),
+        guard_of(node),
     )
     values = SCAN.values(
         *(dys[carried[tensor]] for tensor in started),

@@ -26,6 +26,7 @@ class Body:
     Attributes:
         sums: how many carries, the last ones, begin as zeros.
         counted: the value that counts the operations of all steps: the first that is read.
+        guarded: a branch: one step without carries or, if its first capture is false, none, and all values are zeros.
         made: cached derivatives, see `step_of`.
     """
 
@@ -36,6 +37,7 @@ class Body:
     stacked: tuple[Tensor, ...]
     sums: int = 0
     counted: int = 0
+    guarded: bool = False
     made: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -109,15 +111,16 @@ def closed(
     stacked: Sequence[Tensor],
     outer_tensors: Mapping[Tensor, Tensor],
     sums: int = 0,
+    guard: Tensor | None = None,
 ) -> tuple[Body, list[Tensor], Mapping[Tensor, Tensor]]:
     """Return the body with these results, its captures, and the body's tensor for each tensor.
 
-    `outer_tensors` are tensors of the surrounding program for their stand-ins in the step; `sums` as in `Body`.
+    `outer_tensors` are those of the surrounding program by their stand-ins; `sums` as in `Body`; `guard` makes a branch.
     """
     results = [*following, *stacked]
     new = dict(outer_tensors)
     depends = {*carries, *slices}
-    captures: dict[Tensor, Tensor] = {}
+    captures = {} if guard is None else {guard: placeholder((), guard.dtype, "guard")}
 
     def inside(tensor: Tensor) -> Tensor:
         if tensor in depends or is_number(tensor):
@@ -127,10 +130,10 @@ def closed(
             captures[outside] = placeholder(outside.shape, outside.dtype, f"capture {len(captures)}")
         return captures[outside]
 
-    for tensor in topological(results):
+    for tensor in topological(results, lambda tensor: () if tensor in outer_tensors else tensor.inputs):
         if tensor in new:
             continue
-        if any(operand in depends for operand in tensor.inputs):
+        if any(operand in depends for operand in tensor.inputs) or (guard is not None and tensor.op is not None):
             depends.add(tensor)
             new[tensor] = tensor.with_inputs([inside(operand) for operand in tensor.inputs])
         else:
@@ -139,8 +142,14 @@ def closed(
             )
     new_results = [inside(operand) for operand in results]
     ends = (tuple(new_results[: len(following)]), tuple(new_results[len(following) :]))
-    body = Body(tuple(carries), tuple(slices), tuple(captures.values()), *ends, sums)
+    body = Body(tuple(carries), tuple(slices), tuple(captures.values()), *ends, sums, guarded=guard is not None)
     return body, list(captures), new
+
+
+def guard_of(node: Node) -> Tensor | None:
+    """Return the condition of a branch, None for a loop."""
+    body = body_of(node)
+    return node.inputs[len(node.inputs) - len(body.captures)] if body.guarded else None
 
 
 def is_number(tensor: Tensor) -> bool:
@@ -234,7 +243,7 @@ class _Trim:
         following = [new[body.following[number]] for number in carried]
         stacked_results = [new[stack] for stack in stacks]
         self._constant = {number: of_inputs[body.carries[number]] for number in constant}
-        used = set(topological([*following, *stacked_results]))
+        used = {*topological([*following, *stacked_results]), *body.captures[: int(body.guarded)]}
         carries = [body.carries[number] for number in carried]
         slices = [part for part in body.slices if part in used]
         other_carries = [carry for number, carry in enumerate(body.carries) if number not in changing]
@@ -243,7 +252,7 @@ class _Trim:
         numbers = [*carried, *(count + index for index in stacked)]
         counted = next((place for place, number in enumerate(numbers) if number in read), 0)
         placeholders = (tuple(carries), tuple(slices), tuple(captures))
-        self._body = Body(*placeholders, tuple(following), tuple(stacked_results), sums, counted)
+        self._body = Body(*placeholders, tuple(following), tuple(stacked_results), sums, counted, body.guarded)
         self._own = [of_inputs[leaf] for leaf in self._body.inputs]
         self.inputs = [*self._own, *(carry for number, carry in self._constant.items() if number in read)]
         self._numbers = {number: place for place, number in enumerate(numbers)}

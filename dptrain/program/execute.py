@@ -193,6 +193,10 @@ class _Loop:
     def execute(self, inputs: Sequence[Array]) -> None:
         body, values = self._body, self._step.values
         count, ends = len(body.begun), len(body.begun) + len(body.slices)
+        if body.guarded and not inputs[ends]:
+            for array in self._out.values():
+                array.fill(0)
+            return
         for array in self._carries[count:]:
             array.fill(0)
         for number, array in enumerate(inputs):

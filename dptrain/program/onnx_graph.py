@@ -53,18 +53,20 @@ class OnnxNode:
     outputs: tuple[str, ...]
     attributes: dict[str, Any]
     body: OnnxBody | None = None
+    otherwise: OnnxBody | None = None  # of an If
 
     def reads(self) -> set[str]:
-        """Return the names of all that it reads, and of its body's own values."""
-        return set(self.inputs).union(*(node.reads() for node in (self.body.nodes if self.body else ())))
+        """Return the names of all that it reads, and of its bodies' own values."""
+        bodies = [body for body in (self.body, self.otherwise) if body is not None]
+        return set(self.inputs).union(*(node.reads() for body in bodies for node in body.nodes))
 
 
 class OnnxGraph:
-    """Collects nodes and constants, of a step of a loop in `outer`; their names begin with a slash, unlike others'."""
+    """Collects nodes and constants, of a body in `outer`; their names begin with a slash, unlike others'."""
 
-    def __init__(self, outer: "OnnxGraph | None" = None) -> None:
+    def __init__(self, outer: "OnnxGraph | None" = None, name: str = "step") -> None:
         self._outer = outer
-        self._prefix: str = "" if outer is None else f"{outer._prefix}/step_{len(outer.nodes)}"
+        self._prefix: str = "" if outer is None else f"{outer._prefix}/{name}_{len(outer.nodes)}"
         self.nodes: list[OnnxNode] = []
         self.constants: dict[str, Array] = {} if outer is None else outer.constants
         self._batch: tuple[Value, int] | None = None  # an input, and its axis that counts the rows
@@ -101,6 +103,14 @@ class OnnxGraph:
         outputs = [Value(f"{name}/{number}", output.dtype) for number, output in enumerate(body.outputs)]
         names = tuple(output.name for output in outputs)
         self.nodes.append(OnnxNode("Scan", inputs, names, {"num_scan_inputs": len(slices)}, body))
+        return outputs
+
+    def choose(self, condition: Value, body: OnnxBody, otherwise: OnnxBody) -> Sequence[Value]:
+        """Add an If and return its outputs."""
+        name = self._name("If")
+        outputs = [Value(f"{name}/{number}", output.dtype) for number, output in enumerate(body.outputs)]
+        names = tuple(output.name for output in outputs)
+        self.nodes.append(OnnxNode("If", (condition.name,), names, {}, body, otherwise))
         return outputs
 
     def body(self, inputs: Sequence[Value], outputs: Sequence[Value]) -> OnnxBody:

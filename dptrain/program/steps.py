@@ -28,11 +28,22 @@ def step_of(body: Body, rows: int = 0) -> Program:
     return program if program.rows == rows else program.for_rows(rows)
 
 
-def unrolled(program: Program, loop: Node | None = None) -> Program:
-    """Unroll a loop, by default all; ConfigError if that makes too many ops."""
+def with_branches_selected(program: Program) -> Program:
+    """Compute all branches, also in steps of loops, and select their results."""
+
+    def change(step: Program) -> Program:
+        while any(has_body(tensor) and body_of(tensor).guarded for tensor in step.tensors):
+            step = unrolled(step, lambda node: body_of(node).guarded)
+        return step
+
+    return with_steps_changed(program, change)
+
+
+def unrolled(program: Program, chooses: Callable[[Node], bool] = lambda _: True) -> Program:
+    """Write the steps of loops down, and branches; ConfigError if that makes too many ops."""
     read: dict[Node, set[int]] = {}
     for tensor in program.tensors:
-        if has_body(tensor) and loop in (None, tensor.node):
+        if has_body(tensor) and chooses(tensor.node):
             read.setdefault(tensor.node, set()).add(tensor.index)
     if not read:
         return program
@@ -179,7 +190,7 @@ def _of_its_own(body: Body) -> Body:
         tuple(map(new.__getitem__, group)) for group in (body.carries, body.slices, body.captures)
     )
     following, stacked = (tuple(map(distinct, group)) for group in (body.following, body.stacked))
-    return Body(carries, slices, captures, following, stacked, 0, body.counted)
+    return Body(carries, slices, captures, following, stacked, 0, body.counted, body.guarded)
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -94,6 +94,7 @@ def _body(body: Body, seeds: dict[int, int]) -> Hashable:
         len(body.carries),
         len(body.slices),
         body.sums,
+        body.guarded,
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import Token
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 ShapeDtype = tuple[Shape, DType]
+# Numbers for the results of ops, in the order in which they are made: see `Tensor.serial`.
+SERIALS = count()
 # Which results remember their ops, outside a trace: none; while a tape that watches a leaf of them is open; always, as
 # a trainable variable is among their leaves.
 NOT_TRACKED, WATCHED, TRAINABLE = range(3)
@@ -62,6 +65,7 @@ class Tensor(Operand):
         kind: shape and type of a value that does not depend on the number of rows, else None.
         history: the layer's call that returned this symbolic tensor.
         index: which value of its op it is, if there are several; see `node`.
+        serial: larger than those of results made before it, which tells what a branch computes; -1 without an op.
         is_whole: its floating-point numbers are known to be integers, which half precision would lose; unset if
             unknown: see `is_whole`.
         _keras_mask: (rows, time), the time steps that count, under Keras' name; unset if all do: see `mask_of`.
@@ -85,6 +89,7 @@ class Tensor(Operand):
         "op",
         "operation_call",
         "own_gradient",
+        "serial",
         "shape",
         "squashed_by",
         "tracking",
@@ -113,6 +118,7 @@ class Tensor(Operand):
     ) -> None:
         self.op, self.inputs, self.attributes, self.index = op, tuple(inputs), attributes, index
         self.shape, self.dtype, self.value, self.name = shape, dtype, value, name
+        self.serial = -1 if op is None else next(SERIALS)
         self.tracking = NOT_TRACKED
         self.kind: ShapeDtype | None = None
         self.variable: Variable | None = None

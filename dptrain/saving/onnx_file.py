@@ -145,7 +145,9 @@ def _node(onnx: ModuleType, node: OnnxNode) -> Any:
         for name, value in node.attributes.items()
     }
     if node.body is not None:
-        attributes["body"] = _body(onnx, node.body)
+        attributes["body" if node.otherwise is None else "then_branch"] = _body(onnx, node.body)
+    if node.otherwise is not None:
+        attributes["else_branch"] = _body(onnx, node.otherwise)
     return onnx.helper.make_node(node.kind, node.inputs, node.outputs, name=node.outputs[0], **attributes)
 
 

@@ -46,6 +46,8 @@ _ADVICE = "export it again"
 _MAX_FOLDED = 1 << 24
 # Most elements of an op's result for two rows.
 _MAX_CHECKED = 1 << 28
+# What a file calls a loop that is a branch.
+_BRANCH = "cond"
 # How deep loops are nested at most, and the most steps of a loop, times those of the loops around it.
 _MAX_NESTED, _MAX_STEPS = 8, 1 << 24
 
@@ -195,7 +197,7 @@ class _Description:
         self._count += len(body.results)
         self.nodes.append(
             {
-                "op": SCAN.name,
+                "op": _BRANCH if body.guarded else SCAN.name,
                 "inputs": inputs,
                 "attributes": {"length": length, "reverse": reverse},
                 "body": {
@@ -305,7 +307,12 @@ class _Reader:
         body, attributes = node["body"], node["attributes"]
         count, slice_count = body["carries"], body["slices"]
         length, reverse = attributes["length"], attributes["reverse"]
-        if node["op"] != SCAN.name or len(attributes) > 2 or not (is_length(length) and isinstance(reverse, bool)):
+        guarded = node["op"] == _BRANCH
+        if (
+            node["op"] not in (_BRANCH, SCAN.name)
+            or len(attributes) > 2
+            or not (is_length(length) and isinstance(reverse, bool))
+        ):
             raise DataError(f"{self._where}: damaged: a loop {short(node['op'])} with {short(attributes)}")
         steps *= max(length, 1)
         if nested == _MAX_NESTED or steps > _MAX_STEPS:
@@ -316,6 +323,8 @@ class _Reader:
             raise DataError(f"{self._where}: damaged: a loop with {counts}, but {len(operands)} inputs")
         ends = count + slice_count
         firsts, stacks, captured = operands[:count], operands[count:ends], operands[ends:]
+        if guarded and (count or length != 1 or not captured or _kind(captured[0]) != ((), np.bool_)):
+            raise DataError(f"{self._where}: damaged: a branch of {length} steps with {short(operands)}")
         if any(marked(stack.shape[:1]) != marked([length]) for stack in stacks):
             raise DataError(
                 f"{self._where}: damaged: a loop of {length} steps over {short([stack.shape for stack in stacks])}"
@@ -330,7 +339,8 @@ class _Reader:
                 f"{self._where}: damaged: a loop changes its carries from {short(carries)} to {short(results[:count])}"
             )
         outside = dict(zip(captures, captured, strict=True))
-        step, captured, _ = closed(carries, slices, results[:count], results[count:], outside)
+        guard = captured[0] if guarded else None
+        step, captured, _ = closed(carries, slices, results[:count], results[count:], outside, guard=guard)
         return SCAN.values(*firsts, *stacks, *captured, body=step, length=length, reverse=reverse)
 
 

@@ -282,6 +282,10 @@ class _Writer:
         self.fused = around
         steps = f"for (int64_t n = 0; n < {kernel.length}; ++n) {{"
         step = f"const int64_t t = {f'{kernel.length} - 1 - n' if kernel.reverse else 'n'};"
+        if body.guarded:  # else all values are zeros
+            guard = f"*(const bool *)p[{inputs[first + len(body.slices)]}]"
+            zeros = [f"memset(p[{values[number]}], 0, {_nbytes(body.results[number])});" for number in values]
+            head += [f"if (!{guard}) {{", *_indented([*zeros, "return;"]), "}"]
         lines = [*head, *begins, steps, *_indented([step, *moves, *executed, *ends]), "}", *last]
         name, self._repeats = f"repeat{self._repeats}", self._repeats + 1
         text = "".join(f"{line}\n" for line in _indented(lines))

@@ -17,7 +17,8 @@ def has_separate_rows(repeat: RepeatKernel) -> bool:
     written = [*body.carries, *repeat.results, *(tensor for kernel in step.kernels for tensor in kernel.tensors)]
     read = [*body.slices, *body.captures]
     return (
-        all(row_numel(tensor) and row_numel(step.memory_of(tensor)) for tensor in written)
+        not body.guarded
+        and all(row_numel(tensor) and row_numel(step.memory_of(tensor)) for tensor in written)
         and not any(has_rows(tensor) and not row_numel(tensor) for tensor in read)
         and all(map(_is_by_rows, step.kernels))
     )

@@ -32,7 +32,13 @@ from dptrain.program.passes import with_long_products, with_precision, without_r
 from dptrain.program.program import Program
 from dptrain.program.sharding.mesh import ALL_REDUCE
 from dptrain.program.sharding.messages import stages
-from dptrain.program.steps import step_of, with_attention_on_gpu, with_loops_in_memory, with_steps_changed
+from dptrain.program.steps import (
+    step_of,
+    with_attention_on_gpu,
+    with_branches_selected,
+    with_loops_in_memory,
+    with_steps_changed,
+)
 from dptrain.program.tensor import Tensor
 
 # Kinds of groups beside which memory-bound ones would have too few threads, and kinds whose level is fixed.
@@ -94,7 +100,7 @@ class Composition:
         provider: Provider | None = None,
     ) -> None:
         # Repeats stay: numbers that are equal in one run may differ in another that shares its kernels.
-        program = without_ranks(program) if alone else program
+        program = with_branches_selected(without_ranks(program) if alone else program)
         self.sizes = _local(program, rows, first_row)
         lower = partial(_lowered, precision=precision, of_halves=of_halves, provider=provider, sizes=self.sizes)
         program = self.program = _with_own_results(with_steps_changed(program, lower))
@@ -315,7 +321,8 @@ class Composition:
 
 def problems(program: Program, rows: int, *, precision: str, of_halves: str) -> list[Problem]:
     """Return a program's products and convolutions that a library may compute; see `Composition`."""
-    program = with_steps_changed(without_ranks(program), lambda step: with_precision(step, precision, of_halves))
+    program = with_branches_selected(without_ranks(program))
+    program = with_steps_changed(program, lambda step: with_precision(step, precision, of_halves))
     count = _local(program, rows, 0).count
 
     def problem(tensor: Tensor) -> Problem:

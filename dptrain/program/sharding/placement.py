@@ -117,7 +117,7 @@ def place(
             placed = _placed(program, set(summed), bucket_bytes, comm_dtype, placements, slots or {})
             return placed if placements else scheduled(placed)
         except _MeetsInLoopError as meets:
-            program = unrolled(program, meets.node)
+            program = unrolled(program, meets.node.__eq__)
 
 
 def _placed(
@@ -612,7 +612,8 @@ class _Placer:
             axes = tuple(mesh if isinstance(n, Dim) else None for n, mesh in lengths)
             if count <= number < ends:
                 axes = (None, *axes[1:])
-            parts[number] = self._moved(part, axes, "a loop", _rows(part.tensor.shape, axes), partial)
+            summands = () if number == ends and body.guarded else partial
+            parts[number] = self._moved(part, axes, "a loop", _rows(part.tensor.shape, axes), summands)
         begins = [None if self._is_zero(part) else part.placement for part in parts[:count]] + [None] * body.sums
         slices = [replace(part.placement, axes=part.placement.axes[1:]) for part in parts[count:ends]]
         captures = [part.placement for part in parts[ends:]]
@@ -628,7 +629,8 @@ class _Placer:
             parts[number] = self._moved(part, placement.axes, "a loop", rows, placement.partial)
         captured_tensors = {capture: part.tensor for capture, part in zip(body.captures, parts[ends:], strict=True)}
         results = ([part.tensor for part in following], [part.tensor for part in stacked])
-        placed, captured, new = closed(body.carries, body.slices, *results, captured_tensors, body.sums)
+        guard = parts[ends].tensor if body.guarded else None
+        placed, captured, new = closed(body.carries, body.slices, *results, captured_tensors, body.sums, guard)
         if any(tensor.op in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER) for tensor in topological(placed.results)):
             raise _MeetsInLoopError(node)
         for old, tensor in new.items():

@@ -51,6 +51,29 @@ def counted(layer: Any, x: Any, steps: Any) -> Any:
     return ops.sum(ops.map(step, steps), 0)
 
 
+def branches(layer: Any, x: Any, steps: Any) -> Any:
+    """Each step takes a branch; a branch has a loop, and another branch."""
+
+    def step(carry: Any, xt: Any) -> Any:
+        def grows() -> Any:
+            total, stacked = ops.scan(lambda a, b: (a * layer.total + b, ops.tanh(a)), carry, ops.stack([xt, carry]))
+            return ops.cond(ops.max(total) > 1, lambda: total * 0.5, lambda: ops.sqrt(ops.absolute(total))), stacked[1]
+
+        index = ops.cast(2 * ops.max(xt), "int32")
+        chosen = ops.switch(index, [lambda: (carry - xt, xt), grows, lambda: (ops.sin(carry), xt * layer.total)])
+        return chosen[0], chosen[1] + chosen[0]
+
+    last, stacked = ops.scan(step, x[:, 0], steps)
+    return ops.cond(ops.sum(x) > 0, lambda: last + stacked[0], lambda: ops.sum(ops.exp(stacked), 0) - last)
+
+
+def gradient_of_a_branch(layer: Any, x: Any, steps: Any) -> Any:
+    with dp.GradientTape() as tape:
+        tape.watch(x)
+        energy = ops.sum(ops.cond(ops.max(x) > 9, lambda: ops.sqrt(x), lambda: ops.sin(x * layer.total)))
+    return tape.gradient(energy, x)
+
+
 def gradient(layer: Any, x: Any, steps: Any) -> Any:
     """A loop backwards, with carries that begin as zeros."""
     with dp.GradientTape() as tape:
@@ -82,6 +105,8 @@ LOOPS = {
     ),
     "counted": counted,
     "gradient": gradient,
+    "branches": branches,
+    "gradient of a branch": gradient_of_a_branch,
 }
 RECURRENT = {
     "LSTM": lambda: [layers.LSTM(4)],

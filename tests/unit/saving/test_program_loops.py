@@ -115,6 +115,29 @@ def scan_document(steps: int = 4) -> dict[str, Any]:
     return {"nodes": nodes, "results": {"c": 3, "y": 4}, "updates": {}, "dtype": "float32", "inputs": "c"}
 
 
+def test_a_branch_without_a_condition_is_refused() -> None:
+    contents = scan_document(1)
+    contents["nodes"][0] = {"input": "c", "shape": [], "dtype": "bool"}
+    contents["nodes"][1]["shape"] = [1, WIDTH]
+    branch = contents["nodes"][3]
+    branch.update(op="cond", inputs=[1, 0, 2])
+    branch["body"] = {"carries": 0, "slices": 1, "nodes": [{"op": "multiply", "inputs": [0, 2], "attributes": {}}]}
+    branch["body"]["results"] = [3]
+    contents["results"] = {"y": 3}
+    assert read(contents).program(2).outputs["y"].shape == (1, WIDTH)
+    damages: list[dict[str, Any]] = [
+        {"inputs": [1]},
+        {"inputs": [1, 2, 0]},
+        {"attributes": {"length": 2, "reverse": False}},
+        {"body": branch["body"] | {"carries": 1, "slices": 0, "results": [0]}},
+    ]
+    for damage in damages:
+        damaged = copy.deepcopy(contents)
+        damaged["nodes"][3].update(damage)
+        with pytest.raises(DataError, match=r"^file: damaged: a branch of"):
+            read(damaged)
+
+
 def read(contents: dict[str, Any]) -> programs.StoredProgram:
     return programs.decode(state.pack({}, contents, FORMAT), "file")
 

@@ -1,0 +1,209 @@
+"""Branches of traced steps: which is executed, and its gradients."""
+
+import numpy as np
+import pytest
+
+from dptrain import ops
+from dptrain.program.dims import Dim
+from dptrain.program.execute import evaluate
+from dptrain.program.gradient import gradients
+from dptrain.program.program import trace
+from dptrain.program.sharding.mesh import BATCH
+from dptrain.program.tensor import Variable
+from tests.programs.check import by_numpy, compiled
+from tests.unit.program.virtual_mesh import VirtualMesh, assert_same_on_mesh
+
+WAYS = {"NumPy": by_numpy, "C++": compiled(), "C++ of one loop an op": compiled(join=False)}
+X = np.array([1.0, 4.0, 9.0], np.float32)
+
+
+def made(way, step, **values):
+    """Return what a step computes, in one way; it assigns variables."""
+    program = trace(
+        lambda *tensors: step(*tensors), {name: (value.shape, value.dtype) for name, value in values.items()}
+    )
+    executable = WAYS[way](program, values)
+    executable.run()
+    return {name: np.array(value) for name, value in executable.outputs.items()}
+
+
+def derivatives(y, x):
+    """Return a sum's first and second derivatives."""
+    (first,) = gradients(ops.sum(y), [x])
+    (second,) = gradients(ops.sum(first), [x])
+    return {"y": y, "first": first, "second": second}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_numbers_that_are_none_stay_in_the_branch_that_is_not_taken(way, sign):
+    def step(x):
+        return derivatives(ops.cond(ops.sum(x) > 0, lambda: ops.sqrt(x), lambda: 0 * x), x)
+
+    outputs = made(way, step, x=sign * X)
+    expected = [X**0.5, 0.5 * X**-0.5, -0.25 * X**-1.5] if sign > 0 else [0 * X] * 3
+    for value, right in zip(outputs.values(), expected, strict=True):
+        np.testing.assert_allclose(value, right, rtol=1e-6)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("number", [-3, 0, 1, 2, 9])
+def test_the_number_of_a_branch_is_clamped(way, number):
+    def step(x, n):
+        branches = [lambda x: ops.sin(x), lambda x: ops.log(-x), lambda x: x * x * x]
+        return derivatives(ops.switch(n, branches, x), x)
+
+    x = -X if number == 1 else X
+    outputs = made(way, step, x=x, n=np.int64(number))
+    rights = [(np.sin(x), np.cos(x), -np.sin(x)), (np.log(X), 1 / x, -1 / x**2), (x**3, 3 * x**2, 6 * x)]
+    for value, right in zip(outputs.values(), rights[min(max(number, 0), 2)], strict=True):
+        np.testing.assert_allclose(value, right, rtol=1e-5)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_branch_assigns_variables_that_others_leave(way, sign):
+    """What it reads is what was assigned before; an assignment ends gradients, as outside."""
+    count, total = (Variable(np.zeros(3, np.float32), name) for name in ("count", "total"))
+
+    def step(x):
+        total.assign(x * 2)
+
+        def yes():
+            count.assign_add(ops.ones_like(x))
+            total.assign(total * x)
+            return total.value + count
+
+        y = ops.cond(ops.sum(x) > 0, yes, lambda: total * 3)
+        return {"y": y}
+
+    x = sign * X
+    outputs = made(way, step, x=x)
+    ones = np.ones(3) if sign > 0 else np.zeros(3)
+    right_total = 2 * x * x if sign > 0 else 2 * x
+    np.testing.assert_allclose(outputs["y"], right_total + 1 if sign > 0 else 3 * right_total)
+    np.testing.assert_allclose(count.numpy(), ones)
+    np.testing.assert_allclose(total.numpy(), right_total)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_other_branch_reads_no_rows(way, sign):
+    """Its indices, which may lie anywhere, are not looked up."""
+    indices = np.array([0, 7 if sign > 0 else 1])
+
+    def step(x, indices):
+        return {"y": ops.cond(ops.sum(x) > 0, lambda: x, lambda: ops.sum(ops.take(x, indices)) + 0 * x)}
+
+    outputs = made(way, step, x=sign * X, indices=indices)
+    np.testing.assert_allclose(outputs["y"], X if sign > 0 else [-5] * 3)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_branches_within_steps_and_steps_within_branches(way):
+    """Each step chooses anew; captured weights get the gradients of the steps that chose them."""
+    w, u = (Variable(np.float32([a, 0.5, -0.25]), name) for name, a in [("w", 0.75), ("u", -1)])
+
+    def step(x):
+        def of_part(carry, part):
+            def yes():
+                inner = ops.scan(lambda a, b: (ops.tanh(a * w + b), a), carry, ops.stack([part, carry, part]))
+                return inner[0], ops.sum(inner[1])
+
+            nested = ops.cond(part[0] > 5, lambda: ops.sqrt(part - 5), lambda: u * part)
+            return ops.cond(ops.sum(carry) > 0.5, yes, lambda: (carry + nested * u, ops.max(part)))
+
+        last, outputs = ops.scan(of_part, ops.zeros_like(x[0]), x)
+        grads = gradients(ops.sum(last * last) + ops.sum(outputs), [x, w.value, u.value])
+        return dict(zip(["last", "outputs", "dx", "dw", "du"], [last, outputs, *grads], strict=True))
+
+    x = np.random.default_rng(3).normal(size=(6, 3)).astype(np.float32)
+    x[2, 0] = 9
+    program = trace(step, {"x": (x.shape, np.float64)})
+    assert "scan" in {tensor.op.name for tensor in program.tensors if tensor.op is not None}
+
+    def of_floats(**leaves):
+        for variable in (w, u):
+            variable.assign(leaves.pop(variable.name, variable))
+        return float(np.sum(evaluate(program, {"x": x.astype(np.float64)} | leaves)[0]["outputs"]))
+
+    outputs = made(way, step, x=x)
+    right = evaluate(program, {"x": x.astype(np.float64)})[0]
+    for name, value in outputs.items():
+        np.testing.assert_allclose(value, right[name], rtol=2e-5, atol=1e-5, err_msg=name)
+    eager = step(ops.convert_to_tensor(x)) if way == "NumPy" else {}
+    for name in ("last", "outputs")[: len(eager)]:
+        np.testing.assert_allclose(outputs[name], eager[name], rtol=1e-5)
+
+
+def test_a_gradient_is_that_of_central_differences():
+    w = np.random.default_rng(1).normal(size=(3, 3))
+
+    def step(x, w):
+        y = ops.cond(ops.sum(x) > 0, lambda: ops.tanh(x[None] @ w) @ w, lambda: ops.exp(x)[None] * w[0])
+        (dw,) = gradients(ops.sum(y * y), [w])
+        (second,) = gradients(ops.sum(dw * dw), [x])
+        return {"loss": ops.sum(y * y), "norm": ops.sum(dw * dw), "dw": dw, "second": second}
+
+    program = trace(step, {"x": ((3,), np.float64), "w": ((3, 3), np.float64)})
+    for sign in (1, -1):
+        x = 0.1 * sign * X.astype(np.float64)
+        outputs = evaluate(program, {"x": x, "w": w})[0]
+        for name, of, point in [("dw", "loss", "w"), ("second", "norm", "x")]:
+            values = {"x": x, "w": w}
+            for place in np.ndindex(values[point].shape):
+                ends = []
+                for shift in (1e-6, -1e-6):
+                    moved = values[point].copy()
+                    moved[place] += shift
+                    ends.append(evaluate(program, values | {point: moved})[0][of])
+                np.testing.assert_allclose(outputs[name][place], (ends[0] - ends[1]) / 2e-6, rtol=1e-5, atol=1e-7)
+
+
+def test_what_nobody_reads_of_a_branch_is_left_out():
+    def step(x):
+        values = ops.cond(ops.sum(x) > 0, lambda: (ops.sin(x), ops.exp(x)), lambda: (ops.cos(x), x))
+        return {"y": values[0]}
+
+    program = trace(step, {"x": ((3,), np.float32)})
+    scans = [tensor for tensor in program.tensors if tensor.op is not None and tensor.op.name == "scan"]
+    assert [len(tensor.node.values) for tensor in scans] == [1, 1]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_branches_on_ranks(sign):
+    """A condition is the same on all ranks; weight gradients are summed over them once."""
+    rows = Dim.rows(5)
+    w, bias = Variable(np.random.default_rng(2).normal(size=(4, 6)), "w"), Variable(np.zeros(6), "bias")
+
+    def step(x):
+        def yes():
+            bias.assign_add(ops.mean(x @ w, 0))
+            return ops.sqrt(ops.sum(x * x, 1, keepdims=True)) * ops.tanh(x @ w)
+
+        y = ops.cond(ops.sum(x) > 0, yes, lambda: x @ w + bias)
+        (grad,) = gradients(ops.mean(y * y), [w.value])
+        return {"y": y, "grad": grad, "mean": ops.mean(y)}
+
+    x = sign * np.random.default_rng(0).uniform(size=(5, 4))
+    program = trace(step, {"x": ((rows, 4), np.float64)})
+    for layouts in ({}, {w: (BATCH, None)}, {w: (None, "model")}, {w: ("model", None)}):
+        assert_same_on_mesh(program, {"x": x}, layouts, VirtualMesh([3, 2], model=2))
+
+
+def test_gradients_of_backward_within_a_branch():
+    w = Variable(np.float32([2, 3, 4]), "w")
+
+    def step(x):
+        ops.sum(w * w).backward()
+
+        def yes():
+            ops.sum(w * x).backward()
+            return ops.sum(x)
+
+        ops.cond(ops.sum(x) > 0, yes, lambda: ops.sum(x) * 2)
+        return {"grad": w.value.grad}
+
+    for x in (X, -X):
+        program = trace(step, {"x": ((3,), np.float32)})
+        np.testing.assert_allclose(evaluate(program, {"x": x})[0]["grad"], 2 * w.numpy() + (x if x[0] > 0 else 0))
