@@ -207,7 +207,6 @@ def _spec(tensor: Tensor) -> tuple[Shape, DType]:
 def _step_gradients(
     body: Body, d_carries: Mapping[int, Tensor], d_stacked: Mapping[int, Tensor]
 ) -> dict[Tensor, Tensor]:
-    """Return the gradients in a step's inputs, from those in its outputs by number."""
     cotangents: dict[Tensor, Tensor] = {}
     of_carries = [(body.following[number], dy) for number, dy in d_carries.items()]
     for tensor, dy in (*of_carries, *((body.stacked[number], dy) for number, dy in d_stacked.items())):
@@ -216,7 +215,7 @@ def _step_gradients(
 
 
 def _factors(grad: Tensor) -> list[tuple[Tensor, bool]]:
-    """Return the matrices whose product a gradient is, each with whether to transpose it; or nothing."""
+    # The matrices whose product a gradient is, each with whether to transpose it; or nothing.
     if not isinstance(lowering_of(grad), Product) or grad.ndim != 2:
         return []
     factors = []

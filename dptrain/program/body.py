@@ -115,7 +115,7 @@ def closed(
 ) -> tuple[Body, list[Tensor], Mapping[Tensor, Tensor]]:
     """Return the body with these results, its captures, and the body's tensor for each tensor.
 
-    `outer_tensors` are those of the surrounding program by their stand-ins; `sums` as in `Body`; `guard` makes a branch.
+    `outer_tensors` are of the surrounding program, by their stand-ins; `sums` as in `Body`; `guard` makes a branch.
     """
     results = [*following, *stacked]
     new = dict(outer_tensors)

@@ -312,7 +312,7 @@ class ReferenceExecutable:
         """Nothing to release."""
 
     def _own(self, tensor: Tensor) -> Array:
-        """Return a value that a change of state does not affect."""
+        # A value that a change of state does not affect.
         root = tensor
         while root.op is not None and (root.op.is_view or root.op is ALL_REDUCE):
             root = root.inputs[0]

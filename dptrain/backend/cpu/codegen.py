@@ -193,7 +193,7 @@ class _Writer:
             yield kernel, "" if kernel in self.code.epilogues else self._call(kernel, follower)
 
     def _call(self, kernel: Kernel, follower: Kernel | None) -> str | None:
-        """Write a kernel's function and return its call; None if only NumPy can execute it."""
+        # None if only NumPy can execute it.
         numbers = Numbers(self)
         if isinstance(kernel, Loop):
             loop = _LoopText(numbers, kernel)
@@ -298,11 +298,9 @@ class _Writer:
         return name, self._define(loop.ending(), ", int64_t blocks") if loop.summed else None
 
     def _define(self, body: str, arguments: str = "") -> str:
-        """Return the name of the function with this body, written if new."""
         return self._functions.setdefault((arguments, body), f"kernel{len(self._functions)}")
 
     def _give(self, numbers: Numbers) -> str:
-        """Register a function's slots and return the argument that points to them."""
         self._given += numbers.given
         return f"numbers + {len(self._given) - len(numbers.given)}"
 
