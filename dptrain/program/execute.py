@@ -86,10 +86,8 @@ class _Step:
         for name, tensor in program.inputs.items():
             if name not in arrays:
                 raise ConfigError(f"input {name!r} is missing")
-            array, expected = np.asarray(arrays[name], tensor.dtype), local(tensor.shape, self._rows)
-            if array.shape != expected:
-                raise ConfigError(f"input {name!r} has shape {array.shape}: expected {expected}")
-            self.values[tensor] = array
+            self.values[tensor] = np.asarray(arrays[name], tensor.dtype)
+            program.check_input(name, self.values[tensor].shape, self._rows)
         self._stages = stages(program)
         self._attributes: dict[Tensor, dict[str, Any]] = {}
         for tensor in program.tensors:

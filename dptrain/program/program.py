@@ -7,10 +7,11 @@ from typing import Any, Self
 
 import numpy.typing as npt
 
+from dptrain.errors import ConfigError
 from dptrain.program.body import has_loops, trimmed
 from dptrain.program.dims import Dim
 from dptrain.program.gradient import topological
-from dptrain.program.shapes import Shape
+from dptrain.program.shapes import Shape, local
 from dptrain.program.tensor import Tensor, Trace, Variable, as_tensors, placeholder, tracing
 
 # The input with numbers of stored rows: an executable has those of many steps, and each step reads its own.
@@ -29,8 +30,8 @@ class Program:
         derived: a program of the new state for outputs that depend on it alone, such as metrics' results, to execute
             when they are read.
         rows: of the global batch; 0 if nothing counts them.
-        for_one_size: whether the program depends on that number beyond its dims.
-        of_weights: gradients in trainable variables, and the variables.
+        shape_specialised: whether the program depends on that number beyond its dims.
+        weight_gradients: gradients in trainable variables, and the variables.
         lowered: backends' cache for any number of rows; `for_rows` shares it.
     """
 
@@ -63,6 +64,13 @@ class Program:
     def tensors(self) -> tuple[Tensor, ...]:
         """All tensors in topological order."""
         return tuple(topological(self.results))
+
+    def check_input(self, name: str, shape: Shape, rows: int | None) -> None:
+        """Raise ConfigError if an array has another shape than an input; a step may have fewer stored rows."""
+        expected = local(self.inputs[name].shape, rows)
+        is_stored = ROWS in self.inputs and name != ROWS and len(shape) == len(expected) > 0
+        if shape != expected and not (is_stored and shape[1:] == expected[1:] and shape[0] < expected[0]):
+            raise ConfigError(f"input {name!r} has shape {shape}: expected {expected}")
 
     def for_rows(self, rows: int) -> Self:
         """Return the program for another global batch size."""

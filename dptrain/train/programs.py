@@ -244,7 +244,7 @@ class Programs:
         """Return a step's program for `batch_rows` rows, and the names of its outputs in order."""
         inputs: dict[str, tuple[shapes.Shape, npt.DTypeLike]]
         inputs = {ROWS: ((Dim.rows(batch_rows),), np.int64)}
-        inputs |= {name: spec for name, *spec in zip(batch.names, batch.shapes, batch.dtypes, strict=True)}  # type: ignore[misc]
+        inputs |= {name: spec for name, *spec in zip(batch.names, batch.capacities, batch.dtypes, strict=True)}  # type: ignore[misc]
         names: list[str] = []
 
         def traced(rows: Tensor, *stored: Tensor) -> Mapping[str, Any]:

@@ -204,6 +204,19 @@ def check_products(cuda_backend, length, tolerance):
         assert abs(np.mean(actual[name] / exact - 1)) < tolerance / 20
 
 
+def test_a_program_serves_fewer_stored_rows(cuda_backend):
+    rng = np.random.default_rng(0)
+    program, data = mlp(rng)
+    few, order = {name: array[:33] for name, array in data.items()}, rng.permutation(33)
+    executable = cuda_backend.executable(program, few | {"rows": order})
+    expected, state = evaluate(program, few | {"rows": order[20 : 20 + B]})
+    executable.run([20])
+    check({"loss": executable.outputs["loss"]}, {"loss": expected["loss"]})
+    check_state(state)
+    with pytest.raises(ConfigError, match=r"input 'pixels' has shape \(51, 20\): expected \(50, 20\)"):
+        cuda_backend.executable(program, data | {"pixels": np.zeros((51, 20), np.uint8), "rows": order})
+
+
 def test_random_numbers_are_those_of_the_global_row(cuda_backend):
     seeds = SeedGenerator(5, "seeds")
 

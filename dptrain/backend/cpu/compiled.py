@@ -161,9 +161,8 @@ class CompiledExecutable:
             if name == ROWS:
                 self._order, self._window = array, np.empty(shape, tensor.dtype)
                 self._arrays[tensor] = self._window
-            elif array.shape != shape:
-                raise ConfigError(f"input {name!r} has shape {array.shape}: expected {shape}")
             else:
+                self.fused.program.check_input(name, array.shape, self._rows)
                 self._arrays[tensor] = array
         self._lent: Array | None = None  # memory at the addresses in the code; none yet
 
@@ -290,7 +289,8 @@ class CompiledExecutable:
         beneath = self.fused.memory_of(root)
         if beneath not in self._arrays:  # a constant
             self._arrays[beneath] = np.asarray(constant_of(beneath, self._rows, self._batch_rows), order="C")
-        return self._arrays[beneath].reshape(local(root.shape, self._rows))
+        array = self._arrays[beneath]
+        return array if beneath is root else array.reshape(local(root.shape, self._rows))
 
     def _strided(self, view: View, tensor: Tensor) -> Array:
         array, shape = self._array(view.root), local(tensor.shape, self._rows)

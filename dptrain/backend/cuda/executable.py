@@ -269,9 +269,8 @@ class CudaExecutable:
             array = arrays[name]
             if not isinstance(array, DeviceArray):
                 array = self.backend.upload(np.asarray(array), f"input {name}")
-            shape = self._shape(tensor)
-            if array.shape != shape and (name != ROWS or len(array.shape) != 1):
-                raise ConfigError(f"input {name!r} has shape {array.shape}: expected {shape}")
+            if name != ROWS or len(array.shape) != 1:
+                program.check_input(name, array.shape, self._rows)
             if array.dtype != tensor.dtype and (array.dtype, tensor.dtype) != (np.dtype(np.uint8), np.dtype(np.bool_)):
                 raise ConfigError(f"input {name!r} is of {array.dtype} on the device: expected {tensor.dtype}")
             self._arrays.append(array)

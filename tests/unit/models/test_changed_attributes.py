@@ -195,6 +195,21 @@ def test_what_has_not_changed_or_is_not_read_is_not_traced_again():
     assert penalty.calls == calls
 
 
+@pytest.mark.parametrize(("rows", "traces"), [(17, 0), (23, 0), (24, 0), (32, 0), (33, 1)])
+def test_about_as_much_data_is_not_traced_again(rows, traces):
+    model, penalty = build()
+    trained(model)
+    assert penalty.calls
+    calls, weights = penalty.calls, model.get_weights()
+    x, y = np.resize(X, (rows, 4)), np.resize(Y, (rows, 2))
+    model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    assert (penalty.calls > calls) == bool(traces)
+    other, _ = build()
+    other.set_weights(weights)
+    other.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    assert_equal(model.get_weights(), other.get_weights())
+
+
 def test_who_comes_back_to_a_value_finds_its_trace():
     model, penalty = build(0.0)
     weights = trained(model)

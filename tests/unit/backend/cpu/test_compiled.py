@@ -379,8 +379,10 @@ def test_refused():
     program = trace(step, specs(8))
     with pytest.raises(ConfigError, match="input 'labels' is missing"):
         CompiledExecutable(program, HostMemory(), {name: array for name, array in data.items() if name != "labels"})
-    with pytest.raises(ConfigError, match=r"input 'images' has shape \(39, 7\): expected \(40, 7\)"):
-        CompiledExecutable(program, HostMemory(), data | {"images": data["images"][1:]})
+    with pytest.raises(ConfigError, match=r"input 'images' has shape \(41, 7\): expected \(40, 7\)"):
+        CompiledExecutable(program, HostMemory(), data | {"images": np.zeros((41, 7), np.float32)})
+    with pytest.raises(ConfigError, match=r"input 'images' has shape \(39, 6\): expected \(40, 7\)"):
+        CompiledExecutable(program, HostMemory(), data | {"images": np.zeros((39, 6), np.float32)})
     executable = CompiledExecutable(program, HostMemory(), data)
     with pytest.raises(DataError, match="a step begins at row 33 of 40, and needs 8"):
         executable.run([0, 33])
