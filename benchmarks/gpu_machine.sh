@@ -12,7 +12,7 @@
 #             over the kernels with the trickiest memory; more random programs. Beside them the benchmarks run once
 #             untimed, so that what they compile is there
 #   kernels   gpu_kernels.py: each kernel of training steps beside its predicted time; single products and convolutions
-#             beside PyTorch's cuBLAS and cuDNN
+#             beside PyTorch's cuBLAS and cuDNN. gpu_tma.py: candidates for products, each in a process of its own
 #   bench     gpu_mlp.py, conv.py and sweep.py: speed of training, and of many runs at once, beside PyTorch and JAX
 #   probe     gpu_probe.py: what the GPU allows and what things cost
 #   all       all of them in this order, with less time for each: what lasts longer than its part is ended and the next
@@ -27,7 +27,7 @@
 # Overrides: PYTHON (python3), DPTRAIN_TEST_MNIST (folder of MNIST's files; the accuracy test is skipped without),
 # ALL_SECONDS (440), STAGES (of `all`, when only some are wanted), ARCHIVE (folder that gets page.md, summary.txt and logs.tar.gz alone; OUTDIR), MACHINE_CACHE (of data
 # and compiled kernels; OUTDIR/work/dptrain), CHECK_PROCESSES (of pytest), CHECK_ARGUMENTS, PROBE_ARGUMENTS,
-# KERNELS_ARGUMENTS, BENCH_ARGUMENTS, CONV_ARGUMENTS and SWEEP_ARGUMENTS (further options; the last one counts).
+# KERNELS_ARGUMENTS, TMA_ARGUMENTS, BENCH_ARGUMENTS, CONV_ARGUMENTS and SWEEP_ARGUMENTS (further options; the last one counts).
 set -uo pipefail
 
 stages="smoke check kernels bench probe"
@@ -174,9 +174,10 @@ stage_smoke() {
     step smoke "$(share 420 60)" "$python" benchmarks/gpu_smoke.py $quick
 }
 
-# Without the stand-ins for NVIDIA's libraries, which call Python from the driver.
+# Without the stand-ins for NVIDIA's libraries, which call Python from the driver, and without candidates, which have
+# processes of their own.
 checked_tests="tests/ops tests/gpu/test_training_on_gpu.py tests/emulator/test_emulator_truth.py
-    --deselect tests/ops/test_libraries_on_cuda.py --deselect tests/emulator/test_emulator_truth.py::test_known_answers"
+    --deselect tests/ops/test_libraries_on_cuda.py --deselect tests/ops/test_tma_products_on_cuda.py --deselect tests/emulator/test_emulator_truth.py::test_known_answers"
 
 stage_check() {
     local limit processes
@@ -186,11 +187,13 @@ stage_check() {
     # shellcheck disable=SC2086 # several options
     tested tests "$limit" -p xdist -n "$processes" --max-worker-restart 40 $checked_tests ${CHECK_ARGUMENTS:+"$CHECK_ARGUMENTS"} &
     sanitize memcheck wgmma "$limit" tests/ops/test_wgmma_products_on_cuda.py &
+    sanitize memcheck tma "$limit" tests/ops/test_tma_products_on_cuda.py &
     sanitize memcheck programs "$limit" tests/ops/test_half_products_on_cuda.py tests/ops/test_reductions_on_cuda.py \
         tests/ops/test_packs_on_cuda.py tests/ops/test_programs_on_cuda.py &
     sanitize racecheck programs "$limit" tests/ops/test_half_products_on_cuda.py tests/ops/test_reductions_on_cuda.py \
         tests/ops/test_convolutions_on_cuda.py &
     sanitize racecheck wgmma "$limit" tests/ops/test_wgmma_products_on_cuda.py &
+    sanitize racecheck tma "$limit" tests/ops/test_tma_products_on_cuda.py &
     step random-programs "$limit" "$python" benchmarks/fuzz_programs.py --device cuda --seed 500000 \
         --minutes "$(share 5 2)" ${quick:+--minutes 0.1} &
     {
@@ -229,6 +232,9 @@ stage_kernels() {
     # shellcheck disable=SC2086 # several options
     step kernels "$(share 300 75)" "$python" benchmarks/gpu_kernels.py --minutes "$(share 3 0.6)" \
         --output "$out/gpu-kernels.md" $quick ${KERNELS_ARGUMENTS:-}
+    # shellcheck disable=SC2086 # several options
+    step tma "$(share 300 50)" "$python" benchmarks/gpu_tma.py --minutes "$(share 2 0.5)" \
+        --output "$out/gpu-tma.md" $quick ${TMA_ARGUMENTS:-}
 }
 
 frameworks=dptrain,PyTorch,PyTorch-compile,PyTorch-graph,JAX
@@ -248,19 +254,23 @@ bench_large() {
         --output "$out/gpu-mlp-$name.md" "$@" $quick ${BENCH_ARGUMENTS:-}
 }
 
-stage_bench() {
-    bench_small small "$(share 345 45)"
-    bench_large large "$(share 345 60)"
-    for precision in float32 tf32 bfloat16; do
-        # shellcheck disable=SC2086 # several options
-        step "conv-$precision" "$(share 245 25)" "$python" benchmarks/conv.py --device cuda --precision $precision \
-            --works LeNet,ResNet --rounds 5 --seconds 0.4 --minutes "$(share 3 0.3)" --output "$out/conv-$precision.md" \
-            ${CONV_ARGUMENTS:-}
-    done
+bench_conv() {
     # shellcheck disable=SC2086 # several options
-    step sweep "$(share 245 40)" "$python" benchmarks/sweep.py --device cuda --runs 1,15 --batch-sizes 32 \
+    step "conv-$1" "$(share 245 25)" "$python" benchmarks/conv.py --device cuda --precision "$1" --works "$2" \
+        --rounds 5 --seconds 0.4 --minutes "$(share 3 0.3)" --output "$out/conv-$1.md" ${CONV_ARGUMENTS:-}
+}
+
+# First what no GPU has shown yet: 15 runs beside their peers, and bfloat16's networks beside PyTorch.
+stage_bench() {
+    # shellcheck disable=SC2086 # several options
+    step sweep "$(share 245 40)" "$python" benchmarks/sweep.py --device cuda --runs 15,1 --batch-sizes 32 \
         --frameworks dptrain,JAX-vmap,PyTorch-vmap-graph --minutes "$(share 3.5 0.5)" --output "$out/sweep.md" \
         $quick ${SWEEP_ARGUMENTS:-}
+    bench_conv bfloat16 ResNet,LeNet
+    bench_small small "$(share 345 45)"
+    bench_large large "$(share 345 60)"
+    bench_conv float32 LeNet,ResNet
+    bench_conv tf32 LeNet,ResNet
 }
 
 stage_probe() {

@@ -244,6 +244,15 @@ def cp_async(size: int) -> Call:
     return lambda x: f"emu_cp_async({x[0]}, {x[1]}, {size}, {x[3] if len(x) > 3 else size}, {SITE});"
 
 
+def bulk_tensor(x: Sequence[str]) -> str:
+    """Where to, the tensor map, two coordinates, the mbarrier, and which blocks of the cluster."""
+    to, place, column, row, barrier, *mask = x
+    return (
+        f"emu_bulk_tensor({to}, reinterpret_cast<const void *>{place}, {column}, {row}, {barrier}, "
+        f"{mask[0] if mask else -1}, {SITE});"
+    )
+
+
 def wgmma(columns: int, factor: str) -> Call:
     """Half as many sums as there are columns, both descriptors, and whether either matrix is MN-major."""
 
@@ -289,6 +298,20 @@ INSTRUCTIONS: dict[str, Call] = {
     "{ .reg.predp;mbarrier.try_wait.parity.shared::cta.b64p,[r],r;selp.b32=r,1,0,p;}": lambda x: (
         f"emu_mbarrier_wait({x[0]}, {x[1]}, {SITE}); {x[2]} = 1;"
     ),
+    "{ .reg.predp;mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64p,[r],r;selp.b32=r,1,0,p;}": lambda x: (
+        f"emu_mbarrier_wait({x[0]}, {x[1]}, {SITE}); {x[2]} = 1;"
+    ),
+    "mbarrier.arrive.release.cluster.shared::cluster.b64 _,[r]": lambda x: f"emu_mbarrier_arrive({x[0]}, {SITE});",
+    "mbarrier.arrive.expect_tx.shared::cta.b64 _,[r],r": lambda x: f"emu_mbarrier_expect({x[0]}, {x[1]}, {SITE});",
+    "fence.mbarrier_init.release.cluster": lambda _: "",  # barriers of a cluster order everything here
+    "mapa.shared::cluster.u32 =r,r,r": lambda x: f"{x[0]} = emu_map_address({x[1]}, {x[2]}, {SITE});",
+    "barrier.cluster.arrive.release": lambda _: f"emu_self->cluster_token = emu_barrier_arrive(EMU_CLUSTER, {SITE});",
+    "barrier.cluster.wait.acquire": lambda _: f"emu_barrier_wait(EMU_CLUSTER, emu_self->cluster_token, {SITE});",
+    **{
+        f"cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes{cast} "
+        f"[r],[l,{{r,r}}],[r]{mask}": bulk_tensor
+        for cast, mask in (("", ""), (".multicast::cluster", ",h"))
+    },
     "fence.proxy.async.shared::cta": lambda _: "emu_proxy_fence();",
     "": lambda _: "",  # no instruction: it says to the compiler what is used here
     "wgmma.fence.sync.aligned": lambda _: f"emu_wgmma_fence({SITE});",

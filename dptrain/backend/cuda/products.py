@@ -90,16 +90,13 @@ class ProductPlan:
 
 @functools.cache
 def product_plan(M: int, N: int, K: int, precision: str = "float32", gathered: bool = False) -> ProductPlan:
-    """Return how an M x N result of sums over K is computed; depends on nothing else.
-
-    It takes the largest tile that gives enough blocks, with long slices if need be, and is more than half filled; a
-    batch of 32 rows in tiles of 64 would spend half the time on zeros. A tile twice as long reads half as much for each
-    result. If the blocks have too few warps to fill a GPU, long sums are cut into slices. Slices cost a second pass
-    over the result, as long as a block takes for about 200 terms, so short sums stay whole.
-
-    `precision` "wgmma" is half precision on compute capability 9.0, where warpgroups compute what fills the largest
-    tiles and at least one of their stages. `gathered`: of a convolution.
-    """
+    """Return how an M x N result of sums over K is computed; depends on nothing else. `gathered`: of a convolution."""
+    # It takes the largest tile that gives enough blocks, with long slices if need be, and is more than half filled; a
+    # batch of 32 rows in tiles of 64 would spend half the time on zeros. A tile twice as long reads half as much for
+    # each result. If the blocks have too few warps to fill a GPU, long sums are cut into slices. Slices cost a second
+    # pass over the result, as long as a block takes for about 200 terms, so short sums stay whole. Precision "wgmma" is
+    # half precision on compute capability 9.0, where warpgroups compute what fills the largest tiles and at least one
+    # of their stages.
     long_slices = max(1, min(K // _LONG_SLICE, _MOST_SLICES))
     # With few terms the results take the time: more threads store smaller tiles at once.
     tiles = TILES if K >= _FEW_TERMS else TILES[1:]
@@ -122,10 +119,8 @@ def product_plan(M: int, N: int, K: int, precision: str = "float32", gathered: b
 
 
 def _by_warpgroups(M: int, N: int, K: int) -> ProductPlan:
-    """Return the plan of a product by `product_wgmma`: of 256 columns if these are enough blocks.
-
-    For 1024 multiplications, two warpgroups read 40 bytes of shared memory in a tile of 128 x 256, 48 in one of 128.
-    """
+    # 256 columns if these are enough blocks: for 1024 multiplications, two warpgroups read 40 bytes of shared memory in
+    # a tile of 128 x 256, 48 in one of 128.
     rows = _WGMMA_ROWS
     wide = (width for width in _WGMMA_COLUMNS if width < 2 * N and _blocks(rows, width, M, N) >= _WANTED_BLOCKS)
     columns = next(wide, _WGMMA_COLUMNS[-1])

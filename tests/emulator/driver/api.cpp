@@ -1952,6 +1952,29 @@ CUresult CUDAAPI cuGetErrorName(CUresult error, const char **result) {
     return *result ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+// Matrices of 2-byte numbers in the 128-byte swizzle, by the rules of CUDA's driver API.
+CUresult CUDAAPI cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *address,
+                                        const cuuint64_t *size, const cuuint64_t *pitches, const cuuint32_t *box,
+                                        const cuuint32_t *steps, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                                        CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill) {
+    NEED(map && address && size && pitches && box && steps);
+    NEED(reinterpret_cast<uintptr_t>(map) % 64 == 0 && reinterpret_cast<uintptr_t>(address) % 16 == 0);
+    if (rank != 2 || (type != CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 && type != CU_TENSOR_MAP_DATA_TYPE_FLOAT16) ||
+        interleave != CU_TENSOR_MAP_INTERLEAVE_NONE || swizzle != CU_TENSOR_MAP_SWIZZLE_128B ||
+        fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE || box[0] * 2 != 128) {
+        fprintf(stderr, "emulator: cuTensorMapEncodeTiled: it knows matrices of 2-byte numbers, swizzled by 128 bytes\n");
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    for (unsigned i = 0; i < 2; ++i)
+        NEED(size[i] >= 1 && size[i] <= uint64_t{1} << 32 && box[i] >= 1 && box[i] <= 256 && steps[i] == 1);
+    NEED(pitches[0] % 16 == 0 && pitches[0] < uint64_t{1} << 40 && pitches[0] >= size[0] * 2);
+    EmuTensorMap tile{{}, reinterpret_cast<uint64_t>(address), {size[0], size[1]}, pitches[0], {box[0], box[1]}};
+    memcpy(tile.name, emu_tensor_map_name, sizeof tile.name);
+    memset(map, 0, sizeof *map);
+    memcpy(map, &tile, sizeof tile);
+    return CUDA_SUCCESS;
+}
+
 CUresult CUDAAPI cuProfilerInitialize(const char *, const char *, CUoutput_mode) { return CUDA_SUCCESS; }
 CUresult CUDAAPI cuProfilerStart(void) { return CUDA_SUCCESS; }
 CUresult CUDAAPI cuProfilerStop(void) { return CUDA_SUCCESS; }

@@ -129,10 +129,23 @@ void note_atomic(const Fiber &fiber, uintptr_t word, bool reads, bool writes) {
     if (own.pending.size() > remembered) own.pending.erase(own.pending.begin());
 }
 
-// Does what a thread of the block did at a time come before what `fiber` does, by the mbarriers that it waited for?
-bool knows(const Fiber &fiber, uint32_t thread, uint64_t when) {
-    return fiber.warpgroups && thread < fiber.warpgroups->seen.size() && fiber.warpgroups->seen[thread] > when;
+// How many mbarriers of a block have bulk copies that race mode follows, and the numbers in records of these.
+constexpr uint32_t most_barriers = 64;
+uint32_t actors_of(const Block &block) { return static_cast<uint32_t>(block.fibers.size() + block.warps.size()) + most_barriers; }
+uint32_t copies_of(const Block &block, unsigned barrier) {
+    return static_cast<uint32_t>(block.fibers.size() + block.warps.size()) + std::min(barrier, most_barriers - 1);
 }
+
+// The place in `Seen` of a number in records.
+size_t in_seen(const Block &block, uint32_t thread) { return size_t{block.fibers[0].cluster_rank} * actors_of(block) + thread; }
+
+// Does what a thread of a block did at a time come before what `fiber` does, by the mbarriers that it waited for?
+bool knows(const Fiber &fiber, const Block &block, uint32_t thread, uint64_t when) {
+    if (!fiber.warpgroups) return false;
+    size_t at = in_seen(block, thread);
+    return at < fiber.warpgroups->seen.size() && fiber.warpgroups->seen[at] > when;
+}
+bool knows(const Fiber &fiber, uint32_t thread, uint64_t when) { return knows(fiber, *fiber.block, thread, when); }
 
 // The number in records of what a warp's wgmma do.
 uint32_t wgmma_of(const Fiber &fiber) { return static_cast<uint32_t>(fiber.block->fibers.size()) + fiber.warp; }
@@ -150,9 +163,11 @@ bool has_acquired(const Fiber &fiber, const Acquire &q) {
 bool released_to(const Fiber &fiber, uint32_t block, uint32_t thread, uint64_t when,
                  std::unordered_set<const Acquire *> &seen) {
     std::vector<const Acquire *> others;
+    const Block *of = resident_block(fiber, block);
+    const size_t at = of ? in_seen(*of, thread) : thread;
     for (const Release &r : releases[block]) {
         uint64_t until = r.thread == thread ? r.fence.tick : 0;
-        if (r.fence.seen && thread < r.fence.seen->size()) until = std::max(until, (*r.fence.seen)[thread]);
+        if (r.fence.seen && at < r.fence.seen->size()) until = std::max(until, (*r.fence.seen)[at]);
         if (r.thread / warp_size == thread / warp_size) until = std::max(until, r.fence.of_lanes[thread % warp_size]);
         if (when >= std::max(until, r.fence.of_block)) continue;
         for (const Acquire &q : acquires[r.word]) {
@@ -178,7 +193,8 @@ bool ordered(const Fiber &fiber, const Record &a) {
     } else {
         if (a.tick < grid_barrier_tick(fiber)) return true;
         Block *other = resident_block(fiber, a.block);
-        if (other && other->cluster && other->cluster == fiber.block->cluster && a.tick < other->cluster->barrier.tick)
+        if (other && other->cluster && other->cluster == fiber.block->cluster &&
+            (a.tick < other->cluster->barrier.tick || knows(fiber, *other, a.thread, a.tick)))
             return true;
     }
     std::unordered_set<const Acquire *> seen;
@@ -199,6 +215,8 @@ std::string thread_of(const Fiber &fiber, const Record &a) {
     unsigned gx = fiber.grid_dim.x, gy = fiber.grid_dim.y;
     unsigned x = fiber.block_dim.x, y = fiber.block_dim.y, threads = x * y * fiber.block_dim.z;
     std::string block = text("block (%u,%u,%u), ", a.block % gx, a.block / gx % gy, a.block / gx / gy);
+    const unsigned warps = (threads + warp_size - 1) / warp_size;
+    if (a.thread >= threads + warps) return block + text("a bulk copy to mbarrier %u", a.thread - threads - warps);
     if (a.thread >= threads) return block + text("the wgmma of warp %u", a.thread - threads);
     return block + text("thread (%u,%u,%u)", a.thread % x, a.thread / x % y, a.thread / x / y);
 }
@@ -361,7 +379,7 @@ void cells_at(const Fiber &fiber, const void *shared, size_t bytes, Each each) {
 Seen &seen_by(const Fiber &fiber) {
     auto &own = const_cast<Fiber &>(fiber).warpgroups;
     if (!own) own = new Warpgroups;
-    own->seen.resize(fiber.block->fibers.size() + fiber.block->warps.size());
+    own->seen.resize(size_t{fiber.cluster_size} * actors_of(*fiber.block));
     return own->seen;
 }
 
@@ -372,8 +390,14 @@ void release_to(const Fiber &fiber, Seen &into) {
     const Warp &warp = fiber.block->warps[fiber.warp];
     for (unsigned lane = 0; lane < warp_size && !warp.joined.empty(); ++lane)
         if (unsigned thread = fiber.warp * warp_size + lane; thread < fiber.block->fibers.size())
-            into[thread] = std::max(into[thread], warp.joined[lane * warp_size + fiber.lane]);
-    into[fiber.linear] = into[wgmma_of(fiber)] = next_tick();
+            into[in_seen(*fiber.block, thread)] =
+                std::max(into[in_seen(*fiber.block, thread)], warp.joined[lane * warp_size + fiber.lane]);
+    into[in_seen(*fiber.block, fiber.linear)] = into[in_seen(*fiber.block, wgmma_of(fiber))] = next_tick();
+}
+
+void release_copies(const Block &block, MemoryBarrier &barrier) {
+    barrier.arriving.resize(size_t{block.fibers[0].cluster_size} * actors_of(block));
+    barrier.arriving[in_seen(block, copies_of(block, barrier.number))] = next_tick();
 }
 
 void acquire_from(const Fiber &fiber, const Seen &from) {
@@ -382,9 +406,23 @@ void acquire_from(const Fiber &fiber, const Seen &from) {
     next_tick();
 }
 
-void check_barrier(const void *word, EmuAccess kind, const void *pc) {
+void check_barrier(Block &block, const void *word, EmuAccess kind, const void *pc) {
     Fiber &fiber = *static_cast<Fiber *>(emu_self);
-    check_shared(fiber, *fiber.block, reinterpret_cast<uintptr_t>(word), 8, kind, pc, false);
+    check_shared(fiber, block, reinterpret_cast<uintptr_t>(word), 8, kind, pc, false);
+}
+
+void check_bulk_write(Block &block, unsigned barrier, const void *shared, size_t bytes, const void *pc) {
+    Fiber &fiber = *static_cast<Fiber *>(emu_self);
+    auto address = reinterpret_cast<uintptr_t>(shared), low = reinterpret_cast<uintptr_t>(block.shared_low);
+    if (!check_state(fiber, block, address, bytes, EMU_WRITE, pc)) return;
+    if (!options().check_races || !block.shared_races) return;
+    next_tick();  // behind what the phase before released
+    auto conflicts = [&](const Record &a, EmuAccess a_kind, uintptr_t at) {
+        if (a.launch == launch_counter && !ordered(fiber, a))
+            race(fiber, a, a_kind, reinterpret_cast<void *>(at), EMU_WRITE, pc, "shared");
+    };
+    touch(block.shared_races, low, address, bytes, EMU_WRITE, pc, static_cast<uint32_t>(block.index),
+          copies_of(block, barrier), conflicts);
 }
 
 void check_wgmma_begins(const Fiber &lane, const void *shared, size_t bytes, const void *pc) {

@@ -173,8 +173,8 @@ struct AsyncCopy {
 
 struct Wgmma;
 
-// Race mode: of each thread of a block, and behind them of each warp's wgmma, the tick before which all that it did comes
-// before what another one does now.
+// Race mode: of each thread of a block, and behind them of each warp's wgmma and each mbarrier's bulk copies, the tick
+// before which all that it did comes before what another one does now; block by block of a cluster.
 using Seen = std::vector<uint64_t>;
 
 // What a thread has to do with mbarriers, proxies and wgmma (warpgroups.cpp).
@@ -225,9 +225,23 @@ struct Warp {
     std::vector<uint64_t> joined;
 };
 
+// A part of a copy by cp.async.bulk.tensor that ends at an mbarrier: lines of 16 bytes or zeros, in the memory of a block.
+struct BulkCopy {
+    struct Chunk {
+        char *to;
+        const char *from;  // null: zeros
+    };
+    std::vector<Chunk> chunks;
+    EmuSite site{};
+    unsigned bytes() const { return static_cast<unsigned>(chunks.size()) * 16; }
+};
+
 // An mbarrier in shared memory.
 struct MemoryBarrier {
+    unsigned number = 0;                 // among those of its block
     unsigned expected = 0, pending = 0;  // arrivals
+    uint64_t bytes = 0;                  // that the running phase waits for
+    std::vector<BulkCopy> copies;        // in flight
     uint64_t phase = 0;                  // how many have ended
     std::vector<Fiber *> waiting;
     Seen arriving, ended;  // what comes before the end of the running phase, and came before that of the last one
@@ -292,9 +306,13 @@ CUresult check_copy(const char *name, uintptr_t to, uintptr_t from, size_t bytes
 void begin_checked_block(Block &block, const Module &module, const EmuKernelInfo &info);
 void release_checked_block(Block &block);
 // An mbarrier's word: as atomics, which a fence makes meet, it is none.
-void check_barrier(const void *word, EmuAccess kind, const void *pc);
+void check_barrier(Block &block, const void *word, EmuAccess kind, const void *pc);
 // What a warp's part of a wgmma reads: when it begins, and when it has ended.
 void check_wgmma_begins(const Fiber &lane, const void *shared, size_t bytes, const void *pc);
+// What a bulk copy that ends at an mbarrier of `block` writes there, from when it begins.
+void check_bulk_write(Block &block, unsigned barrier, const void *shared, size_t bytes, const void *pc);
+// Race mode: all that the bulk copies of an mbarrier wrote comes before the end of its phase.
+void release_copies(const Block &block, MemoryBarrier &barrier);
 void check_wgmma_ended(const Fiber &lane, const void *shared, size_t bytes, uint64_t begun, const void *pc);
 void note_fence(const Fiber &fiber, bool reaches_other_blocks);
 uint64_t next_tick();

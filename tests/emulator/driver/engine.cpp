@@ -119,7 +119,11 @@ void fiber_main() {
     for (;;) {
         auto *fiber = self();
         Worker *worker = fiber->worker;
-        worker->launch->function->info.entry(worker->launch->arguments.data());
+        // At the alignment that arguments have on a device.
+        alignas(64) char arguments[4096];
+        const std::string &of_launch = worker->launch->arguments;
+        if (of_launch.size() > sizeof arguments) worker->launch->function->info.entry(of_launch.data());
+        else worker->launch->function->info.entry(static_cast<char *>(memcpy(arguments, of_launch.data(), of_launch.size())));
         worker->finish(fiber);
         char *stack = fiber->stack;
         Fiber *next = worker->pop();

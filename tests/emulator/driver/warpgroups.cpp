@@ -1,4 +1,4 @@
-// mbarriers, the fence between proxies, and wgmma.
+// mbarriers, the fence between proxies, wgmma, and copies of tiles by tensor maps.
 //
 // PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions" (fragments of D, "Shared Memory Matrix
 // Layout", "Strides", "Matrix Descriptor Format", "Async Proxy") and "mbarrier". Of layouts, the 128-byte swizzle.
@@ -46,15 +46,85 @@ Warpgroups &of(Fiber &fiber) {
     fail_launch(CUDA_ERROR_LAUNCH_FAILED, what + ", " + place_in_source(site));
 }
 
+// An address of another block's shared memory, as mapa makes it: the block's rank and the address there.
+constexpr unsigned of_cluster = 1u << 30, rank_shift = 24, within = (1u << rank_shift) - 1;
+
+struct Place {
+    Block *block;
+    unsigned address;  // in its shared memory
+    char *word() const { return block->shared_low + static_cast<int32_t>(address); }
+};
+
+Block &block_of_rank(unsigned rank, const char *what, EmuSite site) {
+    Block &mine = *self().block;
+    if (rank >= self().cluster_size) refuse(site, text("%s: rank %u of a cluster of %u", what, rank, self().cluster_size));
+    Block *block = &mine;
+    if (mine.cluster)
+        for (Block *other : mine.cluster->blocks)
+            if (other->fibers[0].cluster_rank == rank) block = other;
+    if (block->alive == 0)
+        fail_launch(CUDA_ERROR_ILLEGAL_ADDRESS, text("use after free: %s reaches into the shared memory of cluster rank %u, "
+                                                     "which has left the kernel, %s", what, rank, place_in_source(site).c_str()));
+    return *block;
+}
+
+Place place_at(unsigned address, const char *what, EmuSite site) {
+    if (!(address & of_cluster) || address >> 31) return {self().block, address};
+    return {&block_of_rank(address >> rank_shift & 0x3f, what, site), address & within};
+}
+
+void check_there(const Block &block, const char *place, unsigned bytes, const char *what, EmuSite site) {
+    check_place(place, bytes, false, what, site);
+    if (place < block.shared_low || place + bytes > block.shared_high)
+        fail_launch(CUDA_ERROR_ILLEGAL_ADDRESS, text("out of bounds: %s at %p, which is not in shared memory, %s", what, place,
+                                                     place_in_source(site).c_str()));
+}
+
 // The mbarrier at an address.
-MemoryBarrier &barrier_at(unsigned address, const char *what, EmuSite site, const void *code) {
-    char *word = in_shared(address);
-    check_place(word, 8, true, what, site);
-    if (options().checked()) check_barrier(word, EMU_ATOMIC, code);
-    auto found = self().block->barriers.find(address);
-    if (found == self().block->barriers.end()) refuse(site, text("%s: no mbarrier at 0x%x", what, address));
-    if (memcmp(word, mark, sizeof mark) != 0) refuse(site, text("%s: something wrote over the mbarrier at 0x%x", what, address));
+MemoryBarrier &barrier_at(const Place &place, const char *what, EmuSite site, const void *code) {
+    char *word = place.word();
+    check_there(*place.block, word, 8, what, site);
+    if (options().checked()) check_barrier(*place.block, word, EMU_ATOMIC, code);
+    auto found = place.block->barriers.find(place.address);
+    if (found == place.block->barriers.end()) refuse(site, text("%s: no mbarrier at 0x%x", what, place.address));
+    if (memcmp(word, mark, sizeof mark) != 0)
+        refuse(site, text("%s: something wrote over the mbarrier at 0x%x", what, place.address));
     return found->second;
+}
+
+// Ends the phase if all have arrived and the bytes that it waits for are on their way, which land only now: as late as
+// the rules allow.
+void end_phase(const Block &block, MemoryBarrier &barrier, EmuSite site) {
+    if (barrier.pending > 0) return;
+    uint64_t coming = 0;
+    for (const BulkCopy &copy : barrier.copies) coming += copy.bytes();
+    if (coming > barrier.bytes)
+        refuse(site, text("mbarrier: copies of %llu bytes end at a phase that expects %llu",
+                          static_cast<unsigned long long>(coming), static_cast<unsigned long long>(barrier.bytes)));
+    if (coming < barrier.bytes) return;
+    for (const BulkCopy &copy : barrier.copies)
+        for (const BulkCopy::Chunk &chunk : copy.chunks) {
+            if (chunk.from) memcpy(chunk.to, chunk.from, 16);
+            else memset(chunk.to, 0, 16);
+        }
+    if (options().check_races && coming > 0) release_copies(block, barrier);
+    barrier.copies.clear();
+    barrier.bytes = 0;
+    barrier.pending = barrier.expected;
+    ++barrier.phase;
+    barrier.ended = std::move(barrier.arriving);
+    barrier.arriving.clear();
+    make_ready(std::move(barrier.waiting));
+    barrier.waiting.clear();
+}
+
+void arrive_at(const Place &place, uint64_t bytes, const char *what, EmuSite site, const void *code) {
+    MemoryBarrier &barrier = barrier_at(place, what, site, code);
+    if (options().check_races) release_to(self(), barrier.arriving);
+    barrier.bytes += bytes;
+    if (barrier.bytes >= 1u << 20) refuse(site, text("%s: %llu bytes", what, static_cast<unsigned long long>(barrier.bytes)));
+    --barrier.pending;
+    end_phase(*place.block, barrier, site);
 }
 
 // Where an element of a matrix lies: `along` is its number in the direction of M or N.
@@ -223,6 +293,11 @@ void forget_warpgroups(Fiber &fiber) {
 }
 
 void check_nothing_in_flight(const Fiber &fiber) {
+    if (fiber.block->alive <= 1)
+        for (const auto &[address, barrier] : fiber.block->barriers)
+            if (!barrier.copies.empty())
+                refuse(barrier.copies[0].site,
+                       text("cp.async.bulk.tensor: the block leaves before copies to mbarrier 0x%x have ended", address));
     if (fiber.warpgroups && !fiber.warpgroups->pending.empty())
         refuse(fiber.warpgroups->pending.front().of->site, "wgmma: a thread leaves the kernel without waiting for it");
 }
@@ -236,34 +311,81 @@ extern "C" {
 void emu_mbarrier_init(unsigned address, unsigned arrivals, EmuSite site) {
     char *word = in_shared(address);
     check_place(word, 8, true, "mbarrier.init", site);
-    if (options().checked()) check_barrier(word, EMU_WRITE, __builtin_return_address(0));
+    if (options().checked()) check_barrier(*self().block, word, EMU_WRITE, __builtin_return_address(0));
     if (arrivals == 0 || arrivals >= 1u << 20) refuse(site, text("mbarrier.init: %u arrivals", arrivals));
     auto [entry, fresh] = self().block->barriers.try_emplace(address);
     if (!fresh) refuse(site, text("mbarrier.init: there is one at 0x%x already", address));
+    entry->second.number = static_cast<unsigned>(self().block->barriers.size()) - 1;
     entry->second.expected = entry->second.pending = arrivals;
     memcpy(word, mark, sizeof mark);
 }
 
 void emu_mbarrier_arrive(unsigned address, EmuSite site) {
-    MemoryBarrier &barrier = barrier_at(address, "mbarrier.arrive", site, __builtin_return_address(0));
-    if (options().check_races) release_to(self(), barrier.arriving);
-    if (--barrier.pending > 0) return;
-    barrier.pending = barrier.expected;
-    ++barrier.phase;
-    barrier.ended = std::move(barrier.arriving);
-    barrier.arriving.clear();
-    make_ready(std::move(barrier.waiting));
-    barrier.waiting.clear();
+    arrive_at(place_at(address, "mbarrier.arrive", site), 0, "mbarrier.arrive", site, __builtin_return_address(0));
+}
+
+void emu_mbarrier_expect(unsigned address, unsigned bytes, EmuSite site) {
+    arrive_at(place_at(address, "mbarrier.arrive.expect_tx", site), bytes, "mbarrier.arrive.expect_tx", site,
+              __builtin_return_address(0));
+}
+
+unsigned emu_map_address(unsigned address, unsigned rank, EmuSite site) {
+    check_place(in_shared(address), 1, true, "mapa", site);
+    block_of_rank(rank, "mapa", site);
+    return of_cluster | rank << rank_shift | address;
 }
 
 void emu_mbarrier_wait(unsigned address, unsigned parity, EmuSite site) {
-    MemoryBarrier &barrier = barrier_at(address, "mbarrier.try_wait", site, __builtin_return_address(0));
+    MemoryBarrier &barrier = barrier_at({self().block, address}, "mbarrier.try_wait", site, __builtin_return_address(0));
     if (parity > 1) refuse(site, text("mbarrier.try_wait: a parity of %u", parity));
     if (barrier.phase % 2 == parity) {
         barrier.waiting.push_back(&self());
         suspend_thread(self(), "mbarrier.try_wait", site);
     }
     if (options().check_races) acquire_from(self(), barrier.ended);
+}
+
+void emu_bulk_tensor(unsigned to, const void *map, int x, int y, unsigned barrier, int mask, EmuSite site) {
+    const void *code = __builtin_return_address(0);
+    const char *what = "cp.async.bulk.tensor";
+    EmuTensorMap tile;
+    memcpy(&tile, map, sizeof tile);
+    if (reinterpret_cast<uintptr_t>(map) % 64 || memcmp(tile.name, emu_tensor_map_name, sizeof tile.name) != 0)
+        refuse(site, text("%s: no tensor map at %p", what, map));
+    if (to & of_cluster || barrier & of_cluster) refuse(site, text("%s: an address of another block", what));
+    if (mask >= 0 && (mask == 0 || mask >> self().cluster_size))
+        refuse(site, text("%s: the blocks 0x%x of a cluster of %u", what, mask, self().cluster_size));
+    if (to % 1024) refuse(site, text("%s: to 0x%x, which is no multiple of the swizzle's 1024 bytes", what, to));
+    const unsigned line = tile.box[0] * 2, chunks = line / 16;
+    for (unsigned rank = 0; rank < self().cluster_size; ++rank) {
+        if (mask < 0 ? rank != self().cluster_rank : !(mask >> rank & 1)) continue;
+        Block &block = block_of_rank(rank, what, site);
+        MemoryBarrier &end = barrier_at({&block, barrier}, what, site, code);
+        BulkCopy copy{{}, site};
+        for (unsigned row = 0; row < tile.box[1]; ++row) {
+            const long long line_of = static_cast<long long>(y) + row;
+            char *const place = block.shared_low + static_cast<int32_t>(to + row * line);
+            check_there(block, place, 128, what, site);
+            for (unsigned chunk = 0; chunk < chunks; ++chunk) {
+                const long long column = static_cast<long long>(x) + chunk * 8;
+                if (column % 8) refuse(site, text("%s: column %d, which the emulator does not know", what, x));
+                bool there = line_of >= 0 && line_of < static_cast<long long>(tile.size[1]) && column >= 0 &&
+                             column + 8 <= static_cast<long long>(tile.size[0]);
+                if (!there && line_of < static_cast<long long>(tile.size[1]) && line_of >= 0 && column >= 0 &&
+                    column < static_cast<long long>(tile.size[0]))
+                    refuse(site, text("%s: a row of %llu numbers ends within 16 bytes, which the emulator does not know", what,
+                                      static_cast<unsigned long long>(tile.size[0])));
+                const char *from = there ? reinterpret_cast<const char *>(tile.address) + line_of * static_cast<long long>(tile.pitch) + column * 2 : nullptr;
+                if (from && options().checked()) check_access(from, 16, EMU_READ, code);
+                char *chunk_to = block.shared_low + static_cast<int32_t>((to + row * line + chunk * 16) ^ (((to + row * line) >> 7 & 7) << 4));
+                copy.chunks.push_back({chunk_to, from});
+            }
+            if (options().checked()) check_bulk_write(block, end.number, place, line, code);
+            memset(place, 0xff, line);
+        }
+        end.copies.push_back(std::move(copy));
+        end_phase(block, end, site);
+    }
 }
 
 void emu_proxy_fence(void) {

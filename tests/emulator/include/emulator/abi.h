@@ -86,6 +86,14 @@ uint64_t emu_barrier_arrive(enum EmuScope scope, struct EmuSite site);
 void emu_barrier_wait(enum EmuScope scope, uint64_t token, struct EmuSite site);
 unsigned emu_active_mask(void);
 
+// What cuTensorMapEncodeTiled makes here, of a matrix of 2-byte numbers in the 128-byte swizzle.
+struct EmuTensorMap {
+    char name[16];
+    uint64_t address, size[2], pitch;
+    uint32_t box[2];
+};
+static const char emu_tensor_map_name[16] = "tensor map of e";
+
 char *emu_map_shared(char *address, unsigned rank);  // the same variable in another block of the cluster
 int emu_is_shared(const void *address);
 void emu_fence(void);
@@ -106,6 +114,10 @@ void emu_cp_async(unsigned shared, const void *global, unsigned bytes, unsigned 
 void emu_mbarrier_init(unsigned shared, unsigned arrivals, struct EmuSite site);
 void emu_mbarrier_arrive(unsigned shared, struct EmuSite site);
 void emu_mbarrier_wait(unsigned shared, unsigned parity, struct EmuSite site);
+void emu_mbarrier_expect(unsigned shared, unsigned bytes, struct EmuSite site);
+unsigned emu_map_address(unsigned shared, unsigned rank, struct EmuSite site);
+// A tile of a matrix of 2-byte numbers, which begins at (x, y); `mask` are the blocks that get it, -1 for this one alone.
+void emu_bulk_tensor(unsigned shared, const void *map, int x, int y, unsigned barrier, int mask, struct EmuSite site);
 void emu_proxy_fence(void);
 void emu_wgmma_fence(struct EmuSite site);
 void emu_wgmma_commit(struct EmuSite site);
