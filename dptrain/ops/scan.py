@@ -243,9 +243,10 @@ class _BackwardReads:
         always_stacked: Iterable[Tensor],
     ) -> None:
         body, order = body_of(node), topological(results)
-        self._carries, self._is_single = set(body.carries), node.attributes["length"] == 1
+        self._carries, self._recomputes = set(body.carries), node.attributes["length"] == 1 and not body.guarded
         self.known = dict(zip(body.captures, node.inputs[len(node.inputs) - len(body.captures) :], strict=True))
         self._of_step, backward = {*body.carries, *body.slices}, set(backward_inputs)
+        self._of_step.update(body.captures if body.guarded else ())
         for tensor in order:
             if any(source in self._of_step for source in tensor.inputs):
                 self._of_step.add(tensor)
@@ -269,8 +270,8 @@ class _BackwardReads:
         self.slices = {self.new[tensor]: stacked for tensor, stacked in stacks.items() if self.new[tensor] in used}
 
     def _residuals(self, read: Iterable[Tensor], stacks: Collection[Tensor]) -> Iterable[Tensor]:
-        """Return what to stack: tensors read, or those that make them cheap to recompute (all, of a single step)."""
-        if self._is_single:
+        """Return what to stack: tensors read, or those that make them cheap to recompute; of `remat` only carries."""
+        if self._recomputes:
             return [tensor for tensor in topological(read) if tensor in self._carries]
         sources: dict[Tensor, set[Tensor]] = {}
         residuals: dict[Tensor, None] = {}
@@ -280,7 +281,7 @@ class _BackwardReads:
                 cheap = isinstance(lowering, ViewMap | Element) and current.op is not None and not current.op.expensive
                 if current in sources:
                     continue
-                if current not in self._of_step or current in stacks:
+                if current not in self._of_step or current in stacks or current in self.known:
                     sources[current] = set()
                 else:
                     sources[current] = (

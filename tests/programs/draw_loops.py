@@ -21,6 +21,8 @@ def loop(d: "Drawing") -> None:
         "(ops.fori_loop(1, 4, lambda n, a: 0.5 * a + x * ops.cast(n, x.dtype), c), c)",
         "(remat(lambda a, b: ops.tanh(ops.sin(a) * b) + b)(c, x), c)",
         "(ops.cond(ops.sum(x) > 0, lambda: c + x, lambda: c * 0.5), c)",
+        "ops.switch(ops.cast(ops.sum(c), 'int32'), [lambda: (c, x), lambda: (ops.sin(c) * x, c), lambda: (x, x * x)])",
+        "(ops.cond(ops.sum(c) < 1, lambda: ops.fori_loop(0, 3, lambda n, a: a * c + x, c), lambda: x), c)",
         "(ops.map(lambda a: ops.sin(a) + c, ops.stack([c, x]))[1], x)",
         "(ops.while_loop(lambda n, a: n < 2, lambda n, a: (n + 1, ops.tanh(a + x)), (0, c))[1], c)",
     ]
@@ -28,6 +30,7 @@ def loop(d: "Drawing") -> None:
         w = d.leaf("variable", [int(of_step[-1])], dtype, "normal")
         begins += [f"{w} + ops.zeros_like({like})"]
         bodies += [f"(ops.tanh(c * {w} + x), ops.sum(c, -1))", f"(x * {w}, c + {w})", f"(c + {w} * {w}, x)"]
+        bodies += [f"(ops.cond(ops.sum(x) > 0.5, lambda: c * {w} + x, lambda: c - ops.sin({w})), c)"]
         bits = f"ops.cast(seeds.bits((x.shape[0], {int(of_step[-1])})), x.dtype) * 2.0 ** (-32)"
         bodies += [f"(ops.tanh(c) + {bits}, x * c)"] * 2 if len(of_step) == 2 else []
     if len(of_step) == 2 and not isinstance(of_step[1], Dim) and 0 < of_step[1] < 40:
@@ -79,15 +82,35 @@ def several(d: "Drawing") -> None:
 
 
 def branch(d: "Drawing") -> None:
-    """What a number that is not known chooses."""
-    x = d.float().name
-    if d.chance(0.5):
-        chooses = d.choose([f"ops.sum({x}) > 0", f"ops.max(ops.sin({x})) > 0.5" if all(d.pool[x].tensor.shape) else ""])
-        chooses = chooses or f"ops.sum({x}) < 1"
-        d.line(f"ops.cond({chooses}, lambda: ops.tanh({x}) * 2, lambda: {x} - ops.sum({x}))")
-        return
-    index = d.leaf("input", [], "int64", "below 4")
-    d.line(f"ops.switch({index}, [lambda a: a + 1, lambda a: ops.sin(a), lambda a: -a], {x})")
+    """What a number that is not known chooses: values, of which not all are read, weights, random numbers, steps."""
+    known = d.float()
+    x, shape = known.name, known.tensor.shape
+    bodies = [f"ops.tanh({x}) * 2, ops.sum({x})", f"{x} - ops.sum({x}), ops.sum({x} * {x})", f"{x}, 0.5 * ops.sum({x})"]
+    bodies += [
+        f"ops.scan(lambda a, b: (ops.sin(a) + b, a), {x}, ops.stack([{x}, -{x}]))[0], ops.sum(ops.exp(-{x} * {x}))"
+    ]
+    bodies += [f"ops.cond(ops.sum(ops.sin({x})) > 0, lambda: {x} * {x}, lambda: ops.cos({x})), ops.sum({x}) - 1"]
+    if shape and not isinstance(shape[-1], Dim) and 0 < shape[-1] < 40:
+        width = int(shape[-1])
+        w = d.leaf("variable", [width], known.tensor.dtype.name, "normal")
+        bodies += [f"{x} * {w}, ops.sum({w} * {w})", f"ops.sin({w}) + {x}, ops.sum({x})"]
+        if len(shape) == 2:
+            u = d.leaf("variable", [width, width], known.tensor.dtype.name, "normal")
+            bodies += [f"ops.tanh({x} @ {u}), ops.sum({u})", f"{x} @ ({u} @ {u}), ops.sum({x} @ {u})"]
+            bits = f"ops.cast(seeds.bits(({x}.shape[0], {width})), {x}.dtype) * 2.0 ** (-32)"
+            bodies += [f"{x} * {bits}, ops.sum({x})"]
+    chooses = [f"ops.sum({x}) > 0", f"ops.sum({x}) < 1", f"ops.sum(ops.sin({x})) > 0.25"]
+    read = d.choose(["[0]", "[0]", "[1]", ""])
+    names = (f"t{len(d.lines)}", f"u{len(d.lines)}") if not read else ()
+    if d.chance(0.2) and all(shape):  # where the other makes no numbers
+        d.line(f"ops.cond(ops.min({x}) > 0, lambda: ops.sqrt({x}) + ops.log({x}), lambda: {x} * 0.5)")
+    elif d.chance(0.6):
+        first, second = d.choose(bodies), d.choose(bodies)
+        d.line(f"ops.cond({d.choose(chooses)}, lambda: ({first}), lambda: ({second})){read}", names)
+    else:
+        index = d.leaf("input", [], "int64", "below 5")
+        branches = ", ".join(f"lambda: ({d.choose(bodies)})" for _ in range(d.choose([2, 3, 4])))
+        d.line(f"ops.switch({index} - 1, [{branches}]){read}", names)
 
 
 def while_loop(d: "Drawing") -> None:

@@ -23,7 +23,9 @@ _ORDERS = [f"{a}, then {b}" for a, b in permutations(_VIEWS.values(), 2)]
 _LOOPS = frozenset(
     {f"loop {what}" for what in ("in a loop", "backwards", "of no step", "of one step", "of several carries")}
     | {f"loop {what}" for what in ("with captures", "with a whole number", "with random numbers", "in half precision")}
-    | {"loop that stays a summand", "loop with a value that nobody reads", "gradient of a loop"}
+    | {f"branch {what}" for what in ("in a loop", "with a loop", "in a branch", "with random numbers", "with captures")}
+    | {f"{what} with a value that nobody reads" for what in ("loop", "branch")}
+    | {"loop that stays a summand", "gradient of a loop", "gradient of a branch"}
     | {f"line with {name}" for name in ("cond", "switch", "while_loop", "vectorized_map", "associative_scan", "remat")}
 )
 # Which a CPU alone has.
@@ -149,12 +151,23 @@ def _of_loops(program: Program) -> Iterator[str]:
         yield from ["loop with a whole number"] if any(carry.dtype.kind in "iu" for carry in body.carries) else []
         yield from ["gradient of a loop"] if any(carry.name == "gradient" for carry in body.carries) else []
         inside = topological(body.results)
-        yield from ["loop in a loop"] if any(map(has_body, inside)) else []
+        nested = {"branch" if body_of(tensor).guarded else "loop" for tensor in inside if has_body(tensor)}
+        if body.guarded:
+            yield from (f"branch {'in a branch' if kind == 'branch' else 'with a loop'}" for kind in nested)
+            draws = any(isinstance(lowering_of(x), RandomBits) for x in inside)
+            yield from ["branch with random numbers"] if draws else []
+            yield from ["branch with captures"] if len(body.captures) > 1 else []
+            yield from ["gradient of a branch"] if body.slices else []
+            values.setdefault(tensor.node, set()).update([tensor.index] if tensor in read else [])
+            continue
+        yield from ["branch in a loop"] if "branch" in nested else []
+        yield from ["loop in a loop"] if "loop" in nested else []
         yield from ["loop with random numbers"] if any(isinstance(lowering_of(x), RandomBits) for x in inside) else []
         yield from ["loop in half precision"] if any(is_half(carry.dtype) for carry in body.carries) else []
         values.setdefault(tensor.node, set()).update([tensor.index] if tensor in read else [])
     for node, indices in values.items():
-        yield from ["loop with a value that nobody reads"] if len(indices) < len(body_of(node).results) else []
+        kind = "branch" if body_of(node).guarded else "loop"
+        yield from [f"{kind} with a value that nobody reads"] if len(indices) < len(body_of(node).results) else []
 
 
 def _behind_products(program: Program) -> Iterator[str]:
