@@ -17,7 +17,7 @@ PYTHON = (
     *(f"dptrain/backend/cuda/{name}.py" for name in ("attention", "choices", "compose", "convolutions", "executable")),
     *(f"dptrain/backend/cuda/{name}.py" for name in ("expressions", "generate", "groups", "loops", "products")),
     *(f"dptrain/backend/cuda/{name}.py" for name in ("persistent", "row_chains")),
-    *(f"dptrain/ops/{name}.py" for name in ("associative", "attention", "loops", "scan")),
+    *(f"dptrain/ops/{name}.py" for name in ("associative", "nn/attention", "loops", "scan")),
     *(f"dptrain/program/{name}.py" for name in ("absent_rows", "additive", "body", "gradient", "lowering", "operand")),
     *(f"dptrain/program/{name}.py" for name in ("passes", "steps", "structure", "types")),
     *(f"dptrain/program/codegen/{name}.py" for name in ("cpp", "fuse", "index_expr", "kernels", "memory", "merge")),

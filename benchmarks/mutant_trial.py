@@ -46,7 +46,10 @@ class Device:
         return file.startswith(self.files)
 
 
-OF_PROGRAMS = ("dptrain/program", *(f"dptrain/ops/{name}.py" for name in ("associative", "attention", "loops", "scan")))
+OF_PROGRAMS = (
+    "dptrain/program",
+    *(f"dptrain/ops/{name}.py" for name in ("associative", "nn/attention", "loops", "scan")),
+)
 CUDA_KERNELS = tuple(f"kernels/{name}" for name in CUDA_HEADERS)
 ON_CUDA = (*OF_PROGRAMS, "dptrain/backend/cuda", *CUDA_KERNELS)
 CPU_HEADERS = ("kernels/native", "kernels/scalar.h", "kernels/half.h", "kernels/digest.h")

@@ -22,7 +22,7 @@ import numpy as np
 from common import Report, command_line, machine_line, spread, versions
 
 from dptrain.backend.cpu.compile import compiler, convolutions, parallel
-from dptrain.ops.convolution import conv2d, conv2d_input
+from dptrain.ops.nn.convolution import conv2d, conv2d_input
 from dptrain.program.program import trace
 
 # (rows, height = width, channels in, channels out, zeros on each side), by where they are.

@@ -5,32 +5,29 @@ from typing import TYPE_CHECKING, Any
 
 from dptrain import ops
 from dptrain.errors import ConfigError
-from dptrain.ops.activation import (
+from dptrain.ops.elementwise import elu, silu, softplus, tanh
+from dptrain.ops.nn.activation import (
     celu,
-    elu,
     hard_shrink,
     hard_sigmoid,
     hard_silu,
     hard_tanh,
     log_sigmoid,
-    log_softmax,
     mish,
     relu6,
     selu,
     sigmoid,
-    silu,
     soft_shrink,
     softmax,
-    softplus,
     softsign,
     sparse_plus,
     sparse_sigmoid,
+    sparsemax,
     squareplus,
-    tanh,
     tanh_shrink,
     threshold,
 )
-from dptrain.ops.functions import sparsemax
+from dptrain.ops.reduction import log_softmax
 from dptrain.program.tensor import Tensor, as_tensors
 from dptrain.registry.names import lookup, not_there
 from dptrain.registry.serialization import custom_object_or_name, custom_object_scope, function_to_dict

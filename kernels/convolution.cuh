@@ -1,6 +1,6 @@
 // Convolutions and their gradients as products of matrices that are gathered while a product is computed: implicit GEMM.
 //
-// Letters as in dptrain/ops/convolution.py: images (B, H, W, I), places (B, P, Q, O), kernels (R, S, I, O). The structs say
+// Letters as in dptrain/ops/nn/convolution.py: images (B, H, W, I), places (B, P, Q, O), kernels (R, S, I, O). The structs say
 // where the elements of a matrix are in memory, as `Dense` of tiles.cuh does; the products are product.cuh's,
 // product_tf32.cuh's and product_half.cuh's, and so is the order of sums:
 //

@@ -1,7 +1,7 @@
 // Ops that are no loops over single elements, for generated code on a CPU: random bits, rows that are added to a table,
 // convolutions and pooling. Each overwrites its output. All are deterministic.
 //
-// Letters as in dptrain/ops/convolution.py: B images, H and W of the image, P and Q of what comes out of a window, I
+// Letters as in dptrain/ops/nn/convolution.py: B images, H and W of the image, P and Q of what comes out of a window, I
 // channels in, O out, R and S of the kernel; sh, sw strides, dh, dw dilation, bh, bw rows and columns of zeros before.
 #ifndef DPTRAIN_NATIVE_CALLS_H
 #define DPTRAIN_NATIVE_CALLS_H

@@ -1,6 +1,6 @@
 // Convolutions and their gradients for generated code on a CPU, as products of matrices of which one is never written.
 //
-// Letters as in dptrain/ops/convolution.py: B images, H and W of the image, P and Q of what comes out, I channels in, O out,
+// Letters as in dptrain/ops/nn/convolution.py: B images, H and W of the image, P and Q of what comes out, I channels in, O out,
 // R and S of the kernel. With strides sh and sw, dilation dh and dw, and bh and bw zeros before the image:
 //
 //   y (B P Q, O) = patches of x (B P Q, R S I) times the kernel (R S I, O)

@@ -1,6 +1,6 @@
 // Windows over two axes of space, depthwise convolutions and pooling: one element of the result, of dense arrays.
 //
-// Letters as in dptrain/ops/convolution.py: images (B, H, W, C). Plain loops in a fixed order; each thread computes its
+// Letters as in dptrain/ops/nn/convolution.py: images (B, H, W, C). Plain loops in a fixed order; each thread computes its
 // element alone. Convolutions are products: convolution.cuh.
 #pragma once
 

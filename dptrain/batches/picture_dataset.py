@@ -19,7 +19,7 @@ from dptrain.data.readers.images import convert_to, img_to_array
 from dptrain.data.readers.pictures import open_picture, pillow, require_inside
 from dptrain.data.sources import check_declared, format_bytes
 from dptrain.errors import ConfigError, DataError, printable
-from dptrain.ops.image import RESIZE_INTERPOLATIONS
+from dptrain.ops.image.resizing import RESIZE_INTERPOLATIONS
 from dptrain.registry.names import lookup
 from dptrain.runtime.defaults import DEFAULT_MAX_BYTES
 from dptrain.runtime.image_format import checked_format

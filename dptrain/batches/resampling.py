@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.ops.image import border_around, cropped_box, nearest_pixels, pixel_weights
+from dptrain.ops.image.resizing import border_around, cropped_box, nearest_pixels, pixel_weights
 
 Array = npt.NDArray[Any]
 

@@ -21,8 +21,8 @@ from dptrain.layers.parts import Parts
 from dptrain.layers.weight import Weight
 from dptrain.mixed_precision import dtype_policy, policy_name, policy_of
 from dptrain.ops.branches import IN_BODY
-from dptrain.ops.division import divide_no_nan
 from dptrain.ops.elementwise import cast
+from dptrain.ops.math.division import divide_no_nan
 from dptrain.ops.random import SeedGenerator
 from dptrain.program.dims import Dim, Size, UnknownLengthError, is_number, number_of, read, symbolic, unknown
 from dptrain.program.shapes import is_open

@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 from dptrain.layers.base import Layer
-from dptrain.ops.spatial import channels_first, channels_last
+from dptrain.ops.nn.spatial import channels_first, channels_last
 from dptrain.program.tensor import Tensor
 from dptrain.runtime.image_format import checked_format
 

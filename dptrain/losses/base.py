@@ -11,7 +11,7 @@ from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.losses.functions import same_rank
 from dptrain.mixed_precision import policy_of
-from dptrain.ops.cross_entropy import as_labels
+from dptrain.ops.nn.cross_entropy import as_labels
 from dptrain.program.dims import read
 from dptrain.program.shapes import differ, is_one
 from dptrain.program.tensor import FLOATX, Tensor, as_tensors, mask_of

@@ -132,7 +132,7 @@ class BinaryCrossentropy(_BuiltIn):
     """Mean over a sample's outputs of -y_true log p - (1 - y_true) log(1 - p).
 
     If the model ends in a sigmoid, it is computed together with the loss, from the logits; other p are clipped to
-    [1e-7, 1 - 1e-7] as in Keras. `ops/cross_entropy.py` says how Keras on PyTorch differs.
+    [1e-7, 1 - 1e-7] as in Keras. `ops/nn/cross_entropy.py` says how Keras on PyTorch differs.
 
     Args:
         from_logits: the model's outputs are logits, p = sigmoid(output), else p.

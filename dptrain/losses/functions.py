@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from dptrain import ops
-from dptrain.ops.cross_entropy import EPSILON, as_labels
+from dptrain.ops.nn.cross_entropy import EPSILON, as_labels
 from dptrain.program.shapes import is_one
 from dptrain.program.tensor import Tensor, as_tensors
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from dptrain import ops
 from dptrain.losses.functions import pair
-from dptrain.ops.cross_entropy import EPSILON, as_labels
+from dptrain.ops.nn.cross_entropy import EPSILON, as_labels
 from dptrain.program.tensor import Tensor, as_tensors
 
 Axes = int | Sequence[int] | None

@@ -4,7 +4,7 @@ from typing import Any
 
 from dptrain import ops
 from dptrain.losses.functions import pair
-from dptrain.ops.cross_entropy import as_labels, softmax_logits
+from dptrain.ops.nn.cross_entropy import as_labels, softmax_logits
 from dptrain.program.tensor import Tensor, as_tensors
 
 

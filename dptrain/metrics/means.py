@@ -9,7 +9,7 @@ from dptrain.losses.base import smoothing, weights_like, wide
 from dptrain.losses.functions import same_rank
 from dptrain.metrics import functions
 from dptrain.metrics.base import Mean, MeanMetricWrapper, positive
-from dptrain.ops.cross_entropy import as_labels
+from dptrain.ops.nn.cross_entropy import as_labels
 from dptrain.program.shapes import is_one
 from dptrain.program.tensor import Tensor
 from dptrain.registry.names import snake_case

@@ -9,7 +9,7 @@ from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.losses.base import weights_like, wide
 from dptrain.metrics.base import Metric
-from dptrain.ops.cross_entropy import EPSILON
+from dptrain.ops.nn.cross_entropy import EPSILON
 from dptrain.program.shapes import Shape
 from dptrain.program.tensor import Tensor
 

@@ -10,7 +10,7 @@ from dptrain.errors import ConfigError
 from dptrain.losses.base import wide
 from dptrain.losses.functions import same_rank
 from dptrain.metrics.base import Metric
-from dptrain.ops.cross_entropy import EPSILON
+from dptrain.ops.nn.cross_entropy import EPSILON
 from dptrain.program.shapes import without_rows
 from dptrain.program.tensor import Tensor, Variable
 

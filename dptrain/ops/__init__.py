@@ -7,27 +7,18 @@ gradients. Arguments of the wrong shape or type, missing axes and unknown words 
 from typing import TYPE_CHECKING
 
 from dptrain.ops import image, linalg, nn, numpy, parts  # noqa: F401  # with which tensors have []
-from dptrain.ops.activation import erf, mish
 from dptrain.ops.arrangement import slice_update
 from dptrain.ops.arrays import convert_to_numpy, convert_to_tensor, rsqrt, shape, unstack
 from dptrain.ops.associative import associative_scan
 from dptrain.ops.branches import cond, switch
-from dptrain.ops.counting import (
-    scatter_update,
-    segment_max,
-    segment_min,
-    segment_prod,
-    slice,
-)
 from dptrain.ops.creation import dtype, is_tensor, saturate_cast
-from dptrain.ops.cross_entropy import in_top_k
 from dptrain.ops.custom import LETTERS, CustomOp, Launch, op
 from dptrain.ops.derivatives import (
     custom_gradient,
     jvp,
 )
 from dptrain.ops.elementwise import cast, stop_gradient
-from dptrain.ops.linalg import (
+from dptrain.ops.linalg.matrices import (
     cholesky,
     cholesky_inverse,
     det,
@@ -43,13 +34,17 @@ from dptrain.ops.linalg import (
     solve_triangular,
     svd,
 )
+from dptrain.ops.linalg.norms import norm
 from dptrain.ops.loops import fori_loop, map, scan, vectorized_map, while_loop
-from dptrain.ops.networks import top_k
+from dptrain.ops.math.special import (
+    erfc,
+    erfinv,
+)
 from dptrain.ops.nn import *  # noqa: F403  # Keras has these in `ops` too
-from dptrain.ops.norms import norm
+from dptrain.ops.nn.activation import erf, mish
+from dptrain.ops.nn.cross_entropy import in_top_k
 from dptrain.ops.numpy import *  # noqa: F403
 from dptrain.ops.reduction import logsumexp
-from dptrain.ops.searching import scatter, segment_sum
 from dptrain.ops.signal import (
     extract_sequences,
     fft,
@@ -60,10 +55,15 @@ from dptrain.ops.signal import (
     rfft,
     stft,
 )
-from dptrain.ops.special import (
-    erfc,
-    erfinv,
+from dptrain.ops.sorting.counting import (
+    scatter_update,
+    segment_max,
+    segment_min,
+    segment_prod,
+    slice,
 )
+from dptrain.ops.sorting.searching import scatter, segment_sum
+from dptrain.ops.sorting.sort import top_k
 from dptrain.ops.statistics import (
     cdist,
     rearrange,

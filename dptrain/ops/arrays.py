@@ -12,7 +12,6 @@ import numpy.typing as npt
 from dptrain.errors import ConfigError
 from dptrain.ops import manipulation
 from dptrain.ops.common import limits
-from dptrain.ops.cumulative import cumulative
 from dptrain.ops.elementwise import (
     absolute,
     all_floating,
@@ -35,11 +34,12 @@ from dptrain.ops.elementwise import (
     where,
 )
 from dptrain.ops.indexing import take
-from dptrain.ops.linear_algebra import batch_matmul
 from dptrain.ops.manipulation import broadcast_to, concatenate, expand_dims, ones, reshape, transpose
+from dptrain.ops.math.cumulative import cumulative
+from dptrain.ops.math.rounding import isfinite, isinf, isnan, rint
 from dptrain.ops.open_shapes import for_open_shapes
+from dptrain.ops.products import batch_matmul
 from dptrain.ops.reduction import argmax, max, mean, min, order_reversed, sum, summed_dtype
-from dptrain.ops.rounding import isfinite, isinf, isnan, rint
 from dptrain.program.shapes import Shape, normalized_axes
 from dptrain.program.tensor import Array, Tensor, Variable, as_tensors, constant
 from dptrain.runtime.floatx import floatx

@@ -1,4 +1,4 @@
-"""Gather and scatter rows of a table."""
+"""Gather and scatter rows of a table; one-hot and multi-hot vectors."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,8 +9,9 @@ import numpy.typing as npt
 
 from dptrain.errors import ConfigError
 from dptrain.ops.elementwise import where as chosen
-from dptrain.ops.linear_algebra import batch_matmul
 from dptrain.ops.manipulation import reshape, transpose_to, zeros
+from dptrain.ops.products import batch_matmul
+from dptrain.ops.reduction import max as max_over
 from dptrain.ops.reduction import sum as sum_over
 from dptrain.program.dims import Dim, counts_rows
 from dptrain.program.lowering import Element, Gather, Scatter
@@ -251,3 +252,26 @@ def where(condition: Any, x1: Any = None, x2: Any = None) -> Any:
     if x1 is None or x2 is None:
         raise ConfigError("where: expected both x1 and x2, or neither")
     return chosen(condition, x1, x2)
+
+
+def multi_hot(
+    inputs: Any,
+    num_classes: int | None = None,
+    axis: int = -1,
+    dtype: npt.DTypeLike | None = None,
+    sparse: bool = False,
+    **kwargs: Any,
+) -> Tensor:
+    """Return 1 for each class among a sample's labels, else 0, by default in float32.
+
+    Args:
+        inputs: (rows, labels) or (labels,); labels outside 0 to num_classes - 1 do not count.
+        num_classes: required.
+        axis: of classes in the result.
+        dtype: of the result.
+        sparse, kwargs: not supported.
+    """
+    if num_classes is None or kwargs:
+        raise ConfigError(f"multi_hot: num_classes={num_classes}{f', {kwargs}' if kwargs else ''}; expected a number")
+    vectors = one_hot(inputs, num_classes, axis, dtype, sparse)
+    return max_over(vectors, 1 if vectors.ndim > 2 else 0)

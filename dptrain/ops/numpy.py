@@ -70,27 +70,6 @@ from dptrain.ops.arrays import (
     vdot,
     vstack,
 )
-from dptrain.ops.bits import (
-    bitwise_and,
-    bitwise_invert,
-    bitwise_left_shift,
-    bitwise_not,
-    bitwise_or,
-    bitwise_right_shift,
-    bitwise_xor,
-    gcd,
-    lcm,
-    ldexp,
-    left_shift,
-    nextafter,
-    right_shift,
-    signbit,
-    view,
-)
-from dptrain.ops.counting import (
-    bincount,
-    histogram,
-)
 from dptrain.ops.creation import (
     array,
     bartlett,
@@ -108,14 +87,8 @@ from dptrain.ops.creation import (
     logspace,
     real,
 )
-from dptrain.ops.cumulative import (
-    cumsum,
-)
 from dptrain.ops.derivatives import (
     vectorize,
-)
-from dptrain.ops.division import (
-    divide_no_nan,
 )
 from dptrain.ops.elementwise import (
     absolute,
@@ -148,7 +121,49 @@ from dptrain.ops.elementwise import (
     subtract,
     tanh,
 )
-from dptrain.ops.functions import (
+from dptrain.ops.indexing import (
+    nonzero,
+    take,
+    where,
+)
+from dptrain.ops.linalg.matrices import slogdet
+from dptrain.ops.manipulation import (
+    broadcast_to,
+    concatenate,
+    expand_dims,
+    ones,
+    ones_like,
+    reshape,
+    squeeze,
+    stack,
+    transpose,
+    zeros,
+    zeros_like,
+)
+from dptrain.ops.math.bits import (
+    bitwise_and,
+    bitwise_invert,
+    bitwise_left_shift,
+    bitwise_not,
+    bitwise_or,
+    bitwise_right_shift,
+    bitwise_xor,
+    gcd,
+    lcm,
+    ldexp,
+    left_shift,
+    nextafter,
+    right_shift,
+    signbit,
+    view,
+)
+from dptrain.ops.math.cumulative import (
+    cumsum,
+)
+from dptrain.ops.math.division import (
+    divide_no_nan,
+)
+from dptrain.ops.math.functions import (
     allclose,
     amax,
     amin,
@@ -169,6 +184,15 @@ from dptrain.ops.functions import (
     isneginf,
     isposinf,
     logaddexp2,
+    ptp,
+    rad2deg,
+    sinc,
+    sinh,
+    trapezoid,
+    true_divide,
+    trunc,
+)
+from dptrain.ops.math.nan_functions import (
     nanargmax,
     nanargmin,
     nancumprod,
@@ -180,46 +204,30 @@ from dptrain.ops.functions import (
     nanstd,
     nansum,
     nanvar,
-    ptp,
-    rad2deg,
-    sinc,
-    sinh,
-    trapezoid,
-    true_divide,
-    trunc,
 )
-from dptrain.ops.indexing import (
-    nonzero,
-    take,
-    where,
+from dptrain.ops.math.rounding import (
+    ceil,
+    floor,
+    isfinite,
+    isinf,
+    isnan,
 )
-from dptrain.ops.linalg import slogdet
-from dptrain.ops.linear_algebra import (
-    matmul,
+from dptrain.ops.math.special import (
+    angle,
+    i0,
+    imag,
 )
-from dptrain.ops.manipulation import (
-    broadcast_to,
-    concatenate,
-    expand_dims,
-    ones,
-    ones_like,
-    reshape,
-    squeeze,
-    stack,
-    transpose,
-    zeros,
-    zeros_like,
+from dptrain.ops.math.trigonometry import (
+    arccos,
+    arcsin,
+    arctan,
+    arctan2,
 )
 from dptrain.ops.padding import (
     pad,
 )
-from dptrain.ops.quantiles import (
-    median,
-    nanmedian,
-    nanpercentile,
-    nanquantile,
-    percentile,
-    quantile,
+from dptrain.ops.products import (
+    matmul,
 )
 from dptrain.ops.reduction import (
     argmax,
@@ -230,20 +238,25 @@ from dptrain.ops.reduction import (
     sum,
     var,
 )
-from dptrain.ops.rounding import (
-    ceil,
-    floor,
-    isfinite,
-    isinf,
-    isnan,
+from dptrain.ops.sorting.counting import (
+    bincount,
+    histogram,
 )
-from dptrain.ops.searching import (
+from dptrain.ops.sorting.quantiles import (
+    median,
+    nanmedian,
+    nanpercentile,
+    nanquantile,
+    percentile,
+    quantile,
+)
+from dptrain.ops.sorting.searching import (
     digitize,
     isin,
     searchsorted,
     select,
 )
-from dptrain.ops.sorting import (
+from dptrain.ops.sorting.sort import (
     argpartition,
     argsort,
     sort,
@@ -251,20 +264,9 @@ from dptrain.ops.sorting import (
     unique,
     unravel_index,
 )
-from dptrain.ops.special import (
-    angle,
-    i0,
-    imag,
-)
 from dptrain.ops.statistics import (
     corrcoef,
     correlate,
-)
-from dptrain.ops.trigonometry import (
-    arccos,
-    arcsin,
-    arctan,
-    arctan2,
 )
 from dptrain.registry.names import not_there
 

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.errors import ConfigError
-from dptrain.ops.activation import sigmoid, softmax
 from dptrain.ops.elementwise import (
     absolute,
     cast,
@@ -34,6 +33,7 @@ from dptrain.ops.elementwise import (
 )
 from dptrain.ops.indexing import add_rows, row_numbers, take_at_axis
 from dptrain.ops.manipulation import concatenate, expand_dims, reshape, zeros, zeros_like
+from dptrain.ops.nn.activation import sigmoid, softmax
 from dptrain.ops.reduction import argmax
 from dptrain.ops.reduction import sum as sum_over
 from dptrain.program.dims import Dim

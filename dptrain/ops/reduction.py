@@ -25,7 +25,7 @@ from dptrain.ops.elementwise import (
     where,
 )
 from dptrain.ops.manipulation import broadcast_to, reshape
-from dptrain.ops.rounding import isfinite
+from dptrain.ops.math.rounding import isfinite
 from dptrain.program.dims import Dim, is_number
 from dptrain.program.lowering import Reduction
 from dptrain.program.onnx_graph import OnnxGraph, Value

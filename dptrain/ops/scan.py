@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from dptrain.ops.elementwise import cast, where
-from dptrain.ops.linear_algebra import batch_matmul
 from dptrain.ops.manipulation import reshape, stack, transpose, zeros
+from dptrain.ops.products import batch_matmul
 from dptrain.ops.reduction import sum as sum_over
 from dptrain.program.body import Body, body_of, closed, extend, guard_of
 from dptrain.program.gradient import pulled_back, topological

@@ -9,10 +9,10 @@ import numpy as np
 from dptrain.errors import ConfigError
 from dptrain.ops.arrays import flip
 from dptrain.ops.elementwise import equal, floating, sqrt, square, where
-from dptrain.ops.linear_algebra import batch_matmul, matmul
 from dptrain.ops.manipulation import expand_dims, reshape, transpose
 from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.padding import pad
+from dptrain.ops.products import batch_matmul, matmul
 from dptrain.ops.reduction import mean, sum
 from dptrain.ops.signal import extract_sequences
 from dptrain.program.tensor import Tensor, as_tensors

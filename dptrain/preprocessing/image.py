@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dptrain.ops.image import resize
+from dptrain.ops.image.resizing import resize
 from dptrain.registry.names import not_there
 from dptrain.utils import array_to_img, img_to_array, load_img, save_img
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dptrain import ops
-from dptrain.ops.convolution import conv2d, conv2d_input, conv2d_kernel
+from dptrain.ops.nn.convolution import conv2d, conv2d_input, conv2d_kernel
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
 from dptrain.program.passes import PRECISIONS

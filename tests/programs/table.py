@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from dptrain import ops
-from dptrain.ops.convolution import max_pool2d, max_pool2d_input, max_pool2d_take
 from dptrain.ops.indexing import take_rows
 from dptrain.ops.loops import remat
+from dptrain.ops.nn.convolution import max_pool2d, max_pool2d_input, max_pool2d_take
 from dptrain.ops.random import SeedGenerator, dropout
 from dptrain.program.gradient import gradients
 from dptrain.program.tensor import OPS, Tensor, Variable

@@ -175,8 +175,8 @@ def test_every_room_is_a_package():
     assert rooms == {path.parent for path in MODULES if path.name == "__init__.py"}
 
 
-# What holds one thing many times: a family of ops a file, and what makes CUDA of a program.
-LARGE = {"ops", "backend/cuda"}
+# What makes CUDA of a program.
+LARGE = {"backend/cuda"}
 
 
 def test_rooms_have_few_enough_modules_to_be_looked_through():

@@ -99,7 +99,7 @@ class Cudnn:
     def prepared(self, problem: Problem, a: int, b: int, c: int) -> Callable[[], None]:
         """Return a function that queues a supported convolution, given device addresses of dense arrays.
 
-        Operands `a` and `b` are those of `ops/convolution.py`, kernels as (O, R, S, I); `c` is float32 and overwritten.
+        Operands `a` and `b` are those of `ops.nn.convolution`, kernels as (O, R, S, I); `c` is float32 and overwritten.
         """
         plan = self._plan(problem)
         assert plan is not None, "our own kernels compute it"

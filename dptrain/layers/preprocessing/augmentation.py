@@ -20,8 +20,8 @@ from dptrain.layers.preprocessing.random_images import (
     value_range_of,
 )
 from dptrain.ops import random
-from dptrain.ops.image import cropped_box
-from dptrain.ops.warping import FILL_MODES, INTERPOLATIONS
+from dptrain.ops.image.resizing import cropped_box
+from dptrain.ops.image.warping import FILL_MODES, INTERPOLATIONS
 from dptrain.program.tensor import Tensor
 
 _FILL_MODES = tuple(mode for mode in FILL_MODES if mode != "mirror")

@@ -13,7 +13,7 @@ from dptrain.layers.preprocessing.images import ImageLayer
 from dptrain.layers.preprocessing.random_images import Factor, RandomImageLayer, factor_range, per_image, value_range_of
 from dptrain.ops import random
 from dptrain.ops.indexing import add_rows, take_each
-from dptrain.ops.spatial import channels_first, channels_last
+from dptrain.ops.nn.spatial import channels_first, channels_last
 from dptrain.program.tensor import Tensor
 
 Array = npt.NDArray[Any]

@@ -8,7 +8,7 @@ from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.layers.arguments import positive
 from dptrain.layers.base import Layer
-from dptrain.ops.image import RESIZE_INTERPOLATIONS
+from dptrain.ops.image.resizing import RESIZE_INTERPOLATIONS
 from dptrain.program.shapes import without_rows
 from dptrain.program.tensor import Tensor
 from dptrain.runtime.image_format import checked_format

@@ -26,8 +26,8 @@ from dptrain.layers.preprocessing.random_images import (
     value_range_of,
 )
 from dptrain.ops import random
+from dptrain.ops.image.warping import INTERPOLATIONS
 from dptrain.ops.indexing import gather_all_rows
-from dptrain.ops.warping import INTERPOLATIONS
 from dptrain.program.shapes import is_one
 from dptrain.program.tensor import Tensor
 from dptrain.random import Purpose

@@ -9,7 +9,7 @@ from dptrain.errors import ConfigError
 from dptrain.layers.arguments import positive
 from dptrain.layers.base import Layer
 from dptrain.layers.input_spec import InputSpec
-from dptrain.ops.spatial import channels_last
+from dptrain.ops.nn.spatial import channels_last
 from dptrain.program.dims import quotient
 from dptrain.program.shapes import differ
 from dptrain.program.tensor import Tensor

@@ -8,7 +8,7 @@ from dptrain.errors import ConfigError
 from dptrain.layers.arguments import lengths, positive
 from dptrain.layers.input_spec import InputSpec
 from dptrain.layers.spatial import SpatialLayer
-from dptrain.ops.image import RESIZE_INTERPOLATIONS
+from dptrain.ops.image.resizing import RESIZE_INTERPOLATIONS
 from dptrain.program.tensor import Tensor
 
 

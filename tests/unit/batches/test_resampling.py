@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dptrain.batches.resampling import resized
-from dptrain.ops.image import RESIZE_INTERPOLATIONS, resize
+from dptrain.ops.image.resizing import RESIZE_INTERPOLATIONS, resize
 
 
 @pytest.mark.parametrize("interpolation", RESIZE_INTERPOLATIONS)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dptrain import ops
 from dptrain.backend.cpu.compile import compiler, convolutions, shared
 from dptrain.backend.cpu.compiled import CompiledExecutable
-from dptrain.ops.convolution import conv2d, conv2d_input, conv2d_kernel
+from dptrain.ops.nn.convolution import conv2d, conv2d_input, conv2d_kernel
 from dptrain.program.dims import Dim
 from dptrain.program.execute import HostMemory, evaluate
 from dptrain.program.gradient import gradients

@@ -8,9 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.ops import elementwise, reduction
+from dptrain.ops.arrays import moveaxis, split
 from dptrain.ops.elementwise import (
     _FUNCTION,
     absolute,
+    cast,
     clip,
     divide,
     elu,
@@ -31,7 +33,8 @@ from dptrain.ops.elementwise import (
     tanh,
     where,
 )
-from dptrain.ops.reduction import log_softmax
+from dptrain.ops.manipulation import expand_dims
+from dptrain.ops.reduction import log_softmax, sum
 from dptrain.program.lowering import Element
 from dptrain.program.op import op
 from dptrain.program.tensor import Array, Tensor, as_tensors
@@ -237,3 +240,29 @@ __all__ = [
     "tanh_shrink",
     "threshold",
 ]
+
+
+def glu(x: Any, axis: int = -1) -> Tensor:
+    """Return the first half of x along an axis times the sigmoid of the second (Dauphin et al., ICML 2017)."""
+    first, second = split(x, 2, axis)
+    return multiply(first, sigmoid(second))
+
+
+def sparsemax(x: Any, axis: int = -1) -> Tensor:
+    """Return the nearest point of the simplex: non-negative numbers with sum 1 along the axis, most of them 0.
+
+    An element is above the threshold where 1 + k x exceeds the sum of the k elements that are at least x. All pairs are
+    compared: quadratic in the axis' length, but without sorting.
+
+    Source: A. Martins and R. Astudillo, "From softmax to sparsemax", ICML 2016.
+    """
+    tensor = moveaxis(floating(x), axis, -1)
+    mine, theirs = expand_dims(tensor, -1), expand_dims(tensor, -2)
+    above = theirs >= mine
+    support = 1 + sum(cast(above, tensor.dtype), -1) * tensor > sum(where(above, theirs, 0), -1)
+    number = sum(cast(support, tensor.dtype), -1, keepdims=True)
+    threshold = (sum(where(support, tensor, 0), -1, keepdims=True) - 1) / number
+    return moveaxis(maximum(tensor - threshold, 0), -1, axis)
+
+
+swish, hard_swish = silu, hard_silu

@@ -1,33 +1,24 @@
-"""Building blocks of layers: normalization, multi-hot vectors, top k."""
+"""Normalization of layers, and moments."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from dptrain.errors import ConfigError
+from dptrain.ops.common import limits
 from dptrain.ops.elementwise import (
     cast,
-    equal,
+    clip,
     floating,
     in_float32,
-    logical_and,
-    logical_not,
-    logical_or,
     multiply,
     sqrt,
     square,
-    where,
 )
-from dptrain.ops.indexing import one_hot
-from dptrain.ops.manipulation import reshape, stack, zeros_like
-from dptrain.ops.reduction import argmax, max, mean
-from dptrain.ops.rounding import isnan
-from dptrain.ops.sorting import along_last
+from dptrain.ops.manipulation import reshape
+from dptrain.ops.reduction import mean
 from dptrain.program.shapes import normalized_axes
-from dptrain.program.tensor import Tensor, as_tensors
+from dptrain.program.tensor import Tensor
+from dptrain.program.types import FLOATX, is_half
 
 # Keras' `backend.epsilon()`.
 _EPSILON = 1e-7
@@ -101,50 +92,20 @@ def batch_normalization(
     return result if offset is None else result + _along(offset, tensor, axes)
 
 
-def multi_hot(
-    inputs: Any,
-    num_classes: int | None = None,
-    axis: int = -1,
-    dtype: npt.DTypeLike | None = None,
-    sparse: bool = False,
-    **kwargs: Any,
-) -> Tensor:
-    """Return 1 for each class among a sample's labels, else 0, by default in float32.
+def moments(
+    x: Any, axes: int | Sequence[int], keepdims: bool = False, synchronized: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return mean and variance over axes; over the batch's rows always those of all ranks.
 
-    Args:
-        inputs: (rows, labels) or (labels,); labels outside 0 to num_classes - 1 do not count.
-        num_classes: required.
-        axis: of classes in the result.
-        dtype: of the result.
-        sparse, kwargs: not supported.
+    Half precision is computed in float32 and clamped to the type's greatest number.
     """
-    if num_classes is None or kwargs:
-        raise ConfigError(f"multi_hot: num_classes={num_classes}{f', {kwargs}' if kwargs else ''}; expected a number")
-    vectors = one_hot(inputs, num_classes, axis, dtype, sparse)
-    return max(vectors, 1 if vectors.ndim > 2 else 0)
-
-
-def top_k(x: Any, k: int, sorted: bool = True) -> tuple[Tensor, Tensor]:
-    """Return the k greatest elements along the last axis, always descending, and their indices (int32).
-
-    Of equal elements the first comes first; NaN counts as the greatest. It takes k passes; k is a known number.
-    """
-    (tensor,) = as_tensors([x])
-    length = int(tensor.shape[-1]) if tensor.ndim else 0
-    if not 0 <= k <= length:
-        raise ConfigError(f"top_k: k={k}; expected 0 to {length}, the length of the last axis")
-    least = (
-        -math.inf if tensor.dtype.kind in "fV" else int(np.iinfo(tensor.dtype).min) if tensor.dtype.kind != "b" else 0
+    tensor = floating(x)
+    wide = cast(tensor, FLOATX) if is_half(tensor.dtype) else tensor
+    center = mean(wide, axes, keepdims=True)
+    statistics = mean(wide, axes, keepdims), mean(square(wide - center), axes, keepdims)
+    if wide is tensor:
+        return statistics
+    greatest = float(limits(tensor.dtype).max)
+    return cast(clip(statistics[0], -greatest, greatest), tensor.dtype), cast(
+        clip(statistics[1], 0, greatest), tensor.dtype
     )
-    chosen, places = zeros_like(tensor, "bool"), []
-    for _ in range(k):
-        remaining = where(chosen, least, tensor)
-        greatest = max(remaining, -1, keepdims=True)
-        candidates = logical_and(logical_or(equal(tensor, greatest), isnan(tensor)), logical_not(chosen))
-        places.append(argmax(cast(candidates, "int32"), -1))
-        chosen = logical_or(chosen, one_hot(places[-1], length, dtype="bool"))
-    if not places:
-        empty = tensor[..., :0]
-        return empty, cast(empty, "int32")
-    indices = stack(places, -1)
-    return along_last(tensor, indices), cast(indices, "int32")

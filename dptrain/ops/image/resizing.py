@@ -1,11 +1,7 @@
-"""Keras' `keras.ops.image`: resizing, borders, colours, filters and warps of images.
-
-Images are (rows, height, width, channels) or (height, width, channels); with `data_format` "channels_first" channels
-come before the height. Resizing multiplies by a matrix of weights along each axis of space, as in JAX.
-"""
+"""Resizing, cropping and padding of images: a matrix of weights along each axis of space, as in JAX."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,46 +21,14 @@ from dptrain.ops.elementwise import (
     square,
     where,
 )
-from dptrain.ops.image_colors import hsv_to_rgb, rgb_to_grayscale, rgb_to_hsv
-from dptrain.ops.image_filters import (
-    along_axis,
-    extract_patches,
-    extract_patches_3d,
-    gaussian_blur,
-    sobel_edges,
-    ssim,
-)
-from dptrain.ops.image_format import batched, check_choice
+from dptrain.ops.image.formats import batched, check_choice
 from dptrain.ops.indexing import take
+from dptrain.ops.math.rounding import rint
 from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.padding import pad
+from dptrain.ops.products import along_axis
 from dptrain.ops.reduction import sum as sum_over
-from dptrain.ops.rounding import rint
-from dptrain.ops.warping import affine_transform, elastic_transform, map_coordinates, perspective_transform
 from dptrain.program.tensor import Tensor, as_tensors
-from dptrain.registry.names import not_there
-
-__all__ = [
-    "affine_transform",
-    "crop_images",
-    "elastic_transform",
-    "extract_patches",
-    "extract_patches_3d",
-    "gaussian_blur",
-    "hsv_to_rgb",
-    "map_coordinates",
-    "pad_images",
-    "perspective_transform",
-    "resize",
-    "rgb_to_grayscale",
-    "rgb_to_hsv",
-    "scale_and_translate",
-    "sobel_edges",
-    "ssim",
-]
-
-if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = not_there("ops.image", __all__)
 
 RESIZE_INTERPOLATIONS = ("bilinear", "nearest", "lanczos3", "lanczos5", "bicubic")
 

@@ -1,6 +1,7 @@
-"""Sorting, partitioning, distinct elements. The host sorts, also for a GPU."""
+"""Sorting, partitioning, distinct and greatest elements. The host sorts, also for a GPU."""
 
 import builtins
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,13 +10,22 @@ import numpy as np
 from dptrain.errors import ConfigError
 from dptrain.ops.arrays import ravel
 from dptrain.ops.common import first_dtype
-from dptrain.ops.counting import segment_max, segment_min
-from dptrain.ops.cumulative import cumsum
-from dptrain.ops.elementwise import cast, where
-from dptrain.ops.indexing import gather_rows_along, normalized_indices, take, take_each
-from dptrain.ops.manipulation import broadcast_to, concatenate, reshape, transpose
+from dptrain.ops.elementwise import (
+    cast,
+    equal,
+    logical_and,
+    logical_not,
+    logical_or,
+    where,
+)
+from dptrain.ops.indexing import gather_rows_along, normalized_indices, one_hot, take, take_each
+from dptrain.ops.manipulation import broadcast_to, concatenate, reshape, stack, transpose, zeros_like
+from dptrain.ops.math.cumulative import cumsum
+from dptrain.ops.math.rounding import isnan
 from dptrain.ops.open_shapes import for_open_shapes
-from dptrain.ops.searching import segment_sum
+from dptrain.ops.reduction import argmax, max
+from dptrain.ops.sorting.counting import segment_max, segment_min
+from dptrain.ops.sorting.searching import segment_sum
 from dptrain.program.dims import counts_rows
 from dptrain.program.lowering import HostCall
 from dptrain.program.op import op
@@ -220,3 +230,29 @@ def _unique_in_step(x: Tensor, size: int, fill_value: Any) -> list[Tensor]:
     distinct = cast(where(absent, filler, first), x.dtype)
     places = reshape(where(inverse < size, inverse, size - 1), x.shape)
     return [distinct, cast(where(absent, order[0], index), "int32"), cast(places, "int32"), cast(counts, "int32")]
+
+
+def top_k(x: Any, k: int, sorted: bool = True) -> tuple[Tensor, Tensor]:
+    """Return the k greatest elements along the last axis, always descending, and their indices (int32).
+
+    Of equal elements the first comes first; NaN counts as the greatest. It takes k passes; k is a known number.
+    """
+    (tensor,) = as_tensors([x])
+    length = int(tensor.shape[-1]) if tensor.ndim else 0
+    if not 0 <= k <= length:
+        raise ConfigError(f"top_k: k={k}; expected 0 to {length}, the length of the last axis")
+    least = (
+        -math.inf if tensor.dtype.kind in "fV" else int(np.iinfo(tensor.dtype).min) if tensor.dtype.kind != "b" else 0
+    )
+    chosen, places = zeros_like(tensor, "bool"), []
+    for _ in range(k):
+        remaining = where(chosen, least, tensor)
+        greatest = max(remaining, -1, keepdims=True)
+        candidates = logical_and(logical_or(equal(tensor, greatest), isnan(tensor)), logical_not(chosen))
+        places.append(argmax(cast(candidates, "int32"), -1))
+        chosen = logical_or(chosen, one_hot(places[-1], length, dtype="bool"))
+    if not places:
+        empty = tensor[..., :0]
+        return empty, cast(empty, "int32")
+    indices = stack(places, -1)
+    return along_last(tensor, indices), cast(indices, "int32")

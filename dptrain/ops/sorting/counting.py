@@ -8,14 +8,14 @@ import numpy as np
 
 from dptrain.errors import ArgumentTypeError, ConfigError
 from dptrain.ops.arrays import ravel
-from dptrain.ops.bits import bit_invert
 from dptrain.ops.elementwise import cast, equal, floating, logical_and, maximum, minimum, where
 from dptrain.ops.indexing import add_rows, gather_rows_along, normalized_indices, one_hot, take_at_axis, take_rows
 from dptrain.ops.manipulation import expand_dims, reshape
+from dptrain.ops.math.bits import bit_invert
 from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.parts import part
 from dptrain.ops.reduction import max, min, sum
-from dptrain.ops.searching import scatter, searchsorted, segment_sum, segments_of
+from dptrain.ops.sorting.searching import scatter, searchsorted, segment_sum, segments_of
 from dptrain.program.lowering import HostCall
 from dptrain.program.op import op
 from dptrain.program.shapes import Shape

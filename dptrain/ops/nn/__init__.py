@@ -2,12 +2,28 @@
 
 from typing import TYPE_CHECKING
 
-from dptrain.ops.activation import (
+from dptrain.ops.elementwise import (
+    elu,
+    leaky_relu,
+    relu,
+    silu,
+    softplus,
+)
+from dptrain.ops.indexing import (
+    multi_hot,
+    one_hot,
+)
+from dptrain.ops.linalg.norms import (
+    normalize,
+)
+from dptrain.ops.nn.activation import (
     celu,
     gelu,
+    glu,
     hard_shrink,
     hard_sigmoid,
     hard_silu,
+    hard_swish,
     hard_tanh,
     log_sigmoid,
     relu6,
@@ -18,52 +34,26 @@ from dptrain.ops.activation import (
     softsign,
     sparse_plus,
     sparse_sigmoid,
+    sparsemax,
     squareplus,
+    swish,
     tanh_shrink,
     threshold,
 )
-from dptrain.ops.attention import (
+from dptrain.ops.nn.attention import (
     dot_product_attention,
 )
-from dptrain.ops.cross_entropy import (
+from dptrain.ops.nn.cross_entropy import (
     binary_crossentropy,
     categorical_crossentropy,
     sparse_categorical_crossentropy,
 )
-from dptrain.ops.ctc import (
+from dptrain.ops.nn.ctc import (
     ctc_decode,
     ctc_loss,
 )
-from dptrain.ops.elementwise import (
-    elu,
-    leaky_relu,
-    relu,
-    silu,
-    softplus,
-)
-from dptrain.ops.functions import (
-    glu,
-    hard_swish,
-    moments,
-    sparsemax,
-    swish,
-)
-from dptrain.ops.indexing import (
-    one_hot,
-)
-from dptrain.ops.networks import (
-    batch_normalization,
-    layer_normalization,
-    multi_hot,
-    rms_normalization,
-)
-from dptrain.ops.norms import (
-    normalize,
-)
-from dptrain.ops.reduction import (
-    log_softmax,
-)
-from dptrain.ops.spatial import (
+from dptrain.ops.nn.normalization import batch_normalization, layer_normalization, moments, rms_normalization
+from dptrain.ops.nn.spatial import (
     average_pool,
     conv,
     conv_transpose,
@@ -71,7 +61,7 @@ from dptrain.ops.spatial import (
     max_pool,
     separable_conv,
 )
-from dptrain.ops.windows import (
+from dptrain.ops.nn.windows import (
     adaptive_average_pool,
     adaptive_max_pool,
     depth_to_space,
@@ -79,6 +69,9 @@ from dptrain.ops.windows import (
     psnr,
     space_to_depth,
     unfold,
+)
+from dptrain.ops.reduction import (
+    log_softmax,
 )
 from dptrain.registry.names import not_there
 

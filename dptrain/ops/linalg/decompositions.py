@@ -16,8 +16,8 @@ from dptrain.errors import ConfigError
 from dptrain.ops.arrays import tril, triu
 from dptrain.ops.common import elementwise, floating_dtype, unbroadcast
 from dptrain.ops.elementwise import where
-from dptrain.ops.linear_algebra import batch_matmul
 from dptrain.ops.manipulation import concatenate, expand_dims, reshape, transpose_to
+from dptrain.ops.products import batch_matmul
 from dptrain.program.lowering import HostCall
 from dptrain.program.op import Op, op
 from dptrain.program.shapes import Shape, broadcast

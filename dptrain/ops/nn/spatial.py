@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from dptrain.errors import ConfigError
-from dptrain.ops.convolution import Window, conv2d, conv2d_input, max_pool2d
-from dptrain.ops.depthwise import depthwise2d, taps
 from dptrain.ops.elementwise import floating, multiply
 from dptrain.ops.manipulation import concatenate, expand_dims, reshape, transpose
+from dptrain.ops.nn.convolution import Window, conv2d, conv2d_input, max_pool2d
+from dptrain.ops.nn.depthwise import depthwise2d, taps
 from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.padding import pad
 from dptrain.program.dims import greatest, is_number

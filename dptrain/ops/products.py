@@ -1,5 +1,6 @@
 """Matrix products."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from dptrain.errors import ConfigError
 from dptrain.ops.common import common_dtype, elementwise, unbroadcast
-from dptrain.ops.manipulation import expand_dims, squeeze, transpose_to
+from dptrain.ops.manipulation import expand_dims, reshape, squeeze, transpose_to
 from dptrain.program.lowering import Product
 from dptrain.program.op import op
 from dptrain.program.shapes import Shape, broadcast, differ, size
@@ -68,3 +69,11 @@ def matmul(x1: Any, x2: Any) -> Tensor:
     if a.ndim == 1:
         product = squeeze(product, -1 if b.ndim == 1 else -2)
     return product
+
+
+def along_axis(x: Tensor, axis: int, matrix: Tensor) -> Tensor:
+    """Multiply by a matrix (target, length) along an axis other than the first."""
+    target, length = matrix.shape
+    before, behind = math.prod(x.shape[1:axis], start=x.shape[0]), math.prod(x.shape[axis + 1 :])
+    product = batch_matmul(matrix, reshape(x, (before, length, behind)))
+    return reshape(product, (*x.shape[:axis], target, *x.shape[axis + 1 :]))

@@ -7,7 +7,7 @@ from dptrain.errors import ConfigError
 from dptrain.ops.arrays import mod
 from dptrain.ops.common import limits
 from dptrain.ops.elementwise import absolute, cast, clip, equal, floating, less, maximum, minimum, where
-from dptrain.ops.image_format import batched
+from dptrain.ops.image.formats import batched
 from dptrain.ops.manipulation import concatenate
 from dptrain.program.tensor import Tensor, as_tensors
 

@@ -12,7 +12,7 @@ from dptrain.errors import ConfigError
 from dptrain.ops.elementwise import cast, equal, floating, where
 from dptrain.ops.manipulation import concatenate, expand_dims, transpose, zeros_like
 from dptrain.ops.reduction import argmax, log_softmax, max, sum
-from dptrain.ops.sorting import along_last, argsort
+from dptrain.ops.sorting.sort import along_last, argsort
 from dptrain.program.lowering import HostCall
 from dptrain.program.op import op
 from dptrain.program.tensor import Array, Tensor, as_tensors

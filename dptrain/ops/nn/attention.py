@@ -10,9 +10,9 @@ from dptrain.errors import ConfigError
 from dptrain.ops.arrays import repeat
 from dptrain.ops.common import common_dtype, limits
 from dptrain.ops.elementwise import cast, floating, tanh, where
-from dptrain.ops.linear_algebra import batch_matmul
 from dptrain.ops.manipulation import reshape, transpose, transpose_to
 from dptrain.ops.open_shapes import for_open_shapes
+from dptrain.ops.products import batch_matmul
 from dptrain.ops.reduction import softmax
 from dptrain.ops.reduction import sum as sum_over
 from dptrain.program.gradient import gradients

@@ -13,8 +13,8 @@ from dptrain.ops.arrays import moveaxis
 from dptrain.ops.elementwise import cast, clip, log, logical_and, logical_not, softplus, where
 from dptrain.ops.indexing import one_hot, take_along_last
 from dptrain.ops.manipulation import squeeze
+from dptrain.ops.math.rounding import isnan
 from dptrain.ops.reduction import log_softmax, max, sum
-from dptrain.ops.rounding import isnan
 from dptrain.program.shapes import is_one, normalized_axes, without_rows
 from dptrain.program.tensor import Tensor, as_tensors
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from dptrain.errors import ConfigError
-from dptrain.ops.decompositions import singular_values
 from dptrain.ops.elementwise import (
     absolute,
     cast,
@@ -18,6 +17,7 @@ from dptrain.ops.elementwise import (
     sqrt,
     square,
 )
+from dptrain.ops.linalg.decompositions import singular_values
 from dptrain.ops.manipulation import reshape, transpose
 from dptrain.ops.reduction import max, min, sum
 from dptrain.program.shapes import normalized_axes

@@ -1,11 +1,13 @@
-"""Keras' `keras.ops.linalg`: functions of matrices, the last two axes, by LAPACK on the host."""
+"""Decompositions, inverses and solutions of matrices, the last two axes; their ops are in `decompositions`."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dptrain.errors import ConfigError
-from dptrain.ops.decompositions import (
+from dptrain.ops.elementwise import cast, floating, in_float32
+from dptrain.ops.indexing import gather_rows_along
+from dptrain.ops.linalg.decompositions import (
     cholesky_factor,
     determinant,
     eigen_packed,
@@ -25,33 +27,10 @@ from dptrain.ops.decompositions import (
     triangular_solution,
     unpack,
 )
-from dptrain.ops.derivatives import jvp
-from dptrain.ops.elementwise import cast, floating, in_float32
-from dptrain.ops.indexing import gather_rows_along
-from dptrain.ops.linear_algebra import batch_matmul
 from dptrain.ops.manipulation import expand_dims, squeeze
-from dptrain.ops.norms import norm
 from dptrain.ops.open_shapes import for_open_shapes
+from dptrain.ops.products import batch_matmul
 from dptrain.program.tensor import Tensor, as_tensors
-from dptrain.registry.names import not_there
-
-__all__ = [
-    "cholesky",
-    "cholesky_inverse",
-    "det",
-    "eigh",
-    "inv",
-    "jvp",
-    "lstsq",
-    "lu_factor",
-    "matrix_rank",
-    "norm",
-    "pinv",
-    "qr",
-    "solve",
-    "solve_triangular",
-    "svd",
-]
 
 
 def cholesky(x: Any, upper: bool = False) -> Tensor:
@@ -197,7 +176,3 @@ def _matrices(x: Any) -> Tensor:
     """Return floating-point matrices; gather all ranks' rows where these are rows or columns of one matrix."""
     tensor = floating(x)
     return gather_rows_along(tensor, range(tensor.ndim)[-2:])
-
-
-if not TYPE_CHECKING:  # type checkers would accept any name
-    __getattr__ = not_there("ops.linalg", __all__)

@@ -9,15 +9,15 @@ import numpy as np
 from dptrain.errors import ConfigError
 from dptrain.ops.arrays import tile
 from dptrain.ops.elementwise import absolute, cast, exp, floating, less, square
-from dptrain.ops.image_format import batched, exact_dtype, to_dtype
+from dptrain.ops.image.formats import batched, exact_dtype, to_dtype
 from dptrain.ops.indexing import take
-from dptrain.ops.linear_algebra import batch_matmul
 from dptrain.ops.manipulation import expand_dims, reshape, squeeze, transpose
+from dptrain.ops.nn.spatial import channels_first, channels_last, depthwise_conv
 from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.padding import pad
+from dptrain.ops.products import along_axis
 from dptrain.ops.reduction import mean
 from dptrain.ops.reduction import sum as sum_over
-from dptrain.ops.spatial import channels_first, channels_last, depthwise_conv
 from dptrain.program.tensor import Tensor, as_tensors
 from dptrain.runtime.image_format import checked_format
 
@@ -77,14 +77,6 @@ def blurred(x: Tensor, axis: int, sigma: Tensor) -> Tensor:
 
     matrix = weights(distances) / sum_over(weights(around))
     return along_axis(x, axis, matrix)
-
-
-def along_axis(x: Tensor, axis: int, matrix: Tensor) -> Tensor:
-    """Multiply by a matrix (target, length) along an axis other than the first."""
-    target, length = matrix.shape
-    before, behind = math.prod(x.shape[1:axis], start=x.shape[0]), math.prod(x.shape[axis + 1 :])
-    product = batch_matmul(matrix, reshape(x, (before, length, behind)))
-    return reshape(product, (*x.shape[:axis], target, *x.shape[axis + 1 :]))
 
 
 @for_open_shapes

@@ -8,7 +8,7 @@ import numpy as np
 from dptrain.errors import ConfigError
 from dptrain.ops.elementwise import cast
 from dptrain.ops.manipulation import expand_dims, squeeze
-from dptrain.ops.spatial import channels_first, channels_last
+from dptrain.ops.nn.spatial import channels_first, channels_last
 from dptrain.program.tensor import Tensor, Variable, as_tensors, constant
 from dptrain.runtime.image_format import checked_format
 

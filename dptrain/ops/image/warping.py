@@ -25,12 +25,12 @@ from dptrain.ops.elementwise import (
     multiply,
     where,
 )
-from dptrain.ops.image_filters import blurred
-from dptrain.ops.image_format import batched, check_choice, exact_dtype, to_dtype
+from dptrain.ops.image.filters import blurred
+from dptrain.ops.image.formats import batched, check_choice, exact_dtype, to_dtype
 from dptrain.ops.indexing import take, take_each
 from dptrain.ops.manipulation import expand_dims, reshape, stack, zeros
+from dptrain.ops.math.rounding import floor, rint
 from dptrain.ops.open_shapes import for_open_shapes
-from dptrain.ops.rounding import floor, rint
 from dptrain.program.tensor import Tensor, as_tensors
 
 INTERPOLATIONS = ("nearest", "bilinear")

@@ -10,13 +10,13 @@ import numpy.typing as npt
 from dptrain.errors import ConfigError
 from dptrain.ops.arrays import log10
 from dptrain.ops.elementwise import cast, floating, square
-from dptrain.ops.image_filters import along_axis
 from dptrain.ops.indexing import take
 from dptrain.ops.manipulation import reshape, transpose
+from dptrain.ops.nn.spatial import channels_first, channels_last
 from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.padding import pad
+from dptrain.ops.products import along_axis
 from dptrain.ops.reduction import max, mean
-from dptrain.ops.spatial import channels_first, channels_last
 from dptrain.program.shapes import differ
 from dptrain.program.tensor import Tensor, as_tensors
 from dptrain.runtime.image_format import checked_format

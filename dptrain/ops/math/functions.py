@@ -4,17 +4,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy.typing as npt
-
-from dptrain.ops.activation import hard_silu, sigmoid
-from dptrain.ops.arrays import all, count_nonzero, cumprod, isclose, logaddexp, mod, moveaxis, prod, split
-from dptrain.ops.common import limits
-from dptrain.ops.cumulative import cumsum
+from dptrain.ops.arrays import all, isclose, logaddexp, mod, moveaxis
 from dptrain.ops.elementwise import (
     absolute,
     all_floating,
     cast,
-    clip,
     divide,
     elu,
     equal,
@@ -23,29 +17,23 @@ from dptrain.ops.elementwise import (
     less,
     log,
     log1p,
-    logical_not,
     maximum,
     minimum,
     multiply,
     power,
     sign,
-    silu,
     sin,
     sqrt,
     square,
     where,
 )
-from dptrain.ops.manipulation import expand_dims, reshape
-from dptrain.ops.open_shapes import for_open_shapes
-from dptrain.ops.reduction import argmax, max, mean, min, sum
-from dptrain.ops.rounding import ceil, floor, isinf, isnan
+from dptrain.ops.math.rounding import ceil, floor, isinf, isnan
+from dptrain.ops.reduction import max, min, sum
 from dptrain.program.tensor import Tensor, as_tensors
-from dptrain.program.types import FLOATX, is_half
 
 Axis = int | Sequence[int] | None
 
 true_divide = divide
-swish, hard_swish = silu, hard_silu
 
 
 # Of single elements
@@ -184,12 +172,6 @@ def allclose(x1: Any, x2: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan
     return all(isclose(x1, x2, rtol, atol, equal_nan))
 
 
-def glu(x: Any, axis: int = -1) -> Tensor:
-    """Return the first half of x along an axis times the sigmoid of the second (Dauphin et al., ICML 2017)."""
-    first, second = split(x, 2, axis)
-    return multiply(first, sigmoid(second))
-
-
 # Over axes
 
 
@@ -208,98 +190,6 @@ def ptp(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     return max(x, axis, keepdims) - min(x, axis, keepdims)
 
 
-def moments(
-    x: Any, axes: int | Sequence[int], keepdims: bool = False, synchronized: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Return mean and variance over axes; over the batch's rows always those of all ranks.
-
-    Half precision is computed in float32 and clamped to the type's greatest number.
-    """
-    tensor = floating(x)
-    wide = cast(tensor, FLOATX) if is_half(tensor.dtype) else tensor
-    center = mean(wide, axes, keepdims=True)
-    statistics = mean(wide, axes, keepdims), mean(square(wide - center), axes, keepdims)
-    if wide is tensor:
-        return statistics
-    greatest = float(limits(tensor.dtype).max)
-    return cast(clip(statistics[0], -greatest, greatest), tensor.dtype), cast(
-        clip(statistics[1], 0, greatest), tensor.dtype
-    )
-
-
-def _without_nan(x: Any, instead: float) -> Tensor:
-    (tensor,) = as_tensors([x])
-    return where(isnan(tensor), instead, tensor) if tensor.dtype.kind in "fV" else tensor
-
-
-def nansum(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the sum over axes, ignoring NaN."""
-    return sum(_without_nan(x, 0), axis, keepdims)
-
-
-@for_open_shapes
-def nanprod(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the product over axes, ignoring NaN."""
-    return prod(_without_nan(x, 1), axis, keepdims)
-
-
-def nanmean(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the mean over axes, ignoring NaN; NaN of nothing."""
-    tensor = floating(x)
-    valid = cast(logical_not(isnan(tensor)), tensor.dtype)
-    return nansum(tensor, axis, keepdims) / sum(valid, axis, keepdims)
-
-
-def nanvar(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the variance over axes, ignoring NaN; NaN of nothing."""
-    tensor = floating(x)
-    return nanmean(square(tensor - nanmean(tensor, axis, keepdims=True)), axis, keepdims)
-
-
-def nanstd(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the square root of `nanvar`."""
-    return sqrt(nanvar(x, axis, keepdims))
-
-
-def nanmax(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the greatest element over axes, ignoring NaN; NaN where all are."""
-    tensor = floating(x)
-    valid_count = count_nonzero(logical_not(isnan(tensor)), axis)
-    greatest = max(_without_nan(tensor, -math.inf), axis, keepdims)
-    if keepdims:
-        valid_count = reshape(valid_count, greatest.shape)
-    return where(equal(valid_count, 0), math.nan, greatest)
-
-
-def nanmin(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the least element over axes, ignoring NaN; NaN where all are."""
-    return -nanmax(-floating(x), axis, keepdims)
-
-
-def nanargmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
-    """Return the index of the greatest element along an axis, ignoring NaN; -1 where all are."""
-    tensor = floating(x)
-    valid_count = sum(logical_not(isnan(tensor)), axis, keepdims)
-    return where(equal(valid_count, 0), -1, argmax(_without_nan(tensor, -math.inf), axis, keepdims))
-
-
-def nanargmin(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
-    """Return the index of the least element along an axis, ignoring NaN; -1 where all are."""
-    return nanargmax(-floating(x), axis, keepdims)
-
-
-@for_open_shapes
-def nancumsum(x: Any, axis: int | None = None, dtype: npt.DTypeLike | None = None) -> Tensor:
-    """Return cumulative sums along an axis, NaN as 0."""
-    return cumsum(_without_nan(x, 0), axis, dtype)
-
-
-@for_open_shapes
-def nancumprod(x: Any, axis: int | None = None, dtype: npt.DTypeLike | None = None) -> Tensor:
-    """Return cumulative products along an axis, NaN as 1."""
-    return cumprod(_without_nan(x, 1), axis, dtype)
-
-
 def trapezoid(y: Any, x: Any = None, dx: float = 1.0, axis: int = -1) -> Tensor:
     """Return the integral over an axis by the trapezoidal rule, between points x or with spacing dx."""
     tensor = moveaxis(floating(y), axis, -1)
@@ -308,20 +198,3 @@ def trapezoid(y: Any, x: Any = None, dx: float = 1.0, axis: int = -1) -> Tensor:
         along = width if width.ndim == 1 else moveaxis(width, axis, -1)
         width = along[..., 1:] - along[..., :-1]
     return sum((tensor[..., 1:] + tensor[..., :-1]) * width, -1) / 2
-
-
-def sparsemax(x: Any, axis: int = -1) -> Tensor:
-    """Return the nearest point of the simplex: non-negative numbers with sum 1 along the axis, most of them 0.
-
-    An element is above the threshold where 1 + k x exceeds the sum of the k elements that are at least x. All pairs are
-    compared: quadratic in the axis' length, but without sorting.
-
-    Source: A. Martins and R. Astudillo, "From softmax to sparsemax", ICML 2016.
-    """
-    tensor = moveaxis(floating(x), axis, -1)
-    mine, theirs = expand_dims(tensor, -1), expand_dims(tensor, -2)
-    above = theirs >= mine
-    support = 1 + sum(cast(above, tensor.dtype), -1) * tensor > sum(where(above, theirs, 0), -1)
-    number = sum(cast(support, tensor.dtype), -1, keepdims=True)
-    threshold = (sum(where(support, tensor, 0), -1, keepdims=True) - 1) / number
-    return moveaxis(maximum(tensor - threshold, 0), -1, axis)

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.ops.activation import erf, erf_complement
 from dptrain.ops.common import broadcast_shape, elementwise, floating_dtype
 from dptrain.ops.elementwise import exp, floating, square, where
 from dptrain.ops.manipulation import zeros_like
+from dptrain.ops.nn.activation import erf, erf_complement
 from dptrain.program.lowering import Element, HostCall
 from dptrain.program.op import op
 from dptrain.program.tensor import Array, Tensor, as_tensors

@@ -5,8 +5,8 @@ from itertools import product
 from typing import Any
 
 from dptrain.ops.common import common_dtype
-from dptrain.ops.convolution import Pair, Window, conv2d_as_onnx, conv2d_input_as_onnx
 from dptrain.ops.manipulation import concatenate, reshape
+from dptrain.ops.nn.convolution import Pair, Window, conv2d_as_onnx, conv2d_input_as_onnx
 from dptrain.ops.padding import pad
 from dptrain.ops.reduction import sum as sum_over
 from dptrain.program.dims import Dim, greatest

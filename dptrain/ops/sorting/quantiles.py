@@ -10,10 +10,10 @@ from dptrain.ops.arrays import ravel
 from dptrain.ops.elementwise import cast, floating, logical_and, logical_not, logical_or, where
 from dptrain.ops.indexing import gather_rows_along
 from dptrain.ops.manipulation import reshape, squeeze, stack, transpose
+from dptrain.ops.math.rounding import floor, isnan
 from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.reduction import sum
-from dptrain.ops.rounding import floor, isnan
-from dptrain.ops.sorting import along_last, sort_last
+from dptrain.ops.sorting.sort import along_last, sort_last
 from dptrain.program.shapes import normalized_axes
 from dptrain.program.tensor import Array, Operand, Tensor, as_tensors
 

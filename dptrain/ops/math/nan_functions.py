@@ -1,0 +1,99 @@
+"""Sums, means, extremes and cumulative sums that ignore NaN."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy.typing as npt
+
+from dptrain.ops.arrays import count_nonzero, cumprod, prod
+from dptrain.ops.elementwise import (
+    cast,
+    equal,
+    floating,
+    logical_not,
+    sqrt,
+    square,
+    where,
+)
+from dptrain.ops.manipulation import reshape
+from dptrain.ops.math.cumulative import cumsum
+from dptrain.ops.math.rounding import isnan
+from dptrain.ops.open_shapes import for_open_shapes
+from dptrain.ops.reduction import argmax, max, sum
+from dptrain.program.tensor import Tensor, as_tensors
+
+Axis = int | Sequence[int] | None
+
+
+def _without_nan(x: Any, instead: float) -> Tensor:
+    (tensor,) = as_tensors([x])
+    return where(isnan(tensor), instead, tensor) if tensor.dtype.kind in "fV" else tensor
+
+
+def nansum(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return the sum over axes, ignoring NaN."""
+    return sum(_without_nan(x, 0), axis, keepdims)
+
+
+@for_open_shapes
+def nanprod(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return the product over axes, ignoring NaN."""
+    return prod(_without_nan(x, 1), axis, keepdims)
+
+
+def nanmean(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return the mean over axes, ignoring NaN; NaN of nothing."""
+    tensor = floating(x)
+    valid = cast(logical_not(isnan(tensor)), tensor.dtype)
+    return nansum(tensor, axis, keepdims) / sum(valid, axis, keepdims)
+
+
+def nanvar(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return the variance over axes, ignoring NaN; NaN of nothing."""
+    tensor = floating(x)
+    return nanmean(square(tensor - nanmean(tensor, axis, keepdims=True)), axis, keepdims)
+
+
+def nanstd(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return the square root of `nanvar`."""
+    return sqrt(nanvar(x, axis, keepdims))
+
+
+def nanmax(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return the greatest element over axes, ignoring NaN; NaN where all are."""
+    tensor = floating(x)
+    valid_count = count_nonzero(logical_not(isnan(tensor)), axis)
+    greatest = max(_without_nan(tensor, -math.inf), axis, keepdims)
+    if keepdims:
+        valid_count = reshape(valid_count, greatest.shape)
+    return where(equal(valid_count, 0), math.nan, greatest)
+
+
+def nanmin(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return the least element over axes, ignoring NaN; NaN where all are."""
+    return -nanmax(-floating(x), axis, keepdims)
+
+
+def nanargmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    """Return the index of the greatest element along an axis, ignoring NaN; -1 where all are."""
+    tensor = floating(x)
+    valid_count = sum(logical_not(isnan(tensor)), axis, keepdims)
+    return where(equal(valid_count, 0), -1, argmax(_without_nan(tensor, -math.inf), axis, keepdims))
+
+
+def nanargmin(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    """Return the index of the least element along an axis, ignoring NaN; -1 where all are."""
+    return nanargmax(-floating(x), axis, keepdims)
+
+
+@for_open_shapes
+def nancumsum(x: Any, axis: int | None = None, dtype: npt.DTypeLike | None = None) -> Tensor:
+    """Return cumulative sums along an axis, NaN as 0."""
+    return cumsum(_without_nan(x, 0), axis, dtype)
+
+
+@for_open_shapes
+def nancumprod(x: Any, axis: int | None = None, dtype: npt.DTypeLike | None = None) -> Tensor:
+    """Return cumulative products along an axis, NaN as 1."""
+    return cumprod(_without_nan(x, 1), axis, dtype)

@@ -1,0 +1,1 @@
+"""Sorting, searching, counting; what follows from sorted vectors."""
