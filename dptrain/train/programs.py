@@ -187,7 +187,7 @@ class Programs:
     def _of_rank(self, program: Program, totals: Collection[Variable], sent: Mapping[str, Any]) -> PlacedProgram:
         layouts = {} if self.sharding is None else self.sharding.layouts(program.state)
         slots = self.sharding.slots() if self.sharding is not None and layouts else {}
-        placed = place(program, totals, layouts=layouts, slots=slots, **sent)
+        placed = place(program, totals, layouts=layouts, slots=slots, alone=self.comm.size == 1, **sent)
         if self.sharding is None or not layouts:
             return placed
         return localized(placed, self.sharding.place, self.sharding.parts(layouts))

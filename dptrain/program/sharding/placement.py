@@ -35,7 +35,7 @@ from typing import Any
 
 from dptrain.comm.mesh import BATCH
 from dptrain.errors import ConfigError
-from dptrain.program.body import body_of, closed, has_body
+from dptrain.program.body import Body, body_of, closed, has_body
 from dptrain.program.dims import Dim
 from dptrain.program.gradient import topological
 from dptrain.program.lowering import Element, Insert, Join, Scatter
@@ -92,6 +92,7 @@ def place(
     comm_dtype: str | None = None,
     layouts: Mapping[Variable, Axes] | None = None,
     slots: Mapping[Variable, Collection[Variable]] | None = None,
+    alone: bool = False,
 ) -> PlacedProgram:
     """Return the program of one rank.
 
@@ -106,6 +107,7 @@ def place(
             replicated. Executors take such a program as `local.localized` returns it.
         slots: of trained variables: if these, or the variable, are sharded over `BATCH`, its gradient is
             reduce-scattered as soon as it is computed, and an optimizer works on a rank's part.
+        alone: there are no other ranks, for whose sums branches would be unrolled.
 
     Raises:
         ConfigError: an op needs the rows of all ranks at once, or a layout does not fit its variable.
@@ -114,7 +116,7 @@ def place(
     placements = {variable: placement for variable, placement in placements.items() if not placement.is_replicated}
     while True:
         try:
-            placed = _placed(program, set(summed), bucket_bytes, comm_dtype, placements, slots or {})
+            placed = _placed(program, set(summed), bucket_bytes, comm_dtype, placements, slots or {}, alone)
             return placed if placements else scheduled(placed)
         except _MeetsInLoopError as meets:
             program = unrolled(program, meets.node.__eq__)
@@ -127,13 +129,14 @@ def _placed(
     comm_dtype: str | None,
     layouts: Mapping[Variable, Placement],
     slots: Mapping[Variable, Collection[Variable]],
+    alone: bool,
 ) -> PlacedProgram:
     """See `place`; raises a _MeetsInLoopError where a loop would communicate in every step."""
     rounded = _alone_for_weights(program) if comm_dtype is not None else set()
     for_gradients = _for_gradients(program)
     scattered = _gradient_layouts(program, layouts, slots)
     while True:
-        placing = _Placer(chosen, layouts, rounded, comm_dtype, for_gradients)
+        placing = _Placer(chosen, layouts, rounded, comm_dtype, for_gradients, alone)
         for tensor in program.tensors:
             placing.add(tensor)
             if tensor in scattered:
@@ -228,7 +231,9 @@ class _Placer:
         rounded: Collection[Tensor],
         comm_dtype: str | None,
         for_gradients: Collection[Tensor],
+        alone: bool,
     ) -> None:
+        self._alone = alone
         self._summed, self._layouts, self._for_gradients = summed, layouts, for_gradients
         self._rounded, self._comm_dtype = rounded, comm_dtype
         self._travels_rounded: set[Tensor] = set()
@@ -631,18 +636,29 @@ class _Placer:
         results = ([part.tensor for part in following], [part.tensor for part in stacked])
         guard = parts[ends].tensor if body.guarded else None
         placed, captured, new = closed(body.carries, body.slices, *results, captured_tensors, body.sums, guard)
-        if any(tensor.op in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER) for tensor in topological(placed.results)):
-            raise _MeetsInLoopError(node)
         for old, tensor in new.items():
             self.placements.setdefault(tensor, inner.placements[old])
             self._kept.append(tensor)
         for inner_tensor, outside in zip(placed.captures, captured, strict=True):
             self._note(inner_tensor, self.placements[outside])
+        if self._alone and body.guarded:
+            placed = self._without_sums(placed)
+        if any(tensor.op in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER) for tensor in topological(placed.results)):
+            raise _MeetsInLoopError(node)
         inputs = [*(part.tensor for part in parts[:ends]), *captured]
         placed = replace(placed, counted=body.counted)
         values = node.op.values_of(inputs, {**node.attributes, "body": placed})
         of_stacked = [replace(part.placement, axes=(None, *part.placement.axes)) for part in stacked]
         return [self._note(value, placement) for value, placement in zip(values, [*carried, *of_stacked], strict=True)]
+
+    def _without_sums(self, branch: Body) -> Body:
+        new: dict[Tensor, Tensor] = {}
+        for tensor in topological(branch.results):
+            inputs = [new[operand] for operand in tensor.inputs]
+            new[tensor] = inputs[0] if tensor.op is ALL_REDUCE else tensor.with_inputs(inputs)
+            if new[tensor] not in self.placements:
+                self._note(new[tensor], self.placements[tensor])
+        return replace(branch, stacked=tuple(new[tensor] for tensor in branch.stacked))
 
     def _fixed_point(
         self, node: Node, begins: Sequence[Placement | None], other_placements: Sequence[Placement]
@@ -650,7 +666,7 @@ class _Placer:
         """Return the placed body, its next carries, and the carries' placements."""
         body, assumed = body_of(node), list(begins)
         for _ in range(_ROUNDS):
-            inner = _Placer((), self._layouts, (), None, ())
+            inner = _Placer((), self._layouts, (), None, (), self._alone)
             for tensor, placement in zip(body.placeholders, [*assumed, *other_placements], strict=True):
                 inner.parts[tensor] = inner._note(tensor, placement or Placement((None,) * tensor.ndim))
                 if placement is None:

@@ -1,4 +1,4 @@
-"""Trains recurrent models and attention, of masked sequences or with states that batches leave to others.
+"""Trains recurrent models, attention and branches, of masked sequences or with states that batches leave to others.
 
 Arguments: out.npz CASE FOLDER. "attention" may have an ending: "attention sharded" has its weights and slots in parts,
 "attention by heads" has a LayoutMap that divides heads and units among all ranks; so may "labelled". "stopped" ends in
@@ -10,7 +10,7 @@ import sys
 import numpy as np
 
 import dptrain as dp
-from dptrain import distribution, layers
+from dptrain import distribution, layers, ops
 from dptrain.callbacks import BackupAndRestore, Callback
 from dptrain.comm import current
 
@@ -71,6 +71,30 @@ def stateful():
     return model, rng.normal(size=(30, 3, 2)), rng.normal(size=(30, 1)), "mse", ["mae"]
 
 
+class Depth(L.Layer):
+    """A block, with statistics of all rows, that some steps leave out, and others for their values."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.norm = L.Dense(4, "tanh"), L.BatchNormalization()
+        self.count = self.add_weight((), "zeros", trainable=False, name="count")
+
+    def call(self, x, training=False):
+        self.count.assign_add(1.0)
+        x = ops.cond(self.count % 3 < 2, lambda: x + self.norm(self.inner(x), training=training), lambda: x)
+        return ops.cond(
+            ops.mean(x) > 0, lambda: ops.scan(lambda c, b: (ops.tanh(c + b), None), x, ops.stack([x, -x]))[0], lambda: x
+        )
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+def branches():
+    model = dp.Sequential([dp.Input((3,)), L.Dense(4), Depth(), L.Dense(1)], seed=1)
+    return model, rng.normal(size=(23, 3)), rng.normal(size=(23, 1)), "mse", ["mae"]
+
+
 class Stops(Callback):
     """Ends the training with an error in the middle of the second epoch."""
 
@@ -83,7 +107,7 @@ class Stops(Callback):
 case, _, form = case.partition(" ")
 if form == "by heads":
     distribution.set_distribution(by_heads())
-model, x, y, loss, metrics = {"labelled": labelled, "attention": attention}.get(case, stateful)()
+model, x, y, loss, metrics = {"labelled": labelled, "attention": attention, "branches": branches}.get(case, stateful)()
 in_order = case in ("stateful", "stopped", "resumed")
 
 

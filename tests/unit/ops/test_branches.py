@@ -1,14 +1,19 @@
 """Branches of traced steps: which is executed, and its gradients."""
 
+import warnings
+
 import numpy as np
 import pytest
 
-from dptrain import ops
+import dptrain as dp
+from dptrain import layers, ops
+from dptrain.program.body import has_body
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
 from dptrain.program.gradient import gradients
 from dptrain.program.program import trace
 from dptrain.program.sharding.mesh import BATCH
+from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Variable
 from tests.programs.check import by_numpy, compiled
 from tests.unit.program.virtual_mesh import VirtualMesh, assert_same_on_mesh
@@ -151,13 +156,13 @@ def test_a_gradient_is_that_of_central_differences():
         outputs = evaluate(program, {"x": x, "w": w})[0]
         for name, of, point in [("dw", "loss", "w"), ("second", "norm", "x")]:
             values = {"x": x, "w": w}
-            for place in np.ndindex(values[point].shape):
+            for element in np.ndindex(values[point].shape):
                 ends = []
                 for shift in (1e-6, -1e-6):
                     moved = values[point].copy()
-                    moved[place] += shift
+                    moved[element] += shift
                     ends.append(evaluate(program, values | {point: moved})[0][of])
-                np.testing.assert_allclose(outputs[name][place], (ends[0] - ends[1]) / 2e-6, rtol=1e-5, atol=1e-7)
+                np.testing.assert_allclose(outputs[name][element], (ends[0] - ends[1]) / 2e-6, rtol=1e-5, atol=1e-7)
 
 
 def test_what_nobody_reads_of_a_branch_is_left_out():
@@ -207,3 +212,67 @@ def test_gradients_of_backward_within_a_branch():
     for x in (X, -X):
         program = trace(step, {"x": ((3,), np.float32)})
         np.testing.assert_allclose(evaluate(program, {"x": x})[0]["grad"], 2 * w.numpy() + (x if x[0] > 0 else 0))
+
+
+class Depth(layers.Layer):
+    """A block that is left out of two steps of three."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.norm, self.drop = layers.Dense(8, "relu"), layers.BatchNormalization(), layers.Dropout(0.3)
+        self.count = self.add_weight((), "zeros", trainable=False, name="count")
+
+    def call(self, x, training=False):
+        self.count.assign_add(1.0)
+
+        def block():
+            return x + self.drop(self.norm(self.inner(x), training=training), training=training)
+
+        return ops.cond(self.count % 3 > 1, block, lambda: x)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+@pytest.mark.parametrize("jit_compile", [True, False])
+def test_a_layer_left_out_of_some_steps(jit_compile):
+    """Its moving statistics and draws are those of its own steps, as in eager ones; one rank takes one branch."""
+
+    def trained(**options):
+        dp.utils.set_random_seed(1)
+        model = dp.Sequential([dp.Input((8,)), layers.Dense(8), Depth(), layers.Dense(1)])
+        model.compile(dp.optimizers.SGD(0.01), "mse", device="cpu", **options)
+        x = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
+        losses = model.fit(x, x.sum(1, keepdims=True), batch_size=16, epochs=2, verbose=0).history["loss"]
+        return losses, [variable.numpy() for variable in model.variables]
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Gradients do not exist")  # of eager steps without the block
+        eager = trained(run_eagerly=True)
+    traced = trained(jit_compile=jit_compile)
+    for value, right in zip([*traced[0], *traced[1]], [*eager[0], *eager[1]], strict=True):
+        np.testing.assert_allclose(value, right, rtol=1e-4, atol=1e-5)
+
+
+def test_branches_with_sums_over_ranks_are_unrolled_where_there_are_ranks():
+    """Here the gradient of a weight within a branch."""
+    w = Variable(np.random.default_rng(2).normal(size=(4, 6)), "w")
+
+    def step(x):
+        def trains():
+            (grad,) = gradients(ops.mean(ops.square(x @ w)), [w.value])
+            w.assign_sub(0.1 * grad)
+            return ops.tanh(ops.sum(grad))
+
+        return {"y": ops.cond(ops.sum(x) > 0, trains, lambda: ops.sum(w))}
+
+    program = trace(step, {"x": ((Dim.rows(5), 4), np.float64)})
+    alone = place(program, alone=True)
+    branches = [{tensor.node for tensor in placed.tensors if has_body(tensor)} for placed in (place(program), alone)]
+    assert list(map(len, branches)) == [1, 2]
+    for sign in (1, -1):
+        x = sign * np.random.default_rng(0).uniform(size=(5, 4))
+        (right, changed), (value, updated) = evaluate(program, {"x": x}), evaluate(alone, {"x": x})
+        np.testing.assert_allclose(value["y"], right["y"])
+        np.testing.assert_allclose(updated[w], changed[w])
+        assert_same_on_mesh(program, {"x": x}, {}, VirtualMesh([3, 2]))
