@@ -45,7 +45,7 @@ def make_resnet(classes, depth=1, width=16):
 def main() -> None:
     """Train, and print what it comes to after each epoch."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pictures", metavar="DIR", help="a folder with a folder of pictures a class")
+    parser.add_argument("--pictures", metavar="DIR", help="a folder with one folder of pictures per class")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--dtype", default="float32", help="float32, or float64 on the CPU")
     parser.add_argument("--epochs", type=int, default=4)

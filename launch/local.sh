@@ -3,7 +3,7 @@
 #   RANKS=4        how many ranks; default: one for each GPU, else 2
 #   PYTHON=python  the interpreter whose environment holds dptrain
 #   MPIRUN=mpirun  the launcher; default: the one beside PYTHON, else the first on PATH
-# SIGTERM and SIGUSR1 before the ranks are there end it with exit code 75: nothing was begun.
+# SIGTERM and SIGUSR1 before the ranks are there end it with exit code 75: nothing was trained.
 set -euo pipefail
 trap 'exit 75' TERM USR1
 PYTHON=${PYTHON:-python}

@@ -23,7 +23,7 @@ def monitored(config: Config, model: Model | None = None) -> tuple[str, str]:
     """Return the monitored log key and "min", "max" or "auto"; without a model only the words are checked."""
     name, colon, mode = config.train.monitor.partition(":")
     if colon and mode not in ("min", "max"):
-        raise ConfigError(f"train.monitor = {config.train.monitor!r}: expected such as {name}:max or {name}:min")
+        raise ConfigError(f"train.monitor = {config.train.monitor!r}: expected {name}:max or {name}:min")
     if model is not None and not model._has_custom_steps:
         metrics = model._metrics_by_key
         keys = [f"{prefix}{key}" for prefix in ("val_", "") for key in metrics]
@@ -133,4 +133,4 @@ def final_metrics(history: Mapping[str, list[float]], epochs: list[int], stoppin
 def say_why_unsaved(model: Model) -> None:
     """Print why the run will hold no `.keras` file, if so."""
     if why := why_not_saved(model):
-        terminal.say(f"no model.keras will be kept, model.safetensors alone: {why}")
+        terminal.say(f"model.keras will not be written, only model.safetensors: {why}")

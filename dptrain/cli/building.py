@@ -72,7 +72,9 @@ def splits_of(config: Config, data: LoadedData) -> Splits:
     if fraction and fold is not None:
         raise ConfigError(f"train.validation_split = {fraction} and train.fold = {fold}: set one of them")
     if config.data.sharding == "static":
-        raise ConfigError("--validation-split and --fold need --sharding global: static shards are a rank's own rows")
+        raise ConfigError(
+            "--validation-split and --fold need --sharding global: with static sharding each rank has only its own rows"
+        )
     x, y = data.train.x, data.train.y
     if fold is None:
         rows, held_out = split_rows(y, fraction)
@@ -170,7 +172,10 @@ def standardize(model: Model, data: LoadedData, rows: npt.NDArray[np.int64] | No
         if not layer.follows_data:
             continue
         if data.train.total is not None:
-            raise ConfigError("--sharding static: numbers are standardized over all rows, not a rank's; leave it out")
+            raise ConfigError(
+                "--sharding static: not supported for tables, whose numbers are standardized over all rows; leave it "
+                "out"
+            )
         mean, variance = moments(y if layer.invert else x[:, : len(is_number)], rows)
         if not layer.invert:
             mean, variance = np.where(is_number, mean, 0), np.where(is_number, variance, 1)

@@ -81,28 +81,32 @@ def load_configured(
 
 def _refuse_others(data: DataConfig, are_pictures: bool, are_texts: bool) -> None:
     if data.sharding == "static" and (is_table(data.name) or are_pictures or are_texts):
-        raise ConfigError("--sharding static: tables and pictures are kept once per node; leave it out")
+        raise ConfigError(
+            "--sharding static: not supported for tables and pictures, which are kept once per node; leave it out"
+        )
     is_npy = data.name.endswith(".npy")
     if is_npy and (data.target is None or not data.target.endswith(".npy")):
         raise ConfigError(f"--data {data.name}: --target FILE.npy names the file of the targets")
     if is_npy and data.sharding == "static":
-        raise ConfigError("--sharding static: an .npy file is mapped and takes no memory; leave it out")
+        raise ConfigError(
+            "--sharding static: not supported for .npy files, which are mapped and take no memory; leave it out"
+        )
     for field, flag in _OF_TABLES.items():
         if getattr(data, field) and not is_table(data.name) and not (is_npy and field == "target"):
-            raise ConfigError(f"{flag}: {data.name} is no table (.csv, .tsv, .parquet)")
+            raise ConfigError(f"{flag}: {data.name} is not a table (.csv, .tsv, .parquet)")
     for flag, is_set in (("--image-size", data.image_size is not None), ("--follow-links", data.follow_links)):
         if is_set and not are_pictures:
             if data.name not in CATALOG:
                 _require_folder(data.name.removeprefix(PICTURES))
-            raise ConfigError(f"{flag}: {data.name} is no folder with a folder of pictures a class")
+            raise ConfigError(f"{flag}: {data.name} is not a folder with one folder of pictures per class")
 
 
 def _require_folder(path: str) -> None:
     if not Path(path).expanduser().exists():
-        raise DataError(f"data: {path} not found; expected a folder with a folder of pictures a class")
+        raise DataError(f"data: {path} not found; expected a folder with one folder of pictures per class")
 
 
 def _require_pictures(path: str, are_pictures: bool) -> None:
     if not are_pictures:
         _require_folder(path)
-        raise DataError(f"{path}: no folder with a folder of pictures a class")
+        raise DataError(f"{path}: not a folder with one folder of pictures per class")

@@ -125,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = 0
     why = lost_output()
     if why is not None and not code:  # all else is done and saved
-        failure.report(OutputError(f"standard output: {why}; its output is lost"))
+        failure.report(OutputError(f"standard output: {why}; the output is lost"))
         return int(ExitCode.IO)
     return code
 
@@ -305,10 +305,12 @@ def _build_parser(command: str) -> Parser:
         group = parser.add_argument_group("explain")
         group.add_argument("run", metavar="RUN", nargs="?", help="a run's folder or a .keras file, instead of options")
         add_custom_objects(group)
-        group.add_argument("--step", metavar="train|test|predict", default="train", help="which step (default: train)")
-        shape = "of a sample, such as 28,28 (default); integers are uint8 pixels"
+        group.add_argument(
+            "--step", metavar="train|test|predict", default="train", help="the step to show (default: train)"
+        )
+        shape = "shape of a sample, such as 28,28 (default); integers are uint8 pixels"
         group.add_argument("--input-shape", metavar="SHAPE", default="28,28", help=shape)
-        group.add_argument("--classes", metavar="CLASSES", default="10", help="labels that there are (default: 10)")
+        group.add_argument("--classes", metavar="CLASSES", default="10", help="number of classes (default: 10)")
         kernels = "show which ops each kernel of the device computes; of a GPU also its predicted time"
         group.add_argument("--kernels", action="store_true", help=kernels)
         text = "show the C++ generated for them; with --device cuda the CUDA C++, which needs no GPU"

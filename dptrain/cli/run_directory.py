@@ -158,7 +158,7 @@ class RunDirectory:
             there.append(CHECKPOINTS)
         finished = SUMMARY in there
         if there and CONFIG not in there:
-            raise OutputError(f"{self.path} holds {there[0]}, but no {CONFIG} of a run; {_ELSEWHERE}")
+            raise OutputError(f"{self.path} holds {there[0]}, but not the {CONFIG} of a run; {_ELSEWHERE}")
         if self._has_begun(folder) and (finished or not self._was_locked or not resumes):
             more = f", and add --resume {self.path} to train on from there" if finished else ""
             raise OutputError(f"{self.path} holds a run already; {_ELSEWHERE}{more}")

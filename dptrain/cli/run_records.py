@@ -84,7 +84,7 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
 def read_run(path: Path) -> RunRecord:
     """Return the record of a run folder; DataError if it is no run's, or damaged."""
     if (path / PLAN).exists():
-        raise DataError(f"{path}: a sweep, see its report.html")
+        raise DataError(f"{path}: a sweep, not a run; see its report.html")
     text = _text(path / CONFIG)
     if text is None:
         raise DataError(f"{path}: no run: it has no {CONFIG}")
@@ -92,7 +92,7 @@ def read_run(path: Path) -> RunRecord:
     summary_text = _text(path / SUMMARY)
     summary = {} if summary_text is None else _object(path / SUMMARY, summary_text)
     if summary_text is None and not (path / LOCK).exists():
-        raise DataError(f"{path}: no run: it has neither {SUMMARY} nor {LOCK}")
+        raise DataError(f"{path}: not a run: it has neither {SUMMARY} nor {LOCK}")
     last = {} if summary_text is not None else _last_epoch(path)
     planned, epochs = settings.get("train.epochs"), summary.get("epochs", last.get("epoch", 0))
     started = summary.get("started")
@@ -133,7 +133,7 @@ def read_config(path: Path) -> Config:
         check_keys(tree, where)
         return resolve(tree, where, {})
     except ConfigError as error:
-        raise DataError(f"{where}: damaged, or of another version{str(error).removeprefix(where)}") from error
+        raise DataError(f"{where}: damaged, or written by another version{str(error).removeprefix(where)}") from error
 
 
 def _settings(path: Path, text: str) -> dict[str, Any]:

@@ -32,18 +32,20 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 def add_custom_objects(parser: "argparse._ActionsContainer") -> None:
     """Add the option that names code with custom classes."""
-    text = "run your Python file (or module) that defines the model's own classes and functions; may be repeated"
+    text = "run your Python file (or module) that defines the model's own classes and functions; can be repeated"
     parser.add_argument("--custom-objects", action="append", default=[], metavar="FILE.py", help=text)
 
 
 def add_samples(parser: argparse.ArgumentParser) -> None:
     """Add options that name the samples."""
     field: dict[str, Any] = {"default": argparse.SUPPRESS}
-    text = "an .npz or .npy file, or what a training takes (default: the data that the run was trained on)"
+    text = "an .npz or .npy file, or whatever training accepts (default: the data that the run was trained on)"
     parser.add_argument("--data", "--data.name", dest="data.name", metavar="NAME", help=text, **field)
     text = "folder with the files of a named data set"
     parser.add_argument("--data-dir", "--data.dir", dest="data.dir", metavar="DIR", help=text, **field)
-    parser.add_argument("--part", choices=("test", "train"), default="test", help="of data with both (default: test)")
+    parser.add_argument(
+        "--part", choices=("test", "train"), default="test", help="the part to use, of data with both (default: test)"
+    )
     text = "samples at once, over all ranks (default: whatever is fastest)"
     parser.add_argument("--batch-size", metavar="ROWS", help=text)
 
@@ -123,7 +125,7 @@ def _refuse_options(config: Config, preprocessing: "Preprocessing | None") -> No
 def _refuse_target(target: str) -> None:
     from dptrain.errors import ConfigError
 
-    raise ConfigError(f"--target {target}: add --data FILE.npy, the samples that these targets are of")
+    raise ConfigError(f"--target {target}: add --data FILE.npy, the samples of these targets")
 
 
 def _data_of_run(run: Path) -> Any:

@@ -28,7 +28,10 @@ def custom_objects(files: Sequence[str], comm: Communicator) -> dict[str, Any]:
             digests[f"{path} (SHA-256)"] = hashlib.sha256(content).hexdigest()
             for name, value in _user_objects(vars(module)).items():
                 if objects.setdefault(name, value) is not value:
-                    raise ConfigError(f"--custom-objects {place}: {path} has another {name!r} than a file before it")
+                    raise ConfigError(
+                        f"--custom-objects {place}: {path} defines {name!r}, and so does an earlier file; rename one "
+                        "of them"
+                    )
         return objects
 
     objects = comm.agree("custom objects", load)
@@ -94,7 +97,7 @@ def _import_module(option: str, name: str, example: str) -> tuple[types.ModuleTy
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise ConfigError(f"{option}: there is no module {error.name!r}; of a file: {example}") from error
+            raise ConfigError(f"{option}: there is no module {error.name!r}; for a file write {example}") from error
         raise ConfigError(f"{option}: {describe_error(error, None)}") from error
     except (Exception, SystemExit) as error:
         raise ConfigError(f"{option}: {describe_error(error, None)}") from error

@@ -57,11 +57,11 @@ def _run() -> str:
     try:
         completed = run_program([sys.executable, "-m", __name__], _PATIENCE, environ=alone)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"it could not be tried ({error})"
+        return f"it cannot be tried ({error})"
     if completed.returncode == 0 and completed.stdout.decode(errors="replace").strip() == WORKED:
         return ""
     if completed.returncode < 0:
-        return f"it died of {signal.Signals(-completed.returncode).name}"
+        return f"it was killed by {signal.Signals(-completed.returncode).name}"
     output = (completed.stderr or completed.stdout).decode(errors="replace")
     return (output.strip().splitlines() or [f"exit code {completed.returncode}"])[-1]
 
@@ -133,7 +133,7 @@ def main() -> None:
         mpi.COMM_SELF.Allreduce(second, third, op=mpi.SUM)
         mpi.COMM_SELF.Allreduce(mpi.IN_PLACE, third, op=mpi.SUM)
         if not np.array_equal(third.read(), expected):
-            raise RuntimeError("the values that arrive are not those that were sent")
+            raise RuntimeError("the values received differ from those sent")
         for memory in (first, second, third):
             memory.free()
     print(WORKED)

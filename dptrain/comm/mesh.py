@@ -143,6 +143,6 @@ def check_lengths(lengths: Mapping[str, int], ranks: int) -> None:
     if any(length < 1 for length in lengths.values()) or math.prod(lengths.values()) != ranks:
         grid = ", ".join(f"{axis}={length}" for axis, length in lengths.items())
         raise ConfigError(
-            f"mesh {grid}: needs {math.prod(lengths.values())} ranks, and there are {ranks}; "
-            "choose lengths whose product is the number of ranks"
+            f"mesh {grid}: needs {math.prod(lengths.values())} ranks, but there are {ranks}; choose lengths whose "
+            "product is the number of ranks"
         )

@@ -446,8 +446,8 @@ def _require(part: Array, size: int, out: Array, out_size: int) -> None:
     """Refuse arrays that are shorter than MPI would read and write."""
     if (part.shape, out.shape, out.dtype) != ((size,), (out_size,), part.dtype):
         raise ConfigError(
-            f"a collective of {part.dtype} {part.shape} into {out.dtype} {out.shape}: expected one type, and "
-            f"{(size,)} into {(out_size,)}"
+            f"a collective of {part.dtype} {part.shape} into {out.dtype} {out.shape}: expected equal dtypes, and "
+            f"shapes {(size,)} into {(out_size,)}"
         )
 
 

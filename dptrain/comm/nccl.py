@@ -72,13 +72,13 @@ class NcclCommunicator(AddingCommunicator):
         """Return these ranks, each with the GPU whose context is current. Collective."""
         core = _library()
         unique_id = comm.broadcast_fact(core.get_unique_id().as_bytes.hex() if comm.rank == 0 else None)
-        with _translated_errors("NCCL does not start"), watchdog.record().collective(Collective.DEVICES):
+        with _translated_errors("NCCL cannot be initialized"), watchdog.record().collective(Collective.DEVICES):
             nccl = core.Communicator.init(comm.size, comm.rank, core.UniqueId.from_bytes(bytes.fromhex(unique_id)))
         return cls(nccl, comm.rank, comm.size)
 
     def split(self, ranks: Sequence[int]) -> "NcclCommunicator":
         """Return the communicator of this rank's group (rising), `ncclCommSplit`. Collective over all ranks."""
-        with _translated_errors("NCCL does not split"), watchdog.record().collective(Collective.DEVICES):
+        with _translated_errors("NCCL cannot split its communicator"), watchdog.record().collective(Collective.DEVICES):
             nccl = self._nccl.split(ranks[0], self.rank)
         return NcclCommunicator(nccl, list(ranks).index(self.rank), len(ranks))
 
@@ -88,17 +88,17 @@ class NcclCommunicator(AddingCommunicator):
 
     def all_reduce(self, buffer: DeviceBuffer, over: str, stream: DeviceStream) -> None:
         """`ncclAllReduce`, in place."""
-        with _translated_errors("NCCL refuses an all-reduce"):
+        with _translated_errors("an all-reduce failed"):
             self._nccl.allreduce(buffer, buffer, self._op(over), stream=stream.handle)
 
     def reduce_scatter(self, parts: DeviceBuffer, out: DeviceBuffer, over: str, stream: DeviceStream) -> None:
         """`ncclReduceScatter`."""
-        with _translated_errors("NCCL refuses a reduce-scatter"):
+        with _translated_errors("a reduce-scatter failed"):
             self._nccl.reduce_scatter(parts, out, self._op(over), stream=stream.handle)
 
     def all_gather(self, part: DeviceBuffer, out: DeviceBuffer, counts: Sequence[int], stream: DeviceStream) -> None:
         """`ncclAllGather` of parts of equal sizes; of others a broadcast from each rank, in one group."""
-        with _translated_errors("NCCL refuses an all-gather"):
+        with _translated_errors("an all-gather failed"):
             if len(set(counts)) == 1:
                 if counts[0]:
                     self._nccl.allgather(part, out, stream=stream.handle)
@@ -117,7 +117,7 @@ class NcclCommunicator(AddingCommunicator):
         stream: DeviceStream,
     ) -> None:
         """`ncclSend` to each rank and `ncclRecv` from each, in one group."""
-        with _translated_errors("NCCL refuses an all-to-all"), self._core.group():
+        with _translated_errors("an all-to-all failed"), self._core.group():
             for rank, (sent, received) in enumerate(zip(_places(counts), _places(out_counts), strict=True)):
                 if counts[rank]:
                     self._nccl.send(parts[sent], rank, stream=stream.handle)
@@ -126,12 +126,12 @@ class NcclCommunicator(AddingCommunicator):
 
     def send(self, buffer: DeviceBuffer, rank: int, stream: DeviceStream) -> None:
         """Send a buffer to a rank, `ncclSend`; waits for its `receive`."""
-        with _translated_errors("NCCL refuses to send"):
+        with _translated_errors("a send failed"):
             self._nccl.send(buffer, rank, stream=stream.handle)
 
     def receive(self, buffer: DeviceBuffer, rank: int, stream: DeviceStream) -> None:
         """Fill a buffer from a rank's `send` of the same size and type, `ncclRecv`."""
-        with _translated_errors("NCCL refuses to receive"):
+        with _translated_errors("a receive failed"):
             self._nccl.recv(buffer, rank, stream=stream.handle)
 
     def _op(self, over: str) -> Any:

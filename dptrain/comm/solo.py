@@ -39,7 +39,7 @@ class SoloCommunicator(Communicator):
 
     def point_to_point(self, ticks: int) -> PointToPoint:
         """Refuse: there is no other rank."""
-        raise ConfigError("hand-overs: expected several ranks, and there is one")
+        raise ConfigError("point-to-point messages: expected several ranks, but there is one")
 
     def group(self, ranks: Sequence[int]) -> Communicator:
         """Return the one rank."""

@@ -96,5 +96,5 @@ def _number(name: str, value: int | None) -> int | None:
         return value
     text = os.environ[variable]
     if not text.isdecimal():
-        raise ConfigError(f"{variable} = {text!r}: expected a whole number")
+        raise ConfigError(f"{variable} = {text!r}: expected an integer")
     return int(text)

@@ -64,8 +64,8 @@ class Distribution(ABC):
     def auto_shard_dataset(self, auto_shard_dataset: bool) -> None:
         if not auto_shard_dataset and self.num_processes > 1:
             raise ConfigError(
-                "not supported: auto_shard_dataset=False: every rank gets the same batches; a utils.PyDataset "
-                "with a method `shard` makes only a rank's own part"
+                "not supported: auto_shard_dataset=False: every rank gets the same batches; to read only a rank's "
+                "part, pass a utils.PyDataset with a method `shard`"
             )
         self._auto_shard_dataset = auto_shard_dataset
 

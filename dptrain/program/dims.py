@@ -337,7 +337,7 @@ def read(shape: Iterable[Any]) -> tuple[int | None, ...]:
 
 def _exact(product: Any, factor: Any) -> Any:
     if product % factor if factor else product:
-        raise ConfigError(f"{product} elements cannot be a multiple {factor} of others: impossible shape")
+        raise ConfigError(f"{product} elements cannot be divided by {factor}: impossible shape")
     return product // factor if factor else 0
 
 

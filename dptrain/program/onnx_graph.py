@@ -154,7 +154,7 @@ class OnnxGraph:
         if self._outer is not None:
             return self._outer.rows(scale)
         if self._batch is None:
-            raise ConfigError("not supported in ONNX: the number of rows where no input has rows")
+            raise ConfigError("not supported in ONNX: a number of rows where no input has rows")
         if scale not in self._rows:
             if scale == 1:
                 value, axis = self._batch

@@ -282,7 +282,7 @@ class Op:
             raise TypeError(f"{self.name}() got multiple values for argument {repeated[0]!r}")
         arguments |= attributes
         if missing := [name for name in names[: self.operands] if name not in arguments]:
-            raise TypeError(f"{self.name}() misses {', '.join(missing)}")
+            raise TypeError(f"{self.name}() is missing the arguments {', '.join(missing)}")
         return tuple(arguments.pop(name) for name in names[: self.operands]), arguments
 
     def _computed(self, arrays: Sequence[Any], attributes: Mapping[str, Any], shape: Shape, dtype: DType) -> Array:
@@ -320,7 +320,7 @@ class Op:
         if [*map(len, rule.inputs), len(rule.output)] != [*map(len, shapes), tensor.ndim]:
             found_shapes = ", ".join(str(tuple(map(int, operand))) for operand in (*shapes, tensor.shape))
             raise ConfigError(
-                f"op {self.name!r}: letters = {str(rule)!r} for shapes {found_shapes}: expected one an axis"
+                f"op {self.name!r}: letters = {str(rule)!r} for shapes {found_shapes}: expected one letter per axis"
             )
         return rule
 

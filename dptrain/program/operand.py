@@ -165,7 +165,7 @@ class Operand:
         (length, *_) = tensor.shape
         if isinstance(length, Dim) and tensor._is_symbolic:
             raise ConfigError(
-                f"len() and iteration are not supported over the rows of a batch, of {self}: their number changes from "
-                "batch to batch; ops take all rows at once, and `x.shape[0]` is their number in a computation"
+                f"len() and iteration over the rows of a batch are not supported, as of {self}: their number changes "
+                "from batch to batch; ops take all rows at once, and `x.shape[0]` is their number in a computation"
             )
         return int(length)

@@ -30,7 +30,7 @@ def check_attributes(op: Op, attributes: Mapping[str, Any], where: str) -> None:
     if unknown := sorted(attributes.keys() - types.keys()):
         raise DataError(f"{where}: op {op.name!r} has no attribute {short(unknown[0])}")
     if missing := sorted(required - attributes.keys()):
-        raise DataError(f"{where}: op {op.name!r} needs the attribute {missing[0]!r}")
+        raise DataError(f"{where}: op {op.name!r} lacks the attribute {missing[0]!r}")
     for name, value in attributes.items():
         if not _is(value, types[name]):
             raise DataError(f"{where}: {name} = {short(value)} of op {op.name!r}: expected {_words(types[name])}")

@@ -61,7 +61,7 @@ def _refuse_cycle(data: Any) -> None:
             open_ids.discard(id(value))
         elif is_nested(value):
             if id(value) in open_ids:
-                raise ConfigError(f"a {type(value).__name__} contains itself; expected nested data that end")
+                raise ConfigError(f"a {type(value).__name__} contains itself; expected nested data without cycles")
             open_ids.add(id(value))
             stack.append((value, True))
             stack += [(part, False) for part in (value.values() if isinstance(value, Mapping) else value)]

@@ -131,7 +131,7 @@ def sweep(
         chosen = space if isinstance(space, Space) else _space(space, samples, adaptive, search_seed)
         recipe = _Recipe(build_model, chosen, x, y, callbacks, fit, folds or 1, test_data)
         if halving is not None and callbacks is not None:
-            raise ConfigError("not supported: callbacks with halving, which takes runs up again")
+            raise ConfigError("not supported: callbacks with halving, which pauses and resumes runs")
         return _checked_request(options, chosen, fit), recipe
 
     request, recipe = agreed(ranks, "sweep", check)
@@ -179,7 +179,9 @@ def _checked_request(options: SweepOptions, space: Space, fit: Mapping[str, Any]
     request = make_request(options, space, epochs, default=default, sweeps_epochs="epochs" in space.fields)
     for key in request.objectives:
         if key.startswith("val_") and not validated:
-            raise ConfigError(f"metric = {key!r}: there is no validation; pass validation_data or validation_split")
+            raise ConfigError(
+                f"metric = {key!r}: there is no validation data; pass validation_data or validation_split"
+            )
     require_free(space.fields, [*request.objectives])
     return request
 
@@ -187,7 +189,7 @@ def _checked_request(options: SweepOptions, space: Space, fit: Mapping[str, Any]
 def _leave(result: SweepResult, out: str | Path | None) -> None:
     """End the script, or raise KeyboardInterrupt, after a signal."""
     code = ExitCode.INTERRUPTED if result.signal == "SIGINT" else ExitCode.PREEMPTED
-    advice = "" if out is None else f"; start again with out={str(out)!r} to go on"
+    advice = "" if out is None else f"; start again with out={str(out)!r} to continue"
     leave(PreemptedError("sweep", code, f"{result.stopped}{advice}", []))
 
 
@@ -205,7 +207,9 @@ def _space(values: Mapping[str, Any], samples: int, adaptive: int, seed: int) ->
     }
     random = {name: value for name, value in values.items() if name not in grid}
     if adaptive and (grid or samples):
-        raise ConfigError("adaptive: draw every field ('0.1..0.5', 'a,b'), without a grid and samples")
+        raise ConfigError(
+            "adaptive: expected a range to draw from for every field ('0.1..0.5', 'a,b'), no grid and no samples"
+        )
     return Space(grid=grid, random=random, samples=adaptive or samples, seed=seed)
 
 
@@ -238,11 +242,11 @@ class _Recipe(Recipe):
         anything = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
         for name in fit:
             if name not in _FIT or name in _OWN:
-                raise ConfigError(f"sweep: {name!r} is neither an argument of sweep nor one of fit that it passes on")
+                raise ConfigError(f"sweep: {name!r} is neither an argument of sweep nor one that it passes to fit")
         self._of_fit = [name for name in space.fields if name not in parameters and name in _FIT and name not in _OWN]
         for name in space.fields:
             if name in RESERVED:
-                raise ConfigError(f"swept {name!r}: results have another column of that name; rename it")
+                raise ConfigError(f"swept {name!r}: results already have a column of that name; rename it")
             if name not in parameters and name not in self._of_fit and not anything:
                 raise ConfigError(f"swept {name!r} is a parameter of neither build_model nor fit")
 
@@ -287,9 +291,11 @@ def _validation_rows(x: Any, fit: Mapping[str, Any]) -> int | None:
 
 def _check_folded(folds: int, x: Any, y: Any, arguments: Collection[str]) -> None:
     if not is_array(x) or not is_array(y):
-        raise ConfigError("folds: expected arrays for x and y, to take rows from")
+        raise ConfigError("folds: expected x and y to be arrays, whose rows can be selected")
     if len(as_array(x, "x")) != len(as_array(y, "y")) or len(as_array(y, "y")) < folds:
-        raise ConfigError(f"folds = {folds}: x has {len(x)} rows, y {len(y)}: expected as many, at least one a fold")
+        raise ConfigError(
+            f"folds = {folds}: x has {len(x)} rows, y {len(y)}: expected equal numbers, and at least one row per fold"
+        )
     for name in ("validation_data", "validation_split", "sample_weight"):
         if name in arguments:
             raise ConfigError(f"not supported: {name} with folds, which select the validation samples")

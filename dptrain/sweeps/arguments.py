@@ -41,12 +41,10 @@ class Builder:
                 random.setstate(pythons)
                 np.random.set_state(numpys)
         if not isinstance(model, Model) or (self._compiled and not model.compiled):
-            expected = "a compiled model" if self._compiled else "a model of dptrain"
+            expected = "a compiled model" if self._compiled else "a dptrain model"
             raise ConfigError(f"build_model: expected {expected}, found {type(model).__name__}")
         if model in self._built:
-            raise ConfigError(
-                "build_model: returned the same model twice; expected a new one each time, for a run each"
-            )
+            raise ConfigError("build_model: returned the same model twice; expected a new model for each run")
         self._built.add(model)
         return model
 
@@ -54,13 +52,15 @@ class Builder:
 def require_function(name: str, function: Any) -> None:
     """Refuse a value that cannot be called."""
     if not callable(function):
-        raise ConfigError(f"{name}: expected a function that returns new ones, found {type(function).__name__}")
+        raise ConfigError(f"{name}: expected a function, which is called for each run, found {type(function).__name__}")
 
 
 def require_array(where: str, x: Any) -> None:
     """Refuse data that only one training can read."""
     if not (isinstance(x, PyDataset) or is_array(x)):
-        raise ConfigError(f"{where}: x is a {type(x).__name__}: expected an array, which every run reads anew")
+        raise ConfigError(
+            f"{where}: x is a {type(x).__name__}: expected an array, which each run can read from its start"
+        )
 
 
 def facts(value: Any) -> Any:

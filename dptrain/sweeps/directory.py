@@ -200,7 +200,7 @@ class SweepDirectory:
             content = self._state_files.read(state.file, state.size)
         if hashlib.sha256(content).hexdigest() != state.sha256:
             raise DataError(
-                f"{self._place(state)}: not what was written there; start the sweep again with the same --out: "
+                f"{self._place(state)}: does not match its checksum; start the sweep again with the same --out, and "
                 "it trains this run again"
             )
         return content
@@ -293,9 +293,9 @@ class SweepDirectory:
             run = event.ending.run
             before = last.get(run.number)
             if run.trial >= len(self.trials):
-                raise DataError(f"{where}: a run of trial {run.trial}, which does not exist yet")
+                raise DataError(f"{where}: run of trial {run.trial}, which does not exist yet")
             if before is not None and not before.is_paused:
-                raise DataError(f"{where}: run {run.number} had ended before")
+                raise DataError(f"{where}: run {run.number} had already ended")
             last[run.number] = event
 
     def _keep_epochs(self, epochs_by_run: Mapping[int, int]) -> None:
@@ -315,8 +315,8 @@ class SweepDirectory:
             there = self._epochs.get(run, 0)
             if there != epochs:
                 raise DataError(
-                    f"{path}: {there} epochs of run {run}, {epochs} in {_JOURNAL}; "
-                    f"put the file back as it was, or {_ELSEWHERE}"
+                    f"{path}: has {there} epochs of run {run}, but {_JOURNAL} has {epochs}; restore the file, or "
+                    f"{_ELSEWHERE}"
                 )
         self._rewrite(RESULTS, kept_lines)
 
@@ -450,9 +450,9 @@ def _parsed(file: Path, content: bytes) -> dict[str, Any]:
     except ConfigError as error:
         raise DataError(f"{file}: not YAML{str(error).removeprefix(str(file))}; {_ELSEWHERE}") from None
     except (ValueError, TypeError, RecursionError) as error:
-        raise DataError(f"{file}: no plan of a sweep ({one_line(error)[:100]}); {_ELSEWHERE}") from None
+        raise DataError(f"{file}: not the plan of a sweep ({one_line(error)[:100]}); {_ELSEWHERE}") from None
     if not mapping:
-        raise DataError(f"{file}: no plan of a sweep; {_ELSEWHERE}")
+        raise DataError(f"{file}: not the plan of a sweep; {_ELSEWHERE}")
     return dict(mapping)
 
 

@@ -104,7 +104,7 @@ def make_request(options: SweepOptions, space: Space, epochs: int, *, default: s
     if options.halving is not None:
         require_single_metric(objectives)
         if sweeps_epochs:
-            raise ConfigError("halving: not supported where epochs are swept")
+            raise ConfigError("halving: not supported when epochs are swept")
     statistics.check_installed()  # last: SciPy takes longer to import than all the rest
     return Request(options, space, parse_seeds(options.seeds), objectives, epochs)
 
@@ -125,7 +125,7 @@ def prepare(ranks: Communicator, recipe: Recipe, request: Request) -> Capacity:
 
     def checked(model: Model) -> Model:
         if request.keep != "none" and (why := why_not_saved(model)):  # reported now, not after the training
-            raise ConfigError(f"no file can hold the models ({why}); --keep none, or keep='none', trains without files")
+            raise ConfigError(f"the models cannot be saved ({why}); use --keep none, or keep='none'")
         return model
 
     def options() -> dict[str, Any]:

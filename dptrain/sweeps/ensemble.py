@@ -100,7 +100,9 @@ class Ensemble:
     def __init__(self, build_model: Callable[..., Model], seeds: int | str | Iterable[int | str] = 8) -> None:
         number = isinstance(seeds, int | np.integer) and not isinstance(seeds, bool)
         if number and seeds < 1:  # type: ignore[operator]
-            raise ConfigError(f"Ensemble: seeds = {seeds}: expected how many members, 1 or more, or their seeds")
+            raise ConfigError(
+                f"Ensemble: seeds = {seeds}: expected the number of members, 1 or more, or a list of their seeds"
+            )
         chosen = tuple(range(int(seeds))) if number else parse_seeds(seeds)  # type: ignore[arg-type]
         builder = Builder(build_model)
         self._set_members([builder.build(seed) for seed in chosen])
@@ -110,7 +112,7 @@ class Ensemble:
         twice = [seed for seed in seeds if seeds.count(seed) > 1]
         if twice:
             raise ConfigError(
-                f"Ensemble: two members have the seed {twice[0]} and would be the same; do not set the model's seed "
+                f"Ensemble: two members have the seed {twice[0]} and would be identical; do not set the model's seed "
                 "in build_model, or give it a parameter 'seed'"
             )
         self.members = list(members)
@@ -198,13 +200,13 @@ class Ensemble:
         listed = isinstance(callbacks, list | tuple) and all(isinstance(hooks, list | tuple) for hooks in callbacks)
         if not listed or len(callbacks) != len(self):
             raise ConfigError(
-                "callbacks: expected a function that returns new ones for a member, or a list of callbacks for each of "
-                f"the {len(self)} members: each has its own"
+                "callbacks: expected a function that returns new callbacks for a member, or a list of lists, one for "
+                f"each of the {len(self)} members"
             )
         by_member = [list(flatten(hooks)) for hooks in callbacks]
         all_ids = [id(hook) for each in by_member for hook in each]
         if len(set(all_ids)) < len(all_ids):
-            raise ConfigError("callbacks: two members have the same one; expected a new one for each member")
+            raise ConfigError("callbacks: two members share a callback; expected a new one for each member")
         if any(isinstance(hook, BackupAndRestore) for each in by_member for hook in each):
             raise ConfigError("not supported: BackupAndRestore for members; save the ensemble between two calls of fit")
         return by_member

@@ -39,7 +39,7 @@ def _differences(name: str, there: Any, here: Any, rungs: bool) -> Iterator[str]
         texts = [_text(value) for value in (there, here)]
         if texts[0] != texts[1]:
             short = [text if len(text) <= 60 else f"{text[:40]} ... {text[-15:]}" for text in texts]
-            because = " (with halving, epochs cannot grow)" if name == "epochs" and rungs else ""
+            because = " (with halving, the number of epochs cannot grow)" if name == "epochs" and rungs else ""
             yield f"{name or 'plan'}: {short[0]} there, {short[1]} here{because}"
 
 

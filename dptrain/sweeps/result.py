@@ -160,7 +160,7 @@ def _stop_sentences(directory: SweepDirectory, stopped: Stop | None) -> list[str
     ended = len({ending.run.number for ending in directory.endings if ending.status.is_final})
     if stopped is None:
         return []
-    return [f"Not everything was trained ({stopped.why}): {ended} of the runs have ended so far."]
+    return [f"The sweep is incomplete ({stopped.why}): {ended} of the runs have ended so far."]
 
 
 def _fold_sentences(plan: SweepPlan) -> list[str]:
@@ -220,7 +220,7 @@ def _test_sentences(directory: SweepDirectory, test: Mapping[str, Any], plan: Sw
         between = "" if test["n"] == 1 else "the same with every seed, so no interval; "
         over = over if test["n"] > 1 else "one seed, so no interval"
     findings = [
-        f"On the test set, by which nothing was chosen, the {test['metric']} of trial {test['trial']} is "
+        f"On the test set, which was not used to choose anything, the {test['metric']} of trial {test['trial']} is "
         f"{number(test['mean'])} ({between}{over})."
     ]
     if plan.folds > 1:

@@ -44,7 +44,7 @@ def parse_seeds(words: str | int | Iterable[str | int]) -> tuple[int, ...]:
         if high >= _SEED_END:
             raise ConfigError(f"seeds: {_quoted(word)} is above 2**63 - 1")
         if low > high:
-            raise ConfigError(f"seeds: the range {_quoted(word)} falls; write the lower end first")
+            raise ConfigError(f"seeds: the range {_quoted(word)} is descending; write the lower end first")
         for seed in range(low, high + 1):
             if seed in seeds:
                 raise ConfigError(f"seeds: {seed} of {_quoted(word)} appears twice")
@@ -52,7 +52,7 @@ def parse_seeds(words: str | int | Iterable[str | int]) -> tuple[int, ...]:
                 raise ConfigError(f"seeds: with {_quoted(word)} there are more than {MAX_SEEDS}")
             seeds[seed] = None
     if not seeds:
-        raise ConfigError(f"seeds: {_quoted(words)} names no seed; expected something like 0-15 or 0,2,5")
+        raise ConfigError(f"seeds: {_quoted(words)} contains no seed; expected a list such as 0-15 or 0,2,5")
     return tuple(seeds)
 
 
@@ -69,7 +69,7 @@ def _seed_range(word: Any) -> tuple[int, int]:
         return int(word), int(word)
     match = _SEEDS.fullmatch(word.strip()) if isinstance(word, str) else None
     if match is None:
-        raise ConfigError(f"seeds: {_quoted(word)} is neither an integer from 0 nor a range such as 0-15")
+        raise ConfigError(f"seeds: {_quoted(word)} is neither an integer >= 0 nor a range such as 0-15")
     return int(match[1]), int(match[2] or match[1])
 
 
@@ -187,7 +187,7 @@ def parse_distribution(text: str) -> FieldDistribution:
         except ConfigError as error:
             raise ConfigError(f"{_quoted(text)}: {error}") from error
     if match is not None:
-        raise ConfigError(f"{_quoted(text)}: expected something like log:1e-5..1e-1")
+        raise ConfigError(f"{_quoted(text)}: expected a range such as log:1e-5..1e-1")
     return Choice(_read("choice", text))
 
 
@@ -227,11 +227,11 @@ class Space:
         _check_integer("samples", self.samples, MAX_SETTINGS + 1)
         _check_integer("seed", self.seed, _SEED_END)
         if random and not self.samples:
-            raise ConfigError("samples is 0: how many random draws of " + ", ".join(random) + "?")
+            raise ConfigError(f"samples is 0: expected the number of random draws of {', '.join(random)}")
         if self.samples and not random:
             raise ConfigError(f"samples is {self.samples}, but no field is random")
         if self.size > MAX_SETTINGS:
-            raise ConfigError(f"{self.size} settings are more than {MAX_SETTINGS}; use fewer values or samples")
+            raise ConfigError(f"{self.size} settings, expected {MAX_SETTINGS} at most; use fewer values or samples")
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -357,7 +357,7 @@ def _float_end(value: Any) -> float:
 def _integer_end(value: Any) -> int:
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
-        raise ConfigError(f"{_quoted(value)} is not an integer of 64 bits")
+        raise ConfigError(f"{_quoted(value)} is not a 64-bit integer")
     return value
 
 

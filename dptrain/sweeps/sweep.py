@@ -150,11 +150,11 @@ def _recall(directory: SweepDirectory, progress: Progress) -> None:
         waiting = len(last) - ended
         progress.note(
             f"{directory.path}: resuming; {ended} run{'s have' if ended != 1 else ' has'} ended already"
-            + (f", {waiting} wait" if waiting else "")
+            + (f", {waiting} to resume" if waiting else "")
         )
     if directory.begin_again:
         runs = counted(directory.begin_again, "run")
-        progress.note(f"{runs} of those before had fewer epochs and no state to go on from: trained again")
+        progress.note(f"{runs} had fewer epochs and no saved state to resume from: trained again")
 
 
 def _work(
@@ -189,7 +189,7 @@ def _work(
             ranks.send(0, {"kind": Tag.SIGNAL, "number": number})
         if coordinator is not None and not finish_sent:
             if seconds is not None and time.monotonic() - begun >= seconds:
-                stop = Stop("the time is over", int(ExitCode.PREEMPTED))
+                stop = Stop("the time limit is reached", int(ExitCode.PREEMPTED))
             if stop is not None or not coordinator.hand_out():
                 finish_sent = True
                 for rank in range(ranks.size):

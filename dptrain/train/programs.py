@@ -231,7 +231,7 @@ class Programs:
         schedule: PipelineSchedule = program.lowered[key]
         if schedule.why_undivided and self._microbatches is not None:
             raise ConfigError(
-                f"microbatches = {self._microbatches}: {schedule.why_undivided}; leave it out, or choose 1"
+                f"microbatches = {self._microbatches}: {schedule.why_undivided}; leave microbatches out, or choose 1"
             )
         return schedule
 
@@ -665,7 +665,7 @@ def _what_fits(program: Program, rows: int, error: BaseException, backend: Backe
     planned = partial(backend.planned_bytes, program)
     fitting = bisect.bisect_right(range(rows), usable, lo=1, key=planned) - 1
     if fitting >= 1:
-        return f"a batch of about {fitting} rows a rank would fit instead of {rows}"
+        return f"a batch of about {fitting} rows per rank would fit instead of {rows}"
     return f"{beside}: make it smaller, or use less data"
 
 

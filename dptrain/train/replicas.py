@@ -117,7 +117,7 @@ def refuse_difference(
         having = (rank for rank, digests in enumerate(facts) if not digests.keys().isdisjoint(names))
         ranks = " and ".join(f"{rank} ({processes[rank]})" for rank in having)
         failures = []
-        difference = f"ranks {ranks} in {_listed(names)}; which of them are right is not known"
+        difference = f"ranks {ranks} in {_listed(names)}; which of them are right is unknown"
     raise AgreedError(
         "training",
         ExitCode.DIVERGED,

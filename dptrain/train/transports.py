@@ -50,7 +50,7 @@ def _why_not(backend: Backend, comm: Communicator, transport: str, shared: str) 
         return ""
     if transport == "cuda-aware":
         return comm.why_not_cuda_aware()
-    return f"{shared}, which NCCL does not join" if shared else nccl.why_not()
+    return f"{shared}, which NCCL does not support" if shared else nccl.why_not()
 
 
 def _chosen(backend: Backend, comm: Communicator) -> str:

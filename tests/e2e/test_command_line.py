@@ -156,9 +156,12 @@ def test_an_epoch_of_one_step_is_explained(tmp_path):
     np.savez(tmp_path / "small.npz", **arrays)
     done = dptrain(0, "--data", "small.npz", "--epochs", "1", cwd=tmp_path)
     assert (done.code, done.err) == (0, "")
-    assert ", 1 step an epoch\nAn epoch is one step of all samples; a smaller --batch-size gives more steps" in done.out
+    assert (
+        ", 1 step an epoch\nAn epoch is a single step over all samples; a smaller --batch-size gives more steps"
+        in done.out
+    )
     done = dptrain(0, "--data", "small.npz", "--epochs", "1", "--batch-size", "64", cwd=tmp_path)
-    assert "An epoch is one step" not in done.out
+    assert "An epoch is a single step" not in done.out
 
 
 def test_verbose_0_prints_nothing(small_npz, tmp_path):

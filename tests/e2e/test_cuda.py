@@ -390,14 +390,14 @@ def test_auto_takes_the_gpu_where_one_answers(small_npz, tmp_path):
     hidden = emulated_ranks(2, *arguments, COLUMNS="200", CUDA_VISIBLE_DEVICES="", cwd=tmp_path)
     assert (hidden.code, hidden.err) == (0, "")
     assert "CPU, " in hidden.out
-    assert "no GPU answers" in hidden.out
+    assert "no usable GPU" in hidden.out
 
 
 def test_no_gpu_and_too_little_memory(small_npz, tmp_path):
     hidden = emulated_ranks(0, *command(small_npz), CUDA_VISIBLE_DEVICES="", cwd=tmp_path)
     assert hidden.code == 69
     assert len(hidden.messages) == 1
-    assert "no GPU answers (CUDA_VISIBLE_DEVICES=)" in hidden.err
+    assert "no usable GPU (CUDA_VISIBLE_DEVICES=)" in hidden.err
     # Alone: test_devices.py, test_a_model_that_cannot_fit.
     full = emulated_ranks(2, *command(small_npz), EMULATOR_DEVICES="2", EMULATOR_MEMORY="1M", cwd=tmp_path)
     assert full.code == 69

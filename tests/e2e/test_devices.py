@@ -50,7 +50,7 @@ def test_a_gpu_on_some_ranks_only(small_npz, tmp_path, hidden):
     assert refused.code == 69
     (message,) = refused.messages
     assert message.startswith("dptrain: some ranks have a GPU and others do not: rank 0 (host ")
-    assert re.search(rf"rank {hidden} \(host \S+\): CPU, .*no GPU answers \(CUDA_VISIBLE_DEVICES=\)", message)
+    assert re.search(rf"rank {hidden} \(host \S+\): CPU, .*no usable GPU \(CUDA_VISIBLE_DEVICES=\)", message)
     assert re.search(rf"rank {1 - hidden} \(host \S+\): cuda, float32, sm_90", message)
     alone = masked(masks, tmp_path, "--data", str(small_npz), "--device", "cuda")
     assert alone.code == 69
@@ -119,7 +119,7 @@ def test_ranks_on_slices_of_one_gpu(small_npz, tmp_path):
     assert f"2 ranks, 1 GPU (CUDA_VISIBLE_DEVICES={two})" in refused.messages[0]
     unknown = masked([f"{one},MIG-none"] * 2, tmp_path, *arguments, EMULATOR_MIG="1")
     assert unknown.code == 69
-    assert "no GPU answers" in unknown.messages[0]
+    assert "no usable GPU" in unknown.messages[0]
 
 
 @pytest.mark.long
@@ -144,9 +144,9 @@ def test_out_of_memory_names_a_batch_that_fits(small_npz, tmp_path, ranks):
         message = done.messages[0]
         assert ranks == 0 or message.startswith("dptrain: rank ")
         ended = re.search(
-            r"CUDA out of memory on Emulated GPU [^:]*: asked for \S+ [MK]iB \([a-z].*\), \S+ \S+ of \S+ MiB are free; "
-            r"largest buffers here: .*(variables|samples|intermediate results) \S+ [MK]iB.*a batch of about (\d+) rows "
-            r"a rank",
+            r"CUDA out of memory on Emulated GPU [^:]*: tried to allocate \S+ [MK]iB \([a-z].*\), \S+ \S+ of \S+ MiB "
+            r"are free; largest buffers: .*(variables|samples|intermediate results) \S+ [MK]iB.*a batch of about (\d+) "
+            r"rows per rank",
             message,
         )
         assert ended, message

@@ -101,7 +101,7 @@ def test_all_ranks_take_part(options):
     assert len({re.findall(r"GPU-[0-9a-f-]{36}", row[4])[0] for row in rows}) == int(devices)
     assert "2 ranks, 2 on this node" in line(done, "launcher")
     assert re.search(r"global batch 32 on 2 ranks: .* compute \d+ %, copy \d+ %, MPI \d+ %; all of it on one", done.out)
-    assert ("independent runs" in done.out) != ("of one rank's time a step" in done.out)
+    assert ("independent runs" in done.out) != ("of one rank's time per step" in done.out)
 
 
 def test_the_split_is_of_the_configured_model():
@@ -129,7 +129,7 @@ def test_a_gpu_on_one_rank_only(tmp_path):
     command = [str(mpirun), "-n", "2", str(tmp_path / "bin" / "wrapper"), sys.executable, "-m", "dptrain", "doctor"]
     done = emulated(*command)
     refused(done, "rank 1: no GPU: ", "CUDA_ERROR_NO_DEVICE")
-    assert "it is refused: some ranks have a GPU and others do not" in done.out
+    assert "nothing: some ranks have a GPU and others do not" in done.out
     assert re.search(r"^  ok one op .*\n  !! one op .*no GPU.*\(rank 1\)$", done.out, re.MULTILINE)
 
 
@@ -210,8 +210,8 @@ def test_a_card_without_a_driver_is_a_gpu(tmp_path, monkeypatch, maker, kind, th
     sample(
         [
             ("cuda", "return 999;", "cuInit fails: error 999"),
-            ("auto", "*(volatile int *)0 = 1; return 0;", "a process that asks the driver is killed by signal 11"),
-            ("auto", "_exit(3);", "a process that asks the driver exits with 3"),
+            ("auto", "*(volatile int *)0 = 1; return 0;", "a process that queried the driver was killed by signal 11"),
+            ("auto", "_exit(3);", "a process that queried the driver exited with code 3"),
         ],
         3,
         first=1,
@@ -270,7 +270,7 @@ def test_a_broken_nvcc(tmp_path, text, expected, code):
 
 def test_an_nvcc_that_is_too_new_for_the_driver(tmp_path):
     done = emulated_ranks(0, "-m", "dptrain", "doctor", EMULATOR_DRIVER="12.4", DPTRAIN_CACHE=str(tmp_path))
-    refused(done, "nvcc is of CUDA 13.0", "at most CUDA 12.x", "R580 or later")
+    refused(done, "nvcc is from CUDA 13.0", "CUDA 12.x at most", "R580 or later")
     assert "!! nvcc " in line(done, "nvcc")
     assert "the nvcc of a CUDA 12 toolkit first on PATH" in line(done, "nvcc")
 
@@ -281,7 +281,7 @@ def test_a_cache_that_cannot_be_written(tmp_path):
     done = emulated_ranks(0, "-m", "dptrain", "doctor", DPTRAIN_CACHE=str(tmp_path / "file" / "cache"))
     assert done.code == 0
     (warning,) = done.messages
-    assert "compiled code is not kept there (Not a directory); each process compiles for itself" in warning
+    assert "cannot cache compiled code there (Not a directory); each process compiles its own" in warning
     assert "file/cache cannot be used: Not a directory" in line(done, "cache")
     assert "set DPTRAIN_CACHE to a writable folder that you own" in line(done, "cache")
 

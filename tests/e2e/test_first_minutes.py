@@ -89,7 +89,7 @@ def test_a_lab_asks_whether_more_gpus_would_pay(tmp_path):
     assert max(map(len, done.out.splitlines())) <= 100
     assert len(re.findall(r"^ +(?:1|2|4|8|16|32|64|128|256|512|1024)  +\d.*%", done.out, re.M)) == 6 * 11
     words = " ".join(done.out.split())
-    assert re.search(r"Take (one rank|up to \d+ ranks): ", words)
+    assert re.search(r"Use (one rank|up to \d+ ranks): ", words)
     assert "for one training gain nothing: " in words
     assert "Independent runs use them better: a sweep of 1024 runs (seeds, settings), each on 1 rank" in words
     for wrong, message in {

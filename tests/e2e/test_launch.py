@@ -211,7 +211,7 @@ def test_a_second_signal_ends_at_once(tmp_path):
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 128 + signal.SIGTERM
         until(lambda: all(gone(int(pid)) for pid in pids), pids)
-    assert "dptrain: launch: SIGINT: ended at once" in "".join(lines)
+    assert "dptrain: launch: SIGINT: stopped at once" in "".join(lines)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_a_signal_while_dptrain_is_imported_says_that_nothing_was_begun(tmp_path
     (tmp_path / "sitecustomize.py").write_text(HOOK)
     done = run([*LAUNCH, "-n", "2", "--", "touch", str(tmp_path / "begun")], PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert (done.code, (tmp_path / "begun").exists()) == (75, False)
-    assert done.messages == ["dptrain: launch: SIGUSR1: received before the ranks had started, so nothing was begun"]
+    assert done.messages == ["dptrain: launch: SIGUSR1: received before the ranks had started; nothing was trained"]
 
 
 @pytest.mark.parametrize("number", sample([signal.SIGTERM, signal.SIGUSR1], 2))
@@ -265,7 +265,9 @@ def test_an_mpirun_that_waits_for_nothing_does_not_make_the_job_wait(tmp_path):
     with started(["-n", "2", "--launcher", str(waiting_mpirun(tmp_path)), "--", "true"]) as (process, lines):
         assert process.wait(40) == 77
     assert 10 <= time.monotonic() - began < 30
-    assert re.search(r"waiting_mpirun \(pid \d+\) waits, but its process that starts the ranks is gone", "".join(lines))
+    assert re.search(
+        r"waiting_mpirun \(pid \d+\) is waiting, but its process that starts the ranks is gone", "".join(lines)
+    )
 
 
 def waiting_mpirun(folder: Path) -> Path:

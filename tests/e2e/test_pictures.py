@@ -128,11 +128,11 @@ def test_what_is_wrong_with_pictures_is_one_line(pets, tmp_path):
         "text": (65, "odd/dog/a.txt: not a picture; expected PNG"),
         "sizes": (65, "pictures of 2 sizes (height x width): 4x4 (4), 6x6 (2); --image-size 4x4 resizes them"),
         "size": (2, "data.image_size = '5', set on the command line: '5': expected height and width, such as 32x32"),
-        "no folder": (65, "odd/cat: no folder with a folder of pictures a class"),
-        "missing": (65, "data: petz not found; expected a folder with a folder of pictures a class"),
-        "missing pictures": (65, "data: petz not found; expected a folder with a folder of pictures a class"),
+        "no folder": (65, "odd/cat: not a folder with one folder of pictures per class"),
+        "missing": (65, "data: petz not found; expected a folder with one folder of pictures per class"),
+        "missing pictures": (65, "data: petz not found; expected a folder with one folder of pictures per class"),
         "link": (65, "linked/cat: a link that leads out of linked; put the pictures there, or --follow-links"),
-        "no pictures": (2, "--image-size: strokes is no folder with a folder of pictures a class"),
+        "no pictures": (2, "--image-size: strokes is not a folder with one folder of pictures per class"),
     }
     for name, (code, message) in expected.items():
         assert (said[name].code, len(said[name].messages)) == (code, 1)

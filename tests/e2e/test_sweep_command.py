@@ -229,23 +229,23 @@ WRONG = [
     (("--grid", "seed=1,2"), "field 'seed' cannot be swept: use --seeds"),
     (("--grid", "data=mnist,strokes"), "field 'data' cannot be swept: a sweep has one data set"),
     (("--grid", "hidden"), "grid: 'hidden' has no '='; expected name=values"),
-    (("--grid", "hidden=4", "--grid", "model.hidden=8"), "two of them are the same field"),
+    (("--grid", "hidden=4", "--grid", "model.hidden=8"), "two of them name the same field"),
     (("--seeds", "5-1"), "5-1"),
     (("--random", "learning_rate=log:1e-5..1e-1"), "give the number of settings to draw"),
     (("--random", "9" * 5000, "dropout=0..0.5"), "samples = '9999"),
     (("--random", "3", "4", "learning_rate=1..2"), "expected one number and FIELD=FROM"),
-    (("--adaptive", "3", "--grid", "hidden=4,8"), "draw every field"),
+    (("--adaptive", "3", "--grid", "hidden=4,8"), "expected a range to draw from for every field"),
     (("--adaptive", "3"), "--adaptive: name the fields to choose, such as --random dropout=0..0.5"),
     (("--adaptive", "x", "--random", "dropout=0..0.5"), "adaptive = 'x', set on the command line: "),
-    (("--metric", "val_acuracy"), "metric = 'val_acuracy': the logs have loss, accuracy"),
+    (("--metric", "val_acuracy"), "metric = 'val_acuracy': expected one of loss, accuracy"),
     (("--halving", "1"), "halving = '1', set on the command line: "),
-    (("--halving", "2", "--metric", "loss", "--metric", "parameters"), "halving: compares trials by one number"),
-    (("--halving", "2", "--grid", "epochs=1,2"), "not supported where epochs are swept"),
-    (("--sharding", "static"), "every run of a sweep has all samples"),
+    (("--halving", "2", "--metric", "loss", "--metric", "parameters"), "halving: compares trials by one metric"),
+    (("--halving", "2", "--grid", "epochs=1,2"), "not supported when epochs are swept"),
+    (("--sharding", "static"), "where every run has all samples"),
     (("--folds", "1"), "folds = '1', set on the command line: "),
     (("--folds", "2000"), "2000 folds for 1003 samples"),
     (("--folds", "3", "--validation-split", "0.1"), "each selects the validation samples; leave one out"),
-    (("--fold", "1/3"), "--folds K trains every trial and seed on each of K folds"),
+    (("--fold", "1/3"), "use --folds K, which trains every trial and seed on each of K folds"),
     (("--validation-split", "0.0001"), "holds out 0 of 1003 samples"),
     (("--grid", "validation_split=0.1,0.2"), "all runs are compared on the same samples"),
     (("--keep", "some"), "keep = 'some', set on the command line: must be 'best', 'all' or 'none'"),
@@ -320,7 +320,9 @@ def test_what_is_held_out_chooses_and_the_test_part_is_seen_once(small_npz, tmp_
     assert (done.code, done.err) == (0, "")
     assert " for validation + 201 samples" in done.out
     assert "Trials were chosen by" not in done.out
-    said = re.search(r"On the test set, by which nothing was chosen, the accuracy of trial 0 is (\S+) \(95 %", done.out)
+    said = re.search(
+        r"On the test set, which was not used to choose anything, the accuracy of trial 0 is (\S+) \(95 %", done.out
+    )
     journal = [json.loads(line) for line in (out / "journal.jsonl").read_text().splitlines()]
     tested = [event["metrics"]["accuracy"] for event in journal if event["kind"] == "test"]
     assert float(said[1]) == pytest.approx(sum(tested) / len(tested), rel=1e-4)
@@ -342,7 +344,7 @@ def test_a_sweep_stops_by_its_time_and_by_ctrl_c_and_goes_on(small_npz, tmp_path
     arguments = ("--seeds", "0-5", "--grid", "hidden=4,8", "--epochs", "30", "--out", str(out))
     stopped = sweep(small_npz, *arguments, "--max-time", "0s")
     assert (stopped.code, stopped.err) == (75, "")
-    assert f"stopped (the time is over): start again with --out {out} to go on" in stopped.out
+    assert f"stopped (the time limit is reached): start again with --out {out} to continue" in stopped.out
     assert rows(out) == []
     command = [sys.executable, "-m", "dptrain", "sweep", "--data", str(small_npz), *QUICK, *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
@@ -354,8 +356,8 @@ def test_a_sweep_stops_by_its_time_and_by_ctrl_c_and_goes_on(small_npz, tmp_path
     said = process.communicate(timeout=60)[0]
     assert process.returncode == 130
     assert "No pictures: a signal has stopped the sweep" in (out / "report.html").read_text(encoding="utf-8")
-    assert "Not everything was trained (interrupted)" in said
-    assert "Not everything was trained (interrupted)" in (out / "report.html").read_text(encoding="utf-8")
+    assert "The sweep is incomplete (interrupted)" in said
+    assert "The sweep is incomplete (interrupted)" in (out / "report.html").read_text(encoding="utf-8")
     assert 2 <= sum(int(row["n"]) for row in rows(out)) < 12
     done = sweep(small_npz, *arguments)
     assert (done.code, done.err) == (0, "")

@@ -125,11 +125,11 @@ FAULTS = {
         "a,y\n1,2.5\n3,4\n",
         ["--target", "y", "--sharding", "static"],
         2,
-        "--sharding static: tables and pictures are kept",
+        "--sharding static: not supported for tables and pictures",
     ),
     "loss": ("a,y\n1,2.5\n3,4\n", ["--target", "y", "--loss", "masked"], 2, "unknown loss 'masked'"),
     "task": ("a,y\n1,2\n", ["--target", "y", "--loss", "mae", "--task", "binary"], 2, "mae is for regression"),
-    "no table": ("a,y\n1,2\n", ["--data", "strokes", "--target", "y"], 2, "--target: strokes is no table"),
+    "no table": ("a,y\n1,2\n", ["--data", "strokes", "--target", "y"], 2, "--target: strokes is not a table"),
 }
 
 

@@ -29,7 +29,7 @@ def train(folder, way: str, transport: str = "nccl", stages: int = 1, **environm
         [
             ("raises", 70, "training, epoch 1, step 3: RuntimeError: bomb", {}),
             ("stopped", 77, "has been stopped for .* while rank 0 waits in", STALL),
-            ("late", 77, "has not come for .* while rank 0 waits in messages between GPUs", STALL),
+            ("late", 77, "has not arrived for .* while rank 0 waits in messages between GPUs", STALL),
             ("none", 77, r"NCCL: RemoteError \(remote process exited", {"NCCL_STANDIN_FAULT": "1:5"}),
         ],
         2,
@@ -53,7 +53,9 @@ def test_a_stage_that_does_not_come_is_named(tmp_path):
     late = train(tmp_path, "late", stages=2, **STALL)
     assert late.code == 77, late.err
     assert len(late.messages) == 1
-    assert re.search("^dptrain: rank 1/2 .*has not come for .* while rank 0 waits in a hand-over", late.messages[0])
+    assert re.search(
+        "^dptrain: rank 1/2 .*has not arrived for .* while rank 0 waits in a send or receive", late.messages[0]
+    )
 
 
 REFUSED = """
@@ -70,7 +72,7 @@ model.fit(np.zeros((8, 3), np.float32), np.zeros((8, 2), np.float32), verbose=0)
         ("cpu", "alone", "nccl", 2, "--comm nccl needs --device cuda: this rank computes on "),
         ("cuda", "alone", "nccl", 69, "--comm nccl: nccl4py is not installed (No module named 'nccl'); pip install "),
         ("cuda", "shared", "nccl", 69, "--comm nccl: ranks 0-1 share the GPU GPU-"),
-        ("cuda", "mig", "nccl", 69, "--comm nccl: a rank's GPU is a MIG slice, which NCCL does not join"),
+        ("cuda", "mig", "nccl", 69, "--comm nccl: a rank's GPU is a MIG slice, which NCCL does not support"),
     ],
 )
 def test_what_cannot_be_joined_is_refused_in_one_line(device, shared, transport, code, message):
@@ -101,7 +103,7 @@ def test_auto_takes_nccl_where_it_is_there_on_every_rank(tmp_path):
     assert without in shared
     slices = message_of("share", EMULATOR_MIG="1")
     assert slices.startswith(
-        "dptrain: --comm auto: host; not nccl: a rank's GPU is a MIG slice, which NCCL does not join"
+        "dptrain: --comm auto: host; not nccl: a rank's GPU is a MIG slice, which NCCL does not support"
     )
     assert without in slices
 
@@ -172,8 +174,8 @@ backend.wait()
     ("does", "streams", "message"),
     sample(
         [
-            ("time.sleep(60)", "inorder", "has not come for .* while rank 0 waits in messages between GPUs"),
-            ("time.sleep(60)", "random", "has not come for .* while rank 0 waits in messages between GPUs"),
+            ("time.sleep(60)", "inorder", "has not arrived for .* while rank 0 waits in messages between GPUs"),
+            ("time.sleep(60)", "random", "has not arrived for .* while rank 0 waits in messages between GPUs"),
             ("os._exit(0)", "random", "left while rank 0 waits in messages between GPUs"),
             (
                 "os.kill(os.getpid(), 19)",

@@ -44,6 +44,6 @@ def test_it_ends_all_with_one_line(small_npz, tmp_path, way, ranks):
     code, err = when_ready([*start, sys.executable, *arguments], ready, ctrl_c, tmp_path)
     assert code == 130, err
     (line,) = (line for line in err.splitlines() if line.startswith("dptrain: "))
-    expected = r"interrupted after .*; start again with --out out to go on" if way == "train" else ".*interrupted"
+    expected = r"interrupted after .*; start again with --out out to continue" if way == "train" else ".*interrupted"
     assert re.fullmatch(f"dptrain: {expected}", line)
     assert "Traceback" not in err

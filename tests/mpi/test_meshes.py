@@ -78,9 +78,9 @@ REFUSED = {
     ),
     "as many as layers": (
         "--stages 2 --hidden=",
-        "stages = 2: the model has 1 layer with weights; expected a layer for",
+        "stages = 2: the model has 1 layer with weights; expected at least one per",
     ),
-    "the axis of pipelines": ("--mesh stage=2", "the axis .stage. is that of pipelines; use --stages instead"),
+    "the axis of pipelines": ("--mesh stage=2", "the axis .stage. is reserved for pipelines; use --stages instead"),
     "FSDP": ("--stages 2 --shard-weights", "stages = 2: not supported with shard_weights; leave out one of them"),
     "shards": ("--stages 2 --reproducible", "stages = 2: not supported with shards_per_batch; leave out one of them"),
     "no stages": ("--microbatches 4", "microbatches = 4: needs stages as well"),

@@ -84,7 +84,7 @@ def test_a_signal_saves_and_the_next_start_goes_on(small_npz, tmp_path, whole, r
     assert code == 75, err
     (line,) = (line for line in err.splitlines() if line.startswith("dptrain: "))
     saved = r"after (\d+) steps, saved as out/checkpoints/0000\d\d-step-(\d+)"
-    match = re.fullmatch(rf"dptrain: {name} {saved}; start again with --out out to go on", line)
+    match = re.fullmatch(rf"dptrain: {name} {saved}; start again with --out out to continue", line)
     assert match, line
     assert match[1] == match[2]
     assert not (tmp_path / "out" / "summary.json").exists()
@@ -126,7 +126,7 @@ def test_a_signal_at_the_start_is_not_lost(small_npz, tmp_path):
     )
     done = run([sys.executable, "-c", code], cwd=tmp_path)
     assert done.code == 75, done.err
-    assert done.messages == ["dptrain: SIGUSR1 before the first step; start again with --out out to go on"]
+    assert done.messages == ["dptrain: SIGUSR1 before the first step; start again with --out out to continue"]
 
 
 @pytest.mark.long

@@ -41,20 +41,20 @@ class Case:
 STEP = "training, epoch 1, step 3"
 PLACE = r"[\w.]+:\d+ in \S+"
 STOPPED = r"has been stopped for \d+ s"
-SILENT = r"ended without a word \(os._exit, or a signal\?\)"
-ABSENT = r"has not come for \d+ s"
+SILENT = r"ended without reporting an error \(os._exit, or a signal\?\)"
+ABSENT = r"has not arrived for \d+ s"
 DIFFERENT = "the ranks call different methods:"
 CALLS = f"{DIFFERENT} rank 0 in an all-reduce of 1 int32"
 PARTS = rf"an all-gather of 10000 float64 in parts with the checksum [0-9a-f]{{8}} \({STEP}\)"
 END = "at the end of its script: left while rank 0 waits in"
-LATE = r"has not come to the end of its script for \d+ s while rank 0 waits there; its process is running"
+LATE = r"has not reached the end of its script for \d+ s while rank 0 waits there; its process is running"
 LATE_AT = {
     "sleep": r"stuck.py:\d+ in <lambda>",
-    "thread": r"stuck.py:\d+ in <lambda> of thread 'loader', which is no daemon",
+    "thread": r"stuck.py:\d+ in <lambda> of thread 'loader', which is not a daemon",
     "hook": r"stuck.py:\d+ in <lambda>",
 }
 CAUGHT = (
-    r"start-up: left an all-gather by an error, which its code has caught, while ranks 0, 2 wait there: "
+    r"start-up: raised an error in an all-gather, which its code caught, while ranks 0, 2 wait there: "
     r"IndexError: list index out of range \(stuck.py:\d+\)"
 )
 CASES = [
@@ -80,11 +80,23 @@ CASES = [
     Case("sum: raise", 0, rf"{STEP}: IndexError: list index out of range", code=1),
     Case("sum: other size", 1, rf"{STEP}: {DIFFERENT} rank 0 in an all-reduce of 9 .*, rank 1 in an all-reduce of 8 "),
     Case(
-        "stage: stop", 1, rf"{STEP}, last seen at {PLACE}: {STOPPED} while rank 0 waits in a hand-over between stages"
+        "stage: stop",
+        1,
+        rf"{STEP}, last seen at {PLACE}: {STOPPED} while rank 0 waits in a send or receive between stages",
     ),
-    Case("stage: lock", 0, rf"{STEP}, last seen at {PLACE}: {ABSENT} while ranks 1-2 wait in a hand-over between", 3),
-    Case("stage: lock", 1, rf"{STEP}, last seen at {PLACE}: {ABSENT} while ranks 0, 2 wait in a hand-over between", 3),
-    Case("stage: exit of C", 2, rf"{STEP}, .*: {SILENT} while ranks 0-1 wait in a hand-over between stages", 3),
+    Case(
+        "stage: lock",
+        0,
+        rf"{STEP}, last seen at {PLACE}: {ABSENT} while ranks 1-2 wait in a send or receive between",
+        3,
+    ),
+    Case(
+        "stage: lock",
+        1,
+        rf"{STEP}, last seen at {PLACE}: {ABSENT} while ranks 0, 2 wait in a send or receive between",
+        3,
+    ),
+    Case("stage: exit of C", 2, rf"{STEP}, .*: {SILENT} while ranks 0-1 wait in a send or receive between stages", 3),
     Case("stage: raise", 0, rf"{STEP}: IndexError: list index out of range", code=70),
     Case(
         "nodes: stop",
@@ -95,7 +107,9 @@ CASES = [
     ),
     Case("nodes: exit of C", 0, rf"{STEP}, .*: {SILENT} while .* in an all-reduce of 100000 float32", 3, TWO),
     Case("nodes: other elements", 1, rf"{STEP}.*: {DIFFERENT} .*rank 1 in an all-reduce of 99999 float32", 3, TWO),
-    Case("split: stop", 1, rf"{STEP}, last seen at {PLACE}: {STOPPED} while rank 0 waits in a split into groups"),
+    Case(
+        "split: stop", 1, rf"{STEP}, last seen at {PLACE}: {STOPPED} while rank 0 waits in a split of the communicator"
+    ),
     Case("gather: other counts", 2, rf"{STEP}: {DIFFERENT} rank 2 in {PARTS}, rank 3 in {PARTS};", 4),
     Case(
         "gather: scatter",
@@ -106,12 +120,14 @@ CASES = [
     Case("save: exit 0", 0, r"saving, at the end of its script: left while rank 1 waits in an all-gather \(saving\)"),
     *(Case(f"end: {deed}", 1, f"user code, last seen at {place}: {LATE}") for deed, place in LATE_AT.items()),
     Case(
-        "early hook", 1, r"user code, at stuck.py:\d+ in sleep_early: has left, and its process has not ended for 12 s"
+        "early hook",
+        1,
+        r"user code, at stuck.py:\d+ in sleep_early: has finished, but its process has not ended for 12 s",
     ),
     *(Case(f"caught: {deed}", 1, CAUGHT, 3, code=70) for deed in ("sleep", "other call", "exit 0")),
     Case("caught: sleep", 1, CAUGHT, 3, APART, code=70),
     Case("end: stop", 1, f"user code, last seen at {PLACE}: {STOPPED}"),
-    Case("sweep: loop", 1, rf"(training, epoch 2, step \d+|sweep), last seen at {PLACE}: has not come to an end of "),
+    Case("sweep: loop", 1, rf"(training, epoch 2, step \d+|sweep), last seen at {PLACE}: has made no progress "),
     Case("help", 1, rf"start-up, {END} the start of MPI \(start-up\)"),
     Case(
         "start: os exit 0",

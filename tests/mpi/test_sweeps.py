@@ -175,7 +175,7 @@ def test_what_there_is_is_reported_when_rank_1_fails_or_is_told_to_stop(small_np
     rows = [row.split(",") for row in (out / "trials.csv").read_text().splitlines()]
     values = rows[0].index("n")
     assert 1 <= sum(int(row[values]) for row in rows[1:]) < 24
-    assert ("Not everything was trained (SIGTERM)" in (out / "report.html").read_text()) == (how == "SIGTERM")
+    assert ("The sweep is incomplete (SIGTERM)" in (out / "report.html").read_text()) == (how == "SIGTERM")
     done = dptrain(2, *arguments, timeout=60)
     assert (done.code, done.err) == (0, "")
     assert len(lines(out)) == 2 * 24

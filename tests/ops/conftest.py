@@ -34,7 +34,7 @@ def no_cuda() -> str:
     except OSError:
         return "no CUDA driver; tests/emulator/run python -m pytest tests/ops"
     if driver.cuInit(0):
-        return "no GPU answers"
+        return "no usable GPU"
     return "" if importlib.util.find_spec("pycuda") else "PyCUDA is not installed: pip install 'pycuda>=2026.1'"
 
 

@@ -171,7 +171,7 @@ def test_a_closed_graph_is_not_launched(streams):
     graph.close()
     graph.close()
     for dead in (graph, CudaGraph()):
-        with pytest.raises(DeviceError, match="a CUDA graph is launched after it was closed"):
+        with pytest.raises(DeviceError, match="a CUDA graph was launched after it was closed"):
             dead.launch(streams[0])
 
 

@@ -158,7 +158,9 @@ def test_library_or_ours_is_measured_once(opened, monkeypatch, capfd, tmp_path):
     assert settled(third, program) == chosen
     with pytest.raises(ConfigError, match="the checkpoint's training used cublaslt 7, here is cudnn"):
         third.choose({"libraries": ["cublaslt 7"], "chosen": chosen})
-    with pytest.raises(ConfigError, match=r"the checkpoint's kernels are sh: not known here"):
+    with pytest.raises(
+        ConfigError, match=r"the checkpoint was trained with kernels of sh, which this version of dptrain does not have"
+    ):
         third.choose({"libraries": second.chosen["libraries"], "chosen": {"conv": "sh"}})
 
 
@@ -183,7 +185,7 @@ def test_what_no_library_takes_is_said_once(opened, capfd):
     assert (
         errors.count("dptrain: --conv cudnn: it does not support conv float32 float32 0 3 4 4 11 11 2 2 2 2 5 5") == 1
     )
-    assert "and 2 more; our kernels compute that" in errors
+    assert "and 2 more; dptrain's kernels compute it" in errors
 
 
 def test_auto_without_libraries_is_ours(opened, cuda_backend, monkeypatch):
@@ -191,7 +193,10 @@ def test_auto_without_libraries_is_ours(opened, cuda_backend, monkeypatch):
     backend = opened(conv="auto")
     assert not backend.measures
     assert backend.numerics == cuda_backend.numerics
-    assert "--conv auto finds no library (conv = 'cudnn': nvidia-cudnn-frontend is not installed" in backend.description
+    assert (
+        "--conv auto: no library is available (conv = 'cudnn': nvidia-cudnn-frontend is not installed"
+        in backend.description
+    )
     with pytest.raises(ConfigError, match=r"nvidia-cudnn-frontend is not installed .*; pip install"):
         opened(conv="cudnn")
 

@@ -172,7 +172,7 @@ def test_wrong_registrations_are_a_clear_error(tmp_path):
         make()(1.0, 2.0)
     with pytest.raises(ConfigError, match="op 'relu': a built-in op has this name"):
         make(lambda_named("relu", None))
-    with pytest.raises(ConfigError, match="op 'cube': letters = 'columns': expected those of each"):
+    with pytest.raises(ConfigError, match="op 'cube': letters = 'columns': expected a letter for each"):
         make(letters="columns")
     with pytest.raises(ConfigError, match="op 'cube': letters = 'a->a': 1 operands; expected 2"):
         make(letters="a->a")

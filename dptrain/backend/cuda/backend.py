@@ -136,7 +136,7 @@ class CudaBackend(Backend):
             except (ConfigError, DeviceError) as error:
                 if name != "auto":
                     raise
-                without.append(f"--{kind} auto finds no library ({error})")
+                without.append(f"--{kind} auto: no library is available ({error})")
         return without
 
     def _library(self, kind: Kind) -> Library:

@@ -104,12 +104,15 @@ class Choices:
         used, versions_here = saved.get("libraries", []), self._versions
         if used != versions_here and any(by != OURS for by in chosen.values()):
             raise ConfigError(
-                f"the checkpoint's training used {' and '.join(map(str, used)) or 'no library'}, here is "
-                f"{' and '.join(versions_here) or 'none'}, which would change the bits; install that version, or "
-                "start over"
+                f"the checkpoint's training used {' and '.join(map(str, used)) or 'no library'}, but found "
+                f"{' and '.join(versions_here) or 'none'}, which would change results in their last bits; install "
+                "that version, or start over"
             )
         if not set(chosen.values()) <= {OURS, *LIBRARIES.values()}:
-            raise ConfigError(f"the checkpoint's kernels are {', '.join(sorted(set(chosen.values())))}: not known here")
+            raise ConfigError(
+                f"the checkpoint was trained with kernels of {', '.join(sorted(set(chosen.values())))}, which this "
+                "version of dptrain does not have"
+            )
         self.chosen |= chosen
 
     def settle(self, problems: Iterable[Problem], comm: Communicator) -> None:
@@ -147,7 +150,7 @@ class Choices:
         if refused:
             kind, and_more = refused[0].kind, f" and {len(refused) - 1} more" if len(refused) > 1 else ""
             _say_once(
-                f"--{kind} {LIBRARIES[kind]}: it does not support {refused[0]}{and_more}; our kernels compute that"
+                f"--{kind} {LIBRARIES[kind]}: not supported for {refused[0]}{and_more}; dptrain's kernels compute it"
             )
 
     def _measured(self, problems: Mapping[str, Problem]) -> dict[str, str]:

@@ -99,8 +99,8 @@ def too_new(toolkit: tuple[int, int] | None, driver: tuple[int, int] | None) -> 
         return None
     least = _DRIVERS.get(toolkit[0], "")
     return (
-        f"nvcc is of CUDA {toolkit[0]}.{toolkit[1]}, and this driver supports at most CUDA {driver[0]}.x "
-        f"(it knows {driver[0]}.{driver[1]})",
+        f"nvcc is from CUDA {toolkit[0]}.{toolkit[1]}, but this driver supports CUDA {driver[0]}.x at most (it "
+        f"reports {driver[0]}.{driver[1]})",
         f"update the NVIDIA driver (CUDA {toolkit[0]} needs {least or 'a newer one'}), or put the nvcc of a "
         f"CUDA {driver[0]} toolkit first on PATH",
     )
@@ -246,12 +246,14 @@ def _run_nvcc(arguments: Sequence[str], source: Path, architecture: str) -> "sub
     try:
         ended = run_program(arguments, _PATIENCE)
     except subprocess.TimeoutExpired:
-        raise DeviceError(f"nvcc has not compiled {source.name} for {architecture} within {_PATIENCE:g} s") from None
+        raise DeviceError(
+            f"nvcc did not compile {source.name} for {architecture} within {_PATIENCE:g} s; is the machine overloaded?"
+        ) from None
     output, errors = (stream.decode(errors="replace") for stream in (ended.stdout, ended.stderr))
     process = subprocess.CompletedProcess(arguments, ended.returncode, output, errors)
     if process.returncode:
         lines = [line for line in (process.stderr or process.stdout).splitlines() if line.strip()]
         line = next((line for line in lines if "error" in line or "fatal" in line), lines[0] if lines else "nothing")
         line = line.strip().replace(f"{source.parent}{os.sep}", "")
-        raise DeviceError(f"nvcc cannot compile {source.name} for {architecture}, it says: {line}")
+        raise DeviceError(f"nvcc cannot compile {source.name} for {architecture}: {line}")
     return process

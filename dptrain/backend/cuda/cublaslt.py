@@ -89,7 +89,9 @@ class CublasLt:
             self._handle: int | None = cublasLt.create()
             version = cublasLt.get_version()
         except Exception as error:  # nvmath has an error class for each reason
-            raise DeviceError(f"gemm = 'cublaslt': the library does not start ({error}); use --gemm dptrain") from error
+            raise DeviceError(
+                f"gemm = 'cublaslt': the library cannot be initialized ({error}); use --gemm dptrain"
+            ) from error
         self.numerics = f"cublaslt {version}"
         self._workspace = workspace(WORKSPACE_BYTES)
         self._one, self._zero = np.ones(1, np.float32), np.zeros(1, np.float32)
@@ -112,7 +114,7 @@ class CublasLt:
                 yield
             except self._lt.cuBLASLtError as error:
                 raise DeviceError(
-                    f"gemm = 'cublaslt': no product of sizes M, N, K = {sizes} ({error}); use --gemm dptrain"
+                    f"gemm = 'cublaslt': a matrix product of M, N, K = {sizes} failed ({error}); use --gemm dptrain"
                 ) from error
 
         with reported():

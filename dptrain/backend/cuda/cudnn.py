@@ -89,7 +89,9 @@ class Cudnn:
             cudnn.set_stream(handle=self._handle, stream=stream)
             version = cudnn.backend_version()
         except Exception as error:  # the frontend has an error class for each reason
-            raise DeviceError(f"conv = 'cudnn': the library does not start ({error}); use --conv dptrain") from error
+            raise DeviceError(
+                f"conv = 'cudnn': the library cannot be initialized ({error}); use --conv dptrain"
+            ) from error
         self.numerics = f"cudnn {version}"
 
     def takes(self, problem: Problem) -> bool:
@@ -102,7 +104,7 @@ class Cudnn:
         Operands `a` and `b` are those of `ops.nn.convolution`, kernels as (O, R, S, I); `c` is float32 and overwritten.
         """
         plan = self._plan(problem)
-        assert plan is not None, "our own kernels compute it"
+        assert plan is not None, "dptrain's kernels compute it"
         workspace = self._workspace(plan.workspace) if plan.workspace else 0
         pointers = {_FIRST: a, _SECOND: b, _MADE: c}
 
@@ -110,7 +112,7 @@ class Cudnn:
             try:
                 plan.graph.execute(pointers, workspace, handle=self._handle)
             except Exception as error:
-                raise DeviceError(f"conv = 'cudnn': {problem} fails ({error}); use --conv dptrain") from error
+                raise DeviceError(f"conv = 'cudnn': {problem} failed ({error}); use --conv dptrain") from error
 
         return queue
 

@@ -109,7 +109,7 @@ class Gpu:
         """Free what other threads have dropped; DeviceError if this thread may not use the GPU."""
         if self._ident() != self.owner:
             owner = f"the GPU belongs to thread {self.thread.name!r}, which opened it: use it from there, not from "
-            closed = f"the GPU belonged to thread {self.thread.name!r}, and was closed when that ended"
+            closed = f"the GPU belonged to thread {self.thread.name!r}, and was closed when that thread ended"
             raise DeviceError(f"{owner}{threading.current_thread().name!r}" if self.owner else closed)
         if self.retired and not self.captures:
             with contextlib.suppress(cuda.Error):
@@ -176,7 +176,7 @@ def open_gpu(number: int, select: str, host: str) -> Gpu:
             else:
                 os.environ["CUDA_VISIBLE_DEVICES"] = mask
             raise DeviceError(
-                f"host {host}: no GPU answers{problem} ({error}); see nvidia-smi, or use --device cpu"
+                f"host {host}: no usable GPU{problem} ({error}); see nvidia-smi, or use --device cpu"
             ) from error
         _gpu = Gpu(device, context, device.name(), _uuid(index), device.total_memory(), device.compute_capability())
         if _gpu.thread is not threading.main_thread():

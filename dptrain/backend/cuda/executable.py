@@ -272,7 +272,7 @@ class CudaExecutable:
             if name != ROWS or len(array.shape) != 1:
                 program.check_input(name, array.shape, self._rows)
             if array.dtype != tensor.dtype and (array.dtype, tensor.dtype) != (np.dtype(np.uint8), np.dtype(np.bool_)):
-                raise ConfigError(f"input {name!r} is of {array.dtype} on the device: expected {tensor.dtype}")
+                raise ConfigError(f"input {name!r} has dtype {array.dtype} on the device: expected {tensor.dtype}")
             self._arrays.append(array)
             self._pointers[tensor] = array.pointer
 
@@ -312,7 +312,8 @@ class CudaExecutable:
                 self._on_host += len(alone)
         except cuda.Error as error:
             raise DeviceError(
-                f"{gpu.name}: the kernels of a program do not load ({error}); remove {kernel_cache()}"
+                f"{gpu.name}: compiled kernels cannot be loaded ({error}); remove {kernel_cache()} to compile them "
+                "again"
             ) from error
         if self._queues_messages:
             self._stages = [[_Launches(self._whole_step(), [])]]
@@ -328,7 +329,10 @@ class CudaExecutable:
         prepared = module.get_function(kernel.name)
         prepared.prepare(letters)
         if not gpu.allow_shared(prepared, kernel.dynamic):
-            raise DeviceError(f"{gpu.name}: gives no block {kernel.dynamic:,} bytes of shared memory")
+            raise DeviceError(
+                f"{gpu.name}: a kernel needs {kernel.dynamic:,} bytes of shared memory per block, more than this GPU "
+                "has"
+            )
         return partial(prepared.prepared_async_call, shared_size=kernel.dynamic)
 
     def _launches_of(self, kernel: Kernel, counters: Mapping[str, int], pack_parts: list[Hashable]) -> list[Launch]:
@@ -419,7 +423,7 @@ class CudaExecutable:
         kernel: OwnKernel = user.kernel
 
         if any(tensor.dtype == np.float64 for tensor in (*tensor.inputs, tensor)):
-            raise ConfigError(f"op {kernel.name!r}: its kernel computes in float32, not in float64")
+            raise ConfigError(f"op {kernel.name!r}: its kernel computes in float32, not in float64; use --device cpu")
         outputs = {user.output: buffer(tensor)}
         scratch = self._scratch.get((function.name, "others"), 0)
         for number, (shape, start) in call.scratch.items():

@@ -47,7 +47,7 @@ class CudaGraph:
     def launch(self, stream: Any) -> None:
         """Queue the recorded work on a stream of the recording's context; DeviceError if closed or never recorded."""
         if not self._executable:
-            raise DeviceError("a CUDA graph is launched after it was closed, or before its capture ended")
+            raise DeviceError("a CUDA graph was launched after it was closed, or before its capture ended")
         _call("cuGraphLaunch", self._executable, _handle(stream))
 
     def close(self) -> None:
@@ -108,7 +108,9 @@ def _call(name: str, *arguments: Any) -> None:
     try:
         code = getattr(driver, name)(*arguments)
     except AttributeError:
-        raise DeviceError(f"the NVIDIA driver has no {name}: CUDA graphs need one for CUDA 11.4 or later") from None
+        raise DeviceError(
+            f"the NVIDIA driver has no {name}: CUDA graphs need a driver for CUDA 11.4 or later"
+        ) from None
     if code:
         text = ctypes.c_char_p()
         driver.cuGetErrorString(code, ctypes.byref(text))

@@ -277,7 +277,7 @@ class RankReduction:
     def __init__(self, backend: "CudaBackend", dtype: np.dtype[Any], over: str) -> None:
         name = "uint8" if dtype == np.bool_ else dtype.name
         if name not in _JOINED:
-            raise ConfigError(f"ranks cannot join numbers of {dtype.name} ({over}) on GPUs; use --comm host")
+            raise ConfigError(f"GPUs cannot reduce tensors of {dtype.name} over ranks ({over}); use --comm host")
         gpu = backend.gpu_record
         cubin = compiled_text("ranks", '#include "ranks.h"\n', gpu.architecture)
         self._kernel = gpu.module(cubin).get_function(f"{over}_{name}")

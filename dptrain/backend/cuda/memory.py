@@ -182,7 +182,7 @@ class DeviceArray:
     def __getitem__(self, rows: slice) -> "DeviceArray":
         start, stop, step = rows.indices(self.shape[0])
         if step != 1:
-            raise ValueError(f"a device buffer is cut in steps of 1, not {step}")
+            raise ValueError(f"a slice of a device buffer must have step 1, not {step}")
         length = self.shape[1:]
         pointer = self.pointer + start * count(length) * self.dtype.itemsize
         return DeviceArray(self._memory, pointer, (max(stop - start, 0), *length), self.dtype)
@@ -284,8 +284,8 @@ class Heap:
             largest = sorted(held_bytes.items(), key=lambda name: (-name[1], name[0]))[:4]
             listed = ", ".join(f"{name} {amount(size)}" for name, size in largest) or "none"
             raise DeviceMemoryError(
-                f"CUDA out of memory on {self._gpu.name}: asked for {amount(nbytes)} ({name}), {amount(free)} of "
-                f"{amount(total)} are free; largest buffers here: {listed}",
+                f"CUDA out of memory on {self._gpu.name}: tried to allocate {amount(nbytes)} ({name}), "
+                f"{amount(free)} of {amount(total)} are free; largest buffers: {listed}",
                 name,
                 nbytes,
                 free,

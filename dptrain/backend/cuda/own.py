@@ -48,8 +48,8 @@ def own_launch(
     if not gpu.allow_shared(prepared, launch.shared):
         most = gpu.device.get_attribute(cuda.device_attribute.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
         raise DeviceError(
-            f"op {kernel.name!r}: kernel {kernel.kernel!r} asks for {launch.shared:,} bytes of dynamic shared memory "
-            f"beside {prepared.shared_size_bytes:,} of its own: {gpu.name} gives a block {most:,}"
+            f"op {kernel.name!r}: kernel {kernel.kernel!r} needs {launch.shared:,} bytes of dynamic and "
+            f"{prepared.shared_size_bytes:,} of static shared memory, but {gpu.name} allows {most:,} per block"
         )
     arguments = [argument.pointer if isinstance(argument, DeviceArray) else argument for argument in launch.arguments]
 
@@ -58,7 +58,7 @@ def own_launch(
             prepared.prepared_async_call(launch.grid, launch.block, stream, *arguments, shared_size=launch.shared)
         except Exception as error:  # PyCUDA packs arguments with its own struct module and errors
             raise DeviceError(
-                f"op {kernel.name!r}: kernel {kernel.kernel!r} does not launch on grid {launch.grid}, block "
+                f"op {kernel.name!r}: kernel {kernel.kernel!r} cannot be launched on grid {launch.grid}, block "
                 f"{launch.block}, arguments {kernel.arguments!r}: {error}"
             ) from error
 
@@ -73,7 +73,7 @@ def _prepared(gpu: Gpu, kernel: OwnKernel) -> Any:
         function.prepare(kernel.arguments)
     except cuda.Error as error:
         raise DeviceError(
-            f'op {kernel.name!r}: kernel {kernel.kernel!r} does not load ({error}); is there an extern "C" __global__ '
-            "function of that name in its source?"
+            f'op {kernel.name!r}: kernel {kernel.kernel!r} cannot be loaded ({error}); is there an extern "C" '
+            "__global__ function of that name in its source?"
         ) from error
     return function

@@ -139,7 +139,7 @@ class P2pRings:
                         self._ends[size[:2]] = _Receiver(size, link)
             except cuda.Error as error:
                 raise DeviceError(
-                    f"--comm nccl: no memory for messages between stages ({error}); use --comm host"
+                    f"--comm nccl: cannot allocate buffers for messages between stages ({error}); use --comm host"
                 ) from error
 
         self._comm.agree("communicator", make)

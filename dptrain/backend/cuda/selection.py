@@ -27,13 +27,15 @@ def probe(with_memory: bool = False) -> dict[str, Any]:
             report: dict[str, Any] = json.loads(process.stdout.strip().splitlines()[-1])
             return report
     except subprocess.TimeoutExpired:
-        return empty | {"error": f"the driver does not answer within {_PATIENCE:.0f} s"}
+        return empty | {"error": f"the driver did not answer within {_PATIENCE:.0f} s"}
     except (OSError, ValueError, IndexError) as error:
-        return empty | {"error": f"cannot ask the driver ({error})"}
+        return empty | {"error": f"cannot query the driver ({error})"}
     ending = (
-        f"is killed by signal {-process.returncode}" if process.returncode < 0 else f"exits with {process.returncode}"
+        f"was killed by signal {-process.returncode}"
+        if process.returncode < 0
+        else f"exited with code {process.returncode}"
     )
-    return empty | {"error": f"a process that asks the driver {ending}"}
+    return empty | {"error": f"a process that queried the driver {ending}"}
 
 
 def visible_gpus() -> list[str]:
@@ -70,8 +72,8 @@ def assign(visible: Sequence[Sequence[str]], ranks: Sequence[int], share: bool, 
         free = [number for number, gpu in enumerate(own_gpus) if gpu not in rank_of]
         if not free and own_gpus and not share:
             raise DeviceError(
-                f"host {host}: ranks {rank_of[own_gpus[0]]} and {ranks[local_rank]} would both use "
-                f"{own_gpus[0]}, their launcher shows them no other; give each rank its own GPU, or use "
+                f"host {host}: ranks {rank_of[own_gpus[0]]} and {ranks[local_rank]} would both use {own_gpus[0]}, "
+                "the only GPU that their launcher makes visible to them; give each rank its own GPU, or use "
                 "--share-gpu or --device cpu"
             )
         number = free[0] if free else local_rank % max(len(own_gpus), 1)

@@ -13,4 +13,4 @@ def kernels_dir(package: Path = _PACKAGE) -> Path:
     for place in places:
         if (place / "README.md").is_file():
             return place
-    raise DeviceError(f"CUDA sources found neither in {places[0]} nor in {places[1]}: install dptrain again")
+    raise DeviceError(f"CUDA sources are neither in {places[0]} nor in {places[1]}: reinstall dptrain")

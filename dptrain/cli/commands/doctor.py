@@ -241,7 +241,7 @@ def _mpirun(context: CheckContext) -> list[Row]:
 def _ranks(context: CheckContext) -> list[Row]:
     launch, comm = detect_launch(), context.comm
     if launch is None:
-        return [Row("launcher", "none: one process; start me with mpirun -n N and all ranks are looked at")]
+        return [Row("launcher", "none: one process; run doctor under mpirun -n N to check all ranks")]
     if launch.size > 1 and comm.size == 1:
         try:
             comms.current()
@@ -261,10 +261,10 @@ def _transport(context: CheckContext) -> list[Row]:
             return [Row("NCCL", reason, "bad", "use --comm host")]
         return [Row("NCCL", "nccl4py and its library load")]
     if context.config.comm != "cuda-aware":
-        return [Row("messages", f"--comm {context.config.comm}: chosen when a training starts", "note")]
+        return [Row("messages", f"--comm {context.config.comm}: chosen when training starts", "note")]
     if reason := context.comm.why_not_cuda_aware():
         return [Row("CUDA-aware", reason, "bad", "use --comm host, or an MPI that is built with CUDA")]
-    return [Row("CUDA-aware", "yes: a copy of device memory through MPI arrives")]
+    return [Row("CUDA-aware", "yes: device memory was copied through MPI")]
 
 
 def _shared_memory(context: CheckContext) -> list[Row]:
@@ -297,7 +297,7 @@ def _signs_of_a_gpu() -> bool:
 
 
 def _no_gpu(context: CheckContext) -> list[Row]:
-    text = "not looked at (--device cpu)" if context.config.device == "cpu" else "none here: the CPU computes"
+    text = "not checked (--device cpu)" if context.config.device == "cpu" else "none here: the CPU computes"
     return [Row("GPU", text, "note", "--device cuda shows what a GPU would need")]
 
 
@@ -309,7 +309,7 @@ def _driver(context: CheckContext) -> list[Row]:
         version = re.findall(r"\d+\.\d+[.\d]*", content)[0]
     knows = f", for CUDA up to {driver['cuda']}" if driver["cuda"] else ""
     if driver["error"] is None:
-        return [Row("NVIDIA driver", f"{version or 'there'}{knows}{masked()}")]
+        return [Row("NVIDIA driver", f"{version or 'found'}{knows}{masked()}")]
     fix = "nvidia-smi must work first: install or repair the driver; in a container, start it with --gpus all"
     if os.environ.get("CUDA_VISIBLE_DEVICES") is not None:
         fix = "CUDA_VISIBLE_DEVICES hides GPUs: unset it, or name some; " + fix
@@ -326,7 +326,7 @@ def _gpus(context: CheckContext) -> list[Row]:
             rows.append(Row(f"GPU {number}", text))
         else:
             fix = "nvidia-smi shows which processes use it; stop them, or hide it with CUDA_VISIBLE_DEVICES"
-            rows.append(Row(f"GPU {number}", f"{text}; it runs no program: {gpu['error']}", "bad", fix))
+            rows.append(Row(f"GPU {number}", f"{text}; it cannot run a program: {gpu['error']}", "bad", fix))
     return rows or [Row("GPUs", "none that a program can use", "bad", "see the NVIDIA driver above")]
 
 
@@ -411,14 +411,14 @@ def _libraries(context: CheckContext) -> list[Row]:
         ("conv", "cuDNN", context.config.conv, cudnn.why_not),
     ):
         if choice == "dptrain":
-            rows.append(Row(title, f"not checked: dptrain's own kernels compute (--{kind} dptrain)", "note"))
+            rows.append(Row(title, f"not checked: dptrain's own kernels are used (--{kind} dptrain)", "note"))
         elif reason := why_not():
             rows.append(
                 Row(
                     title,
                     reason,
                     "note" if choice == "auto" else "bad",
-                    f"dptrain's own kernels do without (--{kind} dptrain)",
+                    f"dptrain's own kernels do not need it (--{kind} dptrain)",
                 )
             )
         else:
@@ -511,7 +511,7 @@ def _what_would_be_used(config: Config, comm: Communicator) -> tuple[Backend | N
     try:
         backend = open_backend(comm, **device_options(config))
     except Exception as error:
-        return None, f"nothing, it is refused: {describe(error)}"
+        return None, f"nothing: {describe(error)}"
     return backend, backend.description
 
 
@@ -537,10 +537,10 @@ def _split_of_a_step(config: Config, comm: Communicator) -> list[str]:
     if alone < 1.1 * total:
         lines.append(
             f"More ranks do not help this model at this batch size: train {ranks} independent runs (seeds, settings) "
-            "at once, one a rank, or use a larger --batch-size or model."
+            "at once, one per rank, or use a larger --batch-size or model."
         )
     else:
-        lines.append(f"{ranks} ranks take {total / alone:.0%} of one rank's time a step.")
+        lines.append(f"{ranks} ranks take {total / alone:.0%} of one rank's time per step.")
     return lines
 
 
@@ -638,7 +638,7 @@ def _show_section(show: _Printer, comm: Communicator, title: str, rows: list[Row
 
 def _is_safe(context: CheckContext) -> bool:
     """Whether neither the driver nor PyCUDA crashed the process that asked."""
-    return not str(context.driver["error"]).startswith("a process that asks") and context.pycuda[0] >= 0
+    return not str(context.driver["error"]).startswith("a process that queried") and context.pycuda[0] >= 0
 
 
 def _ask(command: Sequence[str], line: int | None = -1) -> tuple[int, str]:

@@ -29,7 +29,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add_samples(parser)
     text = "targets of --data FILE.npy"
     parser.add_argument("--target", "--data.target", metavar="FILE.npy", help=text)
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a line for people")
+    parser.add_argument("--json", action="store_true", help="print a JSON object instead of a readable line")
 
 
 OPTIONS = Options("Print the loss and the metrics of a trained model.", _add_options, (*SAMPLES, *DEVICE))

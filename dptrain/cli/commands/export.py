@@ -28,10 +28,10 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--format",
         metavar="|".join(_ENDINGS),
         help="keras: the whole model; onnx: `predict` for ONNX Runtime; program: `predict` for "
-        "`dptrain.saving.load_program`; safetensors, npz: the weights by name (default: by the file's ending)",
+        "`dptrain.saving.load_program`; safetensors, npz: the weights by name (default: by the file's suffix)",
     )
     parser.add_argument("--out", dest="file", metavar="FILE", required=True, help="where to")
-    parser.add_argument("--overwrite", action="store_true", help="replace the file where it exists")
+    parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
 
 
 OPTIONS = Options("Write a trained model in another format.", _add_options, DEVICE)
@@ -71,7 +71,7 @@ def _format(name: str | None, path: Path) -> str:
     by_ending = next((name for name, endings in _ENDINGS.items() if path.suffix in endings), None)
     if name is None:
         if by_ending is None:
-            raise ConfigError(f"--out {path}: its ending names no format; use --format {'|'.join(_ENDINGS)}")
+            raise ConfigError(f"--out {path}: its suffix is not that of a format; use --format {'|'.join(_ENDINGS)}")
         return by_ending
     if name not in _ENDINGS:
         raise ConfigError(f"--format {name}: expected one of {', '.join(_ENDINGS)}")

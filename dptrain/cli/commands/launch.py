@@ -122,7 +122,7 @@ def _parse(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
     add = parser.add_argument
     add("-n", "--ranks", type=_count, metavar="RANKS", help="number of ranks (default: the slots of all hosts)")
     add("--hosts", metavar="A:4,B:4", help="hosts with their slots; without numbers, ranks are spread evenly")
-    add("--hostfile", metavar="FILE", help="the same, one on a line: A:4 or A slots=4")
+    add("--hostfile", metavar="FILE", help="file with the same, one host per line: A:4 or A slots=4")
     add(
         "--launcher",
         metavar="PROGRAM",
@@ -138,8 +138,8 @@ def _parse(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
         metavar="N",
         help="start again up to N times after a failure (default: 0)",
     )
-    add("--min-ranks", type=_count, metavar="N", help="restart on the hosts that are left, with at least N ranks")
-    text = "wait this long for the other ranks to end when one has left (default: 30)"
+    add("--min-ranks", type=_count, metavar="N", help="restart on the remaining hosts, with at least N ranks")
+    text = "wait this long for the other ranks to end after one has (default: 30)"
     add("--grace", type=_seconds, default=30.0, metavar="SECONDS", help=text)
     text = "wait this long for all ranks to start (default: 300)"
     add("--start-timeout", type=_seconds, default=300.0, metavar="SECONDS", help=text)
@@ -196,7 +196,7 @@ def _seconds(text: str) -> float:
 
 def _hosts(options: Namespace) -> dict[str, int | None]:
     if options.hosts and options.hostfile:
-        raise ConfigError("--hosts and --hostfile: expected one of them")
+        raise ConfigError("--hosts and --hostfile: expected only one of them")
     if options.hosts:
         return parse_hosts(options.hosts)
     file = Path(options.hostfile) if options.hostfile else default_host_file()
@@ -211,7 +211,7 @@ def _ranks(options: Namespace, hosts: Mapping[str, int | None]) -> int:
     tasks = os.environ.get("SLURM_NTASKS", "")
     if tasks.isdigit():
         return int(tasks)
-    raise ConfigError("launch: how many ranks? as in launch -n 4 -- python script.py")
+    raise ConfigError("launch: the number of ranks is missing; write it as in launch -n 4 -- python script.py")
 
 
 def _addresses(addresses: str | None, hosts: Hosts) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ _ENDINGS = (".csv", ".npy", ".npz")
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_samples(parser)
-    text = ".csv with a line a sample, .npy or .npz with the outputs; replaced where it exists (default: CSV on stdout)"
+    text = ".csv with a line per sample, .npy or .npz with the outputs; replaced if it exists (default: CSV on stdout)"
     parser.add_argument("--out", dest="file", metavar="FILE", help=text)
 
 

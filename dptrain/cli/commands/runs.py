@@ -33,7 +33,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     text = "draw the curves of these runs, and show what differs; folders, or their names in DIR"
     parser.add_argument("--compare", metavar="RUN", nargs="+", help=text)
-    text = "where --compare draws (default: compare-RUN-RUN.png)"
+    text = "file of --compare's picture (default: compare-RUN-RUN.png)"
     parser.add_argument("--picture", metavar="FILE.png", help=text)
 
 
@@ -55,7 +55,7 @@ def _show(parsed: argparse.Namespace) -> None:
         _compare(folder, parsed.compare, parsed.picture)
         return
     if parsed.picture is not None:
-        raise ConfigError("--picture is the file that --compare draws; name the runs: --compare A B")
+        raise ConfigError("--picture is the file that --compare draws; add the runs: --compare A B")
     records, others = read_runs(folder)
     records = _sorted(records, parsed.sort)
     if parsed.json:

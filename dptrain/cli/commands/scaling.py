@@ -49,9 +49,9 @@ _ABOUT = {
 _NODE_FIRST = "every rank holds everything; gradients are all-reduced, within each node first"
 _HEADS = ("ranks", "mesh", "step", "compute", "eff.", "sent", "weights", "gradients", "slots", "activations", "memory ")
 _LEGEND = (
-    "* the mode to take on so many ranks; ! more memory than a rank has. step: time of one update; compute: what a "
-    "rank computes of it, the rest is waiting; eff.: efficiency, samples/s a rank against one rank alone; sent: "
-    "buffers of a step's messages; weights to activations: memory of a rank; memory: all of it."
+    "* the best mode for that many ranks; ! more memory than a rank has. step: time of one update; compute: the part "
+    "of it that a rank computes, the rest is waiting; eff.: efficiency, samples/s per rank against one rank alone; "
+    "sent: buffers of a step's messages; weights to activations: memory of a rank; memory: their sum."
 )
 
 
@@ -59,7 +59,7 @@ def with_device(config: Config, options: ScalingOptions) -> Config:
     """Return the configuration with the prediction's device: GPUs if options are about them and none is chosen."""
     _check_type_of_gradients(config.comm_dtype)  # before a machine is measured
     if config.device == "cpu" and options.gpu is not None:
-        raise ConfigError(f"--gpu {options.gpu}: is for --device cuda")
+        raise ConfigError(f"--gpu {options.gpu}: needs --device cuda")
     about_gpus = options.gpu is not None or options.node is not None
     return replace(config, device="cuda") if config.device == "auto" and about_gpus else config
 
@@ -187,20 +187,20 @@ def _fits(prediction: StepPrediction, hardware: Hardware) -> bool:
 def _advice(best: Sequence[StepPrediction], alone: StepPrediction, plain: Scaling, hardware: Hardware) -> Iterator[str]:
     """Yield advice, given each number of ranks' best mode, one rank's, and the data-parallel step."""
     if not best:
-        yield f"No mode fits into {_bytes(hardware.memory or 0)} a rank: take a smaller model or batch, or more ranks."
+        yield f"No mode fits into {_bytes(hardware.memory or 0)} per rank: use a smaller model or batch, or more ranks."
         return
     if not _fits(alone, hardware):
         needed, most = _bytes(alone.memory.total), _bytes(hardware.memory or 0)
-        yield f"One rank would need {needed} of {most}: it takes {best[0].ranks} at least, with {best[0].mode}."
+        yield f"One rank would need {needed} and has {most}: use {best[0].ranks} at least, with {best[0].mode}."
     worth = [prediction for prediction in best if prediction.efficiency(alone) >= _WORTH]
     chosen = worth[-1] if worth else best[0]
     if worth:
         times, part = _digits(chosen.speed / alone.speed), chosen.efficiency(alone)
         gain = f"{times} times the speed of one rank, {part:.0%} efficiency"
         upto = "one rank" if chosen.ranks == 1 else f"up to {chosen.ranks} ranks"
-        yield f"Take {upto}: {chosen.mode}, {_time(chosen.seconds)} a step ({gain})."
+        yield f"Use {upto}: {chosen.mode}, {_time(chosen.seconds)} per step ({gain})."
     else:
-        yield f"No number of ranks in this range reaches {_WORTH:.0%} of one rank's samples/s a rank."
+        yield f"No number of ranks in this range reaches {_WORTH:.0%} of one rank's samples/s per rank."
     modes_of: dict[str, list[int]] = {}
     for prediction in best:
         modes_of.setdefault(prediction.mode, []).append(prediction.ranks)
@@ -208,7 +208,7 @@ def _advice(best: Sequence[StepPrediction], alone: StepPrediction, plain: Scalin
     yield f"Fastest mode, the simplest where they differ by less than {_ALIKE - 1:.0%}: {fastest}."
     for fewer, more in pairwise(best):
         if more.speed < _GAIN * fewer.speed:
-            steps = f"{_time(fewer.seconds)} a step on {fewer.ranks}, {_time(more.seconds)} on {more.ranks}"
+            steps = f"{_time(fewer.seconds)} per step on {fewer.ranks}, {_time(more.seconds)} on {more.ranks}"
             yield f"More than {_plural(fewer.ranks, 'rank')} for one training gain nothing: {steps}."
             break
     group, widest = (alone if _fits(alone, hardware) else best[0]), best[-1]
@@ -225,8 +225,8 @@ def _advice(best: Sequence[StepPrediction], alone: StepPrediction, plain: Scalin
     if any(prediction.mode.startswith("hierarchical") for prediction in best):
         same = plain.predict(chosen.ranks, chosen.rows, hardware)
         yield (
-            "dptrain sums node first with --comm host; NCCL chooses its way itself, and a step takes up to "
-            f"{_time(same.seconds)} on {_plural(same.ranks, 'rank')} where that is one ring."
+            "With --comm host dptrain reduces within nodes first; NCCL chooses its own algorithm, and with a single "
+            f"ring a step takes up to {_time(same.seconds)} on {_plural(same.ranks, 'rank')}."
         )
 
 

@@ -89,11 +89,11 @@ _FIXED = {
     **dict.fromkeys(("cuda_graph", "steps_per_execution", "stall_warning", "stall_timeout"), "it changes no result"),
     **dict.fromkeys(
         ("checkpoint.every", "checkpoint.keep", "checkpoint.resume", "checkpoint.anyway"),
-        "a sweep keeps what its runs go on from by itself",
+        "a sweep saves the state of its runs by itself",
     ),
     "train.validation_split": "all runs are compared on the same samples",
     "train.fold": "use --folds",
-    "run_eagerly": "it is for debugging one run",
+    "run_eagerly": "it is for debugging a single run",
     **dict.fromkeys(("logging.tensorboard", "logging.mlflow", "logging.wandb"), "runs of a sweep log to its folder"),
     **dict.fromkeys(("model.function", "model.digest"), "a sweep has one function"),
     "model.arguments": "name an argument of the function itself, such as units=32,64",
@@ -177,16 +177,18 @@ def _read(config: Config, parsed: argparse.Namespace) -> tuple[Request, dict[str
     if plan.folds is not None and config.train.validation_split:
         raise ConfigError("--folds and --validation-split: each selects the validation samples; leave one out")
     if config.train.fold is not None:
-        raise ConfigError("--fold is of one run: --folds K trains every trial and seed on each of K folds")
+        raise ConfigError(
+            "--fold is for a single run; use --folds K, which trains every trial and seed on each of K folds"
+        )
     space = space_of(plan)
     if config.fast_dev_run and not plan.adaptive:
         space = Space(grid=_first(space.grid), random=space.random, samples=min(space.samples, _DEV), seed=space.seed)
     function = None if config.model.function is None else load_function(config.model.function)
     fields = {name: field_path(name, config) for name in space.fields}
     if len(set(fields.values())) < len(fields):
-        raise ConfigError(f"swept {', '.join(fields)}: two of them are the same field")
+        raise ConfigError(f"swept {', '.join(fields)}: two of them name the same field")
     if config.data.sharding != "global":
-        raise ConfigError("--sharding static: every run of a sweep has all samples; leave it out")
+        raise ConfigError("--sharding static: not supported in a sweep, where every run has all samples; leave it out")
     if plan.halving is not None and (
         config.train.early_stopping is not None or "train.early_stopping" in fields.values()
     ):
@@ -332,7 +334,10 @@ def _folded(config: Config, run: Run) -> Config:
 def space_of(options: Plan) -> Space:
     """Return the plan's search space."""
     if options.adaptive and (options.grid or options.samples):
-        raise ConfigError("--adaptive: draw every field (--random FIELD=FROM, without a number), without a grid")
+        raise ConfigError(
+            "--adaptive: expected a range to draw from for every field (--random FIELD=FROM, without a number), and "
+            "no grid"
+        )
     if options.adaptive and not options.random:
         raise ConfigError("--adaptive: name the fields to choose, such as --random dropout=0..0.5")
     if options.random and not options.samples and not options.adaptive:
@@ -353,7 +358,7 @@ def field_path(name: str, config: Config) -> str:
     parameters = {} if config.model.function is None else load_function(config.model.function).types
     if (parameter := name.removeprefix(f"{_ARGUMENTS}.")) in parameters:
         if parameter in RESERVED:
-            raise ConfigError(f"swept {name!r}: results have another column of that name; rename it")
+            raise ConfigError(f"swept {name!r}: results already have a column of that name; rename it")
         return f"{_ARGUMENTS}.{parameter}"
     all_leaves = list(leaves())
     matches = [leaf for leaf in all_leaves if name in (leaf.path, (leaf.flag or "").replace("-", "_"))]
@@ -511,7 +516,7 @@ def _show_time(
     each = math.fsum(seconds) / len(seconds)
     say(
         f"about {duration(each * requested.runs / ranks.size)} in all on {counted(ranks.size, 'rank')}, "
-        f"without evaluation: {each:.3g} s a run, from some steps of {counted(len(timed), 'trial')}"
+        f"without evaluation: {each:.3g} s per run, from some steps of {counted(len(timed), 'trial')}"
     )
 
 
@@ -533,7 +538,7 @@ def _show_result(result: SweepResult, space: Space, out: str | None) -> None:
     models = f", {len(result.models)} in {MODELS}/" if result.models else ""
     say(where if out is None else f"{where}: report.html, trials.csv, results.jsonl{models}")
     if result.stopped and out is not None:
-        say(f"stopped ({result.stopped}): start again with --out {out} to go on")
+        say(f"stopped ({result.stopped}): start again with --out {out} to continue")
 
 
 def duration(seconds: float) -> str:

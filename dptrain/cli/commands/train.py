@@ -128,7 +128,7 @@ def _fit(
             model._fit_in_steps(**fit_arguments(config, splits, steps), callbacks=callbacks, verbose=verbosity(config))
         )
     except PreemptedError as error:
-        advice = f"start again with --out {keeper.path.parent} to go on" if keeper else ""
+        advice = f"start again with --out {keeper.path.parent} to continue" if keeper else ""
         raise PreemptedError(error.where, error.exit_code, f"{error}; {advice}", []) from None
     assert model.history is not None
     return model.history
@@ -232,7 +232,7 @@ def _open_run(config: Config, data: LoadedData, comm: Communicator, stack: ExitS
 
 def _refuse_another(config: Config, path: Path) -> None:
     if deciding(read_config(path)) != deciding(config):
-        raise OutputError(f"{path} holds a run of other settings that has not ended; choose another --out")
+        raise OutputError(f"{path} holds an unfinished run with other settings; choose another --out")
 
 
 def _facts(config: Config, data: LoadedData, comm: Communicator) -> dict[str, Any]:
@@ -301,7 +301,7 @@ def _show_start(
         )
         if steps == 1 and not config.fast_dev_run and config.train.batch_size == TrainConfig.batch_size:
             terminal.say(
-                "An epoch is one step of all samples; a smaller --batch-size gives more steps, and trains faster"
+                "An epoch is a single step over all samples; a smaller --batch-size gives more steps, and trains faster"
             )
         say_why_unsaved(model)
     return rows

@@ -299,7 +299,8 @@ class OptimizerConfig(Checked):
     )
     schedule: Annotated[str | None, Before(_schedule)] = _field(
         None,
-        "of the learning rate, over the whole training: cosine, cosine:warmup=500, linear, polynomial, exponential, "
+        "schedule of the learning rate over the whole training: cosine, cosine:warmup=500, linear, polynomial, "
+        "exponential, "
         "step:every=2epochs,factor=0.5, cosine_restarts, constant:warmup=5%",
         "schedule",
     )
@@ -348,7 +349,7 @@ class PruningConfig(Checked):
         "prune-schedule",
     )
     begin: Annotated[str, Before(_length)] = _field("20%", "when pruning begins: steps (500), 2epochs or 25%")
-    end: Annotated[str, Before(_length)] = _field("70%", "when masks become fixed, likewise")
+    end: Annotated[str, Before(_length)] = _field("70%", "when masks become fixed, in the same units")
     frequency: OptionalPositiveInt = _field(
         None, "update the masks every N steps; default: a hundred times between begin and end"
     )

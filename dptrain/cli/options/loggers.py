@@ -78,7 +78,7 @@ class BestEffort(Callback):
         except Exception as error:
             self.failed = True
             if ranks_of(self).rank == 0:
-                text = f"{self.name} is disabled, the training continues: {describe(error)}"
+                text = f"{self.name} is disabled, and training continues: {describe(error)}"
                 terminal.say(f"dptrain: warning: {text}", file=sys.stderr)
 
 
@@ -109,7 +109,7 @@ def refuse_in_a_sweep(config: Config) -> None:
     """Refuse loggers of single runs."""
     for name, value in to_dict(config)["logging"].items():
         if value is not None:
-            advice = "leave it out, results.jsonl and trials.csv have every run's metrics"
+            advice = "leave it out: results.jsonl and trials.csv have every run's metrics"
             raise ConfigError(f"--{name}: not supported in a sweep, where runs are packed together; {advice}")
 
 

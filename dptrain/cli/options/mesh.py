@@ -24,7 +24,7 @@ def lengths_of(mesh: str) -> dict[str, int]:
     """Return the lengths of a mesh's axes, such as batch=2,model=2."""
     by_axis = {name: int(length) for name, length in (axis.split("=") for axis in mesh.split(","))}
     if STAGE in by_axis:
-        raise ConfigError(f"mesh = {mesh!r}: the axis {STAGE!r} is that of pipelines; use --stages instead")
+        raise ConfigError(f"mesh = {mesh!r}: the axis {STAGE!r} is reserved for pipelines; use --stages instead")
     return by_axis if BATCH in by_axis else {BATCH: 1, **by_axis}
 
 

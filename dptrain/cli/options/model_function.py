@@ -131,7 +131,7 @@ def load_function(spec: str) -> ModelFunction:
         raise ConfigError(f"--model {spec}: the signature of {name} cannot be read") from error
     for parameter in parameters.values():
         if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
-            raise ConfigError(f"--model {spec}: {name} takes {parameter.name!r} by its position alone; drop the '/'")
+            raise ConfigError(f"--model {spec}: {name} takes {parameter.name!r} by position only; remove the '/'")
     own_parameters = {
         key: parameter for key, parameter in parameters.items() if parameter.kind in _BY_NAME and key not in OFFERED
     }

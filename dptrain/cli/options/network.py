@@ -64,7 +64,9 @@ def table_layers(preprocessing: Preprocessing, network: str = "auto") -> list[la
     plain, embedded = sum(column.width for column in preprocessing.plain_columns), preprocessing.embedded_columns
     texts = preprocessing.word_columns
     if network in TEXT_NETWORKS and not texts:
-        raise ConfigError(f"model.network = {network}: no column of text; name one (--text), or leave it out")
+        raise ConfigError(
+            f"model.network = {network}: the table has no column of text; name one (--text), or leave it out"
+        )
     if not embedded and not texts:
         return [layers.Normalization(input_shape=(plain,))]
     start = layers.Input(preprocessing.sample_shape)

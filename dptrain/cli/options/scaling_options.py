@@ -48,13 +48,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--node-gpus", metavar="N", help="ranks of a node, GPUs unless --device cpu (default: 8; CPU: its cores)"
     )
-    group.add_argument("--gpu", metavar="|".join(GPU_NAMES), help="which GPU (default: H100)")
+    group.add_argument("--gpu", metavar="|".join(GPU_NAMES), help="the GPU to predict for (default: H100)")
     network = "bits or bytes/s of a node, and latency: 200Gb or 25GB,5us (default: 200Gb,5us; CPU: 10Gb,30us)"
     group.add_argument("--network", metavar="RATE", help=network)
     link = "between ranks of a node: 360GB,2us (default: NVLink's; on CPUs measured under mpirun, or 5GB,5us)"
     group.add_argument("--link", metavar="RATE", help=link)
     group.add_argument(
-        "--gflops", metavar="N", help="that products reach (default: 70 %% of a GPU's peak; CPU: measured)"
+        "--gflops", metavar="N", help="that matrix products reach (default: 70 %% of a GPU's peak; CPU: measured)"
     )
     memory = "bytes/s of a rank's memory (default: the GPU's; CPU: measured)"
     group.add_argument("--memory-bandwidth", metavar="RATE", help=memory)
@@ -68,7 +68,7 @@ def read_options(parsed: argparse.Namespace) -> ScalingOptions | None:
         for name in _OWN:
             if getattr(parsed, name) is not None:
                 option = f"--{name.replace('_', '-')}"
-                raise ConfigError(f"{option} {getattr(parsed, name)}: is for --ranks; add it, such as --ranks 1-64")
+                raise ConfigError(f"{option} {getattr(parsed, name)}: needs --ranks; add it, such as --ranks 1-64")
         return None
     if parsed.kernels or parsed.code or parsed.step != "train":
         raise ConfigError("--ranks predicts training steps: leave out --kernels, --code and --step")

@@ -24,7 +24,7 @@ def copy(x: Array, *, out: Array) -> None:
 
 
 def _not_placed(*arguments: Any) -> Any:
-    raise AssertionError("kernels are made of programs that have been placed")
+    raise AssertionError("kernels are generated from placed programs")
 
 
 COPY = Op(copy, _not_placed, _not_placed, _not_placed, lowering=Element("{0}"))

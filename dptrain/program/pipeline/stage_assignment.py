@@ -61,7 +61,7 @@ def cut_into_stages(
     if len(layers) < stages:
         raise ConfigError(
             f"stages = {stages}: the model has {len(layers)} layer{'s' * (len(layers) != 1)} with weights; "
-            "expected a layer for each stage at least"
+            "expected at least one per stage"
         )
     state_bytes = [sum(_needed(weight, slots) for weight in layer) for layer in layers]
     activation_bytes = _kept(

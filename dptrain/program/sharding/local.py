@@ -47,7 +47,7 @@ class MeshPosition:
             if mesh is not None and n < self.lengths[mesh]:
                 raise ConfigError(
                     f"layout {axes} of {variable._path!r}, of shape {variable.shape}: axis {axis} of length {n} cannot "
-                    f"be sharded over the {self.lengths[mesh]} ranks along {mesh!r}; choose a longer one, or none"
+                    f"be sharded over the {self.lengths[mesh]} ranks along {mesh!r}; choose a longer axis, or None"
                 )
 
     def bounds(self, mesh: str, length: int) -> tuple[int, int]:

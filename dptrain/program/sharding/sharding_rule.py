@@ -60,7 +60,7 @@ def parse_rule(rule: str, op: str, operands: int | None = None) -> ShardingRule:
         return ConfigError(f"op {op!r}: letters = {rule!r}: {fault}")
 
     if not isinstance(rule, str) or not _FORM.fullmatch(rule):
-        raise refusal("expected those of each operand's axes and of the output's, such as 'mk,kn->mn'")
+        raise refusal("expected a letter for each axis of the operands and of the output, such as 'mk,kn->mn'")
     operand_letters, _, output = rule.partition("->")
     inputs = tuple(operand_letters.split(",")) if operand_letters or operands != 0 else ()
     if operands is not None and len(inputs) != operands:
@@ -68,7 +68,9 @@ def parse_rule(rule: str, op: str, operands: int | None = None) -> ShardingRule:
     outputs = tuple(output.split(","))
     for axes in (*inputs, *outputs):
         if repeated := [letter for letter in axes if letter.islower() and axes.count(letter) > 1]:
-            raise refusal(f"{repeated[0]!r} names two axes of one tensor; capitals may, which must be whole")
+            raise refusal(
+                f"{repeated[0]!r} names two axes of one tensor; only capitals may, whose axes are never sharded"
+            )
     return ShardingRule(inputs, outputs[0], outputs if outputs[1:] else ())
 
 
@@ -76,7 +78,7 @@ def parse_fixed_rule(rule: str, op: str, operands: int | None) -> ShardingRule:
     """Parse a record's rule for any shape; ConfigError as in `parse_rule`, or for an output letter in no operand."""
     named = parse_rule(rule, op, operands)
     if any(named.inputs) and (unknown := named.own()):
-        raise ConfigError(f"op {op!r}: letters = {rule!r}: no operand has the output's {unknown[0]!r}")
+        raise ConfigError(f"op {op!r}: letters = {rule!r}: no operand has the output's letter {unknown[0]!r}")
     return named
 
 

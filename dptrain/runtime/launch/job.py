@@ -264,7 +264,7 @@ class Job:
                 say(f"{name}: asking the ranks to save and stop; a second signal stops them at once")
                 self._tell(f"signal {number}")
             else:
-                ended = _Verdict(_BY_SIGNAL + (self._stop_signal or number), f"launch: {name}: ended at once")
+                ended = _Verdict(_BY_SIGNAL + (self._stop_signal or number), f"launch: {name}: stopped at once")
                 self._verdict = ended if self._ranks else _stopped_before(number)
                 self._kill_at = now
 
@@ -285,7 +285,7 @@ class Job:
             if (
                 self._stop_signal == signal.SIGUSR1 and code == _BY_SIGNAL + self._stop_signal
             ):  # a code with no other meaning
-                text = "launch: the command has no handler of SIGUSR1 yet, or none at all: it has saved nothing"
+                text = "launch: the command does not handle SIGUSR1, or did not yet: nothing was saved"
                 return _Verdict(int(ExitCode.PREEMPTED), text)
             return _Verdict(code)
         # Connections may still hold earlier messages.
@@ -312,7 +312,7 @@ class Job:
             return None
         name = os.path.basename(self._start.launcher.words[0])
         self._is_stuck = True
-        text = f"launch: {name} (pid {mpirun}) waits, but its process that starts the ranks is gone"
+        text = f"launch: {name} (pid {mpirun}) is waiting, but its process that starts the ranks is gone"
         return _Verdict(int(ExitCode.STUCK), text)
 
     def _failed(self, rank: _Rank) -> bool:
@@ -392,7 +392,7 @@ class Job:
 
 
 def _stopped_before(number: int) -> _Verdict:
-    text = f"launch: {signal.Signals(number).name}: received before the ranks had started, so nothing was begun"
+    text = f"launch: {signal.Signals(number).name}: received before the ranks had started; nothing was trained"
     return _Verdict(code_of_stop(number), text)
 
 

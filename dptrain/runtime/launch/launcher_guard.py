@@ -37,7 +37,7 @@ guard() {
             case $where in *futex*) ;; *) looks=0 ;; esac
         done
         if [ "$looks" -ge "$3" ]; then
-            echo "dptrain: warning: mpirun (PID $1) waits for itself, its ranks have ended: killed" >>"/proc/$1/fd/2"
+            echo "dptrain: warning: mpirun (PID $1) did not exit after its ranks had ended: killed" >>"/proc/$1/fd/2"
             kill -KILL "$1"
             exit
         fi

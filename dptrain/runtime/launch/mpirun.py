@@ -172,7 +172,7 @@ def _collect(lines: Iterable[str], source: str) -> dict[str, int | None]:
     for line in lines:
         parts = re.fullmatch(r"([\w.-]+)(?:(?::|\s+slots\s*=\s*)([1-9]\d*))?(?:\s+max[-_]slots\s*=\s*\d+)?", line)
         if parts is None:
-            raise ConfigError(f"{source}: {line!r}: expected HOST, HOST:SLOTS or in a file HOST slots=SLOTS")
+            raise ConfigError(f"{source}: {line!r}: expected HOST, HOST:SLOTS or, in a file, HOST slots=SLOTS")
         if parts[1] in hosts:
             raise ConfigError(f"{source}: {parts[1]} appears twice; write {parts[1]}:SLOTS once")
         hosts[parts[1]] = int(parts[2]) if parts[2] else None

@@ -158,7 +158,7 @@ def _checked(path: Path) -> bytes:
         size = os.fstat(file.fileno()).st_size
         # The size first: a file may be larger than memory.
         if expected.split()[1:2] != [b"%d" % size] or _checksum(path.name, content := file.read()) != expected:
-            raise _DamagedError(f"its {size} bytes are not those that were written")
+            raise _DamagedError(f"its {size} bytes do not match their checksum")
         return content
 
 
@@ -187,7 +187,7 @@ def _temporary(name: str, content: bytes, stack: ExitStack) -> Path:
         write_new(place / name, [content])
     except OSError as error:
         reason = error.strerror or one_line(error)
-        raise OutputError(f"no place for compiled code in {tempfile.gettempdir()} either ({reason})") from error
+        raise OutputError(f"compiled code cannot be written to {tempfile.gettempdir()} either ({reason})") from error
     return place
 
 
@@ -195,5 +195,5 @@ def _temporary(name: str, content: bytes, stack: ExitStack) -> Path:
 def _warn(folder: Path, reason: str) -> None:
     launch = detect_launch()
     if launch is None or launch.rank == 0:
-        text = f"{folder}: compiled code is not kept there ({reason}); each process compiles for itself"
+        text = f"{folder}: cannot cache compiled code there ({reason}); each process compiles its own"
         write_error(f"dptrain: warning: {text}; set DPTRAIN_CACHE to a folder that you own\n")

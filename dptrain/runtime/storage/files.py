@@ -158,7 +158,9 @@ class Directory:
         handle = self._open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         if os.fstat(handle).st_nlink > 1:
             os.close(handle)
-            raise DataError(f"{self.path / name}: it has a second name (a hard link), expected a single one")
+            raise DataError(
+                f"{self.path / name}: the file has a second name (a hard link), expected none; replace it by a copy"
+            )
         return os.fdopen(handle, "ab", buffering=0)
 
     def append(self, name: str, content: bytes) -> None:

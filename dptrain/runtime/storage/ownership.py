@@ -16,5 +16,5 @@ def open_own(path: str | os.PathLike[str]) -> int:
     status = os.fstat(handle)
     if not is_own(status) or status.st_mode & 0o022:
         os.close(handle)
-        raise PermissionError(errno.EPERM, "no regular file that only this user can have written")
+        raise PermissionError(errno.EPERM, "not a regular file that only this user can write")
     return handle

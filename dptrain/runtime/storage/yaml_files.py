@@ -63,7 +63,7 @@ class _StrictLoader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, Hashable):
-                raise yaml.constructor.ConstructorError(None, None, "a key that is not a word", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, "a key that is not a string", key_node.start_mark)
             if key in keys:
                 raise yaml.constructor.ConstructorError(None, None, f"key {key!r} appears twice", key_node.start_mark)
             keys.add(key)
@@ -73,7 +73,7 @@ class _StrictLoader(yaml.SafeLoader):
 def _whole_number(loader: _StrictLoader, node: yaml.ScalarNode) -> int:
     number: int = loader.construct_yaml_int(node)
     if number.bit_length() > _MAX_BITS:  # Python prints none of more than 4,300 digits
-        raise yaml.constructor.ConstructorError(None, None, "an integer of too many digits", node.start_mark)
+        raise yaml.constructor.ConstructorError(None, None, "an integer with too many digits", node.start_mark)
     return number
 
 

@@ -115,7 +115,9 @@ def judge(observations: Sequence[Observation], limits: Limits, *, sees_all: bool
         ):
             if observation.state != State.ABSENT:
                 more = f"; {observation.more}" if observation.more else ""
-                return finding(observation, f"ended without a word (os._exit, or a signal?){_for(patient)}{more}")
+                return finding(
+                    observation, f"ended without reporting an error (os._exit, or a signal?){_for(patient)}{more}"
+                )
             if observation.since >= min(_GRACE, limits.timeout or _GRACE):  # the launcher may take a while to start it
                 return finding(observation, f"ended before it imported dptrain{_for(patient)}")
         late = [other for other in patient if other.position > observation.position]
@@ -134,7 +136,7 @@ def judge(observations: Sequence[Observation], limits: Limits, *, sees_all: bool
             and (observation.state not in (State.ABSENT, State.STARTED) or patient)
         ):
             pid, since = observation.pid, observation.since
-            text = f"has been stopped for {since:.0f} s{_for(patient)}; kill -CONT {pid} lets it go on"
+            text = f"has been stopped for {since:.0f} s{_for(patient)}; kill -CONT {pid} resumes it"
             if since >= min(limits.timeout or math.inf, limits.warning or math.inf):
                 return finding(observation, text, since >= (limits.timeout or math.inf))
         if observation.process == ProcessState.SILENT and observation.since >= limits.of(limits.timeout, ""):
@@ -169,7 +171,7 @@ def _stall(
     if not live and sees_all:
         culprit = min(observations, key=lambda observation: observation.rank)
         waited = min(observation.since for observation in observations)
-        return culprit, waited, f"has left with all ranks, and MPI does not let them go for {waited:.0f} s"
+        return culprit, waited, f"has finished, as all ranks have, but MPI has not let them exit for {waited:.0f} s"
     ended = (ProcessState.STOPPED, ProcessState.GONE)  # reason enough
     if any(observation.process in ended for observation in live):
         return None
@@ -184,12 +186,12 @@ def _stall(
         longest = max(observation.since for observation in behind)
         # A moving rank is slow rather than stuck, but not for ever.
         waited = max(min(culprit.since, longest), longest / LONGER)
-        return culprit, waited, f"has not come for {waited:.0f} s{_for(behind)}{more}"
+        return culprit, waited, f"has not arrived for {waited:.0f} s{_for(behind)}{more}"
     if len(waiting) < len(live):
         return None
     waited = min(observation.since for observation in waiting)
-    whom = "all ranks" if sees_all else "all ranks that are seen from here"
-    return culprit, waited, f"has been with {whom} in {culprit.call} for {waited:.0f} s, and it does not end{more}"
+    whom = "all ranks" if sees_all else "all ranks visible from here"
+    return culprit, waited, f"has been in {culprit.call} with {whom} for {waited:.0f} s, and it does not complete{more}"
 
 
 def _straggler(observations: Sequence[Observation]) -> tuple[Observation, float, str] | None:
@@ -208,7 +210,7 @@ def _straggler(observations: Sequence[Observation]) -> tuple[Observation, float,
     several = len(left) > 1
     ranks = f"rank{'s' * several} {ranges([observation.rank for observation in left])} wait{'s' * (not several)}"
     more = f"; {culprit.more}" if culprit.more else ""
-    return culprit, waited, f"has not come to the end of its script for {waited:.0f} s while {ranks} there{more}"
+    return culprit, waited, f"has not reached the end of its script for {waited:.0f} s while {ranks} there{more}"
 
 
 def _lonely(observations: Sequence[Observation]) -> tuple[Observation, float, str] | None:
@@ -222,7 +224,7 @@ def _lonely(observations: Sequence[Observation]) -> tuple[Observation, float, st
         return None
     culprit = max(still, key=lambda observation: observation.since)
     more = f"; {culprit.more}" if culprit.more else ""
-    return culprit, culprit.since, f"has not come to an end of what it is doing for {culprit.since:.0f} s{more}"
+    return culprit, culprit.since, f"has made no progress for {culprit.since:.0f} s{more}"
 
 
 def _for(waiting: Sequence[Observation]) -> str:

@@ -85,8 +85,8 @@ _WORDS = (
     "a shared array",
     "an all-to-all",
     "a reduce-scatter",
-    "a split into groups",
-    "a hand-over between stages",
+    "a split of the communicator",
+    "a send or receive between stages",
     "the end of the job",
     "messages between GPUs",
 )
@@ -254,7 +254,7 @@ class RecordTable:
         try:
             status = os.fstat(file)
             if not is_own(status):
-                raise PermissionError(f"{path} belongs to somebody else")
+                raise PermissionError(f"{path} belongs to another user")
             os.posix_fallocate(file, 0, size * _BYTES)  # fails now if the folder is full: later it is a bus error
             self._memory = memoryview(mmap.mmap(file, size * _BYTES))
         finally:

@@ -188,7 +188,7 @@ class Watchdog:
             time.sleep(seconds)
             mine = replace(self._observe(self._pid, self.launch.rank), place=_place())
             self._print(
-                f"{self._name(mine)}: has left, and its process has not ended for {seconds:.0f} s; the limit is "
+                f"{self._name(mine)}: has finished, but its process has not ended for {seconds:.0f} s; the limit is "
                 f"--stall-timeout or DPTRAIN_STALL_TIMEOUT, {self.limits.timeout:g}"
             )
             exit_at_once(ExitCode.STUCK)
@@ -257,7 +257,7 @@ class Watchdog:
         several = len(waiting) > 1
         mine = replace(self._observe(self._pid, self.launch.rank), place="")
         self._print(
-            f"{self._name(mine)}: left {failed.call} by an error, which its code has caught, while "
+            f"{self._name(mine)}: raised an error in {failed.call}, which its code caught, while "
             f"rank{'s' * several} {ranges(waiting)} wait{'s' * (not several)} there: {failed.text}"
         )
         abort(failed.code or ExitCode.STUCK)
@@ -366,7 +366,7 @@ class Watchdog:
         more = observation.more
         if observation.process == ProcessState.RUNNING and observation.pid and not observation.waits:
             used = (ticks - last[2]) / os.sysconf("SC_CLK_TCK")
-            more = f"its process is running, and has used {used:.1f} s of CPU time in {since:.0f} s"
+            more = f"its process is running and has used {used:.1f} s of CPU time in {since:.0f} s"
         return replace(observation, since=since, more=more)
 
     # Other nodes
@@ -489,7 +489,7 @@ def _place() -> str:
             (candidate for candidate in threading.enumerate() if not candidate.daemon and candidate is not thread), None
         )
         if waits_for is not None:
-            thread, of_thread = waits_for, f" of thread {waits_for.name!r}, which is no daemon"
+            thread, of_thread = waits_for, f" of thread {waits_for.name!r}, which is not a daemon"
     frame = sys._current_frames().get(thread.ident or 0)
     innermost = frame
     libraries = [getattr(sys.modules.get(name), "__path__", ["<"])[0] for name in ("numpy", "mpi4py")]
@@ -528,7 +528,8 @@ def enlist() -> None:
         table = RecordTable(path, launch.size)
     except OSError as error:
         if launch.rank == 0 and error.errno != errno.ENOSPC:  # a full folder is reported when MPI starts there
-            text = f"{path}: {error.strerror or error}: the ranks cannot watch each other, and one that hangs hangs all"
+            why = error.strerror or error
+            text = f"{path}: {why}: the ranks cannot watch each other, so one that hangs will hang the job"
             streams.write_error(f"dptrain: warning: {printable(text)}\n")
         return
     record, process = table.records[launch.rank], records.look_up(os.getpid())

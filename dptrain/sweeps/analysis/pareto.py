@@ -18,13 +18,13 @@ _NAMED = 12
 def objectives_of(metrics: Sequence[str], modes: Sequence[str]) -> dict[str, str]:
     """Return metric -> "max", "min" or "auto"; one "auto" stands for all, and the first metric ranks the trials."""
     if not metrics or len(set(metrics)) < len(metrics) or not all(isinstance(name, str) for name in metrics):
-        raise ConfigError(f"metric = {list(metrics)}: expected names of at least one, and none twice")
+        raise ConfigError(f"metric = {list(metrics)}: expected one or more names, none twice")
     if list(modes) == ["auto"]:
         modes = ["auto"] * len(metrics)
     if len(modes) != len(metrics):
         raise ConfigError(
-            f"mode = {', '.join(modes)}: expected one for each of {counted(len(metrics), 'metric')} "
-            f"({', '.join(metrics)}), auto among them"
+            f"mode = {', '.join(modes)}: expected min, max or auto for each of {counted(len(metrics), 'metric')} "
+            f"({', '.join(metrics)})"
         )
     return dict(zip(metrics, modes, strict=True))
 
@@ -39,8 +39,8 @@ def require_single_metric(objectives: Mapping[str, str]) -> None:
     """Refuse halving by several metrics."""
     if len(objectives) > 1:
         raise ConfigError(
-            f"halving: compares trials by one number, and there are {len(objectives)} metrics "
-            f"({', '.join(objectives)}); leave it out, or use one metric"
+            f"halving: compares trials by one metric, but there are {len(objectives)} ({', '.join(objectives)}); use "
+            "one metric, or leave halving out"
         )
 
 
@@ -58,7 +58,7 @@ def require_free(fields: Sequence[str], metrics: Sequence[str]) -> None:
     """Refuse swept fields named like a column that several metrics add."""
     if len(metrics) > 1:
         for name in filter(columns_of(metrics).__contains__, fields):
-            raise ConfigError(f"swept {name!r}: results have another column of that name; rename it")
+            raise ConfigError(f"swept {name!r}: results already have a column of that name; rename it")
 
 
 def on_front(values_TM: np.ndarray, modes: Sequence[Mode]) -> list[bool]:
@@ -104,7 +104,8 @@ class Front:
         left = len(self.trials) - len(shown)
         return (
             f"{front}: {', '.join(shown)}{f' and {left} more' if left else ''}. No other complete trial is at least as "
-            "good in every metric and better in one. It is of means over the seeds: other seeds may change it."
+            "good in every metric and better in one. The front is that of means over the seeds: other seeds may change "
+            "it."
         )
 
 

@@ -244,7 +244,7 @@ def _value(ending: Ending, metric: str) -> float | None:
         return None
     if metric not in ending.metrics:
         keys = ", ".join(sorted(ending.metrics))
-        raise ConfigError(f"no metric {metric!r} in the logs of run {ending.run.number}; there are: {keys}")
+        raise ConfigError(f"no metric {metric!r} in the logs of run {ending.run.number}; expected one of {keys}")
     value: float | None = ending.metrics[metric]  # None is JSON's form of non-finite values
     return float(value) if value is not None and math.isfinite(value) else None
 

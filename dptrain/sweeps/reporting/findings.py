@@ -41,10 +41,10 @@ def sentences(
     if lost:
         runs = sum(summary.failed for summary in lost)
         findings.append(
-            f"{counted(runs, 'run')} failed and {_are([None] * runs)} in no mean."
+            f"{counted(runs, 'run')} failed and {_are([None] * runs)} not part of any mean."
             if alone
-            else f"{counted(runs, 'run')} failed, of {_trials([s.trial for s in lost])}. Failed runs are in "
-            "no mean, and a trial is ranked behind all complete ones that lost fewer, however good the rest is."
+            else f"{counted(runs, 'run')} failed, of {_trials([s.trial for s in lost])}. Failed runs are not part of "
+            "any mean, and a trial is ranked behind all complete ones that lost fewer, however good its other runs are."
         )
     early = [summary.trial for summary in summaries if not summary.complete and summary.n]
     if early and not alone:

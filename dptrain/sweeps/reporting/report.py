@@ -173,7 +173,7 @@ def _swept(fields: Sequence[Field], endings: Sequence[Ending]) -> str:
     if seeds:
         rows.append(["seeds", listed_values(seeds)])
     text = table(["field", "values"], rows)
-    return text if fields else "<p>Nothing but the seed: all runs have one setting.</p>\n" + text
+    return text if fields else "<p>Only the seed: all runs have the same setting.</p>\n" + text
 
 
 def _ranking(
@@ -216,8 +216,8 @@ def _ranking(
     if len(trials) == 1:
         return text
     return (
-        "<p>Behind complete trials: those that lost runs, however good the rest; then those stopped early. A click on "
-        "a column's name sorts by it, one on a trial shows its lines in the pictures.</p>\n" + text
+        "<p>Ranked behind complete trials: those that lost runs, however good the others are; then those stopped "
+        "early. Click a column's name to sort by it, a trial to highlight it in the pictures.</p>\n" + text
     )
 
 
@@ -372,8 +372,8 @@ def _fields(
         )
     elif len(fields) > 1 and (by_field := importance.importances(trials, summaries, fields)):
         caption = (
-            "Part of the variance between trials' means that is a field's own doing or its share in that of several: "
-            f"fANOVA with a random forest, from {complete} complete trials. A hint where to look, no test."
+            "Share of the variance between trials' means due to a field alone, or to its interactions with others: "
+            f"fANOVA with a random forest, from {complete} complete trials. A hint where to look, not a test."
         )
         parts.append(figure(field_pictures.draw_importances(by_field), caption))
     if 1 < len(fields) < field_pictures.MOST_AXES and not hurries():

@@ -186,5 +186,5 @@ def _require_metric(metric: str, keys: Sequence[str]) -> None:
     log_keys = list(keys)
     if metric.removeprefix("val_") not in log_keys:
         raise _UnknownMetricError(
-            f"metric = {metric!r}: the logs have {', '.join(log_keys)}, and the validation's as 'val_...'"
+            f"metric = {metric!r}: expected one of {', '.join(log_keys)}, with the prefix 'val_' for validation"
         )

@@ -78,7 +78,8 @@ class ListSource(SettingSource):
             places = left[_text(trial.setting)]
             if not places:
                 raise DataError(
-                    f"trial {trial.number} with {dict(trial.setting)} is none of this sweep: its journal is damaged; "
+                    f"trial {trial.number} with {dict(trial.setting)} does not belong to this sweep: its journal is "
+                    "damaged; "
                     "choose another --out"
                 )
             matched.add(places.popleft())
@@ -92,7 +93,7 @@ def _text(setting: Setting) -> str:
 def rung_epochs(min_epochs: int, max_epochs: int, eta: int = 3) -> tuple[int, ...]:
     """Return the epochs at which trials are judged: `min_epochs` times powers of eta, below `max_epochs`."""
     if min_epochs < 1:
-        raise ConfigError(f"the first rung is at {min_epochs} epochs; at least 1")
+        raise ConfigError(f"min_epochs = {min_epochs}: expected an integer >= 1")
     _check_eta(eta)
     rungs = []
     while min_epochs < max_epochs:
@@ -103,7 +104,7 @@ def rung_epochs(min_epochs: int, max_epochs: int, eta: int = 3) -> tuple[int, ..
 
 def _check_eta(eta: int) -> None:
     if eta < 2:
-        raise ConfigError(f"eta = {eta}: one trial in eta continues from each rung; expected at least 2")
+        raise ConfigError(f"eta = {eta}: expected an integer >= 2, as one trial in eta continues from each rung")
 
 
 _NO_RUNS: Mapping[tuple[int, int, int], Run] = {}
@@ -130,9 +131,9 @@ class Scheduler:
         further: Sequence[str] = (),
     ) -> None:
         if not seeds or len(set(seeds)) < len(seeds):
-            raise ConfigError(f"seeds = {list(seeds)}: at least one, and none twice")
+            raise ConfigError(f"seeds = {list(seeds)}: expected one or more, none twice")
         if any(later <= earlier for earlier, later in zip((0, *rungs), rungs, strict=False)):
-            raise ConfigError(f"rungs = {list(rungs)}: numbers of epochs that rise from at least 1")
+            raise ConfigError(f"rungs = {list(rungs)}: expected increasing numbers of epochs >= 1")
         _check_eta(eta)
         self.trials: list[Trial] = []
         self._source = source
@@ -227,7 +228,9 @@ class Scheduler:
             self._add(trial, existing)
         for ending in endings:
             if self._progress[ending.run.trial].runs.get(ending.run.number, _NOBODY).run != ending.run:
-                raise DataError(f"{ending.run} is none of this sweep: its journal is damaged; choose another --out")
+                raise DataError(
+                    f"{ending.run} does not belong to this sweep: its journal is damaged; choose another --out"
+                )
             self._record(ending)
         for progress in self._progress:
             progress.stage = max(0, *(run.stage - 1 for run in progress.runs.values()))

@@ -196,7 +196,7 @@ class _SegmentCallback(Callback):
             return
         metadata, arrays = decode(self._begin_with, f"the state of run {self._segment.run.number}")
         if metadata["ended"] and self.model._compiled_optimizer._ends_with_averages:
-            raise DataError("its moving averages have taken the place of its weights: it cannot train on")
+            raise DataError("its weights have been replaced by their moving averages: it cannot resume training")
         restore(self.model, arrays)
         self.seconds_before, self.logs = metadata["seconds"], metadata["logs"]
         self.model._compiled_optimizer._resume_learning_rate(metadata["rate"])

@@ -195,5 +195,5 @@ def test_layers_that_were_adapted_by_others_stay():
 
 def test_a_rank_s_own_rows_standardise_nothing():
     part = dataclasses.replace(NUMBERS, train=dataclasses.replace(NUMBERS.train, total=2 * ROWS))
-    with pytest.raises(ConfigError, match="--sharding static: numbers are standardized over all rows"):
+    with pytest.raises(ConfigError, match="whose numbers are standardized over all rows"):
         build_model(config(), part)

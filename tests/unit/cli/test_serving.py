@@ -114,7 +114,7 @@ def test_two_files_must_not_have_different_classes_of_one_name(folder, capfd, tm
     for name in ("one", "two"):
         (tmp_path / f"{name}_file.py").write_text(OWN_LAYERS.replace('print("the file is run")', ""))
     arguments = [word for name in ("one", "two") for word in ("--custom-objects", tmp_path / f"{name}_file.py")]
-    assert "has another 'Scaled' than a file before it" in refused(capfd, 2, "predict", folder / "run", *arguments)
+    assert "defines 'Scaled', and so does an earlier file" in refused(capfd, 2, "predict", folder / "run", *arguments)
 
 
 def test_predict_writes_a_line_a_row(folder, capfd):
@@ -201,7 +201,7 @@ def test_several_inputs_are_named_in_the_file(capfd, tmp_path):
         (65, "evaluate RUN --data DIR/x.npy --target DIR/short.npy", "x.npy has 23 rows, "),
         (65, "evaluate RUN --data DIR/x.npy --target nowhere.npy", "nowhere.npy not found"),
         (2, "evaluate RUN --data DIR/data.npz --target DIR/short.npy", "expected --data X.npy --target Y.npy"),
-        (2, "evaluate RUN --target DIR/short.npy", "add --data FILE.npy, the samples that these targets are of"),
+        (2, "evaluate RUN --target DIR/short.npy", "add --data FILE.npy, the samples of these targets"),
         (2, "evaluate DIR/plain.keras --data DIR/data.npz", "saved without loss and metrics (it was not compiled)"),
         (2, "evaluate DIR/plain.keras", "--data is missing"),
         (2, "predict RUN --out p.txt", "expected a file that ends in .csv, .npy, .npz"),
@@ -210,7 +210,7 @@ def test_several_inputs_are_named_in_the_file(capfd, tmp_path):
         (74, "predict RUN --out DIR/nowhere/p.csv", "choose another --out"),
         (65, "predict RUN --best", "no best.keras: the run monitored no metric; its last model is model.keras"),
         (2, "export RUN --out m.bin --format keras", "expected a file that ends in .keras"),
-        (2, "export RUN --out m", "its ending names no format; use --format keras|"),
+        (2, "export RUN --out m", "its suffix is not that of a format; use --format keras|"),
         (2, "export RUN --out m.h5 --format h5", "--format h5: expected one of keras, "),
     ],
 )

@@ -53,7 +53,7 @@ def test_groups_of_all_ranks():
     [{"batch": 2, "model": 2}, {"batch": 2, "model": 1}, {"batch": 3, "model": 0}, {"batch": -1, "model": -3}],
 )
 def test_ranks_that_do_not_fill_a_mesh_are_refused(lengths):
-    with pytest.raises(ConfigError, match=r"mesh batch=-?\d, model=-?\d: needs -?\d ranks, and there are 3"):
+    with pytest.raises(ConfigError, match=r"mesh batch=-?\d, model=-?\d: needs -?\d ranks, but there are 3"):
         check_lengths(lengths, 3)
     errors = on_ranks(3, lambda comm: MeshCommunicator(comm, lengths))
     assert all(isinstance(error, ConfigError) for error in errors)

@@ -85,5 +85,5 @@ def test_the_environment_stands_for_arguments_that_are_not_given(monkeypatch):
         initialize()
     initialize(process_id=0)
     monkeypatch.setenv("KERAS_DISTRIBUTION_NUM_PROCESSES", "two")
-    with pytest.raises(ConfigError, match=r"^KERAS_DISTRIBUTION_NUM_PROCESSES = 'two': expected a whole number$"):
+    with pytest.raises(ConfigError, match=r"^KERAS_DISTRIBUTION_NUM_PROCESSES = 'two': expected an integer$"):
         initialize()

@@ -351,7 +351,7 @@ def test_arguments_by_name_and_by_place():
     np.testing.assert_array_equal(ops.subtract(x1=[3.0], x2=[1.0]), [2])
     for wrong, words in (
         (lambda: ops.elu([1.0], 0.5, 1), r"elu\(\) takes 2 arguments: x, alpha; received 3"),
-        (lambda: ops.add([1.0]), r"add\(\) misses x2"),
+        (lambda: ops.add([1.0]), r"add\(\) is missing the arguments x2"),
         (lambda: ops.add([1.0], [1.0], x1=2), r"add\(\) got multiple values for argument 'x1'"),
     ):
         with pytest.raises(TypeError, match=words):

@@ -273,14 +273,16 @@ def test_endings_that_contradict_are_an_error(tmp_path):
     journal = tmp_path / "journal.jsonl"
     trial, end = journal.read_text().splitlines()
     journal.write_text(f"{trial}\n{end}\n{end}\n")
-    with pytest.raises(DataError, match="line 3: run 0 had ended before"):
+    with pytest.raises(DataError, match="line 3: run 0 had already ended"):
         SweepDirectory(tmp_path, PLAN)
     journal.write_text(f"{end}\n{trial}\n")
-    with pytest.raises(DataError, match="line 1: a run of trial 0, which does not exist yet"):
+    with pytest.raises(DataError, match="line 1: run of trial 0, which does not exist yet"):
         SweepDirectory(tmp_path, PLAN)
     journal.write_text(f"{trial}\n{end}\n")
     (tmp_path / "results.jsonl").unlink()
-    with pytest.raises(DataError, match=r"results.jsonl: 0 epochs of run 0, 2 in journal.jsonl; put the file back"):
+    with pytest.raises(
+        DataError, match=r"results.jsonl: has 0 epochs of run 0, but journal.jsonl has 2; restore the file"
+    ):
         SweepDirectory(tmp_path, PLAN)
 
 
@@ -297,7 +299,7 @@ def test_a_paused_run_without_its_state_is_trained_again(tmp_path, damage):
                 sweep.state(RUN)
         else:
             state.write_bytes(b"thre" if damage == "short" else b"threE")
-            with pytest.raises(DataError, match=r"0-3.safetensors: not what was written there"):
+            with pytest.raises(DataError, match=r"0-3.safetensors: does not match its checksum"):
                 sweep.state(RUN)
     for _ in range(2):
         with SweepDirectory(tmp_path, PLAN) as sweep:
@@ -545,7 +547,7 @@ def grown(**changes) -> dict:
         ),
         (
             grown(halving=3, epochs=5),
-            "epochs: 3 there, 5 here (with halving, epochs cannot grow); halving: null there, 3 here",
+            "epochs: 3 there, 5 here (with halving, the number of epochs cannot grow); halving: null there, 3 here",
         ),
     ],
 )

@@ -194,9 +194,9 @@ def test_each_member_has_callbacks_of_its_own(capsys):
 @pytest.mark.parametrize(
     ("callbacks", "message"),
     [
-        ([EarlyStopping()], "a list of callbacks for each of the 2 members"),
-        ([[EarlyStopping()]], "a list of callbacks for each of the 2 members"),
-        ([[Stop(1)] * 2, []], "two members have the same one"),
+        ([EarlyStopping()], "a list of lists, one for each of the 2 members"),
+        ([[EarlyStopping()]], "a list of lists, one for each of the 2 members"),
+        ([[Stop(1)] * 2, []], "two members share a callback"),
         ([[], [BackupAndRestore("b")]], "not supported: BackupAndRestore"),
     ],
 )
@@ -246,10 +246,10 @@ def test_a_member_that_finds_no_memory_beside_others_is_trained_later(trained, m
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: dp.Ensemble(build, seeds=0), "seeds = 0: expected how many members, 1 or more"),
+        (lambda: dp.Ensemble(build, seeds=0), "seeds = 0: expected the number of members, 1 or more"),
         (lambda: dp.Ensemble(build, seeds=[1, 1]), "seeds: 1 of '?1'? appears twice"),
         (lambda: dp.Ensemble(lambda: dp.Sequential([dp.layers.Dense(1)])), "expected a compiled model"),
-        (lambda: dp.Ensemble(_of_one_seed), "two members have the seed 5 and would be the same"),
+        (lambda: dp.Ensemble(_of_one_seed), "two members have the seed 5 and would be identical"),
     ],
 )
 def test_ensembles_that_are_none(make, message):
@@ -265,7 +265,9 @@ def _of_one_seed():
 
 def test_data_that_only_one_member_could_read(trained):
     batches = ((X, Y) for _ in range(2))
-    with pytest.raises(ConfigError, match="x is a generator: expected an array, which every run reads anew"):
+    with pytest.raises(
+        ConfigError, match="x is a generator: expected an array, which each run can read from its start"
+    ):
         trained.fit(batches, verbose=0)
     with pytest.raises(ConfigError, match="predict: x is a generator"):
         trained.predict(batches, verbose=0)

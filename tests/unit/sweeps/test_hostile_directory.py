@@ -98,7 +98,7 @@ def test_what_is_no_folder_of_a_sweep_is_refused_at_the_start(sweep, canary, nam
 def test_nothing_is_appended_to_a_file_with_a_second_name(sweep, tmp_path, name):
     os.link(sweep / name, tmp_path / "second")
     before = (tmp_path / "second").read_bytes()
-    with pytest.raises(DataError, match=f"{name}: it has a second name"):
+    with pytest.raises(DataError, match=f"{name}: the file has a second name"):
         SweepDirectory(sweep, PLAN)
     assert (tmp_path / "second").read_bytes() == before
 
@@ -140,7 +140,9 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 )
 def test_a_plan_that_is_none_is_refused_in_one_line(sweep, text):
     (sweep / "sweep.yaml").write_text(text)
-    with pytest.raises((DataError, ConfigError), match=r"sweep.yaml: (not YAML|no plan)|holds another sweep") as caught:
+    with pytest.raises(
+        (DataError, ConfigError), match=r"sweep.yaml: (not YAML|not the plan)|holds another sweep"
+    ) as caught:
         SweepDirectory(sweep, PLAN)
     assert str(caught.value).isprintable()
 
@@ -151,7 +153,7 @@ def test_a_plan_of_any_size_is_not_read(sweep):
         SweepDirectory(sweep, PLAN)
     os.truncate(sweep / "sweep.yaml", 0)
     (sweep / "sweep.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match=r"sweep.yaml: no plan of a sweep"):
+    with pytest.raises(DataError, match=r"sweep.yaml: not the plan of a sweep"):
         SweepDirectory(sweep, PLAN)
 
 

@@ -248,14 +248,14 @@ def test_fields_go_to_build_model_or_to_fit():
     sweep({"units": [1], "batch_size": [8]}, with_anything, seeds=[4])
     assert {(seed, tuple(values)) for seed, values in settings} == {(4, ("units",))}
     for options, message in (
-        ({"space": {"n": [1]}}, "swept 'n': results have another column of that name"),
+        ({"space": {"n": [1]}}, "swept 'n': results already have a column of that name"),
         ({"space": {"unitz": [1]}}, "swept 'unitz' is a parameter of neither build_model nor fit"),
         ({"batchsize": 3}, "'batchsize' is neither an argument of sweep"),
         ({"initial_epoch": 3}, "'initial_epoch' is neither an argument of sweep"),
-        ({"metric": "val_acuracy"}, "metric = 'val_acuracy': the logs have loss, accuracy"),
+        ({"metric": "val_acuracy"}, "metric = 'val_acuracy': expected one of loss, accuracy"),
         ({"mode": "best"}, "mode = 'best'"),
         ({"halving": 3, "callbacks": list}, "callbacks with halving"),
-        ({"halving": 3, "space": {"epochs": [1, 2]}}, "halving: not supported where epochs are swept"),
+        ({"halving": 3, "space": {"epochs": [1, 2]}}, "halving: not supported when epochs are swept"),
         ({"build_model": lambda units: 3}, "build_model: expected a compiled model, found int"),
         ({"build_model": lambda units: dp.Sequential()}, "build_model: expected a compiled model"),
     ):
@@ -351,18 +351,21 @@ def diverging(learning_rate):
     [
         ({"x": iter([(X, Y)]), "y": None}, "x is a list_iterator: expected an array"),
         ({"x": "abc"}, "x is a str: expected an array"),
-        ({"callbacks": [dp.callbacks.Callback()]}, "callbacks: expected a function that returns new ones, found list"),
-        ({"build_model": 3}, "build_model: expected a function that returns new ones, found int"),
+        (
+            {"callbacks": [dp.callbacks.Callback()]},
+            "callbacks: expected a function, which is called for each run, found list",
+        ),
+        ({"build_model": 3}, "build_model: expected a function, which is called for each run, found int"),
         ({"halving": "three"}, "halving = 'three': must be a valid integer"),
         ({"runs_per_device": 0}, "runs_per_device = 0: must be greater than or equal to 1"),
         ({"adaptive": 2.5}, "adaptive = 2.5: must be a valid integer"),
         ({"epochs": "2"}, "epochs = '2': expected an integer >= 0"),
         ({"verbose": "loud"}, "verbose = 'loud'"),
-        ({"metric": "val_loss", "validation_data": None}, "there is no validation; pass validation_data"),
+        ({"metric": "val_loss", "validation_data": None}, "there is no validation data; pass validation_data"),
         ({"metric": ["loss", "val_loss"], "validation_data": None}, "metric = 'val_loss': there is no validation"),
-        ({"metric": ["loss", "val_acuracy"]}, "metric = 'val_acuracy': the logs have loss, accuracy"),
+        ({"metric": ["loss", "val_acuracy"]}, "metric = 'val_acuracy': expected one of loss, accuracy"),
         ({"metric": ["loss", "seconds"], "mode": ["min", "low"]}, "mode = 'low': must be 'auto', 'max' or 'min'"),
-        ({"metric": ["loss", "seconds"], "halving": 2}, "halving: compares trials by one number"),
+        ({"metric": ["loss", "seconds"], "halving": 2}, "halving: compares trials by one metric"),
     ],
 )
 def test_wrong_arguments(wrong, message):
@@ -516,7 +519,9 @@ def test_cross_validation_and_what_the_best_trial_makes_of_the_test_set(tmp_path
     assert (result.test["metric"], result.test["n"]) == ("accuracy", 2)
     assert result.test["mean"] == pytest.approx(np.mean([np.mean(values) for values in tested.values()]))
     assert len(evaluated) == 6  # the best trial's models, each once
-    assert any(sentence.startswith("On the test set, by which nothing was chosen, ") for sentence in result.findings)
+    assert any(
+        sentence.startswith("On the test set, which was not used to choose anything, ") for sentence in result.findings
+    )
     assert len(result.models) == 6
     model = dp.models.load_model(tmp_path / "s" / result.models[0])
     best = result.best["trial"]
@@ -608,13 +613,13 @@ def test_halving_grows_by_seeds_and_settings_but_not_by_epochs(tmp_path):
     assert [run for run in grown.runs if run["run"] in before and run["status"] == "done"] == [
         run for run in first.runs if run["status"] == "done"
     ]
-    with pytest.raises(AgreedError, match="with halving, epochs cannot grow"):
+    with pytest.raises(AgreedError, match="with halving, the number of epochs cannot grow"):
         sweep({"learning_rate": [0.1, 1e-6, 0.01, 1e-5]}, seeds=[0, 1], **options | {"epochs": 5})
 
 
 def test_a_sweep_whose_time_is_over_says_what_there_is_and_goes_on(tmp_path):
     stopped = sweep({"units": [4, 5]}, out=tmp_path / "s", max_time=0)
-    assert (stopped.runs, stopped.stopped, stopped.exit_code) == ([], "the time is over", 75)
+    assert (stopped.runs, stopped.stopped, stopped.exit_code) == ([], "the time limit is reached", 75)
     assert (tmp_path / "s" / "report.html").exists()
     complete = sweep({"units": [4, 5]}, out=tmp_path / "s")
     assert (len(complete.runs), complete.stopped, complete.exit_code) == (6, "", 0)
@@ -637,10 +642,10 @@ def test_a_signal_ends_a_sweep_with_what_there_is(tmp_path, monkeypatch, capsys,
             sweep({"units": [4, 5]}, out=tmp_path / "s", runs_per_device=1)
     if error is SystemExit:
         assert caught.value.code == 75
-    assert f"start again with out='{tmp_path / 's'}' to go on" in capsys.readouterr().err
+    assert f"start again with out='{tmp_path / 's'}' to continue" in capsys.readouterr().err
     rows = (tmp_path / "s" / "trials.csv").read_text().splitlines()
     assert rows[1].split(",")[2] == "2"
-    assert "Not everything was trained" in (tmp_path / "s" / "report.html").read_text()
+    assert "The sweep is incomplete" in (tmp_path / "s" / "report.html").read_text()
     assert [run["status"] for run in sweep({"units": [4, 5]}, out=tmp_path / "s").runs] == ["done"] * 6
 
 

@@ -47,7 +47,10 @@ class Pair(SoloCommunicator):
     [
         (("GPU-2", ""), "nccl"),
         (("GPU-2", "nccl4py is not installed", ""), "host; not nccl: nccl4py is not installed; not cuda-aware: MPI "),
-        (("GPU-1", "", ""), "host; not nccl: ranks 0-1 share the GPU GPU-1, which NCCL does not join; not cuda-aware"),
+        (
+            ("GPU-1", "", ""),
+            "host; not nccl: ranks 0-1 share the GPU GPU-1, which NCCL does not support; not cuda-aware",
+        ),
     ],
 )
 def test_auto_takes_the_best_way_that_every_rank_has(monkeypatch, capfd, others, said):

@@ -53,7 +53,7 @@ def test_a_source_is_compiled_once(nvcc):
 def test_nvcc_has_an_end(nvcc, monkeypatch):
     monkeypatch.setattr(compiling, "_PATIENCE", 0.2)
     (nvcc / "nvcc").write_text('#!/bin/sh\n[ "$1" = --version ] || sleep 60\n')
-    with pytest.raises(DeviceError, match=r"nvcc has not compiled program\.cu for sm_90 within 0\.2 s"):
+    with pytest.raises(DeviceError, match=r"nvcc did not compile program\.cu for sm_90 within 0\.2 s"):
         compiling.compiled_text("program", "text", "sm_90")
     monkeypatch.setattr(compiling, "_PATIENCE_FOR_VERSION", 0.2)
     (nvcc / "nvcc").write_text("#!/bin/sh\nsleep 60\n")
@@ -162,7 +162,7 @@ def test_a_cache_that_cannot_be_written(nvcc, monkeypatch, tmp_path, capfd):
     assert compiling.compiled_text("program", "text", "sm_90").content
     assert compiling.compiled_text("program", "text", "sm_90").content
     assert calls(nvcc) == 1
-    assert "compiled code is not kept there (Not a directory); each process compiles for itself; set DPTRAIN_CACHE" in (
+    assert "cannot cache compiled code there (Not a directory); each process compiles its own; set DPTRAIN_CACHE" in (
         capfd.readouterr().err
     )
 

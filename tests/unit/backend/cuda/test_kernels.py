@@ -39,7 +39,7 @@ def test_which_drivers_load_what_an_nvcc_makes():
     ]:
         assert too_new(toolkit, driver) is None
     assert too_new((13, 0), (12, 4)) == (
-        "nvcc is of CUDA 13.0, and this driver supports at most CUDA 12.x (it knows 12.4)",
+        "nvcc is from CUDA 13.0, but this driver supports CUDA 12.x at most (it reports 12.4)",
         "update the NVIDIA driver (CUDA 13 needs R580 or later), or put the nvcc of a CUDA 12 toolkit first on PATH",
     )
 
@@ -48,7 +48,9 @@ def test_which_drivers_load_what_an_nvcc_makes():
 def test_a_driver_that_is_too_old_for_the_nvcc(tmp_path):
     process = emulated(sys.executable, "-c", OPEN, EMULATOR_DRIVER="12.4", DPTRAIN_CACHE=str(tmp_path))
     assert (process.code, process.err) == (0, "")
-    assert process.out.startswith("nvcc is of CUDA 13.0, and this driver supports at most CUDA 12.x (it knows 12.4)")
+    assert process.out.startswith(
+        "nvcc is from CUDA 13.0, but this driver supports CUDA 12.x at most (it reports 12.4)"
+    )
     assert not list(tmp_path.rglob("*.cubin")), "nothing is compiled in vain"
 
 
@@ -61,7 +63,5 @@ def test_kernels_that_do_not_load_for_another_reason(tmp_path):
         path.write_bytes(b"damaged")
         Path(f"{path}.sha256").write_bytes(cache._checksum(path.name, b"damaged"))  # else it is compiled again
     process = emulated(sys.executable, "-c", code, DPTRAIN_CACHE=str(tmp_path))
-    assert (
-        "the kernels of a program do not load (cuModuleLoadDataEx failed: device kernel image is invalid" in process.out
-    )
+    assert "compiled kernels cannot be loaded (cuModuleLoadDataEx failed: device kernel image is invalid" in process.out
     assert f"remove {tmp_path}" in process.out

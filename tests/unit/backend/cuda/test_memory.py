@@ -154,5 +154,5 @@ except DeviceError as error:
     process = python(code)
     assert (process.code, process.err) == (0, "")
     assert process.out == (
-        "[0.0, 0.0]\n" * 4 + "the GPU belonged to thread 'Thread-1 (work)', and was closed when that ended\n"
+        "[0.0, 0.0]\n" * 4 + "the GPU belonged to thread 'Thread-1 (work)', and was closed when that thread ended\n"
     )

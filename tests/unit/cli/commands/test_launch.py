@@ -13,13 +13,13 @@ from dptrain.runtime.launch.mpirun import Launcher
     [
         ("-n 2", "no command; write it after --"),
         ("-n 2 python x.py", "no command; write it after --"),
-        ("-- python x.py", "how many ranks?"),
+        ("-- python x.py", "the number of ranks is missing"),
         ("-n 0 -- true", "'0': expected an integer >= 1"),
         ("-n 2 --restarts -1 -- true", "--restarts"),
         ("-n 2 --grace soon -- true", "'soon': expected seconds >= 0"),
         ("-n 2 --min-ranks 3 -- true", "--min-ranks 3: expected 1 to 2"),
         ("-n 3 --hosts a:2 -- true", "3 ranks, but 2 slots on a:2"),
-        ("-n 2 --hosts a:2 --hostfile x -- true", "expected one of them"),
+        ("-n 2 --hosts a:2 --hostfile x -- true", "expected only one of them"),
         (
             "-n 2 --restarts 3 -- python -m dptrain --epochs 3",
             "--restarts 3: without --out a restart would start over at",

@@ -107,8 +107,8 @@ def test_what_is_no_run_is_named_and_left_alone(folder, capfd):
     out = shown(capfd, folder)
     for line in (
         "z-empty: no run: it has no config.yaml",
-        "z-foreign: no run: it has neither summary.json nor lock",
-        "z-sweep: a sweep, see its report.html",
+        "z-foreign: not a run: it has neither summary.json nor lock",
+        "z-sweep: a sweep, not a run; see its report.html",
         "z-summary: damaged: summary.json is not JSON of names and values",
         "z-config: damaged: config.yaml, line 2: expected ',' or ']', but got '<stream end>'",
         "z-link: summary.json: it is a link, expected a regular file; remove it",
@@ -235,7 +235,7 @@ def test_curves_of_runs_are_a_picture():
         (2, "DIR --compare a", "--compare: expected two runs or more"),
         (65, "DIR --compare a bb", "no such folder here or in DIR; did you mean 'b'?"),
         (2, "DIR --compare a b --picture x.gif", "expected a file that ends in .png"),
-        (2, "DIR --picture x.png", "name the runs: --compare A B"),
+        (2, "DIR --picture x.png", "add the runs: --compare A B"),
         (2, "DIR --hidden 3", "unknown '--hidden'"),
     ],
 )

@@ -71,11 +71,11 @@ def table(lines, mode):
         ("--ranks 2 --gflops nan", "--gflops nan: expected a number > 0"),
         ("--ranks 2 --memory-bandwidth much", "--memory-bandwidth much: expected bits"),
         ("--ranks 2 --gpu V100", "--gpu V100: expected A100, H100 or H200"),
-        ("--ranks 2 --gpu H100 --device cpu", "--gpu H100: is for --device cuda"),
+        ("--ranks 2 --gpu H100 --device cpu", "--gpu H100: needs --device cuda"),
         ("--ranks 2 --scaling up", "--scaling up: expected strong or weak"),
         ("--ranks 2 --kernels", "--ranks predicts training steps: leave out --kernels, --code and --step"),
         ("--ranks 2 --step test", "--ranks predicts training steps"),
-        ("--network 200Gb", "--network 200Gb: is for --ranks; add it, such as --ranks 1-64"),
+        ("--network 200Gb", "--network 200Gb: needs --ranks; add it, such as --ranks 1-64"),
     ],
 )
 def test_what_is_not_understood_is_said_in_one_line_before_a_machine_is_measured(
@@ -103,19 +103,19 @@ def test_tables_of_gpus(ask):
     assert tables["data parallel"][8]["sent"] == f"{4 * parameters / 1e6:.3g}MB"
     assert (tables["tensor parallel"][64]["mesh"], tables["pipeline"][64]["mesh"]) == ("8 x 8", "32 x 2")
     marks = [sum(rows[ranks]["memory"].endswith("*") for rows in tables.values()) for ranks in tables["FSDP"]]
-    assert marks == [1] * 11, "one mode to take on each number of ranks"
+    assert marks == [1] * 11, "one best mode for each number of ranks"
 
 
 def test_words(ask):
     small = text(ask("--ranks", "1-1024", *GPU, "--hidden", "128", "--batch-size", "128"))
-    assert small.startswith("Take one rank: data parallel, ")
+    assert small.startswith("Use one rank: data parallel, ")
     assert re.search(r"More than \d+ ranks? for one training gain nothing: ", small)
     assert re.search(
         r"Independent runs use them better: a sweep of 1024 runs .* each on 1 rank, trains \d+ times", small
     )
     assert re.search(r"leaves a GPU idle for \d\d% of the time: several runs on each, in packs", small)
     large = text(ask("--ranks", "1-8", *GPU, "--hidden", "2048,2048", "--batch-size", "262144"))
-    assert re.search(r"Take up to 8 ranks: .* \(7\.\d+ times the speed of one rank, 9\d% efficiency\)", large)
+    assert re.search(r"Use up to 8 ranks: .* \(7\.\d+ times the speed of one rank, 9\d% efficiency\)", large)
     assert "idle" not in large
     assert "gain nothing" not in large
 
@@ -128,7 +128,7 @@ def test_what_does_not_fit_into_a_gpu(ask, monkeypatch):
     assert table(lines, "data parallel")[64]["memory"].endswith("!")
     assert table(lines, "FSDP")[64]["memory"].endswith("MB")
     monkeypatch.setattr(scaling, "_fits", lambda plan, hardware: False)
-    assert "No mode fits into 80GB a rank: take a smaller model or batch, or more ranks." in ask(*GPU, *hidden)
+    assert "No mode fits into 80GB per rank: use a smaller model or batch, or more ranks." in ask(*GPU, *hidden)
 
 
 def test_weak_scaling_keeps_the_rows_of_a_rank(ask):

@@ -133,8 +133,8 @@ def test_bad_files(tmp_path, text, expected):
         ("seed: " + "9" * 5000, "4300 digits"),
         ("a: " + "[" * 5000 + "]" * 5000, "nested too deeply"),
         ("a: &a [*a]", "nested too deeply"),
-        ("{[1]: 2}", "line 1: a key that is not a word"),
-        ("{{a: 1}: 2}", "line 1: a key that is not a word"),
+        ("{[1]: 2}", "line 1: a key that is not a string"),
+        ("{{a: 1}: 2}", "line 1: a key that is not a string"),
         ("a: 2024-99-99", "not YAML (month must be"),
         ("a: !!bool maybe", "not YAML ("),
         (

@@ -74,7 +74,7 @@ def test_a_logger_that_fails_is_named_once_and_the_training_ends_well(train, tmp
     code, err = train("--tensorboard")
     assert code == 0
     assert err.count("\n") == 1
-    message = "dptrain: warning: TensorBoard is disabled, the training continues: ConnectionError: the server "
+    message = "dptrain: warning: TensorBoard is disabled, and training continues: ConnectionError: the server "
     assert err.startswith(message)
     assert failing.epochs == epochs
     assert (tmp_path / "run" / "summary.json").exists()

@@ -14,7 +14,7 @@ def test_axes_in_order_and_that_of_the_batch_first_where_it_is_missing():
 
 
 def test_the_axis_of_pipelines_is_refused():
-    with pytest.raises(ConfigError, match="the axis 'stage' is that of pipelines; use --stages"):
+    with pytest.raises(ConfigError, match="the axis 'stage' is reserved for pipelines; use --stages"):
         lengths_of("batch=2,stage=2")
 
 

@@ -112,8 +112,8 @@ def test_a_model_compiled_by_the_function_keeps_its_optimizer(answer, tmp_path):
         ("narrow", "", "its output has shape (None, 1), expected (None, 10)"),
         ("needy", "", "needy of {0} needs width: add --model-arg width=VALUE"),
         ("needy", "--model-arg width=1", "models.py, line 24: ZeroDivisionError: division by zero"),
-        ("another_thing", "", "build_model: expected a model of dptrain, found str"),
-        ("by_position", "", "by_position takes 'units' by its position alone"),
+        ("another_thing", "", "build_model: expected a dptrain model, found str"),
+        ("by_position", "", "by_position takes 'units' by position only"),
         ("biuld_model", "", "has no function 'biuld_model'; did you mean 'build_model'?"),
     ],
 )
@@ -226,7 +226,7 @@ def test_a_model_that_no_file_can_hold_is_trained_without(answer, models, small_
     assert names.isdisjoint({"model.keras", "best.keras"})
     swept = ["sweep", "--model", f"{models}:subclassed", "--data", str(small_npz), "--grid", "units=2,3"]
     assert main([*swept, "--epochs", "1", "--verbose", "0", "--out", str(tmp_path / "s")]) == 2
-    assert "no file can hold the models (layer Net: argument 'marker' is not an attribute" in capfd.readouterr().err
+    assert "the models cannot be saved (layer Net: argument 'marker' is not an attribute" in capfd.readouterr().err
     arguments = ["--seeds", "0", "--keep", "none", "--batch-size", "512"]
     assert main([*swept, *arguments, "--epochs", "1", "--verbose", "0", "--out", str(tmp_path / "s")]) == 0
 

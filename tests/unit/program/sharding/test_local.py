@@ -211,7 +211,7 @@ def test_a_layout_that_leaves_ranks_without_a_part_is_refused():
         program_of({"b2": (BATCH,)}, {}, {"batch": 6})
     assert str(error.value) == (
         "layout ('batch',) of 'b2', of shape (5,): axis 0 of length 5 cannot be sharded over the 6 ranks along "
-        "'batch'; choose a longer one, or none"
+        "'batch'; choose a longer axis, or None"
     )
 
 

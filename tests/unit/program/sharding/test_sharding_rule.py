@@ -144,13 +144,13 @@ def test_more_axes_than_letters_must_be_whole():
 @pytest.mark.parametrize(
     ("letters", "fault"),
     [
-        ("ab", "expected those of each operand's axes and of the output's, such as 'mk,kn->mn'"),
-        ("a b->ab", "expected those of each"),
-        (3, "expected those of each"),
+        ("ab", "expected a letter for each axis of the operands and of the output, such as 'mk,kn->mn'"),
+        ("a b->ab", "expected a letter for each"),
+        (3, "expected a letter for each"),
         ("a,b->ab", "2 operands; expected 1"),
         ("aa->a", "'a' names two axes of one tensor"),
         ("a->aa", "'a' names two axes of one tensor"),
-        ("a->ab", "no operand has the output's 'b'"),
+        ("a->ab", "no operand has the output's letter 'b'"),
     ],
 )
 def test_letters_are_checked_when_a_record_is_made(letters, fault):
@@ -161,7 +161,7 @@ def test_letters_are_checked_when_a_record_is_made(letters, fault):
         Op(cube, broadcast_shape, letters, first_dtype)
     op = Op(cube, broadcast_shape, "aXX->a1", first_dtype)
     x = constant(np.zeros((2, 3)))
-    with pytest.raises(ConfigError, match=r"'aXX->a1' for shapes \(2, 3\), \(2, 3\): expected one an axis"):
+    with pytest.raises(ConfigError, match=r"'aXX->a1' for shapes \(2, 3\), \(2, 3\): expected one letter per axis"):
         op.sharding_rule(Tensor(op, [x], {}, (2, 3), x.dtype))
 
 
@@ -170,7 +170,7 @@ def test_functions_of_letters_are_checked_when_they_are_used():
         np.power(x, 3, out=out)
 
     x = constant(np.zeros((2, 3)))
-    for letters, fault in (("aa->aa", "'a' names two axes"), (None, "expected those of each operand's axes")):
+    for letters, fault in (("aa->aa", "'a' names two axes"), (None, "expected a letter for each axis")):
         op = Op(cube, broadcast_shape, lambda shapes, out, attributes, rule=letters: rule, first_dtype)
         with pytest.raises(ConfigError, match=f"op 'cube': letters = {letters!r}: {fault}"):
             op.sharding_rule(Tensor(op, [x], {}, (2, 3), x.dtype))

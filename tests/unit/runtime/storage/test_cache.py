@@ -142,7 +142,7 @@ def test_debug_says_what_was_wrong(folder, capfd, monkeypatch):
     monkeypatch.setattr(failure, "show_traceback", True)
     flip(folder / NAME)
     load(folder, Maker())
-    expected = f"dptrain: {folder}/{NAME}: its {len(CODE)} bytes are not those that were written; compiled again\n"
+    expected = f"dptrain: {folder}/{NAME}: its {len(CODE)} bytes do not match their checksum; compiled again\n"
     assert capfd.readouterr().err == expected
 
 
@@ -161,8 +161,8 @@ def test_another_users_folder_is_not_used(folder, monkeypatch, capfd):
     assert load(folder, second_maker) == CODE
     assert second_maker.calls == 1, "once a process"
     assert capfd.readouterr().err == (
-        f"dptrain: warning: {folder}: compiled code is not kept there (the folder belongs to another user); "
-        "each process compiles for itself; set DPTRAIN_CACHE to a folder that you own\n"
+        f"dptrain: warning: {folder}: cannot cache compiled code there (the folder belongs to another user); "
+        "each process compiles its own; set DPTRAIN_CACHE to a folder that you own\n"
     )
     assert {path: path.read_bytes() for path in folder.iterdir()} == contents
 
@@ -181,7 +181,7 @@ def test_a_folder_through_a_link_is_not_written_to(tmp_path, capfd):
     (tmp_path / "native").symlink_to("elsewhere")
     assert load(tmp_path / "native", Maker()) == CODE
     assert not list((tmp_path / "elsewhere").iterdir())
-    assert "compiled code is not kept there (Not a directory)" in capfd.readouterr().err
+    assert "cannot cache compiled code there (Not a directory)" in capfd.readouterr().err
 
 
 def test_a_lock_that_is_a_pipe_or_a_link(folder, capfd):
@@ -195,7 +195,7 @@ def test_a_lock_that_is_a_pipe_or_a_link(folder, capfd):
     (folder / f"{NAME}.lock").symlink_to("elsewhere")
     assert load(folder, Maker()) == CODE
     assert not (folder / "elsewhere").exists()
-    assert "compiled code is not kept there (Too many levels of symbolic links)" in capfd.readouterr().err
+    assert "cannot cache compiled code there (Too many levels of symbolic links)" in capfd.readouterr().err
 
 
 def test_what_is_moved_away_meanwhile_is_not_loaded_from_its_name(folder, tmp_path):
@@ -227,7 +227,7 @@ for folder in (pathlib.Path({str(tmp_path / name)!r}), pathlib.Path({str(tmp_pat
         command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", program]
         process = subprocess.run(command, check=False, capture_output=True)
         assert (process.returncode, process.stdout) == (0, b"made\n" * 4)
-    assert b"is not kept there" in process.stderr
+    assert b"cannot cache compiled code there" in process.stderr
     assert b"compiled again" in process.stderr
 
 
@@ -240,9 +240,11 @@ def test_a_full_disk(folder, monkeypatch, capfd):
     with monkeypatch.context() as patch:
         patch.setattr(cache, "_put", full)
         assert load(folder, Maker()) == CODE
-        assert "is not kept there (No space left on device)" in capfd.readouterr().err
+        assert "cannot cache compiled code there (No space left on device)" in capfd.readouterr().err
         patch.setattr(cache, "write_new", full)
-        with pytest.raises(OutputError, match=r"no place for compiled code in .* either \(No space left on device\)"):
+        with pytest.raises(
+            OutputError, match=r"compiled code cannot be written to .* either \(No space left on device\)"
+        ):
             load(folder, Maker())
     with pytest.raises(DeviceError, match=r"0123\.so: cannot be compiled: .*No space left on device"):
         load(folder, full)
@@ -294,7 +296,10 @@ def test_a_process_that_compiles_for_too_long(folder, monkeypatch, capfd):
     with FileLock(folder / f"{NAME}.lock"):
         assert load(folder, Maker()) == CODE
     errors = capfd.readouterr().err
-    assert f"is not kept there (process {os.getpid()}, which compiles {NAME}, has not ended within 0.01 s)" in errors
+    assert (
+        f"cannot cache compiled code there (process {os.getpid()}, which compiles {NAME}, has not ended within 0.01 s)"
+        in errors
+    )
 
 
 @pytest.mark.parametrize(
@@ -336,7 +341,10 @@ def test_a_process_that_is_stopped_while_it_compiles_holds_nobody_up(folder, mon
             holder.kill()
     errors = capfd.readouterr().err
     assert errors.startswith(f"dptrain: waiting for process {holder.pid}, which compiles {NAME}\ndptrain: warning: ")
-    assert f"is not kept there (process {holder.pid}, which compiles {NAME}, is stopped); each process" in errors
+    assert (
+        f"cannot cache compiled code there (process {holder.pid}, which compiles {NAME}, is stopped); each process"
+        in errors
+    )
 
 
 def test_data_may_stay_readable(tmp_path):

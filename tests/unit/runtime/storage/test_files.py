@@ -120,7 +120,7 @@ def test_nothing_but_a_folder_is_one(folder, name):
 
 
 def test_a_file_with_a_second_name_is_not_appended_to_but_may_be_replaced(folder, canary):
-    with pytest.raises(DataError, match="second name: it has a second name"):
+    with pytest.raises(DataError, match="second name: the file has a second name"):
         folder.append("second name", b"x")
     folder.replace("second name", [b"x"])
     assert folder.read("second name", 9) == b"x"

@@ -35,11 +35,11 @@ def test_ranks_at_work_and_ranks_that_wait_for_a_while_are_left_alone():
         (replace(AT_WORK, state=State.LEFT), "left while rank 0 waits in an all-reduce of 8 float32 (training, epoch"),
         (
             replace(AT_WORK, process=ProcessState.GONE),
-            "ended without a word (os._exit, or a signal?) while rank 0 waits in an all",
+            "ended without reporting an error (os._exit, or a signal?) while rank 0 waits in an all",
         ),
         (
             replace(AT_WORK, process=ProcessState.GONE, state=State.STARTED),
-            "ended without a word (os._exit, or a signal?) while",
+            "ended without reporting an error (os._exit, or a signal?) while",
         ),
     ],
 )
@@ -68,7 +68,7 @@ def test_who_does_not_come_to_the_end_is_missed_by_those_that_wait_there():
     ended = finding_of(with_time(left, 9999), replace(left, rank=2), with_time(late, 300 * LONGER))
     assert (ended.culprit.rank, ended.fatal, ended.speaker) == (1, True, 0)
     assert ended.text == (
-        "has not come to the end of its script for 1200 s while ranks 0, 2 wait there; its process is running; the "
+        "has not reached the end of its script for 1200 s while ranks 0, 2 wait there; its process is running; the "
         "limit is --stall-timeout or DPTRAIN_STALL_TIMEOUT, 300"
     )
     assert finding_of(with_time(left, 9999), with_time(late, 1)) is None, "it moves on"
@@ -86,7 +86,7 @@ def test_who_stops_going_round_where_ranks_do_not_meet():
     assert (warned.fatal, ended.fatal) == (False, True)
     assert (ended.culprit.rank, ended.speaker) == (1, 0)
     assert ended.text == (
-        "has not come to an end of what it is doing for 300 s; its process is running; the limit is --stall-timeout or "
+        "has made no progress for 300 s; its process is running; the limit is --stall-timeout or "
         "DPTRAIN_STALL_TIMEOUT, 300"
     )
     assert finding_of(others, with_time(replace(rounds, phase=("compilation", 1, 1)), 300)).fatal is False
@@ -108,7 +108,7 @@ def test_the_limit_counts_for_training_and_is_longer_elsewhere():
         assert fatal is not None
         assert fatal.fatal
         assert fatal.culprit.rank == 1
-        assert "has not come for" in fatal.text
+        assert "has not arrived for" in fatal.text
         assert "its process is running; the limit is --stall-timeout or DPTRAIN_STALL_TIMEOUT, 300" in fatal.text
     assert judge([with_time(WAITING, 1e9), with_time(AT_WORK, 1e9)], Limits(0, 0)) is None
 
@@ -161,7 +161,7 @@ def test_all_in_the_same_call_that_does_not_end():
     waiting = [with_time(WAITING, 300), replace(WAITING, rank=1, since=300.0)]
     finding = finding_of(*waiting)
     assert finding is not None
-    assert "has been with all ranks in an all-reduce of 8 float32 for 300 s, and it does not end" in finding.text
+    assert "has been in an all-reduce of 8 float32 with all ranks for 300 s, and it does not complete" in finding.text
     assert finding_of(*waiting, sees_all=False) is None, "another, who sees more, speaks first"
     assert finding_of(*(with_time(observation, 306) for observation in waiting), sees_all=False) is not None
 
@@ -264,4 +264,4 @@ def test_ranks_that_have_all_left_are_let_go_in_time():
     finding = finding_of(*(with_time(observation, 300) for observation in left))
     assert finding is not None
     assert finding.fatal
-    assert finding.text.startswith("has left with all ranks, and MPI does not let them go for 300 s")
+    assert finding.text.startswith("has finished, as all ranks have, but MPI has not let them exit for 300 s")

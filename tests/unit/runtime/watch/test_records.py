@@ -60,7 +60,7 @@ def test_the_file_of_somebody_else_is_refused(folder, monkeypatch):
     with pytest.raises(OSError, match="link"):
         RecordTable(str(folder / "link"), 1)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    with pytest.raises(PermissionError, match="somebody else"):
+    with pytest.raises(PermissionError, match="another user"):
         RecordTable(str(folder / "target"), 1)
 
 

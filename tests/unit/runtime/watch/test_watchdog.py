@@ -95,7 +95,7 @@ def test_a_peer_that_does_not_come_is_warned_of_once_and_then_ends_the_job(pair)
         look(dog, 3)
         (warning,) = messages
         assert str(warning).endswith("(a warning)")
-        assert "its process is running, and has used" in str(warning)
+        assert "its process is running and has used" in str(warning)
         look(dog, 1.2)
     assert messages[2] == 77
 
@@ -238,7 +238,7 @@ def test_many_ranks_look_at_each_other_less_often(ranks, cores, seconds):
 
 def test_ranks_that_cannot_watch_each_other_say_so(monkeypatch, capfd):
     def somebody_elses(path, size):
-        raise PermissionError(f"{path} belongs to somebody else")
+        raise PermissionError(f"{path} belongs to another user")
 
     for name, value in {"PMI_SIZE": "2", "PMI_RANK": "0", children.VARIABLE: ""}.items():
         monkeypatch.setenv(name, value)
@@ -248,7 +248,7 @@ def test_ranks_that_cannot_watch_each_other_say_so(monkeypatch, capfd):
     assert watchdog._watchdog is None
     line = capfd.readouterr().err
     assert line.startswith("dptrain: warning: /dev/shm/dptrain-")
-    assert "belongs to somebody else: the ranks cannot watch each other" in line
+    assert "belongs to another user: the ranks cannot watch each other" in line
 
 
 def test_a_process_alone_has_no_watchdog(monkeypatch):

@@ -119,11 +119,11 @@ def test_a_mode_for_each_metric():
 @pytest.mark.parametrize(
     ("metrics", "modes", "message"),
     [
-        ([], ["auto"], "at least one"),
-        ([3], ["auto"], "names of"),
+        ([], ["auto"], "one or more names"),
+        ([3], ["auto"], "one or more names"),
         (["a", "a"], ["auto"], "none twice"),
-        (["a", "b"], ["max"], r"expected one for each of 2 metrics \(a, b\)"),
-        (["a"], ["max", "min"], "expected one for each of 1 metric"),
+        (["a", "b"], ["max"], r"expected min, max or auto for each of 2 metrics \(a, b\)"),
+        (["a"], ["max", "min"], "expected min, max or auto for each of 1 metric"),
     ],
 )
 def test_metrics_and_modes_that_do_not_fit(metrics, modes, message):
@@ -133,8 +133,8 @@ def test_metrics_and_modes_that_do_not_fit(metrics, modes, message):
 
 def test_names_and_halving_that_do_not_go_with_several_metrics():
     require_single_metric({"a": "max"})
-    with pytest.raises(ConfigError, match="halving: compares trials by one number, and there are 2 metrics"):
+    with pytest.raises(ConfigError, match="halving: compares trials by one metric, but there are 2"):
         require_single_metric({"a": "max", "b": "min"})
     require_free(["pareto"], ["a"])
-    with pytest.raises(ConfigError, match="swept 'mean_b': results have another column of that name"):
+    with pytest.raises(ConfigError, match="swept 'mean_b': results already have a column of that name"):
         require_free(["x", "mean_b"], ["a", "b"])

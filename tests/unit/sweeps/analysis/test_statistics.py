@@ -152,7 +152,9 @@ def test_runs_that_finished_no_epoch_have_no_value():
 
 
 def test_unknown_metric_names_those_there_are():
-    with pytest.raises(ConfigError, match=r"no metric 'val_loss' in the logs of run 0; there are: loss, val_accuracy"):
+    with pytest.raises(
+        ConfigError, match=r"no metric 'val_loss' in the logs of run 0; expected one of loss, val_accuracy"
+    ):
         summarize(trials(1), [ending(0, 0, 0.5)], "val_loss", "min")
 
 

@@ -97,7 +97,7 @@ def test_a_sweep_over_seeds_alone():
         "The one setting has one run with a value: val_accuracy 0.8, without an interval."
     )
     text = of([*endings({0: [0.8, 0.9]}), ending(0, 2, status=Status.FAILED)])
-    assert text.endswith("1 run failed and is in no mean.")
+    assert text.endswith("1 run failed and is not part of any mean.")
     assert "not trained to its end with every seed (2 epochs)" in of([ending(0, 0, 0.5, Status.PAUSED, epochs=2)])
 
 

@@ -351,7 +351,7 @@ def test_report_of_a_sweep_over_seeds_alone(tmp_path):
     page = written(tmp_path / "report.html", [Trial(0, {})], endings({0: [0.5, 0.7]}), fields=[], facts={})
     assert [(row["trial"], row["mean"], row["n"]) for row in page.table("place")] == [("0", "0.6", "2")]
     assert [(row["seed"], row["val_accuracy"]) for row in page.table("seed")] == [("0", "0.5"), ("1", "0.7")]
-    assert "Nothing but the seed: all runs have one setting." in page.text
+    assert "Only the seed: all runs have the same setting." in page.text
     assert page.table("field") == [{"field": "seeds", "values": "0 and 1"}]
     assert "Ranking" not in page.headlines()
     assert "Differences" not in page.headlines()
@@ -390,6 +390,6 @@ def test_report_without_matplotlib(tmp_path, monkeypatch):
 
 
 def test_report_of_an_unknown_metric(tmp_path):
-    with pytest.raises(ConfigError, match="there are: loss, val_accuracy"):
+    with pytest.raises(ConfigError, match="expected one of loss, val_accuracy"):
         write_report(tmp_path / "report.html", Report(trials(1), endings({0: [1.0]}), [], "x", "max", [], {}))
     assert list(tmp_path.iterdir()) == []

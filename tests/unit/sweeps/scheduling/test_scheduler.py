@@ -42,7 +42,7 @@ def test_rungs():
     assert rung_epochs(1, 30) == (1, 3, 9, 27)
     assert rung_epochs(2, 16, 2) == (2, 4, 8)
     assert rung_epochs(5, 5) == rung_epochs(6, 5) == ()
-    with pytest.raises(ConfigError, match="first rung is at 0 epochs"):
+    with pytest.raises(ConfigError, match="min_epochs = 0"):
         rung_epochs(0, 5)
     with pytest.raises(ConfigError, match="eta = 1"):
         rung_epochs(1, 5, 1)
