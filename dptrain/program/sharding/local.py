@@ -127,9 +127,11 @@ def _localized(tensor: Tensor, placement: Placement, place: MeshPosition, inputs
         return part
     elif mesh is None:
         attributes = attributes_of_part(tensor, [operand.shape for operand in inputs], shape)
-    if shape == tensor.shape and attributes == tensor.attributes:
-        return tensor.with_inputs(inputs)
-    return Tensor(tensor.op, inputs, attributes, shape, tensor.dtype, name=tensor.name)
+    if attributes == tensor.attributes:
+        attributes = tensor.attributes  # the same for all values of a node
+        if shape == tensor.shape:
+            return tensor.with_inputs(inputs)
+    return Tensor(tensor.op, inputs, attributes, shape, tensor.dtype, name=tensor.name, index=tensor.index)
 
 
 def attributes_of_part(tensor: Tensor, shapes: list[Shape], out: Shape) -> dict[str, Any]:

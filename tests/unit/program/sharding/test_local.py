@@ -516,3 +516,34 @@ def test_what_follows_from_samples_is_gathered_once():
     program = localized(place(traced, layouts=layouts), at, {w: Variable(np.ones((3, 2)), "w")})
     gathers = [tensor for tensor in program.tensors if tensor.op is ALL_GATHER]
     assert [gather.inputs[0].op.name for gather in gathers] == ["batch_matmul"]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_ranks_have_each_value_of_an_op_for_their_heads(compiled):
+    """The gradients of queries, keys and values are values of one op, whose parts were all the first one's."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4, 5, 3, 2))
+    biases = [Variable(rng.normal(size=(3, 2)), name) for name in ("query", "key", "value")]
+
+    def step(x):
+        attended = ops.dot_product_attention(*(x * (number + 1) + bias for number, bias in enumerate(biases)))
+        ops.sum(ops.power(attended, 3)).backward()
+        return {bias.path: bias.value.grad for bias in biases}
+
+    program = trace(step, {"x": ((Dim.rows(4), *x.shape[1:]), "float64")})
+    expected, _ = evaluate(program, {"x": x})
+    layouts = dict.fromkeys(biases, ("model", None))
+
+    def on_rank(comm):
+        at = MeshPosition(comm.lengths, comm.coordinates)
+        parts = {bias: Variable(bias.numpy()[at.key((3, 2), layouts[bias])], bias.path) for bias in biases}
+        start, stop = cut(0, 4, comm.replicas)[comm.replica]
+        local = localized(place(program, layouts=layouts), at, parts)
+        backend = CpuBackend(np.float64, jit_compile=compiled)
+        rows = {"x": x[start:stop]}
+        executable = backend.executable(local, rows, rows=stop - start, first_row=start, comm=comm)
+        executable.run([0])
+        for name, gradient in expected.items():
+            np.testing.assert_allclose(executable.outputs[name], gradient, rtol=1e-11, atol=1e-12, err_msg=name)
+
+    on_mesh(on_rank, batch=2, model=2)
