@@ -116,9 +116,7 @@ def test_what_changes_the_result_changes_the_name(nvcc, monkeypatch, tmp_path):
 
 def test_what_nvcc_says_is_told_and_leaves_nothing(nvcc):
     (nvcc / "broken").touch()
-    with pytest.raises(
-        DeviceError, match=r"nvcc cannot compile program\.cu for sm_90: x\.cu\(3\): error: no such"
-    ):
+    with pytest.raises(DeviceError, match=r"nvcc cannot compile program\.cu for sm_90: x\.cu\(3\): error: no such"):
         compiling.compiled_text("program", "text", "sm_90")
     assert [path.suffix for path in compiling.kernel_cache().iterdir()] == [".lock"]
 
@@ -212,9 +210,7 @@ def test_headers_of_other_folders_count_too(tmp_path):
 
 def test_a_users_mistake_is_one_line_without_the_folder(nvcc):
     (nvcc / "broken").touch()
-    with pytest.raises(
-        DeviceError, match=r"^nvcc cannot compile swish.cu for sm_90: x.cu\(3\): error: no such"
-    ):
+    with pytest.raises(DeviceError, match=r"^nvcc cannot compile swish.cu for sm_90: x.cu\(3\): error: no such"):
         compiling.compiled_own("swish", "text", "sm_90")
 
 
