@@ -59,7 +59,7 @@ class Gpu:
     def __init__(self, quick: bool) -> None:
         self._backends: dict[tuple[str, str], Any] = {}
         self.record, self.quick = self.backend("float32").gpu_record, quick
-        from dptrain.backend.cuda.device import cuda
+        from dptrain.backend.cuda.gpu.device import cuda
 
         self.cuda, self._spin = cuda, spinner()
 
@@ -183,8 +183,8 @@ def of_kernels(step: Step) -> list[float]:
 def tables(report: Report, gpu: Gpu, steps: Sequence[Step]) -> list[dict[str, Any]]:
     """Add the table of each step; return its predicted and its measured seconds."""
     from dptrain.backend.cuda.compile import resources_of_text
-    from dptrain.backend.cuda.costs import LEGEND, loads, table
-    from dptrain.backend.cuda.roofline import GPUS, predict, predict_step
+    from dptrain.backend.cuda.cost.loads import LEGEND, loads, table
+    from dptrain.backend.cuda.cost.roofline import GPUS, predict, predict_step
 
     records = []
     report.add("", "## Kernels of training steps, predicted and here", "", *LEGEND)

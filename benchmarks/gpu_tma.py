@@ -39,7 +39,7 @@ class Operands:
         import ml_dtypes
         import numpy as np
 
-        from dptrain.backend.cuda.device import cuda
+        from dptrain.backend.cuda.gpu.device import cuda
 
         M, N, K = sizes
         rng, self.result = np.random.default_rng(M + N + K), result
@@ -60,7 +60,7 @@ def difference(gpu: Gpu, name: str, sizes: tuple[int, int, int], layout: str) ->
     import numpy as np
 
     from dptrain.backend.cuda import tma
-    from dptrain.backend.cuda.device import cuda
+    from dptrain.backend.cuda.gpu.device import cuda
 
     operands = Operands(sizes, LAYOUTS[layout], "float32")
     stream = gpu.backend("float32").stream

@@ -14,9 +14,9 @@ ROOT = Path(__file__).resolve().parent.parent
 # What decides which code is generated, with which numbers in it, and what ranks send.
 PYTHON = (
     *(f"dptrain/backend/cpu/{name}.py" for name in ("calls", "codegen", "mapped_files", "separate_rows")),
-    *(f"dptrain/backend/cuda/{name}.py" for name in ("attention", "choices", "compose", "convolutions", "executable")),
+    *(f"dptrain/backend/cuda/{name}.py" for name in ("attention", "compose", "convolutions", "executable")),
     *(f"dptrain/backend/cuda/{name}.py" for name in ("expressions", "generate", "groups", "loops", "products")),
-    *(f"dptrain/backend/cuda/{name}.py" for name in ("persistent", "row_chains")),
+    *(f"dptrain/backend/cuda/{name}.py" for name in ("libraries/choices", "persistent", "row_chains")),
     *(f"dptrain/ops/{name}.py" for name in ("associative", "nn/attention", "loops", "scan")),
     *(f"dptrain/program/{name}.py" for name in ("absent_rows", "additive", "body", "gradient", "lowering", "operand")),
     *(f"dptrain/program/{name}.py" for name in ("passes", "steps", "structure", "types")),

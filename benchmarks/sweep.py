@@ -532,7 +532,7 @@ def table(measured: Sequence[Measured]) -> list[str]:
 
 def device_at_hand() -> str:
     """Return "cuda" where dptrain sees a GPU, else "cpu"."""
-    from dptrain.backend.cuda.selection import visible_gpus
+    from dptrain.backend.cuda.gpu.selection import visible_gpus
 
     return "cuda" if visible_gpus() else "cpu"
 

@@ -6,8 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 from dptrain.backend.base import Backend
-from dptrain.backend.cuda.providers import PROVIDERS
-from dptrain.backend.cuda.selection import has_driver
+from dptrain.backend.cuda.gpu.selection import has_driver
+from dptrain.backend.cuda.libraries.providers import PROVIDERS
 from dptrain.errors import ConfigError, DeviceError
 from dptrain.mixed_precision import DTypePolicy
 from dptrain.program.passes import PRECISIONS

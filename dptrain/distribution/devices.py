@@ -5,7 +5,7 @@ from functools import cache
 
 from dptrain import comm as comms
 from dptrain.backend import tries_gpu
-from dptrain.backend.cuda.selection import has_driver, visible_gpus
+from dptrain.backend.cuda.gpu.selection import has_driver, visible_gpus
 from dptrain.errors import ConfigError
 from dptrain.mixed_precision import dtype_policy
 from dptrain.runtime.launch.launcher import detect_launch

@@ -75,7 +75,7 @@ def explain(
 
     The rank is alone, or the mesh's with the largest parts where variables are sharded. Memory and kernels are a GPU's
     if the model is compiled for "cuda" (none is needed), otherwise those of C++ on a CPU. For a GPU,
-    `backend/cuda/roofline.py` predicts each kernel's time on three GPUs; registers are shown if there is an nvcc.
+    `backend/cuda/cost/roofline.py` predicts each kernel's time on three GPUs; registers are shown if there is an nvcc.
     `kernels` lists each kernel's ops, `code` the generated code; `dtype` is that of the samples, such as "uint8" for
     pixels.
     """
@@ -204,7 +204,7 @@ def _on_device(model: "Model", program: PlacedProgram, rows: int) -> _OnDevice:
     if options.get("device") == "cuda":
         from dptrain.backend.cuda.compose import Composition  # needs no GPU
         from dptrain.backend.cuda.generate import launched
-        from dptrain.backend.cuda.providers import asked
+        from dptrain.backend.cuda.libraries.providers import asked
 
         precision = options.get("precision", "float32")
         provider = asked(options.get("gemm", "dptrain"), options.get("conv", "dptrain"))
@@ -265,7 +265,7 @@ def _is_on_host(tensor: Tensor) -> bool:
 def _costs(composition: "Composition", source: str) -> list[str]:
     """Return the table of a GPU's kernel costs."""
     from dptrain.backend.cuda.compile import resources_of_text
-    from dptrain.backend.cuda.costs import LEGEND, loads, table
+    from dptrain.backend.cuda.cost.loads import LEGEND, loads, table
 
     try:
         resources, compiled = resources_of_text("program", source, _ARCHITECTURE), f"by nvcc for {_ARCHITECTURE}"

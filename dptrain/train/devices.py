@@ -5,7 +5,7 @@ from typing import Any
 
 from dptrain import backend as backends
 from dptrain.backend.base import Backend
-from dptrain.backend.cuda.selection import assign, visible_gpus
+from dptrain.backend.cuda.gpu.selection import assign, visible_gpus
 from dptrain.comm import Communicator
 from dptrain.errors import AgreedError, DeviceError, ExitCode
 from dptrain.runtime.cores import limit_threads

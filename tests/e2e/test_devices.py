@@ -98,7 +98,7 @@ def test_selecting_by_mask_and_by_index(tmp_path, monkeypatch, select, mask, see
 
 def slices(count: int) -> list[str]:
     """Return the UUIDs of the emulator's MIG slices."""
-    code = "from dptrain.backend.cuda.selection import visible_gpus; print(*visible_gpus())"
+    code = "from dptrain.backend.cuda.gpu.selection import visible_gpus; print(*visible_gpus())"
     options = {"EMULATOR_MIG": "1", "EMULATOR_DEVICES": str(count)}
     printed = [emulated_ranks(0, "-c", code, CUDA_VISIBLE_DEVICES=str(n), **options).out for n in range(count)]
     return [text.strip() for text in printed]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dptrain.backend.cuda.selection import has_driver
+from dptrain.backend.cuda.gpu.selection import has_driver
 from dptrain.cli.commands import doctor
 from dptrain.cli.options.config import Config
 from dptrain.comm import SoloCommunicator

@@ -33,7 +33,7 @@ FITTED = """
 import sys
 import numpy as np
 import dptrain as dp
-from dptrain.backend.cuda.device import Gpu
+from dptrain.backend.cuda.gpu.device import Gpu
 steps, watched = int(sys.argv[1]), sys.argv[2] == "watched"
 captured, count = Gpu.captured, []
 Gpu.captured = lambda *given: count.append(0) or captured(*given)

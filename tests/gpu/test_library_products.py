@@ -67,7 +67,7 @@ def test_products_of_a_library():
 BEYOND = """
 import numpy as np
 from dptrain.backend.cuda.backend import CudaBackend
-from dptrain.backend.cuda.providers import Problem
+from dptrain.backend.cuda.libraries.providers import Problem
 from dptrain.errors import DeviceError
 small = {small}
 if small:

@@ -155,7 +155,7 @@ ABSENT = """
 import os, time
 from dptrain import comm
 from dptrain.backend.cuda.backend import CudaBackend
-from dptrain.backend.cuda.links import LinkedSum
+from dptrain.backend.cuda.transfers.links import LinkedSum
 from dptrain.runtime.failure import phase
 ranks, backend = comm.current(), CudaBackend()
 backend.transport = "nccl"

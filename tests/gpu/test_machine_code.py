@@ -7,8 +7,8 @@ import pytest
 
 from dptrain.backend.cuda.compile import command, parse_resources
 from dptrain.backend.cuda.compose import Composition
+from dptrain.backend.cuda.cost.roofline import GPUS, Load, blocks_per_processor
 from dptrain.backend.cuda.generate import Kernel, source
-from dptrain.backend.cuda.roofline import GPUS, Load, blocks_per_processor
 from tests.gpu.machine_code import Code, codes_of, resources_of
 from tests.gpu.test_kernels_for_hardware import attention, program_of_products, run
 from tests.ops.test_convolutions_on_cuda import cnn

@@ -18,7 +18,7 @@ def cuda():
     """PyCUDA's driver, with the GPU's context current."""
     if reason := no_cuda():
         pytest.skip(reason)
-    from dptrain.backend.cuda import device
+    from dptrain.backend.cuda.gpu import device
 
     device.open_gpu(0, "index", "here")
     return device.cuda

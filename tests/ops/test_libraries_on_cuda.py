@@ -31,7 +31,7 @@ IS_STANDIN = importlib.util.find_spec("cudnn") is None
 @pytest.fixture
 def opened(cuda_backend, monkeypatch, tmp_path):
     """Return a function that opens a backend; nothing has been measured at first."""
-    from dptrain.backend.cuda import choices
+    from dptrain.backend.cuda.libraries import choices
 
     monkeypatch.setattr(measurements, "cache_dir", lambda: tmp_path)
     monkeypatch.setattr(choices, "_said", set())

@@ -296,7 +296,7 @@ def test_other_precision_is_refused(cuda_backend):
 
 
 def test_a_device_within_a_mask(cuda_backend):
-    from dptrain.backend.cuda.selection import visible_device
+    from dptrain.backend.cuda.gpu.selection import visible_device
 
     assert [visible_device(None, n) for n in (0, 3)] == ["0", "3"]
     assert [visible_device("2, 5,GPU-ab", n) for n in (0, 1, 2, 3)] == ["2", "5", "GPU-ab", ""]

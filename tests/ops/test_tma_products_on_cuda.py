@@ -19,7 +19,7 @@ def on_hopper(cuda_backend):
 
 def multiplied(backend, candidate, a, b, transposed, dtype, processors):
     """Return a b by a candidate, from matrices that lie as `transposed` says, and rows of NaN behind the result."""
-    from dptrain.backend.cuda.device import cuda
+    from dptrain.backend.cuda.gpu.device import cuda
 
     (M, K), N = a.shape, b.shape[1]
     laid = [np.ascontiguousarray(x.T if turned else x) for x, turned in zip((a, b), transposed, strict=True)]

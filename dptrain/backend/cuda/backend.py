@@ -16,19 +16,19 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.backend.base import Backend, Executable, amount
-from dptrain.backend.cuda.choices import OURS, Choices, Library
 from dptrain.backend.cuda.compile import compiled_text, find_nvcc, release, too_new
 from dptrain.backend.cuda.compose import Composition, problems
-from dptrain.backend.cuda.device import cuda, driver_version, open_gpu
+from dptrain.backend.cuda.custom import own_launch
 from dptrain.backend.cuda.executable import CudaExecutable
-from dptrain.backend.cuda.links import Links
+from dptrain.backend.cuda.gpu.device import cuda, driver_version, open_gpu
+from dptrain.backend.cuda.libraries.choices import OURS, Choices, Library
+from dptrain.backend.cuda.libraries.providers import Kind
 from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory, Heap, PinnedRing, SharedSamples, Streams, count
-from dptrain.backend.cuda.own import own_launch
 from dptrain.backend.cuda.packs import RunTable
-from dptrain.backend.cuda.providers import Kind
 from dptrain.backend.cuda.snapshot import DeviceSnapshot
 from dptrain.backend.cuda.state import DeviceState
-from dptrain.backend.cuda.transfers import DirectExchange, PinnedExchange, PinnedStaging
+from dptrain.backend.cuda.transfers.host import DirectExchange, PinnedExchange, PinnedStaging
+from dptrain.backend.cuda.transfers.links import Links
 from dptrain.backend.custom import OwnKernel
 from dptrain.backend.transfers import SAMPLES, Exchange, HostArray, Staging
 from dptrain.comm.base import Communicator, PointToPoint
@@ -141,10 +141,10 @@ class CudaBackend(Backend):
 
     def _library(self, kind: Kind) -> Library:
         if kind == "gemm":
-            from dptrain.backend.cuda.cublaslt import CublasLt
+            from dptrain.backend.cuda.libraries.cublaslt import CublasLt
 
             return CublasLt(self.precision, self.stream.handle, self.workspace)
-        from dptrain.backend.cuda.cudnn import Cudnn
+        from dptrain.backend.cuda.libraries.cudnn import Cudnn
 
         return Cudnn(self.stream.handle, self.workspace)
 

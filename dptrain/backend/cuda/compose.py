@@ -19,9 +19,9 @@ from dptrain.backend.cuda.generate import (
     with_steps,
 )
 from dptrain.backend.cuda.groups import Group, Grouping, factors_of
+from dptrain.backend.cuda.libraries.providers import Problem, Provider, is_product, problem_of, with_providers
 from dptrain.backend.cuda.loops import CARRY_PLACES, Address, LoopCall
 from dptrain.backend.cuda.persistent import RowLoop, RowsGenerator
-from dptrain.backend.cuda.providers import Problem, Provider, is_product, problem_of, with_providers
 from dptrain.backend.cuda.row_chains import with_row_chains
 from dptrain.program.body import body_of, has_body
 from dptrain.program.body import with_steps as with_tensors_of_steps

@@ -20,7 +20,7 @@ import numpy as np
 
 from dptrain.backend.cuda.compile import compiled_text, kernel_cache
 from dptrain.backend.cuda.compose import ALIGNMENT, Message
-from dptrain.backend.cuda.device import cuda
+from dptrain.backend.cuda.custom import HostLaunch, own_launch
 from dptrain.backend.cuda.generate import (
     GeneratedFunction,
     Kernel,
@@ -30,13 +30,13 @@ from dptrain.backend.cuda.generate import (
     blocks_of,
     with_steps,
 )
+from dptrain.backend.cuda.gpu.device import cuda
 from dptrain.backend.cuda.graphs import steps_in_graph
-from dptrain.backend.cuda.links import LinkedMessage, LinkedMove, LinkedSum
 from dptrain.backend.cuda.loops import LoopCall
 from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory, Pinned
-from dptrain.backend.cuda.own import HostLaunch, own_launch
 from dptrain.backend.cuda.packs import RunTable, Starts
-from dptrain.backend.cuda.transfers import PinnedMove
+from dptrain.backend.cuda.transfers.host import PinnedMove
+from dptrain.backend.cuda.transfers.links import LinkedMessage, LinkedMove, LinkedSum
 from dptrain.backend.custom import OwnKernel
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError, DataError, DeviceError

@@ -17,9 +17,9 @@ from dptrain.backend.cuda.attention import ATTENTION_THREADS, attention_call
 from dptrain.backend.cuda.convolutions import implicit
 from dptrain.backend.cuda.expressions import Quads, Writer, join_of, join_type
 from dptrain.backend.cuda.groups import Group, Grouping, Places, factors_of
+from dptrain.backend.cuda.libraries.providers import Problem, is_by_library, is_product, matrices, problem_of
 from dptrain.backend.cuda.loops import Address, LoopCall
 from dptrain.backend.cuda.products import COLUMNS_FAN, ProductPlan, product_plan, tree_levels
-from dptrain.backend.cuda.providers import Problem, is_by_library, is_product, matrices, problem_of
 from dptrain.program.codegen.cpp import Ex, cast, ctype, numel_text
 from dptrain.program.codegen.index_expr import ONE, IndexExpr, numel
 from dptrain.program.lowering import ConvolutionLowering, UserKernel, lowering_of

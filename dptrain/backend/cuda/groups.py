@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Literal
 
 from dptrain.backend.cuda.expressions import Index, Reading, Writer, join_of, same
-from dptrain.backend.cuda.providers import is_by_library, is_product
+from dptrain.backend.cuda.libraries.providers import is_by_library, is_product
 from dptrain.program.body import has_body
 from dptrain.program.codegen.cpp import Ex
 from dptrain.program.codegen.index_expr import ONE, ZERO_INDEX, Axis, IndexExpr, Numel, numel, ravel, symbol, unravel

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.backend.base import amount
-from dptrain.backend.cuda.device import Gpu, cuda
+from dptrain.backend.cuda.gpu.device import Gpu, cuda
 from dptrain.backend.transfers import HostArray
 from dptrain.errors import DeviceError, DeviceMemoryError
 

@@ -9,8 +9,8 @@ import numpy as np
 from dptrain.backend.cuda.expressions import Writer, join_of
 from dptrain.backend.cuda.generate import BLOCK, Argument, GeneratedFunction, Generator, Local
 from dptrain.backend.cuda.groups import Group, Places, factors_of
+from dptrain.backend.cuda.libraries.providers import is_by_library, is_product
 from dptrain.backend.cuda.loops import LoopCall
-from dptrain.backend.cuda.providers import is_by_library, is_product
 from dptrain.program.body import body_of
 from dptrain.program.codegen.cpp import ctype, numel_text
 from dptrain.program.codegen.index_expr import IndexExpr, numel, unravel

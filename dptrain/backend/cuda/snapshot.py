@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from dptrain.backend.cpu.digest import type_code
 from dptrain.backend.cuda.compile import compiled_text
-from dptrain.backend.cuda.device import cuda
+from dptrain.backend.cuda.gpu.device import cuda
 from dptrain.backend.cuda.memory import DeviceArray
 from dptrain.errors import DeviceMemoryError
 

@@ -32,9 +32,9 @@ from dptrain import ops
 from dptrain.backend import Backend, DeviceAssignment
 from dptrain.backend.base import amount
 from dptrain.backend.cpu.compile import compiler, native_cache
-from dptrain.backend.cuda import cublaslt, cudnn
 from dptrain.backend.cuda.compile import find_nvcc, kernel_cache, parse_release, too_new
-from dptrain.backend.cuda.selection import has_driver, masked, probe
+from dptrain.backend.cuda.gpu.selection import has_driver, masked, probe
+from dptrain.backend.cuda.libraries import cublaslt, cudnn
 from dptrain.backend.cuda.sources import kernels_dir
 from dptrain.backend.transfers import Exchange
 from dptrain.batches.base import ArrayBatches

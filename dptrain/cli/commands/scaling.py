@@ -95,7 +95,7 @@ def cpu_hardware(
 
 
 def _of_gpus(options: ScalingOptions, precision: str) -> tuple[Hardware, str]:
-    from dptrain.backend.cuda.roofline import GPUS, GRAPH_SECONDS, NODE_SECONDS
+    from dptrain.backend.cuda.cost.roofline import GPUS, GRAPH_SECONDS, NODE_SECONDS
 
     gpu = next(candidate for candidate in GPUS if candidate.name == (options.gpu or "H100"))
     names = {"FP32": "float32", "TF32": "tf32", "half": "half"}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dptrain.errors import ConfigError
 
-# The GPUs whose peaks are known, see `backend/cuda/roofline.py`.
+# The GPUs whose peaks are known, see `backend/cuda/cost/roofline.py`.
 GPU_NAMES = ("A100", "H100", "H200")
 # Ranks at most, so that tables keep to their columns.
 _MOST = 65536

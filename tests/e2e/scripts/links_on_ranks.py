@@ -5,7 +5,7 @@ import numpy as np
 
 from dptrain import comm
 from dptrain.backend.cuda.backend import CudaBackend
-from dptrain.backend.cuda.links import LinkedSum, RankReduction
+from dptrain.backend.cuda.transfers.links import LinkedSum, RankReduction
 from dptrain.comm.node_sum import tree_sum
 
 ranks = comm.current()

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 
 import dptrain as dp
-from dptrain.backend.cuda import device
+from dptrain.backend.cuda.gpu import device
 from dptrain.sweeps.scheduling import worker
 
 with np.load(sys.argv[1]) as arrays:

@@ -1,4 +1,4 @@
-"""A stand-in for the parts of nvmath-python that dptrain/backend/cuda/cublaslt.py calls; see bindings/cublasLt.py."""
+"""A stand-in for the parts of nvmath-python that `libraries/cublaslt.py` calls; see bindings/cublasLt.py."""
 
 from enum import IntEnum
 

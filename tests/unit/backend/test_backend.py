@@ -49,7 +49,7 @@ def test_without_a_compiler_numpy_does_it(monkeypatch):
 
 def without_cuda_module(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make what imports PyCUDA be imported again, by this test alone."""
-    ours = (f"dptrain.backend.cuda.{name}" for name in ("backend", "device", "kernels", "memory", "transfers"))
+    ours = (f"dptrain.backend.cuda.{name}" for name in ("backend", "gpu.device", "memory", "transfers.host"))
     for name in (*ours, "pycuda", "pycuda.driver"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.delattr(backend, "cuda", raising=False)

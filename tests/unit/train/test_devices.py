@@ -7,7 +7,7 @@ import pytest
 
 from dptrain import backend as backends
 from dptrain.backend.cpu.backend import CpuBackend
-from dptrain.backend.cuda import selection as gpus
+from dptrain.backend.cuda.gpu import selection as gpus
 from dptrain.comm import SoloCommunicator
 from dptrain.errors import AgreedError, DeviceError, ExitCode
 from dptrain.train.devices import check_devices, find_place, open_backend

@@ -5,7 +5,7 @@ import pytest
 
 from dptrain.backend.cuda import compose
 from dptrain.backend.cuda.compose import Composition
-from dptrain.backend.cuda.costs import loads
+from dptrain.backend.cuda.cost.loads import loads
 from dptrain.backend.cuda.generate import with_steps
 from dptrain.program.execute import evaluate
 from dptrain.program.program import trace

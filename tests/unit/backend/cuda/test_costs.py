@@ -6,9 +6,9 @@ import pytest
 from dptrain import ops
 from dptrain.backend.cuda.compile import Resources
 from dptrain.backend.cuda.compose import Composition
-from dptrain.backend.cuda.costs import loads, short, table
+from dptrain.backend.cuda.cost.loads import loads, short, table
+from dptrain.backend.cuda.cost.roofline import GPUS, predict
 from dptrain.backend.cuda.generate import blocks_of
-from dptrain.backend.cuda.roofline import GPUS, predict
 from dptrain.ops.indexing import take_rows
 from dptrain.program.dims import Dim
 from dptrain.program.program import ROWS, trace

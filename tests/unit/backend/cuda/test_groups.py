@@ -9,7 +9,7 @@ from dptrain import ops
 from dptrain.backend.cuda.compose import Composition
 from dptrain.backend.cuda.generate import Local
 from dptrain.backend.cuda.groups import Grouping, factors_of, operand_of
-from dptrain.backend.cuda.providers import asked, with_providers
+from dptrain.backend.cuda.libraries.providers import asked, with_providers
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
 from dptrain.program.gradient import gradients

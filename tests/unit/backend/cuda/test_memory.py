@@ -133,7 +133,7 @@ print(ops.download(x).sum())
 
 def test_a_thread_that_trains_and_ends_leaves_the_gpu_to_the_next():
     code = """
-import dptrain.backend.cuda.device as device
+import dptrain.backend.cuda.gpu.device as device
 ops.close()
 device._close_gpu()
 kept = []

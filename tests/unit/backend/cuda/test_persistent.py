@@ -8,7 +8,7 @@ import pytest
 
 from dptrain import ops
 from dptrain.backend.cuda.compose import Composition
-from dptrain.backend.cuda.costs import loads
+from dptrain.backend.cuda.cost.loads import loads
 from dptrain.backend.cuda.loops import LoopCall
 from dptrain.layers import GRU, LSTM, SimpleRNN
 from dptrain.program.dims import Dim

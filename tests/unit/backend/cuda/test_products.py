@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from dptrain.backend.cuda.compose import Composition
-from dptrain.backend.cuda.costs import loads
-from dptrain.backend.cuda.probe import architecture_of
+from dptrain.backend.cuda.cost.loads import loads
+from dptrain.backend.cuda.gpu.probe import architecture_of
 from dptrain.backend.cuda.products import TILES, ProductPlan, product_plan
 from tests.ops.test_programs_on_cuda import mlp
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dptrain.backend.cuda.roofline import (
+from dptrain.backend.cuda.cost.roofline import (
     GPUS,
     GRAPH_SECONDS,
     NODE_SECONDS,

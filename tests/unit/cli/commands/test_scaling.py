@@ -8,8 +8,8 @@ import pytest
 import dptrain as dp
 from dptrain.backend.cuda.compile import Resources
 from dptrain.backend.cuda.compose import Composition
-from dptrain.backend.cuda.costs import loads
-from dptrain.backend.cuda.roofline import GPUS, predict_step
+from dptrain.backend.cuda.cost.loads import loads
+from dptrain.backend.cuda.cost.roofline import GPUS, predict_step
 from dptrain.cli.commands import scaling
 from dptrain.cli.commands.scaling import cpu_hardware, of_model
 from dptrain.cli.main import main

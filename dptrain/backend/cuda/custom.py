@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dptrain.backend.cuda.compile import compiled_own
-from dptrain.backend.cuda.device import Gpu, cuda
+from dptrain.backend.cuda.gpu.device import Gpu, cuda
 from dptrain.backend.cuda.memory import DeviceArray
 from dptrain.backend.custom import OwnKernel
 from dptrain.errors import DeviceError

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dptrain.backend.cuda.device import cuda
+from dptrain.backend.cuda.gpu.device import cuda
 from dptrain.backend.cuda.memory import DeviceArray, Streams
 from dptrain.comm.base import Communicator, PointToPoint
 from dptrain.comm.nccl import NcclCommunicator
@@ -29,7 +29,7 @@ from dptrain.errors import DeviceError
 from dptrain.program.pipeline.send_recv import Channel
 
 if TYPE_CHECKING:
-    from dptrain.backend.cuda.links import Links
+    from dptrain.backend.cuda.transfers.links import Links
 
 # Alignment of slots.
 _ALIGNMENT = 256

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from dptrain.backend.cuda.device import driver_version
-from dptrain.backend.cuda.providers import LIBRARIES, Kind, Problem
+from dptrain.backend.cuda.gpu.device import driver_version
+from dptrain.backend.cuda.libraries.providers import LIBRARIES, Kind, Problem
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError, DeviceError
 from dptrain.program.lowering import ConvolutionLowering, Product

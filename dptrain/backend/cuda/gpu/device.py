@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from dptrain.backend.cuda.compile import Ahead, Cubin
+from dptrain.backend.cuda.gpu.probe import architecture_of, device_uuid
+from dptrain.backend.cuda.gpu.selection import masked, visible_device
 from dptrain.backend.cuda.graphs import CudaGraph, capture
 from dptrain.backend.cuda.packs import Packs
-from dptrain.backend.cuda.probe import architecture_of, device_uuid
-from dptrain.backend.cuda.selection import masked, visible_device
 from dptrain.errors import DeviceError
 from dptrain.runtime.extras import pip_install
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.backend.cuda.providers import Problem
+from dptrain.backend.cuda.libraries.providers import Problem
 from dptrain.errors import ConfigError, DeviceError
 from dptrain.runtime.extras import pip_install
 

@@ -4,7 +4,7 @@
 import contextlib
 from collections.abc import Sequence
 
-from dptrain.backend.cuda.device import cuda
+from dptrain.backend.cuda.gpu.device import cuda
 from dptrain.backend.cuda.memory import DeviceArray, Heap, Pinned
 from dptrain.backend.transfers import Exchange, HostArray, Staging
 from dptrain.program.codegen.memory import in_a_row

@@ -17,7 +17,7 @@ _PATIENCE = 120.0
 
 
 def probe(with_memory: bool = False) -> dict[str, Any]:
-    """Return the output of `dptrain.backend.cuda.probe`; its "error" says why there is none."""
+    """Return the output of `dptrain.backend.cuda.gpu.probe`; its "error" says why there is none."""
     program = str(Path(__file__).with_name("probe.py"))
     command = [sys.executable, "-I", program, *(["--memory"] if with_memory else [])]
     empty: dict[str, Any] = {"cuda": None, "gpus": []}

@@ -1,6 +1,6 @@
 """Prints as JSON what the NVIDIA driver reports of the GPUs that this process would see.
 
-A program of its own, run by `dptrain.backend.cuda.selection`: asking starts the driver, after which
+A program of its own, run by `dptrain.backend.cuda.gpu.selection`: asking starts the driver, after which
 CUDA_VISIBLE_DEVICES has no effect, and a damaged driver can crash the process. It needs only the driver.
 """
 

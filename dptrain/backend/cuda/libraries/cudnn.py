@@ -26,7 +26,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from dptrain.backend.cuda.providers import Problem
+from dptrain.backend.cuda.libraries.providers import Problem
 from dptrain.errors import ConfigError, DeviceError
 from dptrain.runtime.extras import pip_install
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dptrain.backend.cuda.compile import compiled_text
-from dptrain.backend.cuda.device import cuda
+from dptrain.backend.cuda.gpu.device import cuda
 from dptrain.backend.cuda.memory import DeviceArray, Streams, count
-from dptrain.backend.cuda.p2p import NcclPointToPoint, P2pRings, RingSize, padded
+from dptrain.backend.cuda.transfers.p2p import NcclPointToPoint, P2pRings, RingSize, padded
 from dptrain.comm.base import Communicator, PointToPoint
 from dptrain.comm.device import AddingCommunicator, DeviceCommunicator
 from dptrain.comm.mesh import STAGE

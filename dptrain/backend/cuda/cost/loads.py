@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from dptrain.backend.cuda.compile import Resources
 from dptrain.backend.cuda.compose import Composition
+from dptrain.backend.cuda.cost.roofline import GPUS, Bound, Load, Unit, blocks_per_processor, predict, predict_step
 from dptrain.backend.cuda.generate import GeneratedFunction, Kernel, blocks_of, launched
-from dptrain.backend.cuda.roofline import GPUS, Bound, Load, Unit, blocks_per_processor, predict, predict_step
 from dptrain.backend.cuda.sources import kernels_dir
 from dptrain.program.codegen.memory import nbytes
 from dptrain.program.explain import flops

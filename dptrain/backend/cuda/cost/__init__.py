@@ -1,0 +1,1 @@
+"""Predicted times of kernels; needs no GPU."""

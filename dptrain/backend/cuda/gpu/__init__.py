@@ -1,0 +1,1 @@
+"""Finds the GPUs of a node, and opens this rank's."""

@@ -1,0 +1,1 @@
+"""What moves data between GPUs, and between a GPU and the host."""
