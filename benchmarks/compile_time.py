@@ -100,8 +100,8 @@ def prepared(name: str, with_step: bool) -> dict[str, float]:
     from dptrain.backend.cuda.compose import Composition
     from dptrain.models import explaining
     from dptrain.program.codegen.fuse import fuse
-    from dptrain.program.passes import without_ranks
     from dptrain.program.sharding.placement import place
+    from dptrain.program.steps import without_ranks
     from dptrain.program.structure import structure_of
 
     seconds: dict[str, float] = {}

@@ -82,8 +82,8 @@ def texts_of(name: str) -> Iterator[tuple[str, str]]:
     from dptrain.errors import ConfigError
     from dptrain.models.explaining import program_of
     from dptrain.program.codegen.fuse import fuse
-    from dptrain.program.passes import without_ranks
     from dptrain.program.sharding.placement import place
+    from dptrain.program.steps import without_ranks
     from tests.programs.corpus import CORPUS
     from tests.programs.draw import program
 

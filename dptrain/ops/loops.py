@@ -9,13 +9,14 @@ import numpy as np
 from dptrain import tree
 from dptrain.errors import ArgumentTypeError, ConfigError
 from dptrain.ops.branches import IN_BODY, check_structure, cond
-from dptrain.ops.elementwise import logical_and
+from dptrain.ops.elementwise import cast, logical_and
 from dptrain.ops.manipulation import reshape, stack
 from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.scan import SCAN
+from dptrain.ops.while_node import WHILE
 from dptrain.program.body import traced
 from dptrain.program.dims import Dim
-from dptrain.program.shapes import without_rows
+from dptrain.program.shapes import is_one, without_rows
 from dptrain.program.tensor import Tensor, as_tensors, is_tracing, mask_of, with_mask
 
 # Greatest number of iterations of a loop over known conditions; each adds ops to the program.
@@ -27,12 +28,19 @@ def _require_callable(f: Any) -> None:
         raise ArgumentTypeError(f"`f` should be a callable. Received: f={f}")
 
 
-def fori_loop(lower: int, upper: int, body_fun: Callable[[int, Any], Any], init_val: Any) -> Any:
-    """Apply `value = body_fun(i, value)` for i from lower to before upper, which must be known."""
-    if any(bound.value is None for bound in as_tensors([lower, upper])):
-        raise ConfigError(
-            "fori_loop: lower and upper must be known while a step is traced; use while_loop with maximum_iterations"
-        )
+def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_val: Any) -> Any:
+    """Apply `value = body_fun(i, value)` for i from lower to before upper; see `while_loop` for unknown ones."""
+    bounds = as_tensors([lower, upper])
+    if any(bound.value is None for bound in bounds):
+        if any(bound.dtype.kind not in "iu" or bound.ndim for bound in bounds):
+            kinds = ", ".join(f"{bound.dtype.name} {without_rows(bound.shape)}" for bound in bounds)
+            raise ConfigError(f"fori_loop: lower and upper are {kinds}; expected integers")
+        count, limit = bounds
+
+        def step(number: Tensor, value: Any) -> tuple[Tensor, Any]:
+            return number + 1, body_fun(number, value)
+
+        return while_loop(lambda number, _: number < limit, step, (cast(count, limit.dtype), init_val))[1]
     first, end = int(lower), int(upper)
     if is_tracing() and end > first:
         return scan(lambda value, number: (body_fun(number, value), None), init_val, np.arange(first, end))[0]
@@ -48,16 +56,16 @@ def while_loop(
     """Apply `body` to the variables as long as `cond` of them is true.
 
     Where a condition is not known, as in a traced step, all `maximum_iterations` are computed; those after the last
-    change nothing.
+    change nothing. Without, the loop ends when the condition is false, and has no gradient.
 
     Args:
         cond: takes the variables.
         body: takes them and returns new ones, of the same shapes and types in a traced step.
         loop_vars: a tensor, a tuple or a list.
-        maximum_iterations: needed where a condition is not known.
+        maximum_iterations: needed for a gradient, and for symbolic tensors, where a condition is not known.
 
     Raises:
-        ConfigError: an unknown condition without `maximum_iterations`, or a loop of symbolic tensors that does not end.
+        ConfigError: `maximum_iterations` is needed, or a loop of symbolic tensors does not end.
     """
     several = isinstance(loop_vars, tuple | list)
     values, number = tuple(loop_vars) if several else (loop_vars,), 0
@@ -72,11 +80,15 @@ def while_loop(
     while maximum_iterations is None or number < maximum_iterations:
         goes_on = as_tensors([cond(*values)])[0]
         if goes_on.value is None:
-            if maximum_iterations is None:
+            if maximum_iterations is not None:
+                values = _bounded_while(cond, following, values, maximum_iterations - number)
+            elif is_tracing():
+                values = _while_node(cond, goes_on, following, values)
+            else:
                 raise ConfigError(
-                    "while_loop: pass maximum_iterations, as the condition is not known while a step is traced"
+                    "while_loop: pass maximum_iterations, as the condition on symbolic tensors is not known, or call "
+                    "it in a layer's call()"
                 )
-            values = _bounded_while(cond, following, values, maximum_iterations - number)
             break
         if not bool(goes_on):
             break
@@ -90,15 +102,59 @@ def while_loop(
     return type(loop_vars)(values) if several else values[0]
 
 
+def _condition(result: Any) -> Tensor:
+    """Return what the condition of a loop returns as a boolean of shape ()."""
+    tensor = as_tensors([result])[0]
+    if not all(is_one(length) for length in tensor.shape):
+        raise ConfigError(
+            f"while_loop: cond returns shape {without_rows(tensor.shape)}; expected a single boolean: reduce it with "
+            "ops.any or ops.all"
+        )
+    return cast(reshape(tensor, ()), np.dtype(np.bool_))
+
+
+def _while_node(
+    goes_on: Callable[..., Any], first: Tensor, following: Callable[..., Any], values: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """Compute a loop of unknown length as one node of the traced program; `first` is its first condition."""
+    leaves = [as_tensors([leaf])[0] for leaf in tree.flatten(values) if leaf is not None]
+
+    def step(carries: list[Tensor], _: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        token = IN_BODY.set(True)
+        try:
+            new = following(_fill_structure(values, carries[1:]))
+            check_structure("while_loop: body must keep the structure of the loop variables", values, new)
+            tensors = [leaf for leaf in tree.flatten(new) if leaf is not None]
+            tensors = [as_tensors(pair)[0] for pair in zip(tensors, carries[1:], strict=True)]
+            _check_kinds(carries[1:], tensors)
+            condition = _condition(goes_on(*_fill_structure(values, tensors)))
+        finally:
+            IN_BODY.reset(token)
+        return [condition, *tensors], []
+
+    body, inputs, written = traced(step, [_condition(first), *leaves], [])
+    results = WHILE.values(*inputs, body=body)[1:]
+    for variable, value in zip(written, results[len(leaves) :], strict=True):
+        variable.assign(value)
+    return tuple(_fill_structure(values, results[: len(leaves)]))
+
+
+def _check_kinds(carries: Sequence[Tensor], new: Sequence[Tensor], types: bool = True) -> None:
+    for number, (before, after) in enumerate(zip(carries, new, strict=True)):
+        if before.shape != after.shape:
+            shapes = f"from {without_rows(before.shape)} to {without_rows(after.shape)}"
+            raise ConfigError(f"while_loop: body changes the shape of loop variable {number} {shapes}")
+        if types and before.dtype != after.dtype:
+            names = f"from {before.dtype.name} to {after.dtype.name}"
+            raise ConfigError(f"while_loop: body changes the type of loop variable {number} {names}")
+
+
 def _bounded_while(
     goes_on: Callable[..., Any], following: Callable[..., Any], values: tuple[Any, ...], times: int
 ) -> tuple[Any, ...]:
     def checked(values: tuple[Any, ...]) -> tuple[Any, ...]:
         new = tuple(as_tensors(following(values)))
-        for number, (before, after) in enumerate(zip(values, new, strict=True)):
-            if before.shape != after.shape:
-                shapes = f"from {without_rows(before.shape)} to {without_rows(after.shape)}"
-                raise ConfigError(f"while_loop: body changes the shape of loop variable {number} {shapes}")
+        _check_kinds(values, new, types=False)
         return new
 
     def step(carry: tuple[Tensor, tuple[Any, ...]], _: None) -> tuple[Any, None]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.ops.elementwise import cast, where
+from dptrain.ops.elementwise import cast, logical_and, where
 from dptrain.ops.manipulation import reshape, stack, transpose, zeros
 from dptrain.ops.products import batch_matmul
 from dptrain.ops.reduction import sum as sum_over
@@ -59,12 +59,17 @@ def _unrolled(node: Node, inputs: Sequence[Tensor], read: Collection[int]) -> tu
             if tensor in new:
                 continue
             lowering = lowering_of(tensor)
-            if isinstance(lowering, Repeat) and not (body.guarded or body_of(tensor).guarded):
-                if tensor.node not in nested:
-                    nested[tensor.node] = lowering.steps(tensor.node, step_inputs, range(len(body_of(tensor).results)))
-                new[tensor] = nested[tensor.node][tensor.index]
-            else:
+            if not isinstance(lowering, Repeat):
                 new[tensor] = tensor.with_inputs(step_inputs)
+                continue
+            if tensor.node not in nested:
+                if lowering.steps is not None and not (body.guarded or body_of(tensor).guarded):
+                    nested[tensor.node] = lowering.steps(tensor.node, step_inputs, range(len(body_of(tensor).results)))
+                else:
+                    if lowering.steps is None and body.guarded:  # it may not end where the branch is not taken
+                        step_inputs[0] = logical_and(captures[0], step_inputs[0])
+                    nested[tensor.node] = tensor.node.op.values_of(step_inputs, tensor.attributes)
+            new[tensor] = nested[tensor.node][tensor.index]
         carries = [new[carry] for carry in body.following]
         for values, output in zip(outputs, body.stacked, strict=True):
             values.append(new[output])

@@ -2,7 +2,8 @@
 
 A step takes **carries** from the step before, a **slice** of each stacked input, and **captures**, which all steps
 share. It computes the next carries, and results that are stacked. A node's inputs are the first carries, the stacked
-inputs and the captures; carries without an input begin as zeros, as sums do.
+inputs and the captures; carries without an input begin as zeros, as sums do. A loop of unknown length goes on as long
+as its first carry, a boolean, is true; it has no slices and stacks nothing.
 
 What depends on captures alone is not part of a body: it is computed once, before the loop, and captured itself.
 """
@@ -60,7 +61,7 @@ class Body:
         """All results of a step, in the order of the node's values."""
         return (*self.following, *self.stacked)
 
-    def shapes(self, length: int) -> list[Shape]:
+    def shapes(self, length: int = 0) -> list[Shape]:
         """Return the shapes of the node's values."""
         return [*(tensor.shape for tensor in self.following), *((length, *tensor.shape) for tensor in self.stacked)]
 
@@ -164,6 +165,12 @@ def body_of(node: Tensor | Node) -> Body:
     return body
 
 
+def steps_of(node: Tensor | Node) -> int | None:
+    """Return the number of a loop's steps; None if that is not known."""
+    length: int | None = node.attributes.get("length")
+    return length
+
+
 def extend(node: Node, stacked: Iterable[Tensor]) -> list[Tensor]:
     """Stack further tensors of an unplaced node's body; return the new values, which other users do not see."""
     body = body_of(node)
@@ -230,7 +237,9 @@ class _Trim:
         count = len(body.carries)
         kept_carries = {number for number in read if number < count}
         stacked = [number for number in range(len(body.stacked)) if count + number in read]
-        constant = {number for number, carry in enumerate(body.begun) if body.following[number] is carry}
+        conditions = {0} if steps_of(node) is None else set[int]()
+        kept_carries |= conditions
+        constant = {number for number, carry in enumerate(body.begun) if body.following[number] is carry} - conditions
         before = dict(zip(body.carries, body.following, strict=True))  # a carry depends on the step before
         stacks = [body.stacked[number] for number in stacked]
         roots = [*(body.following[number] for number in sorted(kept_carries)), *stacks]

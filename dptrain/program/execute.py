@@ -1,7 +1,7 @@
 """Executes a program op by op with NumPy: the reference for compiled programs, and for machines without a compiler."""
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError, DataError
 from dptrain.program.absent_rows import OUTSIDE, find_absent_row
-from dptrain.program.body import body_of, has_body
+from dptrain.program.body import body_of, has_body, steps_of
 from dptrain.program.codegen.memory import Arena, aligned, nbytes
 from dptrain.program.context import WATCH
 from dptrain.program.program import ROWS, Program
@@ -177,8 +177,7 @@ class _Loop:
         comm: Communicator | None,
     ) -> None:
         self._body, self._out = body_of(tensor), out
-        length = tensor.attributes["length"]
-        self._order = range(length)[::-1] if tensor.attributes["reverse"] else range(length)
+        self._length, self._reverse = steps_of(tensor), bool(tensor.attributes.get("reverse"))
         program = step_of(self._body, batch_rows)
         arrays = {
             name: np.empty(local(placeholder.shape, rows), placeholder.dtype)
@@ -200,7 +199,7 @@ class _Loop:
         for number, array in enumerate(inputs):
             if not count <= number < ends:
                 np.copyto(self._given[number], array)
-        for number in self._order:
+        for number in self._order():
             for place in range(count, ends):
                 np.copyto(self._given[place], inputs[place][number])
             self._step.execute()
@@ -213,6 +212,13 @@ class _Loop:
         for place, array in enumerate(self._carries):
             if place in self._out:
                 np.copyto(self._out[place], array)
+
+    def _order(self) -> Iterator[int]:
+        if self._length is None:
+            while self._carries[0]:
+                yield 0
+        else:
+            yield from reversed(range(self._length)) if self._reverse else range(self._length)
 
 
 class HostMemory:

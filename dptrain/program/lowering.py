@@ -208,10 +208,10 @@ class Repeat:
     """The steps of a body in order; see `program/body.py`.
 
     `steps` writes them as ops instead, given a node, other inputs and the numbers of the values that are read; it
-    returns an entry for each value.
+    returns an entry for each value. None for a loop of unknown length.
     """
 
-    steps: Callable[[Any, Sequence[Tensor], Collection[int]], tuple[Tensor, ...]]
+    steps: Callable[[Any, Sequence[Tensor], Collection[int]], tuple[Tensor, ...]] | None
 
 
 Forward = Callable[[Sequence[Tensor], Mapping[str, Any]], tuple[Tensor, ...]]

@@ -113,6 +113,13 @@ class OnnxGraph:
         self.nodes.append(OnnxNode("If", (condition.name,), names, {}, body, otherwise))
         return outputs
 
+    def loop(self, carries: Sequence[Value], body: OnnxBody) -> Sequence[Value]:
+        """Add a Loop that goes on while its first carry is true, and return the other last carries."""
+        name, inputs = self._name("Loop"), ("", *(carry.name for carry in carries))
+        outputs = [Value(f"{name}/{number}", output.dtype) for number, output in enumerate(body.outputs[1:])]
+        self.nodes.append(OnnxNode("Loop", inputs, tuple(output.name for output in outputs), {}, body))
+        return outputs
+
     def body(self, inputs: Sequence[Value], outputs: Sequence[Value]) -> OnnxBody:
         """Return the body that this graph is, with outputs of its own."""
         ends = [self.node("Identity", output) for output in outputs]

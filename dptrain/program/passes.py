@@ -49,11 +49,6 @@ def _of_substitutes(program: Program, new: Mapping[Tensor, Tensor]) -> Program:
     return rewritten_program
 
 
-def without_ranks(program: Program) -> Program:
-    """Drop all-reduces, for a single rank."""
-    return rewritten(program, without_all_reduce)
-
-
 def without_all_reduce(tensor: Tensor) -> Tensor:
     """Return the operand of an all-reduce, else the tensor."""
     return tensor.inputs[0] if tensor.op is ALL_REDUCE else tensor

@@ -6,12 +6,13 @@ from functools import partial
 from typing import Any
 
 from dptrain.errors import ConfigError
-from dptrain.program.body import Body, body_of, has_body
+from dptrain.program.body import Body, body_of, has_body, steps_of, with_steps
 from dptrain.program.gradient import topological
 from dptrain.program.lowering import AttentionLowering, Repeat, in_order, lowering_of
 from dptrain.program.operand import OPERATORS
-from dptrain.program.passes import halves_of, rewritten
+from dptrain.program.passes import halves_of, rewritten, without_all_reduce
 from dptrain.program.program import ROWS, Program
+from dptrain.program.sharding.mesh import ALL_REDUCE
 from dptrain.program.tensor import Node, Tensor, placeholder, tracing
 
 # The most ops that unrolling a loop may make.
@@ -40,10 +41,10 @@ def with_branches_selected(program: Program) -> Program:
 
 
 def unrolled(program: Program, chooses: Callable[[Node], bool] = lambda _: True) -> Program:
-    """Write the steps of loops down, and branches; ConfigError if that makes too many ops."""
+    """Write the steps of loops of known length down, and branches; ConfigError if that makes too many ops."""
     read: dict[Node, set[int]] = {}
     for tensor in program.tensors:
-        if has_body(tensor) and chooses(tensor.node):
+        if has_body(tensor) and steps_of(tensor) is not None and chooses(tensor.node):
             read.setdefault(tensor.node, set()).add(tensor.index)
     if not read:
         return program
@@ -55,7 +56,7 @@ def unrolled(program: Program, chooses: Callable[[Node], bool] = lambda _: True)
         for tensor in program.tensors:
             inputs = [new[operand] for operand in tensor.inputs]
             lowering = lowering_of(tensor)
-            if not isinstance(lowering, Repeat) or tensor.node not in read:
+            if not isinstance(lowering, Repeat) or lowering.steps is None or tensor.node not in read:
                 new[tensor] = tensor.with_inputs(inputs)
                 continue
             if tensor.node not in values:
@@ -74,7 +75,7 @@ def unrolled(program: Program, chooses: Callable[[Node], bool] = lambda _: True)
 
 def _count(loop: Node) -> int:
     order = topological(body_of(loop).results)
-    nested = {tensor.node for tensor in order if has_body(tensor)}
+    nested = {tensor.node for tensor in order if has_body(tensor) and steps_of(tensor) is not None}
     of_step = sum(tensor.op is not None for tensor in order) + sum(map(_count, nested))
     return int(loop.attributes["length"]) * of_step
 
@@ -142,6 +143,13 @@ def with_steps_changed(program: Program, change: Callable[[Program], Program]) -
         )
 
     return rewritten(change(program), of_loop)
+
+
+def without_ranks(program: Program) -> Program:
+    """Drop all-reduces, for a single rank."""
+    if any(tensor.op is ALL_REDUCE for tensor in with_steps(program.tensors)):
+        return with_steps_changed(program, lambda step: rewritten(step, without_all_reduce))
+    return program
 
 
 def with_loops_in_memory(program: Program) -> Program:

@@ -145,16 +145,23 @@ def _node(onnx: ModuleType, node: OnnxNode) -> Any:
         for name, value in node.attributes.items()
     }
     if node.body is not None:
-        attributes["body" if node.otherwise is None else "then_branch"] = _body(onnx, node.body)
+        attributes["body" if node.otherwise is None else "then_branch"] = _body(
+            onnx, node.body, scalars=2 if node.kind == "Loop" else 0
+        )
     if node.otherwise is not None:
         attributes["else_branch"] = _body(onnx, node.otherwise)
     return onnx.helper.make_node(node.kind, node.inputs, node.outputs, name=node.outputs[0], **attributes)
 
 
-def _body(onnx: ModuleType, body: OnnxBody) -> Any:
+def _body(onnx: ModuleType, body: OnnxBody, scalars: int = 0) -> Any:
+    """Return a body, the first of whose inputs are scalars."""
     ends = (
         [
-            onnx.helper.make_tensor_value_info(value.name, onnx.helper.np_dtype_to_tensor_dtype(value.dtype), None)
+            onnx.helper.make_tensor_value_info(
+                value.name,
+                onnx.helper.np_dtype_to_tensor_dtype(value.dtype),
+                () if value in body.inputs[:scalars] else None,
+            )
             for value in values
         ]
         for values in (body.inputs, body.outputs)

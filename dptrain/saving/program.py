@@ -25,8 +25,9 @@ import numpy as np
 import dptrain.ops.random  # noqa: F401  # with all of the vocabulary: a file names ops by their names
 from dptrain.errors import ConfigError, DataError
 from dptrain.ops.scan import SCAN
+from dptrain.ops.while_node import WHILE
 from dptrain.program import tree
-from dptrain.program.body import Body, body_of, closed, has_body, has_loops, trimmed
+from dptrain.program.body import Body, body_of, closed, has_body, has_loops, steps_of, trimmed
 from dptrain.program.codegen.views import marked
 from dptrain.program.dims import Dim, is_number, read
 from dptrain.program.execute import evaluate
@@ -184,8 +185,9 @@ class _Description:
 
     def _add_loop(self, node: Node) -> None:
         body, count = body_of(node), len(body_of(node).begun)
-        length, reverse = int(node.attributes["length"]), bool(node.attributes["reverse"])
-        steps = self._steps * max(length, 1)
+        length = steps_of(node)
+        attributes = {} if length is None else {"length": length, "reverse": bool(node.attributes["reverse"])}
+        steps = self._steps * max(length or 0, 1)
         if self._nested == _MAX_NESTED or steps > _MAX_STEPS:
             raise ConfigError(f"not supported: a loop of {_limits()} in an exported program")
         sums = [zero_carry(carry) for carry in body.carries[count:]]
@@ -197,9 +199,9 @@ class _Description:
         self._count += len(body.results)
         self.nodes.append(
             {
-                "op": _BRANCH if body.guarded else SCAN.name,
+                "op": _BRANCH if body.guarded else node.op.name,
                 "inputs": inputs,
-                "attributes": {"length": length, "reverse": reverse},
+                "attributes": attributes,
                 "body": {
                     "carries": len(body.carries),
                     "slices": len(body.slices),
@@ -306,19 +308,14 @@ class _Reader:
     ) -> Sequence[Tensor]:
         body, attributes = node["body"], node["attributes"]
         count, slice_count = body["carries"], body["slices"]
-        length, reverse = attributes["length"], attributes["reverse"]
-        guarded = node["op"] == _BRANCH
-        if (
-            node["op"] not in (_BRANCH, SCAN.name)
-            or len(attributes) > 2
-            or not (is_length(length) and isinstance(reverse, bool))
-        ):
-            raise DataError(f"{self._where}: damaged: a loop {short(node['op'])} with {short(attributes)}")
+        guarded, ends_by_carry = node["op"] == _BRANCH, node["op"] == WHILE.name
+        length = self._length(node["op"], attributes)
         steps *= max(length, 1)
         if nested == _MAX_NESTED or steps > _MAX_STEPS:
             raise DataError(f"{self._where}: a loop of {_limits()}")
         operands = self._values(node["inputs"], tensors, "a loop has inputs")
-        if not (is_length(count) and is_length(slice_count) and count + slice_count <= len(operands)):
+        is_sound = is_length(count) and is_length(slice_count) and count + slice_count <= len(operands)
+        if not is_sound or (ends_by_carry and slice_count):
             counts = f"{short(count)} carries and {short(slice_count)} slices"
             raise DataError(f"{self._where}: damaged: a loop with {counts}, but {len(operands)} inputs")
         ends = count + slice_count
@@ -338,10 +335,23 @@ class _Reader:
             raise DataError(
                 f"{self._where}: damaged: a loop changes its carries from {short(carries)} to {short(results[:count])}"
             )
+        if ends_by_carry and not (results and len(results) == count and _kind(results[0]) == ((), np.dtype(np.bool_))):
+            raise DataError(f"{self._where}: damaged: a while_loop with results {short(results)}")
         outside = dict(zip(captures, captured, strict=True))
         guard = captured[0] if guarded else None
         step, captured, _ = closed(carries, slices, results[:count], results[count:], outside, guard=guard)
-        return SCAN.values(*firsts, *stacks, *captured, body=step, length=length, reverse=reverse)
+        op = WHILE if ends_by_carry else SCAN
+        return op.values(*firsts, *stacks, *captured, **attributes, body=step)
+
+    def _length(self, op: Any, attributes: Mapping[str, Any]) -> Any:
+        """Return the least number of steps of a loop, after checking its attributes."""
+        if op == WHILE.name and not attributes:
+            return 0
+        length, reverse = attributes.get("length"), attributes.get("reverse")
+        is_sound = op in (_BRANCH, SCAN.name) and len(attributes) <= 2
+        if not (is_sound and is_length(length) and isinstance(reverse, bool)):
+            raise DataError(f"{self._where}: damaged: a loop {short(op)} with {short(attributes)}")
+        return length
 
 
 def _kind(tensor: Tensor) -> Any:

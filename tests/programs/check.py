@@ -15,10 +15,10 @@ from dptrain.errors import ConfigError
 from dptrain.ops import loops
 from dptrain.program.dims import Dim
 from dptrain.program.execute import HostMemory, ReferenceExecutable, evaluate
-from dptrain.program.passes import without_ranks
 from dptrain.program.program import ROWS, Program
 from dptrain.program.sharding.mesh import PlacedProgram
 from dptrain.program.sharding.placement import place
+from dptrain.program.steps import without_ranks
 from dptrain.program.tensor import Array, differentiable
 from tests.programs.case import Case
 from tests.programs.exact import Expected, exactly

@@ -47,7 +47,7 @@ class InterpretedExecutable(CompiledExecutable):
         value = next(iter(kernel.values.values()))
         out = {number: self._array(tensor) for number, tensor in kernel.values.items()}
         inputs = [self._strided(view, operand) for view, operand in zip(kernel.reads, value.inputs, strict=True)]
-        _Loop(value, out, self._batch_rows, self._rows, self._first_row, None).execute(inputs)
+        _Loop(value, out, self._batch_rows, self._rows, self._first_row, self._comm).execute(inputs)
 
     def _execute(self, kernel: Kernel) -> None:
         if isinstance(kernel, RepeatKernel):

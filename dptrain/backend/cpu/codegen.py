@@ -71,6 +71,9 @@ class NativeFunction:
     name: str
 
 
+Part = NativeFunction | Call | RepeatKernel | list[tuple[Tensor, Tensor]]
+
+
 @dataclass(eq=False)
 class Code:
     """The C++ of a program.
@@ -80,7 +83,7 @@ class Code:
         roots: targets of the context's pointers; `moved` are those whose address the code computes, step by step.
         tables: roots whose first lengths are in the context.
         seeds: in the context, as runs of one program differ in them.
-        parts: in order of execution: native functions, calls, and messages (parts and sums).
+        parts: in order of execution: native functions, calls, loops with such steps, and messages (parts and sums).
         stored: tensors that have memory.
         epilogues: loops that run with the product before them.
         apart: loops whose threads take rows each (`separate_rows.py`).
@@ -91,7 +94,7 @@ class Code:
     roots: list[Tensor] = field(default_factory=list)
     tables: list[Tensor] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
-    parts: list[NativeFunction | Call | list[tuple[Tensor, Tensor]]] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
     stored: set[Tensor] = field(default_factory=set)
     epilogues: set[Loop] = field(default_factory=set)
     moved: set[Tensor] = field(default_factory=set)
@@ -150,6 +153,14 @@ def generate(fused: Fused) -> Code:
     return _Writer(fused).code
 
 
+def _needs_python(step: Fused) -> bool:
+    """Whether ranks communicate in a step of a loop, or an op has no C++."""
+    try:
+        return not all(isinstance(part, NativeFunction) for part in generate(step).parts)
+    except NeedsPythonError:
+        return True
+
+
 class _Writer:
     def __init__(self, fused: Fused) -> None:
         self.fused, self.code = fused, Code()
@@ -165,7 +176,7 @@ class _Writer:
                 if call is not None:
                     calls += [f"  {call}"] if call else []
                     continue
-                assert isinstance(kernel, Call)
+                assert isinstance(kernel, Call | RepeatKernel)
                 self._close(calls)
                 calls = []
                 self.code.parts.append(kernel)
@@ -207,7 +218,10 @@ class _Writer:
             else:
                 statement = f"{name}(c, {arguments});"
         elif isinstance(kernel, RepeatKernel):
-            statement = self._repeat(kernel)
+            repeated = self._repeat(kernel)
+            if repeated is None:
+                return None
+            statement = repeated
         else:
             epilogue = partial(self._epilogue, kernel, follower, numbers)
             if isinstance(kernel, ProductKernel):
@@ -219,13 +233,15 @@ class _Writer:
             statement = f"{self._define(body)}(c, {self._give(numbers)});"
         return statement if self._is_needed(kernel) else f"if (last) {statement}"
 
-    def _repeat(self, kernel: RepeatKernel) -> str:
+    def _repeat(self, kernel: RepeatKernel) -> str | None:
         """Write the function of a loop's steps, of rows from `low` to `high`, and return its call.
 
         It moves pointers: to a step's slices and stacked outputs, and from one carry to the next; if threads share the
-        rows, in a table of its own. Raises NeedsPythonError.
+        rows, in a table of its own. None, or NeedsPythonError if it can be unrolled, where a step needs Python.
         """
         body, results, around = kernel.body, kernel.results, self.fused
+        if kernel.length is None and _needs_python(kernel.step):
+            return None
         inputs = [self.slot(view.root) for view in kernel.reads]
         values = {number: self.slot(tensor) for number, tensor in kernel.values.items()}
         self.fused = kernel.step
@@ -281,12 +297,15 @@ class _Writer:
             executed = ["{", *_indented(["const int64_t B = c.R;", *executed]), "}"]
         self.fused = around
         steps = f"for (int64_t n = 0; n < {kernel.length}; ++n) {{"
-        step = f"const int64_t t = {f'{kernel.length} - 1 - n' if kernel.reverse else 'n'};"
+        if kernel.length is None:
+            steps = f"while (*(const bool *)p[{slots[0]}]) {{"
+        elif moves:
+            moves.insert(0, f"const int64_t t = {f'{kernel.length} - 1 - n' if kernel.reverse else 'n'};")
         if body.guarded:  # else all values are zeros
             guard = f"*(const bool *)p[{inputs[first + len(body.slices)]}]"
             zeros = [f"memset(p[{values[number]}], 0, {_nbytes(body.results[number])});" for number in values]
             head += [f"if (!{guard}) {{", *_indented([*zeros, "return;"]), "}"]
-        lines = [*head, *begins, steps, *_indented([step, *moves, *executed, *ends]), "}", *last]
+        lines = [*head, *begins, steps, *_indented([*moves, *executed, *ends]), "}", *last]
         name, self._repeats = f"repeat{self._repeats}", self._repeats + 1
         text = "".join(f"{line}\n" for line in _indented(lines))
         self._natives.append(f"static void {name}({arguments}) {{\n{text}}}\n")

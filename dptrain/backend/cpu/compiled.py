@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.backend.cpu.codegen import Code, NativeFunction, NeedsPythonError, generate
+from dptrain.backend.cpu.codegen import Code, NativeFunction, NeedsPythonError, Part, generate
 from dptrain.backend.cpu.compile import convolutions, library, parallel, products
 from dptrain.backend.cpu.denormals import flush_to_zero
 from dptrain.backend.cpu.node_sums import NodeSums, is_native
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError, DataError
 from dptrain.program.absent_rows import OUTSIDE, find_absent_row
+from dptrain.program.body import with_steps
 from dptrain.program.codegen.fuse import fuse
 from dptrain.program.codegen.index_expr import Numel
 from dptrain.program.codegen.kernels import Call, Fused, Kernel, Loop, LoopMember, ProductKernel, RepeatKernel
@@ -35,12 +36,11 @@ from dptrain.program.codegen.memory import (
 from dptrain.program.codegen.views import View
 from dptrain.program.execute import HostMemory
 from dptrain.program.lowering import AttentionLowering, ConvolutionLowering, lowering_of
-from dptrain.program.passes import without_ranks
 from dptrain.program.program import ROWS, Program
 from dptrain.program.shapes import local, size
 from dptrain.program.sharding.mesh import ALL_REDUCE, constant_of
 from dptrain.program.sharding.messages import all_reduce, exchange
-from dptrain.program.steps import unrolled
+from dptrain.program.steps import step_of, unrolled, without_ranks
 from dptrain.program.structure import draws_bits, of_variables, structure_of, to_be_kept
 from dptrain.program.tensor import Array, Tensor
 from dptrain.program.turns import MAKING, TURNS
@@ -139,6 +139,7 @@ class CompiledExecutable:
         self._sums: list[NodeSums] = []
         self._summed: dict[Tensor, tuple[NodeSums, int]] = {}
         self._has_met = not self.fused.reduced
+        self._loops: dict[RepeatKernel, tuple[list[Array], CompiledExecutable]] = {}
         self.bind(arrays)
 
     def _compiled(self) -> tuple[ctypes.CDLL, list[int]]:
@@ -248,13 +249,15 @@ class CompiledExecutable:
         """Addresses of `code.roots`."""
         return [int(pointer) for pointer in self._pointers[: len(self.code.roots)]]
 
-    def _step(self, part: NativeFunction | Call | list[tuple[Tensor, Tensor]]) -> Callable[[bool], None]:
+    def _step(self, part: Part) -> Callable[[bool], None]:
         """Return a function that executes a part of a step, given whether the step is the last."""
         if isinstance(part, NativeFunction):
             function, context = getattr(self._library, part.name), ctypes.byref(self._context)
             return lambda last: function(context, int(last))
         if isinstance(part, Call):
             return self._call(part)
+        if isinstance(part, RepeatKernel):
+            return self._loop(part)
         first, comm = part[0][1], self._comm
         assert comm is not None
         if first in self._summed:
@@ -284,6 +287,38 @@ class CompiledExecutable:
                 op.compute(*inputs, **attributes, out=out)
 
         return execute
+
+    def _loop(self, kernel: RepeatKernel) -> Callable[[bool], None]:
+        """Return a loop whose steps are executed one by one, as ranks communicate in them or NumPy computes."""
+        if kernel not in self._loops:
+            self._loops[kernel] = self._executable_of_step(kernel)
+        arrays, step = self._loops[kernel]
+        body = kernel.body
+        inputs = [self._strided(view, leaf) for view, leaf in zip(kernel.reads, body.inputs, strict=True)]
+        carries = arrays[: len(body.carries)]
+        values = [(self._array(tensor), carries[number]) for number, tensor in kernel.values.items()]
+        in_every_step = not self.fused.every_step.isdisjoint(kernel.tensors)
+
+        def execute(last: bool) -> None:
+            if not (in_every_step or last):
+                return
+            for array, given in zip(arrays, inputs, strict=True):
+                np.copyto(array, given)
+            while carries[0]:
+                step.run()
+                for number, carry in enumerate(carries):
+                    np.copyto(carry, step.outputs[str(number)])
+            for value, carry in values:
+                np.copyto(value, carry)
+
+        return execute
+
+    def _executable_of_step(self, kernel: RepeatKernel) -> "tuple[list[Array], CompiledExecutable]":
+        program = step_of(kernel.body, self._batch_rows)
+        arrays = {name: aligned(local(leaf.shape, self._rows), leaf.dtype) for name, leaf in program.inputs.items()}
+        place: Any = {"rows": self._rows, "first_row": self._first_row, "comm": self._comm}
+        executable = CompiledExecutable(program, HostMemory(), arrays, **place, threads=self._context.threads)
+        return list(arrays.values()), executable
 
     def _array(self, root: Tensor) -> Array:
         beneath = self.fused.memory_of(root)
@@ -349,7 +384,7 @@ class CompiledExecutable:
             self._addresses = np.array(addresses, np.uint64)
             self._context.messages, self._context.sum = self._addresses.ctypes.data, self._sums[0].function
 
-    def _is_native(self, part: Call | list[tuple[Tensor, Tensor]]) -> bool:
+    def _is_native(self, part: Part) -> bool:
         """Whether compiled code executes a part of a step."""
         return isinstance(part, list) and part[0][1] in self._summed
 
@@ -399,7 +434,8 @@ def _of_structure(program: Program, alone: bool, join: bool) -> tuple[Fused, Cod
         return of_variables(fused, of_state), replace(code, seeds=[new_seeds[seed] for seed in code.seeds])
     fused, code = _made(to_be_kept(program), alone, join)
     # A NumPy call draws with the seed that it was fused with.
-    if not any(isinstance(part, Call) and draws_bits(part.tensor) for part in code.parts):
+    by_python = [tensor for part in code.parts if isinstance(part, Call | RepeatKernel) for tensor in part.tensors]
+    if not any(map(draws_bits, with_steps(by_python))):
         numbers = {variable: number for number, variable in enumerate(structure.variables)}
         _LOWERED[key] = of_variables(fused, numbers), code, structure.seeds
         if len(_LOWERED) > KEPT:
@@ -454,7 +490,7 @@ def _accesses(fused: Fused, code: Code, kernels: Sequence[Kernel], first: int) -
     for number, step in enumerate(steps, first):
         reads = {fused.memory_of(view.root) for kernel in step for view in kernel.reads}
         writes: list[Any] = [tensor for kernel in step for tensor in kernel.tensors if tensor in code.stored]
-        writes += [repeat for repeat in step if isinstance(repeat, RepeatKernel)]
+        writes += [repeat for repeat in step if isinstance(repeat, RepeatKernel) and repeat not in code.parts]
         accesses.append(Access(reads, writes, number, replaces=partial(_replaces, fused, step)))
     return accesses
 

@@ -42,7 +42,7 @@ def least_rows(repeat: RepeatKernel) -> int:
     operations = 0  # on single elements, of one row in all steps
     for kernel in repeat.step.kernels:
         depth = max(numel(kernel.reads[0].root.shape[-1:])[0] // 16, 1) if isinstance(kernel, ProductKernel) else 1
-        operations += sum(map(row_numel, kernel.tensors)) * depth * repeat.length
+        operations += sum(map(row_numel, kernel.tensors)) * depth * (repeat.length or 1)
     return max(LEAST_ROWS, -(-LEAST_OPERATIONS // max(operations, 1)))
 
 

@@ -23,12 +23,13 @@ from dptrain.backend.cuda.libraries.providers import Problem, Provider, is_produ
 from dptrain.backend.cuda.loops import CARRY_PLACES, Address, LoopCall
 from dptrain.backend.cuda.persistent import RowLoop, RowsGenerator
 from dptrain.backend.cuda.row_chains import with_row_chains
-from dptrain.program.body import body_of, has_body
+from dptrain.errors import ConfigError
+from dptrain.program.body import body_of, has_body, steps_of
 from dptrain.program.body import with_steps as with_tensors_of_steps
 from dptrain.program.codegen.index_expr import ZERO_INDEX
 from dptrain.program.codegen.memory import Access, MemoryPlan, in_place, nbytes, plan
 from dptrain.program.operand import OPERATORS
-from dptrain.program.passes import with_long_products, with_precision, without_ranks
+from dptrain.program.passes import with_long_products, with_precision
 from dptrain.program.program import Program
 from dptrain.program.sharding.mesh import ALL_REDUCE
 from dptrain.program.sharding.messages import stages
@@ -38,6 +39,7 @@ from dptrain.program.steps import (
     with_branches_selected,
     with_loops_in_memory,
     with_steps_changed,
+    without_ranks,
 )
 from dptrain.program.tensor import Tensor
 
@@ -192,6 +194,10 @@ class Composition:
         self.last_carries |= call.last_carries(values)
         addresses = call.addresses(values, names, around)
         body = body_of(call.node)
+        if steps_of(call.node) is None:
+            raise ConfigError(
+                "not supported: a while_loop whose length is not known, on a GPU; pass maximum_iterations"
+            )
         numbers = {*range(len(body.carries)), *(value.index for value in values)}
         step = step_of(body, self.program.rows)
         step = replace(step, outputs={name: output for name, output in step.outputs.items() if int(name) in numbers})

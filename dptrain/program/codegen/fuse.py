@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.program import lowering
-from dptrain.program.body import body_of
+from dptrain.program.body import body_of, steps_of
 from dptrain.program.codegen.cpp import has_types
 from dptrain.program.codegen.kernels import (
     COPY,
@@ -170,9 +170,9 @@ class _Fuser:
             inputs = self._whole(tensor, inputs)
         if not isinstance(lowering_of(tensor), lowering.Repeat):
             return Call(tensor, tuple(inputs), values)
-        body, attributes = body_of(tensor), tensor.attributes
+        body, reverse = body_of(tensor), bool(tensor.attributes.get("reverse"))
         step = _fused_step(step_of(body), len(body.carries), self._join)
-        return RepeatKernel(values, tuple(inputs), body, step, attributes["length"], attributes["reverse"])
+        return RepeatKernel(values, tuple(inputs), body, step, steps_of(tensor), reverse)
 
     def _as_view(self, tensor: Tensor) -> View:
         beneath, view_map = tensor.inputs[0], lowering_of(tensor)

@@ -146,6 +146,7 @@ class RepeatKernel:
         reads: contiguous inputs.
         step: kernels of one step, in one stage; each result has a root of its own, but a next carry may also be
             stacked.
+        length: number of steps; None as long as the first carry is true.
         buffers: memory of each carry and of the next one.
     """
 
@@ -153,7 +154,7 @@ class RepeatKernel:
     reads: tuple[View, ...]
     body: Body
     step: "Fused"
-    length: int
+    length: int | None
     reverse: bool
     buffers: list[tuple[Tensor, Tensor]] = field(init=False)
 

@@ -35,7 +35,7 @@ from typing import Any
 
 from dptrain.comm.mesh import BATCH
 from dptrain.errors import ConfigError
-from dptrain.program.body import Body, body_of, closed, has_body
+from dptrain.program.body import Body, body_of, closed, has_body, steps_of, with_steps
 from dptrain.program.dims import Dim
 from dptrain.program.gradient import topological
 from dptrain.program.lowering import Element, Insert, Join, Scatter
@@ -119,6 +119,11 @@ def place(
             placed = _placed(program, set(summed), bucket_bytes, comm_dtype, placements, slots or {}, alone)
             return placed if placements else scheduled(placed)
         except _MeetsInLoopError as meets:
+            if steps_of(meets.node) is None:
+                raise ConfigError(
+                    "not supported: a while_loop whose length is not known, around another loop that needs all ranks "
+                    "in each step, or weights sharded over them; pass maximum_iterations"
+                ) from None
             program = unrolled(program, meets.node.__eq__)
 
 
@@ -595,19 +600,25 @@ class _Placer:
     # Loops
 
     def _loop(self, node: Node) -> list[_Part]:
-        """Place a loop whose inputs stay partial if its steps can do with that; else they are reduced before it."""
-        try:
-            return self._loop_of(node, self._mesh)
-        except _MeetsInLoopError:
-            return self._loop_of(node, ())
+        """Place a loop whose inputs stay partial if its steps can do with that; else they are reduced before it.
 
-    def _loop_of(self, node: Node, partial: Collection[str]) -> list[_Part]:
+        If its length is not known, ranks may communicate in its steps.
+        """
+        for partial in (self._mesh, ()):
+            try:
+                return self._loop_of(node, partial)
+            except _MeetsInLoopError:
+                if not partial and steps_of(node) is not None:
+                    raise
+        return self._loop_of(node, (), meets=True)
+
+    def _loop_of(self, node: Node, partial: Collection[str], meets: bool = False) -> list[_Part]:
         """Place a loop, whose carries' placements are a fixed point of its body, or raise a _MeetsInLoopError.
 
         Sharded inputs are gathered before it, but for rows; they may be partial over the axes in `partial`.
         """
         # Zeros have any placement, so carries that begin as zeros are free in the first round. Messages that depend on
-        # captures alone are sent once, before the loop; none may be left in the body.
+        # captures alone are sent once, before the loop; without `meets` none may be left in the body.
         body = body_of(node)
         count, ends = len(body.begun), len(body.begun) + len(body.slices)
         parts = [self._divided(self.parts[operand]) for operand in node.inputs]
@@ -623,15 +634,19 @@ class _Placer:
         slices = [replace(part.placement, axes=part.placement.axes[1:]) for part in parts[count:ends]]
         captures = [part.placement for part in parts[ends:]]
         try:
-            inner, following, carried = self._fixed_point(node, begins, [*slices, *captures])
+            inner, following, carried = self._fixed_point(node, begins, [*slices, *captures], meets)
             stacked = [inner.out_of_step(tensor) for tensor in body.stacked]
         except _MeetsInLoopError:
             raise _MeetsInLoopError(node) from None
+        if steps_of(node) is None and not carried[0].is_replicated:
+            raise _MeetsInLoopError(node)
         for number, (part, placement) in enumerate(zip(parts[:count], carried, strict=False)):
             if begins[number] is not None and set(placement.partial) - set(part.placement.partial):
                 raise _MeetsInLoopError(node)
             rows = _rows(part.tensor.shape, placement.axes)
             parts[number] = self._moved(part, placement.axes, "a loop", rows, placement.partial)
+        if meets:  # sums may differ in their last bits, and all must send as many messages
+            parts[0], following[0] = self._agreed(parts[0]), inner._agreed(following[0])
         captured_tensors = {capture: part.tensor for capture, part in zip(body.captures, parts[ends:], strict=True)}
         results = ([part.tensor for part in following], [part.tensor for part in stacked])
         guard = parts[ends].tensor if body.guarded else None
@@ -641,9 +656,10 @@ class _Placer:
             self._kept.append(tensor)
         for inner_tensor, outside in zip(placed.captures, captured, strict=True):
             self._note(inner_tensor, self.placements[outside])
-        if self._alone and body.guarded:
+        if self._alone and (body.guarded or meets):
             placed = self._without_sums(placed)
-        if any(tensor.op in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER) for tensor in topological(placed.results)):
+        refused = (ALL_GATHER, REDUCE_SCATTER) if meets else (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER)
+        if any(tensor.op in refused for tensor in with_steps(topological(placed.results))):
             raise _MeetsInLoopError(node)
         inputs = [*(part.tensor for part in parts[:ends]), *captured]
         placed = replace(placed, counted=body.counted)
@@ -651,17 +667,18 @@ class _Placer:
         of_stacked = [replace(part.placement, axes=(None, *part.placement.axes)) for part in stacked]
         return [self._note(value, placement) for value, placement in zip(values, [*carried, *of_stacked], strict=True)]
 
-    def _without_sums(self, branch: Body) -> Body:
+    def _without_sums(self, body: Body) -> Body:
         new: dict[Tensor, Tensor] = {}
-        for tensor in topological(branch.results):
+        for tensor in topological(body.results):
             inputs = [new[operand] for operand in tensor.inputs]
             new[tensor] = inputs[0] if tensor.op is ALL_REDUCE else tensor.with_inputs(inputs)
             if new[tensor] not in self.placements:
                 self._note(new[tensor], self.placements[tensor])
-        return replace(branch, stacked=tuple(new[tensor] for tensor in branch.stacked))
+        following, stacked = (tuple(new[tensor] for tensor in ends) for ends in (body.following, body.stacked))
+        return replace(body, following=following, stacked=stacked)
 
     def _fixed_point(
-        self, node: Node, begins: Sequence[Placement | None], other_placements: Sequence[Placement]
+        self, node: Node, begins: Sequence[Placement | None], other_placements: Sequence[Placement], meets: bool
     ) -> "tuple[_Placer, list[_Part], list[Placement]]":
         """Return the placed body, its next carries, and the carries' placements."""
         body, assumed = body_of(node), list(begins)
@@ -675,6 +692,8 @@ class _Placer:
                 if value not in inner.parts:
                     inner.add(value)
             following = [inner.out_of_step(tensor) for tensor in body.following]
+            if meets:
+                following = [inner._whole(part) for part in following]
             # Zeros that a step passes on would stay whole, but each rank has its rows of them.
             following = [
                 inner._of_own_rows(part) if begin is None else part
@@ -685,6 +704,13 @@ class _Placer:
                 return inner, following, placements
             assumed = list(placements)
         raise _MeetsInLoopError(node)
+
+    def _agreed(self, condition: _Part) -> _Part:
+        """Return a condition that is true on all ranks if it is on any."""
+        part = self._note(METHODS["cast"](condition.tensor, "int32"), condition.placement)
+        for mesh in self._mesh:
+            part = self._sent(ALL_REDUCE, part, part.placement, over="max", mesh=mesh)
+        return self._note(METHODS["cast"](part.tensor, "bool"), part.placement)
 
     def _of_own_rows(self, part: _Part) -> _Part:
         axes = _of_rows(part.tensor.shape)

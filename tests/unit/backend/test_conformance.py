@@ -5,7 +5,7 @@ import pytest
 from dptrain.backend.cpu.codegen import NativeFunction, generate
 from dptrain.backend.cpu.compile import compiler
 from dptrain.program.codegen.fuse import fuse
-from dptrain.program.passes import without_ranks
+from dptrain.program.steps import without_ranks
 from tests.programs.check import wrong_on_cpu
 from tests.programs.table import TABLE
 from tests.sample import sample, taken

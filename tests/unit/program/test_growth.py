@@ -12,7 +12,7 @@ from dptrain.backend.cpu.compiled import planned
 from dptrain.backend.cuda.compose import Composition
 from dptrain.models.explaining import program_of
 from dptrain.program.codegen.fuse import fuse
-from dptrain.program.passes import without_ranks
+from dptrain.program.steps import without_ranks
 from dptrain.program.structure import structure_of
 from tests.sample import sample
 

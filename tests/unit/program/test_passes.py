@@ -13,12 +13,12 @@ from dptrain.program.passes import (
     with_half_factors,
     with_long_products,
     with_precision,
-    without_ranks,
     without_repeats,
 )
 from dptrain.program.program import trace
 from dptrain.program.sharding.mesh import ALL_REDUCE, PlacedProgram
 from dptrain.program.sharding.placement import place
+from dptrain.program.steps import without_ranks
 from dptrain.program.tensor import Variable
 
 B = Dim.rows(8)

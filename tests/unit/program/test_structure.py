@@ -18,9 +18,10 @@ from dptrain.program.codegen.fuse import fuse
 from dptrain.program.codegen.kernels import Call
 from dptrain.program.dims import Dim
 from dptrain.program.execute import HostMemory, evaluate
-from dptrain.program.passes import comparable, without_ranks
+from dptrain.program.passes import comparable
 from dptrain.program.program import trace
 from dptrain.program.sharding.placement import place
+from dptrain.program.steps import without_ranks
 from dptrain.program.structure import CONSTANTS, structure_of
 from dptrain.program.tensor import Variable, placeholder
 from dptrain.random import Purpose

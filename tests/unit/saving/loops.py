@@ -94,6 +94,9 @@ LOOPS = {
     "while": lambda layer, x, steps: ops.while_loop(
         lambda a: ops.max(a) < 9, lambda a: a * 2 + 0.1, (x[:, 0],), maximum_iterations=7
     )[0],
+    "unbounded": lambda layer, x, steps: ops.while_loop(
+        lambda n, a: ops.max(a) < 9, lambda n, a: (n + 1, a * 2 + layer.total), (0, x[:, 0])
+    )[1],
     "of rows": lambda layer, x, steps: ops.scan(
         lambda c, xt: (c + xt / x.shape[0], ops.mean(c, 0)), ops.ones((x.shape[0], WIDTH), x.dtype), steps
     )[0],

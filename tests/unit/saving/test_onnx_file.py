@@ -272,7 +272,7 @@ def test_preprocessing_is_metadata():
 
 # Those whose rows depend on each other; those that are refused.
 OF_ALL_ROWS, REFUSED_LOOPS = (
-    {"while", "of rows", "branches", "gradient of a branch"},
+    {"while", "unbounded", "of rows", "branches", "gradient of a branch"},
     {"random", "counted", "on the host"},
 )
 
@@ -285,8 +285,9 @@ def test_loops_are_scans(name):
     content = onnx_file.encode(model)
     proto = onnx.load_from_string(content)
     kinds = {node.op_type for node in proto.graph.node}
-    assert ("Scan" in kinds) == (name not in ("none", "single", "gradient of a branch"))
+    assert ("Scan" in kinds) == (name not in ("none", "single", "unbounded", "gradient of a branch"))
     assert ("If" in kinds) == ("branch" in name)
+    assert ("Loop" in kinds) == (name == "unbounded")
     assert_same(model, [x], rows=(5,) if name in OF_ALL_ROWS else (0, 1, 5))
     (actual,) = ReferenceEvaluator(proto).run(None, {proto.graph.input[0].name: x})
     assert_near(actual, model.predict(x, verbose=0), "float32", scale=10)

@@ -14,9 +14,9 @@ from dptrain.program.codegen.fuse import fuse
 from dptrain.program.codegen.kernels import Call, Loop, ProductKernel
 from dptrain.program.dims import Dim
 from dptrain.program.execute import HostMemory, evaluate
-from dptrain.program.passes import without_ranks
 from dptrain.program.program import trace
 from dptrain.program.sharding.placement import place
+from dptrain.program.steps import without_ranks
 from dptrain.program.tensor import Variable
 
 B = Dim.rows(8)
