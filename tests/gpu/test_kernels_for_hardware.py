@@ -10,6 +10,7 @@ import pytest
 
 import dptrain as dp
 from dptrain import ops
+from dptrain.backend.cuda import tma
 from dptrain.backend.cuda.compile import command, parse_resources
 from dptrain.backend.cuda.compose import Composition
 from dptrain.backend.cuda.generate import Kernel, source
@@ -142,6 +143,10 @@ def of_warpgroups():
             np.random.default_rng(0), (28, 28, 64), (128, 256), 10, 128, 200, compute="bfloat16", **options
         )
         yield name, apart(Composition(of_images, of_halves="wgmma"))
+    for number, candidate in enumerate(tma.CANDIDATES.values()):
+        for turned in ((False, False), (True, True)):
+            kernel = tma.source(candidate, turned, f"dp_{HALVES[number % 2]}", "float")
+            yield f"tma_{number}_{'t' if turned[0] else 'n'}", kernel
 
 
 def sources(architecture):
@@ -235,7 +240,7 @@ def test_compiles_without_spills(nvcc, architecture, whole, tmp_path, record_pro
             line = command(nvcc, place, assembly, architecture.replace("sm", "compute"))
             run(["--ptx" if word == "--cubin" else word for word in line] + quickly)
             place = assembly
-        assert ("product_wgmma<" in text) == (architecture == "sm_90a")
+        assert bool(re.search("product_(wgmma|tma)<", text)) == (architecture == "sm_90a")
         for target in built:
             line = [*command(nvcc, place, tmp_path / f"{name}.cubin", target), "-Xptxas", "-v"]
             messages = run(line + quickly)

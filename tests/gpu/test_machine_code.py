@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from dptrain.backend.cuda import tma
 from dptrain.backend.cuda.compile import command, parse_resources
 from dptrain.backend.cuda.compose import Composition
 from dptrain.backend.cuda.cost.roofline import GPUS, Load, blocks_per_processor
@@ -103,6 +104,28 @@ def test_products_are_what_they_are_written_for(nvcc, case, tmp_path):
         )
         load = Load(name, 0, launches[name].threads, shared, registers, 0, 0, 0, {})
         assert blocks_per_processor(load, H100) >= case.blocks, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sample(tma.CANDIDATES, 5, single=True))
+def test_candidates_are_what_they_are_written_for(nvcc, name, tmp_path):
+    """Few instructions copy, and a whole block's threads have the registers that they need."""
+    place, cubin, candidate = tmp_path / "product.cu", tmp_path / "product.cubin", tma.CANDIDATES[name]
+    for turned in ((False, False), (False, True), (True, False), (True, True)):
+        place.write_text(tma.source(candidate, turned, "dp_bfloat16", "dp_bfloat16"))
+        (reported,) = parse_resources(run([*command(nvcc, place, cubin, "sm_90a"), "-Xptxas", "-v"])).values()
+        (code,) = codes_of(cubin).values()
+        assert code.local() == [], turned
+        assert code.count("HGMMA.64x256x16.F32.BF16") == 4, turned
+        assert code.used_before_the_wait() == [], turned
+        # Boxes of a and b; where one is not K-major, a loop over panels, or as many instructions as it has.
+        assert code.count(r"UTMALDG\.2D") >= 2, turned
+        assert (code.count(r"UTMALDG\.2D\.MULTICAST") > 0) == (candidate.cluster > 1), turned
+        assert code.count("UCGABAR_WAIT") == 2, turned
+        assert code.count(r"SYNCS\.PHASECHK") >= 4, "a wait tries once, then in a loop with a limit"
+        assert code.count(r"BPT\.TRAP") > 0, turned
+        assert reported.spilled == 0, turned
+        assert reported.registers * tma.THREADS <= 65_536, turned
 
 
 ATTENTION = [

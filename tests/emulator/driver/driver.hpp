@@ -244,6 +244,7 @@ struct MemoryBarrier {
     std::vector<BulkCopy> copies;        // in flight
     uint64_t phase = 0;                  // how many have ended
     std::vector<Fiber *> waiting;
+    uint64_t reached = 0, ended_reached = 0;  // by other blocks: in the running phase and the last one
     Seen arriving, ended;  // what comes before the end of the running phase, and came before that of the last one
 };
 
@@ -269,6 +270,8 @@ struct Block {
     unsigned alive = 0;
     Barrier barrier;
     std::map<unsigned, MemoryBarrier> barriers;  // by their address
+    // Race mode: when another block last arrived at one of them, and what arrival of such a block threads waited for.
+    uint64_t reached = 0, awaited = 0;
     std::vector<Meeting> meetings;               // by warpgroup
     Cluster *cluster = nullptr;
     uint64_t index = 0;  // in the grid

@@ -199,6 +199,7 @@ void Worker::add_block(uint64_t index, Cluster *cluster) {
     block.alive = threads;
     block.barrier = Barrier{};
     block.barriers.clear();
+    block.reached = block.awaited = 0;
     block.meetings.assign((threads + 4 * warp_size - 1) / (4 * warp_size), Meeting{});
 
     // Static variables first; the dynamic part ends where a page without access begins.

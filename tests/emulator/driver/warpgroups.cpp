@@ -112,6 +112,7 @@ void end_phase(const Block &block, MemoryBarrier &barrier, EmuSite site) {
     barrier.bytes = 0;
     barrier.pending = barrier.expected;
     ++barrier.phase;
+    barrier.ended_reached = barrier.reached;
     barrier.ended = std::move(barrier.arriving);
     barrier.arriving.clear();
     make_ready(std::move(barrier.waiting));
@@ -120,7 +121,10 @@ void end_phase(const Block &block, MemoryBarrier &barrier, EmuSite site) {
 
 void arrive_at(const Place &place, uint64_t bytes, const char *what, EmuSite site, const void *code) {
     MemoryBarrier &barrier = barrier_at(place, what, site, code);
-    if (options().check_races) release_to(self(), barrier.arriving);
+    if (options().check_races) {
+        release_to(self(), barrier.arriving);
+        if (place.block != self().block) place.block->reached = barrier.reached = current_tick();
+    }
     barrier.bytes += bytes;
     if (barrier.bytes >= 1u << 20) refuse(site, text("%s: %llu bytes", what, static_cast<unsigned long long>(barrier.bytes)));
     --barrier.pending;
@@ -293,7 +297,12 @@ void forget_warpgroups(Fiber &fiber) {
 }
 
 void check_nothing_in_flight(const Fiber &fiber) {
-    if (fiber.block->alive <= 1)
+    const Block &block = *fiber.block;
+    if (block.alive <= 1 && block.cluster && block.reached > std::max(block.awaited, block.cluster->barrier.tick))
+        fail_launch(CUDA_ERROR_ILLEGAL_ADDRESS,
+                    text("use after free: kernel %s, a block leaves without waiting for what another block of its cluster did "
+                         "with its mbarriers", kernel_name().c_str()));
+    if (block.alive <= 1)
         for (const auto &[address, barrier] : fiber.block->barriers)
             if (!barrier.copies.empty())
                 refuse(barrier.copies[0].site,
@@ -342,7 +351,10 @@ void emu_mbarrier_wait(unsigned address, unsigned parity, EmuSite site) {
         barrier.waiting.push_back(&self());
         suspend_thread(self(), "mbarrier.try_wait", site);
     }
-    if (options().check_races) acquire_from(self(), barrier.ended);
+    if (options().check_races) {
+        acquire_from(self(), barrier.ended);
+        self().block->awaited = std::max(self().block->awaited, barrier.ended_reached);
+    }
 }
 
 void emu_bulk_tensor(unsigned to, const void *map, int x, int y, unsigned barrier, int mask, EmuSite site) {

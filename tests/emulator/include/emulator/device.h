@@ -559,7 +559,7 @@ EMU_INLINE int __dp4a(int a, int b, int c) {
     for (int i = 0; i < 4; ++i) c += static_cast<signed char>(a >> (8 * i)) * static_cast<signed char>(b >> (8 * i));
     return c;
 }
-EMU_INLINE long long clock64() {
+static inline EMU_UNSEEN long long clock64() {
     static long long ticks = 0;
     return __atomic_add_fetch(&ticks, 32, __ATOMIC_RELAXED);
 }
