@@ -96,6 +96,16 @@ def test_other_rows_stay_with_the_kernel_of_programs(cuda_backend, layout):
         multiplied(cuda_backend, "together, clusters of 1", a, b, turned, "float16", 1)
 
 
+@pytest.mark.parametrize("candidate", sample(tma.CANDIDATES, 5, 3))
+def test_as_many_blocks_as_the_gpu_holds(cuda_backend, candidate):
+    """A kernel of clusters has no more of them than run at once, since each walks over tiles."""
+    kernel, sizes = tma.CANDIDATES[candidate], (64 * 132 * 4, 256, 64)
+    launched = tma.prepared(cuda_backend.gpu_record, kernel, sizes, (False, False), "bfloat16")
+    processors = cuda_backend.gpu_record.device.multiprocessor_count
+    assert launched.grid[0] % kernel.cluster == 0
+    assert processors * 0.85 < launched.grid[0] <= processors
+
+
 def test_what_candidates_could_replace():
     """Both sides of each threshold: 256 columns, one slice, at least a stage of terms."""
     plans = {sizes: products.product_plan(*sizes, "wgmma") for sizes in [(1024, 4096, 64), (1024, 4096, 56)]}

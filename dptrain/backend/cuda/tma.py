@@ -1,6 +1,7 @@
 """Products of dense half-precision matrices by tensor maps: candidates, emulated only, that no program chooses."""
 
 import ctypes
+import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,8 @@ COLUMNS, THREADS, _DEPTH = 256, 288, 64
 # CUDA's numbers: types of elements (cuda.h, CUtensorMapDataType), the 128-byte swizzle, and reads of 256 bytes into L2.
 _TYPES = {"float16": 6, "bfloat16": 9}
 _SWIZZLE, _INTO_L2 = 3, 3
+# CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION and CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES.
+_CLUSTER_DIMENSION, _MAX_DYNAMIC_SHARED = 4, 8
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,32 @@ def _tensor_map(address: int, rows: int, columns: int, box_rows: int, dtype: str
     return ctypes.string_at(place, 128)
 
 
+# How many blocks the GPU holds at once, in whole clusters: parts of it have processors that are no multiple of a
+# cluster's blocks, and a cluster that is left over would begin when all others have ended.
+def _resident(image: bytes, candidate: Candidate) -> int:
+    driver, module, function = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_void_p()
+    clusters, shared = ctypes.c_int(), _shared(candidate)
+    # CUlaunchAttribute of a cluster's dimensions, and CUlaunchConfig.
+    dimensions = ctypes.create_string_buffer(
+        struct.pack("i4x16I", _CLUSTER_DIMENSION, candidate.cluster, 1, 1, *[0] * 13)
+    )
+    numbers = (candidate.cluster, 1, 1, THREADS, 1, 1, shared, 0, ctypes.addressof(dimensions), 1)
+    config = ctypes.create_string_buffer(struct.pack("7I4xQQI4x", *numbers))
+    if code := driver.cuModuleLoadData(ctypes.byref(module), image):
+        raise DeviceError(f"the driver refuses to load a product: error {code}")
+    try:
+        code = (
+            driver.cuModuleGetFunction(ctypes.byref(function), module, b"product")
+            or driver.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, shared)
+            or driver.cuOccupancyMaxActiveClusters(ctypes.byref(clusters), function, ctypes.byref(config))
+        )
+    finally:
+        driver.cuModuleUnload(module)
+    if code or clusters.value < 1:
+        raise DeviceError(f"the GPU holds no cluster of {candidate.cluster} blocks of a product: error {code}")
+    return clusters.value * candidate.cluster
+
+
 @dataclass(frozen=True)
 class TmaProduct:
     """A prepared product c = a b."""
@@ -128,12 +157,13 @@ def prepared(
     processors: int = 0,
     result: str = "float32",
 ) -> TmaProduct:
-    """Compile a product for a GPU; `processors` are its blocks at most, 0 for the GPU's number of them."""
+    """Compile a product for a GPU; `processors` are its blocks at most, 0 for as many as the GPU holds."""
     of_result = "float" if result == "float32" else f"dp_{result}"
     text = source(candidate, transposed, f"dp_{dtype}", of_result)
-    function = gpu.module(compiled_text("product_tma", text, gpu.architecture)).get_function("product")
+    cubin = compiled_text("product_tma", text, gpu.architecture)
+    function = gpu.module(cubin).get_function("product")
     if not gpu.allow_shared(function, _shared(candidate)):
         raise DeviceError(f"this GPU has less than {_shared(candidate)} bytes of shared memory a block")
     function.prepare("128s128sPiii")
-    grid = (candidate.blocks(*sizes[:2], processors or gpu.device.multiprocessor_count), 1)
+    grid = (candidate.blocks(*sizes[:2], processors or _resident(cubin.content, candidate)), 1)
     return TmaProduct(function, candidate, sizes, transposed, dtype, grid)
