@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dptrain as dp
-from dptrain import layers
+from dptrain import layers, ops
 from dptrain.errors import ConfigError
 from dptrain.models.explaining import program_of
 from dptrain.program.body import has_body
@@ -35,7 +35,26 @@ def recurrent():
     return model(*stack, layers.Bidirectional(layers.GRU(3)), layers.Dense(4, "tanh"), global_clipnorm=0.01)
 
 
-NETWORKS = [perceptron, recurrent]
+class Chosen(layers.Layer):
+    """A layer or another, by the weights of the first."""
+
+    def __init__(self, units):
+        super().__init__()
+        self.first, self.second = layers.Dense(units, "tanh"), layers.Dense(units, "relu")
+
+    def call(self, x):
+        first = self.first(x)  # which also makes its weights
+        return ops.cond(ops.sum(self.first.kernel) > 0, lambda: self.second(x), lambda: ops.sqrt(2 + first) * first)
+
+    def compute_output_shape(self, shape):
+        return (*shape[:-1], self.first.units)
+
+
+def branching():
+    return model(Chosen(6), Chosen(4), layers.Dense(4, "tanh"), global_clipnorm=0.01)
+
+
+NETWORKS = [perceptron, recurrent, branching]
 
 
 def loops(program):
@@ -136,8 +155,8 @@ def test_sums_over_microbatches_are_those_over_the_batch(stages, microbatches, m
         for stage in [owners[variable]] if variable in owners else range(stages):
             np.testing.assert_allclose(state[stage][variable], new, rtol=1e-12, atol=1e-14, err_msg=variable.path)
     all_loops = [node for subgraph in per_microbatch for node in loops(subgraph.program)]
-    assert len(all_loops) == len(loops(program)) == (6 if make is recurrent else 0)  # each on one stage
-    if make is recurrent:
+    assert len(all_loops) == len(loops(program)) == {recurrent: 6, branching: 8}.get(make, 0)  # each on one stage
+    if make is not perceptron:
         return
     forward = [subgraph for subgraph in per_microbatch if subgraph.sends and not subgraph.receives]
     assert [list(subgraph.sends.values()) for subgraph in forward] == [[[1]]], "one tensor goes on to the next stage"
