@@ -24,6 +24,8 @@ WORKS = {
     "convolutions 28x28, batch 64": ("convolutions", 8, 64),
     "LeNet-5 28x28, batch 64": ("lenet", 6, 64),
     "ResNet of 3 blocks 32x32, batch 32": ("resnet", 16, 32),
+    "784-1024-10, a block of 1,024 units under a condition: taken, batch 1024": ("taken", 1024, 1024),
+    "784-1024-10, a block of 1,024 units under a condition: not taken, batch 1024": ("not taken", 1024, 1024),
     f"sweep of {RUNS} runs of 784-128-10, batch 128": ("sweep", 128, 128),
     f"sweep of {RUNS} runs of 784-128-10, an epoch of {FEW} samples, batch 32": ("short sweep", 128, 32),
 }
@@ -117,6 +119,25 @@ def resnet(filters: int) -> Any:
     return model
 
 
+def under_condition(size: int, is_taken: bool) -> Any:
+    """Return a layer that a number of its state, which does not change, turns on or off."""
+    import dptrain as dp
+
+    class Block(dp.layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = dp.layers.Dense(size, "relu")
+            self.taken = self.add_weight((), "ones" if is_taken else "zeros", trainable=False, name="taken")
+
+        def call(self, x: Any) -> Any:
+            return dp.ops.cond(self.taken > 0, lambda: x + self.dense(x), lambda: x)
+
+        def compute_output_shape(self, shape: Any) -> Any:
+            return shape
+
+    return Block()
+
+
 def prepared(kind: str, size: int, batch: int) -> tuple[Any, list[float]]:
     """Return a function that trains for some epochs and returns the samples, and losses of a first training."""
     import numpy as np
@@ -161,6 +182,9 @@ def prepared(kind: str, size: int, batch: int) -> tuple[Any, list[float]]:
             *(dp.layers.Conv2D(16, 5, activation="tanh"), dp.layers.AveragePooling2D()),
             *(dp.layers.Flatten(), dp.layers.Dense(120, "tanh"), dp.layers.Dense(84, "tanh")),
         )
+    elif kind in ("taken", "not taken"):
+        block = under_condition(size, kind == "taken")
+        model = compiled(dp.layers.Input((784,)), dp.layers.Dense(size, "relu"), block)
     elif kind == "resnet":
         x, y = np.tile(x[:FEW], 4)[:, : 32 * 32 * 3].reshape(-1, 32, 32, 3), y[:FEW]
         model = resnet(size)
