@@ -223,7 +223,7 @@ class Parts(Configurable):
             if getattr(layer._of_thread, "adds_in_loop", False):
                 raise ConfigError(
                     f"layer {layer._display_name!r} calls add_loss, or has an activity_regularizer, inside a loop (an "
-                    "RNN's cell, ops.scan or remat) or a branch (ops.cond, switch), whose tensors do not exist outside; "
+                    "RNN's cell, ops.scan, remat) or a branch (ops.cond, switch), whose tensors do not exist outside; "
                     "compute it outside, from what is returned, or compile with run_eagerly=True"
                 )
         return added + [
