@@ -134,10 +134,7 @@ class MpiCommunicator(Communicator):
 
     @np.errstate(all="ignore")  # infinities and NaNs are results
     def _sum_halves(self, flat: Array) -> None:
-        """Sum half precision, which MPI lacks: each rank sums one share of all ranks' and sends the result to all.
-
-        A rank sends 2 (P - 1) / P times the bytes of the buffer, as in a good `MPI_Allreduce` over P ranks.
-        """
+        """Sum half precision, which MPI lacks: each rank sums one share of all ranks' and sends the result to all."""
         ends = [flat.size * rank // self.size for rank in range(self.size + 1)]
         counts, mine = np.diff(ends).astype(np.int32), slice(ends[self.rank], ends[self.rank + 1])
         received = np.empty((self.size, counts[self.rank]), flat.dtype)

@@ -1,4 +1,4 @@
-"""Keras' layers: what to compute, in ops. A new layer is a class in a file here and a line below."""
+"""Keras' layers: what to compute, in ops. A new layer is a class in a room here, as in Keras, and a line below."""
 
 from typing import TYPE_CHECKING
 

@@ -178,10 +178,7 @@ class Feeding(Files):
         return self._last_described[1:]
 
     def _describe_layers(self) -> list[Any]:
-        """Return the layers in JSON, without configurations that user code cannot describe.
-
-        Policies are left out: they are compared by name when the device is opened.
-        """
+        """Return the layers in JSON, without policies, and without configurations that user code cannot describe."""
         descriptions: list[Any] = []
         for layer in self._flatten_layers()[1:]:
             description: list[Any] = [type(layer).__name__, layer.name, layer.trainable]

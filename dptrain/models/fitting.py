@@ -295,10 +295,7 @@ class Fitting(Feeding):
         )
 
     def _require_same_fit(self, comm: Communicator, arguments: FitArguments, data: "_FitData") -> None:
-        """Refuse ranks that train differently. Collective.
-
-        A different number of steps would leave ranks waiting; different data would give different gradients.
-        """
+        """Refuse ranks that train with other numbers of steps or other data. Collective."""
         differing_data = "the training sets (shapes, dtypes, checksum) differ"
         # Files that are read on demand may be damaged.
         facts = self._agreed(comm, "fit", partial(self._call_facts, differing_data, arguments, data))
@@ -606,10 +603,7 @@ def _watched(comm: Communicator, hooks: CallbackList, mode: str) -> bool:
 def _in_order(
     logs: dict[str, float], return_dict: bool, names: Iterable[str]
 ) -> list[float] | float | dict[str, float]:
-    """Return logs as Keras' methods do: values in the order of metrics, the others sorted by key.
-
-    A key differs from the metric's name where it also names the output.
-    """
+    """Return logs in Keras' order: values in the order of metrics, the others sorted by key."""
     if return_dict:
         return logs
     first = [name for name in dict.fromkeys(names) if name in logs]

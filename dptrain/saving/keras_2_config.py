@@ -101,10 +101,7 @@ def refuse_other_functions(config: Any, version: Any, depth: int = 0) -> None:
 
 
 def _is_operation(description: Mapping[str, Any]) -> bool:
-    """Whether Keras 3 wrote an operation to an `.h5`, where it names no module: `Add` of two tensors, not of a list.
-
-    Unlike layers, they do not have `trainable`. Keras itself takes them for layers of the same names.
-    """
+    """Whether Keras 3 wrote an operation to an `.h5`, where it names no module: unlike a layer, without `trainable`."""
     class_name = description["class_name"]
     if class_name == "InputLayer" or class_name in MODELS or custom_object(None, class_name) is not None:
         return False

@@ -266,10 +266,7 @@ class HealthCheck:
         refuse(self._comm.size, message)
 
     def _first_diverged(self) -> _DivergedStep | None:
-        """Return the first step with a non-finite state, and restore the state before it. Collective.
-
-        None if unknown: the state before or the samples are gone, or callbacks changed the state.
-        """
+        """Return the first step with a non-finite state, None if unknown, and restore the state before. Collective."""
         steps = list(self._steps)
         if not self._all(self._has_copy and not self._step.eager):
             return None

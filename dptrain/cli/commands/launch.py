@@ -266,10 +266,7 @@ def _sleep(seconds: float, stops: Sequence[int]) -> None:
 
 
 def _on_hosts_left(start: Start, hosts: Mapping[str, int | None], wanted_ranks: int, least: int) -> Start:
-    """Return a start with as many of the wanted ranks as fit on the hosts that answer.
-
-    Where that is too few, all are tried once more: a host may be back by then.
-    """
+    """Return a start with as many ranks as fit on the hosts that answer; if these are too few, all are tried again."""
     if len(hosts) < 2:
         return start
     with ThreadPoolExecutor(len(hosts)) as pool:

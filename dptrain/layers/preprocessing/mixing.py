@@ -34,10 +34,7 @@ from dptrain.random import Purpose
 
 
 class _Mixing(RandomImageLayer):
-    """Mixes each image of a batch with another of the global batch, and their labels alike.
-
-    Ranks send each other their images.
-    """
+    """Mixes each image of a batch, and its labels, with another of the global batch; ranks exchange images."""
 
     def call(self, inputs: Any, training: bool = True) -> Any:
         if not isinstance(inputs, Mapping) or "labels" not in inputs or not training:
@@ -183,10 +180,7 @@ class _AugmentationPool(RandomImageLayer):
         }
 
     def _apply_selected(self, x: Tensor, number: Tensor, transformations: Mapping[str, Any]) -> Tensor:
-        """Apply the layer with this number to images; any other number leaves them as they are.
-
-        Layers that move pixels share an affine map, by the matrix of the selected layer.
-        """
+        """Apply the layer with this number, if any, to images; layers that move pixels share an affine map."""
         matrix: list[Any] = [1.0, 0.0, 0.0, 0.0, 1.0, 0.0]
         moving, moves, outputs = None, None, x
         for n, (name, transformation) in enumerate(transformations.items()):

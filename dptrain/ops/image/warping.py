@@ -1,7 +1,4 @@
-"""Warps of images: affine and projective maps, elastic deformation, any coordinates.
-
-Each image is a table of its pixels, from which `take_each` reads the neighbours of every coordinate.
-"""
+"""Warps of images: affine and projective maps, elastic deformation, any coordinates."""
 
 import functools
 import itertools
@@ -245,10 +242,7 @@ def _interpolated(
     fill_value: float,
     behind: int = 0,
 ) -> Tensor:
-    """Return the weighted sum of the neighbours of each coordinate.
-
-    `read` returns the elements at row-major indices, with `behind` further axes; `lengths` are the coordinates' axes'.
-    """
+    """Return the weighted sum of the neighbours of each coordinate; `read` returns elements at row-major indices."""
 
     def along(mask: Tensor) -> Tensor:
         return expand_dims(mask, -1) if behind else mask

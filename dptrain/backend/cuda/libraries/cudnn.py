@@ -4,7 +4,7 @@
 were compared with nvidia-cudnn-frontend 1.32.
 
 cuDNN names axes (N, C, H, W) and takes strides for their layout: images (B, H, W, I) as here, and kernels
-(O, R, S, I), in which order `providers.py` stores them. Zeros behind an image, which our windows do not mention, follow
+(O, R, S, I), in which order `providers` stores them. Zeros behind an image, which our windows do not mention, follow
 from the sizes. If the last window ends a stride or more before the image, cuDNN gets a smaller image in the same
 memory; it would not write the rest of that image's gradient, so those gradients stay ours.
 
@@ -99,10 +99,7 @@ class Cudnn:
         return self._plan(problem) is not None
 
     def prepared(self, problem: Problem, a: int, b: int, c: int) -> Callable[[], None]:
-        """Return a function that queues a supported convolution, given device addresses of dense arrays.
-
-        Operands `a` and `b` are those of `ops.nn.convolution`, kernels as (O, R, S, I); `c` is float32 and overwritten.
-        """
+        """Return a function that queues a convolution of dense arrays: kernels (O, R, S, I), `c` float32."""
         plan = self._plan(problem)
         assert plan is not None, "dptrain's kernels compute it"
         workspace = self._workspace(plan.workspace) if plan.workspace else 0

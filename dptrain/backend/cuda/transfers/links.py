@@ -1,7 +1,4 @@
-"""Messages from GPU to GPU, queued on a stream between two events.
-
-The host waits for nobody, so that a step with its messages is one graph. Copies on the device pack and unpack them.
-"""
+"""Messages from GPU to GPU, packed by copies on the device and queued on a stream between two events."""
 
 import time
 from abc import ABC, abstractmethod
