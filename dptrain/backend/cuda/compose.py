@@ -28,6 +28,7 @@ from dptrain.program.body import body_of, has_body, steps_of
 from dptrain.program.body import with_steps as with_tensors_of_steps
 from dptrain.program.codegen.index_expr import ZERO_INDEX
 from dptrain.program.codegen.memory import Access, MemoryPlan, in_place, nbytes, plan
+from dptrain.program.gradient import topological
 from dptrain.program.operand import OPERATORS
 from dptrain.program.passes import with_long_products, with_precision
 from dptrain.program.program import Program
@@ -102,7 +103,9 @@ class Composition:
         provider: Provider | None = None,
     ) -> None:
         # Repeats stay: numbers that are equal in one run may differ in another that shares its kernels.
-        program = with_branches_selected(without_ranks(program) if alone else program)
+        program = without_ranks(program) if alone else program
+        _require_known_lengths(program)
+        program = with_branches_selected(program)
         self.sizes = _local(program, rows, first_row)
         lower = partial(_lowered, precision=precision, of_halves=of_halves, provider=provider, sizes=self.sizes)
         program = self.program = _with_own_results(with_steps_changed(program, lower))
@@ -194,10 +197,6 @@ class Composition:
         self.last_carries |= call.last_carries(values)
         addresses = call.addresses(values, names, around)
         body = body_of(call.node)
-        if steps_of(call.node) is None:
-            raise ConfigError(
-                "not supported: a while_loop whose length is not known, on a GPU; pass maximum_iterations"
-            )
         numbers = {*range(len(body.carries)), *(value.index for value in values)}
         step = step_of(body, self.program.rows)
         step = replace(step, outputs={name: output for name, output in step.outputs.items() if int(name) in numbers})
@@ -205,8 +204,8 @@ class Composition:
         stored = {tensor for tensor in {*step.results, *grouping.used} if tensor in grouping.anchors}
         functions, _ = self._functions(grouping, stored, names, addresses, depth + 1)
         _order(grouping.groups, set(), set())
-        row_loop = RowLoop(call.node, functions)
-        if depth == 0 and (rows := row_loop.rows_of_block(self.sizes)) is not None:
+        row_loop = None if call.length is None else RowLoop(call.node, functions)
+        if row_loop is not None and depth == 0 and (rows := row_loop.rows_of_block(self.sizes)) is not None:
             generator = RowsGenerator(row_loop, rows, grouping, self.sizes, stored, names, addresses)
             self.stored |= generator.fill(function, call)
             return
@@ -336,6 +335,25 @@ def problems(program: Program, rows: int, *, precision: str, of_halves: str) -> 
         return problem_of(tensor, (transposed_a, transposed_b), count)
 
     return [problem(tensor) for tensor in dict.fromkeys(with_tensors_of_steps(program.tensors)) if is_product(tensor)]
+
+
+def _require_known_lengths(program: Program) -> None:
+    """Refuse loops of unknown length that would communicate, or go on in a branch that is not taken."""
+    for tensor in with_tensors_of_steps(program.tensors):
+        if not has_body(tensor):
+            continue
+        for read in topological(body_of(tensor).results):
+            if steps_of(tensor) is None and read.op is ALL_REDUCE:
+                raise ConfigError(
+                    "not supported: a while_loop whose length is not known, in which ranks communicate, on a GPU; pass "
+                    "maximum_iterations"
+                )
+            nested = topological(body_of(read).results) if body_of(tensor).guarded and has_body(read) else ()
+            if any(has_body(inner) and steps_of(inner) is None for inner in with_tensors_of_steps(nested)):
+                raise ConfigError(
+                    "not supported: a while_loop whose length is not known, in a loop in a branch, on a GPU; pass "
+                    "maximum_iterations"
+                )
 
 
 def _lowered(program: Program, precision: str, of_halves: str, provider: Provider | None, sizes: Local) -> Program:

@@ -32,7 +32,7 @@ from dptrain.backend.cuda.generate import (
 )
 from dptrain.backend.cuda.gpu.device import cuda
 from dptrain.backend.cuda.graphs import steps_in_graph
-from dptrain.backend.cuda.loops import LoopCall
+from dptrain.backend.cuda.loops import CARRY_PLACES, HostLoop, LoopCall
 from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory, Pinned
 from dptrain.backend.cuda.packs import RunTable, Starts
 from dptrain.backend.cuda.transfers.host import PinnedMove
@@ -285,7 +285,7 @@ class CudaExecutable:
         backend.compile_ahead(list(sources)[1:])
         cubins = {text: compiled_text("program", text, gpu.architecture) for text in sources}
         self._stages: list[list[_Launches]] = []
-        self._on_host = 0
+        self._on_host = self._host_loops = 0
         pack_parts: list[Hashable] = [cubin.path for cubin in cubins.values()]
         numbers = iter(range(len(self._messages)))
         try:
@@ -318,7 +318,7 @@ class CudaExecutable:
         if self._queues_messages:
             self._stages = [[_Launches(self._whole_step(), [])]]
         is_generated = all(function.call is None or isinstance(function.call, LoopCall) for function in self._functions)
-        return tuple(pack_parts) if is_generated and not self._messages else None
+        return tuple(pack_parts) if is_generated and not self._messages and not self._host_loops else None
 
     def _prepare(self, kernel: Kernel, module: Any) -> Callable[..., None] | None:
         """Return the prepared call of a generated kernel; None if it has no blocks."""
@@ -340,6 +340,8 @@ class CudaExecutable:
         if kernel.loop is not None:
             launches = list[Launch]()
             pack_parts.append((kernel.name, kernel.loop.length, kernel.loop.is_reverse))
+            if kernel.loop.length is None:
+                return [self._host_loop(kernel.loop, counters)]
             for number, step in enumerate(kernel.loop.steps()):
                 parts_of_step = pack_parts if number == 0 else []
                 launches += [
@@ -363,6 +365,29 @@ class CudaExecutable:
         blocks = sum(blocks_of(function, kernel.threads) for function in kernel.functions)
         pack_parts.append((kernel.name, blocks, values))
         return [partial(_launch, call, blocks, kernel.threads, self.backend.stream, values)]
+
+    def _host_loop(self, loop: LoopCall, counters: Mapping[str, int]) -> HostLoop:
+        """Return a loop whose steps are queued one by one, each as a graph if it can be."""
+        number, self._host_loops = self._host_loops, self._host_loops + 1
+        places = range(CARRY_PLACES)
+        carries = [
+            [
+                DeviceArray(
+                    self._arena,
+                    self._pointers[first] + place * nbytes(first, self._rows),
+                    self._shape(first),
+                    first.dtype,
+                )
+                for place in places
+            ]
+            for first in loop.first_carries
+        ]
+        steps = [
+            [launch for inner in loop.kernels for launch in self._launches_of(inner, {**counters, **step}, [])]
+            for step in loop.steps()
+        ]
+        queues = [partial(self._queue, (-1 - number, place, 1, 1), steps[place]) for place in places]
+        return HostLoop(self.backend, carries, queues)
 
     @property
     def _queues_messages(self) -> bool:
@@ -540,7 +565,8 @@ class CudaExecutable:
             for launch in launches:
                 launch(table, runs)
 
-        if self.backend.graph and len(launches) > 1 and not (self._on_host and self._queues_messages):
+        of_host = (self._on_host and self._queues_messages) or any(map(_is_of_host, launches))
+        if self.backend.graph and len(launches) > 1 and not of_host:
             if place not in table.graphs:
                 table.graphs[place] = self.backend.gpu_record.captured(stream, queue)
             table.graphs[place].launch(stream)
@@ -568,7 +594,7 @@ def _call_alone(call: Callable[[], None], table: RunTable, runs: int) -> None:
 
 def _is_of_host(launch: Launch) -> bool:
     """Whether the host computes, which a graph cannot hold."""
-    return isinstance(launch, partial) and isinstance(launch.args[0], HostLaunch)
+    return isinstance(launch, HostLoop) or (isinstance(launch, partial) and isinstance(launch.args[0], HostLaunch))
 
 
 def _cut(launches: list[Launch], ready: Sequence[tuple[int, int]], alone: Sequence[int]) -> list[_Launches]:

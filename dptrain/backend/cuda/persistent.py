@@ -129,7 +129,7 @@ class RowsGenerator(Generator):
         count = self._sizes.count(self._loop_of_rows.rows)
         function.blocks, function.threads = max(-(-count // rows), 1 if self._loop_of_rows.sums else 0), BLOCK
         function.shared = f"ROWS_PRODUCT_SHARED({rows})"
-        function.arguments.append(Argument("int", "length", call.length))
+        function.arguments.append(Argument("int", "length", call.length or 0))
         begin, end = self._totals_of_blocks(function)
         function.body = [
             f"const Index first_of_block = (Index)block * {rows};",
