@@ -54,7 +54,7 @@ from dptrain.program.sharding.mesh import (
 )
 from dptrain.program.sharding.messages import scheduled
 from dptrain.program.sharding.sharding_rule import ShardingRule
-from dptrain.program.steps import unrolled
+from dptrain.program.steps import unrolled, with_branches_selected
 from dptrain.program.tensor import Node, Tensor, Variable, constant, row_count
 
 # A loop whose placement has not converged after so many rounds is unrolled.
@@ -119,12 +119,18 @@ def place(
             placed = _placed(program, set(summed), bucket_bytes, comm_dtype, placements, slots or {}, alone)
             return placed if placements else scheduled(placed)
         except _MeetsInLoopError as meets:
-            if steps_of(meets.node) is None:
+            if steps_of(meets.node) is not None:
+                program = unrolled(program, meets.node.__eq__)
+            elif any(
+                has_body(tensor) and body_of(tensor).guarded
+                for tensor in with_steps(topological(body_of(meets.node).results))
+            ):
+                program = with_branches_selected(program)
+            else:
                 raise ConfigError(
                     "not supported: a while_loop whose length is not known, around another loop that needs all ranks "
                     "in each step, or weights sharded over them; pass maximum_iterations"
                 ) from None
-            program = unrolled(program, meets.node.__eq__)
 
 
 def _placed(

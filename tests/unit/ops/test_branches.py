@@ -17,6 +17,7 @@ from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Variable
 from tests.programs.check import by_numpy, compiled
 from tests.unit.program.virtual_mesh import VirtualMesh, assert_same_on_mesh
+from tests.unit.program.virtual_ranks import on_ranks
 
 WAYS = {"NumPy": by_numpy, "C++": compiled(), "C++ of one loop an op": compiled(join=False)}
 X = np.array([1.0, 4.0, 9.0], np.float32)
@@ -194,6 +195,27 @@ def test_branches_on_ranks(sign):
     program = trace(step, {"x": ((rows, 4), np.float64)})
     for layouts in ({}, {w: (BATCH, None)}, {w: (None, "model")}, {w: ("model", None)}):
         assert_same_on_mesh(program, {"x": x}, layouts, VirtualMesh([3, 2], model=2))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ranks_communicate_for_a_branch_in_a_loop_of_unknown_length(way):
+    def step(x):
+        def body(n, a):
+            return n + 1, ops.cond(ops.sum(a) > 3, lambda: a * ops.tanh(ops.sum(a)), lambda: 2 * a + 0.1)
+
+        end = 3 + ops.cast(ops.sum(x) > 0, "int32")
+        return {"a": ops.while_loop(lambda n, a: n < end, body, (np.int32(0), x))[1]}
+
+    program, x = trace(step, {"x": ((Dim.rows(5), 2), np.float64)}), np.random.default_rng(0).normal(size=(5, 2))
+
+    def work(comm):
+        rows = slice(0, 3) if comm.rank == 0 else slice(3, 5)
+        place_of = {"rows": rows.stop - rows.start, "first_row": rows.start, "comm": comm}
+        executable = WAYS[way](place(program), {"x": x[rows]}, **place_of)
+        executable.run()
+        return np.array(executable.outputs["a"])
+
+    np.testing.assert_allclose(np.concatenate(on_ranks(2, work)), evaluate(program, {"x": x})[0]["a"], rtol=1e-12)
 
 
 def test_gradients_of_backward_within_a_branch():
