@@ -1,19 +1,21 @@
 """Branches of traced steps: which is executed, and its gradients."""
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import dptrain as dp
 from dptrain import layers, ops
-from dptrain.program.body import has_body
+from dptrain.program.body import body_of, has_body
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
 from dptrain.program.gradient import gradients
 from dptrain.program.program import trace
 from dptrain.program.sharding.mesh import BATCH
 from dptrain.program.sharding.placement import place
+from dptrain.program.structure import structure_of
 from dptrain.program.tensor import Variable
 from tests.programs.check import by_numpy, compiled
 from tests.unit.program.virtual_mesh import VirtualMesh, assert_same_on_mesh
@@ -164,6 +166,18 @@ def test_a_gradient_is_that_of_central_differences():
                     moved[element] += shift
                     ends.append(evaluate(program, values | {point: moved})[0][of])
                 np.testing.assert_allclose(outputs[name][element], (ends[0] - ends[1]) / 2e-6, rtol=1e-5, atol=1e-7)
+
+
+def test_kernels_of_a_branch_are_not_those_of_a_loop():
+    def key(guarded):
+        step = {"x": ((3,), "float32")}
+        program = trace(lambda x: {"y": ops.cond(ops.sum(x) > 0, lambda: ops.sin(x), lambda: x)}, step)
+        for tensor in program.tensors:
+            if has_body(tensor):
+                tensor.attributes["body"] = replace(body_of(tensor), guarded=guarded)
+        return structure_of(program).key
+
+    assert key(True) == key(True) != key(False)
 
 
 def test_what_nobody_reads_of_a_branch_is_left_out():
