@@ -23,7 +23,7 @@ from dptrain.comm.node_sum import Array, is_half
 from dptrain.comm.parts import cut
 from dptrain.errors import MismatchError
 
-# Bytes of a rank sent at a time, if /dev/shm has room: more than on one node, as meetings cost more.
+# Bytes of a rank sent at a time, if /dev/shm has room: more than on one node, as each exchange costs more.
 PIECE = 1 << 22
 # Up to so many bytes each rank of a column gets all nodes' slices whole: one exchange instead of two.
 GATHERED = 1 << 16

@@ -13,7 +13,7 @@ from dptrain.comm.node_sum import Array, is_half, tree_sum
 
 # Bytes of a rank that the others read at a time: the pieces of some ranks fit into shared caches.
 PIECE = 1 << 20
-# Below this MPI is faster for two ranks: they meet less often there (measured with MPICH 5.0: some 5 us against 2).
+# Below this MPI is faster for two ranks, which synchronize less often there (MPICH 5.0: about 2 us against 5).
 LEAST = 1 << 14
 
 

@@ -38,9 +38,9 @@ class Loss(Configurable):
         dtype: of the computation; by default the outputs', at least float32.
 
     Attributes:
-        takes_labels: targets are integer labels, one per sample (True), or values (False); None if unknown.
-        labels_number_outputs: a label is the index of an output, so that there are no others.
-        ignored: label whose samples are left out, or None.
+        _takes_labels: targets are integer labels, one per sample (True), or values (False); None if unknown.
+        _labels_number_outputs: a label is the index of an output, so that there are no others.
+        _ignored: label whose samples are left out, or None.
 
     Raises:
         ConfigError: an argument is out of range or not supported. The same holds for all losses.

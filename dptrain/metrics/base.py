@@ -53,8 +53,8 @@ class Metric(Configurable):
         name: its key in logs; by default the class's name in snake case.
 
     Attributes:
-        takes_labels: targets are integer labels (True) or values (False); None if unknown.
-        direction: "up" or "down" where the metric gets better; None if unknown.
+        _takes_labels: targets are integer labels (True) or values (False); None if unknown.
+        _direction: "up" or "down" where the metric gets better; None if unknown.
     """
 
     _takes_labels: bool | None = None

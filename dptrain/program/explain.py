@@ -25,7 +25,7 @@ def explain(program: Program, local: PlacedProgram | None = None) -> str:
 
     Numbers are those of the global batch: a rank computes its part of sharded tensors. A matrix product counts two
     operations for each multiplication, any other op one for each element of its output, a view none. Bytes are those of
-    the output. Each table begins with its sums, the first one with those of all.
+    the output. Each table begins with its totals.
 
     Args:
         program: traced, or placed, which adds placements and messages.

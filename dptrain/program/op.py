@@ -63,7 +63,7 @@ def one_an_element(tensor: Tensor) -> int:
 
 
 def not_placed(*arguments: Any) -> str:
-    """Refuse to tell letters, of an op that only lowered programs have."""
+    """Refuse: an op of lowered programs has no sharding rule."""
     raise AssertionError("ops of a lowered program are not placed")
 
 
@@ -78,7 +78,7 @@ class Op:
         dtype: the output's type, from the inputs' types and the attributes.
         linear: see `Linear`; None for an op that is not linear.
         linear_in: the inputs in which it is linear; by default all.
-        joins: reduces the ranks' results if these have parts along a letter that the output lacks.
+        partial_reduce: reduces the ranks' results if these have parts along a letter that the output lacks.
         ends_gradients: it has no gradient in any input, by intent.
         by_row: the NumPy function takes `first_row` by keyword, the global number of its first row.
         lowering: what generated code computes, see `program/lowering.py`; an op with a `ViewMap` is a view.

@@ -23,7 +23,7 @@ def as_status(code: int) -> int:
 
 
 def replace_exits(say: Callable[[str], None]) -> None:
-    """Make `sys.exit`, `exit` and `quit` (not `raise SystemExit`) use `as_status`; `say` hears if that differs."""
+    """Make `sys.exit`, `exit` and `quit` (not `raise SystemExit`) use `as_status`; `say` is told if that differs."""
     for place, name in ((sys, "exit"), (builtins, "exit"), (builtins, "quit")):
         usual = getattr(place, name, None)
         if usual is not None:

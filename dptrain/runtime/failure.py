@@ -118,7 +118,7 @@ phase = Phase()
 # Further cleanup when a rank ends the job.
 at_abort: list[Callable[[], None]] = []
 
-# Seconds for each lower rank to report what all got: longer than an abort takes.
+# Seconds that a rank gives each lower one to report an error that all have: longer than an abort takes.
 _TURN_SECONDS, _MOST_TURNS = 1.0, 8
 
 # Whether this rank is ending the job and reports why.
@@ -219,7 +219,7 @@ def end_together(error: DptrainError) -> int:
     code = int(error.exit_code)
     world = _world()
     if world is not None and world.size > 1:
-        with collective_at_the_end():  # a rank with its own sys.excepthook may never come
+        with collective_at_the_end():  # a rank with its own sys.excepthook may never get here
             world.Barrier()  # rank 0 has reported
             if world.rank == 0:
                 _abort(code)
@@ -281,7 +281,7 @@ def report_uncaught() -> None:
 
 
 def _take_turns() -> None:
-    """Wait for lower ranks to report what all have got."""
+    """Wait for lower ranks to report an error that all have."""
     launch = detect_launch()
     if launch is None or launch.size == 1:
         return

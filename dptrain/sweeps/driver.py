@@ -124,7 +124,7 @@ def prepare(ranks: Communicator, recipe: Recipe, request: Request) -> Capacity:
     settings, seed = request.settings_to_try(), request.seeds[0]
 
     def checked(model: Model) -> Model:
-        if request.keep != "none" and (why := why_not_saved(model)):  # reported now, not after the training
+        if request.keep != "none" and (why := why_not_saved(model)):  # reported before the training, not after it
             raise ConfigError(f"the models cannot be saved ({why}); use --keep none, or keep='none'")
         return model
 

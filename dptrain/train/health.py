@@ -89,7 +89,7 @@ class HealthCheck:
         numbers = np.flatnonzero(self._common)
         self._groups: list[tuple[list[list[int]], Any]] = [([list(range(self._comm.size))], numbers)]
         sharding = self._programs.sharding
-        if sharding is not None:  # who has the same of what
+        if sharding is not None:  # ranks that share variables, and which ones
             groups = sharding.groups([self._variables[number] for number in numbers])
             self._groups = [(ranks, numbers[members]) for ranks, members in groups]
         self._checked = np.array([id(variable) in weights | losses for variable in variables], bool)

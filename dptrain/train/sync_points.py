@@ -131,7 +131,7 @@ class SyncPoints:
         self._save(position, self._keepers, number)
 
     def end_validation(self, *, ahead: int) -> None:
-        """Attend the sync points of ranks with more validation steps. Collective."""
+        """Take part in the sync points of ranks with more validation steps. Collective."""
         while self._keepers and self._next <= self._last:
             self.after_evaluated(self._next - self._queued, ahead=ahead)
 

@@ -1,4 +1,4 @@
-"""Attention by kernels/attention.cuh: which it computes, and in which tiles."""
+"""Attention by kernels/attention.cuh: which shapes it computes, and in which tiles."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Loops on a GPU: the kernels of a step, generated once, and launched once for each step.
 
 A launch gets three numbers for each loop: the slice, and which of each carry's two slots holds the carry and which the
-next one. They move pointers, so nothing is copied from step to step, and what every step reads stays in place.
+next one. Pointers move, so nothing is copied between steps, and what every step reads stays in place.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -174,7 +174,7 @@ def _add_row(table: "Table", *cells: str) -> None:
 
 
 def _cut(text: str) -> str:
-    """Return the beginning of a text, printable: a foreign folder's file may hold a megabyte where a word is meant."""
+    """Return the beginning of a text, printable: a foreign folder's file may hold a megabyte in place of a word."""
     return printable(text if len(text) <= _CELL else f"{text[:_CELL]}...")
 
 

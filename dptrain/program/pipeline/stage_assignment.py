@@ -1,8 +1,9 @@
 """Assigns layers, and the ops of a step, to the stages of a pipeline.
 
-Layers are cut into runs of about equal memory. An op of the forward pass runs on the last stage that has weights behind
-it, an op of the backward pass where its result is needed, a gradient beside its weight, and an update beside its
-variable. Whatever needs no variable of a single stage (data, learning rates, step numbers) each stage computes itself.
+Layers are cut into runs of about equal memory. An op of the forward pass runs on the last stage whose weights it
+depends on, an op of the backward pass where its result is needed, a gradient beside its weight, and an update beside
+its variable. Whatever needs no variable of a single stage (data, learning rates, step numbers) each stage computes
+itself.
 """
 
 from collections.abc import Callable, Collection, Mapping

@@ -128,7 +128,7 @@ def _open_mpi(launcher: Launcher, ranks: int, hosts: Hosts, root: bool, environ:
 
 
 def _srun(launcher: Launcher, ranks: int, hosts: Hosts, root: bool, environ: Mapping[str, str]) -> list[str]:
-    # srun must not decide what one rank's end means for the others.
+    # `launch`, not srun, decides what a rank's end means for the others.
     words = [f"--ntasks={ranks}", "--export=ALL", "--kill-on-bad-exit=0", "--wait=0"]
     if hosts:
         words += [f"--nodes={len(hosts)}", f"--nodelist={','.join(hosts)}"]

@@ -77,7 +77,7 @@ def _is_stopped(pid: int) -> bool:
 
 @contextmanager
 def locked(path: Path, what: str, advice: str) -> Iterator[None]:
-    """Hold the lock of an existing directory; `what` works there, `advice` ends the message.
+    """Hold the lock of an existing directory; messages say that `what` uses it, and end with `advice`.
 
     The lock is the kernel's (flock), so a killed process leaves none behind. Some network file systems have no flock,
     or one that other machines do not see: there two jobs on two machines are not kept apart. Without flock, filelock

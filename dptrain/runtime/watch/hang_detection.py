@@ -1,8 +1,8 @@
 """Judges whether the ranks of a job go on, from what one of them observes; without side effects.
 
 A rank that waits in MPI, is stopped or holds Python's lock cannot report anything, so its peers judge it by what they
-see and how long it has not changed. The judge's clock counts only while the judge is awake: if the whole machine slept,
-nobody is late.
+see and how long it has not changed. The judge's clock counts only while the judge runs: if
+the whole machine slept, no rank is late.
 """
 
 import math

@@ -64,7 +64,7 @@ def why_not() -> str | None:
 
 
 def trouble(error: BaseException) -> str:
-    """Return why nothing can be drawn, and what to do where the user's own setting is why."""
+    """Return why nothing can be drawn, and the remedy if a setting of the user's is the cause."""
     text = describe(error)
     return f"{text}; unset MPLBACKEND" if os.environ.get("MPLBACKEND") and "backend" in text else text
 

@@ -381,7 +381,7 @@ def _std(values: list[float]) -> float:
 
 
 def _mean_and_std(values: list[float]) -> str:
-    """Return "0.9761 ± 0.0012"; "" without values, no deviation of one."""
+    """Return "0.9761 ± 0.0012"; "" without values, without a deviation for a single one."""
     if not values:
         return ""
     mean = _mean(values)
@@ -393,7 +393,7 @@ def _short(value: float) -> str:
 
 
 def _form(value: float) -> str:
-    """Return the format: four decimals, or scientific where those would say little."""
+    """Return the format: four decimals, or scientific where four decimals show too few digits."""
     return ".4f" if value == 0 or 1e-3 <= abs(value) < 1e5 else ".3e"
 
 

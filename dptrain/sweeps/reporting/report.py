@@ -272,7 +272,7 @@ def _differences(
 def _difference_cells(row: Comparison) -> list[Any]:
     significant = row.p_corrected <= SIGNIFICANCE
     effect = "-" if row.effect is None else f"{row.effect:+.2f}"
-    if row.effect is not None and significant:  # no word for what may be chance
+    if row.effect is not None and significant:  # a difference that may be chance gets no word
         effect += f", {effect_in_words(row.effect)}"
     return [
         "significant" if significant else "not told apart",

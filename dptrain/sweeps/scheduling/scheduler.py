@@ -150,7 +150,7 @@ class Scheduler:
         self._out: dict[int, Segment] = {}
         self._new: list[Trial] = []
         self._new_runs: list[Run] = []
-        # The number of the run that comes up next.
+        # Number of the next run.
         self._number = 0
         self._source_is_empty = False
 

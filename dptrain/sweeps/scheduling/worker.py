@@ -36,7 +36,7 @@ class Worker:
 
     def start(self, segment: Segment, setting: Setting, state: bytes) -> None:
         """Start a segment."""
-        # If no slot is free, all of them are taken: so many there are.
+        # Without a free slot all slots train, so their number is the new one's.
         slot = (
             self._free.pop()
             if self._free
