@@ -797,11 +797,13 @@ def loops(d: Drawing) -> None:
 
 def attention(d: Drawing) -> None:
     """Attention over lengths around its blocks', with and without a mask, and its gradients."""
-    targets, sources = (d.choose([1, 2, 5, 27, 28, 29, 57]) for _ in range(2))
-    heads, features = d.choose([1, 2]), d.choose([1, 3, 8, 17])
-    query = d.leaf("input", ["n", targets, heads, features], "float32", "normal")
-    key = d.leaf("input", ["n", sources, heads, features], "float32", "normal")
-    value = d.leaf("input", ["n", sources, heads, d.choose([features, 1, 4])], "float32", "normal")
+    targets, sources = (d.choose([1, 2, 5] if d.mesh else [1, 2, 5, 27, 28, 29, 57]) for _ in range(2))
+    heads, features = d.choose([2, 3] if d.mesh else [1, 2]), d.choose([1, 3, 8, 17])
+    widths = {"query": (targets, features), "key": (sources, features), "value": (sources, d.choose([features, 1, 4]))}
+    query, key, value = (d.leaf("input", ["n", n, heads, width], "float32", "normal") for n, width in widths.values())
+    if d.mesh:  # ranks divide the heads where they divide these variables so
+        biases = [d.leaf("variable", [heads, width], "float32", "normal") for _, width in widths.values()]
+        query, key, value = (d.line(f"{x} + {bias}") for x, bias in zip((query, key, value), biases, strict=True))
     if d.chance(0.3):
         rows = d.choose(["n", 1])
         mask = d.leaf("input", [rows, d.choose([1, heads]), targets, sources], "int64", "below 2")

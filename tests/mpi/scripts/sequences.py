@@ -40,7 +40,8 @@ def attention():
     ids = dp.Input((None,), dtype="int32")
     h = L.Embedding(9, 8, mask_zero=True, name="embedding")(ids)
     for number in range(2):
-        attended = L.MultiHeadAttention(4, 2, dropout=0.1, name=f"attention_{number}")(h, h, use_causal_mask=True)
+        layer = L.MultiHeadAttention(4, 2, dropout=0.2 * number, name=f"attention_{number}")  # 0: one op
+        attended = layer(h, h, use_causal_mask=True)
         h = L.LayerNormalization()(L.Add()([h, attended]))
         units = L.Dense(12, "gelu", name=f"up_{number}")(h)
         h = L.LayerNormalization()(L.Add()([h, L.Dense(8, name=f"down_{number}")(units)]))
