@@ -196,6 +196,8 @@ stage_check() {
     sanitize racecheck tma "$limit" tests/ops/test_tma_products_on_cuda.py &
     step random-programs "$limit" "$python" benchmarks/fuzz_programs.py --device cuda --seed 500000 \
         --minutes "$(share 5 2)" ${quick:+--minutes 0.1} &
+    # The emulator compiles what little it needs in the step itself.
+    [ -n "$quick" ] || step warm-tma "$limit" "$python" benchmarks/gpu_tma.py --compile &
     {
         bench_small warm-small "$limit" --rounds 1 --seconds 0.01 --no-kernels
         bench_large warm-large "$limit" --rounds 1 --seconds 0.01 --no-kernels
@@ -230,10 +232,10 @@ sanitize() {
 
 stage_kernels() {
     # shellcheck disable=SC2086 # several options
-    step kernels "$(share 300 75)" "$python" benchmarks/gpu_kernels.py --minutes "$(share 3 0.6)" \
+    step kernels "$(share 300 60)" "$python" benchmarks/gpu_kernels.py --minutes "$(share 3 0.45)" \
         --output "$out/gpu-kernels.md" $quick ${KERNELS_ARGUMENTS:-}
     # shellcheck disable=SC2086 # several options
-    step tma "$(share 300 50)" "$python" benchmarks/gpu_tma.py --minutes "$(share 2 0.5)" \
+    step tma "$(share 300 45)" "$python" benchmarks/gpu_tma.py --minutes "$(share 2 0.4)" \
         --output "$out/gpu-tma.md" $quick ${TMA_ARGUMENTS:-}
 }
 

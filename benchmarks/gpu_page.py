@@ -81,18 +81,30 @@ def speeds(measured: list[dict[str, Any]], title: str) -> list[str]:
     return lines
 
 
+def rows_of(table: Path) -> list[str]:
+    """Return the tables of a report, each behind an empty line."""
+    rows: list[str] = []
+    previous = ""
+    for line in table.read_text(errors="replace").splitlines():
+        if line.startswith("|"):
+            rows += ["", line] if not previous.startswith("|") else [line]
+        previous = line
+    return rows
+
+
 def main() -> int:
     """Print the page."""
     out = Path(sys.argv[1])
     lines = ["# dptrain on a GPU machine", "", *ran(out), *failed(out)]
     if records := loaded(out / "gpu-kernels.json"):
         lines += kernels(records)
+    if (candidates := out / "gpu-tma.md").exists():
+        lines += ["", "## Products by tensor maps: right or wrong, us and Tflop/s", *rows_of(candidates)]
     for name in ("gpu-mlp-small", "gpu-mlp-large", "sweep"):
         if content := loaded(out / f"{name}.json"):
             lines += speeds(content["measured"], name)
     for table in sorted(out.glob("conv-*.md")):
-        rows = [line for line in table.read_text().splitlines() if line.startswith("|")]
-        lines += ["", f"## {table.stem}", "", *rows]
+        lines += ["", f"## {table.stem}", *rows_of(table)]
     print("\n".join(lines))
     return 0
 

@@ -4,8 +4,8 @@
     tests/emulator/run python benchmarks/gpu_tma.py --quick       # does everything work?
 
 Each candidate has a process of its own, so that one that faults or hangs ends alone. There it multiplies in all four
-layouts, beside NumPy in float64; if it is right, it is timed, in turns with the kernel that programs use and PyTorch's
-cuBLAS (where it is installed), all of which write bfloat16.
+layouts, beside NumPy in float64; if it is right, it is timed, in turns with the kernel that programs use, and the first
+one with PyTorch's cuBLAS too (where it is installed). All of them write bfloat16.
 
 No program chooses a candidate. Without a GPU of compute capability 9.0 it ends with one line.
 """
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,8 @@ def difference(gpu: Gpu, name: str, sizes: tuple[int, int, int], layout: str) ->
     return float(np.linalg.norm(values - expected) / np.linalg.norm(expected))
 
 
-def providers(gpu: Gpu, name: str, sizes: tuple[int, int, int]) -> dict[str, Callable[[], object]]:
-    """Return what queues the product: the candidate, programs' kernel, and PyTorch's."""
+def providers(gpu: Gpu, name: str, sizes: tuple[int, int, int], peers: bool) -> dict[str, Callable[[], object]]:
+    """Return what queues the product: the candidate, programs' kernel, and with `peers` PyTorch's."""
     from dptrain.backend.cuda import tma
 
     stream, operands = gpu.backend("float32").stream, Operands(sizes, LAYOUTS["nn"], "bfloat16")
@@ -83,6 +84,8 @@ def providers(gpu: Gpu, name: str, sizes: tuple[int, int, int]) -> dict[str, Cal
         "candidate": lambda: queue.launch(maps, int(operands.c), stream),
         "product_wgmma": ours(gpu, "product", "bfloat16", sizes, library=False),
     }
+    if not peers:
+        return by_name
     try:
         by_name["PyTorch"] = on(stream, theirs("product", "bfloat16", sizes))
     except Exception as error:  # not installed, or sees no GPU
@@ -96,8 +99,23 @@ def repeat(queue: Callable[[], object], times: int) -> None:
         queue()
 
 
-def one(name: str, quick: bool, until: float, rounds: int) -> dict[str, Any]:
-    """Check and time one candidate, in this process."""
+def compile_all() -> None:
+    """Compile all kernels for compute capability 9.0, side by side, into the cache."""
+    from dptrain.backend.cuda import tma
+    from dptrain.backend.cuda.compile import compiled_text
+
+    texts = [
+        tma.source(candidate, turned, "dp_bfloat16", result)
+        for candidate in tma.CANDIDATES.values()
+        for layout, turned in LAYOUTS.items()
+        for result in ("float", "dp_bfloat16")[: 2 if layout == "nn" else 1]
+    ]
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        list(threads.map(lambda text: compiled_text("product_tma", text, "sm_90a"), texts))
+
+
+def one(name: str, quick: bool, seconds: float, rounds: int, peers: bool) -> dict[str, Any]:
+    """Check and time one candidate, in this process; no product is begun so many seconds after the checks."""
     from dptrain.backend.cuda import tma
 
     gpu = Gpu(quick)
@@ -107,27 +125,29 @@ def one(name: str, quick: bool, until: float, rounds: int) -> dict[str, Any]:
     print(json.dumps(record), flush=True)
     if worst > LIMIT:
         return record
+    until = time.monotonic() + seconds
     for sizes in [(264, 264, 136)] if quick else TIMED:
         if time.monotonic() > until:
             break
         assert quick or tma.suits(*sizes), sizes
-        repeats, work = 1 if quick else 10, providers(gpu, name, sizes)
+        repeats, work = 1 if quick else 10, providers(gpu, name, sizes, peers)
         times: dict[str, list[float]] = {provider: [] for provider in work}
         for provider in work.values():
             provider()
         for _ in range(rounds):
             for provider, queue in work.items():
-                (seconds,) = gpu.timed(gpu.backend("float32").stream, [functools.partial(repeat, queue, repeats)])
-                times[provider].append(seconds / repeats)
+                (taken,) = gpu.timed(gpu.backend("float32").stream, [functools.partial(repeat, queue, repeats)])
+                times[provider].append(taken / repeats)
         record["times"][" x ".join(map(str, sizes))] = times
         print(json.dumps(record), flush=True)
     return record
 
 
-def started(name: str, quick: bool, limit: float) -> dict[str, Any]:
+def started(name: str, quick: bool, limit: float, rounds: int, peers: bool) -> dict[str, Any]:
     """Return what a process of a candidate's own said last, with "failed" where it did not end well."""
-    command = [sys.executable, __file__, "--only", name, "--minutes", str(limit / 60), *(["--quick"] if quick else [])]
-    patience = limit + (600 if quick else 40)  # its kernels compile meanwhile
+    command = [sys.executable, __file__, "--only", name, "--minutes", str(limit / 60), "--rounds", str(rounds)]
+    command += [*(["--quick"] if quick else []), *(["--peers"] if peers else [])]
+    patience = limit + (600 if quick else 40)  # the emulator's kernels compile meanwhile
     try:
         process = subprocess.run(command, capture_output=True, text=True, timeout=patience, stdin=subprocess.DEVNULL)
         output, failed = process.stdout, process.returncode
@@ -173,6 +193,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=2.0, metavar="M", help="for all candidates together")
     parser.add_argument("--rounds", type=int, default=None, metavar="N", help="default 20")
     parser.add_argument("--only", metavar="NAME", help="this candidate alone, in this process, as JSON")
+    parser.add_argument("--peers", action="store_true", help="PyTorch beside the candidate of --only")
+    parser.add_argument("--compile", action="store_true", help="only compile all kernels into the cache; needs no GPU")
     parser.add_argument("--quick", action="store_true", help="tiny matrices: does everything work?")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the report there")
     options = parser.parse_args()
@@ -180,7 +202,10 @@ def main() -> int:
 
     rounds = options.rounds or (2 if options.quick else 20)
     if options.only:
-        one(options.only, options.quick, time.monotonic() + 60 * options.minutes, rounds)
+        one(options.only, options.quick, 60 * options.minutes, rounds, options.peers)
+        return 0
+    if options.compile:
+        compile_all()
         return 0
     from dptrain.errors import DeviceError, DptrainError
 
@@ -198,7 +223,10 @@ def main() -> int:
         command_line(), machine_line(), f"- GPU: {nvidia_smi()}", f"- Versions: {versions(('dptrain', 'torch'))}"
     )
     seconds = 60 * options.minutes / len(CANDIDATES)
-    records = {name: started(name, options.quick, seconds) for name in CANDIDATES}
+    if not options.quick:
+        compile_all()
+    first = next(iter(CANDIDATES))
+    records = {name: started(name, options.quick, seconds, rounds, name == first) for name in CANDIDATES}
     table(report, records)
     if options.output:
         report.save(options.output)

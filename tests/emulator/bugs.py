@@ -9,6 +9,7 @@ from standard input (`served`).
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import json
 import os
@@ -534,6 +535,61 @@ def of_warpgroup(number: int) -> float:
 BUGS |= {name: functools.partial(of_warpgroup, number) for number, name in enumerate(WARPGROUP_BUGS)}
 
 
+# Those of cuda/tma.cu, by their numbers.
+# fmt: off
+TENSOR_MAP_BUGS = (
+    "tensor_map_without_bugs", "fewer_bytes_expected", "more_bytes_expected", "no_bytes_expected",
+    "missing_wait_for_tile", "other_phase_of_tile", "tile_misplaced", "missing_tensor_map", "block_outside_cluster",
+    "block_leaves_before_tile", "tile_without_mbarrier", "block_leaves_before_arrivals", "tile_over_what_is_read",
+)
+# fmt: on
+
+
+@functools.cache
+def image_of_tensor_maps() -> bytes:
+    """cuda/tma.cu, compiled."""
+    source = (Path(__file__).parent / "cuda" / "tma.cu").read_text()
+    return pycuda.compiler.compile('#line 1 "tma.cu"\n' + source, no_extern_c=True, arch="sm_90a")
+
+
+def encoded(address: int, columns: int = 64, pitch: int = 128, box: int = 64) -> tuple[int, bytes]:
+    """Returns the driver's answer and its tensor map of 12 rows of halves, in boxes of 8."""
+    memory = (ctypes.c_char * 192)()
+    place = (ctypes.addressof(memory) + 63) // 64 * 64
+    words, ints = ctypes.c_uint64, ctypes.c_uint32
+    code = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled(
+        *(ctypes.c_void_p(place), 6, 2, ctypes.c_void_p(address), (words * 2)(columns, 12), (words * 1)(pitch)),
+        *((ints * 2)(box, 8), (ints * 2)(1, 1), 0, 3, 0, 0),
+    )
+    return code, ctypes.string_at(place, 128)
+
+
+def of_tensor_map(number: int) -> int:
+    """How many numbers are not those of the matrix, where one of the bugs is planted."""
+    function = cuda.module_from_buffer(image_of_tensor_maps()).get_function("tiles")
+    x = np.arange(1, 12 * 64 + 1, dtype=np.uint16).reshape(12, 64)
+    places = cuda.to_device(x), cuda.to_device(np.zeros((2, 16, 64), np.uint16))
+    code, tile = encoded(int(places[0]))
+    assert code == 0
+    function.prepare("128sPi")
+    function.prepared_call((2, 1), (64, 1, 1), tile, places[1], number, shared_size=1024 + 2048 + 16)
+    cuda.Context.synchronize()
+    result = cuda.from_device(places[1], (2, 16, 64), np.uint16)
+    return int((result != np.concatenate([x, np.zeros((4, 64), np.uint16)])).sum())
+
+
+BUGS |= {name: functools.partial(of_tensor_map, number) for number, name in enumerate(TENSOR_MAP_BUGS)}
+
+
+@bug
+def tensor_maps_refused() -> list[int]:
+    place = int(cuda.to_device(np.zeros((12, 72), np.uint16)))
+    return [
+        encoded(place)[0], encoded(place, 72, 144)[0], encoded(place + 8)[0], encoded(place, 64, 136)[0],
+        encoded(place, 72, 128)[0], encoded(place, box=32)[0],
+    ]  # fmt: skip
+
+
 @bug
 def wgmma_of_sm_90() -> None:
     source = 'extern "C" __global__ void k() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }'
@@ -898,6 +954,8 @@ def prepare(name: str) -> None:
     """Compiles what a bug needs, which takes longer than what it runs."""
     if name in WARPGROUP_BUGS:
         image_of_warpgroups()
+    elif name in TENSOR_MAP_BUGS:
+        image_of_tensor_maps()
     else:
         image()
 

@@ -150,6 +150,34 @@ WARPGROUP_ROWS = [
     Row("misaligned_mbarrier", "misaligned address: mbarrier.init at", "misaligned address", RACE),
 ]
 
+# Of cuda/tma.cu.
+TENSOR_MAP_ROWS = [
+    Row("fewer_bytes_expected", "copies of 2048 bytes end at a phase that expects 1536", LAUNCH_FAILURE),
+    Row("more_bytes_expected", "64 of 64 threads wait in mbarrier.try_wait", "launch timed out"),
+    Row("no_bytes_expected", "a bulk copy to mbarrier 0 touch the same word", LAUNCH_FAILURE, RACE),
+    Row("missing_wait_for_tile", "a bulk copy to mbarrier 0 touch the same word", LAUNCH_FAILURE, RACE),
+    Row("other_phase_of_tile", "a bulk copy to mbarrier 0 touch the same word", LAUNCH_FAILURE, RACE),
+    Row("tile_misplaced", "which is no multiple of the swizzle's 1024 bytes", LAUNCH_FAILURE),
+    Row("missing_tensor_map", "cp.async.bulk.tensor: no tensor map at", LAUNCH_FAILURE),
+    Row("block_outside_cluster", "cp.async.bulk.tensor: the blocks 0x7 of a cluster of 2", LAUNCH_FAILURE),
+    Row("block_leaves_before_tile", "the block leaves before copies to mbarrier", LAUNCH_FAILURE),
+    Row("tile_without_mbarrier", "cp.async.bulk.tensor: no mbarrier at", LAUNCH_FAILURE),
+    Row("block_leaves_before_arrivals", "use after free: mapa reaches into the shared memory", ILLEGAL_ADDRESS, RACE),
+    Row("tile_over_what_is_read", "race: read at tma.cu:30", LAUNCH_FAILURE, RACE),
+]
+
+
+@pytest.mark.parametrize("order", sample(["forward", "reverse", "shuffled"], 3, single=True))
+def test_tiles_of_tensor_maps(emulator: Any, order: str) -> None:
+    """Those of both blocks, zeros behind the matrix; the driver refuses four maps, one because it is the emulator's."""
+    finished = emulator.bug("tensor_map_without_bugs", EMULATOR_SANITIZE="all", EMULATOR_ORDER=order)
+    assert (finished.stdout, finished.stderr) == ("result: 0\n", "")
+    refused = emulator.bug("tensor_maps_refused")
+    assert refused.stdout == "result: [0, 0, 1, 1, 1, 801]\n"
+    numbered = re.search(r"^TENSOR_MAP_BUGS = (\(.*?\n\))", (HERE / "bugs.py").read_text(), re.MULTILINE | re.DOTALL)
+    assert numbered
+    assert len(ast.literal_eval(numbered[1])) == len(TENSOR_MAP_ROWS) + 1
+
 
 def test_layouts_that_are_wrong_change_results_of_warpgroups(emulator: Any) -> None:
     def result(bug: str) -> float:
@@ -166,7 +194,9 @@ def test_layouts_that_are_wrong_change_results_of_warpgroups(emulator: Any) -> N
 
 
 @pytest.mark.parametrize(
-    "row", sample([*ROWS, *WARPGROUP_ROWS], 2), ids=lambda row: f"{row.bug}-{row.mode.replace(' ', '-')}"
+    "row",
+    sample([*ROWS, *WARPGROUP_ROWS, *TENSOR_MAP_ROWS], 2),
+    ids=lambda row: f"{row.bug}-{row.mode.replace(' ', '-')}",
 )
 def test_planted_bug_is_reported(emulator: Any, row: Row) -> None:
     finished = emulator.bug(row.bug, **row.options)
@@ -183,7 +213,7 @@ def test_nothing_stands_below_the_report_of_a_fault(emulator: Any, name: str) ->
 
 def test_readme_table_has_every_row() -> None:
     readme = (HERE / "README.md").read_text()
-    for row in [*ROWS, *WARPGROUP_ROWS]:
+    for row in [*ROWS, *WARPGROUP_ROWS, *TENSOR_MAP_ROWS]:
         line = f"| `{row.bug}` | {row.mode} | {row.message or row.error} |"
         assert line in readme, line
 

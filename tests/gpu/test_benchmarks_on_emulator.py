@@ -269,7 +269,7 @@ def test_all_stages_share_their_time(tmp_path):
     log.unlink()
     run(["bash", str(MACHINE), "all", str(tmp_path / "whole")], **options)
     steps = [line.split()[0] for line in (tmp_path / "whole" / "summary.txt").read_text().splitlines()[1:-1]]
-    side_by_side = {"tests", "random-programs", "warm-small", "warm-large", "warm-kernels"}
+    side_by_side = {"tests", "random-programs", "warm-small", "warm-large", "warm-kernels", "warm-tma"}
     in_order = [name for name in steps if name not in side_by_side and not name.startswith(("sanitize", "="))]
     benches = ["sweep", "conv-bfloat16", "small", "large", "conv-float32", "conv-tf32"]
     assert in_order == ["smoke", "kernels", "tma", *benches, "probe"]

@@ -1,5 +1,6 @@
 """Products by tensor maps, candidates for compute capability 9.0: `kernels/product_tma.cuh`."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -17,26 +18,28 @@ def on_hopper(cuda_backend):
         pytest.skip("the device is not of compute capability 9.0")
 
 
-def multiplied(backend, candidate, a, b, transposed, dtype, processors):
+def multiplied(backend, candidate, a, b, transposed, dtype, processors, result="float32"):
     """Return a b by a candidate, from matrices that lie as `transposed` says, and rows of NaN behind the result."""
     from dptrain.backend.cuda.gpu.device import cuda
 
     (M, K), N = a.shape, b.shape[1]
     laid = [np.ascontiguousarray(x.T if turned else x) for x, turned in zip((a, b), transposed, strict=True)]
     places = [cuda.to_device(x.view(np.uint16)) for x in laid]
-    c = cuda.to_device(np.full((M + 3, N), np.nan, np.float32))
-    queue = tma.prepared(backend.gpu_record, tma.CANDIDATES[candidate], (M, N, K), transposed, dtype, processors)
+    of_result = np.dtype(ml_dtypes.bfloat16 if result == "bfloat16" else result)
+    bits = np.dtype(f"uint{8 * of_result.itemsize}")
+    c = cuda.to_device(np.full((M + 3, N), np.nan, of_result).view(bits))
+    queue = tma.prepared(
+        backend.gpu_record, tma.CANDIDATES[candidate], (M, N, K), transposed, dtype, processors, result
+    )
     queue.launch(queue.maps(int(places[0]), int(places[1])), int(c), backend.stream)
     backend.stream.synchronize()
-    result = cuda.from_device(c, (M + 3, N), np.float32)
-    assert np.isnan(result[M:]).all()
-    return result[:M]
+    values = cuda.from_device(c, (M + 3, N), bits).view(of_result)
+    assert np.isnan(values[M:]).all()
+    return values[:M]
 
 
 def halves(rng, dtype, *shape):
     """Return numbers of half precision with all digits."""
-    import ml_dtypes
-
     return rng.normal(size=shape).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16)
 
 
@@ -79,6 +82,8 @@ def test_random_products_by_tensor_maps(cuda_backend, seed):
     results = [multiplied(cuda_backend, name, a, b, layout, dtype, int(rng.integers(1, 9))) for name in names]
     np.testing.assert_allclose(results[0], a.astype(np.float64) @ b.astype(np.float64), rtol=1e-5, atol=3e-4)
     np.testing.assert_array_equal(*results)
+    rounded = multiplied(cuda_backend, names[0], a, b, layout, dtype, 2, result=dtype)
+    np.testing.assert_array_equal(rounded, results[0].astype(rounded.dtype))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
