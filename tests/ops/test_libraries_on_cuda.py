@@ -156,7 +156,7 @@ def test_library_or_ours_is_measured_once(opened, monkeypatch, capfd, tmp_path):
     third.choose(json.loads(json.dumps(second.chosen)))
     assert third.numerics == second.numerics
     assert settled(third, program) == chosen
-    with pytest.raises(ConfigError, match="the checkpoint's training used cublaslt 7, here is cudnn"):
+    with pytest.raises(ConfigError, match="the checkpoint's training used cublaslt 7, but found cudnn"):
         third.choose({"libraries": ["cublaslt 7"], "chosen": chosen})
     with pytest.raises(
         ConfigError, match=r"the checkpoint was trained with kernels of sh, which this version of dptrain does not have"
@@ -183,7 +183,7 @@ def test_what_no_library_takes_is_said_once(opened, capfd):
         assert settled(backend, program, 3) == {}
     errors = capfd.readouterr().err
     assert (
-        errors.count("dptrain: --conv cudnn: it does not support conv float32 float32 0 3 4 4 11 11 2 2 2 2 5 5") == 1
+        errors.count("dptrain: --conv cudnn: not supported for conv float32 float32 0 3 4 4 11 11 2 2 2 2 5 5") == 1
     )
     assert "and 2 more; dptrain's kernels compute it" in errors
 
