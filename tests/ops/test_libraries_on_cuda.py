@@ -182,9 +182,7 @@ def test_what_no_library_takes_is_said_once(opened, capfd):
     for _ in range(2):
         assert settled(backend, program, 3) == {}
     errors = capfd.readouterr().err
-    assert (
-        errors.count("dptrain: --conv cudnn: not supported for conv float32 float32 0 3 4 4 11 11 2 2 2 2 5 5") == 1
-    )
+    assert errors.count("dptrain: --conv cudnn: not supported for conv float32 float32 0 3 4 4 11 11 2 2 2 2 5 5") == 1
     assert "and 2 more; dptrain's kernels compute it" in errors
 
 
