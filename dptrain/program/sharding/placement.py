@@ -634,8 +634,7 @@ class _Placer:
             axes = tuple(mesh if isinstance(n, Dim) else None for n, mesh in lengths)
             if count <= number < ends:
                 axes = (None, *axes[1:])
-            summands = () if number == ends and body.guarded else partial
-            parts[number] = self._moved(part, axes, "a loop", _rows(part.tensor.shape, axes), summands)
+            parts[number] = self._moved(part, axes, "a loop", _rows(part.tensor.shape, axes), partial)
         begins = [None if self._is_zero(part) else part.placement for part in parts[:count]] + [None] * body.sums
         slices = [replace(part.placement, axes=part.placement.axes[1:]) for part in parts[count:ends]]
         captures = [part.placement for part in parts[ends:]]
