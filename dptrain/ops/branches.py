@@ -12,7 +12,6 @@ from dptrain.ops.manipulation import reshape, zeros
 from dptrain.ops.scan import SCAN
 from dptrain.program.body import closed
 from dptrain.program.context import TRACE
-from dptrain.program.gradient import topological
 from dptrain.program.shapes import is_one, without_rows
 from dptrain.program.tensor import SERIALS, Tensor, Variable, as_tensors, tracing
 
@@ -106,14 +105,10 @@ def _traced(guard: Tensor, branch: Callable[[], Any]) -> _Branch:
     tensors = [leaf for leaf in tree.flatten(result) if isinstance(leaf, Tensor)]
     tensors += [*written.values(), *inner.gradients.values(), *inner.applied, *inner.weight_gradients]
 
-    def operands(tensor: Tensor) -> Sequence[Tensor]:
-        return tensor.inputs if tensor.serial > first else ()
-
     new = {leaf: outer.value_of(variable) for variable, leaf in inner.read.items()}
-    new |= {tensor: tensor for tensor in topological(tensors, operands) if -1 < tensor.serial < first}
     computed = [tensor for tensor in dict.fromkeys(tensors) if tensor.serial > first]
     if computed:
-        body, inputs, _ = closed([], [], [], computed, new, guard=guard)
+        body, inputs, _ = closed([], [], [], computed, new, guard=guard, since=first)
         values = SCAN.values(*inputs, body=body, length=1, reverse=False)
         new |= {tensor: reshape(value, tensor.shape) for tensor, value in zip(computed, values, strict=True)}
     outer.applied += [new.get(tensor, tensor) for tensor in inner.applied]

@@ -10,6 +10,7 @@ What depends on captures alone is not part of a body: it is computed once, befor
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from dptrain.errors import ConfigError
@@ -101,7 +102,7 @@ def traced(step: Step, inits: Sequence[Tensor], slices: Sequence[Tensor]) -> tup
     for variable in written:
         inner.read[variable].variable = None  # now an ordinary carry
     firsts = [*inits, *(outer.value_of(variable) for variable in written)]
-    body, captured, _ = closed(carries, parts, following, stacked, outer_values)
+    body, captured, _ = closed(carries, parts, following, stacked, outer_values, since=0)
     return body, [*firsts, *slices, *captured], written
 
 
@@ -113,10 +114,12 @@ def closed(
     outer_tensors: Mapping[Tensor, Tensor],
     sums: int = 0,
     guard: Tensor | None = None,
+    since: int = -1,
 ) -> tuple[Body, list[Tensor], Mapping[Tensor, Tensor]]:
     """Return the body with these results, its captures, and the body's tensor for each tensor.
 
-    `outer_tensors` are of the surrounding program, by their stand-ins; `sums` as in `Body`; `guard` makes a branch.
+    `outer_tensors` are of the surrounding program, by their stand-ins; `sums` as in `Body`. `guard` makes a branch, of
+    what was made `since` a serial number. A body that has just been traced, with `since`, keeps `custom_gradient`s.
     """
     results = [*following, *stacked]
     new = dict(outer_tensors)
@@ -131,20 +134,45 @@ def closed(
             captures[outside] = placeholder(outside.shape, outside.dtype, f"capture {len(captures)}")
         return captures[outside]
 
-    for tensor in topological(results, lambda tensor: () if tensor in outer_tensors else tensor.inputs):
-        if tensor in new:
-            continue
-        if any(operand in depends for operand in tensor.inputs) or (guard is not None and tensor.op is not None):
-            depends.add(tensor)
-            new[tensor] = tensor.with_inputs([inside(operand) for operand in tensor.inputs])
-        else:
-            new[tensor] = (
-                tensor if tensor in depends else tensor.with_inputs([new[operand] for operand in tensor.inputs])
-            )
+    def operands(tensor: Tensor) -> Sequence[Tensor]:
+        return () if tensor in outer_tensors or tensor.serial < since else tensor.inputs
+
+    def add(tensors: Iterable[Tensor]) -> None:
+        for tensor in topological(tensors, operands):
+            if tensor in new:
+                continue
+            is_branch = guard is not None and tensor.op is not None and tensor.serial >= since
+            if is_branch or any(operand in depends for operand in tensor.inputs):
+                depends.add(tensor)
+                new[tensor] = tensor.with_inputs([inside(operand) for operand in tensor.inputs])
+            elif tensor in depends or tensor.serial < since:
+                new[tensor] = tensor
+            else:
+                new[tensor] = tensor.with_inputs([new[operand] for operand in tensor.inputs])
+
+    add(results)
+    own_gradients = [tensor for tensor in new if tensor in depends and hasattr(tensor, "own_gradient")]
+    for tensor in own_gradients if since >= 0 else ():
+        sources, rule = tensor.own_gradient
+        dy = placeholder(tensor.shape, tensor.dtype, "gradient")
+        depends.add(dy)
+        new[dy] = dy
+        grads = rule(dy)
+        add([*sources, *(grad for grad in grads if grad is not None)])
+        inner_grads = [None if grad is None else inside(grad) for grad in grads]
+        new[tensor].own_gradient = [inside(source) for source in sources], partial(_of_gradient, inner_grads, dy)
     new_results = [inside(operand) for operand in results]
     ends = (tuple(new_results[: len(following)]), tuple(new_results[len(following) :]))
     body = Body(tuple(carries), tuple(slices), tuple(captures.values()), *ends, sums, guarded=guard is not None)
     return body, list(captures), new
+
+
+def _of_gradient(grads: Sequence[Tensor | None], placeholder_of_dy: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    new = {placeholder_of_dy: dy}
+    for tensor in topological(grad for grad in grads if grad is not None):
+        if tensor not in new:
+            new[tensor] = tensor.with_inputs([new[operand] for operand in tensor.inputs])
+    return tuple(None if grad is None else new[grad] for grad in grads)
 
 
 def guard_of(node: Node) -> Tensor | None:

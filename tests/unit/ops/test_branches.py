@@ -168,6 +168,39 @@ def test_a_gradient_is_that_of_central_differences():
                 np.testing.assert_allclose(outputs[name][element], (ends[0] - ends[1]) / 2e-6, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("body", ["branch", "step"])
+def test_a_gradient_of_ones_own_within(body):
+    """It reads a weight, and what was computed outside and inside."""
+    w = Variable(np.float32([2, 3, 5]), "w")
+
+    def step(x):
+        outside = ops.sin(x)
+
+        @ops.custom_gradient
+        def scaled(a, b):
+            inside = ops.cos(a)
+
+            def grad(upstream):
+                return upstream * outside * inside * w, upstream * 7.0
+
+            return a * b, grad
+
+        if body == "branch":
+            y = ops.cond(ops.sum(x) > 0, lambda: scaled(x * w, ops.exp(x)), lambda: x)
+            right = scaled(x * w, ops.exp(x))
+        else:
+            y, right = (
+                ops.scan(lambda c, part: (scaled(c * w, part), None), x, ops.stack([x, 0.5 * x]), unroll=unroll)[0]
+                for unroll in (1, True)
+            )
+        return {"grad": gradients(ops.sum(y), [x])[0], "right": gradients(ops.sum(right), [x])[0]}
+
+    for way in WAYS:
+        outputs = made(way, step, x=np.float32([0.5, 1, 2]))
+        np.testing.assert_allclose(outputs["grad"], outputs["right"], rtol=2e-5)
+        assert np.all(np.abs(outputs["grad"]) > 0.1)
+
+
 def test_kernels_of_a_branch_are_not_those_of_a_loop():
     def key(guarded):
         step = {"x": ((3,), "float32")}
