@@ -16,7 +16,7 @@ from dptrain.program.program import trace
 from dptrain.program.sharding.mesh import BATCH
 from dptrain.program.sharding.placement import place
 from dptrain.program.structure import structure_of
-from dptrain.program.tensor import Variable
+from dptrain.program.tensor import Variable, applied_gradients, note_applied
 from tests.programs.check import by_numpy, compiled
 from tests.unit.program.virtual_mesh import VirtualMesh, assert_same_on_mesh
 from tests.unit.program.virtual_ranks import on_ranks
@@ -166,6 +166,31 @@ def test_a_gradient_is_that_of_central_differences():
                     moved[element] += shift
                     ends.append(evaluate(program, values | {point: moved})[0][of])
                 np.testing.assert_allclose(outputs[name][element], (ends[0] - ends[1]) / 2e-6, rtol=1e-5, atol=1e-7)
+
+
+def test_optimizers_within_a_branch():
+    """What finds gradients that are not finite sees those of the branch that is taken."""
+    w = Variable(np.float32([2, 3, 4]), "w")
+
+    def step(x):
+        def trains():
+            (grad,) = gradients(ops.sum(w * ops.sqrt(x)), [w.value])
+            note_applied([grad])
+            w.assign_sub(grad)
+            return ops.sum(grad)
+
+        y = ops.cond(ops.sum(x) > 0, trains, lambda: ops.sum(x))
+        (applied,) = applied_gradients()
+        return {"y": y, "applied": applied}
+
+    program = trace(step, {"x": ((3,), np.float32)})
+    assert list(program.weight_gradients.values()) == [w]
+    assert set(program.weight_gradients) <= set(program.tensors)
+    for x in (X, -X):
+        outputs, updates = evaluate(program, {"x": x})
+        grad = np.sqrt(X) if x is X else 0 * X
+        np.testing.assert_allclose(outputs["applied"], grad)
+        np.testing.assert_allclose(updates[w], w.numpy() - grad)
 
 
 @pytest.mark.parametrize("body", ["branch", "step"])
