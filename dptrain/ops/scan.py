@@ -4,7 +4,7 @@ A node's inputs are the initial carries, stacked inputs and captures; its values
 outputs. Its gradient is a loop in the other direction.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -151,11 +151,7 @@ def _gradient(
         products = {tensor: factors for tensor in added if (factors := _factors(step_grads[tensor]))}
         multiplied = dict.fromkeys(tensor for factors in products.values() for tensor, _ in factors)
         in_any_case = {*multiplied, *(step_grads[tensor] for tensor in body.slices if tensor in step_grads)}
-        summed = {
-            tensor: step_grads[tensor]
-            for tensor in added
-            if lowering_of(step_grads[tensor]) == Reduction("sum") and step_grads[tensor].inputs[0] in in_any_case
-        }
+        summed = _sums_of(in_any_case, {tensor: step_grads[tensor] for tensor in added})
         sums = [tensor for tensor in added if tensor not in products and tensor not in summed]
         totals = {
             tensor: placeholder(tensor.shape, FLOATX if is_half(tensor.dtype) else tensor.dtype, "sum")
@@ -195,14 +191,34 @@ def _gradient(
     )
     grads = dict(zip([*started, *zero_started, *sums, *parts], values, strict=False))
     stacks = dict(zip(stacked, values[len(following) :], strict=True)) | cut.stacks
+    grads |= _after_loop(products, summed, stacks)
+    grads |= {tensor: reshape(grads[tensor], tensor.shape) for tensor in body.captures if is_single and tensor in grads}
+    return tuple(cast(grads[tensor], tensor.dtype) if tensor in grads else None for tensor in body.inputs)
+
+
+def _sums_of(stacked: Container[Tensor], grads: Mapping[Tensor, Tensor]) -> dict[Tensor, Tensor]:
+    # The gradients that are sums of what is stacked in any case.
+    return {
+        tensor: grad
+        for tensor, grad in grads.items()
+        if lowering_of(grad) == Reduction("sum") and grad.inputs[0] in stacked
+    }
+
+
+def _after_loop(
+    products: Mapping[Tensor, Sequence[tuple[Tensor, bool]]],
+    summed: Mapping[Tensor, Tensor],
+    stacks: Mapping[Tensor, Tensor],
+) -> dict[Tensor, Tensor]:
+    # The gradients of captures that follow from what all steps have stacked: products of factors, and sums.
+    grads = {}
     for capture, factors in products.items():
         operands = [_stack(stacks[factor], is_transposed) for factor, is_transposed in factors]
         grads[capture] = sum_over(batch_matmul(*operands), 0)
     for capture, total in summed.items():
         axes = (0, *(axis + 1 for axis in total.attributes["axes"]))
         grads[capture] = reshape(sum_over(stacks[total.inputs[0]], axes), capture.shape)
-    grads |= {tensor: reshape(grads[tensor], tensor.shape) for tensor in body.captures if is_single and tensor in grads}
-    return tuple(cast(grads[tensor], tensor.dtype) if tensor in grads else None for tensor in body.inputs)
+    return grads
 
 
 def _spec(tensor: Tensor) -> tuple[Shape, DType]:

@@ -23,7 +23,7 @@ from dptrain.program.shapes import Shape, is_one, row_axis
 from dptrain.program.tensor import Tensor
 
 
-class Numbers(Protocol):
+class CallArguments(Protocol):
     """How a call's function finds its arguments: see `codegen.Numbers`."""
 
     def address(self, root: Tensor, written: bool) -> str:
@@ -44,7 +44,7 @@ class Epilogue:
         return f"{self.begin}[&](const dp_Epilogue &then) {{ return {kernel}; }});"
 
 
-def call_text(call: Call, numbers: Numbers, epilogue: Callable[[], Epilogue | None]) -> str | None:
+def call_text(call: Call, numbers: CallArguments, epilogue: Callable[[], Epilogue | None]) -> str | None:
     """Return the body of a call's function, or None; `epilogue` returns the fused loop, asked if threads can run it."""
     op, tensor = call.tensor.op, call.tensor
     assert op is not None
@@ -69,7 +69,7 @@ def call_text(call: Call, numbers: Numbers, epilogue: Callable[[], Epilogue | No
     return f"  {statement};\n" if fused is None else f"  {fused.after(f'{statement[:-1]}, then)')}\n"
 
 
-def _copied(to: View, of: View, shape: Shape, numbers: Numbers) -> str:
+def _copied(to: View, of: View, shape: Shape, numbers: CallArguments) -> str:
     """Return loops that copy one view to another along the same axes."""
     indices = [symbol(Axis(f"i{axis}", numel((n,)))) for axis, n in enumerate(shape)]
     lines = [
@@ -85,7 +85,7 @@ def _copied(to: View, of: View, shape: Shape, numbers: Numbers) -> str:
     return f"{''.join(lines)}{indent}{target} = {source};\n"
 
 
-def _joined(call: Call, numbers: Numbers) -> str:
+def _joined(call: Call, numbers: CallArguments) -> str:
     tensor, axis = call.tensor, call.tensor.attributes["axis"]
     start, lines = ZERO_INDEX, []
     for view, source in zip(call.reads, tensor.inputs, strict=True):
@@ -96,7 +96,7 @@ def _joined(call: Call, numbers: Numbers) -> str:
     return "".join(lines)
 
 
-def _random_bits(call: Call, numbers: Numbers) -> str:
+def _random_bits(call: Call, numbers: CallArguments) -> str:
     attributes = call.tensor.attributes
     rows, features = (numel_text((n,)) for n in attributes["shape"])
     counted = row_axis(call.tensor.shape)
@@ -112,7 +112,7 @@ def _scale(n: int) -> int:
     return n.scale if isinstance(n, Dim) else 1
 
 
-def _add_rows(call: Call, numbers: Numbers) -> str:
+def _add_rows(call: Call, numbers: CallArguments) -> str:
     values, places = call.tensor.inputs
     length, *row_shape = call.tensor.shape
     sizes = [numel_text((length,)), numel_text(row_shape), numel_text(places.shape)]
@@ -120,7 +120,7 @@ def _add_rows(call: Call, numbers: Numbers) -> str:
     return f"dp_add_rows<{types}>(c, {{out}}, {sizes[0]}, {sizes[1]}, {{0}}, {{1}}, {sizes[2]})"
 
 
-def _windows(call: Call, numbers: Numbers) -> str | None:
+def _windows(call: Call, numbers: CallArguments) -> str | None:
     tensor = call.tensor
     op = tensor.op
     assert op is not None
@@ -142,7 +142,7 @@ def _windows(call: Call, numbers: Numbers) -> str | None:
     return f"dp_{op.name}<{types}>(c, {window}, {sizes}, {operands}, {{out}})"
 
 
-def _attention(call: Call, numbers: Numbers) -> str | None:
+def _attention(call: Call, numbers: CallArguments) -> str | None:
     """The gradient computes only values that are read."""
     tensor = call.tensor
     lowering, inputs = lowering_of(tensor), tensor.inputs
@@ -174,7 +174,7 @@ def _attention(call: Call, numbers: Numbers) -> str | None:
     return f"dp_Heads<{scalar}>{{{{c, {sizes}, {numbers_of}}}}}.run()"
 
 
-_ARGUMENTS: dict[type, Callable[[Call, Numbers], str | None]] = {
+_ARGUMENTS: dict[type, Callable[[Call, CallArguments], str | None]] = {
     RandomBits: _random_bits,
     Scatter: _add_rows,
     Windows: _windows,

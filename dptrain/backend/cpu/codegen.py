@@ -12,7 +12,7 @@ rows; a, w arrays, p sums of a block, r a buffered row, i indices, v values read
 function's arrays, tables and seeds in the `Context`.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -239,7 +239,7 @@ class _Writer:
         It moves pointers: to a step's slices and stacked outputs, and from one carry to the next; if threads share the
         rows, in a table of its own. None, or NeedsPythonError if it can be unrolled, where a step needs Python.
         """
-        body, results, around = kernel.body, kernel.results, self.fused
+        body, around = kernel.body, self.fused
         if kernel.length is None and _needs_python(kernel.step):
             return None
         inputs = [self.slot(view.root) for view in kernel.reads]
@@ -248,14 +248,47 @@ class _Writer:
         self._store()
         self.code.moved |= kernel.moved
         apart = has_separate_rows(kernel)
-        begins, moves, ends, last = list[str](), list[str](), list[str](), list[str]()
         slots = [self.slot(tensor) for tensor in body.placeholders]
+        begins, moves, ends, last = self._pointers(kernel, slots, inputs, values)
+        (stage,) = kernel.step.stages
+        calls = [call for _, call in self._calls(stage.kernels)]
+        if None in calls:
+            raise NeedsPythonError
+        executed = list(filter(None, calls))
+        arguments, head = "Context &c", [_SIZES.strip(), "char **p = c.p;"]
+        if apart:
+            self.code.apart.add(kernel)
+            stored = {kernel.step.memory_of(tensor) for kernels in stage.kernels for tensor in kernels.tensors}
+            for tensor in sorted((stored & self.code.stored) - self.code.moved, key=self.slot):
+                begins.append(f"p[{self.slot(tensor)}] = {_of_rows(apart, self.slot(tensor), tensor)};")
+            arguments = "Context &whole, int64_t low, int64_t high"
+            head = ["const int64_t B = whole.R;", "char *p[ROOTS];", "memcpy(p, whole.p, sizeof(p));"]
+            head.append("Context c = dp_of_rows(whole, p, low, high);")
+            executed = ["{", *_indented(["const int64_t B = c.R;", *executed]), "}"]
+        self.fused = around
+        steps = f"for (int64_t n = 0; n < {kernel.length}; ++n) {{"
+        if kernel.length is None:
+            steps = f"while (*(const bool *)p[{slots[0]}]) {{"
+        elif moves:
+            moves.insert(0, f"const int64_t t = {f'{kernel.length} - 1 - n' if kernel.reverse else 'n'};")
+        if body.guarded:  # else all values are zeros
+            guard = f"*(const bool *)p[{inputs[len(body.begun) + len(body.slices)]}]"
+            zeros = [f"memset(p[{values[number]}], 0, {_nbytes(body.results[number])});" for number in values]
+            head += [f"if (!{guard}) {{", *_indented([*zeros, "return;"]), "}"]
+        lines = [*head, *begins, steps, *_indented([*moves, *executed, *ends]), "}", *last]
+        name, self._repeats = f"repeat{self._repeats}", self._repeats + 1
+        text = "".join(f"{line}\n" for line in _indented(lines))
+        self._natives.append(f"static void {name}({arguments}) {{\n{text}}}\n")
+        return f"dp_steps(c, {name}, {least_rows(kernel)});" if apart else f"{name}(c);"
+
+    def _pointers(
+        self, kernel: RepeatKernel, slots: Sequence[int], inputs: Sequence[int], values: Mapping[int, int]
+    ) -> tuple[list[str], list[str], list[str], list[str]]:
+        """Return what moves a loop's pointers before it, in a step before and after its kernels, and after the loop."""
+        body, results, apart = kernel.body, kernel.results, has_separate_rows(kernel)
+        begins, moves, ends, last = list[str](), list[str](), list[str](), list[str]()
         count, first = len(body.carries), len(body.begun)
-
-        def of_rows(slot: int, tensor: Tensor) -> str:
-            row = row_numel(tensor) * tensor.dtype.itemsize if apart else 0
-            return f"p[{slot}] + low * {row}" if row else f"p[{slot}]"
-
+        of_rows = partial(_of_rows, apart)
         for number, (carried, (buffer, spare)) in enumerate(zip(body.carries, kernel.buffers, strict=True)):
             carry, following = slots[number], self.slot(results[number])
             size = f"(high - low) * {row_numel(carried) * carried.dtype.itemsize}" if apart else _nbytes(carried)
@@ -280,36 +313,7 @@ class _Writer:
             if number in values:
                 stacked = f"{of_rows(values[number], output)} + t * {_nbytes(output)}"
                 moves.append(f"p[{self.slot(results[number])}] = {stacked};")
-        (stage,) = kernel.step.stages
-        calls = [call for _, call in self._calls(stage.kernels)]
-        if None in calls:
-            raise NeedsPythonError
-        executed = list(filter(None, calls))
-        arguments, head = "Context &c", [_SIZES.strip(), "char **p = c.p;"]
-        if apart:
-            self.code.apart.add(kernel)
-            stored = {kernel.step.memory_of(tensor) for kernels in stage.kernels for tensor in kernels.tensors}
-            for tensor in sorted((stored & self.code.stored) - self.code.moved, key=self.slot):
-                begins.append(f"p[{self.slot(tensor)}] = {of_rows(self.slot(tensor), tensor)};")
-            arguments = "Context &whole, int64_t low, int64_t high"
-            head = ["const int64_t B = whole.R;", "char *p[ROOTS];", "memcpy(p, whole.p, sizeof(p));"]
-            head.append("Context c = dp_of_rows(whole, p, low, high);")
-            executed = ["{", *_indented(["const int64_t B = c.R;", *executed]), "}"]
-        self.fused = around
-        steps = f"for (int64_t n = 0; n < {kernel.length}; ++n) {{"
-        if kernel.length is None:
-            steps = f"while (*(const bool *)p[{slots[0]}]) {{"
-        elif moves:
-            moves.insert(0, f"const int64_t t = {f'{kernel.length} - 1 - n' if kernel.reverse else 'n'};")
-        if body.guarded:  # else all values are zeros
-            guard = f"*(const bool *)p[{inputs[first + len(body.slices)]}]"
-            zeros = [f"memset(p[{values[number]}], 0, {_nbytes(body.results[number])});" for number in values]
-            head += [f"if (!{guard}) {{", *_indented([*zeros, "return;"]), "}"]
-        lines = [*head, *begins, steps, *_indented([*moves, *executed, *ends]), "}", *last]
-        name, self._repeats = f"repeat{self._repeats}", self._repeats + 1
-        text = "".join(f"{line}\n" for line in _indented(lines))
-        self._natives.append(f"static void {name}({arguments}) {{\n{text}}}\n")
-        return f"dp_steps(c, {name}, {least_rows(kernel)});" if apart else f"{name}(c);"
+        return begins, moves, ends, last
 
     def _define_loop(self, loop: "_LoopText") -> tuple[str, str | None]:
         """Write a loop's function and, if it has block sums, the one that adds them; return their names."""
@@ -775,6 +779,11 @@ class _LoopText(Statements):
             if _join(member) == "sum"
             else f"dp_maximum<{scalar}>({left_operand}, {right_operand})"
         )
+
+
+def _of_rows(apart: bool, slot: int, tensor: Tensor) -> str:
+    row = row_numel(tensor) * tensor.dtype.itemsize if apart else 0
+    return f"p[{slot}] + low * {row}" if row else f"p[{slot}]"
 
 
 def _nbytes(tensor: Tensor) -> str:

@@ -316,7 +316,7 @@ class Generator(MemberWriter):
                 "    }",
             )
         else:
-            self._by_quads(w, chunk, body, quads)
+            _by_quads(w, chunk, body, quads)
         self._end_sums(function, w, places, group)
 
     def _elements(self, function: GeneratedFunction, w: Writer, places: Places) -> list[str]:
@@ -326,29 +326,6 @@ class Generator(MemberWriter):
             self._join_terms(w, places, group.of("sum"), guard="if (first + own < end) " * (w.quads is not None))
             self._store(function, w, places, mains)
         return body
-
-    def _by_quads(self, w: Writer, chunk: int, body: Sequence[str], quads: Quads) -> None:
-        """Write the loop of a map whose threads take four adjacent elements, loaded and stored at once if aligned.
-
-        Behind the end a thread recomputes the last element, and neither stores nor adds it.
-        """
-        addresses = " | ".join(f"(size_t){pointer}" for pointer in sorted({*quads.loaded, *quads.stored}))
-        w.write(
-            *([f"const bool wide = ({addresses}) % 16 == 0;"] if addresses else []),
-            f"for (Index first = (Index)block * {chunk} + threadIdx.x * 4; first < end; first += blockDim.x * 4) {{",
-            *(
-                f"    const Quad<{kind}> {quad} = load_quad<{kind}>({pointer}, first, end, wide);"
-                for pointer, (quad, kind) in quads.loaded.items()
-            ),
-            *(f"    Quad<{kind}> {quad};" for quad, kind in quads.stored.values()),
-            "#pragma unroll",
-            "    for (int own = 0; own < 4; ++own) {",
-            f"        const Index {quads.index} = min(first + own, end - 1);",
-            *_indented(_indented(body)),
-            "    }",
-            *(f"    store_quad({pointer}, first, end, wide, {quad});" for pointer, (quad, _) in quads.stored.items()),
-            "}",
-        )
 
     def _rows(self, function: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
         columns = self._sizes.count(group.inner)
@@ -699,6 +676,30 @@ class Generator(MemberWriter):
             w.pointer(operand)
         for value in group.roles:
             self._target(function, w, value, None)
+
+
+def _by_quads(w: Writer, chunk: int, body: Sequence[str], quads: Quads) -> None:
+    """Write the loop of a map whose threads take four adjacent elements, loaded and stored at once if aligned.
+
+    Behind the end a thread recomputes the last element, and neither stores nor adds it.
+    """
+    addresses = " | ".join(f"(size_t){pointer}" for pointer in sorted({*quads.loaded, *quads.stored}))
+    w.write(
+        *([f"const bool wide = ({addresses}) % 16 == 0;"] if addresses else []),
+        f"for (Index first = (Index)block * {chunk} + threadIdx.x * 4; first < end; first += blockDim.x * 4) {{",
+        *(
+            f"    const Quad<{kind}> {quad} = load_quad<{kind}>({pointer}, first, end, wide);"
+            for pointer, (quad, kind) in quads.loaded.items()
+        ),
+        *(f"    Quad<{kind}> {quad};" for quad, kind in quads.stored.values()),
+        "#pragma unroll",
+        "    for (int own = 0; own < 4; ++own) {",
+        f"        const Index {quads.index} = min(first + own, end - 1);",
+        *_indented(_indented(body)),
+        "    }",
+        *(f"    store_quad({pointer}, first, end, wide, {quad});" for pointer, (quad, _) in quads.stored.items()),
+        "}",
+    )
 
 
 def _precision(product: Tensor) -> str:

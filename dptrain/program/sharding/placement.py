@@ -639,7 +639,7 @@ class _Placer:
         slices = [replace(part.placement, axes=part.placement.axes[1:]) for part in parts[count:ends]]
         captures = [part.placement for part in parts[ends:]]
         try:
-            inner, following, carried = self._fixed_point(node, begins, [*slices, *captures], meets)
+            inner, following, carried = _fixed_point(self, node, begins, [*slices, *captures], meets)
             stacked = [inner.out_of_step(tensor) for tensor in body.stacked]
         except _MeetsInLoopError:
             raise _MeetsInLoopError(node) from None
@@ -682,34 +682,6 @@ class _Placer:
         following, stacked = (tuple(new[tensor] for tensor in ends) for ends in (body.following, body.stacked))
         return replace(body, following=following, stacked=stacked)
 
-    def _fixed_point(
-        self, node: Node, begins: Sequence[Placement | None], other_placements: Sequence[Placement], meets: bool
-    ) -> "tuple[_Placer, list[_Part], list[Placement]]":
-        """Return the placed body, its next carries, and the carries' placements."""
-        body, assumed = body_of(node), list(begins)
-        for _ in range(_ROUNDS):
-            inner = _Placer((), self._layouts, (), None, (), self._alone)
-            for tensor, placement in zip(body.placeholders, [*assumed, *other_placements], strict=True):
-                inner.parts[tensor] = inner._note(tensor, placement or Placement((None,) * tensor.ndim))
-                if placement is None:
-                    inner._zeros.add(tensor)
-            for value in topological(body.results):
-                if value not in inner.parts:
-                    inner.add(value)
-            following = [inner.out_of_step(tensor) for tensor in body.following]
-            if meets:
-                following = [inner._whole(part) for part in following]
-            # Zeros that a step passes on would stay whole, but each rank has its rows of them.
-            following = [
-                inner._of_own_rows(part) if begin is None else part
-                for begin, part in zip(begins, following, strict=True)
-            ]
-            placements = [part.placement for part in following]
-            if placements == assumed:
-                return inner, following, placements
-            assumed = list(placements)
-        raise _MeetsInLoopError(node)
-
     def _agreed(self, condition: _Part) -> _Part:
         """Return a condition that is true on all ranks if it is on any."""
         part = self._note(METHODS["cast"](condition.tensor, "int32"), condition.placement)
@@ -735,6 +707,34 @@ class _Placer:
         if is_leaf or ((_is_elementwise(tensor) or tensor.op is OWN_PART) and self._of_state.issuperset(tensor.inputs)):
             self._of_state.add(tensor)
         return _Part(tensor, placement, divisor)
+
+
+def _fixed_point(
+    outer: _Placer, node: Node, begins: Sequence[Placement | None], other_placements: Sequence[Placement], meets: bool
+) -> tuple[_Placer, list[_Part], list[Placement]]:
+    """Return the placed body, its next carries, and the carries' placements."""
+    body, assumed = body_of(node), list(begins)
+    for _ in range(_ROUNDS):
+        inner = _Placer((), outer._layouts, (), None, (), outer._alone)
+        for tensor, placement in zip(body.placeholders, [*assumed, *other_placements], strict=True):
+            inner.parts[tensor] = inner._note(tensor, placement or Placement((None,) * tensor.ndim))
+            if placement is None:
+                inner._zeros.add(tensor)
+        for value in topological(body.results):
+            if value not in inner.parts:
+                inner.add(value)
+        following = [inner.out_of_step(tensor) for tensor in body.following]
+        if meets:
+            following = [inner._whole(part) for part in following]
+        # Zeros that a step passes on would stay whole, but each rank has its rows of them.
+        following = [
+            inner._of_own_rows(part) if begin is None else part for begin, part in zip(begins, following, strict=True)
+        ]
+        placements = [part.placement for part in following]
+        if placements == assumed:
+            return inner, following, placements
+        assumed = list(placements)
+    raise _MeetsInLoopError(node)
 
 
 def _is_elementwise(tensor: Tensor) -> bool:

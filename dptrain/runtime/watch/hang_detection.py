@@ -123,12 +123,8 @@ def judge(observations: Sequence[Observation], limits: Limits, *, sees_all: bool
         late = [other for other in patient if other.position > observation.position]
         if observation.state == State.LEFT and late:
             return finding(observation, f"left{_for(late)}")
-    for observation in patient:
-        together = [other for other in patient if _should_meet(observation, other)]
-        calls = [other.call for other in together]
-        if len(set(calls)) > 1:
-            odd = min(together, key=lambda other: (calls.count(other.call), -other.rank))
-            return finding(odd, mismatch(together))
+    if mistaken := _in_another_call(patient):
+        return finding(*mistaken)
     for observation in observations:
         if (
             observation.process == ProcessState.STOPPED
@@ -153,6 +149,16 @@ def judge(observations: Sequence[Observation], limits: Limits, *, sees_all: bool
         return finding(culprit, f"{text}; the limit is --stall-timeout or DPTRAIN_STALL_TIMEOUT, {limits.timeout:g}")
     if waited >= limits.of(limits.warning, phase) and sees_all:
         return finding(culprit, text, False)
+    return None
+
+
+def _in_another_call(waiting: Sequence[Observation]) -> tuple[Observation, str] | None:
+    """Return the rank whose call differs from that of ranks which should be in the same one, and a description."""
+    for observation in waiting:
+        together = [other for other in waiting if _should_meet(observation, other)]
+        calls = [other.call for other in together]
+        if len(set(calls)) > 1:
+            return min(together, key=lambda other: (calls.count(other.call), -other.rank)), mismatch(together)
     return None
 
 
