@@ -25,6 +25,7 @@ def loop(d: "Drawing") -> None:
         "(ops.cond(ops.sum(c) < 1, lambda: ops.fori_loop(0, 3, lambda n, a: a * c + x, c), lambda: x), c)",
         "(ops.map(lambda a: ops.sin(a) + c, ops.stack([c, x]))[1], x)",
         "(ops.while_loop(lambda n, a: n < 2, lambda n, a: (n + 1, ops.tanh(a + x)), (0, c))[1], c)",
+        f"(ops.stop_gradient(ops.fori_loop(0, {_count(d)}, lambda n, a: 0.5 * a + ops.sin(x), c)), x)",
     ]
     if of_step and not isinstance(of_step[-1], Dim) and of_step[-1]:
         w = d.leaf("variable", [int(of_step[-1])], dtype, "normal")
@@ -113,8 +114,16 @@ def branch(d: "Drawing") -> None:
         d.line(f"ops.switch({index} - 1, [{branches}]){read}", names)
 
 
+def _count(d: "Drawing") -> str:
+    """Return the name of a number below 4 that is not known while a step is traced."""
+    return d.leaf("input", [], "int64", "below 4")
+
+
 def while_loop(d: "Drawing") -> None:
     """Steps up to a number, as long as a condition holds."""
+    if d.chance(0.6):
+        unbounded(d)
+        return
     x = d.float().name
     goes_on = d.choose(
         [f"ops.sum(ops.absolute(a)) < {d.choose([3, 30, 300])}", f"ops.sum(a * a) + n < {d.choose([2, 9])}"]
@@ -122,6 +131,34 @@ def while_loop(d: "Drawing") -> None:
     step = d.choose([f"1.5 * a + {x}", f"ops.tanh(a) + {x}", "2 * a + 0.25"])
     call = f"lambda n, a: {goes_on}, lambda n, a: (n + 1, {step}), (0, ops.sin({x})), {d.choose([0, 1, 2, 3, 6])}"
     d.line(f"ops.while_loop({call})[{d.choose([1, 1, 0])}]")
+
+
+def unbounded(d: "Drawing") -> None:
+    """A loop of unknown length, of up to three steps, whose carries may change placement."""
+    known = d.float()
+    x, shape, dtype, count = known.name, known.tensor.shape, known.tensor.dtype.name, _count(d)
+    steps = [f"0.5 * a + {x}", "ops.tanh(a) + b", "a * ops.cast(n, a.dtype)", f"ops.sin(a) - {x}", "b"]
+    totals = ["b + 1", "0.5 * b", "a"]
+    begins = [f"ops.cos({x})", f"{x}", f"ops.zeros_like({x})"]
+    nested = f"ops.scan(lambda c, p: (ops.sin(c) + p, None), a, ops.stack([{x}, b]))[0]"
+    steps += [nested, f"ops.fori_loop(0, {count} - n, lambda i, c: c * 0.5 + a, b)"]
+    steps += [f"ops.cond(n > 1, lambda: a * 2, lambda: a - {x})"]
+    if shape and not isinstance(shape[-1], Dim) and shape[-1]:
+        w = d.leaf("variable", [int(shape[-1])], dtype, "normal")
+        steps += [f"ops.tanh(a * {w})", f"a + {w} * {w}"]
+        if len(shape) == 2 and shape[-1] < 40:
+            u = d.leaf("variable", [int(shape[-1])] * 2, dtype, "normal")
+            steps += [f"ops.tanh(a @ {u} + {x})"] * 2
+            bits = f"ops.cast(seeds.bits(({x}.shape[0], {int(shape[-1])})), {x}.dtype) * 2.0 ** (-32)"
+            steps += [f"a * 0.5 + {bits}"]
+    goes_on = f"n < {count}"
+    if d.device != "cuda":  # where ranks may communicate in it
+        sums = [f"ops.sum(a * a) < {d.choose([3, 30, 300])}", "ops.any(a < 0.5)", "ops.sum(b) < 9"]
+        goes_on = d.choose([goes_on, f"ops.logical_and({goes_on}, {d.choose(sums)})"])
+        totals += [f"b + ops.sum({x})", "b + ops.mean(a)" if all(shape) else "b"]
+    body = f"lambda n, a, b: (n + 1, {d.choose(steps)}, {d.choose(totals)})"
+    loop = f"ops.while_loop(lambda n, a, b: {goes_on}, {body}, (0, {d.choose(begins)}, {d.choose(begins)}))"
+    d.line(f"ops.stop_gradient({loop}[{d.choose([1, 1, 2])}])" if d.chance(0.85) else f"ops.cast({loop}[0], 'int32')")
 
 
 def mapped(d: "Drawing") -> None:

@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from dptrain import ops
 from dptrain.program.body import body_of, has_body
+from dptrain.program.gradient import topological
 from dptrain.program.lowering import ConvolutionLowering, Repeat, lowering_of
 from dptrain.program.program import Program
 from dptrain.program.steps import with_attention_on_gpu, with_steps_changed
-from dptrain.program.tensor import Array, Tensor, Variable, tracing
+from dptrain.program.tensor import Array, Node, Tensor, Variable, tracing
 from dptrain.program.types import is_half
 from tests.tolerances import TOLERANCES
 
@@ -37,6 +39,8 @@ _AT_RANDOM = 4
 # Returns for a shape how far each element is moved, of what is most: numbers from -1 to 1.
 Noise = Callable[[tuple[int, ...]], Array]
 # See `Exact`.
+# More than drawn loops of unknown length have.
+_MOST_STEPS = 4
 _Unstable = tuple[Array, Array, Array]
 
 
@@ -465,6 +469,21 @@ def place_of(tensor: Tensor, out: Array) -> Any:
     return places
 
 
+def _until_its_end(loop: Node) -> tuple[Tensor, ...]:
+    """Return the values of a loop of unknown length, after which further steps change nothing."""
+    body = body_of(loop)
+    count = len(body.carries)
+    carries, captures = list(loop.inputs[:count]), loop.inputs[count:]
+    for _ in range(_MOST_STEPS):
+        new = dict(zip(body.placeholders, (*carries, *captures), strict=True))
+        for tensor in topological(body.results):
+            if tensor not in new:
+                new[tensor] = tensor.with_inputs([new[read] for read in tensor.inputs])
+        following = [new[tensor] for tensor in body.following]
+        carries = [ops.where(carries[0], after, before) for after, before in zip(following, carries, strict=True)]
+    return tuple(carries)
+
+
 def _by_steps(tensor: Tensor) -> Tensor | None:
     """Return what a value of a loop is, made by its steps one after the other; None of other tensors."""
     if not has_body(tensor):
@@ -474,6 +493,9 @@ def _by_steps(tensor: Tensor) -> Tensor | None:
         lowering = lowering_of(tensor)
         assert isinstance(lowering, Repeat)
         with tracing():
-            step_values[node] = lowering.steps(node, tensor.inputs, range(len(node.values)))
+            if lowering.steps is None:
+                step_values[node] = _until_its_end(node)
+            else:
+                step_values[node] = lowering.steps(node, tensor.inputs, range(len(node.values)))
     value: Tensor = step_values[node][tensor.index]
     return value

@@ -6,7 +6,7 @@ from itertools import pairwise, permutations
 
 import numpy as np
 
-from dptrain.program.body import body_of, has_body, with_steps
+from dptrain.program.body import body_of, has_body, steps_of, with_steps
 from dptrain.program.dims import Dim
 from dptrain.program.gradient import topological
 from dptrain.program.lowering import ConvolutionLowering, HostCall, RandomBits, lowering_of
@@ -25,7 +25,8 @@ _LOOPS = frozenset(
     | {f"loop {what}" for what in ("with captures", "with a whole number", "with random numbers", "in half precision")}
     | {f"branch {what}" for what in ("in a loop", "with a loop", "in a branch", "with random numbers", "with captures")}
     | {f"{what} with a value that nobody reads" for what in ("loop", "branch")}
-    | {"loop that stays a summand", "gradient of a loop", "gradient of a branch"}
+    | {"loop of unknown length", "loop of unknown length in a loop", "loop that stays a summand"}
+    | {"gradient of a loop", "gradient of a branch"}
     | {f"line with {name}" for name in ("cond", "switch", "while_loop", "vectorized_map", "associative_scan", "remat")}
 )
 # Which a CPU alone has.
@@ -143,9 +144,10 @@ def _of_loops(program: Program) -> Iterator[str]:
     for tensor in with_steps(program.tensors):
         if not has_body(tensor):
             continue
-        body, length, reverse = body_of(tensor), tensor.attributes["length"], tensor.attributes["reverse"]
-        yield from ["loop backwards"] if reverse else []
-        yield from [f"loop of {'no' if length == 0 else 'one'} step"] if length < 2 else []
+        body, length = body_of(tensor), steps_of(tensor)
+        yield from ["loop backwards"] if tensor.attributes.get("reverse") else []
+        yield from ["loop of unknown length"] if length is None else []
+        yield from [f"loop of {'no' if length == 0 else 'one'} step"] if length in (0, 1) else []
         yield from ["loop of several carries"] if len(body.carries) > 1 else []
         yield from ["loop with captures"] if body.captures else []
         yield from ["loop with a whole number"] if any(carry.dtype.kind in "iu" for carry in body.carries) else []
@@ -162,6 +164,8 @@ def _of_loops(program: Program) -> Iterator[str]:
             continue
         yield from ["branch in a loop"] if "branch" in nested else []
         yield from ["loop in a loop"] if "loop" in nested else []
+        unknown = any(has_body(inner) and steps_of(inner) is None for inner in inside)
+        yield from ["loop of unknown length in a loop"] if unknown else []
         yield from ["loop with random numbers"] if any(isinstance(lowering_of(x), RandomBits) for x in inside) else []
         yield from ["loop in half precision"] if any(is_half(carry.dtype) for carry in body.carries) else []
         values.setdefault(tensor.node, set()).update([tensor.index] if tensor in read else [])

@@ -1,4 +1,4 @@
-"""Trains recurrent models, attention and branches, of masked sequences or with states that batches leave to others.
+"""Trains recurrent models, attention, branches, loops of unknown length: masked sequences, or states that last.
 
 Arguments: out.npz CASE FOLDER. "attention" may have an ending: "attention sharded" has its weights and slots in parts,
 "attention by heads" has a LayoutMap that divides heads and units among all ranks; so may "labelled". "stopped" ends in
@@ -96,6 +96,30 @@ def branches():
     return model, rng.normal(size=(23, 3)), rng.normal(size=(23, 1)), "mse", ["mae"]
 
 
+class Settles(L.Layer):
+    """Shrinks rows until those of all ranks are small, and counts: no gradient goes through its loops."""
+
+    def build(self, shape):
+        self.total = self.add_weight((), "zeros", trainable=False, name="total")
+
+    def call(self, x):
+        def shrink(n, y):
+            self.total.assign_add(0.125)
+            return n + 1, ops.tanh(y) * 0.75
+
+        n, y = ops.while_loop(lambda n, y: ops.mean(y * y) > 0.125, shrink, (0, ops.stop_gradient(x)))
+        scale = ops.fori_loop(0, n, lambda i, scale: scale * 0.75 + ops.mean(y), ops.ones((), x.dtype))
+        return x * ops.stop_gradient(scale) + ops.stop_gradient(y)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+def until():
+    model = dp.Sequential([dp.Input((3,)), L.Dense(4), Settles(), L.Dense(1)], seed=1)
+    return model, rng.normal(size=(23, 3)), rng.normal(size=(23, 1)), "mse", ["mae"]
+
+
 class Stops(Callback):
     """Ends the training with an error in the middle of the second epoch."""
 
@@ -108,7 +132,8 @@ class Stops(Callback):
 case, _, form = case.partition(" ")
 if form == "by heads":
     distribution.set_distribution(by_heads())
-model, x, y, loss, metrics = {"labelled": labelled, "attention": attention, "branches": branches}.get(case, stateful)()
+models = {"labelled": labelled, "attention": attention, "branches": branches, "until": until}
+model, x, y, loss, metrics = models.get(case, stateful)()
 in_order = case in ("stateful", "stopped", "resumed")
 
 
