@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 
+from dptrain.program.body import body_of, has_body
 from dptrain.program.dims import Dim
 from dptrain.program.gradient import topological
 from dptrain.program.lowering import Element
@@ -122,9 +123,10 @@ def _written(tensor: Tensor) -> int:
 
 def _line(tensor: Tensor, program: Program, names: Mapping[Tensor, str]) -> tuple[str, ...]:
     assert tensor.op is not None
+    name = "branch" if has_body(tensor) and body_of(tensor).guarded else tensor.op.name
     return (
         names[tensor],
-        f"{tensor.op.name}({', '.join(names[operand] for operand in tensor.inputs)})",
+        f"{name}({', '.join(names[operand] for operand in tensor.inputs)})",
         shown(tensor.shape),
         tensor.dtype.name,
         str(program.placements[tensor]) if isinstance(program, PlacedProgram) else "",

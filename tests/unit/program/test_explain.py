@@ -58,6 +58,15 @@ def groups_of(step) -> dict[str, str]:
     return {name: " ".join(tensor.op.name for tensor in members) for name, members in groups.items()}
 
 
+def test_branches_are_named():
+    def step(x):
+        loop = ops.cond(ops.sum(x) > 0, lambda: ops.sin(x), lambda: ops.scan(lambda c, _: (c, c), x, length=2)[0])
+        return {"y": loop + ops.scan(lambda c, _: (ops.sin(c), None), x, length=2)[0]}
+
+    names = [line.split()[1].split("(")[0] for line in explain(trace(step, {"x": ((3,), np.float64)})).splitlines()[1:]]
+    assert (names.count("branch"), names.count("scan")) == (2, 1)
+
+
 def test_what_trains_nothing_is_one_group():
     assert groups_of(lambda x: {"y": ops.relu(x)}) == {"forward": "relu"}
 
