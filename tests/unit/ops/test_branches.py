@@ -15,6 +15,7 @@ from dptrain.program.gradient import gradients
 from dptrain.program.program import trace
 from dptrain.program.sharding.mesh import BATCH
 from dptrain.program.sharding.placement import place
+from dptrain.program.steps import unrolled, with_branches_selected
 from dptrain.program.structure import structure_of
 from dptrain.program.tensor import Variable, applied_gradients, note_applied
 from tests.programs.check import by_numpy, compiled
@@ -166,6 +167,22 @@ def test_a_gradient_is_that_of_central_differences():
                     moved[element] += shift
                     ends.append(evaluate(program, values | {point: moved})[0][of])
                 np.testing.assert_allclose(outputs[name][element], (ends[0] - ends[1]) / 2e-6, rtol=1e-5, atol=1e-7)
+
+
+def test_loops_stay_where_branches_are_selected_and_branches_where_loops_are_unrolled():
+    def chosen(x):
+        return ops.cond(ops.sum(x) > 0, lambda: ops.scan(lambda c, _: (ops.sin(c), None), x, length=500)[0], lambda: x)
+
+    def bodies(program):
+        return [body_of(tensor).guarded for tensor in program.tensors if has_body(tensor)]
+
+    program = trace(lambda x: {"y": chosen(x)}, {"x": ((3,), np.float32)})
+    assert bodies(program) == [True]
+    assert bodies(with_branches_selected(program)) == [False]
+    step = {"x": ((3,), np.float32)}
+    program = trace(lambda x: {"y": ops.scan(lambda c, _: (chosen(c), None), x, length=2)[0]}, step)
+    assert bodies(program) == [False]
+    assert bodies(unrolled(program)) == [True, True]
 
 
 def test_optimizers_within_a_branch():
