@@ -30,7 +30,7 @@ from dptrain.backend.cuda.generate import (
     blocks_of,
     with_steps,
 )
-from dptrain.backend.cuda.gpu.device import cuda
+from dptrain.backend.cuda.gpu.device import Gpu, cuda
 from dptrain.backend.cuda.graphs import steps_in_graph
 from dptrain.backend.cuda.loops import CARRY_PLACES, HostLoop, LoopCall
 from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory, Pinned
@@ -287,13 +287,13 @@ class CudaExecutable:
         self._stages: list[list[_Launches]] = []
         self._on_host = self._host_loops = 0
         pack_parts: list[Hashable] = [cubin.path for cubin in cubins.values()]
-        numbers = iter(range(len(self._messages)))
+        numbers, index = iter(range(len(self._messages))), "q" if self._made.wide_index else "i"
         try:
             modules = {
                 kernel.name: gpu.module(cubins[source]) for source, kernels in sources.items() for kernel in kernels
             }
             self._prepared = {
-                kernel.name: self._prepare(kernel, modules[kernel.name])
+                kernel.name: _prepare(gpu, kernel, modules[kernel.name], index)
                 for kernels in sources.values()
                 for kernel in kernels
             }
@@ -316,24 +316,9 @@ class CudaExecutable:
                 "again"
             ) from error
         if self._queues_messages:
-            self._stages = [[_Launches(self._whole_step(), [])]]
+            self._stages = [[_Launches(_whole_step(self._stages, self._messages), [])]]
         is_generated = all(function.call is None or isinstance(function.call, LoopCall) for function in self._functions)
         return tuple(pack_parts) if is_generated and not self._messages and not self._host_loops else None
-
-    def _prepare(self, kernel: Kernel, module: Any) -> Callable[..., None] | None:
-        """Return the prepared call of a generated kernel; None if it has no blocks."""
-        gpu, index = self.backend.gpu_record, "q" if self._made.wide_index else "i"
-        letters = "P" + index * 3 + "".join("q" if "long long" in kind else "i" for kind, _ in arguments_of(kernel))
-        if not sum(blocks_of(function, kernel.threads) for function in kernel.functions):
-            return None
-        prepared = module.get_function(kernel.name)
-        prepared.prepare(letters)
-        if not gpu.allow_shared(prepared, kernel.dynamic):
-            raise DeviceError(
-                f"{gpu.name}: a kernel needs {kernel.dynamic:,} bytes of shared memory per block, more than this GPU "
-                "has"
-            )
-        return partial(prepared.prepared_async_call, shared_size=kernel.dynamic)
 
     def _launches_of(self, kernel: Kernel, counters: Mapping[str, int], pack_parts: list[Hashable]) -> list[Launch]:
         """Return a kernel's launches at step numbers of loops; `pack_parts` receives parts of the pack key."""
@@ -355,7 +340,7 @@ class CudaExecutable:
         call = self._prepared[kernel.name]
         if call is None:
             return []
-        sizes, values_by_name = self._sizes, {**self._arguments(kernel), **counters}
+        sizes, values_by_name = self._sizes, {**_arguments(kernel), **counters}
         values = (
             sizes.rows,
             sizes.first_row,
@@ -392,16 +377,6 @@ class CudaExecutable:
     @property
     def _queues_messages(self) -> bool:
         return bool(self._messages) and self._links is not None
-
-    def _whole_step(self) -> list[Launch]:
-        """Return launches and messages of a step whose messages the GPUs send."""
-        launches: list[Launch] = []
-        for stage in self._stages:
-            for part in stage:
-                launches += part.launches
-                launches += [partial(_call_alone, self._messages[number].begin) for number in part.ready]
-            launches += [partial(_call_alone, self._messages[number].finish) for part in stage for number in part.ready]
-        return launches
 
     def _calls(self, kernel: Kernel, counters: Mapping[str, int]) -> list[Callable[[], None]]:
         """Return the calls that replace a generated kernel, at a step of the loops around it."""
@@ -456,13 +431,6 @@ class CudaExecutable:
             outputs[number] = DeviceArray(memory, scratch + start, local_shape, tensor.dtype)
         buffers = [*map(buffer, tensor.inputs), *(outputs[number] for number in sorted(outputs))]
         return [own_launch(self.backend.gpu_record, self.backend.stream, kernel, buffers, numbers)]
-
-    def _arguments(self, kernel: Kernel) -> dict[str, int]:
-        values: dict[str, int] = {}
-        for function in kernel.functions:
-            values |= {f"{argument.name}_{function.name}": argument.value for argument in function.arguments}
-            values[f"blocks_{function.name}"] = blocks_of(function, kernel.threads)
-        return values
 
     def _of_run(self) -> dict[str, int]:
         values = {"starts": self._starts.pointer, "step": self._number.pointer}
@@ -579,6 +547,39 @@ class CudaExecutable:
         self._table = None
         if not self.backend.joins_packs:  # else others' launches may still need them
             self._arena.free()  # now, as holders of the outputs may keep all of this alive
+
+
+def _prepare(gpu: Gpu, kernel: Kernel, module: Any, index: str) -> Callable[..., None] | None:
+    """Return the prepared call of a generated kernel; None if it has no blocks."""
+    letters = "P" + index * 3 + "".join("q" if "long long" in kind else "i" for kind, _ in arguments_of(kernel))
+    if not sum(blocks_of(function, kernel.threads) for function in kernel.functions):
+        return None
+    prepared = module.get_function(kernel.name)
+    prepared.prepare(letters)
+    if not gpu.allow_shared(prepared, kernel.dynamic):
+        raise DeviceError(
+            f"{gpu.name}: a kernel needs {kernel.dynamic:,} bytes of shared memory per block, more than this GPU has"
+        )
+    return partial(prepared.prepared_async_call, shared_size=kernel.dynamic)
+
+
+def _arguments(kernel: Kernel) -> dict[str, int]:
+    values: dict[str, int] = {}
+    for function in kernel.functions:
+        values |= {f"{argument.name}_{function.name}": argument.value for argument in function.arguments}
+        values[f"blocks_{function.name}"] = blocks_of(function, kernel.threads)
+    return values
+
+
+def _whole_step(stages: Sequence[Sequence[_Launches]], messages: Sequence[_Travel | LinkedMessage]) -> list[Launch]:
+    """Return launches and messages of a step whose messages the GPUs send."""
+    launches: list[Launch] = []
+    for stage in stages:
+        for part in stage:
+            launches += part.launches
+            launches += [partial(_call_alone, messages[number].begin) for number in part.ready]
+        launches += [partial(_call_alone, messages[number].finish) for part in stage for number in part.ready]
+    return launches
 
 
 def _launch(
