@@ -7,6 +7,7 @@
 #define DPTRAIN_NATIVE_H
 
 #include <stdlib.h>
+#include <time.h>
 
 #include <limits>
 
@@ -38,6 +39,9 @@ struct Context {
     const uint64_t *seeds;
     int64_t R, F, G;    // rows of this rank, the first of them, rows of the global batch
     int64_t *outside;   // set to 1 where a row is asked for that a table does not have
+    int64_t *stopped;   // not 0 once a signal has ended a loop of unknown length
+    int64_t (*asks)(void);  // lets Python handle signals; not 0 if the program ends
+    int64_t asked;      // when it did, in ms
     int64_t threads;    // that a loop or a product may use
     dp_Parallel *parallel;
     dp_Multiply<float, float> *multiply_float;
@@ -57,6 +61,16 @@ struct Context {
 
 // Rows whose sums are added up before those of blocks are: a number that depends on that of all rows alone.
 static inline int64_t dp_block(int64_t rows) { return rows <= 64 * 16 ? 16 : (rows + 63) / 64; }
+
+// Whether a loop of unknown length goes on. Ten times a second Python handles signals, and may end it.
+static inline bool dp_goes_on(Context &c, const bool *condition) {
+    if (!*condition || *c.stopped) return false;
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    const int64_t ms = 1000 * (int64_t)now.tv_sec + now.tv_nsec / 1000000;
+    if (ms - c.asked >= 100) c.asked = ms, *c.stopped = c.asks();
+    return !*c.stopped;
+}
 
 static inline void dp_swap(char *&a, char *&b) {
     char *c = a;

@@ -167,7 +167,7 @@ class _Writer:
         self._slots: dict[Tensor, int] = {}
         self._functions: dict[tuple[str, str], str] = {}  # names by arguments and bodies
         self._natives: list[str] = []
-        self._repeats = 0
+        self._repeats, self._may_not_end = 0, False
         self._given: list[int] = []  # numbers of all calls
         self._store()
         for stage in fused.stages:
@@ -251,9 +251,12 @@ class _Writer:
         slots = [self.slot(tensor) for tensor in body.placeholders]
         begins, moves, ends, last = self._pointers(kernel, slots, inputs, values)
         (stage,) = kernel.step.stages
+        may_not_end, self._may_not_end = self._may_not_end, kernel.length is None
         calls = [call for _, call in self._calls(stage.kernels)]
         if None in calls:
             raise NeedsPythonError
+        ending = " if (*c.stopped) return;" if self._may_not_end else ""
+        self._may_not_end |= may_not_end
         executed = list(filter(None, calls))
         arguments, head = "Context &c", [_SIZES.strip(), "char **p = c.p;"]
         if apart:
@@ -268,7 +271,7 @@ class _Writer:
         self.fused = around
         steps = f"for (int64_t n = 0; n < {kernel.length}; ++n) {{"
         if kernel.length is None:
-            steps = f"while (*(const bool *)p[{slots[0]}]) {{"
+            steps = f"while (dp_goes_on(c, (const bool *)p[{slots[0]}])) {{"
         elif moves:
             moves.insert(0, f"const int64_t t = {f'{kernel.length} - 1 - n' if kernel.reverse else 'n'};")
         if body.guarded:  # else all values are zeros
@@ -279,7 +282,7 @@ class _Writer:
         name, self._repeats = f"repeat{self._repeats}", self._repeats + 1
         text = "".join(f"{line}\n" for line in _indented(lines))
         self._natives.append(f"static void {name}({arguments}) {{\n{text}}}\n")
-        return f"dp_steps(c, {name}, {least_rows(kernel)});" if apart else f"{name}(c);"
+        return f"dp_steps(c, {name}, {least_rows(kernel)});" if apart else f"{name}(c);{ending}"
 
     def _pointers(
         self, kernel: RepeatKernel, slots: Sequence[int], inputs: Sequence[int], values: Mapping[int, int]
@@ -370,10 +373,10 @@ class _Writer:
         window = f"    c.p[{slot}] = order + 8 * starts[n];\n" if slot is not None else ""
         first = f"  char *order = c.p[{slot}];\n" if slot is not None else ""
         last = f"  c.p[{slot}] = order;\n" if slot is not None else ""
-        calls, messages = [], 0
+        calls, messages, ending = [], 0, " if (*c.stopped) break;" if self._may_not_end else ""
         for part in self.code.parts:
             if isinstance(part, NativeFunction):
-                calls.append(f"    {part.name}(c, n == steps - 1);\n")
+                calls.append(f"    {part.name}(c, n == steps - 1);{ending}\n")
             elif isinstance(part, list):
                 calls.append(f"    if (c.sum(c.messages[{messages}])) break;\n")
                 messages += 1

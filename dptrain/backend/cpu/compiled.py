@@ -14,6 +14,7 @@ import numpy as np
 from dptrain.backend.cpu.codegen import Code, NativeFunction, NeedsPythonError, Part, generate
 from dptrain.backend.cpu.compile import convolutions, library, parallel, products
 from dptrain.backend.cpu.denormals import flush_to_zero
+from dptrain.backend.cpu.interruption import Interruption
 from dptrain.backend.cpu.node_sums import NodeSums, is_native
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError, DataError
@@ -66,6 +67,9 @@ class Context(ctypes.Structure):
         ("F", ctypes.c_int64),
         ("G", ctypes.c_int64),
         ("outside", ctypes.c_void_p),
+        ("stopped", ctypes.c_void_p),
+        ("asks", ctypes.c_void_p),
+        ("asked", ctypes.c_int64),
         ("threads", ctypes.c_int64),
         ("parallel", ctypes.c_void_p),
         ("multiply_float", ctypes.c_void_p),
@@ -134,7 +138,9 @@ class CompiledExecutable:
         self._outside = np.zeros(1, np.int64)
         rows_of_batch = (self._rows, first_row, self._batch_rows)
         table = (self._pointers.ctypes.data, self._lengths.ctypes.data, self._seeds.ctypes.data)
-        self._context = Context(*table, *rows_of_batch, self._outside.ctypes.data, max(threads, 1), *addresses)
+        self._interruption = Interruption()
+        asks = (*self._interruption.addresses, 0)
+        self._context = Context(*table, *rows_of_batch, self._outside.ctypes.data, *asks, max(threads, 1), *addresses)
         self._is_one_call = all(isinstance(part, NativeFunction) for part in self.code.parts)
         self._sums: list[NodeSums] = []
         self._summed: dict[Tensor, tuple[NodeSums, int]] = {}
@@ -218,7 +224,9 @@ class CompiledExecutable:
                     self._window[...] = self._order[start : start + len(self._window)]
                     for step in self._steps:
                         step(number == positions.size)
+                    self._interruption.check()
                     self._library.moves(ctypes.byref(self._context))
+        self._interruption.check()
         if self._outside[0]:
             self._outside[0] = 0
             raise self._absent_row(positions) or DataError(OUTSIDE)
