@@ -12,6 +12,7 @@ from dptrain.program.body import body_of, has_body, steps_of, with_steps
 from dptrain.program.dims import Dim
 from dptrain.program.execute import HostMemory, evaluate
 from dptrain.program.program import trace
+from dptrain.program.sharding.mesh import ALL_REDUCE
 from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Variable
 from tests.programs import check
@@ -328,6 +329,34 @@ def test_ranks_meet_in_a_loop_whose_condition_needs_all_rows():
             for outputs in on_ranks(len(shards), work):
                 for name, value in expected.items():
                     np.testing.assert_allclose(outputs[name], value, rtol=1e-11, err_msg=f"{name} {make} {shards}")
+
+
+def test_ranks_that_meet_in_a_loop_agree_on_its_condition():
+    """Sums may differ in their last bits from rank to rank: all must go on, or none, from the first step on."""
+    program = place(trace(lambda x: {"y": ops.while_loop(lambda y: ops.sum(y * y) > 3, lambda y: y * 0.5, x)}, ROWS))
+    (loop,) = loops_in(program)
+    for condition in (loop.inputs[0], body_of(loop).following[0]):
+        assert condition.inputs[0].op is ALL_REDUCE
+        assert condition.inputs[0].attributes["over"] == "max"
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+def test_two_programs_that_differ_in_seeds_draw_their_own_numbers_where_python_executes_steps():
+    def made(seed):
+        seeds = random.SeedGenerator(seed)
+
+        def body(i, drawn):
+            return i + 1, ops.linalg.inv(ops.eye(2)) @ drawn + random.uniform((2, 2), seed=seeds)
+
+        program = trace(lambda x, n: {"y": ops.while_loop(lambda i, _: i < n, body, (0, ops.zeros((2, 2))))[1]}, INPUTS)
+        values = {"x": X, "n": np.int32(2)}
+        executable = CompiledExecutable(program, HostMemory(), values)
+        expected = evaluate(program, values)[0]["y"]
+        executable.run()
+        np.testing.assert_allclose(executable.outputs["y"], expected, rtol=1e-6)
+        return expected
+
+    assert (made(1) != made(2)).all()
 
 
 def test_symbolic_tensors_outside_a_layer_need_a_bound():

@@ -253,6 +253,58 @@ HOSTILE = [
 ]
 
 
+def while_document() -> dict[str, Any]:
+    """Return what a file says of `while n < 3: n, y = n + 1, y * 2`."""
+    body_nodes = [
+        {"constant": "one"},
+        {"op": "add", "inputs": [1, 4], "attributes": {}},
+        {"constant": "three"},
+        {"op": "less", "inputs": [5, 6], "attributes": {}},
+        {"op": "add", "inputs": [2, 2], "attributes": {}},
+        {"op": "add", "inputs": [2, 3], "attributes": {}},
+    ]
+    body = {"carries": 3, "slices": 0, "nodes": body_nodes, "results": [7, 5, 8]}
+    nodes = [
+        {"input": "y", "shape": [{"rows": 1}, WIDTH], "dtype": "float32"},
+        {"constant": "goes on"},
+        {"constant": "one"},
+        {"op": "while", "inputs": [1, 2, 0, 0], "attributes": {}, "body": body},
+    ]
+    return {"nodes": nodes, "results": {"n": 4, "y": 5}, "updates": {}, "dtype": "float32", "inputs": "y"}
+
+
+def read_while(contents: dict[str, Any]) -> programs.StoredProgram:
+    numbers = {"one": np.array(1, np.int32), "three": np.array(3, np.int32), "goes on": np.array(True)}
+    return programs.decode(state.pack(numbers, contents, FORMAT), "file")
+
+
+def test_a_loop_of_unknown_length_written_by_hand():
+    program, y = read_while(while_document()).program(2), RNG.normal(size=(2, WIDTH)).astype(np.float32)
+    executable = by_numpy(program, {"y": y})
+    executable.run()
+    assert executable.outputs["n"] == 3
+    np.testing.assert_array_equal(executable.outputs["y"], 4 * y)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: loop_of(d)["attributes"].update(length=3), "a loop 'while' with {'length': 3}"),
+        (lambda d: body_of(d).update(slices=1), "a loop with 3 carries and 1 slices, but 4 inputs"),
+        (lambda d: body_of(d).update(results=[7, 5, 8, 8]), "damaged: a while_loop with results"),
+        (lambda d: loop_of(d).update(inputs=[2, 2, 0, 0]) or body_of(d).update(results=[5, 5, 8]), "a while_loop with"),
+        (lambda d: body_of(d).update(results=[5, 5, 8]), "a loop changes its carries"),
+        (lambda d: body_of(d).update(carries=0, results=[]), "a while_loop with results"),
+    ],
+)
+def test_a_hostile_loop_of_unknown_length_is_refused(change, message):
+    contents = while_document()
+    change(contents)
+    with pytest.raises(DataError, match=message) as caught:
+        read_while(contents)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("number", range(len(HOSTILE)))
 def test_a_hostile_body_is_refused(number):
     change, message = HOSTILE[number]
