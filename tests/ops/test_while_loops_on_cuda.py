@@ -46,6 +46,16 @@ def products(x, n):
     }
 
 
+def of_several_launches(x, n):
+    """Two loops, whose steps are graphs of their own."""
+    w = ops.reshape(x[:2], (2, 2))
+
+    def steps(function):
+        return ops.fori_loop(0, n, lambda i, a: function(function(a @ w) @ w) @ w + x, x)
+
+    return {"sin": steps(ops.sin), "tanh": steps(ops.tanh)}
+
+
 def on_the_host(x, n):
     eye = ops.eye(2, dtype=x.dtype)
     return {"y": ops.fori_loop(0, n, lambda i, a: ops.linalg.inv(a + eye) + ops.cast(i, a.dtype), eye)}
@@ -60,7 +70,7 @@ def branches(x, n):
     return {"y": ops.cond(n > 1, loop, lambda: x - 1)}
 
 
-LOOPS = (doubled, counted, nested, products, on_the_host, branches)
+LOOPS = (doubled, counted, nested, products, of_several_launches, on_the_host, branches)
 
 
 @pytest.mark.parametrize("graph", [True, False])

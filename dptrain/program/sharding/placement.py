@@ -643,8 +643,6 @@ class _Placer:
             stacked = [inner.out_of_step(tensor) for tensor in body.stacked]
         except _MeetsInLoopError:
             raise _MeetsInLoopError(node) from None
-        if steps_of(node) is None and not carried[0].is_replicated:
-            raise _MeetsInLoopError(node)
         for number, (part, placement) in enumerate(zip(parts[:count], carried, strict=False)):
             if begins[number] is not None and set(placement.partial) - set(part.placement.partial):
                 raise _MeetsInLoopError(node)

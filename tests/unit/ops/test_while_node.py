@@ -292,6 +292,7 @@ def test_a_sum_over_rows_is_made_whole_before_it():
 
 def test_ranks_meet_in_a_loop_whose_condition_needs_all_rows():
     """By NumPy and by C++, where ranks communicate between steps, and alone; an op that only NumPy has beside it."""
+    w = Variable(np.array([1.0, 2.0]), "w")
 
     def step(x):
         def body(n, y, matrix):
@@ -299,7 +300,8 @@ def test_ranks_meet_in_a_loop_whose_condition_needs_all_rows():
 
         n, y, matrix = ops.while_loop(lambda n, y, matrix: ops.sum(y * y) > 3, body, (0, x, ops.eye(2, dtype=x.dtype)))
         m, z = ops.while_loop(lambda m, z: ops.any(z < 8), lambda m, z: (m + 1, z * 2 + 1), (0, ops.abs(x)))
-        return {"n": n, "m": m, "y": ops.sum(y * y), "z": ops.sum(z), "matrix": matrix}
+        added = ops.while_loop(lambda s, z: ops.sum(z * z) > 1, lambda s, z: (ops.sum(z), z * 0.5), (ops.sum(w), x))
+        return {"n": n, "m": m, "y": ops.sum(y * y), "z": ops.sum(z), "matrix": matrix, "added": added[0]}
 
     x = np.arange(10.0).reshape(5, 2)
     program = trace(step, ROWS)
@@ -346,7 +348,7 @@ def test_two_programs_that_differ_in_seeds_draw_their_own_numbers_where_python_e
         seeds = random.SeedGenerator(seed)
 
         def body(i, drawn):
-            return i + 1, ops.linalg.inv(ops.eye(2)) @ drawn + random.uniform((2, 2), seed=seeds)
+            return i + 1, ops.linalg.inv(ops.eye(2) + drawn) + random.uniform((2, 2), seed=seeds)
 
         program = trace(lambda x, n: {"y": ops.while_loop(lambda i, _: i < n, body, (0, ops.zeros((2, 2))))[1]}, INPUTS)
         values = {"x": X, "n": np.int32(2)}
