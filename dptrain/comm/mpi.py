@@ -320,11 +320,9 @@ class MpiCommunicator(Communicator):
         return window.Shared_query(0)[0]
 
     def _in_memory(self, nbytes: int) -> node.SharedMemoryCollectives | None:
-        """Return the shared-memory collectives for `nbytes`, or None for MPI. Collective.
-
-        They are opened at the first collective, however small: concurrent groups may have larger and smaller ones, and
-        must count the same number.
-        """
+        """Return the shared-memory collectives for `nbytes`, or None for MPI. Collective."""
+        # Opened at the first collective, however small: concurrent groups may have larger and smaller ones, and must
+        # count the same number.
         if not self._has_tried and self.size > 1:
             self._has_tried = True
             with self._record.collective(Collective.SHARED_ARRAY, group=self._group):

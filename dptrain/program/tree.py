@@ -105,11 +105,9 @@ def tuple_like(like: tuple[Any, ...], values: Sequence[Any]) -> tuple[Any, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _is_of(data_type: Any, kind: Any) -> bool | None:
-    """Return whether data of a type is of a kind; None if it may contain such data.
-
-    Models look for layers and weights at every call, among attributes that are mostly neither: checking each value
-    against an abstract class takes longer than all the rest of a prediction of one row.
-    """
+    """Return whether data of a type is of a kind; None if it may contain such data."""
+    # Models look for layers and weights at every call, among attributes that are mostly neither: checking each value
+    # against an abstract class takes longer than all the rest of a prediction of one row.
     return (
         True
         if issubclass(data_type, kind)

@@ -304,11 +304,9 @@ class _Supervisor:
         return True
 
     def _reap(self) -> None:
-        """Collect ended children, and report the command's end to launch.
-
-        What a command leaves behind ends with it; after a stop request it gets time, since a shell dies at once while
-        its Python child saves.
-        """
+        """Collect ended children, and report the command's end to launch."""
+        # What a command leaves behind ends with it; after a stop request it gets time, since a shell dies at once while
+        # its Python child saves.
         while True:
             try:
                 child, status = os.waitpid(-1, os.WNOHANG)
