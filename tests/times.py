@@ -8,6 +8,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -23,13 +24,17 @@ def cpu_seconds() -> float:
     process_times = os.times()
     total = process_times.user + process_times.system + process_times.children_user + process_times.children_system
     for path in Path("/proc/self/task").glob("*/children"):
-        for pid in path.read_text().split():
-            try:
-                fields = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()
-            except OSError:  # it has just ended
-                continue
-            total += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+        with suppress(OSError):  # the thread has just ended
+            total += sum(map(_cpu_seconds_of, path.read_text().split()))
     return total
+
+
+def _cpu_seconds_of(pid: str) -> float:
+    try:
+        fields = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()
+    except OSError:  # it has just ended
+        return 0.0
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 class Times:
