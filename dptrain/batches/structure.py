@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dptrain import ops
@@ -27,12 +27,13 @@ class BatchSpec:
     @functools.cached_property
     def key(self) -> Hashable:
         """Cache key that batches of the same structure share; read for every chunk, hence cached."""
-        return tuple(tree.flatten(self.data)), self.capacities, self.dtypes, self.dtype
+        return tuple(tree.flatten(self.data)), self.shapes, self.dtypes, self.dtype
 
     @functools.cached_property
-    def capacities(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes with rows rounded up to a power of two: one program serves data sets of about the same size."""
-        return tuple((1 << max(rows - 1, 0).bit_length(), *shape) for rows, *shape in self.shapes)
+    def rounded(self) -> "BatchSpec":
+        """With rows rounded up to a power of two, which batches from data sets of about the same size share."""
+        shapes = tuple((1 << max(rows - 1, 0).bit_length(), *shape) for rows, *shape in self.shapes)
+        return replace(self, shapes=shapes)
 
     def filled(self, arrays: Sequence[Tensor]) -> Any:
         """Return the data with tensors for names; floating-point ones are cast to the step's dtype."""

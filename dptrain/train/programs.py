@@ -148,6 +148,8 @@ class Programs:
 
     def placed(self, step: Step, batch: BatchSpec, batch_rows: int, *, whole: bool = False) -> PlacedProgram:
         """Return a step's program for global batches of `batch_rows` rows; `whole` ignores sharding."""
+        if self.comm.size == 1:  # else ranks, of which one has a row more, would trace at different times
+            batch = batch.rounded
         any_size = (step.name, step.version, bool(step.totals), batch.key, whole)
         key = (*any_size, batch_rows)
         placed = self._placed.get(key)
@@ -244,7 +246,7 @@ class Programs:
         """Return a step's program for `batch_rows` rows, and the names of its outputs in order."""
         inputs: dict[str, tuple[shapes.Shape, npt.DTypeLike]]
         inputs = {ROWS: ((Dim.rows(batch_rows),), np.int64)}
-        inputs |= {name: spec for name, *spec in zip(batch.names, batch.capacities, batch.dtypes, strict=True)}  # type: ignore[misc]
+        inputs |= {name: spec for name, *spec in zip(batch.names, batch.shapes, batch.dtypes, strict=True)}  # type: ignore[misc]
         names: list[str] = []
 
         def traced(rows: Tensor, *stored: Tensor) -> Mapping[str, Any]:

@@ -240,5 +240,5 @@ def test_what_is_wrong_is_said(cuda_backend):
         cuda_backend.executable(program, {})
     with pytest.raises(ConfigError, match=r"input 'x' has shape \(3, 3\): expected \(6, 2\)"):
         cuda_backend.executable(program, {"x": np.zeros((3, 3), np.float32)})
-    with pytest.raises(ConfigError, match="input 'x' is of float64 on the device: expected float32"):
+    with pytest.raises(ConfigError, match="input 'x' has dtype float64 on the device: expected float32"):
         cuda_backend.executable(program, {"x": np.zeros((B, 2))})

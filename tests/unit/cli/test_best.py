@@ -89,7 +89,7 @@ def test_the_schedule_reaches_the_optimizer(train):
     ("arguments", "message"),
     [
         ("--monitor val_acc", "unknown train.monitor 'val_acc'; did you mean 'val_accuracy'"),
-        ("--monitor val_loss:least", "expected such as val_loss:max or val_loss:min"),
+        ("--monitor val_loss:least", "expected val_loss:max or val_loss:min"),
         ("--early-stopping soon", "train.early_stopping = 'soon', set on the command line"),
         ("--schedule cosine:warmup=20", "the training has 20 steps, no more than its warmup"),
         ("--schedule cosin", "unknown schedule 'cosin'; did you mean 'cosine'"),

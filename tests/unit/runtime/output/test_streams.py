@@ -53,7 +53,7 @@ def test_a_full_disk_under_standard_output(option):
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "dptrain", option]
         process = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
-    expected = "dptrain: standard output: No space left on device; its output is lost\n"
+    expected = "dptrain: standard output: No space left on device; the output is lost\n"
     assert (process.returncode, process.stderr) == (74, expected)
 
 
