@@ -84,7 +84,7 @@ class StreamBatches(Batches):
         # Batches since `keep` was called.
         self._replay: dict[Shard, _Drawn] | None = None
         self._reset_slots()
-        self._slot_index = 0
+        self._slot_index, self._most_rows = 0, 0
 
     def reset(self) -> None:
         """Start from the beginning with the next epoch."""
@@ -180,7 +180,9 @@ class StreamBatches(Batches):
             staging.send(rows)
             staging.arrive()
         starts = [shard.first_row - shards[0].first_row for shard in shards]
-        shapes = tuple(tuple(staging.device.shape) for staging in slot)
+        # Of all ranks, so that they trace at the same time: of two slots only one may have room for a rank's rows.
+        self._most_rows = max(self._most_rows, shards[0].batch_rows)
+        shapes = tuple((self._most_rows, *staging.device.shape[1:]) for staging in slot)
         self.spec = replace(drawn.kind, shapes=shapes)
         return BatchRows(tuple(staging.device for staging in slot), self._identity, starts)
 

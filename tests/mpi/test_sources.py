@@ -13,7 +13,7 @@ from tests.sample import sample, taken
 SCRIPT = str(ROOT / "tests/mpi/scripts/sources.py")
 
 
-KINDS = ("generator", "dataset", "parts", "workers")
+KINDS = ("generator", "dataset", "shards", "parts", "workers")
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def train(once):
     """Return a function that returns what N ranks (0: no mpirun) train on a kind of source; on all kinds in turn."""
 
     def train_all(ranks: int, folder: Path) -> tuple[dict[str, Finished], Path]:
-        kinds = KINDS if ranks else ("generator", "dataset")
+        kinds = KINDS if ranks else ("generator", "dataset", "shards")
         cases = {source: [SCRIPT, source, "none", "-1", str(folder / f"{source}.npz")] for source in kinds}
         return in_turn(ranks, cases, folder / "in turn"), folder
 

@@ -221,7 +221,7 @@ def test_files_of_others_are_not_listed_as_results(tmp_path):
 def test_a_file_that_the_run_would_write_is_found_at_the_start(tmp_path, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine\n")
-    with pytest.raises(OutputError, match=f"holds {name.partition('/')[0]}, but not the config.yaml of a run; choose ano"):
+    with pytest.raises(OutputError, match=f"holds {name.partition('/')[0]}, but not the config.yaml of a run; choose"):
         RunDirectory(tmp_path, "")
     assert (tmp_path / name).read_text() == "mine\n"
     assert len(list(tmp_path.iterdir())) == 1
