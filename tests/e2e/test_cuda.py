@@ -47,7 +47,7 @@ def steps(small_npz, tmp_path_factory):
 
 
 # Of dropout, Adam and files on two ranks: test_files_on_cuda.py; of a regression: custom_op in test_examples.py.
-@pytest.mark.parametrize(("ranks", "task"), sample([(0, "classify"), (2, "layers")], 2, first=1))
+@pytest.mark.parametrize(("ranks", "task"), sample([(0, "classify"), (2, "layers")], 2))
 def test_the_losses_of_the_cpu(steps, ranks, task):
     cpu, cuda = steps("cpu", 0, task), steps("cuda", ranks, task)
     assert len(cuda["losses"]) == 26

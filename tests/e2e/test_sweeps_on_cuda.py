@@ -6,7 +6,6 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.emulated import emulated_ranks, inside_emulator
-from tests.sample import sample
 
 pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
 SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "sweep_on_cuda.py")
@@ -52,7 +51,8 @@ def alone():
     return alone
 
 
-@pytest.mark.parametrize(("ranks", "places", "more"), sample([(2, 2, {}), (0, 6, {"EMULATOR_STREAMS": "random"})], 2))
+@pytest.mark.long  # of packs themselves: tests/ops/test_packs_on_cuda.py
+@pytest.mark.parametrize(("ranks", "places", "more"), [(2, 2, {}), (0, 6, {"EMULATOR_STREAMS": "random"})])
 def test_runs_have_the_bits_of_runs_alone(tiny_npz, alone, tmp_path, ranks, places, more):
     out = tmp_path / "s"
     arguments = ("-m", "dptrain", "sweep", *RUNS, *CUDA, "--data", tiny_npz, "--runs-per-device", str(places))

@@ -107,7 +107,8 @@ def test_products_are_what_they_are_written_for(nvcc, case, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sample(tma.CANDIDATES, 5, single=True))
+@pytest.mark.long
+@pytest.mark.parametrize("name", tma.CANDIDATES)
 def test_candidates_are_what_they_are_written_for(nvcc, name, tmp_path):
     """Few instructions copy, and a whole block's threads have the registers that they need."""
     place, cubin, candidate = tmp_path / "product.cu", tmp_path / "product.cubin", tma.CANDIDATES[name]
