@@ -89,7 +89,8 @@ def test_kernels_are_compiled_at_the_first_call(tmp_path):
         assert f" {compiled} compiled for sm_90" in line(done, "kernels")
 
 
-@pytest.mark.parametrize("options", sample([["--gpu-select", "index"], ["--share-gpu"]], 2))
+@pytest.mark.long
+@pytest.mark.parametrize("options", [["--gpu-select", "index"], ["--share-gpu"]])
 def test_all_ranks_take_part(options):
     devices = "1" if "--share-gpu" in options else "2"
     model = ["--hidden", "8", "--batch-size", "32"]

@@ -106,7 +106,8 @@ def test_a_network_for_a_folder_of_pictures(tmp_path):
     assert len(alone) == 2
 
 
-@pytest.mark.parametrize("name", sample(["siamese", "distillation"], 2))
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["siamese", "distillation"])
 def test_models_of_several_towers(name):
     width = "4" if name == "distillation" else "2"  # the student has a quarter of it
     options = ["--dtype", "float64", "--images", "60", "--epochs", "2", "--width", width]

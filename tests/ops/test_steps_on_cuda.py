@@ -52,6 +52,7 @@ def test_steps_of_packs_share_graphs(cuda_backend, recorded):
         backend.close()
 
 
+@pytest.mark.long
 def test_other_data_for_the_same_step_take_the_same_graphs(cuda_backend, recorded):
     """In turns with the first data, whose results stay what they are."""
     run = Run(cuda_backend, 1, mixing=False)
