@@ -17,7 +17,7 @@ PYTHON = (
     *(f"dptrain/backend/cuda/{name}.py" for name in ("attention", "compose", "convolutions", "executable")),
     *(f"dptrain/backend/cuda/{name}.py" for name in ("expressions", "generate", "groups", "loops", "products")),
     *(f"dptrain/backend/cuda/{name}.py" for name in ("libraries/choices", "persistent", "row_chains")),
-    *(f"dptrain/ops/{name}.py" for name in ("associative", "nn/attention", "loops", "scan")),
+    *(f"dptrain/ops/{name}.py" for name in ("associative", "branches", "nn/attention", "loops", "scan", "while_node")),
     *(f"dptrain/program/{name}.py" for name in ("absent_rows", "additive", "body", "gradient", "lowering", "operand")),
     *(f"dptrain/program/{name}.py" for name in ("passes", "steps", "structure", "types")),
     *(f"dptrain/program/codegen/{name}.py" for name in ("cpp", "fuse", "index_expr", "kernels", "memory", "merge")),
@@ -32,7 +32,7 @@ KERNELS = ("*.cuh", "*.h")
 # Those of them that generated CUDA C++ includes.
 CUDA_HEADERS = (
     *("attention", "columns", "common", "convolution", "digest", "product.", "product_half", "product_tf32"),
-    *("product_wgmma", "half", "random", "recurrent", "scalar", "tiles", "windows"),
+    *("product_wgmma", "product_tma", "half", "random", "recurrent", "scalar", "tiles", "windows"),
 )
 # In kernels and headers: what is sought in a line of code, and what may stand there instead.
 TEXT = (

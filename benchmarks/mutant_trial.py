@@ -48,7 +48,7 @@ class Device:
 
 OF_PROGRAMS = (
     "dptrain/program",
-    *(f"dptrain/ops/{name}.py" for name in ("associative", "nn/attention", "loops", "scan")),
+    *(f"dptrain/ops/{name}.py" for name in ("associative", "branches", "nn/attention", "loops", "scan", "while_node")),
 )
 CUDA_KERNELS = tuple(f"kernels/{name}" for name in CUDA_HEADERS)
 ON_CUDA = (*OF_PROGRAMS, "dptrain/backend/cuda", *CUDA_KERNELS)
@@ -60,10 +60,12 @@ OF_RANKS = ("dptrain/comm", "dptrain/train", "kernels/native_ranks.h")
 CPU_TESTS = (
     *("tests/unit/program", "--ignore=tests/unit/program/test_published_scaling.py", "tests/unit/comm"),
     *(f"tests/unit/backend/cpu/test_{name}.py" for name in ("compiled", "products", "convolutions", "digest", "half")),
-    *(f"tests/unit/backend/cpu/test_{name}.py" for name in ("node_sums", "separate_rows", "special_numbers")),
+    *(f"tests/unit/backend/cpu/test_{name}.py" for name in ("interruption", "node_sums", "separate_rows")),
+    "tests/unit/backend/cpu/test_special_numbers.py",
     "tests/unit/train/test_sharding.py",
     *("tests/unit/backend/test_conformance.py", "tests/unit/backend/cpu/test_attention.py", "tests/unit/test_utils.py"),
-    *("tests/unit/ops/test_attention.py", "tests/unit/ops/test_loops.py", "tests/unit/models/test_loops.py"),
+    *(f"tests/unit/ops/test_{name}.py" for name in ("attention", "branches", "loops", "while_node")),
+    "tests/unit/models/test_loops.py",
     *(
         "tests/unit/saving/test_program.py",
         "tests/unit/saving/test_program_loops.py",
@@ -75,7 +77,7 @@ CUDA_TESTS = (
     *("products_of_views", "snapshots_on_cuda", "programs_on_cuda", "reductions_on_cuda", "conformance_on_cuda"),
     *("half_products_on_cuda", "wgmma_products_on_cuda", "half_precision_on_cuda", "convolutions_on_cuda"),
     *("absent_rows_on_cuda", "attention_on_cuda", "calls_in_loops_on_cuda", "loops_on_cuda", "row_chains_on_cuda"),
-    *("recurrent_on_cuda", "steps_on_cuda"),
+    *("recurrent_on_cuda", "steps_on_cuda", "branches_on_cuda", "while_loops_on_cuda", "tma_products_on_cuda"),
 )
 TEXTS = ("attention", "compose", "costs", "generate", "groups", "persistent", "products")  # in this process
 OF_TEXT = tuple(f"tests/unit/backend/cuda/test_{name}.py" for name in TEXTS)
