@@ -126,7 +126,8 @@ def _onnx(graph: OnnxGraph, value: Tensor, *inputs: Value) -> Sequence[Value]:
         stacks = [graph.expand(graph.constant(False), (length,))]
     step.add(order, values)
     stacks = list(map(graph.flip, stacks)) if reverse else stacks
-    results = graph.scan(carries, stacks, step.body(arguments, [values[end] for end in body.results]))
+    of_step = step.body(arguments, [values[end] for end in body.results], body.results)
+    results = graph.scan(carries, stacks, of_step)
     last, outputs = results[: len(carries)], results[len(carries) :]
     return [*last, *(map(graph.flip, outputs) if reverse else outputs)]
 

@@ -64,5 +64,5 @@ def _onnx(graph: OnnxGraph, value: Tensor, *inputs: Value) -> Sequence[Value]:
     values = dict(zip(body.placeholders, (*arguments, *inputs[count:]), strict=True))
     step.add(topological(body.results), values)
     number_of_step = step.argument(count, np.dtype(np.int64))
-    results = step.body([number_of_step, *arguments], [values[end] for end in body.results])
+    results = step.body([number_of_step, *arguments], [values[end] for end in body.results], body.results)
     return [inputs[0], *graph.loop(inputs[:count], results)]  # nobody reads the last condition

@@ -42,6 +42,7 @@ class OnnxBody:
     inputs: Sequence[Value]
     outputs: Sequence[Value]
     nodes: "Sequence[OnnxNode]"
+    results: Sequence[Tensor] = ()  # that are the outputs, if runtimes must know their shapes
 
 
 @dataclass(frozen=True)
@@ -120,10 +121,10 @@ class OnnxGraph:
         self.nodes.append(OnnxNode("Loop", inputs, tuple(output.name for output in outputs), {}, body))
         return outputs
 
-    def body(self, inputs: Sequence[Value], outputs: Sequence[Value]) -> OnnxBody:
+    def body(self, inputs: Sequence[Value], outputs: Sequence[Value], results: Sequence[Tensor] = ()) -> OnnxBody:
         """Return the body that this graph is, with outputs of its own."""
         ends = [self.node("Identity", output) for output in outputs]
-        return OnnxBody(inputs, ends, needed(self.nodes, {end.name for end in ends}))
+        return OnnxBody(inputs, ends, needed(self.nodes, {end.name for end in ends}), results)
 
     def argument(self, number: int, dtype: np.dtype[Any]) -> Value:
         """Return an input of a body."""

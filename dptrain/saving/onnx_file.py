@@ -155,18 +155,19 @@ def _node(onnx: ModuleType, node: OnnxNode) -> Any:
 
 def _body(onnx: ModuleType, body: OnnxBody, scalars: int = 0) -> Any:
     """Return a body, the first of whose inputs are scalars."""
-    ends = (
-        [
-            onnx.helper.make_tensor_value_info(
-                value.name,
-                onnx.helper.np_dtype_to_tensor_dtype(value.dtype),
-                () if value in body.inputs[:scalars] else None,
-            )
-            for value in values
-        ]
-        for values in (body.inputs, body.outputs)
+
+    def info(value: Value) -> Any:
+        kind = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
+        return onnx.helper.make_tensor_value_info(value.name, kind, () if value in body.inputs[:scalars] else None)
+
+    if body.results:
+        pairs = zip(body.outputs, body.results, strict=True)
+        outputs = [_value_info(onnx, value.name, tensor) for value, tensor in pairs]
+    else:
+        outputs = list(map(info, body.outputs))
+    return onnx.helper.make_graph(
+        [_node(onnx, node) for node in body.nodes], "step", list(map(info, body.inputs)), outputs
     )
-    return onnx.helper.make_graph([_node(onnx, node) for node in body.nodes], "step", *ends)
 
 
 def _value_info(onnx: ModuleType, name: str, tensor: Tensor) -> Any:

@@ -176,14 +176,14 @@ def test_all_eight_numbers_of_a_block_are_used(cuda_backend):
     ("op", "message"),
     [
         (cube_op(CUBE.replace("scale *", "skale *")), r"nvcc cannot compile cube.cu for sm_\d+a?: .*skale"),
-        (cube_op(kernel="cub"), "op 'cube': kernel 'cub' does not load .*extern \"C\" __global__"),
+        (cube_op(kernel="cub"), "op 'cube': kernel 'cub' cannot be loaded .*extern \"C\" __global__"),
         (
             cube_op(launch=lambda x, y, scale: dp.ops.Launch((1, 1), (2048, 1, 1), (x, y, x.size, scale))),
             r"op 'cube': kernel 'cube' cannot be launched on grid \(1, 1\), block \(2048, 1, 1\)",
         ),
         (
             cube_op(launch=lambda x, y, scale: dp.ops.Launch((1, 1), (64, 1, 1), (x, y, "many", scale))),
-            "op 'cube': kernel 'cube' does not launch .*arguments 'PPqf'",
+            "op 'cube': kernel 'cube' cannot be launched .*arguments 'PPqf'",
         ),
     ],
     ids=["syntax", "name", "block", "argument"],
