@@ -35,7 +35,7 @@ class Value:
     dtype: np.dtype[Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OnnxBody:
     """The graph of a loop's step, whose nodes also read constants and values of the graphs around it."""
 

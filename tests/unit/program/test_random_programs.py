@@ -26,7 +26,7 @@ PARTS = 12
 
 
 @needs_compiler
-@pytest.mark.parametrize("part", sample(range(PARTS), 6))
+@pytest.mark.parametrize("part", sample(range(PARTS), 12))
 def test_random_programs(part):
     for seed in range(part * EACH, (part + 1) * EACH):
         case = program(seed)
