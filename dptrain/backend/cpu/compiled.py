@@ -224,7 +224,7 @@ class CompiledExecutable:
                     self._window[...] = self._order[start : start + len(self._window)]
                     for step in self._steps:
                         step(number == positions.size)
-                    self._interruption.check()
+                        self._interruption.check()
                     self._library.moves(ctypes.byref(self._context))
         self._interruption.check()
         if self._outside[0]:

@@ -10,7 +10,7 @@ _Asks = ctypes.CFUNCTYPE(ctypes.c_int64)
 
 
 class Interruption:
-    """What a signal's handler raised; compiled code calls `function` and sets `stopped` to what it returns."""
+    """What a handler raised; `addresses` are those of what stops compiled code and of the function that it calls."""
 
     def __init__(self) -> None:
         self._error: BaseException | None = None
