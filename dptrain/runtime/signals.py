@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from types import CodeType
-from typing import Any, TypeVar
+from typing import Any
 
 Handler = Callable[[int, Any], Any] | int | None
 
@@ -22,11 +21,6 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1
 FROM_OUTSIDE = SIGNALS[1:]
 # A terminal sends Ctrl-C to all ranks and to mpirun, which forwards it: within this many seconds that is one signal.
 _ONE_SECONDS = 1.0
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-# Functions that compiled code calls, and a handler's error from the beginning of such a function.
-_deferring: set[CodeType] = set()
-_deferred: BaseException | None = None
 
 _caught: int | None = None
 _caught_at = 0.0
@@ -44,31 +38,6 @@ def caught() -> int | None:
 def seconds_since_caught() -> float | None:
     """Return how long ago the first signal came, or None."""
     return None if _caught is None else time.monotonic() - _caught_at
-
-
-def deferring(function: _Function) -> _Function:
-    """Keep handlers from raising in a function that compiled code calls: Python would print the error and drop it.
-
-    The function and the caller of the compiled code call `raise_deferred` where they can catch the error.
-    """
-    _deferring.add(function.__code__)
-    return function
-
-
-def raise_in(frame: Any, error: BaseException) -> None:
-    """Raise a handler's error in the interrupted `frame`, or defer it if that must not raise."""
-    global _deferred
-    if frame is None or frame.f_code not in _deferring:
-        raise error
-    _deferred = error
-
-
-def raise_deferred() -> None:
-    """Raise a handler's deferred error."""
-    global _deferred
-    if _deferred is not None:
-        error, _deferred = _deferred, None
-        raise error
 
 
 def raise_caught() -> None:
@@ -162,7 +131,7 @@ def _interrupt(number: int, frame: Any) -> None:
     is_first = _caught is None
     _note(number, frame)
     if is_first:
-        raise_in(frame, SignalledError(name_of(number)))
+        raise SignalledError(name_of(number))
 
 
 def _note(number: int, frame: Any) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 from dptrain.backend.cpu.compile import compiler, library
 from dptrain.errors import DataError, DptrainError, ExitCode
 from dptrain.runtime.failure import who
-from dptrain.runtime.signals import raise_in
 
 _HEADERS = ("native_maps.h",)
 # Seconds within which missing pages are reported once.
@@ -45,7 +44,7 @@ def guard_mapped_files() -> None:
     if not _guarded:
         guard.dp_maps_before()
     if can_raise:
-        signal.signal(signal.SIGBUS, lambda number, frame: _raise(guard, frame))
+        signal.signal(signal.SIGBUS, lambda number, frame: _raise(guard))
         interrupt = ctypes.cast(ctypes.pythonapi.PyErr_SetInterruptEx, ctypes.c_void_p)
     guard.dp_maps_guard(interrupt, int(ExitCode.DATA), f"{who()}: ".encode())
     _guarded, _raises = True, can_raise
@@ -63,7 +62,7 @@ def guard_what_is_mapped() -> None:
             guard_mapped_files()
 
 
-def _raise(guard: Any, frame: Any) -> None:
+def _raise(guard: Any) -> None:
     """Raise the error in the main thread, once for pages that are missed together."""
     global _raised_at
     now = time.monotonic()
@@ -72,5 +71,4 @@ def _raise(guard: Any, frame: Any) -> None:
     _raised_at = now
     guard.dp_maps_file.restype = ctypes.c_char_p
     path = os.fsdecode(guard.dp_maps_file())
-    error = DataError(f"{path}: truncated while in use: it is shorter now than when it was mapped; copy the file again")
-    raise_in(frame, error)
+    raise DataError(f"{path}: truncated while in use: it is shorter now than when it was mapped; copy the file again")

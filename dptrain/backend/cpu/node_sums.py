@@ -6,16 +6,14 @@ from typing import Any
 import numpy as np
 
 from dptrain.backend.cpu.compile import shared
+from dptrain.backend.cpu.interruption import Callback
 from dptrain.comm.node import NodeMessage, NodeMessages
 from dptrain.program.tensor import Array, Tensor
-from dptrain.runtime.signals import deferring, raise_deferred
 
 # Types that are summed.
 TYPES = ("float32", "float64", "float16", "bfloat16")
 # Spins before yielding to other threads: about 50 us.
 _TURNS = 1000
-
-_Attend = ctypes.CFUNCTYPE(ctypes.c_int64)
 
 
 class _Message(ctypes.Structure):
@@ -33,7 +31,7 @@ class _Message(ctypes.Structure):
         ("call", ctypes.c_int64 * 5),
         ("turns", ctypes.c_int64),
         ("summed", ctypes.c_void_p),
-        ("attend", _Attend),
+        ("attend", ctypes.c_void_p),
     )
 
 
@@ -47,8 +45,7 @@ class NodeSums:
 
     def __init__(self, messages: NodeMessages) -> None:
         self.messages = messages
-        self._failure: BaseException | None = None
-        self._attend = _Attend(self._attended)
+        self._attend = Callback(messages.attend)
         self._given: list[Any] = []  # keeps the structures' targets alive
         self._made = [self._message(message) for message in messages.messages]
         self.addresses = [ctypes.addressof(structure) for structure in self._made]
@@ -67,19 +64,8 @@ class NodeSums:
 
     def check(self) -> None:
         """Raise the error that stopped compiled code in a sum."""
-        raise_deferred()
-        if self._failure is not None:
-            raise self._failure
-
-    @deferring
-    def _attended(self) -> int:
-        try:
-            raise_deferred()
-            self.messages.attend()
-        except BaseException as error:  # compiled code cannot raise it, Ctrl-C included
-            self._failure = error
-            return 1
-        return 0
+        if self._attend.error is not None:
+            raise self._attend.error
 
     def _message(self, message: NodeMessage) -> _Message:
         memory = self.messages
@@ -98,7 +84,7 @@ class NodeSums:
             call=(ctypes.c_int64 * 5)(*message.call),
             turns=_TURNS if memory.spins else 0,
             summed=shared(f"dp_add_{message.total.dtype.name}"),
-            attend=self._attend,
+            attend=ctypes.cast(self._attend.pointer, ctypes.c_void_p),
         )
 
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import threading
 
 import pytest
@@ -96,26 +95,3 @@ def test_what_is_no_training_ends_by_them(monkeypatch):
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         assert caught() is None
     assert received == [signal.SIGTERM]
-
-
-def test_a_handler_does_not_raise_as_a_function_begins_that_compiled_code_calls():
-    failures: list[BaseException] = []
-
-    @signals.deferring
-    def called() -> int:
-        try:
-            signals.raise_deferred()
-        except signals.SignalledError as error:
-            failures.append(error)
-            return 1
-        return 0
-
-    class Frame:
-        f_code = called.__code__
-
-    signals.raise_in(Frame(), signals.SignalledError("SIGTERM"))
-    assert called() == 1
-    assert called() == 0
-    assert [str(failure) for failure in failures] == ["SIGTERM"]
-    with pytest.raises(signals.SignalledError):
-        signals.raise_in(sys._getframe(), signals.SignalledError("SIGTERM"))

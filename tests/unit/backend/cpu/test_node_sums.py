@@ -1,5 +1,6 @@
 """Sums that compiled code makes in memory which ranks share: the bits of the tree, and waits that end."""
 
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from dptrain.backend.cpu.compile import compiler
 from dptrain.backend.cpu.node_sums import NodeSums
 from dptrain.comm.node import APART, NodeMessage, NodeMessages
 from dptrain.comm.node_sum import tree_sum
+from dptrain.runtime.signals import interrupting
 from dptrain.runtime.watch.records import Collective, Record, numbers_of
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
@@ -71,6 +73,25 @@ def test_what_the_watch_raises_ends_the_wait():
         sums[0].sum(0)
     assert time.monotonic() - begin < 30  # and not never: a busy machine took 10
     assert records[0].position == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_wait(number):
+    begin, called = time.monotonic(), threading.Event()
+
+    def attend():
+        called.set()
+        if time.monotonic() - begin > 30:
+            raise RuntimeError("the signal was lost")
+
+    sums, _ = on_threads(2, [(10, np.float32)], attend)
+    sender = threading.Thread(target=lambda: called.wait() and signal.raise_signal(number))
+    sender.start()
+    try:
+        with interrupting(), pytest.raises(KeyboardInterrupt):
+            sums[0].sum(0)
+    finally:
+        sender.join()
 
 
 def test_a_neighbour_in_another_collective_is_seen_before_numbers_are_added():
