@@ -10,6 +10,7 @@ asked for with `--step`, since the C++ is compiled for it.
 """
 
 import argparse
+import gc
 import sys
 import time
 from collections.abc import Callable
@@ -113,6 +114,7 @@ def prepared(name: str, with_step: bool) -> dict[str, float]:
         return result
 
     model = timed("build", built, name)
+    gc.disable()  # as `dptrain.runtime.garbage` does where a step is prepared
     traced, totals = timed("trace", explaining._traced, model, BATCH, "train", None)
     placed = timed("place", place, traced, totals)
     timed("structure", structure_of, placed)
@@ -123,6 +125,7 @@ def prepared(name: str, with_step: bool) -> dict[str, float]:
     texts = timed("write", composition.sources)
     seconds |= {"tensors": len(placed.tensors), "C++ lines": code.source.count("\n")}
     seconds["CUDA lines"] = sum(text.count("\n") for text in texts)
+    gc.enable()
     if with_step:
         model = built(name)
         shape = (BATCH, *model.input_shape[1:])

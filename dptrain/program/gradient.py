@@ -26,15 +26,16 @@ def topological(
     """Return outputs and all that they depend on, each after its inputs, or other `operands`."""
     order: list[Tensor] = []
     visited: set[Tensor] = set()
-    stack = [(output, False) for output in reversed(list(outputs))]
+    stack: list[Tensor | None] = [*reversed(list(outputs))]
     while stack:
-        tensor, inputs_done = stack.pop()
-        if inputs_done:
+        tensor = stack.pop()
+        if tensor is None:  # the inputs of the tensor below are done
+            tensor = stack.pop()
+            assert tensor is not None
             order.append(tensor)
         elif tensor not in visited:
             visited.add(tensor)
-            stack.append((tensor, True))
-            stack += [(operand, False) for operand in reversed(operands(tensor))]
+            stack += (tensor, None, *reversed(operands(tensor)))
     return order
 
 

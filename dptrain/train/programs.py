@@ -40,6 +40,7 @@ from dptrain.program.tensor import Tensor, Variable, placeholder, watching
 from dptrain.program.turns import MAKING, TURNS
 from dptrain.registry.reads import Reads
 from dptrain.runtime.failure import phase
+from dptrain.runtime.garbage import uncollected
 from dptrain.train.pipeline import PipelineExecutable
 from dptrain.train.sharding import Sharding
 
@@ -154,7 +155,7 @@ class Programs:
         key = (*any_size, batch_rows)
         placed = self._placed.get(key)
         if placed is None:
-            with self._making:
+            with self._making, uncollected():
                 return self._placed.get(key) or self._place(step, batch, batch_rows, any_size, whole)
         with suppress(KeyError):  # another thread has dropped it meanwhile
             self._placed.move_to_end(key)

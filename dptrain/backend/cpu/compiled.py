@@ -45,6 +45,7 @@ from dptrain.program.steps import step_of, unrolled, without_ranks
 from dptrain.program.structure import draws_bits, of_variables, structure_of, to_be_kept
 from dptrain.program.tensor import Array, Tensor
 from dptrain.program.turns import MAKING, TURNS
+from dptrain.runtime.garbage import uncollected
 from dptrain.runtime.python_lock import released
 
 # Types of factors, in the order of the products and of the convolutions in `Context`.
@@ -421,7 +422,7 @@ def lowered(program: Program, *, alone: bool = True, join: bool = True) -> tuple
     """Return a program's kernels and C++, cached for all numbers of rows and for programs of the same structure."""
     key = "cpu", alone, join
     if key not in program.lowered:
-        with MAKING:
+        with MAKING, uncollected():
             if key not in program.lowered:
                 program.lowered[key] = _of_structure(program, alone, join)
     result: tuple[Fused, Code] = program.lowered[key]

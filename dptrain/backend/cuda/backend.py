@@ -37,6 +37,7 @@ from dptrain.program.absent_rows import OUTSIDE
 from dptrain.program.pipeline.send_recv import Channel
 from dptrain.program.program import Program
 from dptrain.program.tensor import Variable
+from dptrain.runtime.garbage import uncollected
 
 # Types that kernels read.
 STORED = (*("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64"),)
@@ -206,7 +207,8 @@ class CudaBackend(Backend):
             provider = self.choices.provider if self.libraries else None
             while len(compositions) >= _KEPT_COMPOSITIONS:
                 compositions.pop(next(iter(compositions)))
-            compositions[key] = Composition(program, rows, first_row, alone=alone, provider=provider, **products)
+            with uncollected():
+                compositions[key] = Composition(program, rows, first_row, alone=alone, provider=provider, **products)
         return compositions[key]
 
     def prepare(self, program: Program, rows: int, first_row: int = 0, *, alone: bool = True) -> None:
