@@ -25,8 +25,8 @@ def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> 
     Where the condition is not known, as in a traced step, both are traced and one is executed, with its assignments
     and gradients. On a GPU, and between symbolic tensors, both are, and one result is selected.
     """
-    condition = _scalar(
-        pred, "cond: pred", "boolean: reduce it with ops.any or ops.all, or select elements with ops.where"
+    condition = scalar(
+        pred, "cond: pred has", "boolean: reduce it with ops.any or ops.all, or select elements with ops.where"
     )
     if condition.value is not None:
         return true_fn() if bool(condition) else false_fn()
@@ -39,20 +39,13 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -
 
     Where the index is not known, all are traced; see `cond`.
     """
-    number = _scalar(index, "switch: index", "integer")
+    number = scalar(index, "switch: index has", "integer")
     last = len(branches) - 1
     if number.value is not None or not last:
         return branches[min(max(int(number), 0), last) if last else 0](*operands)
     number = reshape(number, ())
     guards = [number <= 0, *(number == place for place in range(1, last)), number >= last]
     return _chosen(guards, [lambda branch=branch: branch(*operands) for branch in branches])  # type: ignore[misc]
-
-
-def _scalar(value: Any, argument: str, expected: str) -> Tensor:
-    tensor = as_tensors([value])[0]
-    if not all(is_one(length) for length in tensor.shape):
-        raise ConfigError(f"{argument} has shape {without_rows(tensor.shape)}; expected a single {expected}")
-    return tensor
 
 
 @dataclass(eq=False)
@@ -130,3 +123,11 @@ def check_structure(rule: str, first: Any, second: Any) -> None:
         tree.assert_same_structure(first, second)
     except ConfigError as error:
         raise ConfigError(f"{rule}. {error}") from None
+
+
+def scalar(value: Any, subject: str, expected: str) -> Tensor:
+    """Return a tensor of one element; the ConfigError for another shape begins with the subject."""
+    tensor = as_tensors([value])[0]
+    if not all(is_one(length) for length in tensor.shape):
+        raise ConfigError(f"{subject} shape {without_rows(tensor.shape)}; expected a single {expected}")
+    return tensor

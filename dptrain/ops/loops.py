@@ -8,7 +8,7 @@ import numpy as np
 
 from dptrain import tree
 from dptrain.errors import ArgumentTypeError, ConfigError
-from dptrain.ops.branches import IN_BODY, check_structure, cond
+from dptrain.ops.branches import IN_BODY, check_structure, cond, scalar
 from dptrain.ops.elementwise import cast, logical_and
 from dptrain.ops.manipulation import reshape, stack
 from dptrain.ops.open_shapes import for_open_shapes
@@ -16,7 +16,7 @@ from dptrain.ops.scan import SCAN
 from dptrain.ops.while_node import WHILE
 from dptrain.program.body import traced
 from dptrain.program.dims import Dim
-from dptrain.program.shapes import is_one, without_rows
+from dptrain.program.shapes import without_rows
 from dptrain.program.tensor import Tensor, as_tensors, is_tracing, mask_of, with_mask
 
 # Greatest number of iterations of a loop over known conditions; each adds ops to the program.
@@ -104,12 +104,7 @@ def while_loop(
 
 def _condition(result: Any) -> Tensor:
     """Return what the condition of a loop returns as a boolean of shape ()."""
-    tensor = as_tensors([result])[0]
-    if not all(is_one(length) for length in tensor.shape):
-        raise ConfigError(
-            f"while_loop: cond returns shape {without_rows(tensor.shape)}; expected a single boolean: reduce it with "
-            "ops.any or ops.all"
-        )
+    tensor = scalar(result, "while_loop: cond returns", "boolean: reduce it with ops.any or ops.all")
     return cast(reshape(tensor, ()), np.dtype(np.bool_))
 
 

@@ -150,20 +150,14 @@ class Numbers:
 
 def generate(fused: Fused) -> Code:
     """Return the C++ of a fused program."""
-    return _Writer(fused).code
-
-
-def _needs_python(step: Fused) -> bool:
-    """Whether ranks communicate in a step of a loop, or an op has no C++."""
-    try:
-        return not all(isinstance(part, NativeFunction) for part in generate(step).parts)
-    except NeedsPythonError:
-        return True
+    return _Writer(fused, {}).code
 
 
 class _Writer:
-    def __init__(self, fused: Fused) -> None:
-        self.fused, self.code = fused, Code()
+    """Writes the text of a program; `needing_python` caches `_needs_python` of steps."""
+
+    def __init__(self, fused: Fused, needing_python: dict[RepeatKernel, bool]) -> None:
+        self.fused, self.code, self._needing_python = fused, Code(), needing_python
         self._slots: dict[Tensor, int] = {}
         self._functions: dict[tuple[str, str], str] = {}  # names by arguments and bodies
         self._natives: list[str] = []
@@ -240,7 +234,7 @@ class _Writer:
         rows, in a table of its own. None, or NeedsPythonError if it can be unrolled, where a step needs Python.
         """
         body, around = kernel.body, self.fused
-        if kernel.length is None and _needs_python(kernel.step):
+        if kernel.length is None and self._needs_python(kernel):
             return None
         inputs = [self.slot(view.root) for view in kernel.reads]
         values = {number: self.slot(tensor) for number, tensor in kernel.values.items()}
@@ -283,6 +277,16 @@ class _Writer:
         text = "".join(f"{line}\n" for line in _indented(lines))
         self._natives.append(f"static void {name}({arguments}) {{\n{text}}}\n")
         return f"dp_steps(c, {name}, {least_rows(kernel)});" if apart else f"{name}(c);{ending}"
+
+    def _needs_python(self, kernel: RepeatKernel) -> bool:
+        """Whether ranks communicate in a step of a loop, or an op has no C++."""
+        if kernel not in self._needing_python:
+            try:
+                parts = _Writer(kernel.step, self._needing_python).code.parts
+                self._needing_python[kernel] = not all(isinstance(part, NativeFunction) for part in parts)
+            except NeedsPythonError:
+                self._needing_python[kernel] = True
+        return self._needing_python[kernel]
 
     def _pointers(
         self, kernel: RepeatKernel, slots: Sequence[int], inputs: Sequence[int], values: Mapping[int, int]
