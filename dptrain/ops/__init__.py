@@ -7,7 +7,6 @@ gradients. Arguments of the wrong shape or type, missing axes and unknown words 
 from typing import TYPE_CHECKING
 
 from dptrain.ops import image, linalg, nn, numpy, parts  # noqa: F401  # with which tensors have []
-from dptrain.ops.arrangement import slice_update
 from dptrain.ops.arrays import convert_to_numpy, convert_to_tensor, rsqrt, shape, unstack
 from dptrain.ops.associative import associative_scan
 from dptrain.ops.branches import cond, switch
@@ -61,6 +60,7 @@ from dptrain.ops.sorting.counting import (
     segment_min,
     segment_prod,
     slice,
+    slice_update,
 )
 from dptrain.ops.sorting.searching import scatter, segment_sum
 from dptrain.ops.sorting.sort import top_k

@@ -237,13 +237,3 @@ def meshgrid(*x: Any, indexing: str = "xy") -> list[Tensor]:
 def get_item(x: Any, key: Any) -> Tensor:
     """Return x[key]."""
     return _tensor(x)[key]
-
-
-@for_open_shapes
-def slice_update(inputs: Any, start_indices: Sequence[int], updates: Any) -> Tensor:
-    """Return inputs with the block that starts at these known indices replaced."""
-    tensor, block = as_tensors([inputs, updates])
-    key = tuple((int(a), int(a) + int(n), 1) for a, n in zip(start_indices, block.shape, strict=True))
-    inside = np.zeros(tuple(map(int, tensor.shape)), np.bool_)
-    inside[tuple(slice(*bounds) for bounds in key)] = True
-    return where(inside, put(cast(block, tensor.dtype), key=key, shape=tensor.shape), tensor)

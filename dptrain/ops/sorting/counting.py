@@ -10,12 +10,13 @@ from dptrain.errors import ArgumentTypeError, ConfigError
 from dptrain.ops.arrays import ravel
 from dptrain.ops.elementwise import cast, equal, floating, logical_and, maximum, minimum, where
 from dptrain.ops.indexing import add_rows, gather_rows_along, normalized_indices, one_hot, take_at_axis, take_rows
-from dptrain.ops.manipulation import expand_dims, reshape
+from dptrain.ops.manipulation import expand_dims, put, reshape
 from dptrain.ops.math.bits import bit_invert
 from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.parts import part
 from dptrain.ops.reduction import max, min, sum
 from dptrain.ops.sorting.searching import scatter, searchsorted, segment_sum, segments_of
+from dptrain.program.dims import Dim
 from dptrain.program.lowering import HostCall
 from dptrain.program.op import op
 from dptrain.program.shapes import Shape
@@ -173,38 +174,99 @@ def scatter_update(inputs: Any, indices: Any, updates: Any, reduction: str | Non
 
 @for_open_shapes
 def slice(inputs: Any, start_indices: Any, shape: Sequence[int]) -> Tensor:
-    """Return a block of a tensor of known lengths.
+    """Return a block of a tensor.
 
     Args:
         inputs: the tensor.
-        start_indices: for each axis a number, or integers computed in the step, clamped so that the block fits.
+        start_indices: for each axis a number, or an integer computed in the step, clamped so that the block fits.
         shape: of the block; -1 takes the rest of an axis and needs a known start.
+
+    Raises:
+        ConfigError: another number of axes, or a known block out of range.
     """
     (tensor,) = as_tensors([inputs])
-    starts = as_tensors([start_indices])[0] if not isinstance(start_indices, list | tuple) else list(start_indices)
-    count = len(starts) if isinstance(starts, list) else int(starts.shape[0])
-    if len(shape) != tensor.ndim or count != tensor.ndim:
-        raise ConfigError(
-            f"slice: the number of dimensions in `inputs` must match those in `shape` and `start_indices`; found "
-            f"{tensor.ndim}, {len(shape)} and {count}"
-        )
-    for axis, length in enumerate(shape):
-        (start,) = as_tensors([starts[axis]])
-        axis_length = int(tensor.shape[axis])
+    starts = _starts("slice", tensor, start_indices, len(shape), "shape")
+    for axis, (start, length) in enumerate(zip(starts, shape, strict=True)):
+        if _is_whole_axis(start, length, tensor.shape[axis]):
+            continue
         if start.value is not None:
-            begin = int(start.value)
-            stop = axis_length if length == -1 else begin + int(length)
-            if not 0 <= begin <= stop <= axis_length:
-                raise ConfigError(f"slice: {begin} to {stop} is out of range for axis {axis} of shape {tensor.shape}")
-            tensor = part(tensor, (*(np.s_[:],) * axis, np.s_[begin:stop]))
+            tensor = part(tensor, (*(np.s_[:],) * axis, np.s_[_known_block("slice", tensor, axis, start, length)]))
             continue
         if length == -1:
             raise ConfigError(
                 f"slice: shape={tuple(shape)}: expected a length for axis {axis}, whose start is not known"
             )
-        begin_at = minimum(maximum(start, 0), axis_length - int(length))
+        begin_at = minimum(maximum(start, 0), int(tensor.shape[axis]) - int(length))
         tensor = take_at_axis(tensor, begin_at + np.arange(int(length), dtype=np.int32), axis)
     return tensor
+
+
+@for_open_shapes
+def slice_update(inputs: Any, start_indices: Any, updates: Any) -> Tensor:
+    """Return inputs with a block replaced.
+
+    Args:
+        inputs: the tensor.
+        start_indices: for each axis a number, or an integer computed in the step, clamped so that the block fits.
+        updates: the block, cast to the type of `inputs`.
+
+    Raises:
+        ConfigError: another number of axes, or a block that does not fit.
+    """
+    tensor, block = as_tensors([inputs, updates])
+    starts = _starts("slice_update", tensor, start_indices, block.ndim, "updates")
+    block, lengths = cast(block, tensor.dtype), block.shape
+    written: Any = np.ones((1,) * tensor.ndim, np.bool_)
+    for axis, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+        if _is_whole_axis(start, length, tensor.shape[axis]):
+            continue
+        axis_length, across = int(tensor.shape[axis]), [-1 if at == axis else 1 for at in range(tensor.ndim)]
+        if int(length) > axis_length:
+            raise ConfigError(
+                f"slice_update: updates of shape {lengths} do not fit in axis {axis} of shape {tensor.shape}"
+            )
+        if start.value is not None:
+            known, before = _known_block("slice_update", tensor, axis, start, length), block.shape[:axis]
+            ends = [(0, n, 1) for n in block.shape]
+            ends[axis] = (known.start, known.stop, 1)
+            block = put(block, key=tuple(ends), shape=(*before, axis_length, *block.shape[axis + 1 :]))
+            start = as_tensors([known.start])[0]
+        else:
+            start = minimum(maximum(start, 0), axis_length - int(length))
+        # For each place of the axis, the place in the block.
+        places = np.arange(axis_length, dtype=np.int32) - start
+        written = logical_and(written, reshape(logical_and(places >= 0, places < int(length)), across))
+        if block.shape[axis] not in (1, axis_length):  # a block of length 1 is broadcast
+            block = take_at_axis(block, minimum(maximum(places, 0), int(length) - 1), axis)
+    return where(written, block, tensor)
+
+
+def _starts(name: str, tensor: Tensor, start_indices: Any, axes: int, other: str) -> list[Tensor]:
+    """Return where a block begins along each axis, each a tensor; refuse another number of axes than the tensor's."""
+    is_list = isinstance(start_indices, list | tuple)
+    vector = None if is_list else as_tensors([start_indices])[0]
+    count = len(start_indices) if vector is None else int(vector.shape[0]) if vector.ndim else 0
+    if not tensor.ndim == axes == count:
+        raise ConfigError(
+            f"{name}: the number of dimensions in `inputs` must match those in `{other}` and `start_indices`; found "
+            f"{tensor.ndim}, {axes} and {count}"
+        )
+    return [as_tensors([(start_indices if vector is None else vector)[axis]])[0] for axis in range(count)]
+
+
+def _is_whole_axis(start: Tensor, length: Any, axis_length: Any) -> bool:
+    """Whether a block has all of an axis; asks for no number of rows of a batch."""
+    if start.value is None or start.value != 0:
+        return False
+    return (isinstance(length, Dim) == isinstance(axis_length, Dim) and length == axis_length) or length == -1
+
+
+def _known_block(name: str, tensor: Tensor, axis: int, start: Tensor, length: Any) -> builtins.slice:
+    begin, axis_length = int(start), int(tensor.shape[axis])
+    stop = axis_length if length == -1 else begin + int(length)
+    if not 0 <= begin <= stop <= axis_length:
+        raise ConfigError(f"{name}: {begin} to {stop} is out of range for axis {axis} of shape {tensor.shape}")
+    return np.s_[begin:stop]
 
 
 # Counts

@@ -95,6 +95,8 @@ def test_a_number_of_points_may_be_a_tensor():
         (lambda: ops.softmax(X, 3), ConfigError, "axis 3 is out of bounds for 1 dim"),
         (lambda: ops.slice(X, (0, 0), (1,)), ConfigError, "found 1, 1 and 2"),
         (lambda: ops.slice(X, (0,), (1, 1)), ConfigError, "found 1, 2 and 1"),
+        (lambda: ops.slice_update(X, (0, 0), X), ConfigError, "in `updates` and `start_indices`; found 1, 1 and 2"),
+        (lambda: ops.slice_update(X, (1,), X), ConfigError, "slice_update: 1 to .* is out of range for axis 0"),
         (lambda: ops.scan(3, 0, [1]), TypeError, "`f` should be a callable"),
     ],
 )

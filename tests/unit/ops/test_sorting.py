@@ -5,8 +5,10 @@ import warnings
 import numpy as np
 import pytest
 
+import dptrain as dp
 from dptrain import ops
 from dptrain.errors import ConfigError
+from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
 from dptrain.program.program import trace
 
@@ -123,6 +125,63 @@ def test_places():
         np.testing.assert_allclose(actual[1], join(X[:2], 0), rtol=1e-12)
         assert (actual[[0, 2]] == empty).all()
     assert ops.segment_min(N, np.array([0, 0, 0]), 2).numpy()[1].tolist() == [np.iinfo(np.int32).max] * 4
+
+
+@pytest.mark.parametrize("block", [(2, 2, 2), (1, 4, 1), (3, 1, 5)])
+def test_a_block_starts_where_the_step_says(block):
+    updates, at = RNG.normal(size=block), np.array([1, 0, 9], np.int32)
+    first = np.clip(at, 0, np.subtract(X.shape, block))
+    key = tuple(slice(start, start + length) for start, length in zip(first, block, strict=True))
+
+    def step(x, at, updates):
+        starts = (int(first[0]), at[1], at[2])
+        return {
+            "all": ops.slice_update(x, at, updates),
+            "some": ops.slice_update(x, starts, updates),
+            "taken": ops.slice(x, starts, block),
+        }
+
+    arrays = {"x": X, "at": at, "updates": updates}
+    program = trace(step, {name: (array.shape, array.dtype.name) for name, array in arrays.items()})
+    actual = evaluate(program, arrays)[0]
+    expected = X.copy()
+    expected[key] = updates
+    np.testing.assert_array_equal(actual["all"], expected)
+    np.testing.assert_array_equal(actual["some"], expected)
+    np.testing.assert_array_equal(actual["taken"], X[key])
+
+
+def test_the_gradient_of_a_block_that_is_written_in_a_loop():
+    x, y = dp.Variable(X), dp.Variable(RNG.normal(size=(4, 3, 1, 5)))
+    weights = RNG.normal(size=(3, 4, 5))
+
+    def step():
+        with dp.GradientTape() as tape:
+            filled = ops.fori_loop(0, 2, lambda i, cache: ops.slice_update(cache, (0, i + 1, 0), y[i]), x * 1.0)
+            loss = ops.sum(filled * weights)
+        return dict(zip("xy", tape.gradient(loss, [x, y]), strict=True))
+
+    for gradients in (evaluate(trace(step, {}), {})[0], step()):
+        expected = weights.copy()
+        expected[:, 1:3] = 0
+        np.testing.assert_allclose(gradients["x"], expected)
+        expected = np.zeros((4, 3, 1, 5))
+        expected[:2, :, 0] = weights[:, 1:3].transpose(1, 0, 2)
+        np.testing.assert_allclose(gradients["y"], expected)
+
+
+def test_a_block_of_all_rows_holds_for_any_number_of_rows():
+    def step(x, at):
+        block = ops.slice(x, (0, at, 0), (x.shape[0], 2, 5))
+        return {"rest": ops.slice(x, (0, 1, 0), (-1, 1, -1)), "y": ops.slice_update(x, (0, at, 1), block[..., :4])}
+
+    program = trace(step, {"x": ((Dim.rows(3), 4, 5), "float64"), "at": ((), "int32")})
+    assert not program.shape_specialised
+    actual = evaluate(program, {"x": X[:2], "at": np.int32(2)}, rows=2)[0]
+    expected = X[:2].copy()
+    expected[:, 2:, 1:] = X[:2, 2:, :4]
+    np.testing.assert_array_equal(actual["y"], expected)
+    np.testing.assert_array_equal(actual["rest"], X[:2, 1:2])
 
 
 def test_bits():
