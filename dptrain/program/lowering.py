@@ -4,7 +4,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dptrain.program.codegen.views import IndexMap, marked
+from dptrain.program.codegen.index_expr import ZERO_INDEX, numel, offset_by
+from dptrain.program.codegen.views import IndexMap, key_maps, marked
 from dptrain.program.dims import Dim
 from dptrain.program.tensor import Tensor
 
@@ -86,10 +87,22 @@ class RowChain:
 class Insert:
     """The operand within zeros, at the attribute "key"."""
 
+    def parts(self, tensor: Tensor) -> list[tuple[IndexMap, ...]]:
+        """Return, for each operand, the index of its elements along each axis of the result."""
+        return [key_maps(tensor.attributes["key"])]
+
 
 @dataclass(frozen=True)
 class Join:
     """The operands concatenated along the attribute "axis"."""
+
+    def parts(self, tensor: Tensor) -> list[tuple[IndexMap, ...]]:
+        """Return, for each operand, the index of its elements along each axis of the result."""
+        axis, start, parts = tensor.attributes["axis"], ZERO_INDEX, []
+        for operand in tensor.inputs:
+            parts.append(tuple(IndexMap(n, start if n == axis else ZERO_INDEX) for n in range(tensor.ndim)))
+            start += offset_by(numel(operand.shape[axis : axis + 1]))
+        return parts
 
 
 @dataclass(frozen=True)

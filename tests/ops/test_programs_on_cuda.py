@@ -242,3 +242,14 @@ def test_what_is_wrong_is_said(cuda_backend):
         cuda_backend.executable(program, {"x": np.zeros((3, 3), np.float32)})
     with pytest.raises(ConfigError, match="input 'x' has dtype float64 on the device: expected float32"):
         cuda_backend.executable(program, {"x": np.zeros((B, 2))})
+
+
+@pytest.mark.parametrize("widths", [((0, 1), (15, 0)), ((1, 0), (15, 0)), ((0, 1), (0, 15)), ((2, 0), (0, 0))])
+def test_parts_load_nothing_outside_of_their_operand(cuda_backend, widths):
+    # The row is known outside of the loop over columns: what it loads must not leave the condition on both.
+    def step(x):
+        return {"y": ops.sum(ops.pad(x[:, :, None], ((0, 0), *widths)), 2)}
+
+    program = trace(step, {"x": ((5, 3), np.float32)})
+    _, actual, expected, _ = both(cuda_backend, program, {"x": np.arange(15, dtype=np.float32).reshape(5, 3)})
+    check(actual, expected)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dptrain.program.codegen.cpp import ctype, has_types, index_text, numel_text
-from dptrain.program.codegen.index_expr import ZERO_INDEX, Axis, numel, offset_by, ravel, symbol
+from dptrain.program.codegen.index_expr import Axis, numel, symbol
 from dptrain.program.codegen.kernels import Call
-from dptrain.program.codegen.views import View, key_maps, part_of
+from dptrain.program.codegen.views import View, part_of
 from dptrain.program.dims import Dim
 from dptrain.program.lowering import (
     AttentionLowering,
@@ -50,12 +50,8 @@ def call_text(call: Call, numbers: CallArguments, epilogue: Callable[[], Epilogu
     assert op is not None
     if not has_types(tensor):
         return None
-    if isinstance(op.lowering, Join):
-        return _joined(call, numbers)
-    if isinstance(op.lowering, Insert):
-        scalar, part = ctype(tensor.dtype), part_of(tensor, key_maps(tensor.attributes["key"]), tensor.inputs[0].ndim)
-        fill = f"  dp_fill<{scalar}>({numbers.address(tensor, True)}, {numel_text(tensor.shape)}, 0);\n"
-        return fill + _copied(part, call.reads[0], tensor.inputs[0].shape, numbers)
+    if isinstance(op.lowering, Insert | Join):
+        return _with_parts(call, op.lowering, numbers)
     if not all(view.is_whole(source.shape) for view, source in zip(call.reads, tensor.inputs, strict=True)):
         return None
     write = _ARGUMENTS.get(type(op.lowering))
@@ -85,14 +81,13 @@ def _copied(to: View, of: View, shape: Shape, numbers: CallArguments) -> str:
     return f"{''.join(lines)}{indent}{target} = {source};\n"
 
 
-def _joined(call: Call, numbers: CallArguments) -> str:
-    tensor, axis = call.tensor, call.tensor.attributes["axis"]
-    start, lines = ZERO_INDEX, []
-    for view, source in zip(call.reads, tensor.inputs, strict=True):
-        axes = [symbol(Axis(n)) for n in range(tensor.ndim)]
-        axes[axis] += start
-        lines.append(_copied(View(tensor, ravel(axes, tensor.shape)), view, source.shape, numbers))
-        start += offset_by(numel(source.shape[axis : axis + 1]))
+def _with_parts(call: Call, lowering: Insert | Join, numbers: CallArguments) -> str:
+    tensor, lines = call.tensor, list[str]()
+    if isinstance(lowering, Insert):
+        fill = f"dp_fill<{ctype(tensor.dtype)}>({numbers.address(tensor, True)}, {numel_text(tensor.shape)}, 0)"
+        lines.append(f"  {fill};\n")
+    for maps, view, operand in zip(lowering.parts(tensor), call.reads, tensor.inputs, strict=True):
+        lines.append(_copied(part_of(tensor, maps, operand.ndim), view, operand.shape, numbers))
     return "".join(lines)
 
 

@@ -14,10 +14,20 @@ from typing import Any
 import numpy as np
 
 from dptrain.errors import ConfigError
-from dptrain.program.codegen.cpp import Ex, cast, ctype, element, known_number, literal, numel_text
-from dptrain.program.codegen.index_expr import ZERO_INDEX, Axis, IndexExpr, numel, offset_by, ravel, symbol, unravel
+from dptrain.program.codegen.cpp import Ex, cast, ctype, element, index_text, is_word, known_number, literal, numel_text
+from dptrain.program.codegen.index_expr import (
+    ONE,
+    ZERO_INDEX,
+    Axis,
+    IndexExpr,
+    numel,
+    offset_by,
+    ravel,
+    symbol,
+    unravel,
+)
 from dptrain.program.codegen.kernels import reduced_axes
-from dptrain.program.codegen.statements import ZERO, Statements
+from dptrain.program.codegen.statements import ALWAYS, ZERO, Statements
 from dptrain.program.dims import Dim
 from dptrain.program.lowering import (
     ConvolutionLowering,
@@ -272,45 +282,42 @@ def _view(w: Writer, t: Tensor, index: Index) -> Ex:
     return w.value(x, [ZERO_INDEX if is_one(n) else index_map.at(index) for index_map, n in maps])
 
 
-def _put(w: Writer, t: Tensor, index: Index) -> Ex:
-    x, tests, inner_index, depth = t.inputs[0], list[str](), list[IndexExpr](), 0
-    lengths = iter(x.shape)
-    for key_part, place, n in zip(t.attributes["key"], index, t.shape, strict=True):
-        start, stop, step = key_part if isinstance(key_part, tuple) else (key_part, key_part + 1, 1)
-        part, conditions = w.at(place), list[str]()
-        if not (isinstance(start, int) and start == 0):
-            conditions.append(f"{part.text} >= {numel_text((start,))}")
-        if not (same((stop,), (n,))):
-            conditions.append(f"{part.text} < {numel_text((stop,))}")
-        if step != 1:
-            conditions.append(f"({part.text} - {numel_text((start,))}) % {step} == 0")
-        tests, depth = tests + conditions, max(depth, part.depth if conditions else 0)
-        if isinstance(key_part, tuple):
-            length = numel((next(lengths),))
-            inner_index.append(
-                w.bound(f"({part.text} - {numel_text((start,))}) / {step}", length, part) if conditions else place
-            )
-    if not tests:
-        return w.value(x, inner_index)
-    condition = Ex(" && ".join(tests), depth)
-    return w.chosen(ctype(t.dtype), [condition], [lambda: w.value(x, inner_index)], "0")
+def _with_parts(w: Writer, t: Tensor, index: Index) -> Ex:
+    """An element of the operand whose part of the result it belongs to, else 0."""
+    lowering = lowering_of(t)
+    assert isinstance(lowering, Insert | Join)
+    conditions, values = list[Ex](), list[Callable[[], Ex]]()
+    before = [ZERO_INDEX] * t.ndim  # where the part before ends
+    for operand, maps in zip(t.inputs, lowering.parts(t), strict=True):
+        inner, tests, depths = [ZERO_INDEX] * operand.ndim, list[str](), list[int]()
+        for axis, (index_map, place, n) in enumerate(zip(maps, index, t.shape, strict=True)):
+            length = ONE if index_map.axis is None else numel((operand.shape[index_map.axis],))
+            first, step = index_map.first, index_map.step
+            end = first + offset_by(length).times((step, 0)) - offset_by((step - 1, 0))
+            is_all = not first.terms and step == 1 and end == offset_by(numel((n,)))
+            at = place
+            if not is_all:
+                here = w.at(place)
+                start = index_text(first)
+                steps = f"{here.text} - {start if is_word(start) else f'({start})'}" if first.terms else here.text
+                tests += [f"{here.text} >= {start}"] if first.terms and first != before[axis] else []
+                tests += [f"{here.text} < {index_text(end)}"] if end != offset_by(numel((n,))) else []
+                tests += [f"({steps}) % {step} == 0"] if step != 1 else []
+                depths.append(here.depth)
+                at = w.bound(f"({steps}) / {step}" if step != 1 else steps, length, here)
+            before[axis] = end
+            if index_map.axis is not None:
+                inner[index_map.axis] = at
+        conditions.append(Ex(" && ".join(tests), min(depths)) if tests else ALWAYS)
+        values.append(lambda operand=operand, inner=inner: _converted(w, t, operand, inner))  # type: ignore[misc]
+    if conditions == [ALWAYS]:
+        return values[0]()
+    return w.chosen(ctype(t.dtype), conditions, values, "0")
 
 
-def _concatenate_along(w: Writer, t: Tensor, index: Index) -> Ex:
-    axis = t.attributes["axis"]
-    at, ends, values, before = w.at(index[axis]), list[Ex](), list[Callable[[], Ex]](), list[str]()
-
-    def element(operand: Tensor, start: str) -> Ex:
-        inner = w.bound(f"{at.text} - ({start})", numel((operand.shape[axis],)), at)
-        value = w.value(operand, [*index[:axis], inner, *index[axis + 1 :]])
-        return value._replace(text=cast(value, operand.dtype, t.dtype))
-
-    for operand in t.inputs:
-        start = " + ".join(before) or "0"
-        before.append(numel_text((operand.shape[axis],)))
-        ends.append(Ex(f"{at.text} < {' + '.join(before)}", at.depth))
-        values.append(lambda operand=operand, start=start: element(operand, start))  # type: ignore[misc]
-    return w.chosen(ctype(t.dtype), ends, values, "0")
+def _converted(w: Writer, t: Tensor, operand: Tensor, index: Index) -> Ex:
+    value = w.value(operand, index)
+    return value._replace(text=cast(value, operand.dtype, t.dtype))
 
 
 def _take_rows(w: Writer, t: Tensor, index: Index) -> Ex:
@@ -420,7 +427,7 @@ def _convolution(w: Writer, t: Tensor, index: Index) -> Ex:
     def term(k: IndexExpr) -> Ex:
         at = dict(zip(names[-1], index, strict=True))
         at |= dict(zip(summed, unravel(k, [lengths[axis] for axis in summed]), strict=True))
-        tests, depth = list[str](), 0
+        tests, depths = list[str](), list[int]()
         for (pixel, place, tap), stride, dilation, before in axes:
             shift = w.at(at[tap].times((dilation, 0)) - offset_by((before, 0)))
             if lowering.makes == "images":
@@ -434,14 +441,14 @@ def _convolution(w: Writer, t: Tensor, index: Index) -> Ex:
                 tests.append(f"{position.text} >= 0")
             tests.append(f"{position.text} < {lengths[unknown]}")
             at[unknown] = symbol(Axis(position.text, numel((lengths[unknown],)), position.depth))
-            depth = max(depth, position.depth)
+            depths.append(position.depth)
 
         def product() -> Ex:
             values = [w.value(operand, [at[name] for name in names[number]]) for number, operand in enumerate(t.inputs)]
             factors = (cast(value, read.dtype, t.dtype) for value, read in zip(values, t.inputs, strict=True))
             return Ex(f"({' * '.join(factors)})", max(value.depth for value in values))
 
-        return w.chosen(ctype(t.dtype), [Ex(" && ".join(tests), depth)], [product], "0")
+        return w.chosen(ctype(t.dtype), [Ex(" && ".join(tests), min(depths))], [product], "0")
 
     return w.joined(ctype(t.dtype), "Sum", tuple(lengths[axis] for axis in summed), term)
 
@@ -482,8 +489,8 @@ def _row_chain(w: Writer, t: Tensor, index: Index) -> Ex:
 
 _RULES: dict[type, Rule] = {
     ViewMap: _view,
-    Insert: _put,
-    Join: _concatenate_along,
+    Insert: _with_parts,
+    Join: _with_parts,
     Gather: _take_rows,
     RandomBits: _random_bits,
     Product: _batch_matmul,

@@ -258,7 +258,8 @@ def _is_whole_axis(start: Tensor, length: Any, axis_length: Any) -> bool:
     """Whether a block has all of an axis; asks for no number of rows of a batch."""
     if start.value is None or start.value != 0:
         return False
-    return (isinstance(length, Dim) == isinstance(axis_length, Dim) and length == axis_length) or length == -1
+    is_same = isinstance(length, Dim) == isinstance(axis_length, Dim) and length == axis_length
+    return bool(is_same or length == -1)
 
 
 def _known_block(name: str, tensor: Tensor, axis: int, start: Tensor, length: Any) -> builtins.slice:

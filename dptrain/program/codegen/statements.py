@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from dptrain.program.codegen.cpp import Ex, is_word, length_text, sum_text
 from dptrain.program.codegen.index_expr import Axis, FloorDiv, Index, IndexExpr, Numel, symbol
 
-ZERO = Ex("0")
+ZERO, ALWAYS = Ex("0"), Ex("true")
 
 
 class Scope(NamedTuple):
@@ -103,13 +103,17 @@ class Statements:
         return "" if index is None else str(index.name)
 
     def chosen(self, kind: str, conditions: Sequence[Ex], values: Sequence[Callable[[], Ex]], otherwise: str) -> Ex:
-        """Return the value of the first true condition; the other values are not computed."""
-        threshold = min((condition.depth for condition in conditions), default=0)
+        """Return the value of the first true condition; the other values are not computed.
+
+        A condition's depth is that of its outermost test: what outer scopes know is computed there, whatever it says.
+        """
+        threshold = min((condition.depth for condition in conditions if condition != ALWAYS), default=0)
         result, lines = self.fresh("v"), list[str]()
         for number, (condition, make) in enumerate(zip(conditions, values, strict=True)):
             with self.scope(min(threshold, self.depth)) as inner:
                 value = make()
                 inner.append(f"{result} = {value.text};")
-            lines += [f"{'else ' if number else ''}if ({condition.text}) {{", *(f"    {line}" for line in inner), "}"]
+            head = "else" if number and condition == ALWAYS else f"{'else ' if number else ''}if ({condition.text})"
+            lines += [f"{head} {{", *(f"    {line}" for line in inner), "}"]
         self.lines.extend([f"{kind} {result} = {otherwise};", *lines])
         return Ex(result, self.depth)

@@ -139,7 +139,7 @@ def compose(view: View, maps: Iterable[IndexMap], rank: int) -> View:
     return View(view.root, view.place.at([index_map.at(axes) for index_map in maps]))
 
 
-def key_maps(key: Iterable[tuple[int, int, int] | int]) -> list[IndexMap]:
+def key_maps(key: Iterable[tuple[int, int, int] | int]) -> tuple[IndexMap, ...]:
     """Return the maps of a key: (start, stop, step) or an index for each axis."""
     maps, axis = [], 0
     for part in key:
@@ -148,7 +148,7 @@ def key_maps(key: Iterable[tuple[int, int, int] | int]) -> list[IndexMap]:
             axis += 1
         else:
             maps.append(IndexMap(None, offset_by(numel((part,)))))
-    return maps
+    return tuple(maps)
 
 
 def matrix(view: View, shape: Shape) -> tuple[bool, Numel] | None:
