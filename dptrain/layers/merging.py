@@ -38,11 +38,11 @@ class _Merge(Layer):
 
 
 class Add(_Merge):
-    """The sum of the inputs, which are broadcast together."""
+    """The sum of the inputs, which are broadcast together row by row."""
 
     def call(self, inputs: Sequence[Tensor]) -> Tensor:
         """Return the sum."""
-        return functools.reduce(ops.add, inputs)
+        return functools.reduce(ops.add, _of_equal_rank(inputs))
 
 
 class Subtract(_Merge):
@@ -58,7 +58,7 @@ class Subtract(_Merge):
 
     def call(self, inputs: Sequence[Tensor]) -> Tensor:
         """Return the difference."""
-        return ops.subtract(*inputs)
+        return ops.subtract(*_of_equal_rank(inputs))
 
 
 class Multiply(_Merge):
@@ -66,6 +66,7 @@ class Multiply(_Merge):
 
     def call(self, inputs: Sequence[Tensor]) -> Tensor:
         """Return the product, 0 for steps that all masks leave out."""
+        inputs = _of_equal_rank(inputs)
         feature_masks = [_feature_mask(tensor) for tensor in inputs]
         masks = [mask for mask in feature_masks if mask is not None]
         factors = [
@@ -84,7 +85,7 @@ class Average(_Merge):
 
     def call(self, inputs: Sequence[Tensor]) -> Tensor:
         """Return the mean."""
-        return functools.reduce(ops.add, inputs) / float(len(inputs))
+        return functools.reduce(ops.add, _of_equal_rank(inputs)) / float(len(inputs))
 
 
 class Maximum(_Merge):
@@ -185,6 +186,15 @@ class Dot(_Merge):
         return ops.reshape(product, (x.shape[0], *(x_rest + y_rest or [1])))
 
 
+def _of_equal_rank(inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return the inputs, those of lower rank with axes of length 1 behind the rows', so that rows meet rows."""
+    ndim = max(tensor.ndim for tensor in inputs)
+    return [
+        tensor if tensor.ndim == ndim else ops.expand_dims(tensor, tuple(range(1, 1 + ndim - tensor.ndim)))
+        for tensor in inputs
+    ]
+
+
 def _masks_of_each(inputs: Any, masks: Any) -> Sequence[Tensor | None]:
     """Return a mask or None for each input; refuse lists that do not match."""
     if masks is None:
@@ -220,6 +230,7 @@ def _with_steps(output: Tensor, counts: Tensor) -> Tensor:
 
 def _extreme(extreme: Callable[[Any, Any], Tensor], inputs: Sequence[Tensor]) -> Tensor:
     """Return the maximum or minimum of unmasked elements, from first to last as Keras does."""
+    inputs = _of_equal_rank(inputs)
     output, counts = inputs[0], _feature_mask(inputs[0])
     for tensor in inputs[1:]:
         mask = _feature_mask(tensor)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import dptrain as keras
 from dptrain import layers as L  # noqa: N812
 from dptrain import ops
 
@@ -143,3 +144,15 @@ def test_merging():
     unit = [tensor / np.sqrt((tensor**2).sum(-1, keepdims=True)) for tensor in tensors]
     cosines = L.dot([a[:, 0], b[:, 0]], axes=1, normalize=True, **options)
     np.testing.assert_allclose(cosines, (unit[0] * unit[1]).sum(-1)[:, :1], rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["add", "subtract", "multiply", "average", "maximum", "minimum"])
+def test_inputs_of_fewer_axes_are_merged_row_by_row(name):
+    """Also where as many rows as steps would broadcast otherwise."""
+    merge, sequences, vectors = getattr(L, name), RNG.normal(size=(3, 3, 2)), RNG.normal(size=(3, 2))
+    expected = merge([sequences, vectors[:, None]], dtype="float64").numpy()
+    np.testing.assert_array_equal(merge([sequences, vectors], dtype="float64"), expected)
+    inputs = [L.Input((3, 2)), L.Input((2,))]
+    model = keras.Model(inputs, merge(inputs))
+    model.compile(dtype="float64")
+    np.testing.assert_array_equal(model.predict([sequences, vectors]), expected)
