@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dptrain import tree
-from dptrain.errors import ConfigError
+from dptrain.errors import ArgumentTypeError, ConfigError
 from dptrain.ops.elementwise import logical_not, where
 from dptrain.ops.manipulation import reshape, zeros
 from dptrain.ops.scan import SCAN
@@ -25,6 +25,9 @@ def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> 
     Where the condition is not known, as in a traced step, both are traced and one is executed, with its assignments
     and gradients. On a GPU, and between symbolic tensors, both are, and one result is selected.
     """
+    if not (callable(true_fn) and callable(false_fn)):
+        kinds = f"{type(true_fn).__name__} and {type(false_fn).__name__}"
+        raise ArgumentTypeError(f"cond: true_fn and false_fn must be callable, found {kinds}")
     condition = scalar(
         pred, "cond: pred has", "boolean: reduce it with ops.any or ops.all, or select elements with ops.where"
     )
@@ -39,6 +42,8 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -
 
     Where the index is not known, all are traced; see `cond`.
     """
+    if not branches:
+        raise ConfigError("switch: expected at least one branch")
     number = scalar(index, "switch: index has", "integer")
     last = len(branches) - 1
     if number.value is not None or not last:
@@ -70,7 +75,11 @@ def _chosen(guards: Sequence[Tensor], branches: Sequence[Callable[[], Any]]) -> 
         chosen = values[-1]
         for guard, value in reversed(list(zip(guards[:-1], values[:-1], strict=True))):
             is_same = value is chosen and (value is None or isinstance(value, Tensor))
-            chosen = chosen if is_same else where(guard, value, chosen)
+            try:
+                chosen = chosen if is_same else where(guard, value, chosen)
+            except ConfigError:
+                shapes = " and ".join(dict.fromkeys(str(without_rows(leaf.shape)) for leaf in as_tensors(list(values))))
+                raise ConfigError(f"cond, switch: the branches must return equal shapes, found {shapes}") from None
         return chosen
 
     if trace is not None:
@@ -123,6 +132,9 @@ def check_structure(rule: str, first: Any, second: Any) -> None:
         tree.assert_same_structure(first, second)
     except ConfigError as error:
         raise ConfigError(f"{rule}. {error}") from None
+    for expected, leaf in zip(tree.flatten(first), tree.flatten(second), strict=True):
+        if (expected is None) != (leaf is None):
+            raise ConfigError(f"{rule}. Expected {expected}, found {leaf}")
 
 
 def scalar(value: Any, subject: str, expected: str) -> Tensor:

@@ -57,6 +57,11 @@ def _bounds(index: slice, length: int) -> Slice:
     start, stop, step = index.start, index.stop, 1 if index.step is None else index.step
     if step == 0:
         raise ConfigError("slice step cannot be zero")
+    if any(isinstance(end, Tensor) and end.value is None for end in (start, stop)):
+        raise ConfigError(
+            "a slice between ends that a step computes, whose length would depend on values; use "
+            "ops.slice(x, start_indices, shape), whose start may be computed"
+        )
     start = 0 if start is None else start if start >= 0 else greatest(length + start, 0)
     stop = length if stop is None else stop if stop >= 0 else length + stop
     first = least(start, length)

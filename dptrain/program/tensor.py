@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.errors import ConfigError, DivergenceError
+from dptrain.errors import ArgumentTypeError, ConfigError, DivergenceError
 from dptrain.program.context import READ_IN, SCOPE, TAPES, TRACE, WATCH
 from dptrain.program.dims import Dim, is_number, number_of
 from dptrain.program.operand import METHODS, OPERATORS, is_plain
@@ -157,6 +157,12 @@ class Tensor(Operand):
                 pass  # the error below has the message
         return super().__getitem__(key)
 
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise ArgumentTypeError(
+            "tensors do not change: instead of x[...] = y use ops.where, ops.slice_update or ops.scatter_update, which "
+            "return new ones"
+        )
+
     @property
     def is_bare(self) -> bool:
         """Whether it is a mere value: not traced, watched, or differentiated."""
@@ -211,7 +217,11 @@ class Tensor(Operand):
 
     def __format__(self, spec: str) -> str:
         if self.value is None or (self.shape and not spec):
-            return format(repr(self), spec)
+            try:
+                return format(repr(self), spec)
+            except ValueError:
+                self.numpy()  # a number's format: says why there is none
+                raise
         return format(self.value if self.shape else self.value.item(), spec)
 
     @property

@@ -72,7 +72,19 @@ def traced(f):
             r"carry 0 .* to bool \(3, 2\); expected",
         ),
         (lambda: traced(lambda x: ops.fori_loop(0, ops.sum(x), lambda n, y: y, x)), "lower and upper are float64"),
+        (lambda: traced(lambda x: ops.fori_loop(0, 2, lambda n, y: None, x)), "Expected <tensor .*>, found None"),
         (lambda: traced(lambda x: ops.cond(ops.any(x > 0), lambda: (x, x), lambda: x)), "must return equal structures"),
+        (lambda: traced(lambda x: ops.cond(ops.any(x > 0), lambda: None, lambda: x)), "Expected None, found <tensor"),
+        (
+            lambda: traced(lambda x: ops.cond(ops.any(x > 0), lambda: x[:2], lambda: x)),
+            r"must return equal shapes, found \(2, 2\) and \(3, 2\)$",
+        ),
+        (lambda: ops.cond(True, X, X), "true_fn and false_fn must be callable, found ndarray and ndarray"),
+        (lambda: traced(lambda x: ops.switch(ops.argmax(x), [])), "switch: expected at least one branch"),
+        (
+            lambda: traced(lambda x: ops.fori_loop(0, 2, lambda n, y: y + ops.sum(x[n : n + 2]), x)),
+            r"a slice between ends that a step computes.*; use ops.slice",
+        ),
         (
             lambda: traced(lambda x: ops.while_loop(lambda y: ops.any(y > 0), lambda y: y[:1, :1], x, 3)),
             r"the shape of loop variable 0 from \(3, 2\) to \(1, 1\)",

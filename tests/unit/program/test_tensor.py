@@ -369,3 +369,20 @@ def test_no_gradient_goes_through_whole_numbers_traced_or_not():
     np.testing.assert_array_equal(slope(differentiable(values)).numpy(), expected)
     program = trace(lambda x: {"slope": slope(x)}, {"x": ((3,), "float32")})
     np.testing.assert_array_equal(evaluate(program, {"x": values})[0]["slope"], expected)
+
+
+def test_a_tensor_does_not_change():
+    with pytest.raises(TypeError, match=r"instead of x\[...\] = y use ops.where"):
+        constant(np.zeros(3))[0] = 1
+
+
+def test_a_number_that_is_not_known_is_not_formatted():
+    texts = []
+
+    def step(x):
+        texts.append(f"{x} {x:>40}")
+        return {"y": f"{ops.sum(x):.2f}"}
+
+    with pytest.raises(ConfigError, match="not known while a step is traced"):
+        trace(step, {"x": ((3,), "float64")})
+    assert texts == ["<tensor x (3,) float64>                  <tensor x (3,) float64>"]
