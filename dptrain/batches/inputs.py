@@ -270,15 +270,21 @@ def check_samples(x: Any, y: Any, weights: Any, expected: Expected) -> Samples:
     if y is None:
         raise DataError("y is missing: the loss compares the model's outputs with it")
     if not tree.is_nested(expected.losses):
-        targets = _check_targets(y, expected.losses, _single_shape(expected.outputs), rows, "y")
+        targets = _check_targets(y, expected.losses, _single_shape(expected.outputs), rows, "y", expected.custom_steps)
         return Samples(features, targets, weights, expected.dtype)
     paths = tree.flat_shapes(expected.losses)
     shapes = (
         [None] * len(paths) if expected.outputs is None else [leaf for _, leaf in tree.flat_shapes(expected.outputs)]
     )
-    by_output = _matched(_beside_none(y, paths), expected.losses, "y", expected.output_names)
+    try:
+        by_output = _matched(_beside_none(y, paths), expected.losses, "y", expected.output_names)
+    except DataError:
+        if not expected.custom_steps:
+            raise
+        targets = tree.map_leaves(lambda path, array: _check_unspecified(array, rows), y)
+        return Samples(features, targets, weights, expected.dtype)
     checked = [
-        None if target is None else _check_targets(target, loss, shape, rows, f"y[{path!r}]")
+        None if target is None else _check_targets(target, loss, shape, rows, f"y[{path!r}]", expected.custom_steps)
         for target, (path, loss), shape in zip(by_output, paths, shapes, strict=True)
     ]
     return Samples(features, tree.refilled(expected.losses, iter(checked)), weights, expected.dtype)
@@ -299,7 +305,10 @@ def _single_shape(outputs: Any) -> Any:
     return shapes[0][1] if len(shapes) == 1 else None
 
 
-def _check_targets(y: Any, loss: Any, output: tuple[int | None, ...] | None, rows: int, name: str) -> Array:
+def _check_targets(
+    y: Any, loss: Any, output: tuple[int | None, ...] | None, rows: int, name: str, custom_steps: bool
+) -> Array:
+    """Return targets for an output; a model's own steps may compare them with something else."""
     targets = as_array(y, name)
     if targets.ndim == 0 or len(targets) != rows:
         raise DataError(
@@ -318,7 +327,7 @@ def _check_targets(y: Any, loss: Any, output: tuple[int | None, ...] | None, row
     if targets.ndim == 1 and output == (1,):
         targets = targets[:, None]
     shape = targets.shape[1:]
-    if not _goes_with(shape, output):
+    if not custom_steps and not _goes_with(shape, output):
         raise DataError(f"{name}: expected targets of shape {output}, the model's output, found {shape}")
     return targets.astype(np.float64, copy=False) if targets.dtype.kind != "f" else targets
 

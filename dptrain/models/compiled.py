@@ -340,6 +340,12 @@ class Outputs:
 
     def _each(self, y: Any, y_pred: Any, sample_weight: Any) -> list[tuple[Output, Any, Any, Any]]:
         names = list(self.nested if isinstance(self.nested, Mapping) else (output.name for output in self.flat))
+        count = len(tree.leaves(y_pred))
+        if count != len(self.flat) and not isinstance(y_pred, Mapping):
+            raise ConfigError(
+                f"y_pred: {count} tensor(s) where the model returns {len(self.flat)} outside training; expected as "
+                "many, or compile without a loss and compute it with ops"
+            )
         if _is_deep(self.nested):
             spread = not tree.is_nested(sample_weight)
             weights = [sample_weight] * len(self.flat) if spread else _flattened_like(sample_weight, self.nested)

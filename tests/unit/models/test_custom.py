@@ -371,6 +371,47 @@ def test_without_a_loss_targets_are_what_they_are(y, seen):
         assert model.seen == [((4,), "float32"), *seen, ((), "float32")]
 
 
+@pytest.mark.parametrize("returns", ["one tensor", "a dictionary"])
+def test_a_loss_of_a_part_of_the_outputs(returns):
+    class PartialLoss(dp.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = Dense(3)
+
+        def call(self, x):
+            y = self.dense(x)
+            return y if returns == "one tensor" else {"first": y[:, :2], "last": y[:, 2:]}
+
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            if returns == "one tensor":
+                return super().compute_loss(x, y, y_pred[:, :2], sample_weight)
+            return ops.mean(ops.square(y - y_pred["first"]))
+
+    x, y = values()
+    model = PartialLoss()
+    model.compile("sgd", "mse")
+    loss = model.fit(x, y, batch_size=21, verbose=0).history["loss"]
+    assert loss[0] > model.evaluate(x, y, verbose=0, return_dict=True)["loss"] > 0
+
+
+def test_outputs_in_another_number_than_outside_training():
+    class Both(dp.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = Dense(2)
+
+        def call(self, x, training=False):
+            return self.dense(x) if training else (self.dense(x), x)
+
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return super().compute_loss(x, y, y_pred, sample_weight)
+
+    model = Both()
+    model.compile("sgd", "mse")
+    with pytest.raises(ConfigError, match=r"y_pred: 1 tensor\(s\) where the model returns 2 outside training"):
+        model.fit(*values(), verbose=0)
+
+
 def test_batches_of_a_generator_and_no_loss():
     x, y = values(24)
 
