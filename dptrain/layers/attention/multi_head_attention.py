@@ -1,5 +1,6 @@
 """Attention of several heads, each with its own projections of query, key and value."""
 
+import functools
 import math
 import string
 from abc import abstractmethod
@@ -223,7 +224,7 @@ class HeadsLayer(Layer):
         attention_mask: Any = None,
         use_causal_mask: bool = False,
     ) -> Tensor | None:
-        """Combine all masks to (rows, targets, sources); None if there are none."""
+        """Combine all masks to (rows, targets, sources), or with heads if one has these; None if there are none."""
         masks: list[Any] = [] if attention_mask is None else [attention_mask]
         if query_mask is not None:
             masks.append(ops.expand_dims(query_mask, -1))
@@ -232,11 +233,13 @@ class HeadsLayer(Layer):
             masks.append(causal_mask(query.shape[1], value.shape[1]))
         if self.sliding_window is not None:
             masks.append(_window_mask(query.shape[1], value.shape[1], self.sliding_window))
-        combined: Tensor | None = None
-        for mask in masks:
-            boolean = ops.cast(mask, "bool")
-            combined = boolean if combined is None else ops.logical_and(combined, boolean)
-        return combined
+        if not masks:
+            return None
+        booleans = [ops.cast(mask, "bool") for mask in masks]
+        if len(self._axes) == 1:
+            ndim = max(mask.ndim for mask in booleans)
+            booleans = [self._along_heads(mask, ndim) for mask in booleans]
+        return functools.reduce(ops.logical_and, booleans)
 
     def _get_own_config(self) -> dict[str, Any]:
         """Return the arguments without `flash_attention`, like Keras."""

@@ -61,6 +61,18 @@ def test_masks_of_parts_are_one_mask(layer, causal):
     np.testing.assert_allclose(actual, by_numpy(layer, QUERY, VALUE, left[:, None]), rtol=1e-4, atol=1e-5)
 
 
+def test_a_mask_of_heads_meets_masks_of_sources_row_by_row():
+    """Also where there are as many heads as rows."""
+    layer = L.MultiHeadAttention(len(QUERY), 2)
+    heads = RNG.random((3, 3, 5, 4)) < 0.6
+    heads[..., 0] = True
+    together = layer(QUERY, VALUE, attention_mask=heads & LEFT[:, None, None])
+    np.testing.assert_array_equal(layer(QUERY, VALUE, attention_mask=heads, value_mask=LEFT), together)
+    shared = heads[:, :1]
+    together = layer(QUERY, VALUE, attention_mask=shared & LEFT[:, None, None])
+    np.testing.assert_array_equal(layer(QUERY, VALUE, attention_mask=shared, key_mask=LEFT), together)
+
+
 def test_scores_are_those_that_the_output_is_of(layer):
     output, scores = layer(QUERY, VALUE, use_causal_mask=True, return_attention_scores=True)
     np.testing.assert_allclose(output, layer(QUERY, VALUE, use_causal_mask=True), rtol=1e-4, atol=1e-5)
