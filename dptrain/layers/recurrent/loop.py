@@ -90,6 +90,6 @@ def _chosen(counts: Tensor, new: Tensor, old: Tensor) -> Tensor:
 
 def _output_state(states: Any) -> Tensor:
     """Return the state that stands for a masked step's output: the first, of stacked cells the last cell's."""
-    first: Any = states[0]
-    state: Tensor = states[-1][0] if tree.is_nested(first) else first
+    output_states = states[-1] if tree.is_nested(states[0]) else states
+    state: Tensor = output_states[0] if tree.is_nested(output_states) else output_states
     return state

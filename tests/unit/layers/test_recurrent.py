@@ -62,6 +62,17 @@ class Plain:
         return inputs + states[0], inputs + states[0]
 
 
+def test_masked_steps_of_a_stack_of_ones_own_whose_last_cell_has_a_single_state():
+    class Own(L.StackedRNNCells):
+        """Steps through its cells together."""
+
+    rng = np.random.default_rng(0)
+    x, mask = rng.normal(size=(3, 4, 2)).astype(np.float32), rng.random((3, 4)) < 0.5
+    cells = [L.LSTMCell(3), Plain()]
+    expected = L.RNN(cells, return_sequences=True)(x, mask=mask)
+    np.testing.assert_allclose(L.RNN(Own(cells), return_sequences=True)(x, mask=mask), expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
