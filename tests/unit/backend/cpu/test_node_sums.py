@@ -87,11 +87,13 @@ def test_a_signal_ends_the_wait(number):
     sums, _ = on_threads(2, [(10, np.float32)], attend)
     sender = threading.Thread(target=lambda: called.wait() and signal.raise_signal(number))
     sender.start()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes ignore it
     try:
         with interrupting(), pytest.raises(KeyboardInterrupt):
             sums[0].sum(0)
     finally:
         sender.join()
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_neighbour_in_another_collective_is_seen_before_numbers_are_added():
