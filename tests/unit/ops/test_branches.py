@@ -56,6 +56,13 @@ def test_numbers_that_are_none_stay_in_the_branch_that_is_not_taken(way, sign):
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("number", [-1.0, 0.0, 0.5, np.nan, -1, 0, 1, 2])
+def test_a_condition_that_is_a_number_holds_unless_it_is_zero(way, number):
+    outputs = made(way, lambda x, n: {"y": ops.cond(n, lambda: x + 1, lambda: x - 1)}, x=X, n=np.array(number))
+    np.testing.assert_array_equal(outputs["y"], X + (1 if bool(number) else -1))
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("number", [-3, 0, 1, 2, 9])
 def test_the_number_of_a_branch_is_clamped(way, number):
     def step(x, n):

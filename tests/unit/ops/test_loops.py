@@ -60,6 +60,7 @@ def traced(f):
     ("build", "message"),
     [
         (lambda: ops.map(lambda pair: pair[0], (X, X[:2])), r"equal lengths along the first axis, found \[2, 3\]"),
+        (lambda: ops.map(lambda part: 1, []), r"expected equal lengths along the first axis, found \[\]"),
         (lambda: ops.map(lambda part: part, X[:0]), "length 0 has no outputs to stack"),
         (lambda: ops.scan(lambda carry, x: (carry, x), 0, X, length=2), "length=2, but xs has length 3"),
         (lambda: ops.scan(lambda carry, x: (carry, x), 0), "Got no `xs` to scan over and `length` not provided"),

@@ -364,3 +364,16 @@ def test_two_programs_that_differ_in_seeds_draw_their_own_numbers_where_python_e
 def test_symbolic_tensors_outside_a_layer_need_a_bound():
     with pytest.raises(ConfigError, match=r"pass maximum_iterations, .* or call it in a layer's call"):
         ops.while_loop(lambda x: ops.sum(x) > 0, lambda x: x - 1, layers.Input((3,)))
+
+
+def test_operations_of_a_step_are_counted_once_for_all_values():
+    def step(x, n):
+        return dict(
+            zip("ny", ops.while_loop(lambda n, y: ops.sum(y) < 9, lambda n, y: (n + 1, 2 * y), (n, x)), strict=True)
+        )
+
+    (node,) = loops_in(trace(step, INPUTS))
+    counts = [value.op.operations(value) for value in node.values]
+    within = [tensor for tensor in with_steps(node.values) if tensor.op is not None and not has_body(tensor)]
+    assert sum(counts) == sum(tensor.op.operations(tensor) for tensor in within if not tensor.op.is_view) > 0
+    assert sum(map(bool, counts)) == 1
