@@ -87,13 +87,16 @@ def test_a_signal_ends_the_wait(number):
     sums, _ = on_threads(2, [(10, np.float32)], attend)
     sender = threading.Thread(target=lambda: called.wait() and signal.raise_signal(number))
     sender.start()
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes ignore it
+    # A shell's background processes ignore SIGINT, and other tests may have left a handler.
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    before = {each: signal.signal(each, handler) for each, handler in handlers.items()}
     try:
         with interrupting(), pytest.raises(KeyboardInterrupt):
             sums[0].sum(0)
     finally:
         sender.join()
-        signal.signal(signal.SIGINT, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def test_a_neighbour_in_another_collective_is_seen_before_numbers_are_added():
