@@ -96,7 +96,7 @@ def test_a_signal_ends_the_wait(number):
     finally:
         sender.join()
         for each, handler in before.items():
-            signal.signal(each, handler)
+            signal.signal(each, signal.SIG_DFL if handler is None else handler)
 
 
 def test_a_neighbour_in_another_collective_is_seen_before_numbers_are_added():
