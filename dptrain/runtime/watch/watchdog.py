@@ -243,12 +243,7 @@ class Watchdog:
         failed = self.record.failed
         if failed is None or failure.ending or time.monotonic() - failed.at < QUIET:
             return
-        positions = {
-            observation.rank: observation.position
-            for _, observations in self._reports.values()
-            for observation in observations
-        }
-        positions |= {rank: self.records[rank].position for rank in self._here if rank != self.launch.rank}
+        positions = self.positions()
         waiting = sorted(rank for rank, position in positions.items() if position == failed.position)
         if not waiting:
             if all(position > failed.position for position in positions.values()):
@@ -261,6 +256,15 @@ class Watchdog:
             f"rank{'s' * several} {ranges(waiting)} wait{'s' * (not several)} there: {failed.text}"
         )
         abort(failed.code or ExitCode.STUCK)
+
+    def positions(self) -> dict[int, int]:
+        """Return the other ranks' positions, as far as this rank knows: those of other nodes may be long past."""
+        positions = {
+            observation.rank: observation.position
+            for _, observations in self._reports.values()
+            for observation in observations
+        }
+        return positions | {rank: self.records[rank].position for rank in self._here if rank != self.launch.rank}
 
     def _check_links(self) -> None:
         for link in list(_attended):

@@ -49,9 +49,9 @@ def until_seen() -> None:
 
 
 def until_others_wait() -> None:
-    """Wait until all others are in the collective after this rank's last one."""
-    records = watchdog._watchdog._table.records
-    while any(record.position <= watchdog.record().position for record in records if record.pid != os.getpid()):
+    """Wait until this rank knows that all others are in the collective after its last one."""
+    dog = watchdog._watchdog
+    while any(position <= dog.record.position for position in dog.positions().values()):
         time.sleep(0.01)
 
 
