@@ -6,9 +6,10 @@ from typing import Any
 from dptrain import tree
 from dptrain.errors import ConfigError
 from dptrain.ops.arrays import flip
+from dptrain.ops.branches import check_structure
 from dptrain.ops.manipulation import concatenate, reshape, stack
 from dptrain.ops.open_shapes import for_open_shapes
-from dptrain.program.shapes import normalized_axes
+from dptrain.program.shapes import normalized_axes, without_rows
 from dptrain.program.tensor import Tensor, as_tensors
 
 
@@ -36,7 +37,13 @@ def associative_scan(f: Callable[[Any, Any], Any], elems: Any, reverse: bool = F
 
     def join(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[Tensor]:
         joined = f(tree.pack_sequence_as(elems, list(a)), tree.pack_sequence_as(elems, list(b)))
-        return list(as_tensors(tree.flatten(joined)))
+        check_structure("associative_scan: f must keep the structure of elems", elems, joined)
+        results = list(as_tensors(tree.flatten(joined)))
+        for before, after in zip(a, results, strict=True):
+            if before.shape != after.shape:
+                shapes = f"from {without_rows(before.shape)} to {without_rows(after.shape)}"
+                raise ConfigError(f"associative_scan: f changes the shape of its elements {shapes}")
+        return results
 
     return tree.pack_sequence_as(elems, turned(_scanned(join, turned(leaves), places)))
 

@@ -34,7 +34,7 @@ def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> 
     if condition.value is not None:
         return true_fn() if bool(condition) else false_fn()
     holds = reshape(condition if condition.dtype.kind == "b" else condition != 0, ())
-    return _chosen([holds, logical_not(holds)], [true_fn, false_fn])
+    return _chosen("cond", [holds, logical_not(holds)], [true_fn, false_fn])
 
 
 def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
@@ -42,6 +42,8 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -
 
     Where the index is not known, all are traced; see `cond`.
     """
+    if not isinstance(branches, Sequence) or not all(map(callable, branches)):
+        raise ArgumentTypeError("switch: branches must be a list of callables")
     if not branches:
         raise ConfigError("switch: expected at least one branch")
     number = scalar(index, "switch: index has", "integer")
@@ -50,7 +52,7 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -
         return branches[min(max(int(number), 0), last) if last else 0](*operands)
     number = reshape(number, ())
     guards = [number <= 0, *(number == place for place in range(1, last)), number >= last]
-    return _chosen(guards, [lambda branch=branch: branch(*operands) for branch in branches])  # type: ignore[misc]
+    return _chosen("switch", guards, [lambda branch=branch: branch(*operands) for branch in branches])  # type: ignore[misc]
 
 
 @dataclass(eq=False)
@@ -60,7 +62,7 @@ class _Branch:
     gradients: Mapping[Variable, Tensor]
 
 
-def _chosen(guards: Sequence[Tensor], branches: Sequence[Callable[[], Any]]) -> Any:
+def _chosen(name: str, guards: Sequence[Tensor], branches: Sequence[Callable[[], Any]]) -> Any:
     # The first guard that holds chooses results, assignments and gradients.
     trace = TRACE.get()
     if trace is None:
@@ -69,7 +71,7 @@ def _chosen(guards: Sequence[Tensor], branches: Sequence[Callable[[], Any]]) -> 
         traced = [_traced(guard, branch) for guard, branch in zip(guards, branches, strict=True)]
         results = [branch.result for branch in traced]
     for result in results[1:]:
-        check_structure("cond, switch: the branches must return equal structures", results[0], result)
+        check_structure(f"{name}: the branches must return equal structures", results[0], result)
 
     def select(*values: Any) -> Any:
         chosen = values[-1]
@@ -79,7 +81,7 @@ def _chosen(guards: Sequence[Tensor], branches: Sequence[Callable[[], Any]]) -> 
                 chosen = chosen if is_same else where(guard, value, chosen)
             except ConfigError:
                 shapes = " and ".join(dict.fromkeys(str(without_rows(leaf.shape)) for leaf in as_tensors(list(values))))
-                raise ConfigError(f"cond, switch: the branches must return equal shapes, found {shapes}") from None
+                raise ConfigError(f"{name}: the branches must return equal shapes, found {shapes}") from None
         return chosen
 
     if trace is not None:

@@ -51,8 +51,8 @@ WHILE.name = "while"
 @WHILE.gradient
 def _gradient(outputs: Any, dys: Any, *inputs: Tensor) -> NoReturn:
     raise ConfigError(
-        "while_loop without maximum_iterations has no gradient, which needs the values of all iterations: pass "
-        "maximum_iterations, or use ops.stop_gradient on what the loop returns"
+        "while_loop without maximum_iterations and fori_loop without known bounds have no gradient, which needs the "
+        "values of all iterations: pass maximum_iterations or such bounds, or use ops.stop_gradient on the result"
     )
 
 

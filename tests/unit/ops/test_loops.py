@@ -6,6 +6,7 @@ import pytest
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.layers import Input
+from dptrain.ops.loops import remat
 from dptrain.program.execute import evaluate
 from dptrain.program.program import trace
 from dptrain.program.tensor import Variable
@@ -44,6 +45,122 @@ def test_scan_carries_and_stacks():
     assert (last, none) == (4, None)
 
 
+@pytest.mark.parametrize("xs", [None, (), {}, (None,), {"x": None, "y": ()}], ids=str)
+def test_scan_over_no_tensors_takes_a_length(xs):
+    def step(x):
+        def add(carry, part):
+            assert part == xs
+            return carry + x, ops.sum(carry)
+
+        last, sums = ops.scan(add, x, xs, length=4)
+        return {"last": last, "sums": sums}
+
+    outputs = traced_and_eager(step)
+    np.testing.assert_array_equal(outputs["last"], 5 * X)
+    np.testing.assert_array_equal(outputs["sums"], X.sum() * np.arange(1, 5))
+
+
+def test_scan_passes_on_what_is_none_beside_tensors():
+    def step(x):
+        return {"sum": ops.scan(lambda sum_, part: (sum_ + part["x"], part["none"]), x[0], {"x": x, "none": None})[0]}
+
+    np.testing.assert_array_equal(traced_and_eager(step)["sum"], X[0] + X.sum(0))
+
+
+def test_loop_variables_of_a_bounded_loop_may_be_nested():
+    def step(x):
+        state, n = ops.while_loop(
+            lambda state, n: ops.sum(state["x"]) < 100,
+            lambda state, n: ({"x": 2 * state["x"], "none": None}, n + 1),
+            [{"x": x, "none": None}, 0],
+            maximum_iterations=9,
+        )
+        return {"x": state["x"], "n": n + 0 * ops.sum(x)}
+
+    outputs = traced_and_eager(step)
+    np.testing.assert_array_equal(outputs["x"], 8 * X)
+    assert outputs["n"] == 3
+
+
+def positive(x):
+    return ops.any(x > 0)
+
+
+def count(x):
+    return ops.cast(ops.sum(x), "int32")
+
+
+# Each with a step that it refuses, in a traced step and outside one.
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda x: ops.scan(lambda c, v: ((c, c), v), x, x), "scan: f must keep the structure of the carry"),
+        (lambda x: ops.scan(lambda c, v: (c, v), x, length=2.5), "scan: length=2.5; expected an integer >= 0"),
+        (lambda x: ops.scan(lambda c, v: (c, v), x, 3.0), "scan: a number has no parts"),
+        (lambda x: ops.fori_loop(0, 2, lambda n, y: (y, y), x), "fori_loop: body_fun must keep the structure"),
+        (lambda x: ops.fori_loop(0, count(x), lambda n, y: (y, y), x), "fori_loop: body_fun must keep the structure"),
+        (lambda x: ops.while_loop(positive, lambda y: None, x), "while_loop: body must keep the structure of the loop"),
+        (lambda x: ops.while_loop(positive, lambda y: None, x, 3), "while_loop: body must keep the structure of the"),
+        (lambda x: ops.while_loop(lambda y: y > 0, lambda y: y, x), r"while_loop: cond returns shape \(3, 2\)"),
+        (lambda x: ops.while_loop(lambda y: y > 0, lambda y: y, x, 3), r"while_loop: cond returns shape \(3, 2\)"),
+        (lambda x: ops.map(lambda pair: pair[0], (x, x[:2])), "map: expected equal lengths"),
+        (lambda x: ops.vectorized_map(lambda pair: pair[0], (x, x[:2])), "vectorized_map: expected equal lengths"),
+        (lambda x: ops.vectorized_map(lambda part: part, 1.0), "vectorized_map: a number has no parts"),
+        (
+            lambda x: ops.associative_scan(lambda a, b: (a, b), x),
+            "associative_scan: f must keep the structure of elems",
+        ),
+        (
+            lambda x: ops.associative_scan(lambda a, b: ops.sum(a), x),
+            r"associative_scan: f changes the shape of its elements from \(1, 2\) to \(\)",
+        ),
+        (lambda x: ops.switch(count(x), [lambda: x, x]), "switch: branches must be a list of callables"),
+    ],
+)
+def test_errors_name_the_function(build, message):
+    for call in (lambda: build(ops.convert_to_tensor(X)), lambda: traced(build)):
+        with pytest.raises(ConfigError, match=f"^{message}"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda x: ops.fori_loop(0, 2, lambda n, y: y[:1], x),
+            r"fori_loop: body_fun changes the shape of value 0 from \(3, 2\) to \(1, 2\)",
+        ),
+        (
+            lambda x: ops.fori_loop(0, count(x), lambda n, y: ops.cast(y, "int32"), x),
+            "fori_loop: body_fun changes the type of value 0 from float64 to int32",
+        ),
+        (lambda x: ops.cond(positive(x), lambda: x, lambda: None), "cond: the branches must return equal structures"),
+        (lambda x: ops.cond(positive(x), lambda: x, lambda: x[:2]), "cond: the branches must return equal shapes"),
+        (lambda x: ops.switch(count(x), [lambda: x, lambda: (x, x)]), "switch: the branches must return equal struct"),
+        (lambda x: ops.switch(count(x), [lambda: x, lambda: x[:2]]), "switch: the branches must return equal shapes"),
+    ],
+)
+def test_errors_of_a_traced_step_name_the_function(build, message):
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        traced(build)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: ops.fori_loop(0, 2, X, X), "body_fun"),
+        (lambda: ops.while_loop(X, lambda y: y, X), "cond"),
+        (lambda: ops.while_loop(lambda y: False, X, X), "body"),
+        (lambda: ops.map(X, X), "f"),
+        (lambda: ops.vectorized_map(X, X), "function"),
+        (lambda: remat(X), "f"),
+    ],
+)
+def test_what_is_not_callable_is_refused(call, name):
+    with pytest.raises(TypeError, match=f"^`{name}` should be a callable. Received: {name}="):
+        call()
+
+
 def test_a_traced_loop_has_a_gradient():
     w = Variable(np.array(2.0))
     ops.fori_loop(0, 3, lambda i, x: x * w, ops.convert_to_tensor(1.0)).backward()
@@ -61,7 +178,7 @@ def traced(f):
     [
         (lambda: ops.map(lambda pair: pair[0], (X, X[:2])), r"equal lengths along the first axis, found \[2, 3\]"),
         (lambda: ops.map(lambda part: 1, []), r"expected equal lengths along the first axis, found \[\]"),
-        (lambda: ops.map(lambda part: part, X[:0]), "length 0 has no outputs to stack"),
+        (lambda: ops.map(lambda part: part, X[:0]), "map: a loop of 0 steps has no outputs to stack"),
         (lambda: ops.scan(lambda carry, x: (carry, x), 0, X, length=2), "length=2, but xs has length 3"),
         (lambda: ops.scan(lambda carry, x: (carry, x), 0), "Got no `xs` to scan over and `length` not provided"),
         (lambda: ops.scan(lambda carry, x: carry, X[0], X), r"f must return \(carry, output\), but returned ndarray"),
