@@ -13,17 +13,19 @@ pytestmark = pytest.mark.skipif(inside_emulator(), reason="tests/ops run here di
 # The largest kernels, a library's that are measured, and what is not about kernels, run in order; others in an unusual
 # one, under all checks, which ask what a barrier orders, in whatever order it runs: one run is enough.
 LARGE = "(1100 or of_every_tile or every_layer or never_chosen)"
+RANDOM = "random_programs"
 PRODUCTS = "(products or convolutions or libraries or wgmma)"
 CHECKED = {"EMULATOR_SANITIZE": "all", "EMULATOR_ORDER": "shuffled", "EMULATOR_STREAMS": "random"}
 # mode -> (which tests, how many at least of those that are in every run and of the long ones, environment)
 MODES = {
-    "in order": (f"not on_cuda or {LARGE}", {"not long": 60, "long": 40}, {}),
+    "in order": (f"not on_cuda and not {RANDOM} or {LARGE}", {"not long": 45, "long": 10}, {}),
     "checked: programs": (f"on_cuda and not {PRODUCTS} and not {LARGE}", {"not long": 250, "long": 370}, CHECKED),
     "checked: products and convolutions": (
         f"on_cuda and {PRODUCTS} and not {LARGE}",
         {"not long": 40, "long": 45},
         CHECKED,
     ),
+    "checked: random programs": (RANDOM, {"not long": 13, "long": 38}, CHECKED),
 }
 # In every run; products are also in tests/gpu and tests/e2e then.
 OFTEN = ("checked: programs",)

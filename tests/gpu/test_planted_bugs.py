@@ -716,6 +716,20 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
         "training_is_that_of_numpy",
         {},
     ),
+    "parts are loaded where one of their conditions does not hold": (
+        CUDA + "expressions.py",
+        'Ex(" && ".join(tests), min(depths)) if tests else ALWAYS',
+        'Ex(" && ".join(tests), max(depths)) if tests else ALWAYS',
+        "random_parts",
+        CHECKED,
+    ),
+    "images are loaded where one of their conditions does not hold": (
+        CUDA + "expressions.py",
+        '[Ex(" && ".join(tests), min(depths))], [product]',
+        '[Ex(" && ".join(tests), max(depths))], [product]',
+        "images_of_doubles",
+        CHECKED,
+    ),
     "what MPI wrote is not waited for": (
         CUDA + "transfers/host.py",
         "        self._streams.ops.wait_for_event(self._back)\n",
@@ -880,7 +894,7 @@ def test_found(tmp_path, part):
             print(json.dumps(bug | {"options": options}), file=lines)
     finished = emulated(
         *(sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "-p", "tests.gpu.planting"),
-        *("tests/ops", "-k", "on_cuda"),
+        *("tests/ops", "-k", "on_cuda or random_programs"),
         timeout=600,
         cwd=ROOT,
         DPTRAIN_PLANTED=str(planted),

@@ -132,6 +132,39 @@ def test_sums_of_tiles_in_a_tree(cuda_backend, rows):
         np.testing.assert_array_equal(executable.outputs[name], value, err_msg=name)
 
 
+# Image, kernel, strides, dilation, zeros before, size of what comes out; some with sides of 1, where indices are 0.
+OF_DOUBLES = {
+    "a column": ((3, 1), (1, 3, 1, 2), (1, 1), (1, 1), (1, 1), (5, 1)),
+    "a row": ((1, 3), (3, 1, 1, 2), (1, 1), (1, 1), (1, 2), (1, 6)),
+    "strides": ((5, 4), (3, 2, 2, 1), (2, 3), (1, 1), (2, 1), (3, 2)),
+    "strides beyond the kernel": ((6, 5), (1, 2, 1, 1), (3, 3), (1, 1), (1, 0), (3, 2)),
+    "gaps": ((4, 6), (2, 2, 1, 3), (1, 1), (2, 3), (1, 3), (4, 6)),
+    "pixels that no window covers": ((7, 2), (2, 2, 2, 1), (3, 1), (1, 2), (0, 1), (2, 2)),
+}
+
+
+@pytest.mark.parametrize("name", sample(OF_DOUBLES, 2))
+def test_images_of_doubles(cuda_backend, name):
+    """Element by element; `EMULATOR_SANITIZE` alone notices what is loaded where a window leaves the image."""
+    image, kernel, strides, dilation, before, size = OF_DOUBLES[name]
+    options = {"strides": strides, "dilation": dilation, "before": before}
+    rng, shapes = np.random.default_rng(0), {"x": (3, *image, kernel[2]), "kernel": kernel, "dy": (3, *size, kernel[3])}
+
+    def step(x, kernel, dy):
+        return {
+            "y": conv2d(x, kernel, **options, size=size),
+            "dx": conv2d_input(dy, kernel, **options, size=image),
+            "dkernel": conv2d_kernel(x, dy, **options, size=kernel.shape[:2]),
+        }
+
+    values = {name: rng.integers(-9, 10, shape).astype(np.float64) for name, shape in shapes.items()}
+    program = trace(step, {name: (shape, "float64") for name, shape in shapes.items()})
+    executable = cuda_backend.executable(program, values)
+    executable.run()
+    for name, value in evaluate(program, values)[0].items():
+        np.testing.assert_array_equal(executable.outputs[name], value, err_msg=name)
+
+
 def test_rows_of_the_batch_as_channels(cuda_backend):
     """Of which the text of a program does not know the number."""
     options = {"strides": (1, 2), "dilation": (1, 1), "before": (0, 1)}

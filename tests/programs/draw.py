@@ -787,6 +787,27 @@ def many_steps(d: Drawing) -> None:
     d.updates[total] = f"{total} * 0.75 + {s}"
 
 
+def parts(d: Drawing) -> None:
+    """Zeros around tensors and between their elements, along axes of length 1, too, and what is reduced of these."""
+    lengths = [d.choose([1, 2, 3, 5]) for _ in range(d.choose([1, 2]))]
+    shape: list[str | int] = [*lengths, d.choose([1, 1, 4])] if d.chance(0.7) else ["n", *lengths]
+    x = y = d.leaf("input", shape, d.choose(["float32", "float32", "float64"]), "normal")
+    for _ in range(d.choose([1, 1, 2])):
+        widths = [(0, 0) if isinstance(n, Dim) else d.choose([(1, 0), (0, 2), (2, 1), (15, 0)]) for n in _shape(d, y)]
+        keys = [":" if isinstance(n, Dim) else d.choose(["1:", "::2", "0", "-1"]) for n in _shape(d, x)]
+        sliced = f"gradients(ops.sum(ops.sin({x}[{', '.join(keys)}])), [{x}])[0]"
+        y = d.line(d.choose([f"ops.pad({y}, {widths})"] * 3 + [sliced]))
+    for _ in range(2):
+        axes = tuple(axis for axis in range(len(shape)) if d.chance(0.4)) or (len(shape) - 1,)
+        forms = [f"ops.sum({y}, {axes})", f"ops.sum({y} * {y}, {axes}, keepdims=True)"]
+        forms += [f"ops.softmax({y}, {axes[-1]})", f"ops.max({y}, {axes})"] if all(_shape(d, y)) else []
+        d.line(d.choose(forms))
+
+
+def _shape(d: Drawing, name: str) -> tuple[int, ...]:
+    return d.pool[name].tensor.shape
+
+
 def loops(d: Drawing) -> None:
     """A loop over steps of a batch, and what is made of it."""
     d.leaf("input", [d.choose([2, 3, 4]), "n", d.choose([1, 3, 8, 16])], "float32", "normal")
@@ -837,6 +858,7 @@ SITUATIONS = {
             sums_of_doubles,
             several_tables,
             many_steps,
+            parts,
             loops,
             attention,
         ),
