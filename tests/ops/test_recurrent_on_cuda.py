@@ -153,7 +153,7 @@ def test_products_of_any_width(cuda_backend, units, columns):
     check(cuda_backend, trace(of_cell(units, columns), specs), values, 5, 1)
 
 
-@pytest.mark.parametrize(("rows", "steps"), sample([(9, 3), (1, 2), (130, 4), (8, 5)], 4))
+@pytest.mark.parametrize(("rows", "steps"), sample([(9, 3), (1, 2), (130, 4), (8, 5), (0, 3)], 4))
 def test_sums_over_rows_and_steps(cuda_backend, rows, steps):
     """The gradient of a gain is a sum of what nothing else needs, so blocks keep sums of their own rows."""
 
