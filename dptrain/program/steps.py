@@ -1,5 +1,6 @@
 """Passes over loops and attention: a step as a program, unrolling, attention as simpler ops."""
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -9,7 +10,7 @@ from dptrain.errors import ConfigError
 from dptrain.program.body import Body, body_of, has_body, steps_of, with_steps
 from dptrain.program.gradient import topological
 from dptrain.program.lowering import AttentionLowering, Repeat, in_order, lowering_of
-from dptrain.program.operand import OPERATORS
+from dptrain.program.operand import METHODS, OPERATORS
 from dptrain.program.passes import halves_of, rewritten, without_all_reduce
 from dptrain.program.program import ROWS, Program
 from dptrain.program.sharding.mesh import ALL_REDUCE
@@ -122,6 +123,67 @@ def with_attention_on_gpu(program: Program, precision_of: Callable[[Sequence[Ten
 
     with tracing():
         return rewritten(program, change)
+
+
+def with_halves_in_loops(program: Program) -> Program:
+    """Give loops half-precision tensors instead of float32 copies of them, which steps then make themselves.
+
+    What steps stack stays in half precision as well, and is copied behind the loop. So products in steps, and of what
+    steps have stacked, have half-precision factors.
+    """
+    loops: dict[Node, tuple[Sequence[Tensor], dict[str, Any]]] = {}
+    halves: dict[Tensor, Tensor | None] = {}
+
+    def half(read: Tensor) -> Tensor | None:
+        if read not in halves:
+            halves[read] = next(iter(halves_of([read]) or []), None)
+        return halves[read]
+
+    def change(tensor: Tensor) -> Tensor:
+        if not has_body(tensor):
+            return tensor
+        if (node := tensor.node) not in loops:
+            narrow_inputs, body = _with_halves(node, half, change)
+            is_same = body is body_of(node)
+            loops[node] = narrow_inputs, node.attributes if is_same else {**node.attributes, "body": body}
+        inputs, attributes = loops[node]
+        if attributes is node.attributes:
+            return tensor
+        dtype = attributes["body"].results[tensor.index].dtype
+        value = Tensor(tensor.op, inputs, attributes, tensor.shape, dtype, name=tensor.name, index=tensor.index)
+        return value if dtype == tensor.dtype else METHODS["cast"](value, tensor.dtype.name)
+
+    if not any(map(has_body, program.tensors)):
+        return program
+    with tracing():
+        return rewritten(program, change)
+
+
+def _with_halves(
+    node: Node, half: Callable[[Tensor], Tensor | None], change: Callable[[Tensor], Tensor]
+) -> tuple[list[Tensor], Body]:
+    """Return the inputs and the body of a loop that reads and stacks what `half` returns, if it returns something.
+
+    `change` returns the new tensor for one of the body.
+    """
+    body = body_of(node)
+    inputs, placeholders, new = list(node.inputs), dict[Tensor, Tensor](), dict[Tensor, Tensor]()
+    for number, leaf in enumerate(body.inputs):
+        narrow = half(node.inputs[number]) if number >= len(body.begun) else None
+        if narrow is not None:
+            inputs[number] = narrow
+            placeholders[leaf] = placeholder(leaf.shape, narrow.dtype, leaf.name)
+            new[leaf] = METHODS["cast"](placeholders[leaf], leaf.dtype.name)
+    for tensor in topological(body.results):
+        if tensor not in new:
+            new[tensor] = change(tensor.with_inputs([new[read] for read in tensor.inputs]))
+    wide_stacked = [new[result] for result in body.stacked]
+    stacked = tuple(wide if (narrow := half(wide)) is None else narrow for wide in wide_stacked)
+    following = tuple(new[carry] for carry in body.following)
+    if all(map(operator.is_, (*following, *stacked), body.results)):
+        return inputs, body
+    slices, captures = (tuple(placeholders.get(leaf, leaf) for leaf in group) for group in (body.slices, body.captures))
+    return inputs, replace(body, slices=slices, captures=captures, following=following, stacked=stacked)
 
 
 def with_steps_changed(program: Program, change: Callable[[Program], Program]) -> Program:

@@ -38,6 +38,7 @@ from dptrain.program.steps import (
     step_of,
     with_attention_on_gpu,
     with_branches_selected,
+    with_halves_in_loops,
     with_loops_in_memory,
     with_steps_changed,
     without_ranks,
@@ -105,7 +106,7 @@ class Composition:
         # Repeats stay: numbers that are equal in one run may differ in another that shares its kernels.
         program = without_ranks(program) if alone else program
         _require_known_lengths(program)
-        program = with_branches_selected(program)
+        program = with_halves_in_loops(with_branches_selected(program))
         self.sizes = _local(program, rows, first_row)
         lower = partial(_lowered, precision=precision, of_halves=of_halves, provider=provider, sizes=self.sizes)
         program = self.program = _with_own_results(with_steps_changed(program, lower))
@@ -326,8 +327,8 @@ class Composition:
 
 def problems(program: Program, rows: int, *, precision: str, of_halves: str) -> list[Problem]:
     """Return a program's products and convolutions that a library may compute; see `Composition`."""
-    program = with_branches_selected(without_ranks(program))
-    program = with_steps_changed(program, lambda step: with_precision(step, precision, of_halves))
+    program = with_halves_in_loops(with_branches_selected(without_ranks(program)))
+    program = with_steps_changed(program, lambda step: with_precision(with_long_products(step), precision, of_halves))
     count = _local(program, rows, 0).count
 
     def problem(tensor: Tensor) -> Problem:

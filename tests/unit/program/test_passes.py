@@ -5,8 +5,10 @@ import pytest
 
 from dptrain import ops
 from dptrain.backend.cuda.compose import Composition
+from dptrain.program.body import body_of, has_body, with_steps
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
+from dptrain.program.gradient import gradients
 from dptrain.program.lowering import Product, lowering_of
 from dptrain.program.passes import (
     rewritten,
@@ -18,7 +20,7 @@ from dptrain.program.passes import (
 from dptrain.program.program import trace
 from dptrain.program.sharding.mesh import ALL_REDUCE, PlacedProgram
 from dptrain.program.sharding.placement import place
-from dptrain.program.steps import without_ranks
+from dptrain.program.steps import with_halves_in_loops, with_steps_changed, without_ranks
 from dptrain.program.tensor import Variable
 
 B = Dim.rows(8)
@@ -233,3 +235,78 @@ def test_a_product_of_another_type_keeps_its_own():
 def test_generated_products_have_the_precision_of_the_pass(precision):
     source = Composition(placed(), precision=precision).source()
     assert ("product_tf32<" in source) == (precision == "tf32")
+
+
+def loops_of_halves(nested):
+    """Return a loop over halves and its gradients; its step is `nested` in a second loop or not."""
+
+    def step(xs, w, h):
+        sources = [xs, w]
+        xs, w = ops.cast(xs, "float16"), ops.cast(w, "float16")
+
+        def cell(h, x):
+            # The copies of w depend on no carry: they are made before the loop.
+            h = ops.tanh(ops.cast(h, "float16") @ w + x @ ops.transpose(w))
+            return ops.cast(h, "float32"), (h, ops.cast(h, "float32"), ops.cast(ops.transpose(h), "float32"))
+
+        def outer(h, x):
+            h, (ys, *others) = ops.scan(cell, h, ops.stack([x, x * 2]))
+            return h, (ys[1], others[0][0], others[1][1])
+
+        h, (ys, copies, transposed) = ops.scan(outer if nested else cell, h, xs)
+        loss = ops.sum(ops.cast(ys, "float32")) + ops.sum(copies * copies) + ops.sum(h)
+        dxs, dw = gradients(loss, sources)
+        return {"h": h, "ys": ys, "copies": copies, "transposed": transposed, "dw": dw, "dxs": dxs}
+
+    shapes = {"xs": ((4, B, 3), "float32"), "w": ((3, 3), "float32"), "h": ((B, 3), "float32")}
+    return trace(step, shapes), {name: tuple(map(int, shape)) for name, (shape, _) in shapes.items()}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_loops_read_and_stack_halves_instead_of_copies(nested):
+    program, shapes = loops_of_halves(nested)
+    changed = with_halves_in_loops(program)
+
+    def copies_between(program):
+        """Return types of what loops read beside carries, and stack, that are no gradients' sums."""
+        loops = {tensor.node for tensor in with_steps(program.tensors) if has_body(tensor)}
+        assert len(loops) >= 2 + nested
+        bodies = [body_of(loop) for loop in loops]
+        return {part.dtype.name for body in bodies for part in (*body.captures, *body.slices, *body.stacked)}
+
+    assert "float32" in copies_between(program)
+    products = [tensor for tensor in with_steps(with_precisions(changed).tensors) if tensor.attributes.get("precision")]
+    assert len(products) >= 5
+    assert {(x.dtype.name, tensor.attributes["precision"]) for tensor in products for x in tensor.inputs} == {
+        ("float16", "half")
+    }
+    rng = np.random.default_rng(0)
+    values = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    expected, actual = (evaluate(version, values)[0] for version in (program, changed))
+    assert expected.keys() == actual.keys()
+    for name, value in expected.items():
+        assert (value.dtype, actual[name].dtype) == (program.outputs[name].dtype,) * 2
+        np.testing.assert_array_equal(actual[name], value, err_msg=name)
+
+
+def with_precisions(program):
+    return with_steps_changed(program, lambda step: with_precision(with_long_products(step), "float32", "half"))
+
+
+def test_loops_without_halves_stay_as_they_are():
+    def step(xs, w):
+        def cell(h, x):
+            inner, _ = ops.scan(lambda h, y: (h + y, None), h, x)
+            return ops.tanh(inner @ w), None
+
+        return {"h": ops.scan(cell, ops.zeros((8, 3)), ops.stack([xs, xs], 1))[0]}
+
+    program = trace(step, {"xs": ((4, 8, 3), "float32"), "w": ((3, 3), "float32")})
+    bodies = [
+        [body_of(tensor) for tensor in with_steps(version.tensors) if has_body(tensor)]
+        for version in (program, with_halves_in_loops(program))
+    ]
+    assert len(bodies[0]) == 2
+    assert [*map(id, bodies[0])] == [*map(id, bodies[1])]
+    straight = trace(lambda x: {"y": ops.cast(ops.cast(x, "float16"), "float32")}, {"x": ((3,), "float32")})
+    assert with_halves_in_loops(straight) is straight
