@@ -215,8 +215,8 @@ def cases(quick: bool) -> Iterator[tuple[str, str, tuple[int, ...]]]:
         yield from (("convolution", precision, sizes) for sizes in ((256, 32, 3, 32), (256, 16, 64, 128)))
 
 
-def ours(gpu: Gpu, kind: str, precision: str, sizes: tuple[int, ...], *, library: bool) -> Callable[[], object]:
-    """Return what queues an op through dptrain, by its own kernels or by a library."""
+def op_program(kind: str, precision: str, sizes: tuple[int, ...]) -> Any:
+    """Return an op as a program; operands are variables."""
     import numpy as np
 
     from dptrain import ops
@@ -239,7 +239,12 @@ def ours(gpu: Gpu, kind: str, precision: str, sizes: tuple[int, ...], *, library
     # What follows from variables alone is a program of its own, which a step would not execute.
     program = trace(lambda: of(**{name: variable.value for name, variable in variables.items()}), {}).derived
     assert program is not None
-    executable = gpu.backend(precision, kind if library else "").executable(program, {})
+    return program
+
+
+def ours(gpu: Gpu, kind: str, precision: str, sizes: tuple[int, ...], *, library: bool) -> Callable[[], object]:
+    """Return what queues an op through dptrain, by its own kernels or by a library."""
+    executable = gpu.backend(precision, kind if library else "").executable(op_program(kind, precision, sizes), {})
     assert executable.launches, "nothing would be measured"
     run: Callable[[], object] = executable.run
     return run

@@ -12,7 +12,7 @@
 #             over the kernels with the trickiest memory; more random programs. Beside them the benchmarks run once
 #             untimed, so that what they compile is there
 #   kernels   gpu_kernels.py: each kernel of training steps beside its predicted time; single products and convolutions
-#             beside PyTorch's cuBLAS and cuDNN. gpu_tma.py: candidates for products, each in a process of its own
+#             beside PyTorch's cuBLAS and cuDNN. gpu_tma.py: products by tensor maps, each schedule in a process of its own
 #   bench     gpu_mlp.py, conv.py and sweep.py: speed of training, and of many runs at once, beside PyTorch and JAX
 #   probe     gpu_probe.py: what the GPU allows and what things cost
 #   all       all of them in this order, with less time for each: what lasts longer than its part is ended and the next
@@ -174,8 +174,8 @@ stage_smoke() {
     step smoke "$(share 420 60)" "$python" benchmarks/gpu_smoke.py $quick
 }
 
-# Without the stand-ins for NVIDIA's libraries, which call Python from the driver, and without candidates, which have
-# processes of their own.
+# Without the stand-ins for NVIDIA's libraries, which call Python from the driver, and without products by tensor maps,
+# which have processes of their own.
 checked_tests="tests/ops tests/gpu/test_training_on_gpu.py tests/emulator/test_emulator_truth.py
     --deselect tests/ops/test_libraries_on_cuda.py --deselect tests/ops/test_tma_products_on_cuda.py --deselect tests/emulator/test_emulator_truth.py::test_known_answers"
 

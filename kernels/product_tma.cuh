@@ -1,31 +1,39 @@
 // Products of dense bfloat16 or float16 matrices, whose rows begin at multiples of 16 bytes, for compute capability 9.0.
 //
-// A candidate: **it has run only on the emulated driver**, and no program chooses it. What is measured of `product_wgmma`
-// says why it is here: its tiles of 128 x 256 pass through the L2 cache at close to that cache's limit.
+// **It has run only on the emulated driver**, and programs use it only if dptrain/backend/cuda/tma.py is told to. What is
+// measured of `product_wgmma` says why it is here: its tiles of 128 x 256 pass through the L2 cache at close to that
+// cache's limit.
 //
-// product_tma<type, rows, columns, in turns, blocks of a cluster, layout>: a block has TmaShape::THREADS threads and takes
-// TmaShape::SHARED bytes of dynamic shared memory. As many blocks as the GPU holds walk over all tiles. Sums are float32.
+// product_tma<type, rows, columns, pingpong, blocks of a cluster, layout>: operands are two tensor maps in global memory, the
+// epilogue is that of `product`; a block has TmaShape::THREADS threads and takes TmaShape::SHARED bytes of dynamic shared
+// memory. As many blocks as the GPU holds walk over all tiles. Sums are float32.
 //
-// Deterministic: each sum is made by one warpgroup in the order of K, whatever number of blocks there is.
+// Deterministic: each sum is made by one warpgroup in the order of K, whatever number of blocks there is: the bits are those
+// of `product_wgmma`.
 //
 // How a product works: one thread copies by tensor maps (cp.async.bulk.tensor), two warpgroups multiply. The ring of stages goes
-// on from tile to tile, so that copies of the next tile come while sums of this one are stored. Two schedules:
-// - together: both warpgroups have a half of each tile's rows. Together they read least.
-// - in turns: each has every second tile for itself. While one stores, the other multiplies.
+// on from tile to tile, so that copies of the next tile come while sums of this one are stored. Two schedules, as CUTLASS
+// names them:
+// - cooperative: both warpgroups have a half of each tile's rows. They read least.
+// - pingpong: each has every second tile for itself. While one stores, the other multiplies.
 //
 // A cluster's blocks have tiles of the same columns, below each other. Each copies its part of b for all of them (multicast),
 // so a stage may only be filled again when all of them have multiplied it: `empty` counts the warps of all blocks.
 //
-// `full` ends when the copier has arrived and all bytes are there. A wait tells two phases apart, not more. In turns, a
+// `full` ends when the copier has arrived and all bytes are there. A wait tells two phases apart, not more. With pingpong, a
 // warpgroup has left out the stages of the other's tile: it waits for the other's last wait before its own first one.
 //
+// The host writes the maps into global memory, and a proxy of its own reads them: the copying thread acquires each map before
+// it uses it (fence.proxy.tensormap, PTX 8.3, CUDA 12.3).
+//
 // Source: PTX ISA, "cp.async.bulk.tensor", "mbarrier" ("Tracking asynchronous operations", "Phase of the mbarrier object"), "mapa",
-// "barrier.cluster"; CUDA driver API, "Tensor Map Object Management".
+// "barrier.cluster", "membar / fence"; CUDA driver API, "Tensor Map Object Management"; CUDA C++ Programming Guide, "Encoding a
+// tensor map on device" (maps in global memory).
 #pragma once
 
 #include "product_wgmma.cuh"
 
-// What cuTensorMapEncodeTiled makes; kernels hand its address on.
+// What cuTensorMapEncodeTiled makes; kernels only pass on its address.
 struct alignas(64) TensorMap {
     unsigned long long opaque[16];
 };
@@ -59,6 +67,11 @@ static __device__ __forceinline__ void arrive_in(unsigned int barrier, unsigned 
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" : : "r"(there) : "memory");
 }
 
+// Before this thread copies by a map that the host has written.
+static __device__ __forceinline__ void acquire_map(const TensorMap *map) {
+    asm volatile("fence.proxy.tensormap::generic.acquire.sys [%0], 128;" : : "l"(map) : "memory");
+}
+
 static __device__ __forceinline__ void meet_cluster() {
     asm volatile("barrier.cluster.arrive.release;" : : : "memory");
     asm volatile("barrier.cluster.wait.acquire;" : : : "memory");
@@ -66,49 +79,49 @@ static __device__ __forceinline__ void meet_cluster() {
 
 // Begin to copy a box of the map at (column, row), zeros where it is outside; of several blocks to the same place in all.
 template <int BLOCKS>
-static __device__ __forceinline__ void copy_box(unsigned int to, const TensorMap &map, int column, int row, unsigned int barrier) {
+static __device__ __forceinline__ void copy_box(unsigned int to, const TensorMap *map, int column, int row, unsigned int barrier) {
     if constexpr (BLOCKS == 1) {
         asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
                      :
-                     : "r"(to), "l"(&map), "r"(column), "r"(row), "r"(barrier)
+                     : "r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier)
                      : "memory");
     } else {
         asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
                      "[%1, {%2, %3}], [%4], %5;"
                      :
-                     : "r"(to), "l"(&map), "r"(column), "r"(row), "r"(barrier), "h"((unsigned short)((1 << BLOCKS) - 1))
+                     : "r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier), "h"((unsigned short)((1 << BLOCKS) - 1))
                      : "memory");
     }
 }
 
 // The tiles' sizes. A_TRANSPOSED: a is (K, M); B_TRANSPOSED: b is (N, K). Boxes of the maps are 64 numbers wide and
 // BOX_A or BOX_B rows high.
-template <int BM, int BN, bool IN_TURNS, int CLUSTER, bool A_TRANSPOSED, bool B_TRANSPOSED> struct TmaShape {
+template <int BM, int BN, bool PINGPONG, int CLUSTER, bool A_TRANSPOSED, bool B_TRANSPOSED> struct TmaShape {
     static constexpr int GROUP = 128, BK = 64, CONSUMERS = 2, THREADS = CONSUMERS * GROUP + WARP;
     static constexpr int PART_A = BM * BK * 2, PART_B = BN * BK * 2, STAGE = PART_A + PART_B;
-    static constexpr int STAGES = IN_TURNS ? 5 : 4, ALIGNMENT = 1024, BARRIERS = 2 * STAGES + CONSUMERS;
+    static constexpr int STAGES = PINGPONG ? 5 : 4, ALIGNMENT = 1024, BARRIERS = 2 * STAGES + CONSUMERS;
     static constexpr int OF_B = BN / CLUSTER;  // columns of b that a block copies
     static constexpr int BOX_A = A_TRANSPOSED ? BK : BM, BOX_B = B_TRANSPOSED ? OF_B : BK;
     // Warps of a block that read a stage.
-    static constexpr int READERS = (IN_TURNS ? 1 : CONSUMERS) * GROUP / WARP;
+    static constexpr int READERS = (PINGPONG ? 1 : CONSUMERS) * GROUP / WARP;
     // The rows of a warp's sums on their way to the epilogue, so many columns at once: 8 banks apart.
     static constexpr int PATCH_COLUMNS = WARP, PATCH_PITCH = PATCH_COLUMNS + 8, PATCH = 16 * PATCH_PITCH;
     static constexpr int SHARED = ALIGNMENT + STAGES * STAGE + CONSUMERS * GROUP / WARP * PATCH * 4 + BARRIERS * 8;
-    static_assert(BM == (IN_TURNS ? 64 : CONSUMERS * 64), "a warpgroup has 64 rows");
+    static_assert(BM == (PINGPONG ? 64 : CONSUMERS * 64), "a warpgroup has 64 rows");
     static_assert(OF_B % 64 == 0, "a block copies whole panels");
 };
 
-template <class Number, int BM, int BN, bool IN_TURNS, int CLUSTER, bool A_TRANSPOSED, bool B_TRANSPOSED, class Epilogue>
-__device__ __forceinline__ void product_tma(void *shared, const TensorMap &of_a, const TensorMap &of_b, int M, int N, int K,
+template <class Number, int BM, int BN, bool PINGPONG, int CLUSTER, bool A_TRANSPOSED, bool B_TRANSPOSED, class Epilogue>
+__device__ __forceinline__ void product_tma(void *shared, const TensorMap *maps, int M, int N, int K, int block, int blocks,
                                             Epilogue epilogue) {
-    using S = TmaShape<BM, BN, IN_TURNS, CLUSTER, A_TRANSPOSED, B_TRANSPOSED>;
+    using S = TmaShape<BM, BN, PINGPONG, CLUSTER, A_TRANSPOSED, B_TRANSPOSED>;
     constexpr int STAGES = S::STAGES, BK = S::BK;
     const unsigned int given = shared_address(shared), begin = (given + S::ALIGNMENT - 1) / S::ALIGNMENT * S::ALIGNMENT;
     const unsigned int patches = begin + STAGES * S::STAGE;
     const unsigned int full = patches + S::CONSUMERS * S::GROUP / WARP * S::PATCH * 4, empty = full + STAGES * 8;
     const unsigned int turn = empty + STAGES * 8;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const int rank = blockIdx.x % CLUSTER, first = blockIdx.x / CLUSTER, clusters = gridDim.x / CLUSTER;
+    const int rank = block % CLUSTER, first = block / CLUSTER, clusters = blocks / CLUSTER;
     // Items of a cluster: CLUSTER tiles below each other.
     const int across = ((M + BM - 1) / BM + CLUSTER - 1) / CLUSTER, items = across * ((N + BN - 1) / BN);
     const int steps = (K + BK - 1) / BK;
@@ -125,6 +138,9 @@ __device__ __forceinline__ void product_tma(void *shared, const TensorMap &of_a,
 
     if (warp == S::CONSUMERS * S::GROUP / WARP) {
         if (lane == 0) {
+            const TensorMap *const of_a = maps, *const of_b = maps + 1;
+            acquire_map(of_a);
+            acquire_map(of_b);
             int stage = 0, parity = 1;
             for (int item = first; item < items; item += clusters) {
                 const int m0 = (item % across * CLUSTER + rank) * BM, n0 = item / across * BN;
@@ -158,16 +174,16 @@ __device__ __forceinline__ void product_tma(void *shared, const TensorMap &of_a,
             if (lane < CLUSTER) arrive_in(empty + stage * 8, lane);
         };
         float sums[BN / 2];
-        int number = IN_TURNS ? group : 0;  // of an item among those of the cluster
+        int number = PINGPONG ? group : 0;  // of an item among those of the cluster
         for (int item = first + number * clusters; item < items;) {
 #pragma unroll
             for (int e = 0; e < BN / 2; ++e) sums[e] = 0.0f;
-            if (IN_TURNS && number > 0) wait_seconds_for(turn + group * 8, (number - 1) / 2 % 2);
+            if (PINGPONG && number > 0) wait_seconds_for(turn + group * 8, (number - 1) / 2 % 2);
             int stage = number * steps % STAGES, before = 0;
             int parity = number * steps / STAGES % 2;
             for (int step = 0; step < steps; ++step) {
                 wait_seconds_for(full + stage * 8, parity);
-                const unsigned int part_a = begin + stage * S::STAGE + (IN_TURNS ? 0 : group * (64 * 128));
+                const unsigned int part_a = begin + stage * S::STAGE + (PINGPONG ? 0 : group * (64 * 128));
                 const unsigned int part_b = begin + stage * S::STAGE + S::PART_A;
                 asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
 #pragma unroll
@@ -183,13 +199,13 @@ __device__ __forceinline__ void product_tma(void *shared, const TensorMap &of_a,
                 before = stage;
                 if (++stage == STAGES) stage = 0, parity ^= 1;
             }
-            if (IN_TURNS && lane == 0) arrive(turn + (1 - group) * 8);
+            if (PINGPONG && lane == 0) arrive(turn + (1 - group) * 8);
             asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(0) : "memory");
             hold(sums);
             if (steps > 0) release(before);
 
             // As in product_wgmma: lane l of a warp has rows l / 4 and l / 4 + 8, of every 8 columns two.
-            const int row0 = (item % across * CLUSTER + rank) * BM + (IN_TURNS ? 0 : group * 64) + in_group * 16;
+            const int row0 = (item % across * CLUSTER + rank) * BM + (PINGPONG ? 0 : group * 64) + in_group * 16;
             const int column0 = item / across * BN + lane;
 #pragma unroll
             for (int part = 0; part < BN; part += S::PATCH_COLUMNS) {
@@ -202,10 +218,10 @@ __device__ __forceinline__ void product_tma(void *shared, const TensorMap &of_a,
 #pragma unroll 4
                 for (int i = 0; i < 16; ++i)
                     if (row0 + i < M && column0 + part < N)
-                        epilogue((long long)(row0 + i), column0 + part, patch[i * S::PATCH_PITCH + lane]);
+                        epilogue((Index)(row0 + i), (Index)(column0 + part), patch[i * S::PATCH_PITCH + lane]);
                 __syncwarp();
             }
-            number += IN_TURNS ? 2 : 1;
+            number += PINGPONG ? 2 : 1;
             item = first + number * clusters;
         }
     }

@@ -541,6 +541,7 @@ TENSOR_MAP_BUGS = (
     "tensor_map_without_bugs", "fewer_bytes_expected", "more_bytes_expected", "no_bytes_expected",
     "missing_wait_for_tile", "other_phase_of_tile", "tile_misplaced", "missing_tensor_map", "block_outside_cluster",
     "block_leaves_before_tile", "tile_without_mbarrier", "block_leaves_before_arrivals", "tile_over_what_is_read",
+    "tensor_map_not_acquired",
 )
 # fmt: on
 
@@ -571,8 +572,9 @@ def of_tensor_map(number: int) -> int:
     places = cuda.to_device(x), cuda.to_device(np.zeros((2, 16, 64), np.uint16))
     code, tile = encoded(int(places[0]))
     assert code == 0
-    function.prepare("128sPi")
-    function.prepared_call((2, 1), (64, 1, 1), tile, places[1], number, shared_size=1024 + 2048 + 16)
+    function.prepare("128sPPi")
+    stored = cuda.to_device(np.frombuffer(tile, np.uint8))
+    function.prepared_call((2, 1), (64, 1, 1), tile, stored, places[1], number, shared_size=1024 + 2048 + 16)
     cuda.Context.synchronize()
     result = cuda.from_device(places[1], (2, 16, 64), np.uint16)
     return int((result != np.concatenate([x, np.zeros((4, 64), np.uint16)])).sum())

@@ -313,6 +313,9 @@ INSTRUCTIONS: dict[str, Call] = {
         for cast, mask in (("", ""), (".multicast::cluster", ",h"))
     },
     "fence.proxy.async.shared::cta": lambda _: "emu_proxy_fence();",
+    "fence.proxy.tensormap::generic.acquire.sys [l],128": lambda x: (
+        f"emu_acquire_map(reinterpret_cast<const void *>{x[0]}, {SITE});"
+    ),
     "": lambda _: "",  # no instruction: it says to the compiler what is used here
     "wgmma.fence.sync.aligned": lambda _: f"emu_wgmma_fence({SITE});",
     "wgmma.commit_group.sync.aligned": lambda _: f"emu_wgmma_commit({SITE});",

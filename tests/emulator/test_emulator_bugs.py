@@ -164,6 +164,7 @@ TENSOR_MAP_ROWS = [
     Row("tile_without_mbarrier", "cp.async.bulk.tensor: no mbarrier at", LAUNCH_FAILURE),
     Row("block_leaves_before_arrivals", "use after free: mapa reaches into the shared memory", ILLEGAL_ADDRESS, RACE),
     Row("tile_over_what_is_read", "race: read at tma.cu:30", LAUNCH_FAILURE, RACE),
+    Row("tensor_map_not_acquired", "in global memory, which this thread has not acquired", LAUNCH_FAILURE),
 ]
 
 

@@ -128,6 +128,15 @@ def attention(width, dtype="float32"):
     return functions
 
 
+def by_tensor_maps(schedule, dtype="bfloat16"):
+    """Return the source of products by tensor maps, in all layouts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tma, "SCHEDULE", schedule)
+        text = products(2048, dtype, of_halves="wgmma")
+    assert text.count(" product_tma<") == 4
+    return text
+
+
 def of_warpgroups():
     """Yield names and sources of what sm_90a alone compiles: products by warpgroups, with tiles of both widths."""
     for length, dtype in ((2048, "bfloat16"), (1024, "float16")):
@@ -143,10 +152,8 @@ def of_warpgroups():
             np.random.default_rng(0), (28, 28, 64), (128, 256), 10, 128, 200, compute="bfloat16", **options
         )
         yield name, apart(Composition(of_images, of_halves="wgmma"))
-    for number, candidate in enumerate(tma.CANDIDATES.values()):
-        for turned in ((False, False), (True, True)):
-            kernel = tma.source(candidate, turned, f"dp_{HALVES[number % 2]}", "float")
-            yield f"tma_{number}_{'t' if turned[0] else 'n'}", kernel
+    for number, schedule in enumerate(tma.SCHEDULES.values()):
+        yield f"tma_{number}", by_tensor_maps(schedule, HALVES[number % 2])
 
 
 def sources(architecture):

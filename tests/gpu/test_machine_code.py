@@ -11,7 +11,7 @@ from dptrain.backend.cuda.compose import Composition
 from dptrain.backend.cuda.cost.roofline import GPUS, Load, blocks_per_processor
 from dptrain.backend.cuda.generate import Kernel, source
 from tests.gpu.machine_code import Code, codes_of, resources_of
-from tests.gpu.test_kernels_for_hardware import attention, program_of_products, run
+from tests.gpu.test_kernels_for_hardware import attention, by_tensor_maps, program_of_products, run
 from tests.ops.test_convolutions_on_cuda import cnn
 from tests.sample import sample
 
@@ -108,25 +108,27 @@ def test_products_are_what_they_are_written_for(nvcc, case, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.parametrize("name", tma.CANDIDATES)
-def test_candidates_are_what_they_are_written_for(nvcc, name, tmp_path):
+@pytest.mark.parametrize("name", tma.SCHEDULES)
+def test_products_by_tensor_maps_are_what_they_are_written_for(nvcc, name, tmp_path):
     """Few instructions copy, and a whole block's threads have the registers that they need."""
-    place, cubin, candidate = tmp_path / "product.cu", tmp_path / "product.cubin", tma.CANDIDATES[name]
-    for turned in ((False, False), (False, True), (True, False), (True, True)):
-        place.write_text(tma.source(candidate, turned, "dp_bfloat16", "dp_bfloat16"))
-        (reported,) = parse_resources(run([*command(nvcc, place, cubin, "sm_90a"), "-Xptxas", "-v"])).values()
-        (code,) = codes_of(cubin).values()
-        assert code.local() == [], turned
-        assert code.count("HGMMA.64x256x16.F32.BF16") == 4, turned
-        assert code.used_before_the_wait() == [], turned
+    place, cubin, schedule = tmp_path / "product.cu", tmp_path / "product.cubin", tma.SCHEDULES[name]
+    place.write_text(by_tensor_maps(schedule))
+    reported = parse_resources(run([*command(nvcc, place, cubin, "sm_90a"), "-Xptxas", "-v"]))
+    codes = {kernel: code for kernel, code in codes_of(cubin).items() if code.count("HGMMA")}
+    assert len(codes) == 4
+    for kernel, code in codes.items():
+        assert code.generic() == code.local() == [], kernel
+        assert code.count("HGMMA.64x256x16.F32.BF16") == 4, kernel
+        assert code.used_before_the_wait() == [], kernel
         # Boxes of a and b; where one is not K-major, a loop over panels, or as many instructions as it has.
-        assert code.count(r"UTMALDG\.2D") >= 2, turned
-        assert (code.count(r"UTMALDG\.2D\.MULTICAST") > 0) == (candidate.cluster > 1), turned
-        assert code.count("UCGABAR_WAIT") == 2, turned
+        assert code.count(r"UTMALDG\.2D") >= 2, kernel
+        assert (code.count(r"UTMALDG\.2D\.MULTICAST") > 0) == (schedule.cluster > 1), kernel
+        assert code.count(r"UTMACCTL\.IV") == 2, "both maps are acquired"
+        assert code.count("UCGABAR_WAIT") == 2, kernel
         assert code.count(r"SYNCS\.PHASECHK") >= 4, "a wait tries once, then in a loop with a limit"
-        assert code.count(r"BPT\.TRAP") > 0, turned
-        assert reported.spilled == 0, turned
-        assert reported.registers * tma.THREADS <= 65_536, turned
+        assert code.count(r"BPT\.TRAP") > 0, kernel
+        assert reported[kernel].spilled == 0, kernel
+        assert reported[kernel].registers * tma.THREADS <= 65_536, kernel
 
 
 ATTENTION = [

@@ -1,41 +1,59 @@
-"""Products by tensor maps, candidates for compute capability 9.0: `kernels/product_tma.cuh`."""
+"""Products by tensor maps, on compute capability 9.0: `kernels/product_tma.cuh`."""
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from dptrain import ops
 from dptrain.backend.cuda import products, tma
 from dptrain.errors import DeviceError
+from dptrain.program.execute import evaluate
+from dptrain.program.program import trace
+from tests.ops.test_half_products_on_cuda import product, run
+from tests.ops.test_programs_on_cuda import mlp
 from tests.sample import sample
 
 LAYOUTS = {"nn": (False, False), "nt": (False, True), "tn": (True, False), "tt": (True, True)}
 
 
 @pytest.fixture(autouse=True)
-def on_hopper(cuda_backend):
-    """Skip where the device has no tensor maps."""
+def by_tensor_maps(cuda_backend, monkeypatch):
+    """Let products of more than 64 rows and 128 columns qualify; a test sets the schedule."""
     if cuda_backend.of_halves != "wgmma":
         pytest.skip("the device is not of compute capability 9.0")
+    monkeypatch.setattr(products, "_WANTED_BLOCKS", 1)
+    products.product_plan.cache_clear()
+    yield
+    products.product_plan.cache_clear()
 
 
-def multiplied(backend, candidate, a, b, transposed, dtype, processors, result="float32"):
-    """Return a b by a candidate, from matrices that lie as `transposed` says, and rows of NaN behind the result."""
-    from dptrain.backend.cuda.gpu.device import cuda
+def set_schedule(monkeypatch, name, processors=None):
+    """Set the schedule of programs, and how many blocks the GPU holds."""
+    schedule = None if name is None else tma.SCHEDULES[name]
+    monkeypatch.setattr(tma, "SCHEDULE", schedule)
+    if processors is not None and schedule is not None:
+        most = max(1, processors // schedule.cluster) * schedule.cluster
+        monkeypatch.setattr("dptrain.backend.cuda.executable.resident_blocks", lambda image, kernel, schedule: most)
 
-    (M, K), N = a.shape, b.shape[1]
-    laid = [np.ascontiguousarray(x.T if turned else x) for x, turned in zip((a, b), transposed, strict=True)]
-    places = [cuda.to_device(x.view(np.uint16)) for x in laid]
-    of_result = np.dtype(ml_dtypes.bfloat16 if result == "bfloat16" else result)
-    bits = np.dtype(f"uint{8 * of_result.itemsize}")
-    c = cuda.to_device(np.full((M + 3, N), np.nan, of_result).view(bits))
-    queue = tma.prepared(
-        backend.gpu_record, tma.CANDIDATES[candidate], (M, N, K), transposed, dtype, processors, result
-    )
-    queue.launch(queue.maps(int(places[0]), int(places[1])), int(c), backend.stream)
-    backend.stream.synchronize()
-    values = cuda.from_device(c, (M + 3, N), bits).view(of_result)
-    assert np.isnan(values[M:]).all()
-    return values[:M]
+
+def kernels_of(executable):
+    """Return which kernels the products of a program call."""
+    return [name for name in ("product_tma", "product_wgmma", "product_half") if f" {name}<" in executable.source]
+
+
+def multiplied(backend, a, b, transposed, dtype, result="float32", kernel="product_tma"):
+    """Return a b, from matrices stored as `transposed` says."""
+    stored = [np.ascontiguousarray(x.T if flag else x) for x, flag in zip((a, b), transposed, strict=True)]
+
+    def step(a, b):
+        factors = [ops.cast(x, dtype) for x in (a, b)]  # which are stored as the matrices are
+        factors = [ops.transpose(x) if flag else x for x, flag in zip(factors, transposed, strict=True)]
+        return {"c": ops.cast(product(*factors, dtype), result)}
+
+    values = {name: x.astype(np.float32) for name, x in zip("ab", stored, strict=True)}
+    executable = run(backend, trace(step, {name: (x.shape, "float32") for name, x in values.items()}), values)
+    assert kernels_of(executable) == [kernel]
+    return executable.outputs["c"]
 
 
 def halves(rng, dtype, *shape):
@@ -43,89 +61,209 @@ def halves(rng, dtype, *shape):
     return rng.normal(size=shape).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16)
 
 
-# The candidate, M, N, K, blocks at most: whole tiles and parts of them, one stage and more than the ring has, two items
+# The schedule, M, N, K, blocks at most: whole tiles and parts of them, one stage and more than the ring has, two items
 # of a cluster and more.
 CASES = {
-    "together_1": ("together, clusters of 1", 136, 264, 72, 1),
-    "together_2": ("together, clusters of 2", 264, 264, 328, 2),
-    "turns_1": ("in turns, clusters of 1", 136, 264, 400, 1),
-    "turns_2": ("in turns, clusters of 2", 200, 520, 136, 2),
-    "turns_4": ("in turns, clusters of 4", 264, 520, 200, 4),
-    "two_blocks": ("together, clusters of 1", 128, 512, 320, 2),
-    "two_clusters": ("together, clusters of 2", 120, 520, 64, 4),
-    "one_stage": ("in turns, clusters of 1", 72, 776, 64, 1),
+    "cooperative_1": ("cooperative, clusters of 1", 136, 264, 72, 1),
+    "cooperative_2": ("cooperative, clusters of 2", 264, 264, 328, 2),
+    "pingpong_1": ("pingpong, clusters of 1", 136, 264, 400, 1),
+    "pingpong_2": ("pingpong, clusters of 2", 200, 520, 136, 2),
+    "pingpong_4": ("pingpong, clusters of 4", 264, 520, 200, 4),
+    "two_blocks": ("cooperative, clusters of 1", 128, 512, 320, 2),
+    "two_clusters": ("cooperative, clusters of 2", 120, 520, 64, 4),
+    "one_stage": ("pingpong, clusters of 1", 72, 776, 64, 1),
 }
-# In the others rows of one factor begin anywhere, which both kinds of rows show.
-ODD = {"nn": (136, 261, 72), "nt": (136, 264, 71), "tn": (137, 264, 72), "tt": (137, 264, 72)}
 
 
 @pytest.mark.parametrize("case", sample(CASES, 5))
 @pytest.mark.parametrize("layout", sample(LAYOUTS, 2))
-def test_products_by_tensor_maps(cuda_backend, case, layout):
+def test_products_by_tensor_maps(cuda_backend, case, layout, monkeypatch):
     """Those of float64, in every layout."""
-    candidate, M, N, K, processors = CASES[case]
+    name, M, N, K, processors = CASES[case]
+    set_schedule(monkeypatch, name, processors)
     dtype = "bfloat16" if M % 16 else "float16"
     rng = np.random.default_rng(M + N + K)
     a, b = halves(rng, dtype, M, K), halves(rng, dtype, K, N)
-    result = multiplied(cuda_backend, candidate, a, b, LAYOUTS[layout], dtype, processors)
+    result = multiplied(cuda_backend, a, b, LAYOUTS[layout], dtype)
     np.testing.assert_allclose(result, a.astype(np.float64) @ b.astype(np.float64), rtol=1e-5, atol=2e-4)
 
 
 @pytest.mark.parametrize("seed", sample(range(12), 2))
-def test_random_products_by_tensor_maps(cuda_backend, seed):
-    """Sizes, layouts, types, schedules and numbers of blocks by chance; the bits do not depend on the last two."""
+def test_random_products_by_tensor_maps(cuda_backend, seed, monkeypatch):
+    """Sizes, layouts, types, schedules and numbers of blocks by chance; the bits are those of `product_wgmma`."""
     rng = np.random.default_rng(seed)
     layout, dtype = LAYOUTS[rng.choice(list(LAYOUTS))], str(rng.choice(["bfloat16", "float16"]))
-    M, N, K = (8 * int(rng.integers(1, most)) for most in (45, 80, 60))
+    M, N, K = (8 * int(rng.integers(least, most)) for least, most in ((9, 45), (17, 80), (8, 60)))
     a, b = halves(rng, dtype, M, K), halves(rng, dtype, K, N)
-    names = rng.choice(list(tma.CANDIDATES), 2, replace=False)
-    results = [multiplied(cuda_backend, name, a, b, layout, dtype, int(rng.integers(1, 9))) for name in names]
-    np.testing.assert_allclose(results[0], a.astype(np.float64) @ b.astype(np.float64), rtol=1e-5, atol=3e-4)
-    np.testing.assert_array_equal(*results)
-    rounded = multiplied(cuda_backend, names[0], a, b, layout, dtype, 2, result=dtype)
-    np.testing.assert_array_equal(rounded, results[0].astype(rounded.dtype))
+    set_schedule(monkeypatch, None)
+    by_warpgroups = multiplied(cuda_backend, a, b, layout, dtype, kernel="product_wgmma")
+    np.testing.assert_allclose(by_warpgroups, a.astype(np.float64) @ b.astype(np.float64), rtol=1e-5, atol=3e-4)
+    for name in rng.choice(list(tma.SCHEDULES), 2, replace=False):
+        set_schedule(monkeypatch, str(name), int(rng.integers(1, 9)))
+        np.testing.assert_array_equal(multiplied(cuda_backend, a, b, layout, dtype), by_warpgroups)
+        rounded = multiplied(cuda_backend, a, b, layout, dtype, result=dtype)
+        np.testing.assert_array_equal(rounded, by_warpgroups.astype(rounded.dtype))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_other_rows_stay_with_the_kernel_of_programs(cuda_backend, layout):
-    """The driver refuses a tensor map of rows that begin anywhere, and `suits` says so before."""
-    turned = LAYOUTS[layout]
-    assert tma.suits(4096, 4096, 4096, turned)
-    widths = [(4100, 4104, 4104), (4104, 4100, 4104), (4104, 4104, 4100)]
-    counted = (0 if turned[0] else 2, 2 if turned[1] else 1)  # of which a row of a and of b is as long
-    for number, sizes in enumerate(widths):
-        assert tma.suits(*sizes, turned) == (number not in counted)
+def test_an_epilogue_two_products_of_a_launch_and_replays(cuda_backend, monkeypatch):
+    """Bias and activation in the product's kernel; two products share a launch, and a graph repeats it."""
+    set_schedule(monkeypatch, "cooperative, clusters of 2", 4)
+    rng = np.random.default_rng(0)
+    values = {
+        "a": rng.integers(-9, 9, (264, 136)),
+        "b": rng.integers(-9, 9, (136, 264)),
+        "c": rng.integers(0, 9, (264,)),
+    }
+    values = {name: value.astype(np.float32) for name, value in values.items()}
+
+    def step(a, b, c):
+        a, b = ops.cast(a, "bfloat16"), ops.cast(b, "bfloat16")
+        return {"relu": ops.relu(product(a, b, "bfloat16") + c), "square": product(a, ops.transpose(a), "bfloat16") * 2}
+
+    program = trace(step, {name: (value.shape, "float32") for name, value in values.items()})
+    executable = run(cuda_backend, program, values)
+    assert executable.source.count("product_tma<") == 2
+    assert executable.launches == 2, "casts, then both products"
+    a, b, c = values.values()
+    for _ in range(3):
+        np.testing.assert_array_equal(executable.outputs["relu"], np.maximum(a @ b + c, 0))
+        np.testing.assert_array_equal(executable.outputs["square"], 2 * a @ a.T)
+        executable.run()
+
+
+# Rows of one factor that begin anywhere, in each layout; more than one matrix; factors that move from step to step.
+ODD = {"nn": (136, 261, 72), "nt": (136, 264, 71), "tn": (137, 264, 72), "tt": (137, 264, 72)}
+
+
+@pytest.mark.parametrize("layout", sample(LAYOUTS, 1))
+def test_other_rows_stay_with_warpgroups(cuda_backend, layout, monkeypatch):
+    set_schedule(monkeypatch, "pingpong, clusters of 2")
+    transposed = LAYOUTS[layout]
+    counted = (0 if transposed[0] else 2, 2 if transposed[1] else 1)  # of which a row of a and of b is as long
+    for number, sizes in enumerate([(4100, 4104, 4104), (4104, 4100, 4104), (4104, 4104, 4100)]):
+        schedule = tma.schedule_of(products.product_plan(*sizes, "wgmma"), sizes, transposed)
+        assert (schedule is None) == (number in counted)
     rng, (M, N, K) = np.random.default_rng(0), ODD[layout]
     a, b = halves(rng, "float16", M, K), halves(rng, "float16", K, N)
+    result = multiplied(cuda_backend, a, b, transposed, "float16", kernel="product_wgmma")
+    np.testing.assert_allclose(result, a.astype(np.float64) @ b.astype(np.float64), rtol=1e-5, atol=2e-4)
     with pytest.raises(DeviceError, match="refuses a tensor map"):
-        multiplied(cuda_backend, "together, clusters of 1", a, b, turned, "float16", 1)
+        tma._encoded(0x1008, 64, 64, 64, "float16")
 
 
-@pytest.mark.parametrize("candidate", sample(tma.CANDIDATES, 5, 3))
-def test_as_many_blocks_as_the_gpu_holds(cuda_backend, candidate):
+def test_batches_and_factors_that_move_stay_with_warpgroups(cuda_backend, monkeypatch):
+    """A batch of matrices; in a loop the slices move, and the weights, which all steps share, do not."""
+    set_schedule(monkeypatch, "cooperative, clusters of 1", 2)
+    rng = np.random.default_rng(0)
+    batch = [rng.integers(-9, 9, shape).astype(np.float32) for shape in ((2, 136, 72), (2, 72, 264))]
+    specs = {name: (value.shape, "float32") for name, value in zip("ab", batch, strict=True)}
+    program = trace(lambda a, b: {"c": product(a, b, "bfloat16")}, specs)
+    executable = run(cuda_backend, program, dict(zip("ab", batch, strict=True)))
+    assert kernels_of(executable) == ["product_wgmma"]
+    np.testing.assert_array_equal(executable.outputs["c"], batch[0] @ batch[1])
+
+    def steps(xs, w):
+        def step(total, x):
+            # The carry and the slices move; what a step computes lies at one place, and w is there once.
+            still, moving = product(w, ops.minimum(total, x), "bfloat16"), product(w, x, "bfloat16")
+            return ops.mod(still + moving, 16), moving
+
+        total, stacked = ops.scan(step, ops.ones((136, 264)), ops.cast(xs, "bfloat16"))
+        return {"total": total, "stacked": stacked}
+
+    values = {"xs": rng.integers(0, 9, (3, 136, 264)), "w": rng.integers(0, 9, (136, 136))}
+    values = {name: value.astype(np.float32) for name, value in values.items()}
+    program = trace(steps, {name: (value.shape, "float32") for name, value in values.items()})
+    executable = run(cuda_backend, program, values)
+    assert kernels_of(executable) == ["product_tma", "product_wgmma"]
+    total, expected = np.ones((136, 264)), []
+    for x in values["xs"]:
+        expected.append(values["w"] @ x)
+        total = np.mod(values["w"] @ np.minimum(total, x) + expected[-1], 16)
+    np.testing.assert_array_equal(executable.outputs["stacked"], expected)
+    np.testing.assert_array_equal(executable.outputs["total"], total)
+
+
+@pytest.mark.parametrize("name", sample(tma.SCHEDULES, 5, 3))
+def test_as_many_blocks_as_the_gpu_holds(cuda_backend, name, monkeypatch):
     """A kernel of clusters has no more of them than run at once, since each walks over tiles."""
-    kernel, sizes = tma.CANDIDATES[candidate], (64 * 132 * 4, 256, 64)
-    launched = tma.prepared(cuda_backend.gpu_record, kernel, sizes, (False, False), "bfloat16")
-    processors = cuda_backend.gpu_record.device.multiprocessor_count
-    assert launched.grid[0] % kernel.cluster == 0
-    assert processors * 0.85 < launched.grid[0] <= processors
+    set_schedule(monkeypatch, name)
+    held = []
+
+    def resident_blocks(*arguments):
+        held.append(tma.resident_blocks(*arguments))
+        return held[-1]
+
+    monkeypatch.setattr("dptrain.backend.cuda.executable.resident_blocks", resident_blocks)
+    rng = np.random.default_rng(0)
+    a, b = halves(rng, "bfloat16", 72, 64), halves(rng, "bfloat16", 64, 136)
+    multiplied(cuda_backend, a, b, (False, False), "bfloat16")
+    processors, (blocks,) = cuda_backend.gpu_record.device.multiprocessor_count, held
+    assert blocks % tma.SCHEDULES[name].cluster == 0
+    assert processors * 0.85 < blocks <= processors
 
 
-def test_what_candidates_could_replace():
-    """Both sides of each threshold: 256 columns, one slice, at least a stage of terms."""
-    plans = {sizes: products.product_plan(*sizes, "wgmma") for sizes in [(1024, 4096, 64), (1024, 4096, 56)]}
-    assert [plan.tiling.kernel for plan in plans.values()] == ["product_wgmma", "product_half"]
-    assert [tma.suits(*sizes) for sizes in plans] == [True, False]
+def test_thresholds(monkeypatch):
+    """Both sides of each: 256 columns, one slice, at least a stage of terms, and a schedule at all."""
+    monkeypatch.undo()
+    products.product_plan.cache_clear()
+
+    def is_by_tensor_maps(*sizes):
+        return tma.schedule_of(products.product_plan(*sizes, "wgmma"), sizes, (False, False)) is not None
+
+    assert not is_by_tensor_maps(1024, 4096, 64), "no program uses what no GPU has run"
+    set_schedule(monkeypatch, "cooperative, clusters of 2")
+    assert [is_by_tensor_maps(1024, 4096, K) for K in (64, 56)] == [True, False]
     assert products.product_plan(1024, 1024, 4096, "wgmma").slices > 1
-    assert not tma.suits(1024, 1024, 4096)
+    assert not is_by_tensor_maps(1024, 1024, 4096)
     columns = {N: products.product_plan(64 * 128, N, 64, "wgmma").tiling.columns for N in (128, 136)}
     assert columns == {128: 128, 136: 256}
-    assert [tma.suits(64 * 128, N, 64) for N in columns] == [False, True]
+    assert [is_by_tensor_maps(64 * 128, N, 64) for N in columns] == [False, True]
 
 
-def test_blocks_of_a_launch():
-    """Whole clusters, no more than have something to do, no more than there are processors."""
-    together, turns = (tma.CANDIDATES[f"{name}, clusters of {n}"] for name, n in (("together", 2), ("in turns", 4)))
-    assert [together.blocks(M, 512, 132) for M in (128, 256, 257, 128 * 200)] == [4, 4, 8, 132]
-    assert [turns.blocks(M, 256, 130) for M in (64, 256, 257, 64 * 4 * 32, 64 * 4 * 33)] == [4, 4, 8, 128, 128]
-    assert turns.blocks(64, 256, 1) == 4
+def test_blocks_with_something_to_do():
+    """Whole clusters, each with tiles of the same columns."""
+    cooperative, pingpong = tma.SCHEDULES["cooperative, clusters of 2"], tma.SCHEDULES["pingpong, clusters of 4"]
+    assert [cooperative.blocks(M, 512) for M in (128, 256, 257)] == [4, 4, 8]
+    assert [pingpong.blocks(M, N) for M, N in ((64, 256), (256, 257), (257, 256))] == [4, 8, 8]
+
+
+@pytest.mark.long
+def test_a_step_of_mixed_precision(cuda_backend, another, monkeypatch):
+    """That of NumPy but for rounding; the bits are those by warpgroups, and in a pack those of runs alone."""
+    rows = 136
+
+    def prepared(seed, backend):
+        rng = np.random.default_rng(seed)
+        program, data = mlp(rng, 144, 264, 136, rows, 160, compute="bfloat16")
+        return program, data | {"rows": rng.integers(0, 160, 3 * rows)}, backend
+
+    def bits(program, executable):
+        state = [variable.numpy().tobytes() for variable in program.state]
+        return [*state, *(value.tobytes() for value in executable.outputs.values())]
+
+    results = {}
+    for name in (None, "cooperative, clusters of 2", "pingpong, clusters of 1"):
+        set_schedule(monkeypatch, name, 3)
+        results[name] = []
+        for seed in (1, 2):
+            program, data, backend = prepared(seed, cuda_backend)
+            executable = backend.executable(program, data)
+            state = {variable: variable.numpy() for variable in program.state}
+            expected, _ = evaluate(program, data | {"rows": data["rows"][:rows]}, state)
+            executable.run([0])
+            assert ("product_tma" in kernels_of(executable)) == (name is not None)
+            np.testing.assert_allclose(executable.outputs["loss"], expected["loss"], rtol=1e-2)
+            executable.run([rows, 2 * rows])
+            results[name].append(bits(program, executable))
+            executable.close()
+    alone = results[None]
+    assert all(result == alone for result in results.values())
+    together = []
+    for seed in (1, 2):
+        program, data, backend = prepared(seed, another())
+        together.append((program, backend.executable(program, data)))
+    for _, executable in together:
+        executable.run([0, rows, 2 * rows])
+    assert "product_tma" in kernels_of(together[0][1])
+    assert [bits(*pair) for pair in together] == alone

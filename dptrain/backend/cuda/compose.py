@@ -307,7 +307,7 @@ class Composition:
                     (function.name, argument.name): argument.value
                     for function in kernel.functions
                     for argument in function.arguments
-                    if "*" in argument.kind and argument.value and argument.name != "arrived"
+                    if argument.is_scratch and argument.value
                 }
                 if kernel.loop is not None:
                     scratch[kernel.loop] = kernel.loop.plan.size

@@ -35,6 +35,7 @@ from dptrain.backend.cuda.graphs import steps_in_graph
 from dptrain.backend.cuda.loops import CARRY_PLACES, HostLoop, LoopCall
 from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory, Pinned
 from dptrain.backend.cuda.packs import RunTable, Starts
+from dptrain.backend.cuda.tma import MAPS_BYTES, resident_blocks
 from dptrain.backend.cuda.transfers.host import PinnedMove
 from dptrain.backend.cuda.transfers.links import LinkedMessage, LinkedMove, LinkedSum
 from dptrain.backend.custom import OwnKernel
@@ -116,6 +117,7 @@ class CudaExecutable:
         self._functions = [function for kernel in flat for function in kernel.functions]
         self._allocate()
         self._bind_inputs(composition.program, arrays)
+        self._write_maps()
         values_by_name = self._of_run()
         self._row = np.array([values_by_name[name] for name in composition.fields], np.uint64)
         self.pack_key = self._load()
@@ -143,17 +145,17 @@ class CudaExecutable:
             backend.write(buffer, np.asarray(tensor.value))
         sent_messages = [message for messages in self._made.messages for message in messages]
         sums = {message: self._sum(message) for message in sent_messages if message.is_sum}
-        counters_needed = [
+        kept = [
             (function.name, argument)
             for function in self._functions
             for argument in function.arguments
-            if argument.name == "arrived"
+            if argument.is_kept
         ]
-        starts = in_a_row(argument.value for _, argument in counters_needed)
-        self._counters = backend.zeros((max(starts[-1], 1),), np.uint8, "counters")
+        starts = in_a_row((argument.value for _, argument in kept), ALIGNMENT)
+        self._kept = backend.zeros((max(starts[-1], 1),), np.uint8, "counters")
         self._scratch = {
-            (function, name.name): self._counters.pointer + start
-            for (function, name), start in zip(counters_needed, starts, strict=False)
+            (function, argument.name): self._kept.pointer + start
+            for (function, argument), start in zip(kept, starts, strict=False)
         }
         self._arena = DeviceMemory(backend.heap, self._made.plan.size, "intermediate results")
         self._memories.append(self._arena)
@@ -276,6 +278,14 @@ class CudaExecutable:
             self._arrays.append(array)
             self._pointers[tensor] = array.pointer
 
+    def _write_maps(self) -> None:
+        for function in self._functions:
+            if function.maps is not None:
+                start = self._scratch[function.name, "maps"] - self._kept.pointer
+                addresses = [self._pointer(function, factor, {}) for factor in function.maps.factors]
+                encoded = function.maps.encoded(addresses)
+                self.backend.write(self._kept[start : start + MAPS_BYTES], np.frombuffer(encoded, np.uint8))
+
     # Launches
 
     def _load(self) -> Hashable:
@@ -291,6 +301,12 @@ class CudaExecutable:
         try:
             modules = {
                 kernel.name: gpu.module(cubins[source]) for source, kernels in sources.items() for kernel in kernels
+            }
+            self._resident = {
+                kernel.name: resident_blocks(cubins[source].content, kernel.name, kernel.schedule)
+                for source, kernels in sources.items()
+                for kernel in kernels
+                if kernel.schedule is not None
             }
             self._prepared = {
                 kernel.name: _prepare(gpu, kernel, modules[kernel.name], index)
@@ -340,16 +356,17 @@ class CudaExecutable:
         call = self._prepared[kernel.name]
         if call is None:
             return []
-        sizes, values_by_name = self._sizes, {**_arguments(kernel), **counters}
+        blocks = _blocks(kernel, self._resident.get(kernel.name))
+        sizes, values_by_name = self._sizes, {**_arguments(kernel), **blocks, **counters}
         values = (
             sizes.rows,
             sizes.first_row,
             sizes.global_rows,
             *(values_by_name[name] for _, name in arguments_of(kernel)),
         )
-        blocks = sum(blocks_of(function, kernel.threads) for function in kernel.functions)
-        pack_parts.append((kernel.name, blocks, values))
-        return [partial(_launch, call, blocks, kernel.threads, self.backend.stream, values)]
+        count = sum(blocks.values())
+        pack_parts.append((kernel.name, count, values))
+        return [partial(_launch, call, count, kernel.threads, self.backend.stream, values)]
 
     def _host_loop(self, loop: LoopCall, counters: Mapping[str, int]) -> HostLoop:
         """Return a loop whose steps are queued one by one, each as a graph if it can be."""
@@ -552,7 +569,7 @@ class CudaExecutable:
 def _prepare(gpu: Gpu, kernel: Kernel, module: Any, index: str) -> Callable[..., None] | None:
     """Return the prepared call of a generated kernel; None if it has no blocks."""
     letters = "P" + index * 3 + "".join("q" if "long long" in kind else "i" for kind, _ in arguments_of(kernel))
-    if not sum(blocks_of(function, kernel.threads) for function in kernel.functions):
+    if not any(_blocks(kernel, None).values()):
         return None
     prepared = module.get_function(kernel.name)
     prepared.prepare(letters)
@@ -567,8 +584,13 @@ def _arguments(kernel: Kernel) -> dict[str, int]:
     values: dict[str, int] = {}
     for function in kernel.functions:
         values |= {f"{argument.name}_{function.name}": argument.value for argument in function.arguments}
-        values[f"blocks_{function.name}"] = blocks_of(function, kernel.threads)
     return values
+
+
+def _blocks(kernel: Kernel, most: int | None) -> dict[str, int]:
+    """Return the blocks of each function as arguments; `most`: that walk over a function's tiles."""
+    blocks = {function.name: blocks_of(function, kernel.threads) for function in kernel.functions}
+    return {f"blocks_{name}": count if most is None else min(count, most) for name, count in blocks.items()}
 
 
 def _whole_step(stages: Sequence[Sequence[_Launches]], messages: Sequence[_Travel | LinkedMessage]) -> list[Launch]:

@@ -20,6 +20,7 @@ from dptrain.backend.cuda.groups import Group, Grouping, Places, factors_of
 from dptrain.backend.cuda.libraries.providers import Problem, is_by_library, is_product, matrices, problem_of
 from dptrain.backend.cuda.loops import Address, LoopCall
 from dptrain.backend.cuda.products import COLUMNS_FAN, ProductPlan, product_plan, tree_levels
+from dptrain.backend.cuda.tma import COLUMNS, MAPS_BYTES, THREADS, Schedule, TensorMaps, schedule_of
 from dptrain.program.codegen.cpp import Ex, cast, ctype, numel_text
 from dptrain.program.codegen.index_expr import ONE, IndexExpr, numel
 from dptrain.program.lowering import ConvolutionLowering, UserKernel, lowering_of
@@ -68,6 +69,16 @@ class Argument:
     name: str
     value: int
 
+    @property
+    def is_scratch(self) -> bool:
+        """Whether it is memory that other kernels may use afterwards."""
+        return "*" in self.kind and not self.is_kept
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it is memory that a function has for itself: counters, which it leaves at zero, or tensor maps."""
+        return self.name in ("arrived", "maps")
+
 
 @dataclass(eq=False)
 class LibraryCall:
@@ -106,6 +117,7 @@ class GeneratedFunction:
         resident: blocks that a multiprocessor is to hold at once, for which nvcc saves registers.
         shared: bytes of shared memory, in C++; `dynamic` is the number if it exceeds the static limit, else 0.
         addresses: of tensors that move from step to step of a loop.
+        maps: its tensor maps, or None.
         call: that replaces a generated kernel.
     """
 
@@ -127,6 +139,7 @@ class GeneratedFunction:
     shared: str = str(_SHARED)
     dynamic: int = 0
     addresses: dict[Tensor, Address] = field(default_factory=dict)
+    maps: TensorMaps | None = None
     call: LibraryCall | OwnCall | LoopCall | None = None
 
     @property
@@ -483,6 +496,12 @@ class Generator(MemberWriter):
         dimensions = matrices(result, transposed_a, self._sizes.count)
         (M, N, K), batch, steps = dimensions.sizes, dimensions.batch, dimensions.steps
         plan = product_plan(M, N, K, _precision(result))
+        schedule = schedule_of(plan, (M, N, K), (transposed_a, transposed_b))
+        moves = any(factor in self._addresses and self._addresses[factor].terms for factor in (a, b))
+        if schedule is not None and batch == 1 and not moves:
+            function.maps = TensorMaps(schedule, (a, b), (M, N, K), (transposed_a, transposed_b))
+            self._by_tensor_maps(function, function.maps, w, self._epilogue(function, group, result, w, places))
+            return
         self._cut(function, (M, N, K), plan, batch)
         kernel = self._tiled(function, result, plan, (transposed_a, transposed_b))
         vector = 16 // a.dtype.itemsize
@@ -500,6 +519,28 @@ class Generator(MemberWriter):
             f"wide_a && aligned({names[0]}), wide_b && aligned({names[1]}), parts, arrived}};",
             f"{kernel}(shared, of, block, [&](Index r, Index c, float sum, int) {{",
             *_indented(body),
+            "});",
+        )
+
+    def _by_tensor_maps(
+        self, function: GeneratedFunction, maps: TensorMaps, w: Writer, epilogue: Sequence[str]
+    ) -> None:
+        schedule, (M, N, _) = maps.schedule, maps.sizes
+        flags = (str(flag).lower() for flag in (schedule.pingpong, *maps.transposed))
+        pingpong, transposed_a, transposed_b = flags
+        shape = f"{schedule.rows}, {COLUMNS}, {pingpong}, {schedule.cluster}, {transposed_a}, {transposed_b}"
+        function.threads, function.dynamic = THREADS, schedule.shared
+        function.shared, function.blocks = f"TmaShape<{shape}>::SHARED", schedule.blocks(M, N)
+        function.needs.add("product_tma.cuh")
+        function.arguments += [
+            *(Argument("int", name, value) for name, value in zip("MNK", maps.sizes, strict=True)),
+            Argument("int", "blocks", function.blocks),
+            Argument("const TensorMap *", "maps", MAPS_BYTES),
+        ]
+        w.write(
+            f"product_tma<{ctype(maps.factors[0].dtype)}, {shape}>(shared, maps, M, N, K, block, blocks, "
+            "[&](Index r, Index c, float sum) {",
+            *_indented(epilogue),
             "});",
         )
 
@@ -720,6 +761,12 @@ class Kernel:
         return max(function.dynamic for function in self.functions)
 
     @property
+    def schedule(self) -> Schedule | None:
+        """The schedule of its products by tensor maps; None if it has none."""
+        maps = self.functions[0].maps
+        return None if maps is None else maps.schedule
+
+    @property
     def loop(self) -> LoopCall | None:
         """The loop that it is, or None."""
         call = self.functions[0].call
@@ -817,9 +864,10 @@ def _kernel_text(kernel: Kernel) -> list[str]:
     # A block may use all registers that leave room for so many; else nvcc spills some for occupancy.
     bounds = f"{kernel.threads}, {min(function.resident for function in kernel.functions)}"
     arguments = (kind + name for kind, name in arguments_of(kernel))
+    clusters = "" if kernel.schedule is None else f" __cluster_dims__({kernel.schedule.cluster}, 1, 1)"
     lines = [
         "",
-        f'extern "C" __global__ void __launch_bounds__({bounds})',
+        f'extern "C" __global__ void{clusters} __launch_bounds__({bounds})',
         f"    {kernel.name}({', '.join(['const Run *__restrict__ pack', *_SIZE_PARAMETERS, *arguments])}) {{",
         f"    constexpr int bytes = {_greatest(kernel.functions)};",
         *(

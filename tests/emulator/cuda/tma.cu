@@ -1,18 +1,18 @@
 // Both blocks of a cluster copy 8 rows of a (12, 64) matrix for each other by a tensor map, and store 16 rows of 64 as they lie
-// in the matrix: zeros behind the last one. Where an element lies is written down as in the PTX ISA's figure of
+// in the matrix: zeros behind the last one. The map is a parameter, or lies in global memory. Where an element lies is written down as in the PTX ISA's figure of
 // 128-byte swizzling. Compile for sm_90a.
 //
 // `bug` is the number of a planted bug (TENSOR_MAP_BUGS of bugs.py), 0 for none.
 enum Bug {
     NONE, FEWER_BYTES, MORE_BYTES, NOTHING_EXPECTED, NO_WAIT, OTHER_PARITY, MISPLACED, NO_MAP, OUTSIDE_CLUSTER, LEAVES_FIRST,
-    NO_BARRIER, LEAVES_BEFORE_ARRIVALS, STILL_READ
+    NO_BARRIER, LEAVES_BEFORE_ARRIVALS, STILL_READ, NOT_ACQUIRED
 };
 struct alignas(64) TensorMap {
     unsigned long long opaque[16];
 };
 
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(64)
-    tiles(const __grid_constant__ TensorMap map, unsigned short *y, int bug) {
+    tiles(const __grid_constant__ TensorMap map, const TensorMap *stored, unsigned short *y, int bug) {
     extern __shared__ __align__(1024) char shared[];
     const unsigned given = (unsigned)__cvta_generic_to_shared(shared), begin = (given + 1023) / 1024 * 1024;
     char *const rows = shared + (begin - given);
@@ -34,7 +34,9 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(64)
             asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
         else
             asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-        const char *const place = (const char *)&map + (bug == NO_MAP ? 64 : 0);
+        const bool is_stored = bug == NONE || bug == NOT_ACQUIRED;
+        const char *const place = (const char *)(is_stored ? stored : &map) + (bug == NO_MAP ? 64 : 0);
+        if (bug == NONE) asm volatile("fence.proxy.tensormap::generic.acquire.sys [%0], 128;" ::"l"(place) : "memory");
         asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
                      "[%1, {%2, %3}], [%4], %5;" ::"r"(begin + rank * 1024 + (bug == MISPLACED ? 128 : 0)),
                      "l"(place), "r"(0), "r"((int)rank * 8), "r"(barrier + (bug == NO_BARRIER ? 16 : 0)),

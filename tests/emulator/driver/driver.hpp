@@ -181,6 +181,7 @@ using Seen = std::vector<uint64_t>;
 struct Warpgroups {
     Seen seen;
     std::vector<uint64_t> proxy_fences;  // ticks
+    std::vector<const void *> maps;      // tensor maps in global memory that it has acquired
     struct Pending {
         std::shared_ptr<Wgmma> of;
         unsigned group;

@@ -364,6 +364,9 @@ void emu_bulk_tensor(unsigned to, const void *map, int x, int y, unsigned barrie
     memcpy(&tile, map, sizeof tile);
     if (reinterpret_cast<uintptr_t>(map) % 64 || memcmp(tile.name, emu_tensor_map_name, sizeof tile.name) != 0)
         refuse(site, text("%s: no tensor map at %p", what, map));
+    const std::vector<const void *> &acquired = of(self()).maps;
+    if (find_allocation(reinterpret_cast<uintptr_t>(map)) && std::find(acquired.begin(), acquired.end(), map) == acquired.end())
+        refuse(site, text("%s: the tensor map at %p is in global memory, which this thread has not acquired", what, map));
     if (to & of_cluster || barrier & of_cluster) refuse(site, text("%s: an address of another block", what));
     if (mask >= 0 && (mask == 0 || mask >> self().cluster_size))
         refuse(site, text("%s: the blocks 0x%x of a cluster of %u", what, mask, self().cluster_size));
@@ -402,6 +405,12 @@ void emu_bulk_tensor(unsigned to, const void *map, int x, int y, unsigned barrie
 
 void emu_proxy_fence(void) {
     if (options().check_races) of(self()).proxy_fences.push_back(next_tick());
+}
+
+void emu_acquire_map(const void *map, EmuSite site) {
+    if (reinterpret_cast<uintptr_t>(map) % 128) refuse(site, text("fence.proxy.tensormap: %p is no multiple of 128", map));
+    if (options().checked()) check_access(map, 128, EMU_READ, __builtin_return_address(0));
+    of(self()).maps.push_back(map);
 }
 
 void emu_wgmma_fence(EmuSite site) {

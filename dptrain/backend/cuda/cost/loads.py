@@ -53,9 +53,7 @@ def _load(kernel: Kernel, times: int, composition: Composition, resources: Resou
             for tensor in _loaded(function, demands)
         )
         written += sum(nbytes(tensor, composition.sizes.rows) for tensor in function.writes)
-        scratch = sum(
-            argument.value for argument in function.arguments if "*" in argument.kind and argument.name != "arrived"
-        )
+        scratch = sum(argument.value for argument in function.arguments if argument.is_scratch)
         read, written = read + scratch, written + scratch
         for tensor in demands:
             if tensor not in function.pointers or tensor in function.group.roles:

@@ -119,6 +119,7 @@ unsigned emu_map_address(unsigned shared, unsigned rank, struct EmuSite site);
 // A tile of a matrix of 2-byte numbers, which begins at (x, y); `mask` are the blocks that get it, -1 for this one alone.
 void emu_bulk_tensor(unsigned shared, const void *map, int x, int y, unsigned barrier, int mask, struct EmuSite site);
 void emu_proxy_fence(void);
+void emu_acquire_map(const void *map, struct EmuSite site);  // by this thread, before it copies by a map in global memory
 void emu_wgmma_fence(struct EmuSite site);
 void emu_wgmma_commit(struct EmuSite site);
 void emu_wgmma_wait(unsigned pending, struct EmuSite site);
