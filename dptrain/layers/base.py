@@ -26,6 +26,7 @@ from dptrain.ops.math.division import divide_no_nan
 from dptrain.ops.random import SeedGenerator
 from dptrain.program.dims import Dim, Size, UnknownLengthError, is_number, number_of, read, symbolic, unknown
 from dptrain.program.shapes import is_open
+from dptrain.program.stateless import lending, values_of
 from dptrain.program.tensor import (
     Tensor,
     Variable,
@@ -383,6 +384,53 @@ class Layer(Parts):
                 return self._call_bound(bound)
             with MAKING:  # until the sublayers are built as well
                 return self._call_bound(bound)
+
+    def stateless_call(
+        self,
+        trainable_variables: Sequence[Any],
+        non_trainable_variables: Sequence[Any],
+        *args: Any,
+        return_losses: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Call the layer with other values of its variables; it keeps its own.
+
+        Gradients flow to the values, but not through the new state.
+
+        Args:
+            trainable_variables: a tensor, an array or a variable for each of `trainable_variables`.
+            non_trainable_variables: likewise, for each of `non_trainable_variables`: moving averages, random states.
+            args: of the call.
+            return_losses: whether to return `losses`, too.
+            kwargs: of the call.
+
+        Returns:
+            The outputs, and the new values of `non_trainable_variables`; with `return_losses` also the penalties of the
+            given weights and the arguments of `add_loss`.
+
+        Raises:
+            ConfigError: the layer is not built, not one value for each variable, or a value of another shape.
+        """
+        if not self.built:
+            raise ConfigError(
+                f"To call stateless_call, {type(self).__name__} must be built (i.e. its variables must have been "
+                "already created). You can build it by calling it on some data."
+            )
+        with self._lending(trainable_variables, non_trainable_variables) as others:
+            outputs = self(*args, **kwargs)
+            state = values_of(others)
+            return (outputs, state, self.losses) if return_losses else (outputs, state)
+
+    @contextmanager
+    def _lending(self, trainable: Sequence[Any], non_trainable: Sequence[Any]) -> Iterator[Sequence[Variable]]:
+        """Give its variables other values in this context, and no losses of calls before; yield the non-trainable."""
+        whose, others = f"{type(self).__name__}()", self.non_trainable_variables
+        with (
+            lending(self.trainable_variables, trainable, "trainable_variables", f"{whose}.trainable_variables"),
+            lending(others, non_trainable, "non_trainable_variables", f"{whose}.non_trainable_variables"),
+            self._separate_losses(),
+        ):
+            yield others
 
     @property
     def _read_in(self) -> np.dtype[Any] | None:

@@ -236,6 +236,19 @@ class Parts(Configurable):
         for layer in self._flatten_layers():
             layer._of_thread.losses, layer._of_thread.adds_in_loop = [], False
 
+    @contextmanager
+    def _separate_losses(self) -> Iterator[None]:
+        """Collect the losses of calls in this context apart from those before, which are back after it."""
+        states = [layer._of_thread for layer in self._flatten_layers()]
+        before = [(getattr(state, "losses", []), getattr(state, "adds_in_loop", False)) for state in states]
+        for state in states:
+            state.losses, state.adds_in_loop = [], False
+        try:
+            yield
+        finally:
+            for state, (losses, adds_in_loop) in zip(states, before, strict=True):
+                state.losses, state.adds_in_loop = losses, adds_in_loop
+
     def get_weights(self) -> list[npt.NDArray[Any]]:
         """Return copies of the values of `weights`."""
         weights = self.weights

@@ -14,7 +14,7 @@ from dptrain import initializers
 from dptrain.errors import ConfigError
 from dptrain.initializers import Initializer, InitializerLike, Ones, Orthogonal, Zeros
 from dptrain.initializers.base import RandomInitializer
-from dptrain.program.tensor import Drawn, Storage, Tensor, Variable, is_tracing
+from dptrain.program.tensor import Drawn, Storage, Variable, is_tracing
 from dptrain.program.tree import leaves
 from dptrain.random import default_seed, next_position
 from dptrain.runtime.floatx import floatx
@@ -93,11 +93,10 @@ class Weight(Variable):
         """Whether it still has its initial value."""
         return self._is_initial
 
-    def assign(self, value: Any) -> Tensor:
+    def _store(self, value: Any) -> None:
         """See `Variable`."""
-        assigned = super().assign(value)
-        self._is_initial = self._is_initial and is_tracing()
-        return assigned
+        super()._store(value)
+        self._is_initial = False
 
     def _move(self, storage: Storage | None) -> None:
         """See `Variable`."""

@@ -7,6 +7,7 @@ result is read, which is exact on any number of ranks.
 import functools
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import numpy as np
@@ -134,7 +135,7 @@ class Metric(Configurable):
         Raises:
             ConfigError: not one value for each variable.
         """
-        with lending(self.variables, metric_variables, "metric_variables", self):
+        with self._lending(metric_variables):
             self.update_state(*args, **kwargs)
             return values_of(self.variables)
 
@@ -144,15 +145,18 @@ class Metric(Configurable):
         Raises:
             ConfigError: not one value for each variable.
         """
-        with lending(self.variables, metric_variables, "metric_variables", self):
+        with self._lending(metric_variables):
             return self.result()
 
     def stateless_reset_state(self) -> list[Tensor]:
         """Return the state of a new beginning; the metric keeps its own."""
         variables = self.variables
-        with lending(variables, values_of(variables), "metric_variables", self):
+        with self._lending(values_of(variables)):
             self.reset_state()
             return values_of(variables)
+
+    def _lending(self, values: Sequence[Any]) -> AbstractContextManager[None]:
+        return lending(self.variables, values, "metric_variables", f"{type(self).__name__}().variables")
 
     @abstractmethod
     def update_state(self, *args: Any, **kwargs: Any) -> None:

@@ -32,6 +32,8 @@ from dptrain.models.traces import Traces, noted
 from dptrain.optimizers import Optimizer
 from dptrain.optimizers.absent import AbsentOptimizer
 from dptrain.program import tree
+from dptrain.program.dims import read
+from dptrain.program.stateless import lending, values_of
 from dptrain.program.tensor import Variable, unchanged
 from dptrain.program.turns import MAKING, TURNS
 from dptrain.random import default_seed
@@ -255,21 +257,26 @@ class BaseModel(OnDevice):
         self._loss_tracker = Mean("loss")
         self._set_dtype(compiled.policy)
 
-    def _find_outputs(self) -> None:
-        """Resolve losses and metrics once the outputs' shapes are known."""
-        if self._outputs is not None or self._compiled is None or self._output_shapes is None:
+    def _find_outputs(self, y_pred: Any = None) -> None:
+        """Resolve losses and metrics once the outputs' shapes are known, of a batch of them at the latest."""
+        if self._outputs is not None or self._compiled is None:
+            return
+        all_shapes = self._output_shapes
+        if all_shapes is None and y_pred is not None:  # it has only been called, in a loop of the user's own
+            all_shapes = tree.map_leaves(lambda path, output: read(ops.shape(output)[1:]), y_pred)
+        if all_shapes is None:
             return
         with MAKING:
             if self._outputs is not None:  # another thread may have done it
                 return
-            shapes = [shape for _, shape in tree.flat_shapes(self._output_shapes)]
-            if isinstance(self._output_shapes, Mapping) and len(self._output_shapes) == len(shapes):
-                names = list(self._output_shapes)
+            shapes = [shape for _, shape in tree.flat_shapes(all_shapes)]
+            if isinstance(all_shapes, Mapping) and len(all_shapes) == len(shapes):
+                names = list(all_shapes)
             elif self._graph is not None:
                 names = self._output_names
             else:
                 names = ["output"] if len(shapes) == 1 else [f"output_{number + 1}" for number in range(len(shapes))]
-            nested = tree.refilled(self._output_shapes, iter(names))
+            nested = tree.refilled(all_shapes, iter(names))
             self._outputs = Outputs(self._compiled, names, nested, shapes)
 
     @property
@@ -429,7 +436,7 @@ class BaseModel(OnDevice):
         Raises:
             ConfigError: there is no loss at all.
         """
-        self._find_outputs()
+        self._find_outputs(y_pred)
         losses = []
         if self._outputs is not None:
             loss = self._outputs.compute_loss(y, y_pred, sample_weight, _rows_of(x, y_pred))
@@ -439,18 +446,58 @@ class BaseModel(OnDevice):
             raise ConfigError("No loss to compute. Provide a `loss` argument in `compile()`.")
         return sum(losses[1:], losses[0])
 
+    def stateless_compute_loss(
+        self,
+        trainable_variables: Sequence[Any],
+        non_trainable_variables: Sequence[Any],
+        metrics_variables: Sequence[Any],
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:
+        """Return the loss with other values of the model's variables, which keep their own; see `compute_loss`.
+
+        Gradients flow to the values, but not through the new state.
+
+        Args:
+            trainable_variables: a value for each of `trainable_variables`, whose penalties are part of the loss.
+            non_trainable_variables: a value for each of `non_trainable_variables`.
+            metrics_variables: a value for each of `metrics_variables`.
+            x, y, y_pred, sample_weight, training: of `compute_loss`.
+
+        Returns:
+            The loss, and a tuple of `trainable_variables` and of the new values of the others.
+
+        Raises:
+            ConfigError: not one value for each variable, or a value of another shape.
+        """
+        self._find_outputs(y_pred)
+        totals = self.metrics_variables
+        with (
+            self._lending(trainable_variables, non_trainable_variables) as others,
+            lending(totals, metrics_variables, "metrics_variables", f"{type(self).__name__}().metrics_variables"),
+        ):
+            loss = self._loss_of(x, y, y_pred, sample_weight, training=training)
+            return loss, (trainable_variables, values_of(others), values_of(totals))
+
     def _tracked_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, *, training: bool) -> Any:
+        loss = self._loss_of(x, y, y_pred, sample_weight, training=training)
+        self._loss_tracker.update_state(loss, sample_weight=_rows_of(x, y_pred))
+        return loss
+
+    def _loss_of(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, *, training: bool) -> Any:
         parameters = inspect.signature(self.compute_loss).parameters.values()
         takes_training = any(
             parameter.name == "training" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters
         )
         more = {"training": training} if takes_training else {}
-        loss = self.compute_loss(x, y, y_pred, sample_weight, **more)
-        self._loss_tracker.update_state(loss, sample_weight=_rows_of(x, y_pred))
-        return loss
+        return self.compute_loss(x, y, y_pred, sample_weight, **more)
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Mapping[str, Any]:
         """Update the compiled metrics with a batch; return the results of all metrics."""
+        self._find_outputs(y_pred)
         if self._outputs is not None and self._outputs.metrics is not None and y is not None:
             self._outputs.metrics.update_state(y, y_pred, sample_weight)
         return self.get_metrics_result()

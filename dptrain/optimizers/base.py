@@ -399,10 +399,10 @@ class Optimizer(Decaying, Readable, ABC):
                 f"To call `stateless_apply`, {type(self).__name__} must be built (i.e. its variables must have been "
                 "created). You can build it via `optimizer.build(trainable_variables)`."
             )
-        weights, state = self._built_with, self.variables
+        weights, state, kind = self._built_with, self.variables, type(self).__name__
         with (
-            lending(weights, trainable_variables, "trainable_variables", self),
-            lending(state, optimizer_variables, "optimizer_variables", self),
+            lending(weights, trainable_variables, "trainable_variables", f"the variables that {kind} was built with"),
+            lending(state, optimizer_variables, "optimizer_variables", f"{kind}().variables"),
         ):
             self.apply(grads, weights)
             return values_of(weights), values_of(state)

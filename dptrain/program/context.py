@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from dptrain.program.tensor import Tensor, Trace
+    from dptrain.program.tensor import Tensor, Trace, Variable
 
 # The current trace, or None if ops are executed when they are called.
 TRACE: ContextVar["Trace | None"] = ContextVar("trace", default=None)
+# Outside a trace, the values that variables have for now, and take; None if they keep their own.
+LENT: ContextVar["dict[Variable, Tensor] | None"] = ContextVar("lent", default=None)
 # How many gradient tapes are open.
 TAPES: ContextVar[int] = ContextVar("tapes", default=0)
 # The watcher of every value computed outside a trace.

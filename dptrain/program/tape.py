@@ -17,6 +17,7 @@ from dptrain.program.tensor import (
     open_tape,
     watch_for_tape,
 )
+from dptrain.runtime.text import short
 
 
 class GradientTape:
@@ -53,7 +54,9 @@ class GradientTape:
         """Record results of tensors, or of variables that are not trainable (nested); ConfigError for anything else."""
         for part in tree.leaves(tensor):
             if not isinstance(part, Tensor | Variable):
-                raise ConfigError(f"Passed in object {part!r} of type {type(part).__name__!r}, not tensor or variable.")
+                raise ConfigError(
+                    f"Passed in object {short(part)} of type {type(part).__name__!r}, not tensor or variable."
+                )
             self._watched.append(part)
             # A tape that was not opened is not closed either.
             self._before.append((part, watch_for_tape(part, WATCHED if self._open else TRAINABLE)))
@@ -109,7 +112,12 @@ class GradientTape:
                     grads[number_of_source] = part if before is None else before + part
         return grads
 
-    def _is_watched(self, source: Tensor | Variable) -> bool:
+    def _is_watched(self, source: Any) -> bool:
+        if not isinstance(source, Tensor | Variable):
+            raise ConfigError(
+                f"a gradient in {short(source)} of type {type(source).__name__!r}; expected a variable, or a tensor "
+                "that the tape watches"
+            )
         if any(watched is source for watched in self._watched):
             return True
         variable = source.variable if isinstance(source, Tensor) else source

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.errors import ArgumentTypeError, ConfigError, DivergenceError
-from dptrain.program.context import READ_IN, SCOPE, TAPES, TRACE, WATCH
+from dptrain.program.context import LENT, READ_IN, SCOPE, TAPES, TRACE, WATCH
 from dptrain.program.dims import Dim, is_number, number_of
 from dptrain.program.operand import METHODS, OPERATORS, is_plain
 from dptrain.program.operand import OPS as OPS
@@ -507,11 +507,19 @@ class Variable(Operand):
         trace = TRACE.get()
         if trace is not None:
             tensor = trace.value_of(self)
+        elif self._is_lent:
+            tensor = LENT.get()[self]  # type: ignore[index]
         else:
             tensor = self._now()
             tensor.tracking = TRAINABLE if self.trainable else self.watched
         read_in = READ_IN.get() if self.autocast else None
         return tensor if read_in is None else METHODS["cast"](tensor, read_in)
+
+    @property
+    def _is_lent(self) -> bool:
+        """Whether it has another value for now, outside a trace."""
+        lent = LENT.get()
+        return lent is not None and self in lent
 
     @property
     def _is_symbolic(self) -> bool:
@@ -550,7 +558,7 @@ class Variable(Operand):
 
     def numpy(self) -> Array:
         """Return a copy of the value; see `Tensor.numpy`."""
-        if self.storage is not None and TRACE.get() is None:
+        if self.storage is not None and TRACE.get() is None and not self._is_lent:
             return self._now().numpy()
         return np.array(self.value.numpy())
 
@@ -582,13 +590,19 @@ class Variable(Operand):
         if trace is not None:
             trace.write(self, tensor)
             return tensor
-        value = tensor.numpy()
+        lent = LENT.get()
+        if lent is None:
+            self._store(tensor.numpy())
+        else:
+            lent[self] = tensor.detached()  # gradients end here, as at any assignment
+        return tensor
+
+    def _store(self, value: Array) -> None:
         with TURNS.writing(self), REPLACING:
             if self.storage is not None:
                 self.storage.write(self, value)
             else:
                 self._held, self._draw = self._own(value), None
-        return tensor
 
     def assign_add(self, value: Any) -> Tensor:
         """Add a value; return the sum."""
