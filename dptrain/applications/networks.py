@@ -7,8 +7,9 @@ from typing import Any
 
 from dptrain import layers
 from dptrain.errors import ConfigError
-from dptrain.layers.node import get_source_inputs, is_symbolic
+from dptrain.layers.node import get_source_inputs
 from dptrain.models import Model
+from dptrain.ops.operation_calls import is_symbolic
 from dptrain.program.dims import read
 from dptrain.program.tensor import Tensor
 from dptrain.runtime.image_format import image_data_format

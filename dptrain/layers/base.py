@@ -16,13 +16,14 @@ from dptrain.errors import ConfigError
 from dptrain.layers.constructor import ConstructorArguments, is_dptrain_class, is_plain, named_parameters, remembering
 from dptrain.layers.input_spec import check
 from dptrain.layers.masks import attach_masks, fill_masks
-from dptrain.layers.node import LayerCall, is_symbolic
+from dptrain.layers.node import LayerCall
 from dptrain.layers.parts import Parts
 from dptrain.layers.weight import Weight
 from dptrain.mixed_precision import dtype_policy, policy_name, policy_of
 from dptrain.ops.branches import IN_BODY
 from dptrain.ops.elementwise import cast
 from dptrain.ops.math.division import divide_no_nan
+from dptrain.ops.operation_calls import is_symbolic
 from dptrain.ops.random import SeedGenerator
 from dptrain.program.dims import Dim, Size, UnknownLengthError, is_number, number_of, read, symbolic, unknown
 from dptrain.program.shapes import is_open

@@ -1,15 +1,16 @@
 """Symbolic tensors, on which layers are called before there is a batch, and the calls that made them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
 from dptrain.errors import ConfigError
+from dptrain.ops.operation_calls import OperationCall, is_symbolic
 from dptrain.program.dims import symbolic
 from dptrain.program.shapes import Shape
-from dptrain.program.tensor import Tensor, is_tracing, mask_of, placeholder
+from dptrain.program.tensor import Tensor, mask_of, placeholder
 from dptrain.program.tree import leaves, map_leaves
 
 if TYPE_CHECKING:
@@ -60,47 +61,9 @@ class LayerCall:
         return self.outputs
 
 
-@dataclass(eq=False)
-class OperationCall:
-    """A call of a Keras operation on symbolic tensors, from a file; here it may be several ops.
-
-    Attributes:
-        module, class_name: of the operation in Keras.
-        config: of the operation, without its name.
-        arguments, keywords, outputs: of the call.
-    """
-
-    module: str
-    class_name: str
-    config: dict[str, Any]
-    arguments: tuple[Any, ...]
-    keywords: dict[str, Any]
-    outputs: Any
-
-    def __post_init__(self) -> None:
-        """Mark the outputs that no other call has made."""
-        inputs = {id(tensor) for tensor in self.inputs}
-        for tensor in leaves(self.outputs):
-            if id(tensor) not in inputs and is_symbolic(tensor) and not isinstance(maker_of(tensor), OperationCall):
-                tensor.operation_call = self
-
-    @property
-    def inputs(self) -> list[Tensor]:
-        """The symbolic tensors among the arguments."""
-        return [tensor for tensor in leaves([self.arguments, self.keywords]) if is_symbolic(tensor)]
-
-    def repeat(self, value: Callable[[Any], Any]) -> None:
-        """Record the same call on other symbolic tensors, as outputs of a graph."""
-        arguments, keywords, outputs = (
-            map_leaves(lambda _, leaf: value(leaf), nested) for nested in (self.arguments, self.keywords, self.outputs)
-        )
-        OperationCall(self.module, self.class_name, self.config, arguments, keywords, outputs)
-
-
 def maker_of(tensor: Tensor) -> LayerCall | OperationCall | Tensor:
     """Return the call that made a symbolic tensor; the tensor itself if an op did."""
-    call = getattr(tensor, "operation_call", None)
-    return tensor.history or call or tensor
+    return getattr(tensor, "operation_call", None) or tensor.history or tensor
 
 
 class _KerasTensorType(type):
@@ -132,11 +95,6 @@ class KerasTensor(metaclass=_KerasTensorType):
         if sparse or ragged:
             raise ConfigError(f"not supported: KerasTensor of shape {tuple(shape)}, sparse={sparse}, ragged={ragged}")
         return placeholder(symbolic(shape), dtype, name or "keras_tensor")
-
-
-def is_symbolic(value: Any) -> bool:
-    """Whether it is a tensor without a value that belongs to no trace: an `Input`, or computed from some."""
-    return isinstance(value, Tensor) and value.value is None and not is_tracing()
 
 
 def get_source_inputs(tensor: Tensor) -> list[Tensor]:

@@ -1,12 +1,11 @@
 """Calls of functions of `dptrain.ops` on symbolic tensors whose lengths they ask for."""
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dptrain.layers.base import Layer
-from dptrain.layers.node import is_symbolic
 from dptrain.ops.open_shapes import DEFERRED
+from dptrain.ops.operation_calls import is_symbolic
 from dptrain.program.tree import map_leaves
 
 
@@ -41,11 +40,6 @@ class OperationLayer(Layer):
         """Return what the function makes of tensors."""
         arguments, keywords = self._with(operands)
         return self.function(*arguments, **keywords)
-
-    def bound(self, operands: Sequence[Any]) -> dict[str, Any]:
-        """Return the arguments of a call by their names."""
-        arguments, keywords = self._with(operands)
-        return dict(inspect.signature(self.function).bind(*arguments, **keywords).arguments)
 
     def _with(self, operands: Sequence[Any]) -> Any:
         return map_leaves(

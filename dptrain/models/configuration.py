@@ -7,6 +7,7 @@ call, output]. Ops on symbolic tensors follow the layers: those that Keras has a
 Source: keras/src/models/functional.py, Keras 3.15.
 """
 
+import inspect
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,15 +17,15 @@ import numpy as np
 
 from dptrain.errors import ConfigError
 from dptrain.layers import InputLayer, Layer
-from dptrain.layers.node import OperationCall, is_symbolic, maker_of
+from dptrain.layers.node import maker_of
 from dptrain.layers.operation_layer import OperationLayer
 from dptrain.models.graph import Graph
-from dptrain.models.operations import Operation, described_operation, operation
-from dptrain.ops.manipulation import getitem
+from dptrain.models.operations import Operation, described_call, described_operation, operation
+from dptrain.ops.operation_calls import OperationCall
 from dptrain.program import tree
-from dptrain.program.dims import Dim, is_number, length_of, read
+from dptrain.program.dims import Dim, length_of, read
 from dptrain.program.op import Op
-from dptrain.program.tensor import OPS, Tensor, counted
+from dptrain.program.tensor import OPS, Tensor, Variable, counted
 from dptrain.registry.names import snake_case
 from dptrain.registry.serialization import plain
 from dptrain.saving.keras_config import (
@@ -136,39 +137,39 @@ class _FunctionalWriter:
         if isinstance(layer, InputLayer):
             return _input_config(layer, self._model._data_dtype) | {"name": layer.name, "inbound_nodes": []}
         if isinstance(layer, OperationLayer):
-            return self._deferred(layer)
+            raise ConfigError(f"not supported: operation {layer.function.__name__!r} in a file; use it in a layer")
         calls = [self._call(node.arguments, node.keywords) for node in self._nodes[id(layer)]]
         return layer_config(layer) | {"name": layer.name, "inbound_nodes": calls}
 
-    def _deferred(self, layer: OperationLayer) -> dict[str, Any]:
-        """Return a call of an operation that asked for unknown lengths, with what is no tensor in its configuration."""
-        module, class_name = described_operation(layer.function)
-        calls, config = [], {}
-        for node in self._nodes[id(layer)]:
-            bound = layer.bound(node.arguments[0])
-            tensors = {name: value for name, value in bound.items() if any(map(is_symbolic, tree.leaves(value)))}
-            config = {name: self._argument_of(value) for name, value in bound.items() if name not in tensors}
-            calls.append(self._call([tensors.pop(next(iter(tensors)))], tensors))
-        description = described(module, class_name, {"name": layer.name} | config, class_name)
-        return description | {"name": layer.name, "inbound_nodes": calls}
-
-    def _argument_of(self, value: Any) -> Any:
-        return tree.map_leaves(self._argument, value)
-
     def _operation(self, maker: Tensor | OperationCall) -> dict[str, Any]:
         name = self._names[id(maker)]
-        if isinstance(maker, OperationCall):
-            config = {"name": name} | tree.map_leaves(self._argument, maker.config)
-            description = described(maker.module, maker.class_name, config, maker.class_name)
-            return description | {"name": name, "inbound_nodes": [self._call(maker.arguments, maker.keywords)]}
-        attributes = {key: self._attribute(value) for key, value in maker.attributes.items()}
-        return _op_config(maker, name, [self._argument("", operand) for operand in maker.inputs], attributes)
+        if isinstance(maker, Tensor):
+            given = {**_default_attributes(maker), **maker.attributes}
+            attributes = {key: self._attribute(value) for key, value in given.items()}
+            return _op_config(maker, name, [self._operand(maker, operand) for operand in maker.inputs], attributes)
+        call = described_call(maker)
+        config = {"name": name} | {key: self._nested(value) for key, value in call.config.items()}
+        description = described(call.module, call.class_name, config, call.class_name)
+        return description | {"name": name, "inbound_nodes": [self._call(call.arguments, call.keywords)]}
+
+    def _operand(self, maker: Tensor, operand: Tensor) -> Any:
+        """Return an operand of an op; a number where reading it gives the same tensor."""
+        is_number = operand.value is not None and operand.variable is None and not operand.shape and operand.op is None
+        if is_number and any(operand.dtype == other.dtype for other in maker.inputs if other.value is None):
+            return operand.numpy().item()
+        return self._argument("", operand)
 
     def _call(self, arguments: Any, keywords: Any) -> dict[str, Any]:
         return {
-            "args": tree.map_leaves(self._argument, list(arguments)),
-            "kwargs": tree.map_leaves(self._argument, keywords),
+            "args": [self._nested(argument) for argument in arguments],
+            "kwargs": {name: self._nested(argument) for name, argument in keywords.items()},
         }
+
+    def _nested(self, value: Any) -> Any:
+        """Return an argument as JSON has it: tuples are lists."""
+        if isinstance(value, list | tuple):
+            return [self._nested(entry) for entry in value]
+        return tree.map_leaves(self._argument, value)
 
     def _history(self, tensor: Tensor) -> list[Any]:
         """Return a tensor's origin: [layer, call, output]."""
@@ -207,8 +208,17 @@ class _FunctionalWriter:
     def _argument(self, path: str, value: Any) -> Any:
         if value is ...:
             return {"class_name": "__ellipsis__", "config": {}}
-        if isinstance(value, np.ndarray | slice):
+        if isinstance(value, np.ndarray):
             return serialize_keras_object(value)
+        if isinstance(value, slice):
+            ends = {"start": value.start, "stop": value.stop, "step": value.step}
+            return {"class_name": "__slice__", "config": tree.map_leaves(self._argument, ends)}
+        if isinstance(value, Dim):
+            return self._attribute(value)
+        if isinstance(value, type | np.dtype):
+            return np.dtype(value).name
+        if isinstance(value, Variable):
+            value = value.value
         if not isinstance(value, Tensor):
             return plain(value)
         if value.is_length:
@@ -226,9 +236,10 @@ class _FunctionalWriter:
 def _kind_of(maker: Tensor | OperationCall) -> str:
     """Return Keras' name of an operation, which is the same once it has been read from a file."""
     if isinstance(maker, OperationCall):
-        return snake_case(maker.class_name)
+        return snake_case(described_call(maker).class_name)
     assert maker.op is not None
-    return "get_item" if maker.op is getitem else maker.op.name
+    kind = described_operation(maker.op)
+    return maker.op.name if kind is None else snake_case(kind[1])
 
 
 def _position(tensor: Tensor, outputs: Any) -> int:
@@ -375,9 +386,10 @@ class _FunctionalReader:
         config: Any = value.get("config")
         match value.get("class_name"):
             case "__length__":
-                return counted(self._length(value), value["dtype"])
+                length = self._length(value)
+                return counted(length, value["dtype"]) if "dtype" in value else length
             case "__slice__":
-                return slice(config["start"], config["stop"], config["step"])
+                return slice(*(self._argument(config[end]) for end in ("start", "stop", "step")))
             case "__ellipsis__":
                 return ...
             case "__keras_tensor__":
@@ -403,30 +415,18 @@ def _op_config(tensor: Tensor, name: str, arguments: list[Any], attributes: dict
         raise ConfigError(
             f"not supported: {tensor.op} is not an op of dptrain.ops and cannot be saved; use it in a layer"
         )
-    if tensor.op is getitem and (key := _keras_key(tensor)) is not None:
-        description = described("keras.src.ops.numpy", "GetItem", {"name": name}, "GetItem")
-        return description | {"name": name, "inbound_nodes": [{"args": [*arguments, key], "kwargs": {}}]}
-    module, kind = None, tensor.op.name
-    if tensor.op.keras is not None:
-        module, kind = f"keras.src.ops.{tensor.op.keras}", "".join(part.capitalize() for part in kind.split("_"))
-    config = {"name": name} | attributes
-    description = described(module or "dptrain.ops", kind, config, None if module is None else kind)
+    kind = described_operation(tensor.op)
+    module, class_name = ("dptrain.ops", tensor.op.name) if kind is None else kind
+    description = described(module, class_name, {"name": name} | attributes, None if kind is None else class_name)
     return description | {"name": name, "inbound_nodes": [{"args": arguments, "kwargs": {}}]}
 
 
-def _keras_key(tensor: Tensor) -> list[Any] | None:
-    """Return the key of a `getitem` as Keras writes it; None for a slice of symbolic rows."""
-    key: list[Any] = []
-    for part, length in zip(tensor.attributes["key"], tensor.inputs[0].shape, strict=True):
-        if not isinstance(part, tuple):
-            key.append(int(part))
-            continue
-        start, stop, step = part
-        if not all(map(is_number, part)) and part != (0, length, 1):
-            return None
-        bounds = (int(start), int(stop), int(step)) if is_number(length) else (None, None, None)
-        key.append({"class_name": "__slice__", "config": dict(zip(("start", "stop", "step"), bounds, strict=True))})
-    return key
+def _default_attributes(tensor: Tensor) -> dict[str, Any]:
+    """Return the attributes with defaults of one of Keras' operations, which Keras writes too."""
+    if tensor.op is None or described_operation(tensor.op) is None:
+        return {}
+    parameters = inspect.signature(tensor.op.compute).parameters.values()
+    return {each.name: each.default for each in parameters if each.default is not each.empty}
 
 
 def _op(description: Config) -> Op | Operation:

@@ -13,9 +13,10 @@ import numpy as np
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.layers import InputLayer, Layer
-from dptrain.layers.node import LayerCall, OperationCall, is_symbolic, maker_of
+from dptrain.layers.node import LayerCall, maker_of
+from dptrain.ops.operation_calls import OperationCall
 from dptrain.program import tree
-from dptrain.program.dims import bound, is_number, learned, number_of, read
+from dptrain.program.dims import Dim, bound, is_number, learned, number_of, read
 from dptrain.program.shapes import axis_of_one
 from dptrain.program.tensor import Tensor, as_tensors, counted, is_whole, mask_of, with_mask
 from dptrain.program.types import is_half
@@ -90,9 +91,11 @@ class Graph:
             if not isinstance(symbol, Tensor) or symbol.value is not None:
                 return symbol
             if id(symbol) not in values:
-                made_by = symbol.history
+                made_by, operation_call = symbol.history, getattr(symbol, "operation_call", None)
                 attributes = {name: bound(attribute, lengths) for name, attribute in symbol.attributes.items()}
-                if made_by is not None:
+                if operation_call is not None:
+                    compute(operation_call)
+                elif made_by is not None:
                     run(made_by)
                 elif symbol.op is None:
                     values[id(symbol)] = counted(**attributes)
@@ -100,6 +103,21 @@ class Graph:
                     values[id(symbol)] = symbol.op(*map(value, symbol.inputs), **attributes)
                     _mark_whole(values[id(symbol)], symbol.inputs, symbol.op.moves, values)
             return values[id(symbol)]
+
+        def argument(path: str, leaf: Any) -> Any:
+            if isinstance(leaf, slice):
+                return slice(*(argument(path, end) for end in (leaf.start, leaf.stop, leaf.step)))
+            return bound(leaf, lengths) if isinstance(leaf, Dim) else value(leaf)
+
+        def compute(node: OperationCall) -> None:
+            arguments, keywords = tree.map_leaves(argument, (node.arguments, node.keywords))
+            outputs = tree.leaves(node.function(*arguments, **keywords))
+            moves = node.moves_values
+            for symbol, output in zip(tree.leaves(node.outputs), outputs, strict=True):
+                if getattr(symbol, "operation_call", None) is node:
+                    values[id(symbol)] = output
+                    _mark_whole(output, node.inputs, moves, values)
+                    learned(lengths, symbol.shape, output.shape)
 
         def run(node: LayerCall) -> None:
             if integers and (node.layer._takes_ids or not node.layer._casts_inputs):  # float32 rounds above 2^24
@@ -114,12 +132,7 @@ class Graph:
         for node in self.nodes:  # iteratively: a chain of layers may be too deep for recursion
             if not all(id(symbol) in values for symbol in tree.leaves(node.outputs)):
                 run(node)
-        outputs = tree.map_leaves(lambda path, symbol: value(symbol), self._returned)
-        if is_symbolic(tree.leaves(outputs)[0]):
-            for maker in self.makers:
-                if isinstance(maker, OperationCall):
-                    maker.repeat(value)
-        return outputs
+        return tree.map_leaves(lambda path, symbol: value(symbol), self._returned)
 
     def _call(self, node: LayerCall, value: Any, values: dict[int, Any], call: Callable[..., Any] | None) -> None:
         arguments = tree.map_leaves(lambda path, symbol: value(symbol), node.arguments)

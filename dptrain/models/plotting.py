@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from dptrain.errors import ConfigError
-from dptrain.layers.node import OperationCall, maker_of
+from dptrain.layers.node import maker_of
 from dptrain.layers.parts import name_layers
 from dptrain.models.graph import name_of_maker
+from dptrain.ops.operation_calls import OperationCall
 from dptrain.program import tree
 from dptrain.program.dims import read
 from dptrain.program.tensor import Tensor
-from dptrain.registry.names import snake_case
 from dptrain.runtime.failure import warn
 from dptrain.runtime.launch.launcher import detect_launch
 from dptrain.runtime.programs import run_program
@@ -155,7 +155,7 @@ def _boxes(model: Any, rankdir: str, shown: dict[str, bool]) -> list[_Box]:
         if isinstance(maker, Tensor):
             return _Box([name_of_maker(maker), *_facts(shown, maker)], before)
         if isinstance(maker, OperationCall):
-            return _Box([snake_case(maker.class_name), *_facts(shown, maker.outputs)], before)
+            return _Box([maker.function.__name__, *_facts(shown, maker.outputs)], before)
         return _Box(_lines(maker.layer, shown, maker.outputs), before)
 
     return [box(maker) for maker in makers]

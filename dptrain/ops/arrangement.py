@@ -11,6 +11,7 @@ from dptrain.ops.elementwise import cast, power, where
 from dptrain.ops.indexing import take
 from dptrain.ops.manipulation import broadcast_to, concatenate, expand_dims, put, reshape, stack, transpose
 from dptrain.ops.open_shapes import for_open_shapes
+from dptrain.ops.operation_calls import operation
 from dptrain.ops.reduction import sum
 from dptrain.program.shapes import normalized_axes
 from dptrain.program.tensor import Tensor, as_tensors
@@ -20,11 +21,13 @@ def _tensor(x: Any) -> Tensor:
     return as_tensors([x])[0]
 
 
+@operation
 def append(x1: Any, x2: Any, axis: int | None = None) -> Tensor:
     """Return x2 after x1 along an axis, by default both as vectors."""
     return concatenate([ravel(x1), ravel(x2)] if axis is None else [x1, x2], axis or 0)
 
 
+@operation
 @for_open_shapes
 def array_split(x: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
     """Return parts of x along an axis like `split`; where they cannot be equal, the first ones are longer by 1."""
@@ -39,18 +42,21 @@ def array_split(x: Any, indices_or_sections: int | Sequence[int], axis: int = 0)
     return split(tensor, [int(n) for n in np.cumsum(sizes)[:-1]], axis)
 
 
+@operation
 @for_open_shapes
 def hsplit(x: Any, indices_or_sections: int | Sequence[int]) -> list[Tensor]:
     """Split along the second axis; vectors along the first."""
     return split(x, indices_or_sections, 0 if _tensor(x).ndim == 1 else 1)
 
 
+@operation
 @for_open_shapes
 def vsplit(x: Any, indices_or_sections: int | Sequence[int]) -> list[Tensor]:
     """Split along the first axis."""
     return split(x, indices_or_sections, 0)
 
 
+@operation
 def dstack(xs: Sequence[Any]) -> Tensor:
     """Concatenate along the third axis; vectors count as rows, matrices as pages."""
     tensors = [_tensor(x) for x in xs]
@@ -61,6 +67,7 @@ def dstack(xs: Sequence[Any]) -> Tensor:
     return concatenate(pages, 2)
 
 
+@operation
 @for_open_shapes
 def roll(x: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Tensor:
     """Shift x along axes; what leaves at one end comes in at the other. By default x is a vector."""
@@ -83,18 +90,21 @@ def roll(x: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = 
     return tensor
 
 
+@operation
 @for_open_shapes
 def fliplr(x: Any) -> Tensor:
     """Reverse the second axis."""
     return flip(x, 1)
 
 
+@operation
 @for_open_shapes
 def flipud(x: Any) -> Tensor:
     """Reverse the first axis."""
     return flip(x, 0)
 
 
+@operation
 @for_open_shapes
 def rot90(array: Any, k: int = 1, axes: Sequence[int] = (0, 1)) -> Tensor:
     """Turn by k right angles from the first of two axes to the second."""
@@ -111,6 +121,7 @@ def rot90(array: Any, k: int = 1, axes: Sequence[int] = (0, 1)) -> Tensor:
     return flip(transpose(tensor, order), second) if k % 4 == 3 else tensor
 
 
+@operation
 @for_open_shapes
 def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
     """Return the diagonals of the matrices over two axes, along the last axis."""
@@ -125,6 +136,7 @@ def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
     return take(flat, (number + max(-offset, 0)) * columns + number + max(offset, 0), -1)
 
 
+@operation
 @for_open_shapes
 def diag(x: Any, k: int = 0) -> Tensor:
     """Return the k-th diagonal of a matrix, or the matrix with a vector as its k-th diagonal."""
@@ -144,12 +156,14 @@ def _as_columns(x: Tensor, length: int, k: int) -> Tensor:
     return expand_dims(row, 0)
 
 
+@operation
 @for_open_shapes
 def diagflat(x: Any, k: int = 0) -> Tensor:
     """Return the matrix with all elements of x on its k-th diagonal."""
     return diag(ravel(x), k)
 
 
+@operation
 def vander(x: Any, N: int | None = None, increasing: bool = False) -> Tensor:
     """Return the powers of a vector in N columns, by default as many as rows, from the highest."""
     tensor = _tensor(x)
@@ -158,6 +172,7 @@ def vander(x: Any, N: int | None = None, increasing: bool = False) -> Tensor:
     return power(expand_dims(tensor, 1), cast(exponents, tensor.dtype))
 
 
+@operation
 @for_open_shapes
 def kron(x1: Any, x2: Any) -> Tensor:
     """Return the Kronecker product: blocks of x2 times each element of x1."""
@@ -171,6 +186,7 @@ def kron(x1: Any, x2: Any) -> Tensor:
     return reshape(blocks, [a_length * b_length for a_length, b_length in pairs])
 
 
+@operation
 @for_open_shapes
 def cross(x1: Any, x2: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None) -> Tensor:
     """Return cross products of vectors of length 2 or 3 along an axis; of two of length 2, the third component alone.
@@ -190,18 +206,21 @@ def cross(x1: Any, x2: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, a
     return moveaxis(stack([first, second, third], -1), -1, axes[2])
 
 
+@operation
 @for_open_shapes
 def dsplit(x: Any, indices_or_sections: int | Sequence[int]) -> list[Tensor]:
     """Split along the third axis."""
     return split(x, indices_or_sections, 2)
 
 
+@operation
 @for_open_shapes
 def trace(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
     """Return the sums of the diagonals of the matrices over two axes."""
     return sum(diagonal(x, offset, axis1, axis2), -1)
 
 
+@operation
 def diff(a: Any, n: int = 1, axis: int = -1) -> Tensor:
     """Return the n-th differences of neighbours along an axis."""
     tensor = _tensor(a)
@@ -212,12 +231,14 @@ def diff(a: Any, n: int = 1, axis: int = -1) -> Tensor:
     return tensor
 
 
+@operation
 def inner(x1: Any, x2: Any) -> Tensor:
     """Return the sums of products over the last axes."""
     a, b = as_tensors([x1, x2])
     return tensordot(a, b, [[a.ndim - 1], [b.ndim - 1]]) if a.ndim and b.ndim else a * b
 
 
+@operation
 def meshgrid(*x: Any, indexing: str = "xy") -> list[Tensor]:
     """Return the coordinates of a grid of vectors; `indexing` "xy" exchanges the first two, "ij" does not."""
     if indexing not in ("xy", "ij"):
@@ -232,8 +253,3 @@ def meshgrid(*x: Any, indexing: str = "xy") -> list[Tensor]:
         place = order.index(number)
         grids.append(broadcast_to(reshape(vector, [n if at == place else 1 for at, n in enumerate(lengths)]), lengths))
     return grids
-
-
-def get_item(x: Any, key: Any) -> Tensor:
-    """Return x[key]."""
-    return _tensor(x)[key]

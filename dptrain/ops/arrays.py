@@ -38,8 +38,10 @@ from dptrain.ops.manipulation import broadcast_to, concatenate, expand_dims, one
 from dptrain.ops.math.cumulative import cumulative
 from dptrain.ops.math.rounding import isfinite, isinf, isnan, rint
 from dptrain.ops.open_shapes import for_open_shapes
+from dptrain.ops.operation_calls import operation
 from dptrain.ops.products import batch_matmul
 from dptrain.ops.reduction import argmax, max, mean, min, order_reversed, sum, summed_dtype
+from dptrain.program.operand import METHODS
 from dptrain.program.shapes import Shape, normalized_axes
 from dptrain.program.tensor import Array, Tensor, Variable, as_tensors, constant
 from dptrain.runtime.floatx import floatx
@@ -54,6 +56,7 @@ def _tensor(x: Any) -> Tensor:
 # Tensors of values, and the other way round
 
 
+@operation
 def convert_to_tensor(
     x: Any, dtype: npt.DTypeLike | None = None, sparse: bool | None = None, ragged: bool | None = None
 ) -> Tensor:
@@ -84,6 +87,7 @@ def size(x: Any) -> int:
     return math.prod(shape(x))
 
 
+@operation
 def arange(
     start: float, stop: float | None = None, step: float | None = None, dtype: npt.DTypeLike | None = None
 ) -> Tensor:
@@ -92,6 +96,7 @@ def arange(
     return constant(values.astype(dtype or (floatx() if values.dtype.kind in "fV" else np.int32)))
 
 
+@operation
 def linspace(
     start: Any,
     stop: Any,
@@ -117,6 +122,7 @@ def identity(n: int, dtype: npt.DTypeLike | None = None) -> Tensor:
     return eye(n, dtype=dtype)
 
 
+@operation
 def full(shape: Sequence[int] | int, fill_value: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return a tensor filled with one value; float32 for a Python number unless `dtype` is passed."""
     lengths = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -125,6 +131,7 @@ def full(shape: Sequence[int] | int, fill_value: Any, dtype: npt.DTypeLike | Non
     return broadcast_to(convert_to_tensor(fill_value, dtype), lengths)
 
 
+@operation
 def full_like(x: Any, fill_value: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return a tensor of x's shape and type filled with one value."""
     tensor = _tensor(x)
@@ -140,6 +147,7 @@ def _below(x: Tensor, k: int) -> Array:
     return np.tri(int(x.shape[-2]), int(x.shape[-1]), k, dtype=np.bool_)
 
 
+@operation
 @for_open_shapes
 def tril(x: Any, k: int = 0) -> Tensor:
     """Return x with 0 above the k-th diagonal of its last two axes."""
@@ -147,6 +155,7 @@ def tril(x: Any, k: int = 0) -> Tensor:
     return cast(where(_below(tensor, k), tensor, 0), tensor.dtype)
 
 
+@operation
 @for_open_shapes
 def triu(x: Any, k: int = 0) -> Tensor:
     """Return x with 0 below the k-th diagonal of its last two axes."""
@@ -157,6 +166,7 @@ def triu(x: Any, k: int = 0) -> Tensor:
 # Of single elements
 
 
+@operation
 def round(x: Any, decimals: int = 0) -> Tensor:
     """Round to this many decimals, halves to even; the gradient is 0."""
     tensor = _tensor(x)
@@ -166,11 +176,13 @@ def round(x: Any, decimals: int = 0) -> Tensor:
     return cast(rounded, tensor.dtype) if tensor.dtype.kind in "iu" else rounded
 
 
+@operation
 def tan(x: Any) -> Tensor:
     """Return the tangent of x radians."""
     return sin(x) / cos(x)
 
 
+@operation
 def isclose(x1: Any, x2: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:
     """Return whether |x1 - x2| <= atol + rtol |x2|; equal infinities are close, NaNs with `equal_nan`."""
     a, b = (floating(x) for x in as_tensors([x1, x2]))
@@ -179,26 +191,31 @@ def isclose(x1: Any, x2: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan:
     return logical_or(close, logical_and(isnan(a), isnan(b))) if equal_nan else close
 
 
+@operation
 def rsqrt(x: Any) -> Tensor:
     """Return 1 / sqrt(x)."""
     return divide(1.0, sqrt(x))
 
 
+@operation
 def reciprocal(x: Any) -> Tensor:
     """Return 1 / x."""
     return divide(1.0, x)
 
 
+@operation
 def log2(x: Any) -> Tensor:
     """Return the logarithm to base 2."""
     return log(x) * (1 / math.log(2))
 
 
+@operation
 def log10(x: Any) -> Tensor:
     """Return the logarithm to base 10."""
     return log(x) * (1 / math.log(10))
 
 
+@operation
 def logaddexp(x1: Any, x2: Any) -> Tensor:
     """Return log(e^x1 + e^x2), without overflow."""
     a, b = all_floating(x1, x2)
@@ -208,17 +225,23 @@ def logaddexp(x1: Any, x2: Any) -> Tensor:
     return maximum(a, b) + increment
 
 
+@operation
 def mod(x1: Any, x2: Any) -> Tensor:
     """Return the remainder of x1 / x2, with x2's sign."""
     a, b = as_tensors([x1, x2])
     return a - floor_divide(a, b) * b
 
 
+METHODS["%"] = mod
+
+
+@operation
 def logical_xor(x1: Any, x2: Any) -> Tensor:
     """Return whether exactly one of x1 and x2 is true."""
     return not_equal(cast(x1, "bool"), cast(x2, "bool"))
 
 
+@operation
 def nan_to_num(x: Any, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
     """Replace NaN and infinities, by default by 0 and the type's greatest and least numbers."""
     tensor = _tensor(x)
@@ -234,27 +257,32 @@ def nan_to_num(x: Any, nan: float = 0.0, posinf: float | None = None, neginf: fl
 # Over axes
 
 
+@operation
 def all(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Return whether all elements over axes are true (not 0); true for no elements."""
     return not_equal(min(cast(not_equal(x, 0), "int32"), axis, keepdims, initial=1), 0)
 
 
+@operation
 def any(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Return whether any element over axes is true (not 0)."""
     return not_equal(max(cast(not_equal(x, 0), "int32"), axis, keepdims, initial=0), 0)
 
 
+@operation
 def count_nonzero(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
     """Count the elements over axes that are not 0 (int64)."""
     return sum(not_equal(x, 0), axis)
 
 
+@operation
 @for_open_shapes
 def cumprod(x: Any, axis: int | None = None, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return cumulative products along an axis, like `cumsum`."""
     return cumulative(x, axis, dtype, lambda blocks: prod(blocks, -1), 1)
 
 
+@operation
 @for_open_shapes
 def prod(
     x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False, dtype: npt.DTypeLike | None = None
@@ -279,11 +307,13 @@ def prod(
     )
 
 
+@operation
 def argmin(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """Return the index of the least element along an axis, like `argmax`."""
     return argmax(order_reversed(_tensor(x)), axis, keepdims)
 
 
+@operation
 def average(x: Any, axis: int | Sequence[int] | None = None, weights: Any = None) -> Tensor:
     """Return the mean over axes, weighted if `weights` are passed: of x's shape, or a vector along one axis."""
     if weights is None:
@@ -303,11 +333,13 @@ def average(x: Any, axis: int | Sequence[int] | None = None, weights: Any = None
 # The same elements in another order
 
 
+@operation
 def ravel(x: Any) -> Tensor:
     """Return the elements as a vector."""
     return reshape(x, (-1,))
 
 
+@operation
 @for_open_shapes
 def flip(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
     """Reverse axes, by default all."""
@@ -317,6 +349,7 @@ def flip(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
     return tensor
 
 
+@operation
 def swapaxes(x: Any, axis1: int, axis2: int) -> Tensor:
     """Exchange two axes."""
     tensor = _tensor(x)
@@ -327,6 +360,7 @@ def swapaxes(x: Any, axis1: int, axis2: int) -> Tensor:
     return transpose(tensor, order)
 
 
+@operation
 def moveaxis(x: Any, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
     """Move axes to other positions; the others keep their order."""
     tensor = _tensor(x)
@@ -344,6 +378,7 @@ def moveaxis(x: Any, source: int | Sequence[int], destination: int | Sequence[in
     return transpose(tensor, order)
 
 
+@operation
 @for_open_shapes
 def split(x: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
     """Return equal parts of x along an axis (ConfigError if it is not divisible), or the parts between indices."""
@@ -363,6 +398,7 @@ def split(x: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> li
     return [tensor[(*leading, slice(a, b))] for a, b in zip([None, *ends], [*ends, None], strict=True)]
 
 
+@operation
 @for_open_shapes
 def unstack(x: Any, num: int | None = None, axis: int = 0) -> list[Tensor]:
     """Return the parts of x along an axis, without that axis; `num`, if passed, must be their number."""
@@ -375,6 +411,7 @@ def unstack(x: Any, num: int | None = None, axis: int = 0) -> list[Tensor]:
     return [tensor[(*(slice(None),) * place, number)] for number in range(int(tensor.shape[place]))]
 
 
+@operation
 def repeat(x: Any, repeats: int | Sequence[int], axis: int | None = None) -> Tensor:
     """Repeat each part along an axis (x as a vector by default) a known number of times: one for all, or one each."""
     tensor, place = (ravel(x), 0) if axis is None else (_tensor(x), normalized_axes(axis, _tensor(x).ndim)[0])
@@ -392,6 +429,7 @@ def repeat(x: Any, repeats: int | Sequence[int], axis: int | None = None) -> Ten
     return take(tensor, np.repeat(np.arange(int(lengths[place])), times), place)
 
 
+@operation
 def tile(x: Any, repeats: int | Sequence[int]) -> Tensor:
     """Repeat x as a whole along each axis."""
     tensor = _tensor(x)
@@ -406,12 +444,14 @@ def tile(x: Any, repeats: int | Sequence[int]) -> Tensor:
     return tensor
 
 
+@operation
 def hstack(xs: Sequence[Any]) -> Tensor:
     """Concatenate along the second axis; vectors and numbers along the first."""
     tensors = [tensor if tensor.ndim else reshape(tensor, (1,)) for tensor in as_tensors(list(xs))]
     return concatenate(tensors, 0 if tensors[0].ndim == 1 else 1)
 
 
+@operation
 def vstack(xs: Sequence[Any]) -> Tensor:
     """Concatenate along the first axis; vectors and numbers count as rows."""
     tensors = [tensor if tensor.ndim > 1 else reshape(tensor, (1, -1)) for tensor in as_tensors(list(xs))]
@@ -421,6 +461,7 @@ def vstack(xs: Sequence[Any]) -> Tensor:
 # Products
 
 
+@operation
 def einsum(subscripts: str, *operands: Any) -> Tensor:
     """Return the sum of products of one or two tensors.
 
@@ -495,6 +536,7 @@ def _has_repeated_letter(*names: str) -> bool:
     return [len(set(name)) for name in names] != [len(name) for name in names]
 
 
+@operation
 def tensordot(x1: Any, x2: Any, axes: int | Sequence[Any] = 2) -> Tensor:
     """Return the sum of products over the last axes of x1 and the first of x2, or over the axes named for each."""
     a, b = as_tensors([x1, x2])
@@ -512,6 +554,7 @@ def _letters(number: int, start: int = 0) -> list[str]:
     return [chr(ord("a") + place) for place in range(start, start + number)]
 
 
+@operation
 def dot(x1: Any, x2: Any) -> Tensor:
     """Return the product over the last axis of x1 and the second to last of x2, by NumPy's rules."""
     a, b = as_tensors([x1, x2])
@@ -520,12 +563,14 @@ def dot(x1: Any, x2: Any) -> Tensor:
     return tensordot(a, b, [[a.ndim - 1], [b.ndim - 2 if b.ndim > 1 else 0]])
 
 
+@operation
 @for_open_shapes
 def outer(x1: Any, x2: Any) -> Tensor:
     """Return all products of an element of x1 and an element of x2, (size of x1, size of x2)."""
     return expand_dims(ravel(x1), 1) * expand_dims(ravel(x2), 0)
 
 
+@operation
 def vdot(x1: Any, x2: Any) -> Tensor:
     """Return the sum of products of all elements."""
     return sum(multiply(ravel(x1), ravel(x2)))

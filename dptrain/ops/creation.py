@@ -10,15 +10,18 @@ from dptrain.errors import ConfigError
 from dptrain.ops.arrays import convert_to_tensor
 from dptrain.ops.elementwise import cast, clip
 from dptrain.ops.manipulation import ones_like, zeros, zeros_like
+from dptrain.ops.operation_calls import operation
 from dptrain.program.tensor import Tensor, Variable, as_tensors, constant
 from dptrain.runtime.floatx import floatx
 
 
+@operation
 def array(x: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return a tensor of an array, number, variable or list."""
     return convert_to_tensor(x, dtype)
 
 
+@operation
 def copy(x: Any) -> Tensor:
     """Return x itself: tensors are immutable."""
     return convert_to_tensor(x)
@@ -29,6 +32,7 @@ def empty(shape: Sequence[int] | int, dtype: npt.DTypeLike | None = None) -> Ten
     return zeros(shape, dtype)
 
 
+@operation
 def empty_like(x: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return zeros of x's shape, by default of its type."""
     return zeros_like(x, dtype)
@@ -44,6 +48,7 @@ def dtype(x: Any) -> str:
     return x.dtype.name if isinstance(x, Tensor | Variable) else as_tensors([x])[0].dtype.name
 
 
+@operation
 def saturate_cast(x: Any, dtype: npt.DTypeLike) -> Tensor:
     """Cast, by default to floatx, clamping to the type's range."""
     (tensor,), target = as_tensors([x]), np.dtype(dtype or floatx())
@@ -60,11 +65,13 @@ def saturate_cast(x: Any, dtype: npt.DTypeLike) -> Tensor:
     return cast(tensor, target)
 
 
+@operation
 def real(x: Any) -> Tensor:
     """Return x: all numbers here are real."""
     return convert_to_tensor(x)
 
 
+@operation
 def conj(x: Any) -> Tensor:
     """Return x: all numbers here are real."""
     return convert_to_tensor(x)
@@ -73,11 +80,13 @@ def conj(x: Any) -> Tensor:
 conjugate = conj
 
 
+@operation
 def isreal(x: Any) -> Tensor:
     """Return true for every element."""
     return ones_like(x, "bool")
 
 
+@operation
 def logspace(
     start: Any,
     stop: Any,
@@ -91,6 +100,7 @@ def logspace(
     return constant(np.logspace(start, stop, num, endpoint, base, axis=axis).astype(dtype or floatx()))
 
 
+@operation
 def geomspace(
     start: Any, stop: Any, num: int = 50, endpoint: bool = True, dtype: npt.DTypeLike | None = None, axis: int = 0
 ) -> Tensor:

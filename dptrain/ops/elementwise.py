@@ -17,6 +17,7 @@ from dptrain.ops.common import (
     numeric_dtype,
     unbroadcast,
 )
+from dptrain.ops.operation_calls import operation
 from dptrain.program.codegen.views import identity
 from dptrain.program.lowering import Element, ViewMap
 from dptrain.program.onnx_graph import OnnxGraph, Value
@@ -56,7 +57,7 @@ def in_float32(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 # Two operands
 
 
-@op(**_ARITHMETIC, linear="joint", ufunc=np.add, lowering=Element("{0} + {1}"), onnx="Add", operator="+", keras="numpy")
+@op(**_ARITHMETIC, linear="joint", ufunc=np.add, lowering=Element("{0} + {1}"), onnx="Add", operator="+")
 def add(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 + x2."""
     np.add(x1, x2, out=out)
@@ -74,7 +75,6 @@ def _add(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]
     lowering=Element("{0} - {1}"),
     onnx="Sub",
     operator="-",
-    keras="numpy",
 )
 def subtract(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 - x2."""
@@ -93,7 +93,6 @@ def _subtract(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Te
     lowering=Element("{0} * {1}"),
     onnx="Mul",
     operator="*",
-    keras="numpy",
 )
 def multiply(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 x2, element by element."""
@@ -114,7 +113,6 @@ def _multiply(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Te
     quotient=np.nan,
     ufunc=np.divide,
     operator="/",
-    keras="numpy",
 )
 def divide(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 / x2."""
@@ -161,7 +159,6 @@ def _floor_divide_onnx(graph: OnnxGraph, output: Tensor, x1: Value, x2: Value) -
     onnx="Pow",
     expensive=True,
     operator="**",
-    keras="numpy",
 )
 def power(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 to the power of x2."""
@@ -176,7 +173,7 @@ def _power(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tenso
     return unbroadcast(dy * x2 * power(x1, x2 - 1), x1), unbroadcast(dy * y * log_x1, x2)
 
 
-@op(**_ARITHMETIC, ufunc=np.maximum, lowering=Element("dp_maximum({0}, {1})"), onnx="Max", keras="numpy")
+@op(**_ARITHMETIC, ufunc=np.maximum, lowering=Element("dp_maximum({0}, {1})"), onnx="Max")
 def maximum(x1: Array, x2: Array, *, out: Array) -> None:
     """The greater of x1 and x2; NaN where either is."""
     np.maximum(x1, x2, out=out)
@@ -187,7 +184,7 @@ def _maximum(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Ten
     return _extremum_gradients(dy, x1 > x2, x1, x2)
 
 
-@op(**_ARITHMETIC, ufunc=np.minimum, lowering=Element("dp_minimum({0}, {1})"), onnx="Min", keras="numpy")
+@op(**_ARITHMETIC, ufunc=np.minimum, lowering=Element("dp_minimum({0}, {1})"), onnx="Min")
 def minimum(x1: Array, x2: Array, *, out: Array) -> None:
     """The lesser of x1 and x2; NaN where either is."""
     np.minimum(x1, x2, out=out)
@@ -282,7 +279,7 @@ def _where_onnx(graph: OnnxGraph, output: Tensor, condition: Value, x1: Value, x
 # One operand
 
 
-@op(**_ARITHMETIC, linear="each", lowering=Element("-{0}"), onnx="Neg", operator="neg", keras="numpy")
+@op(**_ARITHMETIC, linear="each", lowering=Element("-{0}"), onnx="Neg", operator="neg")
 def negative(x: Array, *, out: Array) -> None:
     """-x."""
     np.negative(x, out=out)
@@ -293,7 +290,7 @@ def _negative(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return -dy
 
 
-@op(**_ARITHMETIC, lowering=Element("dp_absolute({0})"), onnx="Abs", operator="abs", keras="numpy")
+@op(**_ARITHMETIC, lowering=Element("dp_absolute({0})"), onnx="Abs", operator="abs")
 def absolute(x: Array, *, out: Array) -> None:
     """|x|."""
     np.absolute(x, out=out)
@@ -304,7 +301,7 @@ def _absolute(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * sign(x)
 
 
-@op(**_ARITHMETIC, lowering=Element("dp_sign({0})"), onnx="Sign", keras="numpy")
+@op(**_ARITHMETIC, lowering=Element("dp_sign({0})"), onnx="Sign")
 def sign(x: Array, *, out: Array) -> None:
     """-1, 0 or 1."""
     np.sign(x, out=out)
@@ -315,7 +312,7 @@ def _sign(y: Tensor, dy: Tensor, x: Tensor) -> None:
     return None
 
 
-@op(**_FUNCTION, lowering=Element("dp_exp({0})"), onnx="Exp", expensive=True, keras="numpy")
+@op(**_FUNCTION, lowering=Element("dp_exp({0})"), onnx="Exp", expensive=True)
 def exp(x: Array, *, out: Array) -> None:
     """e to the power of x."""
     np.exp(_as_float(x), out=out)
@@ -326,7 +323,7 @@ def _exp(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * y
 
 
-@op(**_FUNCTION, lowering=Element("dp_log({0})"), onnx="Log", expensive=True, keras="numpy")
+@op(**_FUNCTION, lowering=Element("dp_log({0})"), onnx="Log", expensive=True)
 def log(x: Array, *, out: Array) -> None:
     """The natural logarithm."""
     np.log(_as_float(x), out=out)
@@ -337,7 +334,7 @@ def _log(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy / x
 
 
-@op(**_FUNCTION, lowering=Element("dp_log1p({0})"), expensive=True, keras="numpy")
+@op(**_FUNCTION, lowering=Element("dp_log1p({0})"), expensive=True)
 def log1p(x: Array, *, out: Array) -> None:
     """The natural logarithm of 1 + x, exact near 0."""
     np.log1p(_as_float(x), out=out)
@@ -362,7 +359,7 @@ def _log1p_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
     return graph.node("Where", is_inf, u, exact, dtype=value.dtype)
 
 
-@op(**_FUNCTION, lowering=Element("dp_sqrt({0})"), onnx="Sqrt", expensive=True, keras="numpy")
+@op(**_FUNCTION, lowering=Element("dp_sqrt({0})"), onnx="Sqrt", expensive=True)
 def sqrt(x: Array, *, out: Array) -> None:
     """The square root."""
     np.sqrt(_as_float(x), out=out)
@@ -373,7 +370,7 @@ def _sqrt(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * 0.5 / y
 
 
-@op(**_COUNTING, lowering=Element("{0} * {0}"), keras="numpy")
+@op(**_COUNTING, lowering=Element("{0} * {0}"))
 def square(x: Array, *, out: Array) -> None:
     """x^2."""
     np.square(x, out=out)
@@ -390,7 +387,7 @@ def _square_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
     return graph.node("Mul", value, value)
 
 
-@op(**_FUNCTION, lowering=Element("dp_sin({0})"), onnx="Sin", expensive=True, keras="numpy")
+@op(**_FUNCTION, lowering=Element("dp_sin({0})"), onnx="Sin", expensive=True)
 def sin(x: Array, *, out: Array) -> None:
     """The sine of x radians."""
     np.sin(_as_float(x), out=out)
@@ -401,7 +398,7 @@ def _sin(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * cos(x)
 
 
-@op(**_FUNCTION, lowering=Element("dp_cos({0})"), onnx="Cos", expensive=True, keras="numpy")
+@op(**_FUNCTION, lowering=Element("dp_cos({0})"), onnx="Cos", expensive=True)
 def cos(x: Array, *, out: Array) -> None:
     """The cosine of x radians."""
     np.cos(_as_float(x), out=out)
@@ -412,7 +409,7 @@ def _cos(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return -(dy * sin(x))
 
 
-@op(**_FUNCTION, lowering=Element("dp_tanh({0})"), onnx="Tanh", expensive=True, keras="numpy")
+@op(**_FUNCTION, lowering=Element("dp_tanh({0})"), onnx="Tanh", expensive=True)
 def tanh(x: Array, *, out: Array) -> None:
     """The hyperbolic tangent."""
     np.tanh(_as_float(x), out=out)
@@ -423,7 +420,7 @@ def _tanh(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * (1 - y * y)
 
 
-@op(**_FUNCTION, lowering=Element("dp_sigmoid({0})"), onnx="Sigmoid", expensive=True, keras="nn")
+@op(**_FUNCTION, lowering=Element("dp_sigmoid({0})"), onnx="Sigmoid", expensive=True)
 def sigmoid(x: Array, *, out: Array) -> None:
     """1 / (1 + e^-x), without overflow."""
     x = _as_float(x)
@@ -436,7 +433,7 @@ def _sigmoid(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * y * (1 - y)
 
 
-@op(**_FUNCTION, lowering=Element("dp_softplus({0})"), onnx="Softplus", expensive=True, keras="nn")
+@op(**_FUNCTION, lowering=Element("dp_softplus({0})"), onnx="Softplus", expensive=True)
 def softplus(x: Array, *, out: Array) -> None:
     """log(1 + e^x), without overflow."""
     np.logaddexp(_as_float(x), 0, out=out)
@@ -447,7 +444,7 @@ def _softplus(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * sigmoid(x)
 
 
-@op(**_FUNCTION, lowering=Element("{0} < 0 ? 0 : {0}"), onnx="Relu", keras="nn")
+@op(**_FUNCTION, lowering=Element("{0} < 0 ? 0 : {0}"), onnx="Relu")
 def relu(x: Array, *, out: Array) -> None:
     """max(x, 0); NaN stays NaN."""
     np.maximum(x, 0, out=out)
@@ -498,6 +495,7 @@ def _elu_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
     return graph.node("Where", graph.node("Greater", value, zero, dtype=np.bool_), value, scaled, dtype=output.dtype)
 
 
+@operation
 @in_float32
 def silu(x: Any) -> Tensor:
     """x sigmoid(x)."""
@@ -541,6 +539,7 @@ def _cast_to_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
     return x  # the dtype rule casts the result
 
 
+@operation
 def cast(x: Any, dtype: npt.DTypeLike) -> Tensor:
     """Return x in another type, such as "float32"."""
     (tensor,) = as_tensors([x])
@@ -567,6 +566,7 @@ def all_floating(*xs: Any) -> tuple[Tensor, ...]:
     return tuple(cast(tensor, common if is_floating(common) else floatx()) for tensor in tensors)
 
 
+@operation
 def clip(x: Any, x_min: float, x_max: float) -> Tensor:
     """Clamp x between two numbers; the gradient is 0 outside them."""
     return minimum(maximum(x, x_min), x_max)

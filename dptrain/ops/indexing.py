@@ -10,6 +10,7 @@ import numpy.typing as npt
 from dptrain.errors import ConfigError
 from dptrain.ops.elementwise import where as chosen
 from dptrain.ops.manipulation import reshape, transpose_to, zeros
+from dptrain.ops.operation_calls import operation
 from dptrain.ops.products import batch_matmul
 from dptrain.ops.reduction import max as max_over
 from dptrain.ops.reduction import sum as sum_over
@@ -173,13 +174,14 @@ def take_at_axis(x: Tensor, places: Tensor, axis: int) -> Tensor:
     return transpose_to(rows, axes=(*row_axes[:axis], *place_axes, *row_axes[axis:]))
 
 
+@operation
 def take(x: Any, indices: Any, axis: int | None = None) -> Tensor:
     """Return the parts of x at indices along an axis, by default of x as a vector.
 
     `indices` are integers of any shape, which replaces the axis; negative ones count from the end. ConfigError for
     those out of range, if they are known before the step runs.
     """
-    table, places = as_tensors([x, indices])
+    (table,), (places,) = as_tensors([x]), as_tensors([indices])  # a number is an integer, whatever x is
     if places.dtype.kind not in "iu":
         raise ConfigError(f"take: indices of {places.dtype.name}; expected integers")
     if axis is None:
@@ -206,6 +208,7 @@ def _one_hot_last_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
     return graph.node("Equal", labels, places, dtype=np.bool_)
 
 
+@operation
 def one_hot(
     x: Any, num_classes: int, axis: int = -1, dtype: npt.DTypeLike | None = None, sparse: bool = False
 ) -> Tensor:
@@ -226,6 +229,7 @@ def take_along_last(x: Any, indices: Any) -> Tensor:
     return sum_over(tensor * chosen, -1)
 
 
+@operation
 def nonzero(x: Any) -> tuple[Tensor, ...]:
     """Return the indices of nonzero elements along each axis (int32); a traced step raises ConfigError."""
     (tensor,) = as_tensors([x])
@@ -237,14 +241,17 @@ def nonzero(x: Any) -> tuple[Tensor, ...]:
     return tuple(as_tensors([places.astype(np.int32) for places in np.nonzero(tensor.value)]))
 
 
+@operation
 @overload
 def where(condition: Any) -> tuple[Tensor, ...]: ...
 
 
+@operation
 @overload
 def where(condition: Any, x1: Any, x2: Any) -> Tensor: ...
 
 
+@operation
 def where(condition: Any, x1: Any = None, x2: Any = None) -> Any:
     """Return x1 where the condition is true (not 0), else x2; of a condition alone, `nonzero`."""
     if x1 is None and x2 is None:
@@ -254,6 +261,7 @@ def where(condition: Any, x1: Any = None, x2: Any = None) -> Any:
     return chosen(condition, x1, x2)
 
 
+@operation
 def multi_hot(
     inputs: Any,
     num_classes: int | None = None,

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from dptrain.errors import ConfigError
 from dptrain.ops.common import broadcast_shape, common_dtype, elementwise, first_dtype, unbroadcast
+from dptrain.ops.operation_calls import operation
 from dptrain.program.codegen.index_expr import numel
 from dptrain.program.codegen.views import IndexMap, aligned_axes, identity, key_maps, marked
 from dptrain.program.dims import Dim, quotient
@@ -54,12 +55,14 @@ def ones(shape: Sequence[int] | int, dtype: npt.DTypeLike | None = None) -> Tens
     return full(shape=lengths, value=1, dtype=np.dtype(dtype or floatx()).name)
 
 
+@operation
 def zeros_like(x: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return zeros of x's shape, by default of its type."""
     (tensor,) = as_tensors([x])
     return zeros(tensor.shape, dtype or tensor.dtype)
 
 
+@operation
 def ones_like(x: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return ones of x's shape, by default of its type."""
     (tensor,) = as_tensors([x])
@@ -112,6 +115,7 @@ def _reshape_to_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
     return graph.reshape(x, output.shape)
 
 
+@operation
 def reshape(x: Any, newshape: Sequence[int] | int) -> Tensor:
     """Return the elements in another shape; -1 is inferred, and counts rows where it takes up the rows of the batch."""
     (tensor,) = as_tensors([x])
@@ -138,6 +142,7 @@ def _missing(old: Shape, new: Shape) -> Any:
     return quotient(math.prod(old), math.prod(n for n in new if n != -1))
 
 
+@operation
 def expand_dims(x: Any, axis: int | Sequence[int]) -> Tensor:
     """Insert axes of length 1 at these indices of the result."""
     (tensor,) = as_tensors([x])
@@ -147,6 +152,7 @@ def expand_dims(x: Any, axis: int | Sequence[int]) -> Tensor:
     return reshape(tensor, [1 if position in places else next(lengths) for position in range(tensor.ndim + number)])
 
 
+@operation
 def squeeze(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
     """Remove these axes, which must have length 1; by default all such axes except the rows'."""
     (tensor,) = as_tensors([x])
@@ -187,6 +193,7 @@ def _transpose_to_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
     return graph.transpose(x, output.attributes["axes"])
 
 
+@operation
 def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
     """Permute the axes; by default reverse them."""
     (tensor,) = as_tensors([x])
@@ -224,6 +231,7 @@ def _broadcast_along_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
     return graph.expand(x, output.shape)
 
 
+@operation
 def broadcast_to(x: Any, shape: Sequence[int]) -> Tensor:
     """Broadcast x to a shape, by NumPy's rules."""
     (tensor,) = as_tensors([x])
@@ -386,6 +394,7 @@ def _concatenate_along_onnx(graph: OnnxGraph, output: Tensor, *xs: Value) -> Val
     return graph.node("Concat", *(graph.cast(value, output.dtype) for value in xs), axis=output.attributes["axis"])
 
 
+@operation
 def concatenate(xs: Sequence[Any], axis: int = 0) -> Tensor:
     """Concatenate along an axis; along rows of the batch per rank, so the order between ranks is not promised."""
     tensors = as_tensors(list(xs))
@@ -399,6 +408,7 @@ def concatenate(xs: Sequence[Any], axis: int = 0) -> Tensor:
     return concatenate_along(*tensors, axis=place)
 
 
+@operation
 def stack(x: Sequence[Any], axis: int = 0) -> Tensor:
     """Stack tensors of one shape along a new axis."""
     return concatenate([expand_dims(tensor, axis) for tensor in x], axis)

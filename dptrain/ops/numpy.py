@@ -14,7 +14,6 @@ from dptrain.ops.arrangement import (
     dstack,
     fliplr,
     flipud,
-    get_item,
     hsplit,
     inner,
     kron,
@@ -226,6 +225,7 @@ from dptrain.ops.math.trigonometry import (
 from dptrain.ops.padding import (
     pad,
 )
+from dptrain.ops.parts import get_item
 from dptrain.ops.products import (
     matmul,
 )

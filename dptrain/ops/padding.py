@@ -9,12 +9,14 @@ from dptrain.errors import ConfigError
 from dptrain.ops.elementwise import cast
 from dptrain.ops.indexing import take
 from dptrain.ops.manipulation import broadcast_to, concatenate, put
+from dptrain.ops.operation_calls import operation
 from dptrain.program.dims import counts_rows
 from dptrain.program.tensor import Tensor, as_tensors
 
 _MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
 
 
+@operation
 def pad(x: Any, pad_width: Any, mode: str = "constant", constant_values: float | None = None) -> Tensor:
     """Pad x at both ends of every axis.
 

@@ -9,6 +9,7 @@ import numpy as np
 from dptrain.errors import ConfigError
 from dptrain.ops.indexing import normalized_indices, take_at_axis, take_rows
 from dptrain.ops.manipulation import getitem, reshape_to, transpose_to
+from dptrain.ops.operation_calls import operation
 from dptrain.program.dims import Dim, counts_rows, greatest, is_number, least
 from dptrain.program.operand import METHODS
 from dptrain.program.tensor import Tensor, as_tensors
@@ -38,7 +39,13 @@ def part(x: Any, key: Any) -> Tensor:
     return _basic_indexing(tensor, indices)
 
 
-METHODS["[]"] = part
+@operation
+def get_item(x: Any, key: Any) -> Tensor:
+    """Return x[key]; see `part`."""
+    return part(x, key)
+
+
+METHODS["[]"] = get_item
 
 
 def _basic_indexing(x: Tensor, indices: Sequence[Any]) -> Tensor:

@@ -9,8 +9,10 @@ import numpy as np
 from dptrain.errors import ConfigError
 from dptrain.ops.common import common_dtype, elementwise, unbroadcast
 from dptrain.ops.manipulation import expand_dims, reshape, squeeze, transpose_to
+from dptrain.ops.operation_calls import operation
 from dptrain.program.lowering import Product
 from dptrain.program.op import op
+from dptrain.program.operand import METHODS
 from dptrain.program.shapes import Shape, broadcast, differ, size
 from dptrain.program.tensor import Array, Tensor, as_tensors
 
@@ -58,6 +60,7 @@ def _transposed(x: Tensor) -> Tensor:
     return transpose_to(x, axes=order)
 
 
+@operation
 def matmul(x1: Any, x2: Any) -> Tensor:
     """Return the matrix product, by NumPy's rules for vectors and batches of matrices."""
     a, b = as_tensors([x1, x2])
@@ -69,6 +72,9 @@ def matmul(x1: Any, x2: Any) -> Tensor:
     if a.ndim == 1:
         product = squeeze(product, -1 if b.ndim == 1 else -2)
     return product
+
+
+METHODS["@"] = matmul
 
 
 def along_axis(x: Tensor, axis: int, matrix: Tensor) -> Tensor:

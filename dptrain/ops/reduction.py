@@ -26,6 +26,7 @@ from dptrain.ops.elementwise import (
 )
 from dptrain.ops.manipulation import broadcast_to, reshape
 from dptrain.ops.math.rounding import isfinite
+from dptrain.ops.operation_calls import operation
 from dptrain.program.dims import Dim, is_number
 from dptrain.program.lowering import Reduction
 from dptrain.program.onnx_graph import OnnxGraph, Value
@@ -140,12 +141,14 @@ def _broadcast_back(reduced: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return broadcast_to(reduced if y.attributes["keepdims"] else reshape(reduced, kept_shape), x.shape)
 
 
+@operation
 def sum(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Return the sum over one axis, several, or all (None); over rows, of the whole batch."""
     (tensor,) = as_tensors([x])
     return reduce_sum(tensor, axes=normalized_axes(axis, tensor.ndim), keepdims=bool(keepdims))
 
 
+@operation
 @in_float32
 def mean(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Return the mean over axes, like `sum`; NaN of nothing."""
@@ -157,6 +160,7 @@ def mean(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False
     return average
 
 
+@operation
 @in_float32
 def var(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Return the variance (mean squared distance from the mean) over axes, like `sum`."""
@@ -164,12 +168,14 @@ def var(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False)
     return mean(square(tensor - mean(tensor, axis, keepdims=True)), axis, keepdims)
 
 
+@operation
 @in_float32
 def std(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Return the square root of `var`."""
     return sqrt(var(x, axis, keepdims))
 
 
+@operation
 def max(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False, initial: Any = None) -> Tensor:
     """Return the greatest element over axes, like `sum`, and of `initial`, which is required without elements."""
     (tensor,) = as_tensors([x])
@@ -196,6 +202,7 @@ def order_reversed(x: Tensor) -> Tensor:
     return (int(np.iinfo(x.dtype).max) if x.dtype.kind == "u" else -1) - x
 
 
+@operation
 def min(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False, initial: Any = None) -> Tensor:
     """Return the least element over axes, like `max`."""
     (tensor,) = as_tensors([x])
@@ -210,6 +217,7 @@ def _max_constant(x: Tensor, axis: int | Sequence[int]) -> Tensor:
     return stop_gradient(reduce_max(x, axes=normalized_axes(axis, x.ndim), keepdims=True))
 
 
+@operation
 @in_float32
 def logsumexp(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Return log(sum(e^x)) over axes, without overflow."""
@@ -243,6 +251,7 @@ def _softmax(x: Array, axes: tuple[int, ...]) -> Array:
     return powers
 
 
+@operation
 @in_float32
 def log_softmax(x: Any, axis: int = -1) -> Tensor:
     """Return the logarithm of `softmax`, exact where that is nearly 0."""
@@ -273,6 +282,7 @@ def _argmax_along_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
     return graph.node("ArgMax", graph.computed(x), dtype=np.int64, axis=output.attributes["axis"], keepdims=0)
 
 
+@operation
 def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """Return the index of the greatest element along an axis (int32), the first of equals; by default in a vector."""
     (tensor,) = as_tensors([x])

@@ -12,6 +12,7 @@ from dptrain.ops.elementwise import floating
 from dptrain.ops.indexing import add_rows, take, take_at_axis
 from dptrain.ops.manipulation import stack, transpose
 from dptrain.ops.open_shapes import for_open_shapes
+from dptrain.ops.operation_calls import operation
 from dptrain.ops.padding import pad
 from dptrain.program.lowering import HostCall
 from dptrain.program.op import op
@@ -123,16 +124,19 @@ def _parts(x: Tensor) -> Pair:
     return x[..., 0, :], x[..., 1, :]
 
 
+@operation
 def fft(x: Pair) -> Pair:
     """Return the discrete Fourier transform along the last axis of a pair of tensors (..., n), as such a pair."""
     return _parts(fourier(_pair(x), inverse=False))
 
 
+@operation
 def fft2(x: Pair) -> Pair:
     """Return the discrete Fourier transform along the last two axes; see `fft`."""
     return _transform_2d(x, False)
 
 
+@operation
 def ifft2(x: Pair) -> Pair:
     """Return the inverse of `fft2`."""
     return _transform_2d(x, True)
@@ -156,6 +160,7 @@ def _cut_or_padded(x: Tensor, length: int) -> Tensor:
     return x if current == length else pad(x, [(0, 0)] * (x.ndim - 1) + [(0, length - current)])
 
 
+@operation
 def rfft(x: Any, fft_length: int | None = None) -> Pair:
     """Return the first n // 2 + 1 elements of the transform of real numbers (..., n) along the last axis, as a pair.
 
@@ -166,6 +171,7 @@ def rfft(x: Any, fft_length: int | None = None) -> Pair:
     return _parts(half_spectrum(_cut_or_padded(tensor, int(tensor.shape[-1] if fft_length is None else fft_length))))
 
 
+@operation
 def irfft(x: Pair, fft_length: int | None = None) -> Tensor:
     """Return the real signal whose transform begins with a pair (..., k): the inverse of `rfft`.
 
@@ -179,6 +185,7 @@ def irfft(x: Pair, fft_length: int | None = None) -> Tensor:
 # Windows of signals
 
 
+@operation
 @for_open_shapes
 def extract_sequences(x: Any, sequence_length: int, sequence_stride: int) -> Tensor:
     """Return windows of the last axis: (..., n) becomes (..., 1 + (n - sequence_length) // stride, sequence_length)."""
@@ -250,6 +257,7 @@ def _checked(sequence_length: int, sequence_stride: int, fft_length: int) -> Non
         )
 
 
+@operation
 @for_open_shapes
 def stft(
     x: Any, sequence_length: int, sequence_stride: int, fft_length: int, window: Any = "hann", center: bool = True
@@ -277,6 +285,7 @@ def stft(
     return _parts(half_spectrum(extract_sequences(signal, fft_length, sequence_stride) * weights))
 
 
+@operation
 @for_open_shapes
 def istft(
     x: Pair,

@@ -11,6 +11,7 @@ from dptrain.ops.arrays import flip
 from dptrain.ops.elementwise import equal, floating, sqrt, square, where
 from dptrain.ops.manipulation import expand_dims, reshape, transpose
 from dptrain.ops.open_shapes import for_open_shapes
+from dptrain.ops.operation_calls import operation
 from dptrain.ops.padding import pad
 from dptrain.ops.products import batch_matmul, matmul
 from dptrain.ops.reduction import mean, sum
@@ -18,6 +19,7 @@ from dptrain.ops.signal import extract_sequences
 from dptrain.program.tensor import Tensor, as_tensors
 
 
+@operation
 def cdist(x: Any, y: Any) -> Tensor:
     """Return distances of rows: (..., m, n) and (..., k, n) make (..., m, k); their gradient is 0 where they are 0."""
     a, b = (floating(tensor) for tensor in as_tensors([x, y]))
@@ -30,6 +32,7 @@ def cdist(x: Any, y: Any) -> Tensor:
     return where(is_zero, 0.0, sqrt(where(is_zero, 1.0, squares)))
 
 
+@operation
 def corrcoef(x: Any) -> Tensor:
     """Return the correlations of a matrix' rows: (m, n) makes (m, m), a vector 1; integers become float32."""
     tensor = floating(x)
@@ -44,6 +47,7 @@ def corrcoef(x: Any) -> Tensor:
     return correlations if tensor.ndim > 1 else reshape(correlations, ())
 
 
+@operation
 @for_open_shapes
 def correlate(x1: Any, x2: Any, mode: str = "valid") -> Tensor:
     """Return the cross-correlation of two vectors (m,) and (n,).
@@ -72,6 +76,7 @@ def correlate(x1: Any, x2: Any, mode: str = "valid") -> Tensor:
     return full[start : start + length]
 
 
+@operation
 def rearrange(tensor: Any, pattern: str, **axes_lengths: int) -> Tensor:
     """Permute, split and join axes, as einops does.
 

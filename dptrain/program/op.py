@@ -88,7 +88,6 @@ class Op:
         ufunc: of NumPy for two operands, with the bits of `compute` if it returns the op's type: eager calls then need
             neither an output array nor a function in Python.
         onnx: the ONNX operator for the same operands in one type; others have an `onnx_lowering`.
-        keras: the module of `keras.src.ops` with an operation of the same name.
         has_values: it has several values and is called by `values`: `shape` and `dtype` return an entry for each,
             `letters` name them as `aB->aB,a`, and the NumPy function writes a list of arrays, None for unread values.
             Its gradient rule takes tuples, of all values and of their gradients, None for gradients nobody needs.
@@ -115,7 +114,6 @@ class Op:
         operations: Callable[[Tensor], int] = one_an_element,
         ufunc: np.ufunc | None = None,
         onnx: str | None = None,
-        keras: str | None = None,
         has_values: bool = False,
     ) -> None:
         self.has_values = has_values
@@ -125,7 +123,7 @@ class Op:
         self.lowering, self.is_view = lowering, isinstance(lowering, ViewMap)
         self.by_row, self.ends_gradients = by_row, ends_gradients
         self.expensive, self.quotient, self.operations = expensive, quotient, operations
-        self.ufunc, self.onnx, self.keras = ufunc, onnx, keras
+        self.ufunc, self.onnx = ufunc, onnx
         self.gradient_rule: Callable[..., Any] | None = None
         self.onnx_rule: Callable[..., Any] | None = None
         # How many inputs it takes; None for any or an unknown number.

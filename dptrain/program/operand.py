@@ -22,7 +22,7 @@ Operator = Literal[
 # Their ops, from the records.
 OPERATORS: dict[Operator, "Op"] = {}
 # Tensor methods that are written in ops, by the higher module that defines them.
-METHODS: dict[Literal["[]", "backward", "cast", "transpose"], Callable[..., Any]] = {}
+METHODS: dict[Literal["%", "@", "[]", "backward", "cast", "transpose"], Callable[..., Any]] = {}
 
 
 _BOUNDS = (int, type(None))
@@ -79,19 +79,23 @@ class Operand:
         return OPERATORS["**"](self, other)
 
     def __matmul__(self, other: Any) -> "Tensor":
-        return OPERATORS["@"](self, other)
+        product: Tensor = METHODS["@"](self, other)
+        return product
 
     def __rmatmul__(self, other: Any) -> "Tensor":
-        return OPERATORS["@"](other, self)
+        product: Tensor = METHODS["@"](other, self)
+        return product
 
     def __rpow__(self, other: Any) -> "Tensor":
         return OPERATORS["**"](other, self)
 
     def __mod__(self, other: Any) -> "Tensor":
-        return OPERATORS["-"](self, OPERATORS["//"](self, other) * other)
+        remainder: Tensor = METHODS["%"](self, other)
+        return remainder
 
     def __rmod__(self, other: Any) -> "Tensor":
-        return OPERATORS["-"](other, OPERATORS["//"](other, self) * self)
+        remainder: Tensor = METHODS["%"](other, self)
+        return remainder
 
     def __rfloordiv__(self, other: Any) -> "Tensor":
         return OPERATORS["//"](other, self)

@@ -4,14 +4,13 @@ from typing import Any
 
 import numpy as np
 
-from dptrain import layers
+from dptrain import layers, ops
 from dptrain.cli.options.config import ModelConfig
 from dptrain.data.loading import LoadedData
 from dptrain.data.preprocessing import Column, Preprocessing
 from dptrain.data.words import FIRST_WORD
 from dptrain.errors import ConfigError
 from dptrain.models import Model
-from dptrain.models.operations import operate
 
 # Filters of the blocks; each block halves height and width; pictures smaller than this have dense layers.
 _FILTERS, _LEAST_SIDE = (16, 32, 64, 128), 16
@@ -92,17 +91,15 @@ def text_network(config: ModelConfig, data: LoadedData) -> str:
 def _of_words(ids: Any, column: Column, network: str) -> Any:
     """Return a vector of a text, the ids of whose words are (rows, length) with zeros behind them."""
     rows = len(column.values) + FIRST_WORD
-    counts = operate("NotEqual", ids, 0)
+    counts = ops.not_equal(ids, 0)
     x = layers.Embedding(rows, _WORD)(ids)
     if network == "dense":
         return layers.GlobalAveragePooling1D()(x, mask=counts)
     if network != "transformer":
         return layers.Bidirectional(layers.LSTM(_UNITS))(x, mask=counts)
-    places = operate("Cumsum", operate("OnesLike", ids), axis=1)
+    places = ops.cumsum(ops.ones_like(ids), axis=1)
     x = layers.Add()([x, layers.Embedding(column.length + 1, _WORD)(places)])
-    attended = layers.MultiHeadAttention(_HEADS, _WORD // _HEADS)(
-        x, x, attention_mask=operate("ExpandDims", counts, axis=1)
-    )
+    attended = layers.MultiHeadAttention(_HEADS, _WORD // _HEADS)(x, x, attention_mask=ops.expand_dims(counts, axis=1))
     x = layers.LayerNormalization()(layers.Add()([x, attended]))
     inner = layers.Dense(_WORD)(layers.Dense(2 * _WORD, activation="relu")(x))
     x = layers.LayerNormalization()(layers.Add()([x, inner]))

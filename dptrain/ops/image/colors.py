@@ -9,12 +9,14 @@ from dptrain.ops.common import limits
 from dptrain.ops.elementwise import absolute, cast, clip, equal, floating, less, maximum, minimum, where
 from dptrain.ops.image.formats import batched
 from dptrain.ops.manipulation import concatenate
+from dptrain.ops.operation_calls import operation
 from dptrain.program.tensor import Tensor, as_tensors
 
 # Of red, green and blue: ITU-R BT.601.
 _GRAY = (0.2989, 0.587, 0.114)
 
 
+@operation
 def rgb_to_grayscale(images: Any, data_format: str | None = None) -> Tensor:
     """Return the brightness of images as one channel instead of three; images of one channel stay as they are."""
     x, restored = batched(images, data_format)
@@ -30,6 +32,7 @@ def rgb_to_grayscale(images: Any, data_format: str | None = None) -> Tensor:
     return restored(cast(gray, x.dtype))
 
 
+@operation
 def rgb_to_hsv(images: Any, data_format: str | None = None) -> Tensor:
     """Convert floating-point RGB images to hue and saturation from 0 to 1, and value in the units of the colours.
 
@@ -38,6 +41,7 @@ def rgb_to_hsv(images: Any, data_format: str | None = None) -> Tensor:
     return _map_channels(images, data_format, _to_hsv)
 
 
+@operation
 def hsv_to_rgb(images: Any, data_format: str | None = None) -> Tensor:
     """Convert floating-point images of hue, saturation and value (`rgb_to_hsv`) to RGB; hues have period 1."""
     return _map_channels(images, data_format, _to_rgb)

@@ -14,6 +14,7 @@ from dptrain.ops.indexing import take
 from dptrain.ops.manipulation import expand_dims, reshape, squeeze, transpose
 from dptrain.ops.nn.spatial import channels_first, channels_last, depthwise_conv
 from dptrain.ops.open_shapes import for_open_shapes
+from dptrain.ops.operation_calls import operation
 from dptrain.ops.padding import pad
 from dptrain.ops.products import along_axis
 from dptrain.ops.reduction import mean
@@ -25,6 +26,7 @@ from dptrain.runtime.image_format import checked_format
 _SOBEL = np.array([[-1, -2, -1], [0, 0, 0], [1, 2, 1]])
 
 
+@operation
 @for_open_shapes
 def gaussian_blur(
     images: Any, kernel_size: Sequence[int] = (3, 3), sigma: Any = (1.0, 1.0), data_format: str | None = None
@@ -79,6 +81,7 @@ def blurred(x: Tensor, axis: int, sigma: Tensor) -> Tensor:
     return along_axis(x, axis, matrix)
 
 
+@operation
 @for_open_shapes
 def sobel_edges(images: Any, data_format: str | None = None) -> Tensor:
     """Return the slopes of channels downwards and to the right, on a new last axis; images are zero-padded."""
@@ -95,6 +98,7 @@ def sobel_edges(images: Any, data_format: str | None = None) -> Tensor:
     return transpose(edges, (0, 3, 1, 2, 4)) if first else edges
 
 
+@operation
 @for_open_shapes
 def ssim(
     image1: Any,
@@ -136,6 +140,7 @@ def ssim(
     return squeeze(similarity, 0) if as_tensors([image1])[0].ndim == 3 else similarity
 
 
+@operation
 @for_open_shapes
 def extract_patches(
     images: Any,
@@ -163,6 +168,7 @@ def extract_patches(
     )
 
 
+@operation
 @for_open_shapes
 def extract_patches_3d(
     volumes: Any,

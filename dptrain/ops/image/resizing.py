@@ -25,6 +25,7 @@ from dptrain.ops.image.formats import batched, check_choice
 from dptrain.ops.indexing import take
 from dptrain.ops.math.rounding import rint
 from dptrain.ops.open_shapes import for_open_shapes
+from dptrain.ops.operation_calls import operation
 from dptrain.ops.padding import pad
 from dptrain.ops.products import along_axis
 from dptrain.ops.reduction import sum as sum_over
@@ -33,6 +34,7 @@ from dptrain.program.tensor import Tensor, as_tensors
 RESIZE_INTERPOLATIONS = ("bilinear", "nearest", "lanczos3", "lanczos5", "bicubic")
 
 
+@operation
 @for_open_shapes
 def resize(
     images: Any,
@@ -124,6 +126,7 @@ def nearest_pixels(length: int, target: int) -> npt.NDArray[np.int32]:
     return np.floor(places).astype(np.int32)
 
 
+@operation
 @for_open_shapes
 def scale_and_translate(
     images: Any,
@@ -213,6 +216,7 @@ _METHODS = {
 }
 
 
+@operation
 @for_open_shapes
 def pad_images(
     images: Any,
@@ -244,6 +248,7 @@ def pad_images(
     return restored(pad(x, [(0, 0), *widths, (0, 0)]))
 
 
+@operation
 @for_open_shapes
 def crop_images(
     images: Any,

@@ -28,6 +28,7 @@ from dptrain.ops.indexing import take, take_each
 from dptrain.ops.manipulation import expand_dims, reshape, stack, zeros
 from dptrain.ops.math.rounding import floor, rint
 from dptrain.ops.open_shapes import for_open_shapes
+from dptrain.ops.operation_calls import operation
 from dptrain.program.tensor import Tensor, as_tensors
 
 INTERPOLATIONS = ("nearest", "bilinear")
@@ -35,6 +36,7 @@ FILL_MODES = ("constant", "nearest", "wrap", "mirror", "reflect")
 _ORDERS = {0: "nearest", 1: "bilinear"}
 
 
+@operation
 @for_open_shapes
 def affine_transform(
     images: Any,
@@ -70,6 +72,7 @@ def affine_transform(
     return restored(_read_at(x, places, interpolation, fill_mode, fill_value))
 
 
+@operation
 @for_open_shapes
 def perspective_transform(
     images: Any,
@@ -142,6 +145,7 @@ def _from_square(points: Tensor) -> Sequence[Sequence[Any]]:
     return first, (y1 - y0 + g * y1, y2 - y0 + h * y2, y0), (g, h, 1.0)
 
 
+@operation
 @for_open_shapes
 def elastic_transform(
     images: Any,
@@ -179,6 +183,7 @@ def elastic_transform(
     return restored(_read_at(x, places, interpolation, fill_mode, fill_value))
 
 
+@operation
 @for_open_shapes
 def map_coordinates(
     inputs: Any, coordinates: Any, order: int, fill_mode: str = "constant", fill_value: float = 0

@@ -29,10 +29,12 @@ from dptrain.ops.linalg.decompositions import (
 )
 from dptrain.ops.manipulation import expand_dims, squeeze
 from dptrain.ops.open_shapes import for_open_shapes
+from dptrain.ops.operation_calls import operation
 from dptrain.ops.products import batch_matmul
 from dptrain.program.tensor import Tensor, as_tensors
 
 
+@operation
 def cholesky(x: Any, upper: bool = False) -> Tensor:
     """Return the lower triangular L with L L^T = x of positive definite x (..., n, n), or with `upper` L^T.
 
@@ -45,6 +47,7 @@ def cholesky(x: Any, upper: bool = False) -> Tensor:
     return transposed(factor) if upper else factor
 
 
+@operation
 def cholesky_inverse(x: Any, upper: bool = False) -> Tensor:
     """Return the inverse of the matrices with these Cholesky factors (..., n, n): L, or with `upper` L^T."""
     factor = floating(x)
@@ -53,34 +56,40 @@ def cholesky_inverse(x: Any, upper: bool = False) -> Tensor:
     return batch_matmul(inverse, transposed(inverse)) if upper else batch_matmul(transposed(inverse), inverse)
 
 
+@operation
 def det(x: Any) -> Tensor:
     """Return the determinants of (..., n, n) matrices."""
     return determinant(x)
 
 
+@operation
 def slogdet(x: Any) -> tuple[Tensor, Tensor]:
     """Return the signs of determinants, and the logarithms of their absolute values."""
     packed = log_determinant(x)
     return packed[..., 0], packed[..., 1]
 
 
+@operation
 @for_open_shapes
 def logdet(x: Any) -> Tensor:
     """Return the logarithms of the absolute values of determinants."""
     return log_determinant(x)[..., 1]
 
 
+@operation
 def inv(x: Any) -> Tensor:
     """Return the inverses of (..., n, n) matrices; NaN of singular ones."""
     return inverse(x)
 
 
+@operation
 def eigh(x: Any) -> tuple[Tensor, Tensor]:
     """Return the ascending eigenvalues of the symmetric part of x (..., n, n), and the eigenvectors as columns."""
     packed = eigen_packed(x)
     return packed[..., 0], packed[..., 1:]
 
 
+@operation
 def qr(x: Any, mode: str = "reduced") -> tuple[Tensor, Tensor]:
     """Return q with orthonormal columns and an upper triangular r, with q r = x (..., m, n).
 
@@ -95,6 +104,7 @@ def qr(x: Any, mode: str = "reduced") -> tuple[Tensor, Tensor]:
     return q, r
 
 
+@operation
 def svd(x: Any, full_matrices: bool = True, compute_uv: bool = True) -> Any:
     """Return u, the descending singular values s, and v^T, with u diag(s) v^T = x (..., m, n).
 
@@ -109,11 +119,13 @@ def svd(x: Any, full_matrices: bool = True, compute_uv: bool = True) -> Any:
     return u, singular_values(tensor) if full else s, v
 
 
+@operation
 def solve(a: Any, b: Any) -> Tensor:
     """Return the x of a x = b, a (..., n, n), b (..., n) or (..., n, k)."""
     return _solve(solution, a, b)
 
 
+@operation
 def solve_triangular(a: Any, b: Any, lower: bool = False) -> Tensor:
     """Return the x of a x = b, like `solve`; only the upper, or with `lower` the lower, triangle of a counts."""
     return _solve(lambda left_side, right_side: triangular_solution(left_side, right_side, lower=lower), a, b)
@@ -126,6 +138,7 @@ def _solve(solve: Any, a: Any, b: Any) -> Tensor:
     return solve(matrix, right)  # type: ignore[no-any-return]
 
 
+@operation
 def lstsq(a: Any, b: Any, rcond: float | None = None) -> Tensor:
     """Return the least x with the least |a x - b|, a (m, n), b (m,) or (m, k).
 
@@ -138,6 +151,7 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> Tensor:
     return _solve(lambda left_side, right_side: batch_matmul(pinv(left_side, least), right_side), matrix, right)
 
 
+@operation
 @in_float32
 def pinv(x: Any, rcond: float | None = None) -> Tensor:
     """Return the pseudo-inverses of (..., m, n) matrices.
@@ -149,6 +163,7 @@ def pinv(x: Any, rcond: float | None = None) -> Tensor:
     return pseudo_inverse(tensor, rcond=-1.0 if rcond is None else float(rcond))
 
 
+@operation
 def matrix_rank(x: Any, tol: float | None = None) -> Tensor:
     """Return how many singular values of (..., m, n) matrices exceed `tol` (int32).
 
@@ -159,6 +174,7 @@ def matrix_rank(x: Any, tol: float | None = None) -> Tensor:
     return rank_of(tensor, tol=-1.0 if tol is None else float(tol))
 
 
+@operation
 def lu_factor(x: Any) -> tuple[Tensor, Tensor]:
     """Return L and U of (..., m, n) in one matrix, without L's unit diagonal, and the row swaps (int32)."""
     tensor = _matrices(x)

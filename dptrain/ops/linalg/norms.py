@@ -19,6 +19,7 @@ from dptrain.ops.elementwise import (
 )
 from dptrain.ops.linalg.decompositions import singular_values
 from dptrain.ops.manipulation import reshape, transpose
+from dptrain.ops.operation_calls import operation
 from dptrain.ops.reduction import max, min, sum
 from dptrain.program.shapes import normalized_axes
 from dptrain.program.tensor import Tensor
@@ -29,6 +30,7 @@ _VECTOR_ORDERS = "expected None or a number for vectors"
 _EPSILON = 1e-7
 
 
+@operation
 @in_float32
 def norm(
     x: Any, ord: float | str | None = None, axis: int | Sequence[int] | None = None, keepdims: bool = False
@@ -94,6 +96,7 @@ def _matrix_norm(x: Tensor, ord: float | str, rows: int, columns: int, keepdims:
     return reshape(norms, [n for axis, n in enumerate(x.shape) if axis not in (rows, columns)])
 
 
+@operation
 @in_float32
 def normalize(x: Any, axis: int | Sequence[int] = -1, order: int = 2, epsilon: float | None = None) -> Tensor:
     """Divide x by its norm over axes, or by epsilon (1e-7) where that is greater; `order` is an integer from 1."""

@@ -7,6 +7,7 @@ import numpy as np
 from dptrain.errors import ConfigError
 from dptrain.ops.common import boolean, broadcast_shape, common_dtype, elementwise, floating_dtype, unbroadcast
 from dptrain.ops.elementwise import cast, floating, floor_divide, logical_not, power
+from dptrain.ops.operation_calls import operation
 from dptrain.program.lowering import Element, HostCall
 from dptrain.program.op import Op, op
 from dptrain.program.schema import TypeName
@@ -49,21 +50,25 @@ def bit_invert(x: Array, *, out: Array) -> None:
     np.invert(x, out=out)
 
 
+@operation
 def bitwise_and(x: Any, y: Any) -> Tensor:
     """Return the bits set in both integers."""
     return bit_and(x, y)
 
 
+@operation
 def bitwise_or(x: Any, y: Any) -> Tensor:
     """Return the bits set in either integer."""
     return bit_or(x, y)
 
 
+@operation
 def bitwise_xor(x: Any, y: Any) -> Tensor:
     """Return the bits set in exactly one of two integers."""
     return bit_xor(x, y)
 
 
+@operation
 def bitwise_invert(x: Any) -> Tensor:
     """Invert all bits of an integer; booleans are negated."""
     (tensor,) = as_tensors([x])
@@ -73,11 +78,13 @@ def bitwise_invert(x: Any) -> Tensor:
 bitwise_not = bitwise_invert
 
 
+@operation
 def bitwise_left_shift(x: Any, y: Any) -> Tensor:
     """Shift x left by y bits; 0 where y is at least the number of bits."""
     return left_shifted(*_integer_operands("bitwise_left_shift", x, y))
 
 
+@operation
 def bitwise_right_shift(x: Any, y: Any) -> Tensor:
     """Shift x right by y bits, filling with the sign."""
     return right_shifted(*_integer_operands("bitwise_right_shift", x, y))
@@ -93,11 +100,13 @@ def _integer_operands(name: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
     return a, b
 
 
+@operation
 def gcd(x1: Any, x2: Any) -> Tensor:
     """Return the greatest common divisor of integers; 0 of two zeros."""
     return greatest_divisor(*_integer_operands("gcd", x1, x2))
 
 
+@operation
 def lcm(x1: Any, x2: Any) -> Tensor:
     """Return the least common multiple of integers; 0 where either is 0."""
     from dptrain.ops.arrays import abs
@@ -124,6 +133,7 @@ def _nextafter(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, N
     return unbroadcast(dy, x1), None
 
 
+@operation
 def nextafter(x1: Any, x2: Any) -> Tensor:
     """Return the next number after x1 towards x2 in its type."""
     a, b = as_tensors([x1, x2])
@@ -140,11 +150,13 @@ def has_sign(x: Array, *, out: Array) -> None:
         np.signbit(x, out=out) if x.dtype.kind in "fV" else np.less(x, 0, out=out)
 
 
+@operation
 def signbit(x: Any) -> Tensor:
     """Return whether a number is negative or -0."""
     return has_sign(x)
 
 
+@operation
 def ldexp(x1: Any, x2: Any) -> Tensor:
     """Return x1 times 2 to the power of x2, which are integers."""
     (number,), (exponent,) = as_tensors([x1]), as_tensors([x2])
@@ -195,6 +207,7 @@ def _bits_as(y: Tensor, dy: Tensor, x: Tensor) -> None:
     return None
 
 
+@operation
 def view(x: Any, dtype: Any = None) -> Tensor:
     """Return the same bytes as another type; the last axis becomes longer or shorter with the size of its elements."""
     (tensor,) = as_tensors([x])

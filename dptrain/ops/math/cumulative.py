@@ -15,6 +15,7 @@ from dptrain.errors import ConfigError
 from dptrain.ops.elementwise import cast, where
 from dptrain.ops.manipulation import concatenate, expand_dims, full, reshape, transpose
 from dptrain.ops.open_shapes import for_open_shapes
+from dptrain.ops.operation_calls import operation
 from dptrain.ops.reduction import sum, summed_dtype
 from dptrain.program.dims import counts_rows
 from dptrain.program.shapes import normalized_axes
@@ -27,6 +28,7 @@ _BLOCK = 16
 Join = Callable[[Tensor], Tensor]
 
 
+@operation
 @for_open_shapes
 def cumsum(x: Any, axis: int | None = None, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return cumulative sums along an axis, not the batch's rows; by default of x as a vector, in the type of `sum`."""

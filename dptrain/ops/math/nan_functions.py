@@ -20,6 +20,7 @@ from dptrain.ops.manipulation import reshape
 from dptrain.ops.math.cumulative import cumsum
 from dptrain.ops.math.rounding import isnan
 from dptrain.ops.open_shapes import for_open_shapes
+from dptrain.ops.operation_calls import operation
 from dptrain.ops.reduction import argmax, max, sum
 from dptrain.program.tensor import Tensor, as_tensors
 
@@ -31,17 +32,20 @@ def _without_nan(x: Any, instead: float) -> Tensor:
     return where(isnan(tensor), instead, tensor) if tensor.dtype.kind in "fV" else tensor
 
 
+@operation
 def nansum(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the sum over axes, ignoring NaN."""
     return sum(_without_nan(x, 0), axis, keepdims)
 
 
+@operation
 @for_open_shapes
 def nanprod(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the product over axes, ignoring NaN."""
     return prod(_without_nan(x, 1), axis, keepdims)
 
 
+@operation
 def nanmean(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the mean over axes, ignoring NaN; NaN of nothing."""
     tensor = floating(x)
@@ -49,17 +53,20 @@ def nanmean(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     return nansum(tensor, axis, keepdims) / sum(valid, axis, keepdims)
 
 
+@operation
 def nanvar(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the variance over axes, ignoring NaN; NaN of nothing."""
     tensor = floating(x)
     return nanmean(square(tensor - nanmean(tensor, axis, keepdims=True)), axis, keepdims)
 
 
+@operation
 def nanstd(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the square root of `nanvar`."""
     return sqrt(nanvar(x, axis, keepdims))
 
 
+@operation
 def nanmax(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the greatest element over axes, ignoring NaN; NaN where all are."""
     tensor = floating(x)
@@ -70,11 +77,13 @@ def nanmax(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     return where(equal(valid_count, 0), math.nan, greatest)
 
 
+@operation
 def nanmin(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the least element over axes, ignoring NaN; NaN where all are."""
     return -nanmax(-floating(x), axis, keepdims)
 
 
+@operation
 def nanargmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """Return the index of the greatest element along an axis, ignoring NaN; -1 where all are."""
     tensor = floating(x)
@@ -82,17 +91,20 @@ def nanargmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor
     return where(equal(valid_count, 0), -1, argmax(_without_nan(tensor, -math.inf), axis, keepdims))
 
 
+@operation
 def nanargmin(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """Return the index of the least element along an axis, ignoring NaN; -1 where all are."""
     return nanargmax(-floating(x), axis, keepdims)
 
 
+@operation
 @for_open_shapes
 def nancumsum(x: Any, axis: int | None = None, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return cumulative sums along an axis, NaN as 0."""
     return cumsum(_without_nan(x, 0), axis, dtype)
 
 
+@operation
 @for_open_shapes
 def nancumprod(x: Any, axis: int | None = None, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return cumulative products along an axis, NaN as 1."""

@@ -9,6 +9,7 @@ from dptrain.ops.common import broadcast_shape, elementwise, floating_dtype
 from dptrain.ops.elementwise import exp, floating, square, where
 from dptrain.ops.manipulation import zeros_like
 from dptrain.ops.nn.activation import erf, erf_complement
+from dptrain.ops.operation_calls import operation
 from dptrain.program.lowering import Element, HostCall
 from dptrain.program.op import op
 from dptrain.program.tensor import Array, Tensor, as_tensors
@@ -51,6 +52,7 @@ def _erfc_of(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * (-2 / math.sqrt(math.pi)) * exp(-square(x))
 
 
+@operation
 def erfc(x: Any) -> Tensor:
     """Return 1 - erf(x), accurate where it is small."""
     return erfc_of(x)
@@ -96,6 +98,7 @@ def _erfinv_of(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * (math.sqrt(math.pi) / 2) * exp(square(y))
 
 
+@operation
 def erfinv(x: Any) -> Tensor:
     """Return the y with erf(y) = x: infinite at -1 and 1, NaN beyond."""
     return erfinv_of(x)
@@ -119,6 +122,7 @@ def _bessel_of(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * 0.5 * (bessel_of(x, order=order - 1) + bessel_of(x, order=order + 1))
 
 
+@operation
 def i0(x: Any) -> Tensor:
     """Return the modified Bessel function of the first kind, of order 0."""
     return bessel_of(x, order=0)
@@ -127,11 +131,13 @@ def i0(x: Any) -> Tensor:
 # Complex numbers, as far as they are real
 
 
+@operation
 def imag(x: Any) -> Tensor:
     """Return the imaginary part of real numbers: zeros."""
     return zeros_like(x)
 
 
+@operation
 def angle(x: Any) -> Tensor:
     """Return the angle of real numbers in the complex plane: 0, or pi of negative ones."""
     tensor = floating(as_tensors([x])[0])

@@ -18,6 +18,7 @@ from dptrain.ops.elementwise import (
     square,
     where,
 )
+from dptrain.ops.operation_calls import operation
 from dptrain.program.lowering import Element
 from dptrain.program.op import op
 from dptrain.program.tensor import Array, Tensor
@@ -56,6 +57,7 @@ def _arccos(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return -dy / sqrt(1 - square(x))
 
 
+@operation
 def arctan2(x1: Any, x2: Any) -> Tensor:
     """Return the angle in radians, from -pi to pi, of the point with x = x2 and y = x1; 0 of the origin.
 

@@ -34,6 +34,7 @@ from dptrain.ops.elementwise import (
     where,
 )
 from dptrain.ops.manipulation import expand_dims
+from dptrain.ops.operation_calls import operation
 from dptrain.ops.reduction import log_softmax, sum
 from dptrain.program.lowering import Element
 from dptrain.program.op import op
@@ -84,6 +85,7 @@ def _erf(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * (2 / math.sqrt(math.pi)) * exp(-square(x))
 
 
+@operation
 def sigmoid(x: Any) -> Tensor:
     """Return 1 / (1 + e^-x), without overflow; the result remembers x as its `logits`."""
     (tensor,) = as_tensors([x])
@@ -91,6 +93,7 @@ def sigmoid(x: Any) -> Tensor:
     return _with_logits(output, tensor, "sigmoid")
 
 
+@operation
 def softmax(x: Any, axis: int = -1) -> Tensor:
     """Return e^x over its sum along an axis, without overflow; along the last, it remembers x as its `logits`."""
     (tensor,) = as_tensors([x])
@@ -105,6 +108,7 @@ def _with_logits(output: Tensor, logits: Tensor, by: str) -> Tensor:
     return output
 
 
+@operation
 @in_float32
 def gelu(x: Any, approximate: bool = True) -> Tensor:
     """Return x Phi(x), Phi the normal distribution function, or its tanh approximation (Hendrycks and Gimpel, 2016)."""
@@ -115,45 +119,53 @@ def gelu(x: Any, approximate: bool = True) -> Tensor:
     return multiply(0.5 * tensor, 1.0 + erf(tensor * math.sqrt(0.5)))
 
 
+@operation
 @in_float32
 def selu(x: Any) -> Tensor:
     """Return elu, scaled so that mean 0 and variance 1 are a fixed point (Klambauer et al., NIPS 2017)."""
     return 1.0507009873554805 * elu(x, alpha=1.6732632423543772)
 
 
+@operation
 @in_float32
 def celu(x: Any, alpha: float = 1.0) -> Tensor:
     """Return max(x, 0) + min(alpha (e^(x / alpha) - 1), 0)."""
     return maximum(x, 0.0) + alpha * elu(minimum(divide(x, alpha), 0.0))
 
 
+@operation
 def relu6(x: Any) -> Tensor:
     """Return x between 0 and 6."""
     return clip(x, 0.0, 6.0)
 
 
+@operation
 @in_float32
 def hard_sigmoid(x: Any) -> Tensor:
     """Return x / 6 + 1 / 2 between 0 and 1."""
     return clip(divide(x, 6.0) + 0.5, 0.0, 1.0)
 
 
+@operation
 @in_float32
 def hard_silu(x: Any) -> Tensor:
     """Return x hard_sigmoid(x)."""
     return multiply(x, hard_sigmoid(x))
 
 
+@operation
 def hard_tanh(x: Any) -> Tensor:
     """Return x between -1 and 1."""
     return clip(x, -1.0, 1.0)
 
 
+@operation
 def hard_shrink(x: Any, threshold: float = 0.5) -> Tensor:
     """Return x where |x| is above the threshold, else 0."""
     return where(absolute(x) > threshold, x, 0.0)
 
 
+@operation
 @in_float32
 def soft_shrink(x: Any, threshold: float = 0.5) -> Tensor:
     """Return x moved towards 0 by the threshold, at most to 0."""
@@ -161,18 +173,21 @@ def soft_shrink(x: Any, threshold: float = 0.5) -> Tensor:
     return maximum(tensor - threshold, 0.0) + minimum(tensor + threshold, 0.0)
 
 
+@operation
 @in_float32
 def tanh_shrink(x: Any) -> Tensor:
     """Return x - tanh(x)."""
     return subtract(x, tanh(x))
 
 
+@operation
 @in_float32
 def softsign(x: Any) -> Tensor:
     """Return x / (1 + |x|)."""
     return divide(x, 1.0 + absolute(x))
 
 
+@operation
 @in_float32
 def squareplus(x: Any, b: float = 4.0) -> Tensor:
     """Return (x + sqrt(x^2 + b)) / 2."""
@@ -180,6 +195,7 @@ def squareplus(x: Any, b: float = 4.0) -> Tensor:
     return multiply(tensor + sqrt(square(tensor) + b), 0.5)
 
 
+@operation
 @in_float32
 def sparse_plus(x: Any) -> Tensor:
     """Return 0 up to -1, (x + 1)^2 / 4 up to 1, then x."""
@@ -187,12 +203,14 @@ def sparse_plus(x: Any) -> Tensor:
     return where(tensor <= -1.0, 0.0, where(tensor < 1.0, square(tensor + 1.0) * 0.25, tensor))
 
 
+@operation
 @in_float32
 def sparse_sigmoid(x: Any) -> Tensor:
     """Return (x + 1) / 2 between 0 and 1."""
     return clip((floating(x) + 1.0) * 0.5, 0.0, 1.0)
 
 
+@operation
 def threshold(x: Any, threshold: float, default_value: float) -> Tensor:
     """Return x where it is above the threshold, else the default value."""
     return where(greater(x, threshold), x, default_value)
@@ -204,6 +222,7 @@ def mish(x: Any) -> Tensor:
     return multiply(x, tanh(softplus(x)))
 
 
+@operation
 @in_float32
 def log_sigmoid(x: Any) -> Tensor:
     """Return log(sigmoid(x)), exact where that is nearly 0."""
@@ -242,12 +261,14 @@ __all__ = [
 ]
 
 
+@operation
 def glu(x: Any, axis: int = -1) -> Tensor:
     """Return the first half of x along an axis times the sigmoid of the second (Dauphin et al., ICML 2017)."""
     first, second = split(x, 2, axis)
     return multiply(first, sigmoid(second))
 
 
+@operation
 def sparsemax(x: Any, axis: int = -1) -> Tensor:
     """Return the nearest point of the simplex: non-negative numbers with sum 1 along the axis, most of them 0.
 

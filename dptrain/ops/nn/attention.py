@@ -12,6 +12,7 @@ from dptrain.ops.common import common_dtype, limits
 from dptrain.ops.elementwise import cast, floating, tanh, where
 from dptrain.ops.manipulation import reshape, transpose, transpose_to
 from dptrain.ops.open_shapes import for_open_shapes
+from dptrain.ops.operation_calls import operation
 from dptrain.ops.products import batch_matmul
 from dptrain.ops.reduction import softmax
 from dptrain.ops.reduction import sum as sum_over
@@ -250,6 +251,7 @@ def _attend_second_gradients(
     return (*gradients(sum(parts[1:], parts[0]), copies), *(None for _ in inputs[4:]))
 
 
+@operation
 @for_open_shapes
 def dot_product_attention(
     query: Any,

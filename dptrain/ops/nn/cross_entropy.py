@@ -14,6 +14,7 @@ from dptrain.ops.elementwise import cast, clip, log, logical_and, logical_not, s
 from dptrain.ops.indexing import one_hot, take_along_last
 from dptrain.ops.manipulation import squeeze
 from dptrain.ops.math.rounding import isnan
+from dptrain.ops.operation_calls import operation
 from dptrain.ops.reduction import log_softmax, max, sum
 from dptrain.program.shapes import is_one, normalized_axes, without_rows
 from dptrain.program.tensor import Tensor, as_tensors
@@ -51,6 +52,7 @@ def _require_same_shape(target: Tensor, output: Tensor) -> None:
         )
 
 
+@operation
 def categorical_crossentropy(target: Any, output: Any, from_logits: bool = False, axis: int = -1) -> Tensor:
     """Return -sum over classes of target times log probability.
 
@@ -65,6 +67,7 @@ def categorical_crossentropy(target: Any, output: Any, from_logits: bool = False
     return -sum(cast(y_true, y_pred.dtype) * _log_probabilities(y_pred, from_logits), -1)
 
 
+@operation
 def sparse_categorical_crossentropy(target: Any, output: Any, from_logits: bool = False, axis: int = -1) -> Tensor:
     """Return -log of the label's probability.
 
@@ -83,6 +86,7 @@ def sparse_categorical_crossentropy(target: Any, output: Any, from_logits: bool 
     return -take_along_last(_log_probabilities(y_pred, from_logits), labels)
 
 
+@operation
 def binary_crossentropy(target: Any, output: Any, from_logits: bool = False) -> Tensor:
     """Return -target log p - (1 - target) log(1 - p); `output` is p, or with `from_logits` the logits of p."""
     y_true, y_pred = _checked(target, output)
@@ -101,6 +105,7 @@ def as_labels(y_true: Tensor, y_pred: Tensor) -> Tensor:
     return squeeze(y_true, -1) if column else y_true
 
 
+@operation
 def in_top_k(targets: Any, predictions: Any, k: int) -> Tensor:
     """Return whether fewer than k predictions (..., classes) are above the target's; NaN there is the least of all.
 

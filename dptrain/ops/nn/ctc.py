@@ -11,6 +11,7 @@ import numpy as np
 from dptrain.errors import ConfigError
 from dptrain.ops.elementwise import cast, equal, floating, where
 from dptrain.ops.manipulation import concatenate, expand_dims, transpose, zeros_like
+from dptrain.ops.operation_calls import operation
 from dptrain.ops.reduction import argmax, log_softmax, max, sum
 from dptrain.ops.sorting.sort import along_last, argsort
 from dptrain.program.lowering import HostCall
@@ -132,6 +133,7 @@ def _at_least_float32(scores: Tensor) -> Tensor:
     return cast(scores, FLOATX) if is_half(scores.dtype) else scores
 
 
+@operation
 def ctc_loss(target: Any, output: Any, target_length: Any, output_length: Any, mask_index: int = 0) -> Tensor:
     """Return the negative log-probability of each target, summed over all its alignments with the outputs.
 
@@ -158,6 +160,7 @@ def ctc_loss(target: Any, output: Any, target_length: Any, output_length: Any, m
 # Decoding
 
 
+@operation
 def ctc_decode(
     inputs: Any,
     sequence_lengths: Any,

@@ -15,6 +15,7 @@ from dptrain.ops.elementwise import (
     square,
 )
 from dptrain.ops.manipulation import reshape
+from dptrain.ops.operation_calls import operation
 from dptrain.ops.reduction import mean
 from dptrain.program.shapes import normalized_axes
 from dptrain.program.tensor import Tensor
@@ -24,6 +25,7 @@ from dptrain.program.types import FLOATX, is_half
 _EPSILON = 1e-7
 
 
+@operation
 @in_float32
 def layer_normalization(
     x: Any,
@@ -69,6 +71,7 @@ def _along(vector: Any, x: Tensor, axes: Sequence[int]) -> Tensor:
     return reshape(cast(vector, x.dtype), lengths)
 
 
+@operation
 @in_float32
 def rms_normalization(
     x: Any, scale: Any = None, axis: int | Sequence[int] = -1, epsilon: float | None = None
@@ -80,6 +83,7 @@ def rms_normalization(
     return result if scale is None else multiply(result, cast(scale, tensor.dtype))
 
 
+@operation
 @in_float32
 def batch_normalization(
     x: Any, mean: Any, variance: Any, axis: int, offset: Any = None, scale: Any = None, epsilon: float = 1e-3
@@ -92,6 +96,7 @@ def batch_normalization(
     return result if offset is None else result + _along(offset, tensor, axes)
 
 
+@operation
 def moments(
     x: Any, axes: int | Sequence[int], keepdims: bool = False, synchronized: bool = False
 ) -> tuple[Tensor, Tensor]:

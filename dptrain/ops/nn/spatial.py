@@ -16,6 +16,7 @@ from dptrain.ops.manipulation import concatenate, expand_dims, reshape, transpos
 from dptrain.ops.nn.convolution import Window, conv2d, conv2d_input, max_pool2d
 from dptrain.ops.nn.depthwise import depthwise2d, taps
 from dptrain.ops.open_shapes import for_open_shapes
+from dptrain.ops.operation_calls import operation
 from dptrain.ops.padding import pad
 from dptrain.program.dims import greatest, is_number
 from dptrain.program.shapes import Shape, differ
@@ -35,6 +36,7 @@ def channels_first(x: Tensor) -> Tensor:
     return transpose(x, (0, x.ndim - 1, *range(1, x.ndim - 1)))
 
 
+@operation
 @for_open_shapes
 def conv(
     inputs: Any,
@@ -72,6 +74,7 @@ def conv(
     return in_format(parts[0] if groups == 1 else concatenate(parts, -1))
 
 
+@operation
 @for_open_shapes
 def depthwise_conv(
     inputs: Any,
@@ -95,6 +98,7 @@ def depthwise_conv(
     return in_format(_depthwise(x, k, stride, dilation, before, size))
 
 
+@operation
 @for_open_shapes
 def separable_conv(
     inputs: Any,
@@ -114,6 +118,7 @@ def separable_conv(
     return conv(filtered, pointwise_kernel, data_format=data_format)
 
 
+@operation
 @for_open_shapes
 def conv_transpose(
     inputs: Any,
@@ -163,6 +168,7 @@ def _transposed_length(length: Any, reach: int, stride: int, padding: str, extra
     return (length - 1) * stride + (max(reach, stride) if extra is None else reach + extra)
 
 
+@operation
 @for_open_shapes
 def max_pool(
     inputs: Any,
@@ -193,6 +199,7 @@ def max_pool(
     return in_format(reshape(pooled, (rows, *size, channels)))
 
 
+@operation
 @for_open_shapes
 def average_pool(
     inputs: Any,

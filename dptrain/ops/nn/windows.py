@@ -14,6 +14,7 @@ from dptrain.ops.indexing import take
 from dptrain.ops.manipulation import reshape, transpose
 from dptrain.ops.nn.spatial import channels_first, channels_last
 from dptrain.ops.open_shapes import for_open_shapes
+from dptrain.ops.operation_calls import operation
 from dptrain.ops.padding import pad
 from dptrain.ops.products import along_axis
 from dptrain.ops.reduction import max, mean
@@ -25,6 +26,7 @@ Array = npt.NDArray[Any]
 Pair = int | Sequence[int]
 
 
+@operation
 @for_open_shapes
 def depth_to_space(x: Any, block_size: int, data_format: str = "channels_last") -> Tensor:
     """Move channels into space: height and width grow by `block_size`, from 2, and channels shrink by its square."""
@@ -42,6 +44,7 @@ def depth_to_space(x: Any, block_size: int, data_format: str = "channels_last") 
     return _in_format(reshape(pixels, (rows, height * size, width * size, out_channels)), data_format)
 
 
+@operation
 @for_open_shapes
 def space_to_depth(x: Any, block_size: int, data_format: str = "channels_last") -> Tensor:
     """Move blocks of `block_size` x `block_size` pixels (from 2) into channels; height and width shrink."""
@@ -68,6 +71,7 @@ def _in_format(x: Tensor, data_format: str | None) -> Tensor:
     return channels_first(x) if checked_format(data_format) == "channels_first" else x
 
 
+@operation
 @for_open_shapes
 def unfold(x: Any, kernel_size: Pair, dilation: Pair = 1, padding: Pair = 0, stride: Pair = 1) -> Tensor:
     """Return what each window of images (rows, channels, height, width) sees: (rows, channels * window, windows).
@@ -91,6 +95,7 @@ def unfold(x: Any, kernel_size: Pair, dilation: Pair = 1, padding: Pair = 0, str
     return reshape(windows, (rows, int(channels) * high * wide, down * across))
 
 
+@operation
 def fold(
     x: Any, output_size: Pair, kernel_size: Pair, dilation: Pair = 1, padding: Pair = 0, stride: Pair = 1
 ) -> Tensor:
@@ -143,6 +148,7 @@ def _pair(name: str, value: Pair, least: int) -> tuple[int, ...]:
     return pair
 
 
+@operation
 @for_open_shapes
 def adaptive_average_pool(inputs: Any, output_size: Pair, data_format: str | None = None) -> Tensor:
     """Return the means of `output_size` windows along all axes of space, or each; windows may overlap.
@@ -159,6 +165,7 @@ def adaptive_average_pool(inputs: Any, output_size: Pair, data_format: str | Non
     return _in_format(pooled, data_format)
 
 
+@operation
 @for_open_shapes
 def adaptive_max_pool(inputs: Any, output_size: Pair, data_format: str | None = None) -> Tensor:
     """Return the greatest elements of windows; see `adaptive_average_pool`."""
@@ -186,6 +193,7 @@ def _bounds(length: int, size: int) -> tuple[Array, Array]:
     return numbers * length // size, -(-(numbers + 1) * length // size)
 
 
+@operation
 @for_open_shapes
 def psnr(x1: Any, x2: Any, max_val: float) -> Tensor:
     """Return the peak signal-to-noise ratio of two images in decibels; `max_val` is the greatest possible value."""

@@ -13,6 +13,7 @@ from dptrain.ops.indexing import add_rows, gather_rows_along, normalized_indices
 from dptrain.ops.manipulation import expand_dims, put, reshape
 from dptrain.ops.math.bits import bit_invert
 from dptrain.ops.open_shapes import for_open_shapes
+from dptrain.ops.operation_calls import operation
 from dptrain.ops.parts import part
 from dptrain.ops.reduction import max, min, sum
 from dptrain.ops.sorting.searching import scatter, searchsorted, segment_sum, segments_of
@@ -108,6 +109,7 @@ def _segments(data: Any, segment_ids: Any, num_segments: int | None, name: str) 
     return values, ids, int(num_segments)
 
 
+@operation
 def segment_max(data: Any, segment_ids: Any, num_segments: int | None = None, sorted: bool = False) -> Tensor:
     """Return the maxima of the rows of each segment; of no rows the type's least number.
 
@@ -121,6 +123,7 @@ def segment_max(data: Any, segment_ids: Any, num_segments: int | None = None, so
     return greatest_rows(values, places, length=length)
 
 
+@operation
 def segment_min(data: Any, segment_ids: Any, num_segments: int | None = None, sorted: bool = False) -> Tensor:
     """Return the minima of the rows of each segment, like `segment_max`."""
     values, places, length = _segments(data, segment_ids, num_segments, "segment_min")
@@ -129,6 +132,7 @@ def segment_min(data: Any, segment_ids: Any, num_segments: int | None = None, so
     return -greatest_rows(-values, places, length=length)
 
 
+@operation
 def segment_prod(data: Any, segment_ids: Any, num_segments: int | None = None, sorted: bool = False) -> Tensor:
     """Return the products of the rows of each segment, 1 of no rows; like `segment_max`."""
     values, places, length = _segments(data, segment_ids, num_segments, "segment_prod")
@@ -139,6 +143,7 @@ def segment_prod(data: Any, segment_ids: Any, num_segments: int | None = None, s
 # Places of a tensor
 
 
+@operation
 @for_open_shapes
 def scatter_update(inputs: Any, indices: Any, updates: Any, reduction: str | None = None) -> Tensor:
     """Return inputs, of known lengths, with updates at indices.
@@ -172,6 +177,7 @@ def scatter_update(inputs: Any, indices: Any, updates: Any, reduction: str | Non
     return where(written, reshape(take_rows(rows, where(last < 0, 0, last)), tuple(tensor.shape)), tensor)
 
 
+@operation
 @for_open_shapes
 def slice(inputs: Any, start_indices: Any, shape: Sequence[int]) -> Tensor:
     """Return a block of a tensor.
@@ -201,6 +207,7 @@ def slice(inputs: Any, start_indices: Any, shape: Sequence[int]) -> Tensor:
     return tensor
 
 
+@operation
 @for_open_shapes
 def slice_update(inputs: Any, start_indices: Any, updates: Any) -> Tensor:
     """Return inputs with a block replaced.
@@ -273,6 +280,7 @@ def _known_block(name: str, tensor: Tensor, axis: int, start: Tensor, length: An
 # Counts
 
 
+@operation
 def bincount(x: Any, weights: Any = None, minlength: int = 0, sparse: bool = False) -> Tensor:
     """Count each number from 0 in a vector (n,), or in each row of a matrix (rows, n), of integers.
 
@@ -303,6 +311,7 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0, sparse: bool = Fal
     return segment_sum(where(inside, counted, 0), where(inside, numbers, 0), length)
 
 
+@operation
 def histogram(x: Any, bins: int = 10, range: tuple[float, float] | None = None) -> tuple[Tensor, Tensor]:
     """Return the counts of a vector's elements in `bins` equally wide bins, and the bins' bounds.
 
@@ -313,7 +322,7 @@ def histogram(x: Any, bins: int = 10, range: tuple[float, float] | None = None) 
     if bins < 0:
         raise ConfigError("`bins` should be a non-negative integer")
     if range:
-        if len(range) < 2 or not isinstance(range, tuple):
+        if len(range) < 2 or not isinstance(range, tuple | list):  # files have lists
             raise ConfigError("range must be a tuple of two elements")
         if range[1] < range[0]:
             raise ConfigError("The second element of range must be greater than the first")

@@ -12,6 +12,7 @@ from dptrain.ops.indexing import gather_rows_along
 from dptrain.ops.manipulation import reshape, squeeze, stack, transpose
 from dptrain.ops.math.rounding import floor, isnan
 from dptrain.ops.open_shapes import for_open_shapes
+from dptrain.ops.operation_calls import operation
 from dptrain.ops.reduction import sum
 from dptrain.ops.sorting.sort import along_last, sort_last
 from dptrain.program.shapes import normalized_axes
@@ -20,18 +21,21 @@ from dptrain.program.tensor import Array, Operand, Tensor, as_tensors
 _METHODS = ("linear", "lower", "higher", "midpoint", "nearest")
 
 
+@operation
 @for_open_shapes
 def median(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Return the middle element over axes, or the mean of the two middle ones; NaN where any is."""
     return quantile(x, 0.5, axis, "midpoint", keepdims)
 
 
+@operation
 @for_open_shapes
 def nanmedian(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Return the median, ignoring NaN; NaN where all are."""
     return nanquantile(x, 0.5, axis, "midpoint", keepdims)
 
 
+@operation
 @for_open_shapes
 def percentile(
     x: Any, q: Any, axis: int | Sequence[int] | None = None, method: str = "linear", keepdims: bool = False
@@ -40,6 +44,7 @@ def percentile(
     return quantile(x, _fractions(q, 100), axis, method, keepdims)
 
 
+@operation
 @for_open_shapes
 def nanpercentile(
     x: Any, q: Any, axis: int | Sequence[int] | None = None, method: str = "linear", keepdims: bool = False
@@ -48,6 +53,7 @@ def nanpercentile(
     return nanquantile(x, _fractions(q, 100), axis, method, keepdims)
 
 
+@operation
 @for_open_shapes
 def quantile(
     x: Any, q: Any, axis: int | Sequence[int] | None = None, method: str = "linear", keepdims: bool = False
@@ -74,6 +80,7 @@ def quantile(
     return _stacked_quantiles(values, fractions, kept_shape if keepdims else None)
 
 
+@operation
 @for_open_shapes
 def nanquantile(
     x: Any, q: Any, axis: int | Sequence[int] | None = None, method: str = "linear", keepdims: bool = False

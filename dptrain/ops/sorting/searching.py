@@ -10,17 +10,20 @@ from dptrain.ops.arrays import any, ravel
 from dptrain.ops.elementwise import cast, equal, less, less_equal, logical_not, where
 from dptrain.ops.indexing import add_rows, normalized_indices
 from dptrain.ops.manipulation import expand_dims, reshape
+from dptrain.ops.operation_calls import operation
 from dptrain.ops.reduction import sum
 from dptrain.program.shapes import differ, without_rows
 from dptrain.program.tensor import Tensor, as_tensors
 
 
+@operation
 def isin(x1: Any, x2: Any, assume_unique: bool = False, invert: bool = False) -> Tensor:
     """Return whether each element of x1 is in x2 (or with `invert` is not), comparing all pairs."""
     is_member = any(equal(expand_dims(x1, -1), ravel(x2)), -1)
     return logical_not(is_member) if invert else is_member
 
 
+@operation
 def searchsorted(sorted_sequence: Any, values: Any, side: str = "left") -> Tensor:
     """Return the index before which each value keeps a rising vector sorted (int32), by comparing all pairs.
 
@@ -35,11 +38,13 @@ def searchsorted(sorted_sequence: Any, values: Any, side: str = "left") -> Tenso
     return cast(sum(before, -1), "int32")
 
 
+@operation
 def digitize(x: Any, bins: Any) -> Tensor:
     """Return each element's bin (int32): how many of the rising bounds are at most it."""
     return searchsorted(bins, x, "right")
 
 
+@operation
 def select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0) -> Any:
     """Return for each element the choice of the first condition that is true, else the default."""
     if len(condlist) != len(choicelist) or not condlist:
@@ -68,6 +73,7 @@ def segments_of(data: Any, segment_ids: Any) -> tuple[Tensor, Tensor]:
     return values, ids
 
 
+@operation
 def segment_sum(data: Any, segment_ids: Any, num_segments: int | None = None, sorted: bool = False) -> Tensor:
     """Return the sums of the rows of each segment.
 
@@ -88,6 +94,7 @@ def segment_sum(data: Any, segment_ids: Any, num_segments: int | None = None, so
     return add_rows(values, normalized_indices(ids, num_segments), length=num_segments)
 
 
+@operation
 def scatter(indices: Any, values: Any, shape: Sequence[int]) -> Tensor:
     """Return zeros with values added at indices.
 

@@ -23,6 +23,7 @@ from dptrain.ops.manipulation import broadcast_to, concatenate, reshape, stack, 
 from dptrain.ops.math.cumulative import cumsum
 from dptrain.ops.math.rounding import isnan
 from dptrain.ops.open_shapes import for_open_shapes
+from dptrain.ops.operation_calls import operation
 from dptrain.ops.reduction import argmax, max
 from dptrain.ops.sorting.counting import segment_max, segment_min
 from dptrain.ops.sorting.searching import segment_sum
@@ -83,6 +84,7 @@ def move_to_last(x: Any, axis: int | None) -> tuple[Tensor, Sequence[int] | None
     return transpose(tensor, order), [order.index(at) for at in range(tensor.ndim)]
 
 
+@operation
 @for_open_shapes
 def sort(x: Any, axis: int | None = -1) -> Tensor:
     """Sort along an axis, ascending, NaN last; None flattens."""
@@ -91,6 +93,7 @@ def sort(x: Any, axis: int | None = -1) -> Tensor:
     return result if back is None else transpose(result, back)
 
 
+@operation
 @for_open_shapes
 def argsort(x: Any, axis: int | None = -1) -> Tensor:
     """Return the indices that sort x along an axis (int32), stably."""
@@ -99,6 +102,7 @@ def argsort(x: Any, axis: int | None = -1) -> Tensor:
     return result if back is None else transpose(result, back)
 
 
+@operation
 def take_along_axis(x: Any, indices: Any, axis: int | None = None) -> Tensor:
     """Return the element of x at each index along an axis; by default both are vectors.
 
@@ -123,6 +127,7 @@ def take_along_axis(x: Any, indices: Any, axis: int | None = None) -> Tensor:
     return result if back is None else transpose(result, back)
 
 
+@operation
 @for_open_shapes
 def argpartition(x: Any, kth: int | Sequence[int], axis: int | None = -1) -> Tensor:
     """Return indices that partition x along an axis (int32): all before the k-th are of lesser elements."""
@@ -134,6 +139,7 @@ def argpartition(x: Any, kth: int | Sequence[int], axis: int | None = -1) -> Ten
     return argsort(x, axis)
 
 
+@operation
 @for_open_shapes
 def unravel_index(indices: Any, shape: Sequence[int]) -> tuple[Tensor, ...]:
     """Return the indices along each axis of the elements with these flat indices, which may be negative."""
@@ -152,6 +158,7 @@ def unravel_index(indices: Any, shape: Sequence[int]) -> tuple[Tensor, ...]:
     return tuple(reversed(places))
 
 
+@operation
 def unique(
     x: Any,
     sorted: bool = True,
@@ -232,6 +239,7 @@ def _unique_in_step(x: Tensor, size: int, fill_value: Any) -> list[Tensor]:
     return [distinct, cast(where(absent, order[0], index), "int32"), cast(places, "int32"), cast(counts, "int32")]
 
 
+@operation
 def top_k(x: Any, k: int, sorted: bool = True) -> tuple[Tensor, Tensor]:
     """Return the k greatest elements along the last axis, always descending, and their indices (int32).
 

@@ -53,6 +53,12 @@ def joined():
     return dp.Model(inputs, layers.Flatten()(Own()(layers.Concatenate()([inputs[:, :1], inputs])[:, 1:])))
 
 
+def moved_by_operations():
+    inputs = layers.Input((1,))
+    parts = ops.split(ops.concatenate([ops.reshape(inputs, (-1, 1)), inputs[:, None, 0]], axis=1), 2, axis=-1)
+    return dp.Model(inputs, layers.Flatten()(Own()(ops.transpose(ops.flip(parts[1], 1), (0, 1)))))
+
+
 MODELS = {
     "functional": lambda: functional(table()),
     "sequential": lambda: dp.Sequential([layers.Input((1,)), table(), layers.Flatten()]),
@@ -64,6 +70,7 @@ MODELS = {
     "part in an own layer": lambda: functional(Own(lambda x: x[:, :1])),
     "behind what moves": lambda: functional(layers.Reshape((1, 1)), layers.Flatten(), Own()),
     "joined": joined,
+    "moved by operations": moved_by_operations,
     "function": lambda: functional(layers.Lambda(lambda x: x[:, :1]), table()),
     "subclass": OwnModel,
     "subclass in a model": lambda: functional(OwnModel()),
