@@ -117,11 +117,8 @@ class Operation:
             raise ConfigError(f"not supported: {where}: a number greater than {_MAX_NUMBER}")
         if not any(map(is_symbolic, tree.leaves([arguments, keywords]))):
             raise ConfigError(f"not supported: {where} without a symbolic tensor")
-        options = dict(config)
-        if not options.get("rms_scaling"):  # of LayerNorm; True is `rms_normalization`
-            options.pop("rms_scaling", None)
         try:
-            outputs = _called(self.function, arguments, {**keywords, **options})
+            outputs = _called(self.function, arguments, {**keywords, **config})
         except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
             raise ConfigError(f"not supported: {where}: {error}") from error
         tensors = tree.leaves(outputs)
@@ -173,7 +170,7 @@ def described_call(call: OperationCall) -> Description:
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             arguments += value
         elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            keywords |= value
+            (keywords if _is_operand(call.function, parameter.name) else config).update(value)
         elif _is_operand(call.function, parameter.name):
             arguments.append(np.array(value) if parameter.name == "key" and isinstance(value, list) else value)
         else:

@@ -113,6 +113,7 @@ CASES: dict[str, Case] = {
     "isclose2": lambda o, t: o.isclose(t.x, 0.0, rtol=1e-3, atol=0.5),
     "where": lambda o, t: o.where(t.whole > 2, t.x, 0.0),
     "where2": lambda o, t: o.where(t.whole > 2, -1.0, t.x),
+    "where3": lambda o, t: o.where(t.whole > 2, t.x, -1e30),
     "select": lambda o, t: o.select([t.x > 0, t.y > 0], [t.x, t.y], 0.5),
     "full_like": lambda o, t: o.full_like(t.x, 3),
     "ones_like2": lambda o, t: o.ones_like(t.x, dtype="int32"),
@@ -220,6 +221,7 @@ CASES: dict[str, Case] = {
     # products
     "matmul": lambda o, t: o.matmul(t.x, _MATRIX),
     "matmul2": lambda o, t: t.x @ o.transpose(t.y, (0, 2, 1)),
+    "matmul4": lambda o, t: t.x @ _WEIGHTS,
     "matmul3": lambda o, t: o.matmul(t.x, _WEIGHTS),
     "dot": lambda o, t: o.dot(t.x, _MATRIX),
     "einsum": lambda o, t: o.einsum("bij,bkj->bik", t.x, t.y),
@@ -277,6 +279,7 @@ CASES: dict[str, Case] = {
         t.x, _WEIGHTS, _WEIGHTS, axis=-1, offset=_WEIGHTS, scale=_WEIGHTS, epsilon=0.1
     ),
     "layer_normalization": lambda o, t: o.layer_normalization(t.x, _WEIGHTS, beta=_WEIGHTS, axis=-1),
+    "layer_normalization2": lambda o, t: o.layer_normalization(t.x, _WEIGHTS, axis=-1, rms_scaling=True),
     "rms_normalization": lambda o, t: o.rms_normalization(t.x, _WEIGHTS, axis=-1),
     "dot_product_attention": lambda o, t: o.dot_product_attention(t.heads, t.heads, t.heads),
     "dot_product_attention2": lambda o, t: o.dot_product_attention(

@@ -187,3 +187,15 @@ def test_rows_stay_rows(shards):
 def test_refused(build, message):
     with pytest.raises(ConfigError, match=message):
         build()
+
+
+def test_a_number_is_an_index_whatever_type_the_tensor_has():
+    a = np.arange(6, dtype=np.float32).reshape(2, 3)
+    np.testing.assert_array_equal(ops.take(a, 1, axis=1), a[:, 1])
+
+
+def test_the_operator_of_products_takes_vectors():
+    a, b = np.arange(6, dtype=np.float32).reshape(2, 3), np.ones(3, np.float32)
+    x, y = ops.convert_to_tensor(a), ops.convert_to_tensor(b)
+    np.testing.assert_array_equal(x @ y, a @ b)
+    np.testing.assert_array_equal(b @ ops.transpose(x), b @ a.T)
