@@ -196,7 +196,10 @@ class Case:
         return {name: namespace[name] for name in self.outputs}
 
 
-_TYPES = ("bool", "int8", "uint8", "int16", "int32", "uint32", "int64", "bfloat16", "float16", "float32", "float64")
+_TYPES = (
+    *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"),
+    *("bfloat16", "float16", "float32", "float64"),
+)
 
 
 def environment(seeds: dptrain.ops.random.SeedGenerator) -> dict[str, Any]:

@@ -491,6 +491,15 @@ def taken_of_each(d: Drawing) -> None:
     d.line(f"take_each({table}, {places})")
 
 
+def narrow(d: Drawing) -> None:
+    """Whole numbers of few bytes as they are stored, and what is made of them."""
+    dtype = d.choose(["uint8", "int8", "int16", "uint16", "uint32"])
+    x = d.leaf("input", ["n", d.length(20)], dtype, "below 100")
+    forms = ["ops.cast({}, 'float32') * 0.01", "ops.sum(ops.cast({}, 'int32'), -1)", "ops.argmax({}, -1)"]
+    forms += ["ops.where({0} > 50, {0}, 50)", "ops.max({}, -1)", "ops.flip({}, 1)", "ops.cast({} > 30, 'float32')"]
+    d.line(d.choose(forms).format(x))
+
+
 def one_hot(d: Drawing) -> None:
     """Labels as vectors."""
     width = max(2, d.length(40))
@@ -573,6 +582,7 @@ GROWTH = {
     whole: 1,
     taken: 1,
     taken_of_each: 1,
+    narrow: 1,
     one_hot: 1,
     images: 1,
     drawn: 1,
@@ -816,6 +826,30 @@ def loops(d: Drawing) -> None:
     differentiated(d)
 
 
+def recurrent(d: Drawing) -> None:
+    """A cell with weights over steps of a batch, and its gradients: on a GPU one launch for a few rows each."""
+    width = d.choose([1, 3, 4, 8, 33])
+    x = d.leaf("input", [d.choose([2, 3, 4]), "n", width], "float32", "normal")
+    h = d.leaf("input", ["n", width], "float32", "normal")
+    u, gain = (d.leaf("variable", dims, "float32", "normal") for dims in ([width, width], [width]))
+    cells = [f"ops.tanh(x + c @ {u})", f"ops.sigmoid(c @ {u}) * x + 0.5 * c", f"ops.tanh(x @ {u} + (c @ {u}) * {gain})"]
+    cells += [f"ops.where(x > 0, ops.tanh(c @ {u} + {gain}), c)", f"ops.tanh((c @ {u})[:, ::-1] + x)"]
+    value = d.choose(["c", "x * c", f"c[:, :1] * {gain}", "ops.sum(c, -1)"])
+    names = (f"t{len(d.lines)}", f"u{len(d.lines)}")
+    d.line(f"ops.scan(lambda c, x: ({d.choose(cells)}, {value}), {h}, {x}, reverse={d.chance(0.4)})", names)
+    differentiated(d)
+
+
+def halves(d: Drawing) -> None:
+    """Products of rounded factors, stored as they are rounded."""
+    terms, dtype = d.choose([8, 16, 24, 40, 65]), d.choose(["bfloat16", "float16"])
+    x = d.leaf("input", [d.choose(["n", 33, 70]), terms], "float32", "normal")
+    w = d.leaf("variable", [terms, d.choose([3, 8, 40, 72])], "float32", "normal")
+    y = d.line(f"ops.cast(ops.cast({x}, '{dtype}') @ ops.cast({w}, '{dtype}'), 'float32')")
+    d.line(d.choose(["ops.relu({} + 0.5)", "ops.sum({}, 0)", "{} * 0.1"]).format(y))
+    differentiated(d)
+
+
 def attention(d: Drawing) -> None:
     """Attention over lengths around its blocks', with and without a mask, and its gradients."""
     targets, sources = (d.choose([1, 2, 5] if d.mesh else [1, 2, 5, 27, 28, 29, 57]) for _ in range(2))
@@ -860,6 +894,8 @@ SITUATIONS = {
             many_steps,
             parts,
             loops,
+            recurrent,
+            halves,
             attention,
         ),
     )
