@@ -27,7 +27,7 @@ from dptrain.ops.operation_calls import is_symbolic
 from dptrain.ops.random import SeedGenerator
 from dptrain.program.dims import Dim, Size, UnknownLengthError, is_number, number_of, read, symbolic, unknown
 from dptrain.program.shapes import is_open
-from dptrain.program.stateless import lending, values_of
+from dptrain.program.stateless import lending, values_of, with_values
 from dptrain.program.tensor import (
     Tensor,
     Variable,
@@ -418,7 +418,7 @@ class Layer(Parts):
                 "already created). You can build it by calling it on some data."
             )
         with self._lending(trainable_variables, non_trainable_variables) as others:
-            outputs = self(*args, **kwargs)
+            outputs = with_values(self(*args, **kwargs))
             state = values_of(others)
             return (outputs, state, self.losses) if return_losses else (outputs, state)
 

@@ -19,7 +19,7 @@ from dptrain.losses.base import weights_like, wide
 from dptrain.losses.functions import same_rank
 from dptrain.mixed_precision import POLICIES, DTypePolicy, policy_name
 from dptrain.program import tree
-from dptrain.program.stateless import lending, values_of
+from dptrain.program.stateless import lending, values_of, with_values
 from dptrain.program.tensor import Tensor, Variable, is_tracing, mask_of
 from dptrain.program.turns import TURNS
 from dptrain.registry.names import snake_case
@@ -146,7 +146,7 @@ class Metric(Configurable):
             ConfigError: not one value for each variable.
         """
         with self._lending(metric_variables):
-            return self.result()
+            return with_values(self.result())
 
     def stateless_reset_state(self) -> list[Tensor]:
         """Return the state of a new beginning; the metric keeps its own."""

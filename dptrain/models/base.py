@@ -533,6 +533,7 @@ class BaseModel(OnDevice):
             id(self._guard) if name == "train" else None,
         )
         eager = self._compiled is not None and self._compiled.run_eagerly
+        _require_only_data(getattr(self, f"{name}_step"))
         if name == "predict":
             return Step(name, noted(self._predicted, reads), version, (), eager, self._fixed_batch_size, reads)
         function: Callable[[Any], Mapping[str, Any]] = self.train_step if name == "train" else self.test_step
@@ -610,6 +611,16 @@ def _flat_log(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         return
     for key, entry in value.items():
         yield from _flat_log(key, entry)
+
+
+def _require_only_data(step: Callable[..., Any]) -> None:
+    """Refuse Keras' steps on JAX, which take the state as well."""
+    parameters = list(inspect.signature(step).parameters)
+    if parameters == ["state", "data"]:
+        raise ConfigError(
+            f"{step.__name__}(self, state, data) is Keras' on JAX; expected {step.__name__}(self, data), which assigns "
+            "the variables and returns the logs (predict_step: the outputs)"
+        )
 
 
 def _checked_logs(step: str, returned: Any) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ from dptrain.errors import ConfigError
 from dptrain.program.context import LENT, TRACE
 from dptrain.program.operand import METHODS
 from dptrain.program.tensor import Tensor, Variable, as_tensors, constant
+from dptrain.program.tree import map_leaves
 
 
 @contextmanager
@@ -63,6 +64,11 @@ def _as_value_of(variable: Variable, value: Any, subject: str) -> Tensor:
             f"{subject}, the value of variable {variable.path!r}, has shape {tensor.shape}; expected {variable.shape}"
         )
     return tensor if tensor.dtype == variable.dtype else METHODS["cast"](tensor, variable.dtype)
+
+
+def with_values(results: Any) -> Any:
+    """Replace variables in nested results by their values, which stay when the variables get others."""
+    return map_leaves(lambda _, leaf: values_of([leaf])[0] if isinstance(leaf, Variable) else leaf, results)
 
 
 def values_of(variables: Sequence[Variable]) -> list[Tensor]:

@@ -218,6 +218,52 @@ def test_random_numbers_follow_from_the_state():
     assert int(after) == int(state) == 1
 
 
+def test_a_variable_that_is_returned_has_the_given_value():
+    class Total(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.total = self.add_weight((5,), "zeros", trainable=False)
+
+        def call(self, x):
+            self.total.assign_add(ops.sum(x, 0))
+            return {"total": self.total}
+
+    class Count(dp.metrics.Metric):
+        def __init__(self):
+            super().__init__(name="count")
+            self.count = self.add_variable((), "zeros")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            self.count.assign_add(1.0)
+
+        def result(self):
+            return self.count
+
+    layer = Total()
+    layer(X)
+    outputs, _ = layer.stateless_call([], [np.ones(5)], X)
+    np.testing.assert_allclose(np.array(outputs["total"]), 1 + X.sum(0), rtol=1e-5)
+    metric = Count()
+    assert float(metric.stateless_result(metric.stateless_update_state([4.0], Y, Y))) == 5
+
+
+@pytest.mark.parametrize("step", ["train", "test", "predict"])
+def test_a_step_of_the_state_is_refused(step):
+    class OfState(dp.Sequential):
+        pass
+
+    def of_state(self, state, data):
+        return {}, state
+
+    of_state.__name__ = f"{step}_step"
+    setattr(OfState, f"{step}_step", of_state)
+    model = OfState([layers.Input((5,)), layers.Dense(2)])
+    model.compile("sgd", "mse")
+    call = {"train": lambda: model.fit(X, Y), "test": lambda: model.evaluate(X, Y), "predict": lambda: model.predict(X)}
+    with pytest.raises(ConfigError, match=rf"^{step}_step\(self, state, data\) is Keras' on JAX; expected {step}_step"):
+        call[step]()
+
+
 def test_calls_within_a_call():
     """The outer layer reads the inner one's variables, and collects its own losses."""
 
