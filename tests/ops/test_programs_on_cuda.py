@@ -222,7 +222,8 @@ def test_random_numbers_are_those_of_the_global_row(cuda_backend):
 
     def step(x):
         bits, dropped = seeds.bits((x.shape[0], 11)), dropout(x, 0.3, seed=seeds)
-        return {"bits": bits, "dropped": dropped, "few": seeds.bits((x.shape[0], 3))}
+        few, pairs = seeds.bits((x.shape[0], 3)), ops.reshape(seeds.bits((2 * x.shape[0], 5)), (-1, 2, 5))
+        return {"bits": bits, "dropped": dropped, "few": few, "pairs": pairs}
 
     program = trace(step, {"x": ((Dim.rows(B), 9), "float32")})
     x = np.ones((B, 9), np.float32)

@@ -186,3 +186,16 @@ def test_a_long_row_of_ops_is_written_once():
 
     composition = Composition(trace(step, {"x": ((Dim.rows(4), 8), "float32")}), 4)
     assert composition.source().count("tanh(") == 300
+
+
+def test_no_group_waits_for_one_of_its_level():
+    """Or each of these two would have to run after the other one."""
+
+    def step(a, b):
+        of_a, of_b = ops.max(a, 1, keepdims=True), ops.max(b, 1, keepdims=True)
+        return {"y": a - of_a + of_b[0], "z": b - of_b + of_a[0]}
+
+    groups = Grouping(trace(step, {"a": ((4, 6), "float32"), "b": ((5, 7), "float32")})).groups
+    waits = [(before.level, group.level) for group in groups for before in group.after]
+    assert len(waits) > 1
+    assert all(before < level for before, level in waits)
