@@ -123,3 +123,17 @@ def test_reductions_of_random_shapes(cuda_backend, seed):
         np.testing.assert_allclose(
             executable.outputs[name], value, rtol=1e-5, atol=3e-6 * scale, err_msg=f"{name} of {x.shape}, rows {batch}"
         )
+
+
+@pytest.mark.parametrize("rows", sample([64, 65, 64 * 256, 64 * 256 + 1], 2, 1))
+def test_blocks_share_the_rows_of_columns(cuda_backend, rows):
+    """At least 64 rows for each block, and at most 256 blocks; sums of whole numbers are exact."""
+    x = np.random.default_rng(rows).integers(-9, 10, (rows, 3)).astype(np.float32)
+    x[rows - 1] = 99  # of the last block
+    program = trace(
+        lambda x: {"sum": ops.sum(x, 0), "place": ops.argmax(x, 0)}, {"x": ((Dim.rows(rows), 3), "float32")}
+    )
+    executable = cuda_backend.executable(program, {"x": x})
+    executable.run()
+    np.testing.assert_array_equal(executable.outputs["sum"], x.sum(0))
+    np.testing.assert_array_equal(executable.outputs["place"], [rows - 1] * 3)

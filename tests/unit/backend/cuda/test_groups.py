@@ -199,3 +199,25 @@ def test_no_group_waits_for_one_of_its_level():
     waits = [(before.level, group.level) for group in groups for before in group.after]
     assert len(waits) > 1
     assert all(before < level for before, level in waits)
+
+
+def chain(x, length):
+    """Return a tensor that so many ops compute, each from the one before."""
+    for _ in range(length):
+        x = ops.sin(x)
+    return x
+
+
+@pytest.mark.parametrize(("length", "stored"), [(64, 1), (65, 1), (66, 2)])
+def test_long_chains_are_cut(length, stored):
+    assert len(Grouping(trace(lambda x: {"y": chain(x, length)}, {"x": ((4, 6), "float32")})).anchors) == stored
+
+
+@pytest.mark.parametrize(("length", "stored"), [(32, False), (33, True)])
+def test_what_many_ops_compute_for_two_groups_is_stored(length, stored):
+    def step(x):
+        y = chain(x, length)
+        return {"of columns": ops.sum(y, 0), "of rows": ops.sum(y, 1)}
+
+    program = trace(step, {"x": ((4, 6), "float32")})
+    assert (program.outputs["of rows"].inputs[0] in Grouping(program).anchors) == stored
