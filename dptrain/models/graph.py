@@ -129,9 +129,15 @@ class Graph:
                     _mark_whole(values[id(symbol)], tree.leaves(node.arguments), node.layer._moves_values, values)
                     learned(lengths, symbol.shape, values[id(symbol)].shape)
 
-        for node in self.nodes:  # iteratively: a chain of layers may be too deep for recursion
-            if not all(id(symbol) in values for symbol in tree.leaves(node.outputs)):
-                run(node)
+        for maker in self.makers:  # iteratively: a chain may be too deep for recursion
+            if isinstance(maker, Tensor):
+                value(maker)
+            elif all(id(symbol) in values for symbol in tree.leaves(maker.outputs)):
+                continue
+            elif isinstance(maker, OperationCall):
+                compute(maker)
+            else:
+                run(maker)
         return tree.map_leaves(lambda path, symbol: value(symbol), self._returned)
 
     def _call(self, node: LayerCall, value: Any, values: dict[int, Any], call: Callable[..., Any] | None) -> None:

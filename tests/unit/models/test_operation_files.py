@@ -118,3 +118,12 @@ def test_numbers_within_operations_have_the_type_of_the_model(dtype, tmp_path):
     np.testing.assert_allclose(result, expected, atol=1e-13 if dtype == "float64" else 1e-5)
     model.save(tmp_path / "model.keras")
     np.testing.assert_array_equal(dp.models.load_model(tmp_path / "model.keras").predict(a, verbose=0), result)
+
+
+@pytest.mark.parametrize(("step", "sum_of_steps"), [(lambda x: ops.roll(x, 4, axis=1), 0), (lambda x: x + 1, 1500)])
+def test_a_chain_of_operations_may_be_long(step, sum_of_steps):
+    x = y = layers.Input((4,))
+    for _ in range(1500):
+        y = step(y)
+    a = np.arange(4, dtype=np.float32)[None]
+    np.testing.assert_array_equal(dp.Model(x, y)(a), a + sum_of_steps)
