@@ -1,5 +1,6 @@
 """Lines with loops and branches, for `draw.py`."""
 
+import re
 from typing import TYPE_CHECKING
 
 from dptrain.program.dims import Dim
@@ -42,6 +43,11 @@ def loop(d: "Drawing") -> None:
     number = len(d.lines)
     if dtype == "float32" and d.chance(0.08):
         half = f"'{d.choose(['bfloat16', 'float16'])}'"
+        if d.chance(
+            0.7
+        ):  # weights in half precision, made before the loop or in each step, and copies that are stacked
+            body = re.sub(r"(?<=@ )(\w+)|\b(\w+)(?= @ )", rf"ops.cast(\g<0>, {half})", body)
+            body = f"(lambda r: (r[0], ops.cast(r[1], 'float32')))({body})"
         call = f"lambda c, x: {body}, ops.cast({begin}, {half}), ops.cast({parts}, {half}), {options}"
         d.line(f"ops.cast(ops.scan({call})[{d.choose([0, 1])}], 'float32')")
     else:
