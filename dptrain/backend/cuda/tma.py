@@ -51,7 +51,7 @@ SCHEDULES = {
 SCHEDULE: Schedule | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TensorMaps:
     """The factors of a product by tensor maps: a is stored as (M, K), or `transposed`, b as (K, N), or transposed."""
 
