@@ -116,6 +116,7 @@ class Drawing:
         self.summed: tuple[str, ...] = ()
         self.bucket_bytes: int | None = None
         self.wide = False  # float32 is float64
+        self.of_situation: tuple[str, ...] = ()  # its last tensor, however much grows behind
         self._values: dict[int, np.ndarray] = {}
         self._inputs: dict[str, Tensor] = {}
         self._state: dict[Variable, Tensor] = {}
@@ -248,8 +249,7 @@ class Drawing:
     def case(self) -> Case:
         """Return the program as it is."""
         computed = [name for name in self.pool if name not in self.leaves]
-        read = set(computed)
-        outputs = tuple(computed[-12:]) if read else ()
+        outputs = tuple(dict.fromkeys([*self.of_situation, *computed[-12:]]))
         return Case(
             dict(self.lengths),
             dict(self.leaves),
@@ -948,6 +948,7 @@ def _program(d: Drawing, seed: int, on_mesh: bool) -> Case:
         d.begin()
         if situation:
             _tried(lambda: SITUATIONS[situation](d), "")
+            d.of_situation = tuple(name for name in d.pool if name not in d.leaves)[-1:]
         if not situation or d.chance(0.5):
             dims: list[str | int] = ["n", *([d.length(60)] if d.chance(0.9) else [])]
             dims += [d.length(12)] if d.chance(0.3) else []
