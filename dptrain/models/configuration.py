@@ -144,8 +144,8 @@ class _FunctionalWriter:
     def _operation(self, maker: Tensor | OperationCall) -> dict[str, Any]:
         name = self._names[id(maker)]
         if isinstance(maker, Tensor):
-            given = {**_default_attributes(maker), **maker.attributes}
-            attributes = {key: self._attribute(value) for key, value in given.items()}
+            all_attributes = {**_default_attributes(maker), **maker.attributes}
+            attributes = {key: self._attribute(value) for key, value in all_attributes.items()}
             return _op_config(maker, name, [self._operand(maker, operand) for operand in maker.inputs], attributes)
         call = described_call(maker)
         config = {"name": name} | {key: self._nested(value) for key, value in call.config.items()}
@@ -426,7 +426,7 @@ def _default_attributes(tensor: Tensor) -> dict[str, Any]:
     if tensor.op is None or described_operation(tensor.op) is None:
         return {}
     parameters = inspect.signature(tensor.op.compute).parameters.values()
-    return {each.name: each.default for each in parameters if each.default is not each.empty}
+    return {parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty}
 
 
 def _op(description: Config) -> Op | Operation:
