@@ -7,10 +7,9 @@ import pytest
 from dptrain import ops
 from dptrain.backend.cuda import products, tma
 from dptrain.errors import DeviceError
-from dptrain.program.execute import evaluate
 from dptrain.program.program import trace
 from tests.ops.test_half_products_on_cuda import product, run
-from tests.ops.test_programs_on_cuda import mlp
+from tests.ops.test_wgmma_products_on_cuda import trained_alone, trained_in_a_pack
 from tests.sample import sample
 
 LAYOUTS = {"nn": (False, False), "nt": (False, True), "tn": (True, False), "tt": (True, True)}
@@ -231,39 +230,14 @@ def test_blocks_with_something_to_do():
 @pytest.mark.long
 def test_a_step_of_mixed_precision(cuda_backend, another, monkeypatch):
     """That of NumPy but for rounding; the bits are those by warpgroups, and in a pack those of runs alone."""
-    rows = 136
-
-    def prepared(seed, backend):
-        rng = np.random.default_rng(seed)
-        program, data = mlp(rng, 144, 264, 136, rows, 160, compute="bfloat16")
-        return program, data | {"rows": rng.integers(0, 160, 3 * rows)}, backend
-
-    def bits(program, executable):
-        state = [variable.numpy().tobytes() for variable in program.state]
-        return [*state, *(value.tobytes() for value in executable.outputs.values())]
-
     results = {}
     for name in (None, "cooperative, clusters of 2", "pingpong, clusters of 1"):
         set_schedule(monkeypatch, name, 3)
-        results[name] = []
-        for seed in (1, 2):
-            program, data, backend = prepared(seed, cuda_backend)
-            executable = backend.executable(program, data)
-            state = {variable: variable.numpy() for variable in program.state}
-            expected, _ = evaluate(program, data | {"rows": data["rows"][:rows]}, state)
-            executable.run([0])
-            assert ("product_tma" in kernels_of(executable)) == (name is not None)
-            np.testing.assert_allclose(executable.outputs["loss"], expected["loss"], rtol=1e-2)
-            executable.run([rows, 2 * rows])
-            results[name].append(bits(program, executable))
-            executable.close()
+        runs = [trained_alone(cuda_backend, seed, 264) for seed in (1, 2)]
+        assert all((" product_tma<" in source) == (name is not None) for _, source in runs)
+        results[name] = [bits for bits, _ in runs]
     alone = results[None]
     assert all(result == alone for result in results.values())
-    together = []
-    for seed in (1, 2):
-        program, data, backend = prepared(seed, another())
-        together.append((program, backend.executable(program, data)))
-    for _, executable in together:
-        executable.run([0, rows, 2 * rows])
-    assert "product_tma" in kernels_of(together[0][1])
-    assert [bits(*pair) for pair in together] == alone
+    together, source = trained_in_a_pack(another, (1, 2), 264)
+    assert " product_tma<" in source
+    assert together == alone

@@ -130,39 +130,53 @@ def test_on_both_sides_of_every_threshold(cuda_backend):
     assert launched == [none, [*none[1:], narrow[0]], narrow, narrow, wide, wide]
 
 
+# Of a batch; and the starts of a run's steps in its row numbers.
+ROWS, STARTS = 136, (0, 136, 272)
+
+
+def half_network(seed, width):
+    """Return a training step of mixed precision, whose layers fill tiles, and its data."""
+    rng = np.random.default_rng(seed)
+    program, data = mlp(rng, 144, width, 136, ROWS, 160, compute="bfloat16")
+    return program, data | {"rows": rng.integers(0, 160, len(STARTS) * ROWS)}
+
+
+def bits(program, executable):
+    state = [variable.numpy().tobytes() for variable in program.state]
+    return [*state, *(value.tobytes() for value in executable.outputs.values())]
+
+
+def trained_alone(backend, seed, width):
+    """Return the bits of a run, and its source, after a step beside NumPy's and two more."""
+    program, data = half_network(seed, width)
+    executable = backend.executable(program, data)
+    state = {variable: variable.numpy() for variable in program.state}
+    expected, new = evaluate(program, data | {"rows": data["rows"][:ROWS]}, state)
+    executable.run(STARTS[:1])
+    np.testing.assert_allclose(executable.outputs["loss"], expected["loss"], rtol=1e-2)
+    for variable, value in new.items():
+        if variable.name.startswith("w"):
+            np.testing.assert_allclose(variable.numpy(), value, atol=0.03, err_msg=variable.name)
+    executable.run(STARTS[1:])
+    result = bits(program, executable), executable.source
+    executable.close()
+    return result
+
+
+def trained_in_a_pack(another, seeds, width):
+    """Return the bits of each run, and the source."""
+    together = []
+    for seed in seeds:
+        program, data = half_network(seed, width)
+        together.append((program, another().executable(program, data)))
+    for _, executable in together:
+        executable.run(STARTS)
+    return [bits(*pair) for pair in together], together[0][1].source
+
+
 @pytest.mark.long
 def test_a_step_of_mixed_precision(cuda_backend, another):
-    """Of a network whose layers fill tiles: that of NumPy but for rounding, and in a pack the bits of runs alone."""
-    rows = 136
-
-    def prepared(seed, backend):
-        rng = np.random.default_rng(seed)
-        program, data = mlp(rng, 144, 200, 136, rows, 160, compute="bfloat16")
-        return program, data | {"rows": rng.integers(0, 160, 3 * rows)}, backend
-
-    def bits(program, executable):
-        state = [variable.numpy().tobytes() for variable in program.state]
-        return [*state, *(value.tobytes() for value in executable.outputs.values())]
-
-    alone = []
-    for seed in (1, 2):
-        program, data, backend = prepared(seed, cuda_backend)
-        executable = backend.executable(program, data)
-        state = {variable: variable.numpy() for variable in program.state}
-        expected, new = evaluate(program, data | {"rows": data["rows"][:rows]}, state)
-        executable.run([0])
-        assert {kernel for kernel, _ in calls(executable.source)} == {"product_wgmma"}
-        np.testing.assert_allclose(executable.outputs["loss"], expected["loss"], rtol=1e-2)
-        for variable, value in new.items():
-            if variable.name.startswith("w"):
-                np.testing.assert_allclose(variable.numpy(), value, atol=0.03, err_msg=variable.name)
-        executable.run([rows, 2 * rows])
-        alone.append(bits(program, executable))
-        executable.close()
-    together = []
-    for seed in (1, 2):
-        program, data, backend = prepared(seed, another())
-        together.append((program, backend.executable(program, data)))
-    for _, executable in together:
-        executable.run([0, rows, 2 * rows])
-    assert [bits(*pair) for pair in together] == alone
+    """That of NumPy but for rounding, and in a pack the bits of runs alone."""
+    alone = [trained_alone(cuda_backend, seed, 200) for seed in (1, 2)]
+    assert all({kernel for kernel, _ in calls(source)} == {"product_wgmma"} for _, source in alone)
+    assert trained_in_a_pack(another, (1, 2), 200)[0] == [bits_alone for bits_alone, _ in alone]
