@@ -70,87 +70,16 @@ class Graph:
         names = [symbol.name for symbol in tree.leaves(self.inputs)]
         tensors = as_tensors(tree.matched(inputs, self.inputs, names, by_key=not self.takes_lists))
         masks = [mask_of(tensor) if mask is None else mask for tensor, mask in zip(tensors, _each(mask), strict=False)]
-        values: dict[int, Any] = {}
-        integers: dict[int, Tensor] = {}
-        lengths: dict[str, Any] = {}
+        values = _Values(call)
         for number, (symbol, tensor, mask) in enumerate(zip(tree.leaves(self.inputs), tensors, masks, strict=True)):
-            expected = np.dtype(dtype) if symbol.dtype.kind in "fV" else symbol.dtype
             tensor = _of_rank(tensor, symbol)
             _check_rows(tensor, symbol)
             if name is not None:
                 _check_lengths(tensor, symbol, f"Input {number} with name {symbol.name!r} of layer {name!r}")
-            values[id(symbol)] = tensor if tensor.dtype == expected else ops.cast(tensor, expected)
-            if expected.kind in "fV" and tensor.dtype.kind in "iu":
-                integers[id(symbol)] = tensor
-                values[id(symbol)].is_whole = True
-            if mask is not None:
-                values[id(symbol)] = with_mask(values[id(symbol)], mask)
-            learned(lengths, symbol.shape, tensor.shape)
-
-        def value(symbol: Any) -> Any:
-            if not isinstance(symbol, Tensor) or symbol.value is not None:
-                return symbol
-            if id(symbol) not in values:
-                made_by, operation_call = symbol.history, getattr(symbol, "operation_call", None)
-                attributes = {name: bound(attribute, lengths) for name, attribute in symbol.attributes.items()}
-                if operation_call is not None:
-                    compute(operation_call)
-                elif made_by is not None:
-                    run(made_by)
-                elif symbol.op is None:
-                    values[id(symbol)] = counted(**attributes)
-                else:
-                    values[id(symbol)] = symbol.op(*map(value, symbol.inputs), **attributes)
-                    _mark_whole(values[id(symbol)], symbol.inputs, symbol.op.moves, values)
-            return values[id(symbol)]
-
-        def argument(path: str, leaf: Any) -> Any:
-            if isinstance(leaf, slice):
-                return slice(*(argument(path, end) for end in (leaf.start, leaf.stop, leaf.step)))
-            return bound(leaf, lengths) if isinstance(leaf, Dim) else value(leaf)
-
-        def compute(node: OperationCall) -> None:
-            arguments, keywords = tree.map_leaves(argument, (node.arguments, node.keywords))
-            outputs = tree.leaves(node.function(*arguments, **keywords))
-            moves = node.moves_values
-            for symbol, output in zip(tree.leaves(node.outputs), outputs, strict=True):
-                if getattr(symbol, "operation_call", None) is node:
-                    values[id(symbol)] = output
-                    _mark_whole(output, node.inputs, moves, values)
-                    learned(lengths, symbol.shape, output.shape)
-
-        def run(node: LayerCall) -> None:
-            if integers and (node.layer._takes_ids or not node.layer._casts_inputs):  # float32 rounds above 2^24
-                self._call(node, lambda x: integers[id(x)] if id(x) in integers else value(x), values, call)
-            else:
-                self._call(node, value, values, call)
-            for symbol in tree.leaves(node.outputs):
-                if isinstance(values[id(symbol)], Tensor):
-                    _mark_whole(values[id(symbol)], tree.leaves(node.arguments), node.layer._moves_values, values)
-                    learned(lengths, symbol.shape, values[id(symbol)].shape)
-
+            values.enter(symbol, tensor, np.dtype(dtype) if symbol.dtype.kind in "fV" else symbol.dtype, mask)
         for maker in self.makers:  # iteratively: a chain may be too deep for recursion
-            if isinstance(maker, Tensor):
-                value(maker)
-            elif all(id(symbol) in values for symbol in tree.leaves(maker.outputs)):
-                continue
-            elif isinstance(maker, OperationCall):
-                compute(maker)
-            else:
-                run(maker)
-        return tree.map_leaves(lambda path, symbol: value(symbol), self._returned)
-
-    def _call(self, node: LayerCall, value: Any, values: dict[int, Any], call: Callable[..., Any] | None) -> None:
-        arguments = tree.map_leaves(lambda path, symbol: value(symbol), node.arguments)
-        keywords = {
-            name: tree.map_leaves(lambda path, symbol: value(symbol), keyword)
-            for name, keyword in node.keywords.items()
-        }
-        outputs = node.layer(*arguments, **keywords) if call is None else call(node.layer, *arguments, **keywords)
-        for symbol, output in zip(tree.leaves(node.outputs), tree.leaves(outputs), strict=True):
-            values[id(symbol)] = output
-            if mask_of(symbol) is not None:
-                values[id(mask_of(symbol))] = mask_of(output)
+            values.complete(maker)
+        return tree.map_leaves(lambda path, symbol: values.of(symbol), self._returned)
 
     def _is_end(self, maker: Maker) -> bool:
         outputs = [maker] if isinstance(maker, Tensor) else tree.leaves(maker.outputs)
@@ -205,6 +134,92 @@ class Graph:
         return sorted(layers.values(), key=lambda layer: (-of_layer.get(id(layer), 0), indices.get(id(layer), -1)))
 
 
+class _Values:
+    """The tensors of one run by symbolic ones; `call` calls a layer with its arguments, by default directly."""
+
+    def __init__(self, call: Callable[..., Any] | None) -> None:
+        self._call = call
+        self._tensors: dict[int, Any] = {}
+        self._integers: dict[int, Tensor] = {}  # of inputs that are cast to floating point
+        self._lengths: dict[str, Any] = {}
+
+    def enter(self, symbol: Tensor, tensor: Tensor, dtype: np.dtype[Any], mask: Any) -> None:
+        """Set an input, cast to a type."""
+        value = tensor if tensor.dtype == dtype else ops.cast(tensor, dtype)
+        if dtype.kind in "fV" and tensor.dtype.kind in "iu":
+            self._integers[id(symbol)] = tensor
+            value.is_whole = True
+        self._tensors[id(symbol)] = value if mask is None else with_mask(value, mask)
+        learned(self._lengths, symbol.shape, tensor.shape)
+
+    def of(self, symbol: Any) -> Any:
+        """Return the tensor of a symbolic one; anything else as it is."""
+        if not isinstance(symbol, Tensor) or symbol.value is not None:
+            return symbol
+        if id(symbol) not in self._tensors:
+            self._compute(maker_of(symbol))
+        return self._tensors[id(symbol)]
+
+    def complete(self, maker: Maker) -> None:
+        """Compute what a call or an op makes, unless that is known."""
+        if isinstance(maker, Tensor):
+            self.of(maker)
+        elif any(id(symbol) not in self._tensors for symbol in tree.leaves(maker.outputs)):
+            self._compute(maker)
+
+    def _compute(self, maker: Maker) -> None:
+        if isinstance(maker, OperationCall):
+            self._compute_operation(maker)
+        elif isinstance(maker, LayerCall):
+            self._call_layer(maker)
+        else:
+            attributes = {name: bound(attribute, self._lengths) for name, attribute in maker.attributes.items()}
+            if maker.op is None:
+                self._tensors[id(maker)] = counted(**attributes)
+            else:
+                self._tensors[id(maker)] = maker.op(*map(self.of, maker.inputs), **attributes)
+                self._mark_whole(maker, maker.inputs, maker.op.moves)
+
+    def _compute_operation(self, node: OperationCall) -> None:
+        arguments, keywords = tree.map_leaves(self._argument, (node.arguments, node.keywords))
+        outputs = tree.leaves(node.function(*arguments, **keywords))
+        moves = node.moves_values
+        for symbol, output in zip(tree.leaves(node.outputs), outputs, strict=True):
+            if getattr(symbol, "operation_call", None) is node:
+                self._tensors[id(symbol)] = output
+                self._mark_whole(symbol, node.inputs, moves)
+                learned(self._lengths, symbol.shape, output.shape)
+
+    def _argument(self, path: str, leaf: Any) -> Any:
+        if isinstance(leaf, slice):
+            return slice(*(self._argument(path, end) for end in (leaf.start, leaf.stop, leaf.step)))
+        return bound(leaf, self._lengths) if isinstance(leaf, Dim) else self.of(leaf)
+
+    def _call_layer(self, node: LayerCall) -> None:
+        takes_integers = node.layer._takes_ids or not node.layer._casts_inputs  # float32 rounds above 2^24
+
+        def argument(path: str, symbol: Any) -> Any:
+            return self._integers[id(symbol)] if takes_integers and id(symbol) in self._integers else self.of(symbol)
+
+        arguments, keywords = tree.map_leaves(argument, (node.arguments, dict(node.keywords)))
+        call = self._call
+        outputs = node.layer(*arguments, **keywords) if call is None else call(node.layer, *arguments, **keywords)
+        for symbol, output in zip(tree.leaves(node.outputs), tree.leaves(outputs), strict=True):
+            self._tensors[id(symbol)] = output
+            if mask_of(symbol) is not None:
+                self._tensors[id(mask_of(symbol))] = mask_of(output)
+            if isinstance(output, Tensor):
+                self._mark_whole(symbol, tree.leaves(node.arguments), node.layer._moves_values)
+                learned(self._lengths, symbol.shape, output.shape)
+
+    def _mark_whole(self, symbol: Tensor, inputs: Sequence[Any], moves: bool) -> None:
+        """Mark a tensor as integers if its maker only moves values of such inputs."""
+        output = self._tensors[id(symbol)]
+        are_whole = (is_whole(self._tensors.get(id(read_symbol))) for read_symbol in inputs)
+        if moves and not is_half(output.dtype) and inputs and all(are_whole):
+            output.is_whole = True
+
+
 def graph_of(inputs: Any, outputs: Any, dtype: str) -> Graph:
     """Return the graph between symbolic tensors; an `Input` replaces an input that a layer or op made."""
     graph = Graph(inputs, outputs)
@@ -229,12 +244,6 @@ def name_of_maker(symbol: Tensor) -> str:
         return str(symbol.history.layer.name)
     assert symbol.op is not None
     return symbol.op.label
-
-
-def _mark_whole(output: Tensor, inputs: Sequence[Any], moves: bool, values: Mapping[int, Any]) -> None:
-    """Mark an output as integers if its maker only moves values of such inputs."""
-    if moves and not is_half(output.dtype) and inputs and all(is_whole(values.get(id(symbol))) for symbol in inputs):
-        output.is_whole = True
 
 
 def _each(masks: Any) -> Iterator[Any]:
