@@ -58,6 +58,8 @@ def test_cells_that_drop_inputs_and_states():
         (GRU, (209, 210)),
         (SimpleRNN, (362, 363)),
         (functools.partial(GRU, reset_after=False), (209, 210)),
+        (functools.partial(LSTM, dtype="mixed_bfloat16"), (256, 257)),  # which steps read in half precision
+        (functools.partial(GRU, dtype="mixed_float16"), (295, 296)),
     ],
 )
 def test_large_weights_are_left_to_launches(layer, units):
