@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 
 from dptrain import ops
-from dptrain.backend.cuda.compose import Composition
+from dptrain.backend.cuda.compose import Composition, problems
+from dptrain.layers import LSTM
 from dptrain.program.dims import Dim
 from dptrain.program.program import trace
 from dptrain.program.sharding.local import MeshPosition
 from dptrain.program.sharding.mesh import ALL_GATHER, ALL_REDUCE, BATCH, REDUCE_SCATTER
 from dptrain.program.sharding.placement import place
+from tests.ops.test_recurrent_on_cuda import program_of as recurrent
 from tests.unit.program.sharding.test_local import Deep, of_rank, program_of
 from tests.unit.program.sharding.test_mesh import FIRST, Perceptron
 
@@ -145,3 +147,21 @@ def test_a_program_always_has_one_layout():
         return sorted((numbers.get(key, -1), str(key), start) for key, start in composition.plan.offsets.items())
 
     assert len({str(layout()) for _ in range(8)}) == 1
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_products_that_auto_measures_are_those_of_the_program(policy):
+    """Also those of a loop's steps, and of all its steps together."""
+    program, _ = recurrent(LSTM(5, dtype=policy), 4, 3, 6)
+    asked = set()
+
+    def provider(problem):
+        asked.add(problem)
+        return "dptrain"
+
+    products = {"precision": "float32", "of_halves": "half"}
+    Composition(program, 4, provider=provider, **products)
+    assert set(problems(program, 4, **products)) == asked
+    assert {problem.dtype for problem in asked} == {"float32" if policy == "float32" else "bfloat16"}
+    rows_of_steps = {problem.sizes[-1] for problem in asked}
+    assert 3 * 4 in rows_of_steps
