@@ -49,7 +49,7 @@ class OperationCall:
         """The symbolic tensors among the arguments."""
         return [tensor for tensor in leaves([self.arguments, self.keywords]) if is_symbolic(tensor)]
 
-    @property
+    @functools.cached_property
     def moves_values(self) -> bool:
         """Whether its ops only move values, or convert them."""
         ends = {id(tensor) for tensor in self.inputs}
