@@ -292,7 +292,7 @@ class HealthCheck:
             if array.dtype.kind not in "fV":
                 continue
             for shard, numbers in parts:
-                finite = np.isfinite(array[numbers]).reshape(len(numbers), -1).all(axis=1)
+                finite = np.isfinite(array[numbers]).all(axis=tuple(range(1, array.ndim)))
                 if not finite.all():
                     return [0, f"{name} is not finite in {self._samples(shard, numbers[~finite])}"]
         for worst, test in ((1, np.isnan), (2, np.isinf)):

@@ -9,7 +9,7 @@ from tests.launching import mpirun
 from tests.sample import sample
 
 SCRIPT = str(ROOT / "tests/mpi/scripts/replicas.py")
-WAYS = ["parameter", "slot", "rate", "between", "never", "stream", "data", "skip", "row", "slots"]
+WAYS = ["parameter", "slot", "rate", "between", "never", "stream", "data", "last", "skip", "row", "slots"]
 
 
 @pytest.fixture(scope="module", params=sample([2, 3], 2))
@@ -58,6 +58,12 @@ def test_the_rank_and_the_sample_are_named_that_are_not_finite(outcomes):
     code, message = outcomes["data"]
     assert code == 76
     assert message.startswith("training diverged in step 2 of epoch 1: x is not finite in sample 23 (rank ")
+
+
+def test_the_sample_is_named_where_other_ranks_have_no_rows(outcomes):
+    code, message = outcomes["last"]
+    assert code == 76
+    assert message.startswith("training diverged in step 2 of epoch 1: x is not finite in sample 299 (rank ")
 
 
 def test_all_ranks_leave_out_the_same_step(outcomes):
