@@ -1,7 +1,7 @@
 """Early stopping, and best.keras, the model of the best epoch."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,13 @@ def monitored(config: Config, model: Model | None = None) -> tuple[str, str]:
         if not mode and direction_of(name, metrics) is None:
             raise ConfigError(f"train.monitor = {name!r}: its direction is unknown: --monitor {name}:max or {name}:min")
     return name, mode or "auto"
+
+
+def directions(model: Model, keys: Iterable[str]) -> dict[str, str]:
+    """Return whether better values are "up" or "down" of those logs whose direction is known."""
+    metrics = {} if model._has_custom_steps else model._metrics_by_key
+    known = {key: direction_of(key, metrics) for key in keys}
+    return {key: direction for key, direction in known.items() if direction is not None}
 
 
 def early_stopping(config: Config, *, first: int = 0, verbose: int = 0) -> EarlyStopping | None:

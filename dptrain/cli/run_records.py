@@ -47,6 +47,7 @@ class RunRecord:
     seconds: float | None  # None before its end
     metrics: Mapping[str, float]  # final, or so far
     best: Mapping[str, Any] = field(default_factory=dict)  # "epoch", "monitor" and "value"; empty if unknown
+    directions: Mapping[str, str] = field(default_factory=dict)  # "up" or "down" of metrics, where known
 
     def value(self, key: str) -> float | None:
         """Return a metric, that of the best epoch if it is the monitored one."""
@@ -108,6 +109,7 @@ def read_run(path: Path) -> RunRecord:
         summary["seconds"] if _is_number(summary.get("seconds")) else None,
         _numbers(summary.get("metrics", last)),
         best if isinstance(best, dict) and _is_best(best) else {},
+        _directions(summary.get("directions")),
     )
 
 
@@ -273,6 +275,11 @@ def _time_of(path: Path) -> str:
 
 def _numbers(value: Any) -> dict[str, float]:
     return {str(key): value for key, value in value.items() if _is_number(value)} if isinstance(value, dict) else {}
+
+
+def _directions(value: Any) -> dict[str, str]:
+    entries = value.items() if isinstance(value, dict) else ()
+    return {str(key): direction for key, direction in entries if direction in ("up", "down")}
 
 
 def _is_best(best: Mapping[str, Any]) -> bool:

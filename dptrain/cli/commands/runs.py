@@ -28,7 +28,7 @@ _PLAIN_KEYS = ("name", "when", "state", "epochs", "seconds")
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("dir", metavar="DIR", nargs="?", default="runs", help="folder of run folders (default: runs)")
-    text = "name, when, state, epochs, seconds or a metric, such as val_loss: best first (default: when)"
+    text = "name, when, state, epochs, seconds or a metric, such as val_loss or NAME:max: best first (default: when)"
     parser.add_argument("--sort", metavar="KEY", default="when", help=text)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     text = "draw the curves of these runs, and show what differs; folders, or their names in DIR"
@@ -57,13 +57,14 @@ def _show(parsed: argparse.Namespace) -> None:
     if parsed.picture is not None:
         raise ConfigError("--picture is the file that --compare draws; add the runs: --compare A B")
     records, others = read_runs(folder)
-    records = _sorted(records, parsed.sort)
+    metric, mode = _metric(records, parsed.sort)
+    records = _sorted(records, metric, mode)
     if parsed.json:
         listed = [{"path": name, "why": why} for name, why in others]
         print(json.dumps({"runs": [_plain(record) for record in records], "others": listed}, indent=2, default=str))
         return
     if records:
-        terminal.console().print(_table(records))
+        terminal.console().print(_table(records, metric))
     else:
         terminal.say(f"no runs in {folder}")
     for name, why in others[:_NAMED]:
@@ -72,38 +73,52 @@ def _show(parsed: argparse.Namespace) -> None:
         print(f"and {len(others) - _NAMED} more that are not runs")
 
 
-def _sorted(records: "list[RunRecord]", key: str) -> "list[RunRecord]":
-    plain: dict[str, Any] = {
-        "name": lambda record: record.name,
-        "when": lambda record: record.started,
-        "state": lambda record: record.state,
-        "epochs": lambda record: record.epochs,
-        "seconds": lambda record: record.seconds,
-    }
-    if key in plain:
-        return sorted(records, key=lambda record: (plain[key](record) is None, plain[key](record)))
+def _metric(records: "Sequence[RunRecord]", key: str) -> tuple[str, str]:
+    """Return what --sort names and, of a metric, whether better values are "up" or "down"."""
     metrics = {name for record in records for name in record.metrics}
-    if key not in metrics:
-        if not records:
-            return []
-        raise ConfigError(f"unknown --sort {key!r}{suggest(key, [*_PLAIN_KEYS, *sorted(metrics)])}")
-    sign = -1 if _is_better_high(key) else 1
+    name, colon, mode = (key, "", "") if key in metrics else key.partition(":")
+    if (name in _PLAIN_KEYS and not colon) or not records:
+        return name, ""
+    if name not in metrics:
+        raise ConfigError(f"unknown --sort {key!r}{suggest(name, [*_PLAIN_KEYS, *sorted(metrics)])}")
+    if colon and mode not in ("min", "max"):
+        raise ConfigError(f"--sort {key!r}: expected {name}:max or {name}:min")
+    direction = {"min": "down", "max": "up"}.get(mode) or _direction(records, name)
+    if direction is None:
+        raise ConfigError(f"--sort {key!r}: its direction is unknown: --sort {name}:max or {name}:min")
+    return name, direction
 
-    def place(record: "RunRecord") -> tuple[bool, float]:
-        value = record.value(key)
-        return value is None, 0 if value is None else sign * value
 
-    return sorted(records, key=place)
-
-
-def _is_better_high(key: str) -> bool:
-    """Whether higher is better for one of dptrain's metrics; False for others."""
+def _direction(records: "Sequence[RunRecord]", name: str) -> str | None:
+    """Return the direction that a run has recorded for a metric, else that of dptrain's metric of this name."""
     from dptrain import metrics
+    from dptrain.callbacks.monitor import direction_of
 
+    for record in records:
+        if name in record.directions:
+            return record.directions[name]
     try:
-        return getattr(metrics.get(key.removeprefix("val_")), "_direction", None) == "up"
+        known = metrics.get(name.removeprefix("val_"))
     except (ConfigError, ValueError):
-        return False
+        known = None
+    return direction_of(name, {name.removeprefix("val_"): known} if isinstance(known, metrics.Metric) else {})
+
+
+def _sorted(records: "list[RunRecord]", key: str, direction: str) -> "list[RunRecord]":
+    sign = -1 if direction == "up" else 1
+
+    def position(record: "RunRecord") -> tuple[bool, Any]:
+        plain = {
+            "name": record.name,
+            "when": record.started,
+            "state": record.state,
+            "epochs": record.epochs,
+            "seconds": record.seconds,
+        }
+        value = record.value(key) if direction else plain[key]
+        return value is None, sign * value if direction and value is not None else value
+
+    return sorted(records, key=position)
 
 
 def _plain(record: "RunRecord") -> dict[str, Any]:
@@ -135,7 +150,7 @@ def _names(paths: Sequence[str]) -> list[str]:
     return [flags.get(path, path.rpartition(".")[2]) for path in paths]
 
 
-def _table(records: "Sequence[RunRecord]") -> "Table":
+def _table(records: "Sequence[RunRecord]", metric: str) -> "Table":
     from rich.table import Table
 
     from dptrain.cli.run_records import defaults
@@ -143,10 +158,10 @@ def _table(records: "Sequence[RunRecord]") -> "Table":
 
     paths = [path for path in differing(records) if path not in ("train.epochs", "model.digest")]
     names, usual = _names(paths), defaults()
-    shown = [
-        key for key in dict.fromkeys(key for record in records for key in record.metrics) if key.startswith("val_")
-    ]
-    shown = shown[:_METRICS]
+    keys = dict.fromkeys(key for record in records for key in record.metrics)
+    shown = [key for key in keys if key.startswith("val_") and key != metric][:_METRICS]
+    if metric in keys:  # what the table is sorted by
+        shown = [metric, *shown[: _METRICS - 1]]
     table = Table("run", "when", "state", "epochs", "settings that differ", *map(_cut, shown), "best")
     for record in records:
         # Defaults are not shown.

@@ -15,7 +15,15 @@ from dptrain.batches.inputs import Samples
 from dptrain.callbacks import Callback, EpochRecorder
 from dptrain.callbacks.checkpointing import Checkpointing
 from dptrain.callbacks.history import History
-from dptrain.cli.best import BestModel, best_model, early_stopping, final_metrics, monitored, say_why_unsaved
+from dptrain.cli.best import (
+    BestModel,
+    best_model,
+    directions,
+    early_stopping,
+    final_metrics,
+    monitored,
+    say_why_unsaved,
+)
 from dptrain.cli.building import (
     Splits,
     build_model,
@@ -95,6 +103,7 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
                 return []
             summary = {
                 "metrics": final,
+                "directions": directions(model, final),
                 **({"test": tested} if tested else {}),
                 **({} if by_class is None else {"classes": by_class}),
                 **({} if best is None or best.best_epoch is None else {"best": best.summary()}),

@@ -73,6 +73,8 @@ def test_the_best_model_without_early_stopping(train):
     run = train("run", "--epochs", "3", "--monitor", "val_accuracy")
     report = summary(run)
     assert report["best"]["monitor"] == "val_accuracy"
+    expected = {"loss": "down", "accuracy": "up", "val_loss": "down", "val_accuracy": "up"}
+    assert report["directions"] == expected, "what `runs --sort` puts first"
     assert report["best"]["value"] == max(line["val_accuracy"] for line in epochs(run))
     assert report["metrics"]["loss"] == epochs(run)[-1]["loss"], "the last epoch's: nothing was restored"
 

@@ -18,7 +18,7 @@ from dptrain.errors import DataError, printable
 from tests.sample import examples
 
 
-def make(folder, name, *losses, finished=True, **overrides):
+def make(folder, name, *losses, finished=True, summary=None, **overrides):
     """Make a run's folder as a training does, with a validation loss an epoch."""
     path = folder / name
     settings = {"train.epochs": 5} | {key.replace("__", "."): value for key, value in overrides.items()}
@@ -90,6 +90,25 @@ def test_the_table_has_what_differs(folder, capfd):
 def test_sorted_the_best_first(folder, capfd, key, order):
     listing = json.loads(shown(capfd, folder, "--json", "--sort", key))
     assert "".join(run["name"] for run in listing["runs"]) == order
+
+
+def test_a_metric_of_the_users_is_sorted_as_the_run_has_recorded_it(tmp_path, capfd):
+    """An earlier run, or one that was killed, has no record of it."""
+    for name, values, directions in (("a", 0.5, {"val_mine": "up", "val_ours": 3}), ("b", 0.75, {}), ("c", -1.0, {})):
+        with RunDirectory(tmp_path / name, to_yaml(Config())) as run:
+            metrics = {"val_mine": values, "val_ours": values, "val_other": values}
+            run.finish({}, {"metrics": metrics, "directions": directions, "epochs": 1, "started": "2020"})
+
+    def order(key):
+        return "".join(run["name"] for run in json.loads(shown(capfd, tmp_path, "--json", "--sort", key))["runs"])
+
+    assert order("val_mine") == "bac"
+    assert order("val_mine:min") == "cab"
+    assert order("val_ours:max") == "bac"
+    expected = "--sort 'val_ours': its direction is unknown: --sort val_ours:max or val_ours:min"
+    assert expected in shown(capfd, tmp_path, "--sort", "val_ours", code=2)
+    lines = shown(capfd, tmp_path, "--sort", "val_other:max").splitlines()
+    assert lines[1].split("┃")[6].strip() == "val_other", "the column it is sorted by comes first"
 
 
 def test_what_is_no_run_is_named_and_left_alone(folder, capfd):
@@ -232,6 +251,7 @@ def test_curves_of_runs_are_a_picture():
     [
         (65, "nowhere", "nowhere: No such file or directory; expected a folder of runs"),
         (2, "DIR --sort val_los", "unknown --sort 'val_los'; did you mean 'val_loss'"),
+        (2, "DIR --sort val_loss:best", "--sort 'val_loss:best': expected val_loss:max or val_loss:min"),
         (2, "DIR --compare a", "--compare: expected two runs or more"),
         (65, "DIR --compare a bb", "no such folder here or in DIR; did you mean 'b'?"),
         (2, "DIR --compare a b --picture x.gif", "expected a file that ends in .png"),
