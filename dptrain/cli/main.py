@@ -45,9 +45,10 @@ Train every setting of a plan with every seed, and say which differences are mor
 All other options apply to the runs.
 """,
     "explain": """\
-Show what a step computes, without data or a device: fused ops, shapes, messages, memory:
+Show what a step computes, without a device: fused ops, shapes, messages, memory:
 
   python -m dptrain explain --hidden 64
+  python -m dptrain explain --data houses.csv --target price
   python -m dptrain explain runs/X --step predict --kernels
   python -m dptrain explain --device cuda --code > step.cu
   python -m dptrain explain --device cuda --ranks 1-1024 --node-gpus 8 --network 200Gb
@@ -67,11 +68,11 @@ All training options are accepted; these have an effect:
 # The only fields in a command's help.
 _TOLD = {
     "doctor": re.compile(
-        r"model\..*|optimizer\.name|train\.batch_size|device|comm|bucket_mb|share_gpu|gpu_select|dtype|precision|gemm|conv|"
+        r"data\.(name|target)|model\..*|optimizer\.name|train\.batch_size|device|comm|bucket_mb|share_gpu|gpu_select|dtype|precision|gemm|conv|"
         "jit_compile|cuda_graph|debug"
     ),
     "explain": re.compile(
-        r"model\..*|optimizer\..*|train\.batch_size|train\.on_nonfinite|train\.skip_outliers|device|dtype|comm_dtype|precision|"
+        r"data\.(name|target)|model\..*|optimizer\..*|train\.batch_size|train\.on_nonfinite|train\.skip_outliers|device|dtype|comm_dtype|precision|"
         "gemm|conv|bucket_mb|debug"
     ),
 }
@@ -103,7 +104,7 @@ Train a neural network in one process, or on several ranks with mpirun:
   python -m dptrain sweep --seeds 0-15 --grid learning_rate=1e-3,3e-4
   python -m dptrain runs --sort val_loss         all runs, best first
   python -m dptrain doctor                       what works, what is missing
-  python -m dptrain explain --hidden 64          a step's ops, without data
+  python -m dptrain explain --hidden 64          a step's ops
   python -m dptrain launch -n 4 -- COMMAND       any command on supervised ranks
 """
 
@@ -308,12 +309,13 @@ def _build_parser(command: str) -> Parser:
         group.add_argument(
             "--step", metavar="train|test|predict", default="train", help="the step to show (default: train)"
         )
-        shape = "shape of a sample, such as 28,28 (default); integers are uint8 pixels"
-        group.add_argument("--input-shape", metavar="SHAPE", default="28,28", help=shape)
-        group.add_argument("--classes", metavar="CLASSES", default="10", help="number of classes (default: 10)")
+        shape = "shape of a sample of uint8 pixels, such as 3,32; default: that of --data FILE, or 28,28"
+        group.add_argument("--input-shape", metavar="SHAPE", help=shape)
+        classes = "number of classes; default: that of --data FILE, or 10"
+        group.add_argument("--classes", metavar="CLASSES", help=classes)
         kernels = "show which ops each kernel of the device computes; of a GPU also its predicted time"
         group.add_argument("--kernels", action="store_true", help=kernels)
-        text = "show the C++ generated for them; with --device cuda the CUDA C++, which needs no GPU"
+        text = "show the C++ file generated for them; with --device cuda the CUDA C++ file, which needs no GPU"
         group.add_argument("--code", action="store_true", help=text)
         scaling_options.add_options(parser)
     _add_fields(parser, leaves(), _TOLD.get(command))

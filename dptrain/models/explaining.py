@@ -11,6 +11,7 @@ import numpy as np
 
 from dptrain import comm as comms
 from dptrain.backend.cpu.codegen import generate
+from dptrain.backend.cpu.compile import HEADERS
 from dptrain.backend.cpu.compiled import planned
 from dptrain.distribution.placing import current_mesh, layout_of
 from dptrain.errors import ConfigError, DeviceError
@@ -76,8 +77,9 @@ def explain(
     The rank is alone, or the mesh's with the largest parts where variables are sharded. Memory and kernels are a GPU's
     if the model is compiled for "cuda" (none is needed), otherwise those of C++ on a CPU. For a GPU,
     `backend/cuda/cost/roofline.py` predicts each kernel's time on three GPUs; registers are shown if there is an nvcc.
-    `kernels` lists each kernel's ops, `code` the generated code; `dtype` is that of the samples, such as "uint8" for
-    pixels.
+    `kernels` lists each kernel's ops. With `code` the text is a source file of the generated code, which compiles with
+    the folder `kernels/` among the includes, and all else is a comment. `dtype` is that of the samples, such as "uint8"
+    for pixels.
     """
     traced, totals = _traced(model, batch_size, step, dtype)
     shared = _shared(model, traced, mesh or _mesh_at_hand(model))
@@ -116,7 +118,10 @@ def explain(
     arguments = model._compile_arguments
     if step == "train" and arguments["stages"] > 1:
         lines += explain_stages(model, program, arguments["stages"], arguments["microbatches"])
-    return "\n".join([*lines, *(["", wrapped_code(result.code.rstrip())] if code else [])])
+    if code:  # a source file, of which the rest is a comment
+        report = "\n".join(lines).replace("*/", "* /")
+        return f"/*\n{report}\n*/\n\n{wrapped_code(result.code.rstrip())}"
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,7 +257,7 @@ def _on_device(model: "Model", program: PlacedProgram, rows: int) -> _OnDevice:
     return _OnDevice(
         "CPU",
         [(_KERNELS[type(kernel)], label(kernel)) for kernel in fused.kernels],
-        code.source,
+        "".join(f'#include "{header}"\n' for header in HEADERS) + f"\n{code.source}",
         memory,
         len(in_place),
     )

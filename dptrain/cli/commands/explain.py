@@ -1,16 +1,17 @@
-"""`python -m dptrain explain`: what a step of the configured model computes, without data or device."""
+"""`python -m dptrain explain`: what a step of the configured model computes, without a device."""
 
 import argparse
 
 import numpy as np
 
-from dptrain.cli.building import build_model
+from dptrain.cli.building import build_model, load_data
 from dptrain.cli.commands.scaling import hardware_of, report, with_device
 from dptrain.cli.options.config import Config
 from dptrain.cli.options.mesh import lengths_of, mesh_of
 from dptrain.cli.options.scaling_options import read_options
 from dptrain.cli.user_code import custom_objects
 from dptrain.comm import Communicator
+from dptrain.data.catalog import CATALOG
 from dptrain.data.loading import LoadedData, Split
 from dptrain.errors import ConfigError, printable
 from dptrain.models import Model, load_model
@@ -27,18 +28,16 @@ def explain(config: Config, comm: Communicator, parsed: argparse.Namespace) -> i
         config = comm.agree("command line", lambda: with_device(config, scaling))
         machine = hardware_of(config, scaling, comm)
     options = {"kernels": parsed.kernels, "code": parsed.code}
+    data = None if parsed.run is not None else _data(config, comm, parsed)
     if parsed.run is not None:
         objects = custom_objects(parsed.custom_objects, comm)
         loaded = load_model(parsed.run, objects, device=config.device, precision=config.precision)
-        phase.enter("explain")
+    phase.enter("explain")
 
     def text() -> str:
-        if parsed.run is not None:
+        if data is None:
             return shown(loaded, None)
-        shape, classes = _shape(parsed.input_shape), _whole("--classes", parsed.classes, 2)
-        samples = Split(np.zeros((1, *shape), np.uint8), np.zeros(1, np.int64))
-        model = build_model(config, LoadedData("explain", samples, samples, classes))
-        return shown(model, "uint8")
+        return shown(build_model(config, data), str(data.train.x.dtype))
 
     def shown(model: Model, dtype: str | None) -> str:
         if scaling is not None and machine is not None:
@@ -50,6 +49,17 @@ def explain(config: Config, comm: Communicator, parsed: argparse.Namespace) -> i
     if comm.rank == 0:
         print(printable(output, "\n"))
     return 0
+
+
+def _data(config: Config, comm: Communicator, parsed: argparse.Namespace) -> LoadedData:
+    """Return the file's or folder's samples, or a sample of the given or default shape. Collective."""
+    if config.data.name not in CATALOG and parsed.input_shape is None and parsed.classes is None:
+        phase.enter("data")
+        return load_data(config, comm)
+    shape = comm.agree("command line", lambda: _shape(parsed.input_shape or "28,28"))
+    classes = comm.agree("command line", lambda: _whole("--classes", parsed.classes or "10", 2))
+    samples = Split(np.zeros((1, *shape), np.uint8), np.zeros(1, np.int64))
+    return LoadedData("explain", samples, samples, classes)
 
 
 def _shape(text: str) -> tuple[int, ...]:

@@ -1,14 +1,18 @@
 """What `model.explain()` and `python -m dptrain explain` say of a step."""
 
 import re
+import shutil
+import subprocess
 
 import numpy as np
 import pytest
 
 import dptrain as dp
 from dptrain.backend.cpu.backend import CpuBackend
+from dptrain.backend.cpu.compile import compiler
 from dptrain.backend.cuda.compile import Resources
 from dptrain.backend.cuda.compose import Composition
+from dptrain.backend.cuda.sources import kernels_dir
 from dptrain.cli.main import main
 from dptrain.errors import ConfigError, DeviceError
 from dptrain.models.explaining import program_of
@@ -249,13 +253,44 @@ def test_how_a_convolution_is_computed_is_shown():
     ]
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_code_is_a_source_file(device, tmp_path, capfd):
+    (command, _), nvcc = compiler() or (None, None), shutil.which("nvcc")
+    if (command if device == "cpu" else nvcc) is None:
+        pytest.skip("there is no C++ compiler" if device == "cpu" else "there is no nvcc")
+    assert main(["explain", "--device", device, "--hidden", "4", "--input-shape", "3", "--kernels", "--code"]) == 0
+    file = tmp_path / ("step.cpp" if device == "cpu" else "step.cu")
+    file.write_text(capfd.readouterr().out)
+    options = ["-fsyntax-only"] if device == "cpu" else ["-arch=sm_90", "-ptx", "-o", tmp_path / "step.ptx"]
+    compilation = [*(command if device == "cpu" else [nvcc]), "-std=c++17", "-w", f"-I{kernels_dir()}", *options, file]
+    done = subprocess.run(compilation, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_command_reads_the_shape_of_a_file(tmp_path, capfd):
+    table = tmp_path / "houses.csv"
+    table.write_text("rooms,area,price\n" + "".join(f"{n % 5},{n}.5,{3 * n}\n" for n in range(40)))
+    arguments = ["explain", "--data", str(table), "--target", "price", "--hidden", "7"]
+    assert main(arguments) == 0
+    output = capfd.readouterr().out
+    assert re.search(r"\(B, 7\)", output)
+    assert "(B, 28, 28)" not in output
+    assert f"{2 * 7 + 7 + 7 + 1} of them trained" in output
+    assert main([*arguments, "--input-shape", "6"]) == 0
+    assert "(B, 6)" in capfd.readouterr().out
+    assert main(["explain", "--data", str(tmp_path / "none.csv")]) == 65
+
+
 @pytest.mark.usefixtures("no_nvcc")
 @pytest.mark.parametrize(("device", "word"), [("cpu", "dp_"), ("cuda", "__global__")])
 def test_code_takes_no_device(device, word):
     model = dense()
     model.compile("sgd", "sparse_categorical_crossentropy", device=device)
     text = model.explain(8, kernels=True, code=True)
-    assert word in text
+    comment, _, code = text.partition("*/")
+    assert comment.startswith("/*\ntrain step of ")
+    assert word in code
+    assert "kernels after fusion" not in code
     assert max(map(len, text.splitlines())) <= 100
     assert (
         ("__global__" in text) == ("costs, predicted by a roofline model, not measured" in text) == (device == "cuda")
