@@ -25,7 +25,7 @@ def clone_model(
     call_function: Callable[..., Any] | None = None,
     recursive: bool = False,
 ) -> Any:
-    """Return a copy of a model with new layers and weights, compiled like the original.
+    """Return a copy of a model with new layers and weights, compiled like the original, and its `preprocessing`.
 
     Args:
         model: a Sequential, a functional model, or a model whose class has `get_config`.
@@ -51,9 +51,11 @@ def clone_model(
             "Arguments `clone_function`, `call_function` and `input_tensors` are only supported for Sequential models "
             f"or Functional models. Received model of type '{type(model).__name__}'"
         )
-    return keras_config.deserialize_keras_object(
+    copy = keras_config.deserialize_keras_object(
         keras_config.serialize_keras_object(model), {type(model).__name__: type(model)}
     )
+    copy._preprocessing = model._preprocessing
+    return copy
 
 
 class _Cloning:
@@ -136,7 +138,8 @@ def _input_like(symbol: Any, name: str | None) -> Any:
 
 
 def _compiled_as(model: Model, copy: Any) -> Any:
-    """Compile a copy like the model, with its own optimizer and metrics."""
+    """Compile a copy like the model, with its own optimizer and metrics, for the same raw data."""
+    copy._preprocessing = model._preprocessing
     compiled = model._compiled_with
     if compiled is not None:
         copy.compile(

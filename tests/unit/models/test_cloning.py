@@ -1,10 +1,12 @@
 """Copies of models: the same layers, weights of their own."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import dptrain as keras
 from dptrain import layers as L  # noqa: N812
+from dptrain.data.preprocessing import Column, Preprocessing
 from dptrain.errors import ConfigError
 from dptrain.models import clone_model
 
@@ -154,3 +156,31 @@ def test_tensors_of_another_structure_are_no_inputs():
     assert clone_model(model, input_tensors={"x": x, "y": y}).output.shape == (None, 3)
     with pytest.raises(ConfigError, match=r"must have the same structure as model\.input"):
         clone_model(model, input_tensors=(x, y))
+
+
+class Subclassed(keras.Model):
+    def __init__(self, **keywords):
+        super().__init__(**keywords)
+        self.dense = L.Dense(1)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: keras.Sequential([L.Input((3,)), L.Dense(1)]),
+        lambda: keras.Model(x := L.Input((3,)), L.Dense(1)(x)),
+        Subclassed,
+    ],
+)
+def test_a_copy_takes_the_raw_data_that_the_model_takes(build):
+    model = build()
+    columns = (Column("a", "number"), Column("b", "one-hot", ("x", "y")))
+    model.preprocessing = Preprocessing("regression", columns, "t")
+    copy = clone_model(model)
+    frame = pd.DataFrame({"b": ["y", "x"], "a": [3, 4]})
+    assert copy.preprocessing == model.preprocessing
+    model.predict(frame, verbose=0)
+    assert copy.predict(frame, verbose=0).shape == (2, 1)
