@@ -315,6 +315,12 @@ def learned(lengths: dict[str, Any], symbolic: Iterable[Any], shape: Iterable[An
             lengths.setdefault(name, n)
 
 
+def counting(rows: Dim, length: Any) -> Dim:
+    """Return a length of the batch of `rows` as a dim, with the same parts if it is as long."""
+    counted = length if isinstance(length, Dim) else rows.counting(length)
+    return rows if counted == rows else counted
+
+
 def is_number(length: Any) -> bool:
     """Whether a length is known, as the rows of an actual batch."""
     return not isinstance(length, Dim) or length.size is not None

@@ -36,7 +36,7 @@ from typing import Any
 from dptrain.comm.mesh import BATCH
 from dptrain.errors import ConfigError
 from dptrain.program.body import Body, body_of, closed, has_body, steps_of, with_steps
-from dptrain.program.dims import Dim
+from dptrain.program.dims import Dim, counting
 from dptrain.program.gradient import topological
 from dptrain.program.lowering import Element, Insert, Join, Scatter
 from dptrain.program.op import Op
@@ -585,13 +585,31 @@ class _Placer:
             if read:
                 own_tensor = current.with_inputs([known_parts.get(below, below) for below in current.inputs])
             else:
-                shape = list(current.shape)
-                if rows is not None:
-                    shape[along] = rows.counting(shape[along])
-                own_tensor = Tensor(OWN_PART, (current,), {"mesh": mesh, "axis": along}, tuple(shape), current.dtype)
+                own_tensor = self._own_part(current, along, mesh, rows)
             self._nodes[OWN_PART, id(current), along, mesh, rows] = own_tensor
             part = self._note(own_tensor, self.placements[current].sharded(along, mesh))
         return part
+
+    def _own_part(self, tensor: Tensor, axis: int, mesh: str, rows: Dim | None) -> Tensor:
+        """Slice a replicated tensor; along a concatenation's rows each of its parts."""
+        shape, placement = tensor.shape, self.placements[tensor]
+        attributes = {"mesh": mesh, "axis": axis}
+        if rows is None:
+            return Tensor(OWN_PART, (tensor,), attributes, shape, tensor.dtype)
+        length, start, own_parts = counting(rows, shape[axis]), 0, []
+        for scale in length.blocks:
+            block, block_length = tensor, length.times(scale)
+            if len(length.blocks) > 1:
+                key = (*(slice(None),) * axis, slice(start, start + block_length.number))
+                block = self._note(METHODS["[]"](tensor, key), placement).tensor
+            start += block_length.number
+            own_shape = (*shape[:axis], block_length, *shape[axis + 1 :])
+            own_part = Tensor(OWN_PART, (block,), attributes, own_shape, tensor.dtype)
+            own_parts.append(self._note(own_part, placement.sharded(axis, mesh)).tensor)
+        if len(own_parts) == 1:
+            return own_parts[0]
+        own_shape = (*shape[:axis], length, *shape[axis + 1 :])
+        return Tensor(OPERATORS["join"], own_parts, {"axis": axis}, own_shape, tensor.dtype)
 
     def _is_zero(self, part: _Part) -> bool:
         """Whether a part is the constant 0, or a carry that begins as 0."""

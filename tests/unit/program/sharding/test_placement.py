@@ -180,6 +180,25 @@ def test_what_needs_the_rows_of_all_ranks_is_refused():
 
 
 @pytest.mark.parametrize("shards", SHARDS, ids=str)
+def test_a_constant_beside_a_concatenation_has_the_rows_of_each_part(shards):
+    """Of a concatenation a rank has its rows of every part, not a part of all rows."""
+    table = RNG.normal(size=(3 * ROWS, 4))
+
+    def step(x, y, sample_weight):
+        both = ops.concatenate([x, 2 * x], axis=0)
+        three = ops.concatenate([both, 3 * x], axis=0)
+        columns = ops.concatenate([ops.transpose(x), ops.transpose(2 * x)], axis=1)
+        return {
+            "two": ops.sum(both * table[: 2 * ROWS], 0),
+            "three": ops.sum(three * table, 0),
+            "columns": ops.sum(columns * table[: 2 * ROWS].T, 1),
+            "repeated": ops.sum(ops.repeat(x, 2, axis=0) * table[: 2 * ROWS], 0),
+        }
+
+    compare(step, {}, shards)
+
+
+@pytest.mark.parametrize("shards", SHARDS, ids=str)
 def test_no_rows_are_the_same_everywhere(shards):
     def step(x, y, sample_weight):
         empty = x[:0]
