@@ -70,7 +70,8 @@ def timeseries_dataset_from_array(
 
     Args:
         data: (steps, ...).
-        targets: of the window that begins at each step, or None.
+        targets: (steps, ...), of the window that begins at each step of `data`, or None. If there are fewer, windows
+            without a target are left out.
         sequence_length: steps of a window.
         sequence_stride: between the beginnings of two windows.
         sampling_rate: between two steps of a window.
@@ -97,9 +98,13 @@ def timeseries_dataset_from_array(
             )
     if format not in ("tf", "grain"):
         raise ConfigError(f'`format` should be either "tf" or "grain". Received: format={format}')
+    if sequence_length < 1:
+        raise ConfigError(f"`sequence_length` must be higher than 0. Received: sequence_length={sequence_length}")
+    if batch_size is not None and batch_size < 1:
+        raise ConfigError(f"`batch_size` must be higher than 0, or None. Received: batch_size={batch_size}")
     first, end = start_index or 0, steps if end_index is None else end_index
     windows = end - first - (sequence_length - 1) * sampling_rate
-    target_rows = None if targets is None else np.asarray(targets)
+    target_rows = None if targets is None else np.asarray(targets)[first:end]  # cut as the data are
     windows = windows if target_rows is None else min(windows, len(target_rows))
     begins = np.arange(0, windows, sequence_stride)
     if not len(begins):

@@ -27,6 +27,16 @@ def test_windows_of_a_series():
     np.testing.assert_array_equal(np.concatenate([shuffled.shard(0, n, 3)[1] for n in range(3)]), shuffled[0][1])
 
 
+def test_targets_are_those_of_the_steps_in_use():
+    data = np.arange(30.0)
+    x, y = utils.timeseries_dataset_from_array(data, 10 * data, 3, 2, 2, None, start_index=7, end_index=20)[0]
+    np.testing.assert_array_equal(x[:, 0], np.arange(7, 16, 2))
+    np.testing.assert_array_equal(y, 10 * x[:, 0])
+    x, y = utils.timeseries_dataset_from_array(data, 10 * data[:10], 3, batch_size=None, start_index=7)[0]
+    np.testing.assert_array_equal(x[:, 0], [7, 8, 9])
+    np.testing.assert_array_equal(y, [70, 80, 90])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -38,6 +48,8 @@ def test_windows_of_a_series():
         ({"sequence_stride": 11}, "`sequence_stride` must be lower"),
         ({"format": "np"}, "`format` should be"),
         ({"sequence_length": 11}, "no window of 11 steps"),
+        ({"sequence_length": 0}, "`sequence_length` must be higher than 0"),
+        ({"batch_size": 0}, "`batch_size` must be higher than 0"),
     ],
 )
 def test_what_is_no_window(options, message):
