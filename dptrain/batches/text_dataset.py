@@ -1,8 +1,6 @@
 """Texts and sounds of a folder as batches: `utils.text_dataset_from_directory` and `audio_dataset_from_directory`."""
 
-import io
 import os
-import wave
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ import numpy.typing as npt
 
 from dptrain.batches.labelled_files import FOLLOW, FileDataset, FileKind, FileSelection, SplitOptions, make_datasets
 from dptrain.data.readers.pictures import require_inside
+from dptrain.data.readers.wave import decoded_wave
 from dptrain.data.sources import format_bytes
 from dptrain.errors import ConfigError, DataError, printable
 from dptrain.runtime.defaults import DEFAULT_MAX_BYTES
@@ -152,12 +151,13 @@ def audio_dataset_from_directory(
         max_bytes: of the largest file (not in Keras).
 
     Returns:
-        A data set of (rows, samples, channels), float32 of -1 to 1, and labels; two for subset "both".
+        A data set of (rows, samples, channels), float32, of -1 to 1 where files have integers, and labels; two for
+        subset "both".
 
     Raises:
         ConfigError: as `image_dataset_from_directory`.
-        DataError: likewise; on reading a batch also a file that is no sound of 8, 16, 24 or 32 bits, or differs in rate
-            or channels from the first.
+        DataError: likewise; on reading a batch also a file that is truncated, no sound of integers of 8, 16, 24 or 32
+            bits or floating-point numbers of 32 or 64 bits, or differs in rate or channels from the first.
     """
     if ragged:
         raise ConfigError("not supported: ragged tensors; pass output_sequence_length=")
@@ -178,28 +178,3 @@ def audio_dataset_from_directory(
     selection = FileSelection(SOUND_FILES, labels, label_mode, class_names, batch_size, follow_links)
     parts = SplitOptions(shuffle, seed, validation_split, subset, verbose)
     return make_datasets(root, selection, parts, _maker(root, batch_size, read))
-
-
-def decoded_wave(content: bytes, path: Path, sampling_rate: int | None = None) -> Array:
-    """Return the samples of a .wav file, (samples, channels), float32 of -1 to 1."""
-    name = printable(str(path))
-    try:
-        with wave.open(io.BytesIO(content)) as file:
-            channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
-            data = file.readframes(min(file.getnframes(), len(content)))
-    except (wave.Error, EOFError, ValueError, RuntimeError) as error:
-        raise DataError(f"{name}: not a WAV file of integers ({error or 'it ends too early'})") from error
-    if sampling_rate is not None and rate != sampling_rate:
-        raise DataError(f"{name}: {rate} samples a second; sampling_rate={sampling_rate}, and sounds are not resampled")
-    if width not in (1, 2, 3, 4) or channels < 1:
-        raise DataError(f"{name}: {8 * width} bits, {channels} channels; expected 8, 16, 24 or 32 bits")
-    data = data[: len(data) - len(data) % (width * channels)]
-    if width == 1:  # without a sign
-        samples = np.frombuffer(data, np.uint8).astype(np.float32) / 128 - 1
-    elif width == 3:
-        whole = np.zeros((len(data) // 3, 4), np.uint8)
-        whole[:, 1:] = np.frombuffer(data, np.uint8).reshape(-1, 3)
-        samples = (whole.view("<i4")[:, 0] / 2.0**31).astype(np.float32)
-    else:
-        samples = (np.frombuffer(data, f"<i{width}") / 2.0 ** (8 * width - 1)).astype(np.float32)
-    return samples.reshape(-1, channels)

@@ -7,9 +7,10 @@ import numpy as np
 
 from dptrain.errors import ConfigError
 from dptrain.ops.arrays import any, ravel
-from dptrain.ops.elementwise import cast, equal, less, less_equal, logical_not, where
+from dptrain.ops.elementwise import cast, equal, less, less_equal, logical_and, logical_not, logical_or, where
 from dptrain.ops.indexing import add_rows, normalized_indices
 from dptrain.ops.manipulation import expand_dims, reshape
+from dptrain.ops.math.rounding import isnan
 from dptrain.ops.operation_calls import operation
 from dptrain.ops.reduction import sum
 from dptrain.program.shapes import differ, without_rows
@@ -27,20 +28,24 @@ def isin(x1: Any, x2: Any, assume_unique: bool = False, invert: bool = False) ->
 def searchsorted(sorted_sequence: Any, values: Any, side: str = "left") -> Tensor:
     """Return the index before which each value keeps a rising vector sorted (int32), by comparing all pairs.
 
-    `side` is "left" or "right" of equal elements.
+    `side` is "left" or "right" of equal elements. NaN is greater than all numbers, and equal to NaN.
     """
     row, needles = as_tensors([sorted_sequence, values])
     if row.ndim != 1 or side not in ("left", "right"):
         raise ConfigError(
             f"searchsorted: a sequence of shape {row.shape}, side={side!r}; expected a vector, and 'left' or 'right'"
         )
-    before = (less if side == "left" else less_equal)(row, expand_dims(needles, -1))
+    needles = expand_dims(needles, -1)
+    before = (less if side == "left" else less_equal)(row, needles)
+    if needles.dtype.kind in "fV":
+        is_last = isnan(needles)
+        before = logical_or(before, is_last if side == "right" else logical_and(is_last, logical_not(isnan(row))))
     return cast(sum(before, -1), "int32")
 
 
 @operation
 def digitize(x: Any, bins: Any) -> Tensor:
-    """Return each element's bin (int32): how many of the rising bounds are at most it."""
+    """Return each element's bin (int32): how many of the rising bounds are at most it; NaN is in the last."""
     return searchsorted(bins, x, "right")
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from dptrain import utils
-from dptrain.batches.text_dataset import decoded_wave
 from dptrain.errors import ConfigError, DataError
 
 
@@ -112,15 +111,6 @@ def write(path, samples, width=2, rate=8000):
         file.writeframes(data)
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 4])
-def test_sounds(tmp_path, width):
-    sound = np.sin(np.arange(40) / 3)[:, None] * [0.5, -1]
-    write(tmp_path / "a.wav", sound, width)
-    wave = decoded_wave((tmp_path / "a.wav").read_bytes(), tmp_path / "a.wav")
-    assert wave.dtype == np.float32
-    np.testing.assert_allclose(wave, sound, atol=2.0 ** (2 - 8 * min(width, 3)))
-
-
 def test_sounds_of_a_folder(tmp_path):
     for number, name in enumerate(("high", "low")):
         (tmp_path / name).mkdir()
@@ -139,5 +129,5 @@ def test_sounds_of_a_folder(tmp_path):
         utils.audio_dataset_from_directory(tmp_path, ragged=True)
     for content in (b"", b"RIFF", b"ID3 no sound", (tmp_path / "low" / "30.wav").read_bytes()[:30]):
         (tmp_path / "low" / "30.wav").write_bytes(content)
-        with pytest.raises(DataError, match="not a WAV file"):
+        with pytest.raises(DataError, match=r"not a (whole )?WAV file"):
             utils.audio_dataset_from_directory(tmp_path, verbose=False)[0]
