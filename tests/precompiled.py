@@ -39,7 +39,7 @@ def compiler_with(folder: Path) -> Callable[[str, tuple[str, ...]], bytes]:
     @functools.cache
     def precompiled(command: tuple[str, ...]) -> str | None:
         """Return the folder of the headers as a command compiles them, or None where it does not."""
-        at = folder / hashlib.sha256("\0".join(command).encode()).hexdigest()[:16]
+        at = folder / hashlib.sha256("\0".join((common, *command)).encode()).hexdigest()[:16]
         at.mkdir(parents=True, exist_ok=True)
         with open(at / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
