@@ -304,6 +304,35 @@ def test_it_starts_again_and_keeps_logs_by_rank(tmp_path):
     )
 
 
+@pytest.mark.parametrize("kind", ["file", "folder in its place", "missing disk"])
+def test_logs_that_cannot_be_written_are_an_output_error_of_one_line(tmp_path, kind):
+    logs = tmp_path / "logs"
+    if kind == "file":
+        logs.touch()
+        expected = f"{logs}/rank-0.log: File exists"
+    elif kind == "folder in its place":
+        (logs / "rank-1.log").mkdir(parents=True)
+        expected = f"{logs}/rank-1.log: Is a directory"
+    else:
+        logs = Path("/proc/self/logs")
+        expected = f"{logs}/rank-0.log: No such file or directory"
+    done = run([*LAUNCH, "-n", "2", "--restarts", "2", "--log-dir", str(logs), "--", *script(tmp_path, "meet(1)")])
+    assert (done.code, done.out) == (74, "")
+    assert done.err == f"dptrain: {expected}; choose another --log-dir\n"
+
+
+def test_a_log_that_another_host_cannot_write_ends_the_job_with_one_line(tmp_path):
+    """Two addresses of this machine; a stand-in of ssh reaches the second."""
+    (tmp_path / "logs" / "rank-1.log").mkdir(parents=True)
+    path = f"{STANDINS}:{os.environ['PATH']}"
+    command = ["-n", "2", "--hosts", "127.0.0.1:1,127.0.0.2:1", "--address", "localhost", "--log-dir", "logs", "--"]
+    done = run([*LAUNCH, *command, *script(tmp_path, "meet(1)")], cwd=tmp_path, PATH=path)
+    assert done.code == 74, done.err
+    (line,) = done.messages
+    trouble = rf"{tmp_path}/logs/rank-1.log: Is a directory; choose another --log-dir"
+    assert re.fullmatch(rf"dptrain: rank 1/2 host \S+ pid \d+ launch: {trouble}", line)
+
+
 def test_what_would_fail_again_is_not_started_again(tmp_path):
     training = [sys.executable, "-m", "dptrain", "--data", "nowhere.npz", "--out", str(tmp_path / "run")]
     done = run([*LAUNCH, "-n", "2", "--restarts", "3", "--", *training])

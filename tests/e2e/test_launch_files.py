@@ -100,6 +100,26 @@ def test_slurm_array_script_without_a_line_for_a_task(tmp_path):
     assert done.err == "slurm-array.sh: sweeps.txt has no line 2, or an empty one\n"
 
 
+STAND_IN_OF_NVIDIA_SMI = {
+    "none": ("exit 127", 2),
+    "three": ("echo 'GPU 0: A'; echo '  MIG 1g.5gb'; echo 'GPU 1: A'; echo 'GPU 2: A'", 3),
+    "hangs": ("echo 'GPU 0: A'; exec sleep 600", 2),
+}
+
+
+@pytest.mark.parametrize("case", ["none", "three", pytest.param("hangs", marks=pytest.mark.long)])
+def test_local_script_counts_the_gpus_and_does_not_wait_for_a_hung_driver(tmp_path, case):
+    text, ranks = STAND_IN_OF_NVIDIA_SMI[case]
+    for name, lines in (("nvidia-smi", text), ("python", 'echo "$*"')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{lines}\n")
+        (tmp_path / name).chmod(0o755)
+    path = f"{tmp_path}:/usr/bin:/bin"
+    done = run(["bash", str(LAUNCH / "local.sh"), "--epochs", "3"], timeout=60, PATH=path, PYTHON="python", RANKS=None)
+    assert (done.code, done.out) == (0, f"-m dptrain launch -n {ranks} -- python -m dptrain --epochs 3\n")
+    expected = "local.sh: nvidia-smi has not answered within 10 s: starting 2 ranks; RANKS sets another number\n"
+    assert done.err == (expected if case == "hangs" else "")
+
+
 @pytest.mark.parametrize("name", ["local.sh", "slurm.sh", "slurm-array.sh"])
 def test_shell_scripts_are_clean(name):
     if shutil.which("shellcheck") is None:

@@ -32,6 +32,7 @@ from dptrain.runtime.launch.mpirun import (
 from dptrain.runtime.launch.supervisor import NOT_EXECUTABLE, NOT_FOUND
 from dptrain.runtime.output import streams
 from dptrain.runtime.programs import run_program
+from dptrain.runtime.storage.files import writing
 
 _DESCRIPTION = """\
 Run any command on several ranks, under the installed mpirun or srun:
@@ -96,6 +97,8 @@ def launch(arguments: Sequence[str]) -> int:
         code, why = trouble
         say(f"cannot run {command[0]}: {why}")
         return code
+    if start.addresses == _LOCAL and start.log_dir:
+        _open_logs(Path(start.log_dir), ranks)
     return _with_restarts(start, hosts, least, options, stops)
 
 
@@ -160,6 +163,15 @@ def _cannot_run(program: str) -> tuple[int, str] | None:
     if os.path.isfile(program) and program.endswith(".py"):
         return NOT_FOUND, f"not found on PATH; write python {program}"
     return NOT_FOUND, "no such file" if os.sep in program else "not found on PATH"
+
+
+def _open_logs(folder: Path, ranks: int) -> None:
+    """Create the ranks' logs before MPI starts; OutputError where that fails."""
+    for rank in range(ranks):
+        path = folder / f"rank-{rank}.log"
+        with writing(path, advice="choose another --log-dir"):
+            folder.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666))
 
 
 def _begins_anew(command: Sequence[str]) -> bool:

@@ -84,6 +84,7 @@ class _Rank:
     in_mpi: bool = False
     unfinished: bool = False  # it has met other ranks, and not left them
     missed: float | None = None  # since when others wait for it, or may
+    without_log: str = ""  # why its log cannot be written
 
     @property
     def code(self) -> int:
@@ -250,6 +251,8 @@ class Job:
             rank.in_mpi = True
         elif words[0] == "unfinished":
             rank.unfinished = True
+        elif words[0] == "log":
+            rank.without_log = " ".join(words[1:])
         elif words[0] == "exit":
             rank.status, rank.ended = int(words[1]), time.monotonic()
         return True
@@ -273,6 +276,9 @@ class Job:
     def _judge(self, now: float, mpirun: int | None) -> _Verdict | None:
         ranks = sorted(self._ranks.values(), key=lambda rank: (rank.ended or now, rank.number))
         for rank in ranks:
+            if rank.without_log:
+                text = f"{rank.without_log}; choose another --log-dir"
+                return _Verdict(int(ExitCode.IO), self._describe(rank, text))
             if rank.status is not None and self._failed(rank):
                 how = _how(rank.status)
                 if rank.unfinished and rank.status == 0:

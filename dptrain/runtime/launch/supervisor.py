@@ -15,6 +15,7 @@ It is run as a script, by `python -I -S`, and imports next to nothing: it starts
 | `mpi`: the command has loaded an MPI library | `kill`: end the command at once |
 | `unfinished`: it has ended without leaving the other ranks (`DEPARTURE`) | `leave`: all is decided |
 | `exit STATUS`: minus the signal's number if killed by one | |
+| `log ERROR`: its log cannot be written, and the command does not run | |
 """
 
 import ctypes
@@ -58,10 +59,17 @@ def main(arguments: Sequence[str]) -> int:
     rank = int(os.environ[variable])
     try:
         launch = _connect(addresses.split(","), int(port))
-        outputs = _Outputs(rank, log_dir, bool(prefix))
     except OSError as error:
         sys.stderr.write(f"dptrain: rank {rank} host {socket.gethostname()} launch: {error}\n")
         return 1
+    try:
+        outputs = _Outputs(rank, log_dir, bool(prefix))
+    except OSError as error:
+        with suppress(OSError):
+            hello = f"hello {os.environ[TOKEN]} {rank} {_host()} {os.getpid()}"
+            launch.sendall(f"{hello}\nlog {error.filename}: {error.strerror}\n".encode())
+            launch.recv(1)
+        return 0
     return _Supervisor(rank, launch, outputs).run(command)
 
 
