@@ -3,14 +3,17 @@
 import hashlib
 import os
 import shutil
-import tarfile
 import tempfile
-import zipfile
 from pathlib import Path
-from urllib.parse import unquote, urlparse
+from urllib.parse import ParseResult, unquote, urlparse
 
+from dptrain.data.archives import unpack
 from dptrain.errors import ConfigError, DataError
+from dptrain.runtime.defaults import DEFAULT_MAX_BYTES
+from dptrain.runtime.storage.files import is_plain_name, writing
+from dptrain.runtime.text import short
 
+_ADVICE = "set cache_dir, or KERAS_HOME, to a folder that can be written"
 _ALGORITHMS = {32: "md5", 64: "sha256"}  # by the digits of a checksum
 
 
@@ -26,6 +29,8 @@ def get_file(
     archive_format: str | None = "auto",
     cache_dir: str | Path | None = None,
     force_download: bool = False,
+    *,
+    max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> str:
     """Return the path of a file in the cache, where a file of this machine is copied first; nothing is downloaded.
 
@@ -42,11 +47,15 @@ def get_file(
         archive_format: "auto", "tar" or "zip".
         cache_dir: by default KERAS_HOME, else ~/.keras.
         force_download: copy it again.
+        max_bytes: of an archive's members together (not in Keras).
 
     Raises:
         ConfigError: an argument is missing or not supported.
-        DataError: the file is neither here nor in the cache, or has another checksum.
+        DataError: the file is neither here nor in the cache, or has another checksum; or the archive is damaged,
+            encrypted or too large, or a member lies outside of its folder. Nothing of it is kept.
+        OutputError: the cache cannot be written, or something else has the file's name there.
     """
+    _check_types(fname=fname, origin=origin, cache_dir=cache_dir, file_hash=file_hash or md5_hash)
     if origin is None:
         raise ConfigError('Please specify the "origin" argument (URL of the file to download).')
     if untar:
@@ -54,23 +63,36 @@ def get_file(
     if archive_format not in ("auto", "tar", "zip", None):
         raise ConfigError(f"archive_format = {archive_format!r}: expected 'auto', 'tar' or 'zip'")
     source = _local(origin)
-    name = str(fname) if fname else Path(unquote(urlparse(str(origin)).path)).name
-    if not name or name != Path(name).name:
-        raise ConfigError(f"Invalid `fname`: {name!r}. Paths aren't accepted; set cache_dir and cache_subdir.")
+    name = str(fname) if fname else Path(unquote(_address(origin).path)).name
+    if not is_plain_name(name):
+        raise ConfigError(f"Invalid `fname`: {short(name)}. Paths aren't accepted; set cache_dir and cache_subdir.")
     folder = keras_home(cache_dir) / cache_subdir
     unpacked = folder / (f"{name.partition('.')[0]}_extracted" if fname and "." in name else name)
     if extract and unpacked.name == name:
         name = f"{name}_archive"
     path, checksum = folder / name, file_hash or md5_hash
     algorithm = _ALGORITHMS.get(len(checksum or ""), "sha256") if hash_algorithm == "auto" else hash_algorithm
-    is_kept = path.is_file() and not force_download and _has(path, checksum, algorithm)
+    is_kept = os.path.isfile(path) and not force_download and _has(path, checksum, algorithm)
     if not is_kept:
         if source is None:
             wrong = f"the {algorithm} of {path} is not {checksum}"
-            reason = wrong if path.is_file() else f"{path} does not exist"
+            reason = wrong if os.path.isfile(path) else f"{path} does not exist"
             raise DataError(f"get_file: {reason}, and dptrain does not download {origin}: put the file there")
         _copy(source, path, checksum, algorithm)
-    return str(_extracted(path, unpacked, archive_format, anew=not is_kept) if extract else path)
+    if not extract:
+        return str(path)
+    try:
+        return str(_extracted(path, unpacked, archive_format, max_bytes, anew=not is_kept))
+    except DataError:
+        if not is_kept:  # else another origin would not be looked at
+            path.unlink(missing_ok=True)
+        raise
+
+
+def _check_types(**arguments: object) -> None:
+    for name, value in arguments.items():
+        if not isinstance(value, str | Path | None):
+            raise ConfigError(f"get_file: {name} = {short(value)}: expected a string or a path")
 
 
 def keras_home(cache_dir: str | Path | None = None) -> Path:
@@ -81,13 +103,20 @@ def keras_home(cache_dir: str | Path | None = None) -> Path:
 
 def _local(origin: str | Path) -> Path | None:
     """Return the path of an origin on this machine; None for another address."""
-    address = urlparse(str(origin))
+    address = _address(origin)
     if address.scheme not in ("", "file"):
         return None
     path = Path(unquote(address.path) if address.scheme else origin)
-    if not path.is_file():
-        raise DataError(f"get_file: {path} is not a file on this machine")
+    if not os.path.isfile(path):  # False for names that cannot be, unlike Path.is_file
+        raise DataError(f"get_file: {short(str(path))} is not a file on this machine")
     return path
+
+
+def _address(origin: str | Path) -> ParseResult:
+    try:
+        return urlparse(str(origin))
+    except ValueError as error:
+        raise ConfigError(f"get_file: origin = {short(origin)}: {error}") from error
 
 
 def _has(path: Path, checksum: str | None, algorithm: str) -> bool:
@@ -109,34 +138,28 @@ def require_checksum(path: Path, checksum: str | None, algorithm: str = "auto") 
 def _copy(source: Path, path: Path, checksum: str | None, algorithm: str) -> None:
     """Copy a file to a temporary name, then move it into place."""
     require_checksum(source, checksum, algorithm)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        shutil.copyfile(source, part)
-        os.replace(part, path)
-    finally:
-        Path(part).unlink(missing_ok=True)
+    with writing(path, source.stat().st_size, advice=_ADVICE):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, part = tempfile.mkstemp(dir=path.parent, prefix=".copy.")
+        os.close(handle)
+        try:
+            shutil.copyfile(source, part)
+            os.replace(part, path)
+        finally:
+            Path(part).unlink(missing_ok=True)
 
 
-def _extracted(path: Path, folder: Path, archive_format: str | None, *, anew: bool) -> Path:
+def _extracted(path: Path, folder: Path, archive_format: str | None, max_bytes: int, *, anew: bool) -> Path:
     """Return the folder of an archive's contents, unpacking it if necessary."""
     if folder.is_dir() and not anew:
         return folder
-    part = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-    try:
-        if archive_format in ("auto", "tar") and tarfile.is_tarfile(path):
-            with tarfile.open(path) as tar:
-                tar.extractall(part, filter="data")
-        elif archive_format in ("auto", "zip") and zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as packed:
-                packed.extractall(part)  # which takes ".." and roots off names
-        else:
-            raise DataError(f"get_file: {path} is not an archive ({archive_format}): expected a tar or a zip file")
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(part, folder)
-    except tarfile.TarError as error:
-        raise DataError(f"get_file: {path}: {error}") from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+    with writing(folder, advice=_ADVICE):
+        part = Path(tempfile.mkdtemp(dir=path.parent, prefix=".unpack."))
+        try:
+            unpack(path, part, archive_format, max_bytes)
+            if folder.is_dir() and not folder.is_symlink():
+                shutil.rmtree(folder)
+            os.replace(part, folder)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
     return folder
