@@ -16,7 +16,7 @@ from dptrain.layers import Layer
 from dptrain.layers.hideable_property import hideable_property
 from dptrain.metrics import Metric
 from dptrain.metrics.base import Mean
-from dptrain.mixed_precision import dtype_policy, policy_of
+from dptrain.mixed_precision import DTypePolicy, policy_of
 from dptrain.models.compiled import (
     Compiled,
     CompileMetrics,
@@ -91,6 +91,8 @@ class BaseModel(OnDevice):
         if outputs is not None:
             self._set_graph(graph_of(inputs, outputs, self._data_dtype))
             self._adopt(self._model_seed)
+            if self._own_policy:
+                self._set_dtype(self.dtype_policy)
 
     # Not in Keras; attributes of a subclass may hide these
 
@@ -180,7 +182,7 @@ class BaseModel(OnDevice):
             auto_scale_loss: under the policy "mixed_float16", wrap the optimizer in a `LossScaleOptimizer`.
             device: "auto", "cpu" or "cuda".
             dtype: a policy of `dptrain.mixed_precision`, such as "mixed_bfloat16" (on a CPU), or its name; by default
-                that of `dtype_policy()`.
+                the model's own.
             share_gpu: several ranks may use one GPU.
             comm: how ranks exchange messages: "host"; "cuda-aware" passes GPU memory to an MPI that supports it; "nccl"
                 from GPU to GPU; "auto" takes "nccl" if present, else "cuda-aware", else "host".
@@ -209,7 +211,7 @@ class BaseModel(OnDevice):
         Raises:
             ConfigError: an unknown name, a size that is not above 0, or an unsupported combination.
         """
-        policy = (policy_of(dtype) or dtype_policy()).name
+        policy = (policy_of(dtype) or self.dtype_policy).name
         device_options = {"device": device, "dtype": policy, "jit_compile": jit_compile}
         device_options |= {"share_gpu": share_gpu, "gpu_select": gpu_select, "cuda_graph": cuda_graph}
         device_options |= {"precision": precision, "gemm": gemm, "conv": conv}
@@ -255,6 +257,7 @@ class BaseModel(OnDevice):
         self._compilations += 1
         self._has_seen_targets = False
         self._loss_tracker = Mean("loss")
+        self._take_policy(DTypePolicy(compiled.policy))
         self._set_dtype(compiled.policy)
 
     def _find_outputs(self, y_pred: Any = None) -> None:

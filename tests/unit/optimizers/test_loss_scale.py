@@ -68,6 +68,91 @@ def test_all_ranks_decide_alike_when_one_has_an_infinity():
         assert changed == (worst == 1)
 
 
+class Own(keras.Model):
+    """A model with a policy of its own."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.dense = layers.Dense(2)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+
+class OwnSequential(keras.Sequential):
+    """A chain that sets its policy."""
+
+    def __init__(self):
+        super().__init__()
+        self.dtype_policy = "mixed_float16"
+        self.add(layers.Dense(2))
+
+
+def functional(**options):
+    inputs = layers.Input((3,))
+    return keras.Model(inputs, layers.Dense(2)(inputs), **options)
+
+
+def under_global_policy():
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    model = keras.Sequential([layers.Input((3,)), layers.Dense(2)])
+    keras.mixed_precision.set_global_policy("float32")
+    return model
+
+
+def loaded(directory, **options):
+    path = directory / "model.keras"
+    model = functional(dtype="mixed_float16")
+    model.compile("sgd", "mse")
+    model.save(path)
+    return keras.models.load_model(path, **options)
+
+
+MODELS = {
+    "functional": lambda _: functional(dtype="mixed_float16"),
+    "policy": lambda _: functional(dtype=keras.DTypePolicy("mixed_float16")),
+    "subclass": lambda _: Own(dtype="mixed_float16"),
+    "subclass of Sequential": lambda _: OwnSequential(),
+    "global policy": lambda _: under_global_policy(),
+    "loaded": lambda directory: loaded(directory, compile=False),
+    "clone": lambda _: keras.models.clone_model(functional(dtype="mixed_float16")),
+    "from_config": lambda _: keras.Model.from_config(functional(dtype="mixed_float16").get_config()),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("optimizer", ["sgd", "two"])
+def test_a_model_with_the_policy_scales_its_loss(name, optimizer, tmp_path):
+    """Targets so near to the outputs that float16 gradients vanish without a scale."""
+    model = MODELS[name](tmp_path)
+    two = keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(SGD(0.5), {".*bias": SGD(0.5)}))
+    model.compile("sgd" if optimizer == "sgd" else two, "mse")
+    model.build((None, 3))
+    assert isinstance(model.optimizer, LossScaleOptimizer)
+    assert {layer.dtype_policy.name for layer in model.layers} == {"mixed_float16"}
+    for weight in model.weights:
+        weight.assign(ops.zeros_like(weight))
+    x, y = np.full((64, 3), 2.0**-10, np.float32), np.full((64, 2), 2.0**-10, np.float32)
+    model.fit(x, y, batch_size=64, verbose=0)
+    assert all(np.all(weight.numpy() > 0) for weight in model.weights)
+
+
+@pytest.mark.parametrize("make", [Own, functional])
+def test_the_policy_of_compile_replaces_the_models(make):
+    model = make(dtype="mixed_float16")
+    model.compile("sgd", "mse", dtype="float32")
+    assert isinstance(model.optimizer, SGD)
+    assert model.dtype_policy.name == "float32"
+    model = make()
+    model.compile("sgd", "mse", dtype="mixed_float16")
+    assert isinstance(model.optimizer, LossScaleOptimizer)
+    assert model.dtype_policy.name == "mixed_float16"
+
+
+def test_a_loaded_model_scales_its_loss(tmp_path):
+    assert isinstance(loaded(tmp_path).optimizer, LossScaleOptimizer)
+
+
 @pytest.mark.parametrize("auto", [True, False])
 def test_mixed_float16_scales_by_itself(auto):
     def build(optimizer):
