@@ -1,11 +1,12 @@
 """Activation functions under Keras' names; `dptrain.activations.relu` and "relu" mean the same to a layer."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dptrain import ops
 from dptrain.errors import ConfigError
-from dptrain.ops.elementwise import elu, silu, softplus, tanh
+from dptrain.ops.elementwise import elu, saturate_to, silu, softplus, tanh
 from dptrain.ops.nn.activation import (
     celu,
     hard_shrink,
@@ -43,7 +44,7 @@ def relu(x: Any, negative_slope: float = 0.0, max_value: float | None = None, th
         y = ops.where(x > threshold, x, below)
     else:
         y = ops.leaky_relu(x, negative_slope=float(negative_slope)) if negative_slope else ops.relu(x)
-    return y if max_value is None else ops.minimum(y, float(max_value))
+    return y if max_value is None else saturate_to(y, -math.inf, float(max_value))
 
 
 def leaky_relu(x: Any, negative_slope: float = 0.2) -> Tensor:

@@ -55,9 +55,10 @@ template <class T> DP_INLINE T dp_sign(T x) { return x > 0 ? (T)1 : x < 0 ? (T)(
 DP_INLINE float dp_absolute(float x) { return fabsf(x); }
 DP_INLINE double dp_absolute(double x) { return fabs(x); }
 
-// The greatest integer that is at most a / b; 0 where integers are divided by 0, as NumPy.
+// The greatest integer that is at most a / b; 0 where integers are divided by 0, as NumPy. The least integer over -1 is itself.
 template <class T> DP_INLINE T dp_floor_divide(T a, T b) {
     if (b == 0) return 0;
+    if ((T)(-1) < (T)0 && b == (T)(-1)) return (T)(0ULL - (unsigned long long)a);
     T quotient = (T)(a / b);
     return (a % b != 0 && (a < 0) != (b < 0)) ? (T)(quotient - 1) : quotient;
 }
@@ -78,6 +79,29 @@ DP_INLINE float dp_floor_divide(float a, float b) {
     if (quotient == 0) return copysignf(0.0f, a / b);
     float whole = floorf(quotient);
     return quotient - whole > 0.5f ? whole + 1 : whole;
+}
+
+// The remainder with a's sign; 0 where integers are divided by 0.
+template <class T> DP_INLINE T dp_fmod(T a, T b) {
+    return b == 0 || ((T)(-1) < (T)0 && b == (T)(-1)) ? (T)0 : (T)(a % b);
+}
+DP_INLINE double dp_fmod(double a, double b) { return fmod(a, b); }
+DP_INLINE float dp_fmod(float a, float b) { return fmodf(a, b); }
+
+// The remainder with b's sign, also that of 0. A sum, not a - b floor(a / b), which leaves [0, b) where the quotient is rounded.
+template <class T> DP_INLINE T dp_mod(T a, T b) {
+    T rest = dp_fmod(a, b);
+    return rest != 0 && (b < 0) != (rest < 0) ? (T)(rest + b) : rest;
+}
+DP_INLINE double dp_mod(double a, double b) {
+    double rest = fmod(a, b);
+    if (rest == 0) return copysign(0.0, b);
+    return (b < 0) != (rest < 0) ? rest + b : rest;
+}
+DP_INLINE float dp_mod(float a, float b) {
+    float rest = fmodf(a, b);
+    if (rest == 0) return copysignf(0.0f, b);
+    return (b < 0) != (rest < 0) ? rest + b : rest;
 }
 
 template <class T> DP_INLINE T dp_power(T a, T b) {
@@ -124,6 +148,13 @@ DP_INLINE double dp_cos(double x) { return cos(x); }
 DP_INLINE double dp_asin(double x) { return asin(x); }
 DP_INLINE double dp_acos(double x) { return acos(x); }
 DP_INLINE double dp_atan(double x) { return atan(x); }
+DP_INLINE double dp_atan2(double y, double x) { return atan2(y, x); }
+DP_INLINE double dp_hypot(double a, double b) { return hypot(a, b); }
+DP_INLINE double dp_cbrt(double x) { return cbrt(x); }
+DP_INLINE double dp_sinh(double x) { return sinh(x); }
+DP_INLINE double dp_cosh(double x) { return cosh(x); }
+DP_INLINE double dp_asinh(double x) { return asinh(x); }
+DP_INLINE double dp_acosh(double x) { return acosh(x); }
 DP_INLINE double dp_erf(double x) { return erf(x); }
 DP_INLINE double dp_erfc(double x) { return erfc(x); }
 DP_INLINE float dp_erfc(float x) { return erfcf(x); }
@@ -133,6 +164,18 @@ DP_INLINE float dp_cos(float x) { return cosf(x); }
 DP_INLINE float dp_asin(float x) { return asinf(x); }
 DP_INLINE float dp_acos(float x) { return acosf(x); }
 DP_INLINE float dp_atan(float x) { return atanf(x); }
+DP_INLINE float dp_atan2(float y, float x) { return atan2f(y, x); }
+DP_INLINE float dp_hypot(float a, float b) { return hypotf(a, b); }
+DP_INLINE float dp_cbrt(float x) { return cbrtf(x); }
+// sin(pi x) / (pi x), 1 at 0.
+DP_INLINE double dp_sinc(double x) {
+    double angle = 3.141592653589793 * x;
+    return angle == 0 ? 1 : sin(angle) / angle;
+}
+DP_INLINE float dp_sinc(float x) {
+    float angle = 3.14159265f * x;
+    return angle == 0 ? 1 : sinf(angle) / angle;
+}
 
 #ifdef __CUDACC__
 DP_INLINE float dp_exp(float x) { return expf(x); }
@@ -141,6 +184,10 @@ DP_INLINE float dp_tanh(float x) { return tanhf(x); }
 DP_INLINE float dp_erf(float x) { return erff(x); }
 DP_INLINE float dp_expm1(float x) { return expm1f(x); }
 DP_INLINE float dp_log1p(float x) { return log1pf(x); }
+DP_INLINE float dp_sinh(float x) { return sinhf(x); }
+DP_INLINE float dp_cosh(float x) { return coshf(x); }
+DP_INLINE float dp_asinh(float x) { return asinhf(x); }
+DP_INLINE float dp_acosh(float x) { return acoshf(x); }
 #else
 // e^x = 2^n e^r with |r| <= log(2) / 2, where 2^n = first second: n can be 128.
 struct dp_Power {
@@ -233,6 +280,31 @@ DP_INLINE float dp_tanh(float x) {
     float far = 1.0f - 2.0f / (dp_exp(2.0f * a) + 1.0f);
     far = x < 0 ? -far : far;
     return a < 0.625f ? p : far;
+}
+
+// From 20 on e^-|x| is lost. There the root of e^|x| is squared: e^|x| is infinite before half of it is.
+DP_INLINE float dp_sinh(float x) {
+    float a = fabsf(x);
+    float e = dp_expm1(a);
+    float root = dp_exp(0.5f * a);
+    return copysignf(a > 20.0f ? 0.5f * root * root : 0.5f * (e + e / (e + 1.0f)), x);
+}
+DP_INLINE float dp_cosh(float x) {
+    float a = fabsf(x);
+    float e = dp_exp(a);
+    float root = dp_exp(0.5f * a);
+    return a > 20.0f ? 0.5f * root * root : 0.5f * (e + 1.0f / e);
+}
+// From 10^4 on the 1 under the root is lost.
+DP_INLINE float dp_asinh(float x) {
+    float a = fabsf(x);
+    float near = dp_log1p(a + a * a / (1.0f + sqrtf(a * a + 1.0f)));
+    return copysignf(a > 1e4f ? dp_log(a) + 0.693147181f : near, x);
+}
+DP_INLINE float dp_acosh(float x) {
+    float t = x - 1.0f;
+    float near = dp_log1p(t + sqrtf(t * (t + 2.0f)));
+    return x < 1.0f ? DP_NAN : x > 1e4f ? dp_log(x) + 0.693147181f : near;
 }
 
 // Near 0, x + x p(x^2); elsewhere 1 - e^-q(|x|), which is 1 from 3.92 on. p and q are least-maximum fits to erf(x) / x - 1 and

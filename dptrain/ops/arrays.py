@@ -20,7 +20,6 @@ from dptrain.ops.elementwise import (
     divide,
     equal,
     floating,
-    floor_divide,
     log,
     logical_and,
     logical_not,
@@ -41,7 +40,6 @@ from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.operation_calls import operation
 from dptrain.ops.products import batch_matmul
 from dptrain.ops.reduction import argmax, max, mean, min, order_reversed, sum, summed_dtype
-from dptrain.program.operand import METHODS
 from dptrain.program.shapes import Shape, normalized_axes
 from dptrain.program.tensor import Array, Tensor, Variable, as_tensors, constant
 from dptrain.runtime.floatx import floatx
@@ -223,16 +221,6 @@ def logaddexp(x1: Any, x2: Any) -> Tensor:
     difference = where(both_infinite, 0.0, a - b)
     increment = where(both_infinite, cast(where(a > 0, 0.0, math.log(2)), a.dtype), softplus(-absolute(difference)))
     return maximum(a, b) + increment
-
-
-@operation
-def mod(x1: Any, x2: Any) -> Tensor:
-    """Return the remainder of x1 / x2, with x2's sign."""
-    a, b = as_tensors([x1, x2])
-    return a - floor_divide(a, b) * b
-
-
-METHODS["%"] = mod
 
 
 @operation
@@ -601,7 +589,6 @@ __all__ = [
     "log10",
     "logaddexp",
     "logical_xor",
-    "mod",
     "moveaxis",
     "nan_to_num",
     "ndim",

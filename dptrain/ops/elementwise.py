@@ -170,7 +170,15 @@ def _power(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tenso
     # Where x1 is not positive, the gradient in the exponent is 0, as in Keras' backends.
     positive = x1 > 0
     log_x1 = where(positive, log(where(positive, x1, 1)), 0)
-    return unbroadcast(dy * x2 * power(x1, x2 - 1), x1), unbroadcast(dy * y * log_x1, x2)
+    slope = dy * x2 * power(x1, x2 - 1)
+    if not _is_nonzero(x2):
+        slope = where(equal(x2, 0), 0, slope)  # else 0 times an infinity at 0
+    return unbroadcast(slope, x1), unbroadcast(dy * y * log_x1, x2)
+
+
+def _is_nonzero(x: Tensor) -> bool:
+    """Whether x is a single number that is known not to be 0."""
+    return x.op is None and x.variable is None and x.value is not None and x.value.size == 1 and bool(x.value.all())
 
 
 @op(**_ARITHMETIC, ufunc=np.maximum, lowering=Element("dp_maximum({0}, {1})"), onnx="Max")
@@ -196,9 +204,15 @@ def _minimum(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Ten
 
 
 def _extremum_gradients(dy: Tensor, first: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
-    """Equal operands get half of the gradient each, as in JAX and PyTorch."""
-    share = where(first, 1.0, where(equal(x1, x2), 0.5, 0.0))
-    return unbroadcast(dy * cast(share, dy.dtype.name), x1), unbroadcast(dy * cast(1.0 - share, dy.dtype.name), x2)
+    """Equal operands get half of the gradient each, as in JAX and PyTorch.
+
+    The gradient is selected, not multiplied: times 0 an infinite one would be NaN.
+    """
+    shared = where(equal(x1, x2), dy * 0.5, 0)
+    return (
+        unbroadcast(where(first, dy, shared), x1),
+        unbroadcast(where(first, 0, where(equal(x1, x2), dy * 0.5, dy)), x2),
+    )
 
 
 def _comparison(name: str, function: Any, operator: Operator, onnx: str | None = None) -> Op:
@@ -420,6 +434,28 @@ def _tanh(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * (1 - y * y)
 
 
+@op(**_FUNCTION, lowering=Element("dp_expm1({0})"), expensive=True)
+def expm1(x: Array, *, out: Array) -> None:
+    """e^x - 1, exact near 0."""
+    np.expm1(_as_float(x), out=out)
+
+
+@expm1.gradient
+def _expm1(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    return dy * (y + 1)
+
+
+@expm1.onnx_lowering
+def _expm1_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
+    """Near 0, 2 t / (1 - t) with t = tanh(x / 2)."""
+    value, unit = graph.computed(x, output.dtype), graph.constant(1, output.dtype)
+    t = graph.node("Tanh", graph.node("Mul", value, graph.constant(0.5, output.dtype)))
+    near = graph.node("Div", graph.node("Add", t, t), graph.node("Sub", unit, t))
+    is_near = graph.node("Less", graph.node("Abs", value), unit, dtype=np.bool_)
+    far = graph.node("Sub", graph.node("Exp", value), unit)
+    return graph.node("Where", is_near, near, far, dtype=output.dtype)
+
+
 @op(**_FUNCTION, lowering=Element("dp_sigmoid({0})"), onnx="Sigmoid", expensive=True)
 def sigmoid(x: Array, *, out: Array) -> None:
     """1 / (1 + e^-x), without overflow."""
@@ -566,10 +602,40 @@ def all_floating(*xs: Any) -> tuple[Tensor, ...]:
     return tuple(cast(tensor, common if is_floating(common) else floatx()) for tensor in tensors)
 
 
+def _clipping(name: str, is_inside: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Op:
+    """Return an op that clamps x between two bounds; `is_inside` says where x has its gradient."""
+
+    def compute(x: Array, low: Array, high: Array, *, out: Array) -> None:
+        np.maximum(x, low, out=out)
+        np.minimum(out, high, out=out)
+
+    def gradient(y: Tensor, dy: Tensor, x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        above = maximum(x, low) > high
+        return (
+            unbroadcast(where(is_inside(x, low, high), dy, 0), x),
+            unbroadcast(where(logical_and(x < low, low <= high), dy, 0), low),
+            unbroadcast(where(above, dy, 0), high),
+        )
+
+    def onnx(graph: OnnxGraph, output: Tensor, x: Value, low: Value, high: Value) -> Value:
+        return graph.elements("Min", output, (graph.elements("Max", output, (x, low)), high))
+
+    compute.__name__, compute.__doc__ = name, "min(max(x, low), high)."
+    record = op(**_ARITHMETIC, lowering=Element("dp_minimum(dp_maximum({0}, {1}), {2})"))(compute)
+    record.gradient(gradient)
+    record.onnx_lowering(onnx)
+    return record
+
+
+clip_to = _clipping("clip_to", lambda x, low, high: logical_and(x >= low, x <= high))
+# For activations: at the bounds, as beyond them, the gradient is 0.
+saturate_to = _clipping("saturate_to", lambda x, low, high: logical_and(x > low, x < high))
+
+
 @operation
 def clip(x: Any, x_min: float, x_max: float) -> Tensor:
     """Clamp x between two numbers; the gradient is 0 outside them."""
-    return minimum(maximum(x, x_min), x_max)
+    return clip_to(x, x_min, x_max)
 
 
 @op(

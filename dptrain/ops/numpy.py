@@ -47,7 +47,6 @@ from dptrain.ops.arrays import (
     log10,
     logaddexp,
     logical_xor,
-    mod,
     moveaxis,
     nan_to_num,
     ndim,
@@ -97,6 +96,7 @@ from dptrain.ops.elementwise import (
     divide,
     equal,
     exp,
+    expm1,
     floor_divide,
     greater,
     greater_equal,
@@ -161,35 +161,34 @@ from dptrain.ops.math.cumulative import (
 )
 from dptrain.ops.math.division import (
     divide_no_nan,
+    fmod,
+    mod,
 )
 from dptrain.ops.math.functions import (
     allclose,
     amax,
     amin,
-    arccosh,
-    arcsinh,
-    arctanh,
-    cbrt,
-    cosh,
     deg2rad,
     exp2,
-    expm1,
     fabs,
     fmax,
     fmin,
-    fmod,
     heaviside,
-    hypot,
     isneginf,
     isposinf,
     logaddexp2,
     ptp,
     rad2deg,
-    sinc,
-    sinh,
     trapezoid,
     true_divide,
     trunc,
+)
+from dptrain.ops.math.hyperbolic import (
+    arccosh,
+    arcsinh,
+    arctanh,
+    cosh,
+    sinh,
 )
 from dptrain.ops.math.nan_functions import (
     nanargmax,
@@ -203,6 +202,10 @@ from dptrain.ops.math.nan_functions import (
     nanstd,
     nansum,
     nanvar,
+)
+from dptrain.ops.math.roots import (
+    cbrt,
+    hypot,
 )
 from dptrain.ops.math.rounding import (
     ceil,
@@ -221,6 +224,7 @@ from dptrain.ops.math.trigonometry import (
     arcsin,
     arctan,
     arctan2,
+    sinc,
 )
 from dptrain.ops.padding import (
     pad,

@@ -122,12 +122,9 @@ def reduce_max(x: Array, *, axes: tuple[int, ...], keepdims: bool, out: Array) -
 def _reduce_max(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     """Equal maxima share the gradient, as in JAX and PyTorch's `amax`."""
     axes = y.attributes["axes"]
-    chosen = cast(equal(x, _broadcast_back(y, x, y)), dy.dtype)
-    return (
-        _broadcast_back(dy, x, y)
-        * chosen
-        / _broadcast_back(reduce_sum(chosen, axes=axes, keepdims=y.attributes["keepdims"]), x, y)
-    )
+    is_greatest = equal(x, _broadcast_back(y, x, y))
+    count = reduce_sum(cast(is_greatest, dy.dtype), axes=axes, keepdims=y.attributes["keepdims"])
+    return where(is_greatest, _broadcast_back(dy, x, y) / _broadcast_back(count, x, y), 0)
 
 
 @reduce_max.onnx_lowering

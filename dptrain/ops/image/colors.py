@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dptrain.errors import ConfigError
-from dptrain.ops.arrays import mod
 from dptrain.ops.common import limits
 from dptrain.ops.elementwise import absolute, cast, clip, equal, floating, less, maximum, minimum, where
 from dptrain.ops.image.formats import batched
 from dptrain.ops.manipulation import concatenate
+from dptrain.ops.math.division import mod
 from dptrain.ops.operation_calls import operation
 from dptrain.program.tensor import Tensor, as_tensors
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from dptrain.errors import ConfigError
 from dptrain.ops import random
-from dptrain.ops.arrays import mod
 from dptrain.ops.elementwise import (
     absolute,
     cast,
@@ -26,6 +25,7 @@ from dptrain.ops.image.filters import blurred
 from dptrain.ops.image.formats import batched, check_choice, exact_dtype, to_dtype
 from dptrain.ops.indexing import take, take_each
 from dptrain.ops.manipulation import expand_dims, reshape, stack, zeros
+from dptrain.ops.math.division import mod
 from dptrain.ops.math.rounding import floor, rint
 from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.operation_calls import operation

@@ -4,30 +4,22 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from dptrain.ops.arrays import all, isclose, logaddexp, mod, moveaxis
+from dptrain.ops.arrays import all, isclose, logaddexp, moveaxis
 from dptrain.ops.elementwise import (
     absolute,
     all_floating,
     cast,
     divide,
-    elu,
     equal,
     exp,
     floating,
     less,
-    log,
-    log1p,
     maximum,
     minimum,
     multiply,
-    power,
-    sign,
-    sin,
-    sqrt,
-    square,
     where,
 )
-from dptrain.ops.math.rounding import ceil, floor, isinf, isnan
+from dptrain.ops.math.rounding import ceil, floor, isnan
 from dptrain.ops.operation_calls import operation
 from dptrain.ops.reduction import max, min, sum
 from dptrain.program.tensor import Tensor, as_tensors
@@ -53,60 +45,6 @@ def exp2(x: Any) -> Tensor:
 
 
 @operation
-def expm1(x: Any) -> Tensor:
-    """Return e^x - 1, exact near 0."""
-    tensor = floating(x)
-    below = elu(-absolute(tensor))  # e^-|x| - 1
-    return where(tensor > 0, -below * exp(absolute(tensor)), below)
-
-
-@operation
-def sinh(x: Any) -> Tensor:
-    """Return the hyperbolic sine, exact near 0."""
-    tensor = floating(x)
-    power_less_1 = expm1(absolute(tensor))
-    half = where(isinf(power_less_1), power_less_1, (power_less_1 + power_less_1 / (power_less_1 + 1)) / 2)
-    return where(tensor < 0, -half, half)
-
-
-@operation
-def cosh(x: Any) -> Tensor:
-    """Return the hyperbolic cosine."""
-    tensor = floating(x)
-    return (exp(tensor) + exp(-tensor)) / 2
-
-
-@operation
-def arcsinh(x: Any) -> Tensor:
-    """Return the inverse of the hyperbolic sine, exact near 0."""
-    tensor = floating(x)
-    size = absolute(tensor)
-    inner = log1p(size + square(size) / (1 + sqrt(square(size) + 1)))
-    return where(tensor < 0, -inner, inner)
-
-
-@operation
-def arccosh(x: Any) -> Tensor:
-    """Return the inverse of the hyperbolic cosine, for x from 1."""
-    tensor = floating(x)
-    return log(tensor + sqrt(square(tensor) - 1))
-
-
-@operation
-def arctanh(x: Any) -> Tensor:
-    """Return the inverse of the hyperbolic tangent, exact near 0."""
-    tensor = floating(x)
-    return (log1p(tensor) - log1p(-tensor)) / 2
-
-
-@operation
-def cbrt(x: Any) -> Tensor:
-    """Return the cube root, also of negative numbers."""
-    tensor = floating(x)
-    return sign(tensor) * power(absolute(tensor), 1 / 3)
-
-
-@operation
 def deg2rad(x: Any) -> Tensor:
     """Return degrees in radians."""
     return floating(x) * (math.pi / 180)
@@ -116,13 +54,6 @@ def deg2rad(x: Any) -> Tensor:
 def rad2deg(x: Any) -> Tensor:
     """Return radians in degrees."""
     return floating(x) * (180 / math.pi)
-
-
-@operation
-def hypot(x1: Any, x2: Any) -> Tensor:
-    """Return sqrt(x1^2 + x2^2)."""
-    a, b = all_floating(x1, x2)
-    return sqrt(square(a) + square(b))
 
 
 @operation
@@ -147,14 +78,6 @@ def trunc(x: Any) -> Tensor:
 
 
 @operation
-def fmod(x1: Any, x2: Any) -> Tensor:
-    """Return the remainder of x1 / x2, with x1's sign."""
-    a, b = as_tensors([x1, x2])
-    remainder = mod(absolute(a), absolute(b))
-    return where(less(a, 0), -remainder, remainder)
-
-
-@operation
 def fmax(x1: Any, x2: Any) -> Tensor:
     """Return the greater of x1 and x2, ignoring NaN."""
     a, b = as_tensors([x1, x2])
@@ -166,15 +89,6 @@ def fmin(x1: Any, x2: Any) -> Tensor:
     """Return the lesser of x1 and x2, ignoring NaN."""
     a, b = as_tensors([x1, x2])
     return where(isnan(a), b, where(isnan(b), a, minimum(a, b)))
-
-
-@operation
-def sinc(x: Any) -> Tensor:
-    """Return sin(pi x) / (pi x), 1 at 0."""
-    angle = floating(x) * math.pi
-    is_zero = equal(angle, 0)
-    safe = where(is_zero, 1.0, angle)
-    return where(is_zero, 1.0, sin(safe) / safe)
 
 
 @operation

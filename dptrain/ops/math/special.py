@@ -111,7 +111,8 @@ def bessel_of(x: Array, *, order: int, out: Array) -> None:
     angles = (np.arange(_ANGLES) + 0.5) * (math.pi / _ANGLES)
     size = np.abs(wide)
     averages = (np.exp(wide * np.cos(angles) - size) * np.cos(order * angles)).mean(-1)
-    out[...] = averages * np.exp(size[..., 0])
+    growth = np.exp(size[..., 0])  # infinite long before the averages of so few angles are no good
+    out[...] = np.where(np.isinf(growth), growth * np.sign(wide[..., 0]) ** order, averages * growth)
 
 
 @bessel_of.gradient

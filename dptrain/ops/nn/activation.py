@@ -25,6 +25,7 @@ from dptrain.ops.elementwise import (
     minimum,
     multiply,
     relu,
+    saturate_to,
     silu,
     softplus,
     sqrt,
@@ -136,14 +137,14 @@ def celu(x: Any, alpha: float = 1.0) -> Tensor:
 @operation
 def relu6(x: Any) -> Tensor:
     """Return x between 0 and 6."""
-    return clip(x, 0.0, 6.0)
+    return saturate_to(x, 0.0, 6.0)
 
 
 @operation
 @in_float32
 def hard_sigmoid(x: Any) -> Tensor:
     """Return x / 6 + 1 / 2 between 0 and 1."""
-    return clip(divide(x, 6.0) + 0.5, 0.0, 1.0)
+    return saturate_to(divide(x, 6.0) + 0.5, 0.0, 1.0)
 
 
 @operation
@@ -156,7 +157,7 @@ def hard_silu(x: Any) -> Tensor:
 @operation
 def hard_tanh(x: Any) -> Tensor:
     """Return x between -1 and 1."""
-    return clip(x, -1.0, 1.0)
+    return saturate_to(x, -1.0, 1.0)
 
 
 @operation
@@ -170,7 +171,7 @@ def hard_shrink(x: Any, threshold: float = 0.5) -> Tensor:
 def soft_shrink(x: Any, threshold: float = 0.5) -> Tensor:
     """Return x moved towards 0 by the threshold, at most to 0."""
     tensor = floating(x)
-    return maximum(tensor - threshold, 0.0) + minimum(tensor + threshold, 0.0)
+    return tensor - clip(tensor, -threshold, threshold)
 
 
 @operation
@@ -207,7 +208,7 @@ def sparse_plus(x: Any) -> Tensor:
 @in_float32
 def sparse_sigmoid(x: Any) -> Tensor:
     """Return (x + 1) / 2 between 0 and 1."""
-    return clip((floating(x) + 1.0) * 0.5, 0.0, 1.0)
+    return saturate_to((floating(x) + 1.0) * 0.5, 0.0, 1.0)
 
 
 @operation

@@ -83,7 +83,15 @@ CASES: dict[str, list[Case]] = {
     **dict.fromkeys(("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"), _PAIRS),
     **dict.fromkeys(("logical_and", "logical_or"), _FLAGS),
     "logical_not": [Case(flags(B, 3))],
-    **dict.fromkeys(("divide", "floor_divide", "power"), _POSITIVE),
+    **dict.fromkeys(("divide", "floor_divide", "power", "mod", "fmod"), _POSITIVE),
+    **dict.fromkeys(("arctan2", "hypot"), _PAIRS),
+    **dict.fromkeys(
+        ("clip_to", "saturate_to"),
+        [Case(normal(B, 3), lambda rng: np.full(3, -0.5), lambda rng: np.array([0.7, 0.6, -0.9]))],
+    ),
+    **dict.fromkeys(("expm1", "sinh", "cosh", "arcsinh", "sinc"), _ONE),
+    "cbrt": [Case(positive(B, 3)), Case(lambda rng: -1 - rng.random((B, 3)))],
+    "arccosh": [Case(lambda rng: 1.5 + rng.random((B, 3)))],
     "divide_no_nan": [*_POSITIVE, Case(normal(B, 3), lambda rng: np.array([0, 1, -2]))],
     "where": [Case(flags(B, 1), normal(B, 3), normal(3), rows=(0, 0, None))],
     **dict.fromkeys(
