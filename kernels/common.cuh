@@ -143,15 +143,15 @@ template <class Join, class T> __device__ __forceinline__ T join_parts(const T *
     return block_join<Join>(value, shared);
 }
 
-// A row's number as NumPy takes it, from the end where it is negative; one outside becomes the nearest.
+// The index of a row; the nearest one if it is out of range.
 template <class T> __device__ __forceinline__ Index row_at(T place, Index rows) {
-    const long long row = place < 0 ? (long long)place + rows : (long long)place;
+    const long long row = (long long)place;
     return row < 0 ? 0 : row >= rows ? rows - 1 : (Index)row;
 }
 
-// The same; of one outside it also leaves a note, which whoever reads the step's results finds.
+// The same; also sets `outside` to 1 if it is out of range, which is read with the step's results.
 template <class T> __device__ __forceinline__ Index row_at(T place, Index rows, int *outside) {
-    const long long row = place < 0 ? (long long)place + rows : (long long)place;
+    const long long row = (long long)place;
     if (row < 0 || row >= rows) atomicExch(outside, 1);
     return row_at(place, rows);
 }

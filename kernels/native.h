@@ -38,7 +38,7 @@ struct Context {
     const int64_t *n;   // rows of tables from which rows are gathered
     const uint64_t *seeds;
     int64_t R, F, G;    // rows of this rank, the first of them, rows of the global batch
-    int64_t *outside;   // set to 1 where a row is asked for that a table does not have
+    int64_t *outside;   // set to 1 if an index is out of range
     int64_t *stopped;   // not 0 once a signal has ended a loop of unknown length
     int64_t (*asks)(void);  // lets Python handle signals; not 0 if the program ends
     int64_t asked;      // when it did, in ms
@@ -169,10 +169,9 @@ template <class T> struct dp_Argmax {
     int64_t total() { return place; }
 };
 
-// A row of a table with `length` of them, counted from the end where it is negative.
+// The index of a row, checked against the table's length.
 template <class T> DP_INLINE int64_t dp_row(T asked, int64_t length, int64_t *outside) {
-    int64_t row = (int64_t)asked;
-    if (std::numeric_limits<T>::is_signed && row < 0) row += length;
+    const int64_t row = (int64_t)asked;
     if (row < 0 || row >= length) {
         *outside = 1;
         return 0;

@@ -102,8 +102,9 @@ template <class P> __device__ __forceinline__ int first_place(const P *places, I
     return -1;
 }
 
-template <class P> __device__ __forceinline__ int next_place(const P *places, Index count, Index length, Index place) {
-    const Index row = row_at(places[place], length);
+template <class P>
+__device__ __forceinline__ int next_place(const P *places, Index count, Index length, int *outside, Index place) {
+    const Index row = row_at(places[place], length, outside);
     while (++place < count)
         if (row_at(places[place], length) == row) return (int)place;
     return -1;
@@ -120,10 +121,10 @@ __device__ __forceinline__ T add_chained_rows(const T *values, const int *first,
 
 // The same without chains: each element looks at all places, which is better for a table of few rows.
 template <class T, class P>
-__device__ __forceinline__ T add_rows(const T *values, const P *places, Index count, Index length, Index F, Index l,
-                                      Index f) {
+__device__ __forceinline__ T add_rows(const T *values, const P *places, Index count, Index length, Index F,
+                                      int *outside, Index l, Index f) {
     T sum = 0;
     for (Index place = 0; place < count; ++place)
-        if (row_at(places[place], length) == l) sum += values[place * F + f];
+        if (row_at(places[place], length, outside) == l) sum += values[place * F + f];
     return sum;
 }

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.errors import ConfigError
+from dptrain.ops.elementwise import cast, logical_and
 from dptrain.ops.elementwise import where as chosen
 from dptrain.ops.manipulation import reshape, transpose_to, zeros
 from dptrain.ops.operation_calls import operation
@@ -41,8 +42,15 @@ def _take_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, 
     expensive=True,
 )
 def take_rows(table: Array, places: Array, *, out: Array) -> None:
-    """table[places]."""
-    out[...] = table[places]
+    """table[places]; IndexError for a place that is not 0 to the table's length - 1."""
+    out[...] = table[_from_front(places)]
+
+
+def _from_front(places: Array) -> Array:
+    """Return indices unless one is negative, which NumPy would count from the end."""
+    if places.dtype.kind == "i" and places.size and places.min() < 0:
+        raise IndexError("negative index")
+    return places
 
 
 @take_rows.gradient
@@ -70,9 +78,9 @@ def _add_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, A
     lowering=Scatter(),
 )
 def add_rows(values: Array, places: Array, *, length: int, out: Array) -> None:
-    """Zeros with the values added at the rows `places`."""
+    """Zeros with the values added at the rows `places`; IndexError for one that is not 0 to length - 1."""
     out.fill(0)
-    np.add.at(out, places, values)
+    np.add.at(out, _from_front(places), values)
 
 
 @add_rows.gradient
@@ -121,8 +129,8 @@ def gather_rows_along(x: Tensor, axes: Sequence[int]) -> Tensor:
     expensive=True,
 )
 def take_each(table: Array, places: Array, *, out: Array) -> None:
-    """table[b, places[b]] for each b of the first axis."""
-    for row, (row_places, row_out) in enumerate(zip(places, out, strict=True)):
+    """table[b, places[b]] for each b of the first axis; IndexError for a place that is not 0 to the length - 1."""
+    for row, (row_places, row_out) in enumerate(zip(_from_front(places), out, strict=True)):
         row_out[...] = table[row][row_places]
 
 
@@ -151,11 +159,16 @@ def _take_each_onnx(graph: OnnxGraph, output: Tensor, table: Value, places: Valu
 def normalized_indices(indices: Any, length: int) -> Tensor:
     """Return indices counted from the front; refuse known ones that are out of range."""
     (places,) = as_tensors([indices])
-    if places.dtype.kind == "u" or counts_rows(length):
+    if places.dtype.kind == "u" or (places.value is not None and not (places.value < 0).any() and counts_rows(length)):
         return places
+    if places.dtype.itemsize < 4:  # the length may not fit
+        places = cast(places, np.int32)
+    if counts_rows(length):
+        all_rows = sum_over(zeros((length,), places.dtype) + 1, 0)
+        return chosen(places < 0, places + all_rows, places)
     length = int(length)
-    if places.value is None:
-        return chosen(places < 0, places + length, places)
+    if places.value is None:  # one that is out of range stays as it is, for the message
+        return chosen(logical_and(places < 0, places >= -length), places + length, places)
     value: Array = places.value
     wrong = value[(value < -length) | (value >= length)]
     if wrong.size:

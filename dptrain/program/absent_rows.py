@@ -18,10 +18,9 @@ OUTSIDE = "a row number is outside the table"
 def absent_row(layer: str, length: int, places: Array, samples: Array | None = None) -> DataError | None:
     """Return the error that names the first id outside the table of a layer, or None.
 
-    Ids are (rows, ...) or (), negative ones count from the end; `samples` (rows,) are numbers of the samples, None for
-    their order.
+    Ids are (rows, ...) or (); `samples` (rows,) are numbers of the samples, None for their order.
     """
-    is_absent = (places >= length) | (places < -length)
+    is_absent = (places >= length) | (places < 0)
     if not is_absent.any():
         return None
     place = np.unravel_index(int(is_absent.argmax()), places.shape)

@@ -13,10 +13,9 @@ SHAPES = [((7,), ()), ((6, 5), (3,)), ((4, 3), (2, 3)), ((40,), (130,)), ((0,), 
 
 
 def case(places, features, length, dtype="float32", index="int64"):
-    """Return a program that adds rows to a table, and its data; some places count from the end, many rows repeat."""
+    """Return a program that adds rows to a table, and its data; many rows repeat."""
     rng = np.random.default_rng(len(features) + length)
-    least = 0 if index.startswith("u") else -length
-    chosen = rng.integers(least, length, places).astype(index)
+    chosen = rng.integers(0, length, places).astype(index)
     chosen[..., : places[-1] // 2] %= 3
     data = {"values": rng.normal(size=(*places, *features)).astype(dtype), "places": chosen}
     rows = Dim.rows(places[0]) if places[0] else 0

@@ -456,7 +456,7 @@ def _convolution(w: Writer, t: Tensor, index: Index) -> Ex:
 def _add_rows(w: Writer, t: Tensor, index: Index) -> Ex:
     values, places = t.inputs
     features = tuple(t.shape[1:])
-    w.needs.add("windows.cuh")
+    w.needs |= {"windows.cuh", "outside"}
     row, feature = w.at(index[0]), w.at(ravel(index[1:], features))
     arguments = [
         w.pointer(values),
@@ -464,6 +464,7 @@ def _add_rows(w: Writer, t: Tensor, index: Index) -> Ex:
         numel_text(places.shape),
         numel_text(t.shape[:1]),
         numel_text(features),
+        "outside",
     ]
     call = f"add_rows({', '.join(arguments)}, {row.text}, {feature.text})"
     return w.let(ctype(t.dtype), call, max(row.depth, feature.depth))
@@ -483,7 +484,11 @@ def _row_chain(w: Writer, t: Tensor, index: Index) -> Ex:
         return w.let(ctype(t.dtype), call, max(row.depth, feature.depth))
     (places,) = t.inputs
     at = w.at(ravel(index, tuple(t.shape)))
-    call = f"{lowering.part}_place({w.pointer(places)}, {numel_text(places.shape)}, {length}, {at.text})"
+    noted = ""
+    if lowering.part == "next":  # it looks at each place once
+        w.needs.add("outside")
+        noted = ", outside"
+    call = f"{lowering.part}_place({w.pointer(places)}, {numel_text(places.shape)}, {length}{noted}, {at.text})"
     return w.let(ctype(t.dtype), call, at.depth)
 
 

@@ -23,7 +23,7 @@ END = -1
 
 def _row_of(places: Array, length: int) -> Array:
     flat = places.reshape(-1).astype(np.int64)
-    return np.clip(np.where(flat < 0, flat + length, flat), 0, length - 1)
+    return np.clip(flat, 0, length - 1)
 
 
 def _first_place(places: Array, *, length: int, out: Array) -> None:

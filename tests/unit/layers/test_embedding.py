@@ -48,8 +48,20 @@ def test_ids_that_count_rows_of_a_column_are_named_too():
     x[33, 3] = -7
     with pytest.raises(DataError, match=r"layer 'code': id -7 of sample 33 .*expected 0 to 5"):
         net.predict(x, verbose=0)
-    x[33, 3] = -1  # counts from the end
-    assert net.predict(x, verbose=0)[33].tolist() == net.predict(np.full((1, 4), 5.0), verbose=0)[0].tolist()
+
+
+@pytest.mark.parametrize("options", [{"jit_compile": True}, {"jit_compile": False}, {"run_eagerly": True}], ids=str)
+def test_a_negative_id_is_no_row(options):
+    embedded, ids = model(**options), np.where(np.arange(300).reshape(100, 3) == 100, -1, 2)
+    message = r"layer 'words': id -1 of sample .* \(1 in this batch\), expected 0 to 4"
+    for ask in (
+        lambda: embedded.fit(ids, np.zeros(100), verbose=0),
+        lambda: embedded.evaluate(ids, np.zeros(100), verbose=0),
+        lambda: embedded.predict(ids, verbose=0),
+        lambda: embedded(ids),
+    ):
+        with pytest.raises(DataError, match=message):
+            ask()
 
 
 def test_a_layer_without_a_name_is_called_by_its_kind():

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+import dptrain as dp
 from dptrain import ops
-from dptrain.errors import ConfigError
+from dptrain.errors import ConfigError, DataError
 from dptrain.program.execute import evaluate
 from dptrain.program.program import trace
 from dptrain.program.tensor import Variable
@@ -48,3 +49,30 @@ def test_rows_of_negative_segments_are_in_none():
     np.testing.assert_array_equal(evaluate(program, {"i": ids})[0]["sums"], [0, 6, 0])
     with pytest.raises(ConfigError, match="index 3 is out of range for a length of 3"):
         ops.segment_sum(np.arange(2.0), np.array([3, -1]), 3)
+
+
+@pytest.mark.parametrize("options", [{"jit_compile": True}, {"jit_compile": False}, {"run_eagerly": True}], ids=str)
+def test_indices_count_from_the_end_once(options):
+    class Taken(dp.Model):
+        def call(self, x):
+            return ops.take(np.arange(10.0), ops.cast(x, "int32")) + ops.take(np.arange(300), ops.cast(x, "int8")) * 0
+
+    model = Taken()
+    model.compile(**options)
+    np.testing.assert_array_equal(model.predict(np.array([[-1], [-10], [3]]), verbose=0), [[9], [0], [3]])
+    for index in (-11, -13, 10):
+        with pytest.raises((DataError, ConfigError), match=f"{index}"):
+            model.predict(np.array([[index], [3]]), verbose=0)
+
+
+NAN_LAST = np.array([-np.inf, -1, 0, 0.5, 1, 2, np.inf, np.nan])
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("row", [[0.0, 1, 1, 2], [0.0, 1, np.inf, np.nan, np.nan], []], ids=str)
+def test_nan_is_after_all_numbers(row, dtype):
+    row, values = ops.cast(np.array(row), dtype), ops.cast(NAN_LAST, dtype)
+    for side in ("left", "right"):
+        expected = np.searchsorted(np.float64(row), NAN_LAST, side)
+        np.testing.assert_array_equal(ops.searchsorted(row, values, side), expected)
+    np.testing.assert_array_equal(ops.digitize(values, row), expected)
