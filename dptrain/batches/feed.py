@@ -199,7 +199,8 @@ class PooledFeed(Feed):
         chosen = self._order[shard.start : shard.stop]
         for source, host, device in zip(self._sources, self._host, self._device, strict=True):
             host[: len(chosen)] = source[chosen]
-            host[len(chosen) :] = 0
+            # Zeros might be no id that a layer takes.
+            host[len(chosen) :] = source[chosen[0]] if len(chosen) else 0
             self._backend.write(device, host)
         return BatchRows(self._device, self._identity, [0])
 

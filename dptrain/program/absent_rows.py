@@ -32,7 +32,7 @@ def absent_row(layer: str, length: int, places: Array, samples: Array | None = N
         sample = f" of sample {row if samples is None or not len(samples) else int(samples[row])}"
     return DataError(
         f"{where}id {int(places[place])}{sample} ({int(is_absent.sum())} in this batch), expected 0 to {length - 1}; "
-        "correct the data, or raise the length of the table (input_dim)"
+        "correct the data, or raise the length of the table (input_dim, num_tokens)"
     )
 
 

@@ -7,8 +7,8 @@ import numpy as np
 from dptrain import constraints, initializers, ops, regularizers
 from dptrain.layers.arguments import positive
 from dptrain.layers.base import ConstraintArgument, InitializerArgument, Layer, RegularizerArgument
+from dptrain.layers.existing_rows import require_rows
 from dptrain.ops.indexing import take_rows
-from dptrain.program.absent_rows import absent_row
 from dptrain.program.tensor import Tensor
 
 
@@ -76,6 +76,5 @@ class Embedding(Layer):
     def call(self, inputs: Tensor) -> Tensor:
         """Return (rows, ..., output_dim); DataError if an id is not a row of the table."""
         places = inputs if inputs.dtype.kind in "iu" else ops.cast(inputs, np.int32)
-        if places.value is not None and (error := absent_row(self._display_name, self.input_dim, places.value)):
-            raise error
+        require_rows(self._display_name, self.input_dim, places)
         return ops.cast(take_rows(self.embeddings, places), self.compute_dtype)

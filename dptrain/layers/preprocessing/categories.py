@@ -10,6 +10,7 @@ import numpy.typing as npt
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer
+from dptrain.layers.existing_rows import existing_rows
 from dptrain.layers.preprocessing.standardization import batches_of
 from dptrain.program.shapes import is_one
 from dptrain.program.tensor import Tensor
@@ -68,7 +69,12 @@ class CategoryEncoding(Layer):
         self.num_tokens, self.output_mode, self.sparse = int(num_tokens), output_mode, False
 
     def call(self, inputs: Tensor, count_weights: Tensor | None = None) -> Tensor:
-        """Return the vectors for integers (rows,) or (rows, categories); with "count", `count_weights` weigh them."""
+        """Return the vectors for integers (rows,) or (rows, categories); with "count", `count_weights` weigh them.
+
+        Raises:
+            ConfigError: `count_weights` in another mode.
+            DataError: a category is not 0 to `num_tokens` - 1.
+        """
         if count_weights is not None:
             if self.output_mode != "count":
                 raise ConfigError(
@@ -77,6 +83,7 @@ class CategoryEncoding(Layer):
                 )
             count_weights = ops.cast(count_weights, self.compute_dtype)
         places = inputs if inputs.dtype.kind in "iu" else ops.cast(inputs, "int32")
+        places = existing_rows(self._display_name, self.num_tokens, places)
         return encode_categories(places, self.output_mode, self.num_tokens, self.compute_dtype, count_weights)
 
 

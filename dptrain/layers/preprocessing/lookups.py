@@ -16,6 +16,7 @@ import numpy.typing as npt
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer
+from dptrain.layers.existing_rows import existing_rows
 from dptrain.layers.preprocessing.categories import encode_categories
 from dptrain.layers.preprocessing.fingerprints import cross_fingerprints, farm, fingerprint_each, sip
 from dptrain.layers.preprocessing.standardization import batches_of, is_one_array
@@ -543,7 +544,8 @@ class IntegerLookup(_Lookup):
         """Return indices of integers of any shape, or vectors; inverted, the integers of indices.
 
         Raises:
-            ConfigError: no vocabulary, or an unknown integer without an OOV index.
+            ConfigError: no vocabulary, or an unknown integer without an OOV index outside a model.
+            DataError: an unknown integer without an OOV index inside a model; it is named -1.
         """
         tokens = self._require_vocabulary()
         if inputs.value is not None or (self.oov_method == "farmhash" and self.num_oov_indices > 1):
@@ -553,7 +555,7 @@ class IntegerLookup(_Lookup):
             table = np.array(self.get_vocabulary(), np.int64)
             inside = ops.logical_and(numbers >= 0, numbers < len(table))
             return ops.where(inside, ops.take(table, ops.where(inside, numbers, 0)), self.oov_token)
-        order = np.argsort(np.array(tokens, np.int64))
+        order = np.argsort(np.array(tokens, np.int64), kind="stable")
         table = np.array(tokens, np.int64)[order]
         at = ops.minimum(ops.cast(ops.searchsorted(table, numbers), "int64"), len(table) - 1)
         is_known = ops.equal(ops.take(table, at), numbers)
@@ -561,6 +563,11 @@ class IntegerLookup(_Lookup):
         if self.num_oov_indices:
             unknown = ops.mod(numbers, self.num_oov_indices) + self._first_oov_index
         places = ops.where(is_known, ops.take(order + self._first_token_index, at), unknown)
-        if self.mask_token is not None:
-            places = ops.where(ops.equal(numbers, self.mask_token), 0 if self.output_mode == "int" else -1, places)
+        masked = None if self.mask_token is None else ops.equal(numbers, self.mask_token)
+        if masked is not None:
+            places = ops.where(masked, 0, places)
+        if not self.num_oov_indices:
+            places = existing_rows(self._display_name, self.vocabulary_size(), places)
+        if masked is not None and self.output_mode != "int":
+            places = ops.where(masked, -1, places)
         return self._encoded(places)
