@@ -10,8 +10,11 @@ each embedded category.
 import dataclasses
 import json
 import math
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -38,6 +41,7 @@ FORMAT = 4
 # Limits of a file's declarations.
 MAX_COLUMNS, MAX_VALUES, MAX_TEXT, MAX_LENGTH = 20_000, 1_000_000, 10_000, 100_000
 _MAX_SIDE = 1 << 15
+_TOO_LONG = re.compile(r"(String|Tuple) should have at most")  # in Pydantic's words
 
 _STRICT = ConfigDict(extra="forbid", strict=True, defer_build=True)  # most trainings make none
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
@@ -182,10 +186,7 @@ class Preprocessing:
         try:
             return TypeAdapter(Preprocessing).validate_json(json.dumps(rest))
         except ValidationError as error:
-            problem = error.errors()[0]
-            place = ".".join(map(str, problem["loc"]))
-            field = f"{place} = {short(problem['input'])}: " if place else ""
-            raise DataError(f"{where}: {field}{problem['msg'].removeprefix('Value error, ')}") from None
+            raise _refusal(error, where) from None
         except (TypeError, ValueError, RecursionError):
             raise DataError(f"{where}: not what JSON can hold") from None
 
@@ -271,6 +272,32 @@ class Preprocessing:
                 what = "no" if not there[name] else f"{there[name]} times the"
                 hint = suggestion(name, list(there)) or f"; found {', '.join(list(there)[:10])}"
                 raise DataError(f"{where}: {what} column {name!r}{'; rename one' if there[name] else hint}")
+
+
+def _refusal(error: ValidationError, where: str) -> DataError:
+    problem = error.errors()[0]
+    names = [part for part in problem["loc"] if problem["loc"][0] not in range(9)]  # no places of arguments
+    field = f"{'.'.join(map(str, names))} = " if names else ""
+    value = f"{field}{short(problem['input'])}: " if problem["loc"] else ""
+    text = problem["msg"].removeprefix("Value error, ")
+    return DataError(f"{where}: {value}{_TOO_LONG.sub('expected at most', text)}")
+
+
+@contextmanager
+def within_limits(where: str) -> Iterator[None]:
+    """Refuse data of which a `Preprocessing` would exceed its limits."""
+    try:
+        yield
+    except ValidationError as error:
+        raise _refusal(error, where) from None
+
+
+def require_utf8(folder: Path) -> None:
+    """Refuse a folder whose name cannot be that of a class, which models keep as text."""
+    try:
+        folder.name.encode()
+    except UnicodeEncodeError:
+        raise DataError(f"{folder}: the name of a class folder is not UTF-8; rename it") from None
 
 
 def _code_of_unseen(column: Column, unseen: Unseen) -> tuple[int | None, str]:

@@ -197,8 +197,8 @@ class DataConfig(Checked):
     text: Annotated[tuple[str, ...], Before(_names)] = _field(
         (), "a table's columns to treat as texts, by their words, comma-separated", "text"
     )
-    # Ids of words are float32, exact up to 2^24.
-    text_words: Annotated[int, Interval(ge=1, le=16_000_000)] = _field(
+    # What a model's file may hold; ids of words are float32, exact up to 2^24.
+    text_words: Annotated[int, Interval(ge=1, le=1_000_000)] = _field(
         10_000, "maximum size of the vocabulary; the most frequent words are kept", "text-words"
     )
     text_length: Annotated[int, Interval(ge=1, le=100_000)] = _field(

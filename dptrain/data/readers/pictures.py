@@ -23,7 +23,7 @@ from dptrain.comm.parts import cut
 from dptrain.data.holdout import split_rows
 from dptrain.data.lazy import LazyArray, RowSource
 from dptrain.data.loading import LoadedData, Split
-from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.preprocessing import Preprocessing, require_utf8, within_limits
 from dptrain.data.raw import RawSamples, require_part
 from dptrain.data.sources import DEFAULT_MAX_BYTES
 from dptrain.errors import ConfigError, DataError, printable
@@ -299,9 +299,10 @@ def _learned(
     shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
     description = f"{size[0]}x{size[1]} {'grey' if grey else 'RGB'}"
     notes.append(f"{len(pictures):,} pictures, {description}; {len(names)} classes: {shown}")
-    return Preprocessing(
-        "multiclass", class_names=names, picture=(*size, 1 if grey else 3), resize=options.size is not None
-    )
+    with within_limits(str(folder)):
+        return Preprocessing(
+            "multiclass", class_names=names, picture=(*size, 1 if grey else 3), resize=options.size is not None
+        )
 
 
 def _require_fit(pictures: Sequence[_Picture], preprocessing: Preprocessing) -> None:
@@ -346,6 +347,7 @@ def _classes(folder: Path) -> Iterator[tuple[str, list[Path]]]:
     for entry in entries:
         if not entry.is_dir():
             raise DataError(f"{entry}: a file next to the class folders; move it into one, or remove it")
+        require_utf8(entry)
     for entry in entries:
         yield entry.name, _files(entry)
 

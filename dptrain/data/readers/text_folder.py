@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.preprocessing import Preprocessing, require_utf8
 from dptrain.data.sources import format_bytes
 from dptrain.data.tabular.table_columns import TableOptions, text_column
 from dptrain.data.tabular.tables import Table, pandas_module
@@ -70,6 +70,7 @@ def read_text_folder(path: str, max_bytes: int) -> TextFiles:
         raise DataError(f"{files[0]}: a file next to the class folders; move it into one, or remove it")
     columns: dict[str, list[str]] = {TEXT: []}
     for folder in [] if files else entries:
+        require_utf8(folder)
         members = _entries(folder)
         if not members:
             raise DataError(f"{folder}: no texts; remove the folder, or fill it")
@@ -79,8 +80,9 @@ def read_text_folder(path: str, max_bytes: int) -> TextFiles:
         raise DataError(f"{path}: no texts (*{_ENDING})")
     left = max_bytes
     for file in files:
-        columns[TEXT].append(_text(file, root, left, max_bytes))
-        left -= len(columns[TEXT][-1])
+        text, size = _text(file, root, left, max_bytes)
+        columns[TEXT].append(text)
+        left -= size
     return TextFiles(path, pandas_module().DataFrame(columns), None, tuple(map(str, files)))
 
 
@@ -106,8 +108,8 @@ def _entries(folder: Path) -> list[Path]:
     return entries
 
 
-def _text(file: Path, root: Path, left: int, max_bytes: int) -> str:
-    """Return a file's text; refuse links out of the folder, other endings, and more than `left` bytes."""
+def _text(file: Path, root: Path, left: int, max_bytes: int) -> tuple[str, int]:
+    """Return a file's text and its bytes; refuse links out of the folder, other endings, and more than `left` bytes."""
     where = printable(str(file))
     if file.is_dir() or file.suffix.lower() != _ENDING:
         raise DataError(f"{where}: expected a text (*{_ENDING})")
@@ -121,6 +123,6 @@ def _text(file: Path, root: Path, left: int, max_bytes: int) -> str:
     if len(content) > left:
         raise DataError(f"{where}: more texts than max_bytes = {format_bytes(max_bytes)}; raise --data.max_bytes")
     try:
-        return content.decode("utf-8-sig")
+        return content.decode("utf-8-sig"), len(content)
     except UnicodeDecodeError as error:
         raise DataError(f"{where}: byte {content[error.start]:02x} at {error.start} is not UTF-8") from None

@@ -191,6 +191,13 @@ def text_column(table: Table, name: str, options: TableOptions, notes: list[str]
     vocabulary = learn_vocabulary(texts, options.words)
     if not vocabulary:
         raise DataError(f"{table.where}, column {name!r}: no words in any row; --drop {name}")
+    if (most := max(map(len, vocabulary))) > MAX_TEXT:
+        row = next(row for row, text in enumerate(texts) if max(map(len, split_words(text)), default=0) == most)
+        raise table.fault(
+            row,
+            name,
+            f"a word of {most:,} characters, at most {MAX_TEXT:,} are read; shorten it, or leave the text out",
+        )
     longest = max(len(split_words(text)) for text in texts)
     length = min(longest, options.text_length)
     notes.append(

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from dptrain.comm.base import Communicator
 from dptrain.data.holdout import split_rows
 from dptrain.data.loading import LoadedData, Split
-from dptrain.data.preprocessing import Preprocessing, Unseen
+from dptrain.data.preprocessing import Preprocessing, Unseen, within_limits
 from dptrain.data.raw import RawSamples, cut_off, require_part, share
 from dptrain.data.readers.text_folder import TextFiles, learn_text_folder, read_text_folder
 from dptrain.data.sources import DEFAULT_MAX_BYTES, check_declared
@@ -69,7 +69,8 @@ class _TableFiles:
         """How the tables become arrays, learned from the training part unless it was set."""
         train = self._train
         from_folder = isinstance(train, TextFiles)
-        preprocessing, notes = (learn_text_folder if from_folder else learn)(train, self._options)
+        with within_limits(train.where):
+            preprocessing, notes = (learn_text_folder if from_folder else learn)(train, self._options)
         self.notes += notes
         if self._options.missing == "mean":
             preprocessing = with_means(preprocessing, train, self._trained_rows(preprocessing))

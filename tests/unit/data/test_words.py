@@ -1,10 +1,13 @@
 """Texts of tables and folders: words, ids, vocabularies; and what is refused."""
 
+import os
+
 import numpy as np
 import pandas as pd
 import pytest
 
-from dptrain.data.preprocessing import Preprocessing
+from dptrain.data import preprocessing as preprocessing_module
+from dptrain.data.preprocessing import Column, Preprocessing, within_limits
 from dptrain.data.readers import text_folder
 from dptrain.data.readers.text_folder import folder_options, is_text_folder, learn_text_folder, read_text_folder
 from dptrain.data.tabular.table_columns import TableOptions, learn
@@ -53,6 +56,11 @@ def test_a_text_stands_behind_the_other_columns():
         (["..."] * 20, {}, "column 'review': no words in any row; --drop review"),
         ([None, "a"] * 10, {}, r"row 1, column 'review': no value \(10 in all\)"),
         ([3, "a"] * 10, {}, "row 1, column 'review': 3; expected a text"),
+        (
+            ["a b", "a " + "w" * 10_001, *["a"] * 18],
+            {},
+            "t.csv.*row 2, column 'review': a word of 10,001 characters, at most 10,000 are read; shorten it",
+        ),
         (TEXTS * 5, {"drop": ["review"]}, "--text review: the column is not used"),
         (TEXTS * 5, {"categorical": ["review"]}, "--text review: another option names the column too"),
     ],
@@ -131,6 +139,10 @@ def spoil_beside(folder):
     (folder / "notes.txt").write_text("a text")
 
 
+def spoil_name(folder):
+    (folder / "good").rename(folder / os.fsdecode(b"caf\xe9"))
+
+
 def spoil_nested(folder):
     (folder / "good" / "more").mkdir()
 
@@ -144,6 +156,7 @@ def spoil_nested(folder):
         (spoil_empty, "good: no texts; remove the folder, or fill it"),
         (spoil_beside, r"notes\.txt: a file next to the class folders"),
         (spoil_nested, "more: expected a text"),
+        (spoil_name, r"caf\\udce9: the name of a class folder is not UTF-8; rename it"),
     ],
 )
 def test_folders_that_are_damaged(folder, spoil, message):
@@ -155,6 +168,29 @@ def test_folders_that_are_damaged(folder, spoil, message):
 def test_more_texts_than_memory_may_hold(folder):
     with pytest.raises(DataError, match="more texts than max_bytes"):
         read_text_folder(str(folder / "train"), 30)
+
+
+def test_limits_count_bytes(tmp_path):
+    for number in range(2):
+        (tmp_path / f"{number}.txt").write_text("\N{SNOWMAN}" * 10)
+    assert len(read_text_folder(str(tmp_path), 60)) == 2
+    with pytest.raises(DataError, match=r"1\.txt: more texts than max_bytes = 59 bytes"):
+        read_text_folder(str(tmp_path), 59)
+
+
+def test_a_long_word_in_a_folder_names_its_file(folder):
+    (folder / "train" / "good" / "1.txt").write_text("w" * 10_001)
+    with pytest.raises(DataError, match=r"good/1\.txt: a word of 10,001 characters, at most 10,000 are read; shorten"):
+        learn_text_folder(read_text_folder(str(folder / "train"), 100_000), TableOptions("class", texts=("text",)))
+
+
+def test_other_limits_of_a_models_file_are_refused_in_one_line(monkeypatch):
+    table = Table("t.csv", pd.DataFrame({"c": [f"street {number}" for number in range(9)] * 2, "y": [0, 1] * 9}))
+    with pytest.raises(DataError, match=r"t\.csv: 'yyy.*: expected at most 10000 characters$"), within_limits("t.csv"):
+        Preprocessing("regression", (Column("x", "number"),), "y" * 10_001)
+    monkeypatch.setattr(preprocessing_module, "MAX_VALUES", 5)
+    with pytest.raises(DataError, match=r"^t\.csv: expected at most 5 categories$"), within_limits("t.csv"):
+        learn(table, TableOptions("y"))
 
 
 @pytest.mark.parametrize(("texts", "others", "is_text"), [(2, 1, True), (1, 1, False), (1, 2, False), (0, 0, False)])

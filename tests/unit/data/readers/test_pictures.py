@@ -1,6 +1,7 @@
 """Folders of pictures: classes, sizes, colours, and every file that is no good picture."""
 
 import io
+import os
 
 import numpy as np
 import pytest
@@ -182,6 +183,15 @@ def test_folders_of_another_shape_are_refused(tmp_path, add, message):
     add(fill(tmp_path))
     with pytest.raises(AgreedError, match=message):
         load(tmp_path)
+
+
+def test_names_that_are_not_utf8(tmp_path):
+    fill(tmp_path, ["cat", os.fsdecode(b"caf\xe9")])
+    with pytest.raises(AgreedError, match=r"caf\\udce9: the name of a class folder is not UTF-8; rename it"):
+        load(tmp_path)
+    (tmp_path / os.fsdecode(b"caf\xe9")).rename(tmp_path / "dog")
+    (tmp_path / "dog" / "0.png").rename(tmp_path / "dog" / os.fsdecode(b"\xe9.png"))
+    assert len(read_all(load(tmp_path))) == 2 * PER_CLASS  # names of files are kept nowhere
 
 
 def test_one_class_is_nothing_to_learn(tmp_path):
