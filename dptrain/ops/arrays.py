@@ -40,7 +40,7 @@ from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.operation_calls import operation
 from dptrain.ops.products import batch_matmul
 from dptrain.ops.reduction import argmax, max, mean, min, order_reversed, sum, summed_dtype
-from dptrain.program.shapes import Shape, normalized_axes
+from dptrain.program.shapes import Shape, differ, normalized_axes
 from dptrain.program.tensor import Array, Tensor, Variable, as_tensors, constant
 from dptrain.runtime.floatx import floatx
 
@@ -451,29 +451,59 @@ def vstack(xs: Sequence[Any]) -> Tensor:
 
 @operation
 def einsum(subscripts: str, *operands: Any) -> Tensor:
-    """Return the sum of products of one or two tensors.
+    """Return the sum of products of tensors.
 
     `subscripts` are like "bij,bjk->bik" or "...ij,jk->...ik"; without an arrow the result has the letters that occur
-    once, in order. ConfigError for a letter twice in one operand.
+    once, in order. A letter twice in one operand is its diagonal: "ii->i", summed in "ii". Products are computed from
+    left to right. ConfigError for a letter twice in the result, or of two lengths.
     """
     tensors = list(as_tensors(operands))
     inputs, arrow, result = _expand_ellipsis(subscripts.replace(" ", ""), tensors).partition("->")
     names = inputs.split(",")
     if not arrow:
         result = _letters_once(inputs)
-    bad = "." in inputs + result or len(tensors) not in (1, 2) or len(names) != len(tensors)
-    if bad or [len(name) for name in names] != [x.ndim for x in tensors] or _has_repeated_letter(*names, result):
+    bad = "." in inputs + result or not tensors or len(names) != len(tensors) or set(result) - set(inputs)
+    if bad or [len(name) for name in names] != [x.ndim for x in tensors] or len(set(result)) != len(result):
         shapes = ", ".join(str(tuple(map(int, x.shape))) for x in tensors)
         raise ConfigError(f"not supported: einsum({subscripts!r}) of shapes {shapes}")
-    for number, name in enumerate(names):  # sum letters that only one operand has, and not the result
-        elsewhere = "".join([*names[:number], *names[number + 1 :], result])
+    pairs = [_diagonals(name, x) for name, x in zip(names, tensors, strict=True)]
+    while len(pairs) > 1:
+        first, second, *others = _only_needed(pairs, result)
+        needed = "".join([result, *(name for name, _ in others)])
+        letters = "".join(letter for letter in dict.fromkeys(first[0] + second[0]) if letter in needed)
+        if not others:
+            return _product([first[0], second[0]], [first[1], second[1]], result)
+        pairs = [(letters, _product([first[0], second[0]], [first[1], second[1]], letters)), *others]
+    ((name, tensor),) = _only_needed(pairs, result)
+    return transpose(tensor, [name.index(letter) for letter in result])
+
+
+def _diagonals(name: str, x: Tensor) -> tuple[str, Tensor]:
+    """Return the letters once each, last those that an operand has several times, and its diagonals over these."""
+    from dptrain.ops.arrangement import diagonal
+
+    for letter in dict.fromkeys(name):
+        while name.count(letter) > 1:
+            first = name.index(letter)
+            second = name.index(letter, first + 1)
+            if differ(x.shape[first], x.shape[second]):
+                raise ConfigError(
+                    f"einsum: letter {letter!r} has the lengths {x.shape[first]} and {x.shape[second]} in one operand"
+                )
+            x = diagonal(x, 0, first, second)
+            name = "".join(other for axis, other in enumerate(name) if axis not in (first, second)) + letter
+    return name, x
+
+
+def _only_needed(pairs: list[tuple[str, Tensor]], result: str) -> list[tuple[str, Tensor]]:
+    """Sum letters that only one operand has, and not the result."""
+    summed = []
+    for index, (name, tensor) in enumerate(pairs):
+        elsewhere = "".join([*(other for other, _ in pairs[:index] + pairs[index + 1 :]), result])
         alone = [axis for axis, letter in enumerate(name) if letter not in elsewhere]
-        if alone:
-            tensors[number] = sum(tensors[number], alone)
-            names[number] = "".join(letter for letter in name if letter in elsewhere)
-    if len(tensors) == 1:
-        return transpose(tensors[0], [names[0].index(letter) for letter in result])
-    return _product(names, tensors, result)
+        name = "".join(letter for letter in name if letter in elsewhere)
+        summed.append((name, sum(tensor, alone) if alone else tensor))
+    return summed
 
 
 def _expand_ellipsis(subscripts: str, tensors: Sequence[Tensor]) -> str:
@@ -518,10 +548,6 @@ def _product(names: list[str], tensors: list[Tensor], result: str) -> Tensor:
     return transpose(
         reshape(product, [length[letter] for letter in letters]), [letters.index(letter) for letter in result]
     )
-
-
-def _has_repeated_letter(*names: str) -> bool:
-    return [len(set(name)) for name in names] != [len(name) for name in names]
 
 
 @operation

@@ -135,6 +135,7 @@ class Op:
         self.moves = isinstance(lowering, ViewMap | Gather | Insert | Join) or (
             isinstance(lowering, Element) and lowering.converts
         )
+        self.takes_halves = self.moves  # other operands in half precision are converted to float32 and back
         # Results of calls without attributes for inputs of these `Tensor.kind`s, and whether the ufunc computes them.
         self._kinds: dict[tuple[ShapeDtype | None, ...], tuple[ShapeDtype, bool]] = {}
         self.__doc__ = compute.__doc__
@@ -182,7 +183,7 @@ class Op:
             at_once = False
             shape = self.shape(*[tensor.shape for tensor in tensors], **attributes)
             dtype = np.dtype(self.dtype(*[tensor.dtype for tensor in tensors], **attributes))
-            if not self.moves and (is_half(dtype) or any([is_half(tensor.dtype) for tensor in tensors])):
+            if not self.takes_halves and (is_half(dtype) or any([is_half(tensor.dtype) for tensor in tensors])):
                 return self._in_float32(tensors, attributes, dtype)
             if any([value is None for value in values]) or is_open(shape):
                 return Tensor(self, tensors, attributes, shape, dtype, name=SCOPE.get())

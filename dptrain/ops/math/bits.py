@@ -202,6 +202,9 @@ def bits_as(x: Array, *, dtype: TypeName, itemsize: int, out: Array) -> None:
     out[...] = np.ascontiguousarray(x).view(out.dtype).reshape(out.shape)
 
 
+bits_as.takes_halves = True  # the 16 bits of half precision, not the 32 that arithmetic takes
+
+
 @bits_as.gradient
 def _bits_as(y: Tensor, dy: Tensor, x: Tensor) -> None:
     return None

@@ -18,6 +18,8 @@ X, Y = RNG.normal(size=(6, 3, 4)), RNG.normal(size=(6, 4, 2))
 M, FLAGS = RNG.normal(size=(6, 4)), RNG.random((6, 4)) < 0.3
 NAN = np.where(FLAGS, np.nan, M)
 
+CUBE = np.random.default_rng(2).normal(size=(4, 4, 4))
+
 # What is computed, and what NumPy says.
 CASES = {
     "abs": (lambda: ops.abs(M), np.abs(M)),
@@ -116,6 +118,18 @@ def test_values_are_numpys(case):
         ("i,i->", (M[0], M[1])),
         ("bij -> jb", (X,)),
         ("bij", (X,)),
+        ("ii", (M[:4],)),
+        ("ii->i", (M[:4],)),
+        ("bii->bi", (CUBE,)),
+        ("iji->ji", (CUBE,)),
+        ("iii", (CUBE,)),
+        ("...ii->...i", (CUBE,)),
+        ("bii,bj->jb", (CUBE, M[:4])),
+        ("ij,kk->ij", (M, M[:4])),
+        ("bij,bjk,bk->bi", (X, Y, M[:, :2])),
+        ("ij,jk,kl,lm->im", (M[:4], M[:4], M[:4], M[:4])),
+        ("i,j,k->kij", (M[0], M[1], M[2])),
+        ("ii,i,i", (M[:4], M[0], M[1])),
     ],
 )
 def test_einsum(words, arrays):
@@ -172,7 +186,8 @@ def test_rows_stay_rows(shards):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: ops.einsum("ii->i", np.eye(3)), "not supported: einsum"),
+        (lambda: ops.einsum("i->ii", M[0]), "not supported: einsum"),
+        (lambda: ops.einsum("ii->i", M), "letter 'i' has the lengths 6 and 4 in one operand"),
         (lambda: ops.einsum("ij,jk->ik", X, Y), r"not supported: einsum\('ij,jk->ik'\) of shapes \(6, 3, 4\)"),
         (lambda: ops.where(FLAGS, 1.0), "expected both x1 and x2, or neither"),
         (lambda: ops.take(M, [6], 0), "index 6 is out of range for a length of 6"),

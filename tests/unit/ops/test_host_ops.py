@@ -27,7 +27,10 @@ def step(x):
     ordered = ops.sort(ops.sum(x, 1), -1) * 2
     real, imaginary = ops.rfft(ops.tanh(x), 4)
     loss = ops.mean(ops.logdet(ops.matmul(q, r))) + ops.mean(ordered * ops.sum(real**2 + imaginary**2, (1, 2))[:, None])
-    return {"loss": loss, "dx": gradients(loss, [x])[0], "ordered": ordered, "median": ops.median(x, (0, 2))}
+    diagonal = ops.einsum("bii->bi", ops.einsum("bij,bik->bjk", x, x))
+    loss += ops.sum(diagonal**2)
+    outputs = {"bits": ops.view(ops.cast(x, "float16"), "int16"), "diagonal": diagonal, "median": ops.median(x, (0, 2))}
+    return {"loss": loss, "dx": gradients(loss, [x])[0], "ordered": ordered, **outputs}
 
 
 def program_and_values():

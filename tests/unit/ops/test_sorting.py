@@ -184,6 +184,18 @@ def test_a_block_of_all_rows_holds_for_any_number_of_rows():
     np.testing.assert_array_equal(actual["rest"], X[:2, 1:2])
 
 
+_TYPES = ["int8", "uint8", "int16", "uint16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
+
+
+@pytest.mark.parametrize("theirs", _TYPES)
+def test_views_of_every_type_are_its_bytes(theirs):
+    for dtype in _TYPES:
+        numbers = np.arange(-8, 8).astype(dtype)
+        view, expected = ops.view(numbers, theirs), numbers.view(theirs)
+        assert (view.shape, view.dtype) == (expected.shape, expected.dtype)
+        assert view.value.tobytes() == expected.tobytes(), dtype
+
+
 def test_bits():
     a, b = N - 3, N[::-1]
     for name in ("bitwise_and", "bitwise_or", "bitwise_xor", "gcd", "lcm", "left_shift", "right_shift"):
