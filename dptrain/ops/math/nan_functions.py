@@ -49,15 +49,20 @@ def nanprod(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
 def nanmean(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the mean over axes, ignoring NaN; NaN of nothing."""
     tensor = floating(x)
-    valid = cast(logical_not(isnan(tensor)), tensor.dtype)
-    return nansum(tensor, axis, keepdims) / sum(valid, axis, keepdims)
+    return nansum(tensor, axis, keepdims) / _valid_count(tensor, axis, keepdims)
+
+
+def _valid_count(x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
+    return sum(cast(logical_not(isnan(x)), x.dtype), axis, keepdims)
 
 
 @operation
 def nanvar(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the variance over axes, ignoring NaN; NaN of nothing."""
+    """Return the variance over axes, ignoring NaN; NaN of nothing, and with an infinity."""
     tensor = floating(x)
-    return nanmean(square(tensor - nanmean(tensor, axis, keepdims=True)), axis, keepdims)
+    # Deviations from an infinite mean are NaN as well, and count.
+    deviations = where(isnan(tensor), 0, tensor - nanmean(tensor, axis, keepdims=True))
+    return sum(square(deviations), axis, keepdims) / _valid_count(tensor, axis, keepdims)
 
 
 @operation

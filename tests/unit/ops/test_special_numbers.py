@@ -134,3 +134,35 @@ def test_limits_of_half_precision(dtype):
     q, k, v = (ops.cast(np.random.default_rng(n).normal(size=(2, 3, 1, 4)), dtype) for n in range(3))
     causal = ops.cast(ops.dot_product_attention(q, k, v, is_causal=True), "float64").numpy()
     np.testing.assert_allclose(causal[:, 0], ops.cast(v, "float64").numpy()[:, 0], rtol=1e-6)
+
+
+NAN_FUNCTIONS = [
+    *("nansum", "nanprod", "nanmean", "nanvar", "nanstd", "nanmax", "nanmin", "nanargmax", "nanargmin", "nancumsum"),
+    *("nancumprod", "nanmedian"),
+]
+NAN_ROWS = {
+    "an infinity": [1, INF, 3],
+    "a negative infinity": [1, -INF, 3],
+    "both": [INF, -INF, 1],
+    "infinities": [INF, INF, INF],
+    "NaN beside an infinity": [NAN, INF, 2],
+    "NaN": [NAN, 1, 2],
+    "NaN but for an infinity": [NAN, NAN, -INF],
+    "a single number": [NAN, 2, NAN],
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")
+@pytest.mark.parametrize("name", NAN_FUNCTIONS)
+@pytest.mark.parametrize("row", NAN_ROWS)
+def test_functions_that_ignore_nan(name, row):
+    x = np.array([NAN_ROWS[row], NAN_ROWS["NaN"]])
+    for axis in (None, 1):
+        np.testing.assert_array_equal(getattr(ops, name)(x, axis), getattr(np, name)(x, axis))
+
+
+def test_the_gradient_of_a_variance_is_zero_at_nan():
+    x = differentiable(np.array([NAN, 1.0, 2, 4]))
+    (gradient,) = gradients(ops.nanvar(x), [x])
+    mean = 7 / 3
+    np.testing.assert_allclose(gradient, [0, *(2 / 3 * (np.array([1, 2, 4]) - mean))])
