@@ -68,7 +68,7 @@ class GradientTape:
 
         Args:
             target: floating-point tensors.
-            sources: variables and watched tensors.
+            sources: variables, watched tensors, and what was computed from either, such as a layer's output.
             output_gradients: the cotangent of each target; ones by default.
             unconnected_gradients: "none" or "zero" for sources that the target does not depend on.
 
@@ -118,6 +118,11 @@ class GradientTape:
                 f"a gradient in {short(source)} of type {type(source).__name__!r}; expected a variable, or a tensor "
                 "that the tape watches"
             )
+        if isinstance(source, Tensor) and source.op is not None:
+            return any(map(self._is_watched_leaf, topological([source])))
+        return self._is_watched_leaf(source)
+
+    def _is_watched_leaf(self, source: Tensor | Variable) -> bool:
         if any(watched is source for watched in self._watched):
             return True
         variable = source.variable if isinstance(source, Tensor) else source
