@@ -50,6 +50,9 @@ def join(launch: LaunchInfo | None) -> "MpiCommunicator":
             f"{sys.executable}), or srun --mpi=pmi2|pmix",
             [],
         )
+    beside = cast(MPI.Intracomm, world.Split_type(MPI.COMM_TYPE_SHARED))
+    watchdog.share_table(beside.allgather)
+    beside.Free()
     comm = MpiCommunicator(world.Dup())
     nodes, hosts, pids = zip(*world.allgather((comm.node, gethostname(), os.getpid())), strict=True)
     here = [rank for rank, node in enumerate(nodes) if node == comm.node]

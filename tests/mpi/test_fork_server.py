@@ -79,7 +79,7 @@ hook = sys.excepthook
 import dptrain as dp
 from dptrain.comm import current
 from dptrain.runtime.watch import records
-names = current().allgather(records.path_of_job("PMI_RANK"))
+names = current().allgather(records.path_of_job(records.launcher_of_job("PMI_RANK")))
 if dp.rank() == 0:
     print(hook is sys.excepthook, len(set(names)), records.look_up(os.getppid()) is not None, os.getppid() in [
         records.look_up(os.getpid()).parent])

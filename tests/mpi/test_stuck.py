@@ -53,6 +53,7 @@ LATE_AT = {
     "thread": r"stuck.py:\d+ in <lambda> of thread 'loader', which is not a daemon",
     "hook": r"stuck.py:\d+ in <lambda>",
 }
+AFTER = r"\(fit, evaluate, predict, save, ...\) after the end of the script"
 CAUGHT = (
     r"start-up: raised an error in an all-gather, which its code caught, while ranks 0, 2 wait there: "
     r"IndexError: list index out of range \(stuck.py:\d+\)"
@@ -126,6 +127,21 @@ CASES = [
     ),
     *(Case(f"caught: {deed}", 1, CAUGHT, 3, code=70) for deed in ("sleep", "other call", "exit 0")),
     Case("caught: sleep", 1, CAUGHT, 3, APART, code=70),
+    Case(
+        "end: destructor sleeps",
+        1,
+        r"user code: has finished, but its process has not ended for 12 s: a destructor \(__del__\) blocks, or an exit",
+    ),
+    Case("end: destructor meets", 1, f"user code.*: a collective {AFTER}", code=2),
+    Case("end: destructor meets", 0, f"user code.*: a collective {AFTER}", 3, code=2),
+    *(
+        Case(f"end: {hook} sleeps", 1, f"user code, last seen at {module}.py:.*: {LATE}")
+        for hook, module in (("finalizer", "weakref"), ("thread hook", "threading"))
+    ),
+    *(
+        Case(f"end: {hook} meets", 1, f"user code, {END.replace('rank 0', 'rank 1')} an all-gather", code=77)
+        for hook in ("finalizer", "thread hook")
+    ),
     Case("end: stop", 1, f"user code, last seen at {PLACE}: {STOPPED}"),
     Case("sweep: loop", 1, rf"(training, epoch 2, step \d+|sweep), last seen at {PLACE}: has made no progress "),
     Case("help", 1, rf"start-up, {END} the start of MPI \(start-up\)"),
@@ -144,7 +160,8 @@ CASES = [
 
 def launch(case: Case, folder: Path, warning: str = "0", timeout: str = "3") -> Finished:
     limits = {"DPTRAIN_STALL_WARNING": warning, "DPTRAIN_STALL_TIMEOUT": timeout}
-    fresh = case.way.startswith("before: ")  # dptrain is imported
+    # Before dptrain is imported, or when Python ends, which forks do not let it.
+    fresh = case.way.startswith("before: ") or case.way.endswith((" sleeps", " meets"))
     arguments = (SCRIPT, case.way, str(case.bad))
     return mpirun(case.ranks, *arguments, cwd=folder, fresh=fresh, **limits, **case.environment)
 
@@ -154,7 +171,7 @@ def done(request, once) -> dict[int, Finished]:
     """How the jobs of this run's tests ended, some at a time: they wait for the most part."""
     find_mpirun()
     tests = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
-    numbers = [item.callspec.params["number"] for item in tests]
+    numbers = [item.callspec.params["number"] for item in tests if "number" in item.callspec.params]
 
     def launch_all(folder: Path) -> dict[int, Finished]:
         with ThreadPoolExecutor(6) as pool:
@@ -183,7 +200,8 @@ def test_a_rank_that_keeps_the_others_waiting_ends_the_job_and_is_named(done, nu
     assert job.code == case.code, job.err
     assert len(job.messages) == 1, job.err
     pid = "" if case.way == "before: raise" else r" pid \d+"
-    both_named = case.way in ("hook: other sum", "gather: other counts", "gather: scatter", "sum: other size")
+    either = ("hook: other sum", "gather: other counts", "gather: scatter", "sum: other size")
+    both_named = case.way in (*either, "end: finalizer meets", "end: thread hook meets")
     bad = r"\d" if both_named else case.bad  # both see it, and either may say who is odd
     assert re.match(rf"dptrain: rank {bad}/{case.ranks} host \S+{pid} {case.text}", job.messages[0]), job.err
 
@@ -228,3 +246,32 @@ def test_a_rank_may_end_late_and_end_mpi_itself_and_nothing_is_left_in_shared_me
     files, segments, path = job.out.split()
     assert (files, segments) == ("1", "True"), "one for all ranks"
     assert not Path(path).exists()
+
+
+TAKEN = """
+import os, sys
+opened, ranks = os.open, sys.argv[1].split(",")
+
+def refusing(path, flags, *rest, **named):  # as where a neighbour has made the file
+    if str(path).startswith("/dev/shm/dptrain-") and flags & os.O_CREAT and not flags & os.O_EXCL:
+        raise PermissionError(13, "Permission denied", path)
+    return opened(path, flags, *rest, **named)
+
+if (os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]) in ranks:
+    os.open = refusing
+import signal
+from dptrain.comm import current
+current().barrier()
+if current().rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+current().barrier()
+"""
+
+
+@pytest.mark.parametrize("ranks", ["0,1,2", pytest.param("1", marks=pytest.mark.long)])
+def test_who_has_taken_the_jobs_file_does_not_turn_the_watchdog_off(tmp_path, ranks):
+    limits = {"DPTRAIN_STALL_WARNING": "0", "DPTRAIN_STALL_TIMEOUT": "3"}
+    job = mpirun(3, "-c", TAKEN, ranks, cwd=tmp_path, fresh=True, **limits)
+    assert job.code == 77, job.err
+    (line,) = job.messages
+    assert re.match(rf"dptrain: rank 1/3 host \S+ pid (\d+) start-up.*: {STOPPED} while ranks 0, 2 wait", line)

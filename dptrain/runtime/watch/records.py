@@ -2,15 +2,18 @@
 
 A rank writes its record with plain stores, some hundred nanoseconds a step. The file is named after the launcher's
 process, an ancestor of all ranks of the node: so it is found without MPI, and ranks that end before MPI starts are
-judged too.
+judged too. The name also holds a secret that only this user can read from that process. Once MPI has started, ranks
+without a common file, whatever the reason, move to one whose name is drawn at random.
 """
 
 import contextlib
 import errno
 import glob
+import hashlib
 import mmap
 import os
 import re
+import secrets
 import signal
 import struct
 import sys
@@ -145,6 +148,11 @@ class Record:
     def rounds(self, rounds: int) -> None:
         self._numbers[_ROUNDS] = rounds
 
+    def move_into(self, memory: memoryview) -> None:
+        """Move to other memory; who holds this object follows."""
+        memory[:] = self._bytes
+        self._bytes, self._numbers = memory, memory.cast("q")
+
     def claim(self, pid: int, started: int) -> None:
         """Claim the record for this process."""
         self._bytes[:] = bytes(_BYTES)
@@ -246,25 +254,43 @@ class Record:
 
 
 class RecordTable:
-    """The records of all ranks of a job, in a file (or OSError); those of other nodes stay empty here."""
+    """The records of all ranks of a job, in a file (or OSError); those of other nodes stay empty here.
 
-    def __init__(self, path: str, size: int) -> None:
-        self.path = path
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
-        try:
-            status = os.fstat(file)
-            if not is_own(status):
-                raise PermissionError(f"{path} belongs to another user")
-            os.posix_fallocate(file, 0, size * _BYTES)  # fails now if the folder is full: later it is a bus error
-            self._memory = memoryview(mmap.mmap(file, size * _BYTES))
-        finally:
-            os.close(file)
+    `flags`: how to open it, as for `os.open`; by default it is created if it does not exist. `identity` tells files of
+    a node apart; it is empty for a table in this process's own memory, whose `path` is empty.
+    """
+
+    def __init__(self, path: str, size: int, flags: int = os.O_CREAT) -> None:
+        self.path, self.identity = path, ""
+        if not path:
+            self._memory = memoryview(bytearray(size * _BYTES))
+        else:
+            file = os.open(path, os.O_RDWR | flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+            try:
+                status = os.fstat(file)
+                if not is_own(status) or status.st_mode & 0o077:
+                    raise PermissionError(errno.EPERM, "belongs to another user, or others may open it")
+                os.posix_fallocate(file, 0, size * _BYTES)  # fails now if the folder is full: later it is a bus error
+                self._memory = memoryview(mmap.mmap(file, size * _BYTES))
+                self.identity = f"{status.st_dev}-{status.st_ino}"
+            finally:
+                os.close(file)
         self.records = [Record(self._memory[at : at + _BYTES]) for at in range(0, size * _BYTES, _BYTES)]
+
+    def adopt(self, rank: int, record: Record) -> None:
+        """Move a rank's record here from another table."""
+        record.move_into(self._memory[rank * _BYTES : (rank + 1) * _BYTES])
+        self.records[rank] = record
 
     def remove(self) -> None:
         """Remove the file; ranks that have it open keep their memory."""
         with contextlib.suppress(OSError):
             os.unlink(self.path)
+
+
+def new_table(launcher: tuple[int, int], size: int) -> RecordTable:
+    """Return a table in a new file with a name drawn at random, or OSError."""
+    return RecordTable(_path(launcher, secrets.token_hex(16)), size, os.O_CREAT | os.O_EXCL)
 
 
 # Processes, and the job's file
@@ -313,10 +339,10 @@ def end_of(process: Process | None) -> str:
     return f"it was killed by {name}{' (out of memory?)' if -code == signal.SIGKILL else ''}"
 
 
-def path_of_job(variable: str) -> str | None:
-    """Return the path of this job's file on this node, or None if it cannot be determined.
+def launcher_of_job(variable: str) -> tuple[int, int] | None:
+    """Return PID and start time of the process that started this node's ranks, or None if it cannot be determined.
 
-    The launcher is the nearest ancestor without the rank's environment `variable`, whatever scripts lie between.
+    It is the nearest ancestor without the rank's environment `variable`, whatever scripts lie between.
     """
     if not sys.platform.startswith("linux") or not os.path.isdir(FOLDER):
         return None
@@ -324,14 +350,41 @@ def path_of_job(variable: str) -> str | None:
     while process is not None and process.parent > 0:
         pid, process = process.parent, look_up(process.parent)
         if process is not None and not _has_variable(pid, variable):
-            return os.path.join(FOLDER, f"{_prefix()}-{pid}-{process.started}")
+            return pid, process.started
     return None
 
 
-def ranks_of(path: str, variable: str) -> dict[int, int]:
-    """Return the PIDs of a job's running ranks on this node, by rank, as far as they can be determined."""
+def path_of_job(launcher: tuple[int, int]) -> str:
+    """Return the path of the file of a launcher's job on this node."""
+    return _path(launcher, _secret_of(launcher[0]))
+
+
+def _path(launcher: tuple[int, int], secret: str) -> str:
+    return os.path.join(FOLDER, f"{_prefix()}-{launcher[0]}-{launcher[1]}-{secret}")
+
+
+def _secret_of(pid: int) -> str:
+    """Return what distinguishes a process and only its user can know: a digest of its random addresses.
+
+    It is "0" for a process of another user, such as Slurm's daemon.
+    """
+    try:
+        return hashlib.sha256(Path(f"/proc/{pid}/auxv").read_bytes()).hexdigest()[:32]
+    except OSError:
+        return "0"
+
+
+def _launcher_in(path: str) -> tuple[int, int]:
+    """Return PID and start time of the launcher in the name of a job's file; 0 where there is no such number."""
+    words = [*os.path.basename(path).removeprefix(f"{_prefix()}-").split("-"), "", ""]
+    pid, started = (int(word) if re.fullmatch(r"[0-9]{1,19}", word) else 0 for word in words[:2])
+    return pid, started
+
+
+def ranks_of(launcher: int, variable: str) -> dict[int, int]:
+    """Return the PIDs of a launcher's running ranks on this node, by rank, as far as they can be determined."""
     pids = {}
-    for children in glob.iglob(f"/proc/{path.split('-')[-2]}/task/*/children"):
+    for children in glob.iglob(f"/proc/{launcher}/task/*/children"):
         with contextlib.suppress(OSError):
             for pid in map(int, Path(children).read_text(encoding="ascii").split()):
                 rank = _variable_of(pid, variable)
@@ -373,7 +426,7 @@ def sweep() -> None:
     """
     dead: list[str] = []
     for path in glob.glob(os.path.join(FOLDER, f"{_prefix()}-*-*")):
-        pid, started = (int(part) if re.fullmatch(r"[0-9]{1,19}", part) else 0 for part in path.split("-")[-2:])
+        pid, started = _launcher_in(path)
         if is_alive(look_up(pid), started):
             continue
         try:

@@ -6,7 +6,6 @@ creates the record; the thread begins with MPI. A process alone has neither.
 """
 
 import atexit
-import errno
 import json
 import math
 import os
@@ -40,6 +39,7 @@ from dptrain.runtime.output import streams
 from dptrain.runtime.text import ranges
 from dptrain.runtime.watch import records
 from dptrain.runtime.watch.exit_notification import ExitNotifier
+from dptrain.runtime.watch.exit_timer import exit_after
 from dptrain.runtime.watch.hang_detection import (
     LONGER,
     QUIET,
@@ -87,6 +87,10 @@ class Post(ABC):
         """Begin a barrier; return a function that says whether all have arrived."""
 
 
+# Returns what each rank of this node gives, in their order. Collective.
+Exchange = Callable[[Any], list[Any]]
+
+
 class Attended(Protocol):
     """A link between ranks beside MPI."""
 
@@ -98,14 +102,19 @@ class Attended(Protocol):
 
 
 class Watchdog:
-    """This rank's record, and its view of the others; `variable` is the environment variable of a process's rank."""
+    """This rank's record, and its view of the others.
 
-    def __init__(self, launch: LaunchInfo, table: RecordTable, variable: str = "") -> None:
+    `variable` is the environment variable of a process's rank, `launcher` the PID and start time of what started it.
+    """
+
+    def __init__(
+        self, launch: LaunchInfo, table: RecordTable, variable: str = "", launcher: tuple[int, int] = (0, 0)
+    ) -> None:
         # All ranks' records; those of other nodes are empty.
         self.launch, self.record, self.records = launch, table.records[launch.rank], table.records
         self.limits = Limits()
         self._table, self._pid, self._host = table, os.getpid(), socket.gethostname()
-        self._variable = variable
+        self._variable, self._launcher = variable, launcher
         self._exit_notifier = ExitNotifier(launch)
         self._launcher_guard = launcher_guard.start(launch)
         self._folder_changed, self._before = 0, frozenset[str]()
@@ -114,7 +123,7 @@ class Watchdog:
         self._searched_at = -_LOOK_FOR
         self._thread: threading.Thread | None = None
         self._end = threading.Event()
-        self._left = False
+        self._left, self._refusal = False, ""
         self._here: Sequence[int] = range(launch.size)  # ranks that this node may have
         self._leaders: Sequence[int] = ()
         self._post: Post | None = None
@@ -138,12 +147,43 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="dptrain watchdog", daemon=True)
         self._thread.start()
 
+    @property
+    def has_left(self) -> bool:
+        """Whether this rank no longer meets the others."""
+        return self._left
+
     def step_back(self) -> None:
         """Take `join` back."""
         self._end.set()
         self.record.__exit__()
         self.record.state = State.STARTED
         self._exit_notifier.end()
+
+    def share_table(self, exchange: "Exchange") -> str:
+        """Give all ranks of this node one table, in a new file unless they have one; return why not, or "".
+
+        Collective among these ranks.
+        """
+        identities = exchange(self._table.identity)
+        if len(set(identities)) == 1 and identities[0]:
+            return ""
+        size = self.launch.size
+        leads = min(exchange(self.launch.rank)) == self.launch.rank
+        table, why = _opened(lambda: records.new_table(self._launcher, size)) if leads else (None, "")
+        path = next(filter(None, exchange("" if table is None else table.path)), "")
+        if path and not leads:
+            table, why = _opened(lambda: RecordTable(path, size, 0))
+        if reasons := list(filter(None, exchange(why))):
+            if table is not None:
+                table.remove()
+            return f"{path or records.FOLDER}: {reasons[0]}" if leads else ""
+        assert table is not None
+        table.adopt(self.launch.rank, self.record)
+        exchange("")  # all are there before any is looked at
+        self._table.remove()
+        self._table, self.records = table, table.records
+        phase.show(*self.record.phase_memory)
+        return ""
 
     def joined(self, here: Sequence[int], leaders: Mapping[int, tuple[str, int]], post: Post) -> None:
         """Announce that all ranks have met; `leaders` maps the lowest rank of each node to its host and PID."""
@@ -176,24 +216,42 @@ class Watchdog:
         here = [self.records[rank].state for rank in self._here]
         if met or here.count(State.LEFT) >= self.launch.local_size:
             self._table.remove()
+        # Nobody would see an exception in a destructor or an exit handler, and MPI ends the process without a name.
+        mine = replace(self._observe(self._pid, self.launch.rank), place="")
+        self._refusal = (
+            f"{self._name(mine)}: a collective (fit, evaluate, predict, save, ...) after the end of the script, in a "
+            "destructor or an exit handler that was registered before dptrain was imported: the other ranks have left; "
+            "call it before the script ends"
+        )
+        self.record.collective = self.refuse  # type: ignore[method-assign]
+
+    def refuse(self, *_: object, **__: object) -> NoReturn:
+        """End this process, which calls a collective when no rank can take part any more; Python may be ending."""
+        self._print(self._refusal)
+        streams.flush()
+        exit_at_once(ExitCode.CONFIG)
 
     def linger(self) -> None:
         """End the process, with a line, if it does not end by itself after this rank has left."""
-        # Exit handlers registered before dptrain's import run then; nobody watches any more.
+        # Exit handlers registered before dptrain's import, and destructors, run then; nobody watches any more.
         seconds = self.limits.of(self.limits.timeout, "")
         if seconds == math.inf:
             return
+        limit = f"the limit is --stall-timeout or DPTRAIN_STALL_TIMEOUT, {self.limits.timeout:g}"
+
+        def has_finished(place: str, where: str = "") -> str:
+            mine = replace(self._observe(self._pid, self.launch.rank), place=place)
+            text = f"has finished, but its process has not ended for {seconds:.0f} s{where}; {limit}"
+            return f"{self._name(mine)}: {text}"
 
         def wait() -> None:
             time.sleep(seconds)
-            mine = replace(self._observe(self._pid, self.launch.rank), place=_place())
-            self._print(
-                f"{self._name(mine)}: has finished, but its process has not ended for {seconds:.0f} s; the limit is "
-                f"--stall-timeout or DPTRAIN_STALL_TIMEOUT, {self.limits.timeout:g}"
-            )
+            self._print(has_finished(_place()))
             exit_at_once(ExitCode.STUCK)
 
         threading.Thread(target=wait, name="dptrain end", daemon=True).start()
+        line = has_finished("", ": a destructor (__del__) blocks, or an exit handler of C").removeprefix("dptrain: ")
+        exit_after(seconds + _IN_RESERVE, line, ExitCode.STUCK)
 
     def _exit(self, code: int) -> None:
         """Replace `os._exit`: MPICH's launcher would end the other ranks, and call it a success."""
@@ -290,6 +348,8 @@ class Watchdog:
         return self._end.wait(max(0.0, end - time.monotonic()))
 
     def _look(self) -> None:
+        if not self._table.identity:
+            return  # in this process's own memory
         table = self.records
         # Before all have met, ranks of other nodes look like ranks that have not started.
         one_node = self.launch.local_size == self.launch.size
@@ -348,7 +408,7 @@ class Watchdog:
         if self._awake - self._searched_at < _LOOK_FOR * max(1.0, self.launch.local_size / 16):
             return
         self._searched_at = self._awake
-        pids = records.ranks_of(self._table.path, self._variable)
+        pids = records.ranks_of(self._launcher[0], self._variable)
         self._running = set(pids) if self.launch.rank in pids else set(ranks)  # where the system tells nothing
         self._processes |= {rank: pid for rank, pid in pids.items() if rank in ranks}
 
@@ -471,6 +531,14 @@ def seconds_between_looks(ranks: int, cores: int) -> float:
     return _LOOK * max(1.0, ranks / 64, ranks / (8 * cores))
 
 
+def _opened(action: Callable[[], RecordTable]) -> tuple[RecordTable | None, str]:
+    """Return a table, or None and the reason."""
+    try:
+        return action(), ""
+    except OSError as error:
+        return None, error.strerror or str(error)
+
+
 def _refuse(*_: object, **__: object) -> NoReturn:
     raise RuntimeError("this process was forked by a rank: it cannot communicate with the other ranks")
 
@@ -524,24 +592,20 @@ def enlist() -> None:
     if launch is None or launch.size == 1 or variable is None or launch.rank >= launch.size:
         return
     records.sweep()
-    path = records.path_of_job(variable)
+    launcher = records.launcher_of_job(variable)
     atexit.register(_leave)
-    if path is None:
+    if launcher is None:
         return
     try:
-        table = RecordTable(path, launch.size)
-    except OSError as error:
-        if launch.rank == 0 and error.errno != errno.ENOSPC:  # a full folder is reported when MPI starts there
-            why = error.strerror or error
-            text = f"{path}: {why}: the ranks cannot watch each other, so one that hangs will hang the job"
-            streams.write_error(f"dptrain: warning: {printable(text)}\n")
-        return
+        table = RecordTable(records.path_of_job(launcher), launch.size)
+    except OSError:  # until MPI has started, see `share_table`
+        table = RecordTable("", launch.size)
     record, process = table.records[launch.rank], records.look_up(os.getpid())
     if process is None or (record.pid and records.is_alive(records.look_up(record.pid), record.started)):
         return  # a process that a rank has started
     record.claim(os.getpid(), process.started)
     phase.show(*record.phase_memory)
-    _watchdog = Watchdog(launch, table, variable)
+    _watchdog = Watchdog(launch, table, variable, launcher)
     os._exit = _watchdog._exit  # type: ignore[assignment]
     failure.joining_at_the_end = _joining_at_the_end
     failure.collective_at_the_end = lambda: record.collective(Collective.END)
@@ -619,12 +683,23 @@ def joining(environ: Mapping[str, str] = os.environ) -> Iterator[None]:
     if _watchdog is None:
         yield
         return
+    if _watchdog.has_left:
+        _watchdog.refuse()
     _watchdog.join()
     try:
         yield
     except BaseException:
         _watchdog.step_back()
         raise
+
+
+def share_table(exchange: Exchange) -> None:
+    """See `Watchdog.share_table`; warns where it fails. Collective among the ranks of this node."""
+    if not all(exchange(_watchdog is not None)) or _watchdog is None:
+        return
+    if why := _watchdog.share_table(exchange):
+        text = f"{why}: the ranks cannot watch each other, so one that hangs will hang the job"
+        streams.write_error(f"dptrain: warning: {printable(text)}\n")
 
 
 def joined(here: Sequence[int], leaders: Mapping[int, tuple[str, int]], post: Post) -> None:

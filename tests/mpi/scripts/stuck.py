@@ -9,6 +9,8 @@ import signal
 import sys
 import threading
 import time
+import weakref
+from collections.abc import Callable
 
 way, bad = sys.argv[1], int(sys.argv[2])
 mine = int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]) == bad
@@ -26,6 +28,17 @@ def sleep_early() -> None:
 
 if mine and way == "early hook":  # called after dptrain's own, at the very end
     atexit.register(sleep_early)
+
+
+class WithDestructor:
+    """Destroyed when Python ends: after all exit handlers, when no other thread runs."""
+
+    def __init__(self, deed: Callable[[], object]) -> None:
+        self._deed = deed
+
+    def __del__(self) -> None:
+        self._deed()
+
 
 import numpy as np  # noqa: E402
 
@@ -72,6 +85,7 @@ def hold_pythons_lock() -> None:
     ctypes.PyDLL(None).sleep(60)  # one call of C
 
 
+kept: list[object] = []
 DEEDS = {
     "stop": stop,
     "loop": loop,
@@ -80,6 +94,13 @@ DEEDS = {
     "slow": lambda: time.sleep(3),
     "thread": lambda: threading.Thread(target=lambda: time.sleep(60), name="loader").start(),
     "hook": lambda: atexit.register(lambda: time.sleep(60)),
+    "destructor sleeps": lambda: kept.append(WithDestructor(functools.partial(time.sleep, 60))),
+    "destructor meets": lambda: kept.append(WithDestructor(current().barrier)),
+    "finalizer sleeps": lambda: weakref.finalize(current, time.sleep, 60),
+    "finalizer meets": lambda: weakref.finalize(current, current().barrier),
+    "thread hook sleeps": lambda: threading._register_atexit(time.sleep, 60),  # type: ignore[attr-defined]
+    "thread hook meets": lambda: threading._register_atexit(current().barrier),  # type: ignore[attr-defined]
+    "thread hook raises": lambda: threading._register_atexit(lambda: [][0]),  # type: ignore[attr-defined]
     "exit 0": lambda: sys.exit(0),
     "exit 3": lambda: sys.exit(3),
     "os exit 0": lambda: os._exit(0),

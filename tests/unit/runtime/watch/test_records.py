@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import re
 import subprocess
 import sys
 import zlib
@@ -64,6 +65,31 @@ def test_the_file_of_somebody_else_is_refused(folder, monkeypatch):
         RecordTable(str(folder / "target"), 1)
 
 
+def test_a_file_that_others_may_open_is_refused(folder):
+    (folder / "open").touch()
+    (folder / "open").chmod(0o666)
+    with pytest.raises(PermissionError, match="others may open it"):
+        RecordTable(str(folder / "open"), 1)
+    assert (folder / "open").stat().st_size == 0
+
+
+def test_a_drawn_file_is_new_and_a_record_moves_there(folder):
+    before, after = RecordTable("", 2), records.new_table((17, 99), 2)
+    assert records.new_table((17, 99), 2).path != after.path
+    assert (before.path, before.identity) == ("", "")
+    record = before.records[1]
+    record.claim(3, 5)
+    with record.collective(Collective.ALL_GATHER):
+        after.adopt(1, record)
+        theirs = RecordTable(after.path, 2, 0)
+        assert theirs.identity == after.identity
+        assert (theirs.records[1].pid, theirs.records[1].position) == (3, 1)
+    assert theirs.records[1].position == 2, "who holds the record follows"
+    after.remove()
+    with pytest.raises(FileNotFoundError):
+        RecordTable(after.path, 2, 0)
+
+
 def test_processes():
     own_record = records.look_up(os.getpid())
     assert own_record is not None
@@ -87,7 +113,9 @@ def test_processes():
 
 def test_the_ranks_of_a_job_find_the_same_file_through_scripts_between(folder):
     """This process is the launcher: it has not the variable that it gives the others."""
-    program = "from dptrain.runtime.watch import records; print(records.path_of_job('PMI_RANK'))"
+    program = (
+        "from dptrain.runtime.watch import records; print(records.path_of_job(records.launcher_of_job('PMI_RANK')))"
+    )
     environment = {**os.environ, "PMI_RANK": "1"}
     direct = [sys.executable, "-c", program]
     files = {
@@ -97,29 +125,38 @@ def test_the_ranks_of_a_job_find_the_same_file_through_scripts_between(folder):
     own_record = records.look_up(os.getpid())
     assert own_record is not None
     assert len(files) == 1
-    assert files.pop().strip().endswith(f"-{os.getpid()}-{own_record.started}")
+    name = files.pop().strip()
+    assert os.path.basename(records.path_of_job((os.getpid(), own_record.started))) == name
+    *_, pid, started, secret = name.split("-")
+    assert (int(pid), int(started)) == (os.getpid(), own_record.started)
+    assert re.fullmatch("[0-9a-f]{32}", secret), "what the process table shows does not tell the name"
+
+
+def test_the_secret_of_another_users_launcher_is_none(monkeypatch):
+    def refused(path):
+        raise PermissionError(path)
+
+    monkeypatch.setattr(records.Path, "read_bytes", refused)
+    assert records.path_of_job((17, 99)).endswith("-17-99-0")
 
 
 def test_ranks_are_found_before_they_import_dptrain(folder):
     """Those that this process starts with the variable; it is their launcher."""
-    own_record = records.look_up(os.getpid())
-    assert own_record is not None
-    path = str(folder / f"{records._prefix()}-{os.getpid()}-{own_record.started}")
     child = subprocess.Popen(["sleep", "60"], env={**os.environ, "OTHER_RANK": "7"})
     other = subprocess.Popen(["sleep", "60"])
     try:
-        ranks = records.ranks_of(path, "OTHER_RANK")
+        ranks = records.ranks_of(os.getpid(), "OTHER_RANK")
     finally:
         for process in (child, other):
             process.kill()
             process.wait()
     assert ranks in ({7: child.pid}, {}), "none where the system does not list children"
-    assert records.ranks_of(path, "OTHER_RANK") == {}
+    assert records.ranks_of(os.getpid(), "OTHER_RANK") == {}
 
 
 def leave_behind(folder, pid, started, *segments):
     """Plant what a job of a launcher has left."""
-    path = folder / f"{records._prefix()}-{pid}-{started}"
+    path = folder / f"{records._prefix()}-{pid}-{started}-5ec7e7"
     record = RecordTable(str(path), 2).records[1]
     record.claim(2**22 + 1, 5)  # no such process
     record.segments = list(segments)

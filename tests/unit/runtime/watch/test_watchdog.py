@@ -2,6 +2,7 @@
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -236,19 +237,62 @@ def test_many_ranks_look_at_each_other_less_often(ranks, cores, seconds):
     assert watchdog.seconds_between_looks(ranks, cores) == seconds
 
 
-def test_ranks_that_cannot_watch_each_other_say_so(monkeypatch, capfd):
-    def somebody_elses(path, size):
-        raise PermissionError(f"{path} belongs to another user")
+class Beside:
+    """Ranks of a node as threads; `exchange(rank)` is the collective of one of them."""
 
+    def __init__(self, ranks):
+        self._barrier, self._given = threading.Barrier(ranks), [None] * ranks
+
+    def exchange(self, rank):
+        def exchange(fact):
+            self._given[rank] = fact
+            self._barrier.wait(60)
+            facts = list(self._given)
+            self._barrier.wait(60)
+            return facts
+
+        return exchange
+
+
+def shared(dogs):
+    """Let watchdogs of ranks of a node agree on a table; return what each has to say."""
+    beside = Beside(len(dogs))
+    with ThreadPoolExecutor(len(dogs)) as pool:
+        return list(pool.map(lambda dog: dog.share_table(beside.exchange(dog.launch.rank)), dogs))
+
+
+@pytest.mark.parametrize("without", [[0], [1], [0, 2], [0, 1, 2]])
+def test_ranks_whose_file_somebody_has_taken_move_to_a_drawn_one(tmp_path, monkeypatch, without):
+    monkeypatch.setattr(records, "FOLDER", str(tmp_path))
+    path, process = str(tmp_path / "job"), records.look_up(os.getpid())
+    dogs = []
+    for rank in range(3):
+        table = RecordTable("" if rank in without else path, 3)
+        table.records[rank].claim(os.getpid(), process.started)
+        dogs.append(Watchdog(LaunchInfo("MPICH", 3, rank, 3), table, launcher=(7, 8)))
+        look(dogs[-1], 0.4)
+    held = [dog.record for dog in dogs]
+    assert shared(dogs) == ["", "", ""]
+    (path,) = {dog._table.path for dog in dogs}
+    assert [entry.name for entry in tmp_path.iterdir()] == [os.path.basename(path)]
+    for dog, record in zip(dogs, held, strict=True):
+        assert dog.record is record
+        record.place = f"rank {dog.launch.rank}"
+        assert [other.records[dog.launch.rank].place for other in dogs] == [record.place] * 3
+    assert shared(dogs) == ["", "", ""]
+    assert {dog._table.path for dog in dogs} == {path}, "they have one"
+
+
+def test_ranks_that_cannot_watch_each_other_say_so(monkeypatch, capfd, tmp_path):
+    monkeypatch.setattr(records, "FOLDER", str(tmp_path / "missing"))
     for name, value in {"PMI_SIZE": "2", "PMI_RANK": "0", children.VARIABLE: ""}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(watchdog.atexit, "register", lambda function: None)
-    monkeypatch.setattr(watchdog, "RecordTable", somebody_elses)
-    watchdog.enlist()
-    assert watchdog._watchdog is None
+    dog = Watchdog(LaunchInfo("MPICH", 2, 0, 2), RecordTable("", 2), launcher=(7, 8))
+    monkeypatch.setattr(watchdog, "_watchdog", dog)
+    watchdog.share_table(lambda fact: [fact])
     line = capfd.readouterr().err
-    assert line.startswith("dptrain: warning: /dev/shm/dptrain-")
-    assert "belongs to another user: the ranks cannot watch each other" in line
+    assert line.startswith(f"dptrain: warning: {tmp_path}/missing: No such file or directory: the ranks cannot watch")
+    look(dog, 2000)
 
 
 def test_a_process_alone_has_no_watchdog(monkeypatch):
