@@ -62,6 +62,8 @@ _IN_RESERVE = 1.5
 _TURN = 1.0
 # Between two looks for shared memory that MPI makes as it starts, and how many follow a change.
 _SEGMENT, _SEGMENT_LOOKS = 0.005, 10
+# The most seconds that a rank gives others to end after all have left.
+_ENDING = 5.0
 # Between two looks for ranks that have not imported dptrain.
 _LOOK_FOR = 1.0
 # The most seconds between two looks that count as waiting: a longer gap means stopped or swapped out.
@@ -124,6 +126,7 @@ class Watchdog:
         self._thread: threading.Thread | None = None
         self._end = threading.Event()
         self._left, self._refusal = False, ""
+        self._others: list[int] = []  # PIDs of this node's other ranks, once this one has left
         self._here: Sequence[int] = range(launch.size)  # ranks that this node may have
         self._leaders: Sequence[int] = ()
         self._post: Post | None = None
@@ -223,12 +226,17 @@ class Watchdog:
             "destructor or an exit handler that was registered before dptrain was imported: the other ranks have left; "
             "call it before the script ends"
         )
+        self._others = [self.records[rank].pid for rank in self._here if rank != self.launch.rank]
         self.record.collective = self.refuse  # type: ignore[method-assign]
 
     def refuse(self, *_: object, **__: object) -> NoReturn:
         """End this process, which calls a collective when no rank can take part any more; Python may be ending."""
         self._print(self._refusal)
         streams.flush()
+        # MPICH's launcher kills those that have not ended yet, and then exits with the signal's number.
+        end = time.monotonic() + _ENDING
+        while time.monotonic() < end and any(map(_exists, self._others)):
+            time.sleep(0.02)
         exit_at_once(ExitCode.CONFIG)
 
     def linger(self) -> None:
@@ -537,6 +545,14 @@ def _opened(action: Callable[[], RecordTable]) -> tuple[RecordTable | None, str]
         return action(), ""
     except OSError as error:
         return None, error.strerror or str(error)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
 
 
 def _refuse(*_: object, **__: object) -> NoReturn:
