@@ -115,6 +115,10 @@ class MismatchError(DptrainError):
     exit_code = ExitCode.STUCK
 
 
+class ThreadOrderError(ConfigError):
+    """Two threads of a rank meet the other ranks at the same time."""
+
+
 class AgreedError(DptrainError):
     """An error known to every rank: rank 0 prints it, all ranks end together with its exit code.
 

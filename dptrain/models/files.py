@@ -95,7 +95,7 @@ class Files(BaseModel):
             path = Path(filepath)
             return read_weights(path, self, with_optimizer=used, skip_mismatch=skip_mismatch, by_name=by_name)
 
-        with phase.during("loading"):
+        with comms.meeting("load_weights"), phase.during("loading"):
             on_rank_0 = self._agreed(comm, "loading", read)
             loaded = share(comm, on_rank_0, keras_h5.stored_variables(self), layers_with_stores(self))
             loaded.assign()
@@ -187,7 +187,7 @@ class Files(BaseModel):
             if comm.rank == 0:
                 write(path, at_once, overwrite=overwrite)
 
-        with phase.during("saving"), self._readable_on(0):
+        with comms.meeting("save"), phase.during("saving"), self._readable_on(0):
             self._agreed(comm, "saving", action)
 
     def _require_weights(self) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, get_ar
 
 import numpy.typing as npt
 
+from dptrain import comm as comms
 from dptrain.batches.base import ArrayBatches, Batches
 from dptrain.batches.fingerprint import DRAW_THE_SAME
 from dptrain.batches.inputs import (
@@ -41,6 +42,7 @@ from dptrain.pruning import UpdatePruningStep
 from dptrain.pruning.marking import described
 from dptrain.runtime.cores import use_one_blas_thread
 from dptrain.runtime.failure import ending_by_signals, leave, warn
+from dptrain.runtime.watch import thread_order
 from dptrain.train.guard import StepGuard
 from dptrain.train.health import OnNonfinite
 from dptrain.train.programs import Step
@@ -61,7 +63,8 @@ def _in_turn(*, changes: bool) -> Callable[[Callable[P, T]], Callable[P, T]]:
         @functools.wraps(method)
         def in_turn(*arguments: P.args, **named: P.kwargs) -> T:
             model = cast("Fitting", arguments[0])
-            with model._turn(method.__name__) if changes else TURNS.of({("model", id(model))}):
+            turn = model._turn(method.__name__) if changes else TURNS.of({("model", id(model))})
+            with comms.meeting(method.__name__), turn:
                 return method(*arguments, **named)
 
         return in_turn
@@ -189,7 +192,7 @@ class Fitting(Feeding):
         with self._turn("fit"):  # waits for other threads' evaluations
             outer, self._fits_in = (self._fits_in, self._guard), threading.current_thread()
         try:
-            with closing(self._fit_prepared(arguments)) as steps:
+            with comms.meeting("fit"), closing(self._fit_prepared(arguments)) as steps:
                 for _ in steps:
                     if interleaved:
                         self._fits_in = None
@@ -327,6 +330,7 @@ class Fitting(Feeding):
             "pruning": described(self),
             "trainable": self.trainable,
             "compiled": self._describe_compiled(),
+            "thread": thread_order.name_among_several(),
         }
 
     def _train(

@@ -187,9 +187,11 @@ def _bits_for_seed(shape: Sequence[int], seed: Seed) -> Tensor:
         return _draw_per_block(
             shape, lambda part_shape: _bits(np.array(next(draws), np.int64), part_shape, number, Purpose.NOISE, 1)
         )
-    if _global_generator is None or _global_generator[0] is not seeds_set():
-        _global_generator = seeds_set(), SeedGenerator(name="global_seed_generator")
-    return _global_generator[1].bits(shape)
+    with DRAWING:
+        if _global_generator is None or _global_generator[0] is not seeds_set():
+            _global_generator = seeds_set(), SeedGenerator(name="global_seed_generator")
+        generator = _global_generator[1]
+    return generator.bits(shape)
 
 
 class _Functions(NamedTuple):

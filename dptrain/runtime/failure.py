@@ -13,11 +13,19 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import TracebackType
 from typing import Any, NoReturn
 
-from dptrain.errors import AgreedError, CompilerError, DptrainError, ExitCode, PreemptedError, printable
+from dptrain.errors import (
+    AgreedError,
+    CompilerError,
+    DptrainError,
+    ExitCode,
+    PreemptedError,
+    ThreadOrderError,
+    printable,
+)
 from dptrain.runtime import exit_codes, signals
 from dptrain.runtime.exit_codes import as_status, replace_exits
 from dptrain.runtime.launch.launcher import (
@@ -198,7 +206,7 @@ def end_job(error: BaseException, unknown: int = int(ExitCode.INTERNAL)) -> int:
     """
     global ending
     ending = True
-    if isinstance(error, KeyboardInterrupt | CompilerError):
+    if isinstance(error, KeyboardInterrupt | CompilerError | ThreadOrderError):
         _take_turns()
     report(error)
     code = exit_code_of(error, unknown)
@@ -270,6 +278,28 @@ def install_excepthook() -> None:
             end_job(error, unknown=1)  # as Python itself ends a script
 
     sys.excepthook = hook
+    usual = threading.excepthook
+
+    def hook_of_threads(arguments: threading.ExceptHookArgs) -> None:
+        """End all ranks for an error with which a thread left them; others end only their thread, as in Python."""
+        error = arguments.exc_value
+        if error is None or not left_the_ranks(error):
+            usual(arguments)
+        else:
+            hook(arguments.exc_type, error, arguments.exc_traceback)
+
+    threading.excepthook = hook_of_threads
+
+
+def leaving_the_ranks(error: BaseException) -> None:
+    """Mark an error that ends what a thread does with the other ranks."""
+    with suppress(AttributeError):  # of exceptions with slots
+        error.left_the_ranks = True  # type: ignore[attr-defined]
+
+
+def left_the_ranks(error: BaseException) -> bool:
+    """Whether an error has been marked by `leaving_the_ranks`."""
+    return getattr(error, "left_the_ranks", False)
 
 
 def report_uncaught() -> None:

@@ -9,6 +9,7 @@ import importlib.util
 import os
 import stat
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Mapping, MutableMapping
@@ -142,13 +143,25 @@ def threads_of_a_rank(local_size: int, environ: Mapping[str, str] = os.environ) 
 
 def start_mpi() -> ModuleType:
     """Import mpi4py, which starts MPI if necessary; we report its warnings as errors."""
-    with warnings.catch_warnings():
+    with _starting, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if "mpi4py.MPI" not in sys.modules:
             _start_without_lock()
         from mpi4py import MPI
     return MPI
 
+
+# MPI starts once, whatever threads ask for it.
+_starting = threading.RLock()
+
+
+def _forget_start() -> None:
+    global _starting
+    _starting = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_start)
 
 # The process that called MPI_Init itself, and so must end MPI.
 _started_by: int | None = None

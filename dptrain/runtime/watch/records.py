@@ -27,6 +27,7 @@ from pathlib import Path
 from dptrain.errors import OutputError
 from dptrain.runtime.failure import NAME_BYTES, describe, exit_code_of
 from dptrain.runtime.storage.ownership import is_own, open_own
+from dptrain.runtime.watch import thread_order
 
 FOLDER = "/dev/shm"
 _BYTES = 512
@@ -166,6 +167,7 @@ class Record:
         `count`, `dtype` (NumPy's character) and `parts` (elements by rank) must agree where they are given; `group`
         separates ranks that meet from others that meet meanwhile, 0 for all.
         """
+        thread_order.check(_WORDS[kind])
         self._next = numbers_of(kind, count, dtype, parts, group)
         return self
 
