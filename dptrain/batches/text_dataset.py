@@ -12,14 +12,17 @@ from dptrain.batches.labelled_files import FOLLOW, FileDataset, FileKind, FileSe
 from dptrain.data.readers.pictures import require_inside
 from dptrain.data.readers.wave import decoded_wave
 from dptrain.data.sources import format_bytes
+from dptrain.data.texts import text_array
 from dptrain.errors import ConfigError, DataError, printable
 from dptrain.runtime.defaults import DEFAULT_MAX_BYTES
-from dptrain.runtime.storage.files import open_regular
+from dptrain.runtime.storage.files import open_regular, read_at_most
 
 Array = npt.NDArray[Any]
 TEXT_FILES, SOUND_FILES = FileKind("text files", "texts", (".txt",)), FileKind("audio files", "sounds", (".wav",))
 # Most waiting batches.
 _AHEAD = 4
+# How many times as large as its sounds a batch above `max_bytes` may be.
+_MOST_PADDING = 4
 FileReader = Callable[[Sequence[Path]], Array]
 
 
@@ -67,7 +70,7 @@ def _bytes_of(path: Path, root: Path, follow_links: bool, max_bytes: int) -> byt
         require_inside(path, root, FOLLOW)
     try:
         with open_regular(path) as file:
-            content = file.read(max_bytes + 1)
+            content = read_at_most(file, max_bytes)
     except OSError as error:
         raise DataError(f"{printable(str(path))}: {error.strerror or error}") from error
     if len(content) > max_bytes:
@@ -108,7 +111,7 @@ def text_dataset_from_directory(
 
     def read(paths: Sequence[Path]) -> Array:
         contents = [_bytes_of(path, root, follow_links, max_bytes)[:max_length] for path in paths]
-        return np.array([content.decode("utf-8", "replace") for content in contents], dtype=np.str_)
+        return text_array([content.decode("utf-8", "replace") for content in contents])
 
     selection = FileSelection(TEXT_FILES, labels, label_mode, class_names, batch_size, follow_links)
     parts = SplitOptions(shuffle, seed, validation_split, subset, verbose)
@@ -165,16 +168,29 @@ def audio_dataset_from_directory(
 
     def read(paths: Sequence[Path]) -> Array:
         sounds = [decoded_wave(_bytes_of(path, root, follow_links, max_bytes), path, sampling_rate) for path in paths]
-        longest = max((len(sound) for sound in sounds), default=0)
-        length = longest if output_sequence_length is None else output_sequence_length
-        channels = sounds[0].shape[1] if sounds else 1
-        padded = np.zeros((len(sounds), length, channels), np.float32)
-        for row, sound, path in zip(padded, sounds, paths, strict=True):
-            if sound.shape[1] != channels:
-                raise DataError(f"{printable(str(path))}: {sound.shape[1]} channels; others have {channels}")
-            row[: len(sound)] = sound[:length]
-        return padded
+        return _padded(sounds, paths, output_sequence_length, max_bytes)
 
     selection = FileSelection(SOUND_FILES, labels, label_mode, class_names, batch_size, follow_links)
     parts = SplitOptions(shuffle, seed, validation_split, subset, verbose)
     return make_datasets(root, selection, parts, _maker(root, batch_size, read))
+
+
+def _padded(sounds: Sequence[Array], paths: Sequence[Path], length: int | None, max_bytes: int) -> Array:
+    """Return sounds of a batch as an array; refuse one so long that padding the others to it takes too much."""
+    channels = sounds[0].shape[1] if sounds else 1
+    for sound, path in zip(sounds, paths, strict=True):
+        if sound.shape[1] != channels:
+            raise DataError(f"{printable(str(path))}: {sound.shape[1]} channels; others have {channels}")
+    lengths = [len(sound) for sound in sounds]
+    longest = max(lengths, default=0) if length is None else length
+    needed = 4 * len(sounds) * longest * channels
+    if needed > max_bytes and needed > _MOST_PADDING * 4 * sum(lengths) * channels:
+        where = printable(str(paths[int(np.argmax(lengths))]))
+        raise DataError(
+            f"{where}: {max(lengths):,} samples, and padding {len(sounds)} sounds to {longest:,} takes "
+            f"{format_bytes(needed)} > max_bytes = {format_bytes(max_bytes)}; pass a smaller output_sequence_length="
+        )
+    padded = np.zeros((len(sounds), longest, channels), np.float32)
+    for row, sound in zip(padded, sounds, strict=True):
+        row[: len(sound)] = sound[:longest]
+    return padded

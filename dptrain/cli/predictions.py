@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from dptrain.data.texts import object_array
 from dptrain.errors import ConfigError, printable
 from dptrain.models import Model
 from dptrain.program import tree
@@ -56,12 +57,13 @@ def as_csv(outputs: Any, means: Meaning, files: Sequence[str] = ()) -> str:
         )
     rows = len(next(iter(columns.values())))
     if files:
-        columns = {"file": np.array([no_formula(printable(name)) for name in files]), **columns}
+        columns = {"file": object_array([no_formula(printable(name)) for name in files]), **columns}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["index", *map(no_formula, columns)])
     # Strings of NumPy's: the shortest that read back as the same number of the outputs' type.
-    writer.writerows(zip(map(str, range(rows)), *(column.astype(str) for column in columns.values()), strict=True))
+    cells = [column if column.dtype == object else column.astype(str) for column in columns.values()]
+    writer.writerows(zip(map(str, range(rows)), *cells, strict=True))
     return text.getvalue()
 
 
@@ -92,4 +94,4 @@ def _columns(output: Array, means: Meaning) -> dict[str, Array]:
 
 
 def _named(numbers: npt.NDArray[np.int64], names: Sequence[str]) -> Array:
-    return np.asarray([no_formula(name) for name in names])[numbers]
+    return object_array([no_formula(name) for name in names])[numbers]

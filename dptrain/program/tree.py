@@ -103,6 +103,10 @@ def tuple_like(like: tuple[Any, ...], values: Sequence[Any]) -> tuple[Any, ...]:
     return kind(*values) if hasattr(like, "_fields") else tuple(values)
 
 
+# Members of a container from which their types are looked at first.
+_FEW = 64
+
+
 @functools.lru_cache(maxsize=4096)
 def _is_of(data_type: Any, kind: Any) -> bool | None:
     """Return whether data of a type is of a kind; None if it may contain such data."""
@@ -134,7 +138,10 @@ def _collect(values: Iterable[Any], kind: Any, parts: dict[int, Any], around: se
         elif is_of is None and value and id(value) not in around:
             around.add(id(value))
             count_before = len(parts)
-            _collect(list(value.values() if isinstance(value, Mapping) else value), kind, parts, around)
+            members = list(value.values() if isinstance(value, Mapping) else value)
+            if len(members) > _FEW and all(_is_of(member, kind) is False for member in set(map(type, members))):
+                continue  # a vocabulary, say, is passed over a hundred times as fast
+            _collect(members, kind, parts, around)
             if isinstance(value, Set) and len(parts) > count_before:
                 part = type(next(reversed(parts.values()))).__name__
                 raise ConfigError(

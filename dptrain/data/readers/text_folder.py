@@ -11,7 +11,7 @@ from dptrain.data.sources import format_bytes
 from dptrain.data.tabular.table_columns import TableOptions, text_column
 from dptrain.data.tabular.tables import Table, pandas_module
 from dptrain.errors import DataError, printable
-from dptrain.runtime.storage.files import open_regular
+from dptrain.runtime.storage.files import open_regular, read_at_most
 
 TEXT, CLASS = "text", "class"
 _ENDING = ".txt"
@@ -117,7 +117,7 @@ def _text(file: Path, root: Path, left: int, max_bytes: int) -> tuple[str, int]:
         raise DataError(f"{where}: a link that leads out of {root}; put the text there")
     try:
         with open_regular(file) as stream:
-            content = stream.read(left + 1)
+            content = read_at_most(stream, left)
     except OSError as error:
         raise DataError(f"{where}: cannot be read ({error.strerror})") from error
     if len(content) > left:

@@ -20,7 +20,7 @@ from dptrain.data.tabular.parquet import read_parquet
 from dptrain.data.tabular.table_codes import leading_zero, may_have_leading_zeros
 from dptrain.errors import ConfigError, DataError
 from dptrain.runtime.extras import pip_install
-from dptrain.runtime.storage.files import open_regular
+from dptrain.runtime.storage.files import open_regular, read_at_most
 from dptrain.runtime.text import one_line
 
 TEXT_ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
@@ -164,8 +164,7 @@ def _content(where: str, file: Any, max_bytes: int) -> bytes:
     compressed = where.lower().endswith(".gz")
     too_large = compressed and os.fstat(file.fileno()).st_size > max_bytes + GZIP_PADDING
     if not too_large:
-        with gzip.GzipFile(fileobj=file) if compressed else file as stream:
-            content = stream.read(max_bytes + 1)
+        content = gzip.GzipFile(fileobj=file).read(max_bytes + 1) if compressed else read_at_most(file, max_bytes)
     if too_large or len(content) > max_bytes:
         raise DataError(f"{where}: more than max_bytes = {format_bytes(max_bytes)}; raise --data.max_bytes")
     first = content[:4]

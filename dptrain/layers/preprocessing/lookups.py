@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain import ops
+from dptrain.data.texts import text_array, without_width
 from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer
 from dptrain.layers.existing_rows import existing_rows
@@ -21,6 +22,7 @@ from dptrain.layers.preprocessing.categories import encode_categories
 from dptrain.layers.preprocessing.fingerprints import cross_fingerprints, farm, fingerprint_each, sip
 from dptrain.layers.preprocessing.standardization import batches_of, is_one_array
 from dptrain.program.tensor import Tensor, Variable
+from dptrain.runtime.text import short
 
 Array = npt.NDArray[Any]
 Salt = int | Sequence[int] | None
@@ -28,7 +30,7 @@ _MODES = ("int", "one_hot", "multi_hot", "count", "tf_idf")
 
 
 def on_host(layer: Layer, value: Any) -> Array:
-    """Return values as an array, strings as `str`; refuse tensors without values, inside a model."""
+    """Return values as an array, texts as `str`, mostly in objects; refuse tensors without values, inside a model."""
     if isinstance(value, Variable):
         value = value.value
     if isinstance(value, Tensor):
@@ -38,15 +40,7 @@ def on_host(layer: Layer, value: Any) -> Array:
                 "it works on the host; call it on arrays before `fit`, in a generator or a PyDataset"
             )
         return value.numpy()
-    values = np.asarray(value)
-    if values.dtype.kind == "S" or (
-        values.dtype == object and any(isinstance(element, bytes) for element in values.flat)
-    ):
-        decoded = [
-            element.decode() if isinstance(element, bytes) else str(element) for element in values.ravel().tolist()
-        ]
-        values = np.array(decoded, dtype=np.str_).reshape(values.shape)
-    return values.astype(np.str_) if values.dtype.kind in "OT" else values
+    return without_width(value)
 
 
 def checked_salt(salt: Salt) -> list[int] | None:
@@ -172,13 +166,13 @@ class HashedCrossing(Layer):
                 "All `HashedCrossing` inputs should have the same shape, `()`, `(batch_size)` or `(batch_size, 1)`. "
                 f"Received: {[feature.shape for feature in values]}"
             )
-        if any(feature.dtype.kind not in "iuU" for feature in values):
+        if any(feature.dtype.kind not in "iuUO" for feature in values):
             raise ConfigError(
                 "All `HashedCrossing` inputs should have an integer or string dtype. Received: "
                 f"{[feature.dtype.name for feature in values]}"
             )
         prints = [
-            fingerprint_each(feature, farm) if feature.dtype.kind == "U" else feature.astype(np.int64).view(np.uint64)
+            fingerprint_each(feature, farm) if feature.dtype.kind in "UO" else feature.astype(np.int64).view(np.uint64)
             for feature in values
         ]
         rows = zip(*(column.ravel().tolist() for column in prints), strict=True)
@@ -278,7 +272,7 @@ class _Lookup(Layer):
         if repeated:
             raise ConfigError(
                 "The passed vocabulary has at least one repeated term. Please uniquify your dataset. The repeated "
-                f"terms are: {repeated[:10]}"
+                f"terms are: {short(repeated[:10])}"
             )
         reserved = [self.mask_token, *([self.oov_token] if self.invert else [])]
         for token in reserved:
@@ -357,7 +351,9 @@ class _Lookup(Layer):
         self.has_fixed_vocabulary = False
 
     def _keys(self, values: Array) -> Array:
-        return values.astype(np.str_ if self._kind is str else np.int64)
+        if self._kind is int:
+            return values.astype(np.int64)
+        return values if values.dtype.kind in "UO" else values.astype(np.str_)
 
     def _get_own_config(self) -> dict[str, Any]:
         """Return the arguments, with the vocabulary that `adapt` found."""
@@ -411,7 +407,7 @@ class _Lookup(Layer):
         if not is_known.all():
             raise ConfigError(
                 "When `num_oov_indices=0` all inputs should be in vocabulary, found OOV values "
-                f"{np.unique(values[~is_known])[:10].tolist()}, consider setting `num_oov_indices=1`."
+                f"{short(np.unique(values[~is_known])[:10].tolist())}, consider setting `num_oov_indices=1`."
             )
 
     def _oov_indices(self, values: Array) -> Array:
@@ -427,7 +423,9 @@ class _Lookup(Layer):
             places = values.astype(np.int64)
             inside = (places >= 0) & (places < len(table))
             looked_up = np.where(inside, table[np.where(inside, places, 0)], self.oov_token)
-            return looked_up.astype(np.str_) if self._kind is str else ops.convert_to_tensor(looked_up.astype(np.int64))
+            if self._kind is int:
+                return ops.convert_to_tensor(looked_up.astype(np.int64))
+            return text_array([str(token) for token in looked_up.ravel().tolist()], looked_up.shape)
         numbers = {token: place + self._first_token_index for place, token in enumerate(tokens)}
         if self.mask_token is not None:
             numbers[self.mask_token] = 0 if self.output_mode == "int" else -1

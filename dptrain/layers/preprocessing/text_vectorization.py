@@ -2,18 +2,21 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from dptrain.data.sources import format_bytes
+from dptrain.data.texts import object_array, text_array, without_width
 from dptrain.data.words import PUNCTUATION
 from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer
 from dptrain.layers.preprocessing.lookups import StringLookup, on_host
 from dptrain.layers.preprocessing.standardization import batches_of, is_one_array
+from dptrain.runtime.text import short
 
 Array = npt.NDArray[Any]
 Function = Callable[[Any], Any]
@@ -22,6 +25,8 @@ _SPLIT = ("whitespace", "character")
 _MODES = ("int", "one_hot", "multi_hot", "count", "tf_idf")
 # ASCII letters and spaces only, like TensorFlow, on which Keras relies here.
 _LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
+# Padded batches, and n-grams, of more tokens than these are at most so many times as large as their texts.
+_MOST_CELLS, _MOST_PADDING = 1 << 27, 64
 _SPACES = re.compile(r"[ \t\n\v\f\r]+")
 
 
@@ -79,6 +84,8 @@ class TextVectorization(Layer):
         widths = (ngrams,) if isinstance(ngrams, int) else ngrams
         if widths is not None and (not isinstance(widths, tuple | list) or not all(isinstance(n, int) for n in widths)):
             raise ConfigError(f"`ngrams` must be None, an integer, or a tuple of integers. Received: ngrams={ngrams}")
+        if any(width < 1 for width in widths or ()):
+            raise ConfigError(f"`ngrams` must be 1 or greater. Received: ngrams={ngrams}")
         if output_sequence_length is not None and output_mode != "int":
             raise ConfigError(
                 "`output_sequence_length` must not be set if `output_mode` is not 'int'. Received "
@@ -89,6 +96,8 @@ class TextVectorization(Layer):
                 "`output_sequence_length` must be either None or an integer when `output_mode` is 'int'. Received: "
                 f"output_sequence_length={output_sequence_length}"
             )
+        if output_sequence_length is not None and output_sequence_length < 0:
+            raise ConfigError(f"`output_sequence_length` must be 0 or greater. Received: {output_sequence_length}")
         if encoding != "utf-8":
             raise ConfigError(f"not supported: encoding={encoding!r} of TextVectorization; only 'utf-8'")
         self.max_tokens, self.standardize, self.split = max_tokens, standardize, split
@@ -149,14 +158,14 @@ class TextVectorization(Layer):
     def _tokens(self, inputs: Any) -> list[list[str]]:
         """Return the tokens of each text, (rows,) or (rows, 1); without `split` also (rows, tokens)."""
         texts = on_host(self, inputs)
-        if texts.dtype.kind != "U":
+        if texts.dtype.kind not in "UO":
             raise ConfigError(f"layer {self._display_name!r}: expected texts, found {texts.dtype.name}")
         texts = texts.reshape(1) if texts.ndim == 0 else texts
         if callable(self.standardize):
-            texts = np.asarray(self.standardize(texts))
+            texts = without_width(self.standardize(text_array(texts.ravel().tolist(), texts.shape)))
         elif self.standardize is not None:
             rows = [self._standardized(text) for text in texts.ravel().tolist()]
-            texts = np.array(rows, dtype=np.str_).reshape(texts.shape)
+            texts = object_array(rows).reshape(texts.shape)
         if self.split is None:
             tokens = [[row] if isinstance(row, str) else list(row) for row in texts.tolist()]
         else:
@@ -166,6 +175,7 @@ class TextVectorization(Layer):
                     f"dimension must be 1. Received: inputs.shape={texts.shape} with rank={texts.ndim}"
                 )
             tokens = self._split(texts.reshape(-1))
+        self._require_short_ngrams(tokens)
         return [self._with_ngrams(row) for row in tokens]
 
     def _standardized(self, text: str) -> str:
@@ -175,7 +185,7 @@ class TextVectorization(Layer):
 
     def _split(self, texts: Array) -> list[list[str]]:
         if callable(self.split):
-            return [[str(token) for token in row] for row in self.split(texts)]
+            return [[str(token) for token in row] for row in self.split(text_array(texts.tolist()))]
         if self.split == "character":
             return [list(text) for text in texts.tolist()]
         return [[token for token in _SPACES.split(text) if token] for text in texts.tolist()]
@@ -183,27 +193,56 @@ class TextVectorization(Layer):
     def _with_ngrams(self, tokens: list[str]) -> list[str]:
         if self.ngrams is None:
             return tokens
-        widths = range(1, self.ngrams + 1) if isinstance(self.ngrams, int) else self.ngrams
-        return [" ".join(tokens[at : at + n]) for n in widths for at in range(len(tokens) - n + 1)]
+        return [" ".join(tokens[at : at + n]) for n in self._widths(tokens) for at in range(len(tokens) - n + 1)]
+
+    def _widths(self, tokens: Sequence[str]) -> Iterable[int]:
+        """Return the numbers of tokens in the n-grams of a text."""
+        if isinstance(self.ngrams, int):
+            return range(1, min(self.ngrams, len(tokens)) + 1)
+        return [width for width in self.ngrams or () if width <= len(tokens)]
+
+    def _require_short_ngrams(self, rows: Sequence[Sequence[str]]) -> None:
+        """Refuse texts whose n-grams are many times as long as they are."""
+        if self.ngrams is None:
+            return
+        tokens, needed = sum(map(len, rows)), 0
+        for row, words in enumerate(rows):
+            needed += sum(width * (len(words) - width + 1) for width in self._widths(words))
+            if needed > _MOST_CELLS and needed > _MOST_PADDING * tokens:
+                raise ConfigError(
+                    f"layer {self._display_name!r}: the n-grams of text {row}, of {len(words):,} tokens, and of those "
+                    f"before it hold {needed:,} tokens; pass a smaller ngrams= than {short(self.ngrams)}, or cut texts"
+                )
 
     def __call__(self, inputs: Any, training: bool | None = None) -> Any:
         """Return indices of tokens, or vectors, of texts (rows,) or (rows, 1), or of a single text.
 
         `training` has no effect. ConfigError without a vocabulary, and inside a model, where values are unknown.
         """
-        single = isinstance(inputs, str | bytes) or np.ndim(inputs) == 0
+        single = not isinstance(inputs, list | tuple) and np.ndim(inputs) == 0
         rows = self._tokens(inputs)
         longest = max(map(len, rows), default=0)
         length = longest if self.output_sequence_length is None else self.output_sequence_length
         if self.output_mode in ("int", "one_hot"):
-            widest = max((len(token) for row in rows for token in row), default=1)
-            padded = np.full((len(rows), length), "", dtype=f"<U{max(widest, 1)}")
+            self._require_little_padding(rows, length)
+            padded = np.full((len(rows), length), "", object)
             for row, tokens in zip(padded, rows, strict=True):
                 row[: len(tokens[:length])] = tokens[:length]
             outputs = self._lookup(padded)
         else:
             outputs = self._lookup._counted(rows)
         return outputs[0] if single else outputs
+
+    def _require_little_padding(self, rows: Sequence[Sequence[str]], length: int) -> None:
+        """Refuse a batch that padding to one text's length would make many times as large as it is."""
+        cells, tokens = len(rows) * length, sum(map(len, rows))
+        if cells > _MOST_CELLS and cells > _MOST_PADDING * tokens:
+            longest = max(range(len(rows)), key=lambda row: len(rows[row]))
+            raise ConfigError(
+                f"layer {self._display_name!r}: padding {len(rows):,} texts to {length:,} tokens takes "
+                f"{format_bytes(8 * cells)}; the longest, text {longest}, has {len(rows[longest]):,}: pass a smaller "
+                "output_sequence_length="
+            )
 
     def _get_own_config(self) -> dict[str, Any]:
         """Return the arguments, with the vocabulary that `adapt` found."""

@@ -291,6 +291,11 @@ def open_regular(path: Path) -> BinaryIO:
     return file
 
 
+def read_at_most(file: BinaryIO, most: int) -> bytes:
+    """Return a file's rest, one byte more than `most` if it is longer, in memory of the file's size, not of `most`."""
+    return file.read(min(most, os.fstat(file.fileno()).st_size) + 1)
+
+
 def _refuse_irregular(mode: int) -> None:
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # the system refuses directories itself
         raise OSError(errno.EINVAL, f"it is {_kind(mode)}, expected a regular file")
