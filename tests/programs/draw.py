@@ -27,7 +27,7 @@ from dptrain.program.sharding.mesh import Axes
 from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Tensor, Variable, placeholder, tracing
 from tests.programs.case import Case, environment
-from tests.programs.draw_loops import branch, loop, mapped, several, while_loop
+from tests.programs.draw_loops import aliases, branch, loop, mapped, several, while_loop
 from tests.programs.exact import Exact
 from tests.programs.memory import WAYS
 
@@ -589,6 +589,7 @@ GROWTH = {
     differentiated: 2,
     loop: 2,
     several: 1,
+    aliases: 1,
     branch: 1,
     while_loop: 0.5,
     mapped: 1,
@@ -821,7 +822,10 @@ def _shape(d: Drawing, name: str) -> tuple[int, ...]:
 def loops(d: Drawing) -> None:
     """A loop over steps of a batch, and what is made of it."""
     d.leaf("input", [d.choose([2, 3, 4]), "n", d.choose([1, 3, 8, 16])], "float32", "normal")
-    for kind in (d.choose([loop, loop, several, mapped]), d.choose([loop, several, branch, while_loop, mapped])):
+    for kind in (
+        d.choose([loop, loop, several, aliases, mapped]),
+        d.choose([loop, aliases, branch, while_loop, mapped]),
+    ):
         _tried(lambda kind=kind: kind(d), "")
     differentiated(d)
 

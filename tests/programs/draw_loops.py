@@ -88,6 +88,39 @@ def several(d: "Drawing") -> None:
     d.line(f"(lambda r: {read_values})(ops.scan({call}, reverse={d.chance(0.4)}))", names)
 
 
+def aliases(d: "Drawing") -> None:
+    """Next carries and stacked results with repetition: equal, exchanged, captures, slices, constants, summands."""
+    parts = _parts(d)
+    like = f"ops.sum({parts}, 0)"
+    capture = d.line(f"ops.tanh({like})")
+    begins = [f"ops.zeros_like({like})", f"ops.sin({like})", like, capture]
+    numbers = [f"ops.sum({like})", f"ops.mean(ops.sin({like}))", f"ops.sum({capture})"]
+    computed = ["ops.tanh(a + x)", "a * x", "a + b", "b - 0.5 * m", f"ops.sin(m) * {capture}", "ops.maximum(a, b) + n"]
+    p, q = d.choose(computed), d.choose(computed)
+    tensors = ["a", "b", "m", "p", "p", "q", "x", capture, "0.5 * ops.ones_like(x)", "0.5 * a", "p + b"]
+    following = ", ".join(d.choose(tensors) for _ in range(3)) + f", {d.choose(['n', '0.25', 'ops.sum(p)', '0.5 * n'])}"
+    stacked = ", ".join(d.choose([*tensors, "n", "0.25"]) for _ in range(2))
+    carries = ", ".join(d.choose(begins) for _ in range(3)) + f", {d.choose(numbers)}"
+    values = ["r[0][0]", "r[0][1]", "r[0][2]", "r[0][3]", "r[1][0]", "r[1][1]"]
+    read = [values[index] for index in sorted(d.rng.permutation(len(values))[: d.choose([2, 3, 6])])]
+    names = tuple(f"t{len(d.lines)}{'_' * index}" for index in range(len(read)))
+    step = f"lambda c, x: (lambda a, b, m, n: (lambda p, q: (({following}), ({stacked})))({p}, {q}))(*c)"
+    call = f"ops.scan({step}, ({carries}), {parts}, reverse={d.chance(0.4)})"
+    d.line(f"(lambda r: ({', '.join(read)},))({call})", names)
+    following = d.choose([following, "b, a, a, n", "p, p, b, 0.25", f"{capture}, m, {capture}, n"])
+    body = re.sub(r"\bx\b", capture, f"lambda a, b, m, n: (lambda p, q: ({following}))({p}, {q})")
+    again = d.choose(
+        [
+            f"ops.fori_loop(0, 3, lambda k, c: ({body})(*c), ({carries}))",
+            f"ops.while_loop(lambda a, b, m, n: ops.sum(a * b) < 9, {body}, ({carries}), {d.choose([1, 2, 3])})",
+        ]
+    )
+    if d.chance(0.4):
+        first = f"lambda k, *c: (k + 1, *({body})(*c)), (0, {carries})"
+        again = f"tuple(map(ops.stop_gradient, ops.while_loop(lambda k, *c: k < {_count(d)}, {first})[1:]))"
+    d.line(again, tuple(f"u{len(d.lines)}{'_' * index}" for index in range(4)))
+
+
 def branch(d: "Drawing") -> None:
     """What a number that is not known chooses: values, of which not all are read, weights, random numbers, steps."""
     known = d.float()

@@ -6,7 +6,7 @@ from itertools import pairwise, permutations
 
 import numpy as np
 
-from dptrain.program.body import body_of, has_body, steps_of, with_steps
+from dptrain.program.body import Body, body_of, has_body, is_number, steps_of, with_steps
 from dptrain.program.dims import Dim
 from dptrain.program.gradient import topological
 from dptrain.program.lowering import ConvolutionLowering, HostCall, RandomBits, lowering_of
@@ -20,12 +20,16 @@ from tests.programs.memory import WAYS
 
 _VIEWS = {"reshape_to": "reshape", "transpose_to": "transpose", "getitem": "slice"}
 _ORDERS = [f"{a}, then {b}" for a, b in permutations(_VIEWS.values(), 2)]
+_PASSED = ("another carry", "another carry's", "a sum with another carry", "a capture", "a constant")
 _LOOPS = frozenset(
     {f"loop {what}" for what in ("in a loop", "backwards", "of no step", "of one step", "of several carries")}
     | {f"loop {what}" for what in ("with captures", "with a whole number", "with random numbers", "in half precision")}
     | {f"branch {what}" for what in ("in a loop", "with a loop", "in a branch", "with random numbers", "with captures")}
     | {f"{what} with a value that nobody reads" for what in ("loop", "branch")}
     | {"loop of unknown length", "loop of unknown length in a loop", "loop that stays a summand"}
+    | {f"{kind} whose next carry is {what}" for kind in ("loop", "loop of unknown length") for what in _PASSED}
+    | {f"loop whose next carry is {what}" for what in ("a slice", "stacked")}
+    | {f"loop that stacks {what}" for what in ("a carry", "a capture", "a slice", "a tensor twice")}
     | {"gradient of a loop", "gradient of a branch"}
     | {f"line with {name}" for name in ("cond", "switch", "while_loop", "vectorized_map", "associative_scan", "remat")}
 )
@@ -152,6 +156,8 @@ def _of_loops(program: Program) -> Iterator[str]:
         yield from ["loop with captures"] if body.captures else []
         yield from ["loop with a whole number"] if any(carry.dtype.kind in "iu" for carry in body.carries) else []
         yield from ["gradient of a loop"] if any(carry.name == "gradient" for carry in body.carries) else []
+        if all((carry.name or "").startswith("carry") for carry in body.carries):  # no gradient
+            yield from _of_results(body, "loop" if length is not None else "loop of unknown length")
         inside = topological(body.results)
         nested = {"branch" if body_of(tensor).guarded else "loop" for tensor in inside if has_body(tensor)}
         if body.guarded:
@@ -172,6 +178,28 @@ def _of_loops(program: Program) -> Iterator[str]:
     for node, indices in values.items():
         kind = "branch" if body_of(node).guarded else "loop"
         yield from [f"{kind} with a value that nobody reads"] if len(indices) < len(body_of(node).results) else []
+
+
+def _of_results(body: Body, kind: str) -> Iterator[str]:
+    """Yield which tensors a step passes on, more than once or as they are."""
+    following, captures, slices = list(map(id, body.following)), set(map(id, body.captures)), set(map(id, body.slices))
+    for carry, new in zip(body.carries, body.following, strict=True):
+        others = {id(other) for other in body.carries if other is not carry}
+        summed = new.op is OPS["add"] and any(id(term) in others for term in new.inputs)
+        same = {
+            "another carry": id(new) in others,
+            "another carry's": following.count(id(new)) > 1,
+            "a sum with another carry": summed,
+            "a capture": id(new) in captures,
+            "a slice": id(new) in slices,
+            "a constant": is_number(new),
+            "stacked": any(new is stacked for stacked in body.stacked),
+        }
+        yield from (f"{kind} whose next carry is {what}" for what, holds in same.items() if holds)
+    for number, stacked in enumerate(body.stacked):
+        sources = {"a carry": set(map(id, body.carries)), "a capture": captures, "a slice": slices}
+        sources["a tensor twice"] = set(map(id, body.stacked[:number]))
+        yield from (f"{kind} that stacks {what}" for what, tensors in sources.items() if id(stacked) in tensors)
 
 
 def _behind_products(program: Program) -> Iterator[str]:
