@@ -1,0 +1,17 @@
+"""The kinds of layers whose options are drawn together."""
+
+from tests.options import attention, convolution, pooling, recurrent
+from tests.options.check import Kind
+
+KINDS = {
+    "recurrent": Kind(recurrent.OPTIONS, recurrent.allowed, recurrent.draw),
+    "convolutional recurrent": Kind(
+        recurrent.OPTIONS_OF_CONV_LSTM, recurrent.allowed_of_conv_lstm, recurrent.draw_conv_lstm
+    ),
+    "attention": Kind(attention.OPTIONS, attention.allowed, attention.draw),
+    "attention without heads": Kind(
+        attention.OPTIONS_WITHOUT_HEADS, lambda options: options, attention.draw_without_heads
+    ),
+    "convolution": Kind(convolution.OPTIONS, convolution.allowed, convolution.draw),
+    "pooling": Kind(pooling.OPTIONS, pooling.allowed, pooling.draw),
+}
