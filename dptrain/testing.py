@@ -28,7 +28,7 @@ from dptrain.program.program import trace
 from dptrain.program.shapes import Shape
 from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Tensor, differentiable
-from dptrain.registry.names import not_there, snake_case
+from dptrain.registry.names import not_there
 from dptrain.train.devices import open_backend
 
 __all__ = ["CheckError", "check_layer", "check_op"]
@@ -232,7 +232,7 @@ class _CheckedLayer:
         self._x = tree.map_leaves(lambda path, shape: rng.standard_normal((rows, *shape.lengths)), shapes)
         y = layer(self._tensors(self._x), training=True)
         layer._adopt(seed)
-        self.name = f"layer {layer.name or snake_case(type(layer).__name__)!r}"
+        self.name = f"layer {layer.name!r}"
         self._w = tree.map_leaves(lambda path, output: rng.standard_normal(output.shape), y)
         for weight in layer.trainable_weights:
             weight.assign(rng.standard_normal(weight.shape) * 0.5)

@@ -1,12 +1,13 @@
 """Keras' layers: what to compute, in ops. A new layer is a class in a room here, as in Keras, and a line below."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from dptrain.layers import operation_layer as _operation_layer  # noqa: F401  # for ops on open shapes
 from dptrain.layers.activation import ELU, Activation, ActivityRegularization, Identity, LeakyReLU, PReLU, ReLU, Softmax
 from dptrain.layers.attention.attention import AdditiveAttention, Attention
 from dptrain.layers.attention.multi_head_attention import GroupQueryAttention, MultiHeadAttention
-from dptrain.layers.base import Layer
+from dptrain.layers.base import Layer, build_as_described
 from dptrain.layers.convolution import (
     Conv1D,
     Conv1DTranspose,
@@ -148,7 +149,7 @@ from dptrain.layers.reshaping.borders import (
 from dptrain.layers.reshaping.shapes import Flatten, Permute, RepeatVector, Reshape
 from dptrain.layers.reshaping.upsampling import UpSampling1D, UpSampling2D, UpSampling3D
 from dptrain.registry.names import not_there
-from dptrain.registry.serialization import Registry
+from dptrain.registry.serialization import Registry, plain
 
 # Names as Keras' configurations have them; serialisation and the test matrix read this table.
 LAYERS: dict[str, type[Layer]] = {
@@ -473,4 +474,35 @@ if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("layers", __all__)
 
 _registry: Registry[Layer] = Registry("layer", "keras.layers", Layer, LAYERS)
-serialize, deserialize = _registry.serialize, _registry.deserialize
+
+
+def serialize(layer: Layer) -> dict[str, Any]:
+    """Return Keras' description of a layer or a model: "module", "class_name", "config", "registered_name".
+
+    Of a built layer also "build_config"; a model is described without weights.
+    """
+    if "_graph" in vars(layer):  # a model, of a higher room than this module
+        from dptrain.saving import serialize_keras_object
+
+        return serialize_keras_object(layer)  # type: ignore[no-any-return]
+    build_config = layer.get_build_config()
+    return _registry.serialize(layer) | ({} if build_config is None else {"build_config": plain(build_config)})
+
+
+def deserialize(config: str | Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Layer:
+    """Return the layer or model that `serialize`, or Keras, described, with new weights.
+
+    Args:
+        config: with "class_name" and "config"; or the name of a layer.
+        custom_objects: the user's classes by name.
+
+    Raises:
+        ConfigError: the class is unknown, or an argument is unknown, out of range or not supported.
+    """
+    if isinstance(config, Mapping) and config.get("class_name") in ("Sequential", "Functional", "Model"):
+        from dptrain.saving import deserialize_keras_object
+
+        return deserialize_keras_object(config, custom_objects)  # type: ignore[no-any-return]
+    layer = _registry.deserialize(config, custom_objects)
+    build_as_described(layer, config.get("build_config") if isinstance(config, Mapping) else None)
+    return layer

@@ -45,7 +45,7 @@ from dptrain.program.tree import leaves, map_leaves
 from dptrain.program.turns import MAKING, TURNS, OfThread
 from dptrain.program.types import is_half
 from dptrain.random import Purpose, default_seed, next_position, own_seed
-from dptrain.registry.serialization import Configurable, custom_object, function_to_dict, plain
+from dptrain.registry.serialization import custom_object, function_to_dict, plain
 from dptrain.runtime.failure import warn
 
 T = TypeVar("T")
@@ -92,7 +92,7 @@ class Layer(Parts):
     Attributes:
         built: whether the weights exist.
         input_spec: an `InputSpec`, or one for each input, that inputs are checked against.
-        name: None until a model has the layer.
+        name: unique in a model.
     """
 
     # Arguments that Keras does not write to files, and common ones that it writes even if they are None.
@@ -159,7 +159,7 @@ class Layer(Parts):
         if input_dim is not None:
             input_shape = (input_dim,)
         self._sample_shape = None if input_shape is None else checked_shape(input_shape)
-        self.name = name or None
+        self._name = name or None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -545,6 +545,12 @@ class Layer(Parts):
             _provisional.reset(token)
         self.built = True
 
+    def _note_shapes(self, shapes: Mapping[str, Any]) -> None:
+        """Note the arguments with which `build` is called directly."""
+        self._built_for = next(iter(shapes.values()), None)
+        if len(shapes) > 1:
+            self._built_with = dict(shapes)
+
     @functools.cached_property
     def _signature(self) -> inspect.Signature:
         return inspect.signature(self.call)
@@ -584,7 +590,7 @@ class Layer(Parts):
 
     def _get_own_config(self) -> dict[str, Any]:
         """Return the constructor's own arguments for `get_config`: attributes, or what a user's constructor got."""
-        strict = type(self).get_config is Configurable.get_config
+        strict = type(self).get_config is Layer.get_config
         cls = next(base for base in type(self).__mro__ if "__init__" in vars(base))
         if not is_dptrain_class(cls) and strict and self._constructed_with is not None:
             arguments = {
@@ -592,9 +598,9 @@ class Layer(Parts):
             }
             described = {name: self._argument_to_json(name, value) for name, value in arguments.items()}
             return self._attributes_to_json(self._constructed_with.forwarded, strict=True) | described
-        inherited = next(base for base in cls.__mro__ if is_dptrain_class(base))
-        names = [] if is_dptrain_class(cls) or strict or _is_base(inherited) else named_parameters(inherited)
-        return self._attributes_to_json([*names, *named_parameters(cls)], strict)
+        if not strict:  # the override adds the arguments of the user's class
+            cls = next(base for base in cls.__mro__ if is_dptrain_class(base))
+        return self._attributes_to_json([] if _is_base(cls) else named_parameters(cls), strict)
 
     def _is_written(self, name: str) -> bool:
         return name not in (*_COMMON_ARGUMENTS, *self._unwritten)
@@ -627,9 +633,39 @@ class Layer(Parts):
             )
         return described
 
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments as Keras names them.
+
+        From a user's class that overrides it, `super().get_config()` returns those of dptrain's class alone.
+        """
+        config = self._get_config()
+        if "trainable" not in config:  # without what all layers share
+            return config
+        policy = {"module": "keras", "class_name": "DTypePolicy", "config": self._policy.get_config()}
+        common = {"name": self._name, "trainable": self._trainable, "dtype": {**policy, "registered_name": None}}
+        return common | config
+
+    def get_build_config(self) -> dict[str, Any] | None:
+        """Return what `build_from_config` needs in JSON: "input_shape", or "shapes_dict" by name; None if not built."""
+        if len(self._built_with) > 1:
+            return {"shapes_dict": dict(self._built_with)}
+        if self._nodes and self._nodes[0].arguments:
+            return {"input_shape": map_leaves(lambda _, spec: _batch_shape(spec), self._nodes[0].arguments[0])}
+        return None if self._built_for is None else {"input_shape": self._built_for}
+
+    def build_from_config(self, config: Mapping[str, Any]) -> None:
+        """Build the layer from its `get_build_config`.
+
+        Files are read by it if a subclass overrides both. Else a layer is built when its model calls it.
+        """
+        if "input_shape" in config:
+            self.build(_with_tuples(config["input_shape"]))
+        elif "shapes_dict" in config:
+            self.build(**{name: _with_tuples(shape) for name, shape in config["shapes_dict"].items()})
+
     def _get_config(self) -> dict[str, Any]:
         """Return all constructor arguments as `get_config` names them, in JSON types."""
-        config: dict[str, Any] = {"name": self.name, "trainable": self._trainable}
+        config: dict[str, Any] = {"name": self._name, "trainable": self._trainable}
         if self._own_policy:
             config["dtype"] = self._policy.name
         if self.activity_regularizer is not None or "activity_regularizer" in self._always_written:
@@ -672,6 +708,13 @@ def checked_shape(shape: Any) -> BuildShape:
     ):
         raise ConfigError(f"Input shape: expected positive integers. Received: shape={shape}")
     return tuple(None if n is None else int(n) for n in shape)
+
+
+def build_as_described(layer: Layer, build_config: Any) -> None:
+    """Build a layer whose class, the user's, has a `build_from_config`; the first call builds others."""
+    owner = next(base for base in type(layer).__mro__ if "build_from_config" in vars(base))
+    if build_config and not layer.built and not is_dptrain_class(owner):
+        layer.build_from_config(build_config)
 
 
 def build_shape(value: Any) -> BuildShape | None:
@@ -723,6 +766,20 @@ def _placeholders_of(shape: Any, dtype: Any, name: str) -> Any:
     if any(isinstance(inner, tuple | list | Mapping) for inner in shape):
         return type(shape)(_placeholders_of(inner, dtype, name) for inner in shape)
     return placeholder(symbolic(shape), dtype, name)
+
+
+def _batch_shape(value: Any) -> BuildShape | None:
+    """Return a tensor's shape, in which the rows are None unless their number is fixed, as for stateful layers."""
+    return read(value.shape) if isinstance(value, Tensor) else None
+
+
+def _with_tuples(shape: Any) -> Any:
+    """Return a shape, or shapes, from JSON, which has lists for tuples."""
+    if isinstance(shape, Mapping):
+        return {name: _with_tuples(inner) for name, inner in shape.items()}
+    if isinstance(shape, list | tuple) and all(isinstance(length, Integral | None) for length in shape):
+        return tuple(shape)
+    return [_with_tuples(inner) for inner in shape] if isinstance(shape, list | tuple) else shape
 
 
 def _with_size(value: Any, size: Size) -> Any:
@@ -777,8 +834,13 @@ def _marking_built(build: Callable[..., None]) -> Callable[..., None]:
 
 
 def _in_scope(build: Callable[..., None]) -> Callable[..., None]:
+    signature = inspect.signature(build)
+
     @functools.wraps(build)
     def scoped(self: Layer, *arguments: Any, **keywords: Any) -> None:
+        if self._built_for is None:  # else a call, or a subclass's `build`, has noted the shapes
+            with suppress(TypeError):  # which `build` raises itself
+                self._note_shapes(dict(list(signature.bind(self, *arguments, **keywords).arguments.items())[1:]))
         with self._in_scope():
             build(self, *arguments, **keywords)
 

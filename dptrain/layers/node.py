@@ -47,7 +47,7 @@ class LayerCall:
 
     def finish(self, results: Any) -> Any:
         """Return, and keep, symbolic tensors like the tensors that the layer's `call` returned."""
-        name = self.layer.name or type(self.layer).__name__
+        name = self.layer._name or type(self.layer).__name__
 
         def fresh(path: str, result: Any) -> Any:
             if not isinstance(result, Tensor):

@@ -34,7 +34,7 @@ _adding = OfThread()
 class Parts(Configurable):
     """The half of `Layer` that holds weights, sublayers and metrics; `Layer` adds the calls."""
 
-    name: str | None
+    _name: str | None
     built: bool
     _trainable: bool
     _own_policy: bool
@@ -57,6 +57,15 @@ class Parts(Configurable):
     _casts_inputs = True
     # Whether `call` only moves numbers, so that integers stay integers.
     _moves_values = False
+
+    @property
+    def name(self) -> Any:
+        """The name in the model; before a model has the layer, the class's in snake case, without a number."""
+        return self._name or self._default_name
+
+    @name.setter
+    def name(self, name: str | None) -> None:
+        self._name = name
 
     @property
     def _default_name(self) -> str:
@@ -90,8 +99,8 @@ class Parts(Configurable):
 
     @property
     def _display_name(self) -> str:
-        """The name, or before there is one the default; for messages."""
-        return self.name or self._default_name
+        """The name; for messages."""
+        return str(self.name)
 
     def _attributes(self, kind: type[T]) -> list[T]:
         """Return the attributes of a kind, also in lists, tuples and dictionaries, in the order of assignment."""
@@ -387,12 +396,12 @@ def name_layers(layers: "Sequence[Layer]") -> None:
 
     Default names, which models have from the beginning, give way to others. ConfigError if two have the same name.
     """
-    used_names = Counter(layer.name for layer in layers if layer.name is not None and not layer._has_default_name)
+    used_names = Counter(layer._name for layer in layers if layer._name is not None and not layer._has_default_name)
     repeated = [name for name, times in used_names.items() if times > 1]
     if repeated:
         raise ConfigError(f"layer names must be unique, found {repeated[0]!r} {used_names[repeated[0]]} times")
     for layer in layers:
-        if layer.name is None or (layer._has_default_name and layer.name in used_names):
+        if layer._name is None or (layer._has_default_name and layer.name in used_names):
             kind = layer._default_name
             names = (kind if number == 0 else f"{kind}_{number}" for number in range(len(layers) + 1))
             layer.name = next(name for name in names if name not in used_names)

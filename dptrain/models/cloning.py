@@ -83,7 +83,10 @@ class _Cloning:
 
 
 def _reconstructed(layer: Layer) -> Layer:
-    return type(layer).from_config(layer.get_config())
+    config = layer.get_config()
+    if not layer._own_policy and isinstance(config.get("dtype"), Mapping):
+        del config["dtype"]  # the model sets it
+    return type(layer).from_config(config)
 
 
 def _of_sequential(model: Sequential, input_tensors: Any, cloning: _Cloning) -> Sequential:

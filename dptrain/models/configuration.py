@@ -79,11 +79,11 @@ def sequential_layers(config: Config) -> tuple[list[Layer], str]:
             problems.append(str(error))
     if problems:
         raise ConfigError("; ".join(dict.fromkeys(problems)))
-    if all(isinstance(layer, InputLayer) for layer in layers):
+    if layers and all(isinstance(layer, InputLayer) for layer in layers):
         raise ConfigError("a model needs at least one layer")
     policy = give_policies(list(zip(listed, layers, strict=True)))
     shape = config.get("build_input_shape")
-    if not isinstance(layers[0], InputLayer) and shape is not None:
+    if layers and not isinstance(layers[0], InputLayer) and shape is not None:
         layers.insert(0, InputLayer(batch_shape=batch_shape(shape)))
     return layers, policy
 

@@ -58,7 +58,13 @@ class Files(BaseModel):
             self._write_file(Path(filepath), lambda: keras_2_h5.encode(self), overwrite)
             return
         require_ending(filepath, ".keras")
-        self._write_file(Path(filepath), lambda: keras_zip.encode(self), overwrite)
+        if self._is_unbuilt and comms.current().rank == 0:
+            warnings.warn(
+                "You are saving a model that has not yet been built. It might not contain any weights yet. Consider "
+                "building the model first by calling it on some data.",
+                stacklevel=2,
+            )
+        self._write_file(Path(filepath), lambda: keras_zip.encode(self), overwrite, with_weights=not self._is_unbuilt)
 
     def save_weights(self, filepath: str | Path, overwrite: bool = True) -> None:
         """Write the weights to a `.weights.h5` (with the optimizer's state, like Keras) or `.safetensors` file.
@@ -154,6 +160,16 @@ class Files(BaseModel):
             model._set_dtype(dtype)
             return model
 
+    def get_build_config(self) -> dict[str, Any] | None:
+        """Return what `build_from_config` needs in JSON: the "input_shape"; None before that is known."""
+        shape = self._build_shape
+        return None if shape is None else {"input_shape": shape}
+
+    def build_from_config(self, config: Mapping[str, Any]) -> None:
+        """Build the model from its `get_build_config`."""
+        if config.get("input_shape") is not None:
+            self.build(config["input_shape"])
+
     def get_compile_config(self) -> dict[str, Any]:
         """Return the arguments of `compile` in JSON, empty before; ConfigError if they include a lambda."""
         compiled = self._compiled
@@ -175,7 +191,19 @@ class Files(BaseModel):
         symbols = self._symbols if self._graph is None else self._graph.inputs
         return tree.map_leaves(lambda path, spec: plain(build_shape(spec)), symbols)
 
-    def _write_file(self, path: Path, encode: Callable[[], bytes], overwrite: bool) -> None:
+    @property
+    def _is_unbuilt(self) -> bool:
+        """Whether the model has no weights yet, nor the shape to make them for."""
+        return self._awaits_shape and not any(layer._own_weights for layer in self._flatten_layers())
+
+    @property
+    def _awaits_shape(self) -> bool:
+        """Whether the shape of a sample is still unknown."""
+        return not self.built
+
+    def _write_file(
+        self, path: Path, encode: Callable[[], bytes], overwrite: bool, *, with_weights: bool = True
+    ) -> None:
         comm = comms.current()
 
         def at_once() -> bytes:  # of one moment, also beside the training of another thread
@@ -183,7 +211,8 @@ class Files(BaseModel):
                 return encode()
 
         def action() -> None:
-            self._require_weights()
+            if with_weights:
+                self._require_weights()
             if comm.rank == 0:
                 write(path, at_once, overwrite=overwrite)
 
@@ -196,7 +225,7 @@ class Files(BaseModel):
             self.build(None)
         if not self.weights and (not self.built or self._build_shape is None):
             raise ConfigError(f"model {self.name!r} has no weights yet: call it on data, or build(input_shape), first")
-        if any(layer.name is None for layer in self._flatten_layers()):  # it was called, but not in a step
+        if any(layer._name is None for layer in self._flatten_layers()):  # it was called, but not in a step
             self._adopt(self._model_seed)
 
 

@@ -181,9 +181,9 @@ def _constructed(config: Any, seed: int | None, compiled: Any, options: Mapping[
         model = keras_config.read_layer(config)
     if not isinstance(model, Model):
         raise ConfigError(f"{str(config.get('class_name'))[:80]!r} is not a model")
-    shape = (config.get("build_config") or {}).get("input_shape")
-    if not model.built and shape is not None:
-        model.build(shape)
+    build_config = config.get("build_config")
+    if not model.built and build_config:
+        model.build_from_config(build_config)
     if seed is not None:
         model._model_seed = seed
     if model.built:

@@ -219,7 +219,7 @@ class Sequential(Model):
             raise ConfigError(
                 f"the first layer ({type(self._stack[0]).__name__}) needs input_shape=(...), the shape of one sample"
             )
-        names = [layer.name for layer in self._stack if not layer._has_default_name]
+        names = [layer._name for layer in self._stack if not layer._has_default_name]
         if repeated := [name for name in names if name is not None and names.count(name) > 1]:
             raise ConfigError(f"layer names must be unique, found {repeated[0]!r} {names.count(repeated[0])} times")
         start = self._input.output

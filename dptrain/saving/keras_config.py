@@ -24,6 +24,7 @@ import numpy as np
 from dptrain import activations, constraints, initializers, losses, metrics, optimizers, regularizers
 from dptrain.errors import ConfigError
 from dptrain.layers import LAYERS, InputLayer, Layer
+from dptrain.layers.base import build_as_described
 from dptrain.layers.core.layer_scale import LayerScale
 from dptrain.losses import LOSSES
 from dptrain.losses.base import LossFunctionWrapper
@@ -33,9 +34,7 @@ from dptrain.ops.random import SeedGenerator
 from dptrain.optimizers import CLASSES as OPTIMIZER_CLASSES
 from dptrain.optimizers import schedules
 from dptrain.optimizers.absent import AbsentOptimizer
-from dptrain.program.dims import read
 from dptrain.program.tensor import Tensor, constant
-from dptrain.program.tree import map_leaves
 from dptrain.registry.names import suggestion
 from dptrain.registry.serialization import (
     custom_object,
@@ -159,7 +158,7 @@ def _layer_description(layer: Layer) -> dict[str, Any]:
     else:
         if isinstance(layer, InputLayer):
             config = {"batch_shape": list(layer.batch_shape), "dtype": layer.dtype, "sparse": False, "ragged": False}
-            return described("keras.layers", "InputLayer", config | {"name": layer.name})
+            return described("keras.layers", "InputLayer", config | {"name": layer._name})
         description = to_dict("keras.layers", layer, LAYERS.values())
         module, cls = _OF_NETWORKS.get(type(layer).__name__, ("", None))
         if type(layer) is cls:
@@ -169,16 +168,10 @@ def _layer_description(layer: Layer) -> dict[str, Any]:
             description["config"] = {"name": layer.name, "trainable": True, "dtype": policy(layer)} | arguments
             if type(layer) in LAYERS.values() and "trainable" not in arguments:  # no argument of its constructor
                 description["config"].pop("trainable")
-    if layer._nodes and layer._nodes[0].arguments:
-        shape = map_leaves(lambda path, spec: plain(_batch_shape_of(spec)), layer._nodes[0].arguments[0])
-        several = len(layer._built_with) > 1
-        description["build_config"] = {"shapes_dict": plain(layer._built_with)} if several else {"input_shape": shape}
+    build_config = layer.get_build_config()
+    if build_config is not None:
+        description["build_config"] = plain(build_config)
     return description
-
-
-def _batch_shape_of(value: Any) -> tuple[int | None, ...] | None:
-    """Return a tensor's shape, in which the rows are None unless their number is fixed, as for stateful layers."""
-    return read(value.shape) if isinstance(value, Tensor) else None
 
 
 def compile_config(compiled: Any) -> dict[str, Any]:
@@ -298,13 +291,13 @@ def read_layer(description: Any) -> Layer:
     class_name, config, cls = _open(description)
     layers, key = _read_layers.get(), description.get(_SHARED)
     if layers is None or type(key) is not int:
-        return _new_layer(class_name, config, cls)
+        return _new_layer(class_name, config, cls, description.get("build_config"))
     if key not in layers:
-        layers[key] = _new_layer(class_name, config, cls)
+        layers[key] = _new_layer(class_name, config, cls, description.get("build_config"))
     return layers[key]
 
 
-def _new_layer(class_name: str, config: Config, cls: Any) -> Layer:
+def _new_layer(class_name: str, config: Config, cls: Any, build_config: Any) -> Layer:
     name = config.get("name")
     if name is not None and (not isinstance(name, str) or not name or "/" in name):
         raise ConfigError(f"layer name {name!r}: expected a word without '/'")
@@ -322,6 +315,7 @@ def _new_layer(class_name: str, config: Config, cls: Any) -> Layer:
         built = _custom(cls, config)
     if not isinstance(built, Layer):
         raise ConfigError(f"{class_name[:80]!r} is not a layer")
+    build_as_described(built, build_config)
     return built
 
 

@@ -54,9 +54,6 @@ class ModelFile:
 def model_config(model: Any) -> dict[str, Any]:
     """Return a model's config.json: architecture, input shape, arguments of `compile`."""
     result = keras_config.with_shared_layers(lambda: keras_config.layer_config(model))
-    result.pop("build_config", None)
-    if model._build_shape is not None:
-        result["build_config"] = {"input_shape": model._build_shape}
     result["compile_config"] = {} if model._compiled is None else keras_config.compile_config(model._compiled)
     return result
 

@@ -71,7 +71,7 @@ class InputLayer(Layer):
     def _get_config(self) -> dict[str, Any]:
         """Return the shape and what Keras writes with it."""
         return {
-            "name": self.name,
+            "name": self._name,
             "dtype": self.dtype,
             "batch_shape": list(self.batch_shape),
             "sparse": False,

@@ -59,7 +59,7 @@ def test_a_layer_is_built_by_its_first_call():
     assert (block.seen[0], int(block.calls)) == ((None, 5), 1)
     block._adopt(seed=2)
     assert paths(block.weights) == NAMED
-    assert [layer.name for layer in block._flatten_layers()] == [None, "dense", "dense_1", "dense_2"]
+    assert [layer.name for layer in block._flatten_layers()] == ["block", "dense", "dense_1", "dense_2"]
     assert paths(block.trainable_weights) == [name for name in NAMED if name != "calls"]
     assert paths(block.non_trainable_weights) == ["calls"]
     assert paths(block.trainable_variables) == paths(block.trainable_weights)
@@ -303,7 +303,8 @@ def test_configurations_of_ones_own_layers():
             super().__init__(**options)
             self.units, self.act = units, dp.activations.get(act)
 
-    assert Named(3, name="n").get_config() == {"name": "n", "trainable": True, "units": 3, "act": "relu"}
+    config = Named(3, name="n").get_config()
+    assert {**config, "dtype": None} == {"name": "n", "trainable": True, "dtype": None, "units": 3, "act": "relu"}
     assert Named.from_config(Named(3, "gelu").get_config()).act is dp.activations.gelu
 
     class Hidden(Layer):

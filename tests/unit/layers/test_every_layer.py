@@ -59,7 +59,7 @@ def test_configurations_come_back(name, number):
     assert described["class_name"] == name
     restored = layers.deserialize(described)
     assert type(restored) is type(layer)
-    assert restored.get_config() == layer._get_config() == described["config"]
+    assert restored.get_config() == layer.get_config() == described["config"]
     # Keras writes its own dtype policy beside them.
     described["config"]["dtype"] = {"class_name": "DTypePolicy", "config": {"name": "float32"}}
     assert layers.deserialize(described)._get_config() == layer._get_config()

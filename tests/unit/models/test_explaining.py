@@ -28,7 +28,7 @@ def dense() -> dp.Sequential:
 def test_messages_of_gradients_in_half_precision():
     model, nbytes, text = dense(), [], ""
     for comm_dtype in (None, "bfloat16"):
-        model.compile("sgd", "mse", comm_dtype=comm_dtype)
+        model.compile("sgd", "mse", comm_dtype=comm_dtype, dtype="float32")
         text = model.explain(8)
         (message_bytes,) = re.findall(r" all-reduces in \d+ messages? of (\d+) bytes", text)
         nbytes.append(int(message_bytes))

@@ -357,7 +357,7 @@ def test_a_compile_of_ones_own_is_not_called(tmp_path):
 
 
 def test_a_model_without_shape_has_no_files(tmp_path):
-    for call in (lambda model: model.save(tmp_path / "m.keras"), lambda model: model.export(tmp_path / "p")):
+    for call in (lambda model: model.save(tmp_path / "m.h5"), lambda model: model.export(tmp_path / "p")):
         with pytest.raises(ConfigError, match="has no weights yet: call it on data"):
             call(Tower())
 
