@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dptrain import ops
-from dptrain.ops.indexing import gather_all_rows, row_numbers
+from dptrain.ops.indexing import gather_rows_along, row_numbers
 from dptrain.program.tensor import Tensor, as_tensors
 
 
@@ -40,8 +40,8 @@ def circle(
     labels, output = as_tensors([y_true, y_pred])
     labels, output = _whole(labels), output if output.dtype.kind in "fV" else ops.cast(output, "float32")
     numbers = row_numbers(output.shape[0])
-    others = gather_all_rows(output, numbers) if ref_embeddings is None else _references(ref_embeddings)
-    their_labels = gather_all_rows(labels, numbers) if ref_labels is None else _references(ref_labels, _whole)
+    others = gather_rows_along(output, [0]) if ref_embeddings is None else _references(ref_embeddings)
+    their_labels = gather_rows_along(labels, [0]) if ref_labels is None else _references(ref_labels, _whole)
     distance = ops.maximum(1 - ops.matmul(output, ops.transpose(others)), 0)
     same = ops.equal(ops.expand_dims(labels, 1), their_labels)
     different = ops.logical_not(same)
@@ -61,7 +61,7 @@ def _references(values: Any, convert: Any = lambda x: x) -> Tensor:
     """Return what samples are compared with; for rows of the batch, those of all ranks."""
     (references,) = as_tensors([values])
     references = convert(references)
-    return gather_all_rows(references, row_numbers(references.shape[0]))
+    return gather_rows_along(references, [0])
 
 
 def _logsumexp(mask: Tensor, x: Tensor) -> Tensor:

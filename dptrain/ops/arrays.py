@@ -40,6 +40,7 @@ from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.operation_calls import operation
 from dptrain.ops.products import batch_matmul
 from dptrain.ops.reduction import argmax, max, mean, min, order_reversed, sum, summed_dtype
+from dptrain.program.dims import Dim
 from dptrain.program.shapes import Shape, differ, normalized_axes
 from dptrain.program.tensor import Array, Tensor, Variable, as_tensors, constant
 from dptrain.runtime.floatx import floatx
@@ -90,6 +91,7 @@ def arange(
     start: float, stop: float | None = None, step: float | None = None, dtype: npt.DTypeLike | None = None
 ) -> Tensor:
     """Return numbers from start (0 if only `stop` is passed) to before stop; int32 of integers, else float32."""
+    start, stop, step = (int(n) if isinstance(n, Dim) else n for n in (start, stop, step))  # of the whole batch
     values = np.arange(0 if stop is None else start, start if stop is None else stop, 1 if step is None else step)
     return constant(values.astype(dtype or (floatx() if values.dtype.kind in "fV" else np.int32)))
 
@@ -404,9 +406,9 @@ def repeat(x: Any, repeats: int | Sequence[int], axis: int | None = None) -> Ten
     """Repeat each part along an axis (x as a vector by default) a known number of times: one for all, or one each."""
     tensor, place = (ravel(x), 0) if axis is None else (_tensor(x), normalized_axes(axis, _tensor(x).ndim)[0])
     lengths = tensor.shape
-    times = np.asarray(repeats)
+    times = np.asarray(1 if isinstance(repeats, Dim) else repeats)
     if times.size == 1:
-        number = repeats if isinstance(repeats, int) else int(times.reshape(()))
+        number = repeats if isinstance(repeats, int | Dim) else int(times.reshape(()))
         spread = broadcast_to(expand_dims(tensor, place + 1), (*lengths[: place + 1], number, *lengths[place + 1 :]))
         return reshape(spread, (*lengths[:place], lengths[place] * number, *lengths[place + 1 :]))
     if times.shape != (int(lengths[place]),) or (times < 0).any():
@@ -425,11 +427,19 @@ def tile(x: Any, repeats: int | Sequence[int]) -> Tensor:
     times = (1,) * (tensor.ndim - len(times)) + times
     tensor = reshape(tensor, (*(1,) * (len(times) - tensor.ndim), *tensor.shape))
     for axis, number in enumerate(times):
-        if number == 0:
+        if isinstance(number, Dim):
+            tensor = _tiled_by_rows(tensor, number, axis)
+        elif number == 0:
             tensor = tensor[(*(slice(None),) * axis, slice(0, 0))]
         elif number != 1:
             tensor = concatenate([tensor] * number, axis)
     return tensor
+
+
+def _tiled_by_rows(x: Tensor, rows: Dim, axis: int) -> Tensor:
+    """Repeat x along an axis as often as the batch has rows: each rank for its own."""
+    before, n, behind = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
+    return reshape(broadcast_to(expand_dims(x, axis), (*before, rows, n, *behind)), (*before, rows * n, *behind))
 
 
 @operation

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from dptrain.errors import ConfigError
 from dptrain.ops.elementwise import cast, logical_and
 from dptrain.ops.elementwise import where as chosen
-from dptrain.ops.manipulation import reshape, transpose_to, zeros
+from dptrain.ops.manipulation import reshape, reshape_to, transpose_to, zeros
 from dptrain.ops.operation_calls import operation
 from dptrain.ops.products import batch_matmul
 from dptrain.ops.reduction import max as max_over
@@ -103,20 +103,10 @@ def row_numbers(rows: Any) -> Tensor:
     return zeros(shape, np.int64) + numbers if isinstance(rows, Dim) else as_tensors([numbers])[0]
 
 
-def gather_all_rows(x: Tensor, numbers: Tensor) -> Tensor:
-    """Gather the rows of all ranks on each, as a sum of tensors with zeros elsewhere; `numbers` are `row_numbers`."""
-    return add_rows(x, numbers, length=int(x.shape[0])) if isinstance(x.shape[0], Dim) else x
-
-
 def gather_rows_along(x: Tensor, axes: Sequence[int]) -> Tensor:
-    """Gather the rows of all ranks along the axes that count rows of the batch."""
-    for axis in axes:
-        if isinstance(x.shape[axis], Dim):
-            front = (axis, *(at for at in range(x.ndim) if at != axis))
-            moved = x if axis == 0 else transpose_to(x, axes=front)
-            gathered = gather_all_rows(moved, row_numbers(x.shape[axis]))
-            x = gathered if axis == 0 else transpose_to(gathered, axes=tuple(front.index(at) for at in range(x.ndim)))
-    return x
+    """Make the lengths of axes that count rows of the batch numbers, so that ranks gather them."""
+    shape = tuple(int(n) if axis in axes and isinstance(n, Dim) else n for axis, n in enumerate(x.shape))
+    return reshape_to(x, shape=shape) if any(isinstance(x.shape[axis], Dim) for axis in axes) else x
 
 
 @op(

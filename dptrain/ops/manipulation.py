@@ -353,7 +353,8 @@ def _joined_shape(*shapes: Shape, axis: int) -> Shape:
     length = shapes[0][axis]
     for shape in shapes[1:]:
         length = length + shape[axis]
-    return (*shapes[0][:axis], length, *shapes[0][axis + 1 :])
+    beside = [next((shape[at] for shape in shapes if isinstance(shape[at], Dim)), n) for at, n in enumerate(shapes[0])]
+    return (*beside[:axis], length, *beside[axis + 1 :])
 
 
 def _join_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from dptrain.ops.elementwise import cast
 from dptrain.ops.indexing import take
 from dptrain.ops.manipulation import broadcast_to, concatenate, put
 from dptrain.ops.operation_calls import operation
-from dptrain.program.dims import counts_rows
+from dptrain.program.dims import is_number
 from dptrain.program.tensor import Tensor, as_tensors
 
 _MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
@@ -47,7 +47,7 @@ def pad(x: Any, pad_width: Any, mode: str = "constant", constant_values: float |
             ends = [(*tensor.shape[:axis], n, *tensor.shape[axis + 1 :]) for n in (before, behind)]
             first, last = (broadcast_to(value, shape) for shape in ends)
             tensor = concatenate([first, tensor, last], axis)
-        elif counts_rows(length) or not length:
+        elif not is_number(length) or not length:
             raise ConfigError(f"pad: mode={mode!r} along axis {axis} of shape {tensor.shape}; expected a known length")
         else:
             tensor = take(tensor, np.pad(np.arange(int(length)), (before, behind), mode), axis)  # type: ignore[call-overload]

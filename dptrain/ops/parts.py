@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from dptrain.errors import ConfigError
-from dptrain.ops.indexing import normalized_indices, take_at_axis, take_rows
+from dptrain.ops.indexing import gather_rows_along, normalized_indices, take_at_axis, take_rows
 from dptrain.ops.manipulation import getitem, reshape_to, transpose_to
 from dptrain.ops.operation_calls import operation
-from dptrain.program.dims import Dim, counts_rows, greatest, is_number, least
+from dptrain.program.dims import Dim, greatest, is_number, least
 from dptrain.program.operand import METHODS
 from dptrain.program.tensor import Tensor, as_tensors
 
@@ -124,9 +124,7 @@ def _advanced_indexing(x: Tensor, indices: list[Any]) -> Tensor:
 
 def _reversed_slice(index: slice, length: int) -> slice:
     """Return the ascending slice with the elements of one with a negative step."""
-    if counts_rows(length):
-        raise ConfigError("not supported: a slice with a negative step along the rows of a batch")
-    places = range(*index.indices(length))
+    places = range(*index.indices(int(length)))
     return slice(places[-1], places[0] + 1, -places.step) if places else slice(0, 0)
 
 
@@ -176,12 +174,12 @@ def _nonzero_indices(x: Tensor, mask: Tensor, axis: int) -> Sequence[Tensor]:
 def _gather(x: Tensor, indices: list[Any]) -> Tensor:
     """Take arrays of indices along their axes, and all of the others."""
     axes = [axis for axis, index in enumerate(indices) if not isinstance(index, slice)]
+    if len(axes) > 1:
+        x = gather_rows_along(x, axes)
     places = [normalized_indices(indices[axis], x.shape[axis]) for axis in axes]
     together = axes == list(range(axes[0], axes[-1] + 1))
     if len(axes) == 1:
         return take_at_axis(x, places[0], axes[0])
-    if any(counts_rows(x.shape[axis]) for axis in axes):
-        raise ConfigError(f"not supported: several arrays index {x} along the rows of a batch; use one, or ops.take")
     other_axes = [axis for axis in range(x.ndim) if axis not in axes]
     lengths = [int(x.shape[axis]) for axis in axes]
     front = transpose_to(x, axes=(*axes, *other_axes))

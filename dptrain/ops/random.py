@@ -136,12 +136,9 @@ class SeedGenerator(Configurable):
 
         Every rank draws a key for all rows of the batch, and again for its own: the number of smaller keys is the index
         in the order. The program then holds for this number of rows only.
-
-        Raises:
-            ConfigError: the rows are a concatenation, whose order depends on the number of ranks.
         """
         if isinstance(rows, Dim) and len(rows.blocks) > 1:
-            raise ConfigError("not supported: shuffling rows of the batch that were concatenated")
+            rows = int(rows)  # a rank's rows of a concatenation are not consecutive
         with self._turn():
             own_bits, all_bits = (
                 _bits(self.count, (n, 2), self.seed, self.purpose, self.number) for n in (rows, int(rows))
@@ -379,18 +376,16 @@ def _last_axis(x: Tensor) -> Tensor:
 
 
 def shuffle(x: Any, axis: int = 0, seed: Seed = None) -> Tensor:
-    """Return the parts of x along an axis, which must not count the batch's rows, in a random order."""
+    """Return the parts of x along an axis in a random order."""
     (tensor,) = as_tensors([x])
     (along,) = normalized_axes(axis, tensor.ndim)
-    length = tensor.shape[along]
-    if isinstance(length, Dim):
-        raise ConfigError("not supported: shuffle along the rows of the batch, which are divided among the ranks")
-    keys = _bits_for_seed((int(length), 2), seed)
+    length = int(tensor.shape[along])
+    keys = _bits_for_seed((length, 2), seed)
     wide = cast(keys[:, 0], np.int64) * 2**31 + cast(keys[:, 1] // 2, np.int64)
     order = in_one_call(lambda array: np.argsort(array, kind="stable"), wide)
     if order is None:  # each part's index is the number of smaller keys
         places = sum_over(cast(less(wide, expand_dims(wide, -1)), np.int64), 1)
-        order = add_rows(as_tensors([np.arange(int(length))])[0], places, length=int(length))
+        order = add_rows(as_tensors([np.arange(length)])[0], places, length=length)
     return take_at_axis(tensor, order, along)
 
 

@@ -179,7 +179,7 @@ class Programs:
                 self._schedule(placed, self.comm.replicas == 1)  # now, so that all ranks share its errors
             depends = self._has_stages or _depends_on_batches(program, placed, step.totals)
             traced = _Traced(names, depends)
-            if not program.shape_specialised:
+            if not placed.shape_specialised:
                 self._any_size_cache[any_size] = placed, traced
             self._accessed |= dict.fromkeys(program.state)
         self._traced[placed] = traced
@@ -560,7 +560,7 @@ def _depends_on_batches(program: Program, placed: PlacedProgram, totals: Collect
     counts_batches = bool(placed.updates.keys() - placed.summed)
     draws = any(tensor.op is not None and tensor.op.by_row for tensor in with_steps(placed.tensors))
     return (
-        program.shape_specialised
+        placed.shape_specialised
         or counts_batches
         or draws
         or messages.count(placed) > 0

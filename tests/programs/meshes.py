@@ -110,7 +110,7 @@ def wrong_on_mesh(case: Case, *, compiles: bool) -> str:
     except Exception as error:
         return f"trace: {type(error).__name__}: {error}"
     ways: dict[str, Callable[[], Mapping[str, Array]]] = {"NumPy on a mesh": lambda: run_on_mesh(case, by_numpy)}
-    if not program.shape_specialised:
+    if not place(program).shape_specialised:
         ways["NumPy on a mesh, for other rows"] = lambda: run_on_mesh(case, by_numpy, case.rows + 3)
     ways["fused on a mesh"] = lambda: run_on_mesh(case, interpreted)
     if compiles:

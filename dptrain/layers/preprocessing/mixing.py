@@ -27,7 +27,7 @@ from dptrain.layers.preprocessing.random_images import (
 )
 from dptrain.ops import random
 from dptrain.ops.image.warping import INTERPOLATIONS
-from dptrain.ops.indexing import gather_all_rows
+from dptrain.ops.indexing import gather_rows_along
 from dptrain.program.shapes import is_one
 from dptrain.program.tensor import Tensor
 from dptrain.random import Purpose
@@ -78,7 +78,7 @@ def _partners(x: Tensor, transformation: Any) -> Tensor:
     if is_one(order.shape[0]):
         return x
     if "positions" in transformation:  # else a single rank has the batch
-        x = gather_all_rows(x, transformation["positions"])
+        x = gather_rows_along(x, [0])
     return ops.take(x, order, 0)
 
 

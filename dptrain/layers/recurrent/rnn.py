@@ -14,7 +14,7 @@ from dptrain.layers.recurrent.loop import Step, run, swapped
 from dptrain.layers.recurrent.stacked import StackedRNNCells
 from dptrain.layers.weight import BatchState, Weight
 from dptrain.mixed_precision import DTypePolicy
-from dptrain.ops.indexing import gather_all_rows, row_numbers, take_rows
+from dptrain.ops.indexing import gather_rows_along, row_numbers, take_rows
 from dptrain.program.dims import Dim, is_number, number_of, read
 from dptrain.program.tensor import Tensor
 from dptrain.runtime.text import short
@@ -176,9 +176,8 @@ class RNN(Layer):
 
     def _assign_states(self, states: list[Any], rows: Any) -> None:
         assert self._batch_state is not None
-        numbers = row_numbers(rows)
         for variable, state in zip(self._batch_state.variables, tree.flatten(states), strict=True):
-            variable.assign(gather_all_rows(state, numbers))
+            variable.assign(gather_rows_along(state, [0]))
 
     def _steps(
         self, cell: Any, sequences: Tensor, states: list[Any], mask: Tensor | None, training: bool, stacks: bool

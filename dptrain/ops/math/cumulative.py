@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.errors import ConfigError
 from dptrain.ops.elementwise import cast, where
+from dptrain.ops.indexing import gather_rows_along
 from dptrain.ops.manipulation import concatenate, expand_dims, full, reshape, transpose
 from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.operation_calls import operation
@@ -31,7 +31,7 @@ Join = Callable[[Tensor], Tensor]
 @operation
 @for_open_shapes
 def cumsum(x: Any, axis: int | None = None, dtype: npt.DTypeLike | None = None) -> Tensor:
-    """Return cumulative sums along an axis, not the batch's rows; by default of x as a vector, in the type of `sum`."""
+    """Return cumulative sums along an axis; by default of x as a vector, in the type of `sum`."""
     return cumulative(x, axis, dtype, lambda blocks: sum(blocks, -1), 0)
 
 
@@ -51,8 +51,8 @@ def cumulative(x: Any, axis: int | None, dtype: npt.DTypeLike | None, join: Join
 
 def _along_last(x: Tensor, join: Join, neutral: int) -> Tensor:
     *front, length = x.shape
-    if counts_rows(length) and x.value is None:
-        raise ConfigError(f"not supported: a cumulative sum or product of {x} along the rows of a batch")
+    if counts_rows(length):
+        return reshape(_along_last(gather_rows_along(x, [x.ndim - 1]), join, neutral), x.shape)
     if length <= _BLOCK:
         return _within_blocks(x, join, neutral)
     blocks = -(-length // _BLOCK)

@@ -27,7 +27,6 @@ from dptrain.ops.operation_calls import operation
 from dptrain.ops.reduction import argmax, max
 from dptrain.ops.sorting.counting import segment_max, segment_min
 from dptrain.ops.sorting.searching import segment_sum
-from dptrain.program.dims import counts_rows
 from dptrain.program.lowering import HostCall
 from dptrain.program.op import op
 from dptrain.program.shapes import broadcast, normalized_axes, row_axis
@@ -106,21 +105,17 @@ def argsort(x: Any, axis: int | None = -1) -> Tensor:
 def take_along_axis(x: Any, indices: Any, axis: int | None = None) -> Tensor:
     """Return the element of x at each index along an axis; by default both are vectors.
 
-    `indices` have x's number of axes and, except along the axis, lengths that broadcast to x's. The axis must not count
-    the batch's rows.
+    `indices` have x's number of axes and, except along the axis, lengths that broadcast to x's.
     """
     tensor, places = as_tensors([x, indices])
     if axis is None:
         return take(tensor, ravel(places))
-    (place,) = normalized_axes(axis, tensor.ndim)
     if places.ndim != tensor.ndim:
         raise ConfigError(
             f"take_along_axis: indices with {places.ndim} axes, a tensor with {tensor.ndim}; expected as many"
         )
-    if counts_rows(tensor.shape[place]):
-        raise ConfigError(f"not supported: take_along_axis of {tensor} along the rows of a batch; use ops.take")
     last, back = move_to_last(tensor, axis)
-    chosen, _ = move_to_last(normalized_indices(places, tensor.shape[place]), axis)
+    chosen, _ = move_to_last(normalized_indices(places, last.shape[-1]), axis)
     first = broadcast(last.shape[:-1], chosen.shape[:-1])
     last, chosen = (broadcast_to(operand, (*first, operand.shape[-1])) for operand in (last, chosen))
     result = along_last(last, chosen)

@@ -8,7 +8,7 @@ import numpy as np
 
 from dptrain.comm.mesh import BATCH as BATCH
 from dptrain.program.codegen.index_expr import FIRST_ROW, ZERO_INDEX, symbol
-from dptrain.program.codegen.views import IndexMap
+from dptrain.program.codegen.views import IndexMap, identity
 from dptrain.program.dims import Dim
 from dptrain.program.lowering import ViewMap
 from dptrain.program.op import Op
@@ -89,6 +89,7 @@ def _node(name: str, lowering: ViewMap | None = None) -> Op:
 # Shapes are those of the whole tensor, until `local.localized` makes them a rank's.
 ALL_REDUCE = _node("all_reduce")
 OWN_PART = _node("own_part", ViewMap(_own_maps))
+ALL_ROWS = _node("all_rows", ViewMap(identity))  # of a rank that has no others: the length becomes a number
 ALL_GATHER = _node("all_gather")
 REDUCE_SCATTER = _node("reduce_scatter")
 

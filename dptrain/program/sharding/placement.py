@@ -33,19 +33,22 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from dptrain.comm.mesh import BATCH
 from dptrain.errors import ConfigError
 from dptrain.program.body import Body, body_of, closed, has_body, steps_of, with_steps
-from dptrain.program.dims import Dim, counting
+from dptrain.program.dims import Dim, counting, number_of
 from dptrain.program.gradient import topological
 from dptrain.program.lowering import Element, Insert, Join, Scatter
-from dptrain.program.op import Op
+from dptrain.program.op import OPS, Op
 from dptrain.program.operand import METHODS, OPERATORS
 from dptrain.program.program import Program
-from dptrain.program.shapes import Shape, row_axis, size
+from dptrain.program.shapes import Shape, is_one, row_axis, size
 from dptrain.program.sharding.mesh import (
     ALL_GATHER,
     ALL_REDUCE,
+    ALL_ROWS,
     OWN_PART,
     REDUCE_SCATTER,
     Axes,
@@ -53,9 +56,11 @@ from dptrain.program.sharding.mesh import (
     Placement,
 )
 from dptrain.program.sharding.messages import scheduled
+from dptrain.program.sharding.rows import RowAxis, as_numbers, attributes_with_rows, same_rows, whole_along
 from dptrain.program.sharding.sharding_rule import ShardingRule
 from dptrain.program.steps import unrolled, with_branches_selected
-from dptrain.program.tensor import Node, Tensor, Variable, constant, row_count
+from dptrain.program.tensor import Node, Tensor, Variable, constant, placeholder, row_count
+from dptrain.program.types import is_floating
 
 # A loop whose placement has not converged after so many rounds is unrolled.
 _ROUNDS = 8
@@ -163,7 +168,8 @@ def _placed(
         variable: placing.parts[tensor].tensor if variable in chosen else placing.finished(tensor, variable)
         for variable, tensor in program.updates.items()
     }
-    placed = (program.inputs, program.state, outputs, updates, program.derived, program.rows, program.shape_specialised)
+    specialised = program.shape_specialised or placing.needs_all_rows
+    placed = (program.inputs, program.state, outputs, updates, program.derived, program.rows, specialised)
     gradients = {
         placing.parts[tensor].tensor: to for tensor, to in program.weight_gradients.items() if tensor in placing.parts
     }
@@ -259,7 +265,9 @@ class _Placer:
         self._of_state: set[Tensor] = set()  # elementwise functions of constants and variables
         self._zeros: set[Tensor] = set()  # initial carries, whose placement is not yet known
         self._loops: dict[Node, list[_Part]] = {}
+        self._attributes: dict[Any, dict[str, Any]] = {}  # of nodes on parts
         self._kept: list[Tensor] = []  # kept alive so that ids stay unique
+        self.needs_all_rows = False  # so that the program holds for this batch size
 
     def add(self, tensor: Tensor) -> None:
         """Place a tensor whose inputs have been placed."""
@@ -286,7 +294,7 @@ class _Placer:
         """Reduce-scatter a tensor for all its readers."""
         part = self.parts[tensor]
         if BATCH in part.placement.partial and part.placement.join == "sum":
-            self.parts[tensor] = self._moved(part, axes, "a gradient", None, part.placement.partial)
+            self.parts[tensor] = self._moved(part, axes, None, part.placement.partial)
 
     def _given(self, tensor: Tensor) -> Placement:
         """Return the placement of a leaf."""
@@ -304,9 +312,9 @@ class _Placer:
         """Return a result summed, divided and in its variable's placement."""
         part = self._divided(self.parts[tensor])
         layout = None if variable is None else self._layouts.get(variable)
-        axes = _of_rows(tensor.shape) if layout is None else layout.axes
-        rows = next((n for n in tensor.shape if layout is None and isinstance(n, Dim)), None)
-        return self._moved(part, axes, "the end of a step", rows).tensor
+        if layout is not None:
+            return self._moved(part, layout.axes, None).tensor
+        return self._of_own_rows(part, tensor.shape).tensor
 
     def _place(self, op: Op, tensor: Tensor, parts: list[_Part]) -> _Part:
         converts = isinstance(op.lowering, Element) and op.lowering.converts
@@ -320,32 +328,81 @@ class _Placer:
         if divisor is not None:
             parts = [_Part(part.tensor, part.placement) for part in parts]
         parts = [replace(self._scattered.get(part.tensor, part), divisor=part.divisor) for part in parts]
+        shape = tensor.shape
         if row_axis(tensor.shape) is not None or any(any(part.placement.axes) for part in parts):
-            parts, placement = self._in_parts(op, tensor, parts)
+            parts, placement, shape = self._in_parts(op, tensor, parts)
         else:
             parts = [self._divided(part) for part in parts]
             parts, partial = self._linear(op, parts, self._mesh)
             placement = Placement((None,) * tensor.ndim, partial)
-        return self._note(tensor.with_inputs([part.tensor for part in parts]), placement, divisor)
+        return self._note(self._on_parts(tensor, [part.tensor for part in parts], shape), placement, divisor)
 
-    def _in_parts(self, op: Op, tensor: Tensor, parts: list[_Part]) -> tuple[list[_Part], Placement]:
-        """Return the moved inputs of a sharded op, and its output's placement."""
-        rule, reader = op.sharding_rule(tensor), f"op {op.name!r}"
+    def _on_parts(self, tensor: Tensor, inputs: list[Tensor], shape: Shape) -> Tensor:
+        """Return a tensor's op on parts, of this shape; the values of a node share one record of attributes."""
+        is_traced = all(
+            same_rows(new.shape, old.shape) for new, old in zip(inputs, tensor.inputs, strict=True)
+        ) and same_rows(shape, tensor.shape)
+        if is_traced:
+            return tensor.with_inputs(inputs)
+        key = "attributes", id(tensor.attributes), *map(id, inputs)
+        if key not in self._attributes:
+            shapes = [operand.shape for operand in inputs]
+            self._attributes[key] = attributes_with_rows(tensor, shapes, shape)
+            self._kept.append(tensor)
+        attributes = self._attributes[key]
+        return Tensor(tensor.op, inputs, attributes, shape, tensor.dtype, name=tensor.name, index=tensor.index)
+
+    def _in_parts(self, op: Op, tensor: Tensor, parts: list[_Part]) -> tuple[list[_Part], Placement, Shape]:
+        """Return the moved inputs of a sharded op, and its output's placement and shape."""
+        rule = op.sharding_rule(tensor)
         chosen = self._chosen(rule, tensor, parts)
-        counted = (n for letter, n in _axes_of(rule, tensor) if chosen.get(letter) == BATCH and isinstance(n, Dim))
-        rows: Any = next(counted, None)
-        wanted_axes = [tuple([chosen.get(letter) for letter in names]) for names in rule.inputs]
+        dims = self._row_dims(rule, tensor, parts, chosen)
+        by_rows = any(dim is not None for dim in dims)
+        axes_of_all = [  # a tensor without rows is whole
+            tuple(None if by_rows and dim is None and mesh == BATCH else mesh for mesh in map(chosen.get, names))
+            for names, dim in zip((*rule.inputs, rule.output), dims, strict=True)
+        ]
+        *wanted_axes, axes = axes_of_all
         parts = [  # scattered tensors are divided afterwards: their parts, by a sum that travels beside them
-            part if rows is None and part.placement.partial in [(mesh,) for mesh in axes] else self._divided(part)
-            for part, axes in zip(parts, wanted_axes, strict=True)
+            part if not by_rows and part.placement.partial in [(mesh,) for mesh in wanted] else self._divided(part)
+            for part, wanted in zip(parts, wanted_axes, strict=True)
         ]
         parts, partial = self._linear(op, parts, [mesh for mesh in self._mesh if mesh not in chosen.values()])
-        moved = [self._moved(part, axes, reader, rows, partial) for part, axes in zip(parts, wanted_axes, strict=True)]
-        axes = tuple([chosen.get(letter) for letter in rule.output])
-        if any(isinstance(n, Dim) and mesh is None for n, mesh in zip(tensor.shape, axes, strict=True)):
-            raise _refusal(reader, tensor)
+        moved = [
+            self._moved(part, wanted, rows, partial)
+            for part, wanted, rows in zip(parts, wanted_axes, dims, strict=False)
+        ]
+        shape = tuple(
+            dims[-1] if mesh == BATCH and by_rows else self._all(n) for n, mesh in zip(tensor.shape, axes, strict=True)
+        )
         partial += tuple(mesh for letter, mesh in chosen.items() if letter not in rule.output)
-        return moved, Placement(axes, partial, op.partial_reduce if partial else "sum")
+        return moved, Placement(axes, partial, op.partial_reduce if partial else "sum"), shape
+
+    def _row_dims(
+        self, rule: ShardingRule, tensor: Tensor, parts: list[_Part], chosen: dict[str, str]
+    ) -> list[Dim | None]:
+        """Return each operand's and the result's dim along the letter that `BATCH` shards by rows.
+
+        Where ranks cannot compute their parts of the result from their own rows, the letter is dropped from `chosen`.
+        """
+        none: list[Dim | None] = [None] * (len(parts) + 1)
+        letter = next((letter for letter, mesh in chosen.items() if mesh == BATCH), None)
+        if letter is None:
+            return none
+        placed = []
+        for part, names in zip(parts, rule.inputs, strict=True):
+            axis = names.find(letter)
+            length = part.tensor.shape[axis] if axis >= 0 and part.placement.axes[axis] == BATCH else None
+            placed.append(length if isinstance(length, Dim) else None)
+        dims = RowAxis(tensor, rule, letter, placed, [_bytes(part.tensor) for part in parts]).dims(alone=self._alone)
+        if dims is None:
+            del chosen[letter]
+        return dims or none
+
+    def _all(self, length: Any) -> Any:
+        """Return the length of an axis of which a rank has all."""
+        self.needs_all_rows |= isinstance(length, Dim)
+        return number_of(length)
 
     def _chosen(self, rule: ShardingRule, tensor: Tensor, parts: list[_Part]) -> dict[str, str]:
         """Return the letters that shard an op, each with its axis of the mesh."""
@@ -355,9 +412,10 @@ class _Placer:
             for part, names in zip(parts, rule.inputs, strict=True):
                 axis = part.placement.axis(mesh)
                 if axis is not None:
-                    part_bytes = size(part.tensor.shape) * part.tensor.dtype.itemsize
-                    nbytes[names[axis]] = nbytes.get(names[axis], 0) + part_bytes
+                    nbytes[names[axis]] = nbytes.get(names[axis], 0) + _bytes(part.tensor)
             counted = [letter for letter, n in _axes_of(rule, tensor) if mesh == BATCH and isinstance(n, Dim)]
+            if not nbytes:  # what a rank has all rows of stays so until it meets what is sharded
+                counted = [letter for letter in counted if not _has_rows(rule, tensor, letter)]
             free = [letter for letter in (*counted, *nbytes) if letter.islower() and letter not in chosen]
             if free:
                 chosen[max(free, key=lambda letter: (letter in counted, nbytes.get(letter, 0)))] = mesh
@@ -527,24 +585,23 @@ class _Placer:
             self._nodes[key] = Tensor(op, (part.tensor,), attributes, part.tensor.shape, part.tensor.dtype)
         return self._note(self._nodes[key], placement)
 
-    def _moved(self, part: _Part, axes: Axes, reader: str, rows: Dim | None, partial: Collection[str] = ()) -> _Part:
+    def _moved(self, part: _Part, axes: Axes, rows: Dim | None, partial: Collection[str] = ()) -> _Part:
         """Move a part, with a divisor only if it is scattered, to another placement.
 
-        The mesh's `axes` shard it; it may stay partial over those in `partial`. `reader` is for messages; `rows`: the
-        row count that `BATCH` shards, None if it shards other lengths. ConfigError if this would gather rows of the
-        batch.
+        The mesh's `axes` shard it; it may stay partial over those in `partial`. `rows`: its length where `BATCH` shards
+        it by rows, None if `BATCH` shards other lengths.
         """
         divisor = part.divisor
         for axis, mesh in enumerate(part.placement.axes):
-            by_rows = isinstance(part.tensor.shape[axis], Dim)
-            if mesh is not None and (axes[axis] != mesh or (mesh == BATCH and by_rows != (rows is not None))):
-                replicated = part.placement.without(mesh)
-                if part.tensor.shape[axis] == 0 and not by_rows:  # as if without rows
-                    part = self._note(part.tensor, replicated)
-                elif by_rows or not self._layouts:
-                    raise _refusal(reader, part.tensor)
-                else:
-                    part = self._sent(ALL_GATHER, part, replicated, mesh=mesh, axis=axis)
+            length, stays = part.tensor.shape[axis], axes[axis] == mesh
+            if mesh is None or (stays and (mesh != BATCH or self._has_rows(length, rows))):
+                continue
+            if not isinstance(length, Dim):
+                part = self._sent(ALL_GATHER, part, part.placement.without(mesh), mesh=mesh, axis=axis)
+            elif stays and rows is not None and self._can_be_made(part.tensor, axis):
+                part = self._note(self._made(part.tensor, axis, rows), part.placement)
+            else:
+                part = self._all_rows(part, axis)
         for mesh in part.placement.partial:
             if mesh in axes and not (mesh == BATCH and rows is not None):
                 axis, before = axes.index(mesh), part
@@ -567,6 +624,80 @@ class _Placer:
                 part = self._own(part.tensor, axis, mesh, rows if mesh == BATCH else None)
         return part
 
+    def _has_rows(self, length: Any, rows: Dim | None) -> bool:
+        """Whether a rank's part of this length is the one of `rows`; None: of another length than rows."""
+        if not isinstance(length, Dim) or rows is None:
+            return not isinstance(length, Dim) and rows is None
+        return self._alone or same_rows((length,), (rows,))
+
+    def _can_be_made(self, tensor: Tensor, axis: int) -> bool:
+        """Whether all of a tensor's parts along an axis are equal, as of zeros, so that each rank makes its own."""
+        if tensor.op is None or tensor.op.by_row or axis < 0 or has_body(tensor):
+            return False
+        rule = tensor.op.sharding_rule(tensor)
+        if rule.output[axis] in rule.own():
+            return True
+        inputs = [(operand, axis - tensor.ndim + operand.ndim) for operand in tensor.inputs]
+        return _is_elementwise(tensor) and all(
+            at < 0 or is_one(operand.shape[at]) or self._can_be_made(operand, at) for operand, at in inputs
+        )
+
+    def _made(self, tensor: Tensor, axis: int, rows: Dim) -> Tensor:
+        """Return a tensor that can be made for other rows."""
+        inputs = []
+        for operand in tensor.inputs:
+            at = axis - tensor.ndim + operand.ndim
+            is_spread = at < 0 or is_one(operand.shape[at])
+            inputs.append(operand if is_spread else self._made(operand, at, rows))
+        shape = (*tensor.shape[:axis], rows, *tensor.shape[axis + 1 :])
+        made = self._on_parts(tensor, inputs, shape)
+        return self._note(made, self.placements[tensor]).tensor
+
+    def _all_rows(self, part: _Part, axis: int) -> _Part:
+        """Gather the rows of all ranks along an axis, whose length becomes a number."""
+        x, placement = part.tensor, part.placement.without(BATCH)
+        self.needs_all_rows = True
+        if x.op is OPERATORS["transpose"]:  # gather its operand, of which other readers may need all rows too
+            order = x.attributes["axes"]
+            axes = tuple(part.placement.axes[order.index(at)] for at in range(x.ndim))
+            below = self._all_rows(_Part(x.inputs[0], replace(part.placement, axes=axes)), order[axis])
+            return self._note(self._on_parts(x, [below.tensor], whole_along(x.shape, axis)), placement)
+        key = ALL_ROWS, id(x), axis
+        if key not in self._nodes:
+            self._nodes[key] = self._all_rows_of(part, axis)
+        return self._note(self._nodes[key], placement)
+
+    def _all_rows_of(self, part: _Part, axis: int) -> Tensor:
+        """Return a sum over the ranks of tensors with a rank's rows among zeros."""
+        x, length = part.tensor, part.tensor.shape[axis]
+        if self._alone:
+            return Tensor(ALL_ROWS, (x,), {}, whole_along(x.shape, axis), x.dtype)
+        sum_dtype = x.dtype if x.dtype.itemsize > 1 else np.dtype(np.float32 if is_floating(x.dtype) else np.int32)
+        order = (axis, *(at for at in range(x.ndim) if at != axis))
+        part = self._converted(self._transposed(part, order), sum_dtype)
+        numbers = self._note(constant(np.arange(length.number), np.int64), Placement((None,))).tensor
+        own_numbers = self._own(numbers, 0, BATCH, length).tensor
+        placement = part.placement.without(BATCH)
+        summand = Tensor(
+            OPS["add_rows"],
+            (part.tensor, own_numbers),
+            {"length": length.number},
+            whole_along(part.tensor.shape, 0),
+            sum_dtype,
+        )
+        summed = self._reduce(self._note(summand, replace(placement, partial=(*placement.partial, BATCH))), BATCH)
+        back = tuple(order.index(at) for at in range(x.ndim))
+        return self._transposed(self._converted(summed, x.dtype), back).tensor
+
+    def _transposed(self, part: _Part, order: tuple[int, ...]) -> _Part:
+        if order == tuple(range(len(order))):
+            return part
+        axes = tuple(part.placement.axes[at] for at in order)
+        return self._note(METHODS["transpose"](part.tensor, order), replace(part.placement, axes=axes))
+
+    def _converted(self, part: _Part, dtype: Any) -> _Part:
+        return part if part.tensor.dtype == dtype else self._note(METHODS["cast"](part.tensor, dtype), part.placement)
+
     def _own(self, tensor: Tensor, axis: int, mesh: str, rows: Dim | None) -> _Part:
         """Slice a replicated tensor; elementwise functions of variables slice the variables instead."""
         stack = [(tensor, axis)]
@@ -576,7 +707,7 @@ class _Placer:
             if current in self._of_state and rows is None and _is_elementwise(current):
                 read = [(below, along - current.ndim + below.ndim) for below in current.inputs]
                 read = [(below, at) for below, at in read if at >= 0 and below.shape[at] != 1]
-            keys = {below: (OWN_PART, id(below), at, mesh, rows) for below, at in read}
+            keys = {below: (OWN_PART, id(below), at, mesh, rows and rows.blocks) for below, at in read}
             known_parts = {below: self._nodes[key] for below, key in keys.items() if key in self._nodes}
             if missing := dict.fromkeys((below, at) for below, at in read if below not in known_parts):
                 stack += missing
@@ -586,7 +717,7 @@ class _Placer:
                 own_tensor = current.with_inputs([known_parts.get(below, below) for below in current.inputs])
             else:
                 own_tensor = self._own_part(current, along, mesh, rows)
-            self._nodes[OWN_PART, id(current), along, mesh, rows] = own_tensor
+            self._nodes[OWN_PART, id(current), along, mesh, rows and rows.blocks] = own_tensor
             part = self._note(own_tensor, self.placements[current].sharded(along, mesh))
         return part
 
@@ -597,9 +728,10 @@ class _Placer:
         if rows is None:
             return Tensor(OWN_PART, (tensor,), attributes, shape, tensor.dtype)
         length, start, own_parts = counting(rows, shape[axis]), 0, []
-        for scale in length.blocks:
+        blocks = (length.scale,) if self._alone else length.blocks
+        for scale in blocks:
             block, block_length = tensor, length.times(scale)
-            if len(length.blocks) > 1:
+            if len(blocks) > 1:
                 key = (*(slice(None),) * axis, slice(start, start + block_length.number))
                 block = self._note(METHODS["[]"](tensor, key), placement).tensor
             start += block_length.number
@@ -652,26 +784,31 @@ class _Placer:
             axes = tuple(mesh if isinstance(n, Dim) else None for n, mesh in lengths)
             if count <= number < ends:
                 axes = (None, *axes[1:])
-            parts[number] = self._moved(part, axes, "a loop", _rows(part.tensor.shape, axes), partial)
+            parts[number] = self._moved(part, axes, _rows(part.tensor.shape, axes), partial)
+        shapes = [part.tensor.shape for part in parts[:count]] + [_of_first_rows(t.shape) for t in body.carries[count:]]
+        shapes += [part.tensor.shape[1:] for part in parts[count:ends]] + [part.tensor.shape for part in parts[ends:]]
         begins = [None if self._is_zero(part) else part.placement for part in parts[:count]] + [None] * body.sums
         slices = [replace(part.placement, axes=part.placement.axes[1:]) for part in parts[count:ends]]
         captures = [part.placement for part in parts[ends:]]
         try:
-            inner, following, carried = _fixed_point(self, node, begins, [*slices, *captures], meets)
+            inner, following, carried, leaves = _fixed_point(self, node, begins, shapes, [*slices, *captures], meets)
             stacked = [inner.out_of_step(tensor) for tensor in body.stacked]
         except _MeetsInLoopError:
             raise _MeetsInLoopError(node) from None
         for number, (part, placement) in enumerate(zip(parts[:count], carried, strict=False)):
             if begins[number] is not None and set(placement.partial) - set(part.placement.partial):
                 raise _MeetsInLoopError(node)
-            rows = _rows(part.tensor.shape, placement.axes)
-            parts[number] = self._moved(part, placement.axes, "a loop", rows, placement.partial)
+            rows = _rows(following[number].tensor.shape, placement.axes)
+            parts[number] = self._moved(part, placement.axes, rows, placement.partial)
         if meets:  # sums may differ in their last bits, and all must send as many messages
             parts[0], following[0] = self._agreed(parts[0]), inner._agreed(following[0])
-        captured_tensors = {capture: part.tensor for capture, part in zip(body.captures, parts[ends:], strict=True)}
+        captured_tensors = {
+            leaves[capture]: part.tensor for capture, part in zip(body.captures, parts[ends:], strict=True)
+        }
         results = ([part.tensor for part in following], [part.tensor for part in stacked])
         guard = parts[ends].tensor if body.guarded else None
-        placed, captured, new = closed(body.carries, body.slices, *results, captured_tensors, body.sums, guard)
+        carries, body_slices = ([leaves[leaf] for leaf in body_leaves] for body_leaves in (body.carries, body.slices))
+        placed, captured, new = closed(carries, body_slices, *results, captured_tensors, body.sums, guard)
         for old, tensor in new.items():
             self.placements.setdefault(tensor, inner.placements[old])
             self._kept.append(tensor)
@@ -705,11 +842,13 @@ class _Placer:
             part = self._sent(ALL_REDUCE, part, part.placement, over="max", mesh=mesh)
         return self._note(METHODS["cast"](part.tensor, "bool"), part.placement)
 
-    def _of_own_rows(self, part: _Part) -> _Part:
-        axes = _of_rows(part.tensor.shape)
-        if part.placement.partial or BATCH not in axes or BATCH in part.placement.axes:
-            return part
-        return self._moved(part, axes, "a loop", _rows(part.tensor.shape, axes))
+    def _of_own_rows(self, part: _Part, shape: Shape) -> _Part:
+        """Shard a part of a tensor of this traced shape along the first axis that counts rows, and nothing else."""
+        axis = row_axis(shape)
+        rows = None if axis is None else shape[axis]
+        if axis is not None and part.placement.axes[axis] == BATCH and isinstance(part.tensor.shape[axis], Dim):
+            rows = part.tensor.shape[axis]  # in the order that it is in
+        return self._moved(part, _of_rows(shape), rows)
 
     def out_of_step(self, tensor: Tensor) -> _Part:
         """Return a result of a loop's step, divided; it may stay a summand."""
@@ -726,16 +865,25 @@ class _Placer:
 
 
 def _fixed_point(
-    outer: _Placer, node: Node, begins: Sequence[Placement | None], other_placements: Sequence[Placement], meets: bool
-) -> tuple[_Placer, list[_Part], list[Placement]]:
-    """Return the placed body, its next carries, and the carries' placements."""
-    body, assumed = body_of(node), list(begins)
+    outer: _Placer,
+    node: Node,
+    begins: Sequence[Placement | None],
+    shapes: Sequence[Shape],
+    other_placements: Sequence[Placement],
+    meets: bool,
+) -> tuple[_Placer, list[_Part], list[Placement], dict[Tensor, Tensor]]:
+    """Return the placed body, its next carries, the carries' placements, and the placed body's leaf for each leaf."""
+    body, assumed, assumed_shapes = body_of(node), list(begins), list(shapes)
     for _ in range(_ROUNDS):
-        inner = _Placer((), outer._layouts, (), None, (), outer._alone)
-        for tensor, placement in zip(body.placeholders, [*assumed, *other_placements], strict=True):
-            inner.parts[tensor] = inner._note(tensor, placement or Placement((None,) * tensor.ndim))
+        inner, leaves = _Placer((), outer._layouts, (), None, (), outer._alone), dict[Tensor, Tensor]()
+        for tensor, placement, shape in zip(
+            body.placeholders, [*assumed, *other_placements], assumed_shapes, strict=True
+        ):
+            leaf = tensor if same_rows(shape, tensor.shape) else placeholder(shape, tensor.dtype, tensor.name)
+            leaves[tensor] = leaf
+            inner.parts[tensor] = inner._note(leaf, placement or Placement((None,) * tensor.ndim))
             if placement is None:
-                inner._zeros.add(tensor)
+                inner._zeros.add(leaf)
         for value in topological(body.results):
             if value not in inner.parts:
                 inner.add(value)
@@ -744,13 +892,25 @@ def _fixed_point(
             following = [inner._whole(part) for part in following]
         # Zeros that a step passes on would stay whole, but each rank has its rows of them.
         following = [
-            inner._of_own_rows(part) if begin is None else part for begin, part in zip(begins, following, strict=True)
+            inner._of_own_rows(part, tensor.shape) if begin is None and _is_whole(part, tensor) else part
+            for begin, part, tensor in zip(begins, following, body.following, strict=True)
         ]
-        placements = [part.placement for part in following]
-        if placements == assumed:
-            return inner, following, placements
-        assumed = list(placements)
+        placements, next_shapes = [part.placement for part in following], [part.tensor.shape for part in following]
+        if placements == assumed and all(map(same_rows, next_shapes, assumed_shapes)):
+            outer.needs_all_rows |= inner.needs_all_rows
+            return inner, following, placements, leaves
+        assumed, assumed_shapes[: len(next_shapes)] = list(placements), next_shapes
     raise _MeetsInLoopError(node)
+
+
+def _is_whole(part: _Part, tensor: Tensor) -> bool:
+    """Whether all ranks have all rows of the tensor."""
+    return row_axis(tensor.shape) is not None and not part.placement.partial and BATCH not in part.placement.axes
+
+
+def _of_first_rows(shape: Shape) -> Shape:
+    """Return the shape of a part that is sharded along the first axis that counts rows."""
+    return tuple(n if axis == row_axis(shape) else as_numbers(n) for axis, n in enumerate(shape))
 
 
 def _is_elementwise(tensor: Tensor) -> bool:
@@ -761,16 +921,19 @@ def _is_elementwise(tensor: Tensor) -> bool:
     return tensor.op is OPERATORS["identity"] or (isinstance(lowering, Element) and not lowering.by_last)
 
 
-def _refusal(reader: str, tensor: Tensor) -> ConfigError:
-    return ConfigError(
-        f"not supported: {reader} needs the rows of all ranks at once, of a tensor of shape "
-        f"{tuple(map(int, tensor.shape))}; sum over the rows first, or compile with run_eagerly=True on one rank"
-    )
-
-
 def _axes_of(rule: ShardingRule, tensor: Tensor) -> Iterator[tuple[str, int]]:
     for names, operand in zip((rule.output, *rule.inputs), (tensor, *tensor.inputs), strict=True):
         yield from zip(names, operand.shape, strict=True)
+
+
+def _has_rows(rule: ShardingRule, tensor: Tensor, letter: str) -> bool:
+    """Whether an operand has the letter, and elements along it."""
+    axes = ((names.find(letter), operand.shape) for names, operand in zip(rule.inputs, tensor.inputs, strict=True))
+    return any(axis >= 0 and (isinstance(shape[axis], Dim) or shape[axis] != 0) for axis, shape in axes)
+
+
+def _bytes(tensor: Tensor) -> int:
+    return size(tensor.shape) * tensor.dtype.itemsize
 
 
 def _of_rows(shape: Shape) -> Axes:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from dptrain import layers, ops
-from dptrain.errors import ConfigError
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
 from dptrain.program.gradient import gradients
@@ -84,5 +83,8 @@ def test_on_ranks():
 
 
 def test_along_the_rows_of_a_batch():
-    with pytest.raises(ConfigError, match="along the rows of a batch"):
-        trace(lambda x: {"y": ops.cumsum(x, 0)}, {"x": ((Dim.rows(5), 4), np.float64)})
+    x = RNG.normal(size=(5, 4))
+    program = trace(lambda x: {"y": ops.cumsum(x, 0)}, {"x": ((Dim.rows(5), 4), np.float64)})
+    per_rank, _ = run_on_ranks(place(program), {"x": x}, [2, 0, 3], {"x": 0})
+    actual = np.concatenate([outputs["y"] for outputs, _ in per_rank])
+    np.testing.assert_allclose(actual, np.cumsum(x, 0), rtol=1e-13, atol=1e-15)

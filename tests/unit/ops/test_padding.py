@@ -3,11 +3,14 @@
 import numpy as np
 import pytest
 
+import dptrain as dp
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.program.dims import Dim
+from dptrain.program.execute import evaluate
 from dptrain.program.gradient import gradients
 from dptrain.program.program import trace
+from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import differentiable
 
 X = np.random.default_rng(0).normal(size=(2, 3, 4))
@@ -47,6 +50,12 @@ def test_refused(arguments, message):
         ops.pad(X, *arguments)
 
 
-def test_the_rows_of_a_batch_are_not_mirrored():
+def test_the_rows_of_a_batch_are_mirrored():
+    x = np.arange(20.0).reshape(5, 4)
+    program = trace(lambda x: {"y": ops.pad(x, 1, "reflect")}, {"x": ((Dim.rows(5), 4), np.float64)})
+    np.testing.assert_array_equal(evaluate(place(program), {"x": x})[0]["y"], np.pad(x, 1, "reflect"))
+
+
+def test_an_unknown_length_is_not_mirrored():
     with pytest.raises(ConfigError, match="expected a known length"):
-        trace(lambda x: {"y": ops.pad(x, 1, "reflect")}, {"x": ((Dim.rows(5), 4), np.float64)})
+        ops.pad(dp.Input((3,)), 1, "reflect")

@@ -161,11 +161,25 @@ def test_a_permutation_of_the_global_batch(shards):
         np.testing.assert_array_equal(np.concatenate([outputs[name] for outputs, _ in per_rank]), single_rank[name])
 
 
-def test_a_permutation_of_rows_side_by_side_is_refused():
+@pytest.mark.parametrize("shards", [[11], [4, 0, 7]], ids=str)
+def test_rows_side_by_side_in_a_random_order(shards):
+    values = {"x": np.arange(float(sum(shards)))}
+
+    def step(x):
+        both = ops.concatenate([x, x + 100])
+        numbers, order = seed.permutation(both.shape[0])
+        shuffled = random.shuffle(both, seed=random.SeedGenerator(3))
+        weights = np.sin(np.arange(2 * sum(shards)))
+        products = [ops.sum(weights * part) for part in (ops.take(both, order, 0), numbers, order, shuffled)]
+        return {str(number): product for number, product in enumerate(products)} | {"order": order}
+
     seed = random.SeedGenerator(7)
-    specs = {"x": ((Dim.rows(ROWS),), "float64")}
-    with pytest.raises(ConfigError, match="not supported: shuffling rows of the batch that were concatenated"):
-        trace(lambda x: {"y": seed.permutation(ops.concatenate([x, x]).shape[0])[0]}, specs)
+    program = trace(step, {"x": ((Dim.rows(sum(shards)),), "float64")})
+    single_rank, _ = evaluate(program, values)
+    assert sorted(single_rank["order"]) == list(range(2 * sum(shards)))
+    for outputs, _ in run_on_ranks(place(program), values, shards, {"x": 0})[0]:
+        for name, value in outputs.items():
+            np.testing.assert_allclose(value, single_rank[name], rtol=1e-13, err_msg=name)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])

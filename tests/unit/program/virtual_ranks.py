@@ -8,10 +8,11 @@ import numpy as np
 
 from dptrain.comm.node_sum import tree_sum
 from dptrain.program import tree
+from dptrain.program.body import with_steps
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
 from dptrain.program.program import trace
-from dptrain.program.sharding.mesh import PlacedProgram
+from dptrain.program.sharding.mesh import BATCH, PlacedProgram
 from dptrain.program.sharding.placement import place
 from tests.unit.program.virtual_mesh import VirtualMesh, assert_same_on_mesh, spread
 
@@ -101,6 +102,15 @@ def run_on_ranks(
     return [results for results, _ in by_rank], by_rank[0][1]
 
 
+def assert_rows_are_dims(placed: PlacedProgram) -> None:
+    """Assert that a length is a dim if and only if the axis is sharded by rows."""
+    for tensor in with_steps(placed.tensors):
+        axes = placed.placements[tensor].axes
+        for n, mesh in zip(tensor.shape, axes, strict=True):
+            is_row = mesh == BATCH and (isinstance(n, Dim) or not placed.layouts)
+            assert isinstance(n, Dim) == is_row, f"{tensor}: {tensor.shape} {axes}"
+
+
 def assert_step_is_the_same_on_ranks(step: Any, data: Any, shards: list[int]) -> dict[str, Any]:
     """Run a model's step in float64 on one rank, on several, and with its state spread over a mesh; return its logs.
 
@@ -113,7 +123,9 @@ def assert_step_is_the_same_on_ranks(step: Any, data: Any, shards: list[int]) ->
     inputs = {name: ((Dim.rows(len(value)), *value.shape[1:]), value.dtype) for name, value in values.items()}
     program = trace(lambda *leaves: step.function(tree.refilled(data, iter(leaves))), inputs)
     logs, updates = evaluate(program, values)
-    for outputs, updated in run_on_ranks(place(program), values, shards, dict.fromkeys(values, 0))[0]:
+    placed = place(program)
+    assert_rows_are_dims(placed)
+    for outputs, updated in run_on_ranks(placed, values, shards, dict.fromkeys(values, 0))[0]:
         for name, value in logs.items():
             np.testing.assert_allclose(outputs[name], value, rtol=1e-12, atol=1e-14, err_msg=name)
         for variable, value in updates.items():
