@@ -163,6 +163,8 @@ def _floor_divide_onnx(graph: OnnxGraph, output: Tensor, x1: Value, x2: Value) -
 def power(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 to the power of x2."""
     np.power(x1, x2, out=out)
+    if x2.size == 1 and x2.dtype.kind == "f" and float(x2.reshape(())) == 0.5:  # NumPy takes the root, NaN of -inf
+        np.copyto(out, np.inf, where=np.isneginf(x1))
 
 
 @power.gradient
