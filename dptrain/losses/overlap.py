@@ -11,6 +11,17 @@ from dptrain.program.tensor import Tensor, as_tensors
 Axes = int | Sequence[int] | None
 
 
+def _power(x: Tensor, exponent: float) -> Tensor:
+    """Return x to a power; below 1 its gradient at 0 is 0, not infinite.
+
+    What x is a saturated sigmoid's or softmax' distance from 0 or 1 of has a gradient of 0 there, and so has its loss.
+    """
+    if exponent >= 1 or exponent == 0:
+        return ops.power(x, exponent)
+    is_positive = x > 0
+    return ops.where(is_positive, ops.power(ops.where(is_positive, x, 1.0), exponent), 0.0)
+
+
 def binary_focal_crossentropy(
     y_true: Any,
     y_pred: Any,
@@ -33,7 +44,7 @@ def binary_focal_crossentropy(
     output = ops.sigmoid(output) if from_logits else output
     entropy = ops.binary_crossentropy(target, output)
     right = target * output + (1 - target) * (1 - output)
-    focal = ops.power(1 - right, gamma) * entropy
+    focal = _power(1 - right, gamma) * entropy
     if apply_class_balancing:
         focal = (target * alpha + (1 - target) * (1 - alpha)) * focal
     return ops.mean(focal, axis)
@@ -54,7 +65,7 @@ def categorical_focal_crossentropy(
         target = target * (1 - label_smoothing) + label_smoothing / int(target.shape[-1])
     output = ops.softmax(output, axis) if from_logits else output
     p = ops.clip(output / ops.sum(output, axis, keepdims=True), EPSILON, 1 - EPSILON)
-    return ops.sum(ops.power(1 - p, gamma) * alpha * -target * ops.log(p), axis)
+    return ops.sum(_power(1 - p, gamma) * alpha * -target * ops.log(p), axis)
 
 
 def dice(y_true: Any, y_pred: Any, axis: Axes = None) -> Tensor:
@@ -88,4 +99,4 @@ def categorical_generalized_cross_entropy(y_true: Any, y_pred: Any, q: float) ->
     """
     labels, output = as_tensors([y_true, y_pred])
     chosen = ops.one_hot(as_labels(labels, output), int(output.shape[-1]), dtype=output.dtype)
-    return (1 - ops.power(ops.sum(output * chosen, -1), q)) / q
+    return (1 - _power(ops.sum(output * chosen, -1), q)) / q

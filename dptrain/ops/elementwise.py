@@ -314,7 +314,7 @@ def absolute(x: Array, *, out: Array) -> None:
 
 @absolute.gradient
 def _absolute(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
-    return dy * sign(x)
+    return where(equal(x, 0), 0, dy * sign(x))  # 0 also where dy is infinite
 
 
 @op(**_ARITHMETIC, lowering=Element("dp_sign({0})"), onnx="Sign")

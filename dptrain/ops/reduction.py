@@ -19,12 +19,12 @@ from dptrain.ops.elementwise import (
     in_float32,
     log,
     maximum,
-    sqrt,
     square,
     stop_gradient,
     where,
 )
 from dptrain.ops.manipulation import broadcast_to, reshape
+from dptrain.ops.math.roots import magnitude
 from dptrain.ops.math.rounding import isfinite
 from dptrain.ops.operation_calls import operation
 from dptrain.program.dims import Dim, is_number
@@ -168,8 +168,8 @@ def var(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False)
 @operation
 @in_float32
 def std(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-    """Return the square root of `var`."""
-    return sqrt(var(x, axis, keepdims))
+    """Return the square root of `var`; of equal elements its gradient is 0."""
+    return magnitude(var(x, axis, keepdims))
 
 
 @operation

@@ -18,6 +18,7 @@ from dptrain.ops.common import elementwise, floating_dtype, unbroadcast
 from dptrain.ops.elementwise import where
 from dptrain.ops.manipulation import concatenate, expand_dims, reshape, transpose_to
 from dptrain.ops.products import batch_matmul
+from dptrain.ops.reduction import reduce_sum
 from dptrain.program.lowering import HostCall
 from dptrain.program.op import Op, op
 from dptrain.program.shapes import Shape, broadcast
@@ -104,6 +105,36 @@ log_determinant = _square_op(
 )
 
 
+def _cofactors(x: Array) -> Array:
+    """Return the derivative of the determinant, |x| times the inverse's transpose where that exists.
+
+    Of a singular u s v^T it is |u| |v| u c v^T, the n-th of c the product of all s but the n-th.
+    """
+    with np.errstate(all="ignore"):
+        value = np.linalg.det(x)
+        regular = np.isfinite(value) & (value != 0)
+        square = np.where(regular[..., None, None], x, np.eye(x.shape[-1], dtype=x.dtype))
+        result = value[..., None, None] * np.linalg.inv(square).swapaxes(-1, -2)
+    singular = np.isfinite(x).all((-2, -1)) & ~regular
+    for place in np.argwhere(singular):
+        at = tuple(place)
+        u, s, vt = np.linalg.svd(x[at])
+        others = np.array([np.prod(np.delete(s, n)) for n in range(len(s))])
+        result[at] = np.linalg.det(u) * np.linalg.det(vt) * (u * others) @ vt
+    return np.where(np.isfinite(x).all((-2, -1))[..., None, None], result, np.nan)
+
+
+cofactors = _square_op("cofactors", _cofactors, _same_shape, 2)
+
+
+@cofactors.gradient
+def _cofactors_gradient(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    """With y = |x| b and b the inverse's transpose; NaN of a singular matrix."""
+    b = transposed(inverse(x))
+    traces = reduce_sum(dy * b, axes=(y.ndim - 2, y.ndim - 1), keepdims=True)
+    return traces * y - batch_matmul(batch_matmul(y, transposed(dy)), b)
+
+
 @inverse.gradient
 def _inverse(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     t = transposed(y)
@@ -112,7 +143,7 @@ def _inverse(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 @determinant.gradient
 def _determinant(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
-    return expand_dims(dy * y, (-2, -1)) * transposed(inverse(x))
+    return expand_dims(dy, (-2, -1)) * cofactors(x)
 
 
 @log_determinant.gradient

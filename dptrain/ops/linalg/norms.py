@@ -9,6 +9,7 @@ from dptrain.ops.elementwise import (
     absolute,
     cast,
     divide,
+    equal,
     floating,
     in_float32,
     maximum,
@@ -16,9 +17,11 @@ from dptrain.ops.elementwise import (
     power,
     sqrt,
     square,
+    where,
 )
 from dptrain.ops.linalg.decompositions import singular_values
 from dptrain.ops.manipulation import reshape, transpose
+from dptrain.ops.math.roots import magnitude
 from dptrain.ops.operation_calls import operation
 from dptrain.ops.reduction import max, min, sum
 from dptrain.program.shapes import normalized_axes
@@ -46,10 +49,12 @@ def norm(
             squares.
         axis: one, two (rows, columns), or None for a whole vector or matrix.
         keepdims: keep the axes with length 1.
+
+    The gradient of the norm of zeros is 0.
     """
     tensor = floating(x)
     if ord is None:
-        return sqrt(sum(square(tensor), axis, keepdims))
+        return magnitude(sum(square(tensor), axis, keepdims))
     axes = (axis,) if isinstance(axis, int) else tuple(range(tensor.ndim) if axis is None else axis)
     normalized_axes(axes, tensor.ndim)  # refuses repeated axes
     if len(axes) == 1:
@@ -72,13 +77,23 @@ def _vector_norm(size: Tensor, ord: float | str, axis: int, keepdims: bool) -> T
     if ord == 1:
         return sum(size, axis, keepdims)
     if ord == 2:
-        return sqrt(sum(square(size), axis, keepdims))
-    return power(sum(power(size, float(ord)), axis, keepdims), 1 / ord)
+        return magnitude(sum(square(size), axis, keepdims))
+    if ord >= 1:
+        powers = power(size, float(ord))
+    else:  # the power's gradient is infinite at 0
+        powers = where(
+            equal(size, 0), 0.0 if ord > 0 else math.inf, power(where(equal(size, 0), 1.0, size), float(ord))
+        )
+    total = sum(powers, axis, keepdims)
+    if ord < 0:
+        return power(total, 1 / ord)
+    is_zero = equal(total, 0)
+    return where(is_zero, 0.0, power(where(is_zero, 1.0, total), 1 / ord))
 
 
 def _matrix_norm(x: Tensor, ord: float | str, rows: int, columns: int, keepdims: bool) -> Tensor:
     if ord == "fro":
-        return sqrt(sum(square(x), (rows, columns), keepdims))
+        return magnitude(sum(square(x), (rows, columns), keepdims))
     if ord in (2, -2, "nuc"):
         batch_axes = [axis for axis in range(x.ndim) if axis not in (rows, columns)]
         values = singular_values(transpose(x, [*batch_axes, rows, columns]))

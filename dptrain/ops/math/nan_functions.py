@@ -12,12 +12,12 @@ from dptrain.ops.elementwise import (
     equal,
     floating,
     logical_not,
-    sqrt,
     square,
     where,
 )
 from dptrain.ops.manipulation import reshape
 from dptrain.ops.math.cumulative import cumsum
+from dptrain.ops.math.roots import magnitude
 from dptrain.ops.math.rounding import isnan
 from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.operation_calls import operation
@@ -68,7 +68,7 @@ def nanvar(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
 @operation
 def nanstd(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the square root of `nanvar`."""
-    return sqrt(nanvar(x, axis, keepdims))
+    return magnitude(nanvar(x, axis, keepdims))
 
 
 @operation

@@ -1,4 +1,4 @@
-"""Cube roots, and lengths of vectors in the plane."""
+"""Roots of sums of squares, and cube roots."""
 
 import numpy as np
 
@@ -9,6 +9,17 @@ from dptrain.program.lowering import Element
 from dptrain.program.onnx_graph import OnnxGraph, Value
 from dptrain.program.op import op
 from dptrain.program.tensor import Array, Tensor
+
+
+@op(**_FUNCTION, lowering=Element("dp_sqrt({0})"), onnx="Sqrt", expensive=True)
+def magnitude(x: Array, *, out: Array) -> None:
+    """The square root of a sum of squares; unlike that of `sqrt` its gradient is 0 at 0, where the squares' is."""
+    np.sqrt(_as_float(x), out=out)
+
+
+@magnitude.gradient
+def _magnitude(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    return divide_no_nan(dy * 0.5, y)
 
 
 @op(**_FUNCTION, lowering=Element("dp_cbrt({0})"), expensive=True)

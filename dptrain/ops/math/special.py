@@ -8,6 +8,7 @@ import numpy as np
 from dptrain.ops.common import broadcast_shape, elementwise, floating_dtype
 from dptrain.ops.elementwise import exp, floating, square, where
 from dptrain.ops.manipulation import zeros_like
+from dptrain.ops.math.bits import signbit
 from dptrain.ops.nn.activation import erf, erf_complement
 from dptrain.ops.operation_calls import operation
 from dptrain.program.lowering import Element, HostCall
@@ -140,6 +141,6 @@ def imag(x: Any) -> Tensor:
 
 @operation
 def angle(x: Any) -> Tensor:
-    """Return the angle of real numbers in the complex plane: 0, or pi of negative ones."""
+    """Return the angle of real numbers in the complex plane: 0, or pi of negative ones and -0."""
     tensor = floating(as_tensors([x])[0])
-    return where(tensor != tensor, tensor, where(tensor < 0, math.pi, zeros_like(tensor)))
+    return where(tensor != tensor, tensor, where(signbit(tensor), math.pi, zeros_like(tensor)))

@@ -69,6 +69,7 @@ _PAIRS = [
 _POSITIVE = [Case(positive(B, 3), positive(B, 3), rows=(0, 0)), Case(positive(3), positive(B, 3), rows=(None, 0))]
 _FLAGS = [Case(flags(B, 3), flags(3))]
 _ROOTS = [Case(positive(B, 3))]
+_BOUNDED = [Case(normal(B, 3), lambda rng: np.full(3, -0.5), lambda rng: np.array([0.7, 0.6, -0.9]))]
 _SINES = [Case(lambda rng: rng.uniform(-0.9, 0.9, (B, 3)))]
 _ONE = [Case(normal(B, 3)), Case(normal(2, B), rows=(1,))]
 _SUMS = [
@@ -85,10 +86,7 @@ CASES: dict[str, list[Case]] = {
     "logical_not": [Case(flags(B, 3))],
     **dict.fromkeys(("divide", "floor_divide", "power", "mod", "fmod"), _POSITIVE),
     **dict.fromkeys(("arctan2", "hypot"), _PAIRS),
-    **dict.fromkeys(
-        ("clip_to", "saturate_to"),
-        [Case(normal(B, 3), lambda rng: np.full(3, -0.5), lambda rng: np.array([0.7, 0.6, -0.9]))],
-    ),
+    **dict.fromkeys(("clip_to", "saturate_to"), _BOUNDED),
     **dict.fromkeys(("expm1", "sinh", "cosh", "arcsinh", "sinc"), _ONE),
     "cbrt": [Case(positive(B, 3)), Case(lambda rng: -1 - rng.random((B, 3)))],
     "arccosh": [Case(lambda rng: 1.5 + rng.random((B, 3)))],
@@ -100,7 +98,7 @@ CASES: dict[str, list[Case]] = {
     ),
     **dict.fromkeys(("relu", "stop_gradient"), _ONE),
     "unshard": [Case(normal(3, 2), rows=(None,))],
-    **dict.fromkeys(("log", "log1p", "sqrt"), _ROOTS),
+    **dict.fromkeys(("log", "log1p", "sqrt", "magnitude"), _ROOTS),
     **dict.fromkeys(("arcsin", "arccos"), _SINES),
     **dict.fromkeys(("ceil", "floor", "rint", "isnan", "isinf", "isfinite"), _ONE),
     "leaky_relu": [Case(normal(B, 3), negative_slope=0.3)],
@@ -229,7 +227,7 @@ CASES: dict[str, list[Case]] = {
     "from_half_spectrum": [Case(normal(B, 2, 4), length=6), Case(normal(B, 2, 3), length=5)],
     **{
         key: [Case(regular(B, 3, 3)), Case(regular(2, B, 2, 2), rows=(1,))]
-        for key in ("inverse", "determinant", "log_determinant")
+        for key in ("inverse", "determinant", "log_determinant", "cofactors")
     },
     **{
         key: [Case(definite(B, 3, 3)), Case(definite(1, 1), rows=(None,))]

@@ -56,8 +56,8 @@ UNARY: dict[str, Callable[[Any], Any]] = {
     "polynomial": lambda x: ops.sum(ops.expand_dims(x, -1) ** np.arange(4.0), -1),
 }
 _BINARY_NAMES = """
-    add arctan2 divide divide_no_nan equal floor_divide fmax fmin fmod greater greater_equal heaviside hypot isclose less
-    less_equal logaddexp logaddexp2 logical_and logical_or logical_xor maximum minimum mod multiply not_equal power
+    add arctan2 divide divide_no_nan equal floor_divide fmax fmin fmod greater greater_equal heaviside hypot isclose
+    less less_equal logaddexp logaddexp2 logical_and logical_or logical_xor maximum minimum mod multiply not_equal power
     subtract
 """
 BINARY: dict[str, Callable[[Any, Any], Any]] = {

@@ -1,6 +1,5 @@
 """Every function of elements at 0, at corners, ties and infinities: eager, as a program, and compiled."""
 
-import numpy as np
 import pytest
 
 from dptrain import activations
