@@ -33,6 +33,7 @@ from dptrain.registry.serialization import (
 from dptrain.runtime.defaults import REPRODUCIBLE_SHARDS
 from dptrain.runtime.launch.launcher import detect_launch
 from dptrain.runtime.output.progbar import Progbar
+from dptrain.tree import map_structure
 
 # Its name in Keras 2.
 Sequence = PyDataset
@@ -213,19 +214,30 @@ def split_dataset(
     right_size: float | None = None,
     shuffle: bool = False,
     seed: int | None = None,
+    preferred_backend: str | None = None,
 ) -> tuple[Any, Any]:
     """Split arrays into two parts; Keras returns data sets of TensorFlow instead.
 
     Args:
-        dataset: an array, or arrays of equal length nested in tuples, lists and dictionaries.
+        dataset: an array, or arrays of equal length nested in tuples, lists and dictionaries; or an object with
+            `__len__` and `__getitem__`, such as PyTorch's data sets, whose samples are read and stacked.
         left_size: of the first part, a number of samples or (a float) a fraction; by default the rest.
         right_size: of the second part, the last ones, likewise; at least one size must be passed.
         shuffle: whether samples are drawn at random.
         seed: of these draws; by default that of `set_random_seed`.
+        preferred_backend: "tensorflow", "torch", "jax" or "numpy", as in Keras; the parts are NumPy arrays for each.
 
     Raises:
-        ConfigError: no size, a size out of range, or arrays of different lengths.
+        ConfigError: an unknown backend, no size, a size out of range, or arrays of different lengths.
     """
+    if preferred_backend not in (None, "tensorflow", "torch", "jax", "numpy"):
+        raise ConfigError(
+            "split_dataset: `preferred_backend` must be 'tensorflow', 'torch', 'jax' or 'numpy'. Received: "
+            f"preferred_backend={preferred_backend}"
+        )
+    if _holds_samples(dataset):
+        samples = [dataset[index] for index in range(len(dataset))]
+        dataset = map_structure(lambda *parts: np.stack([np.asarray(part) for part in parts]), *samples)
     rows = {len(array) for array in tree.leaves(dataset)}
     if len(rows) != 1:
         raise ConfigError(f"split_dataset: expected arrays of one length, found {sorted(rows)}")
@@ -246,6 +258,13 @@ def split_dataset(
     parts = order[:left], order[total - right :]
     datasets = [tree.map_leaves(lambda _, array, part=part: np.asarray(array)[part], dataset) for part in parts]
     return datasets[0], datasets[1]
+
+
+def _holds_samples(dataset: Any) -> bool:
+    """Whether it is a data set with samples by index, not an array of any library."""
+    has_samples = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    is_array = any(hasattr(dataset, name) for name in ("__array__", "__dlpack__"))
+    return has_samples and not is_array and not tree.is_nested(dataset)
 
 
 def _part(name: str, size: float | None, total: int) -> int | None:

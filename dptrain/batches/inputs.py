@@ -52,6 +52,7 @@ class Expected:
     input_names: Sequence[str] = ()  # dictionary keys by which a list of inputs may come
     output_names: Sequence[str] = ()  # likewise of the outputs
     takes_lists: bool = False  # whether a list may stand for a dictionary of inputs
+    optional_inputs: frozenset[str] = frozenset()  # paths of the inputs that may be None
 
 
 @dataclass(frozen=True)
@@ -215,14 +216,17 @@ def check_inputs(x: Any, expected: Expected) -> Any:
             (x,) = x.values()
         return _check_features(x, expected.inputs, "x")
     arrays = _matched(x, expected.inputs, "x", expected.input_names, by_key=not expected.takes_lists)
+    if warning := tree.structure_warning(x, expected.inputs):
+        warn(warning)
     checked = [
-        _check_features(array, shape, f"x[{path!r}]")
+        None if array is None and path in expected.optional_inputs else _check_features(array, shape, f"x[{path!r}]")
         for array, (path, shape) in zip(arrays, tree.flat_shapes(expected.inputs), strict=True)
     ]
-    if len({len(array) for array in checked}) > 1:
+    lengths = [len(array) for array in checked if array is not None]
+    if len(set(lengths)) != 1:
         raise DataError(
             "Data cardinality is ambiguous. Make sure all arrays contain the same number of samples. 'x' sizes: "
-            f"{', '.join(str(len(array)) for array in checked)}"
+            f"{', '.join(map(str, lengths)) or 'none'}"
         )
     return tree.refilled(expected.inputs, iter(checked))
 
@@ -235,6 +239,8 @@ def _matched(data: Any, like: Any, name: str, names: Sequence[str], *, by_key: b
 
 
 def _check_features(x: Any, expected: tuple[int | None, ...] | None, name: str) -> Array:
+    if x is None or (isinstance(x, list | tuple) and len(x) == 1 and x[0] is None):
+        raise DataError(f"The input '{name}' is not optional, but None was passed. Please provide a valid tensor.")
     features = as_array(x, name, by_row=True)
     if features.dtype.kind not in "uifb":
         raise DataError(f"{name} has dtype {features.dtype}: expected real numbers")

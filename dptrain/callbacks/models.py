@@ -31,6 +31,12 @@ def named_weights_of(model: Any) -> dict[str, npt.NDArray[Any]]:
     return {weight._path: np.asarray(weight) for weight in model.weights}
 
 
+def optimizers_of(optimizer: Any) -> list[tuple[str, Any]]:
+    """Return the optimizers with a learning rate each, those of a MultiOptimizer, and their names for messages."""
+    parts = getattr(optimizer, "optimizers", None)
+    return [("", optimizer)] if parts is None else [(f" {part.name}", part) for part in parts]
+
+
 def rates_of(optimizer: Any) -> dict[str, float]:
     """Return an optimizer's learning rates by name; {} for None."""
     if optimizer is None:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.callbacks.base import Logs
+from dptrain.callbacks.models import optimizers_of, rates_of
 from dptrain.callbacks.monitor import MonitorCallback, take_numbers
 from dptrain.callbacks.ranks import on_all, say
 from dptrain.errors import ConfigError
@@ -14,7 +15,8 @@ from dptrain.runtime.failure import warn
 class ReduceLROnPlateau(MonitorCallback):
     """Multiplies the learning rate by a factor when a value of the logs has stopped improving.
 
-    The logs, and so the history, get the epoch's "learning_rate".
+    With a MultiOptimizer, those of its optimizers. The logs, and so the history, get the epoch's "learning_rate", or
+    "learning_rate_adam" and so on.
 
     Args:
         monitor, mode, min_delta: see `MonitorCallback`.
@@ -75,7 +77,7 @@ class ReduceLROnPlateau(MonitorCallback):
         """
         self._find_direction()
         logs = {} if logs is None else logs
-        logs["learning_rate"] = float(self.model.optimizer.learning_rate)
+        logs.update(rates_of(self.model.optimizer))
         current = self._agreed(logs.get(self.monitor))
         if current is None:
             warn(
@@ -100,13 +102,15 @@ class ReduceLROnPlateau(MonitorCallback):
         return self.cooldown_counter > 0
 
     def _reduce(self, epoch: int) -> bool:
-        """Lower the learning rate; return whether it could be lowered."""
-        optimizer = self.model.optimizer
-        rate = float(optimizer.learning_rate)
-        if rate <= np.float32(self.min_lr):
-            return False
-        rate = max(rate * self.factor, self.min_lr)
-        optimizer.learning_rate = rate
-        if self.verbose > 0:
-            say(self, f"\nEpoch {epoch + 1}: ReduceLROnPlateau reducing learning rate to {rate}.")
-        return True
+        """Lower the learning rates, each optimizer's of a MultiOptimizer; return whether one could be lowered."""
+        lowered = False
+        for name, optimizer in optimizers_of(self.model.optimizer):
+            rate = float(optimizer.learning_rate)
+            if rate <= np.float32(self.min_lr):
+                continue
+            rate = max(rate * self.factor, self.min_lr)
+            optimizer.learning_rate = rate
+            if self.verbose > 0:
+                say(self, f"\nEpoch {epoch + 1}: ReduceLROnPlateau reducing{name} learning rate to {rate}.")
+            lowered = True
+        return lowered

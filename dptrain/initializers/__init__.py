@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dptrain.initializers.base import Initializer
-from dptrain.initializers.constant import Constant, Identity, Ones, Zeros
+from dptrain.initializers.constant import Constant, Identity, Ones, Zeros, of_tensor
 from dptrain.initializers.distributions import Orthogonal, RandomNormal, RandomUniform, TruncatedNormal
 from dptrain.initializers.fourier import STFT
 from dptrain.initializers.variance_scaling import (
@@ -18,6 +18,7 @@ from dptrain.initializers.variance_scaling import (
     LecunUniform,
     VarianceScaling,
 )
+from dptrain.program.tensor import Tensor
 from dptrain.registry.names import by_name, not_there
 from dptrain.registry.serialization import Registry
 
@@ -93,4 +94,5 @@ def get(identifier: Any) -> Any:
     """Return the initializer for a name, class, configuration, function or array; None for None; else ConfigError."""
     if identifier is None:
         return None
-    return Constant(identifier) if isinstance(identifier, np.ndarray) else _registry.get(identifier)
+    is_tensor = isinstance(identifier, np.ndarray | np.generic | Tensor)
+    return of_tensor(identifier) if is_tensor else _registry.get(identifier)

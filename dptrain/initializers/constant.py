@@ -32,11 +32,17 @@ class Ones(Initializer):
 class Constant(Initializer):
     """All the same value: a number, or an array that broadcasts to the parameter."""
 
+    _only_shape: tuple[int, ...] | None = None  # of the only parameters that it serves
+
     def __init__(self, value: Any = 0.0) -> None:
         self.value: Any = float(value) if np.ndim(value) == 0 else np.asarray(value)
 
     def _draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
         """Return the value everywhere; ConfigError for an array of another shape."""
+        if self._only_shape is not None and self._only_shape != tuple(shape):
+            raise ConfigError(
+                f"Expected `shape` to be {self._only_shape} for direct tensor as initializer. Received shape={shape}"
+            )
         try:
             return np.broadcast_to(self.value, shape).astype(np.float64)
         except ValueError:
@@ -59,6 +65,13 @@ class Constant(Initializer):
             description = value.get("config", {})
             value = np.asarray(description.get("value"), np.dtype(description.get("dtype", "float64")))
         return cls(value)
+
+
+def of_tensor(tensor: Any) -> Constant:
+    """Return the initializer that gives a tensor, or an array, to parameters of its shape."""
+    initializer = Constant(np.asarray(tensor))
+    initializer._only_shape = np.shape(tensor)
+    return initializer
 
 
 class Identity(Initializer):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy.typing as npt
 
-from dptrain import ops
+from dptrain import ops, optimizers
 from dptrain.batches.inputs import Expected
 from dptrain.errors import ConfigError
 from dptrain.layers import Layer
@@ -25,7 +25,7 @@ from dptrain.models.compiled import (
     compiled_optimizer,
     results_of,
 )
-from dptrain.models.graph import Graph, graph_of
+from dptrain.models.graph import Graph, graph_of, is_optional
 from dptrain.models.on_device import OnDevice
 from dptrain.models.structure import sample_shape
 from dptrain.models.traces import Traces, noted
@@ -79,6 +79,7 @@ class BaseModel(OnDevice):
         self._compiled: Compiled | None = None
         self._is_eager, self._is_compiled = False, True  # before `compile`
         self._compilations = 0
+        self._own_optimizer: Optimizer | None = None  # set before `compile`
         self._traces = Traces()
         self._outputs: Outputs | None = None
         self._output_shapes: Any = None  # of a sample, nested like the outputs
@@ -289,9 +290,28 @@ class BaseModel(OnDevice):
 
     @property
     def optimizer(self) -> Any:
-        """The compiled optimizer, or None if `compile` got None; ConfigError before `compile`."""
+        """The compiled optimizer, or None if `compile` got None; ConfigError before `compile`.
+
+        Another one can be set: it trains the weights as they are, from its own first step. One that is set before
+        `compile` is for steps of your own, until then.
+        """
+        if self._compiled is None and self._own_optimizer is not None:
+            return self._own_optimizer
         optimizer = self._compiled_optimizer
         return None if isinstance(optimizer, AbsentOptimizer) else optimizer
+
+    @optimizer.setter
+    def optimizer(self, value: Any) -> None:
+        self._refuse_beside_fit("setting the optimizer")
+        if self._compiled is None:
+            self._own_optimizer = optimizers.get(value)
+            return
+        before = self._compiled
+        scales_loss = before.auto_scale_loss and before.policy == "mixed_float16"
+        with self._alone():
+            self._leave_device()
+            self._compiled = replace(before, optimizer=compiled_optimizer(value, scales_loss=scales_loss))
+            self._compilations += 1
 
     @property
     def _compiled_optimizer(self) -> Optimizer:
@@ -576,7 +596,12 @@ class BaseModel(OnDevice):
         outputs = self._output_shapes
         if self._sample is not None:
             inputs, outputs = self._sample
-        return Expected(inputs, outputs, losses, self._has_custom_steps, self._data_dtype, *names)
+        optional: frozenset[str] = frozenset()
+        if graph is not None:
+            pairs = zip(tree.flat_shapes(inputs), tree.leaves(graph.inputs), strict=True)
+            optional = frozenset(path for (path, _), symbol in pairs if is_optional(symbol))
+        expected = Expected(inputs, outputs, losses, self._has_custom_steps, self._data_dtype, *names)
+        return replace(expected, optional_inputs=optional) if optional else expected
 
     @property
     def _expected_batches(self) -> Expected:

@@ -8,7 +8,7 @@ from dptrain.layers import Input, Layer
 from dptrain.layers.node import KerasTensor
 from dptrain.layers.operation_layer import OperationLayer
 from dptrain.models.files import takes_graph
-from dptrain.models.graph import Graph
+from dptrain.models.graph import Graph, is_optional
 from dptrain.models.model import Model
 from dptrain.models.sequential import Sequential
 from dptrain.program import tree
@@ -137,7 +137,7 @@ def _are_alike(tensors: Any, inputs: Any) -> bool:
 
 
 def _input_like(symbol: Any, name: str | None) -> Any:
-    return Input(batch_shape=read(symbol.shape), dtype=symbol.dtype.name, name=name)
+    return Input(batch_shape=read(symbol.shape), dtype=symbol.dtype.name, name=name, optional=is_optional(symbol))
 
 
 def _compiled_as(model: Model, copy: Any) -> Any:

@@ -347,7 +347,7 @@ class FeatureSpace(Layer):
         if isinstance(layer, layers.IntegerLookup | layers.StringLookup):
             classes = layer.vocabulary_size()
         elif isinstance(layer, layers.Discretization):
-            classes = len(layer.bin_boundaries or ()) + 1
+            classes = max(layer.num_bins or 0, len(layer.bin_boundaries or ()) + 1)  # few rows have fewer bins
         elif isinstance(layer, layers.Hashing | layers.HashedCrossing):
             classes = layer.num_bins
         elif isinstance(layer, layers.CategoryEncoding):

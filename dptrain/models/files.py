@@ -20,7 +20,7 @@ from dptrain.registry.names import lookup
 from dptrain.registry.serialization import custom_object_scope, plain
 from dptrain.runtime.failure import phase
 from dptrain.runtime.output.terminal import say
-from dptrain.saving import keras_2_config, keras_2_h5, keras_config, keras_h5, keras_zip
+from dptrain.saving import keras_2_config, keras_2_h5, keras_config, keras_h5, keras_zip, model_folder
 from dptrain.saving.program import encode as encode_program
 from dptrain.saving.reading import Loaded, share
 from dptrain.saving.saveables import layers_with_stores
@@ -39,7 +39,7 @@ class Files(BaseModel):
         with TURNS.of(reads=frozenset(weights.values())):
             return {path: weight.numpy() for path, weight in weights.items()}
 
-    def save(self, filepath: str | Path, overwrite: bool = True) -> None:
+    def save(self, filepath: str | Path, overwrite: bool = True, zipped: bool | None = None) -> None:
         """Write the whole model to a `.keras` file, or to Keras 2's `.h5`. Collective; rank 0 writes.
 
         It holds layers, weights and, if the model is compiled, optimizer with its state, loss and metrics.
@@ -48,23 +48,37 @@ class Files(BaseModel):
             filepath: ends in `.keras`; or in `.h5` or `.hdf5`, which Keras 3 reads too, and where random layers start
                 anew.
             overwrite: whether an existing file may be replaced; Keras would ask.
+            zipped: False writes what a `.keras` file holds as files of a folder, `filepath`.
 
         Raises:
-            ConfigError: another ending, the input shape is unknown, or h5py is not installed.
+            ConfigError: another ending (for a folder, `.keras`), the input shape is unknown, or h5py is not installed.
             OutputError: the file exists, or the disk is full or denied; an existing file stays as it was.
             AgreedError: either of these, on all ranks, under mpirun.
         """
         if str(filepath).endswith((".h5", ".hdf5")):
             self._write_file(Path(filepath), lambda: keras_2_h5.encode(self), overwrite)
             return
-        require_ending(filepath, ".keras")
+        is_folder = zipped is False
+        if is_folder and str(filepath).endswith(".keras"):
+            raise ConfigError(
+                "When using `zipped=False`, the `filepath` argument should not end in `.keras`. Received: "
+                f"filepath={filepath}"
+            )
+        if not is_folder:
+            require_ending(filepath, ".keras")
         if self._is_unbuilt and comms.current().rank == 0:
             warnings.warn(
                 "You are saving a model that has not yet been built. It might not contain any weights yet. Consider "
                 "building the model first by calling it on some data.",
                 stacklevel=2,
             )
-        self._write_file(Path(filepath), lambda: keras_zip.encode(self), overwrite, with_weights=not self._is_unbuilt)
+        self._write_file(
+            Path(filepath),
+            lambda: keras_zip.encode(self),
+            overwrite,
+            with_weights=not self._is_unbuilt,
+            to_folder=model_folder.write if is_folder else None,
+        )
 
     def save_weights(self, filepath: str | Path, overwrite: bool = True) -> None:
         """Write the weights to a `.weights.h5` (with the optimizer's state, like Keras) or `.safetensors` file.
@@ -202,7 +216,13 @@ class Files(BaseModel):
         return not self.built
 
     def _write_file(
-        self, path: Path, encode: Callable[[], bytes], overwrite: bool, *, with_weights: bool = True
+        self,
+        path: Path,
+        encode: Callable[[], bytes],
+        overwrite: bool,
+        *,
+        with_weights: bool = True,
+        to_folder: Callable[..., None] | None = None,
     ) -> None:
         comm = comms.current()
 
@@ -214,7 +234,10 @@ class Files(BaseModel):
             if with_weights:
                 self._require_weights()
             if comm.rank == 0:
-                write(path, at_once, overwrite=overwrite)
+                if to_folder is not None:
+                    to_folder(path, at_once(), overwrite=overwrite)
+                else:
+                    write(path, at_once, overwrite=overwrite)
 
         with comms.meeting("save"), phase.during("saving"), self._readable_on(0):
             self._agreed(comm, "saving", action)

@@ -24,6 +24,7 @@ from dptrain.saving import (
     keras_config,
     keras_h5,
     keras_zip,
+    model_folder,
     optimizer_variables,
 )
 from dptrain.saving.keras_zip import ModelFile
@@ -49,8 +50,8 @@ def load_model(
     and, in a file of dptrain's, the seed. NaN in weights are loaded as they are.
 
     Args:
-        filepath: ends in `.keras`, or for Keras 2's models in `.h5` or `.hdf5`; or the folder of a run ("runs/X") or of
-            a sweep that has kept a model.
+        filepath: ends in `.keras`, or for Keras 2's models in `.h5` or `.hdf5`; or a folder: of `zipped=False`, of a
+            run ("runs/X") or of a sweep that has kept a model.
         custom_objects: the user's classes and functions by name; see `dptrain.saving.register_keras_serializable`.
         compile: whether to compile the model as it was.
         safe_mode: must be True: dptrain never runs code from a file.
@@ -73,6 +74,8 @@ def load_model(
             return None
         if str(filepath).endswith((".h5", ".hdf5")):
             return str(filepath), keras_2_h5.read(Path(filepath))
+        if not best and model_folder.is_model_folder(Path(filepath)):
+            return str(filepath), model_folder.read(Path(filepath))
         path = model_file(Path(filepath), best=best)
         return str(path), keras_zip.read(path)
 

@@ -20,6 +20,7 @@ from dptrain.program.dims import Dim, bound, is_number, learned, number_of, read
 from dptrain.program.shapes import axis_of_one
 from dptrain.program.tensor import Tensor, as_tensors, counted, is_whole, mask_of, with_mask
 from dptrain.program.types import is_half
+from dptrain.runtime.failure import warn
 
 # Origin of a symbolic tensor: a call of a layer or operation, or the tensor itself if an op made it.
 Maker = LayerCall | OperationCall | Tensor
@@ -68,10 +69,16 @@ class Graph:
         the declared lengths.
         """
         names = [symbol.name for symbol in tree.leaves(self.inputs)]
-        tensors = as_tensors(tree.matched(inputs, self.inputs, names, by_key=not self.takes_lists))
+        leaves = tree.matched(inputs, self.inputs, names, by_key=not self.takes_lists)
+        if warning := tree.structure_warning(inputs, self.inputs):
+            warn(warning)
+        tensors = [None if leaf is None else as_tensors([leaf])[0] for leaf in leaves]
         masks = [mask_of(tensor) if mask is None else mask for tensor, mask in zip(tensors, _each(mask), strict=False)]
         values = _Values(call)
         for number, (symbol, tensor, mask) in enumerate(zip(tree.leaves(self.inputs), tensors, masks, strict=True)):
+            if tensor is None:
+                values.leave_out(symbol)
+                continue
             tensor = _of_rank(tensor, symbol)
             _check_rows(tensor, symbol)
             if name is not None:
@@ -152,8 +159,14 @@ class _Values:
         self._tensors[id(symbol)] = value if mask is None else with_mask(value, mask)
         learned(self._lengths, symbol.shape, tensor.shape)
 
+    def leave_out(self, symbol: Tensor) -> None:
+        """Let an optional input be None; ConfigError for another."""
+        if not is_optional(symbol):
+            raise ConfigError(not_optional(symbol.name))
+        self._tensors[id(symbol)] = None
+
     def of(self, symbol: Any) -> Any:
-        """Return the tensor of a symbolic one; anything else as it is."""
+        """Return the tensor of a symbolic one, None for an optional input that is left out; anything else as it is."""
         if not isinstance(symbol, Tensor) or symbol.value is not None:
             return symbol
         if id(symbol) not in self._tensors:
@@ -216,7 +229,7 @@ class _Values:
         """Mark a tensor as integers if its maker only moves values of such inputs."""
         output = self._tensors[id(symbol)]
         are_whole = (is_whole(self._tensors.get(id(read_symbol))) for read_symbol in inputs)
-        if moves and not is_half(output.dtype) and inputs and all(are_whole):
+        if moves and isinstance(output, Tensor) and not is_half(output.dtype) and inputs and all(are_whole):
             output.is_whole = True
 
 
@@ -227,6 +240,16 @@ def graph_of(inputs: Any, outputs: Any, dtype: str) -> Graph:
         return graph
     entries = tree.map_leaves(lambda path, symbol: symbol if _is_input(symbol) else _input_like(symbol), inputs)
     return Graph(entries, graph.run(entries, dtype))
+
+
+def is_optional(symbol: Tensor) -> bool:
+    """Whether an input may be left out."""
+    return _is_input(symbol) and symbol.history.layer.optional  # type: ignore[union-attr]
+
+
+def not_optional(name: str) -> str:
+    """Return the message about a missing input, as in Keras."""
+    return f"The input '{name}' is not optional, but None was passed. Please provide a valid tensor."
 
 
 def _is_input(symbol: Tensor) -> bool:

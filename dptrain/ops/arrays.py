@@ -41,6 +41,7 @@ from dptrain.ops.operation_calls import operation
 from dptrain.ops.products import batch_matmul
 from dptrain.ops.reduction import argmax, max, mean, min, order_reversed, sum, summed_dtype
 from dptrain.program.dims import Dim
+from dptrain.program.operand import METHODS
 from dptrain.program.shapes import Shape, differ, normalized_axes
 from dptrain.program.tensor import Array, Tensor, Variable, as_tensors, constant
 from dptrain.runtime.floatx import floatx
@@ -174,6 +175,9 @@ def round(x: Any, decimals: int = 0) -> Tensor:
         return tensor
     rounded = rint(tensor) if decimals == 0 else divide(rint(multiply(tensor, 10.0**decimals)), 10.0**decimals)
     return cast(rounded, tensor.dtype) if tensor.dtype.kind in "iu" else rounded
+
+
+METHODS["round"], METHODS["+"] = round, _tensor
 
 
 @operation

@@ -32,7 +32,7 @@ from dptrain.ops.elementwise import (
     where,
 )
 from dptrain.ops.indexing import add_rows, row_numbers, take_at_axis
-from dptrain.ops.manipulation import concatenate, expand_dims, reshape, zeros, zeros_like
+from dptrain.ops.manipulation import concatenate, expand_dims, reshape, stack, zeros, zeros_like
 from dptrain.ops.nn.activation import sigmoid, softmax
 from dptrain.ops.reduction import argmax
 from dptrain.ops.reduction import sum as sum_over
@@ -41,7 +41,7 @@ from dptrain.program.lowering import RandomBits
 from dptrain.program.op import in_one_call, op
 from dptrain.program.schema import Word
 from dptrain.program.shapes import Shape, differ, normalized_axes, row_axis, without_rows
-from dptrain.program.tensor import FLOATX, Array, Tensor, Variable, as_tensors, is_tracing, untraced
+from dptrain.program.tensor import FLOATX, Array, Tensor, Variable, as_tensors, constant, is_tracing, untraced
 from dptrain.program.turns import DRAWING, TURNS
 from dptrain.program.types import is_half
 from dptrain.random import Purpose, default_seed, next_position, own_seed, seeds_set, stream
@@ -103,6 +103,18 @@ class SeedGenerator(Configurable):
     def _get_config(self) -> dict[str, Any]:
         """Return the seed that it was given, and the name."""
         return {"name": self.name, "seed": self._initial_seed}
+
+    @property
+    def state(self) -> Tensor:
+        """What the next draw depends on: (seed, number of draws so far), uint64."""
+        return stack([constant(np.uint64(self.seed)), cast(self.count, np.uint64)])
+
+    def next(self, ordered: bool = True) -> Tensor:
+        """Return the state and count a draw; states differ whether `ordered` or not."""
+        with self._turn():
+            state = self.state
+            self.count.assign(self.count + 1)
+        return state
 
     def _next_count(self) -> int:
         """Return the number of the next draw outside of a program, and count it."""

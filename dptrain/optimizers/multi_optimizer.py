@@ -103,8 +103,8 @@ class MultiOptimizer(Optimizer):
 
         MultiOptimizer(OptimizerMap(SGD(0.1), {"encoder/.*": Adam()}))
 
-    Each clips the gradients of its own variables, and counts its own updates. Callbacks cannot set a common learning
-    rate: set those of the `optimizers`.
+    Each clips the gradients of its own variables, and counts its own updates. There is no common learning rate:
+    callbacks set those of all `optimizers`.
 
     Args:
         optimizer_map: an `OptimizerMap`, or a function from a variable to its optimizer, called once for each variable,

@@ -103,8 +103,14 @@ class Operand:
     def __neg__(self) -> "Tensor":
         return OPERATORS["neg"](self)
 
+    def __pos__(self) -> "Tensor":
+        return METHODS["+"](self)  # type: ignore[no-any-return]
+
     def __abs__(self) -> "Tensor":
         return OPERATORS["abs"](self)
+
+    def __round__(self, ndigits: int | None = None) -> "Tensor":
+        return METHODS["round"](self, ndigits or 0)  # type: ignore[no-any-return]
 
     def __and__(self, other: Any) -> "Tensor":
         return OPERATORS["&"](self, other)

@@ -191,6 +191,19 @@ def refilled(shapes: Any, values: Iterator[Any]) -> Any:
     return tuple_like(shapes, parts) if isinstance(shapes, tuple) else parts
 
 
+def structure_warning(data: Any, like: Any) -> str:
+    """Return Keras' warning of fields that `like` lacks, or of a list in the place of a dictionary; else ""."""
+    if is_shape(like) or not isinstance(like, Mapping):
+        return ""
+    if not is_nested(data) or hasattr(data, "_fields") or (isinstance(data, Mapping) and not set(data) - set(like)):
+        return ""
+    parts = list(data) if isinstance(data, Mapping) else f"a {type(data).__name__} of {len(data)}"
+    return (
+        f"The structure of `inputs` doesn't match the expected structure.\nExpected: {list(like)}\n"
+        f"Received: inputs={parts}"
+    )
+
+
 def matched(data: Any, like: Any, names: Sequence[str] = (), *, by_key: bool = False) -> list[Any]:
     """Return the leaves of data in the order of `like` (shapes, say): dictionaries by key, lists by position.
 

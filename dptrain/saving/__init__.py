@@ -50,9 +50,9 @@ def load_model(filepath: Any, *arguments: Any, **options: Any) -> "Model":
     return models.load_model(filepath, *arguments, **options)
 
 
-def save_model(model: "Model", filepath: Any, overwrite: bool = True) -> None:
+def save_model(model: "Model", filepath: Any, overwrite: bool = True, zipped: bool | None = None) -> None:
     """Write a model to a `.keras` file; the same as `model.save(filepath)`."""
-    model.save(filepath, overwrite)
+    model.save(filepath, overwrite, **({} if zipped is None else {"zipped": zipped}))
 
 
 def load_program(filepath: Any, **options: Any) -> "ExportedProgram":

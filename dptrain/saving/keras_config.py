@@ -158,6 +158,7 @@ def _layer_description(layer: Layer) -> dict[str, Any]:
     else:
         if isinstance(layer, InputLayer):
             config = {"batch_shape": list(layer.batch_shape), "dtype": layer.dtype, "sparse": False, "ragged": False}
+            config |= {"optional": True} if layer.optional else {}
             return described("keras.layers", "InputLayer", config | {"name": layer._name})
         description = to_dict("keras.layers", layer, LAYERS.values())
         module, cls = _OF_NETWORKS.get(type(layer).__name__, ("", None))
@@ -307,7 +308,8 @@ def _new_layer(class_name: str, config: Config, cls: Any, build_config: Any) -> 
     if cls is None and class_name == "InputLayer":
         _check_input(config)
         dtype = config.get("dtype")
-        return InputLayer(batch_shape=_batch_shape(config), dtype=dtype if isinstance(dtype, str) else None, name=name)
+        options = {"dtype": dtype if isinstance(dtype, str) else None, "optional": config.get("optional") is True}
+        return InputLayer(batch_shape=_batch_shape(config), name=name, **options)
     if cls is None:
         built = _build("keras.layers", "layer", class_name, config, f"{name!r} ({class_name})")
         built.name = name
@@ -512,7 +514,7 @@ def _names_of_functions() -> set[str]:
 
 
 def _check_input(config: Config) -> None:
-    for key in ("sparse", "ragged", "optional"):
+    for key in ("sparse", "ragged"):
         if config.get(key):
             raise ConfigError(f"not supported: InputLayer: {key} = {config[key]!r}")
 

@@ -31,8 +31,9 @@ _KIND = "a .keras file (a zip archive)"
 MAGIC = b"PK\x03\x04"
 _FORMAT = 1
 KERAS = "3.15.1"
-_CONFIG, _METADATA, _WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
+CONFIG, _METADATA, _WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
 _PREPROCESSING = "preprocessing.json"
+MEMBERS = _METADATA, CONFIG, _WEIGHTS, _PREPROCESSING
 _MAX_JSON = 16 << 20
 _MAX_MEMBERS = 10_000
 # Members may be compressed, by people who pack the archive again: a larger one must not grow more than Keras allows.
@@ -86,7 +87,7 @@ def archived(
 ) -> bytes:
     """Return the content of a file made of these members."""
     metadata = {"keras_version": KERAS, "dptrain": {"format": _FORMAT, "version": __version__, "seed": seed}}
-    members: list[tuple[str, str | bytes]] = [(_METADATA, json.dumps(metadata)), (_CONFIG, json.dumps(config))]
+    members: list[tuple[str, str | bytes]] = [(_METADATA, json.dumps(metadata)), (CONFIG, json.dumps(config))]
     members.append((_WEIGHTS, weights))
     if preprocessing is not None:
         members.append((_PREPROCESSING, json.dumps(preprocessing)))
@@ -116,7 +117,7 @@ def parse(where: str, file: BinaryIO, size: int) -> ModelFile:
     """Read a file's content of `size` bytes; `where` names it in messages."""
     with reading(where), zipfile.ZipFile(file) as archive:
         members = members_of(where, archive)
-        config = parse_json(f"{where}:{_CONFIG}", member(where, archive, members, _CONFIG, size, _MAX_JSON))
+        config = parse_json(f"{where}:{CONFIG}", member(where, archive, members, CONFIG, size, _MAX_JSON))
         metadata = parse_json(f"{where}:{_METADATA}", member(where, archive, members, _METADATA, size, _MAX_JSON))
         keras_2_config.refuse_other_functions(config, metadata.get("keras_version"))
         raw = None

@@ -7,7 +7,8 @@ from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer, checked_shape
 from dptrain.layers.node import LayerCall
 from dptrain.mixed_precision import dtype_policy
-from dptrain.program.dims import symbolic
+from dptrain.ops.operation_calls import is_symbolic
+from dptrain.program.dims import read, symbolic
 from dptrain.program.tensor import Tensor
 
 
@@ -20,7 +21,9 @@ class InputLayer(Layer):
         dtype: of the input; floating-point inputs are cast to the type of the layer that takes them.
         batch_shape: (batch size, *shape), instead of these.
         name: for messages, and of the input in dictionaries of inputs.
-        sparse, ragged, input_tensor, optional: not supported.
+        sparse, ragged: not supported.
+        input_tensor: a symbolic tensor that becomes this input, with its shape and type.
+        optional: whether the model may be called with None in its place; layers get None then.
 
     Attributes:
         batch_shape: (batch_size, *shape).
@@ -35,11 +38,14 @@ class InputLayer(Layer):
         sparse: bool | None = None,
         ragged: bool | None = None,
         batch_shape: Sequence[int | None] | None = None,
-        input_tensor: None = None,
+        input_tensor: Tensor | None = None,
         optional: bool = False,
         name: str | None = None,
         **options: Any,
     ) -> None:
+        if input_tensor is not None:
+            batch_shape, dtype = _described_by(input_tensor, shape, batch_size, dtype, batch_shape)
+            shape = batch_size = None
         if batch_shape is not None:
             for argument, value in (("shape", shape), ("batch_size", batch_size)):
                 if value is not None:
@@ -52,12 +58,17 @@ class InputLayer(Layer):
         shape = checked_shape(shape)
         (batch_size,) = checked_shape([batch_size])
         super().__init__(input_shape=shape, name=name, **options)
-        self._refuse(sparse=sparse or None, ragged=ragged or None, input_tensor=input_tensor, optional=optional or None)
+        self._refuse(sparse=sparse or None, ragged=ragged or None)
+        self.optional = bool(optional)
         self.batch_shape = (batch_size, *shape)
         self._input_dtype, self.built = dtype or dtype_policy()._data_dtype, True
         node = LayerCall(self)
         self._nodes.append(node)
-        node.outputs = node.output(symbolic(self.batch_shape), self._input_dtype, name or "input")
+        node.outputs = input_tensor
+        if input_tensor is None:
+            node.outputs = node.output(symbolic(self.batch_shape), self._input_dtype, name or "input")
+        else:
+            input_tensor.history = node
 
     @property
     def dtype(self) -> str:
@@ -76,8 +87,29 @@ class InputLayer(Layer):
             "batch_shape": list(self.batch_shape),
             "sparse": False,
             "ragged": False,
-            "optional": False,
+            "optional": self.optional,
         }
+
+
+def _described_by(
+    tensor: Any, shape: Any, batch_size: int | None, dtype: str | None, batch_shape: Any
+) -> tuple[tuple[int | None, ...], str]:
+    """Return the shape and type of a symbolic tensor; ConfigError if others were passed as well."""
+    if not is_symbolic(tensor):
+        raise ConfigError(f"Argument `input_tensor` must be a KerasTensor. Received invalid type: {type(tensor)}")
+    found: tuple[int | None, ...] = read(tensor.shape)
+    for name, value, of_tensor in (
+        ("shape", None if shape is None else tuple(shape), found[1:]),
+        ("batch_size", batch_size, found[0] if found else None),
+        ("batch_shape", None if batch_shape is None else tuple(batch_shape), found),
+        ("dtype", dtype, tensor.dtype.name),
+    ):
+        if value not in (None, of_tensor):
+            raise ConfigError(
+                f"When providing the `input_tensor` argument, you cannot provide an incompatible `{name}` argument: "
+                f"found {value}, the tensor has {of_tensor}"
+            )
+    return found, tensor.dtype.name
 
 
 def Input(  # noqa: N802 - Keras' name
@@ -87,7 +119,7 @@ def Input(  # noqa: N802 - Keras' name
     sparse: bool | None = None,
     batch_shape: Sequence[int | None] | None = None,
     name: str | None = None,
-    tensor: None = None,
+    tensor: Tensor | None = None,
     optional: bool = False,
 ) -> Tensor:
     """Return a symbolic input tensor of a model; for the arguments see `InputLayer`."""

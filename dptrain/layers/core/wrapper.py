@@ -32,11 +32,11 @@ class Wrapper(Layer):
         return super()._get_own_config() | {"layer": dptrain.layers.serialize(self.layer)}
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
+    def from_config(cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Self:
         """Return the layer that `config` describes, with the wrapped one."""
         import dptrain
 
         layer = config.get("layer")
-        return super().from_config(
-            {**config, "layer": dptrain.layers.deserialize(layer) if isinstance(layer, Mapping) else layer}
-        )
+        if isinstance(layer, Mapping):
+            layer = dptrain.layers.deserialize(layer, custom_objects)
+        return super().from_config({**config, "layer": layer})

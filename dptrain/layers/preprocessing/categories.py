@@ -133,7 +133,7 @@ class Discretization(Layer):
         self.num_bins, self.epsilon, self.output_mode, self.sparse = num_bins, float(epsilon), output_mode, False
 
     @classmethod
-    def from_config(cls, config: Any) -> "Discretization":
+    def from_config(cls, config: Any, custom_objects: Any = None) -> "Discretization":
         """Return the layer that `config` describes, with the boundaries that `adapt` had found."""
         arguments = dict(config)
         boundaries = arguments.pop("bin_boundaries", None) if arguments.get("num_bins") is not None else None
@@ -172,6 +172,14 @@ class Discretization(Layer):
             )
         self.bin_boundaries = _compressed(summary, 1 / self.num_bins)[0, :-1].tolist()
         self._changes += 1  # invalidates traced programs
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Return the shape of the outputs; before `adapt` for the number of bins that was asked for."""
+        if self.bin_boundaries is not None:
+            return super().compute_output_shape(input_shape)
+        assert self.num_bins is not None  # checked by the constructor
+        adapted = Discretization([*range(1, self.num_bins)], output_mode=self.output_mode, dtype=self.dtype_policy)
+        return adapted.compute_output_shape(input_shape)
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return the bins, or vectors; ConfigError without boundaries."""

@@ -6,7 +6,9 @@ from typing import Any, Self
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer
+from dptrain.layers.constructor import is_dptrain_class
 from dptrain.program.tensor import Tensor
+from dptrain.registry.serialization import custom_object_scope
 
 _MERGE_OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sum": ops.add,
@@ -149,13 +151,13 @@ class Bidirectional(Layer):
         return super()._get_own_config() | {name: dptrain.layers.serialize(layer) for name, layer in layers.items()}
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
+    def from_config(cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Self:
         """Return the layer that `config` describes."""
         import dptrain
 
         described = {name: config.get(name) for name in ("layer", "backward_layer")}
         layers = {
-            name: dptrain.layers.deserialize(layer) if isinstance(layer, Mapping) else layer
+            name: dptrain.layers.deserialize(layer, custom_objects) if isinstance(layer, Mapping) else layer
             for name, layer in described.items()
         }
         return super().from_config({**config, **layers})
@@ -166,4 +168,6 @@ def _clone_with(layer: Any, **changed: Any) -> Any:
     import dptrain
 
     described = dptrain.layers.serialize(layer)
-    return dptrain.layers.deserialize({**described, "config": {**described["config"], **changed}})
+    classes = {type(part).__name__: type(part) for part in layer._flatten_layers() if not is_dptrain_class(type(part))}
+    with custom_object_scope(classes):
+        return dptrain.layers.deserialize({**described, "config": {**described["config"], **changed}})

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from dptrain import initializers, ops, tree
 from dptrain.errors import ConfigError
@@ -17,6 +17,7 @@ from dptrain.mixed_precision import DTypePolicy
 from dptrain.ops.indexing import gather_rows_along, row_numbers, take_rows
 from dptrain.program.dims import Dim, is_number, number_of, read
 from dptrain.program.tensor import Tensor
+from dptrain.registry.serialization import custom_object_scope
 from dptrain.runtime.text import short
 
 
@@ -71,6 +72,17 @@ class RNN(Layer):
             raise ConfigError("state_size must be an integer, or a list/tuple of integers (one for each state tensor).")
         self.state_size = [size] if isinstance(size, int) else list(size)
         self._batch_state: BatchState | None = None
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Self:
+        """Return the layer that `config` describes; `custom_objects` are classes of cells by name."""
+        import dptrain  # its table of layers has this class
+
+        with custom_object_scope(custom_objects):
+            arguments = dict(config)
+            if isinstance(config.get("cell"), Mapping):
+                arguments["cell"] = dptrain.layers.deserialize(config["cell"])
+            return super().from_config(arguments)
 
     # Its weights and states
 

@@ -71,11 +71,14 @@ class StackedRNNCells(Layer):
         return {"cells": [dptrain.layers.serialize(cell) for cell in self.cells]}
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
+    def from_config(cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Self:
         """Return the stack that `config` describes."""
         import dptrain
 
-        cells = [dptrain.layers.deserialize(cell) if isinstance(cell, Mapping) else cell for cell in config["cells"]]
+        cells = [
+            dptrain.layers.deserialize(cell, custom_objects) if isinstance(cell, Mapping) else cell
+            for cell in config["cells"]
+        ]
         return super().from_config({**config, "cells": cells})
 
 

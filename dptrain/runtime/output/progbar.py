@@ -3,7 +3,9 @@
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from typing import TextIO
+from typing import Any, TextIO
+
+import numpy as np
 
 from dptrain.errors import ConfigError
 from dptrain.runtime.output.terminal import is_interactive
@@ -46,14 +48,15 @@ class Progbar:
         self._totals: dict[str, tuple[float, float]] = {}
 
     def update(
-        self, current: int, values: Iterable[tuple[str, float]] | None = None, finalize: bool | None = None
+        self, current: int, values: Iterable[tuple[str, Any]] | None = None, finalize: bool | None = None
     ) -> None:
         """Show that `current` steps are done.
 
         Args:
             current: steps done.
-            values: pairs (name, value of the steps since the last update).
-            finalize: whether this is the last update; by default once the target is reached.
+            values: pairs (name, value of the steps since the last update); of an array, its mean.
+            finalize: whether this is the last update, whose values are shown as they are; by default once the target is
+                reached.
         """
         if finalize is None:
             finalize = self.target is not None and current >= self.target
@@ -63,9 +66,13 @@ class Progbar:
                 if self.stateless_metrics is not None
                 else name not in (self.stateful_metrics or ())
             )
-            steps = max(current - self._current, 1)
-            total, count = self._totals.get(name, (0.0, 0.0))
-            self._totals[name] = (total + float(value) * steps, count + steps) if is_mean else (float(value), 1.0)
+            number = float(np.mean(value))
+            if is_mean and not finalize:  # the last update has the means of all steps, as in Keras
+                steps = max(current - self._current, 1)
+                total, count = self._totals.get(name, (0.0, 0.0))
+                self._totals[name] = total + number * steps, count + steps
+            else:
+                self._totals[name] = number, 1.0
         self._current = current
         now = time.monotonic()
         is_live = self.verbose == 1 and is_interactive() and _is_terminal(sys.stdout)
@@ -77,7 +84,7 @@ class Progbar:
         sys.stdout.write("\n" if finalize else "")
         sys.stdout.flush()
 
-    def add(self, n: int, values: Iterable[tuple[str, float]] | None = None) -> None:
+    def add(self, n: int, values: Iterable[tuple[str, Any]] | None = None) -> None:
         """Show that n more steps are done, as `update`."""
         self.update(self._current + n, values)
 
@@ -87,8 +94,12 @@ class Progbar:
             filled = min(int(self.width * current / self.target), self.width)
             parts.append("━" * filled + "─" * (self.width - filled))
         parts.append(f"{seconds:.0f}s {1000 * seconds / max(current, 1):.0f}ms/{self.unit_name}")
-        means = [f"{name}: {total / max(count, 1):.4f}" for name, (total, count) in self._totals.items()]
+        means = [f"{name}: {_short(total / max(count, 1))}" for name, (total, count) in self._totals.items()]
         return " ".join(parts) + "".join(f" - {mean}" for mean in means)
+
+
+def _short(mean: float) -> str:
+    return f"{mean:.4f}" if abs(mean) > 1e-3 else f"{mean:.4e}"
 
 
 def _is_terminal(stream: TextIO) -> bool:
