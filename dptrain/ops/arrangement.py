@@ -8,7 +8,7 @@ import numpy as np
 from dptrain.errors import ConfigError
 from dptrain.ops.arrays import flip, moveaxis, ravel, split, tensordot
 from dptrain.ops.elementwise import cast, power, where
-from dptrain.ops.indexing import take
+from dptrain.ops.indexing import divide_rows, take
 from dptrain.ops.manipulation import broadcast_to, concatenate, expand_dims, put, reshape, stack, transpose
 from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.operation_calls import operation
@@ -86,7 +86,8 @@ def roll(x: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = 
         if length and number % length:
             before = (slice(None),) * place
             cut = length - number % length
-            tensor = concatenate([tensor[(*before, slice(cut, None))], tensor[(*before, slice(None, cut))]], place)
+            ends = tensor[(*before, slice(cut, None))], tensor[(*before, slice(None, cut))]
+            tensor = divide_rows(concatenate(ends, place), tensor.shape)
     return tensor
 
 

@@ -32,7 +32,7 @@ from dptrain.ops.elementwise import (
     sqrt,
     where,
 )
-from dptrain.ops.indexing import take
+from dptrain.ops.indexing import divide_rows, take
 from dptrain.ops.manipulation import broadcast_to, concatenate, expand_dims, ones, reshape, transpose
 from dptrain.ops.math.cumulative import cumulative
 from dptrain.ops.math.rounding import isfinite, isinf, isnan, rint
@@ -339,7 +339,8 @@ def flip(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
     """Reverse axes, by default all."""
     tensor = _tensor(x)
     for flip_axis in normalized_axes(axis, tensor.ndim):
-        tensor = take(tensor, np.arange(int(tensor.shape[flip_axis]))[::-1], flip_axis)
+        flipped = take(tensor, np.arange(int(tensor.shape[flip_axis]))[::-1], flip_axis)
+        tensor = divide_rows(flipped, tensor.shape)
     return tensor
 
 

@@ -109,6 +109,12 @@ def gather_rows_along(x: Tensor, axes: Sequence[int]) -> Tensor:
     return reshape_to(x, shape=shape) if any(isinstance(x.shape[axis], Dim) for axis in axes) else x
 
 
+def divide_rows(x: Tensor, shape: Shape) -> Tensor:
+    """Give x this shape of as many elements, so that ranks keep their rows where it counts rows of the batch."""
+    is_same = all(isinstance(n, Dim) == isinstance(wanted, Dim) for n, wanted in zip(x.shape, shape, strict=True))
+    return x if is_same else reshape_to(x, shape=shape)
+
+
 @op(
     shape=lambda table, places: (*places, *table[2:]),
     letters=lambda shapes, out, attributes: _take_each_letters(len(shapes[1]), len(out)),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.errors import ConfigError
-from dptrain.ops.indexing import gather_rows_along, normalized_indices, take_at_axis, take_rows
+from dptrain.ops.indexing import divide_rows, gather_rows_along, normalized_indices, take_at_axis, take_rows
 from dptrain.ops.manipulation import getitem, reshape_to, transpose_to
 from dptrain.ops.operation_calls import operation
 from dptrain.program.dims import Dim, greatest, is_number, least
@@ -118,13 +118,16 @@ def _advanced_indexing(x: Tensor, indices: list[Any]) -> Tensor:
             remaining.append(index)
     x = x if all(index == _WHOLE for index in slices) else _basic_indexing(x, slices)
     for axis in backwards:
-        x = take_at_axis(x, as_tensors([np.arange(int(x.shape[axis]))[::-1]])[0], axis)
+        places = as_tensors([np.arange(int(x.shape[axis]))[::-1]])[0]
+        x = divide_rows(take_at_axis(x, places, axis), x.shape)
     return _gather(x, remaining) if arrays else x
 
 
 def _reversed_slice(index: slice, length: int) -> slice:
     """Return the ascending slice with the elements of one with a negative step."""
     places = range(*index.indices(int(length)))
+    if places == range(int(length))[::-1]:
+        return _WHOLE
     return slice(places[-1], places[0] + 1, -places.step) if places else slice(0, 0)
 
 

@@ -14,6 +14,7 @@ from dptrain.batches.feed import BatchRows, FeedPool, padded_rows
 from dptrain.batches.sampling import Shard
 from dptrain.callbacks import CallbackList, Logs, StepLogs
 from dptrain.comm.mesh import BATCH
+from dptrain.errors import ConfigError
 from dptrain.program.shapes import size
 from dptrain.program.sharding.messages import all_reduced
 from dptrain.program.tensor import BFLOAT16, Variable
@@ -224,6 +225,7 @@ class Trainer:
 
     def _gathered(self, parts: list[tuple[Shard, dict[str, npt.NDArray[Any]]]]) -> dict[str, npt.NDArray[Any]]:
         """Return all ranks' outputs in the order of the samples. Collective."""
+        _check_shapes_of_batches(parts)
         if self.comm.size == 1:
             return {name: np.concatenate([mine[name] for _, mine in parts]) for name in parts[0][1]}
         replicas = self.comm.along(BATCH)
@@ -505,6 +507,20 @@ class Trainer:
 def _arrays(outputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
     """Return a step's outputs; bfloat16, which NumPy lacks, as float32, like Keras on PyTorch."""
     return {name: output.astype(np.float32) if output.dtype == BFLOAT16 else output for name, output in outputs.items()}
+
+
+def _check_shapes_of_batches(parts: Sequence[tuple[Shard, Mapping[str, npt.NDArray[Any]]]]) -> None:
+    """Raise a ConfigError if outputs of several batches cannot be joined, as matrices of all pairs of a batch's rows."""
+    first_shard, first = parts[0]
+    for shard, outputs in parts[1:]:
+        for name, output in outputs.items():
+            if output.shape[1:] != first[name].shape[1:]:
+                lengths = [tuple(map(int, array.shape[1:])) for array in (first[name], output)]
+                raise ConfigError(
+                    f"predict: {name!r} has the shape {lengths[0]} for each of the {first_shard.batch_rows} samples of "
+                    f"the first batch and {lengths[1]} in one of {shard.batch_rows}, so its batches cannot be joined: "
+                    "pass a batch_size that divides the number of samples, or use predict_on_batch"
+                )
 
 
 def _kind(shards: Sequence[Shard]) -> list[tuple[int, int, int]]:

@@ -18,7 +18,7 @@ from dptrain.ops.elementwise import (
     logical_or,
     where,
 )
-from dptrain.ops.indexing import gather_rows_along, normalized_indices, one_hot, take, take_each
+from dptrain.ops.indexing import divide_rows, gather_rows_along, normalized_indices, one_hot, take, take_each
 from dptrain.ops.manipulation import broadcast_to, concatenate, reshape, stack, transpose, zeros_like
 from dptrain.ops.math.cumulative import cumsum
 from dptrain.ops.math.rounding import isnan
@@ -89,7 +89,7 @@ def sort(x: Any, axis: int | None = -1) -> Tensor:
     """Sort along an axis, ascending, NaN last; None flattens."""
     last, back = move_to_last(x, axis)
     result = sort_last(last)
-    return result if back is None else transpose(result, back)
+    return _moved_back(result, back, x, axis)
 
 
 @operation
@@ -98,7 +98,13 @@ def argsort(x: Any, axis: int | None = -1) -> Tensor:
     """Return the indices that sort x along an axis (int32), stably."""
     last, back = move_to_last(x, axis)
     result = argsort_last(last)
-    return result if back is None else transpose(result, back)
+    return _moved_back(result, back, x, axis)
+
+
+def _moved_back(x: Tensor, order: Sequence[int] | None, like: Any, axis: int | None) -> Tensor:
+    """Undo `move_to_last` of a tensor along an axis."""
+    x, shape = x if order is None else transpose(x, order), as_tensors([like])[0].shape
+    return x if axis is None or not shape else divide_rows(x, shape)
 
 
 @operation

@@ -13,14 +13,12 @@ from dptrain.program.execute import evaluate
 from dptrain.program.explain import explain
 from dptrain.program.gradient import gradients
 from dptrain.program.program import trace
-from dptrain.program.sharding.mesh import BATCH
 from dptrain.program.sharding.messages import stages
 from dptrain.program.sharding.placement import place
 from dptrain.program.tape import GradientTape
 from dptrain.program.tensor import OPS, Variable
 from tests.sample import examples
-from tests.unit.program.virtual_mesh import VirtualMesh, assert_same_on_mesh
-from tests.unit.program.virtual_ranks import assert_rows_are_dims, run_on_ranks
+from tests.unit.program.virtual_ranks import run_on_ranks
 
 ROWS = 11
 SHARDS = [[11], [4, 4, 3], [0, 11], [6, 5], [5, 0, 1, 2, 3]]
@@ -158,142 +156,6 @@ def test_normalization_meets_five_times():
 
     messages, _ = compare(step, variables, [6, 5])
     assert messages == 5
-
-
-def sum_and_gradient(function, name):
-    """Return a step with a function of rows, and the gradient of a weighted sum of it."""
-
-    def step(x, y, sample_weight):
-        variable = VARIABLES[name]
-        value = function(x @ variable, y, sample_weight)
-        numbers = np.sin(np.arange(int(ops.size(value)))).reshape(value.shape)
-        total = ops.sum(ops.tanh(value) * numbers)
-        total.backward()
-        return {"total": total, "mean": ops.mean(value), "gradient": variable.value.grad}
-
-    return step
-
-
-def info_nce(x, y, w):
-    a, b = unit(x[:, :2]), unit(x[:, 2:])
-    logits = a @ ops.transpose(b) / 0.1
-    numbers = ops.arange(ops.shape(x)[0])
-    both = [ops.sparse_categorical_crossentropy(numbers, part, from_logits=True) for part in (logits, logits.T)]
-    return (both[0] + both[1]) / 2
-
-
-def simclr(x, y, w):
-    """The two views as halves of one batch of 2n rows."""
-    n = ops.shape(x)[0]
-    z = unit(ops.concatenate([x[:, :2], x[:, 2:]], axis=0))
-    logits = z @ ops.transpose(z) * 2 - 1e9 * ops.eye(2 * n, dtype="float64")
-    positives = ops.concatenate([ops.arange(n) + n, ops.arange(n)], axis=0)
-    return -ops.take_along_axis(ops.log_softmax(logits), ops.expand_dims(positives, 1), axis=1)
-
-
-def unit(x):
-    return x / ops.sqrt(ops.sum(ops.square(x), -1, keepdims=True) + 1e-6)
-
-
-def distances(x):
-    return ops.sum(ops.square(ops.expand_dims(x, 0) - ops.expand_dims(x, 1)), -1)
-
-
-def triplets(x, y, w):
-    """The farthest of the same label and the nearest of another."""
-    far = distances(x)
-    same = ops.equal(ops.expand_dims(y, 0), ops.expand_dims(y, 1))
-    positive = ops.max(ops.where(same, far, 0.0), 1)
-    negative = ops.min(ops.where(same, 1e6, far), 1)
-    return ops.maximum(positive - negative + 1.0, 0.0)
-
-
-def supervised_contrastive(x, y, w):
-    n, z = ops.shape(x)[0], unit(x)
-    itself = ops.eye(n, dtype="float64")
-    logits = z @ z.T / 0.5 - 1e9 * itself
-    same = ops.cast(ops.equal(ops.reshape(y, (-1, 1)), ops.reshape(y, (1, -1))), "float64") - itself
-    return -ops.sum(same * ops.log_softmax(logits), 1) / ops.maximum(ops.sum(same, 1), 1.0)
-
-
-def barlow_twins(x, y, w):
-    a, b = (part - ops.mean(part, 0) for part in (x[:, :2], x[:, 2:]))
-    correlation = ops.transpose(a) @ b / ops.shape(x)[0]
-    return ops.square(correlation - ops.eye(2, dtype="float64"))
-
-
-MEETINGS = {
-    "gram": lambda x, y, w: ops.matmul(x, ops.transpose(x)),
-    "gram of columns": lambda x, y, w: ops.einsum("id,jd->ij", x, x * 2),
-    "first three": lambda x, y, w: x[:3],
-    "first half": lambda x, y, w: x[: x.shape[0] // 2] - x[x.shape[0] // 2 : 2 * (x.shape[0] // 2)],
-    "every second": lambda x, y, w: x[::2],
-    "reversed": lambda x, y, w: ops.flip(x, 0) * x,
-    "rolled": lambda x, y, w: ops.roll(x, 2, 0) - x,
-    "rows before": lambda x, y, w: ops.concatenate([x[-1:], x[:-1]], 0) * x,
-    "pairs": lambda x, y, w: ops.ones((x.shape[0], x.shape[0]), "float64") * ops.expand_dims(w, 1) * ops.sum(x),
-    "differences": lambda x, y, w: distances(x),
-    "sorted": lambda x, y, w: ops.sort(x, 0) * x,
-    "order": lambda x, y, w: ops.take(x, ops.argsort(w), 0) * x,
-    "backwards": lambda x, y, w: x[::-1] * x + x[::-2][:1],
-    "from the end": lambda x, y, w: ops.take(x, [-1, 0, -2], 0),
-    "last row": lambda x, y, w: x[-1] * x,
-    "several indices": lambda x, y, w: x[ops.argsort(w), y],
-    "along the rows": lambda x, y, w: ops.take_along_axis(x, ops.argsort(x, 0), 0) * x,
-    "reflected": lambda x, y, w: ops.pad(x, ((2, 1), (0, 0)), mode="reflect"),
-    "padded": lambda x, y, w: ops.pad(x, ((2, 1), (0, 0)), constant_values=3.0),
-    "shifted": lambda x, y, w: ops.pad(x, ((1, 0), (0, 0)))[:-1] * x,
-    "greatest": lambda x, y, w: ops.top_k(ops.transpose(x), 3)[0],
-    "cumulative": lambda x, y, w: ops.cumsum(x, 0) * x,
-    "numbers": lambda x, y, w: x * ops.expand_dims(ops.cast(ops.arange(ops.shape(x)[0]), "float64"), 1),
-    "one-hot numbers": lambda x, y, w: ops.one_hot(ops.arange(x.shape[0]), int(x.shape[0]), dtype="float64") @ x,
-    "off the diagonal": lambda x, y, w: (x @ x.T) * (1 - ops.eye(x.shape[0], dtype="float64")),
-    "triangle": lambda x, y, w: ops.tril(x @ x.T) @ x,
-    "attention": lambda x, y, w: ops.softmax(x @ x.T) @ x,
-    "tiled": lambda x, y, w: ops.tile(ops.ones((1, 2, 3), "float64"), [ops.shape(x)[0], 1, 1]) * x[:, :1, None],
-    "tiled token": lambda x, y, w: ops.tile(ops.sum(x, 0, keepdims=True), [x.shape[0], 2]) * ops.tile(x, [1, 2]),
-    "repeated token": lambda x, y, w: ops.repeat(ops.sum(x, 0, keepdims=True), ops.shape(x)[0], axis=0) * x,
-    "repeated beside joined": lambda x, y, w: ops.repeat(x, 2, axis=0) * ops.concatenate([x, x * 2], 0),
-    "two rows as one": lambda x, y, w: ops.reshape(ops.concatenate([x, x * 2], 0), (-1, 8)) * ops.tile(x, [1, 2]),
-    "half of repeated": lambda x, y, w: ops.repeat(x, 2, axis=0)[: x.shape[0]] * x,
-    "views as axis": lambda x, y, w: ops.reshape(ops.concatenate([x, x * 2], 0), (2, *x.shape))[1] * x,
-    "outer product": lambda x, y, w: ops.outer(w, w) @ x,
-    "no rows": lambda x, y, w: ops.concatenate([x[:0], x, (x @ x.T)[:0] @ x], 0),
-    "median": lambda x, y, w: x - ops.median(x, 0),
-    "integers": lambda x, y, w: ops.cast(ops.equal(ops.expand_dims(y, 0), ops.expand_dims(y, 1)), "float64") @ x,
-    "whole, then rows": lambda x, y, w: ops.mean(x @ x.T, 0) * ops.sum(x, 1),
-    "InfoNCE": info_nce,
-    "SimCLR": simclr,
-    "triplets": triplets,
-    "SupCon": supervised_contrastive,
-    "Barlow twins": barlow_twins,
-}
-VARIABLES = weights(v=(4, 4))
-
-
-@pytest.mark.parametrize("name", MEETINGS)
-def test_what_needs_the_rows_of_all_ranks_gets_them(name):
-    step = sum_and_gradient(MEETINGS[name], "v")
-    for shards in SHARDS:
-        _, placed = compare(step, VARIABLES, shards)
-        assert_rows_are_dims(placed)
-    program = trace(step, SPECS)
-    on_mesh = assert_same_on_mesh(program, DATA, {VARIABLES["v"]: (BATCH, "model")}, VirtualMesh([7, 0, 4], model=2))
-    assert_rows_are_dims(on_mesh)
-
-
-@pytest.mark.parametrize("name", MEETINGS)
-def test_a_rank_without_others_gathers_nothing(name):
-    program = trace(sum_and_gradient(MEETINGS[name], "v"), SPECS)
-    placed = place(program, alone=True)
-    assert_rows_are_dims(placed)
-    scattered, scattered_before = (
-        sum(tensor.op is OPS["add_rows"] for tensor in tensors) for tensors in (placed.tensors, program.tensors)
-    )
-    assert scattered == scattered_before
-    (expected, _), (outputs, _) = evaluate(program, DATA), evaluate(placed, DATA)
-    for key, value in outputs.items():
-        np.testing.assert_allclose(value, expected[key], rtol=1e-13, atol=1e-14, err_msg=key)
 
 
 @pytest.mark.parametrize("shards", SHARDS, ids=str)
