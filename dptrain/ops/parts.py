@@ -10,7 +10,7 @@ from dptrain.errors import ConfigError
 from dptrain.ops.indexing import divide_rows, gather_rows_along, normalized_indices, take_at_axis, take_rows
 from dptrain.ops.manipulation import getitem, reshape_to, transpose_to
 from dptrain.ops.operation_calls import operation
-from dptrain.program.dims import Dim, greatest, is_number, least
+from dptrain.program.dims import Dim, counts_rows, greatest, is_number, least
 from dptrain.program.operand import METHODS
 from dptrain.program.tensor import Tensor, as_tensors
 
@@ -126,7 +126,7 @@ def _advanced_indexing(x: Tensor, indices: list[Any]) -> Tensor:
 def _reversed_slice(index: slice, length: int) -> slice:
     """Return the ascending slice with the elements of one with a negative step."""
     places = range(*index.indices(int(length)))
-    if places == range(int(length))[::-1]:
+    if counts_rows(length) and places == range(int(length))[::-1]:
         return _WHOLE
     return slice(places[-1], places[0] + 1, -places.step) if places else slice(0, 0)
 
