@@ -172,10 +172,8 @@ def _power(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tenso
     # Where x1 is not positive, the gradient in the exponent is 0, as in Keras' backends.
     positive = x1 > 0
     log_x1 = where(positive, log(where(positive, x1, 1)), 0)
-    slope = dy * x2 * power(x1, x2 - 1)
-    if not _is_nonzero(x2):
-        slope = where(equal(x2, 0), 0, slope)  # else 0 times an infinity at 0
-    return unbroadcast(slope, x1), unbroadcast(dy * y * log_x1, x2)
+    exponent = x2 if _is_nonzero(x2) else where(equal(x2, 0), 1, x2)  # 0 x^0, not 0 times the infinity 0^-1
+    return unbroadcast(dy * x2 * power(x1, exponent - 1), x1), unbroadcast(dy * y * log_x1, x2)
 
 
 def _is_nonzero(x: Tensor) -> bool:
