@@ -57,6 +57,7 @@ struct Context {
     const struct dp_Message *const *messages;               // of native_ranks.h
     int64_t (*sum)(const struct dp_Message *message);       // over the ranks; not 0 where that fails
     char *sums;         // of blocks of rows, in the loop that is executed
+    int64_t finished;   // steps of this call that have ended
 };
 
 // Rows whose sums are added up before those of blocks are: a number that depends on that of all rows alone.

@@ -43,6 +43,7 @@ from dptrain.program.turns import TURNS
 from dptrain.registry.names import snake_case
 from dptrain.registry.reads import Readable
 from dptrain.runtime.floatx import floatx
+from dptrain.runtime.signals import in_step
 
 # Slots of pruned variables: the kept elements, and the gradient of all, for regrowth.
 _MASK, _DENSE = _OF_PRUNING = ("mask", "dense_gradient")
@@ -452,7 +453,8 @@ class Optimizer(Decaying, Readable, ABC):
         with TURNS.of(writes=changes):
             self._numbers = {}
             try:
-                self._apply(list(by_variable.values()), list(by_variable))
+                with in_step(False):  # all of them, or none
+                    self._apply(list(by_variable.values()), list(by_variable))
             finally:
                 self._numbers = None
 

@@ -21,6 +21,7 @@ from dptrain.program.sharding.messages import all_reduced, exchange, stages
 from dptrain.program.steps import step_of
 from dptrain.program.tensor import Array, Node, Tensor, Variable, watch
 from dptrain.program.turns import REPLACING, TURNS
+from dptrain.runtime.signals import EndlessStepError, in_step
 
 
 def evaluate(
@@ -303,7 +304,11 @@ class ReferenceExecutable:
             for number, start in enumerate(starts, 1):
                 self._window[...] = self._order[start : start + len(self._window)]
                 try:
-                    self._step.execute()
+                    with in_step():
+                        self._step.execute()
+                except EndlessStepError as error:
+                    error.finished = number - 1
+                    raise
                 except IndexError:
                     raise self._step.absent_row() or DataError(OUTSIDE) from None
                 if number == len(starts):  # before the state changes: an output may be its old value

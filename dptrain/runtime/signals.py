@@ -25,6 +25,17 @@ _ONE_SECONDS = 1.0
 _caught: int | None = None
 _caught_at = 0.0
 
+# Called with the first signal, in its handler.
+at_first: list[Callable[[int], None]] = []
+# Whether the main thread executes a step that may be abandoned, and whether the next signal abandons it.
+_is_in_step = _abandons = False
+
+
+class EndlessStepError(KeyboardInterrupt):
+    """A step was abandoned, since it did not end after a signal; `finished` steps of the same call have ended."""
+
+    finished = 0
+
 
 class SignalledError(KeyboardInterrupt):
     """SIGTERM or SIGUSR1 while there is nothing to save: interrupts like Ctrl-C."""
@@ -49,6 +60,47 @@ def raise_caught() -> None:
 def name_of(number: int) -> str:
     """Return "SIGTERM"."""
     return signal.Signals(number).name
+
+
+@contextmanager
+def in_step(value: bool = True) -> Iterator[None]:
+    """Let `abandon_step` raise EndlessStepError in this block, which changes nothing until it has ended; or not."""
+    global _is_in_step
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before, _is_in_step = _is_in_step, value
+    try:
+        yield
+    finally:
+        _is_in_step = before
+
+
+@contextmanager
+def abandoned_after(finished: int) -> Iterator[None]:
+    """As `in_step`, after so many steps of the same call."""
+    try:
+        with in_step():
+            yield
+    except EndlessStepError as error:
+        error.finished = finished
+        raise
+
+
+def abandon_step(number: int) -> None:
+    """Raise EndlessStepError in the main thread if it is `in_step`; from another thread."""
+    global _abandons
+    ident = threading.main_thread().ident
+    if ident is not None and signal.getsignal(number) is _note:
+        _abandons = True
+        signal.pthread_kill(ident, number)
+
+
+def note(number: int) -> None:
+    """Note a signal that another rank has received."""
+    global _caught, _caught_at
+    if _caught is None:
+        _caught, _caught_at = number, time.monotonic()
 
 
 @contextmanager
@@ -135,10 +187,17 @@ def _interrupt(number: int, frame: Any) -> None:
 
 
 def _note(number: int, frame: Any) -> None:
-    global _caught, _caught_at
+    global _caught, _caught_at, _abandons
+    if _abandons:
+        _abandons = False
+        if _is_in_step:
+            raise EndlessStepError(name_of(number))
+        return
     now = time.monotonic()
     if _caught is None:
         _caught, _caught_at = number, now
+        for begin in at_first:
+            begin(number)
     elif now - _caught_at > _ONE_SECONDS:
         if number == signal.SIGINT:
             raise KeyboardInterrupt

@@ -41,6 +41,7 @@ from dptrain.program.turns import MAKING, TURNS
 from dptrain.registry.reads import Reads
 from dptrain.runtime.failure import phase
 from dptrain.runtime.garbage import uncollected
+from dptrain.runtime.signals import abandoned_after
 from dptrain.train.pipeline import PipelineExecutable
 from dptrain.train.sharding import Sharding
 
@@ -508,7 +509,7 @@ class Programs:
         outputs: Mapping[str, Array] = {}
         order = self.backend.download(rows.order)
         arrays = [self.backend.download(array) for array in rows.arrays]
-        for shards, start in zip(steps, rows.starts, strict=True):
+        for number, (shards, start) in enumerate(zip(steps, rows.starts, strict=True)):
             (shard,) = shards
             chosen = order[start : start + shard.rows]
             batch_arrays = [array[chosen] for array in arrays]
@@ -520,12 +521,14 @@ class Programs:
                         Tensor(None, (), {}, shape, array.dtype, array)
                         for shape, array in zip(counted, batch_arrays, strict=True)
                     ]
-                    results = step.function(batch.filled(data))
+                    with abandoned_after(number):
+                        results = step.function(batch.filled(data))
                     outputs = {name: np.asarray(value) for name, value in results.items()}
                 else:
                     placed = self.placed(step, batch, shard.batch_rows)
                     named = dict(zip(batch.names, arrays, strict=True))
-                    outputs, updates = self._evaluated(placed, named, chosen, shard, comm)
+                    with abandoned_after(number):
+                        outputs, updates = self._evaluated(placed, named, chosen, shard, comm)
                     for variable, value in updates.items():
                         variable.assign(value)
         return placed, outputs

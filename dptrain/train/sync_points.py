@@ -14,9 +14,14 @@ from dptrain.comm import Communicator
 from dptrain.errors import ExitCode, PreemptedError
 from dptrain.program.tensor import Variable
 from dptrain.runtime import signals
-from dptrain.runtime.failure import phase
+from dptrain.runtime.failure import end_job, phase
+from dptrain.runtime.watch import watchdog
+from dptrain.train.step_deadline import StepDeadline
 
 Array = npt.NDArray[Any]
+
+# How a message goes on where a step was abandoned, and the most seconds until all ranks have.
+_ENDLESS, _TOGETHER = "; the step that followed did not end", 5.0
 
 
 class SyncPoints:
@@ -37,6 +42,7 @@ class SyncPoints:
         self._comm, self._hooks, self._check, self._local = comm, hooks, check, local
         self._keepers = [callback for callback in hooks.callbacks if isinstance(callback, Checkpointing)]
         self._signal_scope = ExitStack()
+        self._deadline = StepDeadline(comm)
         self._source: Checkpointing | None = None
         self._position = Position(0, 0, 0)
         self._step_count = 0
@@ -50,6 +56,7 @@ class SyncPoints:
     def __enter__(self) -> Self:
         if self._keepers:
             self._signal_scope.enter_context(signals.catching())
+            self._signal_scope.enter_context(self._deadline)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -122,13 +129,38 @@ class SyncPoints:
         if not self._keepers or self._queued < self._next:
             return
         number, _ = self._agree(ahead)
-        if number is None:
-            return
+        if number is not None:
+            self._save_before_validation(number)
+
+    def _save_before_validation(self, number: int, more: str = "") -> None:
         assert self._before is not None
         position, state = self._before
         for variable, value in state:
             variable.assign(value)
-        self._save(position, self._keepers, number)
+        self._save(position, self._keepers, number, more)
+
+    def abandon(self, epoch: int, step: int, error: signals.EndlessStepError) -> None:
+        """End the training after a signal, during a step that does not end. Collective.
+
+        Raises:
+            PreemptedError: a checkpoint of the steps before is saved.
+        """
+        self._save(self._within(epoch, step), self._keepers, self._abandoned(error), _ENDLESS)
+
+    def abandon_validation(self, error: signals.EndlessStepError) -> None:
+        """As `abandon`, during a step of a validation."""
+        self._save_before_validation(self._abandoned(error), _ENDLESS)
+
+    def _abandoned(self, error: signals.EndlessStepError) -> int:
+        """Return the signal once all ranks have abandoned the step; ends the job if they do not."""
+        self._deadline.obey()
+        number = signals.caught()
+        if number is None or not self._keepers:
+            raise error
+        if self._comm.size > 1 and not watchdog.abandon_step(_TOGETHER):
+            what = f"{signals.name_of(number)}{_ENDLESS}, and not all ranks could leave it: nothing was saved after it"
+            end_job(PreemptedError("training", _code_of(number), what, []))
+        return number
 
     def end_validation(self, *, ahead: int) -> None:
         """Take part in the sync points of ranks with more validation steps. Collective."""
@@ -154,7 +186,7 @@ class SyncPoints:
         ]
         self._save(position, saving, number)
 
-    def _save(self, position: Position, keepers: Sequence[Checkpointing], number: int | None) -> None:
+    def _save(self, position: Position, keepers: Sequence[Checkpointing], number: int | None, more: str = "") -> None:
         """Save some checkpoints, and end the training if a signal has come."""
         if keepers:
             self._check()
@@ -165,7 +197,7 @@ class SyncPoints:
             with phase.during("saving"):
                 where = [keeper._wait() for keeper in self._keepers]
             steps = f"{self._step_count} step{'s' * (self._step_count != 1)}"
-            raise _preempted(number, f"after {steps}, saved as {where[0]}")
+            raise _preempted(number, f"after {steps}, saved as {where[0]}{more}")
 
     def _agree(self, ahead: int) -> tuple[int | None, list[bool]]:
         """Return the signal of any rank, and which callbacks rank 0's clock lets save. Collective.
@@ -183,6 +215,8 @@ class SyncPoints:
         *flags, ahead = facts.tolist()
         self._next = self._queued + ahead
         number = next((signal for signal, count in zip(signals.SIGNALS, flags, strict=False) if count), None)
+        if number is not None:
+            self._deadline.obey()
         counts = iter(flags[len(signals.SIGNALS) :])
         saving = [bool(next(counts)) for _ in self._keepers]
         for keeper, count in zip(self._keepers, counts, strict=True):
@@ -193,5 +227,8 @@ class SyncPoints:
 
 def _preempted(number: int, where: str) -> PreemptedError:
     name = signals.name_of(number)
-    code = ExitCode.INTERRUPTED if name == "SIGINT" else ExitCode.PREEMPTED
-    return PreemptedError("training", code, f"{'interrupted' if name == 'SIGINT' else name} {where}", [])
+    return PreemptedError("training", _code_of(number), f"{'interrupted' if name == 'SIGINT' else name} {where}", [])
+
+
+def _code_of(number: int) -> ExitCode:
+    return ExitCode.INTERRUPTED if signals.name_of(number) == "SIGINT" else ExitCode.PREEMPTED

@@ -392,7 +392,8 @@ class _Writer:
         return (
             f'extern "C" void moves(Context &c) {{\n{"".join(moves)}}}\n\n'
             'extern "C" void run(Context &c, const int64_t *starts, int64_t steps) {\n'
-            f"{first}  for (int64_t n = 0; n < steps; ++n) {{\n{window}{''.join(calls)}    moves(c);\n  }}\n{last}}}\n"
+            f"{first}  for (int64_t n = 0; n < steps; ++n) {{\n{window}{''.join(calls)}    moves(c);\n"
+            f"    c.finished = n + 1;\n  }}\n{last}}}\n"
         )
 
     def slot(self, root: Tensor) -> int:

@@ -47,6 +47,7 @@ from dptrain.program.tensor import Array, Tensor
 from dptrain.program.turns import MAKING, TURNS
 from dptrain.runtime.garbage import uncollected
 from dptrain.runtime.python_lock import released
+from dptrain.runtime.signals import EndlessStepError, in_step
 
 # Types of factors, in the order of the products and of the convolutions in `Context`.
 _PRODUCTS = ("float32", "float64", "bfloat16", "float16")
@@ -86,6 +87,7 @@ class Context(ctypes.Structure):
         ("messages", ctypes.c_void_p),
         ("sum", ctypes.c_void_p),
         ("sums", ctypes.c_void_p),
+        ("finished", ctypes.c_int64),
     )
 
 
@@ -213,26 +215,36 @@ class CompiledExecutable:
             raise DataError(
                 f"a step begins at row {positions.max()} of {len(self._order)}, and needs {len(self._window)}"
             )
-        with flush_to_zero():
-            if self._is_one_call:
-                run, steps = self._library.run, ctypes.c_int64(positions.size)
-                with released():
-                    run(ctypes.byref(self._context), ctypes.c_void_p(positions.ctypes.data), steps)
-                for node_sums in self._sums:
-                    node_sums.check()
-            else:
-                for number, start in enumerate(positions, 1):
-                    self._window[...] = self._order[start : start + len(self._window)]
-                    for step in self._steps:
-                        step(number == positions.size)
-                        self._interruption.check()
-                    self._library.moves(ctypes.byref(self._context))
-        self._interruption.check()
+        self._context.finished = 0
+        try:
+            with flush_to_zero():
+                self._execute(positions)
+                self._interruption.check()
+        except EndlessStepError as error:
+            error.finished = self._context.finished
+            raise
         if self._outside[0]:
             self._outside[0] = 0
             raise self._absent_row(positions) or DataError(OUTSIDE)
         if positions.size:
             self.outputs = {name: view.copy() for name, view in self._results.items()}
+
+    def _execute(self, positions: Array) -> None:
+        if self._is_one_call:
+            run, steps = self._library.run, ctypes.c_int64(positions.size)
+            with released(), in_step():
+                run(ctypes.byref(self._context), ctypes.c_void_p(positions.ctypes.data), steps)
+            for node_sums in self._sums:
+                node_sums.check()
+            return
+        for number, start in enumerate(positions, 1):
+            self._window[...] = self._order[start : start + len(self._window)]
+            with in_step():
+                for step in self._steps:
+                    step(number == positions.size)
+                    self._interruption.check()
+            self._library.moves(ctypes.byref(self._context))
+            self._context.finished = number
 
     def _absent_row(self, positions: Array) -> DataError | None:
         program = self.fused.program
@@ -486,7 +498,9 @@ def _planned(fused: Fused, code: Code, rows: int) -> tuple[dict[Tensor, Tensor],
     kernels.append(Access(set(map(fused.memory_of, results)), stage=len(kernels)))
     reduced = fused.reduced
     pairs = [(fused.memory_of(new), fused.program.state[variable]) for variable, new in fused.updates.items()]
-    replaced = in_place([(new, old) for new, old in pairs if new not in reduced], kernels)
+    # A step that may be abandoned changes the state when all has been computed, by `moves`.
+    chosen = [] if fused.may_not_end else [(new, old) for new, old in pairs if new not in reduced]
+    replaced = in_place(chosen, kernels)
     return replaced, _laid_out(kernels, code, rows, [*reduced, *replaced])
 
 

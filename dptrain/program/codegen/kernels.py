@@ -221,6 +221,11 @@ class Fused:
         return [kernel for stage in self.stages for kernel in stage.kernels]
 
     @property
+    def may_not_end(self) -> bool:
+        """Whether there is a loop of unknown length."""
+        return any(isinstance(kernel, RepeatKernel) and kernel.length is None for kernel in self.all_kernels)
+
+    @property
     def all_kernels(self) -> list[Kernel]:
         """`kernels`, with those inside loops."""
         kernels: list[Kernel] = []

@@ -32,7 +32,22 @@ from dptrain.runtime.watch import thread_order
 FOLDER = "/dev/shm"
 _BYTES = 512
 # Numbers of a record, int64 each, and then text, padded with zero bytes.
-_PID, _STARTED, _STATE, _POSITION, _KIND, _COUNT, _DTYPE, _PARTS, _GROUP, _EPOCH, _STEP, _ROUNDS = range(12)
+(
+    _PID,
+    _STARTED,
+    _STATE,
+    _POSITION,
+    _KIND,
+    _COUNT,
+    _DTYPE,
+    _PARTS,
+    _GROUP,
+    _EPOCH,
+    _STEP,
+    _ROUNDS,
+    _SIGNAL,
+    _ABANDONED,
+) = range(14)
 _NAME = slice(128, 128 + NAME_BYTES)
 _PLACE = slice(192, 320)
 _SEGMENTS = slice(320, _BYTES)
@@ -148,6 +163,24 @@ class Record:
     @rounds.setter
     def rounds(self, rounds: int) -> None:
         self._numbers[_ROUNDS] = rounds
+
+    @property
+    def signal(self) -> int:
+        """Number of the signal for which this rank abandons its step; 0 for none."""
+        return self._numbers[_SIGNAL]
+
+    @signal.setter
+    def signal(self, number: int) -> None:
+        self._numbers[_SIGNAL] = number
+
+    @property
+    def abandoned(self) -> int:
+        """The position after the last collective of a step that this rank has abandoned, from 1; 0 for none."""
+        return self._numbers[_ABANDONED]
+
+    def abandon(self) -> None:
+        """Announce that this rank has abandoned its step."""
+        self._numbers[_ABANDONED] = self.position + 1
 
     def move_into(self, memory: memoryview) -> None:
         """Move to other memory; who holds this object follows."""

@@ -301,6 +301,7 @@ class Watchdog:
                 self.record.place = _place()
                 self._check_links()
             self._check_own_failure()
+            self._check_signals()
             self._look()
 
     def _check_own_failure(self) -> None:
@@ -322,6 +323,27 @@ class Watchdog:
             f"rank{'s' * several} {ranges(waiting)} wait{'s' * (not several)} there: {failed.text}"
         )
         abort(failed.code or ExitCode.STUCK)
+
+    def _check_signals(self) -> None:
+        """Let this rank abandon its step as another does, which may be the only one that a signal has reached."""
+        number = next(filter(None, (self.records[rank].signal for rank in self._here)), 0)
+        if number and not self.record.signal:
+            self.record.signal = number
+            for follow in at_signal:
+                follow(number)
+
+    def abandon_step(self, seconds: float) -> bool:
+        """Wait until all ranks have abandoned the step, and go on from one position; return whether they have."""
+        self.record.abandon()
+        if self.launch.local_size != self.launch.size or not self._table.identity:
+            return False
+        end = time.monotonic() + seconds
+        while not all(record.abandoned for record in self.records):
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.01)
+        self.record.move_to((max(record.abandoned for record in self.records) // 2 + 1) * 2)
+        return True
 
     def positions(self) -> dict[int, int]:
         """Return the other ranks' positions, as far as this rank knows: those of other nodes may be long past."""
@@ -595,6 +617,8 @@ def _place() -> str:
 
 
 _attended: list[Attended] = []
+# Called with a signal for which another rank abandons its step.
+at_signal: list[Callable[[int], None]] = []
 _watchdog: Watchdog | None = None
 _is_fork = False
 
@@ -659,6 +683,11 @@ def leave_alone(link: Attended) -> None:
     """Stop watching a link."""
     _attended.remove(link)
     failure.at_abort.remove(link.abort)
+
+
+def abandon_step(seconds: float) -> bool:
+    """See `Watchdog.abandon_step`; False where nobody watches."""
+    return _watchdog is not None and _watchdog.abandon_step(seconds)
 
 
 def record() -> Record:
