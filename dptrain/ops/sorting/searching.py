@@ -7,14 +7,17 @@ import numpy as np
 
 from dptrain.errors import ConfigError
 from dptrain.ops.arrays import any, ravel
-from dptrain.ops.elementwise import cast, equal, less, less_equal, logical_and, logical_not, logical_or, where
-from dptrain.ops.indexing import add_rows, normalized_indices
-from dptrain.ops.manipulation import expand_dims, reshape
+from dptrain.ops.elementwise import cast, equal, less, less_equal, logical_and, logical_not, logical_or, minimum, where
+from dptrain.ops.indexing import add_rows, normalized_indices, take
+from dptrain.ops.manipulation import expand_dims, reshape, zeros_like
 from dptrain.ops.math.rounding import isnan
 from dptrain.ops.operation_calls import operation
 from dptrain.ops.reduction import sum
 from dptrain.program.shapes import differ, without_rows
 from dptrain.program.tensor import Tensor, as_tensors
+
+# Elements of a sequence up to which comparing all takes less time than bisecting.
+_MOST_COMPARED = 256
 
 
 @operation
@@ -26,21 +29,34 @@ def isin(x1: Any, x2: Any, assume_unique: bool = False, invert: bool = False) ->
 
 @operation
 def searchsorted(sorted_sequence: Any, values: Any, side: str = "left") -> Tensor:
-    """Return the index before which each value keeps a rising vector sorted (int32), by comparing all pairs.
+    """Return the index before which each value keeps a rising vector sorted (int32).
 
-    `side` is "left" or "right" of equal elements. NaN is greater than all numbers, and equal to NaN.
+    `side` is "left" or "right" of equal elements. NaN is greater than all numbers, and equal to NaN. Short sequences
+    are compared with all values, longer ones bisected.
     """
     row, needles = as_tensors([sorted_sequence, values])
     if row.ndim != 1 or side not in ("left", "right"):
         raise ConfigError(
             f"searchsorted: a sequence of shape {row.shape}, side={side!r}; expected a vector, and 'left' or 'right'"
         )
-    needles = expand_dims(needles, -1)
-    before = (less if side == "left" else less_equal)(row, needles)
-    if needles.dtype.kind in "fV":
-        is_last = isnan(needles)
-        before = logical_or(before, is_last if side == "right" else logical_and(is_last, logical_not(isnan(row))))
-    return cast(sum(before, -1), "int32")
+    length = row.shape[0]
+    if not isinstance(length, int) or length <= _MOST_COMPARED:
+        return cast(sum(_is_before(row, expand_dims(needles, -1), side), -1), "int32")
+    index, step = zeros_like(needles, "int32"), 1 << (length.bit_length() - 1)
+    while step:
+        following = index + step
+        element = take(row, minimum(following, length) - 1)
+        goes_on = logical_and(less_equal(following, length), _is_before(element, needles, side))
+        index, step = where(goes_on, following, index), step // 2
+    return index
+
+
+def _is_before(elements: Tensor, needles: Tensor, side: str) -> Tensor:
+    before = (less if side == "left" else less_equal)(elements, needles)
+    if needles.dtype.kind not in "fV":
+        return before
+    is_last = isnan(needles)
+    return logical_or(before, is_last if side == "right" else logical_and(is_last, logical_not(isnan(elements))))
 
 
 @operation

@@ -76,3 +76,33 @@ def test_nan_is_after_all_numbers(row, dtype):
         expected = np.searchsorted(np.float64(row), NAN_LAST, side)
         np.testing.assert_array_equal(ops.searchsorted(row, values, side), expected)
     np.testing.assert_array_equal(ops.digitize(values, row), expected)
+
+
+@pytest.mark.parametrize("length", [256, 257, 511, 512, 1000])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "uint8"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_long_sequences_are_bisected(length, dtype, compiled):
+    rng = np.random.default_rng(0)
+    row = np.sort(rng.integers(0, 90, length).astype(dtype))
+    needles = np.concatenate([rng.integers(0, 99, 40).astype(dtype), row[:3], row[-3:]])
+    if row.dtype.kind == "f":
+        row[-3:], row[0] = (np.inf, np.nan, np.nan), -np.inf
+        needles[:3] = np.nan, np.inf, -np.inf
+    for side in ("left", "right"):
+        expected = np.searchsorted(row, needles, side)
+        if compiled:
+            program = trace(lambda x, side=side: {"y": ops.searchsorted(row, x, side)}, {"x": (needles.shape, dtype)})
+            result = evaluate(program, {"x": needles})[0]["y"]
+        else:
+            result = ops.searchsorted(row, needles, side).numpy()
+        assert result.dtype == np.int32
+        np.testing.assert_array_equal(result, expected)
+
+
+def test_a_million_bins_are_bisected_in_a_model():
+    bounds = np.arange(1_000_000) / 8
+    model = dp.Sequential([dp.layers.Input((3,)), dp.layers.Discretization(bounds.tolist())])
+    x = np.array([[-1, 0, 0.2], [7.9, 1e5, 1e9]], np.float32)
+    np.testing.assert_array_equal(model.predict(x, verbose=0), np.digitize(x, bounds))
+    program = trace(lambda x: {"y": ops.digitize(x, bounds)}, {"x": (x.shape, np.float32)})
+    assert max(int(np.prod(tensor.shape)) for tensor in program.tensors) == len(bounds)  # not for each element of x
