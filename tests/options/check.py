@@ -29,7 +29,7 @@ class Call:
 
     Attributes:
         options: what was drawn, for messages.
-        inputs: arrays by name, (rows, ...).
+        inputs: arrays by name, (rows, ...) or numbers.
         weights: variables that have gradients.
         layer: computes outputs of tensors by name.
         reference: computes outputs of arrays by name, and of arrays of the weights.
@@ -100,9 +100,8 @@ def tensors_of(call: Call, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     sources = [inputs[name] for name in call.sources] + [weight.value for weight in call.weights]
     grads = gradients(loss, sources)
     names = [*call.sources, *(f"weight {number}" for number, _ in enumerate(call.weights))]
-    assert all(grad is not None for grad in grads), [
-        name for name, grad in zip(names, grads, strict=True) if grad is None
-    ]
+    # Nothing depends on what has no gradient: zeros, which are results of the step all the same.
+    grads = [0 * source if grad is None else grad for source, grad in zip(sources, grads, strict=True)]
     values = {f"output {number}": y for number, y in enumerate(outputs)}
     return values | {f"gradient of {name}": grad for name, grad in zip(names, grads, strict=True)}
 
@@ -127,7 +126,9 @@ def program_of(calls: Sequence[Call], rows: int) -> tuple[Program, dict[str, Arr
             results |= {f"{n}: {name}": tensor for name, tensor in of_call.items()}
         return results
 
-    shapes = {name: ((Dim.rows(rows), *value.shape[1:]), value.dtype) for name, value in values.items()}
+    shapes = {
+        name: ((Dim.rows(rows), *value.shape[1:]) if value.ndim else (), value.dtype) for name, value in values.items()
+    }
     return trace(step, shapes), values
 
 
