@@ -32,6 +32,11 @@ OPTIONS: dict[str, Sequence[Any]] = {
     "sources": [1, 5, 33],
     "features": [2, 8],
 }
+GROUPS = [
+    ("value_mask", "key_mask", "attention_mask", "use_causal_mask", "return_attention_scores"),
+    ("layer", "query_mask", "use_causal_mask", "return_attention_scores"),
+    ("sliding_window", "use_causal_mask", "return_attention_scores"),
+]
 OPTIONS_WITHOUT_HEADS: dict[str, Sequence[Any]] = {
     "layer": ["Attention", "AdditiveAttention"],
     "use_scale": [False, True],

@@ -57,35 +57,36 @@ class Kind:
         values: of each option.
         allowed: changes options to some that layers take together.
         draw: returns a call with options, for a generator of numbers, rows and a type.
+        groups: names of options of which all combinations are drawn, not of two alone.
     """
 
     values: Mapping[str, Sequence[Any]]
     allowed: Callable[[Options], Options]
     draw: Callable[[Options, np.random.Generator, int, str], Call]
+    groups: Sequence[Sequence[str]] = ()
 
     def random(self, rng: np.random.Generator) -> Options:
         """Return options that are drawn one by one."""
         return self.allowed({name: values[rng.integers(len(values))] for name, values in self.values.items()})
 
+    def combinations(self, options: Options) -> set[tuple[Any, ...]]:
+        """Return each pair of values of two options, and the values of each group."""
+        groups = [*itertools.combinations(options, 2), *self.groups]
+        return {(*names, *(str(options[name]) for name in names)) for names in groups}
+
     def together(self, count: int) -> list[Options]:
-        """Return so many options, each of those drawn with the most pairs of values that none before has."""
+        """Return so many options, each of those drawn with the most combinations that none before has."""
         rng, seen, chosen = np.random.default_rng(0), set[tuple[Any, ...]](), list[Options]()
         for _ in range(count):
             candidates = [self.random(rng) for _ in range(30)]
-            chosen.append(max(candidates, key=lambda candidate: len(pairs_of(candidate) - seen)))
-            seen |= pairs_of(chosen[-1])
+            chosen.append(max(candidates, key=lambda candidate: len(self.combinations(candidate) - seen)))
+            seen |= self.combinations(chosen[-1])
         return chosen
 
     def calls(self, first: int, count: int, rows: int, dtype: str) -> list[Call]:
         """Return calls with the options `together`, from number `first` on."""
         options = self.together(first + count)[first:]
         return [self.draw(o, np.random.default_rng(first + n), rows, dtype) for n, o in enumerate(options)]
-
-
-def pairs_of(options: Options) -> set[tuple[Any, ...]]:
-    """Return each pair of values of two options."""
-    pairs = itertools.combinations(options.items(), 2)
-    return {(first, str(value), second, str(other)) for (first, value), (second, other) in pairs}
 
 
 def set_weights(layer: Any, rng: np.random.Generator) -> None:

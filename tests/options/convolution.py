@@ -24,6 +24,7 @@ OPTIONS: dict[str, Sequence[Any]] = {
     "depth_multiplier": [1, 2],
     "activation": [None, "tanh"],
 }
+GROUPS = [("layer", "dims", "padding", "data_format"), ("padding", "strides", "dilation_rate"), ("layer", "strides")]
 
 
 def draw(options: Options, rng: np.random.Generator, rows: int, dtype: str) -> Call:

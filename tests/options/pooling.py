@@ -21,6 +21,7 @@ OPTIONS: dict[str, Sequence[Any]] = {
     "keepdims": [True, False],
     "channels": [1, 3, 8],
 }
+GROUPS = [("kind", "form", "dims", "padding", "data_format"), ("pool_size", "strides", "padding")]
 
 
 def draw(options: Options, rng: np.random.Generator, rows: int, dtype: str) -> Call:

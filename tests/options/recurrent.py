@@ -28,6 +28,12 @@ OPTIONS: dict[str, Sequence[Any]] = {
     "use_bias": [True, False],
     "activation": ["tanh", "sigmoid"],
 }
+GROUPS = [
+    ("direction", "mask", "zero_output_for_mask", "return_sequences"),
+    ("direction", "unroll", "return_sequences", "return_state"),
+    ("stateful", "initial_state", "steps_of_second_call", "return_state"),
+    ("form", "direction", "mask"),
+]
 OPTIONS_OF_CONV_LSTM: dict[str, Sequence[Any]] = {
     "dims": [1, 2],
     "kernel_size": [1, 3, (3, 2)],

@@ -8,22 +8,22 @@ import pytest
 from dptrain.backend.cpu.compile import compiler
 from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.program.execute import HostMemory
-from tests.options.check import eagerly, pairs_of, program_of, wrong, wrong_of_program
+from tests.options.check import eagerly, program_of, wrong, wrong_of_program
 from tests.options.kinds import KINDS
 from tests.programs.check import not_optimized
 from tests.sample import examples, sample
 
-# Draws of each kind of layers: enough for all pairs of values; and those that are compiled as one program.
-DRAWS, TOGETHER = 72, 6
+# Draws of each kind of layers, enough for all combinations; those that are compiled, and in one program.
+DRAWS, COMPILED, TOGETHER = 96, 72, 6
 # Of values, and of derivatives, in float64.
 TOLERANCE = 1e-10
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_all_pairs_of_options_are_drawn(name):
-    rng = np.random.default_rng(1)
-    possible = set().union(*(pairs_of(KINDS[name].random(rng)) for _ in range(examples(4000))))
-    assert possible <= set().union(*map(pairs_of, KINDS[name].together(DRAWS)))
+def test_all_combinations_of_options_are_drawn(name):
+    kind, rng = KINDS[name], np.random.default_rng(1)
+    possible = set().union(*(kind.combinations(kind.random(rng)) for _ in range(examples(4000))))
+    assert possible <= set().union(*map(kind.combinations, kind.together(DRAWS)))
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -33,9 +33,7 @@ def test_each_call_by_itself(name):
 
 
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
-@pytest.mark.parametrize(
-    ("part", "name"), sample(itertools.product(range(DRAWS // TOGETHER), KINDS), DRAWS // TOGETHER * 3)
-)
+@pytest.mark.parametrize(("part", "name"), sample(itertools.product(range(COMPILED // TOGETHER), KINDS), 13))
 def test_compiled(part, name):
     rows = (3, 1, 33)[part % 3]
     calls = KINDS[name].calls(part * TOGETHER, TOGETHER, rows, "float64")
