@@ -4,6 +4,9 @@ Source: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011
 The key is (seed, purpose); the counter's upper words are the position, its lowest word is what a draw consumes.
 """
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -39,6 +42,7 @@ class Purpose(IntEnum):
     SWEEP = 4
     HOLD_OUT = 5
     RESAMPLING = 6
+    MODELS = 7
     NOISE = 100  # for steps that users write
 
 
@@ -63,28 +67,70 @@ def own_seed(seed: int | None) -> int | None:
     return seed
 
 
-_default_seed = 0
 # First position of weights made outside a model, after any model's.
 _OUTSIDE = 2**32
-_positions = count(_OUTSIDE)
+
+
+class _Streams:
+    """The default seed, and what has been drawn from it; `alike`: whether all models get this very seed."""
+
+    def __init__(self, seed: int, alike: bool = False) -> None:
+        self.seed, self.alike = seed, alike
+        self.positions, self.models = count(_OUTSIDE), 0
+
+
+_streams = _Streams(0)
+_lock = threading.Lock()
 
 
 def default_seed() -> int:
     """Return the seed of `set_default_seed`, by default 0."""
-    return _default_seed
+    return _streams.seed
 
 
 def set_default_seed(seed: int) -> None:
     """Set the seed of models and of other random values; see `dptrain.utils.set_random_seed`."""
-    global _default_seed, _positions
-    _default_seed, _positions = seed, count(_OUTSIDE)
+    global _streams
+    _streams = _Streams(seed, _streams.alike)
+
+
+@contextmanager
+def seed_of_all_models(seed: int) -> Iterator[None]:
+    """Give all models that are made here this seed; afterwards the streams go on as before."""
+    global _streams
+    before, _streams = _streams, _Streams(seed, alike=True)
+    try:
+        yield
+    finally:
+        _streams = before
+
+
+@contextmanager
+def keeping_model_seeds() -> Iterator[None]:
+    """Let models that are made here, and get their weights elsewhere, not change the seeds of later ones."""
+    streams = _streams
+    models = streams.models
+    try:
+        yield
+    finally:
+        streams.models = models
 
 
 def seeds_set() -> object:
     """Return an object that changes with each call of `set_default_seed`."""
-    return _positions
+    return _streams
 
 
 def next_position() -> int:
     """Return a new position for random values outside models; `set_default_seed` restarts the count."""
-    return next(_positions)
+    return next(_streams.positions)
+
+
+def next_model_seed() -> int:
+    """Return the seed of a new model without its own: the default seed first, then others that follow from it."""
+    streams = _streams
+    with _lock:
+        index, streams.models = streams.models, streams.models + 1
+    if streams.alike or not index:
+        return streams.seed
+    return int(stream(streams.seed, Purpose.MODELS, index).integers(2**63))

@@ -119,7 +119,8 @@ else:  # type checkers would accept any name
 def set_random_seed(seed: int) -> None:
     """Set the seed of models made from now on (initial weights, shuffling, dropout), of NumPy's and Python's `random`.
 
-    Call it with the same seed on every rank, before the script draws numbers.
+    The first model without a seed of its own takes this one, each later one another that follows from it. Call it with
+    the same seed on every rank, before the script draws numbers.
 
     Args:
         seed: 0 to 2**63 - 1 (else ConfigError). NumPy's legacy generator takes its last 32 bits.
@@ -144,11 +145,7 @@ def enable_op_determinism(shards_per_batch: int = REPRODUCIBLE_SHARDS) -> None:
 
 
 def clear_session(free_memory: bool = True) -> None:
-    """Restart the random streams outside of models, like `set_random_seed`; the seed stays.
-
-    With `free_memory` unreferenced models free their memory at once.
-    """
-    set_default_seed(default_seed())
+    """Free the memory of unreferenced models at once, with `free_memory`; random streams go on, as in Keras."""
     if free_memory:
         gc.collect()
 

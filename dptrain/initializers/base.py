@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain import random
-from dptrain.random import Purpose, default_seed, own_seed, stream
+from dptrain.random import Purpose, default_seed, next_position, own_seed, stream
 from dptrain.registry.serialization import Configurable
 
 Values = npt.NDArray[np.float64]
@@ -16,11 +16,13 @@ Values = npt.NDArray[np.float64]
 class Initializer(Configurable):
     """Draws a weight's initial values. A subclass has `__call__(shape, dtype=None)`, as in Keras."""
 
+    _position: int | None = None  # of calls outside models
+
     def __call__(
         self,
         shape: Sequence[int],
         seed: int | None = None,
-        position: int = 0,
+        position: int | None = None,
         *,
         dtype: npt.DTypeLike | None = None,
     ) -> npt.NDArray[Any]:
@@ -29,10 +31,13 @@ class Initializer(Configurable):
         Args:
             shape: the weight's dimensions.
             seed: the model's; by default that of `dptrain.utils.set_random_seed`.
-            position: the weight's in the model, so that equal shapes get different values.
+            position: the weight's in the model, so that equal shapes get different values; by default 0 with a seed,
+                and else one that belongs to this initializer alone.
             dtype: of the values; float64 by default.
         """
-        values = self._draw(tuple(shape), default_seed() if seed is None else seed, position)
+        if seed is None and position is None:
+            position = self._position = next_position() if self._position is None else self._position
+        values = self._draw(tuple(shape), default_seed() if seed is None else seed, position or 0)
         return values if dtype is None else values.astype(dtype)
 
     def _draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:

@@ -36,7 +36,7 @@ from dptrain.program.dims import read
 from dptrain.program.stateless import lending, values_of
 from dptrain.program.tensor import Variable, unchanged
 from dptrain.program.turns import MAKING, TURNS
-from dptrain.random import default_seed
+from dptrain.random import next_model_seed
 from dptrain.runtime.defaults import DEFAULT_BUCKET_MB
 from dptrain.train.guard import StepGuard
 from dptrain.train.programs import Step
@@ -71,7 +71,7 @@ class BaseModel(OnDevice):
     ) -> None:
         super().__init__(name=name or self._default_name, trainable=trainable, **options)
         self._has_default_name = name is None
-        self._model_seed = default_seed() if seed is None else check_seed(seed)
+        self._model_seed = next_model_seed() if seed is None else check_seed(seed)
         self.history: History | None = None
         self.stop_training = self.stop_evaluating = self.stop_predicting = False
         self._graph: Graph | None = None

@@ -25,7 +25,7 @@ def clone_model(
     call_function: Callable[..., Any] | None = None,
     recursive: bool = False,
 ) -> Any:
-    """Return a copy of a model with new layers and weights, compiled like the original, and its `preprocessing`.
+    """Return a copy of a model with new layers and newly drawn weights, compiled as it is, and its `preprocessing`.
 
     Args:
         model: a Sequential, a functional model, or a model whose class has `get_config`.
@@ -99,7 +99,7 @@ def _of_sequential(model: Sequential, input_tensors: Any, cloning: _Cloning) -> 
         layers.insert(0, _input_like(tensors[0], None if start is None else start.name))
     elif start is not None:
         layers.insert(0, _input_like(start.output, start.name))
-    return Sequential(layers, trainable=model.trainable, name=model.name, seed=model._model_seed)
+    return Sequential(layers, trainable=model.trainable, name=model.name)
 
 
 def _of_graph(model: Model, graph: Graph, input_tensors: Any, cloning: _Cloning) -> Model:
@@ -120,9 +120,6 @@ def _of_graph(model: Model, graph: Graph, input_tensors: Any, cloning: _Cloning)
     outputs = graph.run(inputs, tree.leaves(inputs)[0].dtype.name, call)
     kind: Any = type(model) if takes_graph(type(model)) else Model
     copy: Model = kind(inputs, outputs, name=model.name, trainable=model.trainable)
-    if copy._model_seed != model._model_seed:
-        copy._model_seed = model._model_seed
-        copy._adopt(copy._model_seed)
     copy._set_dtype(model.dtype_policy)
     return copy
 

@@ -14,6 +14,7 @@ from dptrain.errors import ConfigError, DataError, printable
 from dptrain.layers.weight import Weight, without_values
 from dptrain.models.feature_space import FeatureSpace
 from dptrain.models.model import Model
+from dptrain.random import keeping_model_seeds
 from dptrain.registry.serialization import custom_object_scope
 from dptrain.runtime.failure import phase
 from dptrain.saving import (
@@ -121,8 +122,9 @@ def _model_of(
         with (
             reading(where, fault),
             custom_object_scope(custom_objects),
-            without_values(nbytes // 2),
-        ):  # 2 bytes: the smallest dtype
+            without_values(nbytes // 2),  # 2 bytes: the smallest dtype
+            keeping_model_seeds(),
+        ):
             model = _constructed(config, seed, config.get("compile_config") if compile else None, options)
         if raw is not None:
             from dptrain.data.preprocessing import Preprocessing  # imports pydantic, which is slow
@@ -236,7 +238,8 @@ def from_keras(model: Any, *, compile: bool = True, seed: int | None = None, **o
         name = "Functional" if "input_layers" in config else "Sequential"
         description = {"class_name": name, "config": config}
         compiled = model.get_compile_config() if compile and hasattr(model, "get_compile_config") else None
-        result = _constructed(description, seed, compiled, options)
+        with keeping_model_seeds():
+            result = _constructed(description, seed, compiled, options)
         return result, _keras_weights(model, result) if result.built else Loaded()
 
     result, on_rank_0 = _agreed(comm, take)

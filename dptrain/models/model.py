@@ -23,7 +23,7 @@ class Model(Fitting):
         name: by default the class's in snake case.
         trainable: False freezes all weights, whatever the layers say.
         seed: of initial weights, shuffling and random layers, the same on all ranks; by default that of
-            `dptrain.utils.set_random_seed`, or 0.
+            `dptrain.utils.set_random_seed`, or 0, for the first model, and another for each later one.
         options: of `Layer`.
 
     Attributes:

@@ -13,7 +13,7 @@ from dptrain.batches.fingerprint import fingerprint
 from dptrain.batches.inputs import as_array, is_array
 from dptrain.errors import ConfigError
 from dptrain.models import Model
-from dptrain.random import default_seed, set_default_seed
+from dptrain.random import seed_of_all_models
 from dptrain.utils import PyDataset, set_random_seed
 
 # Held while a model is built with its own seed, since seeds belong to the process.
@@ -32,12 +32,12 @@ class Builder:
     def build(self, seed: int, **fields: Any) -> Model:
         """Call the user's function, seeded as by `set_random_seed`; it gets `seed` if it has that parameter."""
         with _SEEDING:
-            before, pythons, numpys = default_seed(), random.getstate(), np.random.get_state()
-            set_random_seed(seed)
+            pythons, numpys = random.getstate(), np.random.get_state()
             try:
-                model = self._build_model(**fields, **({"seed": seed} if "seed" in self.takes else {}))
+                with seed_of_all_models(seed):
+                    set_random_seed(seed)
+                    model = self._build_model(**fields, **({"seed": seed} if "seed" in self.takes else {}))
             finally:
-                set_default_seed(before)
                 random.setstate(pythons)
                 np.random.set_state(numpys)
         if not isinstance(model, Model) or (self._compiled and not model.compiled):

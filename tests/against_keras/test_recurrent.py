@@ -111,3 +111,47 @@ def test_masks_of_layers_that_merge(keras):
             assert (results[0][1] is None) == (results[1][1] is None), name
             if results[1][1] is not None:
                 np.testing.assert_array_equal(results[0][1], results[1][1], err_msg=name)
+
+
+def nested_shapes(outputs):
+    """Return the shapes of tensors, nested like these; a shape as it is."""
+    if hasattr(outputs, "shape"):
+        return tuple(outputs.shape)
+    if any(part is None or isinstance(part, int) for part in outputs):
+        return tuple(outputs)
+    return [nested_shapes(part) for part in outputs]
+
+
+def shapes_of_states(library, cells, bidirectional):
+    """Return shapes of outputs and states: symbolic, of a decoder that starts from them, eager, and of models."""
+    L = library.layers  # noqa: N806
+
+    def layer():
+        made = [getattr(L, name)(units) for name, units in cells]
+        rnn = L.RNN(made[0] if len(made) == 1 else made, return_state=True)
+        return L.Bidirectional(rnn) if bidirectional else rnn
+
+    x, inputs = np.zeros((2, 5, 3)), library.Input((5, 3))
+    encoder, decoder = layer(), layer()
+    outputs = encoder(inputs)
+    decoded = decoder(inputs, initial_state=list(outputs[1:]))
+    results = [outputs, decoded, encoder.compute_output_shape((None, 5, 3)), encoder(x)]
+    models = [library.Model(inputs, outputs), library.Model(inputs, decoded)]
+    shapes = [nested_shapes(result) for result in results]
+    return [*shapes, *(nested_shapes(model(x)) for model in models)]
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize(
+    "cells",
+    [
+        [("GRUCell", 3)],
+        [("LSTMCell", 3)],
+        [("GRUCell", 3), ("GRUCell", 4)],
+        [("LSTMCell", 3), ("SimpleRNNCell", 4)],
+        [("SimpleRNNCell", 2), ("LSTMCell", 2), ("GRUCell", 3)],
+    ],
+    ids=lambda cells: "-".join(name for name, _ in cells),
+)
+def test_states_are_nested_as_by_keras(keras, cells, bidirectional):
+    assert shapes_of_states(dp, cells, bidirectional) == shapes_of_states(keras, cells, bidirectional)

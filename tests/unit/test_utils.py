@@ -118,15 +118,62 @@ def test_a_split_of_arrays():
             dp.utils.split_dataset(x, **options)
 
 
-def test_a_new_session_begins_as_the_first():
+MADE = {
+    "model": lambda: dp.Sequential([dp.Input((2,)), dp.layers.Dense(2)]).get_weights()[0],
+    "functional": lambda: dp.Model(x := dp.Input((2,)), dp.layers.Dense(2)(x)).get_weights()[0],
+    "clone": lambda: dp.models.clone_model(SOURCE).get_weights()[0],
+    "from JSON": lambda: dp.models.model_from_json(SOURCE.to_json()).get_weights()[0],
+    "from a configuration": lambda: dp.Sequential.from_config(SOURCE.get_config()).get_weights()[0],
+    "layer": lambda: dp.layers.Dense(2)(np.eye(2)).numpy(),
+    "initializer": lambda: dp.initializers.GlorotUniform()((2, 2)),
+    "initializer by name": lambda: dp.initializers.get("he_normal")((2, 2)),
+    "random numbers": lambda: dp.random.normal((2, 2)).numpy(),
+}
+SOURCE = dp.Sequential([dp.Input((2,)), dp.layers.Dense(2)], seed=5)
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_what_is_made_in_turn_differs_and_comes_again_with_the_seed(kind):
     dp.utils.set_random_seed(3)
-    first = dp.layers.Dense(2)(np.ones((1, 2))).numpy()
-    other = dp.layers.Dense(2)(np.ones((1, 2))).numpy()
-    dp.utils.clear_session()
-    second = dp.layers.Dense(2)(np.ones((1, 2))).numpy()
+    values = []
+    for _ in range(3):
+        values.append(np.array(MADE[kind]()))
+        dp.utils.clear_session()  # restarts nothing
+    dp.utils.set_random_seed(3)
+    again = [np.array(MADE[kind]()) for _ in range(3)]
     dp.utils.set_random_seed(0)
-    assert (first == second).all()
-    assert not (first == other).all()
+    np.testing.assert_array_equal(values, again)
+    assert len(np.unique(np.reshape(values, (3, -1)), axis=0)) == 3
+
+
+def test_an_initializer_draws_the_same_each_time():
+    initializer = dp.initializers.RandomNormal()
+    np.testing.assert_array_equal(initializer((3,)), initializer((3,)))
+
+
+def test_loading_a_model_changes_no_seed(tmp_path):
+    SOURCE.save(tmp_path / "model.keras")
+    kernels = []
+    for loads in (False, True):
+        dp.utils.set_random_seed(3)
+        first = MADE["model"]()
+        if loads:
+            dp.models.load_model(tmp_path / "model.keras")
+        kernels.append([first, MADE["model"]()])
+    dp.utils.set_random_seed(0)
+    np.testing.assert_array_equal(*kernels)
+
+
+def test_the_members_of_an_ensemble_made_by_hand_differ():
+    dp.utils.set_random_seed(0)
+    x, y = np.random.default_rng(0).normal(size=(40, 3)), np.ones((40, 1))
+    predictions = []
+    for _ in range(3):
+        model = dp.Sequential([dp.layers.Dense(4, "tanh"), dp.layers.Dropout(0.5), dp.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        model.fit(x, y, batch_size=10, epochs=2, verbose=0)
+        predictions.append(model.predict(x, verbose=0))
+    assert np.std(predictions, 0).mean() > 0.01
 
 
 def test_kinds_of_things():

@@ -7,6 +7,7 @@ from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer
 from dptrain.layers.constructor import is_dptrain_class
+from dptrain.layers.recurrent.stacked import with_bare_states
 from dptrain.program.tensor import Tensor
 from dptrain.registry.serialization import custom_object_scope
 
@@ -143,6 +144,9 @@ class Bidirectional(Layer):
         y_back = ops.flip(y_back, axis=1) if self.return_sequences else y_back
         merged = (y, y_back) if self.merge_mode is None else (_MERGE_OPS[self.merge_mode](y, y_back),)
         return (*merged, *states) if self.return_state or self.merge_mode is None else merged[0]
+
+    def _call_without_values(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        return with_bare_states(super()._call_without_values(arguments, keywords))
 
     def _get_own_config(self) -> dict[str, Any]:
         import dptrain  # its table of layers has this class

@@ -11,7 +11,7 @@ from dptrain.layers.constructor import named_parameters
 from dptrain.layers.input_spec import InputSpec
 from dptrain.layers.recurrent.cell import RecurrentCell
 from dptrain.layers.recurrent.loop import Step, run, swapped
-from dptrain.layers.recurrent.stacked import StackedRNNCells
+from dptrain.layers.recurrent.stacked import StackedRNNCells, with_bare_states
 from dptrain.layers.weight import BatchState, Weight
 from dptrain.mixed_precision import DTypePolicy
 from dptrain.ops.indexing import gather_rows_along, row_numbers, take_rows
@@ -167,6 +167,9 @@ class RNN(Layer):
             self._assign_states(last, sequences.shape[0])
         returned = ops.cast(output if outputs is None else outputs, self.compute_dtype)
         return (returned, *last) if self.return_state else returned
+
+    def _call_without_values(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        return with_bare_states(super()._call_without_values(arguments, keywords))
 
     def _initial(self, sequences: Tensor, initial_state: Any) -> list[Any]:
         rows = sequences.shape[0]

@@ -87,3 +87,10 @@ def _output_size(cell: Any) -> Any:
     if size is not None:
         return size
     return cell.state_size[0] if isinstance(cell.state_size, list | tuple) else cell.state_size
+
+
+def with_bare_states(outputs: Any) -> Any:
+    """Return symbolic outputs of a layer with each state that is alone in its list without the list, as in Keras."""
+    if not isinstance(outputs, tuple):
+        return outputs
+    return tuple(part[0] if isinstance(part, list) and len(part) == 1 else part for part in outputs)
