@@ -200,7 +200,7 @@ class PooledFeed(Feed):
         for source, host, device in zip(self._sources, self._host, self._device, strict=True):
             host[: len(chosen)] = source[chosen]
             # Zeros might be no id that a layer takes.
-            host[len(chosen) :] = source[chosen[0]] if len(chosen) else 0
+            host[len(chosen) :] = source[chosen[:1]] if len(chosen) else 0
             self._backend.write(device, host)
         return BatchRows(self._device, self._identity, [0])
 

@@ -8,7 +8,7 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -30,12 +30,13 @@ from dptrain.runtime.storage.files import output_error
 from dptrain.runtime.storage.locks import LOCK, locked
 from dptrain.runtime.text import short
 from dptrain.saving import safetensors_file
-from dptrain.saving.checkpoints import Checkpoint, CheckpointDirectory, Content, located, memory, newest
+from dptrain.saving.checkpoints import Checkpoint, CheckpointDirectory, Content, located, memory, newest, newest_name, read
 from dptrain.saving.manifest import Entries, PartOf, StoredArray
 from dptrain.saving.parts import Part, read_part
 from dptrain.saving.reading import joined, portable_dtype, reading
 from dptrain.saving.state import Arrays, array_reference, extract_arrays, insert_arrays, variables
 from dptrain.saving.weights import architecture_of
+from dptrain.utils import check_seed
 from dptrain.version import __version__
 
 _MODEL, _REST, _STATE = "model.safetensors", "training.safetensors", "state.json"
@@ -497,6 +498,21 @@ def _is_of_callbacks(name: str, model_paths: Collection[str]) -> bool:
 def _mesh(comm: Communicator) -> dict[str, int]:
     """Return the length of each axis of the ranks' mesh."""
     return comm.lengths if isinstance(comm, MeshCommunicator) else {BATCH: comm.size}
+
+
+def stored_seed(callbacks: Iterable[Callback]) -> int | None:
+    """Return the seed of the newest checkpoint that a callback resumes from, on rank 0; None where there is none.
+
+    What cannot be read is reported when the training resumes.
+    """
+    keepers = (callback for callback in callbacks if isinstance(callback, Checkpointing))
+    for keeper in keepers:
+        if not keeper.resumes or keeper.source is not None or ranks_of(keeper).rank:
+            continue
+        with suppress(DataError, LookupError, TypeError, ValueError):
+            if (name := newest_name(keeper.path)) is not None:
+                return check_seed(json.loads(read(keeper.path / name, follow=False).files[_STATE])["identity"]["seed"])
+    return None
 
 
 def _checked(state: Any) -> dict[str, Any]:

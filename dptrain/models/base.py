@@ -71,6 +71,7 @@ class BaseModel(OnDevice):
     ) -> None:
         super().__init__(name=name or self._default_name, trainable=trainable, **options)
         self._has_default_name = name is None
+        self._has_default_seed = seed is None
         self._model_seed = next_model_seed() if seed is None else check_seed(seed)
         self.history: History | None = None
         self.stop_training = self.stop_evaluating = self.stop_predicting = False
@@ -94,6 +95,13 @@ class BaseModel(OnDevice):
             self._adopt(self._model_seed)
             if self._own_policy:
                 self._set_dtype(self.dtype_policy)
+
+    def _take_seed(self, seed: int | None) -> None:
+        """Take the seed of the training that is resumed, if there is one and the model was not given its own."""
+        if seed is not None and self._has_default_seed and seed != self._model_seed:
+            self._model_seed = seed
+            self._adopt(seed)
+            self._changes += 1  # invalidates traced programs
 
     # Not in Keras; attributes of a subclass may hide these
 

@@ -30,6 +30,7 @@ from dptrain.batches.sampling import Sampler
 from dptrain.batches.stream import StreamBatches
 from dptrain.callbacks import Callback, CallbackList, History, ProgbarLogger, TerminateOnNaN
 from dptrain.callbacks.base import flatten
+from dptrain.callbacks.checkpointing import stored_seed
 from dptrain.comm import Communicator
 from dptrain.data.loading import Split
 from dptrain.errors import ConfigError, PreemptedError
@@ -203,6 +204,7 @@ class Fitting(Feeding):
 
     def _fit_prepared(self, arguments: FitArguments) -> StepIterator[None]:
         comm = self._start("fit", arguments.x)
+        self._take_seed(comm.broadcast_fact(stored_seed(flatten(arguments.callbacks))))
         shards = self._agreed(comm, "fit", self._fixed_shards)
         arguments, data = self._agreed(comm, "fit", partial(self._fit_data, comm, arguments, shards))
         if shards is not None:

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 
+import numpy as np
 import pytest
 import safetensors.numpy
 
@@ -490,3 +491,39 @@ def test_what_a_checkpoint_holds(tmp_path):
 
 def test_steps_run_together_all_the_same():
     assert not CallbackList(BackupAndRestore("a", 5))._has_batch_hooks("train")
+
+
+def test_a_model_that_is_made_anew_goes_on_with_the_seed_of_the_backup(tmp_path):
+    """As in a notebook: the second model of a process has another seed than the first."""
+    x, y = np.random.default_rng(0).normal(size=(40, 3)), np.ones((40, 1))
+
+    def made():
+        model = dp.Sequential([dp.layers.Dense(4, "tanh"), dp.layers.Dropout(0.5), dp.layers.Dense(1)])
+        model.compile("adam", "mse")
+        return model
+
+    class Stops(dp.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 1:
+                raise ZeroDivisionError
+
+    def fit(model, *callbacks):
+        model.fit(x, y, batch_size=8, epochs=4, verbose=0, callbacks=list(callbacks))
+        return model.get_weights()
+
+    dp.utils.set_random_seed(0)
+    expected = fit(made())
+    dp.utils.set_random_seed(0)
+    backup = dp.callbacks.BackupAndRestore(tmp_path / "backup")
+    with pytest.raises(ZeroDivisionError):
+        fit(made(), backup, Stops())
+    second = made()
+    assert second.seed != 0
+    for weight, other in zip(fit(second, backup), expected, strict=True):
+        np.testing.assert_array_equal(weight, other)
+    with pytest.raises(ZeroDivisionError):
+        fit(made(), backup, Stops())
+    chosen = dp.Sequential(made().layers, seed=7)
+    chosen.compile("adam", "mse")
+    with pytest.raises(ConfigError, match="another training: seed"):
+        fit(chosen, backup)

@@ -347,19 +347,19 @@ def test_a_subclass_is_built_when_its_weights_are_there():
     assert building.predict(np.zeros((5, 4)), verbose=0).shape == (5, 3)
 
 
-def tower():
-    return dp.Sequential([dp.layers.Dense(4, input_shape=(4,)), dp.layers.Dense(4)])
+def tower(seed=0):
+    return dp.Sequential([dp.layers.Dense(4, input_shape=(4,)), dp.layers.Dense(4)], seed=seed)
 
 
 def nested(kind):
-    """Return a model of two towers that were built alone, and a layer of its own."""
-    first, second, head = tower(), tower(), dp.layers.Dense(4)
+    """Return a model of two towers that were built alone from one seed, and a layer of its own."""
+    first, second, head = tower(seed=dp.utils.default_seed()), tower(seed=dp.utils.default_seed()), dp.layers.Dense(4)
     for block in (first, second):
         block.build()
     if kind == "functional":
         x = dp.Input((4,))
-        return dp.Model(x, dp.layers.add([first(x), head(second(x))]))
-    model = dp.Sequential([head, first, second])
+        return dp.Model(x, dp.layers.add([first(x), head(second(x))]), seed=dp.utils.default_seed())
+    model = dp.Sequential([head, first, second], seed=dp.utils.default_seed())
     model.build((None, 4))
     return model
 

@@ -99,6 +99,7 @@ class GAN(keras.Model):
 
 
 def build(**options) -> GAN:
+    keras.utils.set_random_seed(0)  # of the order of the images
     gan = GAN(discriminator(), generator(), LATENT)
     gan.compile(
         d_optimizer=keras.optimizers.Adam(learning_rate=0.0003),
