@@ -9,17 +9,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from dptrain import ops
 from dptrain.batches.picture_dataset import image_dataset_from_directory
 from dptrain.batches.py_dataset import PyDataset
 from dptrain.batches.sampling import fix_shards
 from dptrain.batches.series import timeseries_dataset_from_array
 from dptrain.batches.text_dataset import audio_dataset_from_directory, text_dataset_from_directory
+from dptrain.config import epsilon
 from dptrain.data.cached_files import get_file
 from dptrain.data.readers.images import array_to_img, img_to_array, load_img, save_img
 from dptrain.errors import ConfigError
 from dptrain.layers.node import KerasTensor, get_source_inputs
 from dptrain.layers.preprocessing import bounding_boxes
 from dptrain.program import tree
+from dptrain.program.tensor import Tensor, Variable
 from dptrain.program.types import standardize_dtype
 from dptrain.random import Purpose, default_seed, set_default_seed, stream
 from dptrain.registry.names import not_there
@@ -155,8 +158,15 @@ def is_keras_tensor(x: Any) -> bool:
     return isinstance(x, KerasTensor)
 
 
-def normalize(x: npt.ArrayLike, axis: int = -1, order: Any = 2) -> npt.NDArray[Any]:
-    """Return an array with vectors of length 1 (or still 0) along an axis; `order` is that of `numpy.linalg.norm`."""
+def normalize(x: Any, axis: int = -1, order: Any = 2) -> Any:
+    """Return an array with vectors of length 1 (or still 0) along an axis; `order` is that of `numpy.linalg.norm`.
+
+    For a tensor, also inside a step, a tensor; `order` is then an integer of at least 1, else ConfigError.
+    """
+    if isinstance(x, Tensor | Variable):
+        if not isinstance(order, int) or order < 1:
+            raise ConfigError(f"Argument `order` must be an int >= 1. Received: order={order}")
+        return ops.divide(x, ops.maximum(ops.norm(x, order, axis, keepdims=True), epsilon()))
     array = np.asarray(x)
     lengths = np.linalg.norm(array, order, axis, keepdims=True)
     return np.asarray(array / np.where(lengths == 0, 1, lengths))
@@ -287,12 +297,17 @@ def unpack_x_y_sample_weight(data: Any) -> tuple[Any, Any, Any]:
     return unpack(data)
 
 
-def to_categorical(x: npt.ArrayLike, num_classes: int | None = None) -> npt.NDArray[np.float64]:
+def to_categorical(x: Any, num_classes: int | None = None) -> Any:
     """Return labels of any shape as one-hot vectors (*shape, num_classes), like `keras.utils.to_categorical`.
 
     A last dimension of 1 is dropped, negative labels count from the end. `num_classes` is by default the highest label
     plus one; ConfigError if a label has no class, or there are no labels.
+
+    For a tensor, also inside a step, a tensor of the floatx, in which labels without a class are zeros; if its values
+    are not known, ConfigError without `num_classes`.
     """
+    if isinstance(x, Tensor | Variable):
+        return _one_hot_labels(x, num_classes)
     labels = np.asarray(x).astype(np.int64)
     if labels.ndim > 1 and labels.shape[-1] == 1:
         labels = labels[..., 0]
@@ -302,6 +317,15 @@ def to_categorical(x: npt.ArrayLike, num_classes: int | None = None) -> npt.NDAr
     if labels.size and not -classes <= labels.min() <= labels.max() < classes:
         raise ConfigError(f"to_categorical: labels {labels.min()} to {labels.max()} for {classes} classes")
     return np.eye(classes)[labels]
+
+
+def _one_hot_labels(x: Any, num_classes: int | None) -> Tensor:
+    labels = x if isinstance(x, Tensor) else x.value
+    if labels.ndim > 1 and labels.shape[-1] == 1:
+        labels = labels[..., 0]
+    if num_classes is None and labels.value is None:
+        raise ConfigError("to_categorical: pass num_classes: inside a step, the highest label is not known")
+    return ops.one_hot(labels, int(labels.numpy().max()) + 1 if num_classes is None else num_classes)
 
 
 def rank() -> int:

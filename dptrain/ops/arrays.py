@@ -43,7 +43,7 @@ from dptrain.ops.reduction import argmax, max, mean, min, order_reversed, sum, s
 from dptrain.program.dims import Dim
 from dptrain.program.operand import METHODS
 from dptrain.program.shapes import Shape, differ, normalized_axes
-from dptrain.program.tensor import Array, Tensor, Variable, as_tensors, constant
+from dptrain.program.tensor import Array, Tensor, Variable, as_tensors, constant, lengths_of
 from dptrain.runtime.floatx import floatx
 
 abs = absolute
@@ -126,7 +126,7 @@ def identity(n: int, dtype: npt.DTypeLike | None = None) -> Tensor:
 @operation
 def full(shape: Sequence[int] | int, fill_value: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return a tensor filled with one value; float32 for a Python number unless `dtype` is passed."""
-    lengths = (shape,) if isinstance(shape, int) else tuple(shape)
+    lengths = lengths_of(shape)
     if isinstance(fill_value, int | float):
         return manipulation.full(shape=lengths, value=fill_value, dtype=np.dtype(dtype or floatx()).name)
     return broadcast_to(convert_to_tensor(fill_value, dtype), lengths)
@@ -411,6 +411,9 @@ def repeat(x: Any, repeats: int | Sequence[int], axis: int | None = None) -> Ten
     """Repeat each part along an axis (x as a vector by default) a known number of times: one for all, or one each."""
     tensor, place = (ravel(x), 0) if axis is None else (_tensor(x), normalized_axes(axis, _tensor(x).ndim)[0])
     lengths = tensor.shape
+    if isinstance(repeats, Tensor):
+        known = lengths_of(repeats)
+        repeats = known[0] if len(known) == 1 else known
     times = np.asarray(1 if isinstance(repeats, Dim) else repeats)
     if times.size == 1:
         number = repeats if isinstance(repeats, int | Dim) else int(times.reshape(()))
@@ -428,7 +431,7 @@ def repeat(x: Any, repeats: int | Sequence[int], axis: int | None = None) -> Ten
 def tile(x: Any, repeats: int | Sequence[int]) -> Tensor:
     """Repeat x as a whole along each axis."""
     tensor = _tensor(x)
-    times = (repeats,) if isinstance(repeats, int) else tuple(repeats)
+    times = lengths_of(repeats)
     times = (1,) * (tensor.ndim - len(times)) + times
     tensor = reshape(tensor, (*(1,) * (len(times) - tensor.ndim), *tensor.shape))
     for axis, number in enumerate(times):

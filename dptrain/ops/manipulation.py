@@ -20,7 +20,7 @@ from dptrain.program.operand import METHODS
 from dptrain.program.schema import TypeName
 from dptrain.program.shapes import Shape, broadcast, differ, is_one, is_open, normalized_axes, row_axis, size
 from dptrain.program.sharding.sharding_rule import names
-from dptrain.program.tensor import Array, Tensor, as_tensors
+from dptrain.program.tensor import Array, Tensor, as_tensors, lengths_of
 from dptrain.runtime.floatx import floatx
 
 # Made of a shape
@@ -45,13 +45,13 @@ def _full_onnx(graph: OnnxGraph, output: Tensor) -> Value:
 
 def zeros(shape: Sequence[int] | int, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return zeros, by default float32; a length that counts rows of the batch is sharded over the ranks."""
-    lengths = (shape,) if isinstance(shape, int | Dim) else tuple(shape)
+    lengths = lengths_of(shape)
     return full(shape=lengths, value=0, dtype=np.dtype(dtype or floatx()).name)
 
 
 def ones(shape: Sequence[int] | int, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return ones, like `zeros`."""
-    lengths = (shape,) if isinstance(shape, int | Dim) else tuple(shape)
+    lengths = lengths_of(shape)
     return full(shape=lengths, value=1, dtype=np.dtype(dtype or floatx()).name)
 
 
@@ -119,7 +119,7 @@ def _reshape_to_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
 def reshape(x: Any, newshape: Sequence[int] | int) -> Tensor:
     """Return the elements in another shape; -1 is inferred, and counts rows where it takes up the rows of the batch."""
     (tensor,) = as_tensors([x])
-    lengths: Shape = (newshape,) if isinstance(newshape, int | Dim) else tuple(newshape)
+    lengths = lengths_of(newshape)
     shape = lengths
     if shape.count(-1) == 1:
         shape = tuple(_missing(tensor.shape, shape) if n == -1 else n for n in shape)
@@ -235,6 +235,7 @@ def _broadcast_along_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
 def broadcast_to(x: Any, shape: Sequence[int]) -> Tensor:
     """Broadcast x to a shape, by NumPy's rules."""
     (tensor,) = as_tensors([x])
+    shape = lengths_of(shape)
     if broadcast(tensor.shape, tuple(shape)) != tuple(shape):
         raise ConfigError(f"shape {tensor.shape} cannot be broadcast to {tuple(shape)}")
     if [type(n) for n in tensor.shape] == [type(n) for n in shape] and tensor.shape == tuple(shape):

@@ -69,6 +69,7 @@ class Tensor(Operand):
         is_whole: its floating-point numbers are known to be integers, which half precision would lose; unset if
             unknown: see `is_whole`.
         _keras_mask: (rows, time), the time steps that count, under Keras' name; unset if all do: see `mask_of`.
+        length: of which it is the number, a constant that differs by batch; unset for others.
         operation_call: the call of a Keras operation on symbolic tensors that returned it; unset otherwise.
         own_gradient: tensors that it depends on, and the rule of the gradient in these, in place of its op's; set only
             by `ops.custom_gradient`.
@@ -84,6 +85,7 @@ class Tensor(Operand):
         "inputs",
         "is_whole",
         "kind",
+        "length",
         "logits",
         "name",
         "op",
@@ -102,6 +104,7 @@ class Tensor(Operand):
 
     is_whole: bool
     _keras_mask: "Tensor | None"
+    length: Any
     operation_call: Any
     own_gradient: tuple[Sequence["Tensor"], Callable[["Tensor"], tuple["Tensor | None", ...]]]
 
@@ -353,8 +356,47 @@ def counted(length: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return a length as a constant, which differs by batch if it counts rows or is unknown."""
     if is_number(length):
         number = constant(number_of(length), dtype)
-        return row_count(number, length.scale) if isinstance(length, Dim) else number
-    return Tensor(None, (), {"length": length, "dtype": dtype}, (), np.dtype(dtype or np.int64))
+        tensor = row_count(number, length.scale) if isinstance(length, Dim) else number
+    else:
+        tensor = Tensor(None, (), {"length": length, "dtype": dtype}, (), np.dtype(dtype or np.int64))
+    tensor.length = length
+    return tensor
+
+
+def lengths_of(value: Any) -> tuple[Any, ...]:
+    """Return lengths passed as a number, a sequence or a tensor: numbers, and dims where a tensor has a shape's.
+
+    ConfigError if they depend on data, inside a trace.
+    """
+    if isinstance(value, Tensor | Variable):
+        return tuple(_known(value if isinstance(value, Tensor) else value.value).ravel())
+    lengths = (value,) if isinstance(value, int | Dim) or np.ndim(value) == 0 else tuple(value)
+    return tuple(_known(n).item() if isinstance(n, Tensor) and not n.shape else n for n in lengths)
+
+
+def _known(tensor: Tensor) -> Array:
+    """Return a tensor's elements, dims among them, as an array of objects."""
+    if hasattr(tensor, "length"):
+        element = np.empty((), object)
+        element[()] = tensor.length
+        return element
+    fold = None if tensor.op is None else _FOLDS.get(tensor.op.name)
+    if tensor.value is not None or fold is None:
+        return tensor.numpy().astype(object)
+    return np.asarray(fold(*map(_known, tensor.inputs), **tensor.attributes), object)
+
+
+# What computes lengths from lengths: on arrays of numbers and dims.
+_FOLDS: dict[str, Callable[..., Any]] = {
+    "add": np.add,
+    "cast_to": lambda x, dtype: x,
+    "concatenate_along": lambda *parts, axis: np.concatenate(parts, axis),
+    "floor_divide": np.floor_divide,
+    "identity": lambda x: x,
+    "multiply": np.multiply,
+    "reshape_to": lambda x, shape: x.reshape(shape),
+    "subtract": np.subtract,
+}
 
 
 Dim.to_tensor = staticmethod(counted)
