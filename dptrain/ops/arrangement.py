@@ -165,6 +165,7 @@ def diagflat(x: Any, k: int = 0) -> Tensor:
 
 
 @operation
+@for_open_shapes
 def vander(x: Any, N: int | None = None, increasing: bool = False) -> Tensor:
     """Return the powers of a vector in N columns, by default as many as rows, from the highest."""
     tensor = _tensor(x)

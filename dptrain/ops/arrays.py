@@ -107,10 +107,26 @@ def linspace(
     dtype: npt.DTypeLike | None = None,
     axis: int = 0,
 ) -> Any:
-    """Return evenly spaced, known numbers from start to stop; with `retstep` the step as well."""
+    """Return evenly spaced numbers from start to stop along a new axis; with `retstep` the step as well."""
+    if builtins.any(isinstance(end, Tensor) and end.value is None for end in (start, stop)):
+        return _linspace(start, stop, num, num - 1 if endpoint else num, retstep, dtype, axis)
     values, step = np.linspace(start, stop, num, endpoint=endpoint, retstep=True, axis=axis)
     tensor = constant(values.astype(dtype or floatx()))
     return (tensor, step) if retstep else tensor
+
+
+def _linspace(
+    start: Any, stop: Any, num: int, steps: int, retstep: bool, dtype: npt.DTypeLike | None, axis: int
+) -> Any:
+    """Return `linspace` of numbers that are not known while a step is traced."""
+    first, last = as_tensors([start, stop])
+    step = divide(last - first, builtins.max(steps, 1))
+    axis += step.ndim + 1 if axis < 0 else 0
+    indices = reshape(arange(num), [-1 if at == axis else 1 for at in range(step.ndim + 1)])
+    values = cast(
+        expand_dims(first + step * 0, axis) + expand_dims(step, axis) * cast(indices, step.dtype), dtype or floatx()
+    )
+    return (values, step) if retstep else values
 
 
 def eye(N: int, M: int | None = None, k: int = 0, dtype: npt.DTypeLike | None = None) -> Tensor:

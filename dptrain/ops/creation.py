@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.errors import ConfigError
-from dptrain.ops.arrays import convert_to_tensor
-from dptrain.ops.elementwise import cast, clip
+from dptrain.ops.arrays import convert_to_tensor, linspace
+from dptrain.ops.elementwise import cast, clip, power
 from dptrain.ops.manipulation import ones_like, zeros, zeros_like
 from dptrain.ops.operation_calls import operation
 from dptrain.program.tensor import Tensor, Variable, as_tensors, constant
@@ -96,7 +96,9 @@ def logspace(
     dtype: npt.DTypeLike | None = None,
     axis: int = 0,
 ) -> Tensor:
-    """Return known numbers from base^start to base^stop, evenly spaced in the exponent."""
+    """Return numbers from base^start to base^stop along a new axis, evenly spaced in the exponent."""
+    if any(isinstance(end, Tensor) and end.value is None for end in (start, stop)):
+        return cast(power(float(base), linspace(start, stop, num, endpoint, axis=axis)), dtype or floatx())
     return constant(np.logspace(start, stop, num, endpoint, base, axis=axis).astype(dtype or floatx()))
 
 

@@ -161,6 +161,7 @@ def _cut_or_padded(x: Tensor, length: int) -> Tensor:
 
 
 @operation
+@for_open_shapes
 def rfft(x: Any, fft_length: int | None = None) -> Pair:
     """Return the first n // 2 + 1 elements of the transform of real numbers (..., n) along the last axis, as a pair.
 
@@ -172,6 +173,7 @@ def rfft(x: Any, fft_length: int | None = None) -> Pair:
 
 
 @operation
+@for_open_shapes
 def irfft(x: Pair, fft_length: int | None = None) -> Tensor:
     """Return the real signal whose transform begins with a pair (..., k): the inverse of `rfft`.
 

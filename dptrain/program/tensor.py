@@ -370,7 +370,7 @@ def lengths_of(value: Any) -> tuple[Any, ...]:
     """
     if isinstance(value, Tensor | Variable):
         return tuple(_known(value if isinstance(value, Tensor) else value.value).ravel())
-    lengths = (value,) if isinstance(value, int | Dim) or np.ndim(value) == 0 else tuple(value)
+    lengths = (value,) if isinstance(value, int | np.integer | Dim) else tuple(value)
     return tuple(_known(n).item() if isinstance(n, Tensor) and not n.shape else n for n in lengths)
 
 

@@ -21,7 +21,7 @@ from dptrain.program.lowering import AttentionKernel, AttentionLowering, Forward
 from dptrain.program.onnx_graph import OnnxGraph, Value
 from dptrain.program.op import Op, not_placed, op
 from dptrain.program.operand import OPERATORS
-from dptrain.program.shapes import Shape, is_one, size
+from dptrain.program.shapes import Shape, differ, is_one, size
 from dptrain.program.tensor import Array, Tensor, as_tensors
 from dptrain.program.types import is_half
 
@@ -302,7 +302,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
             f"`dot_product_attention` only supports 4D inputs. Received: query.shape={q.shape}, key.shape={k.shape}, "
             f"value.shape={v.shape}."
         )
-    if k.shape[:3] != v.shape[:3] or q.shape[3] != k.shape[3] or q.shape[2] % k.shape[2]:
+    pairs = [*zip(k.shape[:3], v.shape[:3], strict=True), (q.shape[3], k.shape[3])]
+    if any(differ(a, b) for a, b in pairs) or q.shape[2] % k.shape[2]:
         raise ConfigError(
             f"dot_product_attention: query, key and value of shapes {q.shape}, {k.shape}, {v.shape} are incompatible"
         )

@@ -241,6 +241,7 @@ def _unique_in_step(x: Tensor, size: int, fill_value: Any) -> list[Tensor]:
 
 
 @operation
+@for_open_shapes
 def top_k(x: Any, k: int, sorted: bool = True) -> tuple[Tensor, Tensor]:
     """Return the k greatest elements along the last axis, always descending, and their indices (int32).
 

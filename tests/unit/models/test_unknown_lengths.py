@@ -321,3 +321,37 @@ def test_as_many_outputs_as_an_unknown_length_are_refused():
         with pytest.raises(ConfigError):
             call()
     assert len(ops.unstack(x, axis=2)) == 4
+
+
+UNKNOWN = {
+    "rfft": (lambda x: ops.concatenate(ops.rfft(x), -1), lambda x: (np.fft.rfft(x).real, np.fft.rfft(x).imag)),
+    "top_k": (lambda x: ops.concatenate(ops.top_k(x, 2)[:1], -1), lambda x: (np.sort(x)[..., :-3:-1],)),
+    "linspace": (lambda x: ops.linspace(x, 2 * x, 3, axis=-1), lambda x: (np.linspace(x, 2 * x, 3, axis=-1),)),
+    "linspace, without the end": (
+        lambda x: ops.linspace(x, 2.0, 4, endpoint=False, axis=1),
+        lambda x: (np.linspace(x, 2.0, 4, endpoint=False, axis=1),),
+    ),
+    "logspace": (lambda x: ops.logspace(x, x + 1, 2, axis=1), lambda x: (np.logspace(x, x + 1, 2, axis=1),)),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_ops_on_unknown_lengths(name):
+    function, expected = UNKNOWN[name]
+    inputs = Input((None,))
+    model = Model(inputs, function(inputs))
+    for length in (4, 7):
+        x = samples(3, length)
+        reference = np.concatenate(expected(x), -1)
+        np.testing.assert_allclose(model.predict(x, verbose=0), reference, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(function(ops.convert_to_tensor(x)), reference, rtol=1e-5, atol=1e-6)
+
+
+def test_attention_of_unknown_lengths():
+    query, key, value = (Input((None, 2, 3)) for _ in range(3))
+    model = Model([query, key, value], ops.dot_product_attention(query, key, value))
+    q, k, v = samples(2, 5, 2, 3), samples(2, 4, 2, 3), samples(2, 4, 2, 3)
+    expected = ops.dot_product_attention(q, k, v)
+    np.testing.assert_allclose(model.predict([q, k, v], verbose=0), expected, rtol=1e-5)
+    with pytest.raises(ConfigError, match="incompatible"):
+        ops.dot_product_attention(q, k, v[:, :3])
