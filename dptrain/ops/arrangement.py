@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.errors import ConfigError
-from dptrain.ops.arrays import flip, moveaxis, ravel, split, tensordot
+from dptrain.ops.arrays import diagonal, flip, moveaxis, ravel, split, tensordot
 from dptrain.ops.elementwise import cast, power, where
 from dptrain.ops.indexing import divide_rows, take
 from dptrain.ops.manipulation import broadcast_to, concatenate, expand_dims, put, reshape, stack, transpose
@@ -120,21 +120,6 @@ def rot90(array: Any, k: int = 1, axes: Sequence[int] = (0, 1)) -> Tensor:
     if k % 4 == 2:
         return flip(flip(tensor, first), second)
     return flip(transpose(tensor, order), second) if k % 4 == 3 else tensor
-
-
-@operation
-@for_open_shapes
-def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
-    """Return the diagonals of the matrices over two axes, along the last axis."""
-    tensor = _tensor(x)
-    first, second = (axis % tensor.ndim for axis in (axis1, axis2))
-    batch_axes = [axis for axis in range(tensor.ndim) if axis not in (first, second)]
-    rows, columns = int(tensor.shape[first]), int(tensor.shape[second])
-    number = np.arange(max(0, min(rows + min(offset, 0), columns - max(offset, 0))))
-    flat = reshape(
-        transpose(tensor, [*batch_axes, first, second]), (*(tensor.shape[axis] for axis in batch_axes), rows * columns)
-    )
-    return take(flat, (number + max(-offset, 0)) * columns + number + max(offset, 0), -1)
 
 
 @operation

@@ -480,6 +480,21 @@ def vstack(xs: Sequence[Any]) -> Tensor:
     return concatenate(tensors, 0)
 
 
+@operation
+@for_open_shapes
+def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
+    """Return the diagonals of the matrices over two axes, along the last axis."""
+    tensor = _tensor(x)
+    first, second = (axis % tensor.ndim for axis in (axis1, axis2))
+    batch_axes = [axis for axis in range(tensor.ndim) if axis not in (first, second)]
+    rows, columns = int(tensor.shape[first]), int(tensor.shape[second])
+    number = np.arange(builtins.max(0, builtins.min(rows + builtins.min(offset, 0), columns - builtins.max(offset, 0))))
+    flat = reshape(
+        transpose(tensor, [*batch_axes, first, second]), (*(tensor.shape[axis] for axis in batch_axes), rows * columns)
+    )
+    return take(flat, (number + builtins.max(-offset, 0)) * columns + number + builtins.max(offset, 0), -1)
+
+
 # Products
 
 
@@ -514,8 +529,6 @@ def einsum(subscripts: str, *operands: Any) -> Tensor:
 
 def _diagonals(name: str, x: Tensor) -> tuple[str, Tensor]:
     """Return the letters once each, last those that an operand has several times, and its diagonals over these."""
-    from dptrain.ops.arrangement import diagonal
-
     for letter in dict.fromkeys(name):
         while name.count(letter) > 1:
             first = name.index(letter)

@@ -108,10 +108,15 @@ class Configurable(Readable, ABC):
         return cls(**config)
 
 
+# Modules whose classes Keras has in its own of that name.
+LIKE_KERAS = {"dptrain.distillation": "keras.distillation"}
+
+
 def to_dict(module: str, instance: Any, builtin: Iterable[type]) -> dict[str, Any]:
     """Return Keras' description of an object with `get_config`; `builtin` are the classes that Keras has too."""
     kind = type(instance)
-    is_builtin = kind in builtin
+    module = LIKE_KERAS.get(kind.__module__, module)
+    is_builtin = kind in builtin or kind.__module__ in LIKE_KERAS
     return {
         "module": module if is_builtin else kind.__module__,
         "class_name": kind.__name__,

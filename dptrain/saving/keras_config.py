@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from dptrain.optimizers.absent import AbsentOptimizer
 from dptrain.program.tensor import Tensor, constant
 from dptrain.registry.names import suggestion
 from dptrain.registry.serialization import (
+    LIKE_KERAS,
     custom_object,
     custom_object_or_name,
     custom_object_scope,
@@ -388,6 +390,9 @@ def _open(description: Any) -> tuple[str, Config, Any]:
     module, registered = description.get("module") or "keras", description.get("registered_name")
     if not isinstance(config, Mapping):
         raise ConfigError(f"{name[:80]!r} has no config")
+    room = next((own for own, keras in LIKE_KERAS.items() if keras == module), None)
+    if room is not None and name in (own := import_module(room)).__all__:
+        return name, config, getattr(own, name)
     if str(module).split(".")[0] == "keras" and registered in (None, name):
         in_module, cls = _OF_NETWORKS.get(name, ("", None))
         return name, config, cls if module in (in_module, "keras") else None  # .h5 files say no module

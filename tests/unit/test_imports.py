@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "dptrain"
 LAYERS = [
     {"__main__"},
     {"cli"},
-    {"__init__", "applications", "datasets", "preprocessing"},
+    {"__init__", "applications", "datasets", "distillation", "preprocessing"},
     {"sweeps"},
     {"models", "testing"},
     {"train"},

@@ -77,3 +77,19 @@ def test_the_student_learns_and_the_teacher_stays(distiller):
 def test_on_several_ranks(distiller, shards):
     distiller.build((None, 5))
     assert_step_is_the_same_on_ranks(distiller._make_step("train"), (X, Y), shards)
+
+
+@pytest.mark.parametrize("shards", [[10, 11], [0, 15, 6]], ids=str)
+def test_keras_distiller_on_several_ranks(shards):
+    teacher, student = (
+        keras.Sequential([Dense(4, "tanh", input_shape=(5,), name="hidden"), Dense(3)], seed=seed) for seed in (1, 2)
+    )
+    losses = [
+        keras.distillation.LogitsDistillation(TEMPERATURE),
+        keras.distillation.FeatureDistillation("mse", "hidden", "hidden"),
+    ]
+    model = keras.distillation.Distiller(teacher, student, losses, [1.0, 0.5])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1), loss, [keras.metrics.SparseCategoricalAccuracy()], dtype="float64")
+    model.build((None, 5))
+    assert_step_is_the_same_on_ranks(model._make_step("train"), (X, Y), shards)

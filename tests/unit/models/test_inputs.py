@@ -38,6 +38,7 @@ def test_a_list_does_not_stand_for_a_dictionary():
             call([Y, X])
 
 
+@pytest.mark.filterwarnings("ignore:The structure of `inputs` doesn't match:UserWarning")  # as in Keras
 def test_a_list_stands_for_a_dictionary_that_was_declared_in_the_order_of_its_keys(tmp_path):
     """As in Keras, whose order of a dictionary is that of its sorted keys."""
     inputs_by_name = {name: keras.Input((3,), name=name) for name in ("minuend", "subtrahend")}
