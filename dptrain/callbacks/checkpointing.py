@@ -30,7 +30,16 @@ from dptrain.runtime.storage.files import output_error
 from dptrain.runtime.storage.locks import LOCK, locked
 from dptrain.runtime.text import short
 from dptrain.saving import safetensors_file
-from dptrain.saving.checkpoints import Checkpoint, CheckpointDirectory, Content, located, memory, newest, newest_name, read
+from dptrain.saving.checkpoints import (
+    Checkpoint,
+    CheckpointDirectory,
+    Content,
+    located,
+    memory,
+    newest,
+    newest_name,
+    read,
+)
 from dptrain.saving.manifest import Entries, PartOf, StoredArray
 from dptrain.saving.parts import Part, read_part
 from dptrain.saving.reading import joined, portable_dtype, reading

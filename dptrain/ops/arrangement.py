@@ -8,7 +8,7 @@ import numpy as np
 from dptrain.errors import ConfigError
 from dptrain.ops.arrays import diagonal, flip, moveaxis, ravel, split, tensordot
 from dptrain.ops.elementwise import cast, power, where
-from dptrain.ops.indexing import divide_rows, take
+from dptrain.ops.indexing import divide_rows
 from dptrain.ops.manipulation import broadcast_to, concatenate, expand_dims, put, reshape, stack, transpose
 from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.operation_calls import operation

@@ -522,7 +522,7 @@ def _arrays(outputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[An
 
 
 def _check_shapes_of_batches(parts: Sequence[tuple[Shard, Mapping[str, npt.NDArray[Any]]]]) -> None:
-    """Raise a ConfigError if outputs of several batches cannot be joined, as matrices of all pairs of a batch's rows."""
+    """Raise a ConfigError if outputs of several batches cannot be joined, as matrices of all pairs of rows."""
     first_shard, first = parts[0]
     for shard, outputs in parts[1:]:
         for name, output in outputs.items():

@@ -124,7 +124,7 @@ def nested_shapes(outputs):
 
 def shapes_of_states(library, cells, bidirectional):
     """Return shapes of outputs and states: symbolic, of a decoder that starts from them, eager, and of models."""
-    L = library.layers  # noqa: N806
+    L = library.layers
 
     def layer():
         made = [getattr(L, name)(units) for name, units in cells]

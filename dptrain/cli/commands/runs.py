@@ -108,15 +108,17 @@ def _sorted(records: "list[RunRecord]", key: str, direction: str) -> "list[RunRe
     sign = -1 if direction == "up" else 1
 
     def position(record: "RunRecord") -> tuple[bool, Any]:
-        plain = {
+        plain: dict[str, Any] = {
             "name": record.name,
             "when": record.started,
             "state": record.state,
             "epochs": record.epochs,
             "seconds": record.seconds,
         }
-        value = record.value(key) if direction else plain[key]
-        return value is None, sign * value if direction and value is not None else value
+        if not direction:
+            return plain[key] is None, plain[key]
+        value = record.value(key)
+        return value is None, value and sign * value
 
     return sorted(records, key=position)
 

@@ -105,9 +105,7 @@ def test_sounds_of_a_folder(tmp_path: Path):
             file.setparams((1, 2, 8000, 0, "NONE", ""))
             file.writeframes(bytes(2 if number else 2_000_000))
     options = {"labels": None, "batch_size": 40, "shuffle": False, "max_bytes": 2_000_100}
-    message = (
-        r"/0\.wav: 1,000,000 samples, and padding 40 sounds to 1,000,000 takes 160\.0 MB > .*smaller output_seq"
-    )
+    message = r"/0\.wav: 1,000,000 samples, and padding 40 sounds to 1,000,000 takes 160\.0 MB > .*smaller output_seq"
     with at_most(), pytest.raises(DataError, match=message):
         list(utils.audio_dataset_from_directory(tmp_path, **options))
     (batch,) = utils.audio_dataset_from_directory(tmp_path, **options, output_sequence_length=5)

@@ -112,11 +112,9 @@ def test_remainders_of_large_numbers_and_infinities(a, b, remainder, c):
 
 def test_remainders_of_integers():
     a, b = np.array([7, -7, 7, -7, 5, -(2**31)], np.int32), np.array([3, 3, -3, -3, 0, -1], np.int32)
-    specs = {"a": (a.shape, a.dtype), "b": (b.shape, b.dtype)}
+    specs = {"a": ((6,), a.dtype), "b": ((6,), b.dtype)}
     for function, expected in ((ops.mod, [1, 2, -2, -1, 0, 0]), (ops.fmod, [1, -1, 1, -1, 0, 0])):
-        program = trace(
-            lambda a, b, function=function: {"y": function(a, b)}, {"a": ((6,), a.dtype), "b": ((6,), b.dtype)}
-        )
+        program = trace(lambda a, b, function=function: {"y": function(a, b)}, specs)
         assert evaluate(program, {"a": a, "b": b})[0]["y"].tolist() == expected
         if compiler() is not None:
             executable = CompiledExecutable(program, HostMemory(), {"a": a, "b": b})
