@@ -30,63 +30,36 @@ arXiv:2105.04663, and DTensor of PyTorch.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from dptrain.comm.mesh import BATCH
 from dptrain.errors import ConfigError
 from dptrain.program.body import Body, body_of, closed, has_body, steps_of, with_steps
-from dptrain.program.dims import Dim, counting, number_of
+from dptrain.program.dims import Dim
 from dptrain.program.gradient import topological
 from dptrain.program.lowering import Element, Insert, Join, Scatter
-from dptrain.program.op import OPS, Op
+from dptrain.program.op import Op
 from dptrain.program.operand import METHODS, OPERATORS
 from dptrain.program.program import Program
-from dptrain.program.shapes import Shape, is_one, row_axis, size
+from dptrain.program.shapes import Shape, row_axis, size
 from dptrain.program.sharding.mesh import (
     ALL_GATHER,
     ALL_REDUCE,
-    ALL_ROWS,
-    OWN_PART,
     REDUCE_SCATTER,
     Axes,
     PlacedProgram,
     Placement,
 )
 from dptrain.program.sharding.messages import scheduled
-from dptrain.program.sharding.rows import RowAxis, as_numbers, attributes_with_rows, same_rows, whole_along
+from dptrain.program.sharding.moves import Divisor, Mover, Part
+from dptrain.program.sharding.rows import RowAxis, as_numbers, same_rows
 from dptrain.program.sharding.sharding_rule import ShardingRule
 from dptrain.program.steps import unrolled, with_branches_selected
-from dptrain.program.tensor import Node, Tensor, Variable, constant, placeholder, row_count
-from dptrain.program.types import is_floating
+from dptrain.program.tensor import Node, Tensor, Variable, placeholder
 
 # A loop whose placement has not converged after so many rounds is unrolled.
 _ROUNDS = 8
-
-
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """A rank's part of a tensor, its placement, and the divisor of a deferred division."""
-
-    tensor: Tensor
-    placement: Placement
-    divisor: "_Divisor | None" = None
-
-
-@dataclass(frozen=True, eq=False)
-class _Divisor:
-    """Denominator of a deferred division `op`: the partial scalar `number`.
-
-    `of_number`: the numerator is one number that depends on no sample, such as at the beginning of a mean's gradient.
-    `over_rows`: quotients were summed over the rows of the batch; over no rows the sum is 0.
-    """
-
-    number: _Part
-    op: Op
-    of_number: bool
-    over_rows: bool = False
 
 
 def place(
@@ -240,7 +213,7 @@ class _MeetsInLoopError(Exception):
         self.node = node
 
 
-class _Placer:
+class _Placer(Mover):
     def __init__(
         self,
         summed: Collection[Variable],
@@ -250,24 +223,16 @@ class _Placer:
         for_gradients: Collection[Tensor],
         alone: bool,
     ) -> None:
-        self._alone = alone
+        super().__init__(comm_dtype, alone)
         self._summed, self._layouts, self._for_gradients = summed, layouts, for_gradients
-        self._rounded, self._comm_dtype = rounded, comm_dtype
-        self._travels_rounded: set[Tensor] = set()
+        self._rounded = rounded
         meshes = [mesh for layout in layouts.values() for mesh in layout.axes if mesh is not None]
         self._mesh = list(dict.fromkeys([BATCH, *meshes]))
-        self.parts: dict[Tensor, _Part] = {}
-        self.placements: dict[Tensor, Placement] = {}
-        self._nodes: dict[Any, Tensor] = {}
-        self._scattered: dict[Tensor, _Part] = {}
-        self._over_rows: dict[_Divisor, _Divisor] = {}
+        self.parts: dict[Tensor, Part] = {}
+        self._over_rows: dict[Divisor, Divisor] = {}
         self._numbers: set[Tensor] = set()  # uniform functions of constants and variables
-        self._of_state: set[Tensor] = set()  # elementwise functions of constants and variables
         self._zeros: set[Tensor] = set()  # initial carries, whose placement is not yet known
-        self._loops: dict[Node, list[_Part]] = {}
-        self._attributes: dict[Any, dict[str, Any]] = {}  # of nodes on parts
-        self._kept: list[Tensor] = []  # kept alive so that ids stay unique
-        self.needs_all_rows = False  # so that the program holds for this batch size
+        self._loops: dict[Node, list[Part]] = {}
 
     def add(self, tensor: Tensor) -> None:
         """Place a tensor whose inputs have been placed."""
@@ -316,17 +281,17 @@ class _Placer:
             return self._moved(part, layout.axes, None).tensor
         return self._of_own_rows(part, tensor.shape).tensor
 
-    def _place(self, op: Op, tensor: Tensor, parts: list[_Part]) -> _Part:
+    def _place(self, op: Op, tensor: Tensor, parts: list[Part]) -> Part:
         converts = isinstance(op.lowering, Element) and op.lowering.converts
         if converts and not self._summed and parts[0].tensor.dtype.itemsize < tensor.dtype.itemsize:
             parts = [self._whole(parts[0])]  # the narrower type makes the smaller message
         if op.quotient is not None and self._can_wait(tensor, *parts):
-            divisor_of_result = _Divisor(self._number(parts[1]), op, tensor.inputs[0] in self._numbers)
+            divisor_of_result = Divisor(self._number(parts[1]), op, tensor.inputs[0] in self._numbers)
             return self._note(parts[0].tensor, parts[0].placement, divisor_of_result)
         parts = [self._whole(part) if part.placement.join == "max" else part for part in parts]
         divisor = self._common_divisor(op, tensor, parts)
         if divisor is not None:
-            parts = [_Part(part.tensor, part.placement) for part in parts]
+            parts = [Part(part.tensor, part.placement) for part in parts]
         parts = [replace(self._scattered.get(part.tensor, part), divisor=part.divisor) for part in parts]
         shape = tensor.shape
         if row_axis(tensor.shape) is not None or any(any(part.placement.axes) for part in parts):
@@ -337,22 +302,7 @@ class _Placer:
             placement = Placement((None,) * tensor.ndim, partial)
         return self._note(self._on_parts(tensor, [part.tensor for part in parts], shape), placement, divisor)
 
-    def _on_parts(self, tensor: Tensor, inputs: list[Tensor], shape: Shape) -> Tensor:
-        """Return a tensor's op on parts, of this shape; the values of a node share one record of attributes."""
-        is_traced = all(
-            same_rows(new.shape, old.shape) for new, old in zip(inputs, tensor.inputs, strict=True)
-        ) and same_rows(shape, tensor.shape)
-        if is_traced:
-            return tensor.with_inputs(inputs)
-        key = "attributes", id(tensor.attributes), *map(id, inputs)
-        if key not in self._attributes:
-            shapes = [operand.shape for operand in inputs]
-            self._attributes[key] = attributes_with_rows(tensor, shapes, shape)
-            self._kept.append(tensor)
-        attributes = self._attributes[key]
-        return Tensor(tensor.op, inputs, attributes, shape, tensor.dtype, name=tensor.name, index=tensor.index)
-
-    def _in_parts(self, op: Op, tensor: Tensor, parts: list[_Part]) -> tuple[list[_Part], Placement, Shape]:
+    def _in_parts(self, op: Op, tensor: Tensor, parts: list[Part]) -> tuple[list[Part], Placement, Shape]:
         """Return the moved inputs of a sharded op, and its output's placement and shape."""
         rule = op.sharding_rule(tensor)
         chosen = self._chosen(rule, tensor, parts)
@@ -379,7 +329,7 @@ class _Placer:
         return moved, Placement(axes, partial, op.partial_reduce if partial else "sum"), shape
 
     def _row_dims(
-        self, rule: ShardingRule, tensor: Tensor, parts: list[_Part], chosen: dict[str, str]
+        self, rule: ShardingRule, tensor: Tensor, parts: list[Part], chosen: dict[str, str]
     ) -> list[Dim | None]:
         """Return each operand's and the result's dim along the letter that `BATCH` shards by rows.
 
@@ -399,12 +349,7 @@ class _Placer:
             del chosen[letter]
         return dims or none
 
-    def _all(self, length: Any) -> Any:
-        """Return the length of an axis of which a rank has all."""
-        self.needs_all_rows |= isinstance(length, Dim)
-        return number_of(length)
-
-    def _chosen(self, rule: ShardingRule, tensor: Tensor, parts: list[_Part]) -> dict[str, str]:
+    def _chosen(self, rule: ShardingRule, tensor: Tensor, parts: list[Part]) -> dict[str, str]:
         """Return the letters that shard an op, each with its axis of the mesh."""
         chosen: dict[str, str] = {}
         for mesh in self._mesh:
@@ -446,17 +391,17 @@ class _Placer:
         scaled_count = Tensor(tensor.op, inputs, tensor.attributes, tensor.shape, tensor.dtype)
         return self._note(scaled_count, _summand(scaled_count)).tensor
 
-    def _with_own_counts(self, op: Op, parts: list[_Part]) -> list[_Part]:
+    def _with_own_counts(self, op: Op, parts: list[Part]) -> list[Part]:
         """Replace counts of rows beside partial inputs of a sum by those of each rank."""
         if not self._summed or op.linear != "joint" or not any(BATCH in part.placement.partial for part in parts):
             return parts
         counted_parts = []
         for part in parts:
             own_count = self._own_count(part.tensor) if part.placement.is_replicated else None
-            counted_parts.append(part if own_count is None else _Part(own_count, _summand(own_count)))
+            counted_parts.append(part if own_count is None else Part(own_count, _summand(own_count)))
         return counted_parts
 
-    def _linear(self, op: Op, parts: list[_Part], meshes: Iterable[str]) -> tuple[list[_Part], tuple[str, ...]]:
+    def _linear(self, op: Op, parts: list[Part], meshes: Iterable[str]) -> tuple[list[Part], tuple[str, ...]]:
         """Return the inputs, reduced over these mesh axes where needed, and the axes that stay partial."""
         stays: tuple[str, ...] = ()
         for mesh in meshes:
@@ -467,7 +412,7 @@ class _Placer:
                 stays += (mesh,) if keep else ()
         return parts, stays
 
-    def _kept_partial(self, op: Op, parts: list[_Part], mesh: str) -> list[int]:
+    def _kept_partial(self, op: Op, parts: list[Part], mesh: str) -> list[int]:
         """Return the inputs that can stay partial, which makes the output partial."""
         partial = [number for number, part in enumerate(parts) if mesh in part.placement.partial]
         tensors = {parts[number].tensor for number in partial}
@@ -484,7 +429,7 @@ class _Placer:
             return [] if self._is_reduced(parts[most], mesh) else [most]
         return []
 
-    def _can_wait(self, tensor: Tensor, numerator: _Part, denominator: _Part) -> bool:
+    def _can_wait(self, tensor: Tensor, numerator: Part, denominator: Part) -> bool:
         """Whether a division can be deferred: by a scalar, of an undivided numerator of the same shape and type."""
         return (
             _is_summand(denominator)
@@ -495,13 +440,13 @@ class _Placer:
             and numerator.tensor.dtype == tensor.dtype
         )
 
-    def _number(self, part: _Part) -> _Part:
+    def _number(self, part: Part) -> Part:
         if part.tensor.shape == ():
             return part
         scalar = Tensor(OPERATORS["reshape"], (part.tensor,), {"shape": ()}, (), part.tensor.dtype)
         return self._note(scalar, replace(part.placement, axes=()))
 
-    def _common_divisor(self, op: Op, tensor: Tensor, parts: list[_Part]) -> _Divisor | None:
+    def _common_divisor(self, op: Op, tensor: Tensor, parts: list[Part]) -> Divisor | None:
         """Return the divisor that an output takes over from its inputs, or None."""
         if all(part.divisor is None for part in parts):
             return None
@@ -514,7 +459,7 @@ class _Placer:
             return divisor
         return self._over_rows.setdefault(divisor, replace(divisor, over_rows=True))
 
-    def _taken_over(self, op: Op, parts: list[_Part], for_gradients: bool) -> _Divisor | None:
+    def _taken_over(self, op: Op, parts: list[Part], for_gradients: bool) -> Divisor | None:
         divisors = [part.divisor for part in parts]
         divided_numbers = [number for number, divisor in enumerate(divisors) if divisor is not None]
         linear_in = range(len(parts)) if op.linear_in is None else op.linear_in
@@ -532,230 +477,26 @@ class _Placer:
             return divisors[divided_numbers[0]]
         return None
 
-    def _may_divide_zeros(self, divisor: _Divisor | None) -> bool:
+    def _may_divide_zeros(self, divisor: Divisor | None) -> bool:
         """Whether zeros may be divided later: in a gradient, whose loss is not finite either with a divisor of 0."""
         if divisor is None:
             return True
         is_known = any(self._is_reduced(divisor.number, mesh) for mesh in divisor.number.placement.partial)
         return divisor.of_number and not is_known
 
-    def _divided(self, part: _Part) -> _Part:
-        if part.divisor is None:
-            return part
-        numerator, by = self._whole(_Part(part.tensor, part.placement)), self._whole(part.divisor.number).tensor
-        if part.divisor.over_rows and part.divisor.op.quotient != 0:
-            by = self._one_of_no_rows(by)
-        quotient = Tensor(part.divisor.op, (numerator.tensor, by), {}, numerator.tensor.shape, numerator.tensor.dtype)
-        return self._note(quotient, numerator.placement)
-
-    def _one_of_no_rows(self, number: Tensor) -> Tensor:
-        """Replace a replicated number by 1 for a batch without rows."""
-        key = "of no rows", id(number)
-        if key not in self._nodes:
-            rows, one_constant = row_count(constant(1), 1), constant(1, number.dtype)
-            safe_number = Tensor(OPERATORS["select"], (rows, number, one_constant), {}, (), number.dtype)
-            for tensor in (rows, one_constant, safe_number):
-                self._note(tensor, Placement(()))
-            self._nodes[key] = safe_number
-        return self._nodes[key]
-
-    def _whole(self, part: _Part) -> _Part:
-        part = self._divided(part)
-        for mesh in part.placement.partial:
-            part = self._reduce(part, mesh)
-        return part
-
-    def _reduce(self, part: _Part, mesh: str) -> _Part:
-        if mesh not in part.placement.partial:
-            return part
-        placement, attributes = part.placement.without(mesh), {"over": part.placement.join, "mesh": mesh}
-        if part.tensor in self._travels_rounded and not self._is_reduced(part, mesh):
-            narrow = METHODS["cast"](part.tensor, self._comm_dtype)
-            total = self._sent(ALL_REDUCE, self._note(narrow, part.placement), placement, **attributes)
-            self._nodes[ALL_REDUCE, id(part.tensor), mesh] = METHODS["cast"](total.tensor, part.tensor.dtype)
-        return self._sent(ALL_REDUCE, part, placement, **attributes)
-
-    def _is_reduced(self, part: _Part, mesh: str) -> bool:
-        return (ALL_REDUCE, id(part.tensor), mesh) in self._nodes
-
-    def _sent(self, op: Op, part: _Part, placement: Placement, **attributes: Any) -> _Part:
-        """Add a collective on a part, once however often it is used."""
-        key = op, id(part.tensor), *(attributes[name] for name in ("mesh", "axis") if name in attributes)
-        if key not in self._nodes:
-            self._nodes[key] = Tensor(op, (part.tensor,), attributes, part.tensor.shape, part.tensor.dtype)
-        return self._note(self._nodes[key], placement)
-
-    def _moved(self, part: _Part, axes: Axes, rows: Dim | None, partial: Collection[str] = ()) -> _Part:
-        """Move a part, with a divisor only if it is scattered, to another placement.
-
-        The mesh's `axes` shard it; it may stay partial over those in `partial`. `rows`: its length where `BATCH` shards
-        it by rows, None if `BATCH` shards other lengths.
-        """
-        divisor = part.divisor
-        for axis, mesh in enumerate(part.placement.axes):
-            length, stays = part.tensor.shape[axis], axes[axis] == mesh
-            if mesh is None or (stays and (mesh != BATCH or self._has_rows(length, rows))):
-                continue
-            if not isinstance(length, Dim):
-                part = self._sent(ALL_GATHER, part, part.placement.without(mesh), mesh=mesh, axis=axis)
-            elif stays and rows is not None and self._can_be_made(part.tensor, axis):
-                part = self._note(self._made(part.tensor, axis, rows), part.placement)
-            else:
-                part = self._all_rows(part, axis)
-        for mesh in part.placement.partial:
-            if mesh in axes and not (mesh == BATCH and rows is not None):
-                axis, before = axes.index(mesh), part
-                over = part.placement.join
-                placement = part.placement.without(mesh).sharded(axis, mesh)
-                attributes = {"over": over, "mesh": mesh, "axis": axis}
-                if part.tensor in self._travels_rounded:
-                    narrow = METHODS["cast"](part.tensor, self._comm_dtype)
-                    scattered = self._sent(REDUCE_SCATTER, self._note(narrow, part.placement), placement, **attributes)
-                    part = self._note(METHODS["cast"](scattered.tensor, part.tensor.dtype), placement)
-                else:
-                    part = self._sent(REDUCE_SCATTER, part, placement, **attributes)
-                self._scattered[before.tensor] = part
-            elif mesh not in partial:
-                part = self._reduce(part, mesh)
-        if divisor is not None:
-            part = self._divided(replace(part, divisor=divisor))
-        for axis, mesh in enumerate(axes):
-            if mesh is not None and part.placement.axes[axis] != mesh:
-                part = self._own(part.tensor, axis, mesh, rows if mesh == BATCH else None)
-        return part
-
-    def _has_rows(self, length: Any, rows: Dim | None) -> bool:
-        """Whether a rank's part of this length is the one of `rows`; None: of another length than rows."""
-        if not isinstance(length, Dim) or rows is None:
-            return not isinstance(length, Dim) and rows is None
-        return self._alone or same_rows((length,), (rows,))
-
-    def _can_be_made(self, tensor: Tensor, axis: int) -> bool:
-        """Whether all of a tensor's parts along an axis are equal, as of zeros, so that each rank makes its own."""
-        if tensor.op is None or tensor.op.by_row or axis < 0 or has_body(tensor):
-            return False
-        rule = tensor.op.sharding_rule(tensor)
-        if rule.output[axis] in rule.own():
-            return True
-        inputs = [(operand, axis - tensor.ndim + operand.ndim) for operand in tensor.inputs]
-        return _is_elementwise(tensor) and all(
-            at < 0 or is_one(operand.shape[at]) or self._can_be_made(operand, at) for operand, at in inputs
-        )
-
-    def _made(self, tensor: Tensor, axis: int, rows: Dim) -> Tensor:
-        """Return a tensor that can be made for other rows."""
-        inputs = []
-        for operand in tensor.inputs:
-            at = axis - tensor.ndim + operand.ndim
-            is_spread = at < 0 or is_one(operand.shape[at])
-            inputs.append(operand if is_spread else self._made(operand, at, rows))
-        shape = (*tensor.shape[:axis], rows, *tensor.shape[axis + 1 :])
-        made = self._on_parts(tensor, inputs, shape)
-        return self._note(made, self.placements[tensor]).tensor
-
-    def _all_rows(self, part: _Part, axis: int) -> _Part:
-        """Gather the rows of all ranks along an axis, whose length becomes a number."""
-        x, placement = part.tensor, part.placement.without(BATCH)
-        self.needs_all_rows = True
-        if x.op is OPERATORS["transpose"]:  # gather its operand, of which other readers may need all rows too
-            order = x.attributes["axes"]
-            axes = tuple(part.placement.axes[order.index(at)] for at in range(x.ndim))
-            below = self._all_rows(_Part(x.inputs[0], replace(part.placement, axes=axes)), order[axis])
-            return self._note(self._on_parts(x, [below.tensor], whole_along(x.shape, axis)), placement)
-        key = ALL_ROWS, id(x), axis
-        if key not in self._nodes:
-            self._nodes[key] = self._all_rows_of(part, axis)
-        return self._note(self._nodes[key], placement)
-
-    def _all_rows_of(self, part: _Part, axis: int) -> Tensor:
-        """Return a sum over the ranks of tensors with a rank's rows among zeros."""
-        x, length = part.tensor, part.tensor.shape[axis]
-        if self._alone:
-            return Tensor(ALL_ROWS, (x,), {}, whole_along(x.shape, axis), x.dtype)
-        sum_dtype = x.dtype if x.dtype.itemsize > 1 else np.dtype(np.float32 if is_floating(x.dtype) else np.int32)
-        order = (axis, *(at for at in range(x.ndim) if at != axis))
-        part = self._converted(self._transposed(part, order), sum_dtype)
-        numbers = self._note(constant(np.arange(length.number), np.int64), Placement((None,))).tensor
-        own_numbers = self._own(numbers, 0, BATCH, length).tensor
-        placement = part.placement.without(BATCH)
-        summand = Tensor(
-            OPS["add_rows"],
-            (part.tensor, own_numbers),
-            {"length": length.number},
-            whole_along(part.tensor.shape, 0),
-            sum_dtype,
-        )
-        summed = self._reduce(self._note(summand, replace(placement, partial=(*placement.partial, BATCH))), BATCH)
-        back = tuple(order.index(at) for at in range(x.ndim))
-        return self._transposed(self._converted(summed, x.dtype), back).tensor
-
-    def _transposed(self, part: _Part, order: tuple[int, ...]) -> _Part:
-        if order == tuple(range(len(order))):
-            return part
-        axes = tuple(part.placement.axes[at] for at in order)
-        return self._note(METHODS["transpose"](part.tensor, order), replace(part.placement, axes=axes))
-
-    def _converted(self, part: _Part, dtype: Any) -> _Part:
-        return part if part.tensor.dtype == dtype else self._note(METHODS["cast"](part.tensor, dtype), part.placement)
-
-    def _own(self, tensor: Tensor, axis: int, mesh: str, rows: Dim | None) -> _Part:
-        """Slice a replicated tensor; elementwise functions of variables slice the variables instead."""
-        stack = [(tensor, axis)]
-        while stack:
-            current, along = stack[-1]
-            read = []
-            if current in self._of_state and rows is None and _is_elementwise(current):
-                read = [(below, along - current.ndim + below.ndim) for below in current.inputs]
-                read = [(below, at) for below, at in read if at >= 0 and below.shape[at] != 1]
-            keys = {below: (OWN_PART, id(below), at, mesh, rows and rows.blocks) for below, at in read}
-            known_parts = {below: self._nodes[key] for below, key in keys.items() if key in self._nodes}
-            if missing := dict.fromkeys((below, at) for below, at in read if below not in known_parts):
-                stack += missing
-                continue
-            stack.pop()
-            if read:
-                own_tensor = current.with_inputs([known_parts.get(below, below) for below in current.inputs])
-            else:
-                own_tensor = self._own_part(current, along, mesh, rows)
-            self._nodes[OWN_PART, id(current), along, mesh, rows and rows.blocks] = own_tensor
-            part = self._note(own_tensor, self.placements[current].sharded(along, mesh))
-        return part
-
-    def _own_part(self, tensor: Tensor, axis: int, mesh: str, rows: Dim | None) -> Tensor:
-        """Slice a replicated tensor; along a concatenation's rows each of its parts."""
-        shape, placement = tensor.shape, self.placements[tensor]
-        attributes = {"mesh": mesh, "axis": axis}
-        if rows is None:
-            return Tensor(OWN_PART, (tensor,), attributes, shape, tensor.dtype)
-        length, start, own_parts = counting(rows, shape[axis]), 0, []
-        blocks = (length.scale,) if self._alone else length.blocks
-        for scale in blocks:
-            block, block_length = tensor, length.times(scale)
-            if len(blocks) > 1:
-                key = (*(slice(None),) * axis, slice(start, start + block_length.number))
-                block = self._note(METHODS["[]"](tensor, key), placement).tensor
-            start += block_length.number
-            own_shape = (*shape[:axis], block_length, *shape[axis + 1 :])
-            own_part = Tensor(OWN_PART, (block,), attributes, own_shape, tensor.dtype)
-            own_parts.append(self._note(own_part, placement.sharded(axis, mesh)).tensor)
-        if len(own_parts) == 1:
-            return own_parts[0]
-        own_shape = (*shape[:axis], length, *shape[axis + 1 :])
-        return Tensor(OPERATORS["join"], own_parts, {"axis": axis}, own_shape, tensor.dtype)
-
-    def _is_zero(self, part: _Part) -> bool:
+    def _is_zero(self, part: Part) -> bool:
         """Whether a part is the constant 0, or a carry that begins as 0."""
         tensor = part.tensor
         value = tensor.value if tensor.op is None and not tensor.counts_rows else None
         return tensor in self._zeros or (value is not None and value.size == 1 and not value.any())
 
-    def _not_zero(self, parts: Sequence[_Part], numbers: Iterable[int]) -> list[int]:
+    def _not_zero(self, parts: Sequence[Part], numbers: Iterable[int]) -> list[int]:
         """Return the parts that are not 0, which is its own summand and quotient."""
         return [number for number in numbers if not self._is_zero(parts[number])]
 
     # Loops
 
-    def _loop(self, node: Node) -> list[_Part]:
+    def _loop(self, node: Node) -> list[Part]:
         """Place a loop whose inputs stay partial if its steps can do with that; else they are reduced before it.
 
         If its length is not known, ranks may communicate in its steps.
@@ -768,7 +509,7 @@ class _Placer:
                     raise
         return self._loop_of(node, (), meets=True)
 
-    def _loop_of(self, node: Node, partial: Collection[str], meets: bool = False) -> list[_Part]:
+    def _loop_of(self, node: Node, partial: Collection[str], meets: bool = False) -> list[Part]:
         """Place a loop, whose carries' placements are a fixed point of its body, or raise a _MeetsInLoopError.
 
         Sharded inputs are gathered before it, but for rows; they may be partial over the axes in `partial`.
@@ -835,14 +576,14 @@ class _Placer:
         following, stacked = (tuple(new[tensor] for tensor in ends) for ends in (body.following, body.stacked))
         return replace(body, following=following, stacked=stacked)
 
-    def _agreed(self, condition: _Part) -> _Part:
+    def _agreed(self, condition: Part) -> Part:
         """Return a condition that is true on all ranks if it is on any."""
         part = self._note(METHODS["cast"](condition.tensor, "int32"), condition.placement)
         for mesh in self._mesh:
             part = self._sent(ALL_REDUCE, part, part.placement, over="max", mesh=mesh)
         return self._note(METHODS["cast"](part.tensor, "bool"), part.placement)
 
-    def _of_own_rows(self, part: _Part, shape: Shape) -> _Part:
+    def _of_own_rows(self, part: Part, shape: Shape) -> Part:
         """Shard a part of a tensor of this traced shape along the first axis that counts rows, and nothing else."""
         axis = row_axis(shape)
         rows = None if axis is None else shape[axis]
@@ -850,18 +591,10 @@ class _Placer:
             rows = part.tensor.shape[axis]  # in the order that it is in
         return self._moved(part, _of_rows(shape), rows)
 
-    def out_of_step(self, tensor: Tensor) -> _Part:
+    def out_of_step(self, tensor: Tensor) -> Part:
         """Return a result of a loop's step, divided; it may stay a summand."""
         part = self._divided(self.parts[tensor])
         return self._whole(part) if part.placement.join == "max" else part
-
-    def _note(self, tensor: Tensor, placement: Placement, divisor: _Divisor | None = None) -> _Part:
-        self.placements[tensor] = placement
-        self._kept.append(tensor)
-        is_leaf = tensor.variable is not None or tensor.value is not None
-        if is_leaf or ((_is_elementwise(tensor) or tensor.op is OWN_PART) and self._of_state.issuperset(tensor.inputs)):
-            self._of_state.add(tensor)
-        return _Part(tensor, placement, divisor)
 
 
 def _fixed_point(
@@ -871,7 +604,7 @@ def _fixed_point(
     shapes: Sequence[Shape],
     other_placements: Sequence[Placement],
     meets: bool,
-) -> tuple[_Placer, list[_Part], list[Placement], dict[Tensor, Tensor]]:
+) -> tuple[_Placer, list[Part], list[Placement], dict[Tensor, Tensor]]:
     """Return the placed body, its next carries, the carries' placements, and the placed body's leaf for each leaf."""
     body, assumed, assumed_shapes = body_of(node), list(begins), list(shapes)
     for _ in range(_ROUNDS):
@@ -903,7 +636,7 @@ def _fixed_point(
     raise _MeetsInLoopError(node)
 
 
-def _is_whole(part: _Part, tensor: Tensor) -> bool:
+def _is_whole(part: Part, tensor: Tensor) -> bool:
     """Whether all ranks have all rows of the tensor."""
     return row_axis(tensor.shape) is not None and not part.placement.partial and BATCH not in part.placement.axes
 
@@ -911,14 +644,6 @@ def _is_whole(part: _Part, tensor: Tensor) -> bool:
 def _of_first_rows(shape: Shape) -> Shape:
     """Return the shape of a part that is sharded along the first axis that counts rows."""
     return tuple(n if axis == row_axis(shape) else as_numbers(n) for axis, n in enumerate(shape))
-
-
-def _is_elementwise(tensor: Tensor) -> bool:
-    """Whether each element depends only on the same element of each input."""
-    if tensor.op is None or not tensor.inputs:
-        return False
-    lowering = tensor.op.lowering
-    return tensor.op is OPERATORS["identity"] or (isinstance(lowering, Element) and not lowering.by_last)
 
 
 def _axes_of(rule: ShardingRule, tensor: Tensor) -> Iterator[tuple[str, int]]:
@@ -951,7 +676,7 @@ def _summand(tensor: Tensor) -> Placement:
     return Placement((None,) * tensor.ndim, (BATCH,))
 
 
-def _is_summand(part: _Part) -> bool:
+def _is_summand(part: Part) -> bool:
     return bool(part.placement.partial) and part.placement.join == "sum" and not any(part.placement.axes)
 
 
