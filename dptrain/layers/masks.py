@@ -2,10 +2,12 @@
 
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dptrain.program.tensor import Tensor, mask_of
+from dptrain.errors import ConfigError
+from dptrain.program.shapes import differ, is_one, without_rows
+from dptrain.program.tensor import Tensor, as_tensors, mask_of
 from dptrain.program.tree import leaves, map_leaves
 
 if TYPE_CHECKING:
@@ -47,6 +49,22 @@ def attach_masks(layer: "Layer", first: Any, outputs: Any, previous_mask: Any) -
     for tensor, mask in zip(tensors, _leaves_with_none(layer.compute_mask(first, previous_mask)), strict=False):
         if isinstance(tensor, Tensor) and mask is not None and mask_of(tensor) is None:
             tensor._keras_mask = mask
+
+
+def require_mask(layer: "Layer", mask: Any, lengths: Sequence[Any], name: str = "mask") -> None:
+    """Refuse a mask whose lengths are neither these nor 1; None is no mask.
+
+    Raises:
+        ConfigError: names the layer, and both shapes.
+    """
+    if mask is None:
+        return
+    shape = as_tensors([mask])[0].shape
+    if len(shape) != len(lengths) or any(differ(a, b) and not is_one(a) for a, b in zip(shape, lengths, strict=True)):
+        raise ConfigError(
+            f"{name} of layer {layer._display_name!r} ({type(layer).__name__}): shape {without_rows(shape)}, expected "
+            f"{without_rows(lengths)}, as its input has"
+        )
 
 
 def _holds_only_tensors(value: Any) -> bool:

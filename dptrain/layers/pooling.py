@@ -4,11 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dptrain import ops
-from dptrain.errors import ConfigError
 from dptrain.layers.arguments import lengths, padding_mode
 from dptrain.layers.input_spec import InputSpec
+from dptrain.layers.masks import require_mask
 from dptrain.layers.spatial import SpatialLayer
-from dptrain.program.shapes import without_rows
 from dptrain.program.tensor import Tensor
 
 
@@ -185,10 +184,7 @@ class GlobalAveragePooling1D(GlobalPooling):
         """See `GlobalPooling`; `mask` (rows, length) says which elements count."""
         if mask is None:
             return super().call(inputs)
-        if mask.ndim != 2:
-            raise ConfigError(
-                f"mask of layer {self._display_name!r}: expected (rows, length), found {without_rows(mask.shape)}"
-            )
+        require_mask(self, mask, (inputs.shape[0], *(inputs.shape[axis] for axis in self._space)))
         counts = ops.cast(ops.expand_dims(ops.cast(mask, "bool"), self._channel_axis), inputs.dtype)
         total = ops.sum(ops.where(counts > 0, inputs, 0), self._space, self.keepdims)
         return total / ops.sum(counts, self._space, self.keepdims)

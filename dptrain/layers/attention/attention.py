@@ -8,6 +8,7 @@ import numpy as np
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.layers.base import InitializerArgument, Layer
+from dptrain.layers.masks import require_mask
 from dptrain.layers.regularization.dropout import rate_of
 from dptrain.ops import random
 from dptrain.program.tensor import Tensor, Variable
@@ -92,6 +93,8 @@ class Attention(Layer):
             use_causal_mask: ignore sources after the target.
         """
         self._check_inputs(inputs, mask)
+        for name, tensor, tensor_mask in zip(("query", "value"), inputs, mask or (), strict=False):
+            require_mask(self, tensor_mask, tensor.shape[:-1], f"{name} mask")
         query, value = (self._floating(tensor) for tensor in inputs[:2])
         key = self._floating(inputs[2]) if len(inputs) > 2 else value
         query_mask, value_mask = (

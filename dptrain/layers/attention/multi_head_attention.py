@@ -15,6 +15,7 @@ from dptrain.layers.activation import Softmax
 from dptrain.layers.attention.attention import causal_mask
 from dptrain.layers.base import BuildShape, ConstraintArgument, InitializerArgument, Layer, RegularizerArgument
 from dptrain.layers.core.einsum_dense import EinsumDense
+from dptrain.layers.masks import require_mask
 from dptrain.layers.regularization.dropout import Dropout
 from dptrain.program.tensor import Tensor, with_mask
 from dptrain.random import own_seed
@@ -140,6 +141,10 @@ class HeadsLayer(Layer):
             training: apply dropout.
             use_causal_mask: ignore sources after the target.
         """
+        sources = (("query_mask", query_mask, query), ("value_mask", value_mask, value))
+        for name, mask, tensor in (*sources, ("key_mask", key_mask, value if key is None else key)):
+            if tensor.ndim == 3:
+                require_mask(self, mask, tensor.shape[:2], name)
         # Their masks have become arguments.
         query, value, key = (with_mask(tensor, None) for tensor in (query, value, value if key is None else key))
         masks = (query_mask, value_mask, key_mask, attention_mask, self.sliding_window)

@@ -13,6 +13,7 @@ from dptrain.errors import ConfigError
 from dptrain.layers.arguments import axis_number
 from dptrain.layers.base import BuildShape, ConstraintArgument, InitializerArgument, RegularizerArgument
 from dptrain.layers.input_spec import InputSpec
+from dptrain.layers.masks import require_mask
 from dptrain.layers.normalization.affine import AffineNormalization
 from dptrain.ops.elementwise import in_float32
 from dptrain.program.shapes import normalized_axes, without_rows
@@ -119,6 +120,7 @@ class BatchNormalization(AffineNormalization):
                 "The mask provided should be one dimension less than the inputs. Received: "
                 f"mask.shape={without_rows(mask.shape)}, inputs.shape={without_rows(inputs.shape)}"
             )
+        require_mask(self, mask, inputs.shape[:-1])
         return in_float32(self._normalized)(self._floating(inputs), training, mask)  # as Keras
 
     def _normalized(self, x: Tensor, training: bool | None, mask: Tensor | None) -> Tensor:

@@ -9,6 +9,7 @@ from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer
 from dptrain.layers.constructor import named_parameters
 from dptrain.layers.input_spec import InputSpec
+from dptrain.layers.masks import require_mask
 from dptrain.layers.recurrent.cell import RecurrentCell
 from dptrain.layers.recurrent.loop import Step, run, swapped
 from dptrain.layers.recurrent.stacked import StackedRNNCells, with_bare_states
@@ -158,8 +159,9 @@ class RNN(Layer):
             training: passed to the cell.
 
         Raises:
-            ConfigError: with `stateful`, another number of rows than the states have.
+            ConfigError: a mask of another shape; with `stateful`, another number of rows than the states have.
         """
+        require_mask(self, mask, sequences.shape[:2])
         states = self._initial(sequences, initial_state)
         output, outputs, last = self._steps(self.cell, sequences, states, mask, training, self.return_sequences)
         last = tree.map_structure(lambda state: ops.cast(state, self.compute_dtype), last)
