@@ -368,7 +368,7 @@ def _compare_slopes(
     count = min(array.size, _PROBES)
     flat = array.reshape(-1)
     assert np.shares_memory(flat, array) or not array.size
-    for at in np.sort(rng.permutation(array.size)[:count]):
+    for at in np.sort(rng.permutation(array.size)[:count], kind="stable"):
         original = flat[at]
         values = []
         for sign in (1, -1):

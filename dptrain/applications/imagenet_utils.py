@@ -109,7 +109,8 @@ def decode_predictions(preds: Any, top: int = 5) -> list[list[tuple[str, str, fl
     names = _class_names()
     results = []
     for row in values:
-        ranked = [(*names[place], row[place]) for place in row.argsort()[-top:][::-1]]
+        rising = row.size - 1 - np.argsort(row[::-1], kind="stable")  # falling, the first of equal scores is first
+        ranked = [(*names[place], row[place]) for place in rising[::-1][:top]]
         results.append(sorted(ranked, key=lambda entry: entry[2], reverse=True))
     return results
 

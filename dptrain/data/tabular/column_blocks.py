@@ -39,7 +39,7 @@ def plain_numbers(frame: Any, names: Collection[str]) -> set[str]:
             whole = np.flatnonzero(is_plain & (values == np.floor(values)).all(axis=1))
             steps = np.diff(values[whole], axis=1)
             in_order = (steps >= 0).all(axis=1) | (steps <= 0).all(axis=1)
-            unlike = (np.diff(np.sort(values[whole], axis=1), axis=1) > 0).all(axis=1)
+            unlike = (np.diff(np.sort(values[whole], axis=1, kind="stable"), axis=1) > 0).all(axis=1)
             dates = (least[whole] >= _FIRST_DAY) & (largest[whole] <= _LAST_DAY)
         is_plain[whole[in_order | unlike | dates]] = False
         plain.update(name for name, flag in zip(block, is_plain, strict=True) if flag)

@@ -165,7 +165,7 @@ class Discretization(Layer):
         for batch in islice(batches_of(data), steps):
             batch_summary = _summary(np.asarray(batch, np.float32), self.epsilon)
             merged = np.concatenate([batch_summary, summary], 1)
-            summary = _compressed(merged[:, np.argsort(merged[0])], self.epsilon)
+            summary = _compressed(merged[:, np.argsort(merged[0], kind="stable")], self.epsilon)
         if not summary.size:
             raise ConfigError(
                 f"adapt of layer {self._display_name!r}: no numbers; expected an array, or an iterable of batches"
@@ -195,7 +195,7 @@ class Discretization(Layer):
 
 def _summary(values: Array, epsilon: float) -> Array:
     """Return every n-th number in order, with the count it stands for."""
-    ordered = np.sort(values.reshape(-1))
+    ordered = np.sort(values.reshape(-1), kind="stable")
     step = max(ordered.size * epsilon, 1)
     quantiles = ordered[int(step - 1) :: int(step)]
     return np.stack([quantiles, np.full_like(quantiles, step)])

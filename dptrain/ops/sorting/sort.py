@@ -42,8 +42,8 @@ def vector_rule(shapes: Any, out: Any, attributes: Any) -> str:
 
 @op(shape=lambda shape: shape, letters=vector_rule, dtype=first_dtype, lowering=HostCall())
 def sort_last(x: Array, *, out: Array) -> None:
-    """The elements of each vector of the last axis, ascending, NaN last."""
-    out[...] = np.sort(x, axis=-1)
+    """The elements of each vector of the last axis, ascending, NaN last; stably, which 0 and -0 show."""
+    out[...] = np.sort(x, axis=-1, kind="stable")
 
 
 @sort_last.gradient

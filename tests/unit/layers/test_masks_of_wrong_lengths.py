@@ -29,20 +29,25 @@ def test_the_layer_and_the_lengths_are_named(name, shape):
     assert whole(X, mask=np.ones((1, 6), bool)).shape == whole(X).shape
 
 
-@pytest.mark.parametrize("mask", ["query", "value", "key"])
-@pytest.mark.parametrize("kind", ["Attention", "MultiHeadAttention", "GroupQueryAttention"])
+def attended(query, value, masks):
+    return L.Attention(name="taker")([query, value], mask=[masks.get("query_mask"), masks.get("value_mask")])
+
+
+ATTENTION = {
+    "Attention": attended,
+    "MultiHeadAttention": lambda q, v, masks: L.MultiHeadAttention(2, 3, name="taker")(q, v, **masks),
+    "GroupQueryAttention": lambda q, v, masks: L.GroupQueryAttention(3, 2, 1, name="taker")(q, v, **masks),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "mask"),
+    [(kind, mask) for kind in ATTENTION for mask in ("query", "value", "key") if (kind, mask) != ("Attention", "key")],
+)
 def test_masks_of_attention(kind, mask):
-    query, value = X, X[:, :5]
     wrong, length = np.ones((4, 8), bool), 6 if mask == "query" else 5
     with pytest.raises(ConfigError, match=rf"{mask}.mask of layer 'taker' .*\(4, 8\), expected \(4, {length}\)"):
-        if kind == "Attention":
-            if mask == "key":
-                pytest.skip("has no mask of the key")
-            L.Attention(name="taker")([query, value], mask=[wrong, None] if mask == "query" else [None, wrong])
-        elif kind == "MultiHeadAttention":
-            L.MultiHeadAttention(2, 3, name="taker")(query, value, **{f"{mask}_mask": wrong})
-        else:
-            L.GroupQueryAttention(3, 2, 1, name="taker")(query, value, **{f"{mask}_mask": wrong})
+        ATTENTION[kind](X, X[:, :5], {f"{mask}_mask": wrong})
 
 
 def test_in_a_model():
