@@ -84,7 +84,7 @@ def _squares(x: Tensor, axis: int) -> Tensor:
 def _signs(y_true: Tensor) -> Tensor:
     """Return classes -1 and 1: the targets themselves, unless all are 0 or 1."""
     binary = ops.logical_or(ops.equal(y_true, 0), ops.equal(y_true, 1))
-    return ops.where(ops.equal(ops.min(ops.cast(binary, y_true.dtype)), 1), 2 * y_true - 1, y_true)
+    return ops.where(ops.equal(ops.min(ops.cast(binary, y_true.dtype), initial=1), 1), 2 * y_true - 1, y_true)
 
 
 def hinge(y_true: Any, y_pred: Any) -> Tensor:

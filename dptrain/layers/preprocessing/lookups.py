@@ -4,6 +4,7 @@ Texts stay on the host: their layers work on NumPy arrays, before `fit`, in a ge
 a model (ConfigError). So does hashing. `IntegerLookup` in a vocabulary also works inside a model.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
@@ -325,7 +326,10 @@ class _Lookup(Layer):
         for batch in [data] if is_whole else islice(batches_of(data), steps):
             values = self._keys(on_host(self, batch))
             counts.update(values.ravel().tolist())
-            rows = values.reshape(1, -1) if values.ndim < 2 and not is_whole else values.reshape(len(values), -1)
+            if values.ndim < 2 and not is_whole:
+                rows = values.reshape(min(values.size, 1), values.size)  # a document, unless it is empty
+            else:
+                rows = values.reshape(len(values), math.prod(values.shape[1:]))
             number += len(rows)
             for row in rows if self.output_mode == "tf_idf" else ():
                 documents.update(set(row.tolist()))

@@ -105,8 +105,8 @@ class Normalization(Layer):
             raise ConfigError(f"adapt: layer {self._display_name!r} was created with a mean and a variance")
         count, mean, squares = 0, np.float64(0), np.float64(0)
         for array in map(np.asarray, batches_of(data)):  # one at a time: a generator may refill its buffer
-            if not len(array):
-                raise self._no_rows()
+            if not array.size:
+                continue
             if not self.built:
                 shape = array.shape
                 self.build(shape if 0 in {axis % len(shape) for axis in self.axis} else (None, *shape[1:]))
@@ -126,14 +126,11 @@ class Normalization(Layer):
             )
             mean = mean + delta * (number / count)
         if not count:
-            raise self._no_rows()
+            raise ConfigError(
+                f"adapt of layer {self._display_name!r}: no rows; expected an array, or an iterable of batches"
+            )
         self._set_moments(mean, squares / count)
         self.adapt_mean.of_data = self.adapt_variance.of_data = True
-
-    def _no_rows(self) -> ConfigError:
-        return ConfigError(
-            f"adapt of layer {self._display_name!r}: no rows; expected an array, or an iterable of batches"
-        )
 
     def _set_moments(self, mean: npt.ArrayLike, variance: npt.ArrayLike) -> None:
         """Set the weights, of the kept axes' lengths, like `adapt`."""

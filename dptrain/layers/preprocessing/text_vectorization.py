@@ -158,7 +158,7 @@ class TextVectorization(Layer):
     def _tokens(self, inputs: Any) -> list[list[str]]:
         """Return the tokens of each text, (rows,) or (rows, 1); without `split` also (rows, tokens)."""
         texts = on_host(self, inputs)
-        if texts.dtype.kind not in "UO":
+        if texts.size and texts.dtype.kind not in "UO":
             raise ConfigError(f"layer {self._display_name!r}: expected texts, found {texts.dtype.name}")
         texts = texts.reshape(1) if texts.ndim == 0 else texts
         if callable(self.standardize):

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import dptrain as dp
 from dptrain import layers as L  # noqa: N812
 from tests.sample import examples
 
@@ -88,6 +89,11 @@ def assert_same(mine: Sequence[Any], other: Sequence[Any], tolerance: float) -> 
             assert value == expected
 
 
+def test_every_layer_that_adapts_is_here():
+    classes = {kind for kind in map(vars(L).get, L.__all__) if isinstance(kind, type) and hasattr(kind, "adapt")}
+    assert classes == {type(case.make()) for case in LAYERS.values()} | {L.Discretization}
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_batches_cut_anywhere_are_the_whole(name):
     case = LAYERS[name]
@@ -99,6 +105,8 @@ def test_batches_cut_anywhere_are_the_whole(name):
         assert_same(adapted(case, iter(np.split(data, cuts))), expected, case.tolerance)
         assert_same(adapted(case, [(part, part) for part in np.split(data, cuts)]), expected, case.tolerance)
         assert_same(adapted(case, (data[row : row + 1] for row in range(23))), expected, case.tolerance)
+        with_empty = np.split(data, [0, *cuts, cuts[-1], 23])
+        assert_same(adapted(case, with_empty), expected, case.tolerance)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -108,6 +116,31 @@ def test_data_of_another_size_make_what_they_make_of_a_fresh_layer(name, rows):
     layer, first, second = case.make(), case.draw(rng, 17), case.draw(rng, rows)
     adapted(case, np.split(first, [5]), layer)
     assert_same(adapted(case, second, layer), adapted(case, second), 0.0)
+
+
+def test_a_feature_space_adapts_to_batches_as_to_the_whole():
+    rng = np.random.default_rng(0)
+    features = {"number": "float_normalized", "code": "integer_categorical", "word": "string_categorical"}
+    features |= {"bins": dp.utils.FeatureSpace.float_discretized(4)}
+
+    def columns(rows):
+        drawn = {"number": _numbers(), "code": _integers(), "word": _tokens(), "bins": _numbers()}
+        return {name: draw(rng, rows) for name, draw in drawn.items()}
+
+    def encoded(data, space=None):
+        space = dp.utils.FeatureSpace(features) if space is None else space
+        space.adapt(data)
+        return np.asarray(space(shown))
+
+    first, other, shown = columns(50), columns(9), columns(6)
+    expected = encoded(first)
+    for cuts in ([20], [1, 30], [0, 7, 7, 50]):
+        parts = {name: np.split(column, cuts) for name, column in first.items()}
+        batches = [{name: part[number] for name, part in parts.items()} for number in range(len(cuts) + 1)]
+        np.testing.assert_allclose(encoded(batches), expected, rtol=1e-6, atol=1e-6)
+    used = dp.utils.FeatureSpace(features)
+    used.adapt(first)
+    np.testing.assert_array_equal(encoded(other, used), encoded(other))
 
 
 @pytest.mark.parametrize("axis", [-1, None, 1])
