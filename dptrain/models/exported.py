@@ -109,7 +109,9 @@ class ExportedProgram:
             for name, array in arrays.items():
                 self._backend.write(buffers[name], array.astype(self._expected[name][1]))
             executable.run()
-            return dict(executable.outputs)
+            outputs = dict(executable.outputs)
+            self._stored.require_ended(int(outputs.pop(programs.STEPS, 0)))
+            return outputs
         finally:
             with self._lock:
                 prepared = self._ready.get(rows)

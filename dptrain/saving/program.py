@@ -24,6 +24,8 @@ import numpy as np
 
 import dptrain.ops.random  # noqa: F401  # with all of the vocabulary: a file names ops by their names
 from dptrain.errors import ConfigError, DataError
+from dptrain.ops.elementwise import add, less_equal, logical_and, maximum
+from dptrain.ops.manipulation import reshape
 from dptrain.ops.scan import SCAN
 from dptrain.ops.while_node import WHILE
 from dptrain.program import tree
@@ -49,8 +51,11 @@ _MAX_FOLDED = 1 << 24
 _MAX_CHECKED = 1 << 28
 # What a file calls a loop that is a branch.
 _BRANCH = "cond"
-# How deep loops are nested at most, and the most steps of a loop, times those of the loops around it.
+# How deep loops are nested at most, and the most steps of a loop, times those of the loops around it; of loops of
+# unknown length the most steps in all, with those of the loops in them.
 _MAX_NESTED, _MAX_STEPS = 8, 1 << 24
+# The output of a program with such loops that counts their steps.
+STEPS = "steps of loops"
 
 
 def attribute_of(value: Any) -> Any:
@@ -231,6 +236,10 @@ class StoredProgram:
             reader = _Reader(self.where, self.arrays, self.state, rows)
             tensors = reader.tensors(self.description["nodes"])
             outputs = {name: tensors[number] for name, number in self.description["results"].items()}
+            if reader.count.op is not None:
+                if STEPS in outputs:
+                    raise DataError(f"{self.where}: damaged: an output {STEPS!r}")
+                outputs[STEPS] = reader.count
             updates = {self.state[path]: tensors[number] for path, number in self.description["updates"].items()}
             if has_loops([*outputs.values(), *updates.values()]):
                 new = trimmed([*outputs.values(), *updates.values()])
@@ -238,14 +247,25 @@ class StoredProgram:
                 updates = {variable: new[tensor] for variable, tensor in updates.items()}
         return Program(reader.inputs, reader.state, outputs, updates, rows=rows)
 
+    def require_ended(self, steps: int) -> None:
+        """Refuse the results of loops that were ended after the most steps, given the output `STEPS`."""
+        if steps > _MAX_STEPS:
+            raise DataError(f"{self.where}: loops of unknown length take more than {_MAX_STEPS:,} steps")
+
 
 class _Reader:
-    """Makes tensors of nodes, for a number of rows; attributes as of `StoredProgram` and `Program`."""
+    """Makes tensors of nodes, for a number of rows; attributes as of `StoredProgram` and `Program`.
+
+    A loop of unknown length gets a further carry, `count`: the steps so far, at which it ends. Loops and branches
+    around it hand the count on.
+    """
 
     def __init__(self, where: str, arrays: Arrays, variables: Mapping[str, Variable], rows: int) -> None:
         self._where, self._arrays, self._variables, self._rows = where, arrays, variables, rows
         self.inputs: dict[str, Tensor] = {}
         self.state: dict[Variable, Tensor] = {}
+        self.count = constant(0, np.int64)  # the steps before the next node
+        self._known_steps = 0  # of the loops of known length so far, in the same body
 
     def tensors(self, nodes: Any, leaves: Iterable[Tensor] = (), steps: int = 1, nested: int = 0) -> list[Tensor]:
         tensors = list(leaves)
@@ -329,19 +349,37 @@ class _Reader:
         carries = [placeholder(tensor.shape, tensor.dtype, "carry") for tensor in firsts]
         slices = [placeholder(tensor.shape[1:], tensor.dtype, "slice") for tensor in stacks]
         captures = [placeholder(tensor.shape, tensor.dtype, "capture") for tensor in captured]
+        count_before, steps_before = self.count, self._known_steps
+        if is_counted := _has_unknown_length(node):
+            self.count = placeholder((), np.int64, "steps")
+        first_count, self._known_steps = self.count, 0
         step_tensors = self.tensors(body["nodes"], [*carries, *slices, *captures], steps, nested + 1)
         results = self._values(body["results"], step_tensors, "a loop's body has results")
-        if list(map(_kind, results[:count])) != list(map(_kind, carries)):
+        following, stacked = results[:count], results[count:]
+        if list(map(_kind, following)) != list(map(_kind, carries)):
             raise DataError(
-                f"{self._where}: damaged: a loop changes its carries from {short(carries)} to {short(results[:count])}"
+                f"{self._where}: damaged: a loop changes its carries from {short(carries)} to {short(following)}"
             )
-        if ends_by_carry and not (results and len(results) == count and _kind(results[0]) == ((), np.dtype(np.bool_))):
+        if ends_by_carry and (not results or stacked or _kind(results[0]) != ((), np.dtype(np.bool_))):
             raise DataError(f"{self._where}: damaged: a while_loop with results {short(results)}")
         outside = dict(zip(captures, captured, strict=True))
         guard = captured[0] if guarded else None
-        step, captured, _ = closed(carries, slices, results[:count], results[count:], outside, guard=guard)
-        op = WHILE if ends_by_carry else SCAN
-        return op.values(*firsts, *stacks, *captured, **attributes, body=step)
+        if is_counted and guarded:
+            outside[first_count] = count_before
+            stacked.append(self.count)
+        elif is_counted:
+            if ends_by_carry:
+                self.count = add(self.count, 1 + self._known_steps)
+                following[0] = logical_and(following[0], less_equal(self.count, _MAX_STEPS))
+                firsts[0] = logical_and(firsts[0], less_equal(count_before, _MAX_STEPS))
+            carries, firsts, following = [*carries, first_count], [*firsts, count_before], [*following, self.count]
+        step, captured, _ = closed(carries, slices, following, stacked, outside, guard=guard)
+        values = list((WHILE if ends_by_carry else SCAN).values(*firsts, *stacks, *captured, **attributes, body=step))
+        self._known_steps = min(steps_before + length * (1 + self._known_steps), _MAX_STEPS)
+        if is_counted:
+            last_count = values.pop(-1 if guarded else count)
+            self.count = maximum(count_before, reshape(last_count, ())) if guarded else last_count
+        return values
 
     def _length(self, op: Any, attributes: Mapping[str, Any]) -> Any:
         """Return the least number of steps of a loop, after checking its attributes."""
@@ -352,6 +390,13 @@ class _Reader:
         if not (is_sound and is_length(length) and isinstance(reverse, bool)):
             raise DataError(f"{self._where}: damaged: a loop {short(op)} with {short(attributes)}")
         return length
+
+
+def _has_unknown_length(node: Mapping[str, Any]) -> bool:
+    """Whether a loop, or one in it, is of unknown length."""
+    return node["op"] == WHILE.name or any(
+        "body" in inner and _has_unknown_length(inner) for inner in node["body"]["nodes"]
+    )
 
 
 def _kind(tensor: Tensor) -> Any:

@@ -305,6 +305,83 @@ def test_a_hostile_loop_of_unknown_length_is_refused(change, message):
     assert "\n" not in str(caught.value)
 
 
+def endless(contents: dict[str, Any]) -> dict[str, Any]:
+    """Let the loop go on for ever: its condition is the constant true."""
+    body_of(contents)["nodes"].append({"constant": "goes on"})
+    body_of(contents)["results"][0] = 10
+    return contents
+
+
+def around(contents: dict[str, Any], op: str, length: int | None) -> dict[str, Any]:
+    """Put the loop into another one, of the same carries, or into a branch, whose first capture is its condition."""
+    is_branch = op == "cond"
+    inner = {**loop_of(contents), "inputs": [1, 2, 3, 4] if is_branch else [0, 1, 2, 3]}
+    body = {"slices": 0, "nodes": [inner]}
+    body |= {"carries": 0, "results": [5, 6, 7]} if is_branch else {"carries": 3, "results": [4, 5, 6]}
+    attributes = {} if length is None else {"length": length, "reverse": False}
+    inputs = [1, 1, 2, 0, 0] if is_branch else [1, 2, 0, 0]
+    contents["nodes"][3] = {"op": op, "inputs": inputs, "attributes": attributes, "body": body}
+    return contents
+
+
+def endless_outside() -> dict[str, Any]:
+    """Return a loop without an end around one that takes three steps at first, and none later."""
+    contents = around(while_document(), "while", None)
+    body_of(contents)["nodes"].append({"constant": "goes on"})
+    body_of(contents)["results"][0] = 7
+    return contents
+
+
+ENDLESS = {
+    "alone": lambda: endless(while_document()),
+    "in a while": lambda: around(endless(while_document()), "while", None),
+    "around a while": endless_outside,
+    "in a scan": lambda: around(endless(while_document()), "scan", 3),
+    "in a branch": lambda: around(endless(while_document()), "cond", 1),
+}
+
+
+@pytest.mark.parametrize("case", ENDLESS)
+@pytest.mark.parametrize("make", [by_numpy, compiled()], ids=["NumPy", "C++"])
+def test_loops_of_unknown_length_have_an_end(monkeypatch, case, make):
+    if make is not by_numpy and compiler() is None:
+        pytest.skip("no compiler")
+    monkeypatch.setattr(programs, "_MAX_STEPS", 50)
+    stored, y = read_while(ENDLESS[case]()), RNG.normal(size=(2, WIDTH)).astype(np.float32)
+    executable = make(stored.program(2), {"y": y})
+    with np.errstate(over="ignore"):
+        executable.run()
+    steps = int(executable.outputs[programs.STEPS])
+    assert 50 < steps <= 52
+    with pytest.raises(DataError, match="file: loops of unknown length take more than 50 steps"):
+        stored.require_ended(steps)
+
+
+def test_steps_of_loops_in_loops_count():
+    y = np.ones((2, WIDTH), np.float32)
+    scan = around(while_document(), "scan", 5)
+    for contents, expected in (
+        (while_document(), 2),
+        (scan, 2),
+        (around(copy.deepcopy(scan), "while", None), 2 + 1 + 5),
+    ):
+        executable = by_numpy(read_while(contents).program(2), {"y": y})
+        executable.run()
+        assert executable.outputs[programs.STEPS] == expected
+
+
+def test_a_served_program_that_does_not_end_is_an_error(tmp_path, monkeypatch):
+    model = sequential([Own(LOOPS["unbounded"])])
+    model.compile(device="cpu")
+    model.export(tmp_path / "program")
+    _, function = loaded(tmp_path / "program")
+    np.testing.assert_array_equal(function(X), model.predict(X, verbose=0))
+    monkeypatch.setattr(programs, "_MAX_STEPS", 1)
+    _, function = loaded(tmp_path / "program")
+    with pytest.raises(DataError, match="program: loops of unknown length take more than 1 steps"):
+        function(X)
+
+
 @pytest.mark.parametrize("number", range(len(HOSTILE)))
 def test_a_hostile_body_is_refused(number):
     change, message = HOSTILE[number]
