@@ -2,8 +2,11 @@
 
 import http.client
 import json
+import runpy
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -86,3 +89,98 @@ def test_answers_to_threads(url: str):
         assert response.status == 400
         assert message in json.loads(response.read())["error"]
     connection.close()
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[tuple[str, int]]:
+    """Serve a function that divides 1 by its input."""
+
+    def inverse(x: Any) -> Any:
+        with np.errstate(divide="ignore"):
+            return np.float64(1) / x
+
+    make_server = runpy.run_path(str(ROOT / "examples" / "serve.py"))["make_server"]
+    with make_server(inverse) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server.server_address
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def answered(address: tuple[str, int], request: bytes) -> list[tuple[int, Any]]:
+    """Return the status and content of every response on a connection that gets these bytes and no more."""
+    with socket.create_connection(address, timeout=60) as connection:
+        connection.sendall(request)
+        connection.shutdown(socket.SHUT_WR)
+        received = b"".join(iter(lambda: connection.recv(65536), b""))
+    responses = []
+    while received:
+        head, _, received = received.partition(b"\r\n\r\n")
+        (length,) = [int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.startswith(b"Content-Length")]
+        content, received = received[:length], received[length:]
+        responses.append((int(head.split()[1]), json.loads(content, parse_constant=pytest.fail)))
+    return responses
+
+
+def post(body: bytes, *headers: str) -> bytes:
+    lines = "".join(f"{line}\r\n" for line in headers or (f"Content-Length: {len(body)}",))
+    return f"POST / HTTP/1.1\r\nHost: a\r\n{lines}\r\n".encode() + body
+
+
+GOOD = post(b'{"x": [[2]]}')
+
+
+def test_requests_follow_each_other(address):
+    assert answered(address, GOOD + GOOD) == [(200, {"y": [[0.5]]})] * 2
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        (b'{"x": [[NaN]]}', 400, "not finite"),
+        (b'{"x": [[-Infinity]]}', 400, "not finite"),
+        (b'{"x": [[1e999]]}', 400, "not finite"),
+        (b'{"x": [[0]]}', 500, "outputs are not finite"),
+        (b"[" * 5000 + b"]" * 5000, 400, ""),
+        (b'{"x": ' + b"[" * 5000 + b"]" * 5000 + b"}", 400, ""),
+        (b'{"x": ' + b"[" * 70 + b"]" * 70 + b"}", 400, ""),
+        (b'{"x": [[1], [1, 2]]}', 400, ""),
+        (b'{"x": ' + b"9" * 5000 + b"}", 400, "digits"),
+        (b"[1]", 400, ""),
+        (b"\xff\xfe\xfa", 400, ""),
+        (b"", 400, "Expecting value"),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_what_json_does_not_have_and_other_bodies(address, body, status, message):
+    first, second = answered(address, post(body) + GOOD)
+    assert (first[0], second) == (status, (200, {"y": [[0.5]]}))
+    assert message in first[1]["error"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        ["Content-Length: -1"],
+        ["Content-Length: 1000000000000000000000000000000"],
+        ["Content-Length: 100000000"],
+        ["Content-Length: twelve"],
+        ["Content-Length: +12"],
+        ["Content-Length: 1_2"],
+        ["Content-Length: 12, 12"],
+        ["Content-Length:"],
+        ["Content-Length: 12", "Content-Length: 0"],
+        ["Content-Length: 12", "Content-Length: 12"],
+        ["Transfer-Encoding: chunked"],
+        ["Content-Length: 12", "Transfer-Encoding: chunked"],
+        ["X: none"],
+    ],
+    ids=str,
+)
+def test_the_rest_of_a_refused_body_is_no_request(address, headers):
+    ((status, answer),) = answered(address, post(GOOD + GOOD, *headers))
+    assert (status, "one Content-Length" in answer["error"]) == (400, True)
+    assert answered(address, GOOD) == [(200, {"y": [[0.5]]})]  # the server goes on
