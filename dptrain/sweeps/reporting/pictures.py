@@ -60,7 +60,9 @@ def curves_of(epochs: Iterable[Mapping[str, Any]], metric: str) -> Curves:
     return curves
 
 
-def draw_curves(trials: Sequence[Trial], summaries: Sequence[Summary], curves: Curves, metric: str, mode: Mode) -> str:
+def draw_curves(
+    trials: Sequence[Trial], summaries: Sequence[Summary], curves: Curves, metric: str, mode: Mode, folds: int = 1
+) -> str:
     """Draw the metric over epochs for the best trials: the mean, with the band of `_band` over the seeds."""
     settings = {trial.number: trial.setting for trial in trials}
     shown = [summary.trial for summary in rank(summaries, mode) if any(curves.get(summary.trial, {}).values())]
@@ -77,7 +79,7 @@ def draw_curves(trials: Sequence[Trial], summaries: Sequence[Summary], curves: C
         for place, trial in enumerate(shown):
             color, style = COLORS[place % len(COLORS)], _STYLES[place // len(COLORS)]
             name = "mean" if len(trials) == 1 else trial_name(trial, settings[trial], 44)
-            drawn += _draw_trial(axes, trial, curves[trial], bounds, name, color, style)
+            drawn += _draw_trial(axes, trial, curves[trial], bounds, folds, name, color, style)
             if len(trials) == 1:
                 _draw_runs(axes, curves[trial])
         some = f" of the {len(shown)} best trials" if len(shown) < len(summaries) else ""
@@ -102,13 +104,14 @@ def _draw_trial(
     trial: int,
     curve: Mapping[int, Mapping[int, float]],
     bounds: Bounds,
+    folds: int,
     name: str,
     color: str,
     style: str,
 ) -> list[float]:
     """Draw a trial's mean and band; return the band's ends."""
     epochs = _thinned([epoch for epoch, runs in sorted(curve.items()) if runs])
-    rows = [_band([value for _, value in sorted(curve[epoch].items())], bounds) for epoch in epochs]
+    rows = [_band([value for _, value in sorted(curve[epoch].items())], bounds, folds) for epoch in epochs]
     means, lows, highs = zip(*rows, strict=True)
     band = axes.fill_between(epochs, lows, highs, color=color, alpha=0.15, linewidth=0)
     band.set_gid(f"band-trial-{trial}")
@@ -246,9 +249,9 @@ def draw_seeds(summary: Summary, endings: Sequence[Ending], metric: str) -> str:
     return draw("seeds", picture)
 
 
-def _band(values: Sequence[float], bounds: Bounds) -> tuple[float, float, float]:
+def _band(values: Sequence[float], bounds: Bounds, folds: int) -> tuple[float, float, float]:
     """Return mean, low and high of a band: the 95 % interval, or minimum and maximum of fewer than 3 runs."""
-    mean, low, high = mean_and_interval(values, bounds)
+    mean, low, high = mean_and_interval(values, bounds, folds)
     if low is None or high is None or len(values) < 3:
         return mean, min(values), max(values)
     return mean, low, high

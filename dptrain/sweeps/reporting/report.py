@@ -139,7 +139,8 @@ def _results(
         yield "<h2>Differences</h2>\n" + _differences(trials, summaries, comparisons, mode)
     if undrawn is not None or report.hurries():
         return
-    if curves := _curves_picture(trials, summaries, report.epochs, metric, mode):
+    folds = max((ending.run.folds for ending in endings), default=1)
+    if curves := _curves_picture(trials, summaries, report.epochs, metric, mode, folds):
         yield "<h2>Over epochs</h2>\n" + curves
     if swept and not alone and any(summary.n for summary in summaries) and not report.hurries():
         drawn = _fields(trials, summaries, endings, metric, mode, swept, report.hurries)
@@ -303,17 +304,18 @@ def _curves_picture(
     epochs: Iterable[Mapping[str, Any]],
     metric: str,
     mode: Mode,
+    folds: int,
 ) -> str:
     curves = pictures.curves_of(epochs, metric)
     if not any(runs for of_trial in curves.values() for runs in of_trial.values()):
         return ""
     caption = (
         "Lines: the mean over the runs that have the epoch. Bands: the 95 % confidence interval of the mean over "
-        "seeds; with fewer than 3 runs, from the lowest to the highest."
+        f"{'seeds' if folds == 1 else 'seeds and folds'}; with fewer than 3 runs, from the lowest to the highest."
     )
     if len(curves) > pictures.MOST_CURVES:
         caption += f" Only the best {pictures.MOST_CURVES} of {len(curves)} trials are drawn."
-    return figure(pictures.draw_curves(trials, summaries, curves, metric, mode), caption)
+    return figure(pictures.draw_curves(trials, summaries, curves, metric, mode, folds), caption)
 
 
 def _ranking_picture(trials: Sequence[Trial], summaries: Sequence[Summary], metric: str, mode: Mode) -> str:

@@ -1,5 +1,6 @@
 """Pictures of sweeps: that they are drawn for whatever a sweep may hold, and hold what they should."""
 
+import dataclasses
 import math
 
 import pytest
@@ -9,7 +10,7 @@ pytest.importorskip("matplotlib", reason="pictures need the extra 'sweep'")
 
 from dptrain.sweeps.analysis.intervals import mean_and_interval
 from dptrain.sweeps.analysis.statistics import summarize
-from dptrain.sweeps.records import Status, Trial
+from dptrain.sweeps.records import Run, Status, Trial
 from dptrain.sweeps.reporting import pictures
 from dptrain.sweeps.reporting.pictures import curves_of, draw_curves, draw_ranking, draw_seeds
 from tests.sample import sample
@@ -59,6 +60,15 @@ def test_curves_hold_mean_and_band(undrawn):
     # trial 1 has 2: from the lowest to the highest
     assert bands[1] == pytest.approx([0.5, 0.6])
     assert other_line.get_ydata()[-1] == pytest.approx(0.55)
+
+
+def test_bands_are_those_of_cross_validation(undrawn):
+    values = [0.7, 0.75, 0.8, 0.9]
+    ended = [dataclasses.replace(e, run=Run(n, 0, 0, n, 4)) for n, e in enumerate(endings({0: values}))]
+    summaries = summarize(trials(1), ended, METRIC, "max")
+    draw_curves(trials(1), summaries, curves_of(logs(ended), METRIC), METRIC, "max", 4)
+    corners = undrawn[0].axes[0].collections[0].get_paths()[0].vertices
+    assert sorted({*corners[corners[:, 0] == 5, 1]}) == pytest.approx([summaries[0].ci_low, summaries[0].ci_high])
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 5])
