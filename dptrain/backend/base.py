@@ -23,10 +23,12 @@ class Executable(Protocol):
     Attributes:
         outputs: results of the last step by name, on the host: this rank's rows of sharded ones.
         nbytes: device memory in use, without state and inputs.
+        samples: the sample of each number in the input `program.ROWS`, for messages; None for these numbers.
     """
 
     outputs: Mapping[str, HostArray]
     nbytes: int
+    samples: Sequence[int] | None
 
     def run(self, starts: Sequence[int] = (0,)) -> None:
         """Execute a step for each start of its rows in the input `program.ROWS`. Collective if placed."""

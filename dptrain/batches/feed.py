@@ -38,6 +38,7 @@ class BatchRows:
     arrays: tuple[Buffer, ...]  # features, targets and so on, (stored rows, ...) each
     order: Buffer  # int64, numbers of stored rows
     starts: list[int]  # where each shard begins in `order`
+    samples: Sequence[int] | None = None  # the sample in each stored row, for messages; None where it has that number
 
 
 class Feed(ABC):
@@ -97,6 +98,7 @@ class StreamedFeed(Feed):
         self._slots = [
             [backend.staging((chunk_rows, *array.shape[1:]), array.dtype) for array in arrays] for _ in range(2)
         ]
+        self._samples: list[Any] = [(), ()]  # in each slot
         self._identity = backend.upload(np.arange(chunk_rows, dtype=np.int64))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dptrain-feed")
         self._filling: Future[None] | None = None
@@ -134,7 +136,7 @@ class StreamedFeed(Feed):
                 self._next_row += shard.rows
             self._left -= bool(_rows(shards))
         arrays = tuple(staging.device for staging in self._slots[max(self._current, 0) % 2])
-        return BatchRows(arrays, self._identity, starts)
+        return BatchRows(arrays, self._identity, starts, self._samples[max(self._current, 0) % 2])
 
     def close(self) -> None:
         """End the thread."""
@@ -158,6 +160,7 @@ class StreamedFeed(Feed):
             staging.reuse()
         chosen = [shard for shards in self._chunks[chunk] for shard in shards]
         rows = np.concatenate([self._order[shard.start : shard.stop] for shard in chosen])
+        self._samples[chunk % 2] = rows
         self._filling = self._thread.submit(ending_forks, partial(_gather, self._sources, rows, slot))
 
     def _send(self) -> None:
@@ -202,7 +205,7 @@ class PooledFeed(Feed):
             # Zeros might be no id that a layer takes.
             host[len(chosen) :] = source[chosen[:1]] if len(chosen) else 0
             self._backend.write(device, host)
-        return BatchRows(self._device, self._identity, [0])
+        return BatchRows(self._device, self._identity, [0], chosen)
 
     def close(self) -> None:
         """Return the feed to its pool."""

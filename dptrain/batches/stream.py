@@ -184,7 +184,8 @@ class StreamBatches(Batches):
         self._most_rows = max(self._most_rows, shards[0].batch_rows)
         shapes = tuple((self._most_rows, *staging.device.shape[1:]) for staging in slot)
         self.spec = replace(drawn.kind, shapes=shapes)
-        return BatchRows(tuple(staging.device for staging in slot), self._identity, starts)
+        samples = range(shards[0].first_row, shards[0].first_row + rows)
+        return BatchRows(tuple(staging.device for staging in slot), self._identity, starts, samples)
 
     def keep(self) -> bool:
         """Retain the batches on the host."""

@@ -1,6 +1,6 @@
 """Finds an index outside its table, such as an id too large for an Embedding."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,15 +36,27 @@ def absent_row(layer: str, length: int, places: Array, samples: Array | None = N
     )
 
 
-def find_absent_row(program: Program, values: Mapping[Tensor, Array], rows: int, first_row: int) -> DataError | None:
-    """Return the error that names the first id outside a table; None if it depends on messages, or is in a loop."""
+def find_absent_row(
+    program: Program,
+    values: Mapping[Tensor, Array],
+    rows: int,
+    first_row: int,
+    samples: Sequence[int] | None = None,
+) -> DataError | None:
+    """Return the error that names the first id outside a table; None if it depends on messages, or is in a loop.
+
+    `samples` has the sample of each number in the input `ROWS`; None for these numbers.
+    """
     order = program.inputs.get(ROWS)
     gathers = [tensor for tensor in program.tensors if tensor.op is not None and tensor.op.lowering == Gather()]
     id_gathers = [
         gather for gather in gathers if gather.inputs[1] is not order
     ]  # the samples' numbers are not a user's ids
     computed = dict(values)
-    samples = None if order is None else values[order]
+    numbers, is_sample = None if order is None else values[order], None
+    if numbers is not None and samples is not None:
+        is_sample = numbers < len(samples)  # rows behind them only fill memory
+        numbers = np.asarray(samples)[numbers[is_sample]]
     for gather in id_gathers:
         table, places = gather.inputs
         try:
@@ -53,8 +65,9 @@ def find_absent_row(program: Program, values: Mapping[Tensor, Array], rows: int,
         except (LookupError, ValueError, TypeError, DataError):
             continue
         by_sample = places.shape != () and isinstance(places.shape[0], Dim)
-        numbers = samples if by_sample and samples is not None else None
-        if (error := absent_row(gather.name or "", length, ids, numbers)) is not None:
+        if by_sample and is_sample is not None:
+            ids = ids[np.repeat(is_sample, len(ids) // max(len(is_sample), 1))]
+        if (error := absent_row(gather.name or "", length, ids, numbers if by_sample else None)) is not None:
             return error
     return None
 

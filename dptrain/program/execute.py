@@ -114,10 +114,10 @@ class _Step:
         out = {number: self.values[value] for number, value in read_values.items()}
         return _Loop(first_value, out, self._program.rows, *place)
 
-    def absent_row(self) -> DataError | None:
+    def absent_row(self, samples: Sequence[int] | None) -> DataError | None:
         program = self._program
         leaf_values = {tensor: self.values[tensor] for tensor in (*program.inputs.values(), *program.state.values())}
-        return find_absent_row(program, leaf_values, self._rows, self._first_row)
+        return find_absent_row(program, leaf_values, self._rows, self._first_row, samples)
 
     def _execute_node(self, tensor: Tensor, inputs: Sequence[Array]) -> None:
         """Compute all read values of a node, at the first of them."""
@@ -292,6 +292,7 @@ class ReferenceExecutable:
         self._step = _Step(program, arrays, self._state, rows, first_row, comm)
         self.nbytes = bytes_of(program, rows)
         self.outputs: Mapping[str, Array] = {}
+        self.samples: Sequence[int] | None = None
 
     def run(self, starts: Sequence[int] = (0,)) -> None:
         """Execute a step for each start of its rows in the array `ROWS`. Collective if the program is placed.
@@ -310,7 +311,7 @@ class ReferenceExecutable:
                     error.finished = number - 1
                     raise
                 except IndexError:
-                    raise self._step.absent_row() or DataError(OUTSIDE) from None
+                    raise self._step.absent_row(self.samples) or DataError(OUTSIDE) from None
                 if number == len(starts):  # before the state changes: an output may be its old value
                     self.outputs = {name: values[tensor].copy() for name, tensor in self._program.outputs.items()}
                 new = {variable: self._own(tensor) for variable, tensor in self._program.updates.items()}

@@ -291,18 +291,20 @@ class HealthCheck:
         for name, array in arrays.items():
             if array.dtype.kind not in "fV":
                 continue
-            for shard, numbers in parts:
+            for _, numbers in parts:
                 finite = np.isfinite(array[numbers]).all(axis=tuple(range(1, array.ndim)))
                 if not finite.all():
-                    return [0, f"{name} is not finite in {self._samples(shard, numbers[~finite])}"]
+                    return [0, f"{name} is not finite in {self._samples(bad.rows, numbers[~finite])}"]
         for worst, test in ((1, np.isnan), (2, np.isinf)):
             for shard, numbers in parts:
-                first = self._first_op(test, shard, arrays, numbers)
+                first = self._first_op(test, bad.rows, shard, arrays, numbers)
                 if first is not None:
                     return [worst, first]
         return None
 
-    def _first_op(self, test: Any, shard: Shard, arrays: Mapping[str, Array], numbers: Array) -> str | None:
+    def _first_op(
+        self, test: Any, rows: BatchRows, shard: Shard, arrays: Mapping[str, Array], numbers: Array
+    ) -> str | None:
         """Return the first op of this rank's part of a step that makes a NaN, or an infinity."""
         if self._programs.sharding is not None:  # a single rank lacks the others' parts
             return None
@@ -328,14 +330,14 @@ class HealthCheck:
         of = f" of layer {tensor.name!r}" if tensor.name else f" behind layer {layer!r}" if layer else ""
         what = "a NaN" if test is np.isnan else "an infinity"
         by_rows = tensor.value.ndim > 0 and len(tensor.value) == len(numbers) and len(numbers) > 1
-        sample = f", of {self._samples(shard, numbers[place[:1]])}" if by_rows else ""
+        sample = f", of {self._samples(rows, numbers[place[:1]])}" if by_rows else ""
         shape = f"{tensor.value.shape}{sample}"
         return f"op {tensor.op.name!r}{of} is the first to produce {what}, at {place} of shape {shape}"
 
-    def _samples(self, shard: Shard, numbers: Array, most: int = 5) -> str:
-        """Describe samples of a shard by number, or by place in the batch if they have no other."""
+    def _samples(self, rows: BatchRows, numbers: Array, most: int = 5) -> str:
+        """Describe the samples in some stored rows by number, or by place in the batch if they have no other."""
         by_batch = self._batches.numbered_by_batch
-        samples = sorted((numbers + (shard.first_row if by_batch else 0)).tolist())
+        samples = sorted((numbers if rows.samples is None else np.asarray(rows.samples)[numbers]).tolist())
         more = f" and {len(samples) - most} more" if len(samples) > most else ""
         where = " of its batch" if by_batch else ""
         return f"sample{'s' * (len(samples) > 1)} {', '.join(map(str, samples[:most]))}{more}{where}"

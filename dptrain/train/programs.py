@@ -434,6 +434,7 @@ class Programs:
                 prepared = self._prepare(key, program, batch, rows, shard, comm)
         with suppress(KeyError):  # another thread has dropped it meanwhile
             self._prepared.move_to_end(key)
+        prepared.executable.samples = rows.samples
         return prepared.executable
 
     def _prepare(

@@ -129,6 +129,7 @@ class CompiledExecutable:
         self.fused, self.code = lowered(program, alone=self._comm is None, join=join)
         self._library, addresses = self._compiled()
         self.outputs: Mapping[str, Array] = {}
+        self.samples: Sequence[int] | None = None
         memory.adopt(program.state)
         # Including itself: it has buffers for one run at a time.
         self._reads, self._writes = program.reads, program.writes | {self}
@@ -252,7 +253,8 @@ class CompiledExecutable:
         for start in positions:
             if ROWS in program.inputs:
                 values[program.inputs[ROWS]] = self._order[start : start + len(self._window)]
-            if (error := find_absent_row(program, values, self._rows, self._first_row)) is not None:
+            error = find_absent_row(program, values, self._rows, self._first_row, self.samples)
+            if error is not None:
                 return error
         return None
 

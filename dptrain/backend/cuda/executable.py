@@ -123,6 +123,7 @@ class CudaExecutable:
         self.pack_key = self._load()
         self._table: RunTable | None = backend.run_table(self.pack_key, len(self._row))
         self.made = {name: self._results[tensor] for name, tensor in composition.program.outputs.items()}
+        self.samples: Sequence[int] | None = None
         self.outputs: Mapping[str, Array] = DeviceOutputs(self.made, backend.download)
         backend.executables.add(self)
 
@@ -493,7 +494,8 @@ class CudaExecutable:
         for start in (start for starts in starts_of_runs for start in starts):
             if order is not None:
                 values[program.inputs[ROWS]] = order[start : start + self._shape(program.inputs[ROWS])[0]]
-            if (error := find_absent_row(program, values, self._rows, self._sizes.first_row)) is not None:
+            error = find_absent_row(program, values, self._rows, self._sizes.first_row, self.samples)
+            if error is not None:
                 return error
         return None
 
