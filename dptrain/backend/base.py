@@ -28,7 +28,7 @@ class Executable(Protocol):
 
     outputs: Mapping[str, HostArray]
     nbytes: int
-    samples: Sequence[int] | None
+    samples: Sequence[int] | npt.NDArray[Any] | None
 
     def run(self, starts: Sequence[int] = (0,)) -> None:
         """Execute a step for each start of its rows in the input `program.ROWS`. Collective if placed."""

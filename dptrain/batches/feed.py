@@ -38,7 +38,7 @@ class BatchRows:
     arrays: tuple[Buffer, ...]  # features, targets and so on, (stored rows, ...) each
     order: Buffer  # int64, numbers of stored rows
     starts: list[int]  # where each shard begins in `order`
-    samples: Sequence[int] | None = None  # the sample in each stored row, for messages; None where it has that number
+    samples: "Sequence[int] | Order | None" = None  # the sample in each stored row, for messages; None: that number
 
 
 class Feed(ABC):

@@ -41,7 +41,7 @@ def find_absent_row(
     values: Mapping[Tensor, Array],
     rows: int,
     first_row: int,
-    samples: Sequence[int] | None = None,
+    samples: Sequence[int] | Array | None = None,
 ) -> DataError | None:
     """Return the error that names the first id outside a table; None if it depends on messages, or is in a loop.
 

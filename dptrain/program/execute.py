@@ -114,7 +114,7 @@ class _Step:
         out = {number: self.values[value] for number, value in read_values.items()}
         return _Loop(first_value, out, self._program.rows, *place)
 
-    def absent_row(self, samples: Sequence[int] | None) -> DataError | None:
+    def absent_row(self, samples: Sequence[int] | Array | None) -> DataError | None:
         program = self._program
         leaf_values = {tensor: self.values[tensor] for tensor in (*program.inputs.values(), *program.state.values())}
         return find_absent_row(program, leaf_values, self._rows, self._first_row, samples)
@@ -292,7 +292,7 @@ class ReferenceExecutable:
         self._step = _Step(program, arrays, self._state, rows, first_row, comm)
         self.nbytes = bytes_of(program, rows)
         self.outputs: Mapping[str, Array] = {}
-        self.samples: Sequence[int] | None = None
+        self.samples: Sequence[int] | Array | None = None
 
     def run(self, starts: Sequence[int] = (0,)) -> None:
         """Execute a step for each start of its rows in the array `ROWS`. Collective if the program is placed.

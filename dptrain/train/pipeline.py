@@ -69,7 +69,7 @@ class PipelineExecutable:
         for task in own_tasks:
             self._prepare(task)
         self.nbytes = self._prepared_bytes()
-        self.samples: Sequence[int] | None = None
+        self.samples: Sequence[int] | Array | None = None
         self._sources: dict[str, Mapping[str, Array]] = {}
         self.outputs: Mapping[str, Array] = _Results(self._sources)
 

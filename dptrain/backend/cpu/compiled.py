@@ -129,7 +129,7 @@ class CompiledExecutable:
         self.fused, self.code = lowered(program, alone=self._comm is None, join=join)
         self._library, addresses = self._compiled()
         self.outputs: Mapping[str, Array] = {}
-        self.samples: Sequence[int] | None = None
+        self.samples: Sequence[int] | Array | None = None
         memory.adopt(program.state)
         # Including itself: it has buffers for one run at a time.
         self._reads, self._writes = program.reads, program.writes | {self}

@@ -123,7 +123,7 @@ class CudaExecutable:
         self.pack_key = self._load()
         self._table: RunTable | None = backend.run_table(self.pack_key, len(self._row))
         self.made = {name: self._results[tensor] for name, tensor in composition.program.outputs.items()}
-        self.samples: Sequence[int] | None = None
+        self.samples: Sequence[int] | Array | None = None
         self.outputs: Mapping[str, Array] = DeviceOutputs(self.made, backend.download)
         backend.executables.add(self)
 
