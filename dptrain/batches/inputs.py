@@ -276,6 +276,9 @@ def check_samples(x: Any, y: Any, weights: Any, expected: Expected) -> Samples:
     if y is None:
         raise DataError("y is missing: the loss compares the model's outputs with it")
     if not tree.is_nested(expected.losses):
+        if expected.custom_steps and tree.is_nested(y) and all(np.ndim(array) for array in tree.leaves(y)):
+            targets = tree.map_leaves(lambda path, array: _check_unspecified(array, rows), y)
+            return Samples(features, targets, weights, expected.dtype)
         targets = _check_targets(y, expected.losses, _single_shape(expected.outputs), rows, "y", expected.custom_steps)
         return Samples(features, targets, weights, expected.dtype)
     paths = tree.flat_shapes(expected.losses)
@@ -334,18 +337,33 @@ def _check_targets(
         targets = targets[:, None]
     shape = targets.shape[1:]
     if not custom_steps and not _goes_with(shape, output):
-        raise DataError(f"{name}: expected targets of shape {output}, the model's output, found {shape}")
+        raise DataError(
+            f"{name}: expected targets of shape {output}, the model's output, found {shape}{_advice(name, shape, output)}"
+        )
     return targets.astype(np.float64, copy=False) if targets.dtype.kind != "f" else targets
 
 
 def _goes_with(target: tuple[int, ...], output: tuple[int | None, ...]) -> bool:
-    """Whether a loss can compare a target with an output: lengths of 1 are broadcast, and may lack at the end."""
+    """Whether a loss can compare a target with an output: lengths of 1 are broadcast, and may lack at the end.
+
+    Axes are never added in front: then rows of the batch would be compared with steps.
+    """
     if len(target) == len(output) + 1 and target[-1] == 1:
         target = target[:-1]
     elif len(output) == len(target) + 1 and output[-1] == 1:
         output = output[:-1]
     pairs = zip(output, target, strict=False)
-    return len(target) == len(output) and all(n in (length, None) or length == 1 for n, length in pairs)
+    return len(target) == len(output) and all(n in (length, None) or 1 in (n, length) for n, length in pairs)
+
+
+def _advice(name: str, target: tuple[int, ...], output: tuple[int | None, ...]) -> str:
+    """Return how to reshape targets for an output, if that is possible; else nothing."""
+    if None not in output and math.prod(target) == math.prod(n or 0 for n in output):
+        return f"; pass {name}.reshape(-1, {', '.join(map(str, output))})"
+    missing = len(output) - len(target)
+    if missing > 0 and _goes_with((1,) * missing + target, output):
+        return f"; pass {name}[:, {', '.join(['None'] * missing)}], to compare it with each"
+    return ""
 
 
 def _weights_of_outputs(weights: Any, expected: Expected, rows: int) -> Any:

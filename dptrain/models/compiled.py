@@ -350,6 +350,8 @@ class Outputs:
             spread = not tree.is_nested(sample_weight)
             weights = [sample_weight] * len(self.flat) if spread else _flattened_like(sample_weight, self.nested)
             return list(zip(self.flat, _flattened_like(y, self.nested), tree.leaves(y_pred), weights, strict=True))
+        if len(names) == 1 and isinstance(y, list | tuple) and len(y) > 1:
+            y = y[:1]  # targets of a model's own loss: as in Keras, metrics get the first
         predicted = _ordered(y_pred, names) if isinstance(y_pred, Mapping) else tree.leaves(y_pred)
         targets = map(_for_arithmetic, _ordered(y, names))
         weights = _ordered(sample_weight, names, spread=True)

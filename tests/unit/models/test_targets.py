@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import dptrain as dp
-from dptrain import layers, ops
+from dptrain import Input, Model, Sequential, layers, ops
+from dptrain.errors import DataError
 
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(12, 3)).astype(np.float32)
@@ -136,3 +137,65 @@ def test_arithmetic_of_targets_does_not_wrap(dtype):
     value = 1 if dtype == "bool" else 100
     assert accuracies(identity(metrics=[negative, doubled]), y) == {"negative": -value / 2, "doubled": value}
     assert accuracies(identity(metrics=[Negative()]), y) == {"negative": -18 * value}
+
+
+@pytest.mark.parametrize(
+    ("loss", "compared"),
+    [("mse", lambda y, p: np.mean((y - p) ** 2)), ("mae", lambda y, p: np.mean(np.abs(y - p)))],
+)
+@pytest.mark.parametrize(("target", "units"), [((10,), 1), ((1,), 10), ((4, 10), 1), ((4, 1), 10), ((), 1)])
+def test_axes_of_length_1_are_broadcast(loss, compared, target, units):
+    """As in Keras' guides; the loss is a mean over all pairs of a row."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(6, *target[:-1], 3)), rng.normal(size=(6, *target))
+    model = Sequential([Input(x.shape[1:]), layers.Dense(units)])
+    model.compile("sgd", loss, metrics=["mse"], dtype="float64")
+    predictions = model.predict(x, verbose=0)
+    targets = y if target else y[:, None]
+    logs = model.evaluate(x, y, verbose=0, return_dict=True)
+    np.testing.assert_allclose(logs["loss"], compared(targets, predictions), rtol=1e-12)
+    np.testing.assert_allclose(logs["mse"], np.mean((targets - predictions) ** 2), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("target", "output", "advice"),
+    [
+        ((12,), (3, 4), r"found \(12,\); pass y.reshape\(-1, 3, 4\)"),
+        ((4,), (3, 4), r"found \(4,\); pass y\[:, None\], to compare it with each"),
+        ((5,), (3, 4), r"found \(5,\)$"),
+    ],
+)
+def test_a_message_shows_how_to_reshape(target, output, advice):
+    model = Sequential([Input(output), layers.Dense(output[-1])])
+    model.compile("sgd", "mse")
+    with pytest.raises(DataError, match=advice):
+        model.fit(np.zeros((6, *output)), np.zeros((6, *target)), verbose=0)
+
+
+class TwoTargets(Model):
+    """Compares one output with two targets."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(1, kernel_initializer="ones")
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        first, second = y
+        return ops.mean((y_pred - first) ** 2) + ops.mean(ops.abs(y_pred - second))
+
+
+@pytest.mark.parametrize("loss", [None, "mse", ["mse", "mae"]])
+@pytest.mark.parametrize("metrics", [None, ["mae"]])
+def test_two_targets_of_an_output_in_a_loss_of_ones_own(loss, metrics):
+    x, y = np.ones((8, 3)), (np.zeros((8, 1)), np.full((8, 1), 5.0))
+    model = TwoTargets()
+    model.compile("sgd", loss, metrics=metrics)
+    logs = model.evaluate(x, y, verbose=0, return_dict=True)
+    assert logs["loss"] == pytest.approx(9 + 2)
+    if metrics:
+        assert logs["mae"] == pytest.approx(3), "metrics get the first, as in Keras"
+    assert model.fit(x, y, verbose=0).history["loss"] == [pytest.approx(9 + 2)]
+    assert model.train_on_batch(x, y) is not None
