@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from dptrain.distribution.devices import get_device_count, initialize, list_devices
-from dptrain.distribution.layouts import DeviceMesh, LayoutMap, TensorLayout, distribute_tensor
+from dptrain.distribution.layouts import DeviceMesh, LayoutMap, TensorLayout, all_gather, distribute_tensor
 from dptrain.distribution.strategies import (
     DataParallel,
     Distribution,
@@ -20,6 +20,7 @@ __all__ = [
     "LayoutMap",
     "ModelParallel",
     "TensorLayout",
+    "all_gather",
     "distribute_tensor",
     "distribution",
     "get_device_count",

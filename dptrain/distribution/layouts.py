@@ -10,6 +10,9 @@ import numpy.typing as npt
 
 from dptrain.distribution.devices import list_devices
 from dptrain.errors import ConfigError
+from dptrain.ops.manipulation import unshard
+from dptrain.ops.operation_calls import operation
+from dptrain.program.tensor import Tensor, as_tensors
 from dptrain.registry.names import not_supported
 
 T = TypeVar("T")
@@ -181,6 +184,19 @@ class LayoutMap(MutableMapping[str, Any]):
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._layouts)
+
+
+@operation
+def all_gather(x: Any) -> Tensor:
+    """Return x with the rows of all ranks on each of them, in a step; elsewhere x.
+
+    The value is x's: a step's tensors are those of the whole batch, and an op that needs all rows gets them without
+    this. It says where ranks gather: once, where otherwise each op would gather its own operands, which may be larger.
+
+    Args:
+        x: a tensor of any shape and type.
+    """
+    return unshard(*as_tensors([x]))
 
 
 def distribute_tensor(tensor: T, layout: TensorLayout) -> T:

@@ -1,14 +1,10 @@
-"""Losses of pairs: each sample of the global batch with all of them, on any number of ranks.
-
-A rank compares its rows with those of all ranks, which it gets as a sum of embeddings and a sum of labels.
-"""
+"""Losses of pairs: each sample of the global batch with all of them, on any number of ranks."""
 
 from typing import Any
 
 import numpy as np
 
 from dptrain import ops
-from dptrain.ops.indexing import gather_rows_along, row_numbers
 from dptrain.program.tensor import Tensor, as_tensors
 
 
@@ -38,30 +34,22 @@ def circle(
         margin: m.
     """
     labels, output = as_tensors([y_true, y_pred])
-    labels, output = _whole(labels), output if output.dtype.kind in "fV" else ops.cast(output, "float32")
-    numbers = row_numbers(output.shape[0])
-    others = gather_rows_along(output, [0]) if ref_embeddings is None else _references(ref_embeddings)
-    their_labels = gather_rows_along(labels, [0]) if ref_labels is None else _references(ref_labels, _whole)
+    labels, output = _flat(labels), output if output.dtype.kind in "fV" else ops.cast(output, "float32")
+    (others,) = as_tensors([output if ref_embeddings is None else ref_embeddings])
+    their_labels = labels if ref_labels is None else _flat(ref_labels)
     distance = ops.maximum(1 - ops.matmul(output, ops.transpose(others)), 0)
     same = ops.equal(ops.expand_dims(labels, 1), their_labels)
     different = ops.logical_not(same)
     if remove_diagonal:
-        itself = ops.equal(ops.expand_dims(numbers, 1), np.arange(int(others.shape[0])))
-        same = ops.logical_and(same, ops.logical_not(itself))
+        itself = np.eye(int(output.shape[0]), int(others.shape[0]), dtype=np.bool_)
+        same = ops.logical_and(same, np.logical_not(itself))
     near = gamma * (margin + distance) * (distance - margin)
     far = gamma * ops.maximum(1 + margin - distance, 0) * (1 - margin - distance)
     return ops.softplus(_logsumexp(same, near) + _logsumexp(different, far))
 
 
-def _whole(labels: Tensor) -> Tensor:
+def _flat(labels: Any) -> Tensor:
     return ops.reshape(ops.cast(labels, "int64"), (-1,))
-
-
-def _references(values: Any, convert: Any = lambda x: x) -> Tensor:
-    """Return what samples are compared with; for rows of the batch, those of all ranks."""
-    (references,) = as_tensors([values])
-    references = convert(references)
-    return gather_rows_along(references, [0])
 
 
 def _logsumexp(mask: Tensor, x: Tensor) -> Tensor:

@@ -92,8 +92,9 @@ def arange(
     start: float, stop: float | None = None, step: float | None = None, dtype: npt.DTypeLike | None = None
 ) -> Tensor:
     """Return numbers from start (0 if only `stop` is passed) to before stop; int32 of integers, else float32."""
-    start, stop, step = (int(n) if isinstance(n, Dim) else n for n in (start, stop, step))  # of the whole batch
-    values = np.arange(0 if stop is None else start, start if stop is None else stop, 1 if step is None else step)
+    first, end, by = (0, start, step) if stop is None else (start, stop, step)
+    numbers = (int(n) if isinstance(n, Dim) else n for n in (first, end, 1 if by is None else by))  # of the whole batch
+    values = np.arange(*numbers)
     return constant(values.astype(dtype or (floatx() if values.dtype.kind in "fV" else np.int32)))
 
 
@@ -460,7 +461,7 @@ def tile(x: Any, repeats: int | Sequence[int]) -> Tensor:
     return tensor
 
 
-def _tiled_by_rows(x: Tensor, rows: Dim, axis: int) -> Tensor:
+def _tiled_by_rows(x: Tensor, rows: Any, axis: int) -> Tensor:
     """Repeat x along an axis as often as the batch has rows: each rank for its own."""
     before, n, behind = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
     return reshape(broadcast_to(expand_dims(x, axis), (*before, rows, n, *behind)), (*before, rows * n, *behind))

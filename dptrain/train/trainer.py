@@ -21,7 +21,6 @@ from dptrain.program.tensor import BFLOAT16, Variable
 from dptrain.program.turns import TURNS
 from dptrain.runtime import heap
 from dptrain.runtime.failure import phase
-from dptrain.runtime.signals import EndlessStepError
 from dptrain.train.health import HealthCheck, OnNonfinite, digest_every, refuse_validation
 from dptrain.train.programs import Programs, Step, Trained
 from dptrain.train.replicas import Shared
@@ -138,12 +137,8 @@ class Trainer:
                     mine = (validation.steps or 0) if validation.alone else None
                     stops = hooks.model.stop_training
                     sync_points.begin_validation(epoch, begin + self._steps, stops=stops, steps=mine)
-                    try:
-                        with phase.during("validation"):
-                            validated = yield from self._evaluate(validation, hooks, sync_points)
-                    except EndlessStepError as error:
-                        sync_points.abandon_validation(error)
-                        raise
+                    with phase.during("validation"):
+                        validated = yield from self._evaluate(validation, hooks, sync_points)
                     if on_nonfinite != "ignore":
                         refuse_validation(self.comm.size, epoch, validated)
                     logs |= {f"val_{key}": value for key, value in validated.items()}
@@ -332,14 +327,7 @@ class Trainer:
             hooks.on_train_batch_begin(step_number)
             step = self._current(step)
             begun = time.perf_counter()
-            try:
-                self.programs.run(step, batches.spec, rows, shards)
-            except EndlessStepError as error:
-                finished = shards[: error.finished]
-                self._count(finished)
-                sync_points.count(len(finished))
-                sync_points.abandon(epoch, step_number + len(finished), error)
-                raise
+            self.programs.run(step, batches.spec, rows, shards)
             seconds = time.perf_counter() - begun
             step_number += len(shards)
             self.steps_done += len(shards)
@@ -522,7 +510,7 @@ def _arrays(outputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[An
 
 
 def _check_shapes_of_batches(parts: Sequence[tuple[Shard, Mapping[str, npt.NDArray[Any]]]]) -> None:
-    """Raise a ConfigError if outputs of several batches cannot be joined, as matrices of all pairs of rows."""
+    """Raise a ConfigError if outputs of several batches cannot be joined, as those of all pairs of rows."""
     first_shard, first = parts[0]
     for shard, outputs in parts[1:]:
         for name, output in outputs.items():

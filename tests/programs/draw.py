@@ -21,7 +21,7 @@ import numpy as np
 import dptrain
 import dptrain.ops.random
 from dptrain.errors import ConfigError
-from dptrain.program.dims import Dim
+from dptrain.program.dims import Dim, counts_rows
 from dptrain.program.program import ROWS, Program
 from dptrain.program.sharding.mesh import Axes
 from dptrain.program.sharding.placement import place
@@ -491,6 +491,24 @@ def taken_of_each(d: Drawing) -> None:
     d.line(f"take_each({table}, {places})")
 
 
+def meeting(d: Drawing) -> None:
+    """What needs all rows of the batch: pairs of rows, their order, their numbers, other rows beside them."""
+    x = d.pick(
+        lambda candidate: (
+            candidate.tensor.dtype.kind == "f"
+            and candidate.tensor.ndim == 2
+            and counts_rows(candidate.tensor.shape[0])
+            and not counts_rows(candidate.tensor.shape[1])
+        )
+    ).name
+    forms = ["{0} @ ops.transpose({0})", "ops.softmax({0} @ ops.transpose({0}) * 0.1) @ {0}", "ops.cumsum({0}, 0)"]
+    forms += ["ops.sum(ops.square(ops.expand_dims({0}, 0) - ops.expand_dims({0}, 1)), -1)", "{0}[::-1] * {0}"]
+    forms += ["ops.roll({0}, 1, 0) * {0}", "{0} * ops.expand_dims(ops.arange(ops.shape({0})[0]) * 0.1, 1)"]
+    forms += ["ops.repeat({0}, 2, 0) * ops.concatenate([{0}, {0} * 2], 0)", "ops.tile({0}, [1, 2]) * ops.sum({0})"]
+    forms += ["ops.concatenate([{0}, {0} * 2], 0)[1:]", "ops.reshape(ops.concatenate([{0}, {0} * 2], 0), (2, -1))"]
+    d.line(d.choose(forms).format(x))
+
+
 def narrow(d: Drawing) -> None:
     """Whole numbers of few bytes as they are stored, and what is made of them."""
     dtype = d.choose(["uint8", "int8", "int16", "uint16", "uint32"])
@@ -593,6 +611,7 @@ GROWTH = {
     branch: 1,
     while_loop: 0.5,
     mapped: 1,
+    meeting: 1,
 }
 
 

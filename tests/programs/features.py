@@ -46,7 +46,13 @@ WANTED = frozenset(
     | {"gradient of a convolution with strides", *TILED}
     | {"width of a multiple of 8", "512 terms and more", "more than 64 rows with more than 32 columns"}
     | {f"{count} {unit}" for count in ("0", "1", "more than 1024") for unit in ("rows", "steps")}
-    | {"several rows for each of the batch", "flag from a number", "whole number from a fraction", "number from a flag"}
+    | {
+        "rows that meet",
+        "several rows for each of the batch",
+        "flag from a number",
+        "whole number from a fraction",
+        "number from a flag",
+    }
     | {"NaN and infinities", "several float64 tensors in one message", "several variables taken by row"}
     | {"alone, pack, alone", "2 ranks", "3 ranks", "a rank without rows", "gradient", "update", "random numbers"}
     | {f"in memory {way}" for way in WAYS}
@@ -75,6 +81,8 @@ def features(case: Case) -> set[str]:
         messages = [message for stage in stages(placed) for message in stage.messages]
         if any(sum(tensor.dtype == np.float64 for tensor in message) > 1 for message in messages):
             names.add("several float64 tensors in one message")
+        if placed.shape_specialised and not program.shape_specialised:
+            names.add("rows that meet")
     names |= {f"in memory {way}" for way in case.memory.values()}
     names |= {"alone, pack, alone"} if case.pack else set()
     names |= {"gradient"} if any("gradients" in line for line in case.lines) else set()

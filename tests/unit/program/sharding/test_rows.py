@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from dptrain import ops
+from dptrain.distribution import all_gather
 from dptrain.ops.loops import remat
 from dptrain.program.execute import evaluate
 from dptrain.program.program import trace
@@ -125,6 +126,7 @@ MEETINGS = {
     "views as axis": lambda x, y, w: ops.reshape(ops.concatenate([x, x * 2], 0), (2, *x.shape))[1] * x,
     "outer product": lambda x, y, w: ops.outer(w, w) @ x,
     "no rows": lambda x, y, w: ops.concatenate([x[:0], x, (x @ x.T)[:0] @ x], 0),
+    "gathered by hand": lambda x, y, w: ops.softmax(x @ all_gather(x).T) @ x + ops.mean(all_gather(x), 0),
     "median": lambda x, y, w: x - ops.median(x, 0),
     "integers": lambda x, y, w: ops.cast(ops.equal(ops.expand_dims(y, 0), ops.expand_dims(y, 1)), "float64") @ x,
     "whole, then rows": lambda x, y, w: ops.mean(x @ x.T, 0) * ops.sum(x, 1),
