@@ -225,7 +225,8 @@ class Trainer:
 
     def _gathered(self, parts: list[tuple[Shard, dict[str, npt.NDArray[Any]]]]) -> dict[str, npt.NDArray[Any]]:
         """Return all ranks' outputs in the order of the samples. Collective."""
-        _check_shapes_of_batches(parts)
+        if _differing_shapes(parts) is not None:  # on all ranks
+            self.comm.agree("predict", lambda: _check_shapes(parts))
         if self.comm.size == 1:
             return {name: np.concatenate([mine[name] for _, mine in parts]) for name in parts[0][1]}
         replicas = self.comm.along(BATCH)
@@ -509,18 +510,31 @@ def _arrays(outputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[An
     return {name: output.astype(np.float32) if output.dtype == BFLOAT16 else output for name, output in outputs.items()}
 
 
-def _check_shapes_of_batches(parts: Sequence[tuple[Shard, Mapping[str, npt.NDArray[Any]]]]) -> None:
-    """Raise a ConfigError if outputs of several batches cannot be joined, as those of all pairs of rows."""
-    first_shard, first = parts[0]
-    for shard, outputs in parts[1:]:
+Outputs = Sequence[tuple[Shard, Mapping[str, npt.NDArray[Any]]]]
+
+
+def _differing_shapes(parts: Outputs) -> tuple[str, int] | None:
+    """Return an output and a batch in which its samples have another shape than in the first; None without one."""
+    first = parts[0][1]
+    for batch, (_, outputs) in enumerate(parts):
         for name, output in outputs.items():
             if output.shape[1:] != first[name].shape[1:]:
-                lengths = [tuple(map(int, array.shape[1:])) for array in (first[name], output)]
-                raise ConfigError(
-                    f"predict: {name!r} has the shape {lengths[0]} for each of the {first_shard.batch_rows} samples of "
-                    f"the first batch and {lengths[1]} in one of {shard.batch_rows}, so its batches cannot be joined: "
-                    "pass a batch_size that divides the number of samples, or use predict_on_batch"
-                )
+                return name, batch
+    return None
+
+
+def _check_shapes(parts: Outputs) -> None:
+    """Raise a ConfigError if outputs of several batches cannot be joined, as those of all pairs of rows."""
+    differing = _differing_shapes(parts)
+    if differing is not None:
+        name, batch = differing
+        (first, outputs), (shard, others) = parts[0], parts[batch]
+        shapes = [tuple(map(int, arrays[name].shape[1:])) for arrays in (outputs, others)]
+        raise ConfigError(
+            f"predict: {name!r} has the shape {shapes[0]} for each of the {first.batch_rows} samples of the first "
+            f"batch and {shapes[1]} in one of {shard.batch_rows}, so its batches cannot be joined: pass a batch_size "
+            "that divides the number of samples, or use predict_on_batch"
+        )
 
 
 def _kind(shards: Sequence[Shard]) -> list[tuple[int, int, int]]:

@@ -95,3 +95,17 @@ def test_gpus_join_what_ranks_have(tmp_path, ranks):
     finished = emulated_ranks(ranks, LINKS, **options, PYTHONPATH=PATH, TMPDIR=str(tmp_path))
     assert (finished.code, finished.err) == (0, "")
     assert finished.out.split() == ["joined"] * ranks
+
+
+@pytest.mark.parametrize(("shards", "transport"), [("7 5", "host"), ("5 0 7", "nccl")])
+def test_rows_that_meet_on_gpus(tmp_path, shards, transport):
+    """All pairs of rows, a loop over them, and what is cumulated along the batch."""
+    script, rows = str(ROOT / "tests" / "e2e" / "scripts" / "rows_on_ranks.py"), shards.split()
+    options = {"EMULATOR_DEVICES": "3", "EMULATOR_STREAMS": "random", "PYTHONPATH": PATH, "TMPDIR": str(tmp_path)}
+    alone, together = (
+        emulated_ranks(0, script, "host", "12"),
+        emulated_ranks(len(rows), script, transport, *rows, **options),
+    )
+    assert (alone.code, alone.err, together.code, together.err) == (0, "", 0, "")
+    expected = [float(number) for number in alone.out.split()]
+    assert [float(number) for number in together.out.split()] == pytest.approx(expected, rel=1e-4, abs=1e-4)
