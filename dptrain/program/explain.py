@@ -56,6 +56,10 @@ def explain(program: Program, local: PlacedProgram | None = None) -> str:
         total += f", {len(all_reduces)} all-reduces in" if local is None else ","
         total += f" {messages} message{'' if messages == 1 else 's'}"
         total += f" of {nbytes:,} bytes" if nbytes and local is None else ""
+        gathers = [tensor for tensor in all_reduces if tensor.attributes.get("gathers_rows")]
+        if gathers:
+            nbytes = sum(map(_whole_bytes, gathers))
+            total += f", {len(gathers)} of the tensors with the rows of all ranks: {nbytes:,} bytes"
     return "\n".join([*lines_shown, *wrapped(total, COLUMNS)])
 
 
@@ -123,7 +127,7 @@ def _written(tensor: Tensor) -> int:
 
 def _line(tensor: Tensor, program: Program, names: Mapping[Tensor, str]) -> tuple[str, ...]:
     assert tensor.op is not None
-    name = "branch" if has_body(tensor) and body_of(tensor).guarded else tensor.op.name
+    name = "branch" if has_body(tensor) and body_of(tensor).guarded else _name_of(tensor)
     return (
         names[tensor],
         f"{name}({', '.join(names[operand] for operand in tensor.inputs)})",
@@ -133,6 +137,12 @@ def _line(tensor: Tensor, program: Program, names: Mapping[Tensor, str]) -> tupl
         f"{flops(tensor):,}",
         f"{_written(tensor):,}",
     )
+
+
+def _name_of(tensor: Tensor) -> str:
+    """Return the name of an op; all-reduces that gather rows are named after that."""
+    assert tensor.op is not None
+    return "all_rows" if tensor.attributes.get("gathers_rows") else tensor.op.name
 
 
 def _row(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
@@ -153,7 +163,7 @@ def messages_of(local: PlacedProgram, lengths: Mapping[str, int]) -> list[str]:
     for message in (message for stage in stages(local) for message in stage.messages):
         op, axis = message[0].op, message[0].attributes.get("mesh", BATCH)
         assert op is not None
-        counts = sums.setdefault((op.name, axis), [0, 0, 0])
+        counts = sums.setdefault((_name_of(message[0]), axis), [0, 0, 0])
         nbytes = sum(_whole_bytes(tensor) for tensor in message)
         counts[:] = [total + amount for total, amount in zip(counts, (1, len(message), nbytes), strict=True)]
     rows += [(name, axis, str(lengths[axis]), *(f"{n:,}" for n in counts)) for (name, axis), counts in sums.items()]

@@ -16,7 +16,7 @@ from dptrain.program.dims import Dim, counting, number_of
 from dptrain.program.lowering import Element
 from dptrain.program.op import Op
 from dptrain.program.operand import METHODS, OPERATORS
-from dptrain.program.shapes import Shape, is_one
+from dptrain.program.shapes import Shape, is_one, size
 from dptrain.program.sharding.mesh import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -219,6 +219,11 @@ class Mover:
             axes = tuple(part.placement.axes[order.index(at)] for at in range(x.ndim))
             below = self._all_rows(Part(x.inputs[0], replace(part.placement, axes=axes)), order[axis])
             return self._note(self._on_parts(x, [below.tensor], whole_along(x.shape, axis)), placement)
+        if x.op is OPS["broadcast_along"]:  # gather what it repeats
+            repeated, at = x.inputs[0], axis - x.ndim + x.inputs[0].ndim
+            if at >= 0 and not is_one(repeated.shape[at]):
+                repeated = self._all_rows(Part(repeated, self.placements[repeated]), at).tensor
+            return self._note(self._on_parts(x, [repeated], whole_along(x.shape, axis)), placement)
         key = ALL_ROWS, id(x), axis
         if key not in self._nodes:
             self._nodes[key] = self._all_rows_of(part, axis)
@@ -242,7 +247,9 @@ class Mover:
             whole_along(part.tensor.shape, 0),
             sum_dtype,
         )
-        summed = self._reduce(self._note(summand, replace(placement, partial=(*placement.partial, BATCH))), BATCH)
+        attributes = {"over": "sum", "mesh": BATCH, "gathers_rows": True}
+        summand_part = self._note(summand, replace(placement, partial=(*placement.partial, BATCH)))
+        summed = self._sent(ALL_REDUCE, summand_part, placement, **attributes)
         back = tuple(order.index(at) for at in range(x.ndim))
         return self._transposed(self._converted(summed, x.dtype), back).tensor
 
@@ -299,6 +306,13 @@ class Mover:
             return own_parts[0]
         own_shape = (*shape[:axis], length, *shape[axis + 1 :])
         return Tensor(OPERATORS["join"], own_parts, {"axis": axis}, own_shape, tensor.dtype)
+
+
+def bytes_to_gather(tensor: Tensor) -> int:
+    """Return the bytes of a tensor's rows that ranks gather, of what it repeats if it does."""
+    while tensor.op is OPS["broadcast_along"]:
+        tensor = tensor.inputs[0]
+    return size(tensor.shape) * tensor.dtype.itemsize
 
 
 def is_elementwise(tensor: Tensor) -> bool:

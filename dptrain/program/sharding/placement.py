@@ -52,7 +52,7 @@ from dptrain.program.sharding.mesh import (
     Placement,
 )
 from dptrain.program.sharding.messages import scheduled
-from dptrain.program.sharding.moves import Divisor, Mover, Part
+from dptrain.program.sharding.moves import Divisor, Mover, Part, bytes_to_gather
 from dptrain.program.sharding.rows import RowAxis, as_numbers, same_rows
 from dptrain.program.sharding.sharding_rule import ShardingRule
 from dptrain.program.steps import unrolled, with_branches_selected
@@ -344,7 +344,9 @@ class _Placer(Mover):
             axis = names.find(letter)
             length = part.tensor.shape[axis] if axis >= 0 and part.placement.axes[axis] == BATCH else None
             placed.append(length if isinstance(length, Dim) else None)
-        dims = RowAxis(tensor, rule, letter, placed, [_bytes(part.tensor) for part in parts]).dims(alone=self._alone)
+        dims = RowAxis(tensor, rule, letter, placed, [bytes_to_gather(part.tensor) for part in parts]).dims(
+            alone=self._alone
+        )
         if dims is None:
             del chosen[letter]
         return dims or none
@@ -357,7 +359,9 @@ class _Placer(Mover):
             for part, names in zip(parts, rule.inputs, strict=True):
                 axis = part.placement.axis(mesh)
                 if axis is not None:
-                    nbytes[names[axis]] = nbytes.get(names[axis], 0) + _bytes(part.tensor)
+                    by_rows = isinstance(part.tensor.shape[axis], Dim)
+                    part_bytes = bytes_to_gather(part.tensor) if by_rows else _bytes(part.tensor)
+                    nbytes[names[axis]] = nbytes.get(names[axis], 0) + part_bytes
             counted = [letter for letter, n in _axes_of(rule, tensor) if mesh == BATCH and isinstance(n, Dim)]
             if not nbytes:  # what a rank has all rows of stays so until it meets what is sharded
                 counted = [letter for letter in counted if not _has_rows(rule, tensor, letter)]
