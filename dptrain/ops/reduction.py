@@ -24,7 +24,7 @@ from dptrain.ops.elementwise import (
     where,
 )
 from dptrain.ops.manipulation import broadcast_to, reshape
-from dptrain.ops.math.roots import magnitude
+from dptrain.ops.math.roots import root_of_squares
 from dptrain.ops.math.rounding import isfinite
 from dptrain.ops.operation_calls import operation
 from dptrain.program.dims import Dim, is_number
@@ -169,7 +169,7 @@ def var(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False)
 @in_float32
 def std(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Return the square root of `var`; of equal elements its gradient is 0."""
-    return magnitude(var(x, axis, keepdims))
+    return root_of_squares(var(x, axis, keepdims))
 
 
 @operation

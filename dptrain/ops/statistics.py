@@ -10,7 +10,7 @@ from dptrain.errors import ConfigError
 from dptrain.ops.arrays import flip
 from dptrain.ops.elementwise import floating, sqrt, square, where
 from dptrain.ops.manipulation import expand_dims, reshape, transpose
-from dptrain.ops.math.roots import magnitude
+from dptrain.ops.math.roots import root_of_squares
 from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.operation_calls import operation
 from dptrain.ops.padding import pad
@@ -29,7 +29,7 @@ def cdist(x: Any, y: Any) -> Tensor:
     if int(a.shape[-1]) != int(b.shape[-1]):
         raise ConfigError("Last dimension of inputs to `cdist` must match")
     squares = sum(square(expand_dims(a, -2) - expand_dims(b, -3)), -1)
-    return magnitude(squares)
+    return root_of_squares(squares)
 
 
 @operation

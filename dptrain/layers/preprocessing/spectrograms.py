@@ -10,7 +10,7 @@ from dptrain import ops
 from dptrain.errors import ArgumentTypeError, ConfigError
 from dptrain.initializers.fourier import STFT
 from dptrain.layers.base import BuildShape, Layer
-from dptrain.ops.math.roots import magnitude
+from dptrain.ops.math.roots import root_of_squares
 from dptrain.program.tensor import Tensor
 from dptrain.runtime.image_format import checked_format
 
@@ -77,7 +77,7 @@ class MelSpectrogram(Layer):
         signals = ops.cast(inputs, dtype)
         lengths = (self.sequence_length, self.sequence_stride, self.fft_length)
         real, imaginary = ops.stft(signals, *lengths, window=self.window, center=True)
-        power = ops.power(magnitude(ops.square(real) + ops.square(imaginary)), self.mag_exp)
+        power = ops.power(root_of_squares(ops.square(real) + ops.square(imaginary)), self.mag_exp)
         weights = self.linear_to_mel_weight_matrix(
             self.num_mel_bins, int(power.shape[-1]), self.sampling_rate, self.min_freq, self.max_freq, dtype
         )

@@ -21,7 +21,7 @@ from dptrain.ops.elementwise import (
 )
 from dptrain.ops.linalg.decompositions import singular_values
 from dptrain.ops.manipulation import reshape, transpose
-from dptrain.ops.math.roots import magnitude
+from dptrain.ops.math.roots import root_of_squares
 from dptrain.ops.operation_calls import operation
 from dptrain.ops.reduction import max, min, sum
 from dptrain.program.shapes import normalized_axes
@@ -54,7 +54,7 @@ def norm(
     """
     tensor = floating(x)
     if ord is None:
-        return magnitude(sum(square(tensor), axis, keepdims))
+        return root_of_squares(sum(square(tensor), axis, keepdims))
     axes = (axis,) if isinstance(axis, int) else tuple(range(tensor.ndim) if axis is None else axis)
     normalized_axes(axes, tensor.ndim)  # refuses repeated axes
     if len(axes) == 1:
@@ -77,7 +77,7 @@ def _vector_norm(size: Tensor, ord: float | str, axis: int, keepdims: bool) -> T
     if ord == 1:
         return sum(size, axis, keepdims)
     if ord == 2:
-        return magnitude(sum(square(size), axis, keepdims))
+        return root_of_squares(sum(square(size), axis, keepdims))
     if ord >= 1:
         powers = power(size, float(ord))
     else:  # the power's gradient is infinite at 0
@@ -93,7 +93,7 @@ def _vector_norm(size: Tensor, ord: float | str, axis: int, keepdims: bool) -> T
 
 def _matrix_norm(x: Tensor, ord: float | str, rows: int, columns: int, keepdims: bool) -> Tensor:
     if ord == "fro":
-        return magnitude(sum(square(x), (rows, columns), keepdims))
+        return root_of_squares(sum(square(x), (rows, columns), keepdims))
     if ord in (2, -2, "nuc"):
         batch_axes = [axis for axis in range(x.ndim) if axis not in (rows, columns)]
         values = singular_values(transpose(x, [*batch_axes, rows, columns]))

@@ -17,7 +17,7 @@ from dptrain.ops.elementwise import (
 )
 from dptrain.ops.manipulation import reshape
 from dptrain.ops.math.cumulative import cumsum
-from dptrain.ops.math.roots import magnitude
+from dptrain.ops.math.roots import root_of_squares
 from dptrain.ops.math.rounding import isnan
 from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.operation_calls import operation
@@ -68,7 +68,7 @@ def nanvar(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
 @operation
 def nanstd(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the square root of `nanvar`."""
-    return magnitude(nanvar(x, axis, keepdims))
+    return root_of_squares(nanvar(x, axis, keepdims))
 
 
 @operation

@@ -12,13 +12,13 @@ from dptrain.program.tensor import Array, Tensor
 
 
 @op(**_FUNCTION, lowering=Element("dp_sqrt({0})"), onnx="Sqrt", expensive=True)
-def magnitude(x: Array, *, out: Array) -> None:
+def root_of_squares(x: Array, *, out: Array) -> None:
     """The square root of a sum of squares; unlike that of `sqrt` its gradient is 0 at 0, where the squares' is."""
     np.sqrt(_as_float(x), out=out)
 
 
-@magnitude.gradient
-def _magnitude(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+@root_of_squares.gradient
+def _root_of_squares(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return divide_no_nan(dy * 0.5, y)
 
 

@@ -98,7 +98,7 @@ CASES: dict[str, list[Case]] = {
     ),
     **dict.fromkeys(("relu", "stop_gradient"), _ONE),
     "unshard": [Case(normal(3, 2), rows=(None,))],
-    **dict.fromkeys(("log", "log1p", "sqrt", "magnitude"), _ROOTS),
+    **dict.fromkeys(("log", "log1p", "sqrt", "root_of_squares"), _ROOTS),
     **dict.fromkeys(("arcsin", "arccos"), _SINES),
     **dict.fromkeys(("ceil", "floor", "rint", "isnan", "isinf", "isfinite"), _ONE),
     "leaky_relu": [Case(normal(B, 3), negative_slope=0.3)],
