@@ -5,10 +5,13 @@ import signal
 import socket
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dptrain.runtime.launch import job as job_module
 from dptrain.runtime.launch.job import Job, Start, _Connection, _Rank, own_addresses
 from dptrain.runtime.launch.mpirun import Launcher
+from tests.sample import examples
 
 # A rank: how it ended (None: it runs; "gone": with its supervisor), whether in MPI, seconds ago.
 RUNS, RUNS_IN_MPI = (None, False, 0), (None, True, 0)
@@ -131,6 +134,33 @@ def test_only_supervisors_of_this_job_are_heard():
     assert job._note(stranger, f"hello {job._token} 0 host 1".split())
     assert job._ranks[0].pid == 1
     stranger.socket.close()
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.integers(1, 6), st.data())
+def test_every_rank_hears_of_a_signal_once_whenever_it_starts(size, data):
+    number = data.draw(st.sampled_from([signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]))
+    events = data.draw(st.permutations([*range(size), "signal", "look", "look"]))
+    start = Start(Launcher("MPICH", ("/bin/mpirun",)), ("true",), size, {}, ("127.0.0.1",))
+    job = Job(start, [])
+    pairs = {}
+    for event in events:
+        if isinstance(event, int):
+            ours, theirs = pairs[event] = socket.socketpair()
+            assert job._note(_Connection(ours), ["hello", job._token, str(event), "host", "17"])
+        elif event == "signal":
+            job._signals.append(number)
+        else:
+            job._obey(100.0)
+    job._obey(100.0)
+    before = job._verdict is not None  # there was no rank when `launch` took the signal
+    heard = set()
+    for ours, theirs in pairs.values():
+        ours.close()
+        heard.add(theirs.makefile().read())
+        theirs.close()
+    assert before or heard == {f"signal {int(number)}\n"}
+    assert not before or (job._verdict.code in (75, 130) and heard == {""})
 
 
 def test_connections_that_say_nothing_are_closed():
