@@ -41,6 +41,9 @@ def ranks(stages: int = 1) -> Communicator:
         return comm
     key = id(comm), tuple(mesh.items())
     if key not in _arranged:
+        # Making its groups is collective as well: a rank that is arranged otherwise is in another call here.
+        axes = ", ".join(f"{axis}={length}" for axis, length in mesh.items())
+        comm.require_same(f"a mesh {axes}, by set_distribution or compile(stages={stages})", {})
         _arranged[key] = MeshCommunicator(comm, mesh)
     return _arranged[key]
 

@@ -163,6 +163,7 @@ class Feeding(Files):
         def facts(prepared: Any) -> dict[str, Any]:
             layers, compiled = self._described()
             of_compiled = {} if method.startswith("predict") else {"compiled": compiled}
+            arguments["run_eagerly"] = self.run_eagerly
             return {data: facts_of(prepared), **arguments, model: [self._model_seed, layers], **of_compiled}
 
         advice = {data: DRAW_THE_SAME, model: "every rank needs the same model"}

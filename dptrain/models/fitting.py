@@ -266,6 +266,9 @@ class Fitting(Feeding):
             "drop_last": arguments.drop_last,
             "steps_per_epoch": arguments.steps_per_epoch,
             "initial_epoch": arguments.initial_epoch,
+            **({} if data.validation is None else {"validation": self._validation_facts(arguments, data)}),
+            **({} if arguments.on_nonfinite == "stop" else {"on_nonfinite": arguments.on_nonfinite}),
+            **({} if arguments.skip_outliers is None else {"skip_outliers": arguments.skip_outliers}),
             **({} if data.shards is None else {"shards_per_batch": data.shards}),
             "layers": self._describe_layers(),
             **({"pruning": described(self)} if self._is_pruned else {}),
@@ -306,9 +309,17 @@ class Fitting(Feeding):
         facts = self._agreed(comm, "fit", partial(self._call_facts, differing_data, arguments, data))
         comm.require_same("the ranks call fit differently", facts, {differing_data: DRAW_THE_SAME})
 
+    def _validation_facts(self, arguments: FitArguments, data: "_FitData") -> list[Any]:
+        frequency = arguments.validation_freq
+        return [
+            None if data.validation is None else data.validation.facts,
+            arguments.validation_steps,
+            arguments.validation_batch_size,
+            list(frequency) if isinstance(frequency, Sequence) else frequency,
+        ]
+
     def _call_facts(self, differing_data: str, arguments: FitArguments, data: "_FitData") -> dict[str, Any]:
         """Return what ranks must have in common; reads all data once."""
-        frequency = arguments.validation_freq
         return {
             differing_data: data.train.facts,
             "arguments": [
@@ -321,17 +332,13 @@ class Fitting(Feeding):
             ],
             "skip_outliers": arguments.skip_outliers,
             "shards of a batch": self._fixed_shards(),
-            "validation": [
-                None if data.validation is None else data.validation.facts,
-                arguments.validation_steps,
-                arguments.validation_batch_size,
-                list(frequency) if isinstance(frequency, Sequence) else frequency,
-            ],
+            "validation": self._validation_facts(arguments, data),
             "seed": self._model_seed,
             "layers": self._describe_layers(),
             "pruning": described(self),
             "trainable": self.trainable,
             "compiled": self._describe_compiled(),
+            "run_eagerly": self.run_eagerly,
             "thread": thread_order.name_among_several(),
         }
 

@@ -73,3 +73,49 @@ def test_what_does_not_load_is_not_kept(compiler, spoil):
     with pytest.raises(DeviceError, match=r"a compiled program does not load: .*; set DPTRAIN_CACHE, or CXX"):
         load(by)
     assert load(compiler('c++ "$@"')) == 7
+
+
+def test_whatever_changes_a_library_changes_its_name(monkeypatch):
+    """Else a cache that machines share gives one of them what crashes there, or computes something else."""
+    asked: list[str] = []
+    names = []
+
+    class StopError(Exception):
+        pass
+
+    def note(folder, name, make, check):
+        asked.append(name)
+        raise StopError
+
+    def name_of(source="int f();", headers=("scalar.h",), options=()):
+        for function in (compiling.compiler, compiling._cpu, compiling._header):
+            getattr(function, "cache_clear", lambda: None)()
+        with pytest.raises(StopError):
+            compiling.library.__wrapped__(source, headers, options)
+        return asked[-1]
+
+    compiler = (("c++",), "version 1")
+    monkeypatch.setattr(compiling, "compiled", note)
+    monkeypatch.setattr(compiling, "compiler", lambda: compiler)
+    monkeypatch.setattr(compiling, "_cpu", lambda: "avx2")
+    monkeypatch.setattr(compiling, "_header", lambda name: f"// {name}")
+    usual = name_of()
+    assert name_of() == usual
+    names = [usual, name_of(source="int g();"), name_of(headers=("half.h",)), name_of(options=("-pthread",))]
+    for attribute, value in {
+        "compiler": lambda: (("g++",), "version 1"),
+        "_cpu": lambda: "avx512f",
+        "_header": lambda name: f"// another {name}",
+        "OPTIONS": (*compiling.OPTIONS, "-O2"),
+    }.items():
+        with monkeypatch.context() as changed:
+            changed.setattr(compiling, attribute, value)
+            names.append(name_of())
+    compiler = (("c++",), "version 2")
+    names.append(name_of())
+    assert len(set(names)) == len(names)
+
+
+def test_the_cpu_is_part_of_what_a_library_depends_on():
+    assert "-march=native" in compiling.OPTIONS
+    assert compiling._cpu()
