@@ -337,9 +337,8 @@ def _check_targets(
         targets = targets[:, None]
     shape = targets.shape[1:]
     if not custom_steps and not _goes_with(shape, output):
-        raise DataError(
-            f"{name}: expected targets of shape {output}, the model's output, found {shape}{_advice(name, shape, output)}"
-        )
+        expected = f"expected targets of shape {output}, the model's output"
+        raise DataError(f"{name}: {expected}, found {shape}{_advice(name, shape, output)}")
     return targets.astype(np.float64, copy=False) if targets.dtype.kind != "f" else targets
 
 
