@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dptrain import losses, ops, saving, tree
 from dptrain.errors import ConfigError
-from dptrain.losses import KLDivergence, kl_divergence
-from dptrain.metrics import Mean
+from dptrain.losses.classes import KLDivergence
+from dptrain.losses.functions import kl_divergence
+from dptrain.metrics.base import Mean
 from dptrain.mixed_precision import policy_name
 from dptrain.models import Model, Sequential
 from dptrain.registry.names import not_there

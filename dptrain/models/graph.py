@@ -244,7 +244,7 @@ def graph_of(inputs: Any, outputs: Any, dtype: str) -> Graph:
 
 def is_optional(symbol: Tensor) -> bool:
     """Whether an input may be left out."""
-    return _is_input(symbol) and symbol.history.layer.optional  # type: ignore[union-attr]
+    return _is_input(symbol) and symbol.history.layer.optional
 
 
 def not_optional(name: str) -> str:

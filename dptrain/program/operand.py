@@ -22,7 +22,7 @@ Operator = Literal[
 # Their ops, from the records.
 OPERATORS: dict[Operator, "Op"] = {}
 # Tensor methods that are written in ops, by the higher module that defines them.
-METHODS: dict[Literal["%", "@", "[]", "backward", "cast", "transpose"], Callable[..., Any]] = {}
+METHODS: dict[Literal["%", "+", "@", "[]", "backward", "cast", "round", "transpose"], Callable[..., Any]] = {}
 
 
 _BOUNDS = (int, type(None))
@@ -104,13 +104,15 @@ class Operand:
         return OPERATORS["neg"](self)
 
     def __pos__(self) -> "Tensor":
-        return METHODS["+"](self)  # type: ignore[no-any-return]
+        tensor: Tensor = METHODS["+"](self)
+        return tensor
 
     def __abs__(self) -> "Tensor":
         return OPERATORS["abs"](self)
 
     def __round__(self, ndigits: int | None = None) -> "Tensor":
-        return METHODS["round"](self, ndigits or 0)  # type: ignore[no-any-return]
+        rounded: Tensor = METHODS["round"](self, ndigits or 0)
+        return rounded
 
     def __and__(self, other: Any) -> "Tensor":
         return OPERATORS["&"](self, other)

@@ -310,8 +310,12 @@ def _new_layer(class_name: str, config: Config, cls: Any, build_config: Any) -> 
     if cls is None and class_name == "InputLayer":
         _check_input(config)
         dtype = config.get("dtype")
-        options = {"dtype": dtype if isinstance(dtype, str) else None, "optional": config.get("optional") is True}
-        return InputLayer(batch_shape=_batch_shape(config), name=name, **options)
+        return InputLayer(
+            batch_shape=_batch_shape(config),
+            name=name,
+            dtype=dtype if isinstance(dtype, str) else None,
+            optional=config.get("optional") is True,
+        )
     if cls is None:
         built = _build("keras.layers", "layer", class_name, config, f"{name!r} ({class_name})")
         built.name = name

@@ -115,13 +115,14 @@ def _cofactors(x: Array) -> Array:
         regular = np.isfinite(value) & (value != 0)
         square = np.where(regular[..., None, None], x, np.eye(x.shape[-1], dtype=x.dtype))
         result = value[..., None, None] * np.linalg.inv(square).swapaxes(-1, -2)
-    singular = np.isfinite(x).all((-2, -1)) & ~regular
+    is_finite = np.asarray(np.isfinite(x).all((-2, -1)))
+    singular = is_finite & ~regular
     for place in np.argwhere(singular):
         at = tuple(place)
         u, s, vt = np.linalg.svd(x[at])
         others = np.array([np.prod(np.delete(s, n)) for n in range(len(s))])
         result[at] = np.linalg.det(u) * np.linalg.det(vt) * (u * others) @ vt
-    return np.where(np.isfinite(x).all((-2, -1))[..., None, None], result, np.nan)
+    return np.where(is_finite[..., None, None], result, np.nan)
 
 
 cofactors = _square_op("cofactors", _cofactors, _same_shape, 2)
