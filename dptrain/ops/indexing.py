@@ -76,6 +76,7 @@ def _add_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, A
     linear="each",
     linear_in=(0,),
     lowering=Scatter(),
+    operator="scatter",
 )
 def add_rows(values: Array, places: Array, *, length: int, out: Array) -> None:
     """Zeros with the values added at the rows `places`; IndexError for one that is not 0 to length - 1."""

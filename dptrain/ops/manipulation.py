@@ -215,6 +215,7 @@ METHODS["transpose"] = transpose
     dtype=first_dtype,
     linear="each",
     lowering=ViewMap(lambda output: list(map(IndexMap, aligned_axes(output.inputs[0].shape, output.shape)))),
+    operator="broadcast",
 )
 def broadcast_along(x: Array, *, shape: Shape) -> Array:
     """The elements repeated to a shape."""

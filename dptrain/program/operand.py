@@ -16,7 +16,7 @@ OPS: dict[str, "Op"] = {}
 # fmt: off
 Operator = Literal[
     "+", "-", "*", "/", "//", "**", "@", "neg", "abs", "&", "|", "~", "==", "!=", "<", "<=", ">", ">=",
-    "fill", "identity", "join", "reshape", "same", "select", "transpose",
+    "broadcast", "fill", "identity", "join", "reshape", "same", "scatter", "select", "transpose",
 ]
 # fmt: on
 # Their ops, from the records.

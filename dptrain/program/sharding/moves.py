@@ -27,7 +27,7 @@ from dptrain.program.sharding.mesh import (
     Placement,
 )
 from dptrain.program.sharding.rows import attributes_with_rows, same_rows, whole_along
-from dptrain.program.tensor import OPS, Tensor, constant, row_count
+from dptrain.program.tensor import Tensor, constant, row_count
 from dptrain.program.types import is_floating
 
 
@@ -219,7 +219,7 @@ class Mover:
             axes = tuple(part.placement.axes[order.index(at)] for at in range(x.ndim))
             below = self._all_rows(Part(x.inputs[0], replace(part.placement, axes=axes)), order[axis])
             return self._note(self._on_parts(x, [below.tensor], whole_along(x.shape, axis)), placement)
-        if x.op is OPS["broadcast_along"]:  # gather what it repeats
+        if x.op is OPERATORS["broadcast"]:  # gather what it repeats
             repeated, at = x.inputs[0], axis - x.ndim + x.inputs[0].ndim
             if at >= 0 and not is_one(repeated.shape[at]):
                 repeated = self._all_rows(Part(repeated, self.placements[repeated]), at).tensor
@@ -241,7 +241,7 @@ class Mover:
         own_numbers = self._own(numbers, 0, BATCH, length).tensor
         placement = part.placement.without(BATCH)
         summand = Tensor(
-            OPS["add_rows"],
+            OPERATORS["scatter"],
             (part.tensor, own_numbers),
             {"length": length.number},
             whole_along(part.tensor.shape, 0),
@@ -310,7 +310,7 @@ class Mover:
 
 def bytes_to_gather(tensor: Tensor) -> int:
     """Return the bytes of a tensor's rows that ranks gather, of what it repeats if it does."""
-    while tensor.op is OPS["broadcast_along"]:
+    while tensor.op is OPERATORS["broadcast"]:
         tensor = tensor.inputs[0]
     return size(tensor.shape) * tensor.dtype.itemsize
 
