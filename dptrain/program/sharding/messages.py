@@ -11,11 +11,12 @@ from dptrain.comm.base import Communicator, pack, unpack
 from dptrain.comm.mesh import BATCH
 from dptrain.comm.node_sum import TreeSum
 from dptrain.errors import ConfigError
+from dptrain.program.body import with_steps
 from dptrain.program.lowering import Element
 from dptrain.program.passes import rewritten
 from dptrain.program.program import Program
 from dptrain.program.shapes import is_one, row_axis, size
-from dptrain.program.sharding.mesh import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, PlacedProgram
+from dptrain.program.sharding.mesh import ALL_GATHER, ALL_REDUCE, ALL_ROWS, REDUCE_SCATTER, PlacedProgram
 from dptrain.program.tensor import Array, Tensor, placeholder
 
 # Bytes of a subtree that ranks exchange at a time; the memory is this times the subtrees of all ranks.
@@ -422,7 +423,7 @@ def split(program: PlacedProgram) -> tuple[Program, Program]:
     reads_data_again = any(tensor in data for tensor in after.tensors)
     if (
         reads_data_again
-        or any(tensor.op is ALL_REDUCE for tensor in before.tensors)
+        or any(tensor.op in (ALL_REDUCE, ALL_ROWS) for tensor in with_steps(before.tensors))
         or any(tensor.attributes["over"] == "max" for tensor in summed)
     ):
         raise ConfigError(
