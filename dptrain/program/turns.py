@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from dptrain.runtime.python_lock import released
+from dptrain.runtime.undisturbed import undisturbed
 
 
 class SharedLock:
@@ -88,7 +89,11 @@ class _EagerTurn(Turn):
 
     def __enter__(self) -> None:
         self._turns.eager_turn = self
-        super().__enter__()
+        try:
+            super().__enter__()
+        except BaseException:  # Ctrl-C
+            self._turns.eager_turn = None
+            raise
 
     def __exit__(self, *error: object) -> None:
         self._turns.eager_turn = None
@@ -146,14 +151,14 @@ class Turns:
 
     def begin(self, turn: Turn) -> None:
         """Wait until a turn can begin."""
-        with self._lock:
-            if self._may_begin(turn, self._waiting):
-                self._running.append(turn)
-                return
-            turn.begun = threading.Lock()
-            turn.begun.acquire()
-            self._waiting.insert(len(self._waiting) if turn.queues else 0, turn)
         try:
+            with self._lock:
+                if self._may_begin(turn, self._waiting):
+                    self._running.append(turn)
+                    return
+                turn.begun = threading.Lock()
+                turn.begun.acquire(blocking=False)
+                self._waiting.insert(len(self._waiting) if turn.queues else 0, turn)
             with released():
                 turn.begun.acquire()
         except BaseException:  # Ctrl-C
@@ -170,9 +175,12 @@ class Turns:
         return not (queues and any(turn.excludes(waiting_turn) for waiting_turn in ahead))
 
     def end(self, turn: Turn) -> None:
-        """End a turn, or its wait, and start others."""
-        with self._lock:
-            (self._running if turn in self._running else self._waiting).remove(turn)
+        """End a turn, or its wait, and start others; nothing if it has not begun to wait."""
+        with undisturbed(self._lock):
+            turns = next((turns for turns in (self._running, self._waiting) if turn in turns), None)
+            if turns is None:
+                return
+            turns.remove(turn)
             number = 0
             while number < len(self._waiting):
                 waiting_turn = self._waiting[number]

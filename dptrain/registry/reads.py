@@ -17,6 +17,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from dptrain.runtime.undisturbed import undisturbed
+
 # Types that a step treats as constants; arrays up to so many bytes count by value, larger ones by identity.
 _PLAIN: Final = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _FUNCTIONS: Final = frozenset({FunctionType, BuiltinFunctionType})
@@ -97,7 +99,7 @@ def noting(reads: Reads) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
-        with _changing:
+        with undisturbed(_changing):
             _readers -= 1
             if _readers == 0:
                 del Readable.__getattribute__

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
 
+from dptrain.runtime.undisturbed import undisturbed
+
 _lock = Lock()
 _pauses = 0
 _collects = False
@@ -22,7 +24,7 @@ def uncollected() -> Iterator[None]:
     try:
         yield
     finally:
-        with _lock:
+        with undisturbed(_lock):
             _pauses -= 1
             if not _pauses and _collects:
                 gc.enable()

@@ -4,6 +4,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from dptrain.runtime.undisturbed import acquire
+
 _lock = threading.Lock()
 _local = threading.local()
 
@@ -29,4 +31,6 @@ def released() -> Iterator[None]:
     try:
         yield
     finally:
-        _lock.acquire()
+        error = acquire(_lock)
+    if error is not None:
+        raise error

@@ -33,20 +33,20 @@ def meeting(call: str) -> Iterator[None]:
     """Let no other thread of this rank meet the other ranks during the block; it ends the job if one does already."""
     global _meeting
     mine = _Meeting(threading.current_thread(), call)
-    with _lock:
-        outer = _meeting
-        if outer is None:
-            _meeting = mine
-            _names.add(_name())
-    if outer is not None and outer.thread is not mine.thread:
-        refuse(outer, call)
     try:
+        with _lock:
+            outer = _meeting
+            if outer is None:
+                _meeting = mine
+                _names.add(_name())
+        if outer is not None and outer.thread is not mine.thread:
+            refuse(outer, call)
         yield
     except BaseException as error:
         failure.leaving_the_ranks(error)
         raise
     finally:
-        if outer is None:
+        if _meeting is mine:
             _meeting = None
 
 
