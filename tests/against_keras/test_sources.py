@@ -1,5 +1,7 @@
 """What makes batches itself: steps, warnings, order of events, losses and errors are Keras'."""
 
+import importlib
+import itertools
 import re
 import warnings
 
@@ -7,6 +9,8 @@ import numpy as np
 import pytest
 
 import dptrain as dp
+from dptrain.batches.inputs import Samples, split_off
+from dptrain.errors import ConfigError
 
 # With PyTorch Keras rounds sums of float64 to float32 here and there.
 RTOL = 3e-6
@@ -300,3 +304,18 @@ def test_what_is_no_layer(keras):
     for library in (dp, keras):
         with pytest.raises(ValueError, match=r"Only instances of .*Layer` can be added to .* Received: 3 \(of type "):
             library.Sequential([3])
+
+
+def test_validation_split_cuts_where_keras_does(keras):
+    """For all fractions and lengths: they are not numbers of binary digits, and 0.9 times 10 is below 9."""
+    slicing = importlib.import_module("keras.src.trainers.data_adapters.array_slicing")
+    for rows, percent in itertools.product([2, 3, 7, 10, 20, 41, 100], range(1, 100)):
+        x = np.arange(rows)
+        try:
+            (expected,), (held_out,) = slicing.train_validation_split((x,), percent / 100)
+        except ValueError:
+            with pytest.raises(ConfigError, match="not sufficient to split it"):
+                split_off(Samples(x), percent / 100)
+            continue
+        first, last = split_off(Samples(x), percent / 100)
+        assert (len(first), len(last)) == (len(expected), len(held_out)), (rows, percent)

@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 
 from dptrain import ops
+from dptrain.backend.cpu.compile import compiler
+from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.errors import ConfigError
 from dptrain.layers import Input
 from dptrain.ops.loops import remat
-from dptrain.program.execute import evaluate
+from dptrain.program.execute import HostMemory, ReferenceExecutable, evaluate
+from dptrain.program.gradient import gradients
 from dptrain.program.program import trace
 from dptrain.program.tensor import Variable
 
@@ -167,6 +170,36 @@ def test_a_traced_loop_has_a_gradient():
     assert float(w.value.grad) == 12
     program = trace(lambda x: {"y": ops.map(lambda row: row * row, x)}, {"x": ((3, 2), np.float64)})
     np.testing.assert_array_equal(evaluate(program, {"x": X})[0]["y"], X * X)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 5])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_traced_loop_of_any_length(length, reverse):
+    """Over nothing too, where the shape of what is stacked is known before a step runs."""
+    x = np.random.default_rng(0).normal(size=(length, 2))
+
+    def step(x):
+        last, sums = ops.scan(
+            lambda carry, part: (carry + part, carry * part), ops.ones((2,), "float64"), x, reverse=reverse
+        )
+        squares = ops.map(lambda part: part * part, x)
+        grad = gradients(ops.sum(last) + ops.sum(sums) + ops.sum(squares), [x])[0]
+        return {"last": last, "sums": sums, "squares": squares, "grad": grad + 0 * x}
+
+    ordered = x[::-1] if reverse else x
+    carries = 1 + np.concatenate([np.zeros((1, 2)), ordered.cumsum(0)])
+    later = np.concatenate([ordered[::-1].cumsum(0)[::-1][1:], np.zeros((1, 2))])[:length]
+    sums, grad = ordered * carries[:-1], 1 + carries[:-1] + later + 2 * ordered
+    expected = {"last": carries[-1], "squares": x * x} | {
+        name: value[::-1] if reverse else value for name, value in (("sums", sums), ("grad", grad))
+    }
+    program = trace(step, {"x": (x.shape, np.float64)})
+    for executable in (ReferenceExecutable, *([CompiledExecutable] if compiler() else [])):
+        run = executable(program, HostMemory(), {"x": x})
+        run.run()
+        for name, value in expected.items():
+            assert run.outputs[name].shape == value.shape
+            np.testing.assert_allclose(run.outputs[name], value, rtol=1e-13, err_msg=name)
 
 
 def traced(f):
