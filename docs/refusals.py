@@ -23,7 +23,7 @@ PAGE = ROOT / "docs" / "not-supported.md"
 MODULES = (
     *(None, "layers", "models", "activations", "losses", "metrics", "optimizers", "optimizers.schedules", "callbacks"),
     *("initializers", "regularizers", "constraints", "ops", "ops.nn", "ops.numpy", "ops.image", "ops.linalg", "random"),
-    *("utils", "saving", "datasets", "distribution", "config", "dtype_policies", "mixed_precision", "tree", "backend"),
+    *("utils", "saving", "datasets", "distillation", "distribution", "config", "dtype_policies", "mixed_precision", "tree", "backend"),
     *("applications", "preprocessing", "preprocessing.image", "preprocessing.sequence", "export", "quantizers"),
     *("visualization", "wrappers"),
 )

@@ -10,6 +10,7 @@ import numpy as np
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.layers.arguments import positive
+from dptrain.layers.preprocessing.moved_boxes import in_box, placed, through_affine, through_homography
 from dptrain.layers.preprocessing.random_images import (
     Factor,
     RandomImageLayer,
@@ -21,7 +22,7 @@ from dptrain.layers.preprocessing.random_images import (
 )
 from dptrain.ops import random
 from dptrain.ops.image.resizing import cropped_box
-from dptrain.ops.image.warping import FILL_MODES, INTERPOLATIONS
+from dptrain.ops.image.warping import FILL_MODES, INTERPOLATIONS, homography
 from dptrain.program.tensor import Tensor
 
 _FILL_MODES = tuple(mode for mode in FILL_MODES if mode != "mirror")
@@ -32,6 +33,8 @@ class RandomFlip(RandomImageLayer):
 
     `mode` is "horizontal" (left to right), "vertical" or "horizontal_and_vertical".
     """
+
+    _motion = "flipped"
 
     def __init__(
         self,
@@ -54,6 +57,15 @@ class RandomFlip(RandomImageLayer):
         outputs: Tensor = ops.where(per_image(transformation["flips"]), ops.flip(x, axes), x)
         return outputs
 
+    def _moved_corners(self, corners: Tensor, transformation: Any, training: bool, size: Any) -> Tensor:
+        left, top, right, bottom = (corners[..., index] for index in range(4))
+        if "vertical" in self.mode:
+            top, bottom = size[0] - bottom, size[0] - top
+        if "horizontal" in self.mode:
+            left, right = size[1] - right, size[1] - left
+        flips = ops.reshape(ops.convert_to_tensor(transformation["flips"]), (-1, 1, 1))
+        return ops.where(flips, ops.stack([left, top, right, bottom], -1), corners)
+
 
 class Affine(RandomImageLayer):
     """Samples pixels through an affine map that a subclass chooses.
@@ -64,6 +76,8 @@ class Affine(RandomImageLayer):
         fill_value: of "constant".
         seed, data_format: see `RandomImageLayer`.
     """
+
+    _motion = "affine"
 
     def __init__(
         self,
@@ -85,6 +99,9 @@ class Affine(RandomImageLayer):
 
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
         return self._moved(x, self._matrix(transformation, *self._height_and_width(x)))
+
+    def _moved_corners(self, corners: Tensor, transformation: Any, training: bool, size: Any) -> Tensor:
+        return through_affine(corners, self._matrix(transformation, *size))
 
     def _moved(self, x: Tensor, numbers: Sequence[Any]) -> Tensor:
         """Return images sampled through the affine map with the numbers of `_matrix`."""
@@ -259,6 +276,8 @@ class RandomPerspective(RandomImageLayer):
         seed, data_format: see `RandomImageLayer`.
     """
 
+    _motion = "perspective"
+
     def __init__(
         self,
         factor: Factor = 1.0,
@@ -294,6 +313,11 @@ class RandomPerspective(RandomImageLayer):
         outputs: Tensor = ops.where(per_image(transformation["apply_perspective"]), moved, x)
         return outputs
 
+    def _moved_corners(self, corners: Tensor, transformation: Any, training: bool, size: Any) -> Tensor:
+        starts, ends = (ops.cast(transformation[name], corners.dtype) for name in ("start_points", "end_points"))
+        moved = through_homography(corners, homography(ends, starts))
+        return ops.where(ops.reshape(transformation["apply_perspective"], (-1, 1, 1)), moved, corners)
+
 
 class RandomElasticTransform(RandomImageLayer):
     """Distorts images by smooth random fields, see `ops.image.elastic_transform`.
@@ -305,6 +329,8 @@ class RandomElasticTransform(RandomImageLayer):
         interpolation: "bilinear" or "nearest".
         fill_mode, fill_value: see `Affine`.
     """
+
+    _motion = "refused"
 
     def __init__(
         self,
@@ -349,6 +375,8 @@ class RandomCrop(RandomImageLayer):
     Images that are no larger in one direction are cropped and resized in training as well.
     """
 
+    _motion = "cropped"
+
     def __init__(
         self,
         height: int,
@@ -377,7 +405,7 @@ class RandomCrop(RandomImageLayer):
         key: list[slice] = [slice(None)] * x.ndim
         vertical, horizontal = self._space_of(x)
         key[vertical], key[horizontal] = slice(top, top + crop_height), slice(left, left + crop_width)
-        return ops.image.resize(x[tuple(key)], (self.height, self.width), data_format=self.data_format)
+        return self._resized(x[tuple(key)])
 
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
         size = self.height, self.width
@@ -386,4 +414,27 @@ class RandomCrop(RandomImageLayer):
                 x = x[(*(slice(None),) * axis, slice(start, start + length))]
             else:
                 x = ops.take(x, ops.cast(start, "int32") + np.arange(length, dtype=np.int32), axis)
-        return x if self._height_and_width(x) == size else ops.image.resize(x, size, data_format=self.data_format)
+        return x if self._height_and_width(x) == size else self._resized(x)
+
+    def _resized(self, x: Tensor) -> Tensor:
+        outputs: Tensor = ops.image.resize(
+            x, (self.height, self.width), self.interpolation, data_format=self.data_format
+        )
+        return outputs
+
+    def _moves(self, transformation: Any, training: bool) -> bool:
+        return True
+
+    def _moved_corners(self, corners: Tensor, transformation: Any, training: bool, size: Any) -> Tensor:
+        target = self.height, self.width
+        height, width = (own if length is None else int(length) for own, length in zip(target, size, strict=True))
+        if not training:
+            return in_box(corners, cropped_box(height, width, *target), target)
+        if any(isinstance(start, int) for start in transformation):
+            top, left = transformation
+            return in_box(corners, (top, left, min(self.height, height - top), min(self.width, width - left)), target)
+        top, left = (ops.cast(start, corners.dtype) for start in transformation)
+        return placed(corners, (1.0, 1.0), (-left, -top))
+
+    def _size_after(self, height: Any, width: Any) -> tuple[Any, Any]:
+        return self.height, self.width

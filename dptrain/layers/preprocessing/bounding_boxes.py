@@ -77,7 +77,7 @@ def clip_to_image_size(
     width: float | None = None,
     bounding_box_format: str = "xyxy",
 ) -> dict[str, Any]:
-    """Clip boxes to the image, of this size; boxes outside it become zeros with the label -1.
+    """Clip boxes to the image, of this size; boxes of which nothing is left get the label -1.
 
     `bounding_boxes` has "boxes" (..., boxes, 4) and "labels" (..., boxes); for the format see `convert_format`.
     """
@@ -94,7 +94,7 @@ def clip_to_image_size(
     labels = ops.convert_to_tensor(bounding_boxes["labels"])
     return {
         **bounding_boxes,
-        "boxes": ops.where(ops.expand_dims(is_inside, -1), boxes, 0.0),
+        "boxes": boxes,
         "labels": ops.where(is_inside, labels, -1),
     }
 

@@ -36,6 +36,8 @@ from dptrain.random import Purpose
 class _Mixing(RandomImageLayer):
     """Mixes each image of a batch, and its labels, with another of the global batch; ranks exchange images."""
 
+    _motion = "refused"
+
     def call(self, inputs: Any, training: bool = True) -> Any:
         if not isinstance(inputs, Mapping) or "labels" not in inputs or not training:
             return super().call(inputs, training)
@@ -136,6 +138,8 @@ class CutMix(_Mixing):
 
 class _AugmentationPool(RandomImageLayer):
     """A pool of augmentation layers; each batch draws some."""
+
+    _motion = "refused"
 
     _names: ClassVar[Sequence[str]] = (
         *("random_shear", "random_translation", "random_rotation", "random_brightness", "random_color_degeneration"),

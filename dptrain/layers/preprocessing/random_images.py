@@ -60,7 +60,9 @@ class RandomImageLayer(ImageLayer):
         images = data["images"] if isinstance(data, Mapping) else data
         rows = images.shape[0] if images.ndim == 4 else 1
         shape = rows, *self._height_and_width(images), images.shape[self._channels_of(images)]
-        return self._draw_with(self.generator if seed is None else seed, *shape)
+        transformation = self._draw_with(self.generator if seed is None else seed, *shape)
+        is_mapping = isinstance(transformation, Mapping)
+        return {**transformation, "input_shape": tuple(images.shape)} if is_mapping else transformation
 
     def _draw_with(self, generator: Any, *shape: Any) -> Any:
         """Draw a transformation with another seed generator; `shape` is rows, height, width and channels."""
@@ -69,6 +71,9 @@ class RandomImageLayer(ImageLayer):
             return self._draw(*shape)
         finally:
             self.generator = layer_generator
+
+    def _moves(self, transformation: Any, training: bool) -> bool:
+        return training and transformation is not None
 
     @abstractmethod
     def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:

@@ -38,7 +38,7 @@ def test_overlaps():
 def test_boxes_are_cut_to_the_image():
     labelled_boxes = {"boxes": np.array([[-5, 10, 20, 110], [300, 0, 310, 5]]), "labels": np.array([3, 4])}
     clipped = bounding_boxes.clip_to_image_size(labelled_boxes, 100, 200, "xyxy")
-    np.testing.assert_allclose(clipped["boxes"].numpy(), [[0, 10, 20, 100], [0, 0, 0, 0]])
+    np.testing.assert_allclose(clipped["boxes"].numpy(), [[0, 10, 20, 100], [200, 0, 200, 5]])
     assert clipped["labels"].numpy().tolist() == [3, -1]
 
 
