@@ -23,9 +23,8 @@ def computed(tensor, arrays, out, first_row=0, rows=None):
         return view
     array = np.empty(out, tensor.dtype)
     with np.errstate(all="ignore"):
-        rows_of = (
-            {"first_row": first_row if rows is None or row_axis(tensor.shape) == 0 else 0} if tensor.op.by_row else {}
-        )
+        scale = tensor.shape[0].scale if rows is not None and row_axis(tensor.shape) == 0 else int(rows is None)
+        rows_of = {"first_row": first_row * scale} if tensor.op.by_row else {}
         written = array
         if tensor.op.has_values:
             written = [array if number == tensor.index else None for number in range(len(tensor.node.values))]

@@ -5,6 +5,7 @@ import pytest
 
 from dptrain import ops
 from dptrain.distribution import all_gather
+from dptrain.ops import random
 from dptrain.ops.loops import remat
 from dptrain.program.execute import evaluate
 from dptrain.program.program import trace
@@ -30,6 +31,10 @@ def sum_and_gradient(function):
         return {"total": total, "mean": ops.mean(value), "gradient": variable.value.grad}
 
     return step
+
+
+def normal(shape):
+    return random.normal(shape, seed=3, dtype="float64")
 
 
 def info_nce(x, y, w):
@@ -121,6 +126,8 @@ MEETINGS = {
     "tiled token": lambda x, y, w: ops.tile(ops.sum(x, 0, keepdims=True), [x.shape[0], 2]) * ops.tile(x, [1, 2]),
     "repeated token": lambda x, y, w: ops.repeat(ops.sum(x, 0, keepdims=True), ops.shape(x)[0], axis=0) * x,
     "repeated beside joined": lambda x, y, w: ops.repeat(x, 2, axis=0) * ops.concatenate([x, x * 2], 0),
+    "draws beside joined": lambda x, y, w: ops.concatenate([x, x * 2], 0) * normal((2 * x.shape[0], 4)),
+    "draws of pairs": lambda x, y, w: (x @ x.T) * normal((x.shape[0], x.shape[0])),
     "two rows as one": lambda x, y, w: ops.reshape(ops.concatenate([x, x * 2], 0), (-1, 8)) * ops.tile(x, [1, 2]),
     "half of repeated": lambda x, y, w: ops.repeat(x, 2, axis=0)[: x.shape[0]] * x,
     "views as axis": lambda x, y, w: ops.reshape(ops.concatenate([x, x * 2], 0), (2, *x.shape))[1] * x,
