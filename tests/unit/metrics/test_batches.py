@@ -132,7 +132,13 @@ def test_batches_cut_anywhere_and_a_second_use(name, number, weighted):
 
     whole, metric = use(make(), 0, ROWS, []), make()
     assert np.isfinite(whole).all()
-    for cuts in ([1], [ROWS - 1], np.sort(rng.choice(np.arange(1, ROWS), 4, replace=False)), range(1, ROWS)):
+    for cuts in (
+        [1],
+        [ROWS - 1],
+        [0, 7, 7, ROWS],
+        np.sort(rng.choice(np.arange(1, ROWS), 4, replace=False)),
+        range(1, ROWS),
+    ):
         metric.reset_state()
         np.testing.assert_allclose(use(metric, 0, ROWS, cuts), whole, rtol=1e-6, atol=1e-9)
     for rows in (60 - ROWS, 5):  # other data, more and fewer
