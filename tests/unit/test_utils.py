@@ -9,6 +9,7 @@ from dptrain.batches.adapters import PyDatasetSource
 from dptrain.batches.stream import StreamBatches
 from dptrain.comm import SoloCommunicator
 from dptrain.errors import ConfigError
+from dptrain.sweeps.arguments import Builder
 
 
 def test_labels_become_one_hot_vectors():
@@ -218,3 +219,27 @@ def test_what_types_are():
     assert [kind for kind in kinds if dp.backend.is_int_dtype(kind)] == ["int8", "uint32", int]
     with pytest.raises(ConfigError, match="no implicit conversions from float8"):
         dp.backend.result_type("float8_e4m3fn", "float32")
+
+
+def test_all_models_of_a_run_have_its_seed_and_later_ones_go_on():
+    """As sweeps, ensembles and the command line build models."""
+    inner = []
+
+    def build():
+        inner.append(dp.Sequential([dp.Input((2,)), dp.layers.Dense(2)]))
+        x = dp.Input((2,))
+        model = dp.Model(x, inner[-1](x))
+        model.compile("sgd", "mse")
+        return model
+
+    dp.utils.set_random_seed(3)
+    seeds = [dp.Sequential().seed for _ in range(3)]
+    dp.utils.set_random_seed(3)
+    before = dp.Sequential().seed
+    built = [Builder(build).build(seed) for seed in (7, 8)]
+    after = [dp.Sequential().seed for _ in range(2)]
+    dp.utils.set_random_seed(0)
+    assert [model.seed for model in (*built, *inner)] == [7, 8, 7, 8]
+    assert [before, *after] == seeds
+    assert seeds[0] == 3
+    assert len(set(seeds)) == 3
