@@ -2,7 +2,6 @@
 
 import gc
 import random
-from collections.abc import Sequence as _Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from dptrain.program import tree
 from dptrain.program.tensor import Tensor, Variable
 from dptrain.program.types import standardize_dtype
 from dptrain.random import Purpose, default_seed, set_default_seed, stream
+from dptrain.registry.arguments import checked_arguments
 from dptrain.registry.names import not_there
 from dptrain.registry.serialization import (
     custom_object_scope,
@@ -119,6 +119,7 @@ else:  # type checkers would accept any name
         return getattr(import_module(f"dptrain.{_ABOVE[name]}"), name)
 
 
+@checked_arguments
 def set_random_seed(seed: int) -> None:
     """Set the seed of models made from now on (initial weights, shuffling, dropout), of NumPy's and Python's `random`.
 
@@ -135,6 +136,7 @@ def set_random_seed(seed: int) -> None:
     np.random.seed(seed % 2**32)
 
 
+@checked_arguments
 def enable_op_determinism(shards_per_batch: int = REPRODUCIBLE_SHARDS) -> None:
     """Make trainings and evaluations give the same bits on any number of ranks from now on, at the cost of speed.
 
@@ -158,6 +160,7 @@ def is_keras_tensor(x: Any) -> bool:
     return isinstance(x, KerasTensor)
 
 
+@checked_arguments
 def normalize(x: Any, axis: int = -1, order: Any = 2) -> Any:
     """Return an array with vectors of length 1 (or still 0) along an axis; `order` is that of `numpy.linalg.norm`.
 
@@ -172,8 +175,9 @@ def normalize(x: Any, axis: int = -1, order: Any = 2) -> Any:
     return np.asarray(array / np.where(lengths == 0, 1, lengths))
 
 
+@checked_arguments
 def pad_sequences(
-    sequences: _Sequence[Any],
+    sequences: Any,
     maxlen: int | None = None,
     dtype: npt.DTypeLike = "int32",
     padding: str = "pre",
@@ -215,6 +219,7 @@ def pad_sequences(
     return padded
 
 
+@checked_arguments
 def split_dataset(
     dataset: Any,
     left_size: float | None = None,
@@ -283,6 +288,7 @@ def _part(name: str, size: float | None, total: int) -> int | None:
     return round(size * total) if isinstance(size, float) else int(size)
 
 
+@checked_arguments
 def pack_x_y_sample_weight(x: Any, y: Any = None, sample_weight: Any = None) -> Any:
     """Return x, (x, y) or (x, y, sample_weight) for a step; a list, tuple or dictionary alone becomes (x,)."""
     if y is None:
@@ -290,6 +296,7 @@ def pack_x_y_sample_weight(x: Any, y: Any = None, sample_weight: Any = None) -> 
     return (x, y) if sample_weight is None else (x, y, sample_weight)
 
 
+@checked_arguments
 def unpack_x_y_sample_weight(data: Any) -> tuple[Any, Any, Any]:
     """Return x, y and sample_weight of a step's data, None for missing ones; ConfigError for more parts."""
     from dptrain.batches.inputs import unpack
@@ -297,6 +304,7 @@ def unpack_x_y_sample_weight(data: Any) -> tuple[Any, Any, Any]:
     return unpack(data)
 
 
+@checked_arguments
 def to_categorical(x: Any, num_classes: int | None = None) -> Any:
     """Return labels of any shape as one-hot vectors (*shape, num_classes), like `keras.utils.to_categorical`.
 
@@ -340,6 +348,7 @@ def world_size() -> int:
     return 1 if launch is None else launch.size
 
 
+@checked_arguments
 def check_seed(seed: int) -> int:
     """Return a seed, or raise ConfigError if it is out of range."""
     if not 0 <= seed < 2**63:

@@ -87,6 +87,8 @@ class SplitOptions:
 
     def __post_init__(self) -> None:
         shuffle, seed, validation_split, subset = self.shuffle, self.seed, self.validation_split, self.subset
+        if seed is not None and seed < 0:
+            raise ConfigError(f"`seed` must be 0 or greater. Received: seed={seed}")
         if validation_split is not None and not 0 < validation_split < 1:
             raise ConfigError(f"`validation_split` must be between 0 and 1, received: {validation_split}")
         if subset not in _SUBSETS:

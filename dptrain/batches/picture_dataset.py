@@ -20,6 +20,7 @@ from dptrain.data.readers.pictures import open_picture, pillow, require_inside
 from dptrain.data.sources import check_declared, format_bytes
 from dptrain.errors import ConfigError, DataError, printable
 from dptrain.ops.image.resizing import RESIZE_INTERPOLATIONS
+from dptrain.registry.arguments import checked_arguments
 from dptrain.registry.names import lookup
 from dptrain.runtime.defaults import DEFAULT_MAX_BYTES
 from dptrain.runtime.image_format import checked_format
@@ -30,6 +31,10 @@ PICTURE_FILES = FileKind("images", "pictures", (".bmp", ".gif", ".jpeg", ".jpg",
 _CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
 # Most waiting batches, however small; one thread is two ahead.
 _AHEAD = 10
+
+
+# Of a picture's side.
+_MOST_PIXELS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,7 @@ class PictureDataset(FileDataset):
             warnings.warn(printable(f"skipped: {why}"), stacklevel=2)
 
 
+@checked_arguments
 def image_dataset_from_directory(
     directory: str | os.PathLike[str],
     labels: Any = "inferred",
@@ -190,7 +196,7 @@ def _check(decoding: Decoding) -> None:
         raise ConfigError(
             f'`color_mode` must be one of {{"rgb", "rgba", "grayscale"}}. Received: color_mode={decoding.color_mode}'
         )
-    if len(decoding.size) != 2 or not all(isinstance(length, int) and length > 0 for length in decoding.size):
+    if len(decoding.size) != 2 or not all(type(n) is int and 0 < n <= _MOST_PIXELS for n in decoding.size):
         raise ConfigError(
             f"Invalid `image_size` value. Expected a tuple of 2 integers. Received: image_size={decoding.size}"
         )

@@ -12,6 +12,8 @@ from dptrain.batches.py_dataset import PyDataset
 from dptrain.comm.parts import cut
 from dptrain.errors import ConfigError
 from dptrain.random import Purpose, default_seed, stream
+from dptrain.registry.arguments import checked_arguments
+from dptrain.runtime.text import short
 
 Array = npt.NDArray[Any]
 
@@ -53,6 +55,7 @@ class SeriesDataset(PyDataset):
         return x if self._targets is None else (x, self._targets[places])
 
 
+@checked_arguments
 def timeseries_dataset_from_array(
     data: Any,
     targets: Any,
@@ -86,6 +89,11 @@ def timeseries_dataset_from_array(
         ConfigError: an argument is out of range.
     """
     series = np.asarray(data)
+    for name, array in (("data", series), ("targets", np.asarray(targets if targets is not None else [0]))):
+        if not array.ndim or array.dtype == object:
+            raise ConfigError(f"timeseries_dataset_from_array: {name} = {short(array)}: expected an array (steps, ...)")
+    if seed is not None and seed < 0:
+        raise ConfigError(f"`seed` must be 0 or greater. Received: seed={seed}")
     steps = len(series)
     _check_range(start_index, end_index, steps)
     for name, value in (("sampling_rate", sampling_rate), ("sequence_stride", sequence_stride)):

@@ -14,6 +14,7 @@ from dptrain.data.readers.wave import decoded_wave
 from dptrain.data.sources import format_bytes
 from dptrain.data.texts import text_array
 from dptrain.errors import ConfigError, DataError, printable
+from dptrain.registry.arguments import checked_arguments
 from dptrain.runtime.defaults import DEFAULT_MAX_BYTES
 from dptrain.runtime.storage.files import open_regular, read_at_most
 
@@ -78,6 +79,7 @@ def _bytes_of(path: Path, root: Path, follow_links: bool, max_bytes: int) -> byt
     return content
 
 
+@checked_arguments
 def text_dataset_from_directory(
     directory: str | os.PathLike[str],
     labels: Any = "inferred",
@@ -125,6 +127,7 @@ def _maker(root: Path, batch_size: int, read: FileReader) -> Callable[..., ReadD
     return make
 
 
+@checked_arguments
 def audio_dataset_from_directory(
     directory: str | os.PathLike[str],
     labels: Any = "inferred",
@@ -164,6 +167,8 @@ def audio_dataset_from_directory(
     """
     if ragged:
         raise ConfigError("not supported: ragged tensors; pass output_sequence_length=")
+    if output_sequence_length is not None and output_sequence_length < 0:
+        raise ConfigError(f"output_sequence_length = {output_sequence_length}: expected 0 or more")
     root = Path(directory)
 
     def read(paths: Sequence[Path]) -> Array:

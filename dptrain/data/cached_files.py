@@ -9,6 +9,7 @@ from urllib.parse import ParseResult, unquote, urlparse
 
 from dptrain.data.archives import unpack
 from dptrain.errors import ConfigError, DataError
+from dptrain.registry.arguments import checked_arguments
 from dptrain.runtime.defaults import DEFAULT_MAX_BYTES
 from dptrain.runtime.storage.files import is_plain_name, writing
 from dptrain.runtime.text import short
@@ -17,6 +18,7 @@ _ADVICE = "set cache_dir, or KERAS_HOME, to a folder that can be written"
 _ALGORITHMS = {32: "md5", 64: "sha256"}  # by the digits of a checksum
 
 
+@checked_arguments
 def get_file(
     fname: str | Path | None = None,
     origin: str | Path | None = None,
@@ -55,7 +57,6 @@ def get_file(
             encrypted or too large, or a member lies outside of its folder. Nothing of it is kept.
         OutputError: the cache cannot be written, or something else has the file's name there.
     """
-    _check_types(fname=fname, origin=origin, cache_dir=cache_dir, file_hash=file_hash or md5_hash)
     if origin is None:
         raise ConfigError('Please specify the "origin" argument (URL of the file to download).')
     if untar:
@@ -87,12 +88,6 @@ def get_file(
         if not is_kept:  # else another origin would not be looked at
             path.unlink(missing_ok=True)
         raise
-
-
-def _check_types(**arguments: object) -> None:
-    for name, value in arguments.items():
-        if not isinstance(value, str | Path | None):
-            raise ConfigError(f"get_file: {name} = {short(value)}: expected a string or a path")
 
 
 def keras_home(cache_dir: str | Path | None = None) -> Path:

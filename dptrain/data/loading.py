@@ -17,6 +17,7 @@ from dptrain.data.keras_sets import cached
 from dptrain.data.readers.npz import KEYS
 from dptrain.data.sources import ArraySource, DataSources
 from dptrain.data.tasks import Task
+from dptrain.registry.arguments import checked_arguments
 
 if TYPE_CHECKING:  # with pydantic, which takes long to import
     from dptrain.data.preprocessing import Preprocessing
@@ -145,6 +146,7 @@ def load(name_or_path: str, *, data_dir: str | Path | None = None) -> tuple[tupl
 def load_data_of(name: str) -> Callable[..., tuple[tuple[Array, Array], tuple[Array, Array]]]:
     """Return `load_data` of one of Keras' image data sets."""
 
+    @checked_arguments
     def load_data(path: str | Path | None = None) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
         """Return `(x_train, y_train), (x_test, y_test)`: images (60000, 28, 28) and (10000, 28, 28), labels, all uint8.
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dptrain.data.keras_sets import Split, houses
+from dptrain.registry.arguments import checked_arguments
 from dptrain.registry.names import not_there
 
 __all__ = ["load_data"]
@@ -12,6 +13,7 @@ if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("datasets.boston_housing", __all__)
 
 
+@checked_arguments
 def load_data(path: str | Path = "boston_housing.npz", test_split: float = 0.2, seed: int = 113) -> Split:
     """Return `(x_train, y_train), (x_test, y_test)`: 13 features of each house, and prices, float64.
 

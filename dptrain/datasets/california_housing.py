@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from dptrain.data.keras_sets import Split, houses
 from dptrain.errors import ConfigError
+from dptrain.registry.arguments import checked_arguments
 from dptrain.registry.names import not_there
 
 __all__ = ["load_data"]
@@ -13,6 +14,7 @@ if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("datasets.california_housing", __all__)
 
 
+@checked_arguments
 def load_data(
     version: str = "large", path: str | Path = "california_housing.npz", test_split: float = 0.2, seed: int = 113
 ) -> Split:

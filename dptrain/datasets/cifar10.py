@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from dptrain.data.keras_sets import Split, pictures
+from dptrain.registry.arguments import checked_arguments
 from dptrain.registry.names import not_there
 
 __all__ = ["load_data"]
@@ -11,6 +12,7 @@ if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("datasets.cifar10", __all__)
 
 
+@checked_arguments
 def load_data() -> Split:
     """Return `(x_train, y_train), (x_test, y_test)`: images (50000, 32, 32, 3), ..., labels (rows, 1), all uint8.
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from dptrain.data.keras_sets import Split, pictures
 from dptrain.errors import ConfigError
+from dptrain.registry.arguments import checked_arguments
 from dptrain.registry.names import not_there
 
 __all__ = ["load_data"]
@@ -12,6 +13,7 @@ if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("datasets.cifar100", __all__)
 
 
+@checked_arguments
 def load_data(label_mode: str = "fine") -> Split:
     """Return `(x_train, y_train), (x_test, y_test)` like `cifar10.load_data`, from cifar-100-binary.tar.gz.
 

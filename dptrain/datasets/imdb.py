@@ -7,6 +7,7 @@ import numpy as np
 
 from dptrain.data import keras_sets
 from dptrain.errors import ConfigError
+from dptrain.registry.arguments import checked_arguments
 from dptrain.registry.names import not_there
 
 __all__ = ["get_word_index", "load_data"]
@@ -15,6 +16,7 @@ if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("datasets.imdb", __all__)
 
 
+@checked_arguments
 def load_data(
     path: str | Path = "imdb.npz",
     num_words: int | None = None,
@@ -60,6 +62,7 @@ def load_data(
     return (x_train, np.array(y_train)), (x_test, np.array(y_test))
 
 
+@checked_arguments
 def get_word_index(path: str | Path = "imdb_word_index.json") -> dict[str, int]:
     """Return the number of each word, before `index_from` is added; see `load_data`, but Keras pins the file's MD5."""
     return keras_sets.word_index(path, "imdb_word_index.json", "bfafd718b763782e994055a2d397834f")

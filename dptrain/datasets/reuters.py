@@ -7,6 +7,7 @@ import numpy as np
 
 from dptrain.data import keras_sets
 from dptrain.errors import ConfigError
+from dptrain.registry.arguments import checked_arguments
 from dptrain.registry.names import not_there
 
 __all__ = ["get_label_names", "get_word_index", "load_data"]
@@ -21,6 +22,7 @@ _LABELS = (
 )
 
 
+@checked_arguments
 def load_data(
     path: str | Path = "reuters.npz",
     num_words: int | None = None,
@@ -53,6 +55,7 @@ def load_data(
     return (keras_sets.ragged(limited[:end]), y[:end]), (keras_sets.ragged(limited[end:]), y[end:])
 
 
+@checked_arguments
 def get_word_index(path: str | Path = "reuters_word_index.json") -> dict[str, int]:
     """Return the number of each word, before `index_from` is added; see `imdb.get_word_index`."""
     return keras_sets.word_index(path, "reuters_word_index.json", "4d44cc38712099c9e383dc6e5f11a921")

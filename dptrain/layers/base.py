@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from dptrain import activations, constraints, initializers, regularizers
-from dptrain.errors import ConfigError
+from dptrain.errors import ConfigError, DptrainError
 from dptrain.layers.constructor import ConstructorArguments, is_dptrain_class, is_plain, named_parameters, remembering
 from dptrain.layers.input_spec import check
 from dptrain.layers.masks import attach_masks, fill_masks
@@ -47,6 +47,7 @@ from dptrain.program.types import is_half
 from dptrain.random import Purpose, default_seed, next_position, own_seed
 from dptrain.registry.serialization import custom_object, function_to_dict, plain
 from dptrain.runtime.failure import warn
+from dptrain.runtime.text import short
 
 T = TypeVar("T")
 InitializerArgument = str | dict[str, Any] | initializers.InitializerLike
@@ -691,6 +692,10 @@ class Layer(Parts):
             layer = cls(**arguments)
         except TypeError as error:
             raise ConfigError(f"layer {cls.__name__}: {error}") from error
+        except (ValueError, ArithmeticError, LookupError, AttributeError) as error:
+            if isinstance(error, DptrainError) or not is_dptrain_class(cls):
+                raise
+            raise ConfigError(f"layer {cls.__name__}: {error}; received {short(arguments)}") from error
         if unasked.get("name") is not None:
             layer.name = unasked["name"]
         if unasked.get("trainable") is False:

@@ -109,13 +109,13 @@ def standardize_dtype(dtype: Any) -> str:
     """Return a type's name; None is `config.floatx`, Python's int "int32", float "float32"; or ConfigError."""
     if dtype is None:
         return floatx().name
-    if dtype in _PYTHON_TYPES:
+    if isinstance(dtype, type) and dtype in _PYTHON_TYPES:
         return _PYTHON_TYPES[dtype]
     try:
         numpy_dtype = np.dtype(dtype)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ConfigError(f"Invalid dtype: {dtype}") from error
-    if numpy_dtype.kind == "O":
+    if numpy_dtype.kind == "O" or numpy_dtype.names is not None:
         raise ConfigError(f"Invalid dtype: {dtype}")
     return "string" if numpy_dtype.kind in "SUT" else numpy_dtype.name
 

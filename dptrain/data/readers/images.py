@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from dptrain.data.readers.pictures import open_picture, pillow
 from dptrain.errors import ConfigError, DataError, printable
+from dptrain.registry.arguments import checked_arguments
 from dptrain.registry.names import lookup
 from dptrain.runtime.failure import warn
 from dptrain.runtime.image_format import checked_format
@@ -27,6 +28,7 @@ _INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "hamming", "box", "lanczos"
 _ADVICE = "choose another path"
 
 
+@checked_arguments
 def load_img(
     path: str | Path | io.BytesIO,
     color_mode: str = "rgb",
@@ -92,6 +94,7 @@ def _in_8_bits(image: Any, where: Any) -> Any:
     return image
 
 
+@checked_arguments
 def img_to_array(img: Any, data_format: str | None = None, dtype: npt.DTypeLike | None = None) -> Array:
     """Return a Pillow image as an array, 0 to 255: (height, width, channels), or (channels, height, width).
 
@@ -110,6 +113,7 @@ def img_to_array(img: Any, data_format: str | None = None, dtype: npt.DTypeLike 
     return x.transpose(2, 0, 1) if _is_first(data_format) else x
 
 
+@checked_arguments
 def array_to_img(x: Any, data_format: str | None = None, scale: bool = True, dtype: npt.DTypeLike | None = None) -> Any:
     """Return an array as a Pillow image.
 
@@ -136,6 +140,7 @@ def array_to_img(x: Any, data_format: str | None = None, scale: bool = True, dty
     return pillow().fromarray(x.astype(np.uint8))
 
 
+@checked_arguments
 def save_img(
     path: Any, x: Any, data_format: str | None = None, file_format: str | None = None, scale: bool = True, **kwargs: Any
 ) -> None:

@@ -5,6 +5,7 @@ from typing import Any, Self
 
 from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer
+from dptrain.runtime.text import short
 
 
 class Pipeline(Layer):
@@ -35,8 +36,8 @@ class Pipeline(Layer):
         """Return the layer that `config` describes, with its layers."""
         import dptrain
 
-        layers = [
-            dptrain.layers.deserialize(layer) if isinstance(layer, Mapping) else layer
-            for layer in config.get("layers", ())
-        ]
+        described = config.get("layers", ())
+        if not isinstance(described, list | tuple):
+            raise ConfigError(f"{cls.__name__}: layers = {short(described)}: expected a list of layers")
+        layers = [dptrain.layers.deserialize(layer) if isinstance(layer, Mapping) else layer for layer in described]
         return super().from_config({"name": config.get("name"), "layers": layers})

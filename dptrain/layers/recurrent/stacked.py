@@ -7,6 +7,7 @@ from dptrain import ops, tree
 from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer
 from dptrain.program.tensor import Tensor
+from dptrain.runtime.text import short
 
 
 class StackedRNNCells(Layer):
@@ -75,6 +76,8 @@ class StackedRNNCells(Layer):
         """Return the stack that `config` describes."""
         import dptrain
 
+        if not isinstance(config["cells"], list | tuple):
+            raise ConfigError(f"{cls.__name__}: cells = {short(config['cells'])}: expected a list of cells")
         cells = [
             dptrain.layers.deserialize(cell, custom_objects) if isinstance(cell, Mapping) else cell
             for cell in config["cells"]

@@ -34,7 +34,7 @@ def batched(images: Any, data_format: str | None) -> tuple[Tensor, Callable[[Ten
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
     """Refuse an argument that is none of the choices."""
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ConfigError(
             f"Invalid value for argument `{name}`. Expected of one {tuple(choices)}. Received: {name}={value}"
         )

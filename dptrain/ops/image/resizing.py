@@ -62,7 +62,7 @@ def resize(
 
     Source: R. Keys, "Cubic convolution interpolation for digital image processing", IEEE Trans. ASSP 29 (1981).
     """
-    if len(size) != 2:
+    if not hasattr(size, "__len__") or len(size) != 2:
         raise ConfigError(f"Expected `size` to be a tuple of 2 integers. Received: size={size}")
     if min(size) <= 0:
         raise ConfigError(f"`size` must have positive height and width. Received: size={size}")
