@@ -18,5 +18,5 @@ def existing_rows(layer: str, length: int, places: Tensor) -> Tensor:
     require_rows(layer, length, places)
     if places.value is not None:
         return places
-    (table,) = as_tensors([np.arange(length, dtype=np.int32)])
+    (table,) = as_tensors([np.arange(length, dtype=places.dtype if places.dtype.itemsize > 4 else np.int32)])
     return take_rows(table, places)  # which backends check
