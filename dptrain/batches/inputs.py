@@ -415,8 +415,10 @@ def _check_weights(
         raise DataError(
             f"{name}: expected ({rows},) real numbers, one per sample{more}, found {weights.dtype} {weights.shape}"
         )
-    if not np.isfinite(weights).all():
-        raise DataError(f"{name}: {int((~np.isfinite(weights)).sum())} values are not finite")
+    if (wrong := ~np.isfinite(weights)).any():
+        index = np.unravel_index(int(wrong.argmax()), weights.shape)
+        place = ", ".join(map(str, index))
+        raise DataError(f"{name}: {int(wrong.sum())} values are not finite, the first at index {place}")
     return weights.astype(np.float64, copy=False) if weights.dtype.kind != "f" else weights
 
 
