@@ -193,6 +193,12 @@ def _constructed(config: Any, seed: int | None, compiled: Any, options: Mapping[
         model._model_seed = seed
     if model.built:
         model._adopt(model._model_seed)
+    if type(model).compile_from_config is not Model.compile_from_config:  # as in Keras, which calls it
+        if compiled:
+            model.compile_from_config(compiled)
+            if model.built:
+                model._compiled_optimizer.build(model.trainable_weights)
+        return model
     arguments = keras_config.compile_arguments(compiled)
     if arguments is None:
         return model

@@ -55,7 +55,7 @@ class ModelFile:
 def model_config(model: Any) -> dict[str, Any]:
     """Return a model's config.json: architecture, input shape, arguments of `compile`."""
     result = keras_config.with_shared_layers(lambda: keras_config.layer_config(model))
-    result["compile_config"] = {} if model._compiled is None else keras_config.compile_config(model._compiled)
+    result["compile_config"] = keras_config.serialize_keras_object(model.get_compile_config())
     return result
 
 

@@ -99,7 +99,7 @@ def test_chains_are_mixed_as_by_keras(keras):
     ours, theirs = layers.AugMix(seed=3), keras.layers.AugMix(seed=3)
     ours._set_dtype("float64")
     transformation = theirs.get_random_transformation(images)
-    names = [*ours._names, *ours._more]
+    names = [*ours._names, *ours._color_names]
     chains = [[transform["layer_name"] for transform in chain] for chain in transformation["chain_transforms"]]
     as_arrays = arrays(keras, {key: transformation[key] for key in ("chain_mixing_weights", "weight_sample")})
     filler = ours.get_random_transformation(images)["chain_transforms"]
@@ -111,10 +111,6 @@ def test_chains_are_mixed_as_by_keras(keras):
     outputs = ours.transform_images(images, as_arrays | {"layer_idxes": numbers, "chain_transforms": filler})
     expected = theirs.transform_images(keras.ops.convert_to_tensor(images, "float32"), transformation)
     np.testing.assert_allclose(outputs, keras.ops.convert_to_numpy(expected), rtol=1e-4, atol=0.01, err_msg=str(chains))
-
-
-# What Keras takes among others, which its signature does not name.
-UNNAMED = {"MaxNumBoundingBoxes": [("bounding_box_format", None)]}
 
 
 def test_every_augmentation_has_the_arguments_of_keras(keras):
@@ -134,7 +130,7 @@ def test_every_augmentation_has_the_arguments_of_keras(keras):
                 for parameter in parameters.values()
                 if parameter.kind is not parameter.VAR_KEYWORD
             ]
-            assert defaults == expected_defaults + UNNAMED.get(name, []), name
+            assert defaults == expected_defaults, name
 
 
 def test_bins(keras):

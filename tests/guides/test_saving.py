@@ -151,3 +151,49 @@ def test_a_subclassed_model_comes_back_whole(tmp_path):
     again = keras.models.load_model(tmp_path / "m.keras")
     assert (type(again), again.hidden_units, int(again.optimizer.iterations)) == (CustomModel, 3, 1)
     np.testing.assert_array_equal(again.predict(X, verbose=0), model.predict(X, verbose=0))
+
+
+@keras.saving.register_keras_serializable(package="guide")
+def tenth_of_squares(y_true, y_pred):
+    return keras.ops.sum(keras.ops.square(y_pred - y_true) / 10.0, axis=1)
+
+
+@keras.saving.register_keras_serializable(package="guide")
+class OwnCompile(keras.Model):
+    """Keeps what it was compiled with, and compiles itself when it is loaded."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(4, activation="softmax")
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def compile(self, optimizer, loss_fn, metrics):
+        super().compile(optimizer=optimizer, loss=loss_fn, metrics=metrics)
+        self.model_optimizer, self.loss_fn, self.loss_metrics = optimizer, loss_fn, metrics
+
+    def get_compile_config(self):
+        return {"model_optimizer": self.model_optimizer, "loss_fn": self.loss_fn, "metric": self.loss_metrics}
+
+    def compile_from_config(self, config):
+        parts = [
+            keras.saving.deserialize_keras_object(config[name]) for name in ("model_optimizer", "loss_fn", "metric")
+        ]
+        self.compile(*parts)
+
+
+def test_a_compile_of_ones_own_is_restored(tmp_path):
+    model = OwnCompile()
+    model.compile(keras.optimizers.SGD(0.5, momentum=0.9), tenth_of_squares, ["mae"])
+    x, y = np.random.default_rng(0).random((2, 8, 4))
+    model.fit(x, y, verbose=0)
+    model.save(tmp_path / "m.keras")
+    restored = keras.models.load_model(tmp_path / "m.keras")
+    assert (restored.loss_fn, restored.loss_metrics) == (tenth_of_squares, ["mae"])
+    assert type(restored.model_optimizer) is keras.optimizers.SGD
+    assert float(restored.optimizer.learning_rate) == 0.5
+    assert int(restored.optimizer.iterations.numpy()) == 1
+    losses = [each.fit(x, y, verbose=0, shuffle=False).history for each in (model, restored)]
+    for name, values in losses[0].items():
+        np.testing.assert_allclose(losses[1][name], values, rtol=1e-6)

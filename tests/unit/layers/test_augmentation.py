@@ -109,7 +109,7 @@ def test_bins_of_numbers():
         (lambda: layers.RandomCrop(0, 2), "invalid value for `height`"),
         (lambda: layers.Resizing(2, 2, "area"), "Invalid value for argument `interpolation`"),
         (lambda: layers.CenterCrop(2, 2)(np.zeros((3, 3))), "rank 3 .single image. or 4"),
-        (lambda: layers.RandomFlip()({"images": IMAGES, "bounding_boxes": IMAGES}), "not supported: bounding_boxes"),
+        (lambda: layers.RandomFlip()({"images": IMAGES, "keypoints": IMAGES}), "not supported: keypoints"),
         (lambda: layers.CategoryEncoding(), "num_tokens must be set"),
         (lambda: layers.CategoryEncoding(0), "`num_tokens` must be >= 1"),
         (lambda: layers.CategoryEncoding(3, "int"), "Unknown arg for output_mode: int"),
