@@ -1,6 +1,7 @@
 """Finds where dptrain waits for another thread or process, in its syntax trees."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,10 +17,10 @@ def _name(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def _waitable(trees: dict[str, ast.Module]) -> set[str]:
+def _waitable(trees: list[ast.Module]) -> set[str]:
     """Return names that somewhere stand for what a thread can wait for."""
     names = set()
-    for tree in trees.values():
+    for tree in trees:
         for node in ast.walk(tree):
             value = getattr(node, "value", None)
             if not isinstance(node, ast.Assign | ast.AnnAssign) or not isinstance(value, ast.Call):
@@ -54,11 +55,14 @@ def _functions(node: ast.AST, outer: str = "") -> Iterator[tuple[str, ast.AST]]:
 
 def sites() -> set[str]:
     """Return "module.py:Class.function" of all functions that wait."""
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))}
+    makers = re.compile(rf"\b({'|'.join(_MAKERS)})\(")
+    # Parsing takes longest: only what may have one.
+    names = _waitable([ast.parse(text) for text in texts.values() if makers.search(text)])
+    words = re.compile(rf"\b({'|'.join(map(re.escape, names))}|undisturbed|acquire|flock|lockf)\b")
     trees = {
-        path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
-        for path in PACKAGE.rglob("*.py")
+        path.relative_to(PACKAGE).as_posix(): ast.parse(text) for path, text in texts.items() if words.search(text)
     }
-    names = _waitable(trees)
     return {
         f"{path}:{name}"
         for path, tree in trees.items()

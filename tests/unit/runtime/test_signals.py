@@ -95,3 +95,27 @@ def test_what_is_no_training_ends_by_them(monkeypatch):
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         assert caught() is None
     assert received == [signal.SIGTERM]
+
+
+@pytest.mark.parametrize("number", signals.SIGNALS)
+def test_a_step_is_abandoned_only_inside_of_one_and_only_after_a_signal(number):
+    begun = []
+    with catching(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(signals, "at_first", [begun.append])
+        send(number)
+        assert begun == [number]
+        signals.abandon_step(number)  # between two steps
+        with signals.in_step(), signals.in_step(False):
+            signals.abandon_step(number)  # while variables are assigned
+        with pytest.raises(signals.EndlessStepError) as raised, signals.abandoned_after(3):
+            signals.abandon_step(number)
+        assert raised.value.finished == 3
+        assert caught() == number
+    signals.abandon_step(signal.SIGTERM)  # nobody catches it: the process goes on
+
+
+def test_a_signal_of_another_rank_is_noted_once():
+    with catching():
+        signals.note(signal.SIGTERM)
+        signals.note(signal.SIGINT)
+        assert caught() == signal.SIGTERM
