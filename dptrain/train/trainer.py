@@ -21,6 +21,7 @@ from dptrain.program.tensor import BFLOAT16, Variable
 from dptrain.program.turns import TURNS
 from dptrain.runtime import heap
 from dptrain.runtime.failure import phase
+from dptrain.runtime.signals import EndlessStepError
 from dptrain.train.health import HealthCheck, OnNonfinite, digest_every, refuse_validation
 from dptrain.train.programs import Programs, Step, Trained
 from dptrain.train.replicas import Shared
@@ -137,8 +138,12 @@ class Trainer:
                     mine = (validation.steps or 0) if validation.alone else None
                     stops = hooks.model.stop_training
                     sync_points.begin_validation(epoch, begin + self._steps, stops=stops, steps=mine)
-                    with phase.during("validation"):
-                        validated = yield from self._evaluate(validation, hooks, sync_points)
+                    try:
+                        with phase.during("validation"):
+                            validated = yield from self._evaluate(validation, hooks, sync_points)
+                    except EndlessStepError as error:
+                        sync_points.abandon_validation(error)
+                        raise
                     if on_nonfinite != "ignore":
                         refuse_validation(self.comm.size, epoch, validated)
                     logs |= {f"val_{key}": value for key, value in validated.items()}
@@ -328,7 +333,14 @@ class Trainer:
             hooks.on_train_batch_begin(step_number)
             step = self._current(step)
             begun = time.perf_counter()
-            self.programs.run(step, batches.spec, rows, shards)
+            try:
+                self.programs.run(step, batches.spec, rows, shards)
+            except EndlessStepError as error:
+                finished = shards[: error.finished]
+                self._count(finished)
+                sync_points.count(len(finished))
+                sync_points.abandon(epoch, step_number + len(finished), error)
+                raise
             seconds = time.perf_counter() - begun
             step_number += len(shards)
             self.steps_done += len(shards)
