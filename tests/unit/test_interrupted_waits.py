@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import dptrain as dp
+from dptrain import random
 from dptrain.batches import feed as feeds
 from dptrain.program import turns as turns_module
 from dptrain.program.codegen import memory as memory_module
@@ -254,6 +255,21 @@ def with_background(plan: Plan, patch: pytest.MonkeyPatch, folder: Any) -> Any:
     return use, state
 
 
+def with_seeds(plan: Plan, patch: pytest.MonkeyPatch, folder: Any) -> Any:
+    patch.setattr(random, "_lock", plan.lock())
+    patch.setattr(random, "_streams", SimpleNamespace(models=0, alike=True, seed=7))
+
+    def use() -> None:
+        before = random._streams.models
+        try:
+            random.next_model_seed()
+        except BaseException:
+            assert random._streams.models == before, "the next model has the seed that this one would have had"
+            raise
+
+    return use, lambda: random._lock.locked()
+
+
 MODEL = {
     "backend/cpu/compiled.py:CompiledExecutable._compiled",
     "backend/cpu/compiled.py:lowered",
@@ -277,6 +293,7 @@ SCENARIOS: dict[Scenario, set[str]] = {
     with_feeds: {"batches/feed.py:FeedPool.feed", "batches/feed.py:FeedPool._give_back"},
     with_meeting: {"runtime/watch/thread_order.py:meeting"},
     with_files: {"runtime/storage/locks.py:held", "runtime/storage/locks.py:locked"},
+    with_seeds: {"random.py:next_model_seed"},
     with_background: {"saving/background.py:Background.wait"},
 }
 EXCEPTIONS = {

@@ -34,10 +34,13 @@ class Change:
 
 @dataclass
 class History:
-    """What each rank of a job does, in the order of time; `late` is a rank that never comes, and when that shows."""
+    """What each rank of a job does, in the order of time.
+
+    `late` is a rank that never comes, when that may show at the earliest, and when it must: all others have come.
+    """
 
     ranks: list[list[Change]]
-    late: tuple[int, float] | None = None
+    late: tuple[int, float, float] | None = None
 
     @property
     def end(self) -> float:
@@ -102,7 +105,7 @@ def histories(draw, longest: float, has_late: bool = False) -> History:
         if bad is not None:
             others = [arrival for rank, arrival in enumerate(arrivals) if rank != bad]
             last = now + sum(works[bad][:-1])  # it has moved on then
-            history.late = bad, max(min(others), last) + allowed(phase)
+            history.late = bad, *(max(first, last) + allowed(phase) for first in (min(others), max(others)))
             return history
         # The message itself takes a while as well.
         now, position = max(arrivals) + draw(part) * LIMITS.timeout / 2, position + 2
@@ -141,9 +144,9 @@ def test_nor_is_anybody_warned_of_shorter_waits(history, moments):
 @given(histories(longest=1.0, has_late=True), MOMENTS)
 def test_of_such_histories_a_rank_beyond_the_limit_is_found_and_nobody_before(history, moments):
     assert history.late is not None
-    bad, shows = history.late
-    assert [finding for finding in findings(history, moments, until=shows) if finding.fatal] == []
-    finding = judge(history.seen(shows + 1.0), LIMITS)
+    bad, may_show, must_show = history.late
+    assert [finding for finding in findings(history, moments, until=may_show) if finding.fatal] == []
+    finding = judge(history.seen(must_show + 1.0), LIMITS)
     assert finding is not None
     assert (finding.fatal, finding.culprit.rank) == (True, bad)
     assert finding.speaker != bad
