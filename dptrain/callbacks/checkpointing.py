@@ -518,7 +518,7 @@ def stored_seed(callbacks: Iterable[Callback]) -> int | None:
     for keeper in keepers:
         if not keeper.resumes or keeper.source is not None or ranks_of(keeper).rank:
             continue
-        with suppress(DataError, LookupError, TypeError, ValueError):
+        with suppress(DataError, LookupError, RecursionError, TypeError, ValueError):
             if (name := newest_name(keeper.path)) is not None:
                 return check_seed(json.loads(read(keeper.path / name, follow=False).files[_STATE])["identity"]["seed"])
     return None

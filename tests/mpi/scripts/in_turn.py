@@ -15,6 +15,7 @@ from unittest import mock
 
 from dptrain.comm import current
 from dptrain.errors import AgreedError
+from dptrain.random import set_default_seed
 from dptrain.runtime import exit_codes, failure
 
 plan, folder = sys.argv[1:]
@@ -33,6 +34,7 @@ def run(arguments: list[str]) -> int:
         BaseException: what ends the job.
     """
     together.clear()
+    set_default_seed(0)  # and with it the seed of the first model
     try:
         if arguments[0] == "-m":
             sys.argv, sys.path[0] = arguments[1:], os.getcwd()
