@@ -23,9 +23,9 @@ PAGE = ROOT / "docs" / "not-supported.md"
 MODULES = (
     *(None, "layers", "models", "activations", "losses", "metrics", "optimizers", "optimizers.schedules", "callbacks"),
     *("initializers", "regularizers", "constraints", "ops", "ops.nn", "ops.numpy", "ops.image", "ops.linalg", "random"),
-    *("utils", "saving", "datasets", "distillation", "distribution", "config", "dtype_policies", "mixed_precision", "tree", "backend"),
-    *("applications", "preprocessing", "preprocessing.image", "preprocessing.sequence", "export", "quantizers"),
-    *("visualization", "wrappers"),
+    *("utils", "saving", "datasets", "distillation", "distribution", "config", "dtype_policies", "mixed_precision"),
+    *("tree", "backend", "applications", "preprocessing", "preprocessing.image", "preprocessing.sequence", "export"),
+    *("quantizers", "visualization", "wrappers"),
 )
 # Rooms of dptrain that a Keras script does not enter by itself.
 OWN_ROOMS = ("backend", "cli", "sweeps", "runtime", "comm")

@@ -131,7 +131,7 @@ class ImageLayer(Layer):
         self, segmentation_masks: Any, transformation: Any = None, training: bool = True
     ) -> Tensor:
         """Return masks, with the axes of images, after a transformation of `get_random_transformation`."""
-        masks = self._as_tensor(segmentation_masks)
+        masks: Tensor = self._as_tensor(segmentation_masks)
         if self._motion is None:
             return masks
         chosen = self.interpolation
