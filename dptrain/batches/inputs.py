@@ -1,7 +1,7 @@
 """Checks the arguments of `fit`, `evaluate` and `predict` against the model, and turns them into batches."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal, cast
@@ -53,6 +53,7 @@ class Expected:
     output_names: Sequence[str] = ()  # likewise of the outputs
     takes_lists: bool = False  # whether a list may stand for a dictionary of inputs
     optional_inputs: frozenset[str] = frozenset()  # paths of the inputs that may be None
+    encode: Callable[[Any], Any] | None = None  # turns what the user passes into the inputs
 
 
 @dataclass(frozen=True)
@@ -209,6 +210,8 @@ def _in_native_order(array: Array, by_row: bool) -> Array:
 
 def check_inputs(x: Any, expected: Expected) -> Any:
     """Return x as arrays, (rows, ...) each, nested as the model's inputs; refuse other dtypes and shapes."""
+    if expected.encode is not None:
+        x = expected.encode(x)
     if not tree.is_nested(expected.inputs) or tree.is_shape(expected.inputs):
         if expected.inputs is None and tree.is_nested(x):
             return tree.map_leaves(lambda path, array: _check_features(array, None, path), x)

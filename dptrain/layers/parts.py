@@ -55,6 +55,10 @@ class Parts(Configurable):
     _takes_ids = False
     # Whether inputs are cast to the layer's type; a graph leaves that to its layers.
     _casts_inputs = True
+    # Whether it takes texts, on the host, before the program of its model.
+    _works_on_host = False
+    # Whether it splits a text into several tokens.
+    _splits_texts = False
     # Whether `call` only moves numbers, so that integers stay integers.
     _moves_values = False
 

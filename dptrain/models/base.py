@@ -598,9 +598,9 @@ class BaseModel(OnDevice):
         if self._output_shapes is not None:
             self._find_outputs()
         losses = None if self._outputs is None else self._outputs.losses
-        names: Any = (
-            () if (graph := self._graph) is None else (self._input_names, self._output_names, graph.takes_lists)
-        )
+        names: Any = ()
+        if (graph := self._graph) is not None:
+            names = (self._program_input_names, self._output_names, graph.takes_lists)
         outputs = self._output_shapes
         if self._sample is not None:
             inputs, outputs = self._sample
@@ -609,7 +609,16 @@ class BaseModel(OnDevice):
             pairs = zip(tree.flat_shapes(inputs), tree.leaves(graph.inputs), strict=True)
             optional = frozenset(path for (path, _), symbol in pairs if is_optional(symbol))
         expected = Expected(inputs, outputs, losses, self._has_custom_steps, self._data_dtype, *names)
-        return replace(expected, optional_inputs=optional) if optional else expected
+        stage = self._host_stage
+        encode = None if stage is None else stage.encode
+        return replace(expected, optional_inputs=optional, encode=encode) if optional or stage else expected
+
+    @property
+    def _program_input_names(self) -> list[str]:
+        """The names of the inputs of the program, which has numbers in the place of texts."""
+        if self._host_stage is None or self._graph is None:
+            return self._input_names
+        return [symbol.name for symbol in tree.leaves(self._graph.inputs)]
 
     @property
     def _expected_batches(self) -> Expected:

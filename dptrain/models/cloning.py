@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dptrain.errors import ConfigError
-from dptrain.layers import Input, Layer
+from dptrain.layers import Identity, Input, Layer
 from dptrain.layers.node import KerasTensor
 from dptrain.layers.operation_layer import OperationLayer
 from dptrain.models.files import takes_graph
-from dptrain.models.graph import Graph, is_optional
+from dptrain.models.graph import Graph, input_dtype, is_optional
 from dptrain.models.model import Model
 from dptrain.models.sequential import Sequential
 from dptrain.program import tree
@@ -42,7 +42,7 @@ def clone_model(
         if call_function is not None:
             raise ConfigError("`call_function` argument is not supported with Sequential models.")
         return _compiled_as(model, _of_sequential(model, input_tensors, _Cloning(clone_function, None, recursive)))
-    graph = model._graph
+    graph = model._whole_graph
     if graph is not None and (type(model) is Model or clone_function or input_tensors is not None):
         cloning = _Cloning(clone_function, call_function, recursive)
         return _compiled_as(model, _of_graph(model, graph, input_tensors, cloning))
@@ -117,7 +117,7 @@ def _of_graph(model: Model, graph: Graph, input_tensors: Any, cloning: _Cloning)
     def call(layer: Layer, *arguments: Any, **keywords: Any) -> Any:
         return cloning.call(cloning.of(layer), *arguments, **keywords)
 
-    outputs = graph.run(inputs, tree.leaves(inputs)[0].dtype.name, call)
+    outputs = graph.run(inputs, graph.dtype, call)
     kind: Any = type(model) if takes_graph(type(model)) else Model
     copy: Model = kind(inputs, outputs, name=model.name, trainable=model.trainable)
     copy._set_dtype(model.dtype_policy)
@@ -134,7 +134,7 @@ def _are_alike(tensors: Any, inputs: Any) -> bool:
 
 
 def _input_like(symbol: Any, name: str | None) -> Any:
-    return Input(batch_shape=read(symbol.shape), dtype=symbol.dtype.name, name=name, optional=is_optional(symbol))
+    return Input(batch_shape=read(symbol.shape), dtype=input_dtype(symbol), name=name, optional=is_optional(symbol))
 
 
 def _compiled_as(model: Model, copy: Any) -> Any:
@@ -171,3 +171,24 @@ def _compiled_as(model: Model, copy: Any) -> Any:
 def _fresh_copy(value: Any) -> Any:
     """Return another object of the same configuration; words, numbers and functions unchanged."""
     return type(value).from_config(value.get_config()) if hasattr(value, "get_config") else value
+
+
+def scorer(model: Model) -> Model:
+    """Return a model that returns its inputs, compiled with the losses and metrics of another."""
+    for name in ("test_step", "compute_loss", "compute_metrics"):
+        if getattr(type(model), name) is not getattr(Model, name):
+            raise ConfigError(f"not supported: scoring predictions of a {type(model).__name__}, which overrides {name}")
+    compiled = model._compiled
+    if compiled is None:
+        raise ConfigError("You must call `compile()` before calling `evaluate()`.")
+    model._find_outputs()
+    if model._outputs is None:
+        raise ConfigError(f"model {model.name!r} has not been built: train it or call it on data")
+    shapes = [shape for _, shape in tree.flat_shapes(model._output_shapes)]
+    inputs = [Input(shape=shape) for shape in shapes]
+    outputs = [Identity(name=output.name)(tensor) for output, tensor in zip(model._outputs.flat, inputs, strict=True)]
+    nested = [tree.refilled(model._output_shapes, iter(each)) for each in (inputs, outputs)]
+    scoring = Model(*nested, seed=model._model_seed)
+    arguments = (compiled.loss, compiled.loss_weights, compiled.metrics, compiled.weighted_metrics)
+    scoring.compile("sgd", *arguments, run_eagerly=compiled.run_eagerly, **compiled.device)
+    return scoring

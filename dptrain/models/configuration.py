@@ -19,7 +19,7 @@ from dptrain.errors import ConfigError
 from dptrain.layers import InputLayer, Layer
 from dptrain.layers.node import maker_of
 from dptrain.layers.operation_layer import OperationLayer
-from dptrain.models.graph import Graph
+from dptrain.models.graph import Graph, input_dtype
 from dptrain.models.operations import Operation, described_call, described_operation, operation
 from dptrain.ops.operation_calls import OperationCall
 from dptrain.program import tree
@@ -224,7 +224,7 @@ class _FunctionalWriter:
         if value.is_length:
             return self._attribute(value.attributes["length"]) | {"dtype": value.dtype.name}
         if value.value is None:
-            dtype = self._model._data_dtype if value.dtype.kind in "fV" else value.dtype.name
+            dtype = self._model._data_dtype if value.dtype.kind in "fV" else input_dtype(value)
             config = {"shape": list(read(value.shape)), "dtype": dtype, "keras_history": self._history(value)}
             return {"class_name": "__keras_tensor__", "config": config}
         if value.variable is not None or value.counts_rows:

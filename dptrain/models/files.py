@@ -149,7 +149,7 @@ class Files(BaseModel):
     def _get_config(self) -> dict[str, Any]:
         """Return Keras' `Functional.get_config`, or a subclass's constructor arguments that are attributes."""
         if self._graph is not None and takes_graph(type(self)):
-            return functional_config(self, self._graph)
+            return functional_config(self, self._require_graph())
         return super()._get_config()
 
     @classmethod
@@ -202,7 +202,7 @@ class Files(BaseModel):
     @property
     def _build_shape(self) -> Any:
         """Shapes of the inputs in JSON, with None for the rows; None before they are known."""
-        symbols = self._symbols if self._graph is None else self._graph.inputs
+        symbols = self._symbols if self._whole_graph is None else self._whole_graph.inputs
         return tree.map_leaves(lambda path, spec: plain(build_shape(spec)), symbols)
 
     @property

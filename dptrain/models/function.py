@@ -35,4 +35,4 @@ class Function:
 
     def __call__(self, inputs: Any) -> Any:
         """Return the outputs, nested like the symbolic ones; tensors or arrays must be nested like the inputs."""
-        return self._graph.run(inputs, self.inputs[0].dtype.name)
+        return self._graph.run(inputs, self._graph.dtype)

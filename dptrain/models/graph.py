@@ -50,6 +50,17 @@ class Graph:
         self.layers = self._in_keras_order(order, indices)
 
     @property
+    def dtype(self) -> str:
+        """The type of the first floating-point input; "float32" without any."""
+        floating = (symbol.dtype.name for symbol in tree.leaves(self.inputs) if symbol.dtype.kind in "fV")
+        return next(floating, "float32")
+
+    @property
+    def declared_outputs(self) -> Any:
+        """The outputs as the model returns them."""
+        return self._returned
+
+    @property
     def input_layers(self) -> list[Layer]:
         """The layers of the inputs, except of inputs that ops made."""
         return [symbol.history.layer for symbol in tree.leaves(self.inputs) if symbol.history is not None]
@@ -257,8 +268,13 @@ def _is_input(symbol: Tensor) -> bool:
 
 
 def _input_like(symbol: Tensor) -> Tensor:
-    tensor: Tensor = InputLayer(batch_shape=read(symbol.shape), dtype=symbol.dtype.name).output
+    tensor: Tensor = InputLayer(batch_shape=read(symbol.shape), dtype=input_dtype(symbol)).output
     return tensor
+
+
+def input_dtype(symbol: Tensor) -> str:
+    """Return the type of an `Input` like a symbolic tensor."""
+    return "string" if symbol.dtype.kind == "U" else symbol.dtype.name
 
 
 def name_of_maker(symbol: Tensor) -> str:

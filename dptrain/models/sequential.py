@@ -107,6 +107,7 @@ class Sequential(Model):
         self._compilations += 1
         self._outputs = None
         self.built, self._graph, self._output_shapes, self._stack = False, None, None, list(self._stack)
+        self._whole_graph = self._host_stage = None
 
     def _append(self, layer: Any) -> None:
         if isinstance(layer, Tensor) and layer.history is not None and isinstance(layer.history.layer, InputLayer):

@@ -14,6 +14,7 @@ from dptrain.layers.node import LayerCall
 from dptrain.layers.operation_layer import OperationLayer
 from dptrain.layers.parts import name_layers
 from dptrain.models.graph import Graph, Maker, name_of_maker
+from dptrain.models.host_stage import HostStage, split_graph
 from dptrain.program import tree
 from dptrain.program.dims import is_number, number_of, read, symbolic
 from dptrain.program.tensor import Tensor, Variable, constant, placeholder, untraced
@@ -23,14 +24,18 @@ from dptrain.program.turns import MAKING
 class Structure(Layer):
     """Adds layers, inputs and outputs to models."""
 
+    # Of the program, of the whole model, and the part before the program, if there is one.
     _graph: Graph | None
+    _whole_graph: Graph | None = None
+    _host_stage: HostStage | None = None
     _output_shapes: Any  # of a sample, nested like the outputs
     _symbols: Any = None  # symbolic inputs of a model without a graph, nested like these
     _model_seed: int
     _marks_itself_built, _checks_lengths = True, True
 
     def _set_graph(self, graph: Graph) -> None:
-        self._graph, self._stack, self.built = graph, graph.layers, True
+        self._host_stage, self._graph = split_graph(graph, self._data_dtype)
+        self._whole_graph, self._stack, self.built = graph, graph.layers, True
         self._output_shapes = tree.map_leaves(lambda path, output: sample_shape(output), graph.outputs)
 
     @property
@@ -129,17 +134,17 @@ class Structure(Layer):
     @property
     def _layer_calls(self) -> list[LayerCall]:
         """The calls of layers in a functional model; none in others."""
-        return [] if self._graph is None else self._graph.nodes
+        return [] if self._whole_graph is None else self._whole_graph.nodes
 
     @property
     def _makers(self) -> list[Maker]:
         """Calls of layers, and tensors that ops made, in topological order; none in other models."""
-        return [] if self._graph is None else self._graph.makers
+        return [] if self._whole_graph is None else self._whole_graph.makers
 
     def _require_graph(self) -> Graph:
-        if self._graph is None:
+        if self._whole_graph is None:
             raise AttributeError(f"{type(self).__name__} model {self.name!r} has no defined inputs and outputs yet.")
-        return self._graph
+        return self._whole_graph
 
     def get_layer(self, name: str | None = None, index: int | None = None) -> Layer:
         """Return a layer by either its name or its index; ConfigError if there is none."""
@@ -159,6 +164,15 @@ class Structure(Layer):
         raise ConfigError(f"No such layer: {name}. Existing layers are: {[layer.name for layer in layers]}.")
 
     # Calls
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """Call the model, see `Layer`; texts are turned into numbers first."""
+        if self._host_stage is not None and arguments and self._host_stage.takes(arguments[0]):
+            assert self._whole_graph is not None
+            if any(isinstance(leaf, Tensor) and leaf.value is None for leaf in tree.leaves(arguments[0])):
+                return self._whole_graph.run(arguments[0], self._data_dtype, name=self._display_name)
+            arguments = (self._host_stage.encode(arguments[0]), *arguments[1:])
+        return super().__call__(*arguments, **keywords)
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Return the outputs; a subclass without inputs and outputs writes it."""

@@ -21,8 +21,8 @@ from dptrain.callbacks.base import flatten
 from dptrain.comm import Communicator
 from dptrain.errors import ConfigError
 from dptrain.models import Model
+from dptrain.models.cloning import scorer
 from dptrain.models.from_files import load_members
-from dptrain.models.scoring import scorer
 from dptrain.program import tree
 from dptrain.runtime.failure import phase
 from dptrain.runtime.output.terminal import say, verbosity

@@ -18,7 +18,8 @@ class InputLayer(Layer):
     Args:
         shape: of a sample, None for lengths that batches may choose.
         batch_size: that all batches must have; None for any.
-        dtype: of the input; floating-point inputs are cast to the type of the layer that takes them.
+        dtype: of the input; floating-point inputs are cast to the type of the layer that takes them. "string" for
+            texts, which layers such as TextVectorization turn into numbers on the host.
         batch_shape: (batch size, *shape), instead of these.
         name: for messages, and of the input in dictionaries of inputs.
         sparse, ragged: not supported.
@@ -66,7 +67,8 @@ class InputLayer(Layer):
         self._nodes.append(node)
         node.outputs = input_tensor
         if input_tensor is None:
-            node.outputs = node.output(symbolic(self.batch_shape), self._input_dtype, name or "input")
+            dtype = "U" if self._input_dtype == "string" else self._input_dtype
+            node.outputs = node.output(symbolic(self.batch_shape), dtype, name or "input")
         else:
             input_tensor.history = node
 

@@ -1,12 +1,15 @@
 """Categories of tables as numbers: by a hash, or by their indices in a vocabulary.
 
-Texts stay on the host: their layers work on NumPy arrays, before `fit`, in a generator or a `PyDataset`, and not inside
-a model (ConfigError). So does hashing. `IntegerLookup` in a vocabulary also works inside a model.
+Texts stay on the host: their layers work on NumPy arrays, before `fit`, in a generator or a `PyDataset`, or first in a
+model (`dptrain.models.host_stage`), not in a layer's `call` (ConfigError). So does hashing. `IntegerLookup` in a
+vocabulary works anywhere.
 """
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -19,10 +22,14 @@ from dptrain.data.texts import text_array, without_width
 from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer
 from dptrain.layers.existing_rows import existing_rows
+from dptrain.layers.node import LayerCall
 from dptrain.layers.preprocessing.categories import encode_categories
 from dptrain.layers.preprocessing.fingerprints import cross_fingerprints, farm, fingerprint_each, sip
 from dptrain.layers.preprocessing.standardization import batches_of, is_one_array
+from dptrain.ops.operation_calls import is_symbolic
+from dptrain.program.dims import is_number, number_of, unknown
 from dptrain.program.tensor import Tensor, Variable
+from dptrain.program.tree import leaves, map_leaves
 from dptrain.runtime.text import short
 
 Array = npt.NDArray[Any]
@@ -37,11 +44,58 @@ def on_host(layer: Layer, value: Any) -> Array:
     if isinstance(value, Tensor):
         if value.value is None:
             raise ConfigError(
-                f"not supported: layer {layer._display_name!r} ({type(layer).__name__}) inside a model: "
-                "it works on the host; call it on arrays before `fit`, in a generator or a PyDataset"
+                f"not supported: layer {layer._display_name!r} ({type(layer).__name__}) in a `call`: it works on the "
+                "host; call it on an `Input`, or on arrays before `fit`, in a generator or a PyDataset"
             )
         return value.numpy()
     return without_width(value)
+
+
+def also_symbolic(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the `__call__` of a layer that works on the host take symbolic tensors, whose model calls it later."""
+
+    @functools.wraps(call)
+    def symbolic_call(self: Layer, inputs: Any, training: bool | None = None) -> Any:
+        if not any(map(is_symbolic, leaves(inputs))):
+            return call(self, inputs, training)
+        node = LayerCall(self, (inputs,))
+        word = str(next(iter(getattr(self, "vocabulary", None) or ["a"])))
+        outputs = [
+            call(
+                self,
+                map_leaves(partial(_trial, size, f"{word} " * size if self._splits_texts else word), inputs),
+                training,
+            )
+            for size in _TRIAL_ROWS
+        ]
+        known = next(leaf for leaf in leaves(inputs) if is_symbolic(leaf)).shape
+        shape = [
+            number if number == other else _length(known, axis) if number == _TRIAL_ROWS[0] else unknown()
+            for axis, (number, other) in enumerate(zip(outputs[0].shape, outputs[1].shape, strict=True))
+        ]
+        dtype = "U" if isinstance(outputs[0], np.ndarray) else outputs[0].dtype
+        node.outputs = node.output(tuple(shape), dtype, self._display_name)
+        self._nodes.append(node)
+        return node.outputs
+
+    return symbolic_call
+
+
+# Unknown lengths of trial inputs: outputs of equal lengths do not depend on these.
+_TRIAL_ROWS = 2, 3
+
+
+def _length(shape: Sequence[Any], axis: int) -> Any:
+    """Return the unknown length of an input's axis, else a new one."""
+    return shape[axis] if axis < len(shape) and not is_number(shape[axis]) else unknown()
+
+
+def _trial(size: int, text: str, path: str, leaf: Any) -> Any:
+    """Return an array like a symbolic tensor, with a number of rows, and this text in the place of each."""
+    if not is_symbolic(leaf):
+        return leaf
+    shape = tuple(number_of(n) if is_number(n) else size for n in leaf.shape)
+    return np.full(shape, text) if leaf.dtype.kind == "U" else np.zeros(shape, leaf.dtype)
 
 
 def checked_salt(salt: Salt) -> list[int] | None:
@@ -72,6 +126,8 @@ class Hashing(Layer):
         output_mode: "int" (int64), or "one_hot", "multi_hot" or "count".
         sparse: must be False.
     """
+
+    _works_on_host = True
 
     def __init__(
         self,
@@ -107,6 +163,7 @@ class Hashing(Layer):
         """Return the arguments, including the type of the bins."""
         return super()._get_config() | ({"dtype": self._bin_dtype} if self.output_mode == "int" else {})
 
+    @also_symbolic
     def __call__(self, inputs: Any, training: bool | None = None) -> Any:
         """Return the bins of texts or integers of any shape, or vectors. Decimals are cut off; ignores `training`."""
         values = on_host(self, inputs)
@@ -126,6 +183,8 @@ class HashedCrossing(Layer):
 
     `output_mode` is "int" (int64) or "one_hot"; `sparse` must be False, `dtype` is the output's.
     """
+
+    _works_on_host = True
 
     def __init__(
         self,
@@ -151,6 +210,7 @@ class HashedCrossing(Layer):
         extra = {"dtype": self._bin_dtype} if self.output_mode == "int" else {}
         return {key: value for key, value in (super()._get_config() | extra).items() if key != "trainable"}
 
+    @also_symbolic
     def __call__(self, inputs: Any, training: bool | None = None) -> Any:
         """Return the bins of two or more features together, or vectors; `training` has no effect.
 
@@ -465,6 +525,7 @@ class StringLookup(_Lookup):
     """
 
     _kind = str
+    _works_on_host = True
 
     def __init__(
         self,
@@ -488,6 +549,7 @@ class StringLookup(_Lookup):
         super().__init__(arguments)
         self.encoding = encoding
 
+    @also_symbolic
     def __call__(self, inputs: Any, training: bool | None = None) -> Any:
         """Return indices of texts of any shape, or vectors; inverted, an array of texts. `training` has no effect."""
         return self._look_up(inputs)

@@ -14,7 +14,7 @@ from dptrain.data.texts import object_array, text_array, without_width
 from dptrain.data.words import PUNCTUATION
 from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer
-from dptrain.layers.preprocessing.lookups import StringLookup, on_host
+from dptrain.layers.preprocessing.lookups import StringLookup, also_symbolic, on_host
 from dptrain.layers.preprocessing.standardization import batches_of, is_one_array
 from dptrain.runtime.text import short
 
@@ -34,7 +34,7 @@ class TextVectorization(Layer):
     """Texts as indices of their tokens in a vocabulary, or as vectors of these.
 
     Each text is standardised, split into tokens, and these are joined to n-grams. Index 0 is padding, index 1 unknown.
-    It works on the host: call it on arrays before `fit`, in a generator or a `PyDataset`.
+    It works on the host: first in a model, or on arrays before `fit`, in a generator or a `PyDataset`.
 
     Args:
         max_tokens: greatest size of the vocabulary, these two indices counted; None for any.
@@ -52,7 +52,7 @@ class TextVectorization(Layer):
         sparse, ragged, encoding: must be False, False and "utf-8".
     """
 
-    _takes_ids = True
+    _takes_ids = _works_on_host = _splits_texts = True
     _read = ("vocabulary_size", "has_input_vocabulary", "trainable", "dtype")
 
     def __init__(
@@ -214,6 +214,7 @@ class TextVectorization(Layer):
                     f"before it hold {needed:,} tokens; pass a smaller ngrams= than {short(self.ngrams)}, or cut texts"
                 )
 
+    @also_symbolic
     def __call__(self, inputs: Any, training: bool | None = None) -> Any:
         """Return indices of tokens, or vectors, of texts (rows,) or (rows, 1), or of a single text.
 

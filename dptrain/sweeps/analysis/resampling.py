@@ -7,7 +7,7 @@ import numpy as np
 from dptrain.batches.inputs import as_array, is_array
 from dptrain.errors import ConfigError
 from dptrain.models import Model
-from dptrain.models.scoring import scorer
+from dptrain.models.cloning import scorer
 from dptrain.random import Purpose, stream
 from dptrain.sweeps.analysis.intervals import counts_samples
 

@@ -184,3 +184,11 @@ def test_a_copy_takes_the_raw_data_that_the_model_takes(build):
     assert copy.preprocessing == model.preprocessing
     model.predict(frame, verbose=0)
     assert copy.predict(frame, verbose=0).shape == (2, 1)
+
+
+def test_floating_inputs_behind_integers_stay_floating():
+    ids, amounts = keras.Input((1,), dtype="int64"), keras.Input((1,))
+    outputs = L.Add()([L.Embedding(4, 1, "ones")(ids)[:, 0], amounts])
+    x = [np.array([[1], [2]]), np.array([[0.25], [0.5]], "float32")]
+    for model in (clone_model(keras.Model([ids, amounts], outputs)), keras.Function([ids, amounts], outputs)):
+        np.testing.assert_array_equal(np.asarray(model(x)), [[1.25], [1.5]])
