@@ -108,6 +108,8 @@ def _taken(maker: Maker, inputs: dict[int, Tensor]) -> list[Tensor]:
 def _checked(array: Any, symbol: Tensor) -> Any:
     """Return texts of an input's shape."""
     texts = on_host(symbol.history.layer, array)
+    if not texts.size:
+        texts = texts.astype(np.str_)
     if texts.dtype.kind not in "UO":
         raise DataError(f"x: input {symbol.name!r} takes texts, found {texts.dtype.name}")
     if texts.ndim == 0:

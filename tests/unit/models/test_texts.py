@@ -192,3 +192,12 @@ def test_mistakes_in_one_line(tmp_path):
 
     with pytest.raises(ConfigError, match="in a `call`: it works on the host; call it on an `Input`"):
         Own()(layers.Input((1,)))
+
+
+def test_no_texts_and_exported_programs(tmp_path):
+    model = functional(vectorizer())
+    for empty in (TEXTS[:0], np.array([])):
+        assert model.predict(empty, verbose=0).shape == (0, 1)
+    model.export(tmp_path / "program")
+    program = keras.saving.load_program(tmp_path / "program", device="cpu")
+    np.testing.assert_allclose(program(vectorizer()(TEXTS).numpy()), model.predict(TEXTS, verbose=0), rtol=1e-6)
