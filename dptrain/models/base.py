@@ -566,13 +566,15 @@ class BaseModel(OnDevice):
         eager = self._compiled is not None and self._compiled.run_eagerly
         _require_only_data(getattr(self, f"{name}_step"))
         if name == "predict":
-            return Step(name, noted(self._predicted, reads), version, (), eager, self._fixed_batch_size, reads)
+            return Step(
+                name, noted(self._in_step(self._predicted), reads), version, (), eager, self._fixed_batch_size, reads
+            )
         function: Callable[[Any], Mapping[str, Any]] = self.train_step if name == "train" else self.test_step
         if name == "train" and self._guard is not None:
             function = self._guard.wrap(function)
         totals = () if name == "train" else self._totals()
         rows = self._fixed_batch_size
-        checked = noted(lambda data: _checked_logs(name, function(data)), reads)
+        checked = noted(self._in_step(lambda data: _checked_logs(name, function(data))), reads)
         return Step(name, checked, version, totals, eager, rows, reads)
 
     def _totals(self) -> tuple[Variable, ...]:

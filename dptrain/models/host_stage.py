@@ -31,13 +31,6 @@ class HostStage:
     def __init__(self, graph: Graph, calls: Sequence[LayerCall], ends: Sequence[Tensor]) -> None:
         self._graph, self._calls, self._ends = graph, calls, ends
 
-    def takes(self, inputs: Any) -> bool:
-        """Whether there are texts among the arguments of a call."""
-        return any(
-            leaf.dtype.kind == "U" if isinstance(leaf, Tensor) else np.asarray(leaf).dtype.kind in "UOST"
-            for leaf in tree.leaves(inputs)
-        )
-
     def encode(self, inputs: Any) -> Any:
         """Return the program's inputs, an array or a list, for arrays nested like the model's inputs.
 

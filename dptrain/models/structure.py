@@ -1,8 +1,9 @@
 """A model's layers, the symbolic tensors of functional models, and how it is built and called."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,8 @@ from dptrain.program import tree
 from dptrain.program.dims import is_number, number_of, read, symbolic
 from dptrain.program.tensor import Tensor, Variable, constant, placeholder, untraced
 from dptrain.program.turns import MAKING
+
+T = TypeVar("T")
 
 
 class Structure(Layer):
@@ -166,13 +169,27 @@ class Structure(Layer):
     # Calls
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        """Call the model, see `Layer`; texts are turned into numbers first."""
-        if self._host_stage is not None and arguments and self._host_stage.takes(arguments[0]):
-            assert self._whole_graph is not None
-            if any(isinstance(leaf, Tensor) and leaf.value is None for leaf in tree.leaves(arguments[0])):
-                return self._whole_graph.run(arguments[0], self._data_dtype, name=self._display_name)
-            arguments = (self._host_stage.encode(arguments[0]), *arguments[1:])
-        return super().__call__(*arguments, **keywords)
+        """Call the model, see `Layer`; layers that work on the host are called first, except in a step."""
+        if self._host_stage is None or not arguments or getattr(self._of_thread, "in_step", False):
+            return super().__call__(*arguments, **keywords)
+        if any(isinstance(leaf, Tensor) and leaf.value is None for leaf in tree.leaves(arguments[0])):
+            return self._require_graph().run(arguments[0], self._data_dtype, name=self._display_name)
+        return super().__call__(self._host_stage.encode(arguments[0]), *arguments[1:], **keywords)
+
+    def _in_step(self, function: Callable[[Any], T]) -> Callable[[Any], T]:
+        """Let a step call the model on what its program takes, which the host has computed."""
+        if self._host_stage is None:
+            return function
+
+        @functools.wraps(function)
+        def step(data: Any) -> T:
+            self._of_thread.in_step = True
+            try:
+                return function(data)
+            finally:
+                self._of_thread.in_step = False
+
+        return step
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Return the outputs; a subclass without inputs and outputs writes it."""

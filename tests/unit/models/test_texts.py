@@ -201,3 +201,31 @@ def test_no_texts_and_exported_programs(tmp_path):
     model.export(tmp_path / "program")
     program = keras.saving.load_program(tmp_path / "program", device="cpu")
     np.testing.assert_allclose(program(vectorizer()(TEXTS).numpy()), model.predict(TEXTS, verbose=0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_numbers_that_the_host_hashes(eager):
+    """A call tells raw numbers from hashed ones, which have the same shape and type."""
+    inputs, hashing = layers.Input((1,), dtype="int64"), layers.Hashing(3)
+    x = np.arange(12)[:, None]
+    hashed = hashing(x).numpy()
+    assert (hashed != x).any()
+    model = keras.Model(inputs, hashing(inputs))
+    model.compile("sgd", "mse", run_eagerly=eager)
+    outer_inputs = layers.Input((1,), dtype="int64")
+    for each in (model, keras.Model(outer_inputs, model(outer_inputs))):
+        np.testing.assert_array_equal(each(x), hashed)
+        np.testing.assert_array_equal(each(ops.convert_to_tensor(x)), hashed)
+        np.testing.assert_array_equal(each.predict(x, verbose=0), hashed)
+    assert model.evaluate(x, hashed, verbose=0) == 0
+
+    class Outer(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.inner = model
+
+        def call(self, inputs):
+            return self.inner(inputs)
+
+    with pytest.raises(ConfigError, match="in a `call`: it works on the host"):
+        Outer().predict(x, verbose=0)
