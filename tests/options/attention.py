@@ -48,6 +48,24 @@ OPTIONS_WITHOUT_HEADS: dict[str, Sequence[Any]] = {
     },
     **{name: OPTIONS[name] for name in ("targets", "sources", "value_dim")},
 }
+OPTIONS_OF_OP: dict[str, Sequence[Any]] = {
+    "heads": [1, 2, 6],
+    "shared_by": [1, 2, 3],
+    "length": [1, 3, 8],
+    "value_length": [1, 4, 8],
+    "targets": OPTIONS["targets"],
+    "sources": OPTIONS["sources"],
+    "bias": [None, "rows", "all rows"],
+    "mask": [None, "rows", "heads", "sources"],
+    "scale": [None, 0.3],
+    "is_causal": [False, True],
+    "flash_attention": [None, False],
+    "attn_logits_soft_cap": [None, None, 1.5],
+}
+GROUPS_OF_OP = [
+    ("mask", "is_causal", "bias", "attn_logits_soft_cap"),
+    ("is_causal", "flash_attention", "targets", "sources"),
+]
 
 
 def draw(options: Options, rng: np.random.Generator, rows: int, dtype: str) -> Call:
@@ -134,6 +152,42 @@ def draw_without_heads(options: Options, rng: np.random.Generator, rows: int, dt
         return [y, softmax][: 1 + flags["return_attention_scores"]]
 
     return Call(options, inputs, layer.trainable_weights, call, reference)
+
+
+def draw_op(options: Options, rng: np.random.Generator, rows: int, dtype: str) -> Call:
+    """Return a call of `ops.dot_product_attention` with options drawn together; some targets may see no source."""
+    heads, targets, sources = options["heads"], options["targets"], options["sources"]
+    groups, length = heads // options["shared_by"], options["length"]
+    shapes = {"query": (targets, heads, length), "key": (sources, groups, length)}
+    shapes |= {"value": (sources, groups, options["value_length"])}
+    if options["bias"] is not None:
+        shapes["bias"] = (heads if options["bias"] == "rows" else 1, targets, sources)
+    inputs = {name: rng.normal(size=(rows, *shape)).astype(dtype) for name, shape in shapes.items()}
+    if options["mask"] is not None:
+        shape = {"rows": (1, targets, sources), "heads": (heads, targets, sources), "sources": (1, 1, sources)}
+        inputs["mask"] = rng.random((rows, *shape[options["mask"]])) < 0.5
+    flags = {name: options[name] for name in ("scale", "is_causal", "flash_attention", "attn_logits_soft_cap")}
+
+    def reference(values: Any, weights: Sequence[Array]) -> list[Array]:
+        query, key, value = (np.moveaxis(values[name], 2, 1) for name in ("query", "key", "value"))
+        key, value = (np.repeat(tensor, options["shared_by"], 1) for tensor in (key, value))
+        scores = query @ np.swapaxes(key, -1, -2) * (options["scale"] or 1 / np.sqrt(length))
+        cap = options["attn_logits_soft_cap"]
+        scores = (scores if cap is None else cap * np.tanh(scores / cap)) + values.get("bias", 0)
+        kept = np.broadcast_to(values.get("mask", True), scores.shape)
+        if options["is_causal"]:
+            kept = kept & np.tri(targets, sources, dtype=bool)
+        is_seeing = kept.any(-1, keepdims=True)  # else all sources count alike
+        softmax = np.where(is_seeing, _softmax(scores, kept, (-1,)), 1 / sources)
+        return [np.moveaxis(softmax @ value, 1, 2)]
+
+    return Call(options, inputs, [], lambda tensors: [ops.dot_product_attention(**tensors, **flags)], reference)
+
+
+def allowed_of_op(options: Options) -> Options:
+    """Return options that the op takes together."""
+    options["shared_by"] = options["shared_by"] if options["heads"] % options["shared_by"] == 0 else 1
+    return options
 
 
 def allowed(options: Options) -> Options:

@@ -12,6 +12,9 @@ KINDS = {
     "attention without heads": Kind(
         attention.OPTIONS_WITHOUT_HEADS, lambda options: options, attention.draw_without_heads
     ),
+    "dot-product attention": Kind(
+        attention.OPTIONS_OF_OP, attention.allowed_of_op, attention.draw_op, attention.GROUPS_OF_OP
+    ),
     "convolution": Kind(convolution.OPTIONS, convolution.allowed, convolution.draw, convolution.GROUPS),
     "pooling": Kind(pooling.OPTIONS, pooling.allowed, pooling.draw, pooling.GROUPS),
 }
