@@ -9,6 +9,7 @@ import dptrain as dp
 from dptrain import layers as L  # noqa: N812
 from dptrain import ops, tree
 from dptrain.errors import ConfigError
+from dptrain.layers.recurrent import cell as cell_module
 from dptrain.program.tensor import mask_of
 from tests.unit.layers import golden_recurrent as golden
 
@@ -342,3 +343,54 @@ def test_a_cell_alone():
     output, states = cell(X[:, 0], [ops.zeros((2, 2))])
     np.testing.assert_array_equal(output, states[0])
     assert [state.shape for state in L.LSTMCell(3).get_initial_state(4)] == [(4, 3), (4, 3)]
+
+
+def _by_gates(x, masks, kernel):
+    """Return the products of x with each gate's columns, each with a mask of its own."""
+    parts = np.split(kernel, len(masks), -1)
+    return [(x * mask) @ part for mask, part in zip(masks, parts, strict=True)]
+
+
+def _sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def _step_with_masks(kind, weights, x, states, masks, recurrent_masks):
+    kernel, recurrent, bias = weights
+    h, of_x = states[0], _by_gates(x, masks, kernel)
+    if kind == "LSTM":
+        of_h = _by_gates(h, recurrent_masks, recurrent)
+        i, f, new, o = (a + b + c for a, b, c in zip(of_x, of_h, np.split(bias, 4), strict=True))
+        c = _sigmoid(f) * states[1] + _sigmoid(i) * np.tanh(new)
+        return _sigmoid(o) * np.tanh(c)
+    if kind == "GRU":
+        of_h = [a + b for a, b in zip(_by_gates(h, recurrent_masks, recurrent), np.split(bias[1], 3), strict=True)]
+        of_x = [a + b for a, b in zip(of_x, np.split(bias[0], 3), strict=True)]
+        z, r = _sigmoid(of_x[0] + of_h[0]), _sigmoid(of_x[1] + of_h[1])
+        return z * h + (1 - z) * np.tanh(of_x[2] + r * of_h[2])
+    of_x = [a + b for a, b in zip(of_x, np.split(bias, 3), strict=True)]
+    of_h = _by_gates(h, recurrent_masks, recurrent)
+    z, r = _sigmoid(of_x[0] + of_h[0]), _sigmoid(of_x[1] + of_h[1])
+    return z * h + (1 - z) * np.tanh(of_x[2] + _by_gates(r * h, recurrent_masks, recurrent)[2])
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "GRU, reset before"])
+def test_each_gate_has_masks_of_its_own(monkeypatch, kind):
+    rng, drawn = np.random.default_rng(0), []
+
+    def dropout(like, rate, seed):
+        drawn.append(rng.integers(0, 2, like.shape) / (1 - rate))
+        return ops.convert_to_tensor(drawn[-1])
+
+    monkeypatch.setattr(cell_module.random, "dropout", dropout)
+    options = {"dropout": 0.5, "recurrent_dropout": 0.25, "implementation": 1, "dtype": "float64"}
+    options |= {} if kind == "LSTM" else {"reset_after": kind == "GRU"}
+    cell = (L.LSTMCell if kind == "LSTM" else L.GRUCell)(3, **options)
+    cell.build((None, 5))
+    cell.set_weights([rng.normal(size=weight.shape) for weight in cell.get_weights()])
+    x, states = rng.normal(size=(4, 5)), [rng.normal(size=(4, 3)) for _ in range(2 if kind == "LSTM" else 1)]
+    output, _ = cell(x, states, training=True)
+    gates = 4 if kind == "LSTM" else 3
+    assert len({mask.tobytes() for mask in drawn}) == 2 * gates
+    expected = _step_with_masks(kind, cell.get_weights(), x, states, drawn[:gates], drawn[gates:])
+    np.testing.assert_allclose(output, expected, rtol=1e-12)
