@@ -36,14 +36,14 @@ from dptrain.ops.indexing import divide_rows, take
 from dptrain.ops.manipulation import broadcast_to, concatenate, expand_dims, ones, reshape, transpose
 from dptrain.ops.math.cumulative import cumulative
 from dptrain.ops.math.rounding import isfinite, isinf, isnan, rint
-from dptrain.ops.open_shapes import for_open_shapes
+from dptrain.ops.open_shapes import for_open_shapes, lengths_of
 from dptrain.ops.operation_calls import operation
 from dptrain.ops.products import batch_matmul
 from dptrain.ops.reduction import argmax, max, mean, min, order_reversed, sum, summed_dtype
 from dptrain.program.dims import Dim
 from dptrain.program.operand import METHODS
 from dptrain.program.shapes import Shape, differ, normalized_axes
-from dptrain.program.tensor import Array, Tensor, Variable, as_tensors, constant, lengths_of
+from dptrain.program.tensor import Array, Tensor, Variable, as_tensors, constant
 from dptrain.runtime.floatx import floatx
 
 abs = absolute

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from dptrain.errors import ConfigError
 from dptrain.ops.common import broadcast_shape, common_dtype, elementwise, first_dtype, unbroadcast
+from dptrain.ops.open_shapes import lengths_of
 from dptrain.ops.operation_calls import operation
 from dptrain.program.codegen.index_expr import numel
 from dptrain.program.codegen.views import IndexMap, aligned_axes, identity, key_maps, marked
@@ -20,7 +21,7 @@ from dptrain.program.operand import METHODS
 from dptrain.program.schema import TypeName
 from dptrain.program.shapes import Shape, broadcast, differ, is_one, is_open, normalized_axes, row_axis, size
 from dptrain.program.sharding.sharding_rule import names
-from dptrain.program.tensor import Array, Tensor, as_tensors, lengths_of
+from dptrain.program.tensor import Array, Tensor, as_tensors
 from dptrain.runtime.floatx import floatx
 
 # Made of a shape

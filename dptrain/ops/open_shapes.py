@@ -1,12 +1,15 @@
-"""Functions of symbolic tensors that ask for lengths which are not known: as they are run on real ones later."""
+"""Lengths that are tensors, and functions of symbolic tensors that run later where they ask for unknown lengths."""
 
 import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+import numpy as np
+
 from dptrain.errors import ConfigError
+from dptrain.program.dims import Dim
 from dptrain.program.shapes import is_open
-from dptrain.program.tensor import Tensor, is_tracing
+from dptrain.program.tensor import Array, Tensor, Variable, is_tracing
 from dptrain.program.tree import leaves
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -35,3 +38,39 @@ def for_open_shapes(function: F) -> F:
 
 def _is_open(value: Any) -> bool:
     return isinstance(value, Tensor) and value.value is None and is_open(value.shape)
+
+
+def lengths_of(value: Any) -> tuple[Any, ...]:
+    """Return lengths passed as a number, a sequence or a tensor: numbers, and dims where a tensor has a shape's.
+
+    ConfigError if they depend on data, inside a trace.
+    """
+    if isinstance(value, Tensor | Variable):
+        return tuple(_known(value if isinstance(value, Tensor) else value.value).ravel())
+    lengths = (value,) if isinstance(value, int | np.integer | Dim) else tuple(value)
+    return tuple(_known(n).item() if isinstance(n, Tensor) and not n.shape else n for n in lengths)
+
+
+def _known(tensor: Tensor) -> Array:
+    """Return a tensor's elements, dims among them, as an array of objects."""
+    if hasattr(tensor, "length"):
+        element = np.empty((), object)
+        element[()] = tensor.length
+        return element
+    fold = None if tensor.op is None else _FOLDS.get(tensor.op.name)
+    if tensor.value is not None or fold is None:
+        return tensor.numpy().astype(object)
+    return np.asarray(fold(*map(_known, tensor.inputs), **tensor.attributes), object)
+
+
+# What computes lengths from lengths: on arrays of numbers and dims.
+_FOLDS: dict[str, Callable[..., Any]] = {
+    "add": np.add,
+    "cast_to": lambda x, dtype: x,
+    "concatenate_along": lambda *parts, axis: np.concatenate(parts, axis),
+    "floor_divide": np.floor_divide,
+    "identity": lambda x: x,
+    "multiply": np.multiply,
+    "reshape_to": lambda x, shape: x.reshape(shape),
+    "subtract": np.subtract,
+}

@@ -363,42 +363,6 @@ def counted(length: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
     return tensor
 
 
-def lengths_of(value: Any) -> tuple[Any, ...]:
-    """Return lengths passed as a number, a sequence or a tensor: numbers, and dims where a tensor has a shape's.
-
-    ConfigError if they depend on data, inside a trace.
-    """
-    if isinstance(value, Tensor | Variable):
-        return tuple(_known(value if isinstance(value, Tensor) else value.value).ravel())
-    lengths = (value,) if isinstance(value, int | np.integer | Dim) else tuple(value)
-    return tuple(_known(n).item() if isinstance(n, Tensor) and not n.shape else n for n in lengths)
-
-
-def _known(tensor: Tensor) -> Array:
-    """Return a tensor's elements, dims among them, as an array of objects."""
-    if hasattr(tensor, "length"):
-        element = np.empty((), object)
-        element[()] = tensor.length
-        return element
-    fold = None if tensor.op is None else _FOLDS.get(tensor.op.name)
-    if tensor.value is not None or fold is None:
-        return tensor.numpy().astype(object)
-    return np.asarray(fold(*map(_known, tensor.inputs), **tensor.attributes), object)
-
-
-# What computes lengths from lengths: on arrays of numbers and dims.
-_FOLDS: dict[str, Callable[..., Any]] = {
-    "add": np.add,
-    "cast_to": lambda x, dtype: x,
-    "concatenate_along": lambda *parts, axis: np.concatenate(parts, axis),
-    "floor_divide": np.floor_divide,
-    "identity": lambda x: x,
-    "multiply": np.multiply,
-    "reshape_to": lambda x, shape: x.reshape(shape),
-    "subtract": np.subtract,
-}
-
-
 Dim.to_tensor = staticmethod(counted)
 
 

@@ -137,7 +137,7 @@ def test_files(tmp_path):
         ),
         (lambda k: distiller(k, "outputs").compile("sgd"), "'loss' cannot be `None`"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_is_refused(build, message):
     for k in (dp, keras):

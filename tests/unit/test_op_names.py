@@ -41,6 +41,8 @@ OTHER_WORDS = {
     "applications/xception.py": {"relu": 1},
     # Keras' functions that make layers.
     "layers/__init__.py": {"add": 1, "maximum": 1, "minimum": 1, "multiply": 1, "subtract": 1},
+    # What ranks and the launcher send each other.
+    "runtime/launch/job.py": {"log": 1},
     # A learning rate's schedule.
     "cli/options/schedule.py": {"power": 2},
     # Axes of pictures and of spaces; words of sentences.
