@@ -304,7 +304,6 @@ EXCEPTIONS = {
     "comm/nccl.py:NcclCommunicator.close": "the process ends",
     "models/exported.py:ExportedProgram._run": "what is not given back is made anew",
     "models/exported.py:ExportedProgram._take": "what is not given back is made anew",
-    "random.py:next_model_seed": "waits before it changes anything",
     "runtime/launch/launcher.py:start_mpi": "all ranks start MPI there: an error ends the job",
     "runtime/launch/supervisor.py:_Outputs._pass_on": "in a daemon thread of its own",
     "runtime/undisturbed.py:acquire": "goes on waiting, and raises in the end",

@@ -32,7 +32,7 @@ from dptrain.testing import CheckError, check_layer, check_op
 )
 def test_built_in_layers_are_right(layer):
     assert check_layer(layer, (4,), device="cpu") == ("gradients", "program")
-    assert layer.name is None  # free for a model
+    assert layer._name is None  # free for a model
     assert not layer.weights
 
 

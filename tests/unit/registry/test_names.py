@@ -23,6 +23,7 @@ PUBLIC = [
     "config",
     "constraints",
     "datasets",
+    "distillation",
     "distribution",
     "dtype_policies",
     "datasets.fashion_mnist",

@@ -6,13 +6,14 @@ from dptrain.errors import ConfigError
 from dptrain.utils import Progbar
 
 
-def test_a_line_at_the_end_with_means(capsys):
+def test_a_line_at_the_end_with_the_last_values(capsys):
+    """Which are the means of all steps, as in Keras."""
     bar = Progbar(4, verbose=2, stateful_metrics=["rate"])
     bar.update(1, [("loss", 4.0), ("rate", 1.0)])
     bar.add(3, [("loss", 2.0), ("rate", 0.5)])
     line = capsys.readouterr().out
     assert line.startswith("4/4 0s ")
-    assert line.endswith("ms/step - loss: 2.5000 - rate: 0.5000\n")
+    assert line.endswith("ms/step - loss: 2.0000 - rate: 0.5000\n")
 
 
 def test_without_a_target_it_ends_when_it_is_told(capsys):
