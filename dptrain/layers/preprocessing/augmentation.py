@@ -418,7 +418,7 @@ class RandomCrop(RandomImageLayer):
 
     def _resized(self, x: Tensor) -> Tensor:
         outputs: Tensor = ops.image.resize(
-            x, (self.height, self.width), self.interpolation, data_format=self.data_format
+            x, (self.height, self.width), self._interpolation, data_format=self.data_format
         )
         return outputs
 

@@ -134,16 +134,17 @@ class ImageLayer(Layer):
         masks: Tensor = self._as_tensor(segmentation_masks)
         if self._motion is None:
             return masks
-        chosen = self.interpolation
-        self.interpolation = "nearest"
+        attribute = "interpolation" if "interpolation" in vars(self) else "_interpolation"
+        chosen = getattr(self, attribute)
+        setattr(self, attribute, "nearest")
         try:
             moved = self.transform_images(masks, transformation, training)
         finally:
-            self.interpolation = chosen
+            setattr(self, attribute, chosen)
         return ops.cast(moved, masks.dtype)
 
-    # Of a layer with a `_motion`, for sampling pixels.
-    interpolation: str = "bilinear"
+    # Samples pixels in a layer with a `_motion` that has no such argument.
+    _interpolation: str = "bilinear"
 
     def transform_images(self, images: Any, transformation: Any = None, training: bool = True) -> Tensor:
         """Return the transformed images.
@@ -279,7 +280,7 @@ class CenterCrop(ImageLayer):
         if height < self.height or width < self.width:
             size = self.height, self.width
             return ops.image.resize(
-                x, size, self.interpolation, crop_to_aspect_ratio=True, data_format=self.data_format
+                x, size, self._interpolation, crop_to_aspect_ratio=True, data_format=self.data_format
             )
         key = [slice(None)] * x.ndim
         for axis, length, target in zip(self._space_of(x), (height, width), (self.height, self.width), strict=True):
