@@ -104,6 +104,12 @@ def set_dtype_policy(policy: str | DTypePolicy) -> None:
     _global = policy if isinstance(policy, DTypePolicy) else DTypePolicy(policy)
 
 
+def forget_dtype_policy() -> None:
+    """Let the global policy be that of `dptrain.config.floatx` again."""
+    global _global
+    _global = None
+
+
 Policy, global_policy, set_global_policy = DTypePolicy, dtype_policy, set_dtype_policy
 
 

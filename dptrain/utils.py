@@ -20,6 +20,7 @@ from dptrain.data.readers.images import array_to_img, img_to_array, load_img, sa
 from dptrain.errors import ConfigError
 from dptrain.layers.node import KerasTensor, get_source_inputs
 from dptrain.layers.preprocessing import bounding_boxes
+from dptrain.mixed_precision import forget_dtype_policy
 from dptrain.program import tree
 from dptrain.program.tensor import Tensor, Variable
 from dptrain.program.types import standardize_dtype
@@ -150,7 +151,8 @@ def enable_op_determinism(shards_per_batch: int = REPRODUCIBLE_SHARDS) -> None:
 
 
 def clear_session(free_memory: bool = True) -> None:
-    """Free the memory of unreferenced models at once, with `free_memory`; random streams go on, as in Keras."""
+    """Forget the global policy and, with `free_memory`, free unreferenced models; random streams go on, as in Keras."""
+    forget_dtype_policy()
     if free_memory:
         gc.collect()
 

@@ -253,12 +253,16 @@ def _compiled_as_quickly_as_needed(request: pytest.FixtureRequest):
 
 
 @pytest.fixture(autouse=True)
-def _own_seed():
-    """Let no test begin with the default seed that another one has set."""
+def _own_settings():
+    """Let no test begin with the default seed, the type of numbers or the global policy that another one has set."""
     yield
-    random = sys.modules.get("dptrain.random")
-    if random is not None:
+    if (random := sys.modules.get("dptrain.random")) is not None:
         random.set_default_seed(0)
+    if (config := sys.modules.get("dptrain.config")) is not None:
+        config.set_floatx("float32")
+        config.set_image_data_format("channels_last")
+    if (mixed_precision := sys.modules.get("dptrain.mixed_precision")) is not None:
+        mixed_precision.forget_dtype_policy()
 
 
 @pytest.fixture(scope="session")

@@ -8,13 +8,6 @@ from dptrain.errors import ConfigError
 from dptrain.runtime.output import terminal
 
 
-@pytest.fixture(autouse=True)
-def _defaults_again():
-    yield
-    keras.config.set_floatx("float32")
-    keras.config.set_image_data_format("channels_last")
-
-
 @pytest.mark.parametrize("name", ["float64", "float16", "bfloat16", "float32"])
 def test_floatx_is_the_type_of_what_is_made_without_one(name):
     keras.config.set_floatx(name)
@@ -27,6 +20,14 @@ def test_floatx_is_the_type_of_what_is_made_without_one(name):
     layer = keras.layers.Dense(2)
     layer.build((None, 3))
     assert {layer.dtype, layer.compute_dtype, layer.kernel.dtype.name} == {name}
+
+
+def test_a_cleared_session_has_the_policy_of_floatx_again():
+    keras.config.set_dtype_policy("mixed_float16")
+    keras.config.set_floatx("float64")
+    assert keras.config.dtype_policy().name == "mixed_float16"
+    keras.utils.clear_session()
+    assert keras.config.dtype_policy().name == "float64"
 
 
 def test_a_model_of_another_floatx_is_trained():

@@ -21,8 +21,6 @@ needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler"
 @pytest.fixture
 def float64():
     mixed_precision.set_global_policy("float64")
-    yield
-    mixed_precision.set_global_policy("float32")
 
 
 def test_the_policy_is_that_of_what_is_given_none(float64):
@@ -267,10 +265,7 @@ def test_an_accuracy_is_that_of_the_predictions():
 
 def test_a_policy_without_a_name_is_the_global_one():
     keras.config.set_dtype_policy("mixed_float16")
-    try:
-        assert mixed_precision.DTypePolicy().name == mixed_precision.DTypePolicy(None).name == "mixed_float16"
-    finally:
-        keras.config.set_dtype_policy("float32")
+    assert mixed_precision.DTypePolicy().name == mixed_precision.DTypePolicy(None).name == "mixed_float16"
     with pytest.raises(TypeError, match="'name' must be a string"):
         mixed_precision.DTypePolicy(123)
     for policy in (None, 12345):

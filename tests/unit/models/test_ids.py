@@ -14,8 +14,7 @@ IDS = np.arange(NUMBER).reshape(-1, 1)
 @pytest.fixture(params=sample(["mixed_bfloat16", "float32", "mixed_float16", "bfloat16"], 2))
 def policy(request):
     mixed_precision.set_global_policy(request.param)
-    yield request.param
-    mixed_precision.set_global_policy("float32")
+    return request.param
 
 
 def table(**options):
