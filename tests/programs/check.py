@@ -15,11 +15,12 @@ from dptrain.errors import ConfigError
 from dptrain.ops import loops
 from dptrain.program.dims import Dim
 from dptrain.program.execute import HostMemory, ReferenceExecutable, evaluate
+from dptrain.program.gradient import gradients
 from dptrain.program.program import ROWS, Program
 from dptrain.program.sharding.mesh import PlacedProgram
 from dptrain.program.sharding.placement import place
 from dptrain.program.steps import without_ranks
-from dptrain.program.tensor import Array, differentiable
+from dptrain.program.tensor import Array, Tensor, Variable, differentiable
 from tests.programs.case import Case
 from tests.programs.exact import Expected, exactly
 from tests.unit.program.virtual_ranks import VirtualComm, on_ranks
@@ -218,6 +219,7 @@ def wrong_beside_unrolled(case: Case) -> str:
         right = expected(wide := case)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loops, "is_tracing", lambda: False)
+        patch.setattr("tests.programs.case.gradients", _gradients_or_zeros)
         try:
             values = exactly(wide.trace(), wide.values(), wide.starts(), ROWS)
         except ConfigError:  # of no steps nothing can be stacked
@@ -225,6 +227,12 @@ def wrong_beside_unrolled(case: Case) -> str:
     values = right.values | values  # but numbers that no tensor is read for, which then are no results
     problem = right.wrong({name: value.astype(right.dtypes[name]) for name, value in values.items()})
     return f"unrolled: {problem}" if problem else ""
+
+
+def _gradients_or_zeros(result: Tensor, tensors: Sequence[Tensor | Variable]) -> list[Any]:
+    """Return zeros for what a loop's carries could have depended on, and its steps do not."""
+    pairs = zip(gradients(result, tensors), tensors, strict=True)
+    return [np.zeros(tensor.shape, tensor.dtype) if gradient is None else gradient for gradient, tensor in pairs]
 
 
 class Replayed:

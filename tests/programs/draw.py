@@ -283,6 +283,9 @@ def unary(d: Drawing) -> None:
         *("ops.where({} > 0.3, {}, 0.3)", "ops.clip({}, -0.7, 0.9)", "{} * 0.5", "{} + 1", "ops.nan_to_num({})"),
         # Before infinity comes another number in float64, which the reference computes in.
         *("ops.erfc({})", "ops.nextafter(ops.clip({}, -9.0, 9.0), 0.0)"),
+        *("ops.sinh(ops.tanh({}))", "ops.cosh(ops.sin({}))", "ops.arcsinh({})", "ops.arccosh(1.1 + ops.square({}))"),
+        *("ops.expm1(-ops.absolute({}))", "ops.cbrt(1.5 + ops.sin({}))", "ops.sinc({})", "ops.relu6({})"),
+        *("ops.arctan2({}, 1.5 + ops.cos({}))", "ops.hypot({}, 0.5)", "ops.fmod({}, 1.7)", "ops.std({}, -1)"),
         "ops.custom_gradient(lambda x: (ops.tanh(x), ops.sin))({})",
         "ops.where({} > 2, {} / ops.sum(ops.relu({} - 2)), 0)",
         "{} / ops.sum(ops.square({}))",

@@ -174,11 +174,11 @@ def training_on_gathered_rows(images, labels, rows, w1, w2):
     types=("float64", "float32"),
     sizes=({"n": 12},),
     steps=3,
-    numbers="n 2 int64 whole",
+    numbers="n 2 int64 below 9",
     table="variable 9 4 T normal",
 )
 def a_table_that_is_trained(numbers, table):
-    """By numbers from both ends."""
+    """By rows of any number, some of them several times."""
     descend(ops.sum(ops.square(take_rows(table, numbers))), table)
     return {"columns": ops.take(table.value, [-1, 1], 1)}
 
