@@ -77,7 +77,7 @@ def texts_of(name: str) -> Iterator[tuple[str, str]]:
     """Yield what is generated of a program, by backend and ranks."""
     from compile_time import built
 
-    from dptrain.backend.cpu.codegen import generate
+    from dptrain.backend.cpu.codegen import NeedsPythonError, generate
     from dptrain.backend.cuda.compose import Composition
     from dptrain.errors import ConfigError
     from dptrain.models.explaining import program_of
@@ -95,9 +95,14 @@ def texts_of(name: str) -> Iterator[tuple[str, str]]:
     for where, placed in programs.items():
         alone = where == "alone"
         for join in (True, False):
-            code = generate(fuse(without_ranks(placed) if alone else placed, join=join))
+            how = f"C++ {where}{'' if join else ', each op alone'}"
+            try:
+                code = generate(fuse(without_ranks(placed) if alone else placed, join=join))
+            except NeedsPythonError:  # a step of a loop has an op that only NumPy can execute
+                yield how, "by NumPy"
+                continue
             shape = f"{len(code.roots)} roots, {[getattr(part, 'name', type(part).__name__) for part in code.parts]}"
-            yield f"C++ {where}{'' if join else ', each op alone'}", f"{shape}\n{code.source}"
+            yield how, f"{shape}\n{code.source}"
         try:
             composition = Composition(placed, placed.rows, alone=alone)
         except ConfigError as error:  # an op has no kernel

@@ -196,7 +196,7 @@ class MemberWriter:
             w.write(f"{guard}{name} = {join_of(tensor)}::join({name}, {term});")
 
     def _term(self, w: Writer, places: Places, tensor: Tensor) -> str:
-        x, value = tensor.inputs[0], places.term(w, tensor)
+        x, value = tensor.inputs[0], w.value(*places.term(tensor))
         if join_type(tensor).startswith("Best"):
             return f"{join_type(tensor)}{{{value.text}, {w.at(places.place_of_term(tensor)).text}}}"
         return cast(value, x.dtype, tensor.dtype)
@@ -217,7 +217,7 @@ class MemberWriter:
                 f"if (threadIdx.x == 0) parts_{number}[block] = of_block_{number};",
             )
             last.append(f"const {wide} total_{number} = join_parts<{join_of(tensor)}>(parts_{number}, blocks, shared);")
-            w.known[tensor] = {places.final: self._total(tensor, number)}
+            w.know(tensor, places.final, self._total(tensor, number))
         w.write("if (!is_last_block(arrived, blocks, shared)) return;", *last)
         self._finals(function, w, places, group, "threadIdx.x == 0")
 
@@ -368,7 +368,7 @@ class Generator(MemberWriter):
                     shared = ", shared" if is_long else ""
                     row.append(f"{name} = {join}<{join_of(tensor)}>({name}{shared});")
                     place = f"{name}.place" if join_type(tensor).startswith("Best") else name
-                    w.known[tensor] = {places.row: Ex(place, 1)}
+                    w.know(tensor, places.row, Ex(place, 1))
             by_row = {tensor for tensor in sums if places.is_of_rows(tensor)}
             with w.scope(2) as body:
                 mains = [
@@ -475,7 +475,7 @@ class Generator(MemberWriter):
             several.append(
                 f"total_{number} = {join}<{join_of(tensor)}>(chunks_join<{join_of(tensor)}>({join_arguments}), shared);"
             )
-            w.known[tensor] = {places.final: self._total(tensor, number)}
+            w.know(tensor, places.final, self._total(tensor, number))
         w.write("if (chunks > 1) {", *_indented(several), "}")
         if any(_width(tensor) > 8 for tensor in sums):
             function.shared = str(2 * _SHARED)
@@ -621,7 +621,7 @@ class Generator(MemberWriter):
             w.write(f"    {_wide(tensor)} total_{number} = columns.template join<{join_of(tensor)}>(sum_{number});")
             leave.append(f"{part}[(long long)n * N + c] = total_{number};")
             take.append(f"total_{number} = columns.template join<{join_of(tensor)}>({part}, begin, count);")
-            w.known[tensor] = {places.final: self._total(tensor, number)}
+            w.know(tensor, places.final, self._total(tensor, number))
         tile = "columns.row_tile" + (f" + phase * (row_tiles / {phases})" if phases > 1 else "")
         w.write(
             "    const Index c = columns.column();",
@@ -653,7 +653,7 @@ class Generator(MemberWriter):
     ) -> list[str]:
         """Return the statements that consume `sum`, the product's element (r, c), `own` among the thread's."""
         with w.scope(1) as body:
-            w.known[result] = {places.element: Ex("sum", 2)}
+            w.know(result, places.element, Ex("sum", 2))
             mains = [(tensor, w.value(tensor, places.index(tensor.shape, "main"))) for tensor in group.of("main")]
             self._join_terms(w, places, group.of("sum"), "[own]")
             self._store(function, w, places, mains)

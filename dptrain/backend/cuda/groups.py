@@ -12,10 +12,9 @@ from functools import cached_property
 from itertools import islice
 from typing import Literal
 
-from dptrain.backend.cuda.expressions import Index, Reading, Writer, join_of, same
+from dptrain.backend.cuda.expressions import join_of, same
 from dptrain.backend.cuda.libraries.providers import is_by_library, is_product
 from dptrain.program.body import has_body
-from dptrain.program.codegen.cpp import Ex
 from dptrain.program.codegen.index_expr import ONE, ZERO_INDEX, Axis, IndexExpr, Numel, numel, ravel, symbol, unravel
 from dptrain.program.codegen.kernels import reduced_axes
 from dptrain.program.dims import Dim
@@ -36,6 +35,8 @@ from dptrain.program.lowering import (
 )
 from dptrain.program.operand import OPERATORS
 from dptrain.program.program import Program
+from dptrain.program.schedule.build import Builder, Index
+from dptrain.program.schedule.statements import loads as loads_of
 from dptrain.program.shapes import Shape, is_one, size
 from dptrain.program.sharding.mesh import ALL_REDUCE
 from dptrain.program.sharding.messages import SENT, stages
@@ -375,9 +376,9 @@ class Grouping:
                 whole_inputs = tensor.inputs if runs_alone(tensor) else [base for base, _ in factors_of(tensor)]
                 loads = dict[Tensor, set[IndexExpr | None]]((input_tensor, {None}) for input_tensor in whole_inputs)
             else:
-                reading = Reading(lambda candidate: candidate is not tensor and self.is_stored(candidate))
-                group.places.pull(reading, tensor, role)
-                loads = reading.loads
+                builder = Builder(lambda candidate: candidate is not tensor and self.is_stored(candidate))
+                group.places.pull(builder, tensor, role)
+                loads = loads_of(builder.statements)
             if self._fits(tensor, group, role, loads):
                 self._include(tensor, group, role)
                 other_anchors = [loaded for loaded in loads if self.group_of.get(loaded, group) is not group]
@@ -561,16 +562,17 @@ class Places:
         """Return the flat index of a member's current element."""
         return {"main": self.element, "sum": self.final, "final": self.final}.get(role, self.row)
 
-    def pull(self, writer: Writer, tensor: Tensor, role: Role) -> Ex:
-        """Return a member's element, or the term that it reduces."""
+    def pull(self, builder: Builder, tensor: Tensor, role: Role) -> None:
+        """Build a member's element, or the term that it reduces."""
         if role in ("reduce", "sum"):
-            return self.term(writer, tensor)
-        return writer.computed(tensor, self.index(tensor.shape, role))
+            builder.value(*self.term(tensor))
+        else:
+            builder.computed(tensor, self.index(tensor.shape, role))
 
-    def term(self, writer: Writer, tensor: Tensor) -> Ex:
-        """Return the term that a reduction adds at the current element."""
+    def term(self, tensor: Tensor) -> tuple[Tensor, Index]:
+        """Return the tensor and index of the term that a reduction adds at the current element."""
         x = tensor.inputs[0]
-        return writer.value(x, self.index(x.shape, "row" if self.is_of_rows(tensor) else "main"))
+        return x, self.index(x.shape, "row" if self.is_of_rows(tensor) else "main")
 
     def place_of_term(self, tensor: Tensor) -> IndexExpr:
         """Return the number of that term within its sum."""

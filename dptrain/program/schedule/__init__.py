@@ -1,0 +1,1 @@
+"""What runs together, as data: statements that compute elements of tensors."""

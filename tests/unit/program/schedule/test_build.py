@@ -1,0 +1,88 @@
+"""Statements compute what NumPy's functions do, element by element, from whatever is stored."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dptrain.program.body import has_body
+from dptrain.program.codegen.index_expr import offset_by, unravel
+from dptrain.program.execute import evaluate
+from dptrain.program.lowering import (
+    ConvolutionLowering,
+    Element,
+    Gather,
+    Insert,
+    Join,
+    Product,
+    Reduction,
+    ViewMap,
+    lowering_of,
+)
+from dptrain.program.program import ROWS
+from dptrain.program.schedule.build import Builder
+from dptrain.program.shapes import local
+from tests.programs.draw import program as drawn
+from tests.programs.table import TABLE
+from tests.sample import sample
+from tests.unit.program.schedule.interpreted import Interpreter
+
+INTERPRETED = Element, ViewMap, Insert, Join, Gather, Product, Reduction, ConvolutionLowering
+
+
+def is_interpreted(tensor):
+    lowering = lowering_of(tensor)
+    rounded = lowering is not None and tensor.dtype.kind == "V"  # NumPy's scalars of it promote otherwise
+    return tensor.op is not None and type(lowering) in INTERPRETED and not has_body(tensor) and not rounded
+
+
+def check(case, seed):
+    """Compare some elements of each tensor, computed from some others."""
+    program, generator = case.trace(), np.random.default_rng(seed)
+    computed = [tensor for tensor in program.tensors if tensor.op is not None]
+    named = {str(number): tensor for number, tensor in enumerate(program.tensors) if tensor.op is not None}
+    values = {name: value[: case.rows] if name == ROWS else value for name, value in case.values().items()}
+    with np.errstate(all="ignore"):
+        outputs, _ = evaluate(replace(program, outputs=named, updates={}, derived=None), values)
+    arrays = {named[name]: value for name, value in outputs.items() if name in named}
+    arrays |= {tensor: np.asarray(values[name], tensor.dtype) for name, tensor in program.inputs.items()}
+    arrays |= {tensor: variable.numpy() for variable, tensor in program.state.items()}
+    arrays |= {
+        t: np.asarray(t.numpy()) for t in program.tensors if t.op is None and t not in arrays and not t.counts_rows
+    }
+    pointwise = Element | ViewMap | Insert | Join
+    inner = {tensor for tensor in computed if is_interpreted(tensor) and isinstance(lowering_of(tensor), pointwise)}
+    compared = 0
+    for tensor in filter(is_interpreted, computed):
+        count = int(np.prod(local(tensor.shape, program.rows)))
+        again = {read for read in tensor.inputs if read in inner and generator.random() < 0.5}  # not stored
+        for flat in generator.choice(count, min(count, 3), replace=False):
+            builder = Builder(
+                lambda t, tensor=tensor, again=again: t is not tensor and t not in again and not is_known(t)
+            )
+            value = builder.computed(tensor, unravel(offset_by((int(flat), 0)), tensor.shape))
+            interpreter = Interpreter(arrays, program.rows)
+            with np.errstate(all="ignore"):
+                interpreter.run(builder.statements)
+            expected, result = arrays[tensor].reshape(-1)[flat], interpreter.of(value)
+            wide = np.float64 if tensor.dtype.kind in "fV" else tensor.dtype
+            tolerance = 1e-2 if tensor.dtype.itemsize == 2 else 2e-4
+            np.testing.assert_allclose(
+                np.asarray(result).astype(wide), expected.astype(wide), rtol=tolerance, atol=1e-4, err_msg=str(tensor)
+            )
+            compared += 1
+    return compared
+
+
+def is_known(tensor):
+    return tensor.op is None and tensor.value is not None and tensor.value.size == 1 and tensor.variable is None
+
+
+@pytest.mark.parametrize("seed", sample(range(40), 12))
+def test_elements_of_random_programs(seed):
+    assert check(drawn(seed), seed) > 0
+
+
+@pytest.mark.parametrize("name", ["products_of_every_kind, float64", "images, float64, n=5", "cumulative, float32"])
+def test_elements_of_programs(name):
+    assert check(TABLE[name], 0) > 0
