@@ -14,7 +14,7 @@ from dptrain.program.passes import PRECISIONS
 from dptrain.registry.names import not_there
 from dptrain.runtime.extras import pip_install
 
-__all__ = ["Backend", "DeviceAssignment", "create", "tries_gpu"]
+__all__ = ["Backend", "DeviceAssignment", "create", "describe", "tries_gpu"]
 
 # Keras' names in `keras.backend`, and the modules, above this one, that have them.
 _KERAS = {
@@ -23,6 +23,10 @@ _KERAS = {
     **dict.fromkeys(("clear_session", "is_keras_tensor"), "utils"),
     **dict.fromkeys(("is_float_dtype", "is_int_dtype", "result_type", "standardize_dtype"), "program.types"),
 }
+
+if TYPE_CHECKING:
+    from dptrain.program.schedule.description import Description
+    from dptrain.program.sharding.mesh import PlacedProgram
 
 if not TYPE_CHECKING:  # a type checker would accept any name
     _missing = not_there("backend", list(_KERAS))  # Keras' other names are unknown to users
@@ -46,6 +50,13 @@ class DeviceAssignment:
     gpu: int = 0
     trouble: str | None = None
     sharers: int = 1
+
+
+def describe(device: Literal["cpu", "cuda"], program: "PlacedProgram", rows: int, **options: Any) -> "Description":
+    """Return what a device executes of a rank's program with so many rows; needs no device. `options` are a GPU's."""
+    module = import_module(f"dptrain.backend.{device}.description")
+    description: Description = module.describe(program, rows, **options)
+    return description
 
 
 def create(

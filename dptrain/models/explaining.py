@@ -1,32 +1,24 @@
 """What a model's step computes, as text, without data or device."""
 
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dptrain import comm as comms
-from dptrain.backend.cpu.codegen import generate
-from dptrain.backend.cpu.compile import HEADERS
-from dptrain.backend.cpu.compiled import planned
+from dptrain.backend import describe
 from dptrain.distribution.placing import current_mesh, layout_of
-from dptrain.errors import ConfigError, DeviceError
+from dptrain.errors import ConfigError
 from dptrain.models.explaining_stages import explain_stages
 from dptrain.program import tree
-from dptrain.program.body import with_steps
-from dptrain.program.codegen.fuse import fuse
-from dptrain.program.codegen.kernels import Call, Kernel, Loop, ProductKernel, RepeatKernel
-from dptrain.program.codegen.memory import MemoryPlan
 from dptrain.program.dims import Dim
-from dptrain.program.explain import COLUMNS, messages_of, names_of, shown, table, wrapped, wrapped_code
+from dptrain.program.explain import COLUMNS, cut, messages_of, shown, table, wrapped, wrapped_code
 from dptrain.program.explain import explain as tables
-from dptrain.program.lowering import ConvolutionLowering, HostCall, lowering_of
-from dptrain.program.passes import first_of_equals, rewritten, with_half_factors, without_all_reduce
 from dptrain.program.program import Program, trace
+from dptrain.program.schedule.description import Description
 from dptrain.program.shapes import Shape, size
 from dptrain.program.sharding.local import MeshPosition, localized
 from dptrain.program.sharding.mesh import BATCH, Axes, PlacedProgram
@@ -35,20 +27,10 @@ from dptrain.program.tensor import Drawn, Tensor, Variable
 from dptrain.train.sharding import Sharded, layouts_of, slots_of
 
 if TYPE_CHECKING:
-    from dptrain.backend.cuda.compose import Composition
     from dptrain.models.model import Model
 
-# Architecture of two of the predicted GPUs, for register counts, and its instruction for half precision.
-_ARCHITECTURE, _OF_HALVES = "sm_90a", "wgmma"
-# CPU implementations of convolutions.
-_IMPLEMENTATIONS = {
-    "product": "a product of matrices",
-    "channels": "by vectors of channels",
-    "pixels": "by vectors of pixels",
-    "winograd": "by Winograd's F(2x2, 3x3)",
-}
-# Names of CPU kernels.
-_KERNELS = {Call: "call", Loop: "loop", ProductKernel: "product", RepeatKernel: "repeat"}
+# Options that change a GPU's kernels, and the widest column of layers.
+_OF_GPU, _LAYERS = ("precision", "gemm", "conv"), 24
 # A step's inputs by name: shape with rows, type.
 _Data = dict[str, tuple[Shape, str]]
 
@@ -108,11 +90,13 @@ def explain(
         loops = ", ".join(f"{count:,} of {length:,} steps" for length, count in result.in_one_launch.items())
         lines.append(f"loops in one launch: {loops}")
     if kernels:
-        widest = max(len(kind) for kind, _ in result.kernels)
-        lines += ["", "kernels:"]
-        for number, (kind, label) in enumerate(result.kernels, 1):
-            margin = f"{number:>4}  {kind.ljust(widest)}  "
-            first, *more = wrapped(label, COLUMNS - len(margin))
+        widest = max(len(kernel.kind) for kernel in result.kernels)
+        layers = [cut(", ".join(kernel.layers), _LAYERS) for kernel in result.kernels]
+        lines += ["", "kernels, with the layers of their ops:"]
+        for number, kernel in enumerate(result.kernels):
+            of = layers[number].ljust(max(map(len, layers)))
+            margin = f"{number + 1:>4}  {kernel.kind.ljust(widest)}  {of}  "
+            first, *more = wrapped(kernel.label, COLUMNS - len(margin))
             lines += [margin + first, *(" " * len(margin) + part for part in more)]
         lines += result.costs()
     arguments = model._compile_arguments
@@ -190,114 +174,11 @@ def _comm_dtype(model: "Model") -> str | None:
     return dtype
 
 
-@dataclass(frozen=True, eq=False)
-class _OnDevice:
-    """A rank's program as a device executes it."""
-
-    device: str  # "CPU" or "GPU"
-    kernels: list[tuple[str, str]]  # kind and ops of each
-    code: str  # of all kernels
-    memory: MemoryPlan  # of intermediate results
-    in_place: int  # number of new values written over the old ones
-    costs: Callable[[], list[str]] = list  # returns lines about the kernels' costs
-    on_host: tuple[str, ...] = ()  # ops that the host computes for a GPU
-    in_one_launch: Mapping[int, int] = field(default_factory=dict)  # loops of a GPU by their number of steps
-
-
-def _on_device(model: "Model", program: PlacedProgram, rows: int) -> _OnDevice:
+def _on_device(model: "Model", program: PlacedProgram, rows: int) -> Description:
     options = model._device_options
     if options.get("device") == "cuda":
-        from dptrain.backend.cuda.compose import Composition  # needs no GPU
-        from dptrain.backend.cuda.generate import launched
-        from dptrain.backend.cuda.libraries.providers import asked
-
-        precision = options.get("precision", "float32")
-        provider = asked(options.get("gemm", "dptrain"), options.get("conv", "dptrain"))
-        composition = Composition(program, rows, precision=precision, of_halves=_OF_HALVES, provider=provider)
-        launches = [
-            (
-                ("launch" if launch.threads else "call") if times == 1 else f"{times:,} times",
-                ", ".join(function.name for function in launch.functions),
-            )
-            for launch, times in launched(kernel for stage in composition.stages for kernel in stage)
-        ]
-        source, host = (
-            composition.source(),
-            [tensor.op.label for tensor in with_steps(program.tensors) if _is_on_host(tensor) and tensor.op],
-        )
-        on_host = tuple(dict.fromkeys(host))
-        return _OnDevice(
-            "GPU",
-            launches,
-            source,
-            composition.plan,
-            len(composition.in_place),
-            lambda: _costs(composition, source),
-            on_host,
-            Counter(composition.in_one_launch),
-        )
-    names = names_of(program)
-    for change in (without_all_reduce, with_half_factors, first_of_equals()):
-        program, names = _renamed(program, names, change)
-    fused = fuse(program)
-    code = generate(fused)
-    in_place, memory = planned(fused, code, rows)
-
-    def label(kernel: Kernel) -> str:
-        space = f"{shown(kernel.space)}: " if isinstance(kernel, Loop) else ""
-        ops = (
-            f"{names.get(tensor, '')} {tensor.op.name}".strip() for tensor in kernel.tensors if tensor.op is not None
-        )
-        convolution = lowering_of(kernel.tensors[0]) if isinstance(kernel, Call) else None
-        by = ""
-        if isinstance(convolution, ConvolutionLowering):
-            by = f", {_IMPLEMENTATIONS[convolution.implementation(kernel.tensors[0])]}"
-        return space + ", ".join(ops) + by
-
-    return _OnDevice(
-        "CPU",
-        [(_KERNELS[type(kernel)], label(kernel)) for kernel in fused.kernels],
-        "".join(f'#include "{header}"\n' for header in HEADERS) + f"\n{code.source}",
-        memory,
-        len(in_place),
-    )
-
-
-def _is_on_host(tensor: Tensor) -> bool:
-    return isinstance(lowering_of(tensor), HostCall)
-
-
-def _costs(composition: "Composition", source: str) -> list[str]:
-    """Return the table of a GPU's kernel costs."""
-    from dptrain.backend.cuda.compile import resources_of_text
-    from dptrain.backend.cuda.cost.loads import LEGEND, loads, table
-
-    try:
-        resources, compiled = resources_of_text("program", source, _ARCHITECTURE), f"by nvcc for {_ARCHITECTURE}"
-    except DeviceError:
-        resources, compiled = {}, "not known without nvcc"
-    return [
-        "",
-        f"costs, predicted by a roofline model, not measured; registers {compiled}:",
-        *table(loads(composition, resources)),
-        *LEGEND,
-    ]
-
-
-def _renamed(
-    program: PlacedProgram, names: dict[Tensor, str], change: Callable[[Tensor], Tensor]
-) -> tuple[PlacedProgram, dict[Tensor, str]]:
-    """Return a pass's rewritten program, and the names of its tensors."""
-    olds, new_names = iter(program.tensors), dict[Tensor, str]()
-
-    def noted(tensor: Tensor) -> Tensor:
-        changed = change(tensor)
-        new_names.setdefault(changed, names.get(next(olds), ""))  # views made by a pass have no name
-        return changed
-
-    result = rewritten(program, noted)
-    assert isinstance(result, PlacedProgram)
-    return result, new_names
+        return describe("cuda", program, rows, **{name: options[name] for name in _OF_GPU if name in options})
+    return describe("cpu", program, rows)
 
 
 def program_of(model: "Model", batch_size: int = 32, step: str = "train", *, dtype: str | None = None) -> PlacedProgram:

@@ -47,7 +47,7 @@ def explain(program: Program, local: PlacedProgram | None = None) -> str:
             lines_shown += _row(_line(tensor, program, names), widths)
         lines_shown += [""] if len(groups) > 1 else []
     results = {**program.outputs, **{variable._path: tensor for variable, tensor in program.updates.items()}}
-    lines_shown += [_cut(f"{name} = {names[tensor]}", COLUMNS) for name, tensor in results.items()]
+    lines_shown += [cut(f"{name} = {names[tensor]}", COLUMNS) for name, tensor in results.items()]
     total = _sums([tensor for tensor in tensors if tensor.op is not None])
     if isinstance(program, PlacedProgram):
         all_reduces = [tensor for tensor in tensors if tensor.op is ALL_REDUCE]
@@ -175,7 +175,7 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     widths[0] = min(widths[0], COLUMNS - sum(widths[1:]) - 2 * (len(widths) - 1))
     return [
-        "  ".join(cell.ljust(n) for cell, n in zip((_cut(row[0], widths[0]), *row[1:]), widths, strict=True)).rstrip()
+        "  ".join(cell.ljust(n) for cell, n in zip((cut(row[0], widths[0]), *row[1:]), widths, strict=True)).rstrip()
         for row in rows
     ]
 
@@ -191,9 +191,9 @@ def wrapped(text: str, width: int) -> list[str]:
     *parts, last = text.split(", ")
     for part in (*(f"{part_text}," for part_text in parts), last):
         if lines[-1] and len(lines[-1]) + 1 + len(part) > width:
-            lines.append("  " + _cut(part, width - 2))
+            lines.append("  " + cut(part, width - 2))
         else:
-            lines[-1] += f" {part}" if lines[-1] else _cut(part, width)
+            lines[-1] += f" {part}" if lines[-1] else cut(part, width)
     return lines
 
 
@@ -239,7 +239,8 @@ def _filled(words: Sequence[str], first: str, next_margin: str, end: str = "") -
     return lines
 
 
-def _cut(text: str, width: int) -> str:
+def cut(text: str, width: int) -> str:
+    """Leave out the middle of a text that is too long."""
     return text if len(text) <= width else f"{text[: width // 2 - 2]}...{text[len(text) - (width - width // 2 - 1) :]}"
 
 

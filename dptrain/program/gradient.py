@@ -11,7 +11,7 @@ from dptrain.errors import ConfigError
 from dptrain.program.dims import Dim
 from dptrain.program.lowering import Insert, lowering_of
 from dptrain.program.operand import METHODS, OPERATORS
-from dptrain.program.tensor import Node, Tensor, Variable, constant, note_weight_gradients
+from dptrain.program.tensor import Node, Tensor, Variable, constant, note_weight_gradients, scope
 from dptrain.program.types import is_floating
 
 
@@ -89,12 +89,13 @@ def pulled_back(cotangents: Mapping[Tensor, Tensor], sources: Sequence[Tensor]) 
         if dy is None:
             continue
         custom = getattr(tensor, "own_gradient", None)
-        if custom is not None:
-            operands, grads = custom[0], custom[1](dy)
-        elif tensor.op.gradient_rule is None:
-            raise ConfigError(f"op {tensor.op.name!r} has no gradient")
-        else:
-            operands, grads = tensor.inputs, tensor.op.gradient_rule(results, dy, *tensor.inputs)
+        with scope(tensor.name):  # of the layer's
+            if custom is not None:
+                operands, grads = custom[0], custom[1](dy)
+            elif tensor.op.gradient_rule is None:
+                raise ConfigError(f"op {tensor.op.name!r} has no gradient")
+            else:
+                operands, grads = tensor.inputs, tensor.op.gradient_rule(results, dy, *tensor.inputs)
         for operand, grad in zip(operands, grads if isinstance(grads, tuple) else (grads,), strict=True):
             if grad is not None and operand in depends:
                 parts.setdefault(operand, []).append(grad)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import dptrain as dp
+from dptrain.backend import describe
 from dptrain.backend.cpu.backend import CpuBackend
 from dptrain.backend.cpu.compile import compiler
 from dptrain.backend.cuda.compile import Resources
@@ -175,11 +176,31 @@ def test_an_evaluation_has_a_forward_pass_and_messages_alone():
 
 def test_kernels_compute_what_the_tables_show():
     text = adam().explain(8, kernels=True)
-    tables, kernels = text.split("\nkernels:\n")
+    tables, kernels = text.split("\nkernels, with the layers of their ops:\n")
     kernel_ops = set(re.findall(r"(%\d+) (\w+)", kernels))
     assert kernel_ops <= set(re.findall(r"^(%\d+) +(\w+)\(", tables, re.M))
-    assert kernels.count("product  %") == 5
+    assert len(re.findall(r"product  [\w, ]+  %", kernels)) == 5
     assert re.search(r"(\d+) kernels after fusion", tables)[1] == re.findall(r"^ +(\d+)  \w", kernels, re.M)[-1]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_each_kernel_names_the_layers_of_its_ops_and_of_their_gradients(device):
+    model = dp.Sequential([dp.Input((8,)), dp.layers.Dense(70, "tanh", name="first"), dp.layers.Dense(3, name="last")])
+    model.compile("adam", dp.losses.SparseCategoricalCrossentropy(from_logits=True), device=device)
+    description = describe(device, program_of(model, 16), 16)
+    products = [
+        (layer, sum(tensor.op.name == "batch_matmul" for tensor in kernel.tensors))
+        for kernel in description.kernels
+        for layer in kernel.layers
+    ]
+    counts = {name: sum(count for layer, count in products if layer == name) for name in ("first", "last")}
+    if device == "cpu":
+        assert counts == {"first": 2, "last": 3}  # no gradient of the data
+    assert {layer for layer, _ in products} == {"first", "last", "loss", "update"}
+    assert sum(kernel.operations for kernel in description.kernels) >= 2 * 16 * (2 * 8 * 70 + 3 * 70 * 3)
+    weights = 4 * (8 * 70 + 70 + 70 * 3 + 3)
+    assert sum(kernel.read for kernel in description.kernels) > 3 * weights  # with Adam's slots
+    assert sum(kernel.written for kernel in description.kernels) > 3 * weights
 
 
 @pytest.fixture
@@ -303,7 +324,7 @@ def test_registers_are_those_of_the_compiler(monkeypatch):
     def resources(name, text, architecture):
         return {kernel: Resources(99, 0, 0) for kernel in re.findall(r"(run_\w+)\(const Run", text)}
 
-    monkeypatch.setattr("dptrain.backend.cuda.compile.resources_of_text", resources)
+    monkeypatch.setattr("dptrain.backend.cuda.description.resources_of_text", resources)
     model = dense()
     model.compile("sgd", "sparse_categorical_crossentropy", device="cuda")
     _, _, costs = model.explain(8, kernels=True).partition("registers by nvcc for sm_90a:\n")
@@ -316,7 +337,7 @@ def test_the_command_explains_a_run(capfd, tmp_path):
     assert main(["explain", str(tmp_path), "--step", "predict", "--kernels", "--batch-size", "6"]) == 0
     output = capfd.readouterr().out
     assert "predict step of 'sequential', batches of 6" in output
-    assert "product  %1 batch_matmul" in output
+    assert re.search(r"product  \w+ +%1 batch_matmul", output)
     assert main(["explain", str(tmp_path / "nowhere")]) == 65
 
 

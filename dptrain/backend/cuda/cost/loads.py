@@ -90,14 +90,14 @@ def _demands(function: GeneratedFunction, composition: Composition) -> dict[Tens
     assert function.group is not None
     roles, count = function.group.roles, composition.sizes.count
     demands = {member: count(member.shape) for member in roles}
-    for tensor in reversed(_computed(function)):
+    for tensor in reversed(computed(function)):
         for read in tensor.inputs:
             count_needed = demands[tensor] if isinstance(lowering_of(tensor), _BY_ELEMENT) else count(read.shape)
             demands[read] = min(demands.get(read, 0) + count_needed, count(read.shape))
     return demands
 
 
-def _computed(function: GeneratedFunction) -> list[Tensor]:
+def computed(function: GeneratedFunction) -> list[Tensor]:
     """Return the tensors that a function computes, stored or not, in topological order."""
     assert function.group is not None
     roles = function.group.roles
