@@ -58,7 +58,17 @@ struct Context {
     int64_t (*sum)(const struct dp_Message *message);       // over the ranks; not 0 where that fails
     char *sums;         // of blocks of rows, in the loop that is executed
     int64_t finished;   // steps of this call that have ended
+    int64_t *marks;     // of a profile: pairs of a kernel and when it has ended, in ns; `marked` so far
+    int64_t marked;
 };
+
+// Notes for a profile that a kernel has ended, or that a step begins (-1).
+static inline void dp_mark(Context &c, int64_t kernel) {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    int64_t *mark = c.marks + 2 * c.marked++;
+    mark[0] = kernel, mark[1] = 1000000000 * (int64_t)now.tv_sec + now.tv_nsec;
+}
 
 // Rows whose sums are added up before those of blocks are: a number that depends on that of all rows alone.
 static inline int64_t dp_block(int64_t rows) { return rows <= 64 * 16 ? 16 : (rows + 63) / 64; }

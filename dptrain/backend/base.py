@@ -14,6 +14,7 @@ from dptrain.comm.base import Communicator, PointToPoint
 from dptrain.comm.mesh import STAGE
 from dptrain.program.pipeline.send_recv import Channel
 from dptrain.program.program import Program
+from dptrain.program.schedule.clock import Clock
 from dptrain.program.tensor import Variable
 
 
@@ -97,6 +98,7 @@ class Backend(ABC):
         rows: int | None = None,
         first_row: int = 0,
         comm: Communicator | None = None,
+        clock: Clock | None = None,
     ) -> Executable:
         """Prepare a program; its variables live on the device from then on.
 
@@ -107,6 +109,7 @@ class Backend(ABC):
             rows: of the global batch on this rank; None for all.
             first_row: global number of its first row.
             comm: the ranks; None for one.
+            clock: measures the kernels of its steps.
         """
 
     def settle(self, programs: Iterable[tuple[Program, int]], comm: Communicator) -> None:  # noqa: B027 - most have none

@@ -12,6 +12,7 @@ from dptrain.callbacks.learning_rate_scheduler import LearningRateScheduler
 from dptrain.callbacks.mlflow_callback import MlflowCallback
 from dptrain.callbacks.model_checkpoint import ModelCheckpoint
 from dptrain.callbacks.monitor import MonitorCallback
+from dptrain.callbacks.profiler import Profiler
 from dptrain.callbacks.progbar_logger import ProgbarLogger
 from dptrain.callbacks.recorder import EpochRecorder
 from dptrain.callbacks.reduce_lr_on_plateau import ReduceLROnPlateau
@@ -35,6 +36,7 @@ __all__ = [
     "MlflowCallback",
     "ModelCheckpoint",
     "MonitorCallback",
+    "Profiler",
     "ProgbarLogger",
     "ReduceLROnPlateau",
     "StepLogs",

@@ -8,6 +8,7 @@ best.keras         the model of the epoch in which the monitored metric was best
 model.safetensors  the weights, and the layers as metadata
 summary.json       final metrics, versions, world size, device, time; there is one when the run has come to its end
 curves.png         loss and metrics over epochs, where matplotlib is installed
+trace.json         what --profile has measured, for ui.perfetto.dev
 lock, holder       while the run goes on: who works there
 """
 
@@ -32,6 +33,7 @@ from dptrain.saving.run_folder import (
     MODEL,
     SUMMARY,
     TENSORBOARD,
+    TRACE,
     WANDB,
     WEIGHTS,
 )
@@ -39,7 +41,7 @@ from dptrain.saving.run_folder import (
 _ELSEWHERE = "choose another --out"
 # Names that a run and its loggers write.
 _FOLDERS = (CHECKPOINTS, TENSORBOARD, WANDB)
-_FILES = (CONFIG, METRICS, MODEL, BEST, WEIGHTS, SUMMARY, CURVES)
+_FILES = (CONFIG, METRICS, MODEL, BEST, WEIGHTS, SUMMARY, CURVES, TRACE)
 
 
 class RunDirectory:

@@ -1,5 +1,6 @@
 """Executes a program op by op with NumPy: the reference for compiled programs, and for machines without a compiler."""
 
+import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -15,6 +16,8 @@ from dptrain.program.body import body_of, has_body, steps_of
 from dptrain.program.codegen.memory import Arena, aligned, nbytes
 from dptrain.program.context import WATCH
 from dptrain.program.program import ROWS, Program
+from dptrain.program.schedule.clock import Clock
+from dptrain.program.schedule.description import KernelDescription, Layers
 from dptrain.program.shapes import local
 from dptrain.program.sharding.mesh import ALL_REDUCE, OWN_PART, PlacedProgram, constant_of, own_part
 from dptrain.program.sharding.messages import all_reduced, exchange, stages
@@ -96,6 +99,7 @@ class _Step:
                 self._attributes[tensor] = tensor.op.local_attributes(tensor, self._rows, first_row)
             elif tensor not in self.values:
                 self.values[tensor] = constant_of(tensor, self._rows, program.rows)
+        self._numbers: dict[Tensor, int] = {}  # see `measured`
         self._values: dict[Node, dict[int, Tensor]] = {}  # values of ops with several
         self._done: set[Node] = set()  # in the current stage
         for tensor in _written(program):
@@ -113,6 +117,26 @@ class _Step:
         place = (self._rows, self._first_row, self._comm)
         out = {number: self.values[value] for number, value in read_values.items()}
         return _Loop(first_value, out, self._program.rows, *place)
+
+    def measured(self) -> list[KernelDescription]:
+        """Note when each op has ended, for a profile; return the ops, messages and copies that `marks` number."""
+        layers, kernels = Layers(self._program, self._rows), list[KernelDescription]()
+        for stage in self._stages:
+            for tensors in [*([tensor] for tensor in stage.tensors if tensor.op is not None), *stage.messages]:
+                op = tensors[0].op
+                assert op is not None
+                sent = tensors[0] in {message[0] for message in stage.messages}
+                self._numbers[tensors[0]] = len(kernels)
+                read = sum(nbytes(operand, self._rows) for tensor in tensors for operand in tensor.inputs)
+                written = 0 if op.is_view else sum(nbytes(tensor, self._rows) for tensor in tensors)
+                kind = "message" if sent else "op"
+                kernels.append(KernelDescription(kind, op.name, tensors, layers.of(tensors), read, written))
+        self.marks: list[tuple[int, int]] = []
+        return [*kernels, KernelDescription("copy", "new values over old ones", [], {"update": 0})]
+
+    def _mark(self, tensor: Tensor) -> None:
+        if self._numbers:
+            self.marks.append((self._numbers[tensor], time.monotonic_ns()))
 
     def absent_row(self, samples: Sequence[int] | Array | None) -> DataError | None:
         program = self._program
@@ -153,6 +177,7 @@ class _Step:
                     op.compute(*inputs, **self._attributes[tensor], out=values[tensor])
                 if is_watched:
                     watch(tensor, values[tensor])
+                self._mark(tensor)
             self._done.clear()
             for message in stage.messages:
                 parts, attributes = [values[tensor.inputs[0]] for tensor in message], message[0].attributes
@@ -163,6 +188,7 @@ class _Step:
                     assert self._comm is not None
                     parts = [np.ascontiguousarray(part) for part in parts]
                     exchange(message, parts, [values[tensor] for tensor in message], self._comm)
+                self._mark(message[0])
 
 
 class _Loop:
@@ -280,6 +306,7 @@ class ReferenceExecutable:
         rows: int | None = None,
         first_row: int = 0,
         comm: Communicator | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self._program, self._is_of_ranks = program, comm is not None and comm.size > 1  # ranks run concurrently
         self._order = self._window = np.empty(0, np.int64)
@@ -290,6 +317,10 @@ class ReferenceExecutable:
         memory.adopt(program.state)
         self._state = {variable: memory.array(variable) for variable in program.state}
         self._step = _Step(program, arrays, self._state, rows, first_row, comm)
+        self._clock = clock
+        if clock is not None:
+            kernels = self._step.measured()
+            self._first_mark, self._copy = clock.measures(kernels), len(kernels) - 1
         self.nbytes = bytes_of(program, rows)
         self.outputs: Mapping[str, Array] = {}
         self.samples: Sequence[int] | Array | None = None
@@ -304,6 +335,8 @@ class ReferenceExecutable:
         with nullcontext() if self._is_of_ranks else TURNS.of(self._program.reads, self._program.writes | {self}):
             for number, start in enumerate(starts, 1):
                 self._window[...] = self._order[start : start + len(self._window)]
+                if self._clock is not None:
+                    self._step.marks = [(-1, time.monotonic_ns())]
                 try:
                     with in_step():
                         self._step.execute()
@@ -317,6 +350,8 @@ class ReferenceExecutable:
                 new = {variable: self._own(tensor) for variable, tensor in self._program.updates.items()}
                 for variable, value in new.items():
                     np.copyto(self._state[variable], value)
+                if self._clock is not None:
+                    self._clock.add([*self._step.marks, (self._copy, time.monotonic_ns())], self._first_mark)
 
     def close(self) -> None:
         """Nothing to release."""

@@ -9,7 +9,7 @@ from dptrain.saving.checkpoints import newest_name
 MODEL, BEST = "model.keras", "best.keras"
 CONFIG, SUMMARY, CHECKPOINTS = "config.yaml", "summary.json", "checkpoints"
 TENSORBOARD, WANDB = "tensorboard", "wandb"
-METRICS, WEIGHTS, CURVES = "metrics.jsonl", "model.safetensors", "curves.png"
+METRICS, WEIGHTS, CURVES, TRACE = "metrics.jsonl", "model.safetensors", "curves.png", "trace.json"
 PLAN, MODELS = "sweep.yaml", "models"
 
 

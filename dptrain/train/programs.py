@@ -32,6 +32,7 @@ from dptrain.program.passes import rewritten
 from dptrain.program.pipeline.schedule import PipelineSchedule, microbatches_of, schedule_of
 from dptrain.program.pipeline.stage_assignment import cut_into_stages
 from dptrain.program.program import ROWS, Program, trace
+from dptrain.program.schedule.clock import Clock
 from dptrain.program.sharding import messages
 from dptrain.program.sharding.local import localized
 from dptrain.program.sharding.mesh import ALL_REDUCE, OWN_PART, REDUCE_SCATTER, PlacedProgram
@@ -143,6 +144,7 @@ class Programs:
         self._accessed: dict[Variable, None] = {}  # read or written variables
         self._traced: dict[Program, _Traced] = {}
         self._arenas: dict[tuple[Program, int], int] = {}  # by program and rows
+        self.clock: Clock | None = None  # measures the next training steps
         self.preparing_seconds = 0.0  # that steps have been traced and compiled in
         self._prepared: OrderedDict[Any, _Prepared] = OrderedDict()
         self._halves: dict[Program, _Halves] = {}
@@ -304,6 +306,12 @@ class Programs:
     ) -> tuple[PlacedProgram | None, Mapping[str, Array]]:
         """Run a step; also return its program."""
         comm = None if alone or self.comm.size == 1 else self.comm
+        clock = self.clock if step.name == "train" and self.clock is not None and not self.clock.is_full else None
+        if clock is not None and (step.eager or self._has_stages or steps[0][0].of is not None):
+            raise ConfigError(
+                "not supported: Profiler (--profile) with run_eagerly, stages or a fixed number of shards "
+                "(--reproducible, shards_per_batch); leave out one of them"
+            )
         if self._has_stages and (step.eager or steps[0][0].of is not None):
             what = "run_eagerly" if step.eager else "a fixed number of shards (--reproducible, shards_per_batch)"
             raise ConfigError(f"not supported: {what} with stages; leave out one of them")
@@ -315,7 +323,7 @@ class Programs:
         if steps[0][0].of is not None:
             return self._run_shards(step, batch, rows, steps, comm)
         placed = self.placed(step, batch, steps[0][0].batch_rows)
-        executable = self._executable(placed, batch, rows, steps[0][0], comm)
+        executable = self._executable(placed, batch, rows, steps[0][0], comm, clock)
         executable.run(rows.starts)
         return placed, executable.outputs
 
@@ -425,26 +433,40 @@ class Programs:
             self._prepared.popitem()[1].executable.close()
 
     def _executable(
-        self, program: Program, batch: BatchSpec, rows: BatchRows, shard: Shard, comm: Communicator | None
+        self,
+        program: Program,
+        batch: BatchSpec,
+        rows: BatchRows,
+        shard: Shard,
+        comm: Communicator | None,
+        clock: Clock | None = None,
     ) -> Executable:
-        key = (program, shard.rows, shard.first_row, id(rows.order), *map(id, rows.arrays), comm is None)
+        key = (program, shard.rows, shard.first_row, id(rows.order), *map(id, rows.arrays), comm is None, clock)
         prepared = self._prepared.get(key)
         if prepared is None or not prepared.is_valid:
             with self._making:
-                prepared = self._prepare(key, program, batch, rows, shard, comm)
+                prepared = self._prepare(key, program, batch, rows, shard, comm, clock)
         with suppress(KeyError):  # another thread has dropped it meanwhile
             self._prepared.move_to_end(key)
         prepared.executable.samples = rows.samples
         return prepared.executable
 
     def _prepare(
-        self, key: Any, program: Program, batch: BatchSpec, rows: BatchRows, shard: Shard, comm: Communicator | None
+        self,
+        key: Any,
+        program: Program,
+        batch: BatchSpec,
+        rows: BatchRows,
+        shard: Shard,
+        comm: Communicator | None,
+        clock: Clock | None,
     ) -> "_Prepared":
         """Prepare an executable, in one thread at a time."""
         if key in self._prepared:  # its variables have moved with another model that shares them
             self._prepared.pop(key).executable.close()
         arrays = {ROWS: rows.order} | dict(zip(batch.names, rows.arrays, strict=True))
         place: dict[str, Any] = {"rows": shard.rows, "first_row": shard.first_row, "comm": comm}
+        place |= {} if clock is None else {"clock": clock}
         begun = time.perf_counter()
         try:
             with phase.during("compilation"):

@@ -19,6 +19,7 @@ from dptrain.mixed_precision import DTypePolicy
 from dptrain.program import execute
 from dptrain.program.codegen.memory import Arena, aligned
 from dptrain.program.program import Program
+from dptrain.program.schedule.clock import Clock
 from dptrain.program.tensor import Variable
 
 Array = npt.NDArray[Any]
@@ -99,8 +100,9 @@ class CpuBackend(Backend):
         rows: int | None = None,
         first_row: int = 0,
         comm: Communicator | None = None,
+        clock: Clock | None = None,
     ) -> Executable:
-        place: Any = {"rows": rows, "first_row": first_row, "comm": comm}
+        place: Any = {"rows": rows, "first_row": first_row, "comm": comm, "clock": clock}
         if self.compiles:
             return CompiledExecutable(program, self._memory, arrays, **place, threads=self.threads, arena=self._arena)
         return NumpyExecutable(program, self._memory, arrays, **place)

@@ -148,16 +148,20 @@ class Numbers:
         return self._names.setdefault(tensor, len(self._names))
 
 
-def generate(fused: Fused) -> Code:
-    """Return the C++ of a fused program."""
-    return _Writer(fused, {}).code
+def generate(fused: Fused, marks: bool = False) -> Code:
+    """Return the C++ of a fused program, with `marks` for a profile when each kernel has ended.
+
+    A mark is the index of a kernel, then of a message, and then the copies of updates.
+    """
+    return _Writer(fused, {}, marks).code
 
 
 class _Writer:
     """Writes the text of a program; `needing_python` caches `_needs_python` of steps."""
 
-    def __init__(self, fused: Fused, needing_python: dict[RepeatKernel, bool]) -> None:
+    def __init__(self, fused: Fused, needing_python: dict[RepeatKernel, bool], marks: bool = False) -> None:
         self.fused, self.code, self._needing_python = fused, Code(), needing_python
+        self._marks = iter(range(len(fused.kernels))) if marks else None
         self._slots: dict[Tensor, int] = {}
         self._functions: dict[tuple[str, str], str] = {}  # names by arguments and bodies
         self._natives: list[str] = []
@@ -167,8 +171,9 @@ class _Writer:
         for stage in fused.stages:
             calls: list[str] = []
             for kernel, call in self._calls(stage.kernels):
+                mark = [] if self._marks is None else [f"  dp_mark(c, {next(self._marks)});"]
                 if call is not None:
-                    calls += [f"  {call}"] if call else []
+                    calls += [f"  {call}", *mark] if call else []
                     continue
                 assert isinstance(kernel, Call | RepeatKernel)
                 self._close(calls)
@@ -378,17 +383,22 @@ class _Writer:
         first = f"  char *order = c.p[{slot}];\n" if slot is not None else ""
         last = f"  c.p[{slot}] = order;\n" if slot is not None else ""
         calls, messages, ending = [], 0, " if (*c.stopped) break;" if self._may_not_end else ""
+        kernels, marks = len(self.fused.kernels), self._marks is not None
         for part in self.code.parts:
             if isinstance(part, NativeFunction):
                 calls.append(f"    {part.name}(c, n == steps - 1);{ending}\n")
             elif isinstance(part, list):
-                calls.append(f"    if (c.sum(c.messages[{messages}])) break;\n")
+                mark = f"    dp_mark(c, {kernels + messages});\n" if marks else ""
+                calls.append(f"    if (c.sum(c.messages[{messages}])) break;\n{mark}")
                 messages += 1
         moves = []
         for variable, new in self.fused.updates.items():  # new values that are not written to the state directly
             old = self.fused.program.state[variable]
             to, of, size = self.slot(old), self.slot(new), f"{numel_text(old.shape)} * {old.dtype.itemsize}"
             moves.append(f"  if (c.p[{to}] != c.p[{of}]) memcpy(c.p[{to}], c.p[{of}], {size});\n")
+        if marks:
+            calls.insert(0, "    dp_mark(c, -1);\n")
+            moves.append(f"  dp_mark(c, {kernels + sum(isinstance(part, list) for part in self.code.parts)});\n")
         return (
             f'extern "C" void moves(Context &c) {{\n{"".join(moves)}}}\n\n'
             'extern "C" void run(Context &c, const int64_t *starts, int64_t steps) {\n'

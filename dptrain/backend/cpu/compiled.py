@@ -1,12 +1,14 @@
 """Executes programs as compiled code: many steps in one call, without Python in between."""
 
 import ctypes
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from dptrain.backend.cpu.codegen import Code, NativeFunction, NeedsPythonError, 
 from dptrain.backend.cpu.compile import convolutions, library, parallel, products
 from dptrain.backend.cpu.denormals import flush_to_zero
 from dptrain.backend.cpu.interruption import Interruption
+from dptrain.backend.cpu.kernel_descriptions import marked
 from dptrain.backend.cpu.node_sums import NodeSums, is_native
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError, DataError
@@ -38,6 +41,7 @@ from dptrain.program.codegen.views import View
 from dptrain.program.execute import HostMemory
 from dptrain.program.lowering import AttentionLowering, ConvolutionLowering, lowering_of
 from dptrain.program.program import ROWS, Program
+from dptrain.program.schedule.clock import Clock
 from dptrain.program.shapes import local, size
 from dptrain.program.sharding.mesh import ALL_REDUCE, constant_of
 from dptrain.program.sharding.messages import all_reduce, exchange
@@ -88,6 +92,8 @@ class Context(ctypes.Structure):
         ("sum", ctypes.c_void_p),
         ("sums", ctypes.c_void_p),
         ("finished", ctypes.c_int64),
+        ("marks", ctypes.c_void_p),
+        ("marked", ctypes.c_int64),
     )
 
 
@@ -98,6 +104,7 @@ class CompiledExecutable:
         threads: of this process, for large products and loops.
         arena: of its intermediate results; None for that of `memory`.
         join: fuse loops; without, each op is its own loop, with the same bits.
+        clock: measures the kernels.
 
     Attributes:
         fused: its kernels.
@@ -121,12 +128,16 @@ class CompiledExecutable:
         threads: int = 1,
         arena: Arena | None = None,
         join: bool = True,
+        clock: Clock | None = None,
     ) -> None:
         self._comm = comm if comm is not None and comm.size > 1 else None
         self._batch_rows = program.rows
         self._rows, self._first_row = self._batch_rows if rows is None else rows, first_row
         _shared([], program.tensors)  # compiled while this program is fused and compiled
-        self.fused, self.code = lowered(program, alone=self._comm is None, join=join)
+        self._clock, alone = clock, self._comm is None
+        self.fused, self.code = (
+            lowered(program, alone=alone, join=join) if clock is None else _made(program, alone, join, marks=True)
+        )
         self._library, addresses = self._compiled()
         self.outputs: Mapping[str, Array] = {}
         self.samples: Sequence[int] | Array | None = None
@@ -150,6 +161,9 @@ class CompiledExecutable:
         self._summed: dict[Tensor, tuple[NodeSums, int]] = {}
         self._has_met = not self.fused.reduced
         self._loops: dict[RepeatKernel, tuple[list[Array], CompiledExecutable]] = {}
+        self._marks: Array = np.empty((0, 2), np.int64)
+        if clock is not None:
+            self._first_mark = clock.measures(marked(self.fused, self.code, self._rows))
         self.bind(arrays)
 
     def _compiled(self) -> tuple[ctypes.CDLL, list[int]]:
@@ -217,6 +231,10 @@ class CompiledExecutable:
                 f"a step begins at row {positions.max()} of {len(self._order)}, and needs {len(self._window)}"
             )
         self._context.finished = 0
+        if self._clock is not None:
+            marks = len(self.fused.kernels) + len(self.code.parts) + 2
+            self._marks = np.empty((max(positions.size, 1) * marks, 2), np.int64)
+            self._context.marks, self._context.marked = self._marks.ctypes.data, 0
         try:
             with flush_to_zero():
                 self._execute(positions)
@@ -227,6 +245,8 @@ class CompiledExecutable:
         if self._outside[0]:
             self._outside[0] = 0
             raise self._absent_row(positions) or DataError(OUTSIDE)
+        if self._clock is not None:
+            self._clock.add(self._marks[: self._context.marked].tolist(), self._first_mark)
         if positions.size:
             self.outputs = {name: view.copy() for name, view in self._results.items()}
 
@@ -240,12 +260,31 @@ class CompiledExecutable:
             return
         for number, start in enumerate(positions, 1):
             self._window[...] = self._order[start : start + len(self._window)]
+            if self._clock is not None:
+                self._mark(-1)
             with in_step():
-                for step in self._steps:
+                for step, mark in zip(self._steps, self._numbers, strict=True):
                     step(number == positions.size)
                     self._interruption.check()
+                    if self._clock is not None and mark is not None:
+                        self._mark(mark)
             self._library.moves(ctypes.byref(self._context))
             self._context.finished = number
+
+    def _mark(self, kernel: int) -> None:
+        """See `dp_mark` of native.h, whose clock is this one."""
+        self._marks[self._context.marked] = kernel, time.monotonic_ns()
+        self._context.marked += 1
+
+    @cached_property
+    def _numbers(self) -> list[int | None]:
+        """What is marked behind each part that is executed here; compiled parts mark their kernels."""
+        kernels: dict[Any, int] = {kernel: number for number, kernel in enumerate(self.fused.kernels)}
+        messages = count(len(kernels))
+        return [
+            None if isinstance(part, NativeFunction) else next(messages) if isinstance(part, list) else kernels[part]
+            for part in self.code.parts
+        ]
 
     def _absent_row(self, positions: Array) -> DataError | None:
         program = self.fused.program
@@ -466,12 +505,12 @@ def _of_structure(program: Program, alone: bool, join: bool) -> tuple[Fused, Cod
     return fused, code
 
 
-def _made(program: Program, alone: bool, join: bool) -> tuple[Fused, Code]:
+def _made(program: Program, alone: bool, join: bool, marks: bool = False) -> tuple[Fused, Code]:
     fused = fuse(without_ranks(program) if alone else program, join=join)
     try:
-        return fused, generate(fused)
+        return fused, generate(fused, marks)
     except NeedsPythonError:
-        return _made(unrolled(program), alone, join)
+        return _made(unrolled(program), alone, join, marks)
 
 
 def planned(fused: Fused, code: Code, rows: int) -> tuple[dict[Tensor, Tensor], MemoryPlan]:

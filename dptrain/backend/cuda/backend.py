@@ -36,6 +36,7 @@ from dptrain.errors import ConfigError, DataError, DeviceError
 from dptrain.program.absent_rows import OUTSIDE
 from dptrain.program.pipeline.send_recv import Channel
 from dptrain.program.program import Program
+from dptrain.program.schedule.clock import Clock
 from dptrain.program.tensor import Variable
 from dptrain.runtime.garbage import uncollected
 
@@ -181,8 +182,9 @@ class CudaBackend(Backend):
         rows: int | None = None,
         first_row: int = 0,
         comm: Communicator | None = None,
+        clock: Clock | None = None,
     ) -> CudaExecutable:
-        return CudaExecutable(program, self, arrays, rows=rows, first_row=first_row, comm=comm)
+        return CudaExecutable(program, self, arrays, rows=rows, first_row=first_row, comm=comm, clock=clock)
 
     def run_table(self, pack_key: Hashable, fields: int) -> RunTable:
         """Return the table shared by executables of this key, or a new one if there is none, or no key."""

@@ -40,7 +40,7 @@ def describe(
 
 def kernels_of(composition: Composition) -> list[KernelDescription]:
     """Return what a program's launches compute, read and write, in order; within loops once."""
-    layers, kernels = Layers(composition.program), list[KernelDescription]()
+    layers, kernels = Layers(composition.program, composition.sizes.rows), list[KernelDescription]()
     pairs = launched(kernel for stage in composition.stages for kernel in stage)
     for (launch, times), load in zip(pairs, loads(composition), strict=True):
         kind = ("launch" if launch.threads else "call") if times == 1 else f"{times:,} times"

@@ -10,7 +10,7 @@ executables, the lead, has a table with a row for each, and launches the kernels
 import sys
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise, zip_longest
@@ -33,6 +33,7 @@ from dptrain.backend.cuda.generate import (
 from dptrain.backend.cuda.gpu.device import Gpu, cuda
 from dptrain.backend.cuda.graphs import steps_in_graph
 from dptrain.backend.cuda.loops import CARRY_PLACES, HostLoop, LoopCall
+from dptrain.backend.cuda.measuring import Measuring
 from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory, Pinned
 from dptrain.backend.cuda.packs import RunTable, Starts
 from dptrain.backend.cuda.tma import MAPS_BYTES, resident_blocks
@@ -45,6 +46,7 @@ from dptrain.program.absent_rows import find_absent_row
 from dptrain.program.codegen.memory import in_a_row, nbytes
 from dptrain.program.lowering import HostCall, UserKernel, lowering_of
 from dptrain.program.program import ROWS, Program
+from dptrain.program.schedule.clock import Clock
 from dptrain.program.shapes import local
 from dptrain.program.sharding.messages import all_reduce, exchange
 from dptrain.program.tensor import Array, Tensor
@@ -104,8 +106,10 @@ class CudaExecutable:
         rows: int | None = None,
         first_row: int = 0,
         comm: Communicator | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.backend, self._comm = backend, comm
+        self._kernel_names: dict[int, str] = {}  # of launches, by identity
         # Starts of the last steps, which may have read rows that a table does not have.
         self._asked: deque[Sequence[int]] = deque(maxlen=_REMEMBERED)
         composition = backend.composed(program, rows, first_row, alone=comm is None or comm.size == 1)
@@ -125,6 +129,7 @@ class CudaExecutable:
         self.made = {name: self._results[tensor] for name, tensor in composition.program.outputs.items()}
         self.samples: Sequence[int] | Array | None = None
         self.outputs: Mapping[str, Array] = DeviceOutputs(self.made, backend.download)
+        self._measuring = None if clock is None else Measuring(clock, composition, self._kernel_names)
         backend.executables.add(self)
 
     # Memory
@@ -339,6 +344,12 @@ class CudaExecutable:
 
     def _launches_of(self, kernel: Kernel, counters: Mapping[str, int], pack_parts: list[Hashable]) -> list[Launch]:
         """Return a kernel's launches at step numbers of loops; `pack_parts` receives parts of the pack key."""
+        launches = self._launches_alone(kernel, counters, pack_parts)
+        if kernel.loop is None or kernel.loop.length is None:
+            self._kernel_names |= {id(launch): kernel.name for launch in launches}
+        return launches
+
+    def _launches_alone(self, kernel: Kernel, counters: Mapping[str, int], pack_parts: list[Hashable]) -> list[Launch]:
         if kernel.loop is not None:
             launches = list[Launch]()
             pack_parts.append((kernel.name, kernel.loop.length, kernel.loop.is_reverse))
@@ -475,7 +486,7 @@ class CudaExecutable:
             self._asked.append(starts)
         for begin in range(0, len(starts), _STEPS):
             chunk = np.asarray(starts[begin : begin + _STEPS], np.int64)
-            if self.backend.joins_packs and self.pack_key is not None:
+            if self.backend.joins_packs and self.pack_key is not None and self._measuring is None:
                 self.backend.gpu_record.packs.add(self, chunk)
             else:
                 self.execute([(self, chunk)])
@@ -522,6 +533,13 @@ class CudaExecutable:
             backend.wait_for(self.backend)
 
     def _run_steps(self, steps: int, runs: int) -> None:
+        if self._measuring is not None:
+            for _ in range(steps):
+                with nullcontext() if self._links is None or not self._queues_messages else self._links.queueing():
+                    self._measuring.begin(self.backend.stream)
+                    self._run_step(runs)
+                    self._measuring.end()
+            return
         together = steps_in_graph(self.launches)
         # Neither other ranks nor the host are needed between the first launch and the last.
         if together > 1 and not self._messages and not self._on_host:
@@ -538,10 +556,15 @@ class CudaExecutable:
             for part_number, part_launches in enumerate(stage):
                 self._queue((number, part_number, runs, 1), part_launches.launches)
                 for message in part_launches.ready:
-                    self._messages[message].begin()  # sent while later launches compute
+                    with self._measured_message():
+                        self._messages[message].begin()  # sent while later launches compute
             # In the same order on all ranks: one without rows launches less, and would complete them in another.
             for message in sorted(message for part_launches in stage for message in part_launches.ready):
-                self._messages[message].finish()
+                with self._measured_message():
+                    self._messages[message].finish()
+
+    def _measured_message(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._measuring is None else self._measuring.message()
 
     def _queue(self, place: tuple[int, int, int, int], launches: Sequence[Launch]) -> None:
         """Queue launches between two messages as one graph, recorded once for each `place` (stage, part, ...)."""
@@ -552,6 +575,11 @@ class CudaExecutable:
             for launch in launches:
                 launch(table, runs)
 
+        if self._measuring is not None:  # a graph has no events between its kernels
+            for launch in launches:
+                with self._measuring.launch(launch):
+                    launch(table, runs)
+            return
         of_host = (self._on_host and self._queues_messages) or any(map(_is_of_host, launches))
         if self.backend.graph and len(launches) > 1 and not of_host:
             if place not in table.graphs:

@@ -95,6 +95,7 @@ _FIXED = {
     "train.fold": "use --folds",
     "run_eagerly": "it is for debugging a single run",
     **dict.fromkeys(("logging.tensorboard", "logging.mlflow", "logging.wandb"), "runs of a sweep log to its folder"),
+    "logging.profile": "it is about one run's steps",
     **dict.fromkeys(("model.function", "model.digest"), "a sweep has one function"),
     "model.arguments": "name an argument of the function itself, such as units=32,64",
     **dict.fromkeys(

@@ -453,7 +453,7 @@ Destination = Annotated[str | None, Before(_none_word)]
 
 @dataclasses.dataclass(frozen=True)
 class LoggingConfig(Checked):
-    """Other tools that log settings and metrics."""
+    """Other tools that log settings and metrics, and a profile."""
 
     tensorboard: Destination = _field(
         None, "write TensorBoard's event files to OUT/tensorboard, or to a folder", "tensorboard", alone="auto"
@@ -466,6 +466,13 @@ class LoggingConfig(Checked):
         "log to Weights & Biases: project dptrain, or this one; WANDB_MODE=offline needs no network",
         "wandb",
         alone="auto",
+    )
+    profile: OptionalCount = _field(
+        None,
+        "measure the kernels, messages and copies of so many steps (20 without a number): a table, and OUT/trace.json "
+        "for ui.perfetto.dev",
+        "profile",
+        alone="20",
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dptrain.callbacks import Callback, Logs, MlflowCallback, TensorBoard, WandbMetricsLogger
+from dptrain.callbacks import Callback, Logs, MlflowCallback, Profiler, TensorBoard, WandbMetricsLogger
 from dptrain.callbacks.mlflow_callback import mlflow_module
 from dptrain.callbacks.ranks import ranks_of
 from dptrain.callbacks.tensorboard import tensorboardx_module
@@ -14,7 +14,7 @@ from dptrain.cli.options.config import Config, leaves, to_dict
 from dptrain.errors import ConfigError
 from dptrain.runtime.failure import describe
 from dptrain.runtime.output import terminal
-from dptrain.saving.run_folder import TENSORBOARD
+from dptrain.saving.run_folder import TENSORBOARD, TRACE
 
 # The value of an option that is given without one.
 AUTO = "auto"
@@ -102,7 +102,8 @@ def loggers(config: Config, folder: str | None, name: str) -> list[Callback]:
         quiet = wandb.Settings(silent=config.verbose == 0, console="off")
         init = {"project": project, "name": name, "config": settings, "dir": folder, "settings": quiet}
         callbacks.append(BestEffort("Weights & Biases", WandbMetricsLogger(init=init)))
-    return list(callbacks)
+    profilers = [Profiler(logging.profile, Path(folder) / TRACE)] if logging.profile else []
+    return [*callbacks, *profilers]
 
 
 def refuse_in_a_sweep(config: Config) -> None:
