@@ -157,6 +157,7 @@ class Layer(Parts):
         self.input_spec: Any = None
         self._built_for: Any = None  # the shape of its first argument
         self._built_with: dict[str, Any] = {}  # shapes by `build`'s argument names, if several
+        self._described_build: dict[str, Any] | None = None  # how it was built where its description comes from
         if input_dim is not None:
             input_shape = (input_dim,)
         self._sample_shape = None if input_shape is None else checked_shape(input_shape)
@@ -652,7 +653,7 @@ class Layer(Parts):
             return {"shapes_dict": dict(self._built_with)}
         if self._nodes and self._nodes[0].arguments:
             return {"input_shape": map_leaves(lambda _, spec: _batch_shape(spec), self._nodes[0].arguments[0])}
-        return None if self._built_for is None else {"input_shape": self._built_for}
+        return self._described_build if self._built_for is None else {"input_shape": self._built_for}
 
     def build_from_config(self, config: Mapping[str, Any]) -> None:
         """Build the layer from its `get_build_config`.
@@ -718,7 +719,11 @@ def checked_shape(shape: Any) -> BuildShape:
 def build_as_described(layer: Layer, build_config: Any) -> None:
     """Build a layer whose class, the user's, has a `build_from_config`; the first call builds others."""
     owner = next(base for base in type(layer).__mro__ if "build_from_config" in vars(base))
-    if build_config and not layer.built and not is_dptrain_class(owner):
+    if not isinstance(build_config, Mapping) or not build_config:
+        return
+    if is_dptrain_class(owner):
+        layer._described_build = _with_tuples(build_config)
+    elif not layer.built:
         layer.build_from_config(build_config)
 
 

@@ -13,7 +13,7 @@ from dptrain.ops.open_shapes import lengths_of
 from dptrain.ops.operation_calls import operation
 from dptrain.program.codegen.index_expr import numel
 from dptrain.program.codegen.views import IndexMap, aligned_axes, identity, key_maps, marked
-from dptrain.program.dims import Dim, quotient
+from dptrain.program.dims import Dim, is_number, quotient
 from dptrain.program.lowering import Element, Insert, Join, ViewMap
 from dptrain.program.onnx_graph import OnnxGraph, Value, refusal
 from dptrain.program.op import op
@@ -356,8 +356,13 @@ def _joined_shape(*shapes: Shape, axis: int) -> Shape:
     length = shapes[0][axis]
     for shape in shapes[1:]:
         length = length + shape[axis]
-    beside = [next((shape[at] for shape in shapes if isinstance(shape[at], Dim)), n) for at, n in enumerate(shapes[0])]
+    beside = [_common_length(lengths) for lengths in zip(*shapes, strict=True)]
     return (*beside[:axis], length, *beside[axis + 1 :])
+
+
+def _common_length(lengths: Sequence[Any]) -> Any:
+    """Return the length that tensors share: the batch's rows, else a number, else an unknown length."""
+    return min(lengths, key=lambda n: (not is_number(n), not isinstance(n, Dim)))
 
 
 def _join_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:

@@ -32,7 +32,14 @@ def noise_shape_of(noise_shape: Any) -> tuple[int | None, ...] | None:
             f"Received: noise_shape={noise_shape}"
         )
     for n, length in enumerate(noise_shape):
-        if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length <= 0):
+        if length is None:
+            continue
+        if isinstance(length, bool) or not isinstance(length, int):
+            raise ConfigError(
+                "Invalid value received for argument `noise_shape`. Expected all elements to be integers or None. "
+                f"Received at index {n}: {length!r}"
+            )
+        if length <= 0:
             raise ConfigError(
                 "Invalid value received for argument `noise_shape`. Expected all dimensions to be positive integers "
                 f"or None. Received at index {n}: {length}"

@@ -417,6 +417,7 @@ def test_a_symbolic_call_changes_nothing():
         (lambda: layers.Dropout(0.5, seed=-1), "`seed` argument should be an integer"),
         (lambda: layers.Dropout(0.5, noise_shape="all"), "`noise_shape`. Expected a tuple or list of integers"),
         (lambda: layers.Dropout(0.5, noise_shape=(1, 0)), "Expected all dimensions to be positive integers or None"),
+        (lambda: layers.Dropout(0.5, noise_shape=(1, 1.5)), "Expected all elements to be integers or None"),
         (
             lambda: layers.Dropout(0.5, (1,))(Input((3,)), training=True),
             r"for each axis of \(None, 3\) its length, 1 or None",

@@ -1,5 +1,7 @@
 """Configurations of users' classes: what `super().get_config()` returns, names, and how layers are built from files."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -190,6 +192,30 @@ def test_build_configs():
     model = OwnModel(2)
     model.build((None, 3))
     assert model.get_build_config() == {"input_shape": [None, 3]}
+
+
+WITH_INNER_LAYERS = {
+    "Bidirectional": (lambda: layers.Bidirectional(layers.SimpleRNN(2)), (2, 4, 3)),
+    "TimeDistributed": (lambda: layers.TimeDistributed(layers.Dense(2)), (2, 4, 3)),
+    "SpectralNormalization": (lambda: layers.SpectralNormalization(layers.Dense(2)), (2, 3)),
+    "Pipeline": (lambda: layers.Pipeline([layers.Rescaling(2.0), layers.Dense(2)]), (2, 3)),
+    "RNN": (lambda: layers.RNN(layers.GRUCell(2)), (2, 4, 3)),
+    "StackedRNNCells": (lambda: layers.RNN([layers.GRUCell(2), layers.LSTMCell(2)]), (2, 4, 3)),
+}
+
+
+@pytest.mark.parametrize("name", WITH_INNER_LAYERS)
+def test_a_copy_describes_how_its_inner_layers_were_built(name):
+    make, shape = WITH_INNER_LAYERS[name]
+    layer = make()
+    layer(np.ones(shape))
+    config = layer.get_config()
+    again = type(layer).from_config(config)
+    assert not again.built
+    assert json.dumps(again.get_config()) == json.dumps(config)
+    assert layers.deserialize(layers.serialize(layer)).get_build_config() == layer.get_build_config()
+    again(np.ones((*shape[:-1], 5)))  # another shape than the described one
+    assert again.get_build_config() == {"input_shape": (None, *shape[1:-1], 5)}
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dptrain import Input, Model, Sequential, layers, ops
+from dptrain import Input, KerasTensor, Model, Sequential, layers, ops
 from dptrain.errors import ConfigError, DataError
 from dptrain.models import clone_model, load_model
 
@@ -355,3 +355,18 @@ def test_attention_of_unknown_lengths():
     np.testing.assert_allclose(model.predict([q, k, v], verbose=0), expected, rtol=1e-5)
     with pytest.raises(ConfigError, match="incompatible"):
         ops.dot_product_attention(q, k, v[:, :3])
+
+
+def test_joined_tensors_have_the_lengths_that_any_of_them_knows():
+    rows, unknown = KerasTensor((None, 3)), KerasTensor((None, None))
+    for first, second in ((rows, unknown), (unknown, rows)):
+        assert ops.vstack([first, second]).shape == (None, 3)
+        assert ops.dstack([first, second]).shape == (None, 3, 2)
+        assert ops.concatenate([first, second], 0).shape == (None, 3)
+        assert ops.stack([first, second]).shape == (2, None, 3)
+        assert ops.concatenate([ops.ones((4, 3)), first], 1).shape[0] == 4
+    a, b = Input((None, 3)), Input((None, None))
+    model = Model([a, b], ops.concatenate([a, b], 1))
+    x, y = samples(2, 4, 3), samples(2, 5, 3)
+    np.testing.assert_array_equal(model.predict([x, y], verbose=0), np.concatenate([x, y], 1))
+    assert model.output_shape == (None, None, 3)
