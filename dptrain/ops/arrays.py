@@ -73,8 +73,8 @@ def convert_to_numpy(x: Any) -> Array:
 
 
 def shape(x: Any) -> Shape:
-    """Return the lengths of the axes; a length that counts the batch's rows remembers it."""
-    return x.shape if isinstance(x, Tensor | Variable) else np.shape(x)
+    """Return the lengths of the axes; one that counts the batch's rows remembers it, an unknown one is no None."""
+    return tuple(x.shape) if isinstance(x, Tensor | Variable) else np.shape(x)
 
 
 def ndim(x: Any) -> int:

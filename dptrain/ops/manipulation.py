@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from dptrain.errors import ConfigError
 from dptrain.ops.common import broadcast_shape, common_dtype, elementwise, first_dtype, unbroadcast
-from dptrain.ops.open_shapes import lengths_of
+from dptrain.ops.open_shapes import lengths_of, with_unknown
 from dptrain.ops.operation_calls import operation
 from dptrain.program.codegen.index_expr import numel
 from dptrain.program.codegen.views import IndexMap, aligned_axes, identity, key_maps, marked
@@ -120,6 +120,9 @@ def _reshape_to_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
 def reshape(x: Any, newshape: Sequence[int] | int) -> Tensor:
     """Return the elements in another shape; -1 is inferred, and counts rows where it takes up the rows of the batch."""
     (tensor,) = as_tensors([x])
+    known = with_unknown(newshape, tensor.shape)
+    if known is not None:
+        return reshape(tensor, known)
     lengths = lengths_of(newshape)
     shape = lengths
     if shape.count(-1) == 1:
@@ -237,6 +240,9 @@ def _broadcast_along_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
 def broadcast_to(x: Any, shape: Sequence[int]) -> Tensor:
     """Broadcast x to a shape, by NumPy's rules."""
     (tensor,) = as_tensors([x])
+    known = with_unknown(shape, (1,) * (len(shape) - tensor.ndim) + tuple(tensor.shape))
+    if known is not None:
+        return broadcast_to(tensor, known)
     shape = lengths_of(shape)
     if broadcast(tensor.shape, tuple(shape)) != tuple(shape):
         raise ConfigError(f"shape {tensor.shape} cannot be broadcast to {tuple(shape)}")

@@ -82,5 +82,8 @@ def operation(function: F) -> F:
 def _record(function: Callable[..., Any], arguments: Any, keywords: Any, outputs: Any) -> None:
     arguments, keywords = map_leaves(lambda _, leaf: leaf, (arguments, keywords))  # the caller may change its lists
     values = leaves([arguments, keywords])
+    called = getattr(outputs, "operation_call", None)
+    if called is not None and called.function is function:
+        return  # the function has called itself with arguments that say more
     if any(map(is_symbolic, values)) and all(isinstance(value, (Operand, *_CONSTANTS)) for value in values):
         OperationCall(function, arguments, keywords, outputs)

@@ -1,11 +1,13 @@
 """Shapes: tuples of lengths, see `dptrain.program.dims`."""
 
 import math
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dptrain.errors import ConfigError
-from dptrain.program.dims import Dim, is_number, number_of
+from dptrain.program.context import TRACE
+from dptrain.program.dims import Dim, is_number, number_of, read
 
 # Numbers and dims; schemas of attributes treat dims as numbers.
 if TYPE_CHECKING:
@@ -32,6 +34,39 @@ def differ(a: Any, b: Any) -> bool:
 def is_open(shape: Iterable[Any]) -> bool:
     """Whether a shape has an unknown length."""
     return any(isinstance(n, Dim) and n.size is None for n in shape)
+
+
+class OpenShape(tuple[Any, ...]):
+    """Shape of a symbolic tensor, with unknown lengths.
+
+    A user's code reads these as None, as in Keras, where it makes a model: `x.shape[0] is None` must be true there, and
+    no other object is None. dptrain's modules, and a layer's `call`, compute with the dims.
+    """
+
+    __slots__ = ()
+
+    def __getitem__(self, key: Any) -> Any:
+        part = tuple.__getitem__(self, key)
+        if not _is_users(sys._getframe(1).f_globals):
+            return part
+        return read(part) if isinstance(part, tuple) else read((part,))[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        lengths = tuple.__iter__(self)
+        return iter(read(lengths)) if _is_users(sys._getframe(1).f_globals) else lengths
+
+    def __add__(self, other: tuple[Any, ...]) -> tuple[Any, ...]:
+        lengths = tuple.__add__(self, other)
+        return read(lengths) if _is_users(sys._getframe(1).f_globals) else lengths
+
+    def __radd__(self, other: tuple[Any, ...]) -> tuple[Any, ...]:
+        lengths = other + tuple(tuple.__iter__(self))
+        return read(lengths) if _is_users(sys._getframe(1).f_globals) else lengths
+
+
+def _is_users(names: dict[str, Any]) -> bool:
+    """Whether code with these global names is a user's, outside of a step."""
+    return TRACE.get() is None and names.get("__name__", "").partition(".")[0] != "dptrain"
 
 
 def local(shape: Iterable[int], rows: int | None) -> Shape:

@@ -21,7 +21,7 @@ from dptrain.program.dims import Dim, is_number, number_of
 from dptrain.program.operand import METHODS, OPERATORS, is_plain
 from dptrain.program.operand import OPS as OPS
 from dptrain.program.operand import Operand as Operand
-from dptrain.program.shapes import Shape
+from dptrain.program.shapes import OpenShape, Shape, is_open
 from dptrain.program.turns import MAKING, REPLACING, TURNS
 from dptrain.program.types import BFLOAT16 as BFLOAT16
 from dptrain.program.types import FLOATX as FLOATX
@@ -120,7 +120,8 @@ class Tensor(Operand):
         index: int = 0,
     ) -> None:
         self.op, self.inputs, self.attributes, self.index = op, tuple(inputs), attributes, index
-        self.shape, self.dtype, self.value, self.name = shape, dtype, value, name
+        self.shape = OpenShape(shape) if value is None and is_open(shape) else shape
+        self.dtype, self.value, self.name = dtype, value, name
         self.serial = -1 if op is None else next(SERIALS)
         self.tracking = NOT_TRACKED
         self.kind: ShapeDtype | None = None

@@ -78,7 +78,7 @@ def test_one_size_is_trained_as_without_none():
 
 def test_ops_on_symbolic_tensors_are_run_on_real_ones():
     x = Input((None, 8))
-    n = x.shape[1]
+    n = ops.shape(x)[1]
     results = {
         "mean": ops.mean(x, axis=1),
         "of the number": x / n,
@@ -170,7 +170,7 @@ def test_layers_that_need_the_number_refuse():
     ):
         layers.Dense(4)(layers.Flatten()(Input((None, 3))))
     with pytest.raises(ConfigError, match="not known outside a step"):
-        int(Input((None, 3)).shape[1])
+        int(ops.shape(Input((None, 3)))[1])
     model = of_sequences()
     with pytest.raises(ConfigError, match="not supported: exporting"):
         model.export("x")
@@ -370,3 +370,58 @@ def test_joined_tensors_have_the_lengths_that_any_of_them_knows():
     x, y = samples(2, 4, 3), samples(2, 5, 3)
     np.testing.assert_array_equal(model.predict([x, y], verbose=0), np.concatenate([x, y], 1))
     assert model.output_shape == (None, None, 3)
+
+
+def test_unknown_lengths_are_none_where_a_model_is_made():
+    sequences = Input((None, 8))
+    for x in (sequences, sequences + 1, layers.Dense(8)(sequences), sequences[:, 1:], KerasTensor((None, None, 8))):
+        rows, length, width = x.shape
+        assert (rows, length, width) == (None, None, 8)
+        assert rows is None and length is None
+        assert x.shape[0] is None and x.shape[-2] is None and x.shape[-1] == 8
+        assert x.shape[:2][1] is None and (x.shape + (3,))[0] is None and ((3,) + x.shape)[1] is None
+        assert [n is None for n in x.shape] == [True, True, False]
+        assert x.shape == (None, None, 8) and isinstance(x.shape, tuple) and str(x.shape) == "(None, None, 8)"
+    assert Input(()).shape[-1] is None
+    assert ops.shape(sequences) == (None, None, 8) and ops.shape(sequences)[1] is not None  # to compute with
+    assert Input((3,), batch_size=4).shape[0] == 4
+
+
+class Halving(layers.Layer):
+    def call(self, x):
+        assert x.shape[0] is not None and x.shape[1] is not None  # steps know their lengths
+        return ops.reshape(x, (x.shape[0], x.shape[1] // 2, -1))
+
+
+def test_none_is_a_length_of_the_tensor_itself(tmp_path):
+    x = Input((None, 8))
+    mean = ops.mean(x, 1)
+    outputs = [
+        ops.reshape(x, (x.shape[0], -1, 4)),
+        ops.reshape(x, (x.shape[0], x.shape[1], 2, 4)),
+        ops.reshape(mean, (mean.shape[0], -1)),
+        ops.broadcast_to(mean, (mean.shape[0], 8)),
+        ops.broadcast_to(ops.ones((1, 8)), (x.shape[0], 8)) + mean,
+        ops.zeros((x.shape[0], 8)) + mean,
+        ops.full((x.shape[0], 8), 2.0) * mean,
+        Halving()(x),
+    ]
+    model = Model(x, outputs)
+    data = samples(3, 6, 8)
+    means = data.mean(1)
+    expected = [
+        data.reshape(3, -1, 4), data.reshape(3, 6, 2, 4), means, means, means + 1, means, 2 * means, data.reshape(3, 3, 16)
+    ]  # fmt: skip
+    for result, reference in zip(model.predict(data, verbose=0), expected, strict=True):
+        np.testing.assert_allclose(result, reference, rtol=1e-5, atol=1e-6)
+    model.save(tmp_path / "m.keras")
+    again = load_model(tmp_path / "m.keras", custom_objects={"Halving": Halving})
+    for result, reference in zip(again.predict(data, verbose=0), expected, strict=True):
+        np.testing.assert_allclose(result, reference, rtol=1e-5, atol=1e-6)
+    for call in (
+        lambda: ops.zeros((3, x.shape[1])),
+        lambda: ops.reshape(ops.ones((4, 2)), (2, None)),
+        lambda: Model(x, layers.Lambda(lambda t: ops.zeros((None, 3)))(x)),
+    ):
+        with pytest.raises(ConfigError, match=r"the length None at axis .* take it from `ops.shape\(x\)`"):
+            call()
