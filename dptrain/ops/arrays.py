@@ -413,14 +413,14 @@ def split(x: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> li
 @operation
 @for_open_shapes
 def unstack(x: Any, num: int | None = None, axis: int = 0) -> list[Tensor]:
-    """Return the parts of x along an axis, without that axis; `num`, if passed, must be their number."""
+    """Return the parts of x along an axis, without that axis: `num`, which an unknown length needs."""
     tensor = _tensor(x)
     (place,) = normalized_axes(axis, tensor.ndim)
-    if num is not None and num != tensor.shape[place]:
-        raise ConfigError(
-            f"unstack: num={num}, but axis {axis} of shape {tuple(tensor.shape)} has length {tensor.shape[place]}"
-        )
-    return [tensor[(*(slice(None),) * place, number)] for number in range(int(tensor.shape[place]))]
+    length = tensor.shape[place]
+    if num is not None and differ(num, length):
+        raise ConfigError(f"unstack: num={num}, but axis {axis} of shape {tuple(tensor.shape)} has length {length}")
+    indices = range(int(length) if num is None else num)
+    return [tensor[(*(slice(None),) * place, index)] for index in indices]
 
 
 @operation

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from dptrain.errors import ConfigError
 from dptrain.ops.arrays import convert_to_tensor, linspace
 from dptrain.ops.elementwise import cast, clip, power
-from dptrain.ops.manipulation import ones_like, zeros, zeros_like
+from dptrain.ops.manipulation import expand_dims, ones_like, zeros, zeros_like
 from dptrain.ops.operation_calls import operation
 from dptrain.program.tensor import Tensor, Variable, as_tensors, constant
 from dptrain.runtime.floatx import floatx
@@ -106,7 +106,14 @@ def logspace(
 def geomspace(
     start: Any, stop: Any, num: int = 50, endpoint: bool = True, dtype: npt.DTypeLike | None = None, axis: int = 0
 ) -> Tensor:
-    """Return known numbers from start to stop in a geometric series."""
+    """Return numbers from start to stop along a new axis, in a geometric series; both above 0, or both below."""
+    if any(isinstance(end, Tensor) and end.value is None for end in (start, stop)):
+        first, last = as_tensors([start, stop])
+        ratio = last / first
+        exponents = linspace(zeros_like(ratio), ones_like(ratio), num, endpoint, axis=axis)
+        axis += ratio.ndim + 1 if axis < 0 else 0
+        factors = power(expand_dims(ratio, axis), exponents)
+        return cast(expand_dims(zeros_like(ratio) + first, axis) * factors, dtype or floatx())
     return constant(np.geomspace(start, stop, num, endpoint, axis=axis).astype(dtype or floatx()))
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from dptrain.errors import ConfigError
-from dptrain.program.dims import Dim
+from dptrain.program.dims import counts_rows
 
 if TYPE_CHECKING:
     from dptrain.program.op import Op
@@ -175,7 +175,7 @@ class Operand:
         if not tensor.shape:
             raise TypeError("a tensor without dimensions has no length")
         (length, *_) = tensor.shape
-        if isinstance(length, Dim) and tensor._is_symbolic:
+        if counts_rows(length) and tensor._is_symbolic:
             raise ConfigError(
                 f"len() and iteration over the rows of a batch are not supported, as of {self}: their number changes "
                 "from batch to batch; ops take all rows at once, and `x.shape[0]` is their number in a computation"

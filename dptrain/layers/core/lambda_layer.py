@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from dptrain.layers.base import Layer
 from dptrain.program.shapes import without_rows
 from dptrain.program.tensor import Tensor, constant, is_whole
 from dptrain.program.tree import map_leaves
-from dptrain.registry.serialization import custom_object_or_name
+from dptrain.registry.serialization import custom_object_or_name, custom_object_scope
 from dptrain.runtime.text import short
 
 
@@ -85,6 +85,17 @@ class Lambda(Layer):
             if value is not None
         }
         return described | {"arguments": self.arguments}
+
+    @classmethod
+    def from_config(
+        cls,
+        config: Mapping[str, Any],
+        custom_objects: Mapping[str, Any] | None = None,
+        safe_mode: bool | None = None,
+    ) -> Self:
+        """Return the layer that `config` describes; `custom_objects` are functions by name; no code is run."""
+        with custom_object_scope(custom_objects):
+            return super().from_config(config)
 
     def _check(self, inputs: Any, outputs: Any) -> None:
         returned = map_leaves(lambda _, tensor: without_rows(tensor.shape), outputs)

@@ -1,7 +1,7 @@
 """Rescaling: a fixed affine map, usually of pixels."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer
 from dptrain.program.tensor import Tensor
+from dptrain.registry.serialization import custom_object_scope
 from dptrain.runtime.image_format import image_data_format
 
 
@@ -34,6 +35,12 @@ class Rescaling(Layer):
         if isinstance(scale, Tensor) and image_data_format() == "channels_first":
             scale = ops.reshape(scale, (-1, 1, 1))
         return x * scale + offset
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Self:
+        """Return the layer that `config` describes; `custom_objects` as in Keras, for subclasses."""
+        with custom_object_scope(custom_objects):
+            return super().from_config(config)
 
 
 def _number_or_list(value: Any) -> float | list[float]:

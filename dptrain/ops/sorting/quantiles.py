@@ -9,7 +9,7 @@ from dptrain.errors import ConfigError
 from dptrain.ops.arrays import ravel
 from dptrain.ops.elementwise import cast, floating, logical_and, logical_not, logical_or, where
 from dptrain.ops.indexing import gather_rows_along
-from dptrain.ops.manipulation import reshape, squeeze, stack, transpose
+from dptrain.ops.manipulation import reshape, squeeze, stack, transpose, zeros_like
 from dptrain.ops.math.rounding import floor, isnan
 from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.operation_calls import operation
@@ -62,7 +62,7 @@ def quantile(
 
     Args:
         x: a tensor or an array; integers become float32.
-        q: a known fraction from 0 to 1, or several, along the first axis of the result.
+        q: a fraction from 0 to 1, or several, along the first axis of the result; NaN for others in a step.
         axis: one, several or all.
         method: between two elements: "linear", "lower", "higher", "midpoint" or "nearest".
         keepdims: keep the axes with length 1.
@@ -71,6 +71,10 @@ def quantile(
     fractions = _fractions(q)
     ordered, length = sort_last(last), int(last.shape[-1])
     is_nan = isnan(ordered[..., -1])  # NaNs are sorted last
+    if isinstance(fractions, Tensor):
+        most = zeros_like(ordered[..., :1]) + (length - 1)
+        values = [where(is_nan, np.nan, _at(ordered, most, q, method)) for q in _each(fractions)]
+        return _stacked_quantiles(values, fractions, kept_shape if keepdims else None)
     values = []
     for fraction in np.ravel(fractions):
         below, above, share = _neighbours(fraction * (length - 1), method)
@@ -91,31 +95,45 @@ def nanquantile(
     ordered = sort_last(last)
     numbers = cast(logical_not(isnan(ordered)), ordered.dtype)
     most = sum(numbers, -1, keepdims=True) - 1
-    values = []
-    for fraction in np.ravel(fractions):
-        place = where(most < 0, 0, most * float(fraction))
-        below = floor(place)
-        above = where(place > below, below + 1, below)
-        _neighbours(0.0, method)  # raises for unknown methods
-        low, high = (along_last(ordered, cast(at, "int32"))[..., 0] for at in (below, above))
-        share = (place - below)[..., 0]
-        if method == "linear":
-            value = low * (1 - share) + high * share
-        elif method == "midpoint":
-            value = (low + high) / 2
-        elif method == "nearest":  # ties go to the even index
-            even = (below - 2 * floor(below / 2))[..., 0] == 0
-            value = where(logical_or(share < 0.5, logical_and(share == 0.5, even)), low, high)
-        else:
-            value = low if method == "lower" else high
-        values.append(where(most[..., 0] < 0, np.nan, value))
+    values = [where(most[..., 0] < 0, np.nan, _at(ordered, most, q, method)) for q in _each(fractions)]
     return _stacked_quantiles(values, fractions, kept_shape if keepdims else None)
 
 
-def _fractions(q: Any, scale: int = 1) -> Array:
-    fractions = as_tensors([q])[0].value if isinstance(q, Operand) else np.asarray(q)
-    if fractions is None:
-        raise ConfigError("not supported: quantile, percentile: q computed in a step; expected numbers or an array")
+def _at(ordered: Tensor, most: Tensor, fraction: Any, method: str) -> Tensor:
+    """Return the quantiles of vectors along the last axis, whose last elements to count have the indices `most`."""
+    is_valid = logical_and(fraction >= 0, fraction <= 1) if isinstance(fraction, Tensor) else None
+    inside = fraction if is_valid is None else where(is_valid, fraction, 0)
+    position = where(most < 0, 0, most * inside)
+    below = floor(position)
+    above = where(position > below, below + 1, below)
+    _neighbours(0.0, method)  # raises for unknown methods
+    low, high = (along_last(ordered, cast(index, "int32"))[..., 0] for index in (below, above))
+    share = (position - below)[..., 0]
+    if method == "linear":
+        value = low * (1 - share) + high * share
+    elif method == "midpoint":
+        value = (low + high) / 2
+    elif method == "nearest":  # ties go to the even index
+        even = (below - 2 * floor(below / 2))[..., 0] == 0
+        value = where(logical_or(share < 0.5, logical_and(share == 0.5, even)), low, high)
+    else:
+        value = low if method == "lower" else high
+    return value if is_valid is None else where(is_valid, value, np.nan)
+
+
+def _each(fractions: Array | Tensor) -> Sequence[Any]:
+    """Return the fractions one by one, as numbers if they are known."""
+    if not isinstance(fractions, Tensor):
+        return np.ravel(fractions).tolist()
+    flat = ravel(fractions)
+    return [flat[index] for index in range(int(flat.shape[0]))]
+
+
+def _fractions(q: Any, scale: int = 1) -> Array | Tensor:
+    tensor = as_tensors([q])[0] if isinstance(q, Operand) else None
+    if tensor is not None and tensor.value is None:
+        return floating(tensor) / scale
+    fractions = np.asarray(q) if tensor is None else tensor.numpy()
     value: Array = fractions.astype(np.float64) / scale
     if ((value < 0) | (value > 1)).any():
         raise ConfigError(f"quantile: q={q}; expected numbers from 0 to {scale}")
@@ -149,7 +167,7 @@ def _axes_to_last(x: Any, axis: int | Sequence[int] | None) -> tuple[Tensor, Seq
     return (reshape(moved, (*moved.shape[: len(batch_axes)], -1)) if batch_axes else ravel(moved)), kept_shape
 
 
-def _stacked_quantiles(values: Sequence[Tensor], fractions: Array, kept_shape: Sequence[int] | None) -> Tensor:
+def _stacked_quantiles(values: Sequence[Tensor], fractions: Array | Tensor, kept_shape: Sequence[int] | None) -> Tensor:
     parts = values if kept_shape is None else [reshape(value, tuple(kept_shape)) for value in values]
     stacked = stack(parts, 0)
     return squeeze(stacked, 0) if fractions.ndim == 0 else reshape(stacked, (*fractions.shape, *parts[0].shape))

@@ -243,3 +243,18 @@ def test_an_empty_model_is_saved(tmp_path):
     with pytest.warns(UserWarning, match="has not yet been built"):
         keras.Sequential(name="empty").save(tmp_path / "m.keras")
     assert keras.models.load_model(tmp_path / "m.keras").layers == []
+
+
+def doubled(x):
+    return 2 * x
+
+
+def test_configurations_name_functions_of_custom_objects():
+    named = {"module": "builtins", "class_name": "function", "config": "doubled", "registered_name": "function"}
+    config = {"name": "lambda", "function": named, "arguments": {}}
+    with pytest.raises(ConfigError, match="doubled"):
+        layers.Lambda.from_config(config)
+    layer = layers.Lambda.from_config(config, custom_objects={"doubled": doubled}, safe_mode=False)
+    np.testing.assert_array_equal(layer(np.ones((2, 3))), np.full((2, 3), 2))
+    rescaling = layers.Rescaling.from_config(layers.Rescaling([1.0, 2.0], 3).get_config(), custom_objects={})
+    assert (rescaling.scale, rescaling.offset) == ([1.0, 2.0], 3.0)

@@ -376,20 +376,24 @@ def test_unknown_lengths_are_none_where_a_model_is_made():
     sequences = Input((None, 8))
     for x in (sequences, sequences + 1, layers.Dense(8)(sequences), sequences[:, 1:], KerasTensor((None, None, 8))):
         rows, length, width = x.shape
-        assert (rows, length, width) == (None, None, 8)
-        assert rows is None and length is None
-        assert x.shape[0] is None and x.shape[-2] is None and x.shape[-1] == 8
-        assert x.shape[:2][1] is None and (x.shape + (3,))[0] is None and ((3,) + x.shape)[1] is None
+        assert (rows is None, length is None, width) == (True, True, 8)
         assert [n is None for n in x.shape] == [True, True, False]
-        assert x.shape == (None, None, 8) and isinstance(x.shape, tuple) and str(x.shape) == "(None, None, 8)"
+        for shape in (x.shape[:2], tuple(x.shape), (*x.shape, 3), x.shape + (3,), [x.shape[0]], [x.shape[-2]]):  # noqa: RUF005
+            assert shape[0] is None
+        assert ((3,) + x.shape)[1] is None  # noqa: RUF005
+        assert x.shape == (None, None, 8)
+        assert isinstance(x.shape, tuple)
+        assert str(x.shape) == "(None, None, 8)"
     assert Input(()).shape[-1] is None
-    assert ops.shape(sequences) == (None, None, 8) and ops.shape(sequences)[1] is not None  # to compute with
+    lengths = ops.shape(sequences)  # to compute with
+    assert lengths == (None, None, 8)
+    assert lengths[1] is not None
     assert Input((3,), batch_size=4).shape[0] == 4
 
 
 class Halving(layers.Layer):
     def call(self, x):
-        assert x.shape[0] is not None and x.shape[1] is not None  # steps know their lengths
+        assert not any(n is None for n in x.shape)  # steps know their lengths
         return ops.reshape(x, (x.shape[0], x.shape[1] // 2, -1))
 
 
@@ -409,9 +413,8 @@ def test_none_is_a_length_of_the_tensor_itself(tmp_path):
     model = Model(x, outputs)
     data = samples(3, 6, 8)
     means = data.mean(1)
-    expected = [
-        data.reshape(3, -1, 4), data.reshape(3, 6, 2, 4), means, means, means + 1, means, 2 * means, data.reshape(3, 3, 16)
-    ]  # fmt: skip
+    expected = [data.reshape(3, -1, 4), data.reshape(3, 6, 2, 4), means, means, means + 1, means, 2 * means]
+    expected.append(data.reshape(3, 3, 16))
     for result, reference in zip(model.predict(data, verbose=0), expected, strict=True):
         np.testing.assert_allclose(result, reference, rtol=1e-5, atol=1e-6)
     model.save(tmp_path / "m.keras")
@@ -425,3 +428,55 @@ def test_none_is_a_length_of_the_tensor_itself(tmp_path):
     ):
         with pytest.raises(ConfigError, match=r"the length None at axis .* take it from `ops.shape\(x\)`"):
             call()
+
+
+def test_a_number_of_parts_is_passed_where_a_length_is_unknown():
+    x = Input((None, 2))
+    model = Model(x, ops.unstack(x, 3, axis=1))
+    data = samples(4, 3, 2)
+    for part, expected in zip(model.predict(data, verbose=0), np.unstack(data, axis=1), strict=True):
+        np.testing.assert_array_equal(part, expected)
+    with pytest.raises(ConfigError, match=r"num=3, but axis 1 .* has length 5"):
+        model.predict(samples(4, 5, 2), verbose=0)
+
+
+@pytest.mark.parametrize("method", ["linear", "lower", "higher", "midpoint", "nearest"])
+@pytest.mark.parametrize("ignores_nan", [False, True])
+def test_quantiles_of_computed_fractions(method, ignores_nan):
+    function = ops.nanquantile if ignores_nan else ops.quantile
+    reference = np.nanquantile if ignores_nan else np.quantile
+    x, fractions = samples(3, 7), np.array([0.0, 0.3, 0.5, 1.0], np.float32)
+    x[1, 2] = np.nan
+    values = Input((None,))
+    q = Input(batch_shape=(4,))
+    model = Model([values, q], function(values, ops.sqrt(q * q), axis=-1, method=method, keepdims=True))
+    expected = reference(x, fractions, axis=-1, method=method, keepdims=True)
+    np.testing.assert_allclose(model([x, fractions]), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(function(x, fractions, -1, method, True), expected, rtol=1e-5, atol=1e-6)
+    outside = np.array([-0.1, 0.5, 1.1, np.nan], np.float32)
+    computed = layers.Lambda(lambda t: ops.transpose(function(t, outside + ops.min(t * t, (0, 1)) * 0, -1, method)))
+    is_nan = np.isnan(Model(values, computed(values)).predict(x[:1], verbose=0))
+    np.testing.assert_array_equal(is_nan[0], [True, False, True, True])
+
+
+@pytest.mark.parametrize(("start", "stop"), [(1.0, 1000.0), (-2.0, -8.0)])
+@pytest.mark.parametrize("endpoint", [True, False])
+def test_geometric_series_of_computed_ends(start, stop, endpoint):
+    first = Input((3,))
+    model = Model(first, ops.geomspace(first, stop, 4, endpoint, axis=1))
+    x = np.linspace(start, start * 2, 6, dtype=np.float32).reshape(2, 3)
+    expected = np.geomspace(x, stop, 4, endpoint, axis=1)
+    np.testing.assert_allclose(model.predict(x, verbose=0), expected, rtol=1e-5)
+    np.testing.assert_allclose(ops.geomspace(x, stop, 4, endpoint, axis=1), expected, rtol=1e-5)
+
+
+def test_loops_over_unknown_lengths():
+    x = Input((None, 3))
+    steps = ops.transpose(x, (1, 0, 2))
+    total, _ = ops.scan(lambda carry, part: (carry + part, carry), ops.zeros_like(x[:, 0]), steps)
+    model = Model(x, [total, ops.transpose(ops.map(lambda part: part * 2, steps), (1, 0, 2))])
+    for length in (4, 6):
+        data = samples(2, length, 3)
+        results = model.predict(data, verbose=0)
+        np.testing.assert_allclose(results[0], data.sum(1), rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(results[1], data * 2)
