@@ -1,5 +1,7 @@
 """An op that needs the rows of all ranks gets them, and a rank keeps its own rows of what it computes from them."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -182,3 +184,62 @@ def test_a_rank_without_others_gathers_nothing(name):
     (expected, _), (outputs, _) = evaluate(program, DATA), evaluate(placed, DATA)
     for key, value in outputs.items():
         np.testing.assert_allclose(value, expected[key], rtol=1e-13, atol=1e-14, err_msg=key)
+
+
+# What needs all of an axis, and keeps its length.
+ALONG = {
+    "cumulative": ops.cumsum,
+    "reversed": ops.flip,
+    "rolled": lambda x, axis: ops.roll(x, 2, axis),
+    "sorted": ops.sort,
+    "normalized": ops.softmax,
+    "greatest": lambda x, axis: x - ops.max(x, axis, keepdims=True),
+    "the first": lambda x, axis: x - ops.take(x, [0], axis),
+}
+
+
+@pytest.mark.parametrize("name", ALONG)
+def test_rows_are_gathered_along_any_axis(name):
+    """The rows, and all pairs of rows, as each axis of a tensor of three, that no op hands through as it is."""
+
+    def step(x, y, sample_weight):
+        variable = VARIABLES["v"]
+        wide, values = x @ variable, []
+        cubes = [ops.reshape(wide, (-1, 2, 2)), ops.expand_dims(wide, 1) * ops.expand_dims(wide, 0)]
+        for cube, order in itertools.product(cubes, itertools.permutations(range(3))):
+            turned = ops.tanh(ops.transpose(cube, order))
+            for axis in range(3):
+                back = ops.transpose(ALONG[name](turned, axis=axis), np.argsort(order))
+                values.append(ops.mean(ops.cos(back) * ops.sin(cube * (axis + 1))))
+        total = ops.mean(ops.stack(values) * np.linspace(0.5, 1, len(values)))
+        total.backward()
+        return {"total": total, "gradient": variable.value.grad} | {str(n): value for n, value in enumerate(values)}
+
+    compare(step, VARIABLES, [4, 0, 7])
+
+
+# Means, weighted in three ways: how numerators, and then denominators, come together.
+MEANS = {
+    "a quotient of sums": lambda x, w: ops.sum(x) / ops.sum(w),
+    "a sum of quotients": lambda x, w: ops.sum(x / ops.sum(w)),
+    "a safe quotient": lambda x, w: ops.divide_no_nan(ops.sum(x), ops.sum(w)),
+    "a sum of safe quotients": lambda x, w: ops.sum(ops.divide_no_nan(x, ops.sum(w))),
+}
+
+
+@pytest.mark.parametrize("second", MEANS)
+@pytest.mark.parametrize("first", MEANS)
+def test_each_mean_has_its_own_denominator(first, second):
+    def step(x, y, sample_weight):
+        variable = VARIABLES["v"]
+        values = ops.sum(ops.square(x @ variable), 1)
+        weights = [sample_weight, sample_weight * sample_weight + 1, ops.cast(y, "float64") + 1]
+        means = {
+            f"{one} {other}": MEANS[first](values * one, weights[one]) + 3 * MEANS[second](values, weights[other])
+            for one, other in itertools.product(range(3), repeat=2)
+        }
+        total = ops.mean(ops.stack(list(means.values())) * np.linspace(0.5, 1, 9))
+        total.backward()
+        return means | {"total": total, "gradient": variable.value.grad}
+
+    compare(step, VARIABLES, [4, 0, 7])
