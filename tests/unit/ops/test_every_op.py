@@ -8,6 +8,7 @@ from dptrain.errors import ConfigError
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
 from dptrain.program.gradient import gradients
+from dptrain.program.lowering import Gather, Scatter
 from dptrain.program.program import trace
 from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import OPS, constant, differentiable
@@ -127,3 +128,21 @@ def test_ranks_compute_what_one_computes(name, case, shards):
             rank_part = (slice(None),) * (axis or 0) + (slice(starts[rank], starts[rank + 1]),)
             expected = expected if axis is None else expected[rank_part]
             np.testing.assert_allclose(outputs[key], expected, rtol=1e-12, atol=1e-12, err_msg=key)
+
+
+LOOKING_UP = [
+    pytest.param(*case.values, id=case.id) for case in ALL if isinstance(OPS[case.values[0]].lowering, Gather | Scatter)
+]
+
+
+@pytest.mark.parametrize(("name", "case"), LOOKING_UP)
+def test_what_looks_up_rows_refuses_indices_outside_at_any_position(name, case):
+    values, indices = inputs_of(case)
+    batch = getattr(OPS[name].lowering, "batch", 0)
+    length = case.attributes.get("length", values.shape[batch])
+    for outside in (-1, -length, length):
+        for position in np.ndindex(indices.shape):
+            changed = indices.copy()
+            changed[position] = outside
+            with pytest.raises(IndexError):
+                OPS[name](values, changed, **case.attributes).numpy()
