@@ -1,8 +1,8 @@
 """The base of losses: a number for each sample, weighted and reduced to a single one."""
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from dptrain.program.shapes import differ, is_one
 from dptrain.program.tensor import FLOATX, Tensor, as_tensors, mask_of
 from dptrain.program.types import is_half
 from dptrain.registry.names import snake_case
-from dptrain.registry.serialization import Configurable
+from dptrain.registry.serialization import Configurable, function_named
 
 REDUCTIONS = ("sum_over_batch_size", "mean", "sum", "mean_with_sample_weight", "none")
 
@@ -133,6 +133,11 @@ class LossFunctionWrapper(Loss):
     def call(self, y_true: Any, y_pred: Any) -> Any:
         """Call the function."""
         return self.fn(*(y_true, y_pred) if self._takes_labels else same_rank(y_true, y_pred), **self._fn_kwargs)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Return the loss that `get_config` described; ConfigError for an unknown function."""
+        return cls(**{name: function_named(value) if name == "fn" else value for name, value in config.items()})
 
     def _get_config(self) -> dict[str, Any]:
         return super()._get_config() | {"fn": getattr(self.fn, "__name__", repr(self.fn))} | self._fn_kwargs

@@ -6,9 +6,9 @@ result is read, which is exact on any number of ranks.
 
 import functools
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from dptrain.program.stateless import lending, values_of, with_values
 from dptrain.program.tensor import Tensor, Variable, is_tracing, mask_of
 from dptrain.program.turns import TURNS
 from dptrain.registry.names import snake_case
-from dptrain.registry.serialization import Configurable
+from dptrain.registry.serialization import Configurable, function_named
 
 
 def _in_turn(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -274,6 +274,11 @@ class MeanMetricWrapper(Mean):
             valid = weights_like(values, mask)
             sample_weight = valid if sample_weight is None else valid * weights_like(values, sample_weight)
         super().update_state(values, sample_weight)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Return the metric that `get_config` described; ConfigError for an unknown function."""
+        return cls(**{name: function_named(value) if name == "fn" else value for name, value in config.items()})
 
     def _get_config(self) -> dict[str, Any]:
         return super()._get_config() | {"fn": getattr(self._fn, "__name__", repr(self._fn))} | self._fn_kwargs

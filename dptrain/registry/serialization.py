@@ -143,6 +143,15 @@ def plain(value: Any, around: tuple[int, ...] = ()) -> Any:
     return serialize_keras_object(value)
 
 
+def function_named(value: Any) -> Any:
+    """Return the function that a configuration names or describes; a function as it is."""
+    if callable(value):
+        return value
+    from dptrain.saving import deserialize_keras_object  # above this module
+
+    return deserialize_keras_object({"class_name": "function", "config": value} if isinstance(value, str) else value)
+
+
 def from_description(kind: str, description: Any, classes: Mapping[str, type[Any]], *more: Any) -> Any:
     """Build an object from {"class_name": ..., "config": ...}, with names in lower case as a fallback."""
     name = description.get("class_name") if isinstance(description, Mapping) else None
