@@ -268,3 +268,38 @@ def test_a_name_that_cannot_be(tmp_path: Path, source: Path, name: str):
     with pytest.raises((ConfigError, DataError)):
         get_file("x", "http://[" if name == "." else tmp_path / name, cache_dir=tmp_path / "cache")
     assert not list((tmp_path / "cache").rglob("*.csv"))
+
+
+# What a call changes between two others, and whether the file there is then looked at again.
+CHANGES = {
+    "nothing": {},
+    "checksum": {"file_hash": None},  # of the file that is there
+    "anew": {"force_download": True},
+    "name": {"fname": "another.zip"},
+    "folder": {"cache_subdir": "elsewhere"},
+}
+
+
+@pytest.mark.parametrize("extract", [False, True])
+@pytest.mark.parametrize("fname", ["data.zip", "data", None])
+@pytest.mark.parametrize("changed", CHANGES)
+def test_a_second_call_returns_what_it_would_of_an_empty_cache(tmp_path, changed, fname, extract):
+    """But for a file that is kept as it was, where neither a checksum nor `force_download` asks for the new one."""
+    source = tmp_path / "source" / "archive.zip"
+    source.parent.mkdir()
+
+    def contents(text: str, cache: str, **options) -> list[tuple[str, bytes]]:
+        with zipfile.ZipFile(source, "w") as archive:
+            for name in ("a.txt", f"{text}.txt"):
+                archive.writestr(name, text)
+        if "file_hash" in options:
+            options["file_hash"] = hashlib.sha256(source.read_bytes()).hexdigest()
+        path = Path(
+            get_file(**{"fname": fname, "extract": extract, "cache_dir": tmp_path / cache, "origin": source} | options)
+        )
+        return sorted((file.name, file.read_bytes()) for file in ([path] if path.is_file() else path.iterdir()))
+
+    first, second = contents("old", "used"), contents("new", "used", **CHANGES[changed])
+    fresh = contents("new", "fresh", **CHANGES[changed])
+    assert first != fresh
+    assert second == (first if changed == "nothing" else fresh)

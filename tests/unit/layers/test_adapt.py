@@ -182,3 +182,30 @@ def test_bins_are_filled_equally_whatever_the_batches_are():
         np.testing.assert_allclose(shares, 0.2, atol=0.03)
         layer.adapt(data + 5)  # begins anew
         np.testing.assert_allclose(np.bincount(np.asarray(layer(data + 5)), minlength=5) / len(data), 0.2, atol=0.03)
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if "Normalization" not in name])
+def test_special_tokens_among_data_are_no_tokens_of_their_own(name):
+    """Those of the layer's vocabulary, whether it has the token or not: adapting leaves them out."""
+    case, rng = LAYERS[name], np.random.default_rng(0)
+    data = case.draw(rng, 30)
+    special = [-1, 0] if "Integer" in name else ["", "[UNK]"]
+    for options in ({}, {"num_oov_indices": 2}, {"mask_token": special[1] if "Integer" in name else "a"}):
+        layer = case.make()
+        if options and "Text" in name:
+            continue
+        if options:
+            config = {
+                key: value for key, value in layer.get_config().items() if key in ("output_mode", "num_oov_indices")
+            }
+            layer = type(layer)(**config | options)
+        mixed = np.concatenate([data, rng.choice(special, (50, *data.shape[1:])).astype(data.dtype)])
+        layer.adapt(mixed)
+        tokens = layer.get_vocabulary()
+        known = set(layer.get_vocabulary(include_special_tokens=False))
+        assert not known & {layer.mask_token, layer.oov_token} if "Text" not in name else not known & set(special)
+        repeated = [token for token in set(tokens) if tokens.count(token) > 1]
+        assert set(repeated) <= {getattr(layer, "oov_token", "[UNK]")}
+        again = type(layer).from_config(layer.get_config())
+        assert again.get_vocabulary() == tokens
+        np.testing.assert_array_equal(np.asarray(again(mixed)), np.asarray(layer(mixed)))

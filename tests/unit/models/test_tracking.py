@@ -270,3 +270,23 @@ def test_a_layer_that_the_model_holds_elsewhere():
     inputs = dp.layers.Input((4,))
     outputs = dp.layers.Lambda(lambda x: shared(x))(shared(inputs))
     compiled(dp.Model(inputs, Dense(2)(outputs))).fit(X, Y, verbose=0)
+
+
+@pytest.mark.parametrize("inner", [list, tuple, lambda parts: dict(enumerate(parts))], ids=["list", "tuple", "dict"])
+@pytest.mark.parametrize("outer", [list, tuple, lambda parts: dict(enumerate(parts))], ids=["list", "tuple", "dict"])
+def test_layers_are_found_in_nests_of_any_size_beside_whatever_else(outer, inner):
+    for size in (1, 2, 63, 64, 65, 200):
+        for position in {0, size // 2, size - 1}:
+            layer, holder = Dense(1), Layer()
+            for others in (
+                [["a"]] * size,
+                [inner([])] * size,
+                [inner([1, "b"])] * size,
+                [None] * size,
+                ["c", []] * size,
+            ):
+                members = [*others[:position], inner([Dense(2), [layer]]), *others[position + 1 : size]]
+                holder.kept = outer(members)
+                assert layer in holder._flatten_layers(), (size, position, others[:2])
+                holder.kept = [outer(members)] * 2
+                assert layer in holder._flatten_layers(), (size, position, others[:2])

@@ -149,6 +149,39 @@ def test_the_policy_of_compile_replaces_the_models(make):
     assert model.dtype_policy.name == "mixed_float16"
 
 
+# How a model gets an optimizer.
+WAYS = {
+    "compile": lambda model, optimizer, auto: model.compile(optimizer, "mse", auto_scale_loss=auto),
+    "compile again": lambda model, optimizer, auto: [
+        model.compile(each, "mse", auto_scale_loss=each_auto)
+        for each, each_auto in (("adam", not auto), (optimizer, auto))
+    ],
+    "attribute": lambda model, optimizer, auto: (
+        model.compile("adam", "mse", auto_scale_loss=auto),
+        setattr(model, "optimizer", optimizer),
+    ),
+    "attribute after a fit": lambda model, optimizer, auto: (
+        model.compile("adam", "mse", auto_scale_loss=auto, jit_compile=False),
+        model.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0),
+        setattr(model, "optimizer", optimizer),
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("auto", [True, False])
+def test_an_optimizer_is_wrapped_where_it_has_to_be_however_a_model_gets_it(way, auto):
+    for policy in ("float32", "mixed_float16", "mixed_bfloat16"):
+        for optimizer in (
+            "sgd",
+            SGD(0.1),
+            keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(SGD(0.1), {})),
+        ):
+            model = functional(dtype=policy)
+            WAYS[way](model, optimizer, auto)
+            assert isinstance(model.optimizer, LossScaleOptimizer) == (auto and policy == "mixed_float16"), policy
+
+
 def test_a_loaded_model_scales_its_loss(tmp_path):
     assert isinstance(loaded(tmp_path).optimizer, LossScaleOptimizer)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dptrain as dp
-from dptrain.callbacks import BackupAndRestore, LambdaCallback
+from dptrain.callbacks import BackupAndRestore, LambdaCallback, LearningRateScheduler, ReduceLROnPlateau
 from dptrain.errors import ConfigError, DataError
 from dptrain.optimizers import (
     SGD,
@@ -21,7 +21,7 @@ from dptrain.optimizers import (
 )
 from dptrain.program.tensor import Variable
 from dptrain.saving.keras_config import compile_arguments
-from tests.unit.callbacks import build, toy
+from tests.unit.callbacks import FakeModel, build, drive, toy
 from tests.unit.optimizers.test_optimizers import gradients_of, step, traced, two_variables
 from tests.unit.program.sharding.test_mesh import DATA, Perceptron
 from tests.unit.program.virtual_mesh import VirtualMesh, assert_same_on_mesh, spread
@@ -201,3 +201,32 @@ def test_refused(make, message):
 def test_rates_of_another_number_of_optimizers_are_refused():
     with pytest.raises(DataError, match=r"the learning rates of 2 optimizers, found 0\.5"):
         several()._resume_learning_rate(0.5)
+
+
+SETTING_RATES = {
+    "LearningRateScheduler": lambda: LearningRateScheduler(lambda epoch, rate: rate * 0.5 + epoch / 100),
+    "LearningRateScheduler of epochs": lambda: LearningRateScheduler(lambda epoch: 0.5 / (epoch + 1)),
+    "ReduceLROnPlateau": lambda: ReduceLROnPlateau("loss", factor=0.5, patience=1, cooldown=1),
+    "ReduceLROnPlateau to a least rate": lambda: ReduceLROnPlateau("loss", factor=0.5, patience=1, min_lr=0.03),
+}
+
+
+@pytest.mark.parametrize("callback", SETTING_RATES)
+def test_a_callback_sets_the_rate_of_each_optimizer_as_if_it_were_alone(callback):
+    def rates(optimizer):
+        model = FakeModel()
+        model.optimizer = optimizer
+        logs = drive(SETTING_RATES[callback](), [{"loss": loss} for loss in (3.0, 3.0, 2.0, 2.0, 2.0, 2.0)], model)
+        return [[value for name, value in of_epoch.items() if "learning_rate" in name] for of_epoch in logs]
+
+    def parts():
+        return [SGD(0.1, name="a"), SGD(0.04, name="b"), SGD(0.01, name="c")]
+
+    first, *others = parts()
+    together = MultiOptimizer(OptimizerMap(first, {"x": others[0], "y": others[1]}))
+    together.build([Variable(np.zeros(2), name) for name in ("w", "x", "y")])
+    order = [part.name for part in together.optimizers]
+    alone = {part.name: rates(part) for part in parts()}
+    expected = [[alone[name][epoch][0] for name in order] for epoch in range(6)]
+    np.testing.assert_allclose(rates(together), expected, rtol=1e-6)
+    assert len({tuple(of_epoch) for of_epoch in expected}) > 2
