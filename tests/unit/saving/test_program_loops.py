@@ -1,8 +1,10 @@
 """Loops in exported programs stay loops, with the numbers of the model; a hostile body is refused in a line."""
 
 import copy
+import itertools
 import json
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -357,17 +359,29 @@ def test_loops_of_unknown_length_have_an_end(monkeypatch, case, make):
         stored.require_ended(steps)
 
 
-def test_steps_of_loops_in_loops_count():
-    y = np.ones((2, WIDTH), np.float32)
-    scan = around(while_document(), "scan", 5)
-    for contents, expected in (
-        (while_document(), 2),
-        (scan, 2),
-        (around(copy.deepcopy(scan), "while", None), 2 + 1 + 5),
-    ):
-        executable = by_numpy(read_while(contents).program(2), {"y": y})
-        executable.run()
-        assert executable.outputs[programs.STEPS] == expected
+def steps_of_loops(lengths: Sequence[int | None]) -> int:
+    """Return the steps that loops count, from the outermost on; in them is one of unknown length, which takes two.
+
+    Those of unknown length take one step each, when it has ended, and count the steps of known ones in theirs.
+    """
+
+    def known(inner: Sequence[int | None]) -> int:
+        length = inner[0] if inner else None
+        return 0 if length is None else length * (1 + known(inner[1:]))
+
+    return 2 + sum(1 + known(lengths[place + 1 :]) for place, length in enumerate(lengths) if length is None)
+
+
+@pytest.mark.parametrize(
+    "lengths", [lengths for depth in range(4) for lengths in itertools.product((None, 5, 2), repeat=depth)], ids=str
+)
+def test_steps_of_loops_in_loops_count(lengths):
+    contents = while_document()
+    for length in reversed(lengths):
+        contents = around(copy.deepcopy(contents), "while" if length is None else "scan", length)
+    executable = by_numpy(read_while(contents).program(2), {"y": np.ones((2, WIDTH), np.float32)})
+    executable.run()
+    assert executable.outputs[programs.STEPS] == steps_of_loops(lengths)
 
 
 def test_a_served_program_that_does_not_end_is_an_error(tmp_path, monkeypatch):

@@ -10,6 +10,13 @@ import pytest
 
 import dptrain as dp
 from dptrain import layers, ops
+from dptrain.backend.cpu.compiled import CompiledExecutable
+from dptrain.ops.indexing import take_rows
+from dptrain.program.dims import Dim
+from dptrain.program.execute import HostMemory, ReferenceExecutable
+from dptrain.program.program import ROWS, trace
+from dptrain.program.tensor import Variable
+from dptrain.runtime import signals
 
 X = np.arange(1, 9, dtype=np.float32).reshape(8, 1)
 
@@ -82,3 +89,34 @@ def test_a_step_that_is_ended_changes_no_weights(needs_python):
         model.train_on_batch(X, X)
     for weight, expected in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(weight, expected)
+
+
+@pytest.mark.parametrize("endless", [0, 1, 3])
+@pytest.mark.parametrize("by_python", [False, True])
+@pytest.mark.parametrize("kind", [ReferenceExecutable, CompiledExecutable])
+def test_steps_before_one_that_is_abandoned_are_counted_as_they_are_in_the_state(kind, by_python, endless):
+    """Several steps of one call, of which one never ends."""
+    count, total = Variable(np.array(0), "count"), Variable(np.array(0.0), "total")
+
+    def step(x, rows):
+        most = ops.max(take_rows(x, rows))
+        most = ops.det(ops.reshape(most, (1, 1))) if by_python else most
+        start = ops.convert_to_tensor(0), ops.stop_gradient(most)
+        steps, _ = ops.while_loop(lambda n, most: (n < 3) | (most > 100), lambda n, most: (n + 1, most), start)
+        count.assign_add(1)
+        total.assign_add(most + 0 * ops.cast(steps, "float64"))
+        return {"most": most}
+
+    x = np.arange(1.0, 9)
+    x[2 * endless + 1] = 1000
+    program = trace(step, {"x": ((8,), np.float64), ROWS: ((Dim.rows(2),), np.int64)})
+    executable = kind(program, HostMemory(), {"x": x, ROWS: np.arange(8)})
+    with signals.catching():
+        signals.note(signal.SIGTERM)
+        timer = threading.Timer(0.2, signals.abandon_step, (signal.SIGTERM,))
+        timer.start()
+        with pytest.raises(signals.EndlessStepError) as raised:
+            executable.run([0, 2, 4, 6])
+        timer.join()
+    assert raised.value.finished == int(count) == endless
+    assert float(total) == sum(x[1 : 2 * endless : 2])

@@ -303,3 +303,23 @@ def test_a_process_alone_has_no_watchdog(monkeypatch):
         watchdog.leave("nothing")
     assert set(threading.enumerate()) <= before
     assert watchdog._watchdog is None
+
+
+@pytest.mark.parametrize("positions", [(0, 0, 0), (1, 1, 3), (8, 5, 6), (7, 2, 9), (2, 11, 10)])
+def test_ranks_that_abandon_a_step_go_on_from_one_position_behind_all_of_theirs(tmp_path, positions):
+    """Each may have been in another of the step's collectives, or between two."""
+    table = RecordTable(str(tmp_path / "job"), 3)
+    dogs = [Watchdog(LaunchInfo("MPICH", 3, rank, 3), table) for rank in range(3)]
+    for record, position in zip(table.records, positions, strict=True):
+        record.move_to(position)
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(lambda dog: dog.abandon_step(20.0), dogs)) == [True] * 3
+    (after,) = {record.position for record in table.records}
+    assert after > max(positions)
+    assert after % 2 == 0, "in no collective"
+
+
+def test_a_rank_that_does_not_abandon_its_step_keeps_others_from_going_on(tmp_path):
+    table = RecordTable(str(tmp_path / "job"), 2)
+    assert not Watchdog(LaunchInfo("MPICH", 2, 0, 2), table).abandon_step(0.05)
+    assert not Watchdog(LaunchInfo("MPICH", 4, 1, 2), table).abandon_step(20.0), "ranks of other nodes are not seen"
