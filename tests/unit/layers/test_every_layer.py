@@ -14,7 +14,7 @@ from dptrain.program.gradient import gradients
 from dptrain.program.program import trace
 from dptrain.program.shapes import without_rows
 from dptrain.program.sharding.placement import place
-from dptrain.program.tensor import differentiable
+from dptrain.program.tensor import constant, differentiable, mask_of, with_mask
 from dptrain.program.tree import leaves
 from tests.sample import sample
 from tests.unit.layers.cases import ALL_CASES, CASES, ON_HOST, ROWS, CellCase
@@ -205,3 +205,27 @@ def test_weights_are_drawn_by_seed_and_position(name, number):
     assert len(leaves(first.losses)) == len(
         [weight for weight in first.trainable_weights if weight.regularizer is not None]
     ), "what the symbolic call added is gone"
+
+
+# Softmax takes a mask of all its numbers, the other has the channels in the place of the steps.
+OTHER_MASKS = ("Softmax", 1), ("Softmax", 2), ("GlobalAveragePooling1D", 1)
+
+
+def takes_sequences(name, number):
+    case = CASES[name][number]
+    is_other = case.integers or isinstance(case, CellCase) or (name, number) in OTHER_MASKS
+    return not is_other and all(x.ndim == 3 for x in case.inputs())
+
+
+@pytest.mark.filterwarnings("ignore:.* destroy the mask")
+@pytest.mark.parametrize(("name", "number"), [case for case in ALL_CASES if takes_sequences(*case)])
+def test_a_mask_that_goes_on_is_one_of_the_output(name, number):
+    """Its lengths are those of the output's first axes, whatever the layer has made of the axes of its inputs."""
+    case = CASES[name][number]
+    masked = [
+        with_mask(constant(x), constant(np.arange(x.shape[1]) < np.arange(1, len(x) + 1)[:, None]))
+        for x in case.inputs()
+    ]
+    for output in leaves(case.call(case.make(), masked, training=False)):
+        mask = mask_of(output)
+        assert mask is None or mask.shape == output.shape[: mask.ndim]
