@@ -192,3 +192,56 @@ def test_floating_inputs_behind_integers_stay_floating():
     x = [np.array([[1], [2]]), np.array([[0.25], [0.5]], "float32")]
     for model in (clone_model(keras.Model([ids, amounts], outputs)), keras.Function([ids, amounts], outputs)):
         np.testing.assert_array_equal(np.asarray(model(x)), [[1.25], [1.5]])
+
+
+@keras.saving.register_keras_serializable()
+class Sum(L.Layer):
+    """Sums what there is."""
+
+    def call(self, inputs, more=None):
+        return inputs * 1.0 if more is None else inputs * 1.0 + more
+
+
+def saved(model, directory, **options):
+    model.save(directory / "model.keras")
+    return keras.models.load_model(directory / "model.keras")
+
+
+COPIES = {
+    "clone": lambda model, _: clone_model(model),
+    "clone of a clone": lambda model, _: clone_model(clone_model(model)),
+    "clone with a function": lambda model, _: clone_model(
+        model, clone_function=lambda layer: type(layer).from_config(layer.get_config())
+    ),
+    "from_config": lambda model, _: type(model).from_config(model.get_config()),
+    "JSON": lambda model, _: keras.models.model_from_json(model.to_json()),
+    "file": saved,
+    "layers.deserialize": lambda model, _: L.deserialize(L.serialize(model)),
+}
+# What `Input` is given besides a shape.
+INPUT_OPTIONS = {
+    "nothing": {},
+    "name": {"name": "another"},
+    "dtype": {"dtype": "int32"},
+    "batch_size": {"batch_size": 6},
+    "unknown length": {"shape": (None,)},
+    "optional": {"optional": True},
+    "all": {"name": "another", "dtype": "int64", "batch_size": 6, "optional": True},
+}
+
+
+@pytest.mark.parametrize("option", INPUT_OPTIONS)
+@pytest.mark.parametrize("way", COPIES)
+def test_each_argument_of_an_input_is_that_of_the_copys(way, option, tmp_path):
+    x, more = keras.Input((3,), name="x"), keras.Input(**{"shape": (3,), "name": "more"} | INPUT_OPTIONS[option])
+    model = keras.Model({"x": x, more.name: more}, Sum(name="sum")(x, more), name="model")
+    copy = COPIES[way](model, tmp_path)
+
+    def facts(of):
+        layers = [tensor.history.layer for tensor in of.inputs]
+        return sorted((layer.name, layer.batch_shape, layer.dtype, layer.optional) for layer in layers)
+
+    assert facts(copy) == facts(model)
+    assert copy is not model
+    values = {"x": X, more.name: None if "optional" in INPUT_OPTIONS[option] else np.ones((6, 3), "int32")}
+    np.testing.assert_array_equal(copy(values), model(values))
