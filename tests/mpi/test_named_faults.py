@@ -8,6 +8,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.launching import Finished, in_turn, python
+from tests.sample import taken
 
 pytest.importorskip("PIL", reason="faults of pictures need the extra 'images'")
 pytest.importorskip("pandas", reason="faults of tables need the extra 'tables'")
@@ -18,11 +19,19 @@ PLACES = (0, 14, 29)  # of each rank of three
 NAMED = {
     "NaN": "x is not finite in sample {row}",
     "NaN, shuffled": "x is not finite in sample {row}",
+    "NaN in small batches": "x is not finite in sample {row}",
+    "NaN in one batch": "x is not finite in sample {row}",
     "NaN of a generator": "x is not finite in sample {batch} of its batch",
+    "NaN of a data set": "x is not finite in sample {batch} of its batch",
     "NaN in targets": "y is not finite in sample {row}",
     "NaN in weights": "1 values are not finite, the first at index {row}$",
+    "NaN in weights of steps": "1 values are not finite, the first at index {row}, 2$",
+    "root": "the first to produce a NaN, .*of sample {row};",
     "overflow": "the first to produce an infinity, .*of sample {row};",
     "label": "label 4 at index {row};",
+    "label of a generator": "label 4 at index {batch};",
+    "label of a data set": "label 4 at index {batch};",
+    "label of a validation": "label 7 at index {row};",
     "label to evaluate": "label 4 at index {row};",
     "outlier": r"^\[1\]$",
     "cell of a table": r"/{row}\.csv, row {line}, column 'x'",
@@ -33,8 +42,11 @@ NAMED = {
 # Faults that the rank reports which has the sample, and ends the job.
 OF_A_RANK = {
     "id": "id 9 of sample {row} ",
+    "id among all ids": "id 9 of sample {row} ",
+    "id to evaluate": "id 9 of sample {row} ",
     "id to predict": "id 9 of sample {row} ",
     "id of a generator": "id 9 of sample {batch} ",
+    "id of a data set": "id 9 of sample {batch} ",
 }
 # What ranks may see differently: who reports, and places in arrays of their rows.
 _OWN = re.compile(r" \(ranks? [^)]*\)|at \[[^]]*\] of shape \([^)]*\),")
@@ -46,7 +58,7 @@ def messages(once):
 
     def run(ranks: int) -> dict[str, list[str]]:
         words = (",".join(map(str, PLACES)), *NAMED)
-        done = once(f"named faults on {ranks}", lambda folder: python(ranks, SCRIPT, str(folder), *words, timeout=120))
+        done = once(f"named faults on {ranks}", lambda folder: python(ranks, SCRIPT, str(folder), *words, timeout=240))
         assert done.code == 0, done.err
         return json.loads(done.out.splitlines()[-1])
 
@@ -63,7 +75,7 @@ def test_any_number_of_ranks_names_the_same(messages, fault):
 
 @pytest.mark.parametrize("ranks", [0, 3])
 def test_the_rank_that_has_a_sample_names_it(once, ranks):
-    cases = {(fault, row): [fault, row] for fault in OF_A_RANK for row in PLACES}
+    cases = [(fault, row) for number, fault in enumerate(OF_A_RANK) for row in taken(PLACES, 3, number)]
 
     def run(folder: Path) -> dict[str, Finished]:
         words = {f"{fault} {row}": [SCRIPT, str(folder), str(row), fault] for fault, row in cases}

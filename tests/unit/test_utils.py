@@ -139,7 +139,7 @@ def test_what_is_made_in_turn_differs_and_comes_again_with_the_seed(kind):
     values = []
     for _ in range(3):
         values.append(np.array(MADE[kind]()))
-        dp.utils.clear_session()  # restarts nothing
+        dp.utils.clear_session(free_memory=False)  # restarts nothing; collecting takes long beside many tests
     dp.utils.set_random_seed(3)
     again = [np.array(MADE[kind]()) for _ in range(3)]
     dp.utils.set_random_seed(0)

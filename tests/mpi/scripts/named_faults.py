@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 import dptrain as dp
-from dptrain import layers, utils
+from dptrain import layers, ops, utils
 from dptrain.comm import current
 from dptrain.data.readers.pictures import PictureOptions, load_pictures
 from dptrain.data.tabular.table_columns import TableOptions
@@ -25,7 +25,7 @@ FOLDER, COMM, RNG = Path(sys.argv[1]), current(), np.random.default_rng(0)
 X, Y, IDS = RNG.normal(size=(ROWS, 3)), RNG.integers(0, 4, ROWS), RNG.integers(0, 9, (ROWS, 3))
 
 
-def changed(values: np.ndarray, row: int, value: float) -> np.ndarray:
+def changed(values: np.ndarray, row: Any, value: float) -> np.ndarray:
     values = values.copy()
     values[row] = value
     return values
@@ -38,8 +38,9 @@ def dense(loss: str = "sparse_categorical_crossentropy") -> dp.Sequential:
     return model
 
 
-def embedding() -> dp.Sequential:
-    stack = [dp.Input((3,), dtype="int64"), layers.Embedding(9, 2), layers.Flatten(), layers.Dense(4, "softmax")]
+def embedding(*before: Any, after: Any = None) -> dp.Sequential:
+    table = [layers.Embedding(9, 2), *([] if after is None else [after]), layers.Flatten(), layers.Dense(4, "softmax")]
+    stack = [dp.Input((3,), dtype="int64"), *before, *table]
     model = dp.Sequential(stack, seed=1)
     model.compile("sgd", "sparse_categorical_crossentropy", device="cpu")
     return model
@@ -52,6 +53,40 @@ def fit(model: dp.Sequential, x: Any, y: Any, **options: Any) -> Any:
 def batches(x: np.ndarray, y: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     for first in range(0, ROWS, BATCH):
         yield x[first : first + BATCH], y[first : first + BATCH]
+
+
+class Batches(utils.PyDataset):
+    """What `batches` yields."""
+
+    def __init__(self, x: np.ndarray, y: np.ndarray) -> None:
+        super().__init__()
+        self.parts = list(batches(x, y))
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        return self.parts[index]
+
+
+def fit_batches(model: dp.Sequential, x: np.ndarray, y: np.ndarray) -> Any:
+    return model.fit(batches(x, y), steps_per_epoch=4, shuffle=False, verbose=0).history
+
+
+def fit_data_set(model: dp.Sequential, x: np.ndarray, y: np.ndarray) -> Any:
+    return model.fit(Batches(x, y), shuffle=False, verbose=0).history
+
+
+def root() -> dp.Sequential:
+    model = dp.Sequential([dp.Input((3,)), layers.Lambda(ops.sqrt), layers.Dense(1)], seed=1)
+    model.compile("sgd", "mse", device="cpu")
+    return model
+
+
+def steps_weighted(row: int) -> Any:
+    model = dp.Sequential([dp.Input((3, 1)), layers.Dense(1)], seed=1)
+    model.compile("sgd", "mse", device="cpu")
+    return fit(model, X[..., None], X[..., None], sample_weight=changed(np.ones((ROWS, 3)), (row, 2), np.nan))
 
 
 def outlier(row: int) -> Any:
@@ -104,19 +139,32 @@ def folder_of_pictures(row: int) -> Any:
 FAULTS: dict[str, Callable[[int], Any]] = {
     "NaN": lambda row: fit(dense(), changed(X, row, np.nan), Y, shuffle=False),
     "NaN, shuffled": lambda row: fit(dense(), changed(X, row, np.nan), Y),
-    "NaN of a generator": lambda row: dense().fit(
-        batches(changed(X, row, np.nan), Y), steps_per_epoch=4, shuffle=False, verbose=0
-    ),
+    "NaN in small batches": lambda row: dense().fit(changed(X, row, np.nan), Y, batch_size=7, verbose=0),
+    "NaN in one batch": lambda row: dense().fit(changed(X, row, np.nan), Y, batch_size=ROWS, verbose=0),
+    "NaN of a generator": lambda row: fit_batches(dense(), changed(X, row, np.nan), Y),
+    "NaN of a data set": lambda row: fit_data_set(dense(), changed(X, row, np.nan), Y),
     "NaN in targets": lambda row: fit(dense("mse"), X, changed(X[:, :1], row, np.nan)),
     "NaN in weights": lambda row: fit(dense(), X, Y, sample_weight=changed(np.ones(ROWS), row, np.nan)),
+    "NaN in weights of steps": steps_weighted,
+    "root": lambda row: root().fit(changed(abs(X) + 1, (row, 1), -1), X[:, :1], batch_size=16, verbose=0),
     "overflow": lambda row: fit(dense("mse"), changed(X.astype(np.float32), row, 1e30), X[:, :1]),
     "label": lambda row: fit(dense(), X, changed(Y, row, 4)),
+    "label of a generator": lambda row: fit_batches(dense(), X, changed(Y, row, 4)),
+    "label of a data set": lambda row: fit_data_set(dense(), X, changed(Y, row, 4)),
+    "label of a validation": lambda row: fit(dense(), X, Y, validation_data=(X, changed(Y, row, 7))),
     "label to evaluate": lambda row: dense().evaluate(X, changed(Y, row, 4), verbose=0),
     "id": lambda row: fit(embedding(), changed(IDS, row, 9), Y),
-    "id to predict": lambda row: embedding().predict(changed(IDS, row, 9), batch_size=BATCH, verbose=0),
-    "id of a generator": lambda row: embedding().fit(
-        batches(changed(IDS, row, 9), Y), steps_per_epoch=4, shuffle=False, verbose=0
+    "id among all ids": lambda row: fit(
+        embedding(
+            layers.Lambda(lambda x: ops.reshape(x, (-1,))), after=layers.Lambda(lambda x: ops.reshape(x, (-1, 6)))
+        ),
+        changed(IDS, (row, 1), 9),
+        Y,
     ),
+    "id to evaluate": lambda row: embedding().evaluate(changed(IDS, row, 9), Y, batch_size=BATCH, verbose=0),
+    "id to predict": lambda row: embedding().predict(changed(IDS, row, 9), batch_size=BATCH, verbose=0),
+    "id of a generator": lambda row: fit_batches(embedding(), changed(IDS, row, 9), Y),
+    "id of a data set": lambda row: fit_data_set(embedding(), changed(IDS, row, 9), Y),
     "outlier": outlier,
     "cell of a table": table,
     "text": texts,
