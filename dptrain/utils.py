@@ -13,6 +13,7 @@ from dptrain.batches.picture_dataset import image_dataset_from_directory
 from dptrain.batches.py_dataset import PyDataset
 from dptrain.batches.sampling import fix_shards
 from dptrain.batches.series import timeseries_dataset_from_array
+from dptrain.batches.sharded_dataset import ShardedDataset
 from dptrain.batches.text_dataset import audio_dataset_from_directory, text_dataset_from_directory
 from dptrain.config import epsilon
 from dptrain.data.cached_files import get_file
@@ -48,6 +49,7 @@ __all__ = [
     "Progbar",
     "PyDataset",
     "Sequence",
+    "ShardedDataset",
     "array_to_img",
     "audio_dataset_from_directory",
     "bounding_boxes",

@@ -35,6 +35,7 @@ class BatchSource(ABC):
     sharded: bool = False  # whether each rank draws only its part of a batch
     by_number: bool = False  # whether a batch can be drawn without those before it
     class_weight: Mapping[int, float] | None = None  # weights of samples by label
+    order: Any = None  # what decides which samples a batch has, in JSON, where the source can say
 
     @property
     @abstractmethod
@@ -158,7 +159,10 @@ class PyDatasetSource(BatchSource):
         rank: int = 0,
         world: int = 1,
     ) -> None:
-        self._dataset, self.class_weight, self._shuffle, self._seed = dataset, class_weight, shuffle, seed
+        self._dataset, self.class_weight, self._seed = dataset, class_weight, seed
+        self._shuffle = shuffle and not getattr(dataset, "keeps_order", False)
+        if callable(describe := getattr(dataset, "describe_order", None)):
+            self.order = describe()
         if getattr(dataset, "use_multiprocessing", False):
             raise ConfigError(
                 "not supported: use_multiprocessing=True, because processes forked under MPI may hang; use workers=N "

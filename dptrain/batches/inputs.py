@@ -135,7 +135,10 @@ class Stream:
     def facts(self) -> list[Any]:
         """Facts that must agree on all ranks before the first batch."""
         weights = sorted([int(label), float(weight)] for label, weight in (self.source.class_weight or {}).items())
-        return [self.source.kind, self.source.num_batches, self.source.sharded or self.rows, weights]
+        facts = [self.source.kind, self.source.num_batches]
+        if self.source.order is not None:  # the same on any number of ranks
+            return [*facts, self.source.order, weights]
+        return [*facts, self.source.sharded or self.rows, weights]
 
 
 def check_numbers(least: int, **numbers: Any) -> None:

@@ -24,6 +24,9 @@ class PyDataset:
     the
       form of `__getitem__`; the parts in order are the batch. If it exists and `parts` > 1 ranks train, each rank makes
       only its part. Otherwise every rank makes the same whole batch, and takes its part of it.
+    - `keeps_order` (not in Keras): whether `fit` leaves the order of the batches alone although it shuffles.
+    - `describe_order()` (not in Keras): returns what decides which samples a batch has, in JSON: ranks and resumed
+      trainings must agree on it.
 
     Threads make batches while the device works on earlier ones, in the order of their numbers, or in an order
     f(seed, epoch) that is the same on all ranks if `fit` shuffles.

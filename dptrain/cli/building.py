@@ -15,6 +15,7 @@ from dptrain.cli.options.config import Config, OptimizerConfig, device_options, 
 from dptrain.cli.options.model_function import load_function
 from dptrain.cli.options.pruning import prune
 from dptrain.cli.options.schedule import parse_schedule
+from dptrain.cli.streams import StreamSplit, is_stream, load_stream
 from dptrain.comm import Communicator
 from dptrain.data.holdout import fold_rows, split_rows
 from dptrain.data.loading import LoadedData, Split
@@ -45,7 +46,13 @@ _OUTPUTS: dict[Task, str] = {
 def load_data(config: Config, comm: Communicator) -> LoadedData:
     """Return the configured data set, one copy a node. Collective."""
     task = comm.agree("configuration", lambda: requested_task(config.data.task, config.train.loss))
-    data = load_configured(config.data, comm, task)
+    if comm.broadcast_fact(comm.rank == 0 and is_stream(config.data)):
+        chosen = config.train
+        data = load_stream(
+            config.data, comm, task, batch_size=chosen.batch_size, seed=config.seed, shuffle=chosen.shuffle
+        )
+    else:
+        data = load_configured(config.data, comm, task)
     return dataclasses.replace(data, test=data.test.first(_DEV_EVALUATION_ROWS)) if config.fast_dev_run else data
 
 
@@ -69,6 +76,10 @@ def splits_of(config: Config, data: LoadedData) -> Splits:
     fraction, fold = config.train.validation_split, config.train.fold
     if not fraction and fold is None:
         return Splits(data.train, data.test, None)
+    if isinstance(data.train, StreamSplit):
+        raise ConfigError(
+            "--validation-split and --fold: not supported for streams of shards; --test-data names shards to validate on"
+        )
     if fraction and fold is not None:
         raise ConfigError(f"train.validation_split = {fraction} and train.fold = {fold}: set one of them")
     if config.data.sharding == "static":
@@ -264,9 +275,11 @@ def recompile(model: Model, config: Config, options: dict[str, Any]) -> None:
 def _check_output(model: Model, data: LoadedData, spec: str) -> None:
     """Refuse a model whose outputs the loss would misread."""
     shape = model._output_shape
-    if shape != (None, data.outputs):
+    # Of token shards each step has a target.
+    expected = (None, *(data.train.y.shape[1:] if data.task == "multiclass" else ()), data.outputs)
+    if shape != expected:
         raise ConfigError(
-            f"--model {spec}: its output has shape {shape}, expected {(None, data.outputs)}, "
+            f"--model {spec}: its output has shape {shape}, expected {expected}, "
             f"{_OUTPUTS[data.task]}; to use another loss, compile the model in the function"
         )
     last = next(reversed(model.layers), None)
@@ -308,10 +321,10 @@ def fit_arguments(config: Config, splits: Splits, steps: int) -> dict[str, Any]:
     chosen, steps_per_epoch = config.train, config.train.steps_per_epoch
     return {
         **({} if chosen.class_weight is None else {"class_weight": balanced_weights(splits.train)}),
-        "x": splits.train,
-        "batch_size": chosen.batch_size,
+        "x": fed(splits.train),
+        "batch_size": None if isinstance(splits.train, StreamSplit) else chosen.batch_size,
         "epochs": epochs_of(config),
-        "validation_data": splits.validation,
+        "validation_data": fed(splits.validation),
         "shuffle": chosen.shuffle,
         "drop_last": chosen.drop_last,
         "steps_per_epoch": steps if steps_per_epoch is not None or config.fast_dev_run else None,
@@ -319,8 +332,15 @@ def fit_arguments(config: Config, splits: Splits, steps: int) -> dict[str, Any]:
     }
 
 
+def fed(split: Split) -> Any:
+    """Return what `Model.fit` and `evaluate` take: the split, or the batches of a stream."""
+    return split.stream if isinstance(split, StreamSplit) else split
+
+
 def balanced_weights(train: Split) -> dict[int, float]:
     """Return class weights, inverse to the number of training samples and 1 on average."""
+    if isinstance(train, StreamSplit):
+        raise ConfigError("--class-weight balanced: not supported for streams of shards; leave it out")
     if train.total is not None:
         raise ConfigError(
             "--class-weight balanced: --sharding static keeps only a rank's own rows; leave one of them out"
@@ -340,6 +360,8 @@ def steps_of(config: Config, splits: Splits, comm: Communicator) -> int:
         raise ConfigError(
             f"train.shards_per_batch = {shards}: a global batch has {samples} samples; use at most {samples}"
         )
+    if isinstance(train, StreamSplit):
+        return _stream_steps(config, len(train.stream))
     common: dict[str, Any] = {"seed": config.seed, "shuffle": chosen.shuffle, "drop_last": chosen.drop_last}
     epoch_samples = Samples(train.x, train.y, split=train)
     steps = training_sampler(epoch_samples, chosen.batch_size, comm, shards=shards, **common).steps
@@ -348,6 +370,13 @@ def steps_of(config: Config, splits: Splits, comm: Communicator) -> int:
             f"train.steps_per_epoch = {chosen.steps_per_epoch}: the data gives {steps} steps at this batch size"
         )
     return min(steps, _DEV_STEPS) if config.fast_dev_run else chosen.steps_per_epoch or steps
+
+
+def _stream_steps(config: Config, batches: int) -> int:
+    if config.train.drop_last:
+        raise ConfigError("--drop-last: not supported for streams of shards; leave it out")
+    steps = config.train.steps_per_epoch or batches
+    return min(steps, _DEV_STEPS) if config.fast_dev_run else steps
 
 
 def schedule_steps(config: Config, steps: int) -> int | None:

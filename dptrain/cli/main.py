@@ -210,9 +210,9 @@ def _announce(command: str, parse: Callable[[], argparse.Namespace], configure: 
 
 
 # Subcommands, each a function of that name in a module of that name here; the first is what runs where none is given.
-COMMANDS = ("train", "evaluate", "predict", "export", "runs", "sweep", "doctor", "explain", "launch")
+COMMANDS = ("train", "evaluate", "predict", "export", "index", "runs", "sweep", "doctor", "explain", "launch")
 # Subcommands whose modules define their options (OPTIONS), with slow imports inside functions.
-_OWN_OPTIONS = ("evaluate", "predict", "export", "runs")
+_OWN_OPTIONS = ("evaluate", "predict", "export", "index", "runs")
 
 
 def _command(name: str) -> "Command":

@@ -67,6 +67,7 @@ class LoadedData:
     task: Task = "multiclass"
     preprocessing: "Preprocessing | None" = None  # how raw data became x and y; None for arrays
     notes: tuple[str, ...] = ()  # decisions about the data, for people
+    columns: int = 0  # columns of numbers in a stream's x, which a network standardizes; 0 for other data
 
     @property
     def outputs(self) -> int:

@@ -14,6 +14,7 @@ _REQUIREMENTS = {
     "optuna": ("optuna>=3.6", "scikit-learn>=1.4"),
     "onnx": ("onnx>=1.16",),
     "tables": ("pandas>=2.2", "pyarrow>=14"),
+    "streams": ("fsspec[http]>=2024.2", "pyarrow>=14"),
     "images": ("pillow>=12.1.1",),
     "cuda": ("pycuda>=2026.1",),
     "cuda-toolkit": ("cuda-toolkit[cccl,nvcc,profiler]>=13.0,<14",),

@@ -48,6 +48,7 @@ from dptrain.cli.options.pruning import settled
 from dptrain.cli.options.words import suggest
 from dptrain.cli.ranks import show_ranks
 from dptrain.cli.run_directory import stamped_name
+from dptrain.cli.streams import StreamSplit
 from dptrain.comm import Communicator, SoloCommunicator, independent
 from dptrain.data.loading import LoadedData
 from dptrain.errors import ConfigError
@@ -205,6 +206,11 @@ def _read(config: Config, parsed: argparse.Namespace) -> tuple[Request, dict[str
     return requested, fields
 
 
+def _refuse_stream(data: LoadedData) -> None:
+    if isinstance(data.train, StreamSplit):
+        raise ConfigError("--data: sweeps over streams of shards are not supported; train their runs one by one")
+
+
 def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> int:
     """Train every setting with every seed; return 0 if all runs succeeded. Collective."""
     requested, fields = ranks.agree("configuration", lambda: _read(config, parsed))
@@ -213,6 +219,7 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
     notes = [why_not] if why_not else []
     phase.enter("data")
     data = load_data(config, ranks)
+    ranks.agree("configuration", lambda: _refuse_stream(data))
     recipe = ranks.agree("configuration", lambda: ConfigRecipe(config, data, fields, requested.folds))
     if requested.options.metric is None:
         requested = dataclasses.replace(requested, objectives=_objectives(config, data, fields, requested))

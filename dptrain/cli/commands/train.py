@@ -29,6 +29,7 @@ from dptrain.cli.building import (
     build_model,
     describe_network,
     describe_samples,
+    fed,
     fit_arguments,
     load_data,
     run_name,
@@ -45,6 +46,7 @@ from dptrain.cli.options.pruning import refuse_unused, settled
 from dptrain.cli.ranks import show_ranks
 from dptrain.cli.run_directory import RunDirectory
 from dptrain.cli.run_records import read_config
+from dptrain.cli.streams import StreamSplit
 from dptrain.comm import Communicator
 from dptrain.data.loading import LoadedData
 from dptrain.errors import DataError, OutputError, PreemptedError
@@ -146,10 +148,12 @@ def _fit(
 def _evaluate(model: Model, config: Config, splits: Splits) -> tuple[dict[str, float], dict[str, Any] | None]:
     tested: dict[str, float] = {}
     if splits.test is not None:
-        logs = model.evaluate(splits.test, verbose=0, return_dict=True)
+        logs = model.evaluate(fed(splits.test), verbose=0, return_dict=True)
         assert isinstance(logs, dict)
         tested = logs
-    if config.data.sharding == "static":  # where ranks have samples of their own
+    if (
+        isinstance(splits.train, StreamSplit) or config.data.sharding == "static"
+    ):  # where ranks have samples of their own
         return tested, None
     held_out = splits.validation if splits.test is None else splits.test
     return tested, of_held_out(model, held_out, config.train.batch_size)
@@ -246,7 +250,9 @@ def _refuse_another(config: Config, path: Path) -> None:
 
 def _facts(config: Config, data: LoadedData, comm: Communicator) -> dict[str, Any]:
     """Return what must not change when the training resumes."""
-    facts = {**deciding(config), "data": Samples(data.train.x, data.train.y).facts}
+    train = data.train
+    shown = train.stream.describe_order() if isinstance(train, StreamSplit) else Samples(train.x, train.y).facts
+    facts = {**deciding(config), "data": shown}
     if config.data.sharding == "static":
         facts["world_size"] = comm.size
     return facts

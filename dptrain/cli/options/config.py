@@ -18,7 +18,7 @@ from dptrain.cli.options.words import suggest
 from dptrain.data.tasks import task_of_loss
 from dptrain.errors import ConfigError
 from dptrain.runtime.checked import Before, Checked, NotValidError, checked
-from dptrain.runtime.defaults import DEFAULT_BUCKET_MB, DEFAULT_MAX_BYTES, REPRODUCIBLE_SHARDS
+from dptrain.runtime.defaults import DEFAULT_BUCKET_MB, DEFAULT_CACHE_BYTES, DEFAULT_MAX_BYTES, REPRODUCIBLE_SHARDS
 from dptrain.runtime.output.terminal import VERBOSITY
 from dptrain.runtime.text import short
 
@@ -162,7 +162,8 @@ class DataConfig(Checked):
     name: str = _field(
         "strokes",
         "strokes (built in), mnist, fashion-mnist, a folder of IDX files, an .npz file, a table (.csv, .parquet), or "
-        "a folder with one folder of pictures (DIR, or images:DIR) or texts (.txt) per class",
+        "a folder with one folder of pictures (DIR, or images:DIR) or texts (.txt) per class; or shards of any total "
+        "size: a glob, range, folder or address of .parquet, .tar, .npy or .bin files",
         "data",
     )
     dir: Annotated[str | None, Before(_none_word)] = _field(
@@ -216,7 +217,7 @@ class DataConfig(Checked):
         "missing",
     )
     test_data: Annotated[str | None, Before(_none_word)] = _field(
-        None, "a table to use as test part; default: a part of the table itself", "test-data"
+        None, "a table or shards to use as test part; default: a part of the table, or the last shards", "test-data"
     )
     test_split: Annotated[float, Interval(gt=0, lt=1)] = _field(
         0.2, "fraction of a table's rows, or of the pictures, to use as test part by default"
@@ -226,6 +227,22 @@ class DataConfig(Checked):
     )
     bad_pictures: Literal["stop", "skip"] = _field(
         "stop", "at a file that is not a picture or is damaged, stop or skip it", "bad-pictures"
+    )
+    bad_shards: Literal["stop", "skip"] = _field(
+        "stop", "at a shard that cannot be read, stop or leave it out", "bad-shards"
+    )
+    sequence_length: OptionalPositiveInt = _field(
+        None, "token ids of a sample of token shards; the targets are the next ids", "sequence-length"
+    )
+    token_dtype: Literal["uint16", "uint32"] = _field("uint16", "type of the ids in .bin shards without a header")
+    classes: OptionalPositiveInt = _field(
+        None, "classes, or size of the vocabulary, of shards; default: by the first samples", "classes"
+    )
+    cache_bytes: Annotated[int, Interval(ge=1, lt=2**63)] = _field(
+        DEFAULT_CACHE_BYTES, "keep at most this much of remote and converted shards on each node's disk"
+    )
+    cache_dir: Annotated[str | None, Before(_none_word)] = _field(
+        None, "folder of these copies; default: in the cache folder of dptrain"
     )
     follow_links: bool = _field(False, "follow links to pictures outside their folder", "follow-links")
     task: Annotated[Literal["multiclass", "binary", "regression"] | None, Before(_none_word)] = _field(

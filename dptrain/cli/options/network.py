@@ -49,6 +49,8 @@ def input_layers(data: LoadedData, network: str = "auto") -> list[layers.Layer]:
         return table_layers(data.preprocessing, network)
     if network in TEXT_NETWORKS:
         raise ConfigError(f"model.network = {network}: expected a table with a column of text (--text); leave it out")
+    if data.columns:
+        return [layers.Normalization(input_shape=(data.columns,))]
     return [*_of_pixels(data), layers.Flatten(input_shape=data.train.x.shape[1:])]
 
 

@@ -17,7 +17,7 @@ from dptrain.runtime.extras import pip_install
 from dptrain.runtime.programs import run_program
 from dptrain.runtime.text import one_line, short
 
-_CHILD = Path(__file__).with_name("parquet_child.py")
+CHILD = Path(__file__).with_name("parquet_child.py")
 # Seconds for a file at least, and bytes that are read in a second at least.
 _PATIENCE, _SPEED = 120.0, 5e6
 
@@ -43,7 +43,7 @@ def read_parquet(where: str, file: IO[bytes], max_bytes: int) -> Any:
 def _run_child(where: str, file: IO[bytes], arrow_file: IO[bytes], max_bytes: int) -> None:
     """Let a child process read a file and write its table as plain Arrow to `arrow_file`."""
     size = os.fstat(file.fileno()).st_size
-    command = [sys.executable, "-P", str(_CHILD), json.dumps(sys.path), str(file.fileno()), str(arrow_file.fileno())]
+    command = [sys.executable, "-P", str(CHILD), json.dumps(sys.path), str(file.fileno()), str(arrow_file.fileno())]
     try:
         file.seek(0)
         process = run_program(
@@ -56,7 +56,7 @@ def _run_child(where: str, file: IO[bytes], arrow_file: IO[bytes], max_bytes: in
     except OSError as error:
         raise DataError(f"{where}: a process to read it does not start ({error.strerror or error})") from None
     if process.returncode:
-        raise DataError(f"{where}: not a Parquet file, or damaged ({_end(process)})")
+        raise DataError(f"{where}: not a Parquet file, or damaged ({child_end(process)})")
     report = json.loads(process.stdout)
     if "declared" in report:
         declared, bound = format_bytes(report["declared"]), format_bytes(max_bytes)
@@ -70,7 +70,8 @@ def _run_child(where: str, file: IO[bytes], arrow_file: IO[bytes], max_bytes: in
         raise DataError(f"{where}: not a Parquet file, or damaged ({one_line(report['damaged'])})")
 
 
-def _end(process: "subprocess.CompletedProcess[bytes]") -> str:
+def child_end(process: "subprocess.CompletedProcess[bytes]") -> str:
+    """Return how a child that failed has ended."""
     if process.returncode < 0:
         try:
             return f"its reader died of {signal.Signals(-process.returncode).name}"

@@ -1,7 +1,8 @@
 """Reads one Parquet file in bounded memory and writes it as plain Arrow; run as a script by `parquet`.
 
-Arguments: `sys.path` as JSON, file descriptors to read and to write, limits of bytes and of columns. Prints one line of
-JSON: an error, or nothing.
+Arguments: `sys.path` as JSON, file descriptors to read and to write, limits of bytes and of columns, and, for a shard
+of a stream, the columns to read as JSON (null for all). Prints one line of JSON: an error, or nothing. With `sys.path`
+and a list of paths alone, it prints a line of each file: its rows, bytes and columns, or an error.
 """
 
 import json
@@ -14,12 +15,18 @@ _SLACK, _OF_A_COLUMN = 1 << 28, 1 << 14
 _MOST_METADATA = 1 << 24
 
 
-def main(path: str, source: str, target: str, max_bytes: str, most_columns: str) -> None:
+def main(path: str, source: str, target: str = "", max_bytes: str = "0", most: str = "0", columns: str = "") -> None:
     """Read, write, and print."""
     sys.path[:] = json.loads(path)
     # Arrow's own allocator reserves a gigabyte at a time: in bounded memory it ends the process.
     os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"
-    print(json.dumps(_copied(int(source), int(target), int(max_bytes), int(most_columns))), flush=True)
+    if not target:
+        for name in json.loads(source):
+            print(json.dumps(_described(name)), flush=True)
+    elif columns:
+        print(json.dumps(_rewritten(int(source), int(target), int(max_bytes), json.loads(columns))), flush=True)
+    else:
+        print(json.dumps(_copied(int(source), int(target), int(max_bytes), int(most))), flush=True)
     os._exit(0)  # threads of the library's own may abort at an ordinary end
 
 
@@ -52,6 +59,50 @@ def _copied(source: int, target: int, max_bytes: int, most_columns: int) -> dict
             writer.write_table(table)
     except MemoryError:
         return {"damaged": "it takes more memory than it declares"}
+    except (pyarrow.ArrowException, OSError, ValueError, KeyError) as error:
+        return {"damaged": " ".join(str(error).split())[:200]}
+    return {}
+
+
+def _described(path: str) -> dict[str, object]:
+    """Return what the end of a file declares."""
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with open(path, "rb") as file:
+            opened = parquet.ParquetFile(file)
+            metadata, schema = opened.metadata, opened.schema_arrow
+            stored = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
+            columns = [[field.name, str(field.type)] for field in schema]
+            return {"rows": metadata.num_rows, "bytes": stored, "columns": columns}
+    except (pyarrow.ArrowException, OSError, ValueError, KeyError) as error:
+        return {"damaged": " ".join(str(error).split())[:200]}
+
+
+def _rewritten(source: int, target: int, max_bytes: int, columns: list[str] | None) -> dict[str, object]:
+    """Write a shard's columns as a file of one Arrow table."""
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with open(source, "rb", closefd=False) as file:
+            opened = parquet.ParquetFile(file)
+            metadata, names = opened.metadata, opened.schema_arrow.names
+            if missing := [name for name in columns or () if name not in names]:
+                return {"missing": missing[0]}
+            stored = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
+            if stored > max_bytes:
+                return {"declared": stored}
+            # Decoded numbers and texts may take more than what is stored of repeated ones: the limit is the user's.
+            _bound_memory(2 * max(max_bytes, stored) + _SLACK)
+            table = opened.read(columns=columns, use_threads=False).combine_chunks().replace_schema_metadata(None)
+        if table.nbytes > max_bytes:
+            return {"declared": table.nbytes}
+        with open(target, "wb", closefd=False) as out, pyarrow.ipc.new_stream(out, table.schema) as writer:
+            writer.write_table(table)
+    except MemoryError:
+        return {"declared": max_bytes + 1}
     except (pyarrow.ArrowException, OSError, ValueError, KeyError) as error:
         return {"damaged": " ".join(str(error).split())[:200]}
     return {}

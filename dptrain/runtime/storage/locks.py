@@ -24,11 +24,11 @@ _MAX_HOLDER = 4096
 
 
 @contextmanager
-def held(path: Path, seconds: float, does: str) -> Iterator[None]:
+def held(path: Path, seconds: float, does: str, *, announces: bool = True) -> Iterator[None]:
     """Hold a file's lock, waiting at most `seconds`, and not for a stopped process.
 
-    A line names the holder; `does` says what it does, for messages. TimeoutError names it, too; a noted signal ends the
-    waiting.
+    A line names the holder unless `announces` is false; `does` says what it does, for messages. TimeoutError names it,
+    too; a noted signal ends the waiting.
     """
     from filelock import FileLock, Timeout  # imported here, as it takes longer than `--help`
 
@@ -49,7 +49,7 @@ def held(path: Path, seconds: float, does: str) -> Iterator[None]:
                 raise TimeoutError(f"{who}, is stopped") from None
             if waited >= seconds:
                 raise TimeoutError(f"{who}, has not ended within {seconds:g} s") from None
-            if not announced:
+            if announces and not announced:
                 announced = True
                 write_error(f"dptrain: waiting for {who}\n")
     try:

@@ -70,7 +70,7 @@ def test_a_text_that_is_stored_once_takes_its_place_once(tmp_path):
 def test_a_reader_that_aborts_takes_nobody_with_it(tmp_path, monkeypatch, code, message):
     pd.DataFrame({"a": [1]}).to_parquet(tmp_path / "t.parquet")
     (tmp_path / "child.py").write_text(code)
-    monkeypatch.setattr(parquet, "_CHILD", tmp_path / "child.py")
+    monkeypatch.setattr(parquet, "CHILD", tmp_path / "child.py")
     if "sleep" in code:  # else the others have less time than a busy machine takes to start Python
         monkeypatch.setattr(parquet, "_PATIENCE", 2.0)
     with pytest.raises(DataError, match=message):
@@ -92,7 +92,7 @@ def test_memory_is_bounded_by_what_is_declared(tmp_path, monkeypatch):
         source.replace("            texts = [", "            bytearray(1 << 29)\n            texts = [", 1)
     )
     pd.DataFrame({"a": [1]}).to_parquet(tmp_path / "t.parquet")
-    monkeypatch.setattr(parquet, "_CHILD", script)
+    monkeypatch.setattr(parquet, "CHILD", script)
     with pytest.raises(DataError, match="takes more memory than it declares"):
         read_table(tmp_path / "t.parquet")
 
