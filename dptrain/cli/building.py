@@ -78,7 +78,8 @@ def splits_of(config: Config, data: LoadedData) -> Splits:
         return Splits(data.train, data.test, None)
     if isinstance(data.train, StreamSplit):
         raise ConfigError(
-            "--validation-split and --fold: not supported for streams of shards; --test-data names shards to validate on"
+            "--validation-split and --fold: not supported for streams of shards; --test-data names shards to validate "
+            "on"
         )
     if fraction and fold is not None:
         raise ConfigError(f"train.validation_split = {fraction} and train.fold = {fold}: set one of them")

@@ -21,6 +21,8 @@ Indices = npt.NDArray[np.int64]
 
 # Shards that are measured at once: stores answer late, not slowly.
 _THREADS = 8
+# Characters of a layout in a message.
+_MOST_SHOWN = 200
 
 
 class Extent(NamedTuple):
@@ -69,9 +71,9 @@ class LocalFile:
                     f"{self.where}: not read at byte {start + len(parts):,} ({error.strerror or error})"
                 ) from None
             if not part:
+                end = os.fstat(self._fd).st_size
                 raise DataError(
-                    f"{self.where}: truncated at byte {start + len(parts):,}, expected {start + size:,} or more; fetch "
-                    "it again"
+                    f"{self.where}: truncated at byte {end:,}, expected {start + size:,} or more; fetch it again"
                 )
             parts += part
         return parts
@@ -122,6 +124,20 @@ class ShardFormat(ABC):
         """Return the samples of a shard of this length."""
         return length
 
+    def narrowed(self, layout: str, options: ReadOptions) -> str:
+        """Return the layout of what is read of a shard with this one; DataError where it lacks a column."""
+        return layout
+
+    def require_layout(self, where: str, layout: str, expected: str) -> None:
+        """Refuse a shard whose samples have other fields or types than those of the set's first shard."""
+        if layout != expected:
+            fault = f"its samples are {self.shown(layout)}; those of the set's first shard are {self.shown(expected)}"
+            raise DataError(f"{where}: {fault}")
+
+    def shown(self, layout: str) -> str:
+        """Return a layout for messages."""
+        return layout if len(layout) <= _MOST_SHOWN else f"{layout[:_MOST_SHOWN]}..."
+
     def convert(self, path: Path, file: StoredFile, target: Path, options: ReadOptions) -> None:
         """Write what `open` takes."""
         raise NotImplementedError
@@ -129,12 +145,6 @@ class ShardFormat(ABC):
     @abstractmethod
     def open(self, path: Path, file: StoredFile, layout: str, options: ReadOptions) -> ShardReader:
         """Open a shard on this machine; refuse another layout than the set's."""
-
-
-def require_layout(where: str, layout: str, expected: str) -> None:
-    """Refuse a shard whose samples have other fields or types than those of the set's first shard."""
-    if layout != expected:
-        raise DataError(f"{where}: its samples are {layout}; those of the set's first shard are {expected}")
 
 
 def stacked(arrays: Sequence[Array], where: str, name: str) -> Array:

@@ -22,7 +22,6 @@ from dptrain.data.shards.formats import (
     ReadOptions,
     ShardFormat,
     ShardReader,
-    require_layout,
 )
 from dptrain.data.shards.stores import Store, StoredFile
 from dptrain.data.sources import format_bytes
@@ -66,8 +65,22 @@ class ParquetFormat(ShardFormat):
             copies = [Path(folder) / f"{index}.parquet" for index in range(len(files))]
             ends = list(pool.map(lambda file, copy: _end_of(file, store, copy), files, copies))
             readable = [(path, file) for path, file in zip(ends, files, strict=True) if not isinstance(path, DataError)]
-            extents = iter(_extents(readable, options))
+            extents = iter(_extents(readable))
             return [end if isinstance(end, DataError) else next(extents) for end in ends]
+
+    def narrowed(self, layout: str, options: ReadOptions) -> str:
+        """Return the layout of the columns that are read."""
+        if options.columns is None:
+            return layout
+        types = dict(_columns_of(layout))
+        for name in options.columns:
+            if name not in types:
+                raise DataError(f"has no column {short(name)}; it has {short(list(types))}")
+        return _layout((name, types[name]) for name in options.columns)
+
+    def shown(self, layout: str) -> str:
+        """Return names and types."""
+        return super().shown("columns " + ", ".join(f"{name}: {kind}" for name, kind in _columns_of(layout)))
 
     def convert(self, path: Path, file: StoredFile, target: Path, options: ReadOptions) -> None:
         """Write the columns as plain Arrow."""
@@ -99,7 +112,7 @@ class ParquetFormat(ShardFormat):
         """Map a converted shard."""
         reader = ArrowReader(path, file)
         if reader.length:
-            require_layout(file.shown, reader.layout, layout)
+            self.require_layout(file.shown, reader.layout, layout)
         return reader
 
 
@@ -126,7 +139,14 @@ class ArrowReader(ShardReader):
 
 
 def _layout(columns: Iterable[tuple[str, str]]) -> str:
-    return "columns " + ", ".join(f"{name}: {kind}" for name, kind in columns)
+    return json.dumps(list(columns))
+
+
+def _columns_of(layout: str) -> list[tuple[str, str]]:
+    try:
+        return [(str(name), str(kind)) for name, kind in json.loads(layout)]
+    except (ValueError, TypeError, RecursionError):
+        raise DataError("its columns are not known; run python -m dptrain index again") from None
 
 
 def _column(column: Any, where: str) -> Callable[[Indices], Array]:
@@ -158,7 +178,9 @@ def _column(column: Any, where: str) -> Callable[[Indices], Array]:
     if types.is_list(column_type) or types.is_large_list(column_type):
         inner, offsets = _numbers(array.values), np.asarray(array.offsets)
         if inner is not None and inner.ndim == 1:
-            return lambda rows: _ragged(inner, offsets, rows)
+            lengths = np.diff(offsets)
+            length = int(lengths[0]) if len(lengths) and (lengths == lengths[0]).all() else None
+            return lambda rows: _lists(inner, offsets[rows], offsets[rows + 1], length)
     raise DataError(
         f"{where}: holds {short(str(column_type))[1:-1]}; expected numbers, texts, bytes or lists of numbers"
     )
@@ -177,16 +199,14 @@ def _numbers(array: Any) -> Array | None:
     return None
 
 
-def _ragged(values: Array, offsets: Array, rows: Indices) -> Array:
-    """Return lists of numbers: (rows, length) where these rows have one length, else an array of arrays."""
-    starts, ends = offsets[rows], offsets[rows + 1]
-    lengths = ends - starts
-    if len(rows) and (lengths == lengths[0]).all():
-        return np.asarray(values[starts[:, None] + np.arange(lengths[0])])
+def _lists(values: Array, starts: Indices, ends: Indices, length: int | None) -> Array:
+    """Return lists of numbers: (rows, length) where all of the shard have one length, else an array of arrays."""
+    if length is not None:
+        return np.asarray(values[starts[:, None] + np.arange(length)])
     return object_array([values[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)])
 
 
-def _extents(files: Sequence[tuple[str, StoredFile]], options: ReadOptions) -> list[Extent | DataError]:
+def _extents(files: Sequence[tuple[str, StoredFile]]) -> list[Extent | DataError]:
     extents: list[Extent | DataError] = []
     while len(extents) < len(files):
         rest = files[len(extents) :]
@@ -195,23 +215,17 @@ def _extents(files: Sequence[tuple[str, StoredFile]], options: ReadOptions) -> l
             reports = _run(rest[0][1], [json.dumps([os.path.abspath(path) for path, _ in rest])], nbytes, ())
         except _ChildError as error:  # the file after the last that it has told of ended it
             reports = error.reports
-            extents += [_extent(file, report, options) for (_, file), report in zip(rest, reports, strict=False)]
+            extents += [_extent(file, report) for (_, file), report in zip(rest, reports, strict=False)]
             extents.append(_damaged(files[len(extents)][1], error.reason))
             continue
-        extents += [_extent(file, report, options) for (_, file), report in zip(rest, reports, strict=True)]
+        extents += [_extent(file, report) for (_, file), report in zip(rest, reports, strict=True)]
     return extents
 
 
-def _extent(file: StoredFile, report: dict[str, Any], options: ReadOptions) -> Extent | DataError:
+def _extent(file: StoredFile, report: dict[str, Any]) -> Extent | DataError:
     if "damaged" in report:
         return _damaged(file, one_line(report["damaged"]))
-    types = {str(name): str(column_type) for name, column_type in report["columns"]}
-    if options.columns is not None:
-        for name in options.columns:
-            if name not in types:
-                return DataError(f"{file.shown}: has no column {short(name)}; it has {short(list(types))}")
-        types = {name: types[name] for name in options.columns}
-    return Extent(int(report["rows"]), _layout(types.items()))
+    return Extent(int(report["rows"]), _layout((str(name), str(kind)) for name, kind in report["columns"]))
 
 
 def _end_of(file: StoredFile, store: Store, copy: Path) -> str | DataError:

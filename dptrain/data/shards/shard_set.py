@@ -4,11 +4,11 @@ import hashlib
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,10 +20,13 @@ from dptrain.data.shards.parquet_shards import ParquetFormat
 from dptrain.data.shards.stores import Store, StoredFile
 from dptrain.data.shards.tars import TarFormat
 from dptrain.data.shards.tokens import TokenFormat
+from dptrain.data.texts import object_array
 from dptrain.errors import DataError, printable
 from dptrain.program import tree
 from dptrain.runtime.failure import phase, warn
 from dptrain.runtime.text import short
+
+T = TypeVar("T")
 
 FORMATS: tuple[ShardFormat, ...] = (ParquetFormat(), TarFormat(), TokenFormat())
 SUFFIXES = tuple(suffix for shard_format in FORMATS for suffix in shard_format.suffixes)
@@ -222,7 +225,12 @@ def open_shards(urls: Sequence[str], store: Store, options: ShardOptions, comm: 
         known = _indexed(files, store, comm)
         extents: dict[str, Extent | DataError] = {url: entry.extent for url, entry in known.items()}
         extents |= _measure([file for file in files if file.url not in known], store, options, comm)
-        return comm.agree("data", lambda: _assembled(files, extents, known, store, options))
+        return _agreed(comm, lambda: _assembled(files, extents, known, store, options))
+
+
+def _agreed(comm: Communicator, action: Callable[[], T]) -> T:
+    """Return the result of an action; where it fails on a rank it does on all, alone with the error itself."""
+    return comm.agree("data", action) if comm.size > 1 else action()
 
 
 def list_shards(urls: Sequence[str], store: Store, comm: Communicator) -> list[StoredFile]:
@@ -235,7 +243,7 @@ def list_shards(urls: Sequence[str], store: Store, comm: Communicator) -> list[S
         format_of(files)
         return [[file.url, file.nbytes, file.version] for file in files]
 
-    return [StoredFile(*entry) for entry in comm.broadcast_fact(comm.agree("data", listed))]
+    return [StoredFile(*entry) for entry in comm.broadcast_fact(_agreed(comm, listed))]
 
 
 def measure_shards(
@@ -250,7 +258,7 @@ def measure_shards(
                 raise extent
         return {url: extent for url, extent in extents.items() if not isinstance(extent, DataError)}
 
-    return comm.agree("data", checked)
+    return _agreed(comm, checked)
 
 
 def _indexed(files: Sequence[StoredFile], store: Store, comm: Communicator) -> dict[str, Indexed]:
@@ -258,7 +266,7 @@ def _indexed(files: Sequence[StoredFile], store: Store, comm: Communicator) -> d
         entries = read_indices(files, store) if comm.rank == 0 else {}
         return [[url, entry.nbytes, list(entry.extent), entry.sha256] for url, entry in entries.items()]
 
-    entries = comm.broadcast_fact(comm.agree("data", read))
+    entries = comm.broadcast_fact(_agreed(comm, read))
     return {url: Indexed(nbytes, Extent(*extent), sha256) for url, nbytes, extent, sha256 in entries}
 
 
@@ -266,7 +274,7 @@ def _measure(
     files: Sequence[StoredFile], store: Store, options: ShardOptions, comm: Communicator
 ) -> dict[str, Extent | DataError]:
     """Return the length and layout of each shard, or why it cannot be read, by its address. Collective."""
-    measured = comm.agree("data", lambda: _measured(files[comm.rank :: comm.size], store, options))
+    measured = _agreed(comm, lambda: _measured(files[comm.rank :: comm.size], store, options))
     extents: dict[str, Extent | DataError] = {}
     for rank, results in enumerate(comm.allgather(measured)):
         for file, result in zip(files[rank :: comm.size], results, strict=True):
@@ -317,19 +325,24 @@ def _assembled(
 ) -> ShardSet:
     """Return the set of the shards that can be read; refuse others, or leave them out."""
     shard_format = format_of(files)
-    shards, skipped, layout, first = [], [], "", ""
+    shards, skipped, layout = [], [], ""
     for file in files:
         extent = extents[file.url]
-        if not isinstance(extent, DataError) and extent.length and layout and extent.layout != layout:
-            fault = f"its samples are {_cut(extent.layout)}; those of {first} are {_cut(layout)}"
-            extent = DataError(f"{file.shown}: {fault}")
+        try:
+            if not isinstance(extent, DataError):
+                extent = Extent(extent.length, shard_format.narrowed(extent.layout, options.read))
+                if extent.length and layout:
+                    shard_format.require_layout(file.shown, extent.layout, layout)
+        except DataError as error:
+            text = str(error)
+            extent = DataError(text if text.startswith(file.shown) else f"{file.shown}: {text}")
         if isinstance(extent, DataError):
             if options.bad != "skip":
                 raise DataError(f"{extent}; or leave such shards out (--bad-shards skip, bad_shards='skip')")
             skipped.append(str(extent))
             continue
         if extent.length and not layout:
-            layout, first = extent.layout, file.shown
+            layout = extent.layout
         samples = shard_format.samples(extent.length, options.read)
         sha256 = known[file.url].sha256 if file.url in known else ""
         shards.append(Shard(file, samples, sha256))
@@ -339,10 +352,6 @@ def _assembled(
     if skipped:
         warn(printable(f"skipped {len(skipped)} of {len(files)} shards: {skipped[0]}"))
     return ShardSet(shard_format, shards, layout, skipped, store, options)
-
-
-def _cut(layout: str) -> str:
-    return layout if len(layout) <= 200 else f"{layout[:200]}..."
 
 
 def rows_of(parts: Sequence[Any], order: Indices) -> Any:
@@ -359,7 +368,7 @@ def rows_of(parts: Sequence[Any], order: Indices) -> Any:
 
 def _joined(arrays: Sequence[Any]) -> Any:
     arrays = [array for array in arrays if len(array)] or list(arrays[:1])
-    if len({array.shape[1:] for array in arrays}) > 1:
-        shapes = sorted({str(array.shape[1:]) for array in arrays})
-        raise DataError(f"samples of shapes {', '.join(shapes)} in one batch; give them one shape, such as by map")
+    if len({array.shape[1:] for array in arrays}) > 1 or len({array.dtype == object for array in arrays}) > 1:
+        # Samples of several shapes, for `map` to bring into one.
+        return object_array([sample for array in arrays for sample in array])
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

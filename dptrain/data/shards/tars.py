@@ -25,7 +25,6 @@ from dptrain.data.shards.formats import (
     ReadOptions,
     ShardFormat,
     ShardReader,
-    require_layout,
     stacked,
 )
 from dptrain.data.shards.stores import Store, StoredFile
@@ -58,7 +57,7 @@ class TarFormat(ShardFormat):
         """Open a shard."""
         reader = TarReader(LocalFile(path, file), options)
         if reader.length:
-            require_layout(file.shown, reader.layout, layout)
+            self.require_layout(file.shown, reader.layout, layout)
         return reader
 
 
