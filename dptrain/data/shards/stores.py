@@ -60,13 +60,12 @@ def is_pattern(url: str) -> bool:
 def expand(url: str) -> list[str]:
     """Return the names with ranges such as `{000..127}` written out, with the zeros of the first end."""
     ranges = [(match.span(), match[1], match[2]) for match in _BRACES.finditer(url)]
-    choices = []
     count = 1
     for _, first, last in ranges:
         count *= max(int(last) - int(first) + 1, 0) if len(first) < 19 and len(last) < 19 else MOST_SHARDS + 1
-        if not 0 < count <= MOST_SHARDS:
-            raise ConfigError(f"{url}: expected a rising range of at most {MOST_SHARDS:,} names, such as {{000..127}}")
-        choices.append([f"{index:0{len(first)}d}" for index in range(int(first), int(last) + 1)])
+    if not 0 < count <= MOST_SHARDS:
+        raise ConfigError(f"{url}: expected a rising range of at most {MOST_SHARDS:,} names, such as {{000..127}}")
+    choices = [[f"{index:0{len(first)}d}" for index in range(int(first), int(last) + 1)] for _, first, last in ranges]
     names = []
     for chosen in product(*choices):
         name, end = "", 0
@@ -222,7 +221,8 @@ def _file_system(url: str) -> Any:
     except ImportError:
         raise ConfigError(f"{url}: object stores need fsspec: {pip_install('streams')}") from None
     try:
-        return fsspec.core.url_to_fs(url)[0]
+        # Without its cache of listings: a changed object must be seen.
+        return fsspec.core.url_to_fs(url, use_listings_cache=False)[0]
     except ImportError as error:
         raise ConfigError(f"{url}: {one_line(error)}") from None
     except ValueError as error:
