@@ -79,11 +79,26 @@ class SampleDataset(PyDataset):
     def shard(self, index: int, part: int, parts: int) -> Any:
         """Read and return one part of a batch."""
         start = index * self.batch_size
-        begin, end = cut(start, min(start + self.batch_size, self.num_samples), parts)[part]
-        if begin == end:  # more ranks than samples: no rows, but of the right shapes
-            batch, _ = self._staged(self._epoch, np.arange(start, start + 1))
-            return tree.map_leaves(lambda path, leaf: np.asarray(leaf)[:0], batch)
-        return self._staged(self._epoch, np.arange(begin, end))[0]
+        stop = min(start + self.batch_size, self.num_samples)
+        begin, end = cut(start, stop, parts)[part]
+        # Of more ranks than samples some have no rows, but of the right shapes.
+        batch, mask = self._staged(self._epoch, np.arange(begin, max(end, begin + 1)))
+        mask[end - begin :] = False
+        if mask.any():
+            return batch
+        nothing = tree.map_leaves(lambda path, leaf: np.asarray(leaf)[:0], batch)
+        if self._staged(self._epoch, np.arange(start, stop))[1].any():
+            return nothing
+        return nothing if part else self._sample_before(start)
+
+    def _sample_before(self, position: int) -> Any:
+        """Return the nearest sample before a position that `filter` leaves, as a batch of one; behind 0 is the last."""
+        for stop in range(position, position - self.num_samples, -self.batch_size):
+            size = min(self.batch_size, self.num_samples - (position - stop))
+            batch, mask = self._staged(self._epoch, np.arange(stop - size, stop) % self.num_samples)
+            if mask.any():
+                return tree.map_leaves(lambda path, leaf: leaf[-1:], batch)
+        raise DataError("filter leaves none of the samples")
 
     def map(self, function: Callable[..., Any]) -> Self:
         """Return the data set with each batch replaced by `function` of it, as `tf.data.Dataset.map`.
@@ -100,7 +115,8 @@ class SampleDataset(PyDataset):
     def filter(self, predicate: Callable[..., Any]) -> Self:
         """Return the data set without the samples for which `predicate` is false.
 
-        It gets what `map` gets, and returns booleans, (rows,). Batches keep their place and get smaller.
+        It gets what `map` gets, and returns booleans, (rows,). Batches keep their place and get smaller; one that would
+        have no sample has the last sample before it that stays.
         """
 
         def stage(batch: Any) -> tuple[Any, Array]:

@@ -335,6 +335,22 @@ def test_map_filter_and_take_leave_the_original_alone(tmp_path, tokens):
         data.filter(lambda x, y: x * 0.5)[0]
 
 
+@pytest.mark.parametrize("parts", [1, 2, 5])
+def test_a_batch_that_would_be_empty_has_the_sample_before_it(tmp_path, parts):
+    np.arange(41, dtype=np.uint16).tofile(tmp_path / "t.bin")
+    data = ShardedDataset(str(tmp_path), 8, False, sequence_length=1)
+
+    def batches(keep) -> list[list[int]]:
+        kept = data.filter(lambda x, y: keep(x[:, 0]))
+        pieces = [[kept.shard(index, part, parts) for part in range(parts)] for index in range(5)]
+        return [[int(x) for piece in batch for x in piece[0][:, 0]] for batch in pieces]
+
+    assert batches(lambda x: x < 10) == [list(range(8)), [8, 9], [9], [9], [9]]
+    assert batches(lambda x: x == 30) == [[30], [30], [30], [30], [30]]
+    with pytest.raises(DataError, match="filter leaves none of the samples"):
+        batches(lambda x: x < 0)
+
+
 def test_a_mix_has_its_shares_and_goes_on_in_the_next_pass(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
