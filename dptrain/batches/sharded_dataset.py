@@ -32,6 +32,7 @@ from dptrain.program import tree
 from dptrain.random import default_seed
 from dptrain.registry.arguments import checked_arguments
 from dptrain.runtime.defaults import DEFAULT_CACHE_BYTES, DEFAULT_MAX_BYTES
+from dptrain.runtime.failure import warn
 from dptrain.runtime.launch.launcher import share_of_cores
 from dptrain.runtime.text import short
 
@@ -226,6 +227,8 @@ class ShardedDataset(SampleDataset):
         options = ShardOptions(read, bad_shards, cache_bytes, None if cache_dir is None else Path(cache_dir))
         comm = comms.current()
         self._set = open_shards(names, Store(retries + 1, FIRST_WAIT), options, comm)
+        if self.skipped:
+            warn(f"skipped {len(self.skipped)} of {self.num_shards + len(self.skipped)} shards: {self.skipped[0]}")
         self._seed = (default_seed() if seed is None else seed) if shuffle else None
         self._order = BlockOrder([shard.samples for shard in self._set.shards], self._seed, shards_per_block)
         super().__init__(batch_size, self._order.total)

@@ -1,6 +1,7 @@
 """Streams of shards on the command line: which `--data` names them, and what a network must know of them."""
 
 import os
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -87,13 +88,17 @@ def load_stream(
         "cache_bytes": data.cache_bytes,
         "cache_dir": data.cache_dir,
     }
-    train = ShardedDataset(data.name, shuffle=shuffle, **options)
-    if data.test_data is not None:
-        test = ShardedDataset(data.test_data, shuffle=False, **options)
-    else:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "skipped")  # the notes say so
+        train = ShardedDataset(data.name, shuffle=shuffle, **options)
+        test = None if data.test_data is None else ShardedDataset(data.test_data, shuffle=False, **options)
+    skipped = [*train.skipped, *(() if test is None else test.skipped)]
+    if test is None:
         train, test = train.split_off(data.test_split)
     parts = comm.agree("data", lambda: [_split(part, data) for part in (train, test)])
-    return comm.agree("data", lambda: _described(data, train, parts, task))
+    loaded = comm.agree("data", lambda: _described(data, train, parts, task))
+    notes = [f"skipped {len(skipped)} shards: {skipped[0]}"] if skipped else []
+    return replace(loaded, notes=(*loaded.notes, *notes))
 
 
 def _columns(data: DataConfig) -> list[str] | None:

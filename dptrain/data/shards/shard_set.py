@@ -3,6 +3,7 @@
 import hashlib
 import json
 import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -23,7 +24,7 @@ from dptrain.data.shards.tokens import TokenFormat
 from dptrain.data.texts import object_array
 from dptrain.errors import DataError, printable
 from dptrain.program import tree
-from dptrain.runtime.failure import phase, warn
+from dptrain.runtime.failure import phase
 from dptrain.runtime.text import short
 
 T = TypeVar("T")
@@ -125,7 +126,7 @@ class ShardSet:
                 return
             self._bad[shard] = error
             self.skipped.append(str(error))
-        warn(printable(f"skipped: {error}"))
+        warnings.warn(printable(f"skipped: {error}"), stacklevel=2)
 
     def _reader(self, shard: int) -> ShardReader:
         """Return an open shard; threads that ask for the same wait for the first."""
@@ -349,8 +350,6 @@ def _assembled(
     if not any(shard.samples for shard in shards):
         reason = f" ({skipped[0]})" if skipped else ""
         raise DataError(f"{files[0].shown}: no samples in {len(files)} shards{reason}; expected at least one")
-    if skipped:
-        warn(printable(f"skipped {len(skipped)} of {len(files)} shards: {skipped[0]}"))
     return ShardSet(shard_format, shards, layout, skipped, store, options)
 
 
