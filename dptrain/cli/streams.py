@@ -17,6 +17,7 @@ from dptrain.data.shards.shard_set import SUFFIXES
 from dptrain.data.shards.stores import is_local, is_pattern
 from dptrain.data.tasks import Task
 from dptrain.errors import ConfigError, DataError
+from dptrain.runtime.text import counted
 
 # Samples that tell shapes, types, classes, means and variances.
 _PEEKED = 4096
@@ -97,7 +98,7 @@ def load_stream(
         train, test = train.split_off(data.test_split)
     parts = comm.agree("data", lambda: [_split(part, data) for part in (train, test)])
     loaded = comm.agree("data", lambda: _described(data, train, parts, task))
-    notes = [f"skipped {len(skipped)} shards: {skipped[0]}"] if skipped else []
+    notes = [f"skipped {counted(len(skipped), 'shard')}: {skipped[0]}"] if skipped else []
     return replace(loaded, notes=(*loaded.notes, *notes))
 
 

@@ -104,8 +104,8 @@ def test_ranks_train_on_tars_and_end_alike_where_one_is_damaged(corpus):
     assert "--bad-shards skip" in line
     done = on_ranks(corpus, "--bad-shards", "skip")
     assert done.code == 0
-    assert "3 shards for training" in done.out
-    assert "skipped 1 shards: " in done.out
+    assert "corpus: 160 + 40 samples" in done.out
+    assert "skipped 1 shard: " in done.out
 
 
 @pytest.mark.parametrize(
