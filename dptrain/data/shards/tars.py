@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.data.readers.images import convert_to, img_to_array
+from dptrain.data.readers.images import convert_to
 from dptrain.data.readers.pictures import open_picture
 from dptrain.data.shards.formats import (
     Array,
@@ -102,8 +102,9 @@ class TarReader(ShardReader):
             values = []
             for row in rows.tolist():
                 offset, size = self._members[row, column].tolist()
-                where = f"{self._file.where}, {printable(self._names[row])}.{printable(field)}"
-                check_declared(where, (size,), 1, self._options.max_bytes)
+                where = f"{self._file.where}, {self._names[row]}.{field}"
+                if size > self._options.max_bytes:
+                    check_declared(where, (size,), 1, self._options.max_bytes)
                 values.append(decode(self._file.read(offset, size), where, self._options))
             batch[field] = _column(values, self._file.where, field)
         return batch
@@ -181,7 +182,8 @@ def _picture(content: bytes, where: str, options: ReadOptions) -> Array:
         with open_picture(io.BytesIO(content)) as opened:
             check_declared(where, (opened.height, opened.width, 3), 4, options.max_bytes)
             mode = "grayscale" if opened.mode in ("1", "L", "LA", "I;16", "I") else "rgb"
-            return img_to_array(convert_to(opened, mode, where, keeps_depth=False), "channels_last", np.uint8)
+            pixels = np.asarray(convert_to(opened, mode, where, keeps_depth=False), np.uint8)
+            return pixels if pixels.ndim == 3 else pixels[..., None]
     except DataError as error:
         text = str(error).removeprefix("a picture: ")
         raise DataError(text if text.startswith(where) else f"{where}: {text}") from None
