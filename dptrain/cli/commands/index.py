@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from dptrain.cli.options.config import Config
 from dptrain.cli.options.parser import Options
+from dptrain.errors import printable
 from dptrain.runtime.failure import phase
 from dptrain.runtime.output import terminal
 
@@ -62,7 +63,7 @@ def index(config: Config, comm: "Communicator", parsed: argparse.Namespace) -> i
             length = sum(entry.extent.length for entry in entries.values())
             nbytes = sum(entry.nbytes for entry in entries.values())
             unit = "tokens" if next(iter(entries.values())).extent.layout == "ids" else "samples"
-            terminal.say(f"{folder + INDEX}: {len(inside):,} shards, {length:,} {unit}, {nbytes:,} bytes")
+            terminal.say(printable(f"{folder + INDEX}: {len(inside):,} shards, {length:,} {unit}, {nbytes:,} bytes"))
 
     comm.agree("output", write)
     return 0

@@ -29,14 +29,18 @@ class ShardCache:
     def __init__(self, folder: Path | None, max_bytes: int) -> None:
         self._folder = (cache_dir() / "shards") if folder is None else folder
         self.max_bytes = max_bytes
+        self._is_own = False  # whether the folder is known to be this user's
 
     def fetch(self, key: str, nbytes: int, make: Callable[[Path], None]) -> Path:
         """Return the copy of this name; let `make` write it, of about `nbytes`, if it is not there."""
         path = self._folder / key
-        if _touched(path):
-            return path
         try:
-            with own_folder(self._folder), held(self._lock(key), _PATIENCE, "fetches this shard", announces=False):
+            if not self._is_own:
+                with own_folder(self._folder, 0o022):
+                    self._is_own = True
+            if _touched(path):
+                return path
+            with held(self._lock(key), _PATIENCE, "fetches this shard", in_background=True):
                 if not _touched(path):
                     self._make_room(nbytes)
                     with replacing_locked(path, path.with_name(path.name + _PART), 0o077) as part:
@@ -59,10 +63,6 @@ class ShardCache:
             raise OutputError(f"{self._folder}: {one_line(error)}; {_ADVICE}") from None
         return path
 
-    def drop(self, key: str) -> None:
-        """Remove a copy that turned out to be damaged."""
-        (self._folder / key).unlink(missing_ok=True)
-
     def used_bytes(self) -> int:
         """Return the bytes of all copies, unfinished ones included."""
         return sum(size for _, size, _ in self._entries())
@@ -73,7 +73,7 @@ class ShardCache:
 
     def _make_room(self, needed: int, but: Path | None = None) -> None:
         """Remove the least recently used copies until `needed` more bytes fit."""
-        with held(self._folder / f"room{_LOCK}", _PATIENCE, "makes room", announces=False):
+        with held(self._folder / f"room{_LOCK}", _PATIENCE, "makes room", in_background=True):
             entries = sorted(self._entries())
             used = sum(size for _, size, _ in entries)
             for _, size, path in entries:
@@ -104,6 +104,6 @@ def _touched(path: Path) -> bool:
     """Whether a copy is there; notes that it is used."""
     try:
         os.utime(path, follow_symlinks=False)
-    except FileNotFoundError:
+    except OSError:
         return False
     return path.is_file() and not path.is_symlink()

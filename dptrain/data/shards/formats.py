@@ -43,6 +43,10 @@ class ReadOptions:
     max_bytes: int = DEFAULT_MAX_BYTES  # of one shard in memory
 
 
+class DamagedCopyError(DataError):
+    """A copy in the cache is not what was written there."""
+
+
 class LocalFile:
     """An open file of this machine, read at any offset by any thread; closed with the object."""
 
@@ -57,7 +61,9 @@ class LocalFile:
         status = os.fstat(self._fd)
         self.nbytes = status.st_size
         current = StoredFile(listed.url, status.st_size, str(status.st_mtime_ns))
-        if listed.is_local and str(path) == listed.url and current != listed:
+        if not listed.is_local and self.nbytes != listed.nbytes:
+            raise DamagedCopyError(f"{self.where}: its copy in the cache has {self.nbytes:,} bytes: {path}")
+        if listed.is_local and current != listed:
             raise changed(listed, current)
 
     def read(self, start: int, size: int) -> bytes:

@@ -17,6 +17,7 @@ import numpy as np
 
 from dptrain.data.shards.formats import (
     Array,
+    DamagedCopyError,
     Extent,
     Indices,
     ReadOptions,
@@ -126,7 +127,8 @@ class ArrowReader(ShardReader):
             with pyarrow.memory_map(str(path)) as mapped, pyarrow.ipc.open_stream(mapped) as stream:
                 table = stream.read_all()
         except (pyarrow.ArrowException, OSError) as error:
-            raise DataError(f"{file.shown}: its copy in the cache is damaged ({one_line(error)[:100]})") from None
+            reason = f"its copy in the cache is damaged ({one_line(error)[:100]}): {path}"
+            raise DamagedCopyError(f"{file.shown}: {reason}") from None
         self.length, self.nbytes = table.num_rows, table.nbytes
         self.layout = _layout((field.name, str(field.type)) for field in table.schema)
         self._columns = {

@@ -15,7 +15,7 @@ import numpy as np
 
 from dptrain.comm.base import Communicator
 from dptrain.data.shards.cache import ShardCache
-from dptrain.data.shards.formats import Extent, Indices, ReadOptions, ShardFormat, ShardReader
+from dptrain.data.shards.formats import DamagedCopyError, Extent, Indices, ReadOptions, ShardFormat, ShardReader
 from dptrain.data.shards.index import Indexed, read_indices
 from dptrain.data.shards.parquet_shards import ParquetFormat
 from dptrain.data.shards.stores import Store, StoredFile
@@ -32,6 +32,8 @@ T = TypeVar("T")
 FORMATS: tuple[ShardFormat, ...] = (ParquetFormat(), TarFormat(), TokenFormat())
 SUFFIXES = tuple(suffix for shard_format in FORMATS for suffix in shard_format.suffixes)
 _DIGITS = 12
+# Times that a copy is opened that others remove, or that is damaged.
+_ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
@@ -146,14 +148,27 @@ class ShardSet:
         return future.result()
 
     def _open(self, shard: Shard) -> ShardReader:
-        path = self._copied(shard) if self.fetches else Path(shard.file.url)
-        reader = self.format.open(path, shard.file, self.layout, self._options.read)
+        reader = self._reader_of(shard)
         if reader.length != shard.samples:
             raise DataError(
                 f"{shard.file.shown}: {reader.length:,} samples, {shard.samples:,} when it was measured; run "
                 "python -m dptrain index again, or fetch it again"
             )
         return reader
+
+    def _reader_of(self, shard: Shard) -> ShardReader:
+        for attempt in range(_ATTEMPTS):
+            path = self._copied(shard) if self.fetches else Path(shard.file.url)
+            try:
+                return self.format.open(path, shard.file, self.layout, self._options.read)
+            except DataError as error:
+                is_damaged = isinstance(error, DamagedCopyError)
+                # Another rank may have removed the copy to make room.
+                if attempt + 1 == _ATTEMPTS or not self.fetches or not (is_damaged or not path.exists()):
+                    raise
+                if is_damaged:
+                    path.unlink(missing_ok=True)
+        raise AssertionError("at least one attempt")
 
     def _close_others(self) -> None:
         """Close the least recently used shards until the open ones fit into memory."""

@@ -24,11 +24,11 @@ _MAX_HOLDER = 4096
 
 
 @contextmanager
-def held(path: Path, seconds: float, does: str, *, announces: bool = True) -> Iterator[None]:
+def held(path: Path, seconds: float, does: str, *, in_background: bool = False) -> Iterator[None]:
     """Hold a file's lock, waiting at most `seconds`, and not for a stopped process.
 
-    A line names the holder unless `announces` is false; `does` says what it does, for messages. TimeoutError names it,
-    too; a noted signal ends the waiting.
+    A line names the holder; `does` says what it does, for messages. TimeoutError names it, too; a noted signal ends the
+    waiting. In a thread in the background nothing is said, and signals are the main thread's.
     """
     from filelock import FileLock, Timeout  # imported here, as it takes longer than `--help`
 
@@ -39,7 +39,8 @@ def held(path: Path, seconds: float, does: str, *, announces: bool = True) -> It
         try:
             lock.acquire(timeout=max(0.0, min(_INTERVAL, seconds - waited)))
         except Timeout:
-            signals.raise_caught()
+            if not in_background:
+                signals.raise_caught()
             waited = time.monotonic() - begun
             if waited < min(NOTICE, seconds):
                 continue
@@ -49,7 +50,7 @@ def held(path: Path, seconds: float, does: str, *, announces: bool = True) -> It
                 raise TimeoutError(f"{who}, is stopped") from None
             if waited >= seconds:
                 raise TimeoutError(f"{who}, has not ended within {seconds:g} s") from None
-            if announces and not announced:
+            if not announced and not in_background:
                 announced = True
                 write_error(f"dptrain: waiting for {who}\n")
     try:

@@ -12,7 +12,7 @@ import pytest
 import dptrain as dp
 from dptrain.batches.adapters import PyDatasetSource
 from dptrain.data.shards.parquet_shards import ParquetFormat
-from dptrain.errors import ConfigError, DataError
+from dptrain.errors import ConfigError, DataError, OutputError
 from tests.unit.data.shards.shard_files import windows, write_parquet, write_tar, write_tokens
 
 ShardedDataset = dp.utils.ShardedDataset
@@ -318,6 +318,28 @@ def test_a_damaged_shard_gives_its_place_to_others(tmp_path, tables):
     stopped = ShardedDataset(str(tmp_path / "*.parquet"), 6, False, columns=["n"])
     with pytest.raises(DataError, match=r"1\.parquet: not a Parquet file, or damaged"):
         stopped[1]
+
+
+def test_copies_that_are_damaged_or_removed_are_made_again(tmp_path, tables):
+    options = {"columns": ["n"], "cache_dir": tmp_path / "copies"}
+    expected = list(range(18))
+    assert ShardedDataset(str(tmp_path / "*.parquet"), 18, False, **options)[0].tolist() == expected
+    copies = [path for path in (tmp_path / "copies").iterdir() if path.suffix != ".lock"]
+    assert len(copies) == 3
+    assert all(path.stat().st_mode & 0o077 == 0 for path in copies)
+    copies[0].write_bytes(b"nonsense")
+    copies[1].unlink()
+    copies[2].unlink()
+    copies[2].symlink_to(tmp_path / "elsewhere")
+    assert ShardedDataset(str(tmp_path / "*.parquet"), 18, False, **options)[0].tolist() == expected
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_cache_that_cannot_be_written_is_said(tmp_path, tables):
+    (tmp_path / "file").touch()
+    data = ShardedDataset(str(tmp_path / "*.parquet"), 18, False, columns=["n"], cache_dir=tmp_path / "file")
+    with pytest.raises(OutputError, match=r"file: .*; make room, lower cache_bytes, or choose another folder"):
+        data[0]
 
 
 # Stages, mixes, index
