@@ -264,7 +264,7 @@ class Layer(Parts):
             constraints.get(constraint),
             "sum" if aggregation == "sum" else "none",
         )
-        weight.autocast = autocast and kind.kind in "fV"
+        weight.autocast, weight.declared_trainable = autocast and kind.kind in "fV", trainable
         with self._in_scope():
             weight._scope_path = f"{self.path}/{weight.name}"
         if self._pruning is not None and self._pruning.takes(weight):

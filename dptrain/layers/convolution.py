@@ -15,6 +15,7 @@ from dptrain.layers.base import (
 )
 from dptrain.layers.input_spec import InputSpec
 from dptrain.layers.kernel import BiasLayer, KernelLayer
+from dptrain.layers.lora import LoraKernelLayer
 from dptrain.layers.spatial import SpatialLayer
 from dptrain.program.tensor import Tensor, Variable
 
@@ -70,7 +71,7 @@ class WindowLayer(SpatialLayer, BiasLayer):
         }
 
 
-class Convolution(WindowLayer, KernelLayer):
+class Convolution(WindowLayer, LoraKernelLayer):
     """y = activation(x * kernel + bias), a convolution (cross-correlation) over the axes of space.
 
     The kernel is (*kernel_size, channels / groups, filters).
@@ -85,7 +86,10 @@ class Convolution(WindowLayer, KernelLayer):
         dilation_rate: between the kernel's elements; above 1 only with strides of 1.
         groups: number of groups of channels, each convolved with its part of the filters.
         use_bias: whether to add a bias.
+        lora_rank, lora_alpha: begin with `enable_lora(lora_rank, lora_alpha)`.
     """
+
+    _unwritten = ("lora_rank", "lora_alpha")
 
     def __init__(
         self,
@@ -105,6 +109,8 @@ class Convolution(WindowLayer, KernelLayer):
         activity_regularizer: RegularizerArgument = None,
         kernel_constraint: ConstraintArgument = None,
         bias_constraint: ConstraintArgument = None,
+        lora_rank: int | None = None,
+        lora_alpha: float | None = None,
         **options: Any,
     ) -> None:
         super().__init__(
@@ -113,6 +119,7 @@ class Convolution(WindowLayer, KernelLayer):
             activity_regularizer=activity_regularizer,
             **options,
         )
+        self._set_lora(lora_rank, lora_alpha)
         self.filters, self.groups = positive("filters", filters), positive("groups", groups)
         if self.filters % self.groups:
             raise ConfigError(
@@ -132,6 +139,7 @@ class Convolution(WindowLayer, KernelLayer):
             )
         group_channels = None if channels is None else channels // self.groups
         self._make_weights((*self.kernel_size, group_channels, self.filters), (self.filters,))
+        self._build_lora()
 
     def _convolved(self, x: Tensor) -> Tensor:
         return self._convolved_with(x, self.kernel)

@@ -63,8 +63,19 @@ class KernelLayer(BiasLayer):
         self.kernel_regularizer = regularizers.get(kernel_regularizer)
         self.kernel_constraint = constraints.get(kernel_constraint)
 
+    @property
+    def kernel(self) -> Any:
+        """The kernel; AttributeError before the layer is built."""
+        if "_kernel" not in vars(self):
+            raise AttributeError("You must build the layer before accessing `kernel`.")
+        return self._kernel
+
+    @kernel.setter
+    def kernel(self, value: Any) -> None:
+        self._kernel = value
+
     def _make_weights(self, kernel_shape: tuple[int | None, ...], bias_shape: tuple[int | None, ...]) -> None:
-        self.kernel = self.add_weight(
+        self._kernel = self.add_weight(
             kernel_shape,
             self.kernel_initializer,
             regularizer=self.kernel_regularizer,

@@ -128,9 +128,12 @@ class Parts(Configurable):
     @property
     def _own_weights(self) -> list[Variable]:
         """The layer's own weights, trainable ones first."""
-        variables = self._attributes(Variable)
-        frozen = {id(variable) for variable in self._frozen}
-        return sorted(variables, key=lambda variable: not (variable.trainable or id(variable) in frozen))
+        return sorted(self._attributes(Variable), key=lambda variable: not variable.declared_trainable)
+
+    @property
+    def _stored_weights(self) -> list[Variable]:
+        """The own weights that files of weights have."""
+        return [weight for weight in self._own_weights if weight.if_missing == "refuse"]
 
     @property
     def _states(self) -> list[Variable]:
@@ -141,14 +144,15 @@ class Parts(Configurable):
     def save_own_variables(self, store: Any) -> None:
         """Put the layer's own weights, without its sublayers', into `store` as "0", "1", ...
 
-        `store` takes arrays, or variables, by name, like a dictionary; a subclass may put other arrays there.
+        LoRA is merged. `store` takes arrays, or variables, by name, like a dictionary; a subclass may put other arrays
+        there.
         """
-        for number, variable in enumerate(self._own_weights):
-            store[str(number)] = variable
+        for number, variable in enumerate(self._stored_weights):
+            store[str(number)] = variable if variable.low_rank is None else variable.low_rank.merged(variable)
 
     def load_own_variables(self, store: Any) -> None:
         """Read what `save_own_variables` wrote; ConfigError for other arrays than the layer's weights."""
-        variables = self._own_weights
+        variables = self._stored_weights
         if [*store.keys()] != [str(number) for number in range(len(variables))]:
             raise ConfigError(
                 f"Layer '{self._display_name}' expected {len(variables)} variables, but received {len(store)} "
@@ -156,6 +160,9 @@ class Parts(Configurable):
             )
         for number, variable in enumerate(variables):
             variable.assign(store[str(number)])
+        for variable in self._own_weights:
+            if variable.if_missing == "zero":
+                variable.assign(np.zeros(variable.shape, variable.dtype))
 
     @property
     def weights(self) -> list[Variable]:

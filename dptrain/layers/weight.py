@@ -33,6 +33,18 @@ def without_values(most: int) -> Iterator[None]:
         _element_budget.reset(token)
 
 
+def is_reading() -> bool:
+    """Whether a file has the values of weights made now."""
+    return _element_budget.get() is not None
+
+
+def allow_without_file(elements: int) -> None:
+    """Let a model that is being read make as many elements more, which its file does not have."""
+    room = _element_budget.get()
+    if room is not None:
+        room[0] += elements
+
+
 def _take_budget(shape: Sequence[int]) -> None:
     room = _element_budget.get()
     if room is not None:
@@ -59,6 +71,7 @@ class Weight(Variable):
     Attributes:
         initializer, provisional: see above.
         drawn_with: seed and position of the initial value.
+        is_wide: whether it is float32 where its layer's weights are halves.
     """
 
     def __init__(
@@ -76,6 +89,7 @@ class Weight(Variable):
         aggregation: Any = "none",
     ) -> None:
         self.initializer, self.provisional = initializer, provisional
+        self.is_wide = False
         self.drawn_with = seed, position
         without_values = _element_budget.get() is not None
         if without_values:
@@ -114,7 +128,8 @@ class Weight(Variable):
         self._is_initial = True
 
     def set_dtype(self, dtype: npt.DTypeLike) -> None:
-        """Convert it to another type; an initial value is drawn again in that type."""
+        """Convert it to its layer's type; an initial value is drawn again in that type."""
+        dtype = wide(dtype) if self.is_wide else dtype
         if self.dtype == np.dtype(dtype):
             return
         if self.is_initial:
@@ -124,6 +139,11 @@ class Weight(Variable):
         else:
             self._move(None)
             self._draw, self._held = None, self._own(self._at_hand().numpy().astype(dtype))
+
+
+def wide(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """Return a floating-point type, or float32 if that is wider."""
+    return np.dtype(np.float64 if np.dtype(dtype) == np.float64 else np.float32)
 
 
 def _first_value(

@@ -168,8 +168,9 @@ class Optimizer(Decaying, Readable, ABC):
     # State
 
     def build(self, variables: Iterable[Variable]) -> None:
-        """Create the slots of variables that have none."""
+        """Create the slots of variables that have none, and drop those of matrices that LoRA has frozen."""
         listed = list(variables)
+        self._drop_slots(set(self._frozen_by_lora()) - set(listed))
         for variable in listed:
             self._slots.setdefault(variable, {})
         if self.use_ema:
@@ -180,6 +181,14 @@ class Optimizer(Decaying, Readable, ABC):
         self.add_optimizer_variables(pruned, _MASK, "ones")
         self.add_optimizer_variables([variable for variable in pruned if variable.pruning.regrows], _DENSE)
         self.built = True
+
+    def _frozen_by_lora(self) -> list[Variable]:
+        return [variable for variable in self._slots if variable.low_rank is not None and not variable.trainable]
+
+    def _drop_slots(self, variables: Iterable[Variable]) -> None:
+        dropped = {id(slot) for variable in variables for slot in self._slots.pop(variable).values()}
+        if dropped:
+            self._added = [slot for slot in self._added if id(slot) not in dropped]
 
     def add_variable(
         self,

@@ -434,6 +434,10 @@ class Variable(Operand):
         autocast: it is read in the compute type of the current layer.
         overwrite_with_gradient: an optimizer replaces it by its gradient, such as the scale of quantized numbers.
         of_data: a layer's `adapt` has computed it from data, which must be the same on all ranks.
+        declared_trainable: the `trainable` that it was made with, by which a layer orders its weights, as in Keras.
+        low_rank: the trained product that its layer adds to it (`layers.low_rank`); files of weights have the sum.
+        if_missing: what reading a file of weights without it does: refuse it, set it to 0 or keep its value. Files are
+            written without it unless this is "refuse".
         watched: the `Tensor.tracking` of its value if it is not trainable.
     """
 
@@ -451,8 +455,11 @@ class Variable(Operand):
         self.name = self._path = name
         self._scope_path: str | None = None
         self.trainable, self.regularizer, self.constraint = trainable, regularizer, constraint
+        self.declared_trainable = trainable
         self.aggregation: Literal["none", "sum"] = aggregation
         self.pruning: Any = None
+        self.low_rank: Any = None
+        self.if_missing: Literal["refuse", "zero", "keep"] = "refuse"
         self.storage: Storage | None = None
         self.moves = 0
         self._grad: Tensor | None = None

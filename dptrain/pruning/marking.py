@@ -186,8 +186,8 @@ def strip_pruning(model: T) -> T:
 
 
 def is_prunable(variable: Variable) -> bool:
-    """Return whether a weight is a kernel or embeddings."""
-    named = any(part in variable.name for part in _NOT_PRUNED)
+    """Return whether a weight is a kernel or embeddings, and no factor of LoRA, whose zeros are not its matrix's."""
+    named = any(part in variable.name for part in _NOT_PRUNED) or variable.if_missing != "refuse"
     return len(variable.shape) >= 2 and variable.dtype.kind in "fV" and not named
 
 

@@ -131,7 +131,7 @@ def load(
             listed = _in_order(arrays, f"{path}/vars")
             if not isinstance(owner, Layer | None) or (owner is None and _is_passed_over(path, listed)):
                 continue
-            names = [paths[id(weight)] for weight in owner._own_weights] if isinstance(owner, Layer) else []
+            names = [paths[id(weight)] for weight in owner._stored_weights] if isinstance(owner, Layer) else []
             for number, array in enumerate(listed):
                 stored[names[number] if number < len(names) else array.where] = array
         elsewhere = {id(weight) for layer in stores for weight in layer._own_weights}

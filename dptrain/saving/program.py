@@ -24,6 +24,7 @@ import numpy as np
 
 import dptrain.ops.random  # noqa: F401  # with all of the vocabulary: a file names ops by their names
 from dptrain.errors import ConfigError, DataError
+from dptrain.layers.low_rank import merging
 from dptrain.ops.elementwise import add, less_equal, logical_and, maximum
 from dptrain.ops.manipulation import reshape
 from dptrain.ops.scan import SCAN
@@ -92,7 +93,7 @@ def encode(model: Any) -> bytes:
 
 
 def prediction(model: Any, length: int | None = None) -> Program:
-    """Return the program of a model's `predict_step`, for any number of rows.
+    """Return the program of a model's `predict_step`, for any number of rows, LoRA merged.
 
     The first unknown length of an input becomes `length`, the second 2520 more, and so on.
     """
@@ -119,7 +120,8 @@ def prediction(model: Any, length: int | None = None) -> Program:
         )
         for path, symbol in tree.flatten(symbols)
     }
-    program = trace(predicted, inputs)
+    with merging(model.weights):
+        program = trace(predicted, inputs)
     if missing := [name for name in tree.leaves(model._prediction) if name not in program.outputs]:
         raise ConfigError(f"not supported: output {missing[0]!r} does not depend on the inputs")
     if program.shape_specialised:

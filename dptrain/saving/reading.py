@@ -18,6 +18,7 @@ import numpy.typing as npt
 from dptrain.comm import Communicator
 from dptrain.errors import ConfigError, DataError
 from dptrain.layers import Layer
+from dptrain.layers.low_rank import read_without_file
 from dptrain.program.tensor import BFLOAT16, Variable
 from dptrain.program.turns import TURNS
 from dptrain.runtime.storage.files import open_regular
@@ -192,6 +193,8 @@ def fill(
     differences: dict[str, list[str]] = {}
     for path, variable in variables.items():
         array, kinds = stored.get(path), _FLOATS if variable.dtype.kind in "fV" else (variable.dtype.name,)
+        if array is None and variable.if_missing != "refuse":
+            continue
         if array is None:
             problem = f"{path}: not in the file"
         elif array.shape != variable.shape:
@@ -208,7 +211,11 @@ def fill(
     if listed and not skip_mismatch:
         raise DataError(f"{where}: the weights do not fit the model: {joined(listed)}")
     fitting = {path: variable for path, variable in variables.items() if _layer(path) not in differences}
-    return {variable: stored[path].read().astype(variable.dtype) for path, variable in fitting.items()}, listed
+    values: dict[Variable, Array] = {}
+    for path, variable in fitting.items():
+        array = stored.get(path)
+        values |= read_without_file(variable) if array is None else {variable: array.read().astype(variable.dtype)}
+    return values, listed
 
 
 def joined(problems: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dptrain.errors import ConfigError, OutputError
+from dptrain.layers.low_rank import file_value
 from dptrain.registry.serialization import plain
 from dptrain.runtime.storage.files import output_error, write_through_links
 from dptrain.saving import keras_2_h5, keras_h5, keras_zip, safetensors_file
@@ -65,9 +66,10 @@ def read_weights(
 
 
 def encode_safetensors(model: Any) -> bytes:
-    """Return the content of a `.safetensors` file of a model's weights."""
+    """Return the content of a `.safetensors` file of a model's weights, LoRA merged."""
+    weights = {path: weight for path, weight in model._weights_by_path().items() if weight.if_missing == "refuse"}
     return safetensors_file.encode(
-        {path: weight.numpy() for path, weight in model._weights_by_path().items()}, architecture_of(model)
+        {path: file_value(weight) for path, weight in weights.items()}, architecture_of(model)
     )
 
 

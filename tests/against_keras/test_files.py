@@ -384,7 +384,6 @@ def test_what_dptrain_does_not_have_is_named(keras, tmp_path):
         return str(caught.value)
 
     layers = keras.layers
-    assert "lora_rank" in refused([layers.Flatten(), layers.Dense(2, lora_rank=1)])
     assert "dtype" in refused([layers.Flatten(dtype="int16")])
     assert "a Python lambda" in refused([layers.Lambda(lambda x: x)])
 

@@ -50,6 +50,7 @@ CASES = {
         **{"comm_dtype": "float16", "samples": 9, "batch_size": 8, "epochs": 3, "optimizer": "sgd"},
     },
     "a layer frozen after compile": {"frozen": True},
+    "lora": {"lora": True},
     "nothing to train": {"trainable": False, "epochs": 1},
     "regularizers": {"regularizer": {"class_name": "L1L2", "config": {"l1": 0.003, "l2": 0.02}}},
     "constraints": {"constraint": {"class_name": "MaxNorm", "config": {"max_value": 0.9}}},
@@ -62,6 +63,7 @@ RANKS = {
     "fewer samples than ranks": (2, 4),
     "batch as small as the ranks": (4,),
     "batch normalization": (2, 3),
+    "lora": (2, 3),
 }
 ROUNDED = {"gradients in bfloat16": (2, 3), "gradients in float16, ranks without samples": (3,)}
 IN_FLOAT64 = [(case, ranks) for case in CASES if case not in ROUNDED for ranks in RANKS.get(case, (3,))]

@@ -12,17 +12,18 @@ from dptrain.layers.base import (
     RegularizerArgument,
 )
 from dptrain.layers.input_spec import InputSpec
-from dptrain.layers.kernel import KernelLayer
+from dptrain.layers.lora import LoraKernelLayer
 from dptrain.program.tensor import Tensor
 
 
-class Dense(KernelLayer):
+class Dense(LoraKernelLayer):
     """y = activation(x @ kernel + bias), x of shape (rows, ..., inputs), kernel (inputs, units), bias (units,).
 
     Args:
         units: outputs, at least 1.
         use_bias: whether to add a bias.
-        lora_rank, lora_alpha, quantization_config: must be None.
+        lora_rank, lora_alpha: begin with `enable_lora(lora_rank, lora_alpha)`.
+        quantization_config: must be None.
     """
 
     _passes_masks = True
@@ -40,8 +41,8 @@ class Dense(KernelLayer):
         activity_regularizer: RegularizerArgument = None,
         kernel_constraint: ConstraintArgument = None,
         bias_constraint: ConstraintArgument = None,
-        lora_rank: None = None,
-        lora_alpha: None = None,
+        lora_rank: int | None = None,
+        lora_alpha: float | None = None,
         quantization_config: None = None,
         **options: Any,
     ) -> None:
@@ -52,20 +53,25 @@ class Dense(KernelLayer):
             **options,
         )
         self.units = positive("units", units)
-        self._refuse(lora_rank=lora_rank, lora_alpha=lora_alpha, quantization_config=quantization_config)
+        self._set_lora(lora_rank, lora_alpha)
+        self._refuse(quantization_config=quantization_config)
         self.input_spec = InputSpec(min_ndim=2)
 
     def build(self, input_shape: BuildShape) -> None:
         """Make kernel and bias."""
         inputs = input_shape[-1]
         self._make_weights((inputs, self.units), (self.units,))
+        self._build_lora()
         self.input_spec = InputSpec(min_ndim=2, axes={-1: inputs})
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return (rows, ..., units)."""
         x = self._floating(inputs)
         flat = x if x.ndim == 2 else ops.reshape(x, (-1, x.shape[-1]))  # one product of matrices
-        y = self._add_bias(ops.matmul(flat, self.kernel))
+        y = ops.matmul(flat, self._base)
+        if (factors := self._factors) is not None:
+            y = y + self._widened(ops.matmul(flat, ops.cast(factors[0], flat.dtype)), factors[1])
+        y = self._add_bias(y)
         y = y if x.ndim == 2 else ops.reshape(y, (*x.shape[:-1], self.units))
         outputs: Tensor = self.activation(y)
         return outputs

@@ -15,7 +15,7 @@ from dptrain.layers.base import (
     RegularizerArgument,
 )
 from dptrain.layers.input_spec import InputSpec
-from dptrain.layers.kernel import KernelLayer
+from dptrain.layers.lora import LoraKernelLayer
 from dptrain.program.tensor import Tensor
 
 _WORD = "([a-zA-Z]+)"
@@ -35,14 +35,15 @@ class _Shapes(NamedTuple):
     outputs: tuple[int, ...]  # and those that are in the result
 
 
-class EinsumDense(KernelLayer):
+class EinsumDense(LoraKernelLayer):
     """y = activation(einsum(equation, x, kernel) + bias).
 
     Args:
         equation: such as "ab,bc->ac", "...x,xy->...y" or "ab...,bc->ac...".
         output_shape: of a sample, without the axes of an ellipsis; None for lengths of the input.
         bias_axes: letters of the result along which there is a bias; None for no bias.
-        lora_rank, lora_alpha, gptq_unpacked_column_size, quantization_config: must be None.
+        lora_rank, lora_alpha: begin with `enable_lora(lora_rank, lora_alpha)`.
+        gptq_unpacked_column_size, quantization_config: must be None.
     """
 
     _unwritten = ("output_shape", "lora_rank", "lora_alpha", "gptq_unpacked_column_size")
@@ -60,8 +61,8 @@ class EinsumDense(KernelLayer):
         bias_regularizer: RegularizerArgument = None,
         kernel_constraint: ConstraintArgument = None,
         bias_constraint: ConstraintArgument = None,
-        lora_rank: None = None,
-        lora_alpha: None = None,
+        lora_rank: int | None = None,
+        lora_alpha: float | None = None,
         gptq_unpacked_column_size: None = None,
         quantization_config: None = None,
         **options: Any,
@@ -71,7 +72,8 @@ class EinsumDense(KernelLayer):
             *(bias_regularizer, kernel_constraint, bias_constraint),
             **options,
         )
-        self._refuse(lora_rank=lora_rank, lora_alpha=lora_alpha, quantization_config=quantization_config)
+        self._set_lora(lora_rank, lora_alpha)
+        self._refuse(quantization_config=quantization_config)
         self._refuse(gptq_unpacked_column_size=gptq_unpacked_column_size)
         self.equation, self.bias_axes = equation, bias_axes
         self.partial_output_shape = (output_shape,) if isinstance(output_shape, int) else tuple(output_shape)
@@ -90,13 +92,24 @@ class EinsumDense(KernelLayer):
         self._make_weights(shapes.kernel, shapes.bias or ())
         self.kernel_initializer = initializer
         self.input_spec = InputSpec(ndim=len(input_shape))
+        self._build_lora()
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return activation(einsum(equation, x, kernel) + bias)."""
-        outputs: Tensor = self.activation(
-            self._add_bias(ops.einsum(self.equation, self._floating(inputs), self.kernel))
-        )
+        x, factors = self._floating(inputs), self._factors
+        if factors is None or not _has_columns(self.equation):
+            y = ops.einsum(self.equation, x, self.kernel)
+        else:
+            narrow = ops.einsum(self.equation, x, ops.cast(factors[0], x.dtype))
+            y = ops.einsum(self.equation, x, self._base) + self._widened(narrow, factors[1])
+        outputs: Tensor = self.activation(self._add_bias(y))
         return outputs
+
+
+def _has_columns(equation: str) -> bool:
+    """Whether the kernel's last axis is the result's, and no axis of the input."""
+    inputs, kernel, result = re.split(",|->", equation.replace(" ", ""))
+    return result[-1] == kernel[-1] and kernel[-1] not in inputs and kernel.count(kernel[-1]) == 1
 
 
 def _shapes(

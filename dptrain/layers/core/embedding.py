@@ -6,13 +6,14 @@ import numpy as np
 
 from dptrain import constraints, initializers, ops, regularizers
 from dptrain.layers.arguments import positive
-from dptrain.layers.base import ConstraintArgument, InitializerArgument, Layer, RegularizerArgument
+from dptrain.layers.base import ConstraintArgument, InitializerArgument, RegularizerArgument
 from dptrain.layers.existing_rows import require_rows
+from dptrain.layers.lora import LoraLayer
 from dptrain.ops.indexing import take_rows
-from dptrain.program.tensor import Tensor
+from dptrain.program.tensor import Tensor, Variable
 
 
-class Embedding(Layer):
+class Embedding(LoraLayer):
     """y[..., :] = embeddings[x[...]], for integers 0 to input_dim - 1.
 
     Args:
@@ -20,13 +21,18 @@ class Embedding(Layer):
         output_dim: length of its rows.
         mask_zero: 0 marks steps that do not count, which later layers leave out.
         weights: the table, an array, or a list of it.
-        lora_rank, lora_alpha, quantization_config: must be None.
+        lora_rank, lora_alpha: begin with `enable_lora(lora_rank, lora_alpha)`.
+        quantization_config: must be None.
     """
 
     _unwritten = ("weights", "lora_rank", "lora_alpha")
     _always_written = ("activity_regularizer",)
 
     _takes_ids = True
+
+    _matrix_name = "embeddings"
+    lora_embeddings_a: Variable
+    lora_embeddings_b: Variable
 
     def __init__(
         self,
@@ -37,14 +43,15 @@ class Embedding(Layer):
         embeddings_constraint: ConstraintArgument = None,
         mask_zero: bool = False,
         weights: Any = None,
-        lora_rank: None = None,
-        lora_alpha: None = None,
+        lora_rank: int | None = None,
+        lora_alpha: float | None = None,
         quantization_config: None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
         self.autocast = False  # half precision would round ids
-        self._refuse(lora_rank=lora_rank, lora_alpha=lora_alpha, quantization_config=quantization_config)
+        self._set_lora(lora_rank, lora_alpha)
+        self._refuse(quantization_config=quantization_config)
         self.input_dim, self.output_dim = positive("input_dim", input_dim), positive("output_dim", output_dim)
         self.mask_zero = self.supports_masking = bool(mask_zero)
         self.embeddings_initializer = initializers.get(embeddings_initializer)
@@ -56,7 +63,7 @@ class Embedding(Layer):
 
     def build(self, input_shape: Any = None) -> None:
         """Make the table."""
-        self.embeddings = self.add_weight(
+        self._embeddings = self.add_weight(
             (self.input_dim, self.output_dim),
             self.embeddings_initializer,
             regularizer=self.embeddings_regularizer,
@@ -64,6 +71,18 @@ class Embedding(Layer):
             autocast=False,  # convert rows, not the whole table
             name="embeddings",
         )
+        self._build_lora()
+
+    @property
+    def embeddings(self) -> Any:
+        """The table that the layer reads; a tensor with LoRA. AttributeError before the layer is built."""
+        if "_embeddings" not in vars(self):
+            raise AttributeError("You must build the layer before accessing `embeddings`.")
+        return self._adapted() if self.lora_enabled else self._embeddings
+
+    @embeddings.setter
+    def embeddings(self, value: Any) -> None:
+        self._embeddings = value
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Tensor | None:
         """Return which ids are not 0, with `mask_zero`; else None."""
@@ -77,4 +96,7 @@ class Embedding(Layer):
         """Return (rows, ..., output_dim); DataError if an id is not a row of the table."""
         places = inputs if inputs.dtype.kind in "iu" else ops.cast(inputs, np.int32)
         require_rows(self._display_name, self.input_dim, places)
-        return ops.cast(take_rows(self.embeddings, places), self.compute_dtype)
+        rows = take_rows(self._base, places)
+        if (factors := self._factors) is not None:
+            rows = rows + self._widened(take_rows(factors[0], places), factors[1])
+        return ops.cast(rows, self.compute_dtype)

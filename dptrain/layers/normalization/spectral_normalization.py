@@ -7,7 +7,7 @@ from dptrain.errors import ConfigError
 from dptrain.layers.base import BuildShape, Layer
 from dptrain.layers.core.wrapper import Wrapper
 from dptrain.layers.input_spec import InputSpec
-from dptrain.program.tensor import Tensor
+from dptrain.program.tensor import Tensor, Variable
 
 
 class SpectralNormalization(Wrapper):
@@ -34,6 +34,8 @@ class SpectralNormalization(Wrapper):
         kernel = getattr(self.layer, "kernel", getattr(self.layer, "embeddings", None))
         if kernel is None:
             raise ConfigError(f"{type(self.layer).__name__} object has no attribute 'kernel' nor 'embeddings'")
+        if not isinstance(kernel, Variable):
+            raise ConfigError(f"not supported: SpectralNormalization of layer {self.layer.name!r}, which has LoRA")
         self.kernel = kernel
         self.vector_u = self.add_weight(
             (1, kernel.shape[-1]), initializers.TruncatedNormal(stddev=0.02), trainable=False, name="vector_u"

@@ -17,6 +17,8 @@ first = dp.layers.Dense(16, "relu", kernel_regularizer=penalty, kernel_constrain
 if options.get("batch_normalization"):
     # A bias would be taken away again by the mean: all its gradient is rounding.
     first = dp.layers.Dense(16, use_bias=False)
+if options.get("lora"):
+    first = dp.layers.Dense(16, "relu", lora_rank=3, lora_alpha=6)
 stack = [dp.layers.Rescaling(1 / 255, input_shape=(28, 28)), dp.layers.Flatten(), first]
 if options.get("batch_normalization"):
     stack += [dp.layers.BatchNormalization(momentum=0.9), dp.layers.Activation("gelu"), dp.layers.BatchNormalization()]

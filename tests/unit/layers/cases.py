@@ -192,6 +192,9 @@ CASES: dict[str, list[Case]] = {
         ),
         Case(lambda: L.Conv2D(2, 2, dilation_rate=2, use_bias=False, kernel_regularizer="l2"), (4, 5, 1), (2, 3, 2)),
         Case(lambda: L.Conv2D(4, 2, 2, "same", "channels_first", groups=2, activation="softmax"), (4, 3, 4), (4, 2, 2)),
+        Case(
+            lambda: L.Conv2D(4, 2, groups=2, kernel_regularizer="l2", lora_rank=2, lora_alpha=3), (3, 3, 4), (2, 2, 4)
+        ),
         Case(lambda: L.Conv2D(4, (1, 2), groups=2, bias_initializer="ones"), (2, 3, 2), (2, 2, 4)),
     ],
     "Conv2DTranspose": [
@@ -229,6 +232,7 @@ CASES: dict[str, list[Case]] = {
             (3,),
         ),
         Case(lambda: L.Dense(2, "gelu", bias_initializer="ones", activity_regularizer="l2"), (3, 4), (3, 2)),
+        Case(lambda: L.Dense(3, "tanh", kernel_regularizer="l2", lora_rank=2, lora_alpha=3), (3, 4), (3, 3)),
     ],
     "DepthwiseConv1D": [
         Case(lambda: L.DepthwiseConv1D(3, 2, "same", depth_multiplier=2, depthwise_regularizer="l2"), (5, 2), (3, 4)),
@@ -263,8 +267,15 @@ CASES: dict[str, list[Case]] = {
         Case(lambda: L.EinsumDense("...x,xy->...y", 3, bias_axes="y", kernel_regularizer="l2"), (2, 4), (2, 3)),
         Case(lambda: L.EinsumDense("ab...,bc->ac...", 3, bias_axes="c"), (2, 4), (3, 4)),
         Case(lambda: L.EinsumDense("ab,bc->ac", 3), (4,), (3,)),
+        Case(lambda: L.EinsumDense("abc,cde->abde", (None, 3, 2), bias_axes="e", lora_rank=2), (2, 4), (2, 3, 2)),
+        Case(lambda: L.EinsumDense("ab...,bc->ac...", 3, lora_rank=2, lora_alpha=1), (2, 4), (3, 4)),
     ],
-    "Embedding": [Case(lambda: L.Embedding(7, 3, embeddings_regularizer="l2"), (4,), (4, 3), integers=7)],
+    "Embedding": [
+        Case(lambda: L.Embedding(7, 3, embeddings_regularizer="l2"), (4,), (4, 3), integers=7),
+        Case(
+            lambda: L.Embedding(7, 3, embeddings_regularizer="l2", lora_rank=2, lora_alpha=4), (4,), (4, 3), integers=7
+        ),
+    ],
     "Equalization": [
         Case(lambda: L.Equalization((-2, 3), 8), (3, 4, 2), (3, 4, 2)),
         Case(lambda: L.Equalization((-3, 3), 4, "channels_first"), (2, 3, 4), (2, 3, 4)),
@@ -505,6 +516,7 @@ CASES: dict[str, list[Case]] = {
     "ReversibleEmbedding": [
         Case(lambda: L.ReversibleEmbedding(7, 3, embeddings_regularizer="l2"), (4,), (4, 3), integers=7),
         Case(lambda: L.ReversibleEmbedding(5, 3, logit_soft_cap=0.1), (2, 3), (2, 5), reverse=True),
+        Case(lambda: L.ReversibleEmbedding(5, 3, lora_rank=2), (2, 3), (2, 5), reverse=True),
     ],
     "STFTSpectrogram": [
         *(

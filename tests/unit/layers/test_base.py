@@ -396,7 +396,7 @@ def test_a_symbolic_call_changes_nothing():
         (lambda: Dense(0), "invalid value for `units`, expected a positive integer. Received: units=0"),
         (lambda: Dense(3, kernel_constraint="max_nrm"), "unknown constraint 'max_nrm'; did you mean"),
         (lambda: Dense(3, activity_regularizer="l3"), "unknown regularizer 'l3'"),
-        (lambda: Dense(3, lora_rank=2), "not supported: lora_rank"),
+        (lambda: Dense(3, quantization_config={}), "not supported: quantization_config"),
         (lambda: Dense(3, dtype="float8"), "not supported: dtype"),
         (lambda: Dense(3, kernel_regularizer="l3"), "unknown regularizer 'l3'"),
         (lambda: Dense(3, activation="rely"), "unknown activation 'rely'; did you mean"),
