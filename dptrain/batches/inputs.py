@@ -193,6 +193,8 @@ def as_array(data: Any, name: str, *, by_row: bool = False) -> Array:
         )
     if not is_array(data):
         advice = "; convert it to an array" if isinstance(data, list | tuple) else ""
+        if advice and data and isinstance(data[0], Mapping):
+            advice = "; records are for models that were trained on a table, and this one was not: pass an array"
         raise DataError(f"Unrecognized data type: {name}={short(data)} (of type {type(data)}){advice}")
     if isinstance(data, list | tuple):
         return as_array(data[0], name, by_row=by_row)

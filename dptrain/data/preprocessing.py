@@ -8,6 +8,7 @@ each embedded category.
 """
 
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -22,10 +23,11 @@ import numpy.typing as npt
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from dptrain.data.tabular import records
 from dptrain.data.tabular.column_blocks import fill_numbers
 from dptrain.data.tabular.table_codes import days, leading_zero
 from dptrain.data.tasks import Task
-from dptrain.data.words import encode_texts
+from dptrain.data.words import encode_texts, word_ids
 from dptrain.errors import DataError
 from dptrain.registry.names import suggestion
 from dptrain.runtime.text import short
@@ -79,6 +81,13 @@ class Column:
     def width(self) -> int:
         """Number of columns of x."""
         return len(self.values) if self.role == "one-hot" else self.length or 1
+
+    @functools.cached_property
+    def codes(self) -> Mapping[str, int]:
+        """The code of each category, the id of each word."""
+        if self.role == "words":
+            return word_ids(self.values)
+        return {value: code for code, value in enumerate(self.values)}
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -191,8 +200,10 @@ class Preprocessing:
             raise DataError(f"{where}: not what JSON can hold") from None
 
     def takes(self, x: Any) -> bool:
-        """Whether `x` is a data frame for `encode`."""
-        return bool(self.columns) and hasattr(x, "columns") and hasattr(x, "iloc")
+        """Whether `x` is for `encode`: a data frame, a record, a list of records, or a dict of columns."""
+        if not self.columns or (isinstance(x, Mapping) and not any(column.name in x for column in self.columns)):
+            return False
+        return records.are_records(x) or (hasattr(x, "columns") and hasattr(x, "iloc"))
 
     def encode(
         self,
@@ -203,10 +214,11 @@ class Preprocessing:
         advice: str = "fill it in",
         unseen: Unseen | None = None,
     ) -> npt.NDArray[np.float32]:
-        """Return x of a data frame, float32 (rows, features).
+        """Return x of a table's rows, float32 (rows, features).
 
         Args:
-            frame: a pandas data frame; columns other than `columns` are ignored.
+            frame: a pandas data frame, a dict of lists, a list of dicts (records), or one dict for one row; columns
+                other than `columns` are ignored.
             where: begins messages.
             fault: creates an error from a row, a column and a reason; by default rows count from 0.
             advice: what to do about a missing value.
@@ -217,8 +229,8 @@ class Preprocessing:
             DataError: a column is missing or double; a value is missing, infinite, of another type, or unseen.
         """
         fault = fault or _counted(where)
-        self.require_columns(frame, where, [column.name for column in self.columns])
-        x = np.empty((len(frame), *self.sample_shape), np.float32)
+        rows = self._rows(frame, where, [column.name for column in self.columns])
+        x = np.zeros((len(rows), *self.sample_shape), np.float32)
         ordered = (*self.plain_columns, *self.embedded_columns, *self.word_columns)
         starts = np.cumsum([0, *(column.width for column in ordered)]).tolist()
         numeric = [
@@ -226,38 +238,62 @@ class Preprocessing:
             for start, column in zip(starts, ordered, strict=False)
             if column.role == "number" and not column.date
         ]
-        filled = np.empty((len(frame), len(numeric)), np.float32)
-        complete = fill_numbers(
-            frame, [column.name for _, column in numeric], [column.mean for _, column in numeric], filled
-        )
-        x[:, [start for start, _ in numeric]] = filled
+        complete: set[str] = set()
+        if not isinstance(rows, records.Records):
+            filled = np.empty((len(rows), len(numeric)), np.float32)
+            complete = fill_numbers(
+                rows, [column.name for _, column in numeric], [column.mean for _, column in numeric], filled
+            )
+            x[:, [start for start, _ in numeric]] = filled
         for start, column in zip(starts, ordered, strict=False):
-            if column.name in complete:
-                continue
-            stop = start + column.width
-            series = frame[column.name]
-            if column.role == "number":
-                x[:, start] = column_numbers(series, column, fault, advice)
-            elif column.role == "words":
-                x[:, start:stop] = encode_texts(texts_of(series, fault, advice), column.values, column.length)
-            else:
-                code, otherwise = _code_of_unseen(column, unseen or self.unseen)
-                codes = encode_categories(
-                    *(series, column.name, column.values, fault, advice),
-                    missing=column.missing,
-                    unseen=code,
-                    otherwise=otherwise,
-                )
-                one_hot = column.role == "one-hot"
-                x[:, start:stop] = codes[:, None] == np.arange(column.width) if one_hot else codes[:, None]
+            if column.name not in complete:
+                out = x[:, start : start + column.width]
+                self._encode_column(rows, column, out, fault, advice, unseen or self.unseen)
         return x
+
+    def has_target(self, x: Any) -> bool:
+        """Whether a table for `encode` has the column of targets."""
+        return self.target in (x[0] if isinstance(x, list | tuple) else getattr(x, "columns", x))
+
+    def _rows(self, frame: Any, where: str, names: Sequence[str]) -> Any:
+        """Return a data frame as it is, or `Records`, which have these columns once."""
+        rows = records.Records(frame, names, where) if records.are_records(frame) else frame
+        self.require_columns(rows, where, names)
+        return rows
+
+    def _encode_column(
+        self, rows: Any, column: Column, out: npt.NDArray[np.float32], fault: Fault, advice: str, unseen: Unseen
+    ) -> None:
+        """Write a column's part of x, (rows, width), which holds zeros."""
+        are_records = isinstance(rows, records.Records)
+        series = None if are_records else rows[column.name]
+        if are_records or len(rows) <= records.FEW:
+            cells = rows.cells(column.name) if series is None else series.tolist()
+            if _encode_cells(cells, column, out, unseen):
+                return
+        if series is None:
+            series = rows.series(column.name, fault)
+        if column.role == "number":
+            out[:, 0] = column_numbers(series, column, fault, advice)
+        elif column.role == "words":
+            out[...] = encode_texts(texts_of(series, fault, advice), column.codes, column.length)
+        else:
+            code, otherwise = _code_of_unseen(column, unseen)
+            codes = encode_categories(
+                *(series, column.name, column.values, fault, advice),
+                missing=column.missing,
+                unseen=code,
+                otherwise=otherwise,
+            )
+            one_hot = column.role == "one-hot"
+            out[...] = codes[:, None] == np.arange(column.width) if one_hot else codes[:, None]
 
     def targets(self, frame: Any, where: str = "table", fault: Fault | None = None) -> Array:
         """Return y of a data frame (see `encode`), (rows,): float32, or int32 indices into `class_names`."""
         fault = fault or _counted(where)
         assert self.target is not None
-        self.require_columns(frame, where, [self.target])
-        series = frame[self.target]
+        rows = self._rows(frame, where, [self.target])
+        series = rows.series(self.target, fault) if isinstance(rows, records.Records) else rows[self.target]
         if self.task == "regression":
             return numbers(series, self.target, fault, "leave the row out").astype(np.float32)
         return encode_categories(
@@ -311,6 +347,30 @@ def _code_of_unseen(column: Column, unseen: Unseen) -> tuple[int | None, str]:
         return -1, ""
     how = "--missing mean on a table in which it misses values" if unseen == "missing" else "--unseen other"
     return None, f"; it has no replacement (--unseen {unseen}) unless the training has {how}"
+
+
+def _encode_cells(cells: Sequence[Any], column: Column, out: npt.NDArray[np.float32], unseen: Unseen) -> bool:
+    """Write plain cells of a column, as a few rows have them, into its part of x; False if one is not plain."""
+    values: Sequence[float] | None
+    if column.role == "number":
+        values = records.plain_days(cells) if column.date else records.plain_numbers(cells, column.mean)
+    elif column.role == "words":
+        if not all(type(cell) is str for cell in cells):
+            return False
+        out[...] = encode_texts(cells, column.codes, column.length)
+        return True
+    else:
+        unseen_code, _ = _code_of_unseen(column, unseen)
+        values = records.plain_codes(cells, column.codes, column.missing, unseen_code, canonical)
+    if values is None:
+        return False
+    if column.role == "one-hot":
+        for row, code in enumerate(values):
+            if code >= 0:
+                out[row, int(code)] = 1
+    else:
+        out[:, 0] = values
+    return True
 
 
 def _fits(task: Task, classes: int) -> bool:
@@ -419,7 +479,7 @@ def encode_categories(
 def _is_number(value: Any) -> bool:
     try:
         float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return False
     return True
 

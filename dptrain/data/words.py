@@ -5,7 +5,7 @@ Words are in lower case and without punctuation, as `layers.TextVectorization` m
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,11 +29,18 @@ def learn_vocabulary(texts: Iterable[str], most: int) -> tuple[str, ...]:
     return tuple(sorted(counts, key=lambda word: (-counts[word], word))[:most])
 
 
-def encode_texts(texts: Sequence[str], vocabulary: Sequence[str], length: int) -> npt.NDArray[Any]:
-    """Return ids (rows, length), float32, of the first words of each text; 1 alone where there are none."""
-    places = {word: place for place, word in enumerate(vocabulary, FIRST_WORD)}
+def word_ids(vocabulary: Iterable[str]) -> dict[str, int]:
+    """Return the id of each word."""
+    return {word: index for index, word in enumerate(vocabulary, FIRST_WORD)}
+
+
+def encode_texts(texts: Sequence[str], ids_of: Mapping[str, int], length: int) -> npt.NDArray[Any]:
+    """Return ids (rows, length), float32, of the first words of each text; 1 alone where there are none.
+
+    `ids_of` is what `word_ids` returns.
+    """
     ids = np.zeros((len(texts), length), np.float32)
     for row, text in enumerate(texts):
         words = split_words(text)[:length]
-        ids[row, : max(1, len(words))] = [places.get(word, 1) for word in words] or 1
+        ids[row, : max(1, len(words))] = [ids_of.get(word, 1) for word in words] or 1
     return ids

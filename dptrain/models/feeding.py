@@ -14,7 +14,15 @@ from dptrain.batches.adapters import BatchSource
 from dptrain.batches.base import ArrayBatches, Batches
 from dptrain.batches.feed import padded_rows
 from dptrain.batches.fingerprint import DRAW_THE_SAME
-from dptrain.batches.inputs import Samples, Stream, check_samples, source_of, stream_batches, weights_of_classes
+from dptrain.batches.inputs import (
+    Samples,
+    Stream,
+    check_inputs,
+    check_samples,
+    source_of,
+    stream_batches,
+    weights_of_classes,
+)
 from dptrain.batches.sampling import EVALUATION_ROWS, GlobalSampler, Sampler, fixed_shards
 from dptrain.batches.stream import Mode, StreamBatches
 from dptrain.comm import Communicator, Same
@@ -111,15 +119,22 @@ class Feeding(Files):
         spec = replace(spec, shapes=tuple((rows, *shape[1:]) for shape in spec.shapes))
         return self._programs.depends_on_batches(step, spec, rows)
 
-    def _encoded(self, x: Any, y: Any) -> tuple[Any, Any]:
-        """Encode data frames of raw columns by `preprocessing`."""
+    def _predicts_rows_together(self, x: Any) -> bool:
+        """Return whether a row's prediction depends on the rows beside it; `x` is an example of the inputs."""
+        samples = Samples(check_inputs(x, self._expected_data), dtype=self._data_dtype)
+        return self._mixes_rows(self._ranks(), samples, self._make_step("predict"))
+
+    def _encoded(self, x: Any, y: Any, *, takes_targets: bool = True) -> tuple[Any, Any]:
+        """Encode data frames and records of raw columns by `preprocessing`; y too, unless given or not taken."""
         preprocessing = self._preprocessing
         if preprocessing is None or not preprocessing.takes(x):
             return x, y
+        where = "data frame" if hasattr(x, "iloc") else "x"
 
         def encode() -> tuple[Any, Any]:
-            targets = preprocessing.targets(x, "data frame") if y is None and preprocessing.target in x.columns else y
-            return preprocessing.encode(x, "data frame"), targets
+            has_targets = takes_targets and y is None and preprocessing.has_target(x)
+            targets = preprocessing.targets(x, where) if has_targets else y
+            return preprocessing.encode(x, where), targets
 
         return self._agreed(self._ranks(), "data", encode)
 

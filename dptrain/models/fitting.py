@@ -478,7 +478,7 @@ class Fitting(Feeding):
         callbacks: Sequence[Callback] | None = None,
     ) -> Array:
         """Return predictions under a method's name. Collective."""
-        x, _ = self._encoded(x, None)
+        x, _ = self._encoded(x, None, takes_targets=False)
         comm = self._start(None, x)
         hooks = self._hooks(callbacks, verbose, epochs=1, steps=None, keeps_history=False)
         watched = _watched(comm, hooks, "predict")

@@ -89,6 +89,6 @@ def days(series: Any, name: str, fault: Any) -> Any:
                 raise fault(row, name, f"{short(value)}, expected a date such as 2020-12-31")
     try:
         times = pandas.to_datetime(series, utc=True, format=None if series.dtype.kind == "M" else "ISO8601")
+        return (times - pandas.Timestamp(0, tz="UTC")) / pandas.Timedelta(days=1)
     except (ValueError, OverflowError) as error:
         raise DataError(f"{name!r}: {short(str(error))}; expected dates such as 2020-12-31") from None
-    return (times - pandas.Timestamp(0, tz="UTC")) / pandas.Timedelta(days=1)

@@ -12,7 +12,7 @@ from dptrain.data.readers import text_folder
 from dptrain.data.readers.text_folder import folder_options, is_text_folder, learn_text_folder, read_text_folder
 from dptrain.data.tabular.table_columns import TableOptions, learn
 from dptrain.data.tabular.tables import Table
-from dptrain.data.words import encode_texts, learn_vocabulary, split_words
+from dptrain.data.words import encode_texts, learn_vocabulary, split_words, word_ids
 from dptrain.errors import ConfigError, DataError
 from dptrain.layers import TextVectorization
 
@@ -28,13 +28,13 @@ def test_words_are_those_of_the_layer():
     layer = TextVectorization(vocabulary=list(learn_vocabulary(TEXTS, 100)), output_sequence_length=4)
     expected = np.asarray(layer(TEXTS))
     expected[2, 0] = 1  # a text without words is one that nobody knows
-    np.testing.assert_array_equal(encode_texts(TEXTS, learn_vocabulary(TEXTS, 100), 4), expected)
+    np.testing.assert_array_equal(encode_texts(TEXTS, word_ids(learn_vocabulary(TEXTS, 100)), 4), expected)
     assert split_words("It's, ÄÖ") == ["its", "äö"]
 
 
 def test_the_most_frequent_words_are_known():
     assert learn_vocabulary(TEXTS, 2) == ("the", "cat")
-    np.testing.assert_array_equal(encode_texts(["the dog cat", ""], ("the", "cat"), 2), [[2, 1], [1, 0]])
+    np.testing.assert_array_equal(encode_texts(["the dog cat", ""], word_ids(["the", "cat"]), 2), [[2, 1], [1, 0]])
 
 
 def test_a_text_stands_behind_the_other_columns():
@@ -43,7 +43,7 @@ def test_a_text_stands_behind_the_other_columns():
     assert preprocessing.sample_shape == (4,)
     x = preprocessing.encode(FRAME)
     np.testing.assert_array_equal(x[:, 0], FRAME.stars.astype(np.float32))
-    np.testing.assert_array_equal(x[:, 1:], encode_texts(FRAME.review, preprocessing.columns[0].values, 3))
+    np.testing.assert_array_equal(x[:, 1:], encode_texts(FRAME.review, word_ids(preprocessing.columns[0].values), 3))
     assert preprocessing.is_number.tolist() == [True]
     assert Preprocessing.from_dict(preprocessing.to_dict()) == preprocessing
     assert "column 'review': texts of up to 4 words, of which the first 3 are used; the vocabulary has 8 words" in notes
