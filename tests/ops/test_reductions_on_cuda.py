@@ -125,15 +125,82 @@ def test_reductions_of_random_shapes(cuda_backend, seed):
         )
 
 
-@pytest.mark.parametrize("rows", sample([64, 65, 64 * 256, 64 * 256 + 1], 2, 1))
-def test_blocks_share_the_rows_of_columns(cuda_backend, rows):
-    """At least 64 rows for each block, and at most 256 blocks; sums of whole numbers are exact."""
-    x = np.random.default_rng(rows).integers(-9, 10, (rows, 3)).astype(np.float32)
-    x[rows - 1] = 99  # of the last block
-    program = trace(
-        lambda x: {"sum": ops.sum(x, 0), "place": ops.argmax(x, 0)}, {"x": ((Dim.rows(rows), 3), "float32")}
-    )
-    executable = cuda_backend.executable(program, {"x": x})
+# Columns on both sides of each width of a tile, with the width.
+WIDTHS = {2: 2, 3: 4, 4: 4, 5: 8, 8: 8, 9: 16, 16: 16, 17: 32, 32: 32, 33: 16, 48: 16, 49: 32, 64: 32, 65: 32}
+
+
+def sums_of_columns(columns, rows=5):
+    """Return a program of sums over rows: of elements, of quotients, of places, and one that stores its terms."""
+
+    def step(x, y, of_column):
+        product = x * y  # a factor, stored by the pass that sums it
+        return {
+            "sum": ops.sum(x, 0),
+            "place": ops.argmax(x, 0),
+            "quotients": ops.sum((x - of_column) / (of_column + 1) * y, 0),
+            "reversed": ops.sum(ops.flip(x, 1) * y, 0),
+            "products": ops.sum(product, 0),
+            "factor": product @ ops.ones((columns, 2)),
+        }
+
+    shape = (Dim.rows(rows), columns)
+    return trace(step, {"x": (shape, "float32"), "y": (shape, "float32"), "of_column": ((columns,), "float32")})
+
+
+@pytest.mark.parametrize(("columns", "width"), WIDTHS.items())
+def test_lanes_without_a_column_take_a_row(columns, width):
+    text = Composition(sums_of_columns(columns)).source()
+    assert f"threadIdx.x % {width};" in text
+    assert f"column_join<Sum, {width}>" in text
+    assert f"column_join<First, {width}>" in text
+
+
+def test_elements_of_several_rows_are_loaded_before_any_is_used():
+    """Of fewer rows where a row takes many statements, and one by one where elements are not the row's own."""
+
+    def text(term):
+        specs = {"x": ((Dim.rows(B), 16), "float32"), "y": ((Dim.rows(B), 16), "float32")}
+        return Composition(trace(lambda x, y: {"sum": ops.sum(term(x, y), 0)}, specs)).source()
+
+    def long(x, y):
+        for number in range(6):
+            x = ops.tanh(x * (number + 2.0)) + y
+        return x
+
+    short, longer = text(lambda x, y: x / y), text(long)
+    assert short.count("Ahead<float, 8> quad") == 2
+    assert longer.count("Ahead<float, 4> quad") == 2
+    assert "Ahead" not in text(lambda x, y: long(long(x, y), y))
+    assert "Ahead" not in (flipped := text(lambda x, y: ops.flip(x, 1)))
+    assert "#pragma unroll 4" in flipped
+
+
+def check_sums_of_columns(cuda_backend, columns, rows):
+    """Compare them with NumPy, which is exact here: all are sums of few bits."""
+    rng = np.random.default_rng(rows)
+    x = rng.integers(-4, 5, (rows, columns)).astype(np.float32)
+    y = rng.integers(-1, 2, (rows, columns)).astype(np.float32)
+    x[rows - 1], y[rows - 1] = 9, 1  # of the last block
+    values = {"x": x, "y": y, "of_column": (2.0 ** (np.arange(columns) % 3) - 1).astype(np.float32)}
+    executable = cuda_backend.executable(sums_of_columns(columns, rows), values)
     executable.run()
-    np.testing.assert_array_equal(executable.outputs["sum"], x.sum(0))
-    np.testing.assert_array_equal(executable.outputs["place"], [rows - 1] * 3)
+    wide = {name: value.astype(np.float64) for name, value in values.items()}
+    expected, _ = evaluate(sums_of_columns(columns, rows), wide)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(executable.outputs[name], value, err_msg=f"{name} of {x.shape}")
+    assert (executable.outputs["place"] == rows - 1).all()
+
+
+@pytest.mark.parametrize(("columns", "width"), sample(list(WIDTHS.items()), 3))
+def test_blocks_share_the_rows_of_columns(cuda_backend, columns, width):
+    """At least eight rows a thread for each block."""
+    least = 256 // width * 8
+    for rows in (1, least, least + 1, 3 * least - 1):
+        check_sums_of_columns(cuda_backend, columns, rows)
+
+
+@pytest.mark.parametrize("rows", sample([64 * 256, 64 * 256 + 1], 1))
+def test_many_blocks_share_a_column(cuda_backend, rows):
+    """At most 256."""
+    check_sums_of_columns(cuda_backend, 32, rows)
+    check_sums_of_columns(cuda_backend, 33, 2 * rows)

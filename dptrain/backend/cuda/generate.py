@@ -34,10 +34,10 @@ BLOCK = 256
 _SUMMED, _DRAWN, _MAPPED = 4096, 2048, 1024
 # Rows of at least this length are computed by a block instead of a warp.
 _LONG_ROW = 2048
-# The fewest rows of a block that sums columns, and the most chunks of rows.
-_CHUNK_ROWS, _CHUNKS = 64, 256
-# Up to so many statements of a row a thread loads four rows at once.
-_UNROLLED_LINES = 32
+# The fewest rows of each thread that sums columns, and the most chunks of rows.
+_THREAD_ROWS, _CHUNKS = 8, 256
+# Rows that a thread loads at once, by the most statements of a row.
+_ROWS_AHEAD = ((16, 8), (32, 4))
 # Shared memory of sums in bytes.
 _SHARED = BLOCK * 8
 # The most arguments of one kernel's functions: CUDA allows 4096 bytes for those outside a `Run`.
@@ -395,17 +395,19 @@ class Generator(MemberWriter):
         self._end_sums(function, w, places, group)
 
     def _columns(self, function: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
-        """Sum over rows: a lane for each column, the warps of a block share the rows."""
-        count = numel_text(group.inner)
+        """Sum over rows: a lane for each column of a tile, the other threads of a block share the rows."""
+        count, width = numel_text(group.inner), _tile_width(group.inner)
         function.needs.add("columns.cuh")
         w.write(
-            f"const int tiles = (({count}) + WARP - 1) / WARP, tile = block % tiles, chunk_number = block / tiles;",
-            "const Index column = (Index)tile * WARP + threadIdx.x % WARP;",
+            f"const int tiles = (({count}) + {width - 1}) / {width};",
+            "const int tile = block % tiles, chunk_number = block / tiles;",
+            f"const Index column = (Index)tile * {width} + threadIdx.x % {width};",
             f"const Index c = min(column, (Index)({count}) - 1);",
         )
-        tiles = -(-self._sizes.count(group.inner) // 32)
-        turns = f"column < {count}", "threadIdx.x / WARP", "blockDim.x / WARP"
-        self._over_rows(function, w, places, tiles, _CHUNK_ROWS, turns, ("column_join", "threadIdx.x < WARP"))
+        tiles = -(-self._sizes.count(group.inner) // width)
+        turns = f"column < {count}", f"(int)(threadIdx.x / {width})", f"(int)(blockDim.x / {width})"
+        joined = "column_join", f", {width}", f"threadIdx.x < {width}"
+        self._over_rows(function, w, places, tiles, BLOCK // width * _THREAD_ROWS, turns, joined)
 
     def _totals(self, function: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
         """Sum over rows: a block for each column, its threads share the rows."""
@@ -414,10 +416,9 @@ class Generator(MemberWriter):
             f"const int tiles = {numel_text(group.inner)}, tile = block % tiles, chunk_number = block / tiles;",
             "const Index c = tile;",
         )
-        turns = "", "threadIdx.x", "blockDim.x"
-        self._over_rows(
-            function, w, places, self._sizes.count(group.inner), _LONG_ROW, turns, ("block_join", "threadIdx.x == 0")
-        )
+        turns = "", "(int)threadIdx.x", "(int)blockDim.x"
+        joined = "block_join", "", "threadIdx.x == 0"
+        self._over_rows(function, w, places, self._sizes.count(group.inner), _LONG_ROW, turns, joined)
 
     def _over_rows(
         self,
@@ -427,18 +428,18 @@ class Generator(MemberWriter):
         tiles: int,
         least: int,
         turns: tuple[str, str, str],
-        joined: tuple[str, str],
+        joined: tuple[str, str, str],
     ) -> None:
         """Write sums over rows for each column, with blocks for `tiles` of columns and chunks of at least `least` rows.
 
         `w` writes at a `tile`, a column `c` and a `chunk_number`. `turns`: the condition for a thread to have a column,
-        its first row and the stride of its rows. `joined`: the function that reduces over the threads of a column, and
-        the condition for threads that get the result.
+        its first row and the stride of its rows. `joined`: the function that reduces over the threads of a column,
+        its template's other arguments, and the condition for threads that get the result.
         """
         group, count = places.group, numel_text(places.group.inner)
         columns = self._sizes.count(group.inner)
         has_column, first, distance = turns
-        join, condition_of_total = joined
+        join, others, condition_of_total = joined
         rows = self._sizes.count(group.lead)
         chunk = max(least, -(-rows // _CHUNKS))
         chunks = max(1, -(-rows // chunk))
@@ -447,24 +448,17 @@ class Generator(MemberWriter):
         function.arguments += [Argument("unsigned int *", "arrived", 4 * tiles)]
         sums = group.of("sum")
         self._begin_sums(w, sums)
-        with w.scope(1) as body:
-            mains = [(tensor, w.computed(tensor, places.index(tensor.shape, "main"))) for tensor in group.of("main")]
-            self._join_terms(w, places, sums)
-            self._store(function, w, places, mains)
+        lines = self._rows_ahead(function, w, places, first, distance)
         w.write(
             f"const Index end = min((Index)(chunk_number + 1) * chunk, (Index)({numel_text(group.lead)}));",
             *([f"if ({has_column})"] if has_column else []),
-            # Rows are far apart: four are loaded at once.
-            *(["#pragma unroll 4"] if len(body) <= _UNROLLED_LINES else []),
-            f"    for (Index r = (Index)chunk_number * chunk + {first}; r < end; r += {distance}) {{",
-            *_indented(_indented(body)),
-            "    }",
+            *_indented(lines),
         )
         condition = f"{condition_of_total} && {has_column}" if has_column else condition_of_total
         several: list[str] = []
         for number, tensor in enumerate(sums):
             wide = _wide(tensor)
-            w.write(f"{wide} total_{number} = {join}<{join_of(tensor)}>(({wide})sum_{number}, shared);")
+            w.write(f"{wide} total_{number} = {join}<{join_of(tensor)}{others}>(({wide})sum_{number}, shared);")
             function.arguments.append(Argument(f"{wide} *", f"parts_{number}", _width(tensor) * chunks * columns))
             several.append(
                 f"if ({condition}) parts_{number}[(long long)chunk_number * ({count}) + c] = total_{number};"
@@ -472,14 +466,63 @@ class Generator(MemberWriter):
         several.append("if (!is_last_block(arrived + tile, chunks, shared)) return;")
         for number, tensor in enumerate(sums):
             join_arguments = f"parts_{number} + c, {count}, chunks, {first}, {distance}"
-            several.append(
-                f"total_{number} = {join}<{join_of(tensor)}>(chunks_join<{join_of(tensor)}>({join_arguments}), shared);"
-            )
+            of_chunks = f"chunks_join<{join_of(tensor)}>({join_arguments})"
+            several.append(f"total_{number} = {join}<{join_of(tensor)}{others}>({of_chunks}, shared);")
             w.know(tensor, places.final, self._total(tensor, number))
         w.write("if (chunks > 1) {", *_indented(several), "}")
         if any(_width(tensor) > 8 for tensor in sums):
             function.shared = str(2 * _SHARED)
         self._finals(function, w, places, group, condition)
+
+    def _rows_ahead(
+        self, function: GeneratedFunction, w: Writer, places: Places, first: str, distance: str
+    ) -> list[str]:
+        """Return the loop over a thread's rows, the first and the stride of which are given.
+
+        It loads the elements of several rows before it computes with any. nvcc would not: a division has a branch,
+        behind which it moves no load, so that a thread would wait for each row.
+        """
+        begin = f"(Index)chunk_number * chunk + {first}"
+        body, index, quads = self._row(function, w, places, ahead=True)
+        rows = next((rows for lines, rows in _ROWS_AHEAD if len(body) <= lines), 1)
+        if rows == 1 or not quads.loaded:
+            body, _, _ = self._row(function, w, places, ahead=False)
+            loop = f"for (Index r = {begin}; r < end; r += {distance}) {{"
+            return [*(["#pragma unroll 4"] if rows > 1 else []), loop, *_indented(body), "}"]
+        return [
+            "#pragma unroll 1",
+            f"for (Index top = {begin}; top < end; top += {rows} * {distance}) {{",
+            *(f"    Ahead<{kind}, {rows}> {name};" for name, kind in quads.loaded.values()),
+            "#pragma unroll",
+            f"    for (int own = 0; own < {rows}; ++own) {{",
+            f"        const Index r = top + own * {distance} < end ? top + own * {distance} : top;",
+            *_indented(_indented(index)),
+            *(f"        {name}.of[own] = {pointer}[{quads.index}];" for pointer, (name, _) in quads.loaded.items()),
+            "    }",
+            "#pragma unroll",
+            f"    for (int own = 0; own < {rows}; ++own) {{",
+            f"        const Index r = top + own * {distance};",
+            "        if (own == 0 || r < end) {",
+            *_indented(_indented(_indented(body))),
+            "        }",
+            "    }",
+            "}",
+        ]
+
+    def _row(
+        self, function: GeneratedFunction, w: Writer, places: Places, ahead: bool
+    ) -> tuple[list[str], list[str], Quads]:
+        """Return the statements for a row of a sum, those of its element's index, and what is loaded ahead."""
+        group = places.group
+        with w.scope(1) as body:
+            quads = Quads(w.at(places.element).text)
+            index = list(body)
+            w.quads = quads if ahead else None
+            mains = [(tensor, w.computed(tensor, places.index(tensor.shape, "main"))) for tensor in group.of("main")]
+            self._join_terms(w, places, group.of("sum"))
+            w.quads = None
+            self._store(function, w, places, mains)
+        return body, index, quads
 
     def _product(self, function: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
         (result,) = [tensor for tensor in group.roles if is_product(tensor)]
@@ -741,6 +784,14 @@ def _by_quads(w: Writer, chunk: int, body: Sequence[str], quads: Quads) -> None:
         *(f"    store_quad({pointer}, first, end, wide, {quad});" for pointer, (quad, _) in quads.stored.items()),
         "}",
     )
+
+
+def _tile_width(columns: Shape) -> int:
+    """Return how many columns of a sum over rows a block takes: a warp's lanes, fewer where some had no column."""
+    count, power = numel(columns)
+    if power or count > 64:  # the number of rows of a batch is not known here
+        return 32
+    return 16 if 32 < count <= 48 else min(32, 1 << max(0, count - 1).bit_length())
 
 
 def _precision(product: Tensor) -> str:
