@@ -138,8 +138,13 @@ __device__ __forceinline__ bool is_last_block(unsigned int *arrived, unsigned in
 // What the blocks have left, joined in the order of their numbers by one block; the same on all threads.
 template <class Join, class T> __device__ __forceinline__ T join_parts(const T *parts, int blocks, void *shared) {
     T value = Join::template identity<T>();
-#pragma unroll 4
-    for (int block = threadIdx.x; block < blocks; block += (int)blockDim.x) value = Join::join(value, parts[block]);
+    constexpr int AHEAD = 4;  // are on their way at once, each with a condition: the rest of an unrolled loop would wait for each
+#pragma unroll 1
+    for (int block = threadIdx.x; block < blocks; block += AHEAD * (int)blockDim.x) {
+#pragma unroll
+        for (int own = 0; own < AHEAD; ++own)
+            if (own == 0 || block + own * (int)blockDim.x < blocks) value = Join::join(value, parts[block + own * (int)blockDim.x]);
+    }
     return block_join<Join>(value, shared);
 }
 

@@ -14,7 +14,8 @@
 // all lanes, where 2 x 16 threads would ask for 32 and 256, in twice as many cycles. Loads take four floats at once where
 // alignment and edges allow. Where blocks are few, GROUPS of threads each sum up their part of every stage's terms, add these
 // sums up in the order of the groups, and share the rows of a thread's results: four times the threads wait for memory at
-// once, a fourth of the time. Where a dense matrix has all of a stage's terms, they find them without a branch.
+// once, a fourth of the time. Where a dense matrix has all of a stage's terms, they find them without a branch. A stage is
+// multiplied without a loop, which would take S2UR and address arithmetic for each turn on sm_90.
 #pragma once
 
 #include "tiles.cuh"
@@ -79,7 +80,7 @@ __device__ __forceinline__ void product(void *shared, Product of, int block, Epi
         if (more) load(k0 + BK);
         const float *tile_a = tiles_a + stage * STAGE_A + group * (BK / GROUPS) * PITCH_A;
         const float *tile_b = tiles_b + stage * STAGE_B + group * (BK / GROUPS) * PITCH_B;
-#pragma unroll(TN > 8 ? 4 : BK / GROUPS)  // of more, sm_120 would spill
+#pragma unroll
         for (int k = 0; k < BK / GROUPS; ++k) {
             float x[TM], y[TN];
 #pragma unroll

@@ -151,7 +151,7 @@ template <class Number> struct ProductOf {
     template <int COUNT, class Each, class Team = WholeBlock>
     __device__ __forceinline__ bool join(Each each, void *shared, Team &&team = Team()) {
         if (slices == 1) return true;
-        constexpr int UNROLLED = COUNT <= 4 ? SLICE_FAN : COUNT <= 16 ? 4 : 1;  // loads on their way at once
+        constexpr int AHEAD = COUNT <= 4 ? 8 : COUNT <= 16 ? 4 : 1;  // slices on their way at once
         const int threads = team.count();
         float *const of_thread = parts + (long long)tile * slices * (COUNT * threads) + team.number();
         unsigned int *const counters = arrived + (long long)tile * slice_counters(slices);
@@ -167,10 +167,16 @@ template <class Number> struct ProductOf {
 #pragma unroll
             for (int e = 0; e < COUNT; ++e) each(e) = 0.0f;
             // Slices outside and hardly unrolled: COUNT loops over them would take nvcc ten times as long as the product.
-#pragma unroll UNROLLED
-            for (int z = 0; z < joined; ++z)
+            // AHEAD of them with a condition each: the rest of an unrolled loop would wait for one after the other.
+#pragma unroll 1
+            for (int begin = 0; begin < joined; begin += AHEAD) {
 #pragma unroll
-                for (int e = 0; e < COUNT; ++e) each(e) += first[((long long)z * distance * COUNT + e) * threads];
+                for (int own = 0; own < AHEAD; ++own)
+                    if (own == 0 || begin + own < joined)
+#pragma unroll
+                        for (int e = 0; e < COUNT; ++e)
+                            each(e) += first[((long long)(begin + own) * distance * COUNT + e) * threads];
+            }
             if (nodes == 1) return true;
 #pragma unroll
             for (int e = 0; e < COUNT; ++e) first[(long long)e * threads] = each(e);
@@ -188,7 +194,7 @@ using Product = ProductOf<float>;
 // first the block's sum (`join`), then, in the last block, that of all tiles of rows (`over_tiles`), in a tree of FAN tiles
 // a node. Deterministic: shapes alone decide who adds what, in which order.
 template <int BN, int EACH, int SLOTS, class Column, class Team> struct TileColumns {
-    static constexpr int FAN = 32;
+    static constexpr int FAN = 32, AHEAD = 8;  // parts that a thread has on their way at once
     void *shared;          // a double for each of SLOTS * BN, which nobody reads any more
     int slot;              // of the thread
     int row_tile;          // number of the tile among those of the same columns
@@ -213,9 +219,13 @@ template <int BN, int EACH, int SLOTS, class Column, class Team> struct TileColu
         const int slots = min(team.count() / BN, SLOTS), own = team.number() / BN, of_tile = team.number() % BN;
         W value = Join::template identity<W>();
         if (own < slots && first + of_tile < N)
-#pragma unroll 4
-            for (int tile = own; tile < count; tile += slots)
-                value = Join::join(value, parts[(long long)(begin + tile) * N + first + of_tile]);
+#pragma unroll 1
+            for (int tile = own; tile < count; tile += AHEAD * slots) {
+#pragma unroll
+                for (int turn = 0; turn < AHEAD; ++turn)
+                    if (turn == 0 || tile + turn * slots < count)
+                        value = Join::join(value, parts[(long long)(begin + tile + turn * slots) * N + first + of_tile]);
+            }
         team.meet();
         if (own < slots) ((W *)shared)[own * BN + of_tile] = value;
         return over_slots<Join, W>(slots);

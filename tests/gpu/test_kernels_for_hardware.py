@@ -35,8 +35,11 @@ _FOR_ONE = {
     "narrow_types",
     "sums",
     "loops",
-    *(f"products_64_{precision}" for precision in ("float32", "tf32", "bfloat16")),
+    *(f"products_64_{precision}" for precision in ("tf32", "bfloat16")),
 }
+# What is compiled for each of these by itself, as a training does it: assembled from the PTX of another architecture,
+# some of these spill where they otherwise do not, and others the other way round.
+_BY_ITSELF = {"products_64_float32", "products_2048_float32"}
 # What every run compiles: for its own instructions, the source that needs the most registers.
 SAMPLE = {"sm_90a": {"step_bfloat16"}}
 # No training computes in float64 on a GPU, nor a map of every op at once: that source may spill, but is to compile.
@@ -242,7 +245,7 @@ def test_compiles_without_spills(nvcc, architecture, whole, tmp_path, record_pro
         place = tmp_path / f"{name}.cu"
         place.write_text(text)
         quickly = _QUICKLY if name == "every_op" else []
-        if len(built) > 1:
+        if len(built) > 1 and name not in _BY_ITSELF:
             assembly = place.with_suffix(".ptx")
             line = command(nvcc, place, assembly, architecture.replace("sm", "compute"))
             run(["--ptx" if word == "--cubin" else word for word in line] + quickly)

@@ -111,7 +111,7 @@ def test_convolutions_of_every_tile(in_precision, rows, tiles):
 
 
 @pytest.mark.parametrize(
-    "rows", [0, 1, 32, 33, 32 * 32, 32 * 32 + 1, pytest.param(32 * 32 * 32 + 1, marks=pytest.mark.long)]
+    "rows", [0, 1, 32, 33, 8 * 32 + 1, 32 * 32, 32 * 32 + 1, pytest.param(32 * 32 * 32 + 1, marks=pytest.mark.long)]
 )
 def test_sums_of_tiles_in_a_tree(cuda_backend, rows):
     """Tiles of 32 rows, of which a node of the tree joins 32; whole numbers, of which float64 has all sums exactly."""

@@ -204,3 +204,14 @@ def test_many_blocks_share_a_column(cuda_backend, rows):
     """At most 256."""
     check_sums_of_columns(cuda_backend, 32, rows)
     check_sums_of_columns(cuda_backend, 33, 2 * rows)
+
+
+@pytest.mark.parametrize("blocks", [256, 1024])
+def test_many_blocks_share_a_sum_of_all(cuda_backend, blocks):
+    """A block has 4096 elements; 256 threads join the blocks, of which each loads four at once."""
+    x = np.random.default_rng(blocks).integers(-9, 10, blocks * 4096 + 1).astype(np.float32)
+    x[-1] = 99  # of the last block
+    program = trace(lambda x: {"sum": ops.sum(x), "place": ops.argmax(x)}, {"x": ((Dim.rows(len(x)),), "float32")})
+    executable = cuda_backend.executable(program, {"x": x})
+    executable.run()
+    assert (executable.outputs["sum"], executable.outputs["place"]) == (x.sum(dtype=np.float64), len(x) - 1)

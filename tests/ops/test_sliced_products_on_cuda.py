@@ -14,7 +14,10 @@ from tests.sample import sample
     ("dtype", "terms", "slices"),
     sample(
         [
-            *(("float32", *sizes) for sizes in ((960, 15), (1024, 16), (1088, 17), (2049, 17), (16384, 128))),
+            *(
+                ("float32", *sizes)
+                for sizes in ((960, 15), (1024, 16), (1088, 17), (2049, 17), (16384, 128), (512, 8), (576, 9))
+            ),
             *(("bfloat16", *sizes) for sizes in ((960, 15), (1024, 16), (1088, 17), (2049, 22), (16384, 256))),
         ],
         3,
@@ -22,7 +25,7 @@ from tests.sample import sample
     ),
 )
 def test_on_both_sides_of_a_node(cuda_backend, dtype, terms, slices):
-    """16 slices are one node; the sums of columns have counters behind those of the slices; again, they are zero."""
+    """16 slices are one node, of which eight are loaded at once; again, the counters of the node and the columns are zero."""
 
     def step(a, b):
         y = product(a, b, dtype)

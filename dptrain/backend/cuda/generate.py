@@ -503,7 +503,7 @@ class Generator(MemberWriter):
             f"    for (int own = 0; own < {rows}; ++own) {{",
             f"        const Index r = top + own * {distance};",
             "        if (own == 0 || r < end) {",
-            *_indented(_indented(_indented(body))),
+            *_indented(_indented(_indented(_used(body)))),
             "        }",
             "    }",
             "}",
