@@ -9,9 +9,11 @@
 // decide.
 //
 // How a product works: the first warpgroup copies, the other two multiply, each 64 rows by all BN columns. Shared memory is a
-// ring of four stages. A stage has two mbarriers: `full` counts the threads that copied, `empty` the warps that multiplied.
-// While the tensor cores work on one stage, their next instructions are queued on another, and two are on their way from
-// global memory: 64 or 96 KiB in flight, where 64 bytes a cycle and some 600 cycles of latency ask for 38.
+// ring of four stages. A stage has two mbarriers: `full` counts the warps that copied, `empty` those that multiplied.
+// While the tensor cores work on one stage, the next is full, and the two others are on their way from global memory or
+// begin to be, as soon as they are empty: 64 or 96 KiB, where 64 bytes a cycle and some 600 cycles of latency ask for 38.
+// Copiers say which stage is full before they wait for an empty one. After it, the multipliers would wait for 24 copies to
+// be issued each time: measured, a stage took 1,900 cycles.
 //
 // Copies are cp.async, 16 bytes a thread, by HalfPart, and not TMA: a tensor map says where a dense matrix lies, whose rows
 // begin at multiples of 16 bytes. Products here are also of gathered matrices (convolution.cuh), of rows that begin anywhere,
@@ -21,7 +23,7 @@
 // in 512 (128). They have to stay that few: at 48 a copy the copying warps, and not the tensor cores, would set the pace.
 //
 // cp.async writes through the generic proxy and wgmma reads through the async one. So who copied waits for its own copies,
-// then fences (fence.proxy.async), then arrives at `full`. Waiting for products (wgmma.wait_group) orders the other way.
+// then fences (fence.proxy.async); when all lanes have, the first one arrives at `full` for its warp. Waiting for products (wgmma.wait_group) orders the other way.
 //
 // A part of a stage lies as the 128-byte swizzle has it: panels of 64 columns, rows of 128 bytes, whose 16-byte chunks
 // change places with the row. A factor is K-major where K is contiguous (a as it is, b transposed), else MN-major; both are
@@ -116,7 +118,7 @@ template <int COUNT> static __device__ __forceinline__ void hold(float (&sums)[C
 
 // The tiles' sizes. A_TRANSPOSED: a is (K, M); B_TRANSPOSED: b is (N, K).
 template <int BM, int BN, bool A_TRANSPOSED, bool B_TRANSPOSED> struct WgmmaShape {
-    static constexpr int GROUP = 128, BK = 64, STAGES = 4, BEHIND = 2;  // steps that copies arrive after they began
+    static constexpr int GROUP = 128, BK = 64, STAGES = 4, BEHIND = 2;  // steps from a copy to its arrival
     static constexpr int COPIERS = GROUP, MULTIPLIERS = BM / 64 * GROUP, THREADS = COPIERS + MULTIPLIERS;
     using PartA = HalfPart<A_TRANSPOSED ? BK : BM, A_TRANSPOSED ? BM : BK, COPIERS, 64>;
     using PartB = HalfPart<B_TRANSPOSED ? BN : BK, B_TRANSPOSED ? BK : BN, COPIERS, 64>;
@@ -145,7 +147,7 @@ __device__ __forceinline__ void product_wgmma(void *shared, ProductOf<Number> of
 
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; ++stage) {
-            begin_barrier(full + stage * 8, S::COPIERS);
+            begin_barrier(full + stage * 8, S::COPIERS / WARP);
             begin_barrier(empty + stage * 8, S::MULTIPLIERS / WARP);
         }
         begin_barrier(meeting, S::MULTIPLIERS);
@@ -155,8 +157,15 @@ __device__ __forceinline__ void product_wgmma(void *shared, ProductOf<Number> of
     if (threadIdx.x < S::COPIERS) {
         const unsigned short *a = reinterpret_cast<const unsigned short *>(of.a);
         const unsigned short *b = reinterpret_cast<const unsigned short *>(of.b);
-        // A group of copies for each step, empty behind the last one, so that counting groups counts steps.
+        // A group of copies for each step, empty behind the last one, so that counting groups counts steps. What has arrived
+        // is said before anything is waited for: the multipliers need it while they still read the stage that is copied next.
         for (int step = 0; step < steps + S::BEHIND; ++step) {
+            if (step >= S::BEHIND) {
+                asm volatile("cp.async.wait_group %0;" : : "n"(S::BEHIND - 1) : "memory");
+                asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+                __syncwarp();  // all lanes' copies are there
+                if (threadIdx.x % WARP == 0) arrive(full + (step - S::BEHIND) % STAGES * 8);
+            }
             if (step < steps) {
                 const int stage = step % STAGES, k = of.k_begin + step * BK;
                 wait_for(empty + stage * 8, (step / STAGES + 1) % 2);
@@ -167,10 +176,6 @@ __device__ __forceinline__ void product_wgmma(void *shared, ProductOf<Number> of
                 else PartB::copy(part_b, b, N, k, of.k_end, of.n0, N, of.wide_b, of_b);
             }
             asm volatile("cp.async.commit_group;" : : : "memory");
-            if (step < S::BEHIND) continue;
-            asm volatile("cp.async.wait_group %0;" : : "n"(S::BEHIND) : "memory");
-            asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
-            arrive(full + (step - S::BEHIND) % STAGES * 8);
         }
         return;
     }

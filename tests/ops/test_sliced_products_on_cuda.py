@@ -25,7 +25,7 @@ from tests.sample import sample
     ),
 )
 def test_on_both_sides_of_a_node(cuda_backend, dtype, terms, slices):
-    """16 slices are one node, of which eight are loaded at once; again, the counters of the node and the columns are zero."""
+    """16 slices are one node, which loads eight at once; sums of columns have counters too; again, all are zero."""
 
     def step(a, b):
         y = product(a, b, dtype)
