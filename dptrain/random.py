@@ -43,6 +43,7 @@ class Purpose(IntEnum):
     HOLD_OUT = 5
     RESAMPLING = 6
     MODELS = 7
+    REPORT = 8
     NOISE = 100  # for steps that users write
 
 

@@ -39,6 +39,7 @@ ABOUT_PICTURES = {
     *(f"unit/sweeps/reporting/test_{name}.py" for name in ("drawing", "field_pictures", "page", "pictures", "report")),
     "unit/sweeps/analysis/test_pareto.py",
     *("unit/cli/test_run_directory.py", "unit/cli/commands/test_runs.py"),
+    *("unit/cli/reporting/test_page.py", "unit/cli/reporting/test_worst.py", "unit/cli/commands/test_report.py"),
 }
 # Folders whose tests are about GPUs; what starts the emulator gives it an environment of its own.
 ABOUT_GPUS = ("ops", "gpu", "emulator")
@@ -200,7 +201,7 @@ def _bytecode() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _without_pictures():
-    """Let what tests start draw no curves, which takes longer than most of its trainings; its PYTHONPATH says so."""
+    """Let what tests start draw no curves and write no page, which takes longer than most of its trainings."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(WITHOUT_PICTURES), prepend=os.pathsep)
         yield
@@ -208,10 +209,11 @@ def _without_pictures():
 
 @pytest.fixture(scope="module", autouse=True)
 def _without_pictures_here(request: pytest.FixtureRequest):
-    """Make Matplotlib look as if it were not installed in this process too, but for tests that are about pictures."""
+    """Make Matplotlib and Jinja2 look as if they were not installed in this process too, but for tests about them."""
     with pytest.MonkeyPatch.context() as patch:
         if request.path.relative_to(ROOT / "tests").as_posix() not in ABOUT_PICTURES:
             patch.setitem(sys.modules, "matplotlib.figure", None)
+            patch.setitem(sys.modules, "jinja2", None)
         yield
 
 

@@ -137,6 +137,13 @@ def final_metrics(history: Mapping[str, list[float]], epochs: list[int], stoppin
     return {key: values[at] for key, values in history.items()}
 
 
+def restored_epoch(epochs: list[int], stopping: EarlyStopping | None) -> int | None:
+    """Return the epoch, from 1, whose weights early stopping restored; None where they are the last one's."""
+    if stopping is None or stopping.best_weights is None or stopping.best_epoch not in epochs[:-1]:
+        return None
+    return stopping.best_epoch + 1
+
+
 def say_why_unsaved(model: Model) -> None:
     """Print why the run will hold no `.keras` file, if so."""
     if why := why_not_saved(model):

@@ -54,15 +54,15 @@ def of_classes(means: "Meaning", y: Array | None, outputs: Any) -> dict[str, Any
     return {"names": names, **scores(matrix), "confusion": matrix.tolist()}
 
 
-def of_held_out(model: "Model", split: "Split", batch_size: int) -> dict[str, Any] | None:
-    """Return `of_classes` for held-out samples that all ranks have. Collective."""
+def held_out_outputs(model: "Model", split: "Split", batch_size: int) -> Any:
+    """Return a classifier's outputs for held-out samples that all ranks have; None for other models. Collective."""
     from dptrain.cli import predictions
 
-    means = predictions.meaning(model)
-    if means.task not in ("binary", "multiclass") or not len(split) or split.y.size != len(split.y):
+    if predictions.meaning(model).task not in ("binary", "multiclass"):
         return None
-    part = split.selected()
-    return of_classes(means, part.y, model.predict(part.x, batch_size=batch_size, verbose=0))
+    if not len(split) or split.total is not None or split.y.size != len(split.y):
+        return None
+    return model.predict(split.selected().x, batch_size=batch_size, verbose=0)
 
 
 def show(report: dict[str, Any]) -> None:

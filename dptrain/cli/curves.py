@@ -1,6 +1,7 @@
 """curves.png: loss and metrics over epochs."""
 
 import io
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,12 +11,15 @@ from dptrain.runtime.output.streams import write_error
 from dptrain.sweeps.reporting.drawing import log_if_wide, trouble
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Keys of metrics.jsonl that are not curves.
 _NOT_CURVES = {"epoch", "seconds", "samples_per_second"}
 _DPI = 120
 _LARGEST = 1e300
+# Epochs without which none is left out of a picture, and how many times the range of the later ones it must take.
+_FEWEST_CLIPPED, _FLATTENING = 5, 4
 
 
 def can_draw() -> bool:
@@ -29,12 +33,15 @@ def can_draw() -> bool:
     return True
 
 
-def draw_curves(epochs: Sequence[Mapping[str, float]], title: str = "") -> bytes | None:
-    """Return a PNG with a panel for each metric, or None without matplotlib, or with a warning if it fails."""
+def draw_curves(epochs: Sequence[Mapping[str, float]], title: str = "", restored: int | None = None) -> bytes | None:
+    """Return a PNG with a panel for each metric, or None without matplotlib, or with a warning if it fails.
+
+    `restored` is the epoch, from 1, whose weights the model has, if not the last.
+    """
     if not epochs:
         return None
     try:
-        return _png(make_figure(epochs, title))
+        return _png(make_figure(epochs, title, restored))
     except ImportError:
         return None
     except Exception as error:  # the run matters more than its picture
@@ -80,30 +87,63 @@ def _comparison(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> bytes:
         return _png(figure)
 
 
-def make_figure(epochs: Sequence[Mapping[str, float]], title: str) -> "Figure":
+def make_figure(epochs: Sequence[Mapping[str, float]], title: str, restored: int | None = None) -> "Figure":
     """Return the figure of at least one epoch."""
-    from matplotlib.ticker import MaxNLocator
-
-    names = [key for key in epochs[0] if key not in _NOT_CURVES and not key.startswith("val_")]
+    names = curve_names(epochs)
     figure = _empty_figure(5 * len(names), 3.6)
     if title:
         figure.suptitle(title.replace("$", r"\$"))  # a name, not a formula
     panels = figure.subplots(1, len(names), squeeze=False)[0]
     for panel, name in zip(panels, names, strict=True):
-        drawn: list[float] = []
-        for key, label, marker in ((name, "training", "o"), (f"val_{name}", "validation", "s")):
-            if key in epochs[0]:
-                points = _points(epochs, key)
-                drawn += points[1]
-                panel.plot(*points, marker=marker, label=label)
-        log_if_wide(panel, "y", drawn)
-        panel.set_xlabel("epoch")
-        panel.set_ylabel(name)
-        # With the default minimum of two ticks, one or two epochs would get halves as well.
-        panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        panel.grid(alpha=0.3)
-        panel.legend()
+        draw_panel(panel, epochs, name, restored)
     return figure
+
+
+def curve_names(epochs: Sequence[Mapping[str, float]]) -> list[str]:
+    """Return the metrics that have a panel each, without "val_"."""
+    return [key for key in epochs[0] if key not in _NOT_CURVES and not key.startswith("val_")]
+
+
+def draw_panel(
+    panel: "Axes", epochs: Sequence[Mapping[str, float]], name: str, restored: int | None = None, marker: bool = True
+) -> None:
+    """Draw a metric in training and validation; `restored` is the epoch, from 1, whose weights the model has."""
+    from matplotlib.ticker import MaxNLocator
+
+    drawn: list[float] = []
+    curves = []
+    for key, label, shape in ((name, "training", "o"), (f"val_{name}", "validation", "s")):
+        if key in epochs[0]:
+            points = _points(epochs, key)
+            drawn += points[1]
+            curves.append(points)
+            panel.plot(*points, marker=shape if marker else None, label=label)
+    log_if_wide(panel, "y", drawn)
+    if panel.get_yscale() == "linear" and (limits := limits_of_later(curves)) is not None:
+        panel.set_ylim(*limits)
+        panel.set_title("the first epochs are outside", fontsize="small", loc="right", color="#555")
+    if restored is not None:
+        panel.axvline(restored, color="#555", linestyle="--", linewidth=1, label=f"restored: epoch {restored}")
+    panel.set_xlabel("epoch")
+    panel.set_ylabel(name.replace("$", r"\$"))
+    # With the default minimum of two ticks, one or two epochs would get halves as well.
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    panel.grid(alpha=0.3)
+    panel.legend()
+
+
+def limits_of_later(curves: Sequence[tuple[list[float], list[float]]]) -> tuple[float, float] | None:
+    """Return an axis' limits without the first epochs where they would flatten the rest; None where they do not."""
+    epochs = max((len(values) for _, values in curves), default=0)
+    first = max(1, epochs // 4)
+    later = [value for _, values in curves for value in values[first:] if math.isfinite(value)]
+    every = [value for _, values in curves for value in values if math.isfinite(value)]
+    if epochs < _FEWEST_CLIPPED or not later:
+        return None
+    low, high = min(later), max(later)
+    if high == low or max(every) - min(every) <= _FLATTENING * (high - low):
+        return None
+    return low - 0.08 * (high - low), high + 0.08 * (high - low)
 
 
 def _points(epochs: Sequence[Mapping[str, float]], key: str) -> tuple[list[float], list[float]]:

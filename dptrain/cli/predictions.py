@@ -44,6 +44,28 @@ def meaning(model: Model) -> Meaning:
     return Meaning(target=target)
 
 
+def probabilities(model: Model, outputs: Array) -> npt.NDArray[np.float64] | None:
+    """Return probabilities (rows, classes) of a classifier's single output, also of logits and of label 1 alone.
+
+    None for outputs of another shape or meaning.
+    """
+    losses = model._expected_data.losses
+    loss = None if losses is None or tree.is_nested(losses) else losses
+    kind, logits = type(loss).__name__, bool(getattr(loss, "from_logits", False))
+    values = outputs.astype(np.float64)
+    if values.ndim == 2 and values.shape[1] > 1 and kind.endswith("CategoricalCrossentropy"):
+        if not logits:
+            return values
+        powers = np.exp(values - values.max(axis=1, keepdims=True))
+        normal: npt.NDArray[np.float64] = powers / powers.sum(axis=1, keepdims=True)
+        return normal
+    if values.ndim in (1, 2) and values.size == len(values) and kind == "BinaryCrossentropy":
+        second = values.reshape(-1)
+        second = (1 + np.tanh(second / 2)) / 2 if logits else second
+        return np.stack([1 - second, second], axis=1)
+    return None
+
+
 def as_csv(outputs: Any, means: Meaning, files: Sequence[str] = ()) -> str:
     """Format predictions as CSV: row number from 0, file, predicted class if any, and every output."""
     columns: dict[str, Array] = {}

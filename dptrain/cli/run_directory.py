@@ -8,6 +8,7 @@ best.keras         the model of the epoch in which the monitored metric was best
 model.safetensors  the weights, and the layers as metadata
 summary.json       final metrics, versions, world size, device, time; there is one when the run has come to its end
 curves.png         loss and metrics over epochs, where matplotlib is installed
+report.html        a page about the model's quality, where Jinja2 is installed
 trace.json         what --profile has measured, for ui.perfetto.dev
 lock, holder       while the run goes on: who works there
 """
@@ -31,6 +32,7 @@ from dptrain.saving.run_folder import (
     CURVES,
     METRICS,
     MODEL,
+    REPORT,
     SUMMARY,
     TENSORBOARD,
     TRACE,
@@ -41,7 +43,7 @@ from dptrain.saving.run_folder import (
 _ELSEWHERE = "choose another --out"
 # Names that a run and its loggers write.
 _FOLDERS = (CHECKPOINTS, TENSORBOARD, WANDB)
-_FILES = (CONFIG, METRICS, MODEL, BEST, WEIGHTS, SUMMARY, CURVES, TRACE)
+_FILES = (CONFIG, METRICS, MODEL, BEST, WEIGHTS, SUMMARY, CURVES, TRACE, REPORT)
 
 
 class RunDirectory:
@@ -133,7 +135,7 @@ class RunDirectory:
         written = [*self._written, *files, SUMMARY]
         for name, content in files.items():
             self._replace(name, content)
-        picture = draw_curves(self._epochs, title=self.path.resolve().name)
+        picture = draw_curves(self._epochs, title=self.path.resolve().name, restored=summary.get("restored"))
         if picture is not None:
             self._replace(CURVES, picture)
             written.append(CURVES)
@@ -143,6 +145,16 @@ class RunDirectory:
         with self._writing(LOCK):
             self._folder.remove(LOCK)
         return sorted(written)
+
+    def add_report(self, content: bytes) -> str:
+        """Write the page about the finished run; return its name."""
+        self._replace(REPORT, content)
+        return REPORT
+
+    @property
+    def epochs(self) -> Sequence[Mapping[str, Any]]:
+        """Metrics of every epoch."""
+        return self._epochs
 
     def _replace(self, name: str, content: bytes) -> None:
         with self._writing(name, len(content)):

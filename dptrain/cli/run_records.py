@@ -28,7 +28,7 @@ _MOST_ENTRIES, _LONG = 2000, 1 << 13
 _SECTION = re.compile(r"(\w+):\n((?:  .*\n)+)")
 # Settings that do not affect the training.
 _ABOUT_THE_JOB = re.compile(
-    r"(out|name|verbose|progress|debug|fast_dev_run|stall_\w+|share_gpu|gpu_select|comm|bucket_mb|cuda_graph"
+    r"(out|name|verbose|progress|report|debug|fast_dev_run|stall_\w+|share_gpu|gpu_select|comm|bucket_mb|cuda_graph"
     r"|steps_per_execution|checkpoint\..*|logging\..*|data\.max_bytes|data\.device_mb|data\.dir|train\.digest_every)"
 )
 
@@ -104,10 +104,10 @@ def read_run(path: Path) -> RunRecord:
         "finished" if summary_text is not None else "running" if _is_locked(path / LOCK) else "interrupted",
         started if isinstance(started, str) else _time_of(path / CONFIG),
         settings,
-        epochs if _is_whole(epochs) else 0,
-        planned if _is_whole(planned) else None,
-        summary["seconds"] if _is_number(summary.get("seconds")) else None,
-        _numbers(summary.get("metrics", last)),
+        epochs if is_whole(epochs) else 0,
+        planned if is_whole(planned) else None,
+        summary["seconds"] if is_number(summary.get("seconds")) else None,
+        numbers_of(summary.get("metrics", last)),
         best if isinstance(best, dict) and _is_best(best) else {},
         _directions(summary.get("directions")),
     )
@@ -119,8 +119,16 @@ def read_epochs(path: Path) -> list[dict[str, float]]:
     if not content:
         raise DataError(f"{path}: no epoch has ended ({METRICS})")
     lines = content.decode(errors="replace").split("\n")[:-1]
-    epochs = [_numbers(_object(path / METRICS, line)) for line in lines[:_MAX_EPOCHS]]
+    epochs = [numbers_of(_object(path / METRICS, line)) for line in lines[:_MAX_EPOCHS]]
     return [epoch for epoch in epochs if "epoch" in epoch]
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """Return what summary.json holds, unchecked; DataError if the run has none, as it has not finished."""
+    text = _text(path / SUMMARY)
+    if text is None:
+        raise DataError(f"{path}: the run has not finished: it has no {SUMMARY}")
+    return _object(path / SUMMARY, text)
 
 
 def read_config(path: Path) -> Config:
@@ -273,8 +281,9 @@ def _time_of(path: Path) -> str:
         return "unknown"
 
 
-def _numbers(value: Any) -> dict[str, float]:
-    return {str(key): value for key, value in value.items() if _is_number(value)} if isinstance(value, dict) else {}
+def numbers_of(value: Any) -> dict[str, float]:
+    """Return the entries of a JSON value that are finite numbers."""
+    return {str(key): value for key, value in value.items() if is_number(value)} if isinstance(value, dict) else {}
 
 
 def _directions(value: Any) -> dict[str, str]:
@@ -283,13 +292,15 @@ def _directions(value: Any) -> dict[str, str]:
 
 
 def _is_best(best: Mapping[str, Any]) -> bool:
-    return isinstance(best.get("monitor"), str) and _is_number(best.get("value")) and _is_whole(best.get("epoch"))
+    return isinstance(best.get("monitor"), str) and is_number(best.get("value")) and is_whole(best.get("epoch"))
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether a JSON value is a finite number."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and abs(value) <= sys.float_info.max  # an integer of JSON may be larger than any float
 
 
-def _is_whole(value: Any) -> bool:
+def is_whole(value: Any) -> bool:
+    """Whether a JSON value is a count."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53

@@ -1,4 +1,4 @@
-"""Shared by `evaluate`, `predict` and `export`: options, model, samples."""
+"""Shared by `evaluate`, `predict`, `report` and `export`: options, model, samples."""
 
 import argparse
 import os
@@ -36,13 +36,18 @@ def add_custom_objects(parser: "argparse._ActionsContainer") -> None:
     parser.add_argument("--custom-objects", action="append", default=[], metavar="FILE.py", help=text)
 
 
-def add_samples(parser: argparse.ArgumentParser) -> None:
-    """Add options that name the samples."""
+def add_data(parser: argparse.ArgumentParser, text: str) -> None:
+    """Add the options that name data, with the help of the first."""
     field: dict[str, Any] = {"default": argparse.SUPPRESS}
-    text = "an .npz or .npy file, or whatever training accepts (default: the data that the run was trained on)"
     parser.add_argument("--data", "--data.name", dest="data.name", metavar="NAME", help=text, **field)
     text = "folder with the files of a named data set"
     parser.add_argument("--data-dir", "--data.dir", dest="data.dir", metavar="DIR", help=text, **field)
+
+
+def add_samples(parser: argparse.ArgumentParser) -> None:
+    """Add options that name the samples."""
+    text = "an .npz or .npy file, or whatever training accepts (default: the data that the run was trained on)"
+    add_data(parser, text)
     parser.add_argument(
         "--part", choices=("test", "train"), default="test", help="the part to use, of data with both (default: test)"
     )
@@ -77,7 +82,7 @@ def load_served_samples(
     if "data.name" not in vars(parsed):
         if target is not None:
             comm.agree("command line", lambda: _refuse_target(target))
-        data = comm.agree("data", lambda: _data_of_run(Path(parsed.run)))
+        data = comm.agree("data", lambda: data_of_run(Path(parsed.run)))
         data = replace(data, max_bytes=config.data.max_bytes)  # the limit is the reader's, not the folder's
         if preprocessing is not None or data.name.endswith(".npy"):  # only the run's settings define the test part
             data = replace(data, unseen=config.data.unseen or data.unseen)
@@ -128,7 +133,7 @@ def _refuse_target(target: str) -> None:
     raise ConfigError(f"--target {target}: add --data FILE.npy, the samples of these targets")
 
 
-def _data_of_run(run: Path) -> Any:
+def data_of_run(run: Path) -> Any:
     """Return the data in a run's configuration, if this user wrote it: another's could name any file."""
     from dptrain.cli.run_records import read_config
     from dptrain.errors import ConfigError

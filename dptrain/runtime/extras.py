@@ -7,6 +7,7 @@ import shlex
 _REQUIREMENTS = {
     "mpich": ("mpich>=4.2",),
     "plots": ("matplotlib>=3.8",),
+    "report": ("jinja2>=3.1", "matplotlib>=3.8"),
     "tensorboard": ("tensorboardX",),
     "mlflow": ("mlflow-skinny>=2.14",),
     "wandb": ("wandb>=0.17",),

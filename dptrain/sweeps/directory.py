@@ -30,12 +30,12 @@ from dptrain.runtime.storage.files import FILE, FOLDER, Directory, open_director
 from dptrain.runtime.storage.locks import HOLDER, LOCK, locked
 from dptrain.runtime.storage.yaml_files import parse_mapping
 from dptrain.runtime.text import one_line
-from dptrain.saving.run_folder import CONFIG, MODELS, PLAN
+from dptrain.saving.run_folder import CONFIG, MODELS, PLAN, REPORT
 from dptrain.sweeps import growth, lines
 from dptrain.sweeps.records import Ending, Run, Status, Trial
 from dptrain.sweeps.scheduling.messages import run_fact, to_run
 
-RESULTS, TRIALS, REPORT = "results.jsonl", "trials.csv", "report.html"
+RESULTS, TRIALS = "results.jsonl", "trials.csv"
 _JOURNAL, _STATES = "journal.jsonl", "states"
 # Files that a sweep writes.
 _FILES = (PLAN, RESULTS, _JOURNAL, TRIALS, REPORT, CONFIG, LOCK, HOLDER)

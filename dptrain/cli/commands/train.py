@@ -15,6 +15,7 @@ from dptrain.batches.inputs import Samples
 from dptrain.callbacks import Callback, EpochRecorder
 from dptrain.callbacks.checkpointing import Checkpointing
 from dptrain.callbacks.history import History
+from dptrain.cli import predictions
 from dptrain.cli.best import (
     BestModel,
     best_model,
@@ -22,6 +23,7 @@ from dptrain.cli.best import (
     early_stopping,
     final_metrics,
     monitored,
+    restored_epoch,
     say_why_unsaved,
 )
 from dptrain.cli.building import (
@@ -37,13 +39,16 @@ from dptrain.cli.building import (
     splits_of,
     steps_of,
 )
-from dptrain.cli.classes import of_held_out
+from dptrain.cli.classes import held_out_outputs, of_classes
 from dptrain.cli.curves import can_draw
 from dptrain.cli.options.config import Config, TrainConfig, deciding, to_yaml, verbosity
 from dptrain.cli.options.loggers import loggers
 from dptrain.cli.options.mesh import lay_out
 from dptrain.cli.options.pruning import refuse_unused, settled
 from dptrain.cli.ranks import show_ranks
+from dptrain.cli.reporting.page import installed
+from dptrain.cli.reporting.quality import held_out_of
+from dptrain.cli.reporting.report import Run, is_wanted, try_report_of
 from dptrain.cli.run_directory import RunDirectory
 from dptrain.cli.run_records import read_config
 from dptrain.cli.streams import StreamSplit
@@ -54,10 +59,11 @@ from dptrain.models import Model
 from dptrain.runtime import signals
 from dptrain.runtime.extras import pip_install
 from dptrain.runtime.failure import phase
+from dptrain.runtime.memory import most_resident_bytes
 from dptrain.runtime.output import terminal
 from dptrain.runtime.storage.files import FILE, open_directory
 from dptrain.saving import keras_zip
-from dptrain.saving.run_folder import BEST, CHECKPOINTS, CONFIG, CURVES, MODEL, SUMMARY, WEIGHTS
+from dptrain.saving.run_folder import BEST, CHECKPOINTS, CONFIG, CURVES, MODEL, REPORT, SUMMARY, WEIGHTS
 from dptrain.saving.weights import encode_safetensors
 from dptrain.sweeps.reporting import formatting
 from dptrain.train.trainer import run_to_end
@@ -95,39 +101,71 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
             signals.release_early()
         callbacks += [] if keeper is None else [keeper]
         history = _fit(model, config, splits, steps, callbacks, keeper)
-        tested, by_class = _evaluate(model, config, splits)
+        tested, outputs = _evaluate(model, config, splits)
         phase.enter("saving")
         final = final_metrics(history.history, history.epoch, stopping)
-        seconds = round(time.monotonic() - began, 3)
-
-        def write_results() -> list[str]:
-            if run is None:
-                return []
-            summary = {
-                "metrics": final,
-                "directions": directions(model, final),
-                **({"test": tested} if tested else {}),
-                **({} if by_class is None else {"classes": by_class}),
-                **({} if best is None or best.best_epoch is None else {"best": best.summary()}),
-                "epochs": len(history.epoch),
-                "seconds": seconds,
-                "started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(started)),
-                "world_size": comm.size,
-                "devices": devices,
-                **({"kernels": dict(chosen)} if (chosen := model._open_device(comm).chosen) else {}),
-                "data": _sizes(data, splits),
-                "parameters": model.count_params(),
-                "versions": _versions(comm),
-            }
-            files = {} if keras_zip.why_not_saved(model) else {MODEL: keras_zip.encode(model)}
-            files[WEIGHTS] = encode_safetensors(model)
-            return run.finish(files, summary)
-
+        restored = restored_epoch(history.epoch, stopping)
+        summary = {
+            "metrics": final,
+            "directions": directions(model, final),
+            **({"test": tested} if tested else {}),
+            **_by_class(model, splits, outputs),
+            **({} if best is None or best.best_epoch is None else {"best": best.summary()}),
+            "epochs": len(history.epoch),
+            **({} if restored is None else {"restored": restored}),
+            "seconds": round(time.monotonic() - began, 3),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(started)),
+            "world_size": comm.size,
+            "devices": devices,
+            **_of_job(config, data, splits, model, comm),
+        }
         with model._readable_on(0):
-            files = comm.agree("saving", write_results)
+            files = comm.agree("saving", lambda: [] if run is None else run.finish(_model_files(model), summary))
+        files += _report(config, data, splits, model, comm, run, summary, outputs)
         if not quiet and comm.rank == 0:
             _show_results(config, best, len(history.epoch), tested, run, files)
     return 0
+
+
+def _by_class(model: Model, splits: Splits, outputs: Any) -> dict[str, Any]:
+    scores = of_classes(predictions.meaning(model), held_out_of(splits).selected().y, outputs)
+    return {} if scores is None else {"classes": scores}
+
+
+def _of_job(config: Config, data: LoadedData, splits: Splits, model: Model, comm: Communicator) -> dict[str, Any]:
+    """Return a summary's entries about memory, kernels, data and versions. Collective."""
+    memory = comm.allgather(most_resident_bytes())
+    chosen = model._open_device(comm).chosen
+    return {
+        **({"memory": memory} if all(memory) else {}),
+        **({"kernels": dict(chosen)} if chosen else {}),
+        "data": _sizes(data, splits),
+        "parameters": model.count_params(),
+        "versions": _versions(comm),
+    }
+
+
+def _model_files(model: Model) -> dict[str, bytes]:
+    files = {} if keras_zip.why_not_saved(model) else {MODEL: keras_zip.encode(model)}
+    return files | {WEIGHTS: encode_safetensors(model)}
+
+
+def _report(
+    config: Config,
+    data: LoadedData,
+    splits: Splits,
+    model: Model,
+    comm: Communicator,
+    run: RunDirectory | None,
+    summary: dict[str, Any],
+    outputs: Any,
+) -> list[str]:
+    """Write report.html if it is wanted, and return its name if it is written. Collective."""
+    if not is_wanted(config, comm):
+        return []
+    record = Run("", {}, []) if run is None else Run.of(run.path, summary, run.epochs)
+    content = try_report_of(model, config, data, splits, comm, record, outputs)
+    return comm.agree("saving", lambda: [run.add_report(content)] if run is not None and content else [])
 
 
 def _fit(
@@ -145,18 +183,16 @@ def _fit(
     return model.history
 
 
-def _evaluate(model: Model, config: Config, splits: Splits) -> tuple[dict[str, float], dict[str, Any] | None]:
+def _evaluate(model: Model, config: Config, splits: Splits) -> tuple[dict[str, float], Any]:
+    """Return the metrics of a test part, and a classifier's outputs for the held-out samples. Collective."""
     tested: dict[str, float] = {}
     if splits.test is not None:
         logs = model.evaluate(fed(splits.test), verbose=0, return_dict=True)
         assert isinstance(logs, dict)
         tested = logs
-    if (
-        isinstance(splits.train, StreamSplit) or config.data.sharding == "static"
-    ):  # where ranks have samples of their own
+    if isinstance(splits.train, StreamSplit):  # of which a rank has samples of its own
         return tested, None
-    held_out = splits.validation if splits.test is None else splits.test
-    return tested, of_held_out(model, held_out, config.train.batch_size)
+    return tested, held_out_outputs(model, held_out_of(splits), config.train.batch_size)
 
 
 def _sizes(data: LoadedData, splits: Splits) -> dict[str, Any]:
@@ -193,8 +229,16 @@ def _show_results(
     if config.fast_dev_run and config.out is None:
         terminal.say(f"Fast dev run: everything works ({', '.join(files)} written and removed)")
     else:
-        missing = "" if CURVES in files or can_draw() else f" (no curves.png: {pip_install('plots')})"
-        terminal.say(f"Results in {run.path}: {', '.join(files)}{missing}")
+        terminal.say(f"Results in {run.path}: {', '.join(sorted(files))}{_missing(config, files)}")
+
+
+def _missing(config: Config, files: list[str]) -> str:
+    """Return which pictures and pages lack a package, and how to get them."""
+    lacks_page = config.report and not config.fast_dev_run and not installed()
+    if CURVES not in files and not can_draw():
+        names = f"{CURVES} and {REPORT}" if lacks_page else CURVES
+        return f" (no {names}: {pip_install('report' if lacks_page else 'plots')})"
+    return f" (no {REPORT}: {pip_install('report')})" if lacks_page else ""
 
 
 def _build(config: Config, data: LoadedData, splits: Splits, steps: int) -> Model:

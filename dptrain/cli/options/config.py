@@ -598,6 +598,9 @@ class Config(Checked):
     progress: Literal["auto", "live", "lines", "none"] = _field(
         "auto", "progress of epochs and runs; auto: live on a terminal, also behind mpirun, else lines", "progress"
     )
+    report: bool = _field(
+        True, "write report.html, a page about the model's quality on held-out samples, at the end", "report"
+    )
     fast_dev_run: bool = _field(
         False, "run two steps and a small evaluation, to check that everything works", "fast-dev-run"
     )

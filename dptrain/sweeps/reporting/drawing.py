@@ -52,12 +52,12 @@ WIDE = Width("wide", 11.5, 10, 44, "outside right upper")
 NARROW = Width("narrow", 3.75, 8, 24, "outside lower center")
 
 
-def why_not() -> str | None:
-    """Return why no picture can be drawn; None if it can."""
+def why_not(extra: str = "sweep") -> str | None:
+    """Return why no picture can be drawn, and the extra that installs Matplotlib; None if it can."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
-        return f"matplotlib is not installed. For them: {pip_install('sweep')}"
+        return f"matplotlib is not installed. For them: {pip_install(extra)}"
     except Exception as error:  # such as MPLBACKEND, which names no backend
         return f"matplotlib does not start: {trouble(error)}"
     return None
@@ -134,3 +134,12 @@ def log_if_wide(axes: "Axes", axis: str, values: Sequence[float]) -> None:
     """Make an axis logarithmic where its values are positive and span more than 2 decades."""
     if is_wide(values):
         (axes.set_xscale if axis == "x" else axes.set_yscale)("log")
+
+
+def png(pixels: Any) -> bytes:
+    """Return a PNG file of pixels, uint8 (height, width, 3)."""
+    from matplotlib.image import imsave
+
+    content = io.BytesIO()
+    imsave(content, pixels, format="png")
+    return content.getvalue()

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from dptrain.errors import printable
+
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222;
        background: #fff; overflow-wrap: anywhere; }
@@ -30,7 +32,8 @@ svg:has(.lit) [id*="-trial-"]:not(.lit) { opacity: 0.12; }
 _SCRIPT = """
 document.body.classList.add("interactive");
 const order = (a, b, sign) => {
-  const [x, y] = [Number(a), Number(b)];
+  const number = (text) => Number(text.replaceAll(/,(?=\\d{3})/g, ""));
+  const [x, y] = [number(a), number(b)];
   if (!Number.isNaN(x) && !Number.isNaN(y)) return sign * (x - y);
   return Number.isNaN(x) - Number.isNaN(y) || sign * a.localeCompare(b); // a dash is last, whichever way
 };
@@ -66,34 +69,52 @@ document.addEventListener("click", ({ target }) => {
 """
 
 
-def page(title: str, parts: Sequence[str]) -> str:
-    """Return a page; its policy lets no browser load anything or run another script."""
+def page(title: str, parts: Sequence[str], style: str = "") -> str:
+    """Return a page, `style` added to its own; its policy lets no browser load anything or run another script."""
     digest = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n"
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}{style}</style>\n</head>\n"
         f"<body>\n{''.join(parts)}<script>{_SCRIPT}</script>\n</body>\n</html>\n"
     )
 
 
+def _text(text: str) -> str:
+    """Return text as HTML, without characters that control how others are shown."""
+    return escape(printable(text, "\n\N{NO-BREAK SPACE}"))
+
+
+class Number(str):
+    """A number as text, to be aligned right."""
+
+
+def encoded(text: str) -> bytes:
+    """Return a page as UTF-8; characters that it cannot encode, of a command line in another encoding, are escaped."""
+    return text.encode("utf-8", "backslashreplace")
+
+
 def figure(picture: str, caption: str) -> str:
     """Return a picture by `drawing.draw` with a caption, which is text."""
-    return f"<figure>\n{picture}\n<figcaption>{escape(caption)}</figcaption></figure>\n"
+    return f"<figure>\n{picture}\n<figcaption>{_text(caption)}</figcaption></figure>\n"
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[Any]], trials: Sequence[int] = ()) -> str:
-    """Return a table; numbers align right, and `trials` (one per row) makes it sortable."""
-    head = f"<thead><tr>{''.join(f'<th>{escape(name)}</th>' for name in header)}</tr></thead>\n" if any(header) else ""
+def table(
+    header: Sequence[str], rows: Sequence[Sequence[Any]], trials: Sequence[int] = (), *, sortable: bool = False
+) -> str:
+    """Return a table; numbers and `Number` align right, and `trials` (one per row) makes it sortable too."""
+    head = f"<thead><tr>{''.join(f'<th>{_text(name)}</th>' for name in header)}</tr></thead>\n" if any(header) else ""
     lines = []
     for number, row in enumerate(rows):
         cells = "".join(
-            f"<td>{escape(value)}</td>" if isinstance(value, str) else f'<td class="number">{escape(str(value))}</td>'
+            f'<td class="number">{escape(str(value))}</td>'
+            if isinstance(value, Number) or not isinstance(value, str)
+            else f"<td>{_text(value)}</td>"
             for value in row
         )
         which = f' data-trial="{trials[number]}"' if trials else ""
         lines.append(f"<tr{which}>{cells}</tr>\n")
-    kind = ' class="sortable"' if trials else ""
+    kind = ' class="sortable"' if trials or sortable else ""
     return f"<table{kind}>\n{head}<tbody>\n{''.join(lines)}</tbody>\n</table>\n"

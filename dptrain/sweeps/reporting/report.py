@@ -34,7 +34,7 @@ from dptrain.sweeps.records import Ending, Trial
 from dptrain.sweeps.reporting import drawing, field_pictures, formatting, pictures
 from dptrain.sweeps.reporting.fields import Field, listed_values, swept_fields
 from dptrain.sweeps.reporting.findings import sentences
-from dptrain.sweeps.reporting.page import figure, page, table
+from dptrain.sweeps.reporting.page import encoded, figure, page, table
 
 # Columns of trials.csv after "trial" and the swept fields: attributes of `Summary`.
 MEASURES = ("n", "mean", "std", "ci_low", "ci_high", "median", "best", "seconds", "failed", "epochs_trained")
@@ -64,7 +64,7 @@ def write_trials_csv(
         measures = [formatting.cell(getattr(summary, name)) for name in MEASURES]
         further = [] if front is None else front.columns(trial.number).values()
         writer.writerow([trial.number, *setting, *measures, *map(formatting.cell, further)])
-    write_atomically(path, _encoded(text.getvalue()))
+    write_atomically(path, encoded(text.getvalue()))
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def write_report(path: Path, report: Report) -> None:
     parts.append("<h2>How the numbers are computed</h2>\n" + _methods(endings, metric, report.samples))
     if report.facts:
         parts.append("<h2>Made with</h2>\n" + _made_with(report.facts))
-    write_atomically(path, _encoded(page(report.title, parts)))
+    write_atomically(path, encoded(page(report.title, parts)))
 
 
 def _results(
@@ -145,11 +145,6 @@ def _results(
     if swept and not alone and any(summary.n for summary in summaries) and not report.hurries():
         drawn = _fields(trials, summaries, endings, metric, mode, swept, report.hurries)
         yield "<h2>What the fields do</h2>\n" + drawn
-
-
-def _encoded(text: str) -> bytes:
-    # A command line that is not UTF-8 has characters that UTF-8 cannot encode.
-    return text.encode("utf-8", "backslashreplace")
 
 
 def _scope(trials: Sequence[Trial], endings: Sequence[Ending], metric: str, mode: Mode) -> str:

@@ -65,7 +65,8 @@ READERS = (
 )
 WORKERS = {"run": work_as_a_run, "checkpoints": work_as_checkpoints, "sweep": work_as_a_sweep}
 NAMES = [
-    *("config.yaml", "metrics.jsonl", "summary.json", "model.keras", "best.keras", "curves.png", "lock", "holder"),
+    *("config.yaml", "metrics.jsonl", "summary.json", "model.keras", "best.keras", "curves.png"),
+    *("report.html", "lock", "holder"),
     *("checkpoints", "checkpoints/000001-step-1", "checkpoints/.000001-step-1.1.tmp", "checkpoints/.probe.1.tmp"),
     *("checkpoints/000001-step-1/manifest.json", "checkpoints/000001-step-1/state.json", "checkpoints/lock"),
     *("sweep.yaml", "journal.jsonl", "results.jsonl", "states", "states/0-1.safetensors", "states/.x.1.tmp"),

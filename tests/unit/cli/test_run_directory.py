@@ -76,7 +76,7 @@ def test_a_run_that_has_not_ended_goes_on(tmp_path):
 
 
 def test_whichever_call_fails_the_run_can_go_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(directory, "draw_curves", lambda epochs, title: b"PNG")  # which takes longest
+    monkeypatch.setattr(directory, "draw_curves", lambda epochs, title, restored: b"PNG")  # which takes longest
 
     def work(number):
         with RunDirectory(tmp_path / str(number), "seed: 1\n") as run:
