@@ -25,7 +25,12 @@ def confusion_matrix(y: Array, outputs: Array, classes: int) -> npt.NDArray[np.i
     `y` is (rows,) or (rows, 1); `outputs` (rows, classes), or (rows, 1) probabilities of label 1.
     """
     predicted = (outputs[:, 0] > 0.5).astype(np.int64) if outputs.shape[1] == 1 else outputs.argmax(axis=1)
-    pairs = y.reshape(-1).astype(np.int64) * classes + predicted
+    return count_pairs(y, predicted, classes)
+
+
+def count_pairs(y: Array, predicted: Array, classes: int) -> npt.NDArray[np.int64]:
+    """Count samples by true class (row) and predicted class (column), both (rows,) or (rows, 1)."""
+    pairs = y.reshape(-1).astype(np.int64) * classes + predicted.reshape(-1)
     return np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
 
 

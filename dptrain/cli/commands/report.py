@@ -34,7 +34,7 @@ def report(config: Config, comm: "Communicator", parsed: argparse.Namespace) -> 
     from dptrain.cli.reporting.report import Run, report_of
     from dptrain.cli.run_records import read_config
     from dptrain.runtime.output import terminal
-    from dptrain.runtime.storage.files import write_through_links
+    from dptrain.runtime.storage.files import write_atomically, write_through_links
     from dptrain.saving.run_folder import REPORT
 
     path = Path(parsed.run)
@@ -54,8 +54,9 @@ def report(config: Config, comm: "Communicator", parsed: argparse.Namespace) -> 
     out = path / REPORT if parsed.file is None else Path(parsed.file)
 
     def write() -> None:
-        if comm.rank == 0:
-            write_through_links(out, content, advice="choose another --out")
+        if comm.rank == 0:  # a link in a run's folder may be another user's; that of --out is this user's
+            replace_file = write_atomically if parsed.file is None else write_through_links
+            replace_file(out, content, advice="choose another --out")
 
     comm.agree("saving", write)
     if comm.rank == 0:

@@ -71,7 +71,7 @@ def boosting(preprocessing: Preprocessing, x: Array, y: Array, held_out: Array, 
     ]
     rows = sampled(len(x), min(_MOST_ROWS, _MOST_WORK // (len(features) * max(classes - (classes == 2), 1))))
     if len(rows) < min(_LEAST_ROWS, len(x)):
-        return f"it would take too long with {len(features):,} features and {classes} classes"
+        return f"it would take too long with {len(features):,} features and {classes:,} classes"
     if classes and len(np.unique(y[rows])) < 2:
         return "the training samples that it would learn from are of one class"
     model = (HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor)(
@@ -105,6 +105,8 @@ def difference(network: Array, baseline: Array) -> tuple[float, float]:
 
     Both are (rows,) on the same samples; the interval is over samples, by the normal distribution.
     """
+    if not np.isfinite(network).all():
+        return float("nan"), float("inf")
     differences = network - baseline
     error = float(differences.std(ddof=1)) / len(differences) ** 0.5 if len(differences) > 1 else float("inf")
     return float(differences.mean()), 1.96 * error

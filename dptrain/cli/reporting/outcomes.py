@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.cli.classes import confusion_matrix
+from dptrain.cli.classes import count_pairs
 from dptrain.cli.reporting.digits import Digits, digits_of
 
 Array = npt.NDArray[Any]
@@ -51,7 +51,7 @@ class ClassOutcome:
     @cached_property
     def confusion(self) -> npt.NDArray[np.int64]:
         """(classes, classes): samples by true class (row) and predicted class (column)."""
-        return confusion_matrix(self.labels, self.probabilities, len(self.names))
+        return count_pairs(self.labels, self.predicted, len(self.names))
 
     @cached_property
     def losses(self) -> Array:

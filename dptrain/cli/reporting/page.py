@@ -168,7 +168,7 @@ def _of_classes(quality: Quality, outcome: ClassOutcome, draws: bool) -> dict[st
     return {
         "headline": [
             ("accuracy on held-out samples", percent(accuracy)),
-            ("mean F1 of the classes", ratio(_f1(outcome, outcome.predicted, outcome.labels))),
+            ("mean F1 of the classes", ratio(_f1(outcome))),
             ("calibration error", percent(calibration_error(bins))),
             ("held-out samples", f"{count:,}"),
         ],
@@ -238,12 +238,10 @@ def _calibration_text(outcome: ClassOutcome, accuracy: float, bins: Sequence[Any
     )
 
 
-def _f1(outcome: ClassOutcome, predicted: Any, labels: Any) -> float:
+def _f1(outcome: ClassOutcome) -> float:
     """Return the mean F1 of the classes that occur."""
-    classes = len(outcome.names)
-    matrix = np.bincount(labels * classes + predicted, minlength=classes**2).reshape(classes, classes)
-    occurs = matrix.sum(axis=0) + matrix.sum(axis=1) > 0
-    return float(np.mean(np.array(scores(matrix)["f1"])[occurs]))
+    occurs = outcome.confusion.sum(axis=0) + outcome.confusion.sum(axis=1) > 0
+    return float(np.mean(np.array(scores(outcome.confusion)["f1"])[occurs]))
 
 
 def _class_baselines(quality: Quality, outcome: ClassOutcome) -> dict[str, Any]:
@@ -257,8 +255,8 @@ def _class_baselines(quality: Quality, outcome: ClassOutcome) -> dict[str, Any]:
     ]
 
     def row(name: str, answers: ClassOutcome) -> list[Any]:
-        f1 = _f1(answers, answers.predicted, answers.labels)
-        measures = percent(1 - float(answers.is_wrong.mean())), ratio(float(answers.losses.mean())), ratio(f1)
+        accuracy, loss = 1 - float(answers.is_wrong.mean()), float(answers.losses.mean())
+        measures = percent(accuracy), ratio(loss), ratio(_f1(answers))
         return [name, *map(Number, measures)]
 
     return {
@@ -285,9 +283,9 @@ def _short(baseline: baselines.Baseline) -> str:
 
 def _of_numbers(quality: Quality, draws: bool) -> dict[str, Any]:
     first = quality.numbers[0]
+    digits, shown = first.digits, [_of_target(outcome, index, draws) for index, outcome in enumerate(quality.numbers)]
     if not len(first.true):
-        return {"headline": [("finite predictions", "0")]}
-    digits = first.digits
+        return {"headline": [("finite predictions", "0")], "numbers": shown}
     return {
         "headline": [
             (f"mean absolute error of {first.target}", digits.measure(float(first.errors.mean()))),
@@ -296,7 +294,7 @@ def _of_numbers(quality: Quality, draws: bool) -> dict[str, Any]:
             ("held-out samples", f"{len(first.true) + first.lost:,}"),
         ],
         **_number_baselines(quality, first),
-        "numbers": [_of_target(outcome, index, draws) for index, outcome in enumerate(quality.numbers)],
+        "numbers": shown,
     }
 
 
