@@ -10,9 +10,10 @@ import numpy as np
 from dptrain.errors import ConfigError, ExitCode
 from dptrain.runtime import signals
 from dptrain.runtime.text import counted
+from dptrain.saving.run_folder import REPORT
 from dptrain.sweeps.analysis import intervals, statistics
 from dptrain.sweeps.analysis.pareto import Front, front_of
-from dptrain.sweeps.directory import REPORT, TRIALS, SweepDirectory
+from dptrain.sweeps.directory import TRIALS, SweepDirectory
 from dptrain.sweeps.records import Run, Setting, Trial
 from dptrain.sweeps.reporting import formatting
 from dptrain.sweeps.reporting.findings import sentences

@@ -42,7 +42,12 @@ def test_a_command_of_before_is_found(tmp_path):
         _parse("train", first)
 
 
-NEEDS = {"sweep": r"\bdptrain sweep\b", "tables": r"\.(csv|parquet)\b", "images": r"--image-size"}
+NEEDS = {
+    "sweep": r"\bdptrain sweep\b",
+    "tables": r"\.(csv|parquet)\b",
+    "images": r"--image-size",
+    "report": r"\breport runs/X",
+}
 
 
 def test_what_readme_shows_works_after_what_it_installs():

@@ -62,7 +62,8 @@ class ClassOutcome:
     @cached_property
     def is_wrong(self) -> Array:
         """(rows,): 1 where another class was predicted, else 0."""
-        return (self.predicted != self.labels).astype(np.float64)
+        wrong: Array = (self.predicted != self.labels).astype(np.float64)
+        return wrong
 
     def calibration(self) -> list[Bin]:
         """Return bins by confidence that hold samples: of two classes that in the second, else in the predicted one."""
