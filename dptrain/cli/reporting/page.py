@@ -18,18 +18,13 @@ from dptrain.cli.reporting.quality import Quality
 from dptrain.data.loading import LoadedData
 from dptrain.errors import printable
 from dptrain.sweeps.reporting import drawing
-from dptrain.sweeps.reporting.page import Number, encoded, figure, page, table
+from dptrain.sweeps.reporting.page import Number, box, encoded, figure, page, table
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
 _STYLE = """
 h3 { margin-bottom: 0.3rem; }
-.box { display: flex; flex-wrap: wrap; gap: 0.5rem 2rem; border: 1px solid #bbb; border-radius: 6px;
-       padding: 0.8rem 1rem; }
-.box div { display: flex; flex-direction: column; }
-.box b { font-size: 1.5rem; font-variant-numeric: tabular-nums; }
-.box span { color: #555; }
 .verdict { border-left: 4px solid #0072B2; padding-left: 0.7rem; }
 .matrix td { min-width: 2.2rem; color: #000; }
 .matrix td.right { background: rgb(0 114 178 / calc(var(--share) * 0.6)); }
@@ -102,6 +97,7 @@ def _template() -> "Template":
     environment.globals |= {
         "table": lambda *parts, **options: Markup(table(*parts, **options)),
         "figure": lambda *parts: Markup(figure(*parts)),
+        "box": lambda facts: Markup(box(facts)),
     }
     return environment.from_string(Path(__file__).with_name("report.html.jinja").read_text(encoding="utf-8"))
 

@@ -17,6 +17,9 @@ from dptrain.sweeps.analysis.statistics import (
 from dptrain.sweeps.records import Trial
 from dptrain.sweeps.reporting import formatting
 
+# Hedges' g from which means differ visibly: a large effect.
+_VISIBLE = 0.8
+
 
 def sentences(
     trials: Sequence[Trial],
@@ -115,18 +118,69 @@ def _difference_sentences(
             f"Over the seeds that both have, {_trials(better)} {_are(better)} significantly better than it, but lost "
             "runs that it did not lose."
         )
-    if unclear:
+    visible = [trial for trial in unclear if differs_visibly(with_best.get(trial))]
+    if visible:
+        more = max(with_best[trial].missing or 0 for trial in visible)
         findings.append(
-            f"{_trials(unclear).capitalize()} cannot be told apart from it. They may still differ; more seeds may "
+            f"There are too few seeds to tell {_trials(visible)} from it, though the means differ visibly: add at "
+            f"least {more} (a wider --seeds with the same --out adds them to this sweep)."
+        )
+    if hidden := [trial for trial in unclear if trial not in visible]:
+        findings.append(
+            f"{_trials(hidden).capitalize()} cannot be told apart from it. They may still differ; more seeds may "
             "reveal it."
         )
     findings += _method_sentences(len(complete), comparisons, with_best)
     if len(complete) > 2:
         findings.append(
-            "The interval of the best trial does not allow for having picked it: expect slightly worse values with "
-            "fresh seeds."
+            "The best trial was picked by these values, which its interval does not allow for: expect slightly worse "
+            "ones with fresh seeds."
         )
     return findings
+
+
+def differs_visibly(row: Comparison | None) -> bool:
+    """Whether two means differ a lot beside the deviation over seeds, but not significantly: seeds are missing."""
+    if row is None or row.missing is None:
+        return False
+    return row.effect is None or abs(row.effect) >= _VISIBLE
+
+
+def headline(
+    trials: Sequence[Trial],
+    summaries: Sequence[Summary],
+    comparisons: Sequence[Comparison],
+    metric: str,
+    mode: Mode,
+) -> list[tuple[str, str]]:
+    """Return label and text of what to see first: mean, interval and verdict of the best trial; empty without one."""
+    ranked = [summary for summary in rank(summaries, mode) if summary.n]
+    if not ranked:
+        return []
+    best, name = ranked[0], "" if len(trials) == 1 else f" of trial {ranked[0].trial}, the best"
+    rows = [(f"mean of {metric}{name}", formatting.number(best.mean))]
+    if best.ci_low is not None and best.ci_high is not None and best.ci_low != best.ci_high:
+        rows.append((f"95 % interval over {best.covers}", formatting.interval(best.ci_low, best.ci_high)))
+    rows.append(("runs" if best.n != 1 else "run", str(best.n)))
+    return rows if len(trials) == 1 else [*rows, ("verdict", _verdict(best, ranked, comparisons, mode))]
+
+
+def _verdict(best: Summary, ranked: Sequence[Summary], comparisons: Sequence[Comparison], mode: Mode) -> str:
+    """Return in a few words whether the best trial is better than the others."""
+    with_best = {row.b if row.a == best.trial else row.a: row for row in comparisons if best.trial in (row.a, row.b)}
+    others = [summary for summary in ranked if summary.complete and summary.trial != best.trial]
+    if not with_best:
+        return "no trial to compare it with" if not others else "too few seeds to tell: add at least 1"
+    worse, _, unclear = _by_outcome(best, others, with_best, mode)
+    if len(worse) == len(others):
+        return f"better than {'the other' if len(others) == 1 else f'all {len(others)} others'}"
+    visible = [trial for trial in unclear if differs_visibly(with_best.get(trial))]
+    if visible:
+        more = max(with_best[trial].missing or 0 for trial in visible)
+        return f"too few seeds to tell it from {_trials(visible)}: add at least {more}"
+    if unclear:
+        return f"cannot be told apart from {_trials(unclear)}"
+    return "another trial is better, but lost runs"
 
 
 def _by_outcome(
@@ -165,7 +219,7 @@ def _method_sentences(
     findings = [
         f"{tested}. The test is Student's paired t-test over the seeds that two trials share; it assumes roughly "
         "normal differences over seeds. The correction is Benjamini and Yekutieli's: of the differences called "
-        "significant, at most 5 % are expected to be none."
+        "significant, at most 5 % are expected to be chance."
     ]
     if any(row.ci_low is None and row.difference for row in with_best.values()):
         findings.append(
@@ -194,7 +248,7 @@ def _difference(row: Comparison) -> str:
         sorted((abs(row.ci_low), abs(row.ci_high))) if row.ci_low * row.ci_high > 0 else (row.ci_low, row.ci_high)
     )
     words = effect_in_words(row.effect)
-    return f"{size} (95 % interval {formatting.interval(low, high)}), {words} beside the deviation over seeds"
+    return f"{size} (corrected interval {formatting.interval(low, high)}), {words} beside the deviation over seeds"
 
 
 def _trials(numbers: Sequence[int]) -> str:

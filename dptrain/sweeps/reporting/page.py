@@ -16,6 +16,11 @@ th, td { border-bottom: 1px solid #ccc; padding: 0.25rem 0.55rem; text-align: le
 td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .sortable td, th { white-space: nowrap; }
 figure { margin: 1rem 0 2rem; }
+.box { display: flex; flex-wrap: wrap; gap: 0.5rem 2rem; border: 1px solid #bbb; border-radius: 6px;
+       padding: 0.8rem 1rem; }
+.box div { display: flex; flex-direction: column; }
+.box strong { font-size: 1.5rem; line-height: 1.2; font-variant-numeric: tabular-nums; }
+.box span { color: #555; }
 svg { max-width: 100%; height: auto; display: block; }
 svg.narrow { display: none; }
 figcaption { color: #555; }
@@ -94,6 +99,14 @@ class Number(str):
 def encoded(text: str) -> bytes:
     """Return a page as UTF-8; characters that it cannot encode, of a command line in another encoding, are escaped."""
     return text.encode("utf-8", "backslashreplace")
+
+
+def box(facts: Sequence[tuple[str, str]]) -> str:
+    """Return what to see first: a label and a text each; nothing without any."""
+    cells = "".join(
+        f"<div><strong>{_text(value)}</strong><span>{_text(label)}</span></div>\n" for label, value in facts
+    )
+    return f'<div class="box">\n{cells}</div>\n' if facts else ""
 
 
 def figure(picture: str, caption: str) -> str:

@@ -33,8 +33,8 @@ from dptrain.sweeps.analysis.statistics import (
 from dptrain.sweeps.records import Ending, Trial
 from dptrain.sweeps.reporting import drawing, field_pictures, formatting, pictures
 from dptrain.sweeps.reporting.fields import Field, listed_values, swept_fields
-from dptrain.sweeps.reporting.findings import sentences
-from dptrain.sweeps.reporting.page import encoded, figure, page, table
+from dptrain.sweeps.reporting.findings import differs_visibly, headline, sentences
+from dptrain.sweeps.reporting.page import box, encoded, figure, page, table
 
 # Columns of trials.csv after "trial" and the swept fields: attributes of `Summary`.
 MEASURES = ("n", "mean", "std", "ci_low", "ci_high", "median", "best", "seconds", "failed", "epochs_trained")
@@ -96,6 +96,7 @@ def write_report(path: Path, report: Report) -> None:
     swept = swept_fields(report.space, trials, report.fields)
     parts = [
         f"<h1>{escape(report.title)}</h1>\n",
+        box(headline(trials, summaries, comparisons, metric, mode)),
         f"<p>{escape(_scope(trials, endings, metric, mode))}</p>\n",
         "<h2>What was found</h2>\n" + _paragraphs(findings),
         "<h2>What was swept</h2>\n" + _swept(swept, endings),
@@ -212,8 +213,8 @@ def _ranking(
     if len(trials) == 1:
         return text
     return (
-        "<p>Ranked behind complete trials: those that lost runs, however good the others are; then those stopped "
-        "early. Click a column's name to sort by it, a trial to highlight it in the pictures.</p>\n" + text
+        "<p>Trials that lost runs rank behind complete ones, however good their other runs are; trials that were stopped "
+        "early come last. Click a column's name to sort by it, or a trial to highlight it in the pictures.</p>\n" + text
     )
 
 
@@ -241,16 +242,15 @@ def _differences(
         (_mirrored(row, best) for row in comparisons if best in (row.a, row.b)), key=lambda row: ranked.index(row.b)
     )
     others = sorted((row for row in comparisons if best not in (row.a, row.b)), key=lambda row: row.p)
-    header = ["at 5 %", "p corrected", "difference", "95 % interval", "effect", "n", "p"]
+    header = ["at 5 %", "p corrected", "difference", "interval, corrected", "effect", "n", "p"]
     text = ""
     if with_best:
         rows = [
             [row.b, *_difference_cells(row), ", ".join(map(formatting.brief, settings[row.b].values()))]
             for row in with_best[:_MOST_WITH_BEST]
         ]
-        text += (
-            f"<p>What the best trial, {best}, gains or loses against others, over the seeds that both have.</p>\n"
-            + table(["than trial", *header, "setting"], rows)
+        text += f"<p>The best trial, {best}, beside the others, over the seeds that both have.</p>\n" + table(
+            ["than trial", *header, "setting"], rows
         )
         if len(with_best) > _MOST_WITH_BEST:
             text += f"<p>The first {_MOST_WITH_BEST} of {len(with_best)}.</p>\n"
@@ -271,7 +271,11 @@ def _difference_cells(row: Comparison) -> list[Any]:
     if row.effect is not None and significant:  # a difference that may be chance gets no word
         effect += f", {effect_in_words(row.effect)}"
     return [
-        "significant" if significant else "not told apart",
+        "significant"
+        if significant
+        else f"too few seeds: add at least {row.missing}"
+        if differs_visibly(row)
+        else "not told apart",
         f"{row.p_corrected:.2g}",
         f"{row.difference:+.5g}",
         _interval(row.ci_low, row.ci_high),
@@ -418,7 +422,12 @@ def _methods(endings: Sequence[Ending], metric: str, samples: int | None) -> str
         "Differences are over the seeds that two trials share, with Student's t interval, cut where the metric's range "
         "ends, and the p-value of the paired t-test; where all differences are alike, that of the sign test. Corrected "
         "p-values are for all pairs together (Benjamini and Yekutieli, Annals of Statistics 29, 2001): of the "
-        "differences that are called significant, at most 5 % are expected to be none.",
+        "differences that are called significant, at most 5 % are expected to be chance. Intervals are corrected "
+        "likewise (Benjamini and Yekutieli, JASA 100, 2005): those that leave out 0 are those of significant "
+        "differences, and of these at most 5 % are expected to miss the true difference.",
+        f"Too few seeds: the means differ by {min(e for e, word in EFFECTS.items() if word == 'large')} deviations or "
+        "more, but not significantly. The advised number would be significant if the difference and its deviation over "
+        "seeds stayed as they are; to be likely to see it, add more.",
         "Effects are Hedges' g: the difference over the two trials' standard deviation over seeds. Below "
         f"{min(EFFECTS)} it is called negligible, {effects} (Cohen, Statistical Power Analysis for the Behavioral "
         "Sciences, 1988; Sawilowsky, Journal of Modern Applied Statistical Methods 8, 2009); only a significant "

@@ -142,8 +142,9 @@ def test_comparisons_cover_the_difference_and_claim_it_in_5_of_100(seeds, folds)
         assert len(rows) == 3
         covered += [row.ci_low <= 0 <= row.ci_high for row in rows]
         claimed += [row.p <= SIGNIFICANCE for row in rows]
-        assert [row.p <= SIGNIFICANCE for row in rows] == [not row.ci_low <= 0 <= row.ci_high for row in rows]
-        corrected.append(any(row.p_corrected <= SIGNIFICANCE for row in rows))
-    assert 0.93 <= np.mean(covered) <= 0.97
+        significant = [row.p_corrected <= SIGNIFICANCE for row in rows]
+        assert significant == [not row.ci_low <= 0 <= row.ci_high for row in rows]
+        corrected.append(any(significant))
+    assert np.mean(covered) >= 0.97  # corrected as the verdicts are
     assert 0.03 <= np.mean(claimed) <= 0.07
     assert np.mean(corrected) <= 0.05

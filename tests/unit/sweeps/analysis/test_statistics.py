@@ -87,6 +87,21 @@ def test_summary_follows_shift_and_scale(values, shift, scale):
         assert [after.ci_low, after.ci_high] == pytest.approx([scale * low + shift, scale * high + shift], **size)
 
 
+def test_intervals_are_corrected_as_the_verdicts_are():
+    source = random.Random(5)
+    values = {trial: [source.gauss(0.5 + 0.03 * trial, 0.02) for _ in range(6)] for trial in range(5)}
+    rows = comparisons_of(values, "reward")
+    significant = [row.p_corrected <= 0.05 for row in rows]
+    assert 0 < sum(significant) < len(rows)
+    # of 10 pairs, R of them significant: the confidence is 1 - R q / (m (1 + 1/2 + ... + 1/m))
+    level = 0.05 * sum(significant) / (10 * sum(1 / i for i in range(1, 11)))
+    for row, is_significant in zip(rows, significant, strict=True):
+        low, high = stats.ttest_rel(values[row.a], values[row.b]).confidence_interval(1 - level)
+        assert (row.ci_low, row.ci_high) == pytest.approx((low, high))
+        assert is_significant == (not low <= 0 <= high)
+        assert (row.missing is None) == is_significant
+
+
 @given(st.lists(st.lists(FINITE, min_size=3, max_size=3), min_size=2, max_size=4), st.randoms(use_true_random=False))
 def test_the_order_in_which_runs_ended_changes_no_bit(values, shuffler):
     ended = endings(dict(enumerate(values)))

@@ -54,7 +54,7 @@ def test_significance_is_that_of_the_corrected_value(monkeypatch):
 
 def test_how_large_a_difference_is():
     text = said(3, three_trials())
-    assert "The difference is 0.2 (95 % interval 0.1" in text
+    assert "The difference is 0.2 (corrected interval 0.1" in text
     assert "), huge beside the deviation over seeds." in text
     worst = {2: [0.5 + noise for noise in NOISE[3:] + NOISE[:3]]}
     ended = [*three_trials()[:16], *(ending(2, seed, value) for seed, value in enumerate(worst[2]))]
@@ -165,6 +165,9 @@ def test_differences_that_are_all_alike_are_not_passed_off_as_certain():
     text = said(2, endings({0: [0.5, 1.5], 1: [0.25, 1.25]}))
     assert "exactly equal for all seeds" in text
     assert "Trial 1 cannot be told apart from it" in text
+    assert "too few seeds to tell trial 1 from it, though the means differ visibly: add at least 4 (" in said(
+        2, endings({0: [0.5, 0.625], 1: [0.125, 0.25]})
+    )
     # ten seeds of one sign are more than chance
     assert "The difference is 0.25, the same for every seed." in said(
         2, endings({0: [0.5 + seed for seed in range(10)], 1: [0.25 + seed for seed in range(10)]})
@@ -176,3 +179,49 @@ def test_many_trials_are_compared_with_the_best_alone(monkeypatch):
         monkeypatch.setattr(module, "MOST_PAIRS", 2)
     text = said(3, three_trials())
     assert "only the best one was compared with the others (2 pairs), with the correction for all 3 pairs" in text
+
+
+def seeds_of(differences):
+    """Two trials whose seeds differ by these numbers, beside deviations of 0.01 over seeds."""
+    noise = [0.5 + 0.01 * (-1) ** seed for seed in range(len(differences))]
+    return endings({0: noise, 1: [value + more for value, more in zip(noise, differences, strict=True)]})
+
+
+def test_where_means_differ_visibly_seeds_are_missing():
+    few = [0.14, 0.04]
+    text = said(2, seeds_of(few))
+    number = int(text.partition("though the means differ visibly: add at least ")[2].partition(" ")[0])
+    assert number >= 1
+    assert "cannot be told apart" not in text
+    # as many more of the same mean and deviation are significant, one less are not
+    spread = statistics.statistics.stdev(few)
+
+    def alike(n):
+        base = [(-1) ** seed for seed in range(n)]
+        scale = spread / statistics.statistics.stdev(base)
+        mean = sum(base) / n
+        return [0.09 + scale * (value - mean) for value in base]
+
+    assert "significantly worse" in said(2, seeds_of(alike(2 + number)))
+    if number > 1:
+        assert "significantly worse" not in said(2, seeds_of(alike(1 + number)))
+
+
+def headline_of(number, ended, mode="max"):
+    summaries = statistics.summarize(trials(number), ended, "val_accuracy", mode)
+    comparisons = statistics.compare(summaries, ended, "val_accuracy", mode)
+    return dict(findings.headline(trials(number), summaries, comparisons, "val_accuracy", mode))
+
+
+def test_mean_interval_and_verdict_come_first():
+    first = headline_of(3, three_trials())
+    assert first["mean of val_accuracy of trial 1, the best"] == "0.9"
+    assert first["95 % interval over seeds alone"].startswith("0.89")
+    assert first["verdict"] == "cannot be told apart from trial 2"
+    assert headline_of(2, three_trials()[:16])["verdict"] == "better than the other"
+    few = headline_of(2, seeds_of([0.14, 0.04]))
+    assert few["verdict"].startswith("too few seeds to tell it from trial 0: add at least ")
+    assert headline_of(2, endings({0: [0.5], 1: [0.9]}))["verdict"] == "too few seeds to tell: add at least 1"
+    assert headline_of(2, endings({0: [0.5, 0.6]}))["verdict"] == "no trial to compare it with"
+    assert headline_of(2, []) == {}
+    assert "verdict" not in headline_of(1, endings({0: [0.5, 0.6]}))

@@ -263,7 +263,7 @@ def test_differences_are_those_of_the_best_trial_and_then_of_other_pairs(tmp_pat
     assert [(row["than trial"], row["setting"]) for row in rows] == [("2", "0.01, [192]"), ("0", "1, [64]")]
     assert [row["at 5 %"] for row in rows] == ["not told apart", "significant"]
     assert rows[1]["difference"] == "+0.2"
-    low, high = (float(end) for end in rows[1]["95 % interval"].split("\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}"))
+    low, high = (float(end) for end in rows[1]["interval, corrected"].split("\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}"))
     assert low < 0.2 < high
     assert rows[1]["effect"].startswith("+")
     assert rows[1]["effect"].endswith(", huge")
@@ -272,6 +272,23 @@ def test_differences_are_those_of_the_best_trial_and_then_of_other_pairs(tmp_pat
     [other] = page.table("trials")
     assert (other["trials"], other["difference"]) == ("0 and 2", "-0.2")
     assert "1 other pair of trials" in page.text
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_mean_interval_and_verdict_stand_in_a_box_above_the_prose(tmp_path):
+    page = written(tmp_path / "report.html", trials(2), endings({0: [0.5, 0.6, 0.5], 1: [0.8, 0.9, 0.85]}))
+    assert ("class", "box") in page.attributes
+    above = page.text.partition("What was found")[0]
+    for text in (
+        "mean of val_accuracy of trial 1, the best",
+        "95 % interval over seeds alone",
+        "better than the other",
+    ):
+        assert text in above
+    few = written(tmp_path / "report.html", trials(2), endings({0: [0.5, 0.6], 1: [0.9, 0.7]}))
+    assert re.search(r"too few seeds to tell it from trial 0: add at least \d+", few.text.partition("What was")[0])
+    [row] = few.table("than trial")
+    assert re.fullmatch(r"too few seeds: add at least \d+", row["at 5 %"])
 
 
 @pytest.mark.usefixtures("no_pictures")
