@@ -11,8 +11,8 @@ from dptrain.callbacks.base import Callback, Logs
 from dptrain.callbacks.ranks import on_rank_0, ranks_of, say
 from dptrain.errors import ConfigError
 from dptrain.program.schedule.clock import Clock
+from dptrain.program.schedule.profile import events_of, profile_of
 from dptrain.runtime.storage.files import output_error
-from dptrain.train.profile import events_of, profile_of
 
 _ADVICE = "choose another `path` of Profiler"
 # Exchanges by which ranks on several nodes compare their clocks.

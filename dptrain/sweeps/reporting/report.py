@@ -213,8 +213,9 @@ def _ranking(
     if len(trials) == 1:
         return text
     return (
-        "<p>Trials that lost runs rank behind complete ones, however good their other runs are; trials that were stopped "
-        "early come last. Click a column's name to sort by it, or a trial to highlight it in the pictures.</p>\n" + text
+        "<p>Trials that lost runs rank behind complete ones, however good their other runs are; trials that "
+        "were stopped early come last. Click a column's name to sort by it, or a trial to highlight it in the "
+        "pictures.</p>\n" + text
     )
 
 

@@ -12,7 +12,7 @@ from dptrain.callbacks import Profiler
 from dptrain.errors import ConfigError, OutputError
 from dptrain.program.schedule.clock import Clock, Span
 from dptrain.program.schedule.description import KernelDescription
-from dptrain.train.profile import events_of, profile_of
+from dptrain.program.schedule.profile import events_of, profile_of
 
 BACKENDS = [pytest.param(True, marks=pytest.mark.skipif(compiler() is None, reason="no C++ compiler")), False]
 X = np.random.default_rng(0).normal(size=(48, 6, 5)).astype("f4")
