@@ -139,7 +139,7 @@ class RunDirectory:
         if picture is not None:
             self._replace(CURVES, picture)
             written.append(CURVES)
-        written += [name for name in (BEST, CHECKPOINTS) if self._folder.kind(name) is not None]
+        written += [name for name in (BEST, CHECKPOINTS, TRACE) if self._folder.kind(name) is not None]
         # Written last: it marks the run as finished.
         self._replace(SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
         with self._writing(LOCK):

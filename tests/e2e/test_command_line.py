@@ -72,6 +72,21 @@ def test_curves_are_drawn_where_matplotlib_is_installed(small_npz, tmp_path):
     assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("ranks", sample([0, 2], 1))
+def test_a_profile_is_printed_and_in_the_run_directory(small_npz, tmp_path, ranks):
+    arguments = ["--data", str(small_npz), "--epochs", "1", "--batch-size", "64", "--out", "run", "--profile", "3"]
+    done = dptrain(ranks, *arguments, cwd=tmp_path)
+    assert (done.code, done.err) == (0, "")
+    assert re.search(rf"profile{', rank 0 of 2' if ranks else ''}: 3 steps of [\d.]+ ms", done.out)
+    assert re.search(r"^layer +us +share$", done.out, re.M)
+    assert re.search(r"Results in run: .*summary.json, trace.json", done.out)
+    events = json.loads((tmp_path / "run" / "trace.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == set(range(max(ranks, 1)))
+    again = dptrain(0, "sweep", *arguments[:-4], "--profile", "3", cwd=tmp_path)
+    assert (again.code, again.out.count("\n")) == (2, 1)
+    assert "--profile: not supported in a sweep" in again.err
+
+
 def test_the_saved_configuration_repeats_the_run(small_npz, tmp_path):
     first, again = tmp_path / "first", tmp_path / "again"
     arguments = ["--hidden", "32,16", "--activation", "tanh", "--dropout", "0.1", "--seed", "5", "--epochs", "2"]
