@@ -80,6 +80,10 @@ MOVING = {
     "narrow crop": lambda **o: dp.layers.RandomCrop(70, 50, seed=3, **o),
     "center crop": lambda **o: dp.layers.CenterCrop(40, 44, **o),
     "resizing": lambda **o: dp.layers.Resizing(31, 77, **o),
+    "augment by a shear": lambda **o: dp.layers.RandAugment((0, 1), 1, 0.2, seed=31, **o),
+    "augment by a translation": lambda **o: dp.layers.RandAugment((0, 1), 1, 0.2, seed=6, **o),
+    "augment by a rotation and a shear": lambda **o: dp.layers.RandAugment((0, 1), 3, 0.1, seed=55, **o),
+    "augment by a translation and a rotation": lambda **o: dp.layers.RandAugment((0, 1), 3, 0.1, seed=31, **o),
 }
 
 
@@ -106,7 +110,8 @@ def test_boxes_and_masks_stay_around_their_pixels(case, data_format):
         down, across = np.nonzero(mask)
         expected = [across.min(), down.min(), across.max() + 1, down.max() + 1]
         np.testing.assert_allclose(np.asarray(outputs["bounding_boxes"]["boxes"])[row, 0], expected, atol=2.0)
-        assert np.abs((plane > 0.5) != mask).mean() < 0.03
+        half = (plane.min() + plane.max()) / 2  # changes of colour move it
+        assert np.abs((plane > half) != mask).mean() < 0.03
     np.testing.assert_array_equal(outputs["bounding_boxes"]["labels"], 1)
     single = {
         "images": masks[0],
@@ -143,8 +148,51 @@ def test_what_images_come_with_is_checked():
     for k in (dp, keras):
         with pytest.raises(ValueError, match="you didn't specify a bounding box format"):
             k.layers.RandomFlip()(dict(data))
-    for layer in (dp.layers.CutMix(), dp.layers.RandomElasticTransform(), dp.layers.AugMix()):
+    for layer in (dp.layers.CutMix(), dp.layers.RandomElasticTransform()):
         with pytest.raises(ValueError, match="not supported: bounding_boxes in the inputs"):
             layer(data)
     with pytest.raises(ValueError, match="expected a dictionary with 'boxes' and 'labels'"):
         dp.layers.RandomFlip(bounding_box_format="xyxy")({**data, "bounding_boxes": BOXES["boxes"]})
+
+
+def test_images_that_are_mixed_have_the_boxes_of_both():
+    layer = dp.layers.MixUp(bounding_box_format="xyxy", seed=1)
+    images = np.random.default_rng(0).uniform(size=(2, 10, 12, 3)).astype(np.float32)
+    order = {"mix_weight": np.array([0.25, 0.5], np.float32), "permutation_order": np.array([1, 0])}
+    moved = layer.transform_bounding_boxes(BOXES, {**order, "input_shape": images.shape})
+    np.testing.assert_array_equal(moved["boxes"], np.concatenate([BOXES["boxes"], BOXES["boxes"][::-1]], 1))
+    np.testing.assert_array_equal(moved["labels"], [[1, 2, 3, 4], [3, 4, 1, 2]])
+    masks = (images[..., :1] > 0.5).astype(np.int32)
+    weights = order["mix_weight"][:, None, None, None]
+    expected = weights * masks + (1 - weights) * masks[::-1]
+    np.testing.assert_allclose(layer.transform_segmentation_masks(masks, order), expected, rtol=1e-6)
+    data = {"images": images, "labels": np.eye(2), "bounding_boxes": BOXES, "segmentation_masks": masks}
+    outputs = layer(data, training=True)
+    assert np.shape(outputs["bounding_boxes"]["boxes"]) == (2, 4, 4)
+    assert np.shape(outputs["segmentation_masks"]) == masks.shape
+    unmixed = layer(data, training=False)
+    np.testing.assert_array_equal(unmixed["bounding_boxes"]["boxes"], BOXES["boxes"])
+    np.testing.assert_array_equal(unmixed["segmentation_masks"], masks)
+    single = {"images": images[0], "bounding_boxes": {name: values[0] for name, values in BOXES.items()}}
+    np.testing.assert_array_equal(layer(single, training=True)["bounding_boxes"]["boxes"], BOXES["boxes"][0])
+
+
+@pytest.mark.parametrize("name", ["CutMix", "RandomElasticTransform"])
+def test_masks_follow_where_boxes_cannot(name):
+    layer = getattr(dp.layers, name)(seed=2)
+    images = np.random.default_rng(0).choice([0.0, 255.0], (4, 20, 24, 1)).astype(np.float32)
+    outputs = layer({"images": images, "segmentation_masks": (images > 100).astype(np.int32)}, training=True)
+    moved = np.asarray(outputs["segmentation_masks"])
+    assert moved.dtype == np.int32
+    assert (moved != (images > 100)).any()
+    if name == "CutMix":
+        np.testing.assert_array_equal(moved, np.asarray(outputs["images"]) > 100)
+    assert set(np.unique(moved)) == {0, 1}
+
+
+def test_boxes_stay_where_an_image_is_mixed_with_its_changes():
+    layer = dp.layers.AugMix(bounding_box_format="xyxy", seed=1)
+    masks = np.ones((2, 10, 12, 1), np.int32)
+    outputs = layer({"images": np.ones((2, 10, 12, 3)), "bounding_boxes": BOXES, "segmentation_masks": masks})
+    np.testing.assert_array_equal(outputs["bounding_boxes"]["boxes"], BOXES["boxes"])
+    np.testing.assert_array_equal(outputs["segmentation_masks"], masks)

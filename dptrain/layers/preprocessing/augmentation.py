@@ -103,14 +103,15 @@ class Affine(RandomImageLayer):
     def _moved_corners(self, corners: Tensor, transformation: Any, training: bool, size: Any) -> Tensor:
         return through_affine(corners, self._matrix(transformation, *size))
 
-    def _moved(self, x: Tensor, numbers: Sequence[Any]) -> Tensor:
+    def _moved(self, x: Tensor, numbers: Sequence[Any], interpolation: str | None = None) -> Tensor:
         """Return images sampled through the affine map with the numbers of `_matrix`."""
+        interpolation = interpolation or self.interpolation
         rows = x.shape[0]
         columns = [
             ops.cast(number, self._exact_dtype) * ops.ones((rows,), self._exact_dtype) for number in (*numbers, 0, 0)
         ]
         return ops.image.affine_transform(
-            x, ops.stack(columns, 1), self.interpolation, self.fill_mode, self.fill_value, self.data_format
+            x, ops.stack(columns, 1), interpolation, self.fill_mode, self.fill_value, self.data_format
         )
 
 
@@ -330,7 +331,7 @@ class RandomElasticTransform(RandomImageLayer):
         fill_mode, fill_value: see `Affine`.
     """
 
-    _motion = "refused"
+    _motion = "warped"
 
     def __init__(
         self,

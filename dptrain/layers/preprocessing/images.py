@@ -30,7 +30,7 @@ class ImageLayer(Layer):
         options: of `Layer`.
     """
 
-    # How pixels move: None if they stay; "refused" where boxes and masks cannot follow.
+    # How pixels move: None if they stay; "warped" where masks can follow, but boxes cannot.
     _motion: ClassVar[str | None] = None
 
     def __init__(
@@ -55,7 +55,12 @@ class ImageLayer(Layer):
         images = self._checked(inputs["images"])
         if not {"bounding_boxes", "segmentation_masks"} & set(inputs):
             return {**inputs, "images": self._transformed(images, training)}
-        transformation = self.get_random_transformation(images, training)
+        return self._transformed_together(inputs, images, self.get_random_transformation(images, training), training)
+
+    def _transformed_together(
+        self, inputs: Mapping[str, Any], images: Tensor, transformation: Any, training: bool
+    ) -> dict[str, Any]:
+        """Return inputs with images, boxes and masks after a transformation."""
         outputs = {**inputs, "images": self.transform_images(images, transformation, training)}
         if "bounding_boxes" in inputs:
             boxes, size = inputs["bounding_boxes"], self._height_and_width(images)
@@ -66,8 +71,8 @@ class ImageLayer(Layer):
         return outputs
 
     def _check_keys(self, inputs: Mapping[str, Any]) -> None:
-        follow = ("bounding_boxes", "segmentation_masks")
-        known = ("images", "labels", *(() if self._motion == "refused" else follow))
+        boxes = () if self._motion == "warped" else ("bounding_boxes",)
+        known = ("images", "labels", *boxes, "segmentation_masks")
         if unknown := set(inputs) - set(known):
             raise ConfigError(
                 f"not supported: {', '.join(sorted(unknown))} in the inputs of layer {self._display_name!r}; expected "

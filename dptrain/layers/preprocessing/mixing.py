@@ -17,6 +17,7 @@ from dptrain.layers.preprocessing.colors import (
     Solarization,
 )
 from dptrain.layers.preprocessing.images import ImageLayer
+from dptrain.layers.preprocessing.moved_boxes import clipped, through_affine
 from dptrain.layers.preprocessing.random_images import (
     Factor,
     RandomImageLayer,
@@ -36,16 +37,14 @@ from dptrain.random import Purpose
 class _Mixing(RandomImageLayer):
     """Mixes each image of a batch, and its labels, with another of the global batch; ranks exchange images."""
 
-    _motion = "refused"
-
     def call(self, inputs: Any, training: bool = True) -> Any:
         if not isinstance(inputs, Mapping) or "labels" not in inputs or not training:
             return super().call(inputs, training)
+        self._check_keys(inputs)
         images = self._checked(inputs["images"])
         transformation = self.get_random_transformation(images)
-        mixed: dict[str, Any] = super().call({**inputs, "images": images}, training=False)
-        labels = self.transform_labels(inputs["labels"], transformation)
-        return {**mixed, "images": self.transform_images(images, transformation), "labels": labels}
+        mixed = self._transformed_together(inputs, images, transformation, training)
+        return {**mixed, "labels": self.transform_labels(inputs["labels"], transformation)}
 
     def transform_labels(self, labels: Any, transformation: Any, training: bool = True) -> Tensor:
         """Mix labels (rows, classes), such as one-hot vectors, or numbers to predict, like images.
@@ -87,7 +86,8 @@ def _partners(x: Tensor, transformation: Any) -> Tensor:
 class MixUp(_Mixing):
     """Replaces each image and its label by a weighted mean with another of the batch.
 
-    Weights are drawn from beta(alpha, alpha), alpha above 0; the smaller, the less is mixed.
+    Weights are drawn from beta(alpha, alpha), alpha above 0; the smaller, the less is mixed. An image keeps its
+    bounding boxes and gets the other's behind them; segmentation masks become weighted means, like labels.
 
     Source: H. Zhang et al., "mixup: beyond empirical risk minimization", ICLR 2018.
     """
@@ -108,6 +108,20 @@ class MixUp(_Mixing):
         weight = per_image(transformation["mix_weight"], x)
         return weight * x + (1 - weight) * _partners(x, transformation)
 
+    def _with_moved_boxes(self, boxes: Any, transformation: Any, training: bool, size: Any) -> dict[str, Any]:
+        own = super()._with_moved_boxes(boxes, transformation, training, size)
+        if not self._moves(transformation, training) or own["boxes"].ndim < 3:  # a single image has no partner
+            return own
+        return {name: ops.concatenate([x, _partners(x, transformation)], 1) for name, x in own.items()}
+
+    def transform_segmentation_masks(
+        self, segmentation_masks: Any, transformation: Any = None, training: bool = True
+    ) -> Tensor:
+        """Mix masks like images."""
+        if not self._moves(transformation, training):
+            return self._as_tensor(segmentation_masks)
+        return self.transform_images(segmentation_masks, transformation)
+
 
 class CutMix(_Mixing):
     """Replaces a box of each image by that of another of the batch, and mixes labels by its area.
@@ -118,6 +132,8 @@ class CutMix(_Mixing):
     Source: S. Yun et al., "CutMix: regularization strategy to train strong classifiers with localizable features",
     ICCV 2019.
     """
+
+    _motion = "warped"
 
     def __init__(
         self, factor: Factor = 1.0, seed: int | None = None, data_format: str | None = None, **options: Any
@@ -138,8 +154,6 @@ class CutMix(_Mixing):
 
 class _AugmentationPool(RandomImageLayer):
     """A pool of augmentation layers; each batch draws some."""
-
-    _motion = "refused"
 
     _names: ClassVar[Sequence[str]] = (
         *("random_shear", "random_translation", "random_rotation", "random_brightness", "random_color_degeneration"),
@@ -185,27 +199,41 @@ class _AugmentationPool(RandomImageLayer):
 
     def _apply_selected(self, x: Tensor, number: Tensor, transformations: Mapping[str, Any]) -> Tensor:
         """Apply the layer with this number, if any, to images; layers that move pixels share an affine map."""
-        matrix: list[Any] = [1.0, 0.0, 0.0, 0.0, 1.0, 0.0]
-        moving, moves, outputs = None, None, x
+        outputs = x
         for n, (name, transformation) in enumerate(transformations.items()):
             layer: ImageLayer = getattr(self, name)
-            picked = ops.equal(number, n)
+            if not isinstance(layer, Affine):
+                outputs = ops.where(ops.equal(number, n), layer.transform_images(x, transformation), outputs)
+        return self._move_selected(x, outputs, number, transformations)
+
+    def _move_selected(
+        self,
+        x: Tensor,
+        otherwise: Tensor,
+        number: Tensor,
+        transformations: Mapping[str, Any],
+        interpolation: str | None = None,
+    ) -> Tensor:
+        """Return what the layer with this number makes of x if it moves pixels, else `otherwise`."""
+        matrix: list[Any] = [1.0, 0.0, 0.0, 0.0, 1.0, 0.0]
+        moving, moves = None, None
+        for n, (name, transformation) in enumerate(transformations.items()):
+            layer: ImageLayer = getattr(self, name)
             if isinstance(layer, Affine):
+                picked = ops.equal(number, n)
                 layer_matrix = layer._matrix(transformation, *self._height_and_width(x))
                 matrix = [
                     ops.where(picked, coefficient, previous)
                     for coefficient, previous in zip(layer_matrix, matrix, strict=True)
                 ]
                 moving, moves = layer, picked if moves is None else ops.logical_or(moves, picked)
-            else:
-                outputs = ops.where(picked, layer.transform_images(x, transformation), outputs)
-        if moving is None:
-            return outputs
-        return ops.where(moves, moving._moved(x, matrix), outputs)
+        return otherwise if moving is None else ops.where(moves, moving._moved(x, matrix, interpolation), otherwise)
 
 
 class RandAugment(_AugmentationPool):
     """Applies some of eleven geometric and colour changes in turn, the same ones for a batch.
+
+    Bounding boxes and segmentation masks move with the pixels.
 
     Source: E. Cubuk et al., "RandAugment: practical automated data augmentation with a reduced search space", 2020.
 
@@ -215,6 +243,8 @@ class RandAugment(_AugmentationPool):
         interpolation: "bilinear" or "nearest".
         value_range, seed, data_format: see `RandomImageLayer`.
     """
+
+    _motion = "affine"
 
     def __init__(
         self,
@@ -244,9 +274,35 @@ class RandAugment(_AugmentationPool):
             x = self._apply_selected(x, numbers[n], transformation["transforms"])
         return x
 
+    def _moved_corners(self, corners: Tensor, transformation: Any, training: bool, size: Any) -> Tensor:
+        numbers = ops.convert_to_tensor(transformation["layer_idxes"])
+        for n in range(self.num_ops):
+            before = corners
+            for index, (name, values) in enumerate(transformation["transforms"].items()):
+                layer: ImageLayer = getattr(self, name)
+                if isinstance(layer, Affine):
+                    moved = clipped(through_affine(before, layer._matrix(values, *size)), (0, 0, *size))
+                    corners = ops.where(ops.equal(numbers[n], index), moved, corners)
+        return corners
+
+    def transform_segmentation_masks(
+        self, segmentation_masks: Any, transformation: Any = None, training: bool = True
+    ) -> Tensor:
+        """Move masks like images; changes of colour leave them as they are."""
+        masks = self._as_tensor(segmentation_masks)
+        if not self._moves(transformation, training):
+            return masks
+        x = self._floating(masks if masks.ndim == 4 else masks[None])
+        numbers = ops.convert_to_tensor(transformation["layer_idxes"])
+        for n in range(self.num_ops):
+            x = self._move_selected(x, x, numbers[n], transformation["transforms"], "nearest")
+        return ops.cast(x if masks.ndim == 4 else x[0], masks.dtype)
+
 
 class AugMix(_AugmentationPool):
     """A weighted mean of an image and of chains of changes of it, the same chains for a batch.
+
+    Bounding boxes and segmentation masks stay those of the image.
 
     Source: D. Hendrycks et al., "AugMix: a simple data processing method to improve robustness and uncertainty", ICLR
     2020.
