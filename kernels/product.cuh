@@ -11,7 +11,9 @@
 // multiplied, the next pair is in flight from global memory in staging registers, so a pair costs one barrier. Each thread holds
 // TM x TN sums in registers, in groups of 4 x 4 that lie a fixed distance apart, which keeps the lanes of a warp on
 // different banks. Threads of a warp are 4 x 8: a 16-byte load of shared memory asks for 64 bytes of a and 128 of b, once for
-// all lanes, where 2 x 16 threads would ask for 32 and 256, in twice as many cycles. Loads take four floats at once where
+// all lanes, where 2 x 16 threads would ask for 32 and 256, in twice as many cycles. In a tile of 16 columns they are 8 x 4:
+// of 16 channels, a tile of 32 x 32 would multiply as many zeros, with as many loads for each product as one of 128 x 16
+// has for two. Loads take four floats at once where
 // alignment and edges allow. Where blocks are few, GROUPS of threads each sum up their part of every stage's terms, add these
 // sums up in the order of the groups, and share the rows of a thread's results: four times the threads wait for memory at
 // once, a fourth of the time. Where a dense matrix has all of a stage's terms, they find them without a branch. A stage is
@@ -43,8 +45,9 @@ __device__ __forceinline__ void product(void *shared, Product of, int block, Epi
     Part<B_TRANSPOSED ? BN : BK, B_TRANSPOSED ? BK : BN, GROUPS * THREADS, B_TRANSPOSED, PAD> part_b;
     of.enter<BM, BN>(block);
     const int M = of.M, N = of.N, K = of.K;
-    constexpr int WARP_ROWS = 4, WARP_COLUMNS = WARP / WARP_ROWS, WARPS_N = BN / TN / WARP_COLUMNS;
-    static_assert(WARPS_N * WARP_COLUMNS * TN == BN && THREADS % WARP == 0, "a warp's threads are 4 x 8");
+    constexpr int WARP_COLUMNS = BN / TN < 8 ? BN / TN : 8, WARP_ROWS = WARP / WARP_COLUMNS;
+    constexpr int WARPS_N = BN / TN / WARP_COLUMNS;
+    static_assert(WARPS_N * WARP_COLUMNS * TN == BN && THREADS % WARP == 0, "a warp's threads are 4 x 8, or 8 x 4");
     const int group = threadIdx.x / THREADS, number = threadIdx.x % THREADS, warp = number / WARP, lane = number % WARP;
     const int row_of_threads = warp / WARPS_N * WARP_ROWS + lane / WARP_COLUMNS;
     const int tm = row_of_threads * 4, tn = (warp % WARPS_N * WARP_COLUMNS + lane % WARP_COLUMNS) * 4;
