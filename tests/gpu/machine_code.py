@@ -18,6 +18,7 @@ _GENERIC = re.compile(r"(LD|ST)\.")
 _LOCAL = re.compile(r"(LDL|STL)\b")
 # Behind this one all wgmma are done, behind any other some may not be.
 _LAST_WAIT = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x0")
+_LOAD = re.compile(r"LDG\S* R(\d+),")
 _WGMMA = re.compile(r"HGMMA\.64x(\d+)x16\S* R(\d+),")
 
 
@@ -57,12 +58,37 @@ class Code:
 
     def copies(self) -> list[tuple[int, int]]:
         """Return lengths, and numbers of 16-byte copies, of pieces without branches that have such copies."""
+        pieces = self._pieces()
+        counted = ((len(piece), sum(_COPY.match(_operation(line)) is not None for line in piece)) for piece in pieces)
+        return [pair for pair in counted if pair[1]]
+
+    def loads_at_once(self) -> int:
+        """Return the most loads of global memory that follow each other before an instruction needs what one brings.
+
+        Of the way straight ahead: branches are not taken.
+        """
+        most, pending = 0, list[int]()
+        for line in self.lines:
+            operation = _operation(line)
+            load = _LOAD.match(operation)
+            operands = operation[load.end() :] if load else operation
+            if set(map(int, re.findall(r"\bR(\d+)\b", operands))) & set(pending):
+                pending.clear()
+            if load:
+                pending.append(int(load[1]))
+                most = max(most, len(pending))
+        return most
+
+    def pieces_with(self, pattern: str, count: int) -> list[int]:
+        """Return how many such instructions the pieces without branches have that have at least `count`."""
+        counted = (sum(re.match(pattern, _operation(line)) is not None for line in piece) for piece in self._pieces())
+        return [number for number in counted if number >= count]
+
+    def _pieces(self) -> list[list[str]]:
         starts = {0, *self.labels.values()}
         starts |= {i + 1 for i, line in enumerate(self.lines) if re.match(r"BRA|EXIT|RET", _operation(line))}
         borders = sorted(starts | {len(self.lines)})
-        pieces = (self.lines[begin:end] for begin, end in itertools.pairwise(borders))
-        counted = ((len(piece), sum(_COPY.match(_operation(line)) is not None for line in piece)) for piece in pieces)
-        return [pair for pair in counted if pair[1]]
+        return [self.lines[begin:end] for begin, end in itertools.pairwise(borders)]
 
     def used_before_the_wait(self) -> list[str]:
         """Return instructions that may use sums of a wgmma before the thread has waited for all of them."""

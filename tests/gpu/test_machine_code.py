@@ -5,13 +5,16 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from dptrain.backend.cuda import tma
+from dptrain import ops
+from dptrain.backend.cuda import generate, tma
 from dptrain.backend.cuda.compile import command, parse_resources
 from dptrain.backend.cuda.compose import Composition
 from dptrain.backend.cuda.cost.roofline import GPUS, Load, blocks_per_processor
 from dptrain.backend.cuda.generate import Kernel, source
+from dptrain.program.dims import Dim
+from dptrain.program.program import trace
 from tests.gpu.machine_code import Code, codes_of, resources_of
-from tests.gpu.test_kernels_for_hardware import attention, by_tensor_maps, program_of_products, run
+from tests.gpu.test_kernels_for_hardware import apart, attention, by_tensor_maps, products, program_of_products, run
 from tests.ops.test_convolutions_on_cuda import cnn
 from tests.sample import sample
 
@@ -129,6 +132,45 @@ def test_products_by_tensor_maps_are_what_they_are_written_for(nvcc, name, tmp_p
         assert code.count(r"BPT\.TRAP") > 0, kernel
         assert reported[kernel].spilled == 0, kernel
         assert reported[kernel].registers * tma.THREADS <= 65_536, kernel
+
+
+def codes_of_text(nvcc, text, folder, architecture="sm_90a"):
+    """Return the machine code of a source's kernels, which spill nothing."""
+    place, cubin = folder / "source.cu", folder / "source.cubin"
+    place.write_text(text)
+    reported = parse_resources(run([*command(nvcc, place, cubin, architecture), "-Xptxas", "-v"]))
+    assert {resources.spilled for resources in reported.values()} == {0}
+    return codes_of(cubin)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_sums_over_rows_wait_once_for_several_rows(nvcc, monkeypatch, tmp_path):
+    """Of 16 channels, as in the gradient of a BatchNormalization, whose division is a branch."""
+
+    def loads_at_once():
+        specs = {name: ((Dim.rows(64), 32, 32, 16), "float32") for name in ("x", "dy")}
+        specs |= {name: ((16,), "float32") for name in ("mean", "deviation")}
+
+        def step(x, dy, mean, deviation):
+            return {"sum": ops.sum(dy * ((x - mean) / deviation), (0, 1, 2))}
+
+        (code,) = codes_of_text(nvcc, apart(Composition(trace(step, specs))), tmp_path).values()
+        return code.loads_at_once()
+
+    assert loads_at_once() >= 12
+    monkeypatch.setattr(generate, "_ROWS_AHEAD", ())
+    assert loads_at_once() <= 8, "rows one by one, and addresses"
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_120"])
+def test_a_stage_in_float32_is_multiplied_without_a_loop(nvcc, architecture, tmp_path):
+    """Of 8 terms, 8 x 16 sums a thread, and six loads of 16 bytes for each term."""
+    (code,) = codes_of_text(nvcc, products(2048, "float32", ("nt",)), tmp_path, architecture).values()
+    assert code.pieces_with("FFMA", 100) == [8 * 8 * 16]
+    assert code.pieces_with(r"LDS\.128", 8) == [8 * 6]
 
 
 ATTENTION = [
