@@ -9,6 +9,7 @@ import math
 import os
 import weakref
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
@@ -391,7 +392,8 @@ class _ReadAhead:
                 f"{cache_bytes:,}: raise cache_bytes, or lower shards_per_block"
             )
         self._next_too = 2 * expansion * sum(largest) <= cache_bytes
-        self._noticed: tuple[int, int] | None = None
+        # Threads go from block to block at different times.
+        self._noticed: deque[tuple[int, int]] = deque(maxlen=2)
         self._workers: Workers | None = None
 
     def of(self, shards: ShardSet) -> "_ReadAhead":
@@ -403,9 +405,9 @@ class _ReadAhead:
         if not self._shards.fetches:
             return
         block = order.blocks(epoch, positions)[0]
-        if self._noticed == (epoch, block):
+        if (epoch, block) in self._noticed:
             return
-        self._noticed = epoch, block
+        self._noticed.append((epoch, block))
         if self._workers is None:
             self._workers = Workers(_MOST_THREADS, "dptrain-shards")
             weakref.finalize(self, self._workers.close).atexit = False

@@ -6,8 +6,8 @@ room for others. An open copy stays readable when it is removed.
 
 import os
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dptrain.data.sources import format_bytes
@@ -19,7 +19,7 @@ from dptrain.runtime.text import one_line
 
 # Seconds to wait for another process that fetches the same shard.
 _PATIENCE = 3600.0
-_PART, _LOCK = ".part", ".lock"
+_PART, _RESERVED, _LOCK = ".part", ".reserved.part", ".lock"
 _ADVICE = "make room, lower cache_bytes, or choose another folder with cache_dir or DPTRAIN_CACHE"
 
 
@@ -42,8 +42,8 @@ class ShardCache:
                 return path
             with held(self._lock(key), _PATIENCE, "fetches this shard", in_background=True):
                 if not _touched(path):
-                    self._make_room(nbytes)
-                    with replacing_locked(path, path.with_name(path.name + _PART), 0o077) as part:
+                    reserved = self._reserved(path.with_name(path.name + _RESERVED), nbytes)
+                    with reserved, replacing_locked(path, path.with_name(path.name + _PART), 0o077) as part:
                         make(part)
                         written = part.stat().st_size
                     if written > self.max_bytes:
@@ -71,18 +71,30 @@ class ShardCache:
         # A few locks rather than a file for each shard: some shards wait for others.
         return self._folder / f"{int(key[:4], 16) % 256:02x}{_LOCK}"
 
-    def _make_room(self, needed: int, but: Path | None = None) -> None:
+    @contextmanager
+    def _reserved(self, path: Path, nbytes: int) -> Iterator[None]:
+        """Make room for a copy, and keep it from others by a sparse file of its size."""
+        try:
+            self._make_room(nbytes, reservation=path)
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _make_room(self, needed: int, but: Path | None = None, reservation: Path | None = None) -> None:
         """Remove the least recently used copies until `needed` more bytes fit."""
         with held(self._folder / f"room{_LOCK}", _PATIENCE, "makes room", in_background=True):
             entries = sorted(self._entries())
             used = sum(size for _, size, _ in entries)
             for _, size, path in entries:
                 if used + needed <= self.max_bytes:
-                    return
+                    break
                 if path != but and path.suffix != _PART:
                     with suppress(OSError):
                         path.unlink()
                         used -= size
+            if reservation is not None:
+                with open(reservation, "wb") as file:
+                    file.truncate(needed)
 
     def _entries(self) -> list[tuple[int, int, Path]]:
         """Return time of the last use, size and path of each copy."""
@@ -96,6 +108,8 @@ class ShardCache:
                     if path.suffix == _PART and time.time() - status.st_mtime > _PATIENCE:
                         path.unlink()  # of a process that was killed
                         continue
+                    if path.suffix == _PART and not path.name.endswith(_RESERVED):
+                        continue  # its reservation counts
                     entries.append((status.st_mtime_ns, status.st_size, path))
         return entries
 

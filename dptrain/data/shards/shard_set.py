@@ -204,7 +204,9 @@ class ShardSet:
                 finally:
                     raw.unlink(missing_ok=True)
 
-        return self._cache.fetch(key, file.nbytes, make)
+        # A remote file that is converted is there twice for a moment; how large the copy becomes is not known.
+        copies = 2 if self.format.converts and not file.is_local else 1
+        return self._cache.fetch(key, copies * file.nbytes, make)
 
     def _download(self, shard: Shard, path: Path) -> None:
         digest = hashlib.sha256()
