@@ -216,7 +216,7 @@ def report(rates: dict[str, dict[tuple[str, int], list[float]]]) -> str:
     """Return tables of samples a second, and ratios of the same rounds to the best peer."""
     from benchmarks.common import command_line, machine_line, spread, versions
 
-    lines = ["# Streams of shards", "", f"`{command_line()}`", "", machine_line(), ""]
+    lines = ["# Streams of shards", "", command_line(), machine_line(), ""]
     lines += [versions(["dptrain", "numpy", "pillow"]), ""]
     for work, by_library in rates.items():
         lines += [

@@ -108,7 +108,10 @@ class ShardCache:
                     if path.suffix == _PART and time.time() - status.st_mtime > _PATIENCE:
                         path.unlink()  # of a process that was killed
                         continue
-                    if path.suffix == _PART and not path.name.endswith(_RESERVED):
+                    if path.name.endswith(_RESERVED):
+                        if path.with_name(path.name.removesuffix(_RESERVED)).exists():
+                            continue  # the copy is there
+                    elif path.suffix == _PART:
                         continue  # its reservation counts
                     entries.append((status.st_mtime_ns, status.st_size, path))
         return entries
