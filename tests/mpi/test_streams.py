@@ -108,6 +108,42 @@ def test_ranks_train_on_tars_and_end_alike_where_one_is_damaged(corpus):
     assert "skipped 1 shard: " in done.out
 
 
+MODEL = """
+import dptrain as dp
+
+
+def build_model(input_shape, num_classes):
+    return dp.Sequential(
+        [
+            dp.layers.Input(input_shape, dtype="int32"),
+            dp.layers.Embedding(num_classes, 8),
+            dp.layers.Dense(num_classes, activation="softmax"),
+        ]
+    )
+"""
+
+
+def test_the_command_line_trains_on_token_shards_with_the_same_bits(tmp_path):
+    write_tokens(tmp_path, [401, 90, 203, 77, 150], 50)
+    (tmp_path / "models.py").write_text(MODEL)
+    environment = {"cwd": tmp_path, "DPTRAIN_CACHE": str(tmp_path / "cache")}
+    done = dptrain(2, "index", "t*.bin", **environment)
+    assert (done.code, done.err) == (0, "")
+    assert "dptrain-index.json: 5 shards, 921 tokens, 1,842 bytes" in done.out
+    options = ["--data", "t*.bin", "--sequence-length", "6", "--classes", "50", "--model", "models.py:build_model"]
+    options += ["--batch-size", "16", "--reproducible", "--epochs", "2", "--device", "cpu"]
+    weights = []
+    for ranks in (0, 3):
+        done = dptrain(ranks, *options, "--out", f"run{ranks}", **environment)
+        assert (done.code, done.messages) == (0, [])
+        assert ": 113 + 36 samples; 6 -> models.py:build_model() -> 50" in done.out
+        weights.append((tmp_path / f"run{ranks}/model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
+    done = dptrain(0, "--data", "t*.bin", "--classes", "50", "--fast-dev-run", **environment)
+    assert done.code == 2
+    assert done.messages == ["dptrain: t*.bin: shards of token ids need --sequence-length, the ids of a sample"]
+
+
 @pytest.mark.parametrize(
     ("options", "code", "expected"),
     [
