@@ -81,8 +81,15 @@ def sequences():
     return model, (WORDS, CLASSES, WEIGHTS), "adam"
 
 
+def low_rank():
+    """LoRA, of the last layer only after the model was compiled and trained."""
+    stack = [layers.Embedding(11, 8, lora_rank=2), layers.Flatten(), layers.Dense(6, "gelu", lora_rank=3, lora_alpha=6)]
+    model = dp.Sequential([dp.Input((5,), dtype="int64"), *stack, layers.Dense(4), layers.Dense(3, "softmax")])
+    return model, (WORDS, CLASSES, WEIGHTS), "adam"
+
+
 MODELS = {"perceptron": perceptron, "convnet": convnet, "embedding": embedding, "own step": own, "matrices": matrices}
-MODELS |= {"sequences": sequences}
+MODELS |= {"sequences": sequences, "low rank": low_rank}
 
 
 def trained(name, flags, steps):
@@ -109,6 +116,9 @@ def trained(name, flags, steps):
     # 31 rows, and 7 at the end, are never as many on two replicas, nor in microbatches.
     fit = {"batch_size": 8 if name == "GAN" else 31, "epochs": -(-steps // 4), "verbose": 0}  # of four steps or less
     history = model.fit(x, y, sample_weight=weights[0] if weights else None, **fit).history
+    if name == "low rank":
+        model.layers[-2].enable_lora(2)
+        history |= model.fit(x, y, **fit).history
     arrays = {f"{name}/{number}": weight for number, weight in enumerate(model.get_weights())}
     arrays |= {f"{name}/{key}": np.array(losses) for key, losses in history.items()}
     if name != "GAN":
