@@ -101,6 +101,7 @@ Train a neural network in one process, or on several ranks with mpirun:
   python -m dptrain evaluate runs/X              its metrics
   python -m dptrain predict runs/X --data new.npz --out predictions.csv
   python -m dptrain report runs/X                a page about its quality
+  python -m dptrain serve runs/X                 its predictions over HTTP
   python -m dptrain --model FILE.py:build_model  your own model
   python -m dptrain sweep --seeds 0-15 --grid learning_rate=1e-3,3e-4
   python -m dptrain runs --sort val_loss         all runs, best first
@@ -211,9 +212,9 @@ def _announce(command: str, parse: Callable[[], argparse.Namespace], configure: 
 
 
 # Subcommands, each a function of that name in a module of that name here; the first is what runs where none is given.
-COMMANDS = ("train", "evaluate", "predict", "export", "index", "report", "runs", "sweep", "doctor", "explain", "launch")
+COMMANDS = ("train", "evaluate", "predict", "export", "index", "report", "runs", "sweep", "doctor", "explain", "launch", "serve")
 # Subcommands whose modules define their options (OPTIONS), with slow imports inside functions.
-_OWN_OPTIONS = ("evaluate", "predict", "export", "index", "report", "runs")
+_OWN_OPTIONS = ("evaluate", "predict", "export", "index", "report", "runs", "serve")
 
 
 def _command(name: str) -> "Command":

@@ -101,15 +101,26 @@ def as_arrays(outputs: Any, ending: str) -> bytes:
     return content.getvalue()
 
 
+def classes(means: Meaning, width: int) -> Sequence[str] | None:
+    """Return the names of the classes of an output of this width, numbers as text; None of an output of values."""
+    if means.task == "binary" and width == 1:
+        return means.names if len(means.names) == 2 else ("0", "1")
+    if means.task == "multiclass" and width > 1:
+        return means.names if len(means.names) == width else tuple(map(str, range(width)))
+    return None
+
+
+def labels(output: Array) -> npt.NDArray[np.int64]:
+    """Return the predicted class (rows,) of probabilities (rows, classes), or (rows, 1) of the second class."""
+    return (output[:, 0] > 0.5).astype(np.int64) if output.shape[1] == 1 else output.argmax(axis=1)
+
+
 def _columns(output: Array, means: Meaning) -> dict[str, Array]:
     width = output.shape[1]
-    if means.task == "binary" and width == 1:
-        classes = means.names if len(means.names) == 2 else ("0", "1")
-        return {"class": _named((output[:, 0] > 0.5).astype(int), classes), f"p_{classes[1]}": output[:, 0]}
-    if means.task == "multiclass" and width > 1:
-        classes = means.names if len(means.names) == width else tuple(map(str, range(width)))
-        best = {"class": _named(output.argmax(axis=1), classes)}
-        return best | {f"p_{name}": output[:, label] for label, name in enumerate(classes)}
+    names = classes(means, width)
+    if names is not None:
+        shown = {f"p_{names[1]}": 0} if width == 1 else {f"p_{name}": label for label, name in enumerate(names)}
+        return {"class": _named(labels(output), names)} | {name: output[:, index] for name, index in shown.items()}
     if width == 1:
         return {means.target: output[:, 0]}
     return {f"{means.target}_{index}": output[:, index] for index in range(width)}

@@ -1,9 +1,9 @@
-"""Shared by `evaluate`, `predict`, `report` and `export`: options, model, samples."""
+"""Shared by `evaluate`, `predict`, `report`, `export` and `serve`: options, model, samples."""
 
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,7 +46,10 @@ def add_data(parser: argparse.ArgumentParser, text: str) -> None:
 
 def add_samples(parser: argparse.ArgumentParser) -> None:
     """Add options that name the samples."""
-    text = "an .npz or .npy file, or whatever training accepts (default: the data that the run was trained on)"
+    text = (
+        "an .npz or .npy file, or whatever training accepts; - is standard input (default: the data that the run was "
+        "trained on)"
+    )
     add_data(parser, text)
     parser.add_argument(
         "--part", choices=("test", "train"), default="test", help="the part to use, of data with both (default: test)"
@@ -57,16 +60,25 @@ def add_samples(parser: argparse.ArgumentParser) -> None:
 
 def load_served(config: Config, comm: "Communicator", parsed: argparse.Namespace) -> "Model":
     """Return the model on the command line, on the configured device. Collective."""
+    return loader(config, comm, parsed)()
+
+
+def loader(config: Config, comm: "Communicator", parsed: argparse.Namespace) -> Callable[[], "Model"]:
+    """Return what loads the model on the command line, each time anew, on the configured device. Collective."""
     from dptrain.cli.user_code import custom_objects
     from dptrain.models import load_model
     from dptrain.train.devices import open_backend
 
     options = {name: value for name, value in device_options(config).items() if name != "dtype"}
     objects = custom_objects(parsed.custom_objects, comm)
-    model = load_model(parsed.run, objects, best=parsed.best, **options)
-    if not model.compiled:  # `compile` would have set the device
-        model._put_on(open_backend(comm, dtype=model.dtype_policy.name, **options))
-    return model
+
+    def load() -> "Model":
+        model = load_model(parsed.run, objects, best=parsed.best, **options)
+        if not model.compiled:  # `compile` would have set the device
+            model._put_on(open_backend(comm, dtype=model.dtype_policy.name, **options))
+        return model
+
+    return load
 
 
 def load_served_samples(
@@ -75,10 +87,11 @@ def load_served_samples(
     """Return the samples on the command line, by default the run's. Collective."""
     from dptrain.cli.loading import load_configured
     from dptrain.cli.samples import GivenSamples, load_samples
+    from dptrain.cli.standard_input import standard_input
 
     data, preprocessing = config.data, model._preprocessing
     target: str | None = getattr(parsed, "target", None)
-    comm.agree("command line", lambda: _refuse_options(config, preprocessing))
+    comm.agree("command line", lambda: refuse_options(config, preprocessing))
     if "data.name" not in vars(parsed):
         if target is not None:
             comm.agree("command line", lambda: _refuse_target(target))
@@ -91,18 +104,19 @@ def load_served_samples(
             )
             split = loaded.test if parsed.part == "test" else loaded.train
             return GivenSamples(f"{data.name} ({parsed.part} part)", split.x, split.y)
-    return load_samples(
-        data.name,
-        comm,
-        target=target,
-        part=parsed.part,
-        inputs=model._expected_data.input_names,
-        data_dir=None if data.dir is None else Path(data.dir),
-        max_bytes=data.max_bytes,
-        preprocessing=preprocessing,
-        bad=data.bad_pictures,
-        unseen=data.unseen,
-    )
+    with standard_input(data.name, comm, data.max_bytes) as name:
+        return load_samples(
+            name,
+            comm,
+            target=target,
+            part=parsed.part,
+            inputs=model._expected_data.input_names,
+            data_dir=None if data.dir is None else Path(data.dir),
+            max_bytes=data.max_bytes,
+            preprocessing=preprocessing,
+            bad=data.bad_pictures,
+            unseen=data.unseen,
+        )
 
 
 def show_notes(comm: "Communicator", notes: "Sequence[str]") -> None:
@@ -113,7 +127,8 @@ def show_notes(comm: "Communicator", notes: "Sequence[str]") -> None:
         say(f"dptrain: {note}", file=sys.stderr)
 
 
-def _refuse_options(config: Config, preprocessing: "Preprocessing | None") -> None:
+def refuse_options(config: Config, preprocessing: "Preprocessing | None") -> None:
+    """Refuse options for raw data of another kind than the model's."""
     from dptrain.errors import ConfigError
 
     kind = "arrays" if preprocessing is None else preprocessing.kind

@@ -31,6 +31,11 @@ class HostStage:
     def __init__(self, graph: Graph, calls: Sequence[LayerCall], ends: Sequence[Tensor]) -> None:
         self._graph, self._calls, self._ends = graph, calls, ends
 
+    @property
+    def inputs(self) -> Any:
+        """The symbolic inputs of the whole model, nested as its user passes them."""
+        return self._graph.inputs
+
     def encode(self, inputs: Any) -> Any:
         """Return the program's inputs, an array or a list, for arrays nested like the model's inputs.
 

@@ -4,6 +4,7 @@ DIR/cat/*.png, DIR/dog/*.jpg ...; or the same below DIR/train and DIR/test (or v
 read before training. Dot files are skipped; only the first frame counts, and transparency is dropped.
 """
 
+import io
 import math
 import os
 import warnings
@@ -328,12 +329,13 @@ def _require_classes(path: str, y: Array, preprocessing: Preprocessing) -> None:
             raise DataError(f"{path}: no good picture of class {name!r}; remove the folder, or fill it")
 
 
-def _decoded(path: str, preprocessing: Preprocessing) -> npt.NDArray[np.uint8]:
+def _decoded(file: str | IO[bytes], preprocessing: Preprocessing, name: str = "") -> npt.NDArray[np.uint8]:
     from PIL import Image, ImageOps
 
     assert preprocessing.picture is not None
     height, width, channels = preprocessing.picture
-    with open_picture(path) as opened:
+    path = file if isinstance(file, str) else name
+    with open_picture(file, path) as opened:
         image: Any = ImageOps.exif_transpose(opened)
         image = image.convert("L" if channels == 1 else "RGB")
         if image.size != (width, height):
@@ -367,20 +369,33 @@ def _entries(folder: Path) -> list[Path]:
     return [entry for entry in entries if not entry.name.startswith(".") and entry.name.lower() not in _IGNORED]
 
 
+def decode_picture(content: bytes, preprocessing: Preprocessing, name: str) -> npt.NDArray[np.uint8]:
+    """Return the pixels (height, width, channels) of a picture's file for a trained model; `name` begins messages."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pillow().DecompressionBombWarning)
+        _require_fit([_header(io.BytesIO(content), name)], preprocessing)
+        return _decoded(io.BytesIO(content), preprocessing, name)
+
+
+def _header(file: Path | IO[bytes], path: str) -> _Picture:
+    """Return what a picture's header says, where warnings of bombs are errors."""
+    with open_picture(file, path) as image:
+        if image.mode not in (*_GREY, *_COLOURS):
+            raise DataError(f"{path}: pixels of mode {image.mode}; expected 8 bits per color")
+        width, height = image.size
+        # Not `image.getexif`, which decodes a whole PNG to find what stands behind its pixels.
+        if pillow().Image.getexif(image).get(_ORIENTATION, 1) in (5, 6, 7, 8):
+            width, height = height, width
+        return _Picture(path, height, width, image.mode in _GREY)
+
+
 def _headers(files: Sequence[Path], bad: str, notes: list[str]) -> list[_Picture]:
-    pictures, faults, parent = [], [], pillow().Image
+    pictures, faults = [], []
     with warnings.catch_warnings():
         warnings.simplefilter("error", pillow().DecompressionBombWarning)
         for path in files:
             try:
-                with open_picture(path) as image:
-                    if image.mode not in (*_GREY, *_COLOURS):
-                        raise DataError(f"{path}: pixels of mode {image.mode}; expected 8 bits per color")
-                    width, height = image.size
-                    # Not `image.getexif`, which decodes a whole PNG to find what stands behind its pixels.
-                    if parent.getexif(image).get(_ORIENTATION, 1) in (5, 6, 7, 8):
-                        width, height = height, width
-                    pictures.append(_Picture(str(path), height, width, image.mode in _GREY))
+                pictures.append(_header(path, str(path)))
             except DataError as error:
                 faults.append(str(error))
     _stop_or_note(faults, bad, notes)
@@ -419,10 +434,10 @@ def pillow() -> Any:
 
 
 @contextmanager
-def open_picture(path: str | Path | IO[bytes]) -> Iterator[Any]:
-    """Yield Pillow's image of a file, following links; only the header has been read."""
+def open_picture(path: str | Path | IO[bytes], name: str = "a picture") -> Iterator[Any]:
+    """Yield Pillow's image of a file, following links; only the header has been read. `name` is an open file's."""
     image = pillow()
-    with _reading(printable(str(path)) if isinstance(path, str | Path) else "a picture"), ExitStack() as stack:
+    with _reading(printable(str(path)) if isinstance(path, str | Path) else name), ExitStack() as stack:
         file = stack.enter_context(open_regular(Path(path))) if isinstance(path, str | Path) else path
         yield stack.enter_context(image.open(file, formats=_FORMATS))
 
