@@ -39,7 +39,8 @@ def test_names_that_only_keras_has():
 def test_arguments_that_only_keras_takes():
     missing = dict(refusals.missing_arguments())
     assert "`quantization_config`" in missing["`layers.Dense`"]  # taken, and refused unless it is None
-    assert "`lora_rank`" in missing["`layers.Dense`"]  # not taken
+    assert "`sparse`" in missing["`layers.Hashing`"]
+    assert "`lora_rank`" not in missing["`layers.Dense`"]
     assert "`units`" not in missing["`layers.Dense`"]
 
 

@@ -8,10 +8,15 @@ import pytest
 
 import dptrain as dp
 from dptrain import layers, ops
+from dptrain.backend.cpu import compile as compiling
+from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.errors import ConfigError
 from dptrain.models import load_model
 from dptrain.program.execute import HostMemory, evaluate
+from dptrain.program.sharding.mesh import ALL_REDUCE
+from dptrain.program.sharding.placement import place
 from dptrain.pruning import prune_low_magnitude, sparsity, strip_pruning
+from tests.unit.layers.cases import Case
 from tests.unit.layers.test_every_layer import program_of
 
 rng = np.random.default_rng(7)
@@ -118,15 +123,10 @@ def test_gradients_are_those_of_the_factors_alone(name):
         np.testing.assert_allclose(np.sum(factor._gradient.numpy() * step), (values[0] - values[1]) / 2e-6, rtol=1e-6)
 
 
-@pytest.mark.skipif(dp.backend.cpu.compile.compiler() is None, reason="no C++ compiler")
+@pytest.mark.skipif(compiling.compiler() is None, reason="no C++ compiler")
 @every_layer
 def test_generated_code_computes_what_numpy_computes(monkeypatch, name):
-    from dptrain.backend.cpu import compile as compiling
-    from dptrain.backend.cpu.compiled import CompiledExecutable
-
     monkeypatch.setattr(compiling, "OPTIONS", ("-O0", *compiling.OPTIONS[1:]))
-    from tests.unit.layers.cases import Case
-
     layer, x, *_ = adapted(name)
     make, shape, _ = LAYERS[name]
     case = Case(make, shape, layer(x).shape[1:], integers=6 if name == "Embedding" else 0)
@@ -394,3 +394,32 @@ def test_training_resumes_with_its_factors_and_slots(tmp_path):
     whole = run(4, "whole")
     run(2, "parts")
     assert [array.tobytes() for array in run(4, "parts")] == [array.tobytes() for array in whole]
+
+
+@every_layer
+def test_ranks_send_gradients_of_the_factors_alone(name):
+    layer, x, matrix, a, b = adapted(name, rank=1)
+    make, shape, _ = LAYERS[name]
+    program, _ = program_of(Case(make, shape, layer(x).shape[1:], integers=6 if name == "Embedding" else 0), layer)
+    sent = [tensor.shape for tensor in place(program).tensors if tensor.op is ALL_REDUCE]
+    assert sorted(sent) == sorted([(), a.shape, b.shape])  # and the loss
+    assert matrix.shape not in sent
+
+
+def test_packs_of_runs_train_what_single_runs_train():
+    def build(rate=0.01):
+        model = dp.Sequential([layers.Input((4,)), layers.Dense(3, "tanh", lora_rank=2), layers.Dense(3)])
+        model.layers[1].enable_lora(1)
+        model.compile(dp.optimizers.Adam(rate), "mse", device="cpu")
+        return model
+
+    x = rng.normal(size=(23, 4)).astype("float32")
+    y = rng.normal(size=(23, 3)).astype("float32")
+    arguments = {"seeds": "0-1", "x": x, "y": y, "verbose": 0, "epochs": 3, "batch_size": 5}
+    packed, single = (
+        dp.sweep(build, {"rate": [0.01, 0.1]}, validation_data=(x, y), runs_per_device=runs, **arguments).runs
+        for runs in (4, 1)
+    )
+    assert [run["metrics"] for run in packed] == [run["metrics"] for run in single]
+    assert len({run["metrics"]["loss"] for run in packed}) == 4
+    assert {run["status"] for run in packed} == {"done"}
