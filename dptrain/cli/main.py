@@ -212,7 +212,10 @@ def _announce(command: str, parse: Callable[[], argparse.Namespace], configure: 
 
 
 # Subcommands, each a function of that name in a module of that name here; the first is what runs where none is given.
-COMMANDS = ("train", "evaluate", "predict", "export", "index", "report", "runs", "sweep", "doctor", "explain", "launch", "serve")
+COMMANDS = (
+    *("train", "evaluate", "predict", "export", "index", "report", "runs", "sweep", "doctor", "explain", "launch"),
+    "serve",
+)
 # Subcommands whose modules define their options (OPTIONS), with slow imports inside functions.
 _OWN_OPTIONS = ("evaluate", "predict", "export", "index", "report", "runs", "serve")
 
