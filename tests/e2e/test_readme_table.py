@@ -1,10 +1,12 @@
 """README's table, row by row, with what README's own install command installs and nothing else."""
 
+import json
 import re
 import shlex
 import subprocess
 import sys
 import time
+import urllib.request
 from importlib import metadata
 from pathlib import Path
 
@@ -21,6 +23,9 @@ TABLE = README.partition("| to | type |\n|---|---|\n")[2].partition("\n\n")[0]
 ROWS = dict(re.findall(r"^\| (.+?) \| (.+?) \|$", TABLE, re.MULTILINE))
 EXTRAS = re.findall(r"pip install -q '\.\[([\w,]+)\]'", README)[0].split(",")
 COMMANDS = [matched[1] for text in ROWS.values() if (matched := re.match(r"`python -m dptrain ?([^`]*)`", text))]
+# Ends when it is told to; the others end by themselves.
+SERVES = next(words for words in COMMANDS if words.startswith("serve "))
+COMMANDS.remove(SERVES)
 # As if distributions that the install command does not bring were not there.
 BLOCKING = """
 import sys
@@ -104,6 +109,25 @@ def test_a_row_runs_as_it_stands(user, only_installed, words):
         assert (user / "predictions.csv").read_text().count("\n") == 3
     else:
         assert printed
+
+
+@pytest.mark.slow
+def test_a_model_is_served_until_a_signal(user, only_installed):
+    if not (user / "runs" / "X").exists():
+        typed(user, only_installed, "--data houses.csv --target price --epochs 1 --out runs/X")
+    environment = completed({"PYTHONPATH": f"{only_installed}:{ROOT}", "PYTHONWARNINGS": None})
+    command = [sys.executable, "-m", "dptrain", *shlex.split(SERVES), "--port", "0"]
+    with subprocess.Popen(command, cwd=user, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().split()[0]
+            body = b'[{"area": 0.1, "rooms": 0.2, "town": "Rome"}]'
+            with urllib.request.urlopen(f"{url}/predict", body, timeout=100) as response:
+                assert [*json.load(response)["predictions"][0]] == ["price"]
+            process.terminate()
+            assert process.wait(100) == 0
+        finally:
+            process.kill()
 
 
 @pytest.mark.slow

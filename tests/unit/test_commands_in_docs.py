@@ -47,6 +47,7 @@ NEEDS = {
     "tables": r"\.(csv|parquet)\b",
     "images": r"--image-size",
     "report": r"\breport runs/X",
+    "serve": r"\bdptrain serve\b",
 }
 
 

@@ -25,6 +25,7 @@ Serve a trained model over HTTP: the Open Inference Protocol (v2), and POST /pre
   curl -d '[{"rooms": 4, "town": "Bergen"}]' http://127.0.0.1:8000/predict
 """
 _SHORTEST_TOKEN = 16
+_EXTRA = ("starlette", "uvicorn", "h11", "prometheus_client")
 # Options with a number: metavar, default, least, most, help.
 _NUMBERS = {
     "--port": ("PORT", 8000, 0, 65535, "port to listen on; 0 takes one that is free"),
@@ -59,12 +60,11 @@ def serve(config: Config, comm: "Communicator", parsed: argparse.Namespace) -> i
     if comm.size > 1:
         raise ConfigError(f"serve runs in one process, not on {comm.size} ranks; leave mpirun out")
     try:
-        import prometheus_client  # noqa: F401
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
+        from dptrain.cli.server.http_server import ModelServer
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRA:
+            raise
         raise ConfigError(f"serve needs {error.name}: {pip_install('serve')}") from None
-    from dptrain.cli.server.http_server import ModelServer
     from dptrain.saving.run_folder import model_file
 
     settings = _settings(config, parsed)

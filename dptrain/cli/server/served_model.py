@@ -14,7 +14,7 @@ import numpy.typing as npt
 from dptrain.cli.predictions import Meaning, meaning
 from dptrain.cli.server.tensors import BYTES, TensorSpec, datatype_of
 from dptrain.data.preprocessing import Preprocessing
-from dptrain.data.tabular.tables import pandas_module
+from dptrain.data.tabular.table_codes import pandas_module
 from dptrain.errors import DataError, DptrainError
 from dptrain.models import Model
 from dptrain.program import tree

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from dptrain.data.preprocessing import Preprocessing, require_utf8
 from dptrain.data.sources import format_bytes
+from dptrain.data.tabular.table_codes import pandas_module
 from dptrain.data.tabular.table_columns import TableOptions, text_column
-from dptrain.data.tabular.tables import Table, pandas_module
+from dptrain.data.tabular.tables import Table
 from dptrain.errors import DataError, printable
 from dptrain.runtime.storage.files import open_regular, read_at_most
 

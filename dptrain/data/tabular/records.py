@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from dptrain.data.tabular.table_codes import pandas_module
 from dptrain.errors import DataError
 from dptrain.registry.names import suggestion
 from dptrain.runtime.text import short
@@ -78,8 +79,6 @@ class Records:
 
     def series(self, name: str, fault: Callable[[int, str, str], DataError]) -> Any:
         """Return a column as pandas has it; refuse cells that are lists or the like."""
-        from dptrain.data.tabular.tables import pandas_module
-
         for row, value in enumerate(self._cells[name]):
             if not isinstance(value, _CELLS):
                 raise fault(row, name, f"{short(value)}; expected a number, a text or null")

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.errors import DataError
+from dptrain.errors import ConfigError, DataError
+from dptrain.runtime.extras import pip_install
 from dptrain.runtime.text import short
 
 _LEADING_ZERO = re.compile(r"\s*[+-]?0[0-9]")
@@ -18,6 +19,15 @@ _DECIMAL_COMMA = re.compile(r"\s*[+-]?(\d{1,3}(\.\d{3})+|\d+|),\d+\s*")
 _TIME = r"([T ]\d{1,2}:\d{2}.*)?"
 _ISO_DATE = re.compile(rf"\s*\d{{4}}-\d{{1,2}}-\d{{1,2}}{_TIME}\s*")
 _DATE = re.compile(rf"\s*(\d{{4}}([-/.])\d{{1,2}}\2\d{{1,2}}|\d{{1,2}}([-/.])\d{{1,2}}\3(\d{{4}}|\d{{2}})){_TIME}\s*")
+
+
+def pandas_module() -> Any:
+    """Return `pandas`, or raise a ConfigError where it is missing."""
+    try:
+        import pandas
+    except ImportError:
+        raise ConfigError(f"tables need pandas: {pip_install('tables')}") from None
+    return pandas
 
 
 def leading_zero(texts: Iterable[Any]) -> str | None:

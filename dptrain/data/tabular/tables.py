@@ -17,9 +17,8 @@ from typing import Any
 from dptrain.data.preprocessing import MAX_COLUMNS
 from dptrain.data.sources import DEFAULT_MAX_BYTES, GZIP_PADDING, format_bytes, stream_errors
 from dptrain.data.tabular.parquet import read_parquet
-from dptrain.data.tabular.table_codes import leading_zero, may_have_leading_zeros
-from dptrain.errors import ConfigError, DataError
-from dptrain.runtime.extras import pip_install
+from dptrain.data.tabular.table_codes import leading_zero, may_have_leading_zeros, pandas_module
+from dptrain.errors import DataError
 from dptrain.runtime.storage.files import open_regular, read_at_most
 from dptrain.runtime.text import one_line
 
@@ -139,15 +138,6 @@ def read_table(
     if not len(table):
         raise DataError(f"{where}: no rows; expected at least one below the header")
     return table
-
-
-def pandas_module() -> Any:
-    """Return `pandas`, or raise a ConfigError where it is missing."""
-    try:
-        import pandas
-    except ImportError:
-        raise ConfigError(f"tables need pandas: {pip_install('tables')}") from None
-    return pandas
 
 
 def _make_numbers(frame: Any, columns: Sequence[str]) -> None:
