@@ -43,7 +43,7 @@ def test_wheel_holds_package_kernels_and_type_marker(wheel):
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "dptrain").rglob("*.py")}
     assert modules <= names
     kernels = {f"dptrain/_kernels/{path.name}" for path in (ROOT / "kernels").iterdir() if path.is_file()}
-    assert {"dptrain/py.typed", *kernels} <= names
+    assert {"dptrain/py.typed", "dptrain/cli/reporting/report.html.jinja", *kernels} <= names
     assert not [name for name in names if name.startswith(("tests", "benchmarks"))]
 
 

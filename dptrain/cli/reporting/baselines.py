@@ -15,8 +15,9 @@ from dptrain.random import Purpose, stream
 Array = npt.NDArray[Any]
 
 BOOSTING = "gradient boosting (scikit-learn's HistGradientBoosting, its defaults)"
-# Rows that boosting learns from, and its bound on rows x features x trees a round: seconds on a slow core.
-_MOST_ROWS, _LEAST_ROWS, _MOST_WORK = 20_000, 200, 4_000_000
+# Rows that boosting learns from, classes, each of which has a tree in every round, and rows x features x trees of a
+# round: at most some 4 s of a core.
+_MOST_ROWS, _LEAST_ROWS, _MOST_CLASSES, _MOST_WORK = 20_000, 200, 10, 2_000_000
 # scikit-learn's limit on categories that are told apart as such.
 _MOST_CATEGORIES = 255
 
@@ -70,7 +71,7 @@ def boosting(preprocessing: Preprocessing, x: Array, y: Array, held_out: Array, 
         for _ in range(part.start, part.stop)
     ]
     rows = sampled(len(x), min(_MOST_ROWS, _MOST_WORK // (len(features) * max(classes - (classes == 2), 1))))
-    if len(rows) < min(_LEAST_ROWS, len(x)):
+    if classes > _MOST_CLASSES or len(rows) < min(_LEAST_ROWS, len(x)):
         return f"it would take too long with {len(features):,} features and {classes:,} classes"
     if classes and len(np.unique(y[rows])) < 2:
         return "the training samples that it would learn from are of one class"

@@ -50,6 +50,7 @@ def test_why_there_is_no_boosting(monkeypatch):
     assert boosting(texts, x, y, x, 0) == "the table has texts alone"
     numbers = table(Column("a", "number"), Column("b", "number"))
     pytest.importorskip("sklearn")
+    assert "too long with 2 features and 11 classes" in boosting(numbers, x, y, x, 11)
     assert "of one class" in boosting(numbers, x, 0 * y, x, 2)
     assert "too long with 2 features and 1,000,000 classes" in boosting(numbers, x, y, x, 1_000_000)
     monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
