@@ -31,6 +31,10 @@ WITHOUT_PICTURES = ROOT / "tests" / "without_pictures"
 # Folders whose tests start many short processes, which are left to NumPy: compiled programs take minutes of all tests
 # there. Those that are about compiled steps ask for them.
 BY_NUMPY = ("e2e", "mpi")
+# Folders whose tests train many small models to see something else than numbers: a run of samples leaves these to NumPy
+# as well, but for files about how steps are executed.
+BY_NUMPY_IN_SAMPLES = ("guides", "unit/batches", "unit/callbacks", "unit/models")
+ABOUT_EXECUTION = {f"test_{name}.py" for name in ("custom", "exported", "ids", "threads", "unknown_lengths")}
 # What in tests/unit is about compiled code itself; the others', and that of tests/ops, is compiled in half the time. It
 # has the same bits however it is compiled (tests/unit/backend/cpu/test_compilers.py).
 ABOUT_COMPILED_CODE = {"backend", "test_random_programs.py"}
@@ -144,9 +148,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item):
     """Let tests execute what users execute, compiled programs, but where that takes too long."""
-    name, folder = "DPTRAIN_JIT_COMPILE", item.path.relative_to(ROOT / "tests").parts[0]
+    name, path = "DPTRAIN_JIT_COMPILE", item.path.relative_to(ROOT / "tests")
     chosen = os.environ.get(name)
-    if chosen is None and folder in BY_NUMPY:
+    by_numpy = path.parts[0] in BY_NUMPY
+    if os.environ.get(SAMPLED) and path.name not in ABOUT_EXECUTION:
+        by_numpy |= path.as_posix().startswith(BY_NUMPY_IN_SAMPLES)
+    if chosen is None and by_numpy:
         os.environ[name] = "0"
     try:
         return (yield)
