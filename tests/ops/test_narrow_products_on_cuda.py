@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from dptrain import ops
+from dptrain.backend.cuda import products
 from dptrain.backend.cuda.products import product_plan
 from dptrain.ops.nn.convolution import conv2d
 from dptrain.program.dims import Dim
@@ -29,6 +30,16 @@ CASES = [
 ]
 
 
+@pytest.fixture
+def as_of_convolutions(monkeypatch):
+    """Let dense products take the tiles of gathered ones."""
+    monkeypatch.setattr(products, "_GROUPED", products._NARROW_GROUPED)
+    product_plan.cache_clear()
+    yield
+    product_plan.cache_clear()
+
+
+@pytest.mark.usefixtures("as_of_convolutions")
 @pytest.mark.parametrize(("rows", "terms", "columns", "kernel"), sample(CASES, 2))
 def test_every_layout_and_edge(cuda_backend, rows, terms, columns, kernel):
     def step(a, b, a_t, b_t):
@@ -50,19 +61,21 @@ def test_every_layout_and_edge(cuda_backend, rows, terms, columns, kernel):
 
 
 @pytest.mark.parametrize(
-    ("M", "N", "K", "columns"),
+    ("M", "N", "K", "dense", "gathered"),
     [
-        (63 * 128 + 1, 16, 64, 16),
-        (63 * 128 + 1, 17, 64, 32),
-        (255 * 32, 16, 63, 16),
-        (255 * 32 + 1, 16, 63, 32),
-        (40, 16, 1, 16),
-        (40, 17, 1, 32),
+        (63 * 128 + 1, 16, 64, 16, 16),
+        (63 * 128 + 1, 17, 64, 32, 32),
+        (63 * 128, 16, 64, 32, 16),
+        (255 * 32, 16, 63, 32, 16),
+        (255 * 32 + 1, 16, 63, 32, 32),
+        (40, 16, 1, 32, 16),
+        (40, 17, 1, 32, 32),
     ],
 )
-def test_the_sizes_at_which_tiles_are_narrow(M, N, K, columns):
-    assert product_plan(M, N, K).tiling.columns == columns
-    assert product_plan(M, N, K, "tf32").tiling.columns == 32
+def test_the_sizes_at_which_tiles_are_narrow(M, N, K, dense, gathered):
+    assert product_plan(M, N, K).tiling.columns == dense
+    assert product_plan(M, N, K, gathered=True).tiling.columns == gathered
+    assert product_plan(M, N, K, "tf32", gathered=True).tiling.columns == 32
 
 
 # As in test_convolutions_on_cuda.py. Results and both gradients, of 16 channels, of fewer, and with strides.

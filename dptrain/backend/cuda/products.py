@@ -66,7 +66,7 @@ _TILINGS = {
 _GATHERED = _square("product", 128, (8, 8, 8, 1), 256)
 # Its smallest, in four groups of threads, for results of fewer such tiles.
 _GROUPED, _FEW_TILES = _square("product", 32, (64, 4, 4, 4), 256, 2), 256
-# Tiles for up to 16 columns (channels, classes): where these are blocks enough, and in groups of threads.
+# Tiles for up to 16 columns (channels, classes): where these are enough blocks, and else, of convolutions, in groups.
 _NARROW = Tiling("product", 128, 16, (16, 8, 4, 1), 64)
 _NARROW_GROUPED = Tiling("product", 64, 16, (64, 4, 4, 4), 256, resident=2)
 # Warps of a block by the length of a tile, as plans count them.
@@ -113,7 +113,7 @@ def product_plan(M: int, N: int, K: int, precision: str = "float32", gathered: b
     if gathered and tiling.kernel == "product" and tile == TILES[0]:
         tiling = _GATHERED
     if tiling.kernel == "product" and tile == TILES[-1]:
-        tiling = _of_small_tiles(M, N, K)
+        tiling = _of_small_tiles(M, N, K, gathered)
         warps = tiling.threads // 32
     slices = 1
     if K >= _LEAST_SPLIT:
@@ -122,14 +122,15 @@ def product_plan(M: int, N: int, K: int, precision: str = "float32", gathered: b
     return ProductPlan(tiling, *_sliced(K, slices, tiling.inner[0] if tiling in (_GROUPED, _NARROW_GROUPED) else 32))
 
 
-def _of_small_tiles(M: int, N: int, K: int) -> Tiling:
+def _of_small_tiles(M: int, N: int, K: int, gathered: bool) -> Tiling:
     """Return how float32 computes what does not fill larger squares: with few tiles, groups of threads share each."""
     small, is_narrow = _TILINGS["float32"][TILES[-1]], _NARROW.columns >= N
     if is_narrow and K >= _FEW_TERMS and _blocks(_NARROW.rows, _NARROW.columns, M, N) >= _WANTED_BLOCKS:
         return _NARROW
     if _blocks(small.rows, small.columns, M, N) >= _FEW_TILES:
         return small
-    return _NARROW_GROUPED if is_narrow else _GROUPED
+    # A dense product has few terms to gather: more blocks, of half as many rows, do more for it than full tiles.
+    return _NARROW_GROUPED if gathered and is_narrow else _GROUPED
 
 
 def _by_warpgroups(M: int, N: int, K: int) -> ProductPlan:

@@ -34,7 +34,7 @@ def test_a_product_with_what_is_computed_of_it():
     assert load.read == 4 * (8 * 4 + 4 * 5 + 5)
     assert load.written == 4 * 8 * 5
     assert load.operations == {"FP32": 2 * 8 * 4 * 5 + 8 * 5 + 8 * 5}
-    assert load.shared == 2 * 64 * (64 + 4 + 16 + 4) * 4, "two stages of 64 terms of both factors, padded"
+    assert load.shared == 2 * 64 * (32 + 4 + 32 + 4) * 4, "two stages of 64 terms of both factors, padded"
     assert (load.registers, load.spilled) == (None, None)
 
 
@@ -49,7 +49,7 @@ def test_slices_of_a_long_sum_meet_in_memory():
     (parts,) = [
         argument.value for argument in composition.stages[0][0].functions[0].arguments if argument.name == "parts"
     ]
-    assert parts == load.blocks * 64 * 16 * 4
+    assert parts == load.blocks * 32 * 32 * 4
     assert load.blocks > 1
     assert load.read == 4 * (8 * 1024 + 1024 * 5 + 5) + parts
     assert load.written == 4 * 8 * 5 + parts

@@ -29,13 +29,13 @@ def test_plans_of_products():
     # A batch of 32 rows does not half fill a tile of 64, nor do ten classes.
     assert chosen(32, 4096, 4096)[1] == 32
     assert chosen(4096, 20, 1024)[1] == 32
-    # Nor a square of 32: see test_narrow_products_on_cuda.py.
-    assert chosen(4096, 10, 1024)[1:3] == (64, 16)
+    # Nor a square of 32, if there are enough others: see test_narrow_products_on_cuda.py.
+    assert chosen(4096, 10, 1024)[1:3] == (32, 32)
     assert chosen(8192, 10, 1024)[1:3] == (128, 16)
     # Short sums are not worth a second kernel; long ones with few results are.
     assert chosen(32, 10, 128)[3] == chosen(784, 128, 128)[3] == 1
     assert chosen(32, 128, 784)[3] == 7
-    assert chosen(1024, 10, 4096)[3] == 16
+    assert chosen(1024, 10, 4096)[3] == 8
     # Of a few terms, results are what takes the time: no tiles of 128.
     assert [chosen(1024, 4096, K)[1] for K in (63, 64)] == [64, 128]
 
@@ -60,8 +60,8 @@ def test_a_tile_is_chosen_as_if_sliced():
     assert [chosen(576, 64, K)[1] for K in (8 * 1024 - 1, 8 * 1024)] == [32, 64]
     # 256 slices at most: the first convolution of a network of pictures, 27 x 16 results of sums over all pixels.
     assert chosen(128, 128, 1_000_000)[1:] == (128, 128, 255)
-    assert chosen(27, 16, 65_536)[1:] == (64, 16, 256)
-    assert chosen(27, 16, 1_000_000)[1:] == (64, 16, 253)
+    assert chosen(27, 16, 65_536)[1:] == (32, 32, 256)
+    assert chosen(27, 16, 1_000_000)[1:] == (32, 32, 253)
 
 
 def test_a_tree_joins_slices():
