@@ -173,6 +173,13 @@ def test_a_class_that_is_never_predicted_has_no_precision():
     assert [(row["precision"], row["recall"]) for row in rows] == [("0.667", "1.000"), ("-", "0.000"), ("-", "-")]
 
 
+def test_a_model_that_is_always_right_has_no_worst_samples():
+    labels = np.array([0, 1])
+    data, splits = data_of(np.zeros((2, 4)), labels, "multiclass", 2)
+    shown = Page(written(data, splits, Quality("", splits.validation, ClassOutcome(["a", "b"], labels, np.eye(2)))))
+    assert "Nowhere: every held-out sample is taken for its class." in shown.text
+
+
 def test_no_number_anywhere_is_said():
     y = np.arange(20, dtype=np.float32)
     data, splits = data_of(np.zeros((20, 3)), y, "regression")
