@@ -26,7 +26,7 @@ from dptrain.batches.workers import Workers
 from dptrain.comm.parts import cut
 from dptrain.data.shards.formats import ReadOptions
 from dptrain.data.shards.order import BlockOrder, MixOrder
-from dptrain.data.shards.shard_set import ShardOptions, ShardSet, open_shards, rows_of
+from dptrain.data.shards.shard_set import ShardOptions, ShardSet, agreed, open_shards, rows_of
 from dptrain.data.shards.stores import FIRST_WAIT, Store
 from dptrain.errors import ConfigError, DataError
 from dptrain.program import tree
@@ -219,14 +219,13 @@ class ShardedDataset(SampleDataset):
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         names = [os.fspath(urls)] if isinstance(urls, str | os.PathLike) else [os.fspath(url) for url in urls]
-        _check(names, sequence_length, token_dtype, bad_shards, shards_per_block, retries, max_bytes, cache_bytes)
-        if seed is not None and seed < 0:
-            raise ConfigError(f"seed = {seed}: expected 0 or more")
+        comm = comms.current()
+        checked = (sequence_length, token_dtype, bad_shards, shards_per_block, retries, max_bytes, cache_bytes, seed)
+        agreed(comm, lambda: _check(names, *checked))
         read = ReadOptions(
             None if columns is None else tuple(columns), sequence_length, token_dtype, vocabulary_size, max_bytes
         )
         options = ShardOptions(read, bad_shards, cache_bytes, None if cache_dir is None else Path(cache_dir))
-        comm = comms.current()
         self._set = open_shards(names, Store(retries + 1, FIRST_WAIT), options, comm)
         if self.skipped:
             warn(f"skipped {len(self.skipped)} of {self.num_shards + len(self.skipped)} shards: {self.skipped[0]}")
@@ -235,7 +234,8 @@ class ShardedDataset(SampleDataset):
         super().__init__(batch_size, self._order.total)
         self.shards_per_block, self._sequence_length = shards_per_block, sequence_length
         self._select = partial(_selected, target=target, size=None if image_size is None else tuple(image_size))
-        self._ahead = _ReadAhead(self._set, comm.local_rank, comm.local_size, shards_per_block)
+        local = comm.local_rank, comm.local_size
+        self._ahead = agreed(comm, lambda: _ReadAhead(self._set, *local, shards_per_block))
 
     @property
     def skipped(self) -> list[str]:
@@ -426,7 +426,10 @@ def _check(
     retries: int,
     max_bytes: int,
     cache_bytes: int,
+    seed: int | None,
 ) -> None:
+    if seed is not None and seed < 0:
+        raise ConfigError(f"seed = {seed}: expected 0 or more")
     if not names or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"urls = {short(names)}: expected paths, addresses, globs or folders")
     if token_dtype not in ("uint16", "uint32"):

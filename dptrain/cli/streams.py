@@ -95,7 +95,8 @@ def load_stream(
         test = None if data.test_data is None else ShardedDataset(data.test_data, shuffle=False, **options)
     skipped = [*train.skipped, *(() if test is None else test.skipped)]
     if test is None:
-        train, test = train.split_off(data.test_split)
+        whole = train
+        train, test = comm.agree("configuration", lambda: whole.split_off(data.test_split))
     parts = comm.agree("data", lambda: [_split(part, data) for part in (train, test)])
     loaded = comm.agree("data", lambda: _described(data, train, parts, task))
     notes = [f"skipped {counted(len(skipped), 'shard')}: {skipped[0]}"] if skipped else []

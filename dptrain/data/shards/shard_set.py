@@ -243,10 +243,10 @@ def open_shards(urls: Sequence[str], store: Store, options: ShardOptions, comm: 
         known = _indexed(files, store, comm)
         extents: dict[str, Extent | DataError] = {url: entry.extent for url, entry in known.items()}
         extents |= _measure([file for file in files if file.url not in known], store, options, comm)
-        return _agreed(comm, lambda: _assembled(files, extents, known, store, options))
+        return agreed(comm, lambda: _assembled(files, extents, known, store, options))
 
 
-def _agreed(comm: Communicator, action: Callable[[], T]) -> T:
+def agreed(comm: Communicator, action: Callable[[], T]) -> T:
     """Return the result of an action; where it fails on a rank it does on all, alone with the error itself."""
     return comm.agree("data", action) if comm.size > 1 else action()
 
@@ -261,7 +261,7 @@ def list_shards(urls: Sequence[str], store: Store, comm: Communicator) -> list[S
         format_of(files)
         return [[file.url, file.nbytes, file.version] for file in files]
 
-    return [StoredFile(*entry) for entry in comm.broadcast_fact(_agreed(comm, listed))]
+    return [StoredFile(*entry) for entry in comm.broadcast_fact(agreed(comm, listed))]
 
 
 def measure_shards(
@@ -276,7 +276,7 @@ def measure_shards(
                 raise extent
         return {url: extent for url, extent in extents.items() if not isinstance(extent, DataError)}
 
-    return _agreed(comm, checked)
+    return agreed(comm, checked)
 
 
 def _indexed(files: Sequence[StoredFile], store: Store, comm: Communicator) -> dict[str, Indexed]:
@@ -284,7 +284,7 @@ def _indexed(files: Sequence[StoredFile], store: Store, comm: Communicator) -> d
         entries = read_indices(files, store) if comm.rank == 0 else {}
         return [[url, entry.nbytes, list(entry.extent), entry.sha256] for url, entry in entries.items()]
 
-    entries = comm.broadcast_fact(_agreed(comm, read))
+    entries = comm.broadcast_fact(agreed(comm, read))
     return {url: Indexed(nbytes, Extent(*extent), sha256) for url, nbytes, extent, sha256 in entries}
 
 
@@ -292,7 +292,7 @@ def _measure(
     files: Sequence[StoredFile], store: Store, options: ShardOptions, comm: Communicator
 ) -> dict[str, Extent | DataError]:
     """Return the length and layout of each shard, or why it cannot be read, by its address. Collective."""
-    measured = _agreed(comm, lambda: _measured(files[comm.rank :: comm.size], store, options))
+    measured = agreed(comm, lambda: _measured(files[comm.rank :: comm.size], store, options))
     extents: dict[str, Extent | DataError] = {}
     for rank, results in enumerate(comm.allgather(measured)):
         for file, result in zip(files[rank :: comm.size], results, strict=True):
