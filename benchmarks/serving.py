@@ -1,4 +1,4 @@
-"""A load test of `python -m dptrain serve`, beside the same model in ONNX Runtime behind FastAPI; and `encode` of one row.
+"""A load test of `serve`, beside the same model in ONNX Runtime behind FastAPI; and `encode` of one row.
 
     python benchmarks/serving.py [--clients 64] [--seconds 20] [--turns 3]
     python benchmarks/serving.py --encode
@@ -120,6 +120,12 @@ def started(command: list[str], port: int) -> subprocess.Popen:
     raise SystemExit(f"{command[0]} ended with {process.returncode}")
 
 
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds that a process has taken."""
+    fields = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
 def serve(clients: int, seconds: float, turns: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         x, expected = build(Path(folder))
@@ -127,7 +133,8 @@ def serve(clients: int, seconds: float, turns: int) -> None:
         requests = []
         for row in x:
             body = json.dumps([row.tolist()]).encode()
-            head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+            head = "POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json"
+            head += f"\r\nContent-Length: {len(body)}"
             requests.append(f"{head}\r\n\r\n".encode() + body)
         own = [sys.executable, "-m", "dptrain", "serve", f"{folder}/model.keras", "--access-log", "off", "--port"]
         servers = {"dptrain serve": ([*own, "8451"], 8451, same_bits)}
@@ -140,19 +147,21 @@ def serve(clients: int, seconds: float, turns: int) -> None:
             for name, (command, port, read) in servers.items():
                 process = started(command, port)
                 load(port, requests, clients, 1, read, expected)
-                results[name].append(load(port, requests, clients, seconds, read, expected))
+                before = cpu_seconds(process.pid)
+                run = load(port, requests, clients, seconds, read, expected)
+                run["cpu"] = 1000 * (cpu_seconds(process.pid) - before) / run["answers"]
+                results[name].append(run)
                 process.send_signal(signal.SIGTERM)
                 process.wait()
     print(f"{clients} clients, {turns} x {seconds:g} s each, load average {os.getloadavg()[0]:.1f}\n")
-    print("| | answers | a second | p50 ms | p99 ms | lost | unlike |\n|---|---|---|---|---|---|---|")
+    print("| | answers | a second | CPU ms each | p50 ms | p99 ms | lost | unlike |\n|---|---|---|---|---|---|---|---|")
     for name, runs in results.items():
-        middle = {key: statistics.median(run[key] for run in runs) for key in ("rate", "p50", "p99")}
+        middle = {key: statistics.median(run[key] for run in runs) for key in ("rate", "cpu", "p50", "p99")}
         sums = {key: sum(run[key] for run in runs) for key in ("answers", "lost", "unlike")}
-        rates = f"{middle['rate']:,.0f} ({min(r['rate'] for r in runs):,.0f} to {max(r['rate'] for r in runs):,.0f})"
-        print(
-            f"| {name} | {sums['answers']:,} | {rates} | {middle['p50']:.1f} | {middle['p99']:.1f} | {sums['lost']} | "
-            f"{sums['unlike']} |"
-        )
+        least, most = min(run["rate"] for run in runs), max(run["rate"] for run in runs)
+        cells = [name, f"{sums['answers']:,}", f"{middle['rate']:,.0f} ({least:,.0f} to {most:,.0f})"]
+        cells += [f"{middle['cpu']:.2f}", f"{middle['p50']:.1f}", f"{middle['p99']:.1f}"]
+        print(f"| {' | '.join([*cells, str(sums['lost']), str(sums['unlike'])])} |")
 
 
 def encode() -> None:

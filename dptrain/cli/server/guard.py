@@ -51,7 +51,8 @@ class Guard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-            await asyncio.wait_for(send(message), self._timeout)
+            async with asyncio.timeout(self._timeout):
+                await send(message)
 
         headers = dict(scope["headers"])
         refusal = self._refusal(scope["path"], headers)
