@@ -43,6 +43,8 @@ OTHER_WORDS = {
     "layers/__init__.py": {"add": 1, "maximum": 1, "minimum": 1, "multiply": 1, "subtract": 1},
     # What ranks and the launcher send each other.
     "runtime/launch/job.py": {"log": 1},
+    # A server's access log.
+    "cli/server/log.py": {"log": 1},
     # A learning rate's schedule.
     "cli/options/schedule.py": {"power": 2},
     # Axes of pictures and of spaces; words of sentences.

@@ -91,7 +91,7 @@ def sampled(count: int, most: int) -> Array:
     """Return at most so many row numbers, rising, always the same of the same count."""
     if count <= most:
         return np.arange(count)
-    return np.sort(stream(0, Purpose.REPORT, count).permutation(count)[: max(most, 0)])
+    return np.sort(stream(0, Purpose.REPORT, count).permutation(count)[: max(most, 0)], kind="stable")
 
 
 def _all_classes(model: Any, x: Array, classes: int) -> Array:

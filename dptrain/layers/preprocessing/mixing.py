@@ -118,9 +118,10 @@ class MixUp(_Mixing):
         self, segmentation_masks: Any, transformation: Any = None, training: bool = True
     ) -> Tensor:
         """Mix masks like images."""
+        masks: Tensor = self._as_tensor(segmentation_masks)
         if not self._moves(transformation, training):
-            return self._as_tensor(segmentation_masks)
-        return self.transform_images(segmentation_masks, transformation)
+            return masks
+        return self.transform_images(masks, transformation)
 
 
 class CutMix(_Mixing):
@@ -289,7 +290,7 @@ class RandAugment(_AugmentationPool):
         self, segmentation_masks: Any, transformation: Any = None, training: bool = True
     ) -> Tensor:
         """Move masks like images; changes of colour leave them as they are."""
-        masks = self._as_tensor(segmentation_masks)
+        masks: Tensor = self._as_tensor(segmentation_masks)
         if not self._moves(transformation, training):
             return masks
         x = self._floating(masks if masks.ndim == 4 else masks[None])
