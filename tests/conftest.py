@@ -33,8 +33,11 @@ WITHOUT_PICTURES = ROOT / "tests" / "without_pictures"
 BY_NUMPY = ("e2e", "mpi")
 # Folders whose tests train many small models to see something else than numbers: a run of samples leaves these to NumPy
 # as well, but for files about how steps are executed.
-BY_NUMPY_IN_SAMPLES = ("guides", "unit/batches", "unit/callbacks", "unit/models")
-ABOUT_EXECUTION = {f"test_{name}.py" for name in ("custom", "exported", "ids", "threads", "unknown_lengths")}
+BY_NUMPY_IN_SAMPLES = ("guides", "unit/batches", "unit/callbacks", "unit/models", "unit/saving", "unit/train")
+ABOUT_EXECUTION = {
+    f"test_{name}.py"
+    for name in ("custom", "exported", "health", "ids", "program_loops", "sample_numbers", "threads", "unknown_lengths")
+}
 # What in tests/unit is about compiled code itself; the others', and that of tests/ops, is compiled in half the time. It
 # has the same bits however it is compiled (tests/unit/backend/cpu/test_compilers.py).
 ABOUT_COMPILED_CODE = {"backend", "test_random_programs.py"}
