@@ -48,7 +48,7 @@ from dptrain.cli.options.pruning import refuse_unused, settled
 from dptrain.cli.ranks import show_ranks
 from dptrain.cli.reporting.page import installed
 from dptrain.cli.reporting.quality import held_out_of
-from dptrain.cli.reporting.report import Run, is_wanted, try_report_of
+from dptrain.cli.reporting.report import Run, is_signalled, is_wanted, try_report_of
 from dptrain.cli.run_directory import RunDirectory
 from dptrain.cli.run_records import read_config
 from dptrain.cli.streams import StreamSplit
@@ -229,11 +229,13 @@ def _show_results(
     if config.fast_dev_run and config.out is None:
         terminal.say(f"Fast dev run: everything works ({', '.join(files)} written and removed)")
     else:
-        terminal.say(f"Results in {run.path}: {', '.join(sorted(files))}{_missing(config, files)}")
+        terminal.say(f"Results in {run.path}: {', '.join(sorted(files))}{_missing(config, run.path, files)}")
 
 
-def _missing(config: Config, files: list[str]) -> str:
-    """Return which pictures and pages lack a package, and how to get them."""
+def _missing(config: Config, path: Path, files: list[str]) -> str:
+    """Return which pictures and pages lack a package or came too late, and how to get them."""
+    if is_signalled() and config.report and REPORT not in files and installed():
+        return f" (no {REPORT}, as a signal came: python -m dptrain report {path} writes it)"
     lacks_page = config.report and not config.fast_dev_run and not installed()
     if CURVES not in files and not can_draw():
         names = f"{CURVES} and {REPORT}" if lacks_page else CURVES

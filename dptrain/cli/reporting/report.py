@@ -37,9 +37,14 @@ class Run:
         return cls(path.resolve().name, summary, epochs, command)
 
 
+def is_signalled() -> bool:
+    """Whether a signal has come, which leaves little time."""
+    return signals.caught() is not None
+
+
 def is_wanted(config: Config, comm: Communicator) -> bool:
-    """Whether a run's end writes a page: not where a signal has come, which leaves little time. Collective."""
-    wants = config.report and not config.fast_dev_run and page.installed() and signals.caught() is None
+    """Whether a run's end writes a page: not where a signal has come. Collective."""
+    wants = config.report and not config.fast_dev_run and page.installed() and not is_signalled()
     return bool(comm.broadcast_fact(wants))
 
 

@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("jinja2", reason="pages of runs need the extra 'report'")
 
 import dptrain as dp
+from dptrain.cli.commands import train as train_command
 from dptrain.cli.main import main
 from dptrain.cli.reporting import page, report
-from dptrain.runtime import signals
 from tests.conftest import ROOT
 from tests.launching import dptrain
 from tests.unit.cli.reporting.pages import Page
@@ -115,13 +115,14 @@ def test_a_fault_of_the_page_is_none_of_the_runs(folder, capfd, monkeypatch):
     assert not (run / "report.html").exists()
 
 
-def test_a_signal_leaves_no_time_for_a_page(folder, monkeypatch):
-    monkeypatch.setattr(signals, "caught", lambda: 15)
-    monkeypatch.setattr(report.signals, "caught", lambda: 15)
-    from dptrain import comm
-    from dptrain.cli.options.config import Config
-
-    assert not report.is_wanted(Config(), comm.current())
+def test_a_signal_leaves_no_time_for_a_page(folder, capfd, monkeypatch):
+    for module in (train_command, report):
+        monkeypatch.setattr(module, "is_signalled", lambda: True)
+    run = train(folder, "signalled", "--data", folder / "data.npz")
+    assert (run / "summary.json").exists()
+    assert not (run / "report.html").exists()
+    line = capfd.readouterr().out.splitlines()[-1]
+    assert line.endswith(f" (no report.html, as a signal came: python -m dptrain report {run} writes it)")
 
 
 def test_a_resumed_run_shows_all_its_epochs(folder):
