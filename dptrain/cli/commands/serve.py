@@ -62,9 +62,10 @@ def serve(config: Config, comm: "Communicator", parsed: argparse.Namespace) -> i
     try:
         from dptrain.cli.server.http_server import ModelServer
     except ModuleNotFoundError as error:
-        if error.name not in _EXTRA:
+        package = str(error.name).partition(".")[0]
+        if package not in _EXTRA:
             raise
-        raise ConfigError(f"serve needs {error.name}: {pip_install('serve')}") from None
+        raise ConfigError(f"serve needs {package}: {pip_install('serve')}") from None
     from dptrain.saving.run_folder import model_file
 
     settings = _settings(config, parsed)

@@ -1,6 +1,7 @@
 """What `serve` refuses before it takes a request; what it does then is in tests/e2e/test_serve.py."""
 
 import socket
+import sys
 
 import pytest
 
@@ -71,3 +72,13 @@ def test_help_shows_what_there_is(capfd):
     out = capfd.readouterr().out
     for text in ("python -m dptrain serve RUN [options]", "--token-file FILE", "--unseen", "--batch-wait MS"):
         assert text in out
+
+
+@pytest.mark.parametrize("module", ["starlette", "uvicorn", "prometheus_client"])
+def test_what_is_not_installed_is_named(path, capfd, monkeypatch, module):
+    for name in [name for name in sys.modules if name.startswith(("dptrain.cli.server.", f"{module}."))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    code, error = refused(capfd, path, "--port", "70000")  # which would be refused next
+    assert code == 2
+    assert f"serve needs {module}: pip install" in error
