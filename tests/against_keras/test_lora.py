@@ -79,6 +79,7 @@ def test_steps(keras, begins, optimizer):
 @pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file:UserWarning")
 def test_files(keras, tmp_path, direction, ending, begins):
     writer, reader = (keras, dp) if direction == "from keras" else (dp, keras)
+    keras.utils.set_random_seed(1)
     model = compiled(writer, stack(writer, begins))
     fitted(model)
     expected = np.asarray(model.predict(X, verbose=0))
@@ -103,6 +104,7 @@ def test_files(keras, tmp_path, direction, ending, begins):
 
 
 def test_live_models(keras):
+    keras.utils.set_random_seed(1)
     theirs = compiled(keras, stack(keras))
     fitted(theirs)
     ours = dp.models.from_keras(theirs, dtype="float64", device="cpu")

@@ -410,16 +410,16 @@ def test_packs_of_runs_train_what_single_runs_train():
     def build(rate=0.01):
         model = dp.Sequential([layers.Input((4,)), layers.Dense(3, "tanh", lora_rank=2), layers.Dense(3)])
         model.layers[1].enable_lora(1)
-        model.compile(dp.optimizers.Adam(rate), "mse", device="cpu")
+        model.compile(dp.optimizers.Adam(rate), "mse", device="cpu", jit_compile=False)
         return model
 
     x = rng.normal(size=(23, 4)).astype("float32")
     y = rng.normal(size=(23, 3)).astype("float32")
-    arguments = {"seeds": "0-1", "x": x, "y": y, "verbose": 0, "epochs": 3, "batch_size": 5}
+    arguments = {"seeds": "0-1", "x": x, "y": y, "verbose": 0, "epochs": 2, "batch_size": 12}
     packed, single = (
-        dp.sweep(build, {"rate": [0.01, 0.1]}, validation_data=(x, y), runs_per_device=runs, **arguments).runs
-        for runs in (4, 1)
+        dp.sweep(build, {"rate": [0.01]}, validation_data=(x, y), runs_per_device=runs, **arguments).runs
+        for runs in (2, 1)
     )
     assert [run["metrics"] for run in packed] == [run["metrics"] for run in single]
-    assert len({run["metrics"]["loss"] for run in packed}) == 4
+    assert len({run["metrics"]["loss"] for run in packed}) == 2
     assert {run["status"] for run in packed} == {"done"}
