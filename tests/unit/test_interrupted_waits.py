@@ -7,6 +7,7 @@ exceptions with the reason.
 import gc
 import itertools
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
@@ -19,6 +20,9 @@ import pytest
 import dptrain as dp
 from dptrain import random
 from dptrain.batches import feed as feeds
+from dptrain.data.shards.order import BlockOrder, MixOrder
+from dptrain.data.shards.shard_set import Shard, ShardOptions, ShardSet
+from dptrain.errors import DataError
 from dptrain.program import turns as turns_module
 from dptrain.program.codegen import memory as memory_module
 from dptrain.program.turns import DRAWING, MAKING, REPLACING, TURNS, SharedLock, Turns
@@ -270,6 +274,45 @@ def with_seeds(plan: Plan, patch: pytest.MonkeyPatch, folder: Any) -> Any:
     return use, lambda: random._lock.locked()
 
 
+def with_orders(plan: Plan, patch: pytest.MonkeyPatch, folder: Any) -> Any:
+    block, mix = BlockOrder([3, 4, 2], 1, 2), MixOrder([2.0, 1.0], 1)
+    expected = BlockOrder([3, 4, 2], 1, 2).locate(1, np.arange(9)), MixOrder([2.0, 1.0], 1).locate(np.arange(9))
+    block._lock, mix._lock = plan.lock(), plan.lock()
+
+    def use() -> None:
+        np.testing.assert_array_equal((block.locate(1, np.arange(9)), mix.locate(np.arange(9))), expected)
+
+    return use, lambda: (block._lock.locked(), mix._lock.locked())
+
+
+def with_shards(plan: Plan, patch: pytest.MonkeyPatch, folder: Any) -> Any:
+    """Of three shards memory holds one, and the last cannot be read."""
+
+    def opened(path: Any, file: Any, *options: Any) -> Any:
+        if file.url == "bad":
+            raise DataError("bad: no shard")
+        return SimpleNamespace(length=3, nbytes=10, read=lambda rows: [f"{file.url}{row}" for row in rows])
+
+    shards = [Shard(SimpleNamespace(url=url, shown=url, is_local=True), 3, "") for url in ("a", "b", "bad")]
+    options = ShardOptions(SimpleNamespace(max_bytes=15), "skip", 1, folder)
+    shard_set = ShardSet(SimpleNamespace(converts=False, open=opened), shards, "", [], None, options)
+    shard_set._lock = plan.lock()
+
+    def use() -> None:
+        assert [shard_set.read(shard, [0, 2]) for shard in (0, 1, 0)] == [["a0", "a2"], ["b0", "b2"], ["a0", "a2"]]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it says once that a shard is left out
+            assert not shard_set.is_readable(2)
+        assert list(map(str, shard_set._bad.values())) == shard_set.skipped == ["bad: no shard"]
+        assert len(shard_set._readers) == 1
+
+    def state() -> object:
+        waits = [shard for shard, future in shard_set._readers.items() if not future.done()]
+        return shard_set._lock.locked(), waits, 2 in shard_set._readers
+
+    return use, state
+
+
 MODEL = {
     "backend/cpu/compiled.py:CompiledExecutable._compiled",
     "backend/cpu/compiled.py:lowered",
@@ -295,10 +338,17 @@ SCENARIOS: dict[Scenario, set[str]] = {
     with_files: {"runtime/storage/locks.py:held", "runtime/storage/locks.py:locked"},
     with_seeds: {"random.py:next_model_seed"},
     with_background: {"saving/background.py:Background.wait"},
+    with_orders: {
+        "data/shards/order.py:BlockOrder._pass",
+        "data/shards/order.py:BlockOrder._permutation",
+        "data/shards/order.py:MixOrder._period",
+    },
+    with_shards: {f"data/shards/shard_set.py:ShardSet.{name}" for name in ("_close_others", "_reader", "_skip")},
 }
 EXCEPTIONS = {
     "batches/workers.py:Workers._run": "in a daemon thread of its own",
     "cli/run_records.py:_is_locked": "asks without waiting (LOCK_NB)",
+    "cli/server/log.py:Log._write": "in a daemon thread of its own",
     "comm/__init__.py:current": "all ranks start MPI there: an error ends the job",
     "comm/nccl.py:NcclCommunicator._abort": "the job ends",
     "comm/nccl.py:NcclCommunicator.close": "the process ends",

@@ -26,6 +26,7 @@ from dptrain.errors import DataError, printable
 from dptrain.program import tree
 from dptrain.runtime.failure import phase
 from dptrain.runtime.text import short
+from dptrain.runtime.undisturbed import undisturbed
 
 T = TypeVar("T")
 
@@ -140,9 +141,9 @@ class ShardSet:
             try:
                 future.set_result(self._open(self.shards[shard]))
             except BaseException as error:
-                with self._lock:
+                future.set_exception(error)  # first: other threads wait for it
+                with undisturbed(self._lock):
                     self._readers.pop(shard, None)
-                future.set_exception(error)
                 raise
             self._close_others()
         return future.result()
@@ -172,7 +173,7 @@ class ShardSet:
 
     def _close_others(self) -> None:
         """Close the least recently used shards until the open ones fit into memory."""
-        with self._lock:
+        with undisturbed(self._lock):
             done = [(shard, future) for shard, future in self._readers.items() if future.done()]
             used = sum(future.result().nbytes for _, future in done if future.exception() is None)
             for shard, future in done[:-1]:
