@@ -10,6 +10,8 @@ import urllib.request
 from importlib import metadata
 from pathlib import Path
 
+import numpy as np
+import pandas
 import pytest
 from packaging.requirements import Requirement
 
@@ -76,6 +78,10 @@ def user(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("user")
     write_data(folder)
     (folder / "new.csv").write_text("area,rooms,town\n0.1,0.2,Rome\n0.3,-0.2,Lima\n")
+    (folder / "corpus").mkdir()
+    for shard in range(2):  # half of the rows each
+        part = pandas.DataFrame({"x": np.arange(shard, 200, 2) / 200.0, "y": np.arange(shard, 200, 2) % 3})
+        part.to_parquet(folder / "corpus" / f"{shard}.parquet")
     page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     (folder / "models.py").write_text(page.partition("```python\n# models.py\n")[2].partition("```")[0])
     return folder

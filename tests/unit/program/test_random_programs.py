@@ -85,7 +85,7 @@ def test_all_that_must_be_is_drawn():
 @pytest.mark.long
 def test_lengths_are_drawn_on_both_sides_of_what_generators_decide_by():
     chosen = {codegen._BLOCK, codegen._WIDE, generate._MAPPED, generate._SUMMED, generate._LONG_ROW}
-    chosen |= {generate._CHUNK_ROWS, products._LEAST_SPLIT, products._LONG_SLICE, *products.TILES}
+    chosen |= {generate._THREAD_ROWS, products._LEAST_SPLIT, products._LONG_SLICE, *products.TILES}
     assert chosen <= set(THRESHOLDS)
     missing = {length + offset for length in chosen - {4096} for offset in (-1, 1)}
     for seed in range(3000):
