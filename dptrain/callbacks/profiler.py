@@ -68,6 +68,11 @@ class Profiler(Callback):
         say(self, "\n" + of_rank + "\n".join(self.profile.lines()) + "\n")
         on_rank_0(self, "Profiler", lambda: self._write([event for of_rank in events for event in of_rank]))
 
+    def _release(self) -> None:
+        """Measure no later training, where this one has ended before its first epoch has."""
+        if "_trainer" in vars(self):
+            self._clock = self._trainer.programs.clock = None
+
     def _ahead(self) -> int:
         """Return by how many ns this rank's clock is ahead of rank 0's. Collective."""
         comm, differences = ranks_of(self), list[int]()

@@ -118,6 +118,21 @@ def test_what_cannot_be_measured_is_refused(options):
         trained(plain, False, [Profiler(2, None)], **options)
 
 
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_training_that_fails_leaves_no_later_one_measured(interrupted):
+    def stop(batch, logs):
+        raise KeyboardInterrupt
+
+    model = dp.Sequential([dp.Input((6, 5)), dp.layers.Flatten(), dp.layers.Dense(3)])
+    loss = dp.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, jit_compile=False, shards_per_batch=None if interrupted else 4)
+    callbacks = [Profiler(2, None), *([dp.callbacks.LambdaCallback(on_train_batch_end=stop)] if interrupted else [])]
+    with pytest.raises(KeyboardInterrupt if interrupted else ConfigError):
+        model.fit(X, Y, batch_size=8, verbose=0, callbacks=callbacks)
+    model.fit(X, Y, batch_size=8, verbose=0)
+    assert callbacks[0]._trainer.programs.clock is None
+
+
 @pytest.mark.parametrize("steps", [0, -1, True, 2.5, "3"])
 def test_steps_are_a_whole_number(steps):
     with pytest.raises(ConfigError, match="expected an integer >= 1"):
