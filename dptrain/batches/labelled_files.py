@@ -8,7 +8,6 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain import comm as comms
-from dptrain.batches.py_dataset import PyDataset
+from dptrain.batches.py_dataset import PassDataset
 from dptrain.comm.parts import cut
 from dptrain.data.readers.pictures import MOST_PICTURES, require_inside
 from dptrain.errors import ConfigError, DataError, printable
@@ -102,7 +101,7 @@ class SplitOptions:
             )
 
 
-class FileDataset(PyDataset):
+class FileDataset(PassDataset):
     """Batches of files' contents; `seed` is None where they are not shuffled."""
 
     def __init__(
@@ -117,21 +116,12 @@ class FileDataset(PyDataset):
     ) -> None:
         super().__init__(workers=min(ahead, share_of_cores(comms.current().local_size)), max_queue_size=ahead)
         self._root, self._files, self._labels = root, files, labels
-        self._batch_size, self._seed, self._loops = batch_size, seed, count()
+        self._batch_size, self._seed = batch_size, seed
         self.class_names, self.file_paths = class_names, [str(root / file) for file in files]
         self.on_pass_begin(0)
 
     def __len__(self) -> int:
         return math.ceil(len(self._files) / self._batch_size)
-
-    def __getitem__(self, index: int) -> Any:
-        """Return batch `index`: contents, and labels where there are any."""
-        return self.shard(index, 0, 1)
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of a pass, reshuffled each time if shuffled."""
-        self.on_pass_begin(next(self._loops))
-        return super().__iter__()
 
     def on_pass_begin(self, number: int) -> None:
         """Draw the order of pass `number`."""

@@ -106,3 +106,28 @@ class PyDataset:
                 "include `workers`, `use_multiprocessing`, `max_queue_size`. Do not pass these arguments to `fit()`, "
                 "as they will be ignored."
             )
+
+
+class PassDataset(PyDataset):
+    """Base of data sets that make any part of a batch, in an order of each pass."""
+
+    def __init__(self, workers: int = 1, max_queue_size: int = 10) -> None:
+        super().__init__(workers=workers, max_queue_size=max_queue_size)
+        self._loops = itertools.count()
+
+    def __getitem__(self, index: int) -> Any:
+        """Return batch `index`."""
+        return self.shard(index, 0, 1)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of a pass; each iteration is another pass."""
+        self.on_pass_begin(next(self._loops))
+        return super().__iter__()
+
+    def on_pass_begin(self, number: int) -> None:
+        """Take the order of pass `number`."""
+        raise NotImplementedError
+
+    def shard(self, index: int, part: int, parts: int) -> Any:
+        """Return a part of a batch."""
+        raise NotImplementedError

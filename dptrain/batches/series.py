@@ -1,14 +1,12 @@
 """Windows of a time series as batches: `utils.timeseries_dataset_from_array`."""
 
 import math
-from collections.abc import Iterator
-from itertools import count
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.batches.py_dataset import PyDataset
+from dptrain.batches.py_dataset import PassDataset
 from dptrain.comm.parts import cut
 from dptrain.errors import ConfigError
 from dptrain.random import Purpose, default_seed, stream
@@ -18,7 +16,7 @@ from dptrain.runtime.text import short
 Array = npt.NDArray[Any]
 
 
-class SeriesDataset(PyDataset):
+class SeriesDataset(PassDataset):
     """Batches of windows (rows, sequence_length, ...); returned by `timeseries_dataset_from_array`."""
 
     def __init__(
@@ -26,20 +24,11 @@ class SeriesDataset(PyDataset):
     ) -> None:
         super().__init__()
         self._data, self._targets, self._begins, self._window = data, targets, places, window
-        self._batch_size, self._seed, self._loops = batch_size, seed, count()
+        self._batch_size, self._seed = batch_size, seed
         self.on_pass_begin(0)
 
     def __len__(self) -> int:
         return math.ceil(len(self._begins) / self._batch_size)
-
-    def __getitem__(self, index: int) -> Any:
-        """Return batch `index`: windows, and targets where there are any."""
-        return self.shard(index, 0, 1)
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of a pass, reshuffled each time if shuffled."""
-        self.on_pass_begin(next(self._loops))
-        return super().__iter__()
 
     def on_pass_begin(self, number: int) -> None:
         """Draw the order of pass `number`."""

@@ -10,7 +10,7 @@ import os
 import weakref
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain import comm as comms
-from dptrain.batches.py_dataset import PyDataset
+from dptrain.batches.py_dataset import PassDataset
 from dptrain.batches.resampling import resized
 from dptrain.batches.workers import Workers
 from dptrain.comm.parts import cut
@@ -48,7 +48,7 @@ _MOST_THREADS = 4
 _EXPANSION = 4
 
 
-class SampleDataset(PyDataset):
+class SampleDataset(PassDataset):
     """Base of data sets whose samples have positions in a pass; `map` and `filter` return changed copies."""
 
     keeps_order = True
@@ -60,19 +60,10 @@ class SampleDataset(PyDataset):
         super().__init__(workers=threads, max_queue_size=2 * threads)
         self.batch_size, self.num_samples = batch_size, total
         self._stages: tuple[Stage, ...] = ()
-        self._loops, self._epoch = count(), 0
+        self._epoch = 0
 
     def __len__(self) -> int:
         return math.ceil(self.num_samples / self.batch_size)
-
-    def __getitem__(self, index: int) -> Any:
-        """Return batch `index`."""
-        return self.shard(index, 0, 1)
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of a pass; each iteration is another pass."""
-        self.on_pass_begin(next(self._loops))
-        return super().__iter__()
 
     def on_pass_begin(self, number: int) -> None:
         """Take the order of pass `number`."""
