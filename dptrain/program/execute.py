@@ -135,8 +135,7 @@ class _Step:
         return [*kernels, KernelDescription("copy", "new values over old ones", [], {"update": 0})]
 
     def _mark(self, tensor: Tensor) -> None:
-        if self._numbers:
-            self.marks.append((self._numbers[tensor], time.monotonic_ns()))
+        self.marks.append((self._numbers[tensor], time.monotonic_ns()))
 
     def absent_row(self, samples: Sequence[int] | Array | None) -> DataError | None:
         program = self._program
@@ -160,7 +159,7 @@ class _Step:
     @np.errstate(all="ignore")  # infinities and NaNs are results, as on a GPU
     def execute(self) -> None:
         """Compute all values. Collective if the program is placed."""
-        values, is_watched = self.values, WATCH.get() is not None
+        values, is_watched, is_measured = self.values, WATCH.get() is not None, bool(self._numbers)
         for stage in self._stages:
             for tensor in stage.tensors:
                 op = tensor.op
@@ -177,7 +176,8 @@ class _Step:
                     op.compute(*inputs, **self._attributes[tensor], out=values[tensor])
                 if is_watched:
                     watch(tensor, values[tensor])
-                self._mark(tensor)
+                if is_measured:
+                    self._mark(tensor)
             self._done.clear()
             for message in stage.messages:
                 parts, attributes = [values[tensor.inputs[0]] for tensor in message], message[0].attributes
@@ -188,7 +188,8 @@ class _Step:
                     assert self._comm is not None
                     parts = [np.ascontiguousarray(part) for part in parts]
                     exchange(message, parts, [values[tensor] for tensor in message], self._comm)
-                self._mark(message[0])
+                if is_measured:
+                    self._mark(message[0])
 
 
 class _Loop:
